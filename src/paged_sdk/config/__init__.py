@@ -1,0 +1,1 @@
+"""Settings as values: frozen attrs classes that validate themselves when they are made."""

@@ -1,0 +1,113 @@
+"""The shape of a decoder-only transformer, as the shared blocks understand it."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from attrs import frozen
+
+__all__ = ["Activation", "DecoderConfig", "RopeConfig", "RopeKind"]
+
+
+class Activation(Enum):
+    """The gate's non-linearity."""
+
+    SILU = "silu"
+    GELU_TANH = "gelu_pytorch_tanh"
+
+
+class RopeKind(Enum):
+    """How rotary frequencies are scaled beyond the context that a model was trained on."""
+
+    DEFAULT = "default"
+    LINEAR = "linear"
+    LLAMA3 = "llama3"
+    YARN = "yarn"
+    LONGROPE = "longrope"
+
+
+@frozen(kw_only=True)
+class RopeConfig:
+    """Rotary position embedding of one kind of layer. The names are Hugging Face's ``rope_scaling`` keys.
+
+    :ivar theta: base of the frequencies
+    :ivar rotary_dim: leading elements of each head that are rotated (even, <= head_dim)
+    :ivar factor: context extension
+    :ivar original_max_position: context that the model was trained on, for llama3, yarn and longrope
+    :ivar attention_factor: multiplies cos and sin; None: the kind's own formula
+    :ivar short_factor: longrope, one divisor per frequency up to ``original_max_position`` tokens
+    :ivar long_factor: longrope, one divisor per frequency beyond that
+    :ivar inv_freq_divisors: one divisor per frequency that replaces the kind's own formula (GGUF's rope_freqs)
+    """
+
+    theta: float = 10_000.0
+    rotary_dim: int = 0
+    kind: RopeKind = RopeKind.DEFAULT
+    factor: float = 1.0
+    original_max_position: int | None = None
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    attention_factor: float | None = None
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+    inv_freq_divisors: tuple[float, ...] = ()
+
+
+@frozen(kw_only=True)
+class DecoderConfig:
+    """A decoder-only transformer made of the shared blocks.
+
+    Per-layer settings have one entry per layer, so that a block never asks which family it belongs to.
+
+    :ivar model_type: Hugging Face's ``model_type``, which is also the name of the file in ``models/``
+    :ivar sliding_windows: per layer: tokens that a query sees, itself included; None sees all
+    :ivar ropes: per layer: its rotary embedding (layers of one kind share one value)
+    :ivar attention_scale: multiplies q.k
+    :ivar attention_softcap: scores become ``cap * tanh(score / cap)``
+    :ivar logit_softcap: the same for the logits
+    :ivar embedding_scale: multiplies the token embeddings (gemma)
+    :ivar norm_offset: added to RMSNorm weights (1 for gemma)
+    :ivar sandwich_norms: norms after attention and after the MLP too, before the residual (gemma)
+    :ivar max_position: tokens of context
+    """
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position: int
+    norm_eps: float
+    ropes: tuple[RopeConfig, ...]
+    sliding_windows: tuple[int | None, ...]
+    attention_scale: float
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
+    embedding_scale: float | None = None
+    activation: Activation = Activation.SILU
+    norm_offset: float = 0.0
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    sandwich_norms: bool = False
+    tie_embeddings: bool = False
+
+    @property
+    def kv_elements_per_token(self) -> int:
+        """E of the pool-size formula: KV elements per token over all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
+
+    @property
+    def window(self) -> int | None:
+        """The widest sliding window, or None if any layer sees everything: KV older than that is never read again."""
+        widths = [width for width in self.sliding_windows if width is not None]
+        return max(widths) if widths and len(widths) == len(self.sliding_windows) else None

@@ -1,0 +1,38 @@
+"""The resolved settings of one engine: nothing left to choose, nothing read from the environment any more."""
+
+from __future__ import annotations
+
+from attrs import field, frozen
+
+from paged_sdk.config.checks import IntAtLeast
+from paged_sdk.config.paged import PagedCacheType
+
+__all__ = ["EngineConfig"]
+
+
+@frozen(kw_only=True)
+class EngineConfig:
+    """Settings of the scheduler and of the KV memory.
+
+    :ivar paged: block-level paged KV; False: contiguous KV per sequence
+    :ivar num_blocks: blocks in the pool (0 if not paged)
+    :ivar block_size: tokens per block
+    :ivar cache_type: what a KV element is stored as
+    :ivar prefix_cache_n: 0 is off; paged: otherwise on; not paged: finished sequences that are kept
+    :ivar max_num_seqs: sequences that hold KV at once
+    :ivar max_num_batched_tokens: the token budget of one step
+    :ivar max_model_len: tokens in a sequence, prompt and output together
+    :ivar max_queue: requests that may wait
+    :ivar sliding_window: the widest window if every layer has one, else None
+    """
+
+    paged: bool = True
+    num_blocks: int = field(default=0, validator=IntAtLeast(0))
+    block_size: int = field(default=32, validator=IntAtLeast(1))
+    cache_type: PagedCacheType = PagedCacheType.AUTO
+    prefix_cache_n: int = field(default=16, validator=IntAtLeast(0))
+    max_num_seqs: int = field(default=32, validator=IntAtLeast(1))
+    max_num_batched_tokens: int = field(default=512, validator=IntAtLeast(1))
+    max_model_len: int = field(default=4096, validator=IntAtLeast(1))
+    max_queue: int = field(default=4096, validator=IntAtLeast(1))
+    sliding_window: int | None = field(default=None, validator=IntAtLeast(1, optional=True))

@@ -1,0 +1,54 @@
+"""How much memory the paged KV cache gets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import field, frozen
+
+from paged_sdk.config.checks import IntAtLeast, NumberBetween
+
+__all__ = ["MemoryGpuConfig"]
+
+
+class MemoryGpuConfig:
+    """The size of the KV pool, in one of three ways; each is a subclass, so ``match`` can tell them apart.
+
+    - ``MemoryGpuConfig.ContextSize(tokens)``: room for that many tokens, over all sequences
+    - ``MemoryGpuConfig.Fraction(fraction)``: that share of the device's memory, less what the weights take
+    - ``MemoryGpuConfig.MB(megabytes)``: that many MiB
+    """
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+        ContextSize: type[ContextSize]
+        Fraction: type[Fraction]
+        MB: type[MB]
+
+
+@frozen
+class ContextSize(MemoryGpuConfig):
+    """:ivar tokens: tokens that fit the pool, rounded up to whole blocks"""
+
+    tokens: int = field(validator=IntAtLeast(1))
+
+
+@frozen
+class Fraction(MemoryGpuConfig):
+    """:ivar fraction: share of the device's total memory, above 0 and at most 1"""
+
+    fraction: float = field(validator=NumberBetween(0, 1, low_open=True))
+
+
+@frozen
+class MB(MemoryGpuConfig):
+    """:ivar megabytes: size of the pool in MiB (2**20 bytes)"""
+
+    megabytes: int = field(validator=IntAtLeast(1))
+
+
+for _variant in (ContextSize, Fraction, MB):
+    # Read as variants of the one type, in tracebacks and reprs too.
+    _variant.__qualname__ = f"MemoryGpuConfig.{_variant.__name__}"
+    setattr(MemoryGpuConfig, _variant.__name__, _variant)

@@ -1,0 +1,149 @@
+"""How the next token is chosen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from attrs import Attribute, evolve, field, frozen
+
+from paged_sdk.config.checks import IntAtLeast, NumberBetween
+from paged_sdk.errors import ConfigError
+
+__all__ = ["DryParams", "GenerationDefaults", "SamplingParams"]
+
+GREEDY_BELOW = 1e-7
+"""A temperature below this is greedy: dividing by it would only overflow."""
+
+
+def _strings(value: str | Iterable[str] | None) -> object:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def _are_strings(instance: object, attribute: Attribute[Any], value: tuple[object, ...]) -> None:
+    if not all(isinstance(item, str) and item for item in value):
+        raise ConfigError.of(f"{type(instance).__name__}.{attribute.name}", value, "non-empty strings")
+
+
+def _are_token_ids(instance: object, attribute: Attribute[Any], value: tuple[object, ...]) -> None:
+    if not all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in value):
+        raise ConfigError.of(f"{type(instance).__name__}.{attribute.name}", value, "token ids >= 0")
+
+
+def _frozen_bias(value: Mapping[int, float] | None) -> Mapping[int, float] | None:
+    return None if value is None else MappingProxyType(dict(value))
+
+
+def _is_bias(instance: object, attribute: Attribute[Any], value: Mapping[object, object] | None) -> None:
+    for token, bias in (value or {}).items():
+        good_token = isinstance(token, int) and not isinstance(token, bool) and token >= 0
+        # -inf bans a token; NaN and +inf would decide the whole distribution.
+        good_bias = isinstance(bias, int | float) and not math.isnan(bias) and bias != math.inf
+        if not (good_token and good_bias):
+            raise ConfigError.of(
+                f"{type(instance).__name__}.{attribute.name}",
+                value,
+                "a mapping of token id to a number or -inf",
+            )
+
+
+@frozen(kw_only=True)
+class DryParams:
+    """DRY ("don't repeat yourself"): a token that would extend an earlier repetition of n tokens is lowered by
+    ``multiplier * base ** (n - allowed_length)``.
+
+    :ivar multiplier: strength; 0 is off
+    :ivar base: growth per repeated token
+    :ivar allowed_length: repetitions up to this length are free
+    :ivar sequence_breakers: strings across which no repetition is counted
+    """
+
+    multiplier: float = field(default=0.0, validator=NumberBetween(0))
+    base: float = field(default=1.75, validator=NumberBetween(1))
+    allowed_length: int = field(default=2, validator=IntAtLeast(0))
+    sequence_breakers: tuple[str, ...] = field(
+        default=("\n", ":", '"', "*"), converter=_strings, validator=_are_strings
+    )
+
+
+@frozen(kw_only=True)
+class GenerationDefaults:
+    """What a checkpoint's generation_config.json says, for requests that leave it open."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    eos_token_ids: tuple[int, ...] = ()
+
+
+@frozen(kw_only=True)
+class SamplingParams:
+    """How the next token is chosen. Applied in this order: bias, penalties, temperature, top-k, top-p, min-p.
+
+    Unset temperature, top_k, top_p, min_p and repetition_penalty come from the checkpoint's generation_config.json.
+
+    :ivar temperature: divides the logits; 0 (or below 1e-7) is greedy
+    :ivar top_k: keep the k likeliest tokens
+    :ivar top_p: keep the smallest set of likeliest tokens whose probabilities reach p
+    :ivar min_p: keep tokens at least this times as likely as the likeliest
+    :ivar frequency_penalty: subtracted once per earlier occurrence in the output, -2 to 2
+    :ivar presence_penalty: subtracted once if the token occurs in the output, -2 to 2
+    :ivar repetition_penalty: divides positive logits (multiplies negative ones) of tokens in prompt or output
+    :ivar max_len: tokens to generate at most; None: until the end token or the context's end
+    :ivar stop: strings that end the text; they are not part of it
+    :ivar ignore_eos: go on past the end token
+    :ivar logits_bias: token id to a number added to its logit; -inf bans it
+    :ivar n_choices: how many texts, sharing the prompt's KV blocks
+    :ivar top_n_logprobs: None: no logprobs; n: the chosen token's and the n likeliest ones'
+    :ivar seed: the same text for the same request, whatever else is in the batch; None draws a seed
+    :ivar dry_params: repetition control, see :class:`DryParams`
+    :ivar stop_token_ids: tokens that end the text, beside the model's end tokens
+    :ivar min_tokens: end tokens are banned before that many
+    :ivar prompt_logprobs: None: off; n: logprobs of every prompt token but the first, and the n likeliest ones'
+    :raises ConfigError: at construction
+    """
+
+    temperature: float | None = field(default=None, validator=NumberBetween(0, optional=True))
+    top_k: int | None = field(default=None, validator=IntAtLeast(1, optional=True))
+    top_p: float | None = field(default=None, validator=NumberBetween(0, 1, low_open=True, optional=True))
+    min_p: float | None = field(default=None, validator=NumberBetween(0, 1, optional=True))
+    frequency_penalty: float = field(default=0.0, validator=NumberBetween(-2, 2))
+    presence_penalty: float = field(default=0.0, validator=NumberBetween(-2, 2))
+    repetition_penalty: float | None = field(default=None, validator=NumberBetween(0, low_open=True, optional=True))
+    max_len: int | None = field(default=None, validator=IntAtLeast(1, optional=True))
+    stop: tuple[str, ...] = field(default=(), converter=_strings, validator=_are_strings)
+    ignore_eos: bool = False
+    logits_bias: Mapping[int, float] | None = field(default=None, converter=_frozen_bias, validator=_is_bias)
+    n_choices: int = field(default=1, validator=IntAtLeast(1))
+    top_n_logprobs: int | None = field(default=None, validator=IntAtLeast(0, optional=True))
+    seed: int | None = field(default=None, validator=IntAtLeast(0, optional=True))
+    dry_params: DryParams | None = None
+    stop_token_ids: tuple[int, ...] = field(default=(), converter=tuple, validator=_are_token_ids)
+    min_tokens: int = field(default=0, validator=IntAtLeast(0))
+    prompt_logprobs: int | None = field(default=None, validator=IntAtLeast(0, optional=True))
+
+    @classmethod
+    def deterministic(cls) -> SamplingParams:
+        """Greedy, whatever generation_config.json says."""
+        return cls(temperature=0.0, top_k=1, top_p=1.0, min_p=0.0, repetition_penalty=1.0)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the likeliest token is taken. An unset temperature counts as 1."""
+        return self.temperature is not None and self.temperature < GREEDY_BELOW
+
+    def with_defaults(self, defaults: GenerationDefaults) -> SamplingParams:
+        """The same, with what is unset taken from the checkpoint."""
+
+        def pick(name: str) -> Any:
+            own = getattr(self, name)
+            return getattr(defaults, name) if own is None else own
+
+        names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+        return evolve(self, **{name: pick(name) for name in names})

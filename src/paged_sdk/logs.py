@@ -1,0 +1,26 @@
+"""Logging: one logger for the package, silent until an application or ``with_logging()`` says otherwise."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+_ROOT = "paged_sdk"
+
+
+def get_logger(name: str) -> logging.Logger:
+    """The logger of a module, below the package's own: ``get_logger(__name__)``."""
+    return logging.getLogger(name if name.startswith(_ROOT) else f"{_ROOT}.{name}")
+
+
+def show_logs(level: int = logging.INFO) -> None:
+    """Print the package's log lines to stderr, unless the application already handles them.
+
+    Calling it again changes the level only: no line is printed twice.
+    """
+    logger = logging.getLogger(_ROOT)
+    logger.setLevel(level)
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S"))
+        logger.addHandler(handler)

@@ -1,0 +1,117 @@
+"""A chat request with everything that can be said about it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from attrs import evolve, field, frozen
+
+from paged_sdk.config.sampling import SamplingParams
+from paged_sdk.errors import InvalidRequestError
+from paged_sdk.types.messages import Message, MessageLike, TextMessageRole, TextMessages, parse_messages
+
+__all__ = ["ChatRequestLike", "PromptLike", "RequestBuilder", "RequestOptions", "as_request"]
+
+
+@frozen(kw_only=True)
+class RequestOptions:
+    """What a request says beside its prompt.
+
+    :ivar sampling: None is greedy
+    :ivar priority: higher goes first; equal ones in order of arrival
+    :ivar timeout: seconds until :class:`RequestTimeoutError`; None waits
+    :ivar cache_salt: requests share prefix-cache blocks only with requests of the same salt
+    :ivar truncation: cut a prompt that is too long at its front instead of refusing it
+    :ivar enable_thinking: passed to the chat template; None leaves the template's default
+    """
+
+    sampling: SamplingParams | None = None
+    priority: int = 0
+    timeout: float | None = None
+    cache_salt: str | None = None
+    truncation: bool = False
+    enable_thinking: bool | None = None
+
+
+@frozen
+class RequestBuilder:
+    """A chat request; every call returns a new builder.
+
+    Messages alone are greedy; with :meth:`with_sampling`, what is unset there comes from generation_config.json.
+    """
+
+    messages: tuple[Message, ...] = ()
+    options: RequestOptions = field(factory=RequestOptions)
+
+    @classmethod
+    def from_messages(cls, messages: TextMessages | Sequence[MessageLike]) -> RequestBuilder:
+        """A builder that starts from a conversation.
+
+        :raises InvalidRequestError: for a malformed message
+        """
+        if isinstance(messages, TextMessages):
+            return cls(messages.messages)
+        return cls(parse_messages(messages))
+
+    def add_message(self, role: TextMessageRole | str, content: str) -> RequestBuilder:
+        message = Message.parse({"role": role, "content": content})
+        return evolve(self, messages=(*self.messages, message))
+
+    def with_sampling(self, sampling: SamplingParams) -> RequestBuilder:
+        if not isinstance(sampling, SamplingParams):
+            raise InvalidRequestError.of("sampling", sampling, "SamplingParams")
+        return self._with(sampling=sampling)
+
+    def with_logprobs(self, top_n: int = 0) -> RequestBuilder:
+        """Return each token's logprob, and the ``top_n`` likeliest ones'."""
+        greedy = SamplingParams.deterministic()
+        return self._with(sampling=evolve(self.options.sampling or greedy, top_n_logprobs=top_n))
+
+    def with_priority(self, priority: int) -> RequestBuilder:
+        """Higher goes first; equal ones in order of arrival."""
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise InvalidRequestError.of("priority", priority, "an int")
+        return self._with(priority=priority)
+
+    def with_timeout(self, seconds: float) -> RequestBuilder:
+        """Give up after that long with :class:`RequestTimeoutError`, which holds the partial response."""
+        if not isinstance(seconds, int | float) or not math.isfinite(seconds) or seconds <= 0:
+            raise InvalidRequestError.of("timeout", seconds, "a finite number of seconds > 0")
+        return self._with(timeout=float(seconds))
+
+    def with_cache_salt(self, salt: str) -> RequestBuilder:
+        """Share prefix-cache blocks only with requests of the same salt."""
+        if not isinstance(salt, str) or not salt:
+            raise InvalidRequestError.of("cache_salt", salt, "a non-empty string")
+        return self._with(cache_salt=salt)
+
+    def with_truncation(self) -> RequestBuilder:
+        """Cut a prompt that is too long at its front instead of refusing it."""
+        return self._with(truncation=True)
+
+    def with_enable_thinking(self, enable: bool) -> RequestBuilder:
+        """Passed to the chat template as ``enable_thinking``."""
+        return self._with(enable_thinking=bool(enable))
+
+    def _with(self, **changes: Any) -> RequestBuilder:
+        return evolve(self, options=evolve(self.options, **changes))
+
+
+ChatRequestLike: TypeAlias = TextMessages | RequestBuilder | Sequence[MessageLike]
+PromptLike: TypeAlias = str | Sequence[int]
+"""A completion's prompt: text, or token ids."""
+
+
+def as_request(request: ChatRequestLike) -> RequestBuilder:
+    """A request in any accepted form, checked to hold at least one message.
+
+    :raises InvalidRequestError: for no message, an unknown role or a malformed message
+    """
+    if isinstance(request, RequestBuilder):
+        parse_messages(request.messages)
+        return request
+    if isinstance(request, TextMessages):
+        return RequestBuilder(parse_messages(request.messages))
+    return RequestBuilder(parse_messages(request))

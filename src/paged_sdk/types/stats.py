@@ -1,0 +1,48 @@
+"""A snapshot of what an engine is doing."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+__all__ = ["ModelStats"]
+
+
+@frozen(kw_only=True)
+class ModelStats:
+    """What the engine was doing after its last step.
+
+    :ivar blocks_total: blocks of the KV pool (0 without paged attention)
+    :ivar blocks_used: held by live sequences
+    :ivar blocks_cached: free to take, and still holding a prefix that may be hit
+    :ivar blocks_free: free and empty; used + cached + free = total
+    :ivar running: sequences with KV
+    :ivar waiting: sequences in the queue
+    :ivar prefix_queries: prompt tokens looked up in the prefix cache since the start
+    :ivar prefix_hits: of those, tokens found
+    :ivar preemptions: sequences whose KV was given up for others
+    :ivar steps: engine steps since the start
+    :ivar prompt_tokens: prompt tokens computed since the start
+    :ivar completion_tokens: tokens generated since the start
+    :ivar prompt_tok_per_sec: prompt tokens per second over the last ten seconds of work
+    :ivar completion_tok_per_sec: generated tokens per second over the last ten seconds of work
+    """
+
+    blocks_total: int = 0
+    blocks_used: int = 0
+    blocks_cached: int = 0
+    blocks_free: int = 0
+    running: int = 0
+    waiting: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    preemptions: int = 0
+    steps: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tok_per_sec: float = 0.0
+    completion_tok_per_sec: float = 0.0
+
+    @property
+    def prefix_hit_rate(self) -> float:
+        """Share of prompt tokens looked up that were found, 0 to 1."""
+        return self.prefix_hits / self.prefix_queries if self.prefix_queries else 0.0
