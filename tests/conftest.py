@@ -1,0 +1,1 @@
+"""Being here, this file puts its directory on the import path: every test can ``import tiny``."""
