@@ -11,6 +11,9 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+import gguf
+import numpy as np
+import numpy.typing as npt
 import tokenizers
 import torch
 from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -34,7 +37,17 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-__all__ = ["CHAT_TEMPLATE", "FAMILIES", "SPECIAL_TOKENS", "VOCAB_SIZE", "build_model", "make_checkpoint", "tokenizer"]
+__all__ = [
+    "CHAT_TEMPLATE",
+    "FAMILIES",
+    "SPECIAL_TOKENS",
+    "VOCAB_SIZE",
+    "build_gguf_model",
+    "build_model",
+    "make_checkpoint",
+    "make_gguf",
+    "tokenizer",
+]
 
 VOCAB_SIZE: Final = 512
 SPECIAL_TOKENS: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -84,6 +97,21 @@ _OWN: Final[dict[str, dict[str, Any]]] = {
         "query_pre_attn_scalar": 16,
         "tie_word_embeddings": True,
     },
+}
+
+_GGUF_ARCHITECTURES: Final = {
+    "llama": gguf.MODEL_ARCH.LLAMA,
+    "mistral": gguf.MODEL_ARCH.LLAMA,
+    "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "phi3": gguf.MODEL_ARCH.PHI3,
+    "gemma2": gguf.MODEL_ARCH.GEMMA2,
+    "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
+}
+# What the files cannot say: GGUF's llama has no window, its gemma3 one fixed pattern of six layers.
+_GGUF_OWN: Final[dict[str, dict[str, Any]]] = {
+    "mistral": {"sliding_window": None},
+    "gemma3_text": {"num_hidden_layers": 6, "layer_types": None},
 }
 
 _CORPUS: Final = """
@@ -170,3 +198,95 @@ def make_checkpoint(
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer_config, indent=2), encoding="utf-8")
     return directory
+
+
+def build_gguf_model(family: str, *, seed: int = 0, **config_overrides: Any) -> PreTrainedModel:
+    """The model that :func:`make_gguf` writes: :func:`build_model`'s, but for settings that a GGUF file cannot hold."""
+    return build_model(family, seed=seed, **(_GGUF_OWN.get(family, {}) | config_overrides))
+
+
+def make_gguf(
+    directory: Path, *, family: str = "llama", quantization: str = "F32", seed: int = 0, **config_overrides: Any
+) -> Path:
+    """Write a GGUF file as llama.cpp's converter does, with its tokenizer and chat template.
+
+    :param quantization: of every matrix, one that the gguf package can write: F32, F16, BF16, Q4_0 ... Q8_0
+    :returns: the file
+    """
+    model: Any = build_gguf_model(family, seed=seed, **config_overrides)
+    architecture = _GGUF_ARCHITECTURES[family]
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"tiny-{family}.{quantization}.gguf"
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
+    _add_config(writer, model.config)
+    _add_tokenizer(writer)
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    matrix_type = gguf.GGMLQuantizationType[quantization]
+    names = gguf.get_tensor_name_map(architecture, model.config.num_hidden_layers)
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and model.config.tie_word_embeddings:
+            continue
+        gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert gguf_name is not None, name
+        array = _gguf_array(name, tensor.numpy(), architecture, model.config)
+        tensor_type = matrix_type if array.ndim == 2 else gguf.GGMLQuantizationType.F32
+        writer.add_tensor(gguf_name, gguf.quants.quantize(array, tensor_type), raw_dtype=tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _gguf_array(
+    name: str, array: npt.NDArray[np.float32], architecture: gguf.MODEL_ARCH, config: Any
+) -> npt.NDArray[np.float32]:
+    """A tensor's values in GGUF's conventions, which llama.cpp's kernels have grown around."""
+    if architecture is gguf.MODEL_ARCH.LLAMA and (".q_proj." in name or ".k_proj." in name):
+        # Rotary pairs lie side by side instead of half a head apart.
+        heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
+        pairs = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:])
+        return np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(array.shape))
+    if architecture in (gguf.MODEL_ARCH.GEMMA2, gguf.MODEL_ARCH.GEMMA3) and name.endswith("norm.weight"):
+        return array + 1
+    return array
+
+
+def _add_config(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_name(f"tiny {config.model_type}")
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    head_dim = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_dimension_count(head_dim)
+    rope = config.rope_parameters
+    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
+    if getattr(config, "sliding_window", None) is not None:
+        writer.add_sliding_window(config.sliding_window)
+    if config.model_type == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter) -> None:
+    bpe = json.loads(tokenizer().to_str())["model"]
+    tokens = sorted(bpe["vocab"], key=bpe["vocab"].__getitem__)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types(
+        [gguf.TokenType.CONTROL if token in SPECIAL_TOKENS else gguf.TokenType.NORMAL for token in tokens]
+    )
+    writer.add_token_merges([" ".join(merge) for merge in bpe["merges"]])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(2)
+    writer.add_pad_token_id(0)
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(CHAT_TEMPLATE)
