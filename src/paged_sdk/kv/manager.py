@@ -1,0 +1,157 @@
+"""What the scheduler knows of KV memory: one protocol, whether the memory is paged or contiguous."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from attrs import frozen
+
+__all__ = ["KvCopy", "KvManager", "KvTable", "KvUsage", "Prefix"]
+
+
+class KvTable:
+    """The KV memory of one sequence: it lives as long as the sequence and is empty while the sequence waits.
+
+    Only ``ids`` is of interest outside ``kv/``; the rest is the manager's own.
+
+    :ivar ids: block table (paged), or the one slot (contiguous)
+    :ivar extra_keys: what, beside the tokens, the KV depends on: adapter, image content, cache salt
+    :ivar share: whether to look for KV computed by others (no for a sequence that needs every prompt logit)
+    :ivar hashes: chain hashes of the leading full blocks of the sequence's tokens, as far as they were needed
+    :ivar num_published: leading blocks that are already known by their hash
+    :ivar num_dead: leading blocks given back because every sliding window has left them
+    :ivar epoch: the manager's epoch when the table was filled: KV from before a reset is never shared
+    """
+
+    __slots__ = ("epoch", "extra_keys", "hashes", "ids", "num_dead", "num_published", "share")
+
+    def __init__(self, extra_keys: tuple[bytes, ...] = (), *, share: bool = True) -> None:
+        self.ids: list[int] = []
+        self.extra_keys = extra_keys
+        self.share = share
+        self.hashes: list[bytes] = []
+        self.num_published = 0
+        self.num_dead = 0
+        self.epoch = 0
+
+
+@frozen
+class KvCopy:
+    """Copy KV on the device before a step writes.
+
+    :ivar src: block or slot to read
+    :ivar dst: block or slot to write; no other copy of the same step touches it
+    :ivar num_tokens: leading tokens to copy; a whole block when paged
+    """
+
+    src: int
+    dst: int
+    num_tokens: int
+
+
+@frozen
+class Prefix:
+    """KV found for the start of a sequence. Good until the manager is next changed.
+
+    :ivar num_tokens: leading tokens that need not be computed; always fewer than the sequence has
+    :ivar ids: the blocks that hold them, or the slot
+    :ivar awaited: the next block is being computed by a running sequence: waiting for it saves computing it twice
+    """
+
+    num_tokens: int
+    ids: tuple[int, ...]
+    awaited: bool = False
+
+
+@frozen
+class KvUsage:
+    """Blocks (or slots) by what they are good for; used + cached + free = total.
+
+    :ivar used: held by sequences
+    :ivar cached: to be had, and until then a prefix that may be hit
+    :ivar free: to be had, and empty
+    """
+
+    total: int
+    used: int
+    cached: int
+    free: int
+
+
+class KvManager(Protocol):
+    """KV memory as the scheduler sees it.
+
+    The life of a table: ``match`` finds a prefix (changes nothing), ``attach`` takes it, ``grow`` makes room before
+    each step, ``commit`` says after each step what is computed, ``free`` gives everything back.
+    """
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        """Tokens of KV that the largest sequence can hold when it has the whole memory."""
+        ...
+
+    @property
+    def prefix_queries(self) -> int:
+        """Tokens of admitted sequences that were looked up in the prefix cache."""
+        ...
+
+    @property
+    def prefix_hits(self) -> int:
+        """Of ``prefix_queries``, tokens that were found."""
+        ...
+
+    @property
+    def usage(self) -> KvUsage:
+        """How much is used, cached and free."""
+        ...
+
+    def match(self, table: KvTable, token_ids: Sequence[int]) -> Prefix:
+        """The longest start of ``token_ids`` whose KV is there already. Changes nothing that others see.
+
+        :param table: an empty table of this sequence
+        """
+        ...
+
+    def fits(self, prefix: Prefix, num_tokens: int) -> bool:
+        """Whether a sequence of ``num_tokens`` tokens that starts with ``prefix`` fits what is to be had now."""
+        ...
+
+    def attach(self, table: KvTable, prefix: Prefix, token_ids: Sequence[int]) -> None:
+        """Fill an empty table with ``prefix``, which ``match`` has just found for it."""
+        ...
+
+    def grow(self, table: KvTable, start: int, num_tokens: int) -> int:
+        """Make room to write the KV of tokens ``start`` to ``start + num_tokens``, to which nobody else refers.
+
+        :param start: tokens of the sequence that are computed
+        :returns: how many of the tokens have room, 0 if none has
+        """
+        ...
+
+    def commit(self, table: KvTable, token_ids: Sequence[int], num_computed: int) -> None:
+        """The KV of the first ``num_computed`` of ``token_ids`` is computed: others may share it from now on."""
+        ...
+
+    def fork(self, table: KvTable, num_computed: int) -> KvTable:
+        """A second table with the same first ``num_computed`` tokens of KV."""
+        ...
+
+    def free(self, table: KvTable, token_ids: Sequence[int], num_computed: int) -> None:
+        """Empty the table. What it held can be hit until its memory is needed.
+
+        :param num_computed: leading tokens of ``token_ids`` whose KV it holds
+        """
+        ...
+
+    def take_copies(self) -> list[KvCopy]:
+        """The copies to do before the next step's writes. All reads may come before all writes, or in this order."""
+        ...
+
+    def take_released(self) -> list[int]:
+        """Contiguous only: slots never to be used again, whose storage may be dropped after the copies."""
+        ...
+
+    def reset_prefix_cache(self) -> None:
+        """Forget every shared prefix, including those that running sequences would still leave behind."""
+        ...

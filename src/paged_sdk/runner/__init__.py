@@ -1,0 +1,1 @@
+"""Where a scheduler's output meets tensors."""

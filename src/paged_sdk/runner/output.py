@@ -1,0 +1,52 @@
+"""What a runner makes of one step. No tensors here, so that a runner for tests needs none."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from attrs import field, frozen
+
+from paged_sdk.scheduler.output import SchedulerOutput
+
+__all__ = ["RawLogprobs", "Runner", "RunnerOutput"]
+
+
+@frozen
+class RawLogprobs:
+    """Logprobs (natural logarithm) at one position.
+
+    :ivar token_id: the token chosen there, or the prompt's own
+    :ivar top: the likeliest tokens and their logprobs, likeliest first
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@frozen(eq=False)
+class RunnerOutput:
+    """The results of a step, row by row of ``SchedulerOutput.scheduled``.
+
+    :ivar token_ids: per row ``num_samples`` tokens
+    :ivar logprobs: per row one entry per token, or None where none were asked for
+    :ivar prompt_logprobs: row to entries for the prompt tokens predicted within this chunk
+    :ivar failed: row to the reason (logits that are not finite); such a row has no tokens
+    """
+
+    token_ids: list[list[int]]
+    logprobs: list[list[RawLogprobs] | None]
+    prompt_logprobs: dict[int, list[RawLogprobs]] = field(factory=dict)
+    failed: dict[int, str] = field(factory=dict)
+
+
+class Runner(Protocol):
+    """Executes steps, one after the other."""
+
+    def execute(self, output: SchedulerOutput) -> RunnerOutput:
+        """Compute and sample one step."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the device's memory."""
+        ...

@@ -1,0 +1,1 @@
+"""Which sequences get how many tokens in the next step. Pure Python."""

@@ -1,0 +1,64 @@
+"""What the scheduler hands to the runner for one step, and what it says of the step afterwards."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from paged_sdk.kv.manager import KvCopy
+from paged_sdk.scheduler.sequence import FinishReason, Sequence
+
+__all__ = ["Advance", "ScheduledSequence", "SchedulerOutput"]
+
+
+@frozen(eq=False)
+class ScheduledSequence:
+    """One row of a step: some tokens of one sequence.
+
+    :ivar start: tokens of the sequence computed before the step
+    :ivar num_new_tokens: tokens to compute: ``sequence.token_ids[start : start + num_new_tokens]``
+    :ivar num_samples: tokens to sample after the last of them: 0 if the chunk does not reach the sequence's end, n if
+        it completes the prompt of a request with n choices, otherwise 1
+    :ivar kv_ids: block table, or ``[slot]`` when contiguous; the sequence's own list, not to be changed. Entries of
+        blocks that a sliding window has left are 0 and are not to be read
+    """
+
+    sequence: Sequence
+    start: int
+    num_new_tokens: int
+    num_samples: int
+    kv_ids: list[int]
+
+
+@frozen(eq=False)
+class SchedulerOutput:
+    """One step. The order on the device: copies, then released slots may go, then the rows' writes.
+
+    :ivar scheduled: the rows
+    :ivar copies: to be done before the rows' writes; paged: whole blocks; contiguous: the first ``num_tokens`` tokens
+    :ivar released: contiguous only: slots whose storage may be dropped
+    :ivar dropped: ended here with "length", because they outgrew the KV memory
+    :ivar finished_seq_ids: ended since the previous output: their state may be forgotten
+    """
+
+    scheduled: list[ScheduledSequence]
+    copies: list[KvCopy]
+    released: list[int]
+    dropped: list[Sequence]
+    finished_seq_ids: list[int]
+
+
+@frozen(eq=False)
+class Advance:
+    """What a step gave to one sequence.
+
+    :ivar token_ids: the tokens appended
+    :ivar row: the row of ``SchedulerOutput.scheduled`` that they were sampled in
+    :ivar sample: which of the row's samples
+    :ivar finish_reason: why the sequence ended with them, or None
+    """
+
+    sequence: Sequence
+    token_ids: list[int]
+    row: int
+    sample: int
+    finish_reason: FinishReason | None
