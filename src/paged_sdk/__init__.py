@@ -1,1 +1,118 @@
-"""paged_sdk: an embeddable, async, fully typed LLM inference SDK on a paged-attention engine."""
+"""paged_sdk: an embeddable, async, fully typed LLM inference SDK on a paged-attention engine.
+
+    async with TextModelBuilder("path/or/hub-id").with_logging().build() as model:
+        response = await model.send_chat_request(TextMessages().add_message(TextMessageRole.USER, "Hello!"))
+        print(response.choices[0].message.content)
+
+Importing the package is light: every name below is loaded when it is first used, and the tensor library only when a
+model is built.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paged_sdk.blocking import BlockingChatStream as BlockingChatStream
+    from paged_sdk.blocking import BlockingCompletionStream as BlockingCompletionStream
+    from paged_sdk.blocking import BlockingModel as BlockingModel
+    from paged_sdk.builders import GgufModelBuilder as GgufModelBuilder
+    from paged_sdk.builders import TextModelBuilder as TextModelBuilder
+    from paged_sdk.config.memory import MemoryGpuConfig as MemoryGpuConfig
+    from paged_sdk.config.paged import PagedAttentionMeta as PagedAttentionMeta
+    from paged_sdk.config.paged import PagedAttentionMetaBuilder as PagedAttentionMetaBuilder
+    from paged_sdk.config.paged import PagedCacheType as PagedCacheType
+    from paged_sdk.config.sampling import DryParams as DryParams
+    from paged_sdk.config.sampling import SamplingParams as SamplingParams
+    from paged_sdk.conversation import Conversation as Conversation
+    from paged_sdk.errors import CheckpointError as CheckpointError
+    from paged_sdk.errors import ConfigError as ConfigError
+    from paged_sdk.errors import ContextLengthError as ContextLengthError
+    from paged_sdk.errors import EngineDeadError as EngineDeadError
+    from paged_sdk.errors import EngineError as EngineError
+    from paged_sdk.errors import InvalidRequestError as InvalidRequestError
+    from paged_sdk.errors import ModelClosedError as ModelClosedError
+    from paged_sdk.errors import ModelLoadError as ModelLoadError
+    from paged_sdk.errors import NumericalError as NumericalError
+    from paged_sdk.errors import OutOfMemoryError as OutOfMemoryError
+    from paged_sdk.errors import PagedError as PagedError
+    from paged_sdk.errors import QueueFullError as QueueFullError
+    from paged_sdk.errors import RequestError as RequestError
+    from paged_sdk.errors import RequestTimeoutError as RequestTimeoutError
+    from paged_sdk.errors import UnsupportedArchitectureError as UnsupportedArchitectureError
+    from paged_sdk.errors import UnsupportedQuantizationError as UnsupportedQuantizationError
+    from paged_sdk.model import ChatStream as ChatStream
+    from paged_sdk.model import CompletionStream as CompletionStream
+    from paged_sdk.model import Model as Model
+    from paged_sdk.types.messages import Message as Message
+    from paged_sdk.types.messages import TextMessageRole as TextMessageRole
+    from paged_sdk.types.messages import TextMessages as TextMessages
+    from paged_sdk.types.request import RequestBuilder as RequestBuilder
+    from paged_sdk.types.response import ChatCompletionChunkResponse as ChatCompletionChunkResponse
+    from paged_sdk.types.response import ChatCompletionResponse as ChatCompletionResponse
+    from paged_sdk.types.response import Choice as Choice
+    from paged_sdk.types.response import CompletionChunkResponse as CompletionChunkResponse
+    from paged_sdk.types.response import CompletionResponse as CompletionResponse
+    from paged_sdk.types.response import Usage as Usage
+    from paged_sdk.types.stats import ModelStats as ModelStats
+    from paged_sdk.weights.embedded import embedded_model_path as embedded_model_path
+
+_HOME = {
+    "blocking": ("BlockingChatStream", "BlockingCompletionStream", "BlockingModel"),
+    "builders": ("GgufModelBuilder", "TextModelBuilder"),
+    "config.memory": ("MemoryGpuConfig",),
+    "config.paged": ("PagedAttentionMeta", "PagedAttentionMetaBuilder", "PagedCacheType"),
+    "config.sampling": ("DryParams", "SamplingParams"),
+    "conversation": ("Conversation",),
+    "errors": (
+        "CheckpointError",
+        "ConfigError",
+        "ContextLengthError",
+        "EngineDeadError",
+        "EngineError",
+        "InvalidRequestError",
+        "ModelClosedError",
+        "ModelLoadError",
+        "NumericalError",
+        "OutOfMemoryError",
+        "PagedError",
+        "QueueFullError",
+        "RequestError",
+        "RequestTimeoutError",
+        "UnsupportedArchitectureError",
+        "UnsupportedQuantizationError",
+    ),
+    "model": ("ChatStream", "CompletionStream", "Model"),
+    "types.messages": ("Message", "TextMessageRole", "TextMessages"),
+    "types.request": ("RequestBuilder",),
+    "types.response": (
+        "ChatCompletionChunkResponse",
+        "ChatCompletionResponse",
+        "Choice",
+        "CompletionChunkResponse",
+        "CompletionResponse",
+        "Usage",
+    ),
+    "types.stats": ("ModelStats",),
+    "weights.embedded": ("embedded_model_path",),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = sorted(_MODULE_OF)
+
+
+def __getattr__(name: str) -> object:
+    value: object
+    if name in _MODULE_OF:
+        value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    elif name == "__version__":
+        value = import_module("importlib.metadata").version("paged-sdk")
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -1,0 +1,185 @@
+"""The same model for synchronous code, over an anyio portal."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import Future
+from functools import partial
+from types import TracebackType
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import anyio
+from anyio.from_thread import BlockingPortal
+
+from paged_sdk.builders import Building
+from paged_sdk.config.engine import EngineConfig
+from paged_sdk.config.sampling import SamplingParams
+from paged_sdk.errors import ModelClosedError
+from paged_sdk.model import Model
+from paged_sdk.streaming import ResponseStream
+from paged_sdk.types.request import ChatRequestLike, PromptLike
+from paged_sdk.types.response import (
+    ChatCompletionChunkResponse,
+    ChatCompletionResponse,
+    CompletionChunkResponse,
+    CompletionResponse,
+)
+from paged_sdk.types.stats import ModelStats
+
+__all__ = ["BlockingChatStream", "BlockingCompletionStream", "BlockingModel", "BlockingStream"]
+
+_T = TypeVar("_T")
+ResponseT = TypeVar("ResponseT")
+ChunkT = TypeVar("ChunkT")
+
+
+class BlockingStream(Generic[ResponseT, ChunkT]):
+    """The chunks of one response: an iterator, and a context manager that ends the request on exit."""
+
+    def __init__(self, call: Callable[..., Any], stream: ResponseStream[ResponseT, ChunkT]) -> None:
+        self._call = call
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[ChunkT]:
+        return self
+
+    def __next__(self) -> ChunkT:
+        try:
+            chunk: ChunkT = self._call(self._stream.__anext__)
+        except StopAsyncIteration:
+            raise StopIteration from None
+        return chunk
+
+    def __enter__(self) -> BlockingStream[ResponseT, ChunkT]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the request if it has not ended."""
+        self._call(self._stream.aclose)
+
+    def collect(self) -> ResponseT:
+        """Read what is left and return the whole response."""
+        response: ResponseT = self._call(self._stream.collect)
+        return response
+
+    def response_so_far(self) -> ResponseT:
+        """A response of what has been read."""
+        return self._stream.response_so_far()
+
+
+BlockingChatStream: TypeAlias = BlockingStream[ChatCompletionResponse, ChatCompletionChunkResponse]
+BlockingCompletionStream: TypeAlias = BlockingStream[CompletionResponse, CompletionChunkResponse]
+
+
+class BlockingModel:
+    """A :class:`Model` whose methods wait. May be used from many threads at once: their requests are batched.
+
+    It runs an event loop in a thread of its own; every method means what the model's method of that name does.
+
+    :param building: ``TextModelBuilder(...).build()``, which is awaited there
+    :raises PagedError: as building the model does
+    """
+
+    def __init__(self, building: Building) -> None:
+        self._portal, thread = _start_portal()
+        try:
+            self._model = self._portal.call(_await, building)
+        except BaseException:
+            _stop_portal(self._portal, thread)
+            raise
+        # Runs at close(), at garbage collection or at interpreter exit, whichever comes first, and once.
+        self._finalizer = weakref.finalize(self, _close, self._portal, thread, self._model)
+
+    @property
+    def name(self) -> str:
+        return self._model.name
+
+    @property
+    def config(self) -> EngineConfig:
+        return self._model.config
+
+    @property
+    def max_sequence_length(self) -> int:
+        return self._model.max_sequence_length
+
+    def send_chat_request(self, request: ChatRequestLike) -> ChatCompletionResponse:
+        return self._call(self._model.send_chat_request, request)
+
+    def stream_chat_request(self, request: ChatRequestLike) -> BlockingChatStream:
+        return BlockingStream(self._call, self._model.stream_chat_request(request))
+
+    def send_chat_requests(self, requests: Sequence[ChatRequestLike]) -> list[ChatCompletionResponse]:
+        return self._call(self._model.send_chat_requests, requests)
+
+    def send_completion_request(self, prompt: PromptLike, sampling: SamplingParams | None = None) -> CompletionResponse:
+        return self._call(self._model.send_completion_request, prompt, sampling)
+
+    def stream_completion_request(
+        self, prompt: PromptLike, sampling: SamplingParams | None = None
+    ) -> BlockingCompletionStream:
+        return BlockingStream(self._call, self._model.stream_completion_request(prompt, sampling))
+
+    def tokenize(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        return self._call(partial(self._model.tokenize, text, add_special_tokens=add_special_tokens))
+
+    def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return self._call(partial(self._model.detokenize, token_ids, skip_special_tokens=skip_special_tokens))
+
+    def reset_prefix_cache(self) -> None:
+        self._call(self._model.reset_prefix_cache)
+
+    def stats(self) -> ModelStats:
+        return self._model.stats()
+
+    def close(self) -> None:
+        """As :meth:`Model.aclose`; the event loop's thread ends too. Idempotent."""
+        self._finalizer()
+
+    def __enter__(self) -> BlockingModel:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _call(self, function: Callable[..., Awaitable[_T]], *args: object) -> _T:
+        if not self._finalizer.alive:
+            raise ModelClosedError("the model is closed: build another one")
+        return self._portal.call(function, *args)
+
+
+async def _await(building: Building) -> Model:
+    return await building
+
+
+def _start_portal() -> tuple[BlockingPortal, threading.Thread]:
+    """An event loop in a daemon thread: anyio's own portal thread would keep an interpreter that forgot to close a
+    model from exiting."""
+    started: Future[BlockingPortal] = Future()
+
+    async def serve() -> None:
+        async with BlockingPortal() as portal:
+            started.set_result(portal)
+            await portal.sleep_until_stopped()
+
+    thread = threading.Thread(target=anyio.run, args=(serve,), name="paged-sdk-portal", daemon=True)
+    thread.start()
+    return started.result(), thread
+
+
+def _stop_portal(portal: BlockingPortal, thread: threading.Thread) -> None:
+    portal.call(portal.stop)
+    thread.join()
+
+
+def _close(portal: BlockingPortal, thread: threading.Thread, model: Model) -> None:
+    portal.call(model.aclose)
+    _stop_portal(portal, thread)

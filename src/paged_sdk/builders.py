@@ -1,0 +1,196 @@
+"""Builders: how an application says which model it wants, and how it is to run."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator
+from os import PathLike, fspath
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import anyio.to_thread
+from attrs import evolve, field, frozen
+
+from paged_sdk.config.build import BuildSettings, ModelSource
+from paged_sdk.config.env import read_environment
+from paged_sdk.config.paged import PagedAttentionMeta
+from paged_sdk.errors import ConfigError
+from paged_sdk.logs import show_logs
+from paged_sdk.model import Model, ModelParts
+
+__all__ = ["Building", "GgufModelBuilder", "TextModelBuilder"]
+
+
+class Building:
+    """A model on its way: await it, or use it as an async context manager that closes the model on exit."""
+
+    def __init__(self, source: ModelSource, settings: BuildSettings) -> None:
+        self._source = source
+        self._settings = settings
+        self._model: Model | None = None
+
+    def __await__(self) -> Generator[Any, Any, Model]:
+        return self._build().__await__()
+
+    async def __aenter__(self) -> Model:
+        self._model = await self._build()
+        return self._model
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._model is not None:
+            await self._model.aclose()
+
+    async def _build(self) -> Model:
+        if self._settings.logging:
+            show_logs()
+        environment = read_environment()
+
+        def load() -> ModelParts:
+            # Imported here: the tensor libraries take over a second, and their place is the helper thread.
+            from paged_sdk.loading import load_parts
+
+            return load_parts(self._source, self._settings, environment)
+
+        return Model(await anyio.to_thread.run_sync(load))
+
+
+def _location(value: str | PathLike[str]) -> str:
+    try:
+        location = fspath(value)
+    except TypeError:
+        location = ""
+    if not location or not isinstance(location, str):
+        raise ConfigError.of("model", value, "a path or a hub id")
+    return location
+
+
+@frozen
+class _ModelBuilder(ABC):
+    """What every builder can say. Immutable: each ``with_*`` returns a new builder."""
+
+    settings: BuildSettings = field(factory=BuildSettings, kw_only=True)
+
+    @property
+    @abstractmethod
+    def source(self) -> ModelSource:
+        """Which model it is."""
+
+    def with_dtype(self, dtype: str) -> Self:
+        """What weights and activations are: "auto", "bfloat16", "float16", "float32" or "float64" ("bf16" and so on).
+
+        "auto" is bfloat16 where the hardware computes in it, else float32.
+        """
+        return self._with(dtype=dtype)
+
+    def with_device(self, device: str) -> Self:
+        """Where the model runs: "auto", "cpu", "cuda", "cuda:1", "mps"."""
+        return self._with(device=device)
+
+    def with_force_cpu(self) -> Self:
+        """Run on the CPU whatever else there is."""
+        return self._with(device="cpu")
+
+    def with_paged_attn(self, paged_attn: PagedAttentionMeta | Callable[[], PagedAttentionMeta]) -> Self:
+        """Paged attention with these settings, whatever the environment says.
+
+        :raises ConfigError: for anything but :class:`PagedAttentionMeta` or a callable that returns one
+        """
+        meta = paged_attn if isinstance(paged_attn, PagedAttentionMeta) else paged_attn()
+        return self._with(paged_attn=True, paged_meta=meta)
+
+    def without_paged_attn(self) -> Self:
+        """Contiguous KV that grows with each sequence."""
+        return self._with(paged_attn=False, paged_meta=None)
+
+    def with_prefix_cache_n(self, n: int | None) -> Self:
+        """0 or None: no prefix cache. With paged attention any other number turns it on, without it that many
+        finished sequences are kept."""
+        return self._with(prefix_cache_n=n or 0)
+
+    def with_max_num_seqs(self, n: int) -> Self:
+        """Sequences that are computed at once; others wait."""
+        return self._with(max_num_seqs=n)
+
+    def with_max_num_batched_tokens(self, n: int) -> Self:
+        """Tokens in one step: more is faster for long prompts, less keeps the texts beside them flowing."""
+        return self._with(max_num_batched_tokens=n)
+
+    def with_max_model_len(self, n: int) -> Self:
+        """Tokens in a sequence, prompt and output together; at most the model's own context."""
+        return self._with(max_model_len=n)
+
+    def with_logging(self) -> Self:
+        """Show log lines and a progress bar on stderr."""
+        return self._with(logging=True)
+
+    def with_throughput_logging(self) -> Self:
+        """Log tokens per second and the state of the KV pool every few seconds of work."""
+        return self._with(logging=True, throughput_logging=True)
+
+    def with_chat_template(self, template: str | PathLike[str]) -> Self:
+        """A Jinja chat template instead of the checkpoint's: its text, or the path of a file."""
+        return self._with(chat_template=template if isinstance(template, str) else Path(template))
+
+    def with_tokenizer_json(self, path: str | PathLike[str]) -> Self:
+        """A tokenizer.json instead of the checkpoint's tokenizer."""
+        return self._with(tokenizer_json=Path(path))
+
+    def with_hf_revision(self, revision: str) -> Self:
+        """A branch, tag or commit of the hub's repository."""
+        return self._with(revision=revision)
+
+    def with_token_source(self, source: str) -> Self:
+        """The hub's access token: "cache" (the default), "none", "literal:...", "env:NAME" or "path:FILE"."""
+        return self._with(token_source=source)
+
+    def with_num_threads(self, n: int) -> Self:
+        """CPU threads of one tensor operation."""
+        return self._with(num_threads=n)
+
+    def build(self) -> Building:
+        """Load the model: ``await`` it, or ``async with`` it.
+
+        Weights are loaded in a helper thread.
+
+        :raises ConfigError: a setting or an environment variable that cannot be used
+        :raises ModelLoadError: a model that cannot be loaded
+        """
+        return Building(self.source, self.settings)
+
+    def _with(self, **changes: Any) -> Self:
+        return evolve(self, settings=evolve(self.settings, **changes))
+
+
+@frozen
+class TextModelBuilder(_ModelBuilder):
+    """A text model from a Hugging Face checkpoint.
+
+    :param model_id_or_dir: a directory with config.json and safetensors, or a hub id
+    :raises ConfigError: for anything but a path or an id
+    """
+
+    model_id_or_dir: str = field(converter=_location)
+
+    @property
+    def source(self) -> ModelSource:
+        return ModelSource(location=self.model_id_or_dir, gguf=False)
+
+
+@frozen
+class GgufModelBuilder(_ModelBuilder):
+    """A text model from GGUF files.
+
+    :param dir_or_repo: a GGUF file, a directory with GGUF files, or a hub id, also as ``repo:Q4_K_M``
+    :param filenames: which files of the directory or repository; empty: the one model that is there
+    :raises ConfigError: for anything but a path or an id
+    """
+
+    dir_or_repo: str = field(converter=_location)
+    filenames: tuple[str, ...] = field(default=(), converter=tuple)
+
+    @property
+    def source(self) -> ModelSource:
+        return ModelSource(location=self.dir_or_repo, filenames=self.filenames, gguf=True)

@@ -1,0 +1,86 @@
+"""Everything that a builder can say about how its model is to run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from attrs import Attribute, field, frozen
+
+from paged_sdk.config.checks import IntAtLeast
+from paged_sdk.config.paged import PagedAttentionMeta
+from paged_sdk.errors import ConfigError
+
+__all__ = ["BuildSettings", "ModelSource"]
+
+DTYPES = {
+    "auto": "auto",
+    "bfloat16": "bfloat16",
+    "bf16": "bfloat16",
+    "float16": "float16",
+    "f16": "float16",
+    "float32": "float32",
+    "f32": "float32",
+    "float64": "float64",
+    "f64": "float64",
+}
+TOKEN_SOURCES = ("cache", "none", "literal:", "env:", "path:")
+
+
+def _dtype(value: str) -> str:
+    name = DTYPES.get(value.lower()) if isinstance(value, str) else None
+    if name is None:
+        raise ConfigError.of("dtype", value, "one of " + ", ".join(DTYPES))
+    return name
+
+
+def _is_meta(instance: object, attribute: Attribute[Any], value: object) -> None:
+    if value is not None and not isinstance(value, PagedAttentionMeta):
+        raise ConfigError.of("with_paged_attn", value, "PagedAttentionMeta or a callable that returns one")
+
+
+def _is_token_source(instance: object, attribute: Attribute[Any], value: object) -> None:
+    good = isinstance(value, str) and (
+        value in ("cache", "none") or any(value.startswith(kind) and value != kind for kind in TOKEN_SOURCES[2:])
+    )
+    if not good:
+        raise ConfigError.of("with_token_source", value, '"cache", "none", "literal:TOKEN", "env:NAME" or "path:FILE"')
+
+
+@frozen(kw_only=True)
+class ModelSource:
+    """Which model.
+
+    :ivar location: a path, or a hub id
+    :ivar filenames: GGUF files below it; empty: the ones that are there
+    :ivar gguf: look a hub id up for GGUF files (True) or for a Hugging Face checkpoint (False)
+    """
+
+    location: str
+    filenames: tuple[str, ...] = ()
+    gguf: bool
+
+
+@frozen(kw_only=True)
+class BuildSettings:
+    """What was asked for; None is left to the environment, the checkpoint and the machine, in this order.
+
+    :ivar paged_attn: True and False were asked for explicitly
+    :ivar paged_meta: settings of the KV pool, as a whole
+    """
+
+    dtype: str = field(default="auto", converter=_dtype)
+    device: str = "auto"
+    paged_attn: bool | None = None
+    paged_meta: PagedAttentionMeta | None = field(default=None, validator=_is_meta)
+    prefix_cache_n: int | None = field(default=None, validator=IntAtLeast(0, optional=True))
+    max_num_seqs: int = field(default=32, validator=IntAtLeast(1))
+    max_num_batched_tokens: int | None = field(default=None, validator=IntAtLeast(1, optional=True))
+    max_model_len: int | None = field(default=None, validator=IntAtLeast(1, optional=True))
+    logging: bool = False
+    throughput_logging: bool = False
+    chat_template: str | Path | None = None
+    tokenizer_json: Path | None = None
+    revision: str | None = None
+    token_source: str = field(default="cache", validator=_is_token_source)
+    num_threads: int | None = field(default=None, validator=IntAtLeast(1, optional=True))

@@ -1,0 +1,137 @@
+"""The environment variables that tune a deployment: the only reader of ``os.environ``.
+
+They are read once, when a model is built. A value that cannot be read is a :class:`ConfigError`, never a default.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from attrs import frozen
+
+from paged_sdk.config.memory import MemoryGpuConfig
+from paged_sdk.config.paged import PagedAttentionMeta, PagedCacheType
+from paged_sdk.errors import ConfigError
+
+__all__ = ["Environment", "read_environment", "read_variable"]
+
+PAGED_ATTN = "MISTRALRS_PAGED_ATTN"
+BLOCK_SIZE = "MISTRALRS_PAGED_ATTN_BLOCK_SIZE"
+CACHE_TYPE = "MISTRALRS_PAGED_ATTN_CACHE_TYPE"
+GPU_MEM = "MISTRALRS_PAGED_ATTN_GPU_MEM"
+GPU_MEM_USAGE = "MISTRALRS_PAGED_ATTN_GPU_MEM_USAGE"
+CONTEXT_LEN = "MISTRALRS_PAGED_ATTN_CONTEXT_LEN"
+PREFIX_CACHE_N = "MISTRALRS_PREFIX_CACHE_N"
+
+NOT_YET = ("MISTRALRS_ISQ", "MISTRALRS_SPECULATIVE_DRAFT_MODEL", "MISTRALRS_SPECULATIVE_GAMMA")
+"""Variables of mistral.rs's deployments that this version cannot honour: an error beats a setting that does nothing."""
+
+_ON = frozenset({"true", "1", "on"})
+_OFF = frozenset({"false", "0", "off"})
+
+
+@frozen(kw_only=True)
+class Environment:
+    """What the environment says; None where it says nothing.
+
+    :ivar paged_attn: whether paged attention was asked for or forbidden
+    :ivar paged_meta: settings of the KV pool
+    :ivar prefix_cache_n: 0 is off
+    """
+
+    paged_attn: bool | None = None
+    paged_meta: PagedAttentionMeta | None = None
+    prefix_cache_n: int | None = None
+
+
+def read_variable(name: str) -> str | None:
+    """One variable by name; None if it is unset or empty."""
+    return os.environ.get(name) or None
+
+
+def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
+    """Read and check every variable.
+
+    :param variables: instead of the process's own
+    :raises ConfigError: naming the variable, its value and what is allowed
+    """
+    source = os.environ if variables is None else variables
+    given = {name: value.strip() for name, value in source.items() if value.strip()}
+    for name in NOT_YET:
+        if name in given:
+            raise ConfigError(
+                f"{name} = {given[name]!r}: this version has no such feature; unset it", setting=name, value=given[name]
+            )
+    return Environment(
+        paged_attn=_switch(given, PAGED_ATTN),
+        paged_meta=_paged_meta(given),
+        prefix_cache_n=_prefix_cache_n(given),
+    )
+
+
+def _switch(given: Mapping[str, str], name: str) -> bool | None:
+    value = given.get(name)
+    if value is None:
+        return None
+    if value.lower() in _ON:
+        return True
+    if value.lower() in _OFF:
+        return False
+    raise ConfigError.of(name, value, "true, 1, on, false, 0 or off")
+
+
+def _whole_number(given: Mapping[str, str], name: str, *, allowed: str, minimum: int = 1) -> int | None:
+    value = given.get(name)
+    if value is None:
+        return None
+    if not (value.isascii() and value.isdigit()) or int(value) < minimum:
+        raise ConfigError.of(name, value, allowed)
+    return int(value)
+
+
+def _paged_meta(given: Mapping[str, str]) -> PagedAttentionMeta | None:
+    memory = _memory(given)
+    block_size = _whole_number(given, BLOCK_SIZE, allowed="a number of tokens from 1 to 1024")
+    cache_type = given.get(CACHE_TYPE)
+    if memory is None and block_size is None and cache_type is None:
+        return None
+    meta = PagedAttentionMeta(
+        gpu_memory=memory,
+        cache_type=PagedCacheType.AUTO if cache_type is None else PagedCacheType.parse(cache_type, setting=CACHE_TYPE),
+    )
+    if block_size is None:
+        return meta
+    try:
+        return PagedAttentionMeta(block_size=block_size, gpu_memory=memory, cache_type=meta.cache_type)
+    except ConfigError as error:
+        raise ConfigError.of(BLOCK_SIZE, given[BLOCK_SIZE], error.allowed) from None
+
+
+def _memory(given: Mapping[str, str]) -> MemoryGpuConfig | None:
+    chosen = [name for name in (GPU_MEM, GPU_MEM_USAGE, CONTEXT_LEN) if name in given]
+    if len(chosen) > 1:
+        raise ConfigError(
+            f"{' and '.join(chosen)} are both set: the KV pool's size is given in one way at most",
+            setting=chosen[1],
+            value=given[chosen[1]],
+            allowed="one of the three",
+        )
+    megabytes = _whole_number(given, GPU_MEM, allowed="a number of megabytes >= 1")
+    if megabytes is not None:
+        return MemoryGpuConfig.MB(megabytes)
+    tokens = _whole_number(given, CONTEXT_LEN, allowed="a number of tokens >= 1")
+    if tokens is not None:
+        return MemoryGpuConfig.ContextSize(tokens)
+    if GPU_MEM_USAGE in given:
+        try:
+            return MemoryGpuConfig.Fraction(float(given[GPU_MEM_USAGE]))
+        except ValueError:
+            raise ConfigError.of(GPU_MEM_USAGE, given[GPU_MEM_USAGE], "a fraction > 0 and <= 1") from None
+    return None
+
+
+def _prefix_cache_n(given: Mapping[str, str]) -> int | None:
+    if given.get(PREFIX_CACHE_N, "").lower() in {"false", "none"}:
+        return 0
+    return _whole_number(given, PREFIX_CACHE_N, allowed="a number >= 0, false or none", minimum=0)

@@ -1,0 +1,55 @@
+"""A chat that keeps its turns."""
+
+from __future__ import annotations
+
+from paged_sdk.config.sampling import SamplingParams
+from paged_sdk.model import ChatStream, Model
+from paged_sdk.types.messages import Message, TextMessageRole, TextMessages
+from paged_sdk.types.request import RequestBuilder
+from paged_sdk.types.response import ChatCompletionResponse
+
+__all__ = ["Conversation"]
+
+
+class Conversation:
+    """Turns with one model; each request holds the whole conversation, of which the prefix cache keeps the KV.
+
+    :param system: the system message, if any
+    :param sampling: None is greedy
+    """
+
+    def __init__(self, model: Model, *, system: str | None = None, sampling: SamplingParams | None = None) -> None:
+        self._model = model
+        self._sampling = sampling
+        self._messages = TextMessages()
+        if system is not None:
+            self._messages = self._messages.add_message(TextMessageRole.SYSTEM, system)
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The turns so far."""
+        return self._messages.messages
+
+    async def send(self, text: str) -> ChatCompletionResponse:
+        """Say something; the turn and its answer become part of the conversation once the answer is whole.
+
+        :raises RequestError: the request failed; the conversation is as before
+        """
+        response = await self._model.send_chat_request(self.request(text))
+        self.add_turn(text, response.choices[0].message.content)
+        return response
+
+    def stream(self, text: str) -> ChatStream:
+        """Say something and read the answer chunk by chunk; :meth:`add_turn` is then the caller's."""
+        return self._model.stream_chat_request(self.request(text))
+
+    def request(self, text: str) -> RequestBuilder:
+        """The request that :meth:`send` would make."""
+        builder = RequestBuilder.from_messages(self._messages).add_message(TextMessageRole.USER, text)
+        return builder if self._sampling is None else builder.with_sampling(self._sampling)
+
+    def add_turn(self, text: str, answer: str) -> None:
+        """Make a turn and its answer part of the conversation."""
+        self._messages = self._messages.add_message(TextMessageRole.USER, text).add_message(
+            TextMessageRole.ASSISTANT, answer
+        )

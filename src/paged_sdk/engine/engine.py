@@ -1,0 +1,160 @@
+"""One step of inference, read top to bottom: schedule, execute, update, publish."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+from paged_sdk.chat.tokenizer import Tokenizer
+from paged_sdk.engine.events import RequestEvent
+from paged_sdk.engine.live import LiveRequest
+from paged_sdk.engine.metrics import Metrics
+from paged_sdk.engine.output import OutputProcessor
+from paged_sdk.engine.request import EngineRequest
+from paged_sdk.errors import NumericalError
+from paged_sdk.runner.output import Runner, RunnerOutput
+from paged_sdk.scheduler.output import SchedulerOutput
+from paged_sdk.scheduler.scheduler import Scheduler
+from paged_sdk.scheduler.sequence import Sequence
+from paged_sdk.types.response import FinishReason
+from paged_sdk.types.stats import ModelStats
+
+__all__ = ["Engine"]
+
+
+class Engine:
+    """Joins the scheduler to the runner. Not thread-safe: one thread, the worker's, calls it.
+
+    :param scheduler: decides what each step computes
+    :param runner: computes it
+    :param tokenizer: for text, stop strings and logprobs
+    """
+
+    def __init__(self, scheduler: Scheduler, runner: Runner, tokenizer: Tokenizer) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self._tokenizer = tokenizer
+        self._output = OutputProcessor(tokenizer)
+        self._metrics = Metrics()
+        self._live: dict[str, LiveRequest] = {}
+        self._seq_ids = itertools.count()
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._live)
+
+    def submit(self, request: EngineRequest) -> None:
+        """Queue a request.
+
+        :raises QueueFullError: too many are waiting
+        """
+        root = Sequence(
+            seq_id=next(self._seq_ids),
+            request_id=request.request_id,
+            prompt_token_ids=request.prompt_token_ids,
+            sampling=request.sampling,
+            stop_token_ids=request.stop_token_ids,
+            max_tokens=request.max_tokens,
+            num_choices=request.sampling.n_choices,
+            priority=request.priority,
+            arrival=request.arrival,
+            extra_keys=request.extra_keys,
+            # A cached block has KV but no logits.
+            skip_prefix_cache=request.sampling.prompt_logprobs is not None,
+        )
+        self._scheduler.add(root)
+        self._live[request.request_id] = LiveRequest(request, root, self._tokenizer)
+
+    def abort(self, request_id: str) -> RequestEvent | None:
+        """End a request with "canceled" and give its KV back; None if it has ended already."""
+        owner = self._live.pop(request_id, None)
+        if owner is None:
+            return None
+        unfinished = [index for index, choice in enumerate(owner.choices) if choice.finish_reason is None]
+        self._finish_sequences(owner, "canceled")
+        return self._output.end(owner, unfinished, "canceled", time.monotonic())
+
+    def step(self) -> list[RequestEvent]:
+        """Compute one batch and return what it means for each request."""
+        start = time.monotonic()
+        output = self._scheduler.schedule()
+        events = self._outgrown(output, start)
+        if not output.scheduled:
+            return events
+        result = self._runner.execute(output)
+        events += self._failures(output, result)
+        advances = self._scheduler.update(output, result.token_ids)
+        now = time.monotonic()
+        events += self._output.process(self._live, advances, output, result, now)
+        for advance in advances:
+            owner = self._live.get(advance.sequence.request_id)
+            if owner is None:  # its last choice ended with an earlier advance of this step
+                continue
+            if owner.choices[advance.sequence.choice_index].finish_reason is not None:
+                self._scheduler.finish(advance.sequence, "stop")
+            if owner.is_finished:
+                del self._live[owner.request.request_id]
+        self._count(output, sum(len(advance.token_ids) for advance in advances), start, now)
+        return events
+
+    def reset_prefix_cache(self) -> None:
+        """Forget every cached prefix; live sequences keep their KV."""
+        self._scheduler.kv.reset_prefix_cache()
+
+    def stats(self) -> ModelStats:
+        """A snapshot of the counters."""
+        kv, metrics = self._scheduler.kv, self._metrics
+        return ModelStats(
+            blocks_total=kv.num_blocks,
+            blocks_used=kv.num_used,
+            blocks_cached=kv.num_cached,
+            blocks_free=kv.num_free,
+            running=self._scheduler.num_running,
+            waiting=self._scheduler.num_waiting,
+            prefix_queries=kv.prefix_queries,
+            prefix_hits=kv.prefix_hits,
+            preemptions=self._scheduler.num_preemptions,
+            steps=metrics.steps,
+            prompt_tokens=metrics.prompt_tokens,
+            completion_tokens=metrics.completion_tokens,
+            prompt_tok_per_sec=metrics.prompt_tok_per_sec,
+            completion_tok_per_sec=metrics.completion_tok_per_sec,
+        )
+
+    def close(self) -> None:
+        """Give back the tensors and files; the engine is of no use afterwards."""
+        self._runner.close()
+
+    def _outgrown(self, output: SchedulerOutput, now: float) -> list[RequestEvent]:
+        """Sequences that outgrew the pool all alone end here, with their text."""
+        events = []
+        for sequence in output.dropped:
+            owner = self._live[sequence.request_id]
+            events.append(self._output.end(owner, [sequence.choice_index], "length", now))
+            if owner.is_finished:
+                self._live.pop(sequence.request_id)
+        return events
+
+    def _failures(self, output: SchedulerOutput, result: RunnerOutput) -> list[RequestEvent]:
+        """Requests with non-finite logits end here; nobody else is touched."""
+        events = []
+        for row, reason in result.failed.items():
+            request_id = output.scheduled[row].sequence.request_id
+            owner = self._live.pop(request_id, None)
+            if owner is not None:  # another choice of it may have failed in the same step
+                self._finish_sequences(owner, "canceled")
+                error = NumericalError(f"request {request_id}: {reason}", request_id=request_id)
+                events.append(RequestEvent(request_id=request_id, error=error))
+        return events
+
+    def _finish_sequences(self, owner: LiveRequest, reason: FinishReason) -> None:
+        for choice in owner.choices:
+            if choice.sequence is not None:
+                self._scheduler.finish(choice.sequence, reason)
+
+    def _count(self, output: SchedulerOutput, completion_tokens: int, start: float, end: float) -> None:
+        # A decoding row computes the one token that was sampled last; everything else is prompt.
+        prompt_tokens = sum(
+            row.num_new_tokens for row in output.scheduled if row.start < row.sequence.num_prompt_tokens
+        )
+        self._metrics.add_step(start=start, end=end, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)

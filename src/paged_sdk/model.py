@@ -1,0 +1,235 @@
+"""A loaded model, as an application holds it."""
+
+from __future__ import annotations
+
+import time
+import uuid
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import TypeAlias, TypeVar
+
+import anyio
+import anyio.to_thread
+from attrs import frozen
+
+from paged_sdk.config.engine import EngineConfig
+from paged_sdk.config.sampling import SamplingParams
+from paged_sdk.engine.engine import Engine
+from paged_sdk.engine.request import EngineRequest
+from paged_sdk.preparation import RequestPreparer
+from paged_sdk.responses import ChatShape, CompletionShape, ResponseShape
+from paged_sdk.streaming import ResponseStream
+from paged_sdk.types.request import ChatRequestLike, PromptLike, RequestOptions, as_request
+from paged_sdk.types.response import (
+    ChatCompletionChunkResponse,
+    ChatCompletionResponse,
+    CompletionChunkResponse,
+    CompletionResponse,
+)
+from paged_sdk.types.stats import ModelStats
+from paged_sdk.worker.worker import Worker
+
+__all__ = ["ChatStream", "CompletionStream", "Model", "ModelParts"]
+
+ChatStream: TypeAlias = ResponseStream[ChatCompletionResponse, ChatCompletionChunkResponse]
+CompletionStream: TypeAlias = ResponseStream[CompletionResponse, CompletionChunkResponse]
+
+_T = TypeVar("_T")
+ResponseT = TypeVar("ResponseT")
+ChunkT = TypeVar("ChunkT")
+
+JOIN_SECONDS = 30.0
+"""How long closing waits for the worker: a step takes milliseconds, a long prefill chunk on a CPU a few seconds."""
+
+
+@frozen(kw_only=True)
+class ModelParts:
+    """What loading a model makes, and :class:`Model` puts to work.
+
+    :ivar name: shown in responses
+    :ivar engine: not yet stepped by anyone
+    :ivar preparer: checks requests against this model
+    :ivar on_worker_start: run first on the worker thread
+    :ivar log_throughput: log a line of figures every few seconds of work
+    """
+
+    name: str
+    engine: Engine
+    preparer: RequestPreparer
+    on_worker_start: Callable[[], None] | None = None
+    log_throughput: bool = False
+
+
+class Model:
+    """A model and the worker thread that drives it. Build one with ``await TextModelBuilder(...).build()``.
+
+    Every method may be used from any number of tasks, event loops (asyncio and trio) and threads at once; requests
+    are batched together. Cancelling a task that awaits a response ends the request.
+    """
+
+    def __init__(self, parts: ModelParts) -> None:
+        self._name = parts.name
+        self._preparer = parts.preparer
+        # The worker alone keeps the engine, so that the tensors go when its thread ends.
+        self._worker = Worker(parts.engine, on_start=parts.on_worker_start, log_throughput=parts.log_throughput)
+        # Garbage collection and interpreter exit end the thread too; the worker holds no reference to the model.
+        self._finalizer = weakref.finalize(self, _end, self._worker)
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def config(self) -> EngineConfig:
+        """The engine's settings, with everything that was left open filled in."""
+        return self._preparer.config
+
+    @property
+    def max_sequence_length(self) -> int:
+        """Tokens in a sequence at most, prompt and output together."""
+        return self._preparer.config.max_model_len
+
+    async def send_chat_request(self, request: ChatRequestLike) -> ChatCompletionResponse:
+        """Answer a conversation.
+
+        :param request: ``TextMessages``, ``RequestBuilder`` or a list of ``{"role": ..., "content": ...}``; bare
+            messages are greedy
+        :raises InvalidRequestError: a malformed request, or one that the chat template refuses
+        :raises ContextLengthError: the prompt can never fit
+        :raises RequestError: see :class:`ResponseStream` for what else may go wrong on the way
+        """
+        return await self.stream_chat_request(request).collect()
+
+    def stream_chat_request(self, request: ChatRequestLike) -> ChatStream:
+        """The same, chunk by chunk: ``async with model.stream_chat_request(...) as stream: async for chunk in stream``.
+
+        :raises InvalidRequestError: a malformed request
+        """
+        built = as_request(request)
+
+        encode = partial(self._preparer.text.encode_chat, built.messages, enable_thinking=built.options.enable_thinking)
+        return self._stream(encode, built.options, ChatShape(), id_prefix="chatcmpl")
+
+    async def send_chat_requests(self, requests: Sequence[ChatRequestLike]) -> list[ChatCompletionResponse]:
+        """Answer several conversations at once, in order. The first error ends them all and is raised.
+
+        :raises RequestError: as :meth:`send_chat_request`
+        """
+        streams = [self.stream_chat_request(request) for request in requests]
+        responses: dict[int, ChatCompletionResponse] = {}
+        first_error: list[Exception] = []
+
+        async def run(index: int, stream: ChatStream, scope: anyio.CancelScope) -> None:
+            try:
+                responses[index] = await stream.collect()
+            except Exception as error:
+                first_error.append(error)
+                scope.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            for index, stream in enumerate(streams):
+                tasks.start_soon(run, index, stream, tasks.cancel_scope)
+        if first_error:
+            raise first_error[0]
+        return [responses[index] for index in range(len(streams))]
+
+    async def send_completion_request(
+        self, prompt: PromptLike, sampling: SamplingParams | None = None
+    ) -> CompletionResponse:
+        """Continue a text, without a chat template.
+
+        :param prompt: text, or token ids
+        :param sampling: None is greedy
+        :raises InvalidRequestError: an empty prompt, or token ids outside the vocabulary
+        :raises ContextLengthError: the prompt can never fit
+        """
+        return await self.stream_completion_request(prompt, sampling).collect()
+
+    def stream_completion_request(self, prompt: PromptLike, sampling: SamplingParams | None = None) -> CompletionStream:
+        """The same, chunk by chunk."""
+        options = RequestOptions(sampling=sampling)
+        if isinstance(prompt, str):
+            encode = partial(self._preparer.text.encode_prompt, prompt)
+        else:
+            encode = partial(list, self._preparer.check_token_ids("prompt", prompt))
+        return self._stream(encode, options, CompletionShape(), id_prefix="cmpl")
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Token ids of a text."""
+        tokenizer = self._preparer.text.tokenizer
+        return await _in_thread(partial(tokenizer.encode, text, add_special_tokens=add_special_tokens))
+
+    async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of token ids.
+
+        :raises InvalidRequestError: an id outside the vocabulary
+        """
+        checked = list(self._preparer.check_token_ids("token_ids", token_ids))
+        tokenizer = self._preparer.text.tokenizer
+        return await _in_thread(partial(tokenizer.decode, checked, skip_special_tokens=skip_special_tokens))
+
+    async def reset_prefix_cache(self) -> None:
+        """Forget every cached prefix; requests under way keep their KV."""
+        await self._worker.call(Engine.reset_prefix_cache)
+
+    def stats(self) -> ModelStats:
+        """A snapshot of what the engine was doing after its last step."""
+        return self._worker.stats
+
+    async def aclose(self, *, drain: bool = False) -> None:
+        """Refuse new work, end the requests under way and join the worker thread. Idempotent.
+
+        :param drain: let requests under way finish first; otherwise they end now with finish reason "canceled" and
+            the text they have
+        """
+        self._worker.close(drain=drain)
+        join = partial(self._worker.join, None if drain else JOIN_SECONDS)
+        with anyio.CancelScope(shield=not drain):
+            await anyio.to_thread.run_sync(join, abandon_on_cancel=True)
+
+    async def __aenter__(self) -> Model:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def _stream(
+        self,
+        encode: Callable[[], Sequence[int]],
+        options: RequestOptions,
+        shape: ResponseShape[ResponseT, ChunkT],
+        *,
+        id_prefix: str,
+    ) -> ResponseStream[ResponseT, ChunkT]:
+        preparer = self._preparer
+        sampling = preparer.sampling(options)
+        request_id = f"{id_prefix}-{uuid.uuid4().hex}"
+
+        async def prepare() -> EngineRequest:
+            arrival = time.monotonic()
+            token_ids = await _in_thread(encode)
+            return preparer.prepare(token_ids, options, sampling, request_id=request_id, arrival=arrival)
+
+        return ResponseStream(
+            self._worker,
+            prepare,
+            shape,
+            request_id=request_id,
+            model=self._name,
+            num_choices=sampling.n_choices,
+            timeout=options.timeout,
+        )
+
+
+async def _in_thread(function: Callable[[], _T]) -> _T:
+    """Tokenising a long text takes milliseconds: never on the event loop."""
+    return await anyio.to_thread.run_sync(function, abandon_on_cancel=True)
+
+
+def _end(worker: Worker) -> None:
+    worker.close()
+    worker.join(JOIN_SECONDS)

@@ -1,0 +1,112 @@
+"""From what a caller says to what the engine takes, with every check that can be made before work starts."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+from attrs import evolve, frozen
+
+from paged_sdk.chat.text_processor import TextProcessor
+from paged_sdk.config.engine import EngineConfig
+from paged_sdk.config.sampling import SamplingParams
+from paged_sdk.engine.request import EngineRequest
+from paged_sdk.errors import ContextLengthError, InvalidRequestError
+from paged_sdk.types.request import RequestOptions
+
+__all__ = ["RequestPreparer"]
+
+
+@frozen(kw_only=True)
+class RequestPreparer:
+    """Checks requests against one model and fills in what they leave open.
+
+    :ivar vocab_size: rows of the logits
+    :ivar max_prompt_tokens: the longest prompt that fits context and KV pool
+    """
+
+    text: TextProcessor
+    config: EngineConfig
+    vocab_size: int
+    max_prompt_tokens: int
+
+    def sampling(self, options: RequestOptions) -> SamplingParams:
+        """The request's sampling, complete: the checkpoint's defaults and a seed filled in.
+
+        :raises InvalidRequestError: more choices than sequences, or token ids outside the vocabulary
+        """
+        if options.sampling is None:
+            return evolve(SamplingParams.deterministic(), seed=0)
+        sampling = options.sampling
+        if sampling.n_choices > self.config.max_num_seqs:
+            raise InvalidRequestError.of(
+                "n_choices", sampling.n_choices, f"at most max_num_seqs = {self.config.max_num_seqs}"
+            )
+        self.check_token_ids("stop_token_ids", sampling.stop_token_ids)
+        self.check_token_ids("logits_bias", tuple(sampling.logits_bias or ()))
+        seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+        return evolve(sampling.with_defaults(self.text.defaults), seed=seed)
+
+    def check_token_ids(self, field: str, token_ids: object) -> Sequence[int]:
+        """Token ids, checked.
+
+        :raises InvalidRequestError: not a sequence of ints within the vocabulary
+        """
+        allowed = f"token ids from 0 to {self.vocab_size - 1}"
+        if not isinstance(token_ids, Sequence):
+            raise InvalidRequestError.of(field, token_ids, allowed)
+        for token_id in token_ids:
+            if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < self.vocab_size:
+                raise InvalidRequestError.of(field, token_id, allowed)
+        return token_ids
+
+    def prepare(
+        self,
+        prompt_token_ids: Sequence[int],
+        options: RequestOptions,
+        sampling: SamplingParams,
+        *,
+        request_id: str,
+        arrival: float,
+    ) -> EngineRequest:
+        """The request for the engine.
+
+        :param arrival: when it was submitted, in seconds of the monotonic clock
+        :raises InvalidRequestError: an empty prompt
+        :raises ContextLengthError: a prompt that can never fit and may not be truncated
+        """
+        if not prompt_token_ids:
+            raise InvalidRequestError(
+                "prompt = [] is not allowed: expected at least one token", field="prompt", value=[]
+            )
+        if len(prompt_token_ids) > self.max_prompt_tokens:
+            prompt_token_ids = self._truncate(prompt_token_ids, options, sampling)
+        room = self.config.max_model_len - len(prompt_token_ids)
+        stop_token_ids = frozenset(sampling.stop_token_ids)
+        if not sampling.ignore_eos:
+            stop_token_ids |= self.text.stop_token_ids
+        return EngineRequest(
+            request_id=request_id,
+            prompt_token_ids=prompt_token_ids,
+            sampling=sampling,
+            stop_token_ids=stop_token_ids,
+            max_tokens=room if sampling.max_len is None else min(room, sampling.max_len),
+            priority=options.priority,
+            arrival=arrival,
+            extra_keys=() if options.cache_salt is None else (b"salt:" + options.cache_salt.encode(),),
+        )
+
+    def _truncate(
+        self, prompt_token_ids: Sequence[int], options: RequestOptions, sampling: SamplingParams
+    ) -> Sequence[int]:
+        if not options.truncation:
+            raise ContextLengthError(
+                f"the prompt has {len(prompt_token_ids)} tokens, {self.max_prompt_tokens} fit "
+                f"(context {self.config.max_model_len}, KV pool {self.config.num_blocks} blocks of "
+                f"{self.config.block_size}): shorten it, use with_truncation(), or give the KV pool more memory",
+                num_tokens=len(prompt_token_ids),
+                limit=self.max_prompt_tokens,
+            )
+        # Leave room for the output that was asked for, but never more than half: the prompt matters more.
+        reserved = min((sampling.max_len or 1) - 1, self.max_prompt_tokens // 2)
+        return prompt_token_ids[len(prompt_token_ids) - (self.max_prompt_tokens - reserved) :]

@@ -1,0 +1,103 @@
+"""Where a model runs, in which dtype, and how much memory is there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+from attrs import frozen
+
+from paged_sdk.errors import ConfigError
+
+__all__ = ["DeviceMemory", "choose_device", "choose_dtype", "device_memory"]
+
+
+@frozen
+class DeviceMemory:
+    """Bytes of a device, or on a CPU of what this process may use.
+
+    :ivar total: all there is
+    :ivar free: what nobody uses now
+    """
+
+    total: int
+    free: int
+
+
+def choose_device(name: str) -> torch.device:
+    """The device by name; "auto" is CUDA where there is one, else the CPU.
+
+    :raises ConfigError: an unknown device, or one that this machine does not have
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError.of("device", name, '"auto", "cpu", "cuda", "cuda:N" or "mps"') from None
+    there = {
+        "cpu": True,
+        "cuda": torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count(),
+        "mps": torch.backends.mps.is_available(),
+    }
+    if not there.get(device.type, False):
+        allowed = ", ".join(f'"{kind}"' for kind, is_there in there.items() if is_there)
+        raise ConfigError.of("device", name, f"a device that this machine has: {allowed}")
+    return device
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The dtype by name; "auto" is bfloat16 where the hardware computes in it, else float32 (CPU) or float16.
+
+    In software bfloat16 is several times slower than float32 on a CPU.
+    """
+    if name != "auto":
+        dtype = getattr(torch, name)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+    if device.type == "cpu":
+        return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+    return torch.float16
+
+
+def device_memory(device: torch.device) -> DeviceMemory:
+    """Total and free bytes now."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return DeviceMemory(total=total, free=free)
+    if device.type == "mps":
+        total = torch.mps.recommended_max_memory()
+        return DeviceMemory(total=total, free=total - torch.mps.driver_allocated_memory())
+    return _process_memory()
+
+
+def _process_memory(root: Path = Path("/")) -> DeviceMemory:
+    """What this process may use: the machine's memory, or its control group's limit if that is less (Linux)."""
+    machine = _machine_memory(root)
+    limit = _first_number(root / "sys/fs/cgroup/memory.max", root / "sys/fs/cgroup/memory/memory.limit_in_bytes")
+    if limit is None or limit >= machine.total:
+        return machine
+    used = _first_number(root / "sys/fs/cgroup/memory.current", root / "sys/fs/cgroup/memory/memory.usage_in_bytes")
+    return DeviceMemory(total=limit, free=min(machine.free, max(0, limit - (used or 0))))
+
+
+def _machine_memory(root: Path) -> DeviceMemory:
+    try:
+        lines = (root / "proc/meminfo").read_text().splitlines()
+    except OSError:  # not Linux: what is free cannot be told apart from caches without another library
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return DeviceMemory(total=total, free=total)
+    kilobytes = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
+    return DeviceMemory(total=kilobytes["MemTotal"] << 10, free=kilobytes["MemAvailable"] << 10)
+
+
+def _first_number(*paths: Path) -> int | None:
+    for path in paths:
+        try:
+            return int(path.read_text())
+        except (OSError, ValueError):  # no such file, or "max"
+            continue
+    return None

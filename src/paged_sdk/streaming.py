@@ -1,0 +1,170 @@
+"""A request in flight, as one task reads it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import anyio
+
+from paged_sdk.engine.events import RequestEvent
+from paged_sdk.engine.request import EngineRequest
+from paged_sdk.errors import RequestError, RequestTimeoutError
+from paged_sdk.responses import Header, ResponseParts, ResponseShape
+from paged_sdk.types.response import ChatCompletionResponse, CompletionResponse
+from paged_sdk.worker.subscription import Subscription
+from paged_sdk.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from paged_sdk.errors import PartialResponse
+
+__all__ = ["ResponseStream"]
+
+ResponseT = TypeVar("ResponseT")
+ChunkT = TypeVar("ChunkT")
+
+
+class ResponseStream(Generic[ResponseT, ChunkT]):
+    """The chunks of one response: an async iterator, and an async context manager that ends the request on exit.
+
+    The request starts with the first chunk that is asked for, or on entering the context. Whatever ends the reading -
+    the end of the text, :meth:`aclose`, leaving the context, cancellation, a timeout, or dropping the stream - gives
+    the request's KV blocks back within two engine steps. A stream belongs to the event loop that it was started in.
+
+    :raises RequestTimeoutError: the request's own timeout has passed
+    :raises NumericalError: NaN or Inf logits
+    :raises QueueFullError: too many requests are waiting
+    :raises EngineDeadError: the engine stopped
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        prepare: Callable[[], Awaitable[EngineRequest]],
+        shape: ResponseShape[ResponseT, ChunkT],
+        *,
+        request_id: str,
+        model: str,
+        num_choices: int,
+        timeout: float | None,
+    ) -> None:
+        self._worker = worker
+        self._prepare = prepare
+        self._shape = shape
+        self._header = Header(id=request_id, created=int(time.time()), model=model)
+        self._parts = ResponseParts(num_choices)
+        self._timeout = timeout
+        self._deadline = math.inf
+        self._subscription: Subscription | None = None
+        self._is_live = False
+        self._ended = False
+
+    @property
+    def request_id(self) -> str:
+        return self._header.id
+
+    def __aiter__(self) -> ResponseStream[ResponseT, ChunkT]:
+        return self
+
+    async def __anext__(self) -> ChunkT:
+        while not self._ended:
+            event = await self._next_event()
+            if event.is_last or any(delta.text or delta.logprobs or delta.finish_reason for delta in event.choices):
+                return self._shape.chunk(self._header, event)
+        raise StopAsyncIteration
+
+    async def __aenter__(self) -> ResponseStream[ResponseT, ChunkT]:
+        await self._start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """End the request if it has not ended; what was generated stays in :meth:`response_so_far`. Idempotent."""
+        self._ended = True
+        self._abort()
+
+    async def collect(self) -> ResponseT:
+        """Read what is left and return the whole response."""
+        try:
+            while not self._ended:
+                await self._next_event()
+        finally:
+            self._abort()
+        return self.response_so_far()
+
+    def response_so_far(self) -> ResponseT:
+        """A response of what has been read; a choice that has not ended has finish reason "canceled"."""
+        return self._shape.response(self._header, self._parts)
+
+    async def _start(self) -> None:
+        if self._subscription is not None or self._ended:
+            return
+        self._worker.check()
+        if self._timeout is not None:
+            self._deadline = anyio.current_time() + self._timeout
+        with self._limit():
+            request = await self._prepare()
+            subscription = Subscription()
+            self._worker.submit(request, subscription)
+            self._subscription = subscription
+            self._is_live = True
+
+    async def _next_event(self) -> RequestEvent:
+        await self._start()
+        assert self._subscription is not None
+        try:
+            with self._limit():
+                event = await self._subscription.receive()
+        except BaseException:
+            # Cancelled while waiting: nobody will read the rest.
+            self._ended = True
+            self._abort()
+            raise
+        self._parts.add(event)
+        if event.is_last:
+            self._is_live = False
+            self._ended = True
+        if event.error is not None:
+            if isinstance(event.error, RequestError):
+                event.error.partial_response = self._partial_response()
+            raise event.error
+        return event
+
+    @contextmanager
+    def _limit(self) -> Iterator[None]:
+        """The request's own timeout around one wait."""
+        with anyio.CancelScope(deadline=self._deadline) as scope:
+            yield
+        if scope.cancelled_caught:
+            assert self._timeout is not None
+            self._ended = True
+            self._abort()
+            raise RequestTimeoutError(
+                f"request {self.request_id} did not finish within its timeout of {self._timeout:g} s",
+                request_id=self.request_id,
+                partial_response=self._partial_response(),
+                timeout=self._timeout,
+            )
+
+    def _partial_response(self) -> PartialResponse | None:
+        response = self.response_so_far()
+        assert isinstance(response, ChatCompletionResponse | CompletionResponse)
+        return response
+
+    def _abort(self) -> None:
+        if self._is_live:
+            self._is_live = False
+            self._worker.abort(self._header.id)
+
+    def __del__(self) -> None:
+        # Dropped half-read. Only the mailbox is touched, which is safe in a finalizer.
+        if getattr(self, "_is_live", False):
+            self._worker.abort(self._header.id)

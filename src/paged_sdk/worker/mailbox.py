@@ -1,0 +1,78 @@
+"""What other threads ask of the worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from typing import Any, TypeAlias
+
+from attrs import frozen
+
+from paged_sdk.engine.engine import Engine
+from paged_sdk.engine.request import EngineRequest
+from paged_sdk.worker.subscription import Subscription
+
+__all__ = ["Abort", "Call", "Close", "Command", "Mailbox", "Submit"]
+
+
+@frozen
+class Submit:
+    """Queue a request; its events go to the subscription."""
+
+    request: EngineRequest
+    subscription: Subscription
+
+
+@frozen
+class Abort:
+    """End a request, whoever reads it."""
+
+    request_id: str
+
+
+@frozen
+class Call:
+    """Run something on the engine, between two steps."""
+
+    function: Callable[[Engine], Any]
+    future: Future[Any]
+
+
+@frozen
+class Close:
+    """Stop: when all requests have ended (``drain``), or at once.
+
+    :ivar drain: finish what was submitted before; False cancels it
+    """
+
+    drain: bool
+
+
+Command: TypeAlias = Submit | Abort | Call | Close
+
+
+class Mailbox:
+    """Commands in order of arrival.
+
+    ``put`` may be called from any thread and from finalizers: ``SimpleQueue.put`` is reentrant, where a lock could
+    be held by the very thread that the garbage collector interrupted.
+    """
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[Command] = SimpleQueue()
+
+    def put(self, command: Command) -> None:
+        self._queue.put(command)
+
+    def wait(self) -> Command:
+        """The next command; waits for it."""
+        return self._queue.get()
+
+    def drain(self) -> Iterator[Command]:
+        """The commands that are there now."""
+        while True:
+            try:
+                yield self._queue.get_nowait()
+            except Empty:
+                return

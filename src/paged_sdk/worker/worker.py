@@ -1,0 +1,226 @@
+"""The thread that drives one engine."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from functools import partial
+from typing import TypeVar
+
+import anyio
+
+from paged_sdk.engine.engine import Engine
+from paged_sdk.engine.events import RequestEvent
+from paged_sdk.engine.request import EngineRequest
+from paged_sdk.errors import EngineDeadError, ModelClosedError, PagedError, RequestError
+from paged_sdk.logs import get_logger
+from paged_sdk.types.stats import ModelStats
+from paged_sdk.worker.event_loop import EventLoop
+from paged_sdk.worker.mailbox import Abort, Call, Close, Command, Mailbox, Submit
+from paged_sdk.worker.subscription import Subscription
+from paged_sdk.worker.throughput import ThroughputLog
+
+__all__ = ["Worker"]
+
+_log = get_logger(__name__)
+_T = TypeVar("_T")
+
+
+class Worker:
+    """Owns an engine and the thread that steps it; every method may be called from any thread.
+
+    The thread takes commands from the mailbox between steps and posts each step's events to the subscriptions, with
+    one wake-up per event loop and step. It never waits for an event loop. If a step raises, that first exception is
+    kept: every live request and every later one gets :class:`EngineDeadError` raised from it.
+
+    :param engine: closed by the thread when it ends
+    :param on_start: run first, on the thread (thread-local settings of the tensor library)
+    :param log_throughput: log a line of figures every few seconds of work
+    """
+
+    def __init__(
+        self, engine: Engine, *, on_start: Callable[[], None] | None = None, log_throughput: bool = False
+    ) -> None:
+        self._engine = engine
+        self._on_start = on_start
+        self._throughput = ThroughputLog() if log_throughput else None
+        self._mailbox = Mailbox()
+        self._subscriptions: dict[str, Subscription] = {}
+        self._stats = engine.stats()
+        self._death: BaseException | None = None
+        self._closing: Close | None = None
+        self._ended = False
+        self._pid = os.getpid()
+        # A daemon: an application that forgets to close must still be able to exit.
+        self._thread = threading.Thread(target=self._run, name="paged-sdk-worker", daemon=True)
+        self._thread.start()
+
+    # From any thread
+
+    @property
+    def stats(self) -> ModelStats:
+        """The snapshot taken after the last step."""
+        return self._stats
+
+    def check(self) -> None:
+        """Raise if the engine can take no more work.
+
+        :raises ModelClosedError: it was closed, or this process is a forked child of the one that built it
+        :raises EngineDeadError: it stopped because of an exception
+        """
+        if os.getpid() != self._pid:
+            raise ModelClosedError(
+                f"this model belongs to process {self._pid}; threads do not survive a fork: build a model in the child"
+            )
+        if self._death is not None:
+            raise self._dead()
+        if self._closing is not None:
+            raise ModelClosedError("the model is closed: build another one")
+
+    def submit(self, request: EngineRequest, subscription: Subscription) -> None:
+        """Queue a request; what becomes of it, a refusal too, arrives at the subscription.
+
+        :raises ModelClosedError: see :meth:`check`
+        :raises EngineDeadError: see :meth:`check`
+        """
+        self.check()
+        self._mailbox.put(Submit(request, subscription))
+        self._sweep()
+
+    def abort(self, request_id: str) -> None:
+        """End a request and give its KV back within two steps. Safe in finalizers; unknown ids are ignored."""
+        self._mailbox.put(Abort(request_id))
+
+    async def call(self, function: Callable[[Engine], _T]) -> _T:
+        """Run ``function`` on the engine between two steps and return its result."""
+        self.check()
+        future: Future[_T] = Future()
+        done = anyio.Event()
+        loop = EventLoop()
+        future.add_done_callback(lambda _: loop.call_soon(done.set))
+        self._mailbox.put(Call(function, future))
+        self._sweep()
+        await done.wait()
+        return future.result()
+
+    def close(self, *, drain: bool = False) -> None:
+        """Refuse new work and have the thread end, without waiting for it. Idempotent."""
+        self._closing = self._closing or Close(drain)
+        self._mailbox.put(Close(drain))
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait for the thread's end; False if it is still running after ``timeout`` seconds."""
+        if os.getpid() == self._pid and self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    # On the thread
+
+    def _run(self) -> None:
+        try:
+            if self._on_start is not None:
+                self._on_start()
+            while self._take_commands():
+                events = self._engine.step()
+                self._stats = self._engine.stats()
+                self._publish(events)
+                if self._throughput is not None:
+                    self._throughput.step_done(self._stats, time.monotonic())
+            self._publish(filter(None, map(self._engine.abort, list(self._subscriptions))))
+        except BaseException as exception:
+            self._death = exception
+            _log.exception("the engine stopped")
+        finally:
+            self._closing = self._closing or Close(drain=False)
+            self._stats = self._engine.stats()
+            self._engine.close()
+            self._ended = True
+            self._sweep()
+
+    def _take_commands(self) -> bool:
+        """Do what the mailbox says, waiting for it if there is nothing else to do; False when it is time to end."""
+        while True:
+            for command in self._mailbox.drain():
+                self._obey(command)
+            if self._closing is not None and not (self._closing.drain and self._engine.has_work):
+                return False
+            if self._engine.has_work:
+                return True
+            self._stats = self._engine.stats()
+            self._obey(self._mailbox.wait())
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case Submit(request, subscription):
+                self._subscriptions[request.request_id] = subscription
+                try:
+                    self._engine.submit(request)
+                except RequestError as error:
+                    error.request_id = request.request_id
+                    self._publish([RequestEvent(request_id=request.request_id, error=error)])
+            case Abort(request_id):
+                event = self._engine.abort(request_id)
+                if event is not None:
+                    self._publish([event])
+            case Call(function, future):
+                try:
+                    future.set_result(function(self._engine))
+                except Exception as error:
+                    future.set_exception(error)
+            case Close(drain):
+                # A second, impatient close overrides a patient one.
+                self._closing = Close(drain and (self._closing is None or self._closing.drain))
+
+    def _publish(self, events: Iterable[RequestEvent]) -> None:
+        """Post events to their readers and wake each event loop once."""
+        wake: defaultdict[EventLoop, list[Subscription]] = defaultdict(list)
+        for event in events:
+            subscription = self._subscriptions[event.request_id]
+            if event.is_last:
+                del self._subscriptions[event.request_id]
+            subscription.post(event)
+            wake[subscription.loop].append(subscription)
+        for loop, subscriptions in wake.items():
+            if not loop.call_soon(partial(_notify, subscriptions)):
+                # The loop ended without closing its requests: nobody will read them.
+                gone = [key for key, value in self._subscriptions.items() if value.loop == loop]
+                for request_id in gone:
+                    del self._subscriptions[request_id]
+                    self._engine.abort(request_id)
+
+    def _sweep(self) -> None:
+        """Once the thread has ended nobody reads the mailbox: whoever put something last answers what is there."""
+        if not self._ended:
+            return
+        for request_id, subscription in list(self._subscriptions.items()):
+            self._refuse(request_id, subscription)
+        self._subscriptions.clear()
+        for command in self._mailbox.drain():
+            match command:
+                case Submit(request, subscription):
+                    self._refuse(request.request_id, subscription)
+                case Call(_, future):
+                    future.set_exception(self._ending())
+                case Abort() | Close():
+                    pass
+
+    def _refuse(self, request_id: str, subscription: Subscription) -> None:
+        subscription.post(RequestEvent(request_id=request_id, error=self._ending()))
+        subscription.loop.call_soon(subscription.notify)
+
+    def _ending(self) -> PagedError:
+        return self._dead() if self._death is not None else ModelClosedError("the model is closed: build another one")
+
+    def _dead(self) -> EngineDeadError:
+        error = EngineDeadError(f"the engine stopped: {self._death!r}")
+        error.__cause__ = self._death
+        return error
+
+
+def _notify(subscriptions: list[Subscription]) -> None:
+    for subscription in subscriptions:
+        subscription.notify()
