@@ -1,1 +1,1 @@
-"""KV memory: who holds which block or slot, and what can be shared. Pure Python: numbers of blocks, never their content."""
+"""KV memory: who holds which block or slot, and what can be shared. Pure Python: ids of blocks, never their content."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from attrs import frozen
@@ -106,7 +105,7 @@ class KvManager(Protocol):
         """How much is used, cached and free."""
         ...
 
-    def match(self, table: KvTable, token_ids: Sequence[int]) -> Prefix:
+    def match(self, table: KvTable, token_ids: list[int]) -> Prefix:
         """The longest start of ``token_ids`` whose KV is there already. Changes nothing that others see.
 
         :param table: an empty table of this sequence
@@ -117,7 +116,7 @@ class KvManager(Protocol):
         """Whether a sequence of ``num_tokens`` tokens that starts with ``prefix`` fits what is to be had now."""
         ...
 
-    def attach(self, table: KvTable, prefix: Prefix, token_ids: Sequence[int]) -> None:
+    def attach(self, table: KvTable, prefix: Prefix, token_ids: list[int]) -> None:
         """Fill an empty table with ``prefix``, which ``match`` has just found for it."""
         ...
 
@@ -129,7 +128,7 @@ class KvManager(Protocol):
         """
         ...
 
-    def commit(self, table: KvTable, token_ids: Sequence[int], num_computed: int) -> None:
+    def commit(self, table: KvTable, token_ids: list[int], num_computed: int) -> None:
         """The KV of the first ``num_computed`` of ``token_ids`` is computed: others may share it from now on."""
         ...
 
@@ -137,7 +136,7 @@ class KvManager(Protocol):
         """A second table with the same first ``num_computed`` tokens of KV."""
         ...
 
-    def free(self, table: KvTable, token_ids: Sequence[int], num_computed: int) -> None:
+    def free(self, table: KvTable, token_ids: list[int], num_computed: int) -> None:
         """Empty the table. What it held can be hit until its memory is needed.
 
         :param num_computed: leading tokens of ``token_ids`` whose KV it holds

@@ -1,0 +1,27 @@
+"""One block of the KV pool."""
+
+from __future__ import annotations
+
+__all__ = ["Block"]
+
+
+class Block:
+    """Bookkeeping of one block.
+
+    :ivar id: index into the device's cache tensors
+    :ivar ref_count: entries of block tables that point here; 0: in the free list
+    :ivar hash: chain hash of its tokens, once it is full and computed; it outlives the last reference
+    :ivar prev: neighbour in the free list, towards the block that is taken next; a block outside it is its own
+    :ivar next: the other neighbour
+    """
+
+    __slots__ = ("hash", "id", "next", "prev", "ref_count")
+
+    def __init__(self, block_id: int) -> None:
+        self.id = block_id
+        self.ref_count = 0
+        self.hash: bytes | None = None
+        self.prev = self.next = self
+
+    def __repr__(self) -> str:
+        return f"Block({self.id}, ref_count={self.ref_count}, hash={self.hash.hex()[:8] if self.hash else None})"

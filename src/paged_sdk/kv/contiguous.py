@@ -1,0 +1,180 @@
+"""Contiguous KV memory: one growing slot per sequence, and the last finished ones kept."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from attrs import frozen
+
+from paged_sdk.kv.manager import KvCopy, KvTable, KvUsage, Prefix
+
+__all__ = ["SequenceKvManager", "common_prefix_length"]
+
+
+def common_prefix_length(first: list[int], second: list[int]) -> int:
+    """How many leading tokens two sequences share: halving and comparing slices, about one comparison per token."""
+    low, high = 0, min(len(first), len(second))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@frozen(eq=False)
+class _Kept:
+    """A finished sequence: the tokens whose KV its slot holds, and what else it depends on."""
+
+    token_ids: list[int]
+    extra_keys: tuple[bytes, ...]
+
+    def covers(self, other: _Kept) -> bool:
+        """Whether every prefix that ``other`` offers is offered here."""
+        return self.extra_keys == other.extra_keys and self.token_ids[: len(other.token_ids)] == other.token_ids
+
+
+class SequenceKvManager:
+    """One slot per sequence (a :class:`~paged_sdk.kv.manager.KvManager`), for engines without paged attention.
+
+    A new sequence starts from the kept one with the longest common prefix: if that is all that the kept one has, its
+    slot is taken over, otherwise the common part is copied into a slot of its own. A slot's number is never used
+    twice, so a copy or a release of a step cannot be taken for another's.
+
+    :param max_sequence_tokens: tokens that a slot may grow to
+    :param max_num_seqs: sequences that hold a slot at once
+    :param num_kept: finished sequences that are kept, least recently used out first; 0 is off
+    """
+
+    def __init__(self, *, max_sequence_tokens: int, max_num_seqs: int, num_kept: int) -> None:
+        self._max_sequence_tokens = max_sequence_tokens
+        self._max_num_seqs = max_num_seqs
+        self._num_kept = num_kept
+        self._num_slots = 0
+        self._num_used = 0
+        self._kept: OrderedDict[int, _Kept] = OrderedDict()
+        self._copies: dict[int, KvCopy] = {}
+        self._released: list[int] = []
+        self._epoch = 0
+        self._prefix_queries = 0
+        self._prefix_hits = 0
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        return self._max_sequence_tokens
+
+    @property
+    def prefix_queries(self) -> int:
+        return self._prefix_queries
+
+    @property
+    def prefix_hits(self) -> int:
+        return self._prefix_hits
+
+    @property
+    def usage(self) -> KvUsage:
+        """Counted in slots."""
+        total, used, cached = self._max_num_seqs + self._num_kept, self._num_used, len(self._kept)
+        return KvUsage(total=total, used=used, cached=cached, free=total - used - cached)
+
+    def match(self, table: KvTable, token_ids: list[int]) -> Prefix:
+        """The longest common prefix with a kept sequence; the last token is always left to compute."""
+        best = Prefix(0, ())
+        if table.share:
+            for slot, kept in reversed(self._kept.items()):
+                if kept.extra_keys == table.extra_keys:
+                    num_common = min(common_prefix_length(kept.token_ids, token_ids), len(token_ids) - 1)
+                    if num_common > best.num_tokens:
+                        best = Prefix(num_common, (slot,))
+        return best
+
+    def fits(self, prefix: Prefix, num_tokens: int) -> bool:
+        """Always: slots grow as they need to."""
+        return True
+
+    def attach(self, table: KvTable, prefix: Prefix, token_ids: list[int]) -> None:
+        """Take over the kept slot, or copy from it, or start an empty one."""
+        assert not table.ids, "the table is in use"
+        self._num_used += 1
+        table.epoch = self._epoch
+        table.ids = [self._take_prefix(prefix, token_ids)]
+        if self._num_kept and table.share:
+            self._prefix_queries += len(token_ids)
+            self._prefix_hits += prefix.num_tokens
+
+    def grow(self, table: KvTable, start: int, num_tokens: int) -> int:
+        """All of it: slots grow as they need to."""
+        return num_tokens
+
+    def commit(self, table: KvTable, token_ids: list[int], num_computed: int) -> None:
+        """Nothing: a sequence is shared when it has finished."""
+
+    def fork(self, table: KvTable, num_computed: int) -> KvTable:
+        """A slot of its own, with a copy of what is computed."""
+        child = KvTable(table.extra_keys, share=table.share)
+        child.epoch = table.epoch
+        child.ids = [self._copy_of(table.ids[0], num_computed)]
+        self._num_used += 1
+        return child
+
+    def free(self, table: KvTable, token_ids: list[int], num_computed: int) -> None:
+        """Keep the slot for its prefix, if that is worth anything; otherwise let it go."""
+        (slot,) = table.ids
+        table.ids = []
+        self._num_used -= 1
+        never_filled = self._copies.pop(slot, None) is not None
+        if num_computed == 0 or never_filled or table.epoch != self._epoch:
+            self._released.append(slot)
+        else:
+            self._keep(slot, _Kept(list(token_ids[:num_computed]), table.extra_keys))
+
+    def take_copies(self) -> list[KvCopy]:
+        copies = list(self._copies.values())
+        self._copies.clear()
+        return copies
+
+    def take_released(self) -> list[int]:
+        released, self._released = self._released, []
+        return released
+
+    def reset_prefix_cache(self) -> None:
+        self._released.extend(self._kept)
+        self._kept.clear()
+        self._epoch += 1
+
+    def _take_prefix(self, prefix: Prefix, token_ids: list[int]) -> int:
+        if not prefix.ids:
+            return self._new_slot()
+        (slot,) = prefix.ids
+        kept_ids = self._kept[slot].token_ids
+        if kept_ids == token_ids[: len(kept_ids)]:
+            del self._kept[slot]
+            return slot
+        self._kept.move_to_end(slot)
+        return self._copy_of(slot, prefix.num_tokens)
+
+    def _copy_of(self, src: int, num_tokens: int) -> int:
+        assert src not in self._copies, "a copy of a copy within one step"
+        slot = self._new_slot()
+        self._copies[slot] = KvCopy(src, slot, num_tokens)
+        return slot
+
+    def _new_slot(self) -> int:
+        self._num_slots += 1
+        return self._num_slots - 1
+
+    def _keep(self, slot: int, sequence: _Kept) -> None:
+        """Keep a slot; of two sequences of which one starts with the other, only the longer."""
+        for other_slot, other in list(self._kept.items()):
+            if other.covers(sequence):
+                self._kept.move_to_end(other_slot)
+                self._released.append(slot)
+                return
+            if sequence.covers(other):
+                del self._kept[other_slot]
+                self._released.append(other_slot)
+        self._kept[slot] = sequence
+        while len(self._kept) > self._num_kept:
+            evicted, _ = self._kept.popitem(last=False)
+            self._released.append(evicted)

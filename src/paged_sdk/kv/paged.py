@@ -1,0 +1,203 @@
+"""Paged KV memory: block tables over one pool, shared by hash and by reference."""
+
+from __future__ import annotations
+
+import sys
+from itertools import islice
+
+from paged_sdk.kv.block import Block
+from paged_sdk.kv.block_hash import block_hash
+from paged_sdk.kv.block_pool import BlockPool
+from paged_sdk.kv.manager import KvCopy, KvTable, KvUsage, Prefix
+
+__all__ = ["KvCacheManager"]
+
+DEAD_BLOCK = 0
+"""Stands in a block table for a block that every window has left. Any id that exists would do: it is never read."""
+
+
+class KvCacheManager:
+    """The block tables of all sequences (a :class:`~paged_sdk.kv.manager.KvManager`).
+
+    Of a table over ``ids``, with W the window and B the block size::
+
+        | dead      | live                                           |
+        | left by W | computed, full   | partly filled | room to write
+        |           | published by hash|     at most one block of it is shared, and copied before it is written
+        0       num_dead            num_published               len(ids)
+
+    A block that others refer to is never written: ``grow`` replaces it by a copy. A block that can be found by hash is
+    full, so nobody writes to it.
+
+    :param sliding_window: tokens that a query sees, itself included, if every layer is limited so; blocks that lie
+        before it are given back while the sequence runs
+    """
+
+    def __init__(
+        self, num_blocks: int, block_size: int, *, prefix_caching: bool = True, sliding_window: int | None = None
+    ) -> None:
+        self.block_size = block_size
+        self._pool = BlockPool(num_blocks)
+        self._prefix_caching = prefix_caching
+        self._window = sliding_window
+        # A window that starts with a block's last token spans the most blocks.
+        self._window_blocks = sys.maxsize if sliding_window is None else self._num_blocks(sliding_window - 1) + 1
+        self._pending: dict[bytes, KvTable] = {}
+        self._copies: dict[int, KvCopy] = {}
+        self._epoch = 0
+        self._prefix_queries = 0
+        self._prefix_hits = 0
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        """Without a window, what the pool holds. If the pool holds a window, no length is too much."""
+        num_blocks = len(self._pool.blocks)
+        return sys.maxsize if self._window_blocks <= num_blocks else num_blocks * self.block_size
+
+    @property
+    def prefix_queries(self) -> int:
+        return self._prefix_queries
+
+    @property
+    def prefix_hits(self) -> int:
+        return self._prefix_hits
+
+    @property
+    def usage(self) -> KvUsage:
+        return self._pool.usage
+
+    def match(self, table: KvTable, token_ids: list[int]) -> Prefix:
+        """The leading full blocks that can be found by hash, up to the first that cannot.
+
+        The last token is always left to compute: its logits are what the sequence is run for.
+        """
+        if not (self._prefix_caching and table.share):
+            return Prefix(0, ())
+        self._extend_hashes(table, token_ids, len(token_ids))
+        ids: list[int] = []
+        for digest in islice(table.hashes, (len(token_ids) - 1) // self.block_size):
+            block = self._pool.find(digest)
+            if block is None:
+                return Prefix(len(ids) * self.block_size, tuple(ids), awaited=digest in self._pending)
+            ids.append(block.id)
+        return Prefix(len(ids) * self.block_size, tuple(ids))
+
+    def fits(self, prefix: Prefix, num_tokens: int) -> bool:
+        """Whether there are blocks for all ``num_tokens`` tokens or, with a window, for those that live at once."""
+        found = prefix.ids[self._num_dead(prefix.num_tokens) :]
+        # One more than a window spans, so that there is room to go on.
+        live = min(self._num_blocks(num_tokens), self._window_blocks + 1)
+        taken_from_free = sum(self._pool.blocks[block_id].ref_count == 0 for block_id in found)
+        return live - len(found) + taken_from_free <= self._pool.num_available
+
+    def attach(self, table: KvTable, prefix: Prefix, token_ids: list[int]) -> None:
+        """Refer to the blocks of ``prefix``, and announce the full blocks that this sequence is going to compute."""
+        assert not table.ids, "the table is in use"
+        for block_id in prefix.ids:
+            self._pool.acquire(self._pool.blocks[block_id])
+        table.ids = list(prefix.ids)
+        table.num_published = len(prefix.ids)
+        table.num_dead = 0
+        table.epoch = self._epoch
+        if self._prefix_caching:
+            self._extend_hashes(table, token_ids, len(token_ids))
+            for digest in islice(table.hashes, len(prefix.ids), None):
+                self._pending.setdefault(digest, table)
+            if table.share:
+                self._prefix_queries += len(token_ids)
+                self._prefix_hits += prefix.num_tokens
+
+    def grow(self, table: KvTable, start: int, num_tokens: int) -> int:
+        """Give back blocks that the window has left, copy shared blocks that would be written, take new ones."""
+        if self._window is not None:
+            self._give_back_dead(table, start)
+        ids, size, pool = table.ids, self.block_size, self._pool
+        num_needed = self._num_blocks(start + num_tokens)
+        for index in range(start // size, min(len(ids), num_needed)):
+            shared = pool.blocks[ids[index]]
+            if shared.ref_count > 1:
+                if not pool.num_available:
+                    return max(0, index * size - start)
+                block = pool.take()
+                self._copies[block.id] = KvCopy(shared.id, block.id, size)
+                pool.release(shared)
+                ids[index] = block.id
+        for _ in range(min(num_needed - len(ids), pool.num_available)):
+            ids.append(pool.take().id)
+        return min(num_tokens, len(ids) * size - start)
+
+    def commit(self, table: KvTable, token_ids: list[int], num_computed: int) -> None:
+        """Publish the blocks that are full now."""
+        num_full = num_computed // self.block_size
+        if num_full <= table.num_published or not self._prefix_caching or table.epoch != self._epoch:
+            return
+        self._extend_hashes(table, token_ids, num_computed)
+        for index in range(table.num_published, num_full):
+            digest = table.hashes[index]
+            self._pool.publish(self._pool.blocks[table.ids[index]], digest)
+            if self._pending.get(digest) is table:
+                del self._pending[digest]
+        table.num_published = num_full
+
+    def fork(self, table: KvTable, num_computed: int) -> KvTable:
+        """A second table over the same blocks; whoever writes to a shared one first gets a copy."""
+        child = KvTable(table.extra_keys, share=table.share)
+        child.ids = table.ids[: self._num_blocks(num_computed)]
+        child.hashes = table.hashes[: num_computed // self.block_size]
+        child.num_published = table.num_published
+        child.num_dead = table.num_dead
+        child.epoch = table.epoch
+        for block_id in islice(child.ids, child.num_dead, None):
+            self._pool.acquire(self._pool.blocks[block_id])
+        return child
+
+    def free(self, table: KvTable, token_ids: list[int], num_computed: int) -> None:
+        """Drop the table's references. Its last blocks will be evicted first, for the first serve most others."""
+        for digest in islice(table.hashes, table.num_published, None):
+            if self._pending.get(digest) is table:
+                del self._pending[digest]
+        for index in range(len(table.ids) - 1, table.num_dead - 1, -1):
+            self._release(self._pool.blocks[table.ids[index]])
+        table.ids = []
+        table.num_published = table.num_dead = 0
+
+    def take_copies(self) -> list[KvCopy]:
+        copies = list(self._copies.values())
+        self._copies.clear()
+        return copies
+
+    def take_released(self) -> list[int]:
+        """Nothing: the pool is one piece of storage."""
+        return []
+
+    def reset_prefix_cache(self) -> None:
+        self._pool.forget_hashes()
+        self._pending.clear()
+        self._epoch += 1
+
+    def _num_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def _num_dead(self, start: int) -> int:
+        """Leading blocks that no query from position ``start`` on can see."""
+        return 0 if self._window is None else max(0, start - self._window + 1) // self.block_size
+
+    def _give_back_dead(self, table: KvTable, start: int) -> None:
+        num_dead = self._num_dead(start)
+        for index in range(table.num_dead, num_dead):
+            self._release(self._pool.blocks[table.ids[index]])
+            table.ids[index] = DEAD_BLOCK
+        table.num_dead = max(table.num_dead, num_dead)
+
+    def _release(self, block: Block) -> None:
+        self._pool.release(block)
+        if block.ref_count == 0:
+            # The block may be taken again within this step: an older copy must not land in it.
+            self._copies.pop(block.id, None)
+
+    def _extend_hashes(self, table: KvTable, token_ids: list[int], num_tokens: int) -> None:
+        """Hash the full blocks of the first ``num_tokens`` tokens that are not hashed yet."""
+        hashes, size = table.hashes, self.block_size
+        for index in range(len(hashes), num_tokens // size):
+            parent = hashes[-1] if hashes else b""
+            hashes.append(block_hash(parent, token_ids[index * size : (index + 1) * size], table.extra_keys))

@@ -1,0 +1,139 @@
+"""How many blocks the KV pool gets. All sizes are bytes; what a device has is an argument."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from attrs import frozen
+
+from paged_sdk.config.memory import MB, ContextSize, Fraction, MemoryGpuConfig
+from paged_sdk.errors import OutOfMemoryError
+
+__all__ = ["DEFAULT_CUDA_MEMORY", "BlockLayout", "DeviceMemory", "auto_cpu_blocks", "blocks_for", "fp8_scale_bytes"]
+
+MIB = 2**20
+SCALE_BYTES = 4
+AUTO_CONTEXT = 4096
+AUTO_CPU_SHARE = 4
+
+DEFAULT_CUDA_MEMORY = Fraction(0.9)
+"""What a CUDA device gives when nothing is said."""
+
+
+@frozen(kw_only=True)
+class BlockLayout:
+    """What one block of the pool takes.
+
+    :ivar block_size: tokens per block
+    :ivar elements_per_token: K and V elements per token, over all layers
+    :ivar bytes_per_element: of the cache's dtype
+    :ivar scale_bytes_per_token: scales that are stored beside the elements, over all layers
+    """
+
+    block_size: int
+    elements_per_token: int
+    bytes_per_element: int
+    scale_bytes_per_token: int = 0
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block, over all layers."""
+        return self.block_size * (self.elements_per_token * self.bytes_per_element + self.scale_bytes_per_token)
+
+
+@frozen(kw_only=True)
+class DeviceMemory:
+    """What a device has.
+
+    :ivar total: bytes of the device; on CPU, those that the process may use (a container's limit counts)
+    :ivar free: of them, bytes not in use once the weights are loaded
+    """
+
+    total: int
+    free: int
+
+
+def fp8_scale_bytes(*, num_layers: int, num_kv_heads: int) -> int:
+    """Bytes of scales per token of an f8e4m3 cache: one float32 per layer, KV head, and K or V."""
+    return 2 * num_layers * num_kv_heads * SCALE_BYTES
+
+
+def blocks_for(memory: MemoryGpuConfig, layout: BlockLayout, device: DeviceMemory) -> int:
+    """Blocks in a pool of the size asked for.
+
+    With B the block size, E the elements per token and D the bytes per element (scales included):
+    ``ContextSize(n)`` is ceil(n / B) blocks; ``MB(m)`` is floor(m * 2**20 / (B * E * D)); ``Fraction(f)`` is f times
+    the device's total less what is in use, then as ``MB``.
+
+    :raises OutOfMemoryError: if that is no block at all, or more than is free
+    """
+    match memory:
+        case ContextSize(tokens):
+            num_blocks = ceil(tokens / layout.block_size)
+        case MB(megabytes):
+            num_blocks = megabytes * MIB // layout.block_bytes
+        case Fraction(fraction):
+            num_blocks = _fraction_bytes(fraction, device) // layout.block_bytes
+        case _:
+            raise AssertionError(f"unknown pool size {memory!r}")
+    if num_blocks < 1 or num_blocks * layout.block_bytes > device.free:
+        raise _does_not_fit(memory, max(1, num_blocks), layout, device)
+    return num_blocks
+
+
+def auto_cpu_blocks(layout: BlockLayout, device: DeviceMemory, *, max_num_seqs: int, max_model_len: int) -> int:
+    """Blocks in a pool on the CPU when nothing is said.
+
+    Room for ``max_num_seqs`` sequences of ``max_model_len`` tokens, of at most 4096; but no more than a quarter of
+    the memory that the process may use, nor than is free.
+
+    :raises OutOfMemoryError: if not even one block fits
+    """
+    wanted = max_num_seqs * ceil(min(max_model_len, AUTO_CONTEXT) / layout.block_size)
+    available = min(device.total // AUTO_CPU_SHARE, device.free)
+    num_blocks = min(wanted, available // layout.block_bytes)
+    if num_blocks < 1:
+        raise OutOfMemoryError(
+            f"the KV cache needs {_mib(layout.block_bytes)} for one block of {layout.block_size} tokens, "
+            f"but {_mib(available)} are available",
+            needed=layout.block_bytes,
+            available=available,
+        )
+    return num_blocks
+
+
+def _fraction_bytes(fraction: float, device: DeviceMemory) -> int:
+    return max(0, int(fraction * device.total) - (device.total - device.free))
+
+
+def _does_not_fit(
+    memory: MemoryGpuConfig, num_blocks: int, layout: BlockLayout, device: DeviceMemory
+) -> OutOfMemoryError:
+    needed = num_blocks * layout.block_bytes
+    available = _fraction_bytes(memory.fraction, device) if isinstance(memory, Fraction) else device.free
+    return OutOfMemoryError(
+        f"a KV cache of {memory!r} needs {_mib(needed)} ({num_blocks} blocks of {layout.block_size} tokens), "
+        f"but {_mib(available)} are available; {_advice(memory, layout, device)}",
+        needed=needed,
+        available=available,
+    )
+
+
+def _advice(memory: MemoryGpuConfig, layout: BlockLayout, device: DeviceMemory) -> str:
+    """The largest value of the same setting that fits; where the value was too small for a block, the smallest."""
+    most_blocks = device.free // layout.block_bytes
+    if most_blocks < 1:
+        return "not one block fits"
+    match memory:
+        case ContextSize():
+            return f"the largest that fits is ContextSize({most_blocks * layout.block_size})"
+        case MB():
+            least = ceil(layout.block_bytes / MIB)
+            return f"the largest that fits is MB({device.free // MIB}), the smallest with a block is MB({least})"
+        case _:
+            least_fraction = (device.total - device.free + layout.block_bytes) / device.total
+            return f"the smallest fraction with a block is {ceil(least_fraction * 1000) / 1000}, the largest 1.0"
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / MIB:.1f} MiB"

@@ -1,0 +1,240 @@
+"""Who computes what in the next step."""
+
+from __future__ import annotations
+
+import time
+from bisect import insort
+
+from paged_sdk.config.engine import EngineConfig
+from paged_sdk.errors import ContextLengthError, InvalidRequestError, QueueFullError
+from paged_sdk.kv.manager import KvManager, Prefix
+from paged_sdk.scheduler.output import Advance, ScheduledSequence, SchedulerOutput
+from paged_sdk.scheduler.sequence import FinishReason, Sequence, SequenceStatus
+from paged_sdk.scheduler.waiting_queue import WaitingQueue, is_overdue, rank
+
+__all__ = ["Scheduler"]
+
+LOOKAHEAD = 64
+"""Waiting sequences that one step considers, so that its cost does not grow with the queue."""
+
+
+class Scheduler:
+    """Continuous batching under one token budget per step.
+
+    There is no prefill and no decode phase: each sequence has tokens that are not computed yet, and a step computes
+    some of them. Sequences that only generate come first in the budget with their one token, then prompts that were
+    begun, then new ones from the queue. Memory goes by rank (overdue, priority, arrival): who needs a block takes it
+    from the last of those behind it, which is preempted: it loses its KV and is recomputed later, as far as its blocks
+    are not found in the prefix cache.
+
+    Why it always gets on: the first by rank of those running is never preempted and always gets a token, since it
+    may take the whole memory; what outgrows even that is ended with "length".
+    """
+
+    def __init__(self, config: EngineConfig, kv: KvManager) -> None:
+        self._config = config
+        self._kv = kv
+        self._waiting = WaitingQueue()
+        self._running: list[Sequence] = []
+        self._finished_seq_ids: list[int] = []
+        self._num_preemptions = 0
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self._running or self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that hold KV."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_preemptions(self) -> int:
+        """Sequences whose KV was given up for others, since the start."""
+        return self._num_preemptions
+
+    def add(self, sequence: Sequence) -> None:
+        """Put a new sequence into the queue.
+
+        :raises QueueFullError: if ``max_queue`` sequences wait
+        :raises ContextLengthError: if the prompt, and one token after it, can never fit
+        :raises InvalidRequestError: for an empty prompt, or more choices than sequences can run
+        """
+        request_id, num_tokens = sequence.request_id, len(sequence.token_ids)
+        limit = min(self._config.max_model_len - 1, self._kv.max_sequence_tokens)
+        if num_tokens > limit:
+            raise ContextLengthError(
+                f"the prompt has {num_tokens} tokens, at most {limit} fit",
+                request_id=request_id,
+                num_tokens=num_tokens,
+                limit=limit,
+            )
+        if num_tokens == 0:
+            raise InvalidRequestError.of("prompt", sequence.token_ids, "at least one token")
+        if sequence.num_choices > self._config.max_num_seqs:
+            allowed = f"at most max_num_seqs = {self._config.max_num_seqs}"
+            raise InvalidRequestError.of("n_choices", sequence.num_choices, allowed)
+        if len(self._waiting) >= self._config.max_queue:
+            raise QueueFullError(
+                f"{self._config.max_queue} requests are waiting, which is the limit",
+                request_id=request_id,
+                limit=self._config.max_queue,
+            )
+        self._waiting.add(sequence)
+
+    def finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        """End a sequence now, waiting or running; its memory is free at once. Nothing happens if it has ended.
+
+        A step in flight may still hold a row of it, which ``update`` passes over.
+        """
+        if sequence.status is SequenceStatus.RUNNING:
+            self._running.remove(sequence)
+            self._kv.free(sequence.table, sequence.token_ids, sequence.num_computed_tokens)
+        elif sequence.status is SequenceStatus.WAITING:
+            self._waiting.remove(sequence)
+        else:
+            return
+        sequence.status = SequenceStatus.FINISHED
+        sequence.finish_reason = reason
+        self._finished_seq_ids.append(sequence.seq_id)
+
+    def schedule(self) -> SchedulerOutput:
+        """Choose the rows of the next step and make room for them. ``update`` must follow."""
+        dropped = [sequence for sequence in self._running if len(sequence.token_ids) > self._kv.max_sequence_tokens]
+        for sequence in dropped:
+            self.finish(sequence, "length")
+        num_preemptions = self._num_preemptions
+        rows, budget = self._continue_running()
+        if self._num_preemptions == num_preemptions:
+            rows += self._admit_waiting(budget)
+        finished, self._finished_seq_ids = self._finished_seq_ids, []
+        return SchedulerOutput(rows, self._kv.take_copies(), self._kv.take_released(), dropped, finished)
+
+    def update(self, output: SchedulerOutput, sampled: list[list[int]]) -> list[Advance]:
+        """Take in the results of a step.
+
+        :param sampled: per row of ``output.scheduled`` its ``num_samples`` tokens. A row that failed has none; its
+            sequence stays as it was, for the caller to finish
+        :returns: what each sequence got, in the order of rows and samples
+        """
+        advances: list[Advance] = []
+        for index, (row, token_ids) in enumerate(zip(output.scheduled, sampled, strict=True)):
+            sequence = row.sequence
+            failed = row.num_samples > 0 and not token_ids
+            if failed or sequence.status is not SequenceStatus.RUNNING:
+                continue
+            sequence.num_computed_tokens = row.start + row.num_new_tokens
+            self._kv.commit(sequence.table, sequence.token_ids, sequence.num_computed_tokens)
+            choices = self._fork_choices(sequence) if row.num_samples > 1 else (sequence,)[: row.num_samples]
+            for sample, (choice, token_id) in enumerate(zip(choices, token_ids, strict=True)):
+                advances.append(self._append(choice, token_id, index, sample))
+        return advances
+
+    def _continue_running(self) -> tuple[list[ScheduledSequence], int]:
+        """Rows for the running sequences, and what they leave of the budget."""
+        rows: list[ScheduledSequence] = []
+        budget = self._config.max_num_batched_tokens
+        num_decodes = sum(len(s.token_ids) - s.num_computed_tokens == 1 for s in self._running)
+        prompt_budget = budget - num_decodes
+        for sequence in tuple(self._running):
+            if budget == 0:
+                break
+            if sequence.status is not SequenceStatus.RUNNING:
+                continue  # preempted for one before it
+            num_missing = len(sequence.token_ids) - sequence.num_computed_tokens
+            num_wanted = 1 if num_missing == 1 else min(num_missing, prompt_budget)
+            num_new = self._make_room(sequence, num_wanted) if num_wanted > 0 else 0
+            if num_new == 0:
+                continue
+            rows.append(_row(sequence, num_new))
+            budget -= num_new
+            if num_missing > 1:
+                prompt_budget -= num_new
+        return rows, budget
+
+    def _admit_waiting(self, budget: int) -> list[ScheduledSequence]:
+        """Rows for waiting sequences that there is budget, a seat and memory for."""
+        rows: list[ScheduledSequence] = []
+        if not self._waiting:
+            return rows
+        num_seats = self._config.max_num_seqs - sum(sequence.num_choices for sequence in self._running)
+        for sequence in self._waiting.candidates(LOOKAHEAD):
+            if budget == 0 or num_seats <= 0:
+                break
+            prefix = self._kv.match(sequence.table, sequence.token_ids)
+            if prefix.awaited:
+                continue
+            seated = sequence.num_choices <= num_seats
+            if seated and (not self._running or self._kv.fits(prefix, len(sequence.token_ids))):
+                row = self._admit(sequence, prefix, budget)
+                rows.append(row)
+                budget -= row.num_new_tokens
+                num_seats -= sequence.num_choices
+            elif is_overdue(sequence):
+                break
+        return rows
+
+    def _admit(self, sequence: Sequence, prefix: Prefix, budget: int) -> ScheduledSequence:
+        self._waiting.remove(sequence)
+        self._waiting.count_passed_by(sequence)
+        self._kv.attach(sequence.table, prefix, sequence.token_ids)
+        sequence.status = SequenceStatus.RUNNING
+        sequence.num_computed_tokens = prefix.num_tokens
+        if sequence.first_scheduled_at is None:
+            sequence.first_scheduled_at = time.monotonic()
+            sequence.num_cached_tokens = prefix.num_tokens
+        insort(self._running, sequence, key=rank)
+        num_wanted = min(budget, len(sequence.token_ids) - prefix.num_tokens)
+        num_new = self._kv.grow(sequence.table, prefix.num_tokens, num_wanted)
+        assert num_new > 0, f"{sequence} was admitted without room"
+        return _row(sequence, num_new)
+
+    def _make_room(self, sequence: Sequence, num_wanted: int) -> int:
+        """Room for at most ``num_wanted`` more tokens, at the cost of those behind; 0 if it was itself the last."""
+        while not (room := self._kv.grow(sequence.table, sequence.num_computed_tokens, num_wanted)):
+            last = self._running[-1]
+            self._preempt(last)
+            if last is sequence:
+                break
+        return room
+
+    def _preempt(self, sequence: Sequence) -> None:
+        assert len(self._running) > 1, f"{sequence} has the whole memory and no room"
+        self._running.remove(sequence)
+        self._kv.free(sequence.table, sequence.token_ids, sequence.num_computed_tokens)
+        sequence.num_computed_tokens = 0
+        sequence.status = SequenceStatus.WAITING
+        self._waiting.add(sequence)
+        self._num_preemptions += 1
+
+    def _fork_choices(self, sequence: Sequence) -> list[Sequence]:
+        """The sequence and its siblings, which from now on are independent."""
+        siblings = [
+            sequence.fork(index, self._kv.fork(sequence.table, sequence.num_computed_tokens))
+            for index in range(1, sequence.num_choices)
+        ]
+        for sibling in siblings:
+            insort(self._running, sibling, key=rank)
+        sequence.num_choices = 1
+        return [sequence, *siblings]
+
+    def _append(self, sequence: Sequence, token_id: int, row: int, sample: int) -> Advance:
+        token_ids = sequence.token_ids
+        token_ids.append(token_id)
+        if token_id in sequence.stop_token_ids:
+            self.finish(sequence, "stop")
+        elif sequence.num_output_tokens >= sequence.max_tokens or len(token_ids) >= self._config.max_model_len:
+            self.finish(sequence, "length")
+        return Advance(sequence, [token_id], row, sample, sequence.finish_reason)
+
+
+def _row(sequence: Sequence, num_new_tokens: int) -> ScheduledSequence:
+    start = sequence.num_computed_tokens
+    is_complete = start + num_new_tokens == len(sequence.token_ids)
+    return ScheduledSequence(
+        sequence, start, num_new_tokens, sequence.num_choices if is_complete else 0, sequence.table.ids
+    )

@@ -1,0 +1,70 @@
+"""Who waits, and who is next: priorities, first come first served, and nobody passed over for ever."""
+
+from __future__ import annotations
+
+from bisect import insort
+from itertools import chain, islice
+
+from paged_sdk.scheduler.sequence import Sequence
+
+__all__ = ["MAX_TIMES_PASSED", "WaitingQueue", "is_overdue", "rank"]
+
+MAX_TIMES_PASSED = 16
+"""Later requests that may be admitted before the oldest waiting one of its priority goes first, whatever the others'
+priorities: few enough that a large prompt is not starved by small ones, enough that these fill the gaps it leaves."""
+
+
+def is_overdue(sequence: Sequence) -> bool:
+    """Whether the sequence has been passed over so often that it goes first."""
+    return sequence.times_passed >= MAX_TIMES_PASSED
+
+
+def rank(sequence: Sequence) -> tuple[bool, int, float, int]:
+    """The smaller goes first into memory, and leaves it last."""
+    return (not is_overdue(sequence), -sequence.priority, sequence.arrival, sequence.seq_id)
+
+
+def _age(sequence: Sequence) -> tuple[float, int]:
+    return (sequence.arrival, sequence.seq_id)
+
+
+class WaitingQueue:
+    """The sequences without KV, by priority and within it by arrival.
+
+    A preempted sequence returns to where its arrival puts it: before all that came later.
+    """
+
+    def __init__(self) -> None:
+        self._levels: dict[int, list[Sequence]] = {}
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def add(self, sequence: Sequence) -> None:
+        insort(self._levels.setdefault(sequence.priority, []), sequence, key=_age)
+        self._length += 1
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take a sequence out because it ended or was admitted."""
+        level = self._levels[sequence.priority]
+        level.remove(sequence)
+        if not level:
+            del self._levels[sequence.priority]
+        self._length -= 1
+
+    def candidates(self, limit: int) -> list[Sequence]:
+        """The first ``limit`` sequences in the order in which they are to be tried."""
+        levels = [self._levels[priority] for priority in sorted(self._levels, reverse=True)]
+        overdue = sorted((level[0] for level in levels if is_overdue(level[0])), key=rank)
+        in_turn = (sequence for level in levels for sequence in level if sequence not in overdue)
+        return list(islice(chain(overdue, in_turn), limit))
+
+    def count_passed_by(self, admitted: Sequence) -> None:
+        """Note that ``admitted`` was let in before the older ones that wait at the head of each priority.
+
+        Only heads count: a crowd of low priority that has waited long thus goes first one at a time, not all at once.
+        """
+        for level in self._levels.values():
+            if _age(level[0]) < _age(admitted):
+                level[0].times_passed += 1
