@@ -1,0 +1,79 @@
+"""Builds the native CPU kernels: one plain shared library, its kernels compiled once per instruction set.
+
+Everything else is in pyproject.toml. The library is optional: without a compiler the install goes on, and the package
+uses its torch path.
+"""
+
+import os
+import platform
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+
+PACKAGE = Path("src/paged_sdk/kernels/native")
+SOURCES = PACKAGE / "csrc"
+
+# -ffp-contract=off: a compiler that fuses multiply and add where it likes would make a row's result depend on how many
+# rows its tile has. Fused operations are written out.
+FLAGS = [
+    "-std=c++17", "-O3", "-g0", "-fPIC", "-fopenmp", "-ffp-contract=off", "-fno-exceptions", "-fvisibility=hidden",
+    "-Wall", "-Wno-maybe-uninitialized",
+]  # fmt: skip
+
+AVX2 = ["-mavx2", "-mfma", "-mf16c"]
+# Table of kernels -> flags of its instruction set; dispatch.cpp lists the same tables.
+LEVELS = {"kPortableKernels": []}
+if platform.machine() in ("x86_64", "AMD64"):
+    LEVELS |= {
+        "kAvx2Kernels": AVX2,
+        "kAvxVnniKernels": [*AVX2, "-mavxvnni"],
+        "kAvx512Kernels": [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"],
+    }
+
+
+class BuildKernels(build_ext):
+    """Compiles every source, kernels.cpp once per instruction set, and links them into libpaged_kernels.so."""
+
+    def get_ext_filename(self, fullname):
+        """No Python module, so no ABI tag: ctypes loads it by this name."""
+        return os.path.join(*fullname.split(".")[:-1], "libpaged_kernels.so")
+
+    def build_extension(self, ext):
+        temp = Path(self.build_temp)
+        jobs = [(source, temp, []) for source in ext.sources if not source.endswith("kernels.cpp")]
+        kernels = str(SOURCES / "kernels.cpp")
+        jobs += [(kernels, temp / table, [f"-DPAGED_TABLE={table}", *flags]) for table, flags in LEVELS.items()]
+
+        def compile_one(job):
+            source, directory, flags = job
+            return self.compiler.compile([source], output_dir=str(directory), extra_postargs=[*FLAGS, *flags])
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            objects = [name for names in pool.map(compile_one, jobs) for name in names]
+        self.compiler.link_shared_object(
+            objects, self.get_ext_fullpath(ext.name), target_lang="c++", extra_postargs=["-fopenmp"]
+        )
+
+
+class PlatformWheel(bdist_wheel):
+    """The library depends on the platform and not on the Python version."""
+
+    def get_tag(self):
+        return ("py3", "none", super().get_tag()[2])
+
+
+setup(
+    ext_modules=[
+        Extension(
+            "paged_sdk.kernels.native.libpaged_kernels",
+            sources=[str(path) for path in sorted(SOURCES.glob("*.cpp"))],
+            depends=[str(path) for path in sorted(SOURCES.glob("*.h"))],
+            language="c++",
+            optional=True,
+        )
+    ],
+    cmdclass={"build_ext": BuildKernels, "bdist_wheel": PlatformWheel},
+)

@@ -1,0 +1,80 @@
+// The plain C interface of the kernel library: what Python's ctypes sees. Structures mirror library.py field by field.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#define PAGED_EXPORT extern "C" __attribute__((visibility("default")))
+
+extern "C" {
+
+// ggml's own numbers of the tensor types.
+enum PagedFormat : int32_t {
+  PAGED_Q4_0 = 2,
+  PAGED_Q4_1 = 3,
+  PAGED_Q5_0 = 6,
+  PAGED_Q5_1 = 7,
+  PAGED_Q8_0 = 8,
+  PAGED_Q4_K = 12,
+  PAGED_Q5_K = 13,
+  PAGED_Q6_K = 14,
+};
+
+enum PagedDtype : int32_t { PAGED_FLOAT32 = 0, PAGED_BFLOAT16 = 1, PAGED_FLOAT8_E4M3 = 2 };
+
+enum PagedActivation : int32_t { PAGED_SILU = 0, PAGED_GELU_TANH = 1 };
+
+// A weight matrix [rows, cols] in panels of 16 rows (formats.h), with an optional float32 bias [rows].
+struct paged_weight {
+  const uint8_t* data;
+  const float* bias;
+  int32_t format;
+  int32_t rows;
+  int32_t cols;
+  int32_t reserved;
+};
+
+// Scratch memory and the barrier of one caller: never used by two calls at once.
+struct paged_workspace;
+
+// out[m, :] = concat_i(W_i) . norm(x[m, :]) + bias (+ residual[m, :]); x, out and residual share one dtype; strides in elements.
+struct paged_linear_args {
+  const void* x;
+  const void* residual;  // null: none; may be out itself
+  void* out;
+  const float* norm_weight;  // null: no RMSNorm before the product
+  const paged_weight* weights;
+  paged_workspace* workspace;
+  int64_t x_stride;
+  int64_t residual_stride;
+  int64_t out_stride;
+  int32_t num_weights;
+  int32_t num_rows;
+  int32_t dtype;
+  int32_t num_threads;
+  float norm_eps;
+  int32_t reserved;
+};
+
+// out[m, :] = down . (activation(gate . norm(x[m, :])) * (up . norm(x[m, :]))) (+ residual[m, :])
+struct paged_mlp_args {
+  const void* x;
+  const void* residual;
+  void* out;
+  const float* norm_weight;
+  const paged_weight* gate;
+  const paged_weight* up;
+  const paged_weight* down;
+  paged_workspace* workspace;
+  int64_t x_stride;
+  int64_t residual_stride;
+  int64_t out_stride;
+  int32_t num_rows;
+  int32_t dtype;
+  int32_t activation;
+  int32_t num_threads;
+  float norm_eps;
+  int32_t reserved;
+};
+
+}  // extern "C"

@@ -1,0 +1,74 @@
+// The exported functions: workspaces, and each kernel in the form that the caller chose by its instruction-set level.
+#include <cstdlib>
+#include <new>
+
+#include "kernels.h"
+#include "workspace.h"
+
+namespace paged {
+namespace {
+
+struct Level {
+  const char* name;
+  const KernelTable* kernels;
+  bool (*runs_here)();
+};
+
+// Best first.
+constexpr Level kLevels[] = {
+#if defined(__x86_64__)
+    {"avx512_vnni", &kAvx512Kernels,
+     [] {
+       return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
+              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+     }},
+    {"avx_vnni", &kAvxVnniKernels,
+     [] {
+       return __builtin_cpu_supports("avxvnni") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+              __builtin_cpu_supports("f16c");
+     }},
+    {"avx2", &kAvx2Kernels,
+     [] {
+       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+     }},
+#endif
+    {"portable", &kPortableKernels, [] { return true; }},
+};
+constexpr int kNumLevels = sizeof(kLevels) / sizeof(kLevels[0]);
+
+}  // namespace
+
+uint8_t* reserve(paged_workspace& workspace, size_t bytes) {
+  if (bytes <= workspace.capacity) return workspace.data;
+  std::free(workspace.data);
+  const size_t rounded = (bytes + bytes / 2 + 4095) & ~static_cast<size_t>(4095);
+  workspace.data = static_cast<uint8_t*>(std::aligned_alloc(4096, rounded));
+  workspace.capacity = workspace.data != nullptr ? rounded : 0;
+  return workspace.data;
+}
+
+}  // namespace paged
+
+// The name of instruction-set level `level` (0 is the best), or null past the last.
+PAGED_EXPORT const char* paged_level_name(int32_t level) {
+  return level >= 0 && level < paged::kNumLevels ? paged::kLevels[level].name : nullptr;
+}
+
+PAGED_EXPORT int32_t paged_level_runs_here(int32_t level) { return paged::kLevels[level].runs_here(); }
+
+PAGED_EXPORT paged_workspace* paged_workspace_new() { return new (std::nothrow) paged_workspace{}; }
+
+PAGED_EXPORT void paged_workspace_delete(paged_workspace* workspace) {
+  if (workspace == nullptr) return;
+  std::free(workspace->data);
+  delete workspace;
+}
+
+// Each kernel returns 0, or 1 when there is no memory for its scratch.
+PAGED_EXPORT int32_t paged_linear(int32_t level, const paged_linear_args* args) {
+  return paged::kLevels[level].kernels->linear(*args);
+}
+
+PAGED_EXPORT int32_t paged_mlp(int32_t level, const paged_mlp_args* args) {
+  return paged::kLevels[level].kernels->mlp(*args);
+}

@@ -1,0 +1,115 @@
+// Each packed format: how a kernel reads a block's scales and a group's weights (layout.h says where they lie).
+#pragma once
+
+#include "layout.h"
+#include "simd.h"
+
+namespace paged {
+namespace {
+
+// Scales of a block, per group of 32 columns (per half group where kHalfGroups), and minima to be added.
+template <int kScales, int kMinima>
+struct Scales {
+  alignas(64) float scale[kScales][kPanelRows];
+  alignas(64) float minimum[kMinima][kPanelRows];
+};
+
+inline void load_nibbles(const uint8_t* p, Bytes w[8]) {
+  for (int v = 0; v < 4; ++v) {
+    const Bytes packed = load_bytes(p + v * kVector);
+    w[v] = keep(packed, 15);
+    w[v + 4] = keep(shift_right<4>(packed), 15);
+  }
+}
+
+inline void load_five(const uint8_t* p, Bytes w[8]) {
+  load_nibbles(p, w);
+  const Bytes fifth = load_bytes(p + 4 * kVector);
+  w[0] = merge(w[0], shift_left<4>(fifth), 16);
+  w[1] = merge(w[1], shift_left<3>(fifth), 16);
+  w[2] = merge(w[2], shift_left<2>(fifth), 16);
+  w[3] = merge(w[3], shift_left<1>(fifth), 16);
+  w[4] = merge(w[4], fifth, 16);
+  w[5] = merge(w[5], shift_right<1>(fifth), 16);
+  w[6] = merge(w[6], shift_right<2>(fifth), 16);
+  w[7] = merge(w[7], shift_right<3>(fifth), 16);
+}
+
+inline void load_six(const uint8_t* p, Bytes w[8]) {
+  load_nibbles(p, w);
+  for (int v = 0; v < 2; ++v) {
+    const Bytes top = load_bytes(p + (4 + v) * kVector);
+    w[4 * v] = merge(w[4 * v], shift_left<4>(top), 48);
+    w[4 * v + 1] = merge(w[4 * v + 1], shift_left<2>(top), 48);
+    w[4 * v + 2] = merge(w[4 * v + 2], top, 48);
+    w[4 * v + 3] = merge(w[4 * v + 3], shift_right<2>(top), 48);
+  }
+}
+
+inline void load_eight(const uint8_t* p, Bytes w[8]) {
+  for (int q = 0; q < 8; ++q) w[q] = load_bytes(p + q * kVector);
+}
+
+template <const Layout& kLayout>
+inline void load_group(const uint8_t* block, int group, Bytes w[8]) {
+  const uint8_t* p = block + kLayout.header + group * kLayout.group_bytes;
+  if constexpr (kLayout.planes == Planes::kNibbles) load_nibbles(p, w);
+  if constexpr (kLayout.planes == Planes::kFive) load_five(p, w);
+  if constexpr (kLayout.planes == Planes::kSix) load_six(p, w);
+  if constexpr (kLayout.planes == Planes::kBytes) load_eight(p, w);
+}
+
+// Q4_0 Q4_1 Q5_0 Q5_1 Q8_0: float16 scales (and minima) of one group of 32 columns.
+template <const Layout& kTheLayout>
+struct Legacy {
+  static constexpr const Layout& kLayout = kTheLayout;
+  static constexpr bool kMinima = kLayout.offset_shift < 0;
+  static constexpr bool kHalfGroups = false;
+  using BlockScales = Scales<1, 1>;
+
+  static void load_scales(const uint8_t* block, BlockScales& out) {
+    store_floats(out.scale[0], load_half(block));
+    if constexpr (kMinima) store_floats(out.minimum[0], load_half(block + kHalves));
+  }
+};
+
+// Q4_K Q5_K: eight groups with six-bit scales and minima in units of two float16 per row.
+template <const Layout& kTheLayout>
+struct SixBitScales {
+  static constexpr const Layout& kLayout = kTheLayout;
+  static constexpr bool kMinima = true;
+  static constexpr bool kHalfGroups = false;
+  using BlockScales = Scales<8, 8>;
+
+  static void load_scales(const uint8_t* block, BlockScales& out) {
+    alignas(64) uint8_t numbers[4 * kVector];
+    const uint8_t* packed = block + 2 * kHalves;
+    const Bytes a = load_bytes(packed), b = load_bytes(packed + kVector), c = load_bytes(packed + 2 * kVector);
+    store_bytes(numbers, keep(a, 63));
+    store_bytes(numbers + kVector, keep(b, 63));
+    store_bytes(numbers + 2 * kVector, keep(c, 63));
+    const Bytes low = keep(shift_right<6>(a), 3);
+    store_bytes(numbers + 3 * kVector, merge(merge(low, shift_right<4>(b), 12), shift_right<2>(c), 48));
+    const Floats unit = load_half(block), minimum_unit = sub(zero_floats(), load_half(block + kHalves));
+    for (int g = 0; g < 8; ++g) {
+      store_floats(out.scale[g], mul(unit, load_uint8(numbers + g * 32)));
+      store_floats(out.minimum[g], mul(minimum_unit, load_uint8(numbers + g * 32 + 16)));
+    }
+  }
+};
+
+// Q6_K: int8 scales of 16 columns in units of one float16 per row.
+struct Q6K {
+  static constexpr const Layout& kLayout = kQ6_K;
+  static constexpr bool kMinima = false;
+  static constexpr bool kHalfGroups = true;
+  using BlockScales = Scales<16, 1>;
+
+  static void load_scales(const uint8_t* block, BlockScales& out) {
+    const Floats unit = load_half(block);
+    for (int g = 0; g < 16; ++g) store_floats(out.scale[g], mul(unit, load_int8(block + kHalves + g * kPanelRows)));
+  }
+};
+
+}  // namespace
+}  // namespace paged

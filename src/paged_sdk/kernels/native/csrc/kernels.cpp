@@ -1,0 +1,71 @@
+// Compiled once per instruction set (setup.py gives the flags and PAGED_TABLE): one parallel region per call, whose
+// phases are the building blocks of the headers with barriers between them.
+#include "kernels.h"
+
+#include "linear.h"
+#include "mlp.h"
+
+namespace paged {
+namespace {
+
+constexpr int kOk = 0;
+constexpr int kNoMemory = 1;
+
+size_t aligned(size_t bytes) { return (bytes + 63) & ~static_cast<size_t>(63); }
+
+// Runs body(team) on the threads of the pool; on this thread alone where one is asked for.
+template <class Body>
+void run_team(paged_workspace& workspace, int num_threads, const Body& body) {
+  if (num_threads == 1) {
+    body(Team{workspace, 0, 1});
+    return;
+  }
+#pragma omp parallel num_threads(num_threads)
+  body(Team{workspace, omp_get_thread_num(), omp_get_num_threads()});
+}
+
+int linear(const paged_linear_args& args) {
+  const int cols = args.weights[0].cols;
+  const size_t activations = activation_bytes(args.num_rows, cols, args.num_threads);
+  const size_t sums = sums_bytes(args.num_rows);
+  uint8_t* scratch = reserve(*args.workspace, activations + sums * args.num_threads);
+  if (scratch == nullptr) return kNoMemory;
+  const Matrix x{args.x, args.x_stride, args.dtype};
+  const Output out{args.out, args.out_stride, args.dtype, {args.residual, args.residual_stride, args.dtype}};
+  run_team(*args.workspace, args.num_threads, [&](const Team& team) {
+    const Activations quantised =
+        quantise_rows(x, args.num_rows, cols, args.norm_weight, args.norm_eps, scratch, team);
+    auto* own = reinterpret_cast<float(*)[kPanelRows]>(scratch + activations + team.index * sums);
+    multiply_weights(args.weights, args.num_weights, quantised, out, own, team);
+  });
+  return kOk;
+}
+
+int mlp(const paged_mlp_args& args) {
+  const int cols = args.gate->cols, inner = args.gate->rows;
+  const size_t widest = static_cast<size_t>(cols > inner ? cols : inner);
+  const size_t activations = activation_bytes(args.num_rows, static_cast<int>(widest), args.num_threads);
+  const size_t hidden_bytes = aligned(sizeof(float) * args.num_rows * inner);
+  const size_t sums = 2 * sums_bytes(args.num_rows);
+  uint8_t* scratch = reserve(*args.workspace, activations + hidden_bytes + sums * args.num_threads);
+  if (scratch == nullptr) return kNoMemory;
+  auto* hidden = reinterpret_cast<float*>(scratch + activations);
+  const Matrix x{args.x, args.x_stride, args.dtype};
+  const Matrix gated{hidden, inner, PAGED_FLOAT32};
+  const Output out{args.out, args.out_stride, args.dtype, {args.residual, args.residual_stride, args.dtype}};
+  run_team(*args.workspace, args.num_threads, [&](const Team& team) {
+    auto* own = reinterpret_cast<float(*)[kPanelRows]>(scratch + activations + hidden_bytes + team.index * sums);
+    const Activations first = quantise_rows(x, args.num_rows, cols, args.norm_weight, args.norm_eps, scratch, team);
+    multiply_gated(*args.gate, *args.up, first, args.activation, hidden, own, team);
+    team.barrier();
+    const Activations second = quantise_rows(gated, args.num_rows, inner, nullptr, 0.0f, scratch, team);
+    multiply_weights(args.down, 1, second, out, own, team);
+  });
+  return kOk;
+}
+
+}  // namespace
+
+extern const KernelTable PAGED_TABLE{linear, mlp};
+
+}  // namespace paged

@@ -1,0 +1,20 @@
+// The entry points that exist once per instruction set.
+#pragma once
+
+#include "abi.h"
+
+namespace paged {
+
+struct KernelTable {
+  int (*linear)(const paged_linear_args& args);
+  int (*mlp)(const paged_mlp_args& args);
+};
+
+extern const KernelTable kPortableKernels;
+#if defined(__x86_64__)
+extern const KernelTable kAvx2Kernels;
+extern const KernelTable kAvxVnniKernels;
+extern const KernelTable kAvx512Kernels;
+#endif
+
+}  // namespace paged

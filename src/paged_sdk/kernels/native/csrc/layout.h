@@ -1,0 +1,49 @@
+// How packed weights lie in memory: one place for the packer (pack.cpp) and the kernels (formats.h).
+//
+// A matrix [N, K] is cut into panels of 16 rows; a panel is a run of blocks along K. A block holds, for its 16 rows and
+// 32 (legacy formats) or 256 (K formats) columns, first the scales and then, per group of 32 columns, the weights as
+// unsigned integers in bit planes. A vector of a plane is 16 rows x 4 consecutive columns (a "quad"), so that one
+// dot-product instruction adds four products to each of 16 rows and no sum ever crosses lanes:
+//
+//   nibbles   4 vectors: vector v has quad v in the low and quad v + 4 in the high halves of its bytes
+//   fifth     1 vector: bit q of a byte belongs to quad q
+//   top pair  2 vectors: vector v has in bits 2 i, 2 i + 1 of a byte the top bits of quad 4 v + i
+//   bytes     8 vectors, one per quad
+//
+// The K formats' six-bit scales and minima stay six bits: 256 numbers (group g: 16 scales, 16 minima) in 192 bytes, the
+// last 64 numbers spread over the top pairs of the first 192. So every format keeps the file's own bits per weight,
+// which is what a single stream, bound by memory bandwidth, pays for.
+#pragma once
+
+#include <cstdint>
+
+namespace paged {
+
+constexpr int kPanelRows = 16;
+constexpr int kGroup = 32;  // columns that share an activation scale
+constexpr int kVector = 64;
+constexpr int kHalves = 2 * kPanelRows;  // bytes of one float16 per row
+constexpr int kSixBits = 192;            // bytes of a block's six-bit scales and minima
+
+enum class Planes { kNibbles, kFive, kSix, kBytes };
+
+struct Layout {
+  Planes planes;
+  int groups;        // of 32 columns in a block
+  int header;        // bytes before the first group
+  int group_bytes;   // weights of a group
+  int offset_shift;  // weights are stored plus 2^offset_shift; -1: they have minima instead
+
+  constexpr int block_bytes() const { return header + groups * group_bytes; }
+};
+
+constexpr Layout kQ4_0{Planes::kNibbles, 1, kHalves, 4 * kVector, 3};
+constexpr Layout kQ4_1{Planes::kNibbles, 1, 2 * kHalves, 4 * kVector, -1};
+constexpr Layout kQ5_0{Planes::kFive, 1, kHalves, 5 * kVector, 4};
+constexpr Layout kQ5_1{Planes::kFive, 1, 2 * kHalves, 5 * kVector, -1};
+constexpr Layout kQ8_0{Planes::kBytes, 1, kHalves, 8 * kVector, 7};
+constexpr Layout kQ4_K{Planes::kNibbles, 8, 2 * kHalves + kSixBits, 4 * kVector, -1};
+constexpr Layout kQ5_K{Planes::kFive, 8, 2 * kHalves + kSixBits, 5 * kVector, -1};
+constexpr Layout kQ6_K{Planes::kSix, 8, kHalves + 16 * kPanelRows, 6 * kVector, 5};
+
+}  // namespace paged

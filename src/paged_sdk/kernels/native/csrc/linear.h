@@ -1,0 +1,81 @@
+// Linear layers over quantised activations: several weights that share one input, bias and residual in the epilogue.
+#pragma once
+
+#include "panel.h"
+
+namespace paged {
+namespace {
+
+inline uint16_t to_bfloat16(float a) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &a, 4);
+  if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>(bits >> 16 | 0x40);
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+// Where results go: float32 or bfloat16 rows of the caller, plus what is added on the way.
+struct Output {
+  void* data;
+  int64_t stride;
+  int32_t dtype;
+  Matrix residual;  // data null: none; may be `data` itself
+
+  // Writes `count` (up to 16) columns of one row.
+  void store(int64_t row, int64_t col, int count, const float* sums, const float* bias) const {
+    if (dtype == PAGED_FLOAT32 && count == kPanelRows) {  // the common case, whole vectors
+      Floats v = load_floats(sums);
+      if (bias != nullptr) v = add(v, load_floats(bias));
+      if (residual.data != nullptr) v = add(v, residual.load(row, col));
+      store_floats(static_cast<float*>(data) + row * stride + col, v);
+      return;
+    }
+    for (int i = 0; i < count; ++i) {
+      float v = sums[i] + (bias != nullptr ? bias[i] : 0.0f);
+      if (dtype == PAGED_FLOAT32) {
+        if (residual.data != nullptr) v += static_cast<const float*>(residual.data)[row * residual.stride + col + i];
+        static_cast<float*>(data)[row * stride + col + i] = v;
+      } else {
+        if (residual.data != nullptr) {
+          const uint32_t bits =
+              static_cast<uint32_t>(static_cast<const uint16_t*>(residual.data)[row * residual.stride + col + i]) << 16;
+          float r;
+          __builtin_memcpy(&r, &bits, 4);
+          v += r;
+        }
+        static_cast<uint16_t*>(data)[row * stride + col + i] = to_bfloat16(v);
+      }
+    }
+  }
+};
+
+inline int64_t num_panels(const paged_weight& weight) { return (weight.rows + kPanelRows - 1) / kPanelRows; }
+
+// Bytes of one thread's sums of a panel, [num_rows][16].
+inline size_t sums_bytes(int num_rows) { return sizeof(float) * kPanelRows * num_rows; }
+
+// out[:, concat of the weights' rows] = x . W^T: the thread's share of all panels of all weights.
+inline void multiply_weights(const paged_weight* weights, int num_weights, const Activations& x, const Output& out,
+                             float (*sums)[kPanelRows], const Team& team) {
+  int64_t total = 0;
+  for (int i = 0; i < num_weights; ++i) total += num_panels(weights[i]);
+  const auto [first, last] = team.share(total);
+  int64_t before = 0, col = 0;
+  for (int i = 0; i < num_weights; ++i) {
+    const paged_weight& w = weights[i];
+    const int64_t count = num_panels(w);
+    const PanelKernel kernel = panel_kernel(w.format);
+    const int64_t begin = first > before ? first - before : 0, end = last - before < count ? last - before : count;
+    for (int64_t p = begin; p < end; ++p) {
+      kernel.multiply(w.data + p * kernel.panel_bytes(w.cols), w.cols, x, sums);
+      const int64_t row0 = p * kPanelRows;
+      const int width = w.rows - row0 < kPanelRows ? static_cast<int>(w.rows - row0) : kPanelRows;
+      const float* bias = w.bias != nullptr ? w.bias + row0 : nullptr;
+      for (int r = 0; r < x.num_rows; ++r) out.store(r, col + row0, width, sums[r], bias);
+    }
+    before += count;
+    col += w.rows;
+  }
+}
+
+}  // namespace
+}  // namespace paged

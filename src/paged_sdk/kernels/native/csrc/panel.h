@@ -1,0 +1,106 @@
+// The inner kernel: one panel of 16 weight rows times a few rows of activations.
+#pragma once
+
+#include "activations.h"
+#include "formats.h"
+
+namespace paged {
+namespace {
+
+// sums[r][0..15] = the panel's 16 rows . activation row `row + r`, for kRows activation rows.
+//
+// Every row's sum is built in one order (groups ascending, scale then minimum), whatever kRows is: one arithmetic for
+// every batch.
+template <class Format, int kRows>
+inline void multiply_panel(const uint8_t* panel, int cols, const Activations& x, int64_t row, float (*sums)[kPanelRows]) {
+  constexpr const Layout& kLayout = Format::kLayout;
+  constexpr bool kEightBit = kLayout.planes == Planes::kBytes;
+  Floats sum[kRows];
+  for (int r = 0; r < kRows; ++r) sum[r] = zero_floats();
+  typename Format::BlockScales scales;
+  const uint8_t* block = panel;
+  for (int first = 0; first < cols / kGroup; first += kLayout.groups, block += kLayout.block_bytes()) {
+    Format::load_scales(block, scales);
+    for (int g = 0; g < kLayout.groups; ++g) {
+      // Two kilobytes ahead: past the latency of memory at a core's 26 GB/s, and into the next panel at a panel's end.
+      for (int line = 0; line < kLayout.group_bytes; line += 64)
+        __builtin_prefetch(block + kLayout.header + g * kLayout.group_bytes + line + 2048);
+      Bytes w[8];
+      load_group<Format::kLayout>(block, g, w);
+      const ActivationGroup* a = x.at(first + g, row);
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) {
+        const Floats scale = broadcast(a[r].scale);
+        if constexpr (Format::kHalfGroups) {
+          Ints lo = broadcast_shifted<kLayout.offset_shift>(&a[r].negative_halves[0]);
+          Ints hi = broadcast_shifted<kLayout.offset_shift>(&a[r].negative_halves[1]);
+          for (int q = 0; q < 4; ++q) {
+            lo = dot4<kEightBit>(lo, w[q], a[r].q + 4 * q);
+            hi = dot4<kEightBit>(hi, w[q + 4], a[r].q + 4 * q + 16);
+          }
+          sum[r] = fma(to_floats(lo), mul(load_floats(scales.scale[2 * g]), scale), sum[r]);
+          sum[r] = fma(to_floats(hi), mul(load_floats(scales.scale[2 * g + 1]), scale), sum[r]);
+        } else {
+          Ints dot;
+          if constexpr (Format::kMinima) {
+            dot = zero_ints();
+          } else {
+            dot = broadcast_shifted<kLayout.offset_shift>(&a[r].negative_sum);
+          }
+          for (int q = 0; q < 8; ++q) dot = dot4<kEightBit>(dot, w[q], a[r].q + 4 * q);
+          sum[r] = fma(to_floats(dot), mul(load_floats(scales.scale[g]), scale), sum[r]);
+          if constexpr (Format::kMinima)
+            sum[r] = fma(load_floats(scales.minimum[g]), broadcast(a[r].scaled_sum), sum[r]);
+        }
+      }
+    }
+  }
+  for (int r = 0; r < kRows; ++r) store_floats(sums[r], sum[r]);
+}
+
+template <class Format, int kRows>
+inline void multiply_tiles(const uint8_t* panel, int cols, const Activations& x, int64_t& row, float (*sums)[kPanelRows]) {
+  if constexpr (kRows <= kMaxTile) {
+    for (; x.num_rows - row >= kRows; row += kRows) multiply_panel<Format, kRows>(panel, cols, x, row, sums + row);
+  }
+}
+
+// The panel times all activation rows: sums[num_rows][16]. The panel comes from memory once: a second tile of rows finds
+// it in the second-level cache.
+template <class Format>
+void multiply_rows(const uint8_t* panel, int cols, const Activations& x, float (*sums)[kPanelRows]) {
+  int64_t row = 0;
+  multiply_tiles<Format, 16>(panel, cols, x, row, sums);
+  multiply_tiles<Format, 8>(panel, cols, x, row, sums);
+  multiply_tiles<Format, 4>(panel, cols, x, row, sums);
+  multiply_tiles<Format, 2>(panel, cols, x, row, sums);
+  multiply_tiles<Format, 1>(panel, cols, x, row, sums);
+}
+
+struct PanelKernel {
+  void (*multiply)(const uint8_t* panel, int cols, const Activations& x, float (*sums)[kPanelRows]);
+  const Layout& layout;
+
+  template <class Format>
+  static PanelKernel of() {
+    return {multiply_rows<Format>, Format::kLayout};
+  }
+  int64_t panel_bytes(int cols) const { return static_cast<int64_t>(cols / (kGroup * layout.groups)) * layout.block_bytes(); }
+};
+
+// The format has been checked where the weight was packed.
+inline PanelKernel panel_kernel(int32_t format) {
+  switch (format) {
+    case PAGED_Q4_0: return PanelKernel::of<Legacy<kQ4_0>>();
+    case PAGED_Q4_1: return PanelKernel::of<Legacy<kQ4_1>>();
+    case PAGED_Q5_0: return PanelKernel::of<Legacy<kQ5_0>>();
+    case PAGED_Q5_1: return PanelKernel::of<Legacy<kQ5_1>>();
+    case PAGED_Q8_0: return PanelKernel::of<Legacy<kQ8_0>>();
+    case PAGED_Q4_K: return PanelKernel::of<SixBitScales<kQ4_K>>();
+    case PAGED_Q5_K: return PanelKernel::of<SixBitScales<kQ5_K>>();
+    default: return PanelKernel::of<Q6K>();
+  }
+}
+
+}  // namespace
+}  // namespace paged

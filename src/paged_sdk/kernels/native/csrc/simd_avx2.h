@@ -1,0 +1,155 @@
+// The vector primitives on AVX2 with FMA and F16C (and AVX-VNNI where compiled for it): two registers per 16 rows.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace paged {
+namespace {
+
+struct Bytes {
+  __m256i lo, hi;
+};
+struct Ints {
+  __m256i lo, hi;
+};
+struct Floats {
+  __m256 lo, hi;
+};
+
+constexpr int kMaxTile = 4;  // 8 sums leave half of the 16 registers to weights and scales
+
+inline __m256i load256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+inline __m128i load128(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+inline __m128i load64(const void* p) { return _mm_loadl_epi64(static_cast<const __m128i*>(p)); }
+
+inline Bytes load_bytes(const uint8_t* p) { return {load256(p), load256(p + 32)}; }
+inline void store_bytes(uint8_t* p, Bytes a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.lo);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 32), a.hi);
+}
+inline Bytes keep(Bytes a, int mask) {
+  const __m256i m = _mm256_set1_epi8(static_cast<char>(mask));
+  return {_mm256_and_si256(a.lo, m), _mm256_and_si256(a.hi, m)};
+}
+template <int N>
+inline Bytes shift_right(Bytes a) {
+  return {_mm256_srli_epi16(a.lo, N), _mm256_srli_epi16(a.hi, N)};
+}
+template <int N>
+inline Bytes shift_left(Bytes a) {
+  return {_mm256_slli_epi16(a.lo, N), _mm256_slli_epi16(a.hi, N)};
+}
+inline Bytes merge(Bytes a, Bytes b, int mask) {
+  const Bytes kept = keep(b, mask);
+  return {_mm256_or_si256(a.lo, kept.lo), _mm256_or_si256(a.hi, kept.hi)};
+}
+
+inline Ints zero_ints() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+template <int N>
+inline Ints broadcast_shifted(const int32_t* p) {
+  const __m256i a = _mm256_slli_epi32(_mm256_set1_epi32(*p), N);
+  return {a, a};
+}
+template <bool kEightBit>
+inline __m256i dot4_half(__m256i sum, __m256i w, __m256i x) {
+#ifdef __AVXVNNI__
+  return _mm256_dpbusd_avx_epi32(sum, w, x);
+#else
+  if constexpr (kEightBit) {
+    // Two products of 8-bit weights overflow maddubs' 16-bit sum: even and odd bytes are widened apart.
+    const __m256i even = _mm256_madd_epi16(_mm256_and_si256(w, _mm256_set1_epi16(0xff)),
+                                           _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8));
+    const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(w, 8), _mm256_srai_epi16(x, 8));
+    return _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
+  } else {
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
+  }
+#endif
+}
+template <bool kEightBit>
+inline Ints dot4(Ints sum, Bytes w, const int8_t* x) {
+  int32_t four;
+  __builtin_memcpy(&four, x, 4);
+  const __m256i b = _mm256_set1_epi32(four);
+  return {dot4_half<kEightBit>(sum.lo, w.lo, b), dot4_half<kEightBit>(sum.hi, w.hi, b)};
+}
+inline int32_t sum_of(Ints a) {
+  const __m256i b = _mm256_add_epi32(a.lo, a.hi);
+  __m128i c = _mm_add_epi32(_mm256_castsi256_si128(b), _mm256_extracti128_si256(b, 1));
+  c = _mm_add_epi32(c, _mm_shuffle_epi32(c, 0x4e));
+  c = _mm_add_epi32(c, _mm_shuffle_epi32(c, 0xb1));
+  return _mm_cvtsi128_si32(c);
+}
+inline void store_int8(int8_t* p, Ints a) {
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(a.lo, a.hi), 0xd8);
+  const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+}
+
+inline Floats zero_floats() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+inline Floats broadcast(float a) { return {_mm256_set1_ps(a), _mm256_set1_ps(a)}; }
+inline Floats load_floats(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline void store_floats(float* p, Floats a) {
+  _mm256_storeu_ps(p, a.lo);
+  _mm256_storeu_ps(p + 8, a.hi);
+}
+inline Floats load_half(const uint8_t* p) { return {_mm256_cvtph_ps(load128(p)), _mm256_cvtph_ps(load128(p + 16))}; }
+inline Floats load_bfloat16(const uint16_t* p) {
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load128(p)), 16)),
+          _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load128(p + 8)), 16))};
+}
+inline Floats load_uint8(const uint8_t* p) {
+  return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(load64(p))), _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(load64(p + 8)))};
+}
+inline Floats load_int8(const uint8_t* p) {
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load64(p))), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load64(p + 8)))};
+}
+inline Floats to_floats(Ints a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
+inline Ints to_nearest(Floats a) { return {_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi)}; }
+inline Floats add(Floats a, Floats b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
+inline Floats sub(Floats a, Floats b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
+inline Floats mul(Floats a, Floats b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
+inline Floats div(Floats a, Floats b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
+inline Floats fma(Floats a, Floats b, Floats c) {
+  return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
+}
+inline Floats minimum(Floats a, Floats b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
+inline Floats maximum(Floats a, Floats b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
+inline float sum_of(Floats a) {
+  const __m256 b = _mm256_add_ps(a.lo, a.hi);
+  __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+  c = _mm_add_ps(c, _mm_movehl_ps(c, c));
+  return _mm_cvtss_f32(_mm_add_ss(c, _mm_movehdup_ps(c)));
+}
+inline float max_of(Floats a) {
+  const __m256 b = _mm256_max_ps(a.lo, a.hi);
+  __m128 c = _mm_max_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+  c = _mm_max_ps(c, _mm_movehl_ps(c, c));
+  return _mm_cvtss_f32(_mm_max_ss(c, _mm_movehdup_ps(c)));
+}
+inline uint32_t magnitude_bits(Floats a, Floats b) {
+  const __m256i mask = _mm256_set1_epi32(0x7fffffff);
+  const auto bits = [mask](__m256 x) { return _mm256_and_si256(_mm256_castps_si256(x), mask); };
+  const __m256i m = _mm256_max_epi32(_mm256_max_epi32(bits(a.lo), bits(a.hi)), _mm256_max_epi32(bits(b.lo), bits(b.hi)));
+  __m128i c = _mm_max_epi32(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1));
+  c = _mm_max_epi32(c, _mm_shuffle_epi32(c, 0x4e));
+  c = _mm_max_epi32(c, _mm_shuffle_epi32(c, 0xb1));
+  return static_cast<uint32_t>(_mm_cvtsi128_si32(c));
+}
+// n within [-126, 127]: the exponent is added to the bits.
+inline Floats scale_by_power(Floats p, Floats n) {
+  const auto power = [](__m256 a, __m256 b) {
+    const __m256i exponent = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(b), _mm256_set1_epi32(127)), 23);
+    return _mm256_mul_ps(a, _mm256_castsi256_ps(exponent));
+  };
+  return {power(p.lo, n.lo), power(p.hi, n.hi)};
+}
+inline Floats round_to_integral(Floats a) {
+  constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  return {_mm256_round_ps(a.lo, kNearest), _mm256_round_ps(a.hi, kNearest)};
+}
+
+}  // namespace
+}  // namespace paged

@@ -1,0 +1,92 @@
+// The vector primitives on AVX-512 with VNNI: 16 rows of a panel fill one register.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace paged {
+namespace {
+
+using Bytes = __m512i;   // 64 unsigned bytes: 16 rows x 4 consecutive k
+using Ints = __m512i;    // 16 int32
+using Floats = __m512;   // 16 float32
+
+constexpr int kMaxTile = 16;  // activation rows held in registers: 16 sums + 8 weight vectors + scales fit 32 registers
+
+inline Bytes load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
+inline void store_bytes(uint8_t* p, Bytes a) { _mm512_storeu_si512(p, a); }
+inline Bytes keep(Bytes a, int mask) { return _mm512_and_si512(a, _mm512_set1_epi8(static_cast<char>(mask))); }
+template <int N>
+inline Bytes shift_right(Bytes a) {  // crosses bytes within 16-bit lanes: the caller masks
+  return _mm512_srli_epi16(a, N);
+}
+template <int N>
+inline Bytes shift_left(Bytes a) {
+  return _mm512_slli_epi16(a, N);
+}
+// a | (b & mask)
+inline Bytes merge(Bytes a, Bytes b, int mask) {
+  return _mm512_ternarylogic_epi32(a, b, _mm512_set1_epi8(static_cast<char>(mask)), 0xF8);
+}
+
+inline Ints zero_ints() { return _mm512_setzero_si512(); }
+template <int N>
+inline Ints broadcast_shifted(const int32_t* p) {
+  return _mm512_slli_epi32(_mm512_set1_epi32(*p), N);
+}
+// sum[row] += w[row, 0..3] . x[0..3]; every instruction set gives the same integers.
+template <bool kEightBit>
+inline Ints dot4(Ints sum, Bytes w, const int8_t* x) {
+  int32_t four;
+  __builtin_memcpy(&four, x, 4);
+  return _mm512_dpbusd_epi32(sum, w, _mm512_set1_epi32(four));
+}
+inline int32_t sum_of(Ints a) { return _mm512_reduce_add_epi32(a); }
+inline void store_int8(int8_t* p, Ints a) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a));
+}
+
+inline Floats zero_floats() { return _mm512_setzero_ps(); }
+inline Floats broadcast(float a) { return _mm512_set1_ps(a); }
+inline Floats load_floats(const float* p) { return _mm512_loadu_ps(p); }
+inline void store_floats(float* p, Floats a) { _mm512_storeu_ps(p, a); }
+inline Floats load_half(const uint8_t* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+inline Floats load_bfloat16(const uint16_t* p) {
+  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+inline Floats load_uint8(const uint8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+inline Floats load_int8(const uint8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+inline Floats to_floats(Ints a) { return _mm512_cvtepi32_ps(a); }
+inline Ints to_nearest(Floats a) { return _mm512_cvtps_epi32(a); }
+inline Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
+inline Floats sub(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
+inline Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
+inline Floats div(Floats a, Floats b) { return _mm512_div_ps(a, b); }
+inline Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+// A NaN in b comes through both.
+inline Floats minimum(Floats a, Floats b) { return _mm512_min_ps(a, b); }
+inline Floats maximum(Floats a, Floats b) { return _mm512_max_ps(a, b); }
+inline float sum_of(Floats a) { return _mm512_reduce_add_ps(a); }
+inline float max_of(Floats a) { return _mm512_reduce_max_ps(a); }
+// The bits of max |a|, |b|: NaN and Inf compare above every number.
+inline uint32_t magnitude_bits(Floats a, Floats b) {
+  const __m512i mask = _mm512_set1_epi32(0x7fffffff);
+  return static_cast<uint32_t>(_mm512_reduce_max_epi32(_mm512_max_epi32(
+      _mm512_and_si512(_mm512_castps_si512(a), mask), _mm512_and_si512(_mm512_castps_si512(b), mask))));
+}
+// p * 2^n for an integral n
+inline Floats scale_by_power(Floats p, Floats n) { return _mm512_scalef_ps(p, n); }
+inline Floats round_to_integral(Floats a) {
+  return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+
+}  // namespace
+}  // namespace paged

@@ -1,0 +1,184 @@
+// The vector primitives in plain C++, for any machine: the compiler turns the 16-lane loops into what it has (NEON, SSE2).
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+namespace paged {
+namespace {
+
+struct Bytes {
+  uint8_t v[64];
+};
+struct Ints {
+  int32_t v[16];
+};
+struct Floats {
+  float v[16];
+};
+
+constexpr int kMaxTile = 4;
+
+template <class F>
+inline Bytes each_byte(F f) {
+  Bytes r;
+  for (int i = 0; i < 64; ++i) r.v[i] = static_cast<uint8_t>(f(i));
+  return r;
+}
+template <class F>
+inline Ints each_int(F f) {
+  Ints r;
+  for (int i = 0; i < 16; ++i) r.v[i] = f(i);
+  return r;
+}
+template <class F>
+inline Floats each_float(F f) {
+  Floats r;
+  for (int i = 0; i < 16; ++i) r.v[i] = f(i);
+  return r;
+}
+inline uint32_t bits_of(float a) {
+  uint32_t b;
+  __builtin_memcpy(&b, &a, 4);
+  return b;
+}
+inline float from_bits(uint32_t b) {
+  float a;
+  __builtin_memcpy(&a, &b, 4);
+  return a;
+}
+
+inline Bytes load_bytes(const uint8_t* p) {
+  return each_byte([p](int i) { return p[i]; });
+}
+inline void store_bytes(uint8_t* p, Bytes a) { __builtin_memcpy(p, a.v, 64); }
+inline Bytes keep(Bytes a, int mask) {
+  return each_byte([&](int i) { return a.v[i] & mask; });
+}
+template <int N>
+inline Bytes shift_right(Bytes a) {
+  return each_byte([&](int i) { return a.v[i] >> N; });
+}
+template <int N>
+inline Bytes shift_left(Bytes a) {
+  return each_byte([&](int i) { return a.v[i] << N; });
+}
+inline Bytes merge(Bytes a, Bytes b, int mask) {
+  return each_byte([&](int i) { return a.v[i] | (b.v[i] & mask); });
+}
+
+inline Ints zero_ints() {
+  return each_int([](int) { return 0; });
+}
+template <int N>
+inline Ints broadcast_shifted(const int32_t* p) {
+  const int32_t a = *p * (1 << N);
+  return each_int([a](int) { return a; });
+}
+template <bool kEightBit>
+inline Ints dot4(Ints sum, Bytes w, const int8_t* x) {
+  return each_int([&](int i) {
+    const uint8_t* row = w.v + 4 * i;
+    return sum.v[i] + row[0] * x[0] + row[1] * x[1] + row[2] * x[2] + row[3] * x[3];
+  });
+}
+inline int32_t sum_of(Ints a) {
+  int32_t total = 0;
+  for (const int32_t v : a.v) total += v;
+  return total;
+}
+inline void store_int8(int8_t* p, Ints a) {
+  for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(a.v[i]);
+}
+
+inline Floats zero_floats() {
+  return each_float([](int) { return 0.0f; });
+}
+inline Floats broadcast(float a) {
+  return each_float([a](int) { return a; });
+}
+inline Floats load_floats(const float* p) {
+  return each_float([p](int i) { return p[i]; });
+}
+inline void store_floats(float* p, Floats a) { __builtin_memcpy(p, a.v, 64); }
+inline float half_to_float(uint16_t h) {
+  const uint32_t sign = static_cast<uint32_t>(h & 0x8000) << 16;
+  const uint32_t magnitude = h & 0x7fff;
+  if (magnitude >= 0x7c00) return from_bits(sign | 0x7f800000 | (magnitude & 0x3ff) << 13);
+  // The exponent is rebased by a product, which is exact for subnormal halves too.
+  return from_bits(bits_of(from_bits(magnitude << 13) * from_bits(0x77800000)) | sign);
+}
+inline Floats load_half(const uint8_t* p) {
+  return each_float([p](int i) {
+    uint16_t h;
+    __builtin_memcpy(&h, p + 2 * i, 2);
+    return half_to_float(h);
+  });
+}
+inline Floats load_bfloat16(const uint16_t* p) {
+  return each_float([p](int i) { return from_bits(static_cast<uint32_t>(p[i]) << 16); });
+}
+inline Floats load_uint8(const uint8_t* p) {
+  return each_float([p](int i) { return static_cast<float>(p[i]); });
+}
+inline Floats load_int8(const uint8_t* p) {
+  return each_float([p](int i) { return static_cast<float>(static_cast<int8_t>(p[i])); });
+}
+inline Floats to_floats(Ints a) {
+  return each_float([&](int i) { return static_cast<float>(a.v[i]); });
+}
+// |a| < 2^22: adding and removing 1.5 * 2^23 rounds to nearest even in float32, without a call per lane.
+inline float nearest(float a) { return (a + 12582912.0f) - 12582912.0f; }
+inline Ints to_nearest(Floats a) {
+  return each_int([&](int i) { return static_cast<int32_t>(nearest(a.v[i])); });
+}
+inline Floats add(Floats a, Floats b) {
+  return each_float([&](int i) { return a.v[i] + b.v[i]; });
+}
+inline Floats sub(Floats a, Floats b) {
+  return each_float([&](int i) { return a.v[i] - b.v[i]; });
+}
+inline Floats mul(Floats a, Floats b) {
+  return each_float([&](int i) { return a.v[i] * b.v[i]; });
+}
+inline Floats div(Floats a, Floats b) {
+  return each_float([&](int i) { return a.v[i] / b.v[i]; });
+}
+// Not fused on machines without the instruction: std::fma would be a library call per lane.
+inline Floats fma(Floats a, Floats b, Floats c) {
+  return each_float([&](int i) { return a.v[i] * b.v[i] + c.v[i]; });
+}
+inline Floats minimum(Floats a, Floats b) {
+  return each_float([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; });
+}
+inline Floats maximum(Floats a, Floats b) {
+  return each_float([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
+}
+inline float sum_of(Floats a) {
+  for (int width = 8; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) a.v[i] += a.v[i + width];
+  return a.v[0];
+}
+inline float max_of(Floats a) {
+  float m = a.v[0];
+  for (const float v : a.v) m = v > m ? v : m;
+  return m;
+}
+inline uint32_t magnitude_bits(Floats a, Floats b) {
+  uint32_t m = 0;
+  for (int i = 0; i < 16; ++i) {
+    const uint32_t x = bits_of(a.v[i]) & 0x7fffffff, y = bits_of(b.v[i]) & 0x7fffffff;
+    m = x > m ? x : m;
+    m = y > m ? y : m;
+  }
+  return m;
+}
+inline Floats scale_by_power(Floats p, Floats n) {
+  return each_float([&](int i) { return p.v[i] * from_bits(static_cast<uint32_t>(static_cast<int32_t>(n.v[i]) + 127) << 23); });
+}
+inline Floats round_to_integral(Floats a) {
+  return each_float([&](int i) { return nearest(a.v[i]); });
+}
+
+}  // namespace
+}  // namespace paged

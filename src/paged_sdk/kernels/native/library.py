@@ -1,0 +1,129 @@
+"""Finds the native library, loads it, and says which instruction set it runs on or why it cannot."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, c_char_p, c_int32, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from paged_sdk.errors import ConfigError
+from paged_sdk.kernels.native.structures import Linear, Mlp
+from paged_sdk.logs import get_logger
+
+__all__ = ["NativeLibrary", "Workspace", "available_levels", "load", "why_not"]
+
+_PATH = Path(__file__).with_name("libpaged_kernels.so")
+
+_log = get_logger(__name__)
+
+
+class NativeLibrary:
+    """The loaded library, bound to one instruction-set level. Immutable; shared by whoever loads it.
+
+    :ivar isa: name of the level: ``avx512_vnni``, ``avx_vnni``, ``avx2`` or ``portable``
+    :ivar level: its number in the library, 0 the best
+    """
+
+    def __init__(self, functions: ctypes.CDLL, *, isa: str, level: int) -> None:
+        self.functions = functions
+        self.isa = isa
+        self.level = level
+
+
+class Workspace:
+    """Scratch memory of native calls, which grows to what the largest needs, and the number of threads they use.
+
+    One call at a time may use a workspace: an engine has one of its own.
+
+    :param library: the loaded library
+    :param num_threads: threads of a call; torch's own number by default, whose pool they share
+    :ivar handle: the workspace of the C interface
+    """
+
+    def __init__(self, library: NativeLibrary, *, num_threads: int | None = None) -> None:
+        threads = torch.get_num_threads() if num_threads is None else num_threads
+        if threads < 1:
+            raise ConfigError.of("num_threads", num_threads, "an int >= 1")
+        self.library = library
+        self.num_threads = threads
+        self.handle: int | None = library.functions.paged_workspace_new()
+        if self.handle is None:
+            raise MemoryError("no memory for a workspace of the native kernels")
+
+    def __del__(self) -> None:
+        if getattr(self, "handle", None) is not None:
+            self.library.functions.paged_workspace_delete(self.handle)
+            self.handle = None
+
+
+def _declare(functions: ctypes.CDLL) -> None:
+    functions.paged_level_name.argtypes = (c_int32,)
+    functions.paged_level_name.restype = c_char_p
+    functions.paged_level_runs_here.argtypes = (c_int32,)
+    functions.paged_workspace_new.argtypes = ()
+    functions.paged_workspace_new.restype = c_void_p
+    functions.paged_workspace_delete.argtypes = (c_void_p,)
+    functions.paged_workspace_delete.restype = None
+    functions.paged_packed_bytes.argtypes = (c_int32, c_int32, c_int32)
+    functions.paged_packed_bytes.restype = c_int64
+    functions.paged_pack.argtypes = (c_int32, c_void_p, c_int32, c_int32, c_void_p, c_int32)
+    functions.paged_pack.restype = None
+    functions.paged_linear.argtypes = (c_int32, POINTER(Linear))
+    functions.paged_mlp.argtypes = (c_int32, POINTER(Mlp))
+
+
+@cache
+def _open() -> tuple[ctypes.CDLL | None, str]:
+    """The shared library, or None and why. torch is imported by then, so both use torch's OpenMP pool."""
+    if not _PATH.exists():
+        return None, f"{_PATH.name} was not built: the package was installed without a C++ compiler"
+    try:
+        functions = ctypes.CDLL(str(_PATH))
+        _declare(functions)
+    except (OSError, AttributeError) as exc:
+        return None, f"{_PATH.name} cannot be loaded: {exc}"
+    return functions, ""
+
+
+@cache
+def available_levels() -> tuple[str, ...]:
+    """The instruction-set levels that this machine can run, best first; empty without the library."""
+    functions, _ = _open()
+    names: list[str] = []
+    if functions is not None:
+        level = 0
+        while (name := functions.paged_level_name(level)) is not None:
+            if functions.paged_level_runs_here(level):
+                names.append(name.decode())
+            level += 1
+    return tuple(names)
+
+
+@cache
+def load(isa: str | None = None) -> NativeLibrary | None:
+    """The native library, or None where it is not built or does not load: :func:`why_not` tells, and so does the log.
+
+    :param isa: an instruction-set level of :func:`available_levels`; the best by default
+    :raises ConfigError: this machine cannot run that level
+    """
+    functions, reason = _open()
+    if functions is None:
+        _log.info("Native CPU kernels are off, torch operations are used: %s", reason)
+        return None
+    names = available_levels()
+    name = names[0] if isa is None else isa
+    if name not in names:
+        raise ConfigError.of("isa", isa, f"one of {', '.join(names)}")
+    level = 0
+    while functions.paged_level_name(level).decode() != name:
+        level += 1
+    _log.info("Native CPU kernels: %s", name)
+    return NativeLibrary(functions, isa=name, level=level)
+
+
+def why_not() -> str | None:
+    """Why :func:`load` returns None, or None when it does not."""
+    return _open()[1] or None

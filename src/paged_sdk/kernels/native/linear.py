@@ -1,0 +1,202 @@
+"""Linear and feed-forward layers on packed weights, each one native call.
+
+Activations are quantised to int8 in groups of 32 columns with float32 scales, products are exact integers per group,
+and each output's sum has one order: a row's result does not depend on how many rows are computed with it, nor on the
+number of threads. A row that holds NaN or Inf gives NaN in every column, and touches no other row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import addressof, byref
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from paged_sdk.errors import ConfigError
+from paged_sdk.kernels.native.library import Workspace
+from paged_sdk.kernels.native.packed import PackedWeight
+from paged_sdk.kernels.native.structures import ACTIVATIONS, DTYPES, Linear, Mlp, Weight
+
+__all__ = ["NativeLinear", "NativeMlp"]
+
+_DTYPES = {dtype: DTYPES[dtype] for dtype in (torch.float32, torch.bfloat16)}
+
+
+def _vector(name: str, vector: Tensor | None, size: int) -> Tensor | None:
+    """A float32 contiguous copy (or the tensor itself) of a bias or norm weight of the size that is due."""
+    if vector is None:
+        return None
+    if vector.shape != (size,):
+        raise ConfigError.of(f"{name}.shape", tuple(vector.shape), f"({size},)")
+    return vector.to(torch.float32).contiguous()
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def describe(target: Weight, weight: PackedWeight, bias: Tensor | None) -> None:
+    """Fill the C structure of a weight; the tensors must outlive it."""
+    target.data = weight.data.data_ptr()
+    target.bias = _pointer(bias)
+    target.format, target.rows, target.cols = weight.tensor_type, weight.rows, weight.cols
+
+
+def _check_rows(name: str, rows: Tensor, like: Tensor, cols: int) -> None:
+    if rows.dim() != 2 or rows.shape[1] != cols or rows.shape[0] != like.shape[0]:
+        raise ConfigError.of(f"{name}.shape", tuple(rows.shape), f"({like.shape[0]}, {cols})")
+    if rows.dtype != like.dtype or rows.dtype not in _DTYPES:
+        raise ConfigError.of(f"{name}.dtype", rows.dtype, "float32 or bfloat16, the same for input and output")
+    if rows.stride(1) != 1 or rows.device.type != "cpu":
+        raise ConfigError.of(f"{name}.stride()", rows.stride(), "rows that are contiguous, in CPU memory")
+
+
+def _bind_rows(
+    args: Linear | Mlp, x: Tensor, residual: Tensor | None, out: Tensor | None, cols: int, width: int
+) -> Tensor:
+    """Check and put the tensors of one call into its arguments. Returns the output tensor."""
+    _check_rows("x", x, x, cols)
+    if out is None:
+        out = torch.empty(x.shape[0], width, dtype=x.dtype)
+    else:
+        _check_rows("out", out, x, width)
+    if residual is not None:
+        _check_rows("residual", residual, x, width)
+        args.residual_stride = residual.stride(0)
+    args.residual = _pointer(residual)
+    args.x, args.x_stride = x.data_ptr(), x.stride(0)
+    args.out, args.out_stride = out.data_ptr(), out.stride(0)
+    args.num_rows, args.dtype = x.shape[0], _DTYPES[x.dtype]
+    return out
+
+
+class NativeLinear:
+    """One or more linear layers of one input in one call, with an optional RMSNorm before and a residual after.
+
+    :param workspace: of the engine that calls; one call at a time
+    :param weights: packed [N_i, K] matrices of the same K; their outputs lie side by side
+    :param biases: one per weight, [N_i] or None
+    :param norm_weight: [K]: the input is ``x / rms(x) * norm_weight``
+    :param norm_eps: added to the mean square
+    :raises ConfigError: shapes do not fit
+    """
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        weights: Sequence[PackedWeight],
+        *,
+        biases: Sequence[Tensor | None] | None = None,
+        norm_weight: Tensor | None = None,
+        norm_eps: float = 0.0,
+    ) -> None:
+        cols = {weight.cols for weight in weights}
+        if len(cols) != 1:
+            raise ConfigError.of("weights", sorted(cols), "at least one weight, all with the same number of columns")
+        if biases is not None and len(biases) != len(weights):
+            raise ConfigError.of("biases", len(biases), f"one per weight, {len(weights)}")
+        self.in_features = cols.pop()
+        self.out_features = sum(weight.rows for weight in weights)
+        self.num_bytes = sum(weight.num_bytes for weight in weights)
+        self._workspace = workspace
+        self._weights = tuple(weights)
+        self._biases = [
+            _vector("bias", bias, weight.rows)
+            for weight, bias in zip(weights, biases or [None] * len(weights), strict=True)
+        ]
+        self._norm_weight = _vector("norm_weight", norm_weight, self.in_features)
+        self._table = (Weight * len(weights))()
+        for target, weight, bias in zip(self._table, self._weights, self._biases, strict=True):
+            describe(target, weight, bias)
+        self._args = Linear(
+            norm_weight=_pointer(self._norm_weight),
+            norm_eps=norm_eps,
+            weights=addressof(self._table),
+            num_weights=len(weights),
+            workspace=workspace.handle,
+            num_threads=workspace.num_threads,
+        )
+        self._reference = byref(self._args)
+
+    def __call__(self, x: Tensor, *, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        """``concat(W_i x + b_i) + residual``.
+
+        :param x: [M, K] float32 or bfloat16; rows contiguous
+        :param residual: [M, sum N_i] of the same dtype; may be ``out``
+        :param out: [M, sum N_i] of the same dtype; a new tensor by default
+        :returns: ``out``
+        :raises ConfigError: shapes, dtypes or strides do not fit
+        """
+        out = _bind_rows(self._args, x, residual, out, self.in_features, self.out_features)
+        library = self._workspace.library
+        if library.functions.paged_linear(library.level, self._reference):
+            raise MemoryError("no memory for the scratch of a native linear layer")
+        return out
+
+
+class NativeMlp:
+    """A gated feed-forward layer in one call: ``down(activation(gate(x)) * up(x))``, RMSNorm before, residual after.
+
+    :param workspace: of the engine that calls; one call at a time
+    :param gate: packed [I, K]
+    :param up: packed [I, K]
+    :param down: packed [K, I]
+    :param activation: ``silu``, or ``gelu_tanh`` (the tanh approximation)
+    :param norm_weight: [K]: the input is ``x / rms(x) * norm_weight``
+    :param norm_eps: added to the mean square
+    :raises ConfigError: shapes do not fit
+    """
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        gate: PackedWeight,
+        up: PackedWeight,
+        down: PackedWeight,
+        *,
+        activation: Literal["silu", "gelu_tanh"] = "silu",
+        norm_weight: Tensor | None = None,
+        norm_eps: float = 0.0,
+    ) -> None:
+        if (gate.rows, gate.cols) != (up.rows, up.cols) or down.cols != gate.rows:
+            shapes = [(weight.rows, weight.cols) for weight in (gate, up, down)]
+            raise ConfigError.of("gate, up, down", shapes, "shapes (I, K), (I, K), (N, I)")
+        if activation not in ACTIVATIONS:
+            raise ConfigError.of("activation", activation, f"one of {', '.join(ACTIVATIONS)}")
+        self.in_features = gate.cols
+        self.out_features = down.rows
+        self.num_bytes = gate.num_bytes + up.num_bytes + down.num_bytes
+        self._workspace = workspace
+        self._weights = (gate, up, down)
+        self._norm_weight = _vector("norm_weight", norm_weight, self.in_features)
+        self._table = (Weight * 3)()
+        for target, weight in zip(self._table, self._weights, strict=True):
+            describe(target, weight, None)
+        self._args = Mlp(
+            norm_weight=_pointer(self._norm_weight),
+            norm_eps=norm_eps,
+            gate=addressof(self._table[0]),
+            up=addressof(self._table[1]),
+            down=addressof(self._table[2]),
+            activation=ACTIVATIONS[activation],
+            workspace=workspace.handle,
+            num_threads=workspace.num_threads,
+        )
+        self._reference = byref(self._args)
+
+    def __call__(self, x: Tensor, *, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        """The layer's output for rows of ``x``.
+
+        :param x: [M, K] float32 or bfloat16; rows contiguous
+        :param residual: [M, N] of the same dtype, added to the output; may be ``out`` or ``x``
+        :param out: [M, N] of the same dtype; a new tensor by default
+        :returns: ``out``
+        :raises ConfigError: shapes, dtypes or strides do not fit
+        """
+        out = _bind_rows(self._args, x, residual, out, self.in_features, self.out_features)
+        library = self._workspace.library
+        if library.functions.paged_mlp(library.level, self._reference):
+            raise MemoryError("no memory for the scratch of a native feed-forward layer")
+        return out
