@@ -110,7 +110,7 @@ class Model:
         built = as_request(request)
 
         encode = partial(self._preparer.text.encode_chat, built.messages, enable_thinking=built.options.enable_thinking)
-        return self._stream(encode, built.options, ChatShape(), id_prefix="chatcmpl")
+        return self._stream(encode, built.options, ChatShape(), is_chat=True)
 
     async def send_chat_requests(self, requests: Sequence[ChatRequestLike]) -> list[ChatCompletionResponse]:
         """Answer several conversations at once, in order. The first error ends them all and is raised.
@@ -154,7 +154,7 @@ class Model:
             encode = partial(self._preparer.text.encode_prompt, prompt)
         else:
             encode = partial(list, self._preparer.check_token_ids("prompt", prompt))
-        return self._stream(encode, options, CompletionShape(), id_prefix="cmpl")
+        return self._stream(encode, options, CompletionShape(), is_chat=False)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Token ids of a text."""
@@ -203,16 +203,23 @@ class Model:
         options: RequestOptions,
         shape: ResponseShape[ResponseT, ChunkT],
         *,
-        id_prefix: str,
+        is_chat: bool,
     ) -> ResponseStream[ResponseT, ChunkT]:
         preparer = self._preparer
         sampling = preparer.sampling(options)
-        request_id = f"{id_prefix}-{uuid.uuid4().hex}"
+        request_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
 
         async def prepare() -> EngineRequest:
             arrival = time.monotonic()
             token_ids = await _in_thread(encode)
-            return preparer.prepare(token_ids, options, sampling, request_id=request_id, arrival=arrival)
+            return preparer.prepare(
+                token_ids,
+                options,
+                sampling,
+                request_id=request_id,
+                arrival=arrival,
+                continues_prompt=not is_chat,
+            )
 
         return ResponseStream(
             self._worker,

@@ -68,6 +68,7 @@ class RequestPreparer:
         *,
         request_id: str,
         arrival: float,
+        continues_prompt: bool,
     ) -> EngineRequest:
         """The request for the engine.
 
@@ -93,6 +94,7 @@ class RequestPreparer:
             max_tokens=room if sampling.max_len is None else min(room, sampling.max_len),
             priority=options.priority,
             arrival=arrival,
+            continues_prompt=continues_prompt,
             extra_keys=() if options.cache_salt is None else (b"salt:" + options.cache_salt.encode(),),
         )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 
 from paged_sdk.chat.tokenizer import Tokenizer
@@ -12,6 +11,7 @@ from paged_sdk.engine.metrics import Metrics
 from paged_sdk.engine.output import OutputProcessor
 from paged_sdk.engine.request import EngineRequest
 from paged_sdk.errors import NumericalError
+from paged_sdk.kv.manager import KvManager
 from paged_sdk.runner.output import Runner, RunnerOutput
 from paged_sdk.scheduler.output import SchedulerOutput
 from paged_sdk.scheduler.scheduler import Scheduler
@@ -26,18 +26,20 @@ class Engine:
     """Joins the scheduler to the runner. Not thread-safe: one thread, the worker's, calls it.
 
     :param scheduler: decides what each step computes
+    :param kv: the scheduler's KV memory
     :param runner: computes it
     :param tokenizer: for text, stop strings and logprobs
     """
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, tokenizer: Tokenizer) -> None:
+    def __init__(self, scheduler: Scheduler, kv: KvManager, runner: Runner, tokenizer: Tokenizer) -> None:
         self._scheduler = scheduler
+        self._kv = kv
         self._runner = runner
         self._tokenizer = tokenizer
         self._output = OutputProcessor(tokenizer)
         self._metrics = Metrics()
         self._live: dict[str, LiveRequest] = {}
-        self._seq_ids = itertools.count()
+        self._next_seq_id = 0
 
     @property
     def has_work(self) -> bool:
@@ -49,10 +51,10 @@ class Engine:
         :raises QueueFullError: too many are waiting
         """
         root = Sequence(
-            seq_id=next(self._seq_ids),
-            request_id=request.request_id,
-            prompt_token_ids=request.prompt_token_ids,
-            sampling=request.sampling,
+            self._next_seq_id,
+            request.request_id,
+            list(request.prompt_token_ids),
+            request.sampling,
             stop_token_ids=request.stop_token_ids,
             max_tokens=request.max_tokens,
             num_choices=request.sampling.n_choices,
@@ -63,6 +65,7 @@ class Engine:
             skip_prefix_cache=request.sampling.prompt_logprobs is not None,
         )
         self._scheduler.add(root)
+        self._next_seq_id += request.sampling.n_choices
         self._live[request.request_id] = LiveRequest(request, root, self._tokenizer)
 
     def abort(self, request_id: str) -> RequestEvent | None:
@@ -99,20 +102,20 @@ class Engine:
 
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix; live sequences keep their KV."""
-        self._scheduler.kv.reset_prefix_cache()
+        self._kv.reset_prefix_cache()
 
     def stats(self) -> ModelStats:
         """A snapshot of the counters."""
-        kv, metrics = self._scheduler.kv, self._metrics
+        usage, metrics = self._kv.usage, self._metrics
         return ModelStats(
-            blocks_total=kv.num_blocks,
-            blocks_used=kv.num_used,
-            blocks_cached=kv.num_cached,
-            blocks_free=kv.num_free,
+            blocks_total=usage.total,
+            blocks_used=usage.used,
+            blocks_cached=usage.cached,
+            blocks_free=usage.free,
             running=self._scheduler.num_running,
             waiting=self._scheduler.num_waiting,
-            prefix_queries=kv.prefix_queries,
-            prefix_hits=kv.prefix_hits,
+            prefix_queries=self._kv.prefix_queries,
+            prefix_hits=self._kv.prefix_hits,
             preemptions=self._scheduler.num_preemptions,
             steps=metrics.steps,
             prompt_tokens=metrics.prompt_tokens,

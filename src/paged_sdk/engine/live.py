@@ -24,7 +24,7 @@ class LiveChoice:
     def __init__(self, tokenizer: Tokenizer, request: EngineRequest) -> None:
         self.sequence: TokenSequence | None = None
         self.finish_reason: FinishReason | None = None
-        self._detokenizer = Detokenizer(tokenizer)
+        self._detokenizer = Detokenizer(tokenizer, continues_prompt=request.continues_prompt)
         self._stop_strings = StopStrings(request.sampling.stop) if request.sampling.stop else None
 
     def push(self, token_ids: Sequence[int], finish_reason: FinishReason | None) -> str:

@@ -20,6 +20,7 @@ class EngineRequest:
     :ivar stop_token_ids: tokens that end a text
     :ivar max_tokens: tokens of output at most
     :ivar arrival: when it was submitted, in seconds of the monotonic clock
+    :ivar continues_prompt: the text goes on where the prompt ended, rather than being a turn of its own
     :ivar extra_keys: what beside the tokens tells prefix-cache blocks apart
     """
 
@@ -29,5 +30,6 @@ class EngineRequest:
     stop_token_ids: frozenset[int]
     max_tokens: int
     arrival: float
+    continues_prompt: bool = False
     priority: int = 0
     extra_keys: tuple[bytes, ...] = ()

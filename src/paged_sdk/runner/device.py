@@ -6,23 +6,11 @@ import os
 from pathlib import Path
 
 import torch
-from attrs import frozen
 
 from paged_sdk.errors import ConfigError
+from paged_sdk.kv.pool_size import DeviceMemory
 
-__all__ = ["DeviceMemory", "choose_device", "choose_dtype", "device_memory"]
-
-
-@frozen
-class DeviceMemory:
-    """Bytes of a device, or on a CPU of what this process may use.
-
-    :ivar total: all there is
-    :ivar free: what nobody uses now
-    """
-
-    total: int
-    free: int
+__all__ = ["choose_device", "choose_dtype", "device_memory"]
 
 
 def choose_device(name: str) -> torch.device:

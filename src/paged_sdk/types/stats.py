@@ -11,7 +11,7 @@ __all__ = ["ModelStats"]
 class ModelStats:
     """What the engine was doing after its last step.
 
-    :ivar blocks_total: blocks of the KV pool (0 without paged attention)
+    :ivar blocks_total: blocks of the KV pool; without paged attention: slots, one per sequence running or kept
     :ivar blocks_used: held by live sequences
     :ivar blocks_cached: free to take, and still holding a prefix that may be hit
     :ivar blocks_free: free and empty; used + cached + free = total
