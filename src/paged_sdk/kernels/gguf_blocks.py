@@ -1,0 +1,226 @@
+"""The block formats of GGUF tensors and how each is decoded to floating point.
+
+A GGUF tensor is stored row by row; a row is a whole number of blocks, and a block holds a fixed number of elements as
+small integers with one or more scales. The layouts are ggml's (``ggml-common.h``); every decoder is plain torch, so
+it runs on any device, and equals ggml's own arithmetic bit for bit in float32.
+
+Names in the decoders: ``d`` is a block's scale, ``m`` its minimum, ``q`` the small integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from paged_sdk.errors import UnsupportedQuantizationError
+
+__all__ = ["BLOCK_FORMATS", "BlockFormat", "block_format", "dequantize"]
+
+# Elements decoded at once: temporaries of a few MiB whatever the tensor's size. Smaller chunks pay more for starting
+# operations (Q4_K to bfloat16 on 2 cores: 1.1 G elements/s, against 0.5 G at 1 << 16).
+_CHUNK_ELEMENTS = 1 << 20
+
+_SUPER_BLOCK = 256  # elements in a block of the K formats
+
+# The non-linear 4-bit grid of IQ4_NL and IQ4_XS.
+_IQ4_GRID = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+
+
+def _half(blocks: Tensor, offset: int) -> Tensor:
+    """The float16 at byte ``offset`` of every block, as float32 [blocks, 1]."""
+    return blocks[:, offset : offset + 2].contiguous().view(torch.float16).float()
+
+
+def _shifts(like: Tensor, *shifts: int) -> Tensor:
+    return torch.tensor(shifts, dtype=torch.uint8, device=like.device).unsqueeze(-1)
+
+
+def _nibbles(packed: Tensor, group: int) -> Tensor:
+    """Low then high half of every byte: of each ``group`` bytes the low halves come first. [n, b] -> [n, 2 b]."""
+    parts = packed.reshape(len(packed), -1, 1, group)
+    return torch.cat((parts & 15, parts >> 4), dim=2).reshape(len(packed), -1)
+
+
+def _pairs(packed: Tensor, group: int) -> Tensor:
+    """The four 2-bit fields of every byte: of each ``group`` bytes the lowest fields come first. [n, b] -> [n, 4 b]."""
+    parts = packed.reshape(len(packed), -1, 1, group) >> _shifts(packed, 0, 2, 4, 6)
+    return (parts & 3).reshape(len(packed), -1)
+
+
+def _bit_planes(packed: Tensor) -> Tensor:
+    """The eight bits of every byte, all lowest bits first. [n, b] -> [n, 8 b]."""
+    parts = packed.unsqueeze(1) >> _shifts(packed, *range(8))
+    return (parts & 1).reshape(len(packed), -1)
+
+
+def _bits(packed: Tensor) -> Tensor:
+    """The bits in the order in which they are stored, lowest first. [n, b] -> [n, 8 b]."""
+    return _bit_planes(packed).reshape(len(packed), 8, -1).transpose(1, 2).reshape(len(packed), -1)
+
+
+def _scaled(q: Tensor, scales: Tensor, minima: Tensor | None = None) -> Tensor:
+    """``scale * q - minimum`` with one scale (and minimum) for each run of elements. -> float32 [n, elements]."""
+    out = q.reshape(*scales.shape, -1).float().mul_(scales.unsqueeze(-1))
+    if minima is not None:
+        out.sub_(minima.unsqueeze(-1))
+    return out.reshape(len(q), -1)
+
+
+def _q4_0(blocks: Tensor) -> Tensor:
+    return _nibbles(blocks[:, 2:], 16).float().sub_(8).mul_(_half(blocks, 0))
+
+
+def _q4_1(blocks: Tensor) -> Tensor:
+    return _nibbles(blocks[:, 4:], 16).float().mul_(_half(blocks, 0)).add_(_half(blocks, 2))
+
+
+def _q5_0(blocks: Tensor) -> Tensor:
+    q = _nibbles(blocks[:, 6:], 16) | (_bits(blocks[:, 2:6]) << 4)
+    return q.float().sub_(16).mul_(_half(blocks, 0))
+
+
+def _q5_1(blocks: Tensor) -> Tensor:
+    q = _nibbles(blocks[:, 8:], 16) | (_bits(blocks[:, 4:8]) << 4)
+    return q.float().mul_(_half(blocks, 0)).add_(_half(blocks, 2))
+
+
+def _q8_0(blocks: Tensor) -> Tensor:
+    return blocks[:, 2:].view(torch.int8).float().mul_(_half(blocks, 0))
+
+
+def _q2_k(blocks: Tensor) -> Tensor:
+    scales, q = blocks[:, :16], _pairs(blocks[:, 16:80], 32)
+    return _scaled(q, _half(blocks, 80) * (scales & 15), _half(blocks, 82) * (scales >> 4))
+
+
+def _q3_k(blocks: Tensor) -> Tensor:
+    # A clear bit of the mask takes 4 off the two low bits.
+    q = (_pairs(blocks[:, 32:96], 32) | (_bit_planes(blocks[:, :32]) << 2)).to(torch.int8) - 4
+    scales = _nibbles(blocks[:, 96:104], 8) | (_pairs(blocks[:, 104:108], 4) << 4)
+    return _scaled(q, _half(blocks, 108) * (scales.to(torch.int8) - 32))
+
+
+def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Scales and minima of the eight sub-blocks of Q4_K and Q5_K, float32 [n, 8] each.
+
+    Twelve bytes at offset 4 hold 16 six-bit numbers: the first four scales and minima in the low bits of bytes 0-3 and
+    4-7, the other eight in the halves of bytes 8-11 with their two top bits in the top of bytes 0-7.
+    """
+    low_scales, low_minima, halves = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
+    scales = torch.cat((low_scales & 63, (halves & 15) | (low_scales >> 6 << 4)), dim=1)
+    minima = torch.cat((low_minima & 63, (halves >> 4) | (low_minima >> 6 << 4)), dim=1)
+    return _half(blocks, 0) * scales, _half(blocks, 2) * minima
+
+
+def _q4_k(blocks: Tensor) -> Tensor:
+    return _scaled(_nibbles(blocks[:, 16:], 32), *_k_scales(blocks))
+
+
+def _q5_k(blocks: Tensor) -> Tensor:
+    q = _nibbles(blocks[:, 48:], 32) | (_bit_planes(blocks[:, 16:48]) << 4)
+    return _scaled(q, *_k_scales(blocks))
+
+
+def _q6_k(blocks: Tensor) -> Tensor:
+    q = (_nibbles(blocks[:, :128], 64) | (_pairs(blocks[:, 128:192], 32) << 4)).to(torch.int8) - 32
+    return _scaled(q, _half(blocks, 208) * blocks[:, 192:208].view(torch.int8))
+
+
+def _iq4_values(packed: Tensor) -> Tensor:
+    grid = torch.tensor(_IQ4_GRID, dtype=torch.float32, device=packed.device)
+    return grid[_nibbles(packed, 16).int()]
+
+
+def _iq4_nl(blocks: Tensor) -> Tensor:
+    return _iq4_values(blocks[:, 2:]).mul_(_half(blocks, 0))
+
+
+def _iq4_xs(blocks: Tensor) -> Tensor:
+    low = torch.stack((blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4), dim=2).reshape(len(blocks), 8)
+    high = (blocks[:, 2:4].unsqueeze(2) >> _shifts(blocks, 0, 2, 4, 6).T & 3).reshape(len(blocks), 8)
+    return _scaled(_iq4_values(blocks[:, 8:]), _half(blocks, 0) * ((low | (high << 4)).to(torch.int8) - 32))
+
+
+@frozen
+class BlockFormat:
+    """How the elements of one tensor type are stored.
+
+    :ivar name: ggml's name
+    :ivar elements: elements in a block; 1 for plain floating point
+    :ivar num_bytes: bytes in a block
+    :ivar decode: uint8 [blocks, num_bytes] -> floating point [blocks, elements]; float32 unless ``elements`` is 1
+    """
+
+    name: str
+    elements: int
+    num_bytes: int
+    decode: Callable[[Tensor], Tensor]
+
+
+def _plain(name: str, dtype: torch.dtype) -> BlockFormat:
+    return BlockFormat(name, 1, dtype.itemsize, lambda data: data.view(dtype))
+
+
+#: ggml's number of a tensor type -> its format.
+BLOCK_FORMATS: Mapping[int, BlockFormat] = MappingProxyType(
+    {
+        0: _plain("F32", torch.float32),
+        1: _plain("F16", torch.float16),
+        2: BlockFormat("Q4_0", 32, 18, _q4_0),
+        3: BlockFormat("Q4_1", 32, 20, _q4_1),
+        6: BlockFormat("Q5_0", 32, 22, _q5_0),
+        7: BlockFormat("Q5_1", 32, 24, _q5_1),
+        8: BlockFormat("Q8_0", 32, 34, _q8_0),
+        10: BlockFormat("Q2_K", _SUPER_BLOCK, 84, _q2_k),
+        11: BlockFormat("Q3_K", _SUPER_BLOCK, 110, _q3_k),
+        12: BlockFormat("Q4_K", _SUPER_BLOCK, 144, _q4_k),
+        13: BlockFormat("Q5_K", _SUPER_BLOCK, 176, _q5_k),
+        14: BlockFormat("Q6_K", _SUPER_BLOCK, 210, _q6_k),
+        20: BlockFormat("IQ4_NL", 32, 18, _iq4_nl),
+        23: BlockFormat("IQ4_XS", _SUPER_BLOCK, 136, _iq4_xs),
+        28: _plain("F64", torch.float64),
+        30: _plain("BF16", torch.bfloat16),
+    }
+)
+
+
+def block_format(tensor_type: int) -> BlockFormat:
+    """The format of a tensor type.
+
+    :param tensor_type: ggml's number of the type
+    :raises UnsupportedQuantizationError: there is no decoder for it
+    """
+    found = BLOCK_FORMATS.get(tensor_type)
+    if found is None:
+        supported = tuple(known.name for known in BLOCK_FORMATS.values())
+        raise UnsupportedQuantizationError(
+            f"GGUF tensor type {tensor_type} cannot be read: supported are {', '.join(supported)}",
+            quantization=str(tensor_type),
+            supported=supported,
+        )
+    return found
+
+
+def dequantize(tensor_type: int, data: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Decode a tensor.
+
+    :param tensor_type: ggml's number of the type
+    :param data: contiguous uint8 [..., bytes of a row]
+    :param dtype: of the result; values are rounded from float32 chunk by chunk, so that no float32 copy of the whole
+        tensor is ever made
+    :returns: [..., elements of a row]; shares ``data``'s memory where its type is ``dtype`` already
+    :raises UnsupportedQuantizationError: there is no decoder for the type
+    """
+    form = block_format(tensor_type)
+    if form.elements == 1:
+        return form.decode(data).to(dtype)
+    blocks = data.reshape(-1, form.num_bytes)
+    out = torch.empty(len(blocks), form.elements, dtype=dtype, device=data.device)
+    step = _CHUNK_ELEMENTS // form.elements
+    for start in range(0, len(blocks), step):
+        out[start : start + step] = form.decode(blocks[start : start + step])
+    return out.reshape(*data.shape[:-1], -1)

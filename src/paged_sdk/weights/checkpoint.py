@@ -1,0 +1,83 @@
+"""A model on disk: configuration and weights, whatever the format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from attrs import frozen
+
+from paged_sdk.errors import CheckpointError, UnsupportedQuantizationError
+from paged_sdk.weights.gguf_source import GgufSource
+from paged_sdk.weights.json_file import read_json
+from paged_sdk.weights.safetensors_source import SafetensorsSource
+from paged_sdk.weights.source import WeightSource
+
+__all__ = ["Checkpoint", "open_checkpoint"]
+
+# What torch.save and pickle files begin with.
+_PICKLE_MAGICS = (b"PK\x03\x04", b"\x80")
+
+
+@frozen(kw_only=True)
+class Checkpoint:
+    """An open checkpoint.
+
+    :ivar path: the directory, or the GGUF file
+    :ivar config: ``config.json``'s content; made from the metadata for GGUF
+    :ivar source: the weights; closing it closes the checkpoint
+    :ivar metadata: of a GGUF file, by GGUF key
+    """
+
+    path: Path
+    config: dict[str, Any]
+    source: WeightSource
+    kind: Literal["huggingface", "gguf"]
+    metadata: dict[str, Any] | None = None
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Open a Hugging Face directory or a GGUF file; weights are mapped, not read.
+
+    :param path: a directory of ``config.json`` and safetensors files, or a GGUF file (any part of a split one)
+    :raises CheckpointError: something is missing, cut off or malformed, or the weights are pickles, which are refused
+    :raises UnsupportedArchitectureError: a GGUF file's architecture is not supported
+    :raises UnsupportedQuantizationError: weights are stored in a format that cannot be decoded
+    """
+    if path.is_dir():
+        source = SafetensorsSource(path)
+        config = read_json(path / "config.json")
+        _refuse_quantized(config, path)
+        return Checkpoint(path=path, config=config, source=source, kind="huggingface")
+    _refuse_other_files(path)
+    gguf = GgufSource(path)
+    return Checkpoint(path=path, config=gguf.config, source=gguf, kind="gguf", metadata=gguf.metadata)
+
+
+def _refuse_quantized(config: dict[str, Any], path: Path) -> None:
+    settings = config.get("quantization_config")
+    if settings is None:
+        return
+    method = settings.get("quant_method", "unknown") if isinstance(settings, dict) else settings
+    raise UnsupportedQuantizationError(
+        f"{path} holds weights quantised by {method!r}: use the unquantised checkpoint, or a GGUF version",
+        path=path,
+        quantization=str(method),
+        supported=("none", "gguf"),
+    )
+
+
+def _refuse_other_files(path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            head = file.read(8)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be opened: {error.strerror or error}", path=path) from error
+    if path.suffix == ".safetensors":
+        raise CheckpointError(f"{path} has weights only: give the directory that holds config.json too", path=path)
+    if head.startswith(_PICKLE_MAGICS):
+        raise CheckpointError(
+            f"{path} is a pickle, which can run any code when it is loaded and is refused: convert the model to "
+            "safetensors (save_pretrained of transformers does), or use a GGUF version",
+            path=path,
+        )

@@ -1,0 +1,278 @@
+"""Hugging Face's ``config.json``, made from the metadata of a GGUF file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from attrs import frozen
+
+from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError
+from paged_sdk.weights.gguf_file import GgufTensor
+from paged_sdk.weights.gguf_names import ARCHITECTURES
+
+__all__ = ["config_from_gguf"]
+
+# Gemma's own constants, which converters leave out.
+_GEMMA2_WINDOW, _GEMMA2_PERIOD = 4096, 2
+_GEMMA3_PERIOD, _GEMMA3_LOCAL_THETA, _GEMMA3_THETA = 6, 10_000.0, 1_000_000.0
+# The 27B models scale attention by hidden_size / num_heads, all others by head_dim; they are told apart by depth.
+_WIDE_SCALE_LAYERS = MappingProxyType({"gemma2": 46, "gemma3": 62})
+
+_TOKEN_IDS = MappingProxyType(
+    {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
+)
+
+
+def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTensor], path: Path) -> dict[str, Any]:
+    """The model's configuration in Hugging Face's terms.
+
+    A llama3 rope scaling comes as ``rope_scaling["inv_freq_divisors"]``, one float for each frequency, since GGUF holds
+    the divisors instead of the formula's parameters.
+
+    :param metadata: of the (first) file
+    :param tensors: of all parts, by GGUF name
+    :param path: for messages
+    :raises UnsupportedArchitectureError: the architecture, or something that it uses, is not supported
+    :raises CheckpointError: metadata or a tensor that is needed is missing or malformed
+    """
+    model = _Model(metadata, tensors, path, _architecture(metadata, path))
+    return _common(model) | _FAMILIES[model.architecture](model)
+
+
+def _architecture(metadata: Mapping[str, Any], path: Path) -> str:
+    kind = metadata.get("general.type", "model")
+    if kind != "model":
+        raise CheckpointError(f"{path} holds a GGUF {kind!r}, not a model", path=path)
+    architecture = metadata.get("general.architecture")
+    if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
+        raise UnsupportedArchitectureError(
+            f"{path} has GGUF architecture {architecture!r}: supported are {', '.join(ARCHITECTURES)}",
+            path=path,
+            architecture=str(architecture),
+            supported=ARCHITECTURES,
+        )
+    return architecture
+
+
+@frozen
+class _Model:
+    """Checked access to what a GGUF file says of its model."""
+
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, GgufTensor]
+    path: Path
+    architecture: str
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A finite number >= 0 of the architecture's keys."""
+        full_key = f"{self.architecture}.{key}"
+        value = self.metadata.get(full_key, default)
+        if isinstance(value, list) and value and all(entry == value[0] for entry in value):
+            value = value[0]
+        if isinstance(value, list):
+            raise self.unsupported(f"{full_key} that differs from layer to layer")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise self.malformed(f"metadata {full_key} is {value!r}: expected a number")
+        return value
+
+    def integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
+        """An int of the architecture's keys."""
+        value = self.number(key, default)
+        if not isinstance(value, int) or value < minimum:
+            raise self.malformed(f"metadata {self.architecture}.{key} is {value!r}: expected an int >= {minimum}")
+        return value
+
+    def has(self, key: str) -> bool:
+        return f"{self.architecture}.{key}" in self.metadata
+
+    def tensor(self, name: str) -> GgufTensor:
+        found = self.tensors.get(name)
+        if found is None:
+            raise self.malformed(f"there is no tensor {name!r}")
+        return found
+
+    def factors(self, name: str, rotary_dim: int) -> list[float]:
+        """A tensor of one divisor for each rotary frequency."""
+        tensor = self.tensor(name)
+        if tensor.shape != (rotary_dim // 2,):
+            raise self.malformed(f"tensor {name!r} has shape {list(tensor.shape)}: expected [{rotary_dim // 2}]")
+        divisors: list[float] = tensor.decoded().tolist()
+        return divisors
+
+    @property
+    def num_layers(self) -> int:
+        count = self.integer("block_count")
+        self.tensor(f"blk.{count - 1}.attn_norm.weight")
+        return count
+
+    @property
+    def head_dim(self) -> int:
+        shared = self.integer("embedding_length") // self.integer("attention.head_count")
+        # Older llama files say only how much of a head is rotated, which for llama is all of it.
+        fallback = self.integer("rope.dimension_count", shared) if self.architecture == "llama" else shared
+        head_dim = self.integer("attention.key_length", fallback)
+        if head_dim % 2:
+            raise self.malformed(f"a head of {head_dim} elements cannot be rotated")
+        if self.integer("attention.value_length", head_dim) != head_dim:
+            raise self.unsupported("values of another head size than keys")
+        return head_dim
+
+    def malformed(self, what: str) -> CheckpointError:
+        return CheckpointError(f"{self.path} cannot be used: {what}", path=self.path)
+
+    def unsupported(self, what: str) -> UnsupportedArchitectureError:
+        return UnsupportedArchitectureError(
+            f"{self.path} is a {self.architecture} model with {what}, which is not supported",
+            path=self.path,
+            architecture=self.architecture,
+            supported=ARCHITECTURES,
+        )
+
+
+def _common(model: _Model) -> dict[str, Any]:
+    if model.integer("expert_count", 0, minimum=0):
+        raise model.unsupported("experts")
+    num_heads = model.integer("attention.head_count")
+    config: dict[str, Any] = {
+        "model_type": ARCHITECTURES[model.architecture].model_type,
+        "vocab_size": model.tensor("token_embd.weight").shape[0],
+        "hidden_size": model.integer("embedding_length"),
+        "intermediate_size": model.integer("feed_forward_length"),
+        "num_hidden_layers": model.num_layers,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": model.integer("attention.head_count_kv", num_heads),
+        "head_dim": model.head_dim,
+        "max_position_embeddings": model.integer("context_length"),
+        "rms_norm_eps": model.number("attention.layer_norm_rms_epsilon"),
+        "rope_theta": model.number("rope.freq_base", 10_000.0),
+        "rope_scaling": _rope_scaling(model),
+        "tie_word_embeddings": "output.weight" not in model.tensors,
+        "hidden_act": "silu",
+    }
+    for name, key in _TOKEN_IDS.items():
+        token_id = model.metadata.get(f"tokenizer.ggml.{key}")
+        if isinstance(token_id, int):
+            config[name] = token_id
+    return config
+
+
+def _rope_scaling(model: _Model) -> dict[str, Any] | None:
+    if "rope_freqs.weight" in model.tensors:
+        return {"rope_type": "default", "inv_freq_divisors": model.factors("rope_freqs.weight", model.head_dim)}
+    kind = model.metadata.get(f"{model.architecture}.rope.scaling.type", "linear")
+    factor = model.number("rope.scaling.factor", model.number("rope.scale_linear", 1.0))
+    if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
+        return None
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": factor}
+    if kind == "yarn":
+        return _yarn(model, factor)
+    if kind == "longrope" and model.architecture == "phi3":
+        return None  # recognised by its tensors, which older files have without naming the kind
+    raise model.unsupported(f"rope scaling {kind!r}")
+
+
+def _yarn(model: _Model, factor: float) -> dict[str, Any]:
+    scaling: dict[str, Any] = {
+        "rope_type": "yarn",
+        "factor": factor,
+        "original_max_position_embeddings": model.integer(
+            "rope.scaling.original_context_length", model.integer("context_length")
+        ),
+    }
+    for name, key in (
+        ("attention_factor", "yarn_attn_factor"),
+        ("beta_fast", "yarn_beta_fast"),
+        ("beta_slow", "yarn_beta_slow"),
+    ):
+        if model.has(f"rope.scaling.{key}"):
+            scaling[name] = model.number(f"rope.scaling.{key}")
+    return scaling
+
+
+def _llama(model: _Model) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "attention_bias": "blk.0.attn_q.bias" in model.tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in model.tensors,
+    }
+    if window := model.integer("attention.sliding_window", 0, minimum=0):
+        config |= {"model_type": "mistral", "sliding_window": window}
+    return config
+
+
+def _qwen(model: _Model) -> dict[str, Any]:
+    config: dict[str, Any] = {"use_sliding_window": False, "sliding_window": None}
+    if model.architecture == "qwen3":
+        config["attention_bias"] = "blk.0.attn_q.bias" in model.tensors
+    return config
+
+
+def _phi3(model: _Model) -> dict[str, Any]:
+    rotary_dim = model.integer("rope.dimension_count", model.head_dim)
+    context = model.integer("context_length")
+    original_context = model.integer("rope.scaling.original_context_length", context)
+    config: dict[str, Any] = {
+        "partial_rotary_factor": rotary_dim / model.head_dim,
+        "original_max_position_embeddings": original_context,
+        "sliding_window": model.integer("attention.sliding_window", 0, minimum=0) or None,
+    }
+    if "rope_factors_long.weight" in model.tensors:
+        scaling: dict[str, Any] = {
+            "rope_type": "longrope",
+            "short_factor": model.factors("rope_factors_short.weight", rotary_dim),
+            "long_factor": model.factors("rope_factors_long.weight", rotary_dim),
+            "original_max_position_embeddings": original_context,
+        }
+        if model.has("rope.scaling.attn_factor"):
+            scaling["attention_factor"] = model.number("rope.scaling.attn_factor")
+        config["rope_scaling"] = scaling
+    return config
+
+
+def _gemma2(model: _Model) -> dict[str, Any]:
+    window = model.integer("attention.sliding_window", _GEMMA2_WINDOW)
+    return _gemma(model, window, _GEMMA2_PERIOD) | {
+        "attn_logit_softcapping": model.number("attn_logit_softcapping", 50.0) or None,
+        "final_logit_softcapping": model.number("final_logit_softcapping", 30.0) or None,
+    }
+
+
+def _gemma3(model: _Model) -> dict[str, Any]:
+    window = model.integer("attention.sliding_window", 0, minimum=0)
+    return _gemma(model, window, _GEMMA3_PERIOD) | {
+        "rope_theta": model.number("rope.freq_base", _GEMMA3_THETA),
+        "rope_local_base_freq": model.number("rope.freq_base_swa", _GEMMA3_LOCAL_THETA),
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": model.number("final_logit_softcapping", 0.0) or None,
+    }
+
+
+def _gemma(model: _Model, window: int, period: int) -> dict[str, Any]:
+    """What gemma2 and gemma3 share.
+
+    :param window: of sliding layers; 0: none slide
+    :param period: every ``period``-th layer sees everything, unless the file says otherwise; 0 there: all slide
+    """
+    wide = model.num_layers == _WIDE_SCALE_LAYERS[model.architecture]
+    hidden_size, num_heads = model.integer("embedding_length"), model.integer("attention.head_count")
+    period = model.integer("attention.sliding_window_pattern", period, minimum=0) if window else 1
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_act": "gelu_pytorch_tanh",
+        "attention_bias": False,
+        "query_pre_attn_scalar": hidden_size // num_heads if wide else model.head_dim,
+        "sliding_window": window or None,
+        "layer_types": [
+            "full_attention" if period and (layer + 1) % period == 0 else "sliding_attention"
+            for layer in range(model.num_layers)
+        ],
+    }
+
+
+_FAMILIES: Mapping[str, Callable[[_Model], dict[str, Any]]] = MappingProxyType(
+    {"llama": _llama, "qwen2": _qwen, "qwen3": _qwen, "phi3": _phi3, "gemma2": _gemma2, "gemma3": _gemma3}
+)

@@ -1,0 +1,181 @@
+"""The GGUF format: metadata, a table of tensors, their blocks.
+
+See https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from paged_sdk.errors import CheckpointError, UnsupportedQuantizationError
+from paged_sdk.kernels.gguf_blocks import block_format, dequantize
+from paged_sdk.weights.gguf_metadata import GgufCursor
+from paged_sdk.weights.gguf_split import split_parts
+from paged_sdk.weights.mapped_file import MappedFile
+
+__all__ = ["GgufFile", "GgufTensor", "open_gguf"]
+
+_MAGIC = b"GGUF"
+_LEGACY_MAGICS = frozenset({b"ggml", b"ggmf", b"ggjt", b"ggla"})
+_VERSIONS = (2, 3)
+_DEFAULT_ALIGNMENT = 32
+_MAX_DIMS = 4
+
+
+@frozen
+class GgufTensor:
+    """One tensor of a GGUF file.
+
+    :ivar name: GGUF's name
+    :ivar shape: in torch's order: the last dimension is contiguous
+    :ivar type: ggml's number of the tensor type
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    type: int
+    _file: MappedFile
+    _offset: int
+    _num_bytes: int
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether several elements share a block."""
+        return block_format(self.type).elements > 1
+
+    def blocks(self) -> Tensor:
+        """The tensor as it is stored: uint8 [..., bytes of a row], which shares the file's map."""
+        return self._file.tensor(self._offset, self._num_bytes).view(*self.shape[:-1], -1)
+
+    def decoded(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The tensor's values."""
+        return dequantize(self.type, self.blocks(), dtype=dtype)
+
+
+class GgufFile:
+    """One memory-mapped GGUF file.
+
+    :ivar path: the file
+    :ivar metadata: by GGUF key: int, float, bool, str, or lists of these
+    :ivar tensors: by GGUF name
+    :raises CheckpointError: the file is missing, cut off, malformed, big endian, or of an older format
+    :raises UnsupportedQuantizationError: a tensor has a type that cannot be decoded
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = MappedFile(path)
+        self._check_magic()
+        cursor = GgufCursor(self._file, offset=len(_MAGIC))
+        self._check_version(cursor.u32())
+        num_tensors, num_values = cursor.u64(), cursor.u64()
+        self.metadata = self._read_metadata(cursor, num_values)
+        self.tensors = self._read_tensors(cursor, num_tensors)
+
+    def close(self) -> None:
+        """Let go of the map; tensors handed out stay valid."""
+        self._file.close()
+
+    def _check_magic(self) -> None:
+        magic = self._file.buffer[:4]
+        if magic == _MAGIC:
+            return
+        if magic[::-1] == _MAGIC:
+            raise self._refused("is a big-endian GGUF file: use a little-endian one")
+        if _LEGACY_MAGICS & {magic.lower(), magic[::-1].lower()}:
+            raise self._refused("is in ggml's format of before GGUF: use a GGUF version, or convert the model again")
+        raise self._refused(f"is not a GGUF file: it begins with {magic!r}, not {_MAGIC!r}")
+
+    def _check_version(self, version: int) -> None:
+        if version in _VERSIONS:
+            return
+        if version and version & 0xFFFF == 0:
+            raise self._refused("is a big-endian GGUF file: use a little-endian one")
+        raise self._refused(f"is GGUF version {version}: supported are 2 and 3; convert the model again")
+
+    def _read_metadata(self, cursor: GgufCursor, count: int) -> dict[str, Any]:
+        metadata: dict[str, Any] = {}
+        for _ in range(count):
+            key = cursor.string()
+            if key in metadata:
+                raise cursor.malformed(f"it has metadata key {key!r} twice")
+            metadata[key] = cursor.value(cursor.u32())
+        return metadata
+
+    def _read_tensors(self, cursor: GgufCursor, count: int) -> dict[str, GgufTensor]:
+        table = [self._read_entry(cursor) for _ in range(count)]
+        alignment = self.metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+        if not isinstance(alignment, int) or alignment <= 0 or alignment % 8:
+            raise cursor.malformed(f"general.alignment is {alignment!r}, not a multiple of 8")
+        data_start = -(-cursor.offset // alignment) * alignment
+        tensors: dict[str, GgufTensor] = {}
+        for name, shape, tensor_type, offset in table:
+            if name in tensors:
+                raise cursor.malformed(f"it has tensor {name!r} twice")
+            tensors[name] = self._tensor(cursor, name, shape, tensor_type, data_start + offset)
+        return tensors
+
+    def _read_entry(self, cursor: GgufCursor) -> tuple[str, tuple[int, ...], int, int]:
+        name, num_dims = cursor.string(), cursor.u32()
+        if not 1 <= num_dims <= _MAX_DIMS:
+            raise cursor.malformed(f"tensor {name!r} has {num_dims} dimensions")
+        shape = tuple(cursor.u64() for _ in range(num_dims))[::-1]
+        return name, shape, cursor.u32(), cursor.u64()
+
+    def _tensor(
+        self, cursor: GgufCursor, name: str, shape: tuple[int, ...], tensor_type: int, offset: int
+    ) -> GgufTensor:
+        try:
+            form = block_format(tensor_type)
+        except UnsupportedQuantizationError as error:
+            raise UnsupportedQuantizationError(
+                f"{self.path}: tensor {name!r}: {error}",
+                path=self.path,
+                quantization=error.quantization,
+                supported=error.supported,
+            ) from None
+        if not all(shape) or shape[-1] % form.elements:
+            raise cursor.malformed(f"tensor {name!r} of type {form.name} has shape {list(shape)}")
+        num_bytes = math.prod(shape) // form.elements * form.num_bytes
+        if offset % 8:
+            raise cursor.malformed(f"tensor {name!r} is not aligned")
+        if offset + num_bytes > self._file.size:
+            raise cursor.malformed(
+                f"it is cut off: tensor {name!r} ends at byte {offset + num_bytes}, the file has {self._file.size}"
+            )
+        return GgufTensor(name, shape, tensor_type, self._file, offset, num_bytes)
+
+    def _refused(self, what: str) -> CheckpointError:
+        return CheckpointError(f"{self.path} {what}", path=self.path)
+
+
+def open_gguf(path: Path) -> list[GgufFile]:
+    """A GGUF file, with all other parts if it is one part of a split model.
+
+    :param path: the file, or any part
+    :returns: the parts in order; the first has the model's metadata
+    :raises CheckpointError: a part is missing, or one cannot be read: see :class:`GgufFile`
+    :raises UnsupportedQuantizationError: a tensor has a type that cannot be decoded
+    """
+    file = GgufFile(path)
+    count = file.metadata.get("split.count", 1)
+    if count in (0, 1):
+        return [file]
+    parts = [path.with_name(name) for name in split_parts(path.name)]
+    if len(parts) != count:
+        raise CheckpointError(
+            f"{path} is one part of {count}: names must end in -00001-of-00002.gguf and so on to find the parts",
+            path=path,
+        )
+    missing = [part.name for part in parts if not part.is_file()]
+    if missing:
+        raise CheckpointError(
+            f"{path} is one part of {count}, of which {', '.join(missing)} cannot be found beside it", path=path
+        )
+    return [file if part == path else GgufFile(part) for part in parts]

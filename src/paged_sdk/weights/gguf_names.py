@@ -1,0 +1,89 @@
+"""What GGUF calls the tensors of each architecture, and what converters did to their values.
+
+GGUF names are llama.cpp's; values differ from the Hugging Face checkpoint in two places only: llama's query and key
+rows are permuted (its rotary embedding pairs neighbours, Hugging Face's pairs the halves of a head), and gemma's norm
+weights have 1 added.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from attrs import frozen
+
+__all__ = ["ARCHITECTURES", "GgufArchitecture"]
+
+_TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_ATTENTION = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+}
+_QK_NORM = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+_MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+_PRE_NORM = {"ffn_norm": "post_attention_layernorm"}
+_SANDWICH_NORMS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_FUSED = {
+    "attn_norm": "input_layernorm",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_up": "mlp.gate_up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+_BLOCK_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_TOP_TENSOR = re.compile(r"(\w+)\.(weight|bias)")
+
+
+@frozen(kw_only=True)
+class GgufArchitecture:
+    """How one of GGUF's architectures maps to Hugging Face's.
+
+    :ivar model_type: Hugging Face's
+    :ivar block_names: GGUF name of a tensor within ``blk.N.`` -> Hugging Face name within ``model.layers.N.``
+    :ivar permuted_qk: query and key rows are permuted within each head
+    :ivar norm_offset: what was added to the weights of norms
+    """
+
+    model_type: str
+    block_names: Mapping[str, str]
+    permuted_qk: bool = False
+    norm_offset: float = 0.0
+
+    def hugging_face_name(self, name: str) -> str | None:
+        """The Hugging Face name of a tensor, or None if the architecture has no such tensor."""
+        if match := _BLOCK_TENSOR.fullmatch(name):
+            layer, stem, kind = match.groups()
+            block_name = self.block_names.get(stem)
+            return block_name and f"model.layers.{layer}.{block_name}.{kind}"
+        if match := _TOP_TENSOR.fullmatch(name):
+            stem, kind = match.groups()
+            top_name = _TOP.get(stem)
+            return top_name and f"{top_name}.{kind}"
+        return None
+
+
+#: GGUF's ``general.architecture`` -> what it means. Mistral models are "llama" too.
+ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
+    {
+        "llama": GgufArchitecture(model_type="llama", block_names=_ATTENTION | _PRE_NORM | _MLP, permuted_qk=True),
+        "qwen2": GgufArchitecture(model_type="qwen2", block_names=_ATTENTION | _PRE_NORM | _MLP),
+        "qwen3": GgufArchitecture(model_type="qwen3", block_names=_ATTENTION | _QK_NORM | _PRE_NORM | _MLP),
+        "phi3": GgufArchitecture(model_type="phi3", block_names=_FUSED),
+        "gemma2": GgufArchitecture(
+            model_type="gemma2", block_names=_ATTENTION | _SANDWICH_NORMS | _MLP, norm_offset=1.0
+        ),
+        "gemma3": GgufArchitecture(
+            model_type="gemma3_text", block_names=_ATTENTION | _QK_NORM | _SANDWICH_NORMS | _MLP, norm_offset=1.0
+        ),
+    }
+)

@@ -1,0 +1,122 @@
+"""The weights of a GGUF file, shown as a Hugging Face checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError
+from paged_sdk.kernels.gguf_blocks import dequantize
+from paged_sdk.weights.gguf_config import config_from_gguf
+from paged_sdk.weights.gguf_file import GgufTensor, open_gguf
+from paged_sdk.weights.gguf_names import ARCHITECTURES, GgufArchitecture
+
+__all__ = ["GgufSource"]
+
+# Tensors that are settings rather than weights: config_from_gguf reads what counts of them.
+_SETTINGS = ("rope_freqs.", "rope_factors_long.", "rope_factors_short.")
+
+
+@frozen
+class _Weight:
+    """A tensor and how its values differ from the Hugging Face checkpoint's.
+
+    :ivar permuted_heads: heads within which the rows are permuted; 0: they are not
+    :ivar offset: what was added to the values
+    """
+
+    tensor: GgufTensor
+    permuted_heads: int = 0
+    offset: float = 0.0
+
+
+class GgufSource:
+    """A :class:`~paged_sdk.weights.source.WeightSource` over a GGUF file and its parts.
+
+    :ivar metadata: the file's, by GGUF key
+    :ivar config: the model's configuration, as Hugging Face's ``config.json`` would have it
+    :param path: the file, or any part of a split one
+    :raises CheckpointError: a file is missing, cut off, malformed, or lacks something that the model needs
+    :raises UnsupportedArchitectureError: the model's architecture is not supported
+    :raises UnsupportedQuantizationError: a tensor has a type that cannot be decoded
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._files = open_gguf(path)
+        self.metadata: dict[str, Any] = self._files[0].metadata
+        tensors: dict[str, GgufTensor] = {}
+        for file in self._files:
+            if twice := tensors.keys() & file.tensors:
+                raise CheckpointError(f"{file.path} repeats tensor {min(twice)!r} of another part", path=path)
+            tensors |= file.tensors
+        self.config = config_from_gguf(self.metadata, tensors, path)
+        architecture = ARCHITECTURES[self.metadata["general.architecture"]]
+        self._weights = {
+            self._name(architecture, name): self._weight(architecture, tensor)
+            for name, tensor in tensors.items()
+            if not name.startswith(_SETTINGS)
+        }
+
+    def names(self) -> Collection[str]:
+        """The names of all tensors."""
+        return self._weights.keys()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._weights
+
+    def tensor(self, name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """One tensor: see :meth:`paged_sdk.weights.source.WeightSource.tensor`."""
+        weight = self._weights.get(name)
+        if weight is None:
+            raise CheckpointError(f"{self._path} holds no tensor for {name!r}", path=self._path)
+        stored = weight.tensor
+        blocks = stored.blocks()
+        if weight.permuted_heads:
+            blocks = _unpermuted(blocks.view(stored.shape[0], -1), weight.permuted_heads).view(blocks.shape)
+        if weight.offset:
+            return (dequantize(stored.type, blocks) - weight.offset).to(device=device, dtype=dtype)
+        return dequantize(stored.type, blocks, dtype=dtype).to(device)
+
+    def close(self) -> None:
+        """Let go of the files; tensors handed out stay valid."""
+        for file in self._files:
+            file.close()
+
+    def _name(self, architecture: GgufArchitecture, name: str) -> str:
+        found = architecture.hugging_face_name(name)
+        if found is None:
+            raise UnsupportedArchitectureError(
+                f"{self._path} has tensor {name!r}, which {architecture.model_type} models have no place for",
+                path=self._path,
+                architecture=self.metadata["general.architecture"],
+                supported=ARCHITECTURES,
+            )
+        return found
+
+    def _weight(self, architecture: GgufArchitecture, tensor: GgufTensor) -> _Weight:
+        if architecture.permuted_qk and ".attn_q." in tensor.name:
+            return self._permuted(tensor, self.config["num_attention_heads"])
+        if architecture.permuted_qk and ".attn_k." in tensor.name:
+            return self._permuted(tensor, self.config["num_key_value_heads"])
+        if tensor.name.endswith("norm.weight"):
+            return _Weight(tensor, offset=architecture.norm_offset)
+        return _Weight(tensor)
+
+    def _permuted(self, tensor: GgufTensor, num_heads: int) -> _Weight:
+        if tensor.shape[0] % (2 * num_heads) or (len(tensor.shape) == 1 and tensor.is_quantized):
+            raise CheckpointError(
+                f"{self._path}: tensor {tensor.name!r} of shape {list(tensor.shape)} cannot be {num_heads} heads",
+                path=self._path,
+            )
+        return _Weight(tensor, permuted_heads=num_heads)
+
+
+def _unpermuted(rows: Tensor, num_heads: int) -> Tensor:
+    """Rows in Hugging Face's order: within each head first those of even place, then those of odd. [n, row]."""
+    return rows.view(num_heads, -1, 2, rows.shape[1]).transpose(1, 2).reshape(rows.shape)

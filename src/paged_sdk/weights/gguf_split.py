@@ -1,0 +1,21 @@
+"""The names of a GGUF model that is split over several files."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["split_parts"]
+
+_PART_NAME = re.compile(r"(.*)-\d{5}-of-(\d{5})(\.gguf)", re.IGNORECASE | re.DOTALL)
+
+
+def split_parts(name: str) -> list[str]:
+    """All files of the model that a file belongs to, in order: ``m-00002-of-00002.gguf`` is the second of two.
+
+    :param name: any part's name or path; a name of another form stands for itself alone
+    """
+    match = _PART_NAME.fullmatch(name)
+    if match is None:
+        return [name]
+    stem, count, suffix = match.groups()
+    return [f"{stem}-{part:05}-of-{count}{suffix}" for part in range(1, int(count) + 1)]

@@ -1,0 +1,192 @@
+"""From what a user calls a model to a path: a directory, a file, or a repository of the Hugging Face Hub."""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from attrs import frozen
+
+from paged_sdk.errors import ModelLoadError
+from paged_sdk.weights.gguf_split import split_parts
+
+__all__ = ["resolve_model"]
+
+# What a model of safetensors needs; the weights of other formats and of other frameworks stay where they are.
+_WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model")
+_UNWANTED = ("*/*", "consolidated*.safetensors")
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+
+
+def resolve_model(
+    model: str | Path,
+    *,
+    filenames: Sequence[str] = (),
+    revision: str | None = None,
+    token: str | bool | None = None,
+    gguf: bool | None = None,
+) -> Path:
+    """The directory or GGUF file of a model, downloaded if need be.
+
+    :param model: a directory or file, used as it is; otherwise an id on the Hugging Face Hub. ``:Q4_K_M`` after a
+        directory or an id picks the GGUF file of that quantisation, in any case of letters
+    :param filenames: the GGUF file within the directory or repository; of a split model one part is enough
+    :param revision: branch, tag or commit of the repository
+    :param token: for the Hub; True: the one that is logged in with; None: that one if there is any; False: none
+    :param gguf: whether a GGUF file is wanted; None: if ``filenames`` or a quantisation is given, or if there are no
+        safetensors
+    :returns: a directory with ``config.json``, or a GGUF file (of a split model, the first part)
+    :raises ModelLoadError: there is no such model, file or quantisation, several fit, or the Hub does not give it
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return _in_directory(path, filenames, "", gguf)
+    if path.exists():
+        return path
+    name, _, quantization = str(model).partition(":")
+    if quantization and Path(name).expanduser().is_dir():
+        return _in_directory(Path(name).expanduser(), filenames, quantization, gguf)
+    if name.startswith((".", "~")) or path.is_absolute() or name.count("/") > 1:
+        raise ModelLoadError(f"{str(model)!r} does not exist", path=path)
+    return _on_hub(_Repository(name, revision, token), filenames, quantization, gguf)
+
+
+def _in_directory(directory: Path, filenames: Sequence[str], quantization: str, gguf: bool | None) -> Path:
+    wanted = bool(filenames or quantization) if gguf is None else gguf
+    if not wanted and (gguf is False or (directory / "config.json").is_file()):
+        return directory
+    files = [path.relative_to(directory).as_posix() for path in sorted(directory.rglob("*.gguf"))]
+    if not files and not wanted:
+        return directory
+    return directory / _selected(files, filenames, quantization, str(directory))[0]
+
+
+def _on_hub(repository: _Repository, filenames: Sequence[str], quantization: str, gguf: bool | None) -> Path:
+    if gguf or (gguf is None and (filenames or quantization)):
+        # Named files need no look at the repository, so that they load without a network once they are cached.
+        files = split_parts(filenames[0]) if filenames else None
+        return _gguf_on_hub(repository, files, quantization)
+    directory = repository.download(_WANTED, _UNWANTED)
+    if any(directory.glob("*.safetensors")):
+        return directory
+    names = repository.files()
+    if gguf is None and any(name.endswith(".gguf") for name in names):
+        return _gguf_on_hub(repository, None, quantization)
+    pickles = [name for name in names if name.endswith(_PICKLES)]
+    if pickles:
+        raise ModelLoadError(
+            f"{repository.name} has only {pickles[0]}, a pickle, which can run any code when it is loaded and is "
+            "refused: convert it to safetensors, or use a repository that has them",
+            path=repository.name,
+        )
+    raise ModelLoadError(f"{repository.name} holds no safetensors weights", path=repository.name)
+
+
+def _gguf_on_hub(repository: _Repository, files: list[str] | None, quantization: str) -> Path:
+    if files is None:
+        files = _selected(repository.files(), (), quantization, repository.name)
+    directory = repository.download([glob.escape(name) for name in files], ())
+    if not (directory / files[0]).is_file():
+        _selected(repository.files(), files, quantization, repository.name)
+        raise ModelLoadError(f"{files[0]} of {repository.name} could not be downloaded", path=repository.name)
+    return directory / files[0]
+
+
+def _selected(files: Sequence[str], filenames: Sequence[str], quantization: str, where: str) -> list[str]:
+    """All parts of the one GGUF model that is meant.
+
+    :param files: what there is
+    :param filenames: the first names the model, if there is any
+    :param quantization: otherwise, picks the model by its name; empty: there must be one model only
+    :param where: for messages
+    """
+    models = {tuple(split_parts(name)) for name in files if name.endswith(".gguf") and "mmproj" not in name.lower()}
+    there_is = f"there is {', '.join(sorted(parts[0] for parts in models)) or 'no GGUF file'}"
+    if filenames:
+        fitting = {parts for parts in models if filenames[0] in parts}
+        wanted = f"file {filenames[0]!r}"
+    elif quantization:
+        tag = re.compile(rf"(?<![a-z0-9]){re.escape(quantization)}(?![a-z0-9_])", re.IGNORECASE)
+        fitting = {parts for parts in models if tag.search(parts[0])}
+        wanted = f"GGUF file of quantisation {quantization!r}"
+    else:
+        fitting = models
+        wanted = "GGUF file"
+    if not fitting:
+        raise ModelLoadError(f"{where} has no {wanted}: {there_is}", path=where)
+    if len(fitting) > 1:
+        raise ModelLoadError(f"{where} has more than one {wanted}, so give its name: {there_is}", path=where)
+    return list(*fitting)
+
+
+@frozen
+class _Repository:
+    """A model repository on the Hub. huggingface_hub is imported late, for it takes a third of a second."""
+
+    name: str
+    revision: str | None
+    token: str | bool | None
+
+    def download(self, wanted: Sequence[str], unwanted: Sequence[str]) -> Path:
+        """The local snapshot, with those files that fit the patterns brought up to date."""
+        from huggingface_hub import snapshot_download
+
+        with self._explained():
+            return Path(
+                snapshot_download(
+                    self.name,
+                    revision=self.revision,
+                    token=self.token,
+                    allow_patterns=list(wanted),
+                    ignore_patterns=list(unwanted),
+                )
+            )
+
+    def files(self) -> list[str]:
+        """All files of the repository; those that are cached if the Hub cannot be reached."""
+        from huggingface_hub import HfApi, snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError
+
+        with self._explained():
+            try:
+                info = HfApi().model_info(self.name, revision=self.revision, token=self.token)
+            except HfHubHTTPError:
+                raise
+            except Exception:  # of whichever HTTP library is beneath: no answer from the Hub
+                cached = Path(snapshot_download(self.name, revision=self.revision, local_files_only=True))
+                return [path.relative_to(cached).as_posix() for path in cached.rglob("*")]
+        return [file.rfilename for file in info.siblings or ()]
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Errors of the download as :class:`ModelLoadError` that say what to do."""
+        from huggingface_hub import errors
+
+        try:
+            yield
+        except errors.GatedRepoError as error:
+            raise self._error(
+                "is gated: accept its conditions on its page of the Hub, and give a token of that account"
+            ) from error
+        except errors.RepositoryNotFoundError as error:
+            raise self._error(
+                "is neither a path that exists nor a repository of the Hub that can be seen: check the name; a private "
+                "one needs a token"
+            ) from error
+        except errors.RevisionNotFoundError as error:
+            raise self._error(f"has no revision {self.revision!r}") from error
+        except errors.HFValidationError as error:
+            raise self._error("is neither a path that exists nor an id of the Hub (namespace/name)") from error
+        except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
+            raise self._error(
+                "is no path that exists, is not in the local cache, and the Hub cannot be reached (no network, or "
+                "offline mode): connect, or give a local directory or file"
+            ) from error
+        except Exception as error:  # of the HTTP library, the disk, or the Hub's storage
+            raise self._error(f"could not be downloaded: {error}") from error
+
+    def _error(self, what: str) -> ModelLoadError:
+        return ModelLoadError(f"{self.name!r} {what}", path=self.name)

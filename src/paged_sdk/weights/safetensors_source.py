@@ -1,0 +1,105 @@
+"""The weights of a Hugging Face directory: one safetensors file, or shards with an index."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from paged_sdk.errors import CheckpointError
+from paged_sdk.weights.json_file import read_json
+from paged_sdk.weights.safetensors_file import SafetensorsFile
+
+__all__ = ["SafetensorsSource"]
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".pkl", ".ckpt"})
+
+
+class SafetensorsSource:
+    """A :class:`~paged_sdk.weights.source.WeightSource` over a directory's safetensors files.
+
+    :param directory: holds ``model.safetensors``, or shards and ``model.safetensors.index.json``
+    :raises CheckpointError: a file is missing, cut off or malformed, or there are only pickles, which are refused
+    :raises UnsupportedQuantizationError: a tensor has an element type that torch does not know
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        if (directory / _SINGLE).is_file():
+            file = SafetensorsFile(directory / _SINGLE)
+            self._files = dict.fromkeys(file.names(), file)
+        elif (directory / _INDEX).is_file():
+            self._files = self._shards(directory / _INDEX)
+        else:
+            raise _no_weights(directory)
+
+    def names(self) -> Collection[str]:
+        """The names of all tensors."""
+        return self._files.keys()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._files
+
+    def tensor(self, name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """One tensor: see :meth:`paged_sdk.weights.source.WeightSource.tensor`."""
+        file = self._files.get(name)
+        if file is None:
+            raise CheckpointError(f"{self._directory} holds no tensor {name!r}", path=self._directory)
+        return file.tensor(name).to(device=device, dtype=dtype)
+
+    def close(self) -> None:
+        """Let go of the files; tensors handed out stay valid."""
+        for file in set(self._files.values()):
+            file.close()
+
+    def _shards(self, index_path: Path) -> dict[str, SafetensorsFile]:
+        weight_map = read_json(index_path).get("weight_map")
+        if not isinstance(weight_map, dict) or not all(_is_file_name(shard) for shard in weight_map.values()):
+            raise CheckpointError(f"{index_path}: weight_map must give a file name for every tensor", path=index_path)
+        shards = sorted(set(weight_map.values()))
+        missing = [shard for shard in shards if not (self._directory / shard).is_file()]
+        if missing:
+            raise CheckpointError(
+                f"{self._directory} lacks {_listed(missing)} of {len(shards)} shards: download the checkpoint again",
+                path=self._directory,
+            )
+        files = {shard: SafetensorsFile(self._directory / shard) for shard in shards}
+        absent = [name for name, shard in weight_map.items() if name not in files[shard].names()]
+        if absent:
+            raise CheckpointError(
+                f"{index_path} places {_listed(absent)} in shards that do not hold them: download the checkpoint again",
+                path=index_path,
+            )
+        return {name: files[shard] for name, shard in weight_map.items()}
+
+
+def _is_file_name(value: object) -> bool:
+    """Whether a shard's name stays within the directory."""
+    return isinstance(value, str) and Path(value).name == value
+
+
+def _no_weights(directory: Path) -> CheckpointError:
+    suffixes: dict[str, str] = {}
+    for path in sorted(directory.iterdir()):
+        suffixes.setdefault(path.suffix, path.name)
+    pickles = sorted(_PICKLE_SUFFIXES & suffixes.keys())
+    if pickles:
+        why = (
+            f"it has only {suffixes[pickles[0]]}, a pickle, which can run any code when it is loaded and is refused: "
+            "convert it to safetensors (save_pretrained of transformers does), or use a safetensors version"
+        )
+    elif ".gguf" in suffixes:
+        why = f"it has {suffixes['.gguf']}: give that file's path to load it"
+    else:
+        why = f"expected {_SINGLE}, or {_INDEX} and its shards"
+    return CheckpointError(f"{directory} holds no safetensors weights: {why}", path=directory)
+
+
+def _listed(names: Iterable[str]) -> str:
+    """The first few names, for a message."""
+    first, *rest = names
+    return f"{first!r} and {len(rest)} more" if rest else f"{first!r}"

@@ -1,0 +1,40 @@
+"""The one face that every kind of checkpoint shows to the models."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+__all__ = ["WeightSource"]
+
+
+class WeightSource(Protocol):
+    """Tensors by name.
+
+    Names, shapes and meaning are always those of a Hugging Face checkpoint, whatever the file holds.
+    """
+
+    def names(self) -> Collection[str]:
+        """The names of all tensors."""
+        ...
+
+    def __contains__(self, name: object) -> bool: ...
+
+    def tensor(self, name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """One tensor, decoded where it is stored quantised.
+
+        The result may share the file's private (copy-on-write) map: no memory is spent on a tensor that is stored in
+        ``dtype`` and wanted on the CPU. It stays valid after :meth:`close`.
+
+        :param dtype: of the result
+        :param device: of the result
+        :raises CheckpointError: there is no tensor of that name, or the source is closed
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of the files; a map is released with the last tensor that shares it. Idempotent."""
+        ...
