@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import pytest
+
+from paged_sdk import ConfigError, MemoryGpuConfig, PagedAttentionMeta, PagedCacheType
+from paged_sdk.config.env import Environment, read_environment, read_variable
+
+
+def test_nothing_set_says_nothing() -> None:
+    assert read_environment({}) == Environment()
+    assert read_environment({"MISTRALRS_PAGED_ATTN": "  ", "OTHER": "1"}) == Environment()
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("true", True), ("1", True), ("ON", True), ("false", False), ("0", False), ("Off", False)]
+)
+def test_paged_attn_switch(text: str, value: bool) -> None:
+    assert read_environment({"MISTRALRS_PAGED_ATTN": text}).paged_attn is value
+
+
+@pytest.mark.parametrize(
+    ("variables", "meta"),
+    [
+        ({"BLOCK_SIZE": "64"}, PagedAttentionMeta(block_size=64)),
+        ({"CACHE_TYPE": "F8E4M3"}, PagedAttentionMeta(cache_type=PagedCacheType.F8E4M3)),
+        ({"CACHE_TYPE": "auto"}, PagedAttentionMeta()),
+        ({"GPU_MEM": "512"}, PagedAttentionMeta(gpu_memory=MemoryGpuConfig.MB(512))),
+        ({"GPU_MEM_USAGE": "0.5"}, PagedAttentionMeta(gpu_memory=MemoryGpuConfig.Fraction(0.5))),
+        (
+            {"CONTEXT_LEN": "1000", "BLOCK_SIZE": "16"},
+            PagedAttentionMeta(block_size=16, gpu_memory=MemoryGpuConfig.ContextSize(1000)),
+        ),
+    ],
+)
+def test_paged_meta(variables: dict[str, str], meta: PagedAttentionMeta) -> None:
+    given = {f"MISTRALRS_PAGED_ATTN_{name}": value for name, value in variables.items()}
+    assert read_environment(given).paged_meta == meta
+
+
+@pytest.mark.parametrize(("text", "n"), [("0", 0), ("false", 0), ("None", 0), ("16", 16), ("3", 3)])
+def test_prefix_cache_n(text: str, n: int) -> None:
+    assert read_environment({"MISTRALRS_PREFIX_CACHE_N": text}).prefix_cache_n == n
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("MISTRALRS_PAGED_ATTN", "yes please"),
+        ("MISTRALRS_PAGED_ATTN_BLOCK_SIZE", "0"),
+        ("MISTRALRS_PAGED_ATTN_BLOCK_SIZE", "4096"),
+        ("MISTRALRS_PAGED_ATTN_BLOCK_SIZE", "32.5"),
+        ("MISTRALRS_PAGED_ATTN_BLOCK_SIZE", "٣٢"),
+        ("MISTRALRS_PAGED_ATTN_CACHE_TYPE", "fp8"),
+        ("MISTRALRS_PAGED_ATTN_GPU_MEM", "-1"),
+        ("MISTRALRS_PAGED_ATTN_GPU_MEM", "4GB"),
+        ("MISTRALRS_PAGED_ATTN_GPU_MEM_USAGE", "1.5"),
+        ("MISTRALRS_PAGED_ATTN_GPU_MEM_USAGE", "nan"),
+        ("MISTRALRS_PAGED_ATTN_GPU_MEM_USAGE", "half"),
+        ("MISTRALRS_PAGED_ATTN_CONTEXT_LEN", "0"),
+        ("MISTRALRS_PREFIX_CACHE_N", "-3"),
+        ("MISTRALRS_PREFIX_CACHE_N", "many"),
+        ("MISTRALRS_ISQ", "Q4K"),
+        ("MISTRALRS_SPECULATIVE_DRAFT_MODEL", "tiny"),
+        ("MISTRALRS_SPECULATIVE_GAMMA", "16"),
+    ],
+)
+def test_a_value_that_cannot_be_read_is_an_error_that_names_it(name: str, value: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_environment({name: value})
+    assert caught.value.setting == name
+    assert caught.value.value == value
+    assert name in str(caught.value)
+    assert value in str(caught.value)
+
+
+def test_two_memory_settings_at_once_are_an_error_that_names_both() -> None:
+    given = {"MISTRALRS_PAGED_ATTN_GPU_MEM": "512", "MISTRALRS_PAGED_ATTN_CONTEXT_LEN": "4096"}
+    with pytest.raises(ConfigError, match=r"GPU_MEM and MISTRALRS_PAGED_ATTN_CONTEXT_LEN"):
+        read_environment(given)
+
+
+def test_the_process_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MISTRALRS_PREFIX_CACHE_N", "5")
+    monkeypatch.setenv("SOME_TOKEN", "abc")
+    assert read_environment().prefix_cache_n == 5
+    assert read_variable("SOME_TOKEN") == "abc"
+    assert read_variable("NO_SUCH_TOKEN") is None

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import pytest
+
+from paged_sdk import (
+    ConfigError,
+    DryParams,
+    MemoryGpuConfig,
+    PagedAttentionMeta,
+    PagedAttentionMetaBuilder,
+    PagedCacheType,
+    SamplingParams,
+)
+from paged_sdk.config.build import BuildSettings
+from paged_sdk.config.engine import EngineConfig
+from paged_sdk.config.sampling import GenerationDefaults
+
+
+def test_memory_is_three_classes_for_match_statements() -> None:
+    def describe(memory: MemoryGpuConfig) -> str:
+        match memory:
+            case MemoryGpuConfig.ContextSize(tokens):
+                return f"{tokens} tokens"
+            case MemoryGpuConfig.Fraction(fraction):
+                return f"{fraction:.0%}"
+            case MemoryGpuConfig.MB(megabytes):
+                return f"{megabytes} MB"
+        raise AssertionError
+
+    assert describe(MemoryGpuConfig.ContextSize(1024)) == "1024 tokens"
+    assert describe(MemoryGpuConfig.Fraction(0.5)) == "50%"
+    assert describe(MemoryGpuConfig.MB(8)) == "8 MB"
+    assert issubclass(MemoryGpuConfig.MB, MemoryGpuConfig)
+    assert repr(MemoryGpuConfig.MB(8)) == "MemoryGpuConfig.MB(megabytes=8)"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: MemoryGpuConfig.ContextSize(0),
+        lambda: MemoryGpuConfig.ContextSize(True),
+        lambda: MemoryGpuConfig.MB(-1),
+        lambda: MemoryGpuConfig.Fraction(0),
+        lambda: MemoryGpuConfig.Fraction(1.01),
+        lambda: MemoryGpuConfig.Fraction(math.nan),
+        lambda: PagedAttentionMeta(block_size=0),
+        lambda: PagedAttentionMeta(block_size=1025),
+        lambda: PagedAttentionMeta(cache_type=Any),  # type: ignore[arg-type]
+        lambda: PagedAttentionMeta(gpu_memory=Any),  # type: ignore[arg-type]
+        lambda: PagedAttentionMetaBuilder().with_block_size(-8),
+        lambda: PagedCacheType.parse("f16"),
+        lambda: SamplingParams(temperature=-0.1),
+        lambda: SamplingParams(temperature=math.inf),
+        lambda: SamplingParams(top_k=0),
+        lambda: SamplingParams(top_p=0),
+        lambda: SamplingParams(top_p=1.5),
+        lambda: SamplingParams(min_p=-1),
+        lambda: SamplingParams(frequency_penalty=3),
+        lambda: SamplingParams(presence_penalty=-3),
+        lambda: SamplingParams(repetition_penalty=0),
+        lambda: SamplingParams(max_len=0),
+        lambda: SamplingParams(stop=["", "x"]),
+        lambda: SamplingParams(logits_bias={-1: 0.0}),
+        lambda: SamplingParams(logits_bias={1: math.nan}),
+        lambda: SamplingParams(logits_bias={1: math.inf}),
+        lambda: SamplingParams(n_choices=0),
+        lambda: SamplingParams(top_n_logprobs=-1),
+        lambda: SamplingParams(seed=-1),
+        lambda: SamplingParams(stop_token_ids=(-1,)),
+        lambda: SamplingParams(min_tokens=-1),
+        lambda: SamplingParams(prompt_logprobs=-1),
+        lambda: DryParams(base=0.5),
+        lambda: DryParams(multiplier=-1),
+        lambda: EngineConfig(max_num_seqs=0),
+        lambda: BuildSettings(dtype="int4"),
+        lambda: BuildSettings(token_source="env:"),
+        lambda: BuildSettings(paged_meta=Any),  # type: ignore[arg-type]
+        lambda: BuildSettings(max_num_seqs=0),
+    ],
+)
+def test_a_bad_value_says_what_is_allowed(make: Callable[[], object]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make()
+    assert caught.value.setting
+    assert caught.value.allowed
+    assert caught.value.allowed in str(caught.value)
+    assert isinstance(caught.value, ValueError)
+
+
+def test_values_are_frozen_and_hashable() -> None:
+    meta = PagedAttentionMeta(gpu_memory=MemoryGpuConfig.ContextSize(64))
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        meta.block_size = 16  # type: ignore[misc]
+    assert len({meta, PagedAttentionMeta(gpu_memory=MemoryGpuConfig.ContextSize(64))}) == 1
+
+
+def test_the_builder_returns_new_builders() -> None:
+    first = PagedAttentionMetaBuilder().with_block_size(16)
+    second = first.with_gpu_memory(MemoryGpuConfig.MB(4)).with_cache_type(PagedCacheType.F8E4M3)
+    assert first.build() == PagedAttentionMeta(block_size=16)
+    assert second.build() == PagedAttentionMeta(
+        block_size=16, gpu_memory=MemoryGpuConfig.MB(4), cache_type=PagedCacheType.F8E4M3
+    )
+
+
+def test_sampling_takes_what_is_unset_from_the_checkpoint() -> None:
+    defaults = GenerationDefaults(temperature=0.7, top_k=20, top_p=0.8, repetition_penalty=1.1)
+    resolved = SamplingParams(top_p=0.5, max_len=3).with_defaults(defaults)
+    assert resolved == SamplingParams(temperature=0.7, top_k=20, top_p=0.5, repetition_penalty=1.1, max_len=3)
+    assert not resolved.is_greedy
+    assert SamplingParams.deterministic().with_defaults(defaults) == SamplingParams.deterministic()
+    assert SamplingParams(temperature=1e-8).is_greedy
+    assert not SamplingParams().is_greedy
+
+
+def test_sampling_converts_what_is_convenient() -> None:
+    bias = {5: -1.0}
+    params = SamplingParams(stop="END", logits_bias=bias, stop_token_ids=[1, 2])  # type: ignore[arg-type]
+    bias[6] = 1.0
+    assert params.stop == ("END",)
+    assert params.stop_token_ids == (1, 2)
+    assert dict(params.logits_bias or {}) == {5: -1.0}

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+from paged_sdk import (
+    ConfigError,
+    InvalidRequestError,
+    Message,
+    RequestBuilder,
+    RequestTimeoutError,
+    SamplingParams,
+    TextMessageRole,
+    TextMessages,
+)
+from paged_sdk.types.request import as_request
+
+
+def test_messages_are_immutable() -> None:
+    empty = TextMessages()
+    one = empty.add_message(TextMessageRole.USER, "hi")
+    assert empty.messages == ()
+    assert one.messages == (Message(TextMessageRole.USER, "hi"),)
+    assert one.add_message("assistant", "hello").messages[1].role is TextMessageRole.ASSISTANT
+
+
+def test_every_form_of_request_means_the_same() -> None:
+    expected = (Message(TextMessageRole.USER, "hi"),)
+    forms: list[Any] = [
+        TextMessages().add_message("user", "hi"),
+        RequestBuilder().add_message("user", "hi"),
+        RequestBuilder.from_messages([{"role": "user", "content": "hi"}]),
+        [{"role": "user", "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]}],
+        [Message(TextMessageRole.USER, "hi")],
+    ]
+    for form in forms:
+        assert as_request(form).messages == expected
+        assert as_request(form).options.sampling is None
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        [],
+        TextMessages(),
+        RequestBuilder(),
+        "hi",
+        {"role": "user", "content": "hi"},
+        [{"role": "robot", "content": "hi"}],
+        [{"content": "hi"}],
+        [{"role": "user"}],
+        [{"role": "user", "content": 3}],
+        [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}],
+        ["hi"],
+        3,
+    ],
+)
+def test_bad_messages_say_what_is_allowed(bad: Any) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        as_request(bad)
+    assert caught.value.field
+    assert caught.value.allowed in str(caught.value)
+
+
+def test_request_options() -> None:
+    sampling = SamplingParams(temperature=0.5)
+    request = (
+        RequestBuilder()
+        .add_message("user", "hi")
+        .with_sampling(sampling)
+        .with_logprobs(2)
+        .with_priority(3)
+        .with_timeout(1.5)
+        .with_cache_salt("tenant")
+        .with_truncation()
+        .with_enable_thinking(False)
+    )
+    options = request.options
+    assert options.sampling == SamplingParams(temperature=0.5, top_n_logprobs=2)
+    assert (options.priority, options.timeout, options.cache_salt) == (3, 1.5, "tenant")
+    assert options.truncation
+    assert options.enable_thinking is False
+    # Asking for logprobs alone leaves a request greedy.
+    greedy = RequestBuilder().with_logprobs().options.sampling
+    assert greedy is not None
+    assert greedy.is_greedy
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("inf"), float("nan"), "5"])
+def test_a_bad_timeout_is_refused(timeout: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="timeout"):
+        RequestBuilder().with_timeout(timeout)
+
+
+def test_other_bad_options_are_refused() -> None:
+    bad: Any = "high"
+    with pytest.raises(InvalidRequestError, match="priority"):
+        RequestBuilder().with_priority(bad)
+    with pytest.raises(InvalidRequestError, match="cache_salt"):
+        RequestBuilder().with_cache_salt("")
+    with pytest.raises(InvalidRequestError, match="sampling"):
+        RequestBuilder().with_sampling(bad)
+
+
+def test_errors_travel_between_processes() -> None:
+    for error in (
+        ConfigError.of("setting", 3, "an int < 3"),
+        InvalidRequestError.of("role", "robot", "a person"),
+        RequestTimeoutError("late", request_id="r", timeout=2.0),
+    ):
+        copy = pickle.loads(pickle.dumps(error))
+        assert type(copy) is type(error)
+        assert copy.__dict__ == error.__dict__
+        assert str(copy) == str(error)
