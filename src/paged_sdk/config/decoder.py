@@ -30,21 +30,21 @@ class RopeKind(Enum):
 class RopeConfig:
     """Rotary position embedding of one kind of layer. The names are Hugging Face's ``rope_scaling`` keys.
 
-    :ivar theta: base of the frequencies
     :ivar rotary_dim: leading elements of each head that are rotated (even, <= head_dim)
+    :ivar theta: base of the frequencies
     :ivar factor: context extension
-    :ivar original_max_position: context that the model was trained on, for llama3, yarn and longrope
+    :ivar original_max_position: tokens of context that the model was trained on: llama3, yarn and longrope need it
     :ivar attention_factor: multiplies cos and sin; None: the kind's own formula
     :ivar short_factor: longrope, one divisor per frequency up to ``original_max_position`` tokens
     :ivar long_factor: longrope, one divisor per frequency beyond that
     :ivar inv_freq_divisors: one divisor per frequency that replaces the kind's own formula (GGUF's rope_freqs)
     """
 
+    rotary_dim: int
     theta: float = 10_000.0
-    rotary_dim: int = 0
     kind: RopeKind = RopeKind.DEFAULT
     factor: float = 1.0
-    original_max_position: int | None = None
+    original_max_position: int = 0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0

@@ -1,0 +1,67 @@
+"""What the models ask of attention, whatever keeps the keys and values."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+
+from attrs import frozen
+from torch import Tensor
+
+__all__ = ["AttentionBackend", "AttentionStep", "RowSpan"]
+
+
+@frozen
+class RowSpan:
+    """The tokens that one sequence computes in a step.
+
+    :ivar start: tokens of the sequence whose keys and values are in the cache already
+    :ivar num_new_tokens: tokens computed now, at positions ``start`` and on (>= 1)
+    :ivar kv_ids: where its KV lies: the block table, or ``[slot]`` when contiguous
+    """
+
+    start: int
+    num_new_tokens: int
+    kv_ids: Sequence[int]
+
+    @property
+    def end(self) -> int:
+        """Tokens in the cache after the step."""
+        return self.start + self.num_new_tokens
+
+
+class AttentionStep(ABC):
+    """Attention of all layers in one step: the indices are made once, each layer uses them."""
+
+    @abstractmethod
+    def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Write the new keys and values to the cache, then attend.
+
+        :param query: ``[num_tokens, num_heads, head_size]``, the tokens of all rows in the order of the rows
+        :param key: ``[num_tokens, num_kv_heads, head_size]``, position already applied; ``value`` likewise
+        :returns: ``[num_tokens, num_heads, head_size]``, contiguous
+        """
+
+
+class AttentionBackend(ABC):
+    """Keys and values of every layer, and attention over them."""
+
+    @abstractmethod
+    def prepare(self, rows: Sequence[RowSpan]) -> AttentionStep:
+        """Make what one step needs on the device; no row's storage is shared with another's new tokens.
+
+        :param rows: prefill chunks and decodes in any order, at least one
+        """
+
+    @abstractmethod
+    def copy(self, source: int, target: int, num_tokens: int) -> None:
+        """Copy KV within every layer: a whole block, or the first ``num_tokens`` of a contiguous slot."""
+
+    @abstractmethod
+    def release(self, kv_ids: Iterable[int]) -> None:
+        """Let go of storage that will not be read again."""
+
+    @property
+    @abstractmethod
+    def num_bytes(self) -> int:
+        """Bytes held now."""

@@ -1,0 +1,103 @@
+"""Non-paged KV: one growing tensor per sequence, for platforms and comparisons without blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from paged_sdk.attention.backend import AttentionBackend, AttentionStep, RowSpan
+from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.kernels.attention import decode_attention, prefill_attention
+
+__all__ = ["ContiguousBackend"]
+
+_MIN_CAPACITY: Final = 64
+
+
+class ContiguousBackend(AttentionBackend):
+    """Keys and values of each slot in one tensor, ``[num_layers, 2, capacity, num_kv_heads, head_size]``.
+
+    Its capacity doubles when it is full, so a sequence of n tokens copies fewer than n tokens in all.
+
+    :param dtype: of keys and values
+    """
+
+    def __init__(self, config: DecoderConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+        self._config = config
+        self._dtype = dtype
+        self._device = device
+        self._slots: dict[int, Tensor] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all slots, room to grow included."""
+        return sum(tensor.nbytes for tensor in self._slots.values())
+
+    def prepare(self, rows: Sequence[RowSpan]) -> AttentionStep:
+        """Give every row's slot room for the row's tokens."""
+        for row in rows:
+            self._reserve(_slot(row), row.end)
+        return _ContiguousStep(self._config, rows, [self._slots[_slot(row)] for row in rows])
+
+    def copy(self, source: int, target: int, num_tokens: int) -> None:
+        """Copy the first tokens of a slot to another slot."""
+        self._reserve(target, num_tokens)
+        self._slots[target][:, :, :num_tokens] = self._slots[source][:, :, :num_tokens]
+
+    def release(self, kv_ids: Iterable[int]) -> None:
+        """Free the storage of slots; one that never held anything is fine."""
+        for slot in kv_ids:
+            self._slots.pop(slot, None)
+
+    def _reserve(self, slot: int, num_tokens: int) -> None:
+        held = self._slots.get(slot)
+        if held is not None and held.shape[2] >= num_tokens:
+            return
+        capacity = max(num_tokens, _MIN_CAPACITY if held is None else 2 * held.shape[2])
+        shape = (self._config.num_layers, 2, capacity, self._config.num_kv_heads, self._config.head_dim)
+        grown = torch.empty(shape, dtype=self._dtype, device=self._device)
+        if held is not None:
+            grown[:, :, : held.shape[2]] = held
+        self._slots[slot] = grown
+
+
+class _ContiguousStep(AttentionStep):
+    def __init__(self, config: DecoderConfig, rows: Sequence[RowSpan], storages: Sequence[Tensor]) -> None:
+        self._config = config
+        self._rows = rows
+        self._storages = storages
+
+    def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        window, scale, softcap = (
+            self._config.sliding_windows[layer],
+            self._config.attention_scale,
+            self._config.attention_softcap,
+        )
+        outputs: list[Tensor] = []
+        token = 0
+        for row, storage in zip(self._rows, self._storages, strict=True):
+            last = token + row.num_new_tokens
+            keys, values = storage[layer]
+            keys[row.start : row.end] = key[token:last]
+            values[row.start : row.end] = value[token:last]
+            first = 0 if window is None else max(0, row.start + 1 - window)
+            seen = slice(first, row.end)
+            outputs.append(
+                decode_attention(
+                    query[token:last], keys[None, seen], values[None, seen], None, scale=scale, softcap=softcap
+                )
+                if row.num_new_tokens == 1
+                else prefill_attention(
+                    query[token:last], keys[seen], values[seen], scale=scale, window=window, softcap=softcap
+                )
+            )
+            token = last
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def _slot(row: RowSpan) -> int:
+    (slot,) = row.kv_ids
+    return slot

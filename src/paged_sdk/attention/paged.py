@@ -1,0 +1,242 @@
+"""Paged KV: fixed-size blocks in one pool, found through block tables (Kwon et al., 2023, arXiv 2309.06180)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from paged_sdk.attention.backend import AttentionBackend, AttentionStep, RowSpan
+from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.config.paged import PagedCacheType
+from paged_sdk.errors import OutOfMemoryError
+from paged_sdk.kernels.kv_cache import copy_block, reshape_and_cache
+from paged_sdk.kernels.paged_attention import paged_decode_attention, paged_prefill_attention
+
+__all__ = ["PagedBackend"]
+
+# Decodes are batched with others of similar length, so that filling up to the longest at most doubles the keys that
+# are gathered, and the gathered copies of a group stay small beside the pool. Below 256 keys a second group costs more
+# in calls than the filling does.
+_SHORT_CONTEXT: Final = 256
+_MAX_GROUP_KEYS: Final = 65_536
+
+_Slots = npt.NDArray[np.int64]
+
+
+class PagedBackend(AttentionBackend):
+    """A pool of KV blocks for all layers.
+
+    Blocks are not cleared: what lies in an unused slot, NaN included, never reaches a result.
+
+    :param num_blocks: blocks in the pool
+    :param block_size: tokens per block
+    :param cache_type: ``AUTO`` stores ``dtype``; ``F8E4M3`` bytes with a float32 scale per token and KV head
+    :param dtype: of keys and values
+    :raises OutOfMemoryError: the pool cannot be allocated
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        *,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        cache_type: PagedCacheType = PagedCacheType.AUTO,
+    ) -> None:
+        self._config = config
+        self._block_size = block_size
+        self._device = device
+        self._windows = tuple(dict.fromkeys(config.sliding_windows))
+        shape = (num_blocks, block_size, config.num_kv_heads, config.head_dim)
+        quantised = cache_type is PagedCacheType.F8E4M3
+        stored = torch.float8_e4m3fn if quantised else dtype
+        try:
+            self._layers = tuple(
+                _LayerCache(
+                    key=torch.empty(shape, dtype=stored, device=device),
+                    value=torch.empty(shape, dtype=stored, device=device),
+                    k_scale=torch.empty(shape[:3], device=device) if quantised else None,
+                    v_scale=torch.empty(shape[:3], device=device) if quantised else None,
+                )
+                for _ in range(config.num_layers)
+            )
+        except RuntimeError as error:
+            needed = num_blocks * block_size * config.kv_elements_per_token * stored.itemsize
+            raise OutOfMemoryError(
+                f"cannot allocate {num_blocks} KV blocks of {block_size} tokens: {needed} bytes", needed=needed
+            ) from error
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the pool, scales included."""
+        return sum(tensor.nbytes for layer in self._layers for tensor in layer.tensors)
+
+    def prepare(self, rows: Sequence[RowSpan]) -> AttentionStep:
+        """See :meth:`AttentionBackend.prepare`."""
+        slot_mapping = np.concatenate([self._slots(row, row.start) for row in rows])
+        plans = {window: self._plan(rows, window) for window in self._windows}
+        return _PagedStep(self._config, self._layers, self._tensor(slot_mapping), plans)
+
+    def copy(self, source: int, target: int, num_tokens: int) -> None:
+        """Copy a whole block, however many of its tokens are used."""
+        for layer in self._layers:
+            copy_block(layer.tensors, source, target)
+
+    def release(self, kv_ids: Iterable[int]) -> None:
+        """The pool stays allocated; whoever hands out blocks knows which are free."""
+
+    def _tensor(self, array: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+    def _slots(self, row: RowSpan, first: int) -> _Slots:
+        """The slots of a row's positions from ``first`` to its end."""
+        position = np.arange(first, row.end)
+        table = np.asarray(row.kv_ids, dtype=np.int64)
+        return table[position // self._block_size] * self._block_size + position % self._block_size
+
+    def _plan(self, rows: Sequence[RowSpan], window: int | None) -> _WindowPlan:
+        """Where the keys lie that layers of one window read."""
+        prefills: list[_PrefillRow] = []
+        decode_tokens: list[int] = []
+        decode_slots: list[_Slots] = []
+        token = 0
+        for row in rows:
+            first = 0 if window is None else max(0, row.start + 1 - window)
+            slots = self._slots(row, first)
+            if row.num_new_tokens == 1:
+                decode_tokens.append(token)
+                decode_slots.append(slots)
+            else:
+                prefills.append(_PrefillRow(token, token + row.num_new_tokens, self._tensor(slots)))
+            token += row.num_new_tokens
+        groups = _group_by_length([len(slots) for slots in decode_slots])
+        if len(groups) == 1 and not prefills:
+            return _WindowPlan(batch=self._decode_group(decode_slots))
+        decodes = tuple(
+            (
+                self._tensor(np.array([decode_tokens[index] for index in group])),
+                self._decode_group([decode_slots[index] for index in group]),
+            )
+            for group in groups
+        )
+        return _WindowPlan(decodes=decodes, prefills=tuple(prefills))
+
+    def _decode_group(self, rows: Sequence[_Slots]) -> _DecodeGroup:
+        lengths = np.array([len(row) for row in rows])
+        longest = int(lengths.max())
+        # Filled up with the row's newest slot, which this very step writes.
+        slots = np.stack([np.pad(row, (0, longest - len(row)), mode="edge") for row in rows])
+        mask = None if int(lengths.min()) == longest else self._tensor(np.arange(longest) < lengths[:, None])
+        return _DecodeGroup(self._tensor(slots), mask)
+
+
+@frozen(kw_only=True)
+class _LayerCache:
+    """Shapes and dtypes as in :mod:`paged_sdk.kernels.kv_cache`."""
+
+    key: Tensor
+    value: Tensor
+    k_scale: Tensor | None
+    v_scale: Tensor | None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [each for each in (self.key, self.value, self.k_scale, self.v_scale) if each is not None]
+
+
+@frozen
+class _PrefillRow:
+    """A chunk of one sequence: its tokens ``first`` to ``last`` (exclusive) of the step, and the slots of its keys."""
+
+    first: int
+    last: int
+    slots: Tensor
+
+
+@frozen
+class _DecodeGroup:
+    """Slots and mask of decodes of similar length, as :func:`paged_decode_attention` takes them."""
+
+    slots: Tensor
+    mask: Tensor | None
+
+
+@frozen(kw_only=True)
+class _WindowPlan:
+    """Either ``batch``: every row decodes, all in one group; or groups with the tokens they are for, and chunks."""
+
+    batch: _DecodeGroup | None = None
+    decodes: tuple[tuple[Tensor, _DecodeGroup], ...] = ()
+    prefills: tuple[_PrefillRow, ...] = ()
+
+
+class _PagedStep(AttentionStep):
+    def __init__(
+        self,
+        config: DecoderConfig,
+        layers: Sequence[_LayerCache],
+        slot_mapping: Tensor,
+        plans: dict[int | None, _WindowPlan],
+    ) -> None:
+        self._config = config
+        self._layers = layers
+        self._slot_mapping = slot_mapping
+        self._plans = plans
+
+    def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        cache = self._layers[layer]
+        reshape_and_cache(key, value, cache.key, cache.value, self._slot_mapping, cache.k_scale, cache.v_scale)
+        window = self._config.sliding_windows[layer]
+        plan = self._plans[window]
+        if plan.batch is not None:
+            return self._decode(cache, plan.batch, query)
+        output = query.new_empty(query.shape)
+        for tokens, group in plan.decodes:
+            output.index_copy_(0, tokens, self._decode(cache, group, query.index_select(0, tokens)))
+        for row in plan.prefills:
+            output[row.first : row.last] = paged_prefill_attention(
+                query[row.first : row.last],
+                cache.key,
+                cache.value,
+                row.slots,
+                scale=self._config.attention_scale,
+                window=window,
+                softcap=self._config.attention_softcap,
+                k_scale=cache.k_scale,
+                v_scale=cache.v_scale,
+            )
+        return output
+
+    def _decode(self, cache: _LayerCache, group: _DecodeGroup, query: Tensor) -> Tensor:
+        return paged_decode_attention(
+            query,
+            cache.key,
+            cache.value,
+            group.slots,
+            group.mask,
+            scale=self._config.attention_scale,
+            softcap=self._config.attention_softcap,
+            k_scale=cache.k_scale,
+            v_scale=cache.v_scale,
+        )
+
+
+def _group_by_length(lengths: Sequence[int]) -> list[list[int]]:
+    """Split indices into groups whose members can be filled up to one length at little cost; each group in order."""
+    groups: list[list[int]] = []
+    shortest = 0
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
+        length = lengths[index]
+        if not groups or length > 2 * shortest + _SHORT_CONTEXT or (len(groups[-1]) + 1) * length > _MAX_GROUP_KEYS:
+            groups.append([])
+            shortest = length
+        groups[-1].append(index)
+    return [sorted(group) for group in groups]

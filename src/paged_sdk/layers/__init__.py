@@ -1,0 +1,1 @@
+"""Building blocks of a decoder that hold no matrix: norms, rotary embedding, token embedding, gated activation."""

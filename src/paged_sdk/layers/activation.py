@@ -1,0 +1,21 @@
+"""The gated activation of an MLP (Shazeer, 2020, arXiv 2002.05202)."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from paged_sdk.config.decoder import Activation
+
+__all__ = ["gated_activation"]
+
+
+def gated_activation(activation: Activation, gate_up: Tensor) -> Tensor:
+    """``activation(gate) * up``.
+
+    :param gate_up: ``[..., 2 * intermediate_size]``: the gate, then the other factor
+    :returns: ``[..., intermediate_size]``
+    """
+    gate, up = gate_up.chunk(2, dim=-1)
+    activated = F.silu(gate) if activation is Activation.SILU else F.gelu(gate, approximate="tanh")
+    return activated.mul_(up)

@@ -1,0 +1,39 @@
+"""Root mean square normalisation (Zhang and Sennrich, 2019, arXiv 1910.07467)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ["RMSNorm"]
+
+
+class RMSNorm:
+    """``x / rms(x) * weight`` over the last dimension, the mean in float32 at least.
+
+    Models differ in where they round, and are followed: llama and its kin round to the model's dtype before the
+    multiplication by the weight; gemma, whose weights are stored less 1, after it.
+
+    :param weight: ``[..., hidden_size]``, broadcast against the input
+    :param offset: added to the weight; not 0: the multiplication is in float32 at least
+    """
+
+    def __init__(self, weight: Tensor, eps: float, *, offset: float = 0.0) -> None:
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        self._rounds_last = offset != 0.0
+        self._weight = weight.to(wide) + offset if self._rounds_last else weight
+        self._eps = eps
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the weight."""
+        return self._weight.nbytes
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise; a new tensor of the dtype of ``x``.
+
+        :param x: ``[..., hidden_size]`` of the model's dtype
+        """
+        wide = x.to(self._weight.dtype) if self._rounds_last else x
+        return F.rms_norm(wide, x.shape[-1:], None, self._eps).mul_(self._weight).to(x.dtype)

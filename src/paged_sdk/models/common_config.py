@@ -1,0 +1,89 @@
+"""What the families' configs have in common: Hugging Face's names for the shape of a decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from paged_sdk.config.decoder import Activation, DecoderConfig, RopeConfig
+from paged_sdk.errors import CheckpointError
+from paged_sdk.models.config_fields import ConfigFields
+from paged_sdk.models.rope_fields import read_rope, rope_section
+
+__all__ = ["SLIDING", "read_activation", "read_common", "read_head_dim", "read_layer_types", "read_windows"]
+
+SLIDING = "sliding_attention"
+_FULL = "full_attention"
+
+
+def read_common(
+    fields: ConfigFields,
+    *,
+    ropes: tuple[RopeConfig, ...] | None = None,
+    sliding_windows: tuple[int | None, ...] | None = None,
+    activation: Activation | None = None,
+    tie_embeddings: bool = False,
+) -> DecoderConfig:
+    """A plain llama's shape, which families evolve.
+
+    :param ropes: per layer; None: one for all, in the usual place
+    :param sliding_windows: per layer; None: every layer sees everything
+    :param activation: None: in the usual place
+    :param tie_embeddings: what the family's configs mean when they do not say
+    :raises CheckpointError: a value that is missing or cannot be used
+    """
+    num_layers = fields.positive("num_hidden_layers")
+    num_heads = fields.positive("num_attention_heads")
+    num_kv_heads = fields.positive("num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise fields.error("num_key_value_heads", f"a divisor of num_attention_heads = {num_heads}")
+    head_dim = read_head_dim(fields)
+    return DecoderConfig(
+        model_type=fields.text("model_type"),
+        vocab_size=fields.positive("vocab_size"),
+        hidden_size=fields.positive("hidden_size"),
+        intermediate_size=fields.positive("intermediate_size"),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        max_position=fields.positive("max_position_embeddings", 2048),
+        norm_eps=fields.number("rms_norm_eps", 1e-6),
+        ropes=ropes
+        or (read_rope(fields, rope_section(fields), head_dim=head_dim, default_theta=10_000.0),) * num_layers,
+        sliding_windows=sliding_windows or (None,) * num_layers,
+        attention_scale=head_dim**-0.5,
+        activation=activation or read_activation(fields, "hidden_act", Activation.SILU),
+        tie_embeddings=fields.flag("tie_word_embeddings", tie_embeddings),
+    )
+
+
+def read_head_dim(fields: ConfigFields) -> int:
+    """Elements per head; unless stated, the heads share the hidden size."""
+    return fields.positive("head_dim", fields.positive("hidden_size") // fields.positive("num_attention_heads"))
+
+
+def read_activation(fields: ConfigFields, key: str, default: Activation) -> Activation:
+    """The gate's activation."""
+    try:
+        return Activation(fields.text(key, default.value))
+    except ValueError:
+        raise fields.error(key, f"one of {', '.join(each.value for each in Activation)}") from None
+
+
+def read_layer_types(fields: ConfigFields, is_sliding: Callable[[int], bool]) -> tuple[str, ...]:
+    """Per layer ``sliding_attention`` or ``full_attention``.
+
+    :param is_sliding: whether a layer slides, by index, where the config has no ``layer_types``
+    """
+    num_layers = fields.positive("num_hidden_layers")
+    types = fields.texts("layer_types") or tuple(SLIDING if is_sliding(i) else _FULL for i in range(num_layers))
+    if len(types) != num_layers:
+        raise CheckpointError(f"config.json: layer_types has {len(types)} entries: expected {num_layers}")
+    if not set(types) <= {SLIDING, _FULL}:
+        raise fields.error("layer_types", f"{SLIDING} or {_FULL} for each layer")
+    return types
+
+
+def read_windows(layer_types: tuple[str, ...], window: int | None) -> tuple[int | None, ...]:
+    """The window of each layer."""
+    return tuple(window if each == SLIDING else None for each in layer_types)

@@ -1,0 +1,71 @@
+"""A decoder-only transformer of shared blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paged_sdk.attention.context import StepContext
+from paged_sdk.config.decoder import DecoderConfig, RopeConfig
+from paged_sdk.layers.embedding import Embedding
+from paged_sdk.layers.norm import RMSNorm
+from paged_sdk.layers.rotary import RotaryEmbedding
+from paged_sdk.models.decoder_layer import DecoderLayer
+from paged_sdk.quant.linear import Linear
+
+__all__ = ["DecoderModel"]
+
+
+class DecoderModel:
+    """From token ids to logits.
+
+    :param ropes: every rotary embedding that the layers use, by its settings
+    :param head: to the vocabulary
+    :ivar dtype: of activations, keys and values
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        *,
+        embedding: Embedding,
+        layers: Sequence[DecoderLayer],
+        norm: RMSNorm,
+        head: Linear,
+        ropes: dict[RopeConfig, RotaryEmbedding],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.config = config
+        self.dtype = dtype
+        self.device = device
+        self.layers = tuple(layers)
+        self.head = head
+        self._embedding = embedding
+        self._norm = norm
+        self._ropes = ropes
+
+    def forward(self, token_ids: Tensor, positions: Tensor, ctx: StepContext) -> Tensor:
+        """Run all layers over the tokens of a step.
+
+        :param token_ids: ``[num_tokens]`` int64, of all rows in order
+        :param positions: ``[num_tokens]`` int64, of each within its sequence
+        :returns: ``[num_tokens, hidden_size]``, normed, what :meth:`logits` takes
+        """
+        x = self._embedding.forward(token_ids)
+        rotations = {settings: rope.at(positions) for settings, rope in self._ropes.items()}
+        for layer, settings in zip(self.layers, self.config.ropes, strict=True):
+            layer.forward(x, rotations[settings], ctx)
+        return self._norm.forward(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores over the vocabulary.
+
+        :param hidden: some rows of :meth:`forward`'s result, ``[num_rows, hidden_size]``
+        :returns: ``[num_rows, vocab_size]`` float32, the caller's to change
+        """
+        logits = self.head.forward(hidden).float()
+        cap = self.config.logit_softcap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)

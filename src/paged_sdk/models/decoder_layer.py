@@ -1,0 +1,81 @@
+"""One layer of a decoder: attention and an MLP, each added to the residual stream."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from paged_sdk.attention.context import StepContext
+from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.layers.norm import RMSNorm
+from paged_sdk.layers.rotary import Rotation
+from paged_sdk.models.attention_block import AttentionBlock, load_attention_block
+from paged_sdk.models.family import TensorNames
+from paged_sdk.models.gated_mlp import GatedMlp, load_gated_mlp
+from paged_sdk.models.weight_loader import WeightLoader
+
+__all__ = ["DecoderLayer", "load_decoder_layer"]
+
+
+class DecoderLayer:
+    """Attention and MLP with their norms.
+
+    :param attention_norm: before attention
+    :param attention_output_norm: after it, before its output is added (gemma)
+    :param mlp_norm: before the MLP
+    :param mlp_output_norm: after it, before its output is added (gemma)
+    """
+
+    def __init__(
+        self,
+        *,
+        attention: AttentionBlock,
+        mlp: GatedMlp,
+        attention_norm: RMSNorm,
+        mlp_norm: RMSNorm,
+        attention_output_norm: RMSNorm | None = None,
+        mlp_output_norm: RMSNorm | None = None,
+    ) -> None:
+        self.attention = attention
+        self.mlp = mlp
+        self._attention_norm = attention_norm
+        self._attention_output_norm = attention_output_norm
+        self._mlp_norm = mlp_norm
+        self._mlp_output_norm = mlp_output_norm
+
+    def forward(self, x: Tensor, rotation: Rotation, ctx: StepContext) -> None:
+        """Add the layer's output to the residual stream ``x``, ``[num_tokens, hidden_size]``, in place."""
+        attended = self.attention.forward(self._attention_norm.forward(x), rotation, ctx)
+        x += attended if self._attention_output_norm is None else self._attention_output_norm.forward(attended)
+        transformed = self.mlp.forward(self._mlp_norm.forward(x))
+        x += transformed if self._mlp_output_norm is None else self._mlp_output_norm.forward(transformed)
+
+
+def load_decoder_layer(loader: WeightLoader, config: DecoderConfig, names: TensorNames, layer: int) -> DecoderLayer:
+    """Load one layer.
+
+    :raises CheckpointError: a tensor is missing or has another shape
+    """
+    prefix = f"{names.body}layers.{layer}."
+
+    def norm(name: str) -> RMSNorm:
+        weight = loader.tensor(f"{prefix}{name}.weight", config.hidden_size)
+        return RMSNorm(weight, config.norm_eps, offset=config.norm_offset)
+
+    attention = load_attention_block(loader, config, names, prefix, layer)
+    mlp = load_gated_mlp(loader, config, names, prefix)
+    if not config.sandwich_norms:
+        # Llama's "post attention" norm stands after attention, and before the MLP.
+        return DecoderLayer(
+            attention=attention,
+            mlp=mlp,
+            attention_norm=norm("input_layernorm"),
+            mlp_norm=norm("post_attention_layernorm"),
+        )
+    return DecoderLayer(
+        attention=attention,
+        mlp=mlp,
+        attention_norm=norm("input_layernorm"),
+        attention_output_norm=norm("post_attention_layernorm"),
+        mlp_norm=norm("pre_feedforward_layernorm"),
+        mlp_output_norm=norm("post_feedforward_layernorm"),
+    )

@@ -1,0 +1,92 @@
+"""What a family of models is, and finding it: the file name in this package is Hugging Face's ``model_type``."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+from attrs import frozen
+
+import paged_sdk.models
+from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.errors import UnsupportedArchitectureError
+from paged_sdk.models.config_fields import ConfigFields
+
+__all__ = ["DecoderFamily", "TensorNames", "find_family", "read_config", "supported_families"]
+
+
+@frozen(kw_only=True)
+class TensorNames:
+    """What a checkpoint calls its tensors.
+
+    :ivar body: prefix of the decoder's
+    :ivar head: the output projection, where it is not tied to the embeddings
+    :ivar qkv: below a layer: the projections whose rows, one after the other, are queries, keys and values
+    :ivar gate_up: likewise the MLP's gate and up
+    """
+
+    body: str = "model."
+    head: str = "lm_head"
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+
+
+@frozen(kw_only=True)
+class DecoderFamily:
+    """What is a family's own; each file of a family holds one, as ``FAMILY``.
+
+    :ivar architectures: Hugging Face's ``architectures`` that are text generation with this decoder
+    :ivar read: makes the decoder's shape from config.json
+    :ivar names: what checkpoints call their tensors: the first whose embeddings are in the checkpoint counts
+    """
+
+    architectures: tuple[str, ...]
+    read: Callable[[ConfigFields], DecoderConfig]
+    names: tuple[TensorNames, ...] = (TensorNames(),)
+
+
+def supported_families() -> dict[str, DecoderFamily]:
+    """Every family by ``model_type``, in order."""
+    modules = sorted(module.name for module in pkgutil.iter_modules(paged_sdk.models.__path__))
+    found = {name: getattr(import_module(f"{paged_sdk.models.__name__}.{name}"), "FAMILY", None) for name in modules}
+    return {name: family for name, family in found.items() if isinstance(family, DecoderFamily)}
+
+
+def find_family(config: Mapping[str, Any]) -> DecoderFamily:
+    """The family of a checkpoint.
+
+    :param config: config.json's content
+    :raises UnsupportedArchitectureError: there is none, or the checkpoint is for another task
+    """
+    families = supported_families()
+    fields = ConfigFields(config)
+    model_type = fields.text("model_type", "")
+    family = families.get(model_type)
+    if family is None:
+        raise UnsupportedArchitectureError(
+            f"model_type {model_type!r} is not supported: expected one of {', '.join(families)}",
+            architecture=model_type,
+            supported=families,
+        )
+    # A config made from GGUF metadata names no class.
+    architectures = fields.texts("architectures")
+    if architectures and not set(architectures) & set(family.architectures):
+        raise UnsupportedArchitectureError(
+            f"architectures {list(architectures)} of model_type {model_type!r} are not supported: "
+            f"expected one of {', '.join(family.architectures)}",
+            architecture=architectures[0],
+            supported=family.architectures,
+        )
+    return family
+
+
+def read_config(config: Mapping[str, Any]) -> DecoderConfig:
+    """The shape of a checkpoint's decoder.
+
+    :param config: config.json's content
+    :raises UnsupportedArchitectureError: see :func:`find_family`
+    :raises CheckpointError: a value that is missing or cannot be used
+    """
+    return find_family(config).read(ConfigFields(config))

@@ -1,0 +1,52 @@
+"""A layer's MLP."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from paged_sdk.config.decoder import Activation, DecoderConfig
+from paged_sdk.layers.activation import gated_activation
+from paged_sdk.models.family import TensorNames
+from paged_sdk.models.weight_loader import WeightLoader
+from paged_sdk.quant.linear import Linear
+
+__all__ = ["GatedMlp", "load_gated_mlp"]
+
+
+class GatedMlp:
+    """``down(activation(gate(x)) * up(x))``.
+
+    :param gate_up: gate and up, in this order
+    """
+
+    def __init__(self, *, gate_up: Linear, down: Linear, activation: Activation) -> None:
+        self.gate_up = gate_up
+        self.down = down
+        self._activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply to ``[num_tokens, hidden_size]``."""
+        return self.down.forward(gated_activation(self._activation, self.gate_up.forward(x)))
+
+
+def load_gated_mlp(loader: WeightLoader, config: DecoderConfig, names: TensorNames, prefix: str) -> GatedMlp:
+    """Load one layer's MLP.
+
+    :param prefix: of the layer's tensors
+    :raises CheckpointError: a tensor is missing or has another shape
+    """
+    return GatedMlp(
+        gate_up=loader.linear(
+            [prefix + name for name in names.gate_up],
+            in_features=config.hidden_size,
+            out_features=(config.intermediate_size, config.intermediate_size),
+            bias=config.mlp_bias,
+        ),
+        down=loader.linear(
+            [f"{prefix}mlp.down_proj"],
+            in_features=config.intermediate_size,
+            out_features=(config.hidden_size,),
+            bias=config.mlp_bias,
+        ),
+        activation=config.activation,
+    )

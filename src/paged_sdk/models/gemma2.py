@@ -1,0 +1,55 @@
+"""Gemma 2: scaled embeddings, norms around both blocks, capped scores and logits, a window in every second layer."""
+
+from __future__ import annotations
+
+from attrs import evolve
+
+from paged_sdk.config.decoder import Activation, DecoderConfig, RopeConfig
+from paged_sdk.errors import UnsupportedArchitectureError
+from paged_sdk.models.common_config import read_activation, read_common, read_layer_types, read_windows
+from paged_sdk.models.config_fields import ConfigFields
+from paged_sdk.models.family import DecoderFamily
+
+__all__ = ["FAMILY", "read_gemma"]
+
+
+def read_gemma(
+    fields: ConfigFields, *, layer_types: tuple[str, ...], ropes: tuple[RopeConfig, ...] | None = None
+) -> DecoderConfig:
+    """What Gemma 2 and 3 have in common.
+
+    :param ropes: per layer; None: one for all, in the usual place
+    """
+    if fields.flag("use_bidirectional_attention", False):
+        raise UnsupportedArchitectureError(
+            "config.json: use_bidirectional_attention = true: an encoder, which generates no text",
+            architecture=fields.text("model_type"),
+        )
+    shape = read_common(
+        fields,
+        ropes=ropes,
+        sliding_windows=read_windows(layer_types, fields.positive("sliding_window", 4096)),
+        activation=read_activation(fields, "hidden_activation", Activation.GELU_TANH),
+        tie_embeddings=True,
+    )
+    has_bias = fields.flag("attention_bias", False)
+    return evolve(
+        shape,
+        attention_scale=fields.number("query_pre_attn_scalar", 256) ** -0.5,
+        attention_softcap=fields.optional_number("attn_logit_softcapping"),
+        logit_softcap=fields.optional_number("final_logit_softcapping"),
+        embedding_scale=shape.hidden_size**0.5,
+        norm_offset=1.0,
+        sandwich_norms=True,
+        qkv_bias=has_bias,
+        output_bias=has_bias,
+    )
+
+
+def _read(fields: ConfigFields) -> DecoderConfig:
+    # As with the window, only a config that says null means none.
+    fields = ConfigFields({"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, **fields.values()})
+    return read_gemma(fields, layer_types=read_layer_types(fields, lambda layer: layer % 2 == 0))
+
+
+FAMILY = DecoderFamily(architectures=("Gemma2ForCausalLM",), read=_read)

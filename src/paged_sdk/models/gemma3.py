@@ -1,0 +1,24 @@
+"""Gemma 3 with its image encoder, of which the text decoder is used."""
+
+from __future__ import annotations
+
+from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.models.config_fields import ConfigFields
+from paged_sdk.models.family import DecoderFamily, TensorNames
+from paged_sdk.models.gemma3_text import read_gemma3_text
+
+__all__ = ["FAMILY"]
+
+
+def _read(fields: ConfigFields) -> DecoderConfig:
+    return read_gemma3_text(fields.section("text_config"))
+
+
+FAMILY = DecoderFamily(
+    architectures=("Gemma3ForConditionalGeneration",),
+    read=_read,
+    names=(
+        TensorNames(body="language_model.model.", head="language_model.lm_head"),
+        TensorNames(body="model.language_model."),
+    ),
+)

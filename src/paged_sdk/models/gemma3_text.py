@@ -1,0 +1,58 @@
+"""Gemma 3's text decoder: Gemma 2 with normed queries and keys, and two rotary embeddings, one of them for windows."""
+
+from __future__ import annotations
+
+from attrs import evolve
+
+from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.models.common_config import SLIDING, read_head_dim, read_layer_types
+from paged_sdk.models.config_fields import ConfigFields
+from paged_sdk.models.family import DecoderFamily
+from paged_sdk.models.gemma2 import read_gemma
+from paged_sdk.models.rope_fields import read_rope
+
+__all__ = ["FAMILY", "read_gemma3_text"]
+
+
+def read_gemma3_text(fields: ConfigFields) -> DecoderConfig:
+    """The shape of the text decoder.
+
+    :param fields: its config, which may leave out what the released models share
+    :raises CheckpointError: a value that is missing or cannot be used
+    """
+    fields = ConfigFields(
+        {
+            "model_type": "gemma3_text",
+            "vocab_size": 262_208,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "max_position_embeddings": 131_072,
+            **fields.values(),
+        }
+    )
+    period = fields.positive("sliding_window_pattern", 6)
+    layer_types = read_layer_types(fields, lambda layer: (layer + 1) % period != 0)
+    head_dim = read_head_dim(fields)
+    # The older form scales the full layers only, and names the windows' base apart.
+    nested = fields.section("rope_parameters")
+    scaling = fields.section("rope_scaling")
+    full = read_rope(
+        fields,
+        scaling if scaling.values() else nested.section("full_attention"),
+        head_dim=head_dim,
+        default_theta=1_000_000.0,
+    )
+    local_theta = fields.number("rope_local_base_freq", 10_000.0)
+    windowed = read_rope(
+        ConfigFields({**fields.values(), "rope_theta": local_theta}),
+        nested.section(SLIDING),
+        head_dim=head_dim,
+        default_theta=local_theta,
+    )
+    ropes = tuple(windowed if each == SLIDING else full for each in layer_types)
+    return evolve(read_gemma(fields, layer_types=layer_types, ropes=ropes), qk_norm=True)
+
+
+FAMILY = DecoderFamily(architectures=("Gemma3ForCausalLM",), read=read_gemma3_text)

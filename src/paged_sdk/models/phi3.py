@@ -1,0 +1,34 @@
+"""Phi-3, 3.5 and 4: llama with fused projections and LongRoPE."""
+
+from __future__ import annotations
+
+from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.models.common_config import read_common, read_head_dim
+from paged_sdk.models.config_fields import ConfigFields
+from paged_sdk.models.family import DecoderFamily, TensorNames
+from paged_sdk.models.rope_fields import read_rope, rope_section
+
+__all__ = ["FAMILY"]
+
+
+def _read(fields: ConfigFields) -> DecoderConfig:
+    num_layers = fields.positive("num_hidden_layers")
+    rope = read_rope(
+        fields,
+        rope_section(fields),
+        head_dim=read_head_dim(fields),
+        default_theta=10_000.0,
+        aliases={"su": "longrope", "yarn": "longrope"},  # what LongRoPE was called in the first releases
+    )
+    return read_common(
+        fields,
+        ropes=(rope,) * num_layers,
+        sliding_windows=(fields.optional_positive("sliding_window"),) * num_layers,
+    )
+
+
+FAMILY = DecoderFamily(
+    architectures=("Phi3ForCausalLM",),
+    read=_read,
+    names=(TensorNames(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",)),),
+)

@@ -1,0 +1,26 @@
+"""Qwen 2 and 2.5: llama with biases on queries, keys and values, and optional windows in the upper layers."""
+
+from __future__ import annotations
+
+from attrs import evolve
+
+from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.models.common_config import read_common, read_layer_types, read_windows
+from paged_sdk.models.config_fields import ConfigFields
+from paged_sdk.models.family import DecoderFamily
+
+__all__ = ["FAMILY", "read_qwen_windows"]
+
+
+def read_qwen_windows(fields: ConfigFields) -> tuple[int | None, ...]:
+    """The window of each layer, of Qwen 2 and 3."""
+    window = fields.optional_positive("sliding_window") if fields.flag("use_sliding_window", False) else None
+    first = fields.integer("max_window_layers", 28)
+    return read_windows(read_layer_types(fields, lambda layer: window is not None and layer >= first), window)
+
+
+def _read(fields: ConfigFields) -> DecoderConfig:
+    return evolve(read_common(fields, sliding_windows=read_qwen_windows(fields)), qkv_bias=True)
+
+
+FAMILY = DecoderFamily(architectures=("Qwen2ForCausalLM",), read=_read)

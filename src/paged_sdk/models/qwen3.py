@@ -1,0 +1,26 @@
+"""Qwen 3: Qwen 2 with normed queries and keys instead of biases."""
+
+from __future__ import annotations
+
+from attrs import evolve
+
+from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.models.common_config import read_common
+from paged_sdk.models.config_fields import ConfigFields
+from paged_sdk.models.family import DecoderFamily
+from paged_sdk.models.qwen2 import read_qwen_windows
+
+__all__ = ["FAMILY"]
+
+
+def _read(fields: ConfigFields) -> DecoderConfig:
+    has_bias = fields.flag("attention_bias", False)
+    return evolve(
+        read_common(fields, sliding_windows=read_qwen_windows(fields)),
+        qk_norm=True,
+        qkv_bias=has_bias,
+        output_bias=has_bias,
+    )
+
+
+FAMILY = DecoderFamily(architectures=("Qwen3ForCausalLM",), read=_read)

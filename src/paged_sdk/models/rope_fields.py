@@ -1,0 +1,86 @@
+"""Reading the rotary embedding's settings, in the form of transformers 5 (``rope_parameters``) and the one before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from paged_sdk.config.decoder import RopeConfig, RopeKind
+from paged_sdk.errors import CheckpointError
+from paged_sdk.models.config_fields import ConfigFields
+
+__all__ = ["read_rope", "rope_section"]
+
+
+def rope_section(fields: ConfigFields) -> ConfigFields:
+    """``rope_scaling`` where it says something, else ``rope_parameters``."""
+    scaling = fields.section("rope_scaling")
+    return scaling if scaling.values() else fields.section("rope_parameters")
+
+
+def read_rope(
+    fields: ConfigFields,
+    section: ConfigFields,
+    *,
+    head_dim: int,
+    default_theta: float,
+    aliases: Mapping[str, str] = MappingProxyType({}),
+) -> RopeConfig:
+    """One rotary embedding.
+
+    :param fields: the model's config, which holds ``rope_theta`` and ``partial_rotary_factor`` in the older form
+    :param section: the scaling's own settings
+    :param aliases: other names of rope types
+    :raises CheckpointError: a value that is missing or cannot be used
+    """
+    # Read in the order in which the forms came, so that the newest place wins.
+    theta = section.number("rope_theta", fields.number("rope_theta", default_theta))
+    share = section.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
+    kind = _read_kind(section, aliases)
+    rotary_dim = int(head_dim * share)
+    if not 2 <= rotary_dim <= head_dim or rotary_dim % 2:
+        raise CheckpointError(
+            f"config.json: rotary embedding of {rotary_dim} of {head_dim} elements per head: expected an even number"
+        )
+    max_position = fields.positive("max_position_embeddings", 2048)
+    # Phi-3 states the trained context beside the section, and that is the one that counts.
+    original = fields.optional_positive("original_max_position_embeddings") or section.positive(
+        "original_max_position_embeddings", max_position
+    )
+    extends = kind in (RopeKind.YARN, RopeKind.LONGROPE)
+    factor = section.number("factor", max_position / original if extends else 1.0)
+    if factor <= 0:
+        raise section.error("factor", "a number above 0")
+    return RopeConfig(
+        rotary_dim=rotary_dim,
+        theta=theta,
+        kind=kind,
+        factor=factor,
+        original_max_position=original,
+        low_freq_factor=section.number("low_freq_factor", 1.0),
+        high_freq_factor=section.number("high_freq_factor", 4.0),
+        beta_fast=section.number("beta_fast", 32.0),
+        beta_slow=section.number("beta_slow", 1.0),
+        truncate=section.flag("truncate", True),
+        mscale=section.optional_number("mscale"),
+        mscale_all_dim=section.optional_number("mscale_all_dim"),
+        attention_factor=section.optional_number("attention_factor"),
+        short_factor=_read_divisors(section, "short_factor", rotary_dim, required=kind is RopeKind.LONGROPE),
+        long_factor=_read_divisors(section, "long_factor", rotary_dim, required=kind is RopeKind.LONGROPE),
+        inv_freq_divisors=_read_divisors(section, "inv_freq_divisors", rotary_dim, required=False),
+    )
+
+
+def _read_kind(section: ConfigFields, aliases: Mapping[str, str]) -> RopeKind:
+    name = section.text("rope_type", section.text("type", RopeKind.DEFAULT.value))
+    try:
+        return RopeKind(aliases.get(name, name))
+    except ValueError:
+        raise section.error("rope_type", f"one of {', '.join(kind.value for kind in RopeKind)}") from None
+
+
+def _read_divisors(section: ConfigFields, key: str, rotary_dim: int, *, required: bool) -> tuple[float, ...]:
+    divisors = section.numbers(key)
+    if len(divisors) == rotary_dim // 2 or not (divisors or required):
+        return divisors
+    raise section.error(key, f"{rotary_dim // 2} numbers")

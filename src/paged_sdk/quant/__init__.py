@@ -1,0 +1,1 @@
+"""Linear layers, one file per form of weight."""
