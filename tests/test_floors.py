@@ -1,0 +1,324 @@
+"""The house keeps its shape: who may import whom, who may load torch, who may read the environment.
+
+docs/architecture.md explains the table; this file enforces it on the source as it is written, not on what happens to
+run.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+import pytest
+from attrs import frozen
+
+PACKAGE: Final = "paged_sdk"
+SOURCE: Final = Path(__file__).parents[1] / "src" / PACKAGE
+
+
+# The one import within a floor: a request holds its SamplingParams.
+REQUESTS_CARRY_SETTINGS: Final = ("types", "config")
+
+
+class Pillar(Enum):
+    """The two halves of floors 2 and 3, which meet in the runner."""
+
+    PURE = "pure"
+    TENSOR = "tensor"
+
+
+@frozen
+class Unit:
+    """What may import itself freely: a package, or a floor of single modules.
+
+    :ivar name: for messages
+    """
+
+    name: str
+    floor: int
+    pillar: Pillar | None = None
+
+    def may_import(self, other: Unit) -> bool:
+        """Itself, or a floor below; never the other pillar."""
+        if self == other or (self.name, other.name) == REQUESTS_CARRY_SETTINGS:
+            return True
+        crosses = self.pillar is not None and other.pillar is not None and self.pillar is not other.pillar
+        return other.floor < self.floor and not crosses
+
+
+def _units() -> Mapping[str, Unit]:
+    """First part of a module's path below the package -> its unit."""
+    ground = Unit("errors.py, logs.py", 0)
+    face = Unit("the async face", 7)
+    packages = {
+        "config": Unit("config", 1),
+        "types": Unit("types", 1),
+        "kernels": Unit("kernels", 1, Pillar.TENSOR),
+        "kv": Unit("kv", 2, Pillar.PURE),
+        "chat": Unit("chat", 2, Pillar.PURE),
+        "layers": Unit("layers", 2, Pillar.TENSOR),
+        "attention": Unit("attention", 2, Pillar.TENSOR),
+        "quant": Unit("quant", 2, Pillar.TENSOR),
+        "weights": Unit("weights", 2, Pillar.TENSOR),
+        "scheduler": Unit("scheduler", 3, Pillar.PURE),
+        "models": Unit("models", 3, Pillar.TENSOR),
+        "runner": Unit("runner", 4),
+        "engine": Unit("engine", 5),
+        "worker": Unit("worker", 6),
+        "cli": Unit("cli", 8),
+        "mistralrs": Unit("mistralrs", 8),
+        "testing": Unit("testing", 8),
+    }
+    faces = (
+        *("model", "builders", "streaming", "blocking", "conversation"),
+        *("responses", "preparation", "loading", "progress"),
+    )
+    return packages | dict.fromkeys(("errors", "logs"), ground) | dict.fromkeys(faces, face)
+
+
+UNITS: Final = _units()
+# The package's own __init__ exports the public names: whoever imports from it stands above the whole face.
+PUBLIC_API: Final = Unit("the public API", 7)
+
+
+@frozen
+class Module:
+    """One source file.
+
+    :ivar path: relative to the package
+    """
+
+    path: Path
+    tree: ast.Module
+
+    @property
+    def unit(self) -> Unit:
+        return UNITS[self.path.parts[0].removesuffix(".py")]
+
+    @property
+    def name(self) -> str:
+        """As it is imported."""
+        parts = (PACKAGE, *self.path.with_suffix("").parts)
+        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _modules() -> list[Module]:
+    paths = sorted(path.relative_to(SOURCE) for path in SOURCE.rglob("*.py"))
+    return [Module(path, ast.parse((SOURCE / path).read_text(encoding="utf-8"))) for path in paths]
+
+
+MODULES: Final = [module for module in _modules() if module.path != Path("__init__.py")]
+
+
+def imported_names(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Every imported module with its line, wherever the import stands: in functions and under TYPE_CHECKING too.
+
+    ``from a import b`` gives both ``a`` and ``a.b``, for only running it would tell whether ``b`` is a module.
+    """
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names):
+                yield from ((alias.name, node.lineno) for alias in names)
+            case ast.ImportFrom(module=module, names=names, level=level):
+                assert level == 0, f"line {node.lineno}: relative imports hide which floor they reach"
+                assert module is not None
+                yield module, node.lineno
+                yield from ((f"{module}.{alias.name}", node.lineno) for alias in names)
+
+
+def imported_units(tree: ast.Module) -> Iterator[tuple[Unit, int]]:
+    """The units of this package that a module imports, with the line."""
+    for name, line in imported_names(tree):
+        top, *rest = name.split(".")
+        if top != PACKAGE:
+            continue
+        # `from paged_sdk import config` names a package, `from paged_sdk import Model` an exported object.
+        unit = UNITS.get(rest[0], PUBLIC_API) if rest else None
+        if unit is not None:
+            yield unit, line
+
+
+def reads_of_the_environment(tree: ast.Module) -> Iterator[int]:
+    """Lines that reach for the process's environment variables."""
+    names = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id="os"), attr=attr) if attr in names:
+                yield node.lineno
+            case ast.ImportFrom(module="os", names=aliases) if any(alias.name in names for alias in aliases):
+                yield node.lineno
+
+
+def mutable_state(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Module-level names that hold something mutable and are no constants, and constants that functions change."""
+    constants: set[str] = set()
+    for node in tree.body:
+        match node:
+            case ast.Assign(targets=targets, value=value):
+                names = [target.id for target in targets if isinstance(target, ast.Name)]
+            case ast.AnnAssign(target=ast.Name(id=name), value=value) if value is not None:
+                names = [name]
+            case _:
+                continue
+        if _is_mutable(value):
+            constants.update(name for name in names if _is_constant(name))
+            yield from ((name, node.lineno) for name in names if not _is_constant(name))
+    for inner in ast.walk(tree):
+        match inner:
+            case ast.Global(names=changed):
+                yield from ((name, inner.lineno) for name in changed)
+            case ast.Subscript(value=ast.Name(id=name), ctx=ast.Store() | ast.Del()) if name in constants:
+                yield name, inner.lineno
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=method)) if (
+                name in constants and method in _CHANGING_METHODS
+            ):
+                yield name, inner.lineno
+
+
+_DISPLAYS: Final = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
+_MUTABLE_TYPES: Final = frozenset(
+    {"list", "dict", "set", "bytearray", "defaultdict", "deque", "Counter", "OrderedDict", "count", "local"}
+    | {"ContextVar", "WeakKeyDictionary", "WeakSet", "WeakValueDictionary", "Lock", "RLock"}
+)
+_CHANGING_METHODS: Final = frozenset(
+    {"add", "append", "clear", "discard", "extend", "insert", "pop", "popitem", "remove", "setdefault", "update"}
+)
+
+
+def _is_mutable(value: ast.expr) -> bool:
+    if isinstance(value, ast.Call):
+        name = value.func.attr if isinstance(value.func, ast.Attribute) else getattr(value.func, "id", "")
+        return name in _MUTABLE_TYPES
+    return isinstance(value, _DISPLAYS)
+
+
+def _is_constant(name: str) -> bool:
+    return name == "__all__" or name.isupper()
+
+
+def is_without_torch(unit: Unit) -> bool:
+    """The pure pillar, and what both pillars stand on."""
+    return unit.pillar is Pillar.PURE or (unit.floor <= 1 and unit.pillar is None)
+
+
+def test_every_module_has_its_floor() -> None:
+    homeless = {module.path.parts[0] for module in MODULES if module.path.parts[0].removesuffix(".py") not in UNITS}
+    assert not homeless, "new on the ground plan: give it a floor here and in docs/architecture.md"
+
+
+def test_modules_import_only_what_lies_below() -> None:
+    violations = {
+        f"{module.path}:{line}: {module.unit.name} (floor {module.unit.floor}) imports {unit.name} (floor {unit.floor})"
+        for module in MODULES
+        # Errors may name, for type checkers alone, the responses that they carry.
+        if module.path != Path("errors.py")
+        for unit, line in imported_units(module.tree)
+        if not module.unit.may_import(unit)
+    }
+    assert not violations, "\n".join(sorted(violations))
+
+
+def test_errors_import_other_floors_for_type_checkers_only() -> None:
+    errors = next(module for module in MODULES if module.path == Path("errors.py"))
+    guarded = [
+        node for node in errors.tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
+    at_run_time = ast.Module([node for node in errors.tree.body if node not in guarded], type_ignores=[])
+    assert not [unit for unit, _ in imported_units(at_run_time) if unit.floor > 0]
+
+
+def test_the_pure_pillar_never_names_torch() -> None:
+    violations = [
+        f"{module.path}:{line}"
+        for module in MODULES
+        if is_without_torch(module.unit)
+        for name, line in imported_names(module.tree)
+        if name.split(".")[0] == "torch"
+    ]
+    assert not violations, "\n".join(violations)
+
+
+def test_importing_the_pure_pillar_loads_no_torch() -> None:
+    names = [module.name for module in MODULES if is_without_torch(module.unit)]
+    program = (
+        "import importlib, sys\n"
+        "for name in sys.argv[1:]:\n"
+        "    importlib.import_module(name)\n"
+        "    if 'torch' in sys.modules or 'transformers' in sys.modules:\n"
+        "        sys.exit(f'{name} loads torch or transformers')\n"
+    )
+    finished = subprocess.run([sys.executable, "-c", program, *names], capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr
+
+
+def test_only_config_env_reads_the_environment() -> None:
+    readers = [
+        f"{module.path}:{line}"
+        for module in MODULES
+        if module.path != Path("config/env.py")
+        for line in reads_of_the_environment(module.tree)
+    ]
+    assert not readers, "\n".join(readers)
+
+
+def test_no_module_holds_mutable_state() -> None:
+    violations = [f"{module.path}:{line}: {name}" for module in MODULES for name, line in mutable_state(module.tree)]
+    assert not violations, "\n".join(violations)
+
+
+def test_pillars_do_not_meet_below_the_runner() -> None:
+    kv, models, runner = UNITS["kv"], UNITS["models"], UNITS["runner"]
+    assert not models.may_import(kv)
+    assert not UNITS["scheduler"].may_import(UNITS["kernels"])
+    assert not kv.may_import(UNITS["chat"])
+    assert runner.may_import(kv)
+    assert runner.may_import(models)
+
+
+@pytest.mark.parametrize(
+    ("source", "floors"),
+    [
+        ("import paged_sdk.engine.engine", [5]),
+        ("from paged_sdk import config", [1]),
+        ("from paged_sdk import Model", [7]),
+        ("from paged_sdk.kv.paged import KvCacheManager", [2, 2]),
+        ("def f():\n    from paged_sdk.worker.worker import Worker", [6, 6]),
+        ("if TYPE_CHECKING:\n    import paged_sdk.runner.output", [4]),
+        ("import os.path, attrs", []),
+    ],
+)
+def test_the_walk_sees_imports(source: str, floors: list[int]) -> None:
+    assert [unit.floor for unit, _ in imported_units(ast.parse(source))] == floors
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["os.environ['A']", "os.getenv('A')", "from os import environ", "def f():\n    return os.environ.get('A')"],
+)
+def test_the_walk_sees_reads_of_the_environment(source: str) -> None:
+    assert list(reads_of_the_environment(ast.parse(source)))
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("cache = {}", ["cache"]),
+        ("cache: dict[str, int] = dict()", ["cache"]),
+        ("seen = [n for n in ()]", ["seen"]),
+        ("counter = itertools.count()", ["counter"]),
+        ("def f():\n    global state\n    state = 1", ["state"]),
+        ("TABLE = {}\ndef f():\n    TABLE['a'] = 1", ["TABLE"]),
+        ("TABLE = []\ndef f():\n    TABLE.append(1)", ["TABLE"]),
+        ("TABLE = {'a': 1}", []),
+        ("__all__ = ['a']", []),
+        ("names = ('a',)", []),
+        ("def f():\n    local = {}\n    local['a'] = 1", []),
+    ],
+)
+def test_the_walk_sees_mutable_state(source: str, names: list[str]) -> None:
+    assert [name for name, _ in mutable_state(ast.parse(source))] == names
