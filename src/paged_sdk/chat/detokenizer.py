@@ -1,0 +1,43 @@
+"""Tokens to text while they are being generated."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+
+from paged_sdk.chat.tokenizer import Tokenizer
+
+__all__ = ["Detokenizer"]
+
+
+class Detokenizer:
+    """The text of one output, piece by piece.
+
+    A piece appears as soon as its characters are whole; bytes of an unfinished character wait for the rest. The pieces
+    and the flush, joined, are ``tokenizer.decode`` of all tokens. Time is linear in the output, whatever its bytes.
+
+    :param continues_prompt: the output goes on where a plain-text prompt ended. A SentencePiece vocabulary then keeps
+        the space before the first word, which decoding a text of its own takes away.
+    """
+
+    __slots__ = ("_strip", "_tokenizer", "_utf8")
+
+    def __init__(self, tokenizer: Tokenizer, *, continues_prompt: bool = False) -> None:
+        self._tokenizer = tokenizer
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._strip = tokenizer.strips_leading_space and not continues_prompt
+
+    def append(self, ids: Sequence[int]) -> str:
+        """The text that these tokens complete; special tokens have none."""
+        return self._emit(self._tokenizer.decode_bytes(ids, skip_special_tokens=True), final=False)
+
+    def flush(self) -> str:
+        """What an output that ended within a character still has: U+FFFD for it, or nothing."""
+        return self._emit(b"", final=True)
+
+    def _emit(self, data: bytes, *, final: bool) -> str:
+        text = self._utf8.decode(data, final)
+        if self._strip and text:
+            self._strip = False
+            return text.removeprefix(" ")
+        return text

@@ -1,0 +1,68 @@
+"""generation_config.json: how a checkpoint's makers sample from it, and which tokens end its texts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from paged_sdk.chat.files import read_json_object_if_there
+from paged_sdk.config.sampling import GenerationDefaults
+from paged_sdk.errors import CheckpointError
+
+__all__ = ["read_generation_defaults"]
+
+
+def read_generation_defaults(directory: Path) -> GenerationDefaults:
+    """What a checkpoint's directory says for requests that leave it open; nothing, without generation_config.json.
+
+    ``do_sample`` is not looked at: a request without sampling parameters is greedy anyway, and one with them asks to
+    sample. ``top_k`` 0 means off. End tokens that generation_config.json does not name are taken from config.json.
+
+    :raises CheckpointError: for a value that cannot be used
+    """
+    path = directory / "generation_config.json"
+    content = read_json_object_if_there(path)
+    eos_path = path if content.get("eos_token_id") is not None else directory / "config.json"
+    eos = content if eos_path == path else read_json_object_if_there(eos_path)
+    return GenerationDefaults(
+        temperature=_number(path, content, "temperature", low=0.0),
+        top_k=_top_k(path, content),
+        top_p=_number(path, content, "top_p", low=0.0, high=1.0, low_open=True),
+        min_p=_number(path, content, "min_p", low=0.0, high=1.0),
+        repetition_penalty=_number(path, content, "repetition_penalty", low=0.0, low_open=True),
+        eos_token_ids=_token_ids(eos_path, eos),
+    )
+
+
+def _number(
+    path: Path, content: Mapping[str, Any], key: str, *, low: float, high: float = math.inf, low_open: bool = False
+) -> float | None:
+    value = content.get(key)
+    if value is None:
+        return None
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or not (low < value if low_open else low <= value) or value > high:
+        allowed = f"a number {'>' if low_open else '>='} {low:g}" + ("" if math.isinf(high) else f" and <= {high:g}")
+        raise CheckpointError(f"{path}: {key} = {value!r} is not allowed: expected {allowed}", path=path)
+    return float(value)
+
+
+def _top_k(path: Path, content: Mapping[str, Any]) -> int | None:
+    value = content.get("top_k")
+    if value is None or value == 0:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise CheckpointError(f"{path}: top_k = {value!r} is not allowed: expected an int >= 0", path=path)
+    return value
+
+
+def _token_ids(path: Path, content: Mapping[str, Any]) -> tuple[int, ...]:
+    value = content.get("eos_token_id")
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(isinstance(id, int) and not isinstance(id, bool) and id >= 0 for id in ids):
+        raise CheckpointError(
+            f"{path}: eos_token_id = {value!r} is not allowed: expected a token id or a list of them", path=path
+        )
+    return tuple(ids)

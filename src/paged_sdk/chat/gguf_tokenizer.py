@@ -1,0 +1,255 @@
+"""A tokenizer from a GGUF file's metadata (keys ``tokenizer.ggml.*``; format: the GGUF specification of ggml)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import IntEnum
+from types import MappingProxyType
+from typing import Any
+
+import tokenizers
+from attrs import frozen
+from tokenizers import decoders, models, normalizers, pre_tokenizers
+
+from paged_sdk.chat.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
+from paged_sdk.chat.tokenizer import SpecialTokens, Tokenizer
+from paged_sdk.errors import CheckpointError
+from paged_sdk.logs import get_logger
+
+__all__ = ["GgufVocabulary", "tokenizer_from_gguf"]
+
+_logger = get_logger(__name__)
+
+_SPACE = "▁"
+_SPECIAL_IDS = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+}
+_OWN_TOKENIZER = "give the model's own tokenizer.json with with_tokenizer_json"
+
+
+class TokenType(IntEnum):
+    """GGUF's ``token_type``, the same numbers as SentencePiece's."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+@frozen(kw_only=True)
+class GgufVocabulary:
+    """What the metadata says about tokens, checked.
+
+    :ivar metadata: the file's metadata
+    :ivar ids: token to id, in the order of ids
+    :ivar types: one :class:`TokenType` per token
+    """
+
+    metadata: Mapping[str, Any]
+    ids: Mapping[str, int]
+    types: Sequence[int]
+
+    @classmethod
+    def of(cls, metadata: Mapping[str, Any]) -> GgufVocabulary:
+        """:raises CheckpointError: if the vocabulary is missing or malformed"""
+        # Some files have nameless tokens; each needs a name of its own to keep its id.
+        tokens = [token or f"[EMPTY_{id}]" for id, token in enumerate(_array(metadata, "tokens"))]
+        ids = {token: id for id, token in enumerate(tokens)}
+        if len(ids) != len(tokens):
+            twice = next(token for id, token in enumerate(tokens) if ids[token] != id)
+            raise CheckpointError(f"tokenizer.ggml.tokens holds {twice!r} more than once")
+        has_types = "tokenizer.ggml.token_type" in metadata
+        types = list(map(int, _array(metadata, "token_type"))) if has_types else [TokenType.NORMAL] * len(tokens)
+        if len(types) != len(tokens):
+            raise CheckpointError(f"tokenizer.ggml.token_type has {len(types)} entries for {len(tokens)} tokens")
+        return cls(metadata=metadata, ids=MappingProxyType(ids), types=types)
+
+    def token_id(self, key: str, default: int | None = None) -> int | None:
+        """A special token's id, by its key (``bos_token_id``, ...).
+
+        :raises CheckpointError: if the vocabulary has no such id
+        """
+        value = self.metadata.get(f"tokenizer.ggml.{key}", default)
+        if value is None:
+            return None
+        if not 0 <= int(value) < len(self.ids):
+            raise CheckpointError(f"tokenizer.ggml.{key} = {value} is beyond the vocabulary of {len(self.ids)} tokens")
+        return int(value)
+
+    def flag(self, key: str, *, default: bool) -> bool:
+        """A yes-or-no value, by its key (``add_bos_token``, ...)."""
+        return bool(self.metadata.get(f"tokenizer.ggml.{key}", default))
+
+    def of_type(self, *types: TokenType) -> list[str]:
+        """The tokens of some types, in the order of ids."""
+        return [token for token, type_ in zip(self.ids, self.types, strict=True) if type_ in types]
+
+
+def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer that the metadata describes: kind ``gpt2`` (byte-level BPE) or ``llama`` (SentencePiece BPE).
+
+    :param metadata: key to value; arrays are lists or numpy arrays
+    :raises CheckpointError: if the metadata is malformed, or describes a kind, or a way to cut words, that is not known
+        here. Cutting words another way than the model was trained with would only lower its quality, and nobody would
+        see why: so this is an error, and the way out is the model's own tokenizer.json.
+    """
+    kind = metadata.get("tokenizer.ggml.model")
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise CheckpointError(
+            f"tokenizer.ggml.model = {kind!r} is not supported: {' and '.join(_KINDS)} are; {_OWN_TOKENIZER}"
+        )
+    vocabulary = GgufVocabulary.of(metadata)
+    built = _KINDS[kind](vocabulary)
+    ids = {name: vocabulary.token_id(key, built.special_ids.get(key)) for name, key in _SPECIAL_IDS.items()}
+    tokens = list(vocabulary.ids)
+    _add_tokens(built.backend, vocabulary, {tokens[id] for id in ids.values() if id is not None})
+    bos, eos = ids["bos_token"], ids["eos_token"]
+    special = SpecialTokens(
+        names={name: tokens[id] for name, id in ids.items() if id is not None},
+        bos=bos,
+        eos=eos,
+        prefix=(bos,) if bos is not None and vocabulary.flag("add_bos_token", default=built.add_bos) else (),
+        suffix=(eos,) if eos is not None and vocabulary.flag("add_eos_token", default=False) else (),
+    )
+    return Tokenizer(built.backend, special)
+
+
+@frozen(kw_only=True)
+class _Built:
+    """A backend, and what its kind implies where the file is silent.
+
+    :ivar special_ids: special token's key to id
+    """
+
+    backend: tokenizers.Tokenizer
+    add_bos: bool
+    special_ids: Mapping[str, int]
+
+
+def _byte_level(vocabulary: GgufVocabulary) -> _Built:
+    """GPT-2's kind: words of bytes, merged by rank."""
+    pre_tokenizer = _pre_tokenizer(vocabulary.metadata.get("tokenizer.ggml.pre"))
+    merges = [_pair(merge) for merge in _array(vocabulary.metadata, "merges")]
+    backend = _bpe(vocabulary, merges, ignore_merges=pre_tokenizer.ignore_merges)
+    if pre_tokenizer.nfc:
+        backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            *(pre_tokenizers.Split(tokenizers.Regex(split), behavior="isolated") for split in pre_tokenizer.splits),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    backend.decoder = decoders.ByteLevel()
+    return _Built(backend=backend, add_bos=pre_tokenizer.add_bos, special_ids={})
+
+
+def _sentencepiece(vocabulary: GgufVocabulary) -> _Built:
+    """SentencePiece's BPE (Llama 2, Mistral, Gemma): characters of the whole text, merged by the result's score."""
+    if "tokenizer.ggml.scores" not in vocabulary.metadata:
+        raise CheckpointError("the metadata has no tokenizer.ggml.scores, which order the merges of a llama vocabulary")
+    scores = [float(score) for score in _array(vocabulary.metadata, "scores")]
+    if len(scores) != len(vocabulary.ids):
+        raise CheckpointError(f"tokenizer.ggml.scores has {len(scores)} entries for {len(vocabulary.ids)} tokens")
+    unknown = vocabulary.token_id("unknown_token_id", 0)
+    backend = _bpe(
+        vocabulary,
+        _merges_by_score(vocabulary, scores),
+        unk_token=list(vocabulary.ids)[unknown or 0],
+        fuse_unk=True,
+        byte_fallback=bool(vocabulary.of_type(TokenType.BYTE)),
+    )
+    prefix_space = vocabulary.flag("add_space_prefix", default=True)
+    backend.normalizer = normalizers.Sequence(
+        [*([normalizers.Prepend(_SPACE)] if prefix_space else []), normalizers.Replace(" ", _SPACE)]
+    )
+    backend.decoder = decoders.Sequence(
+        [
+            decoders.Replace(_SPACE, " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            *([decoders.Strip(" ", left=1)] if prefix_space else []),
+        ]
+    )
+    special_ids = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0} if len(vocabulary.ids) > 2 else {}
+    return _Built(backend=backend, add_bos=True, special_ids=special_ids)
+
+
+_KINDS: Mapping[str, Callable[[GgufVocabulary], _Built]] = MappingProxyType(
+    {"gpt2": _byte_level, "llama": _sentencepiece}
+)
+
+
+def _bpe(vocabulary: GgufVocabulary, merges: list[tuple[str, str]], **options: Any) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer(models.BPE(vocab=dict(vocabulary.ids), merges=merges, **options))
+    except Exception as exc:  # the package raises bare Exception
+        raise CheckpointError(f"tokenizer.ggml.merges do not fit the vocabulary: {exc}") from exc
+
+
+def _merges_by_score(vocabulary: GgufVocabulary, scores: Sequence[float]) -> list[tuple[str, str]]:
+    """Every way to join two tokens to a third, best result first.
+
+    Only normal tokens join: the others are marks, single bytes, or matched whole before anything is merged.
+    """
+    normal = {token: vocabulary.ids[token] for token in vocabulary.of_type(TokenType.NORMAL)}
+    found = [
+        (scores[id], left, right)
+        for token, id in normal.items()
+        for cut in range(1, len(token))
+        if (left := token[:cut]) in normal and (right := token[cut:]) in normal
+    ]
+    found.sort(key=lambda merge: -merge[0])
+    return [(left, right) for _, left, right in found]
+
+
+def _add_tokens(backend: tokenizers.Tokenizer, vocabulary: GgufVocabulary, special: set[str]) -> None:
+    """Have marks and user-defined tokens matched whole, before words are cut."""
+    architecture = vocabulary.metadata.get("general.architecture")
+    marks = dict.fromkeys([*vocabulary.of_type(TokenType.CONTROL, TokenType.UNKNOWN), *special])
+    backend.add_special_tokens(
+        [
+            tokenizers.AddedToken(token, special=True, normalized=False, rstrip=_takes_spaces(architecture, token))
+            for token in marks
+        ]
+    )
+    backend.add_tokens(
+        [
+            tokenizers.AddedToken(token, special=False, normalized=False)
+            for token in vocabulary.of_type(TokenType.USER_DEFINED)
+            if token not in marks
+        ]
+    )
+
+
+def _takes_spaces(architecture: object, token: str) -> bool:
+    """Whether a mark swallows the white space after it: Phi-3's do, and GGUF has no key that says so."""
+    return architecture == "phi3" and token not in ("<unk>", "<s>", "<|endoftext|>")
+
+
+def _pre_tokenizer(name: object) -> PreTokenizer:
+    if name is None:
+        _logger.warning(
+            "The file has no tokenizer.ggml.pre: words are cut as GPT-2 does, which may not be the model's way"
+        )
+        name = "default"
+    if not isinstance(name, str) or name not in PRE_TOKENIZERS:
+        known = ", ".join(PRE_TOKENIZERS)
+        raise CheckpointError(f"tokenizer.ggml.pre = {name!r} is not known here; {_OWN_TOKENIZER} (known: {known})")
+    return PRE_TOKENIZERS[name]
+
+
+def _pair(merge: str) -> tuple[str, str]:
+    left, _, right = merge.partition(" ")
+    return left, right
+
+
+def _array(metadata: Mapping[str, Any], key: str) -> list[Any]:
+    array = metadata.get(f"tokenizer.ggml.{key}")
+    if array is None:
+        raise CheckpointError(f"the metadata has no tokenizer.ggml.{key}")
+    return list(array)

@@ -1,0 +1,102 @@
+"""What the pieces of a vocabulary stand for, in bytes.
+
+Text is defined here through bytes alone: the text of some tokens is the UTF-8 decoding of their bytes, one after the
+other. A token may hold part of a character, so tokens have bytes of their own but not always text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import tokenizers
+from attrs import frozen
+
+from paged_sdk.errors import CheckpointError
+
+__all__ = ["BYTE_LEVEL_ALPHABET", "PieceDecoder"]
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = sorted(set(range(256)) - set(printable))
+    return {chr(byte): byte for byte in printable} | {chr(256 + rank): byte for rank, byte in enumerate(others)}
+
+
+BYTE_LEVEL_ALPHABET: Mapping[str, int] = MappingProxyType(_byte_level_alphabet())
+"""GPT-2's character for each byte: printable bytes stand for themselves, the others for U+0100 onwards."""
+
+_BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")
+
+
+@frozen(kw_only=True)
+class PieceDecoder:
+    """How a vocabulary spells bytes.
+
+    :ivar byte_level: every character of a piece is one byte of GPT-2's alphabet
+    :ivar space: the character that stands for a space (SentencePiece's U+2581), or None
+    :ivar byte_fallback: pieces like ``<0x0A>`` are single bytes
+    :ivar strips_leading_space: encoding puts a space before the text, so decoding takes one away
+    """
+
+    byte_level: bool = False
+    space: str | None = None
+    byte_fallback: bool = False
+    strips_leading_space: bool = False
+
+    @classmethod
+    def of(cls, backend: tokenizers.Tokenizer) -> PieceDecoder:
+        """Read off the decoder of a tokenizer.
+
+        :raises CheckpointError: for one that is neither byte-level nor SentencePiece's
+        """
+        found: dict[str, Any] = {}
+        for step in _steps(backend):
+            match step:
+                case {"type": "ByteLevel"}:
+                    found["byte_level"] = True
+                case {"type": "Metaspace", "replacement": str(space), "prepend_scheme": str(scheme)}:
+                    found["space"] = space
+                    found["strips_leading_space"] = scheme != "never"
+                case {"type": "Replace", "pattern": {"String": str(space)}, "content": " "}:
+                    found["space"] = space
+                case {"type": "ByteFallback"}:
+                    found["byte_fallback"] = True
+                case {"type": "Strip", "content": " ", "start": int(start), "stop": 0} if start <= 1:
+                    found["strips_leading_space"] = start == 1
+                case {"type": "Fuse"}:
+                    pass
+                case _:
+                    raise CheckpointError(
+                        f"the tokenizer's decoder step {json.dumps(step)} is not supported: "
+                        "byte-level and SentencePiece decoders are"
+                    )
+        return cls(**found)
+
+    def to_bytes(self, piece: str, *, literal: bool) -> bytes:
+        """The bytes of one piece.
+
+        :param literal: a byte-level piece that is text as it stands (an added token), not spelt in the alphabet
+        """
+        if self.byte_level:
+            if literal or not BYTE_LEVEL_ALPHABET.keys() >= set(piece):
+                return piece.encode()
+            return bytes(map(BYTE_LEVEL_ALPHABET.__getitem__, piece))
+        if self.byte_fallback and (match := _BYTE_PIECE.fullmatch(piece)):
+            return bytes.fromhex(match[1])
+        return (piece if self.space is None else piece.replace(self.space, " ")).encode()
+
+
+def _steps(backend: tokenizers.Tokenizer) -> Iterator[object]:
+    if backend.decoder is None:
+        raise CheckpointError("the tokenizer has no decoder: byte-level and SentencePiece decoders are supported")
+    pending = [json.loads(backend.decoder.__getstate__())]
+    while pending:
+        step = pending.pop(0)
+        if step["type"] == "Sequence":
+            pending = [*step["decoders"], *pending]
+        else:
+            yield step

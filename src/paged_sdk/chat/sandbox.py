@@ -1,0 +1,160 @@
+"""The Jinja environment for chat templates, which are programs of strangers.
+
+They see plain data only, cannot change it, cannot reach Python's insides, and stop at limits of time and size. Between
+two checks lies at most one operation, so memory is bounded by what one operation on strings within the limit can make.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from types import CodeType
+from typing import Any, NoReturn
+
+from attrs import frozen
+from jinja2 import TemplateError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.runtime import Context, Undefined
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+__all__ = ["RenderLimits", "TemplateEnvironment", "TemplateRefusalError"]
+
+_LARGEST_POWER_BITS = 4096
+
+
+@frozen(kw_only=True)
+class RenderLimits:
+    """How far one rendering may go.
+
+    :ivar max_chars: of the result, and of every string that operators build on the way
+    :ivar max_seconds: looked at in every turn of a loop and at every call
+    """
+
+    max_chars: int = 1 << 24
+    max_seconds: float = 10.0
+
+
+class TemplateRefusalError(TemplateError):
+    """The template called ``raise_exception``: its own message about the conversation."""
+
+
+class TemplateEnvironment(ImmutableSandboxedEnvironment):
+    """What a template runs in. One is made for each rendering: its clock starts when it is made."""
+
+    intercepted_binops = frozenset({"+", "*", "**"})
+
+    def __init__(self, limits: RenderLimits) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"])
+        self._limits = limits
+        self._deadline = time.monotonic() + limits.max_seconds
+        self.filters.update(tojson=_to_json, _turns=self._turns, _bounded=self._bounded)
+        self.globals.update(raise_exception=_raise, strftime_now=_strftime_now, namespace=_PublicNamespace)
+
+    def compile_with_limits(self, source: str) -> CodeType:
+        """Code in which loops and ``~`` look at the limits.
+
+        :raises jinja2.TemplateSyntaxError: if the source is not a template
+        """
+        tree = self.parse(source)
+        for loop in list(tree.find_all(nodes.For)):
+            loop.iter = _filtered(loop.iter, "_turns")
+        for concat in list(tree.find_all(nodes.Concat)):
+            concat.nodes = [_filtered(nodes.Concat(concat.nodes, lineno=concat.lineno), "_bounded")]
+        tree.set_environment(self)
+        return self.compile(tree)
+
+    def check_time(self) -> None:
+        if time.monotonic() > self._deadline:
+            raise SecurityError(f"rendering takes longer than {self._limits.max_seconds:g} seconds")
+
+    def check_size(self, size: int) -> None:
+        if size > self._limits.max_chars:
+            raise SecurityError(f"the text grows beyond {self._limits.max_chars} characters")
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+        __self.check_time()
+        return super().call(__context, __obj, *args, **kwargs)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """``+``, ``*`` and ``**``, unless the result would be too large."""
+        if operator == "**" and isinstance(left, int) and isinstance(right, int):
+            if left.bit_length() * right > _LARGEST_POWER_BITS:
+                raise SecurityError(f"{left} ** {right} is too large")
+        elif operator == "*" and isinstance(left, int) != isinstance(right, int):
+            times, repeated = (left, right) if isinstance(left, int) else (right, left)
+            if isinstance(times, int) and hasattr(repeated, "__len__"):
+                self.check_size(times * len(repeated))
+        elif operator == "+" and hasattr(left, "__len__") and hasattr(right, "__len__"):
+            self.check_size(len(left) + len(right))
+        return super().call_binop(context, operator, left, right)
+
+    def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
+        """Refuse at once, where Jinja would only do so when the value is used."""
+        raise SecurityError(f"access to attribute {attribute!r} of a {type(obj).__name__} is not allowed")
+
+    def _turns(self, items: Iterable[Any]) -> Iterator[Any]:
+        for item in items:
+            self.check_time()
+            yield item
+
+    def _bounded(self, text: str) -> str:
+        self.check_size(len(text))
+        return text
+
+
+class _GenerationTag(Extension):
+    """``{% generation %}``: marks the model's own turns for training, means nothing here."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+class _PublicNamespace(Namespace):
+    """``namespace()`` without private names: one that has them could pose as another object to the sandbox's checks."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, *rest = args
+        values = dict(*rest, **kwargs)
+        for name in values:
+            _check_public(name)
+        Namespace.__init__(self, values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_public(name)
+        super().__setitem__(name, value)
+
+
+def _check_public(name: object) -> None:
+    if not isinstance(name, str) or name.startswith("_"):
+        raise SecurityError(f"a namespace cannot hold {name!r}")
+
+
+def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+
+
+def _raise(message: object) -> NoReturn:
+    raise TemplateRefusalError(str(message))
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Plain JSON: Jinja's own filter escapes what HTML would take for markup."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,0 +1,75 @@
+"""Ending a text at stop strings, wherever the tokens cut it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+__all__ = ["StopStrings"]
+
+
+class StopStrings:
+    """Finds the first stop string in a text that arrives in pieces.
+
+    The first one is the one that is complete first; of several complete at the same character, the longest. So the
+    result does not depend on where the pieces are cut. The stop string and what follows it are dropped. What could be
+    its beginning, and nothing more, is held back. Time is linear in the text (Knuth, Morris and Pratt 1977).
+
+    :param stops: non-empty strings
+    """
+
+    __slots__ = ("_held", "_matched", "_matchers")
+
+    def __init__(self, stops: Iterable[str]) -> None:
+        self._matchers = [_Matcher(stop) for stop in dict.fromkeys(stops)]
+        self._held = ""
+        self._matched = False
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """The next piece of text.
+
+        :returns: what may be shown, and whether a stop string has been found; after that, nothing more is shown
+        """
+        if self._matched:
+            return "", True
+        if not self._matchers:
+            return text, False
+        seen = self._held + text
+        for end, character in enumerate(text, start=len(self._held) + 1):
+            found = [matcher.size for matcher in self._matchers if matcher.advance(character)]
+            if found:
+                self._matched = True
+                self._held = ""
+                return seen[: end - max(found)], True
+        safe = len(seen) - max(matcher.progress for matcher in self._matchers)
+        self._held = seen[safe:]
+        return seen[:safe], False
+
+    def flush(self) -> str:
+        """What was held back, once the text has ended without completing a stop string."""
+        held, self._held = self._held, ""
+        return held
+
+
+class _Matcher:
+    """One stop string: how many of its first characters the text ends with (``progress``)."""
+
+    __slots__ = ("_fallback", "_stop", "progress", "size")
+
+    def __init__(self, stop: str) -> None:
+        self._stop = stop
+        self.size = len(stop)
+        self.progress = 0
+        # _fallback[n]: the longest proper prefix of stop[:n] that also ends it.
+        self._fallback = [0, 0]
+        for character in stop[1:]:
+            self._fallback.append(self._step(self._fallback[-1], character))
+
+    def advance(self, character: str) -> bool:
+        """Whether the stop string is complete with this character."""
+        self.progress = self._step(self.progress, character)
+        return self.progress == self.size
+
+    def _step(self, progress: int, character: str) -> int:
+        while progress and self._stop[progress] != character:
+            progress = self._fallback[progress]
+        return progress + 1 if self._stop[progress] == character else 0

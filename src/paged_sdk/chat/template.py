@@ -1,0 +1,120 @@
+"""Conversation to prompt text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from jinja2 import Template
+
+from paged_sdk.chat.files import read_json_object, read_text
+from paged_sdk.chat.sandbox import RenderLimits, TemplateEnvironment, TemplateRefusalError
+from paged_sdk.errors import CheckpointError, InvalidRequestError
+from paged_sdk.types.messages import Message
+
+__all__ = ["ChatTemplate", "choose_template", "read_template"]
+
+
+class ChatTemplate:
+    """A Jinja chat template, as in Hugging Face checkpoints and GGUF files. Safe to use from several threads.
+
+    Template code is not trusted: see :mod:`paged_sdk.chat.sandbox`.
+
+    :param source: the template
+    :param tokens: variables for special tokens, ``{"bos_token": "<s>", ...}``
+    :param limits: how far one rendering may go
+    :raises CheckpointError: if the source is not a template
+    """
+
+    def __init__(self, source: str, tokens: Mapping[str, str], *, limits: RenderLimits | None = None) -> None:
+        self.source = source
+        self._tokens = dict(tokens)
+        self._limits = limits or RenderLimits()
+        try:
+            self._code = TemplateEnvironment(self._limits).compile_with_limits(source)
+        except Exception as exc:  # a stranger's program: constant parts run here, and may fail in any way
+            raise CheckpointError(f"the chat template cannot be used: {type(exc).__name__}: {exc}") from exc
+
+    def render(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, enable_thinking: bool | None = None
+    ) -> str:
+        """The prompt for a conversation.
+
+        :param add_generation_prompt: end with the opening of the model's turn
+        :param enable_thinking: given to the template; None leaves its default
+        :raises InvalidRequestError: if the template refuses the conversation, with its own message, or fails
+        """
+        variables = {
+            **self._tokens,
+            "messages": [{"role": message.role.value, "content": message.content} for message in messages],
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        if enable_thinking is not None:
+            variables["enable_thinking"] = enable_thinking
+        try:
+            return self._generate(variables)
+        except TemplateRefusalError as exc:
+            raise InvalidRequestError(
+                f"the model's chat template refuses these messages: {exc}", field="messages"
+            ) from exc
+        except Exception as exc:  # a stranger's program may fail in any way
+            raise InvalidRequestError(
+                f"the model's chat template failed: {type(exc).__name__}: {exc}", field="messages"
+            ) from exc
+
+    def mentions(self, token: str) -> bool:
+        """Whether the template's source holds this text."""
+        return token in self.source
+
+    def _generate(self, variables: Mapping[str, object]) -> str:
+        environment = TemplateEnvironment(self._limits)
+        template = Template.from_code(environment, self._code, environment.make_globals(None))
+        pieces = []
+        size = 0
+        for piece in template.generate(**variables):
+            size += len(piece)
+            environment.check_size(size)
+            pieces.append(piece)
+        return "".join(pieces)
+
+
+def choose_template(value: object, *, where: str) -> str | None:
+    """The template for plain chats from a ``chat_template`` value: the only one, or of several named ones "default".
+
+    :param where: what holds the value, for messages
+    :raises CheckpointError: if it is neither a template nor a list of named ones, or if none is the default
+    """
+    if value is None or isinstance(value, str):
+        return value
+    try:
+        named = {entry["name"]: entry["template"] for entry in value} if isinstance(value, list) else None
+    except (TypeError, KeyError):
+        named = None
+    if not named or not all(isinstance(source, str) for source in named.values()):
+        raise CheckpointError(f"{where}: chat_template must be a string or a list of {{name, template}} objects")
+    if "default" in named:
+        return str(named["default"])
+    if len(named) == 1:
+        return str(next(iter(named.values())))
+    names = ", ".join(map(repr, named))
+    raise CheckpointError(f"{where}: none of the chat templates {names} is the default; use with_chat_template")
+
+
+def read_template(template: str | Path) -> str:
+    """The source of a template that a user gives: the template itself, or the path of a file.
+
+    A string with ``{%`` or ``{{`` in it is a template. A file ending in .json holds it under ``chat_template``.
+
+    :raises CheckpointError: if the file cannot be read or holds none
+    """
+    if isinstance(template, str) and ("{%" in template or "{{" in template):
+        return template
+    path = Path(template)
+    if path.suffix != ".json":
+        return read_text(path)
+    source = choose_template(read_json_object(path).get("chat_template"), where=str(path))
+    if source is None:
+        raise CheckpointError(f"{path} has no chat_template", path=path)
+    return source

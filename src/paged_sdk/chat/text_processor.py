@@ -1,0 +1,157 @@
+"""Requests to token ids, and what a model's texts end with: all that an engine needs to know about text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from paged_sdk.chat.files import read_text
+from paged_sdk.chat.generation_config import read_generation_defaults
+from paged_sdk.chat.gguf_tokenizer import tokenizer_from_gguf
+from paged_sdk.chat.template import ChatTemplate, choose_template, read_template
+from paged_sdk.chat.tokenizer import Tokenizer
+from paged_sdk.chat.tokenizer_config import TokenizerConfig
+from paged_sdk.config.sampling import GenerationDefaults
+from paged_sdk.errors import CheckpointError, InvalidRequestError
+from paged_sdk.types.messages import Message
+
+__all__ = ["TextProcessor", "load_text_processor", "text_processor_from_gguf"]
+
+_END_OF_TURN = (
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|eot|>",
+    "<end_of_turn>",
+    "<|end|>",
+    "<|end_of_turn|>",
+    "<|END_OF_TURN_TOKEN|>",
+)
+"""What templates in use close a turn with. Some checkpoints name only the token that ends a document as eos."""
+
+
+@frozen(kw_only=True)
+class TextProcessor:
+    """A model's text side.
+
+    :ivar tokenizer: text to tokens and back
+    :ivar template: conversation to text; None: the model has none
+    :ivar defaults: sampling values for requests that leave them open
+    :ivar stop_token_ids: any of these ends a text
+    :ivar model_max_length: tokens of context that the tokenizer's files speak of, or None
+    """
+
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    defaults: GenerationDefaults
+    stop_token_ids: frozenset[int]
+    model_max_length: int | None = None
+
+    def encode_chat(self, messages: Sequence[Message], *, enable_thinking: bool | None = None) -> list[int]:
+        """Token ids of a conversation that the model is to continue.
+
+        Exactly the template's text: a template writes the token that begins a text itself, so none is added.
+
+        :param enable_thinking: given to the template; None leaves its default
+        :raises InvalidRequestError: if the model has no chat template, or its template refuses the conversation
+        """
+        if self.template is None:
+            raise InvalidRequestError(
+                "this model has no chat template: give one with with_chat_template, "
+                "or send plain text with send_completion_request",
+                field="messages",
+            )
+        text = self.template.render(messages, enable_thinking=enable_thinking)
+        return self._not_empty(self.tokenizer.encode(text, add_special_tokens=False), "messages")
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Token ids of a plain text that the model is to continue, the model's own first token before it.
+
+        :raises InvalidRequestError: if that is no token at all
+        """
+        return self._not_empty(self.tokenizer.encode(text, add_special_tokens=True), "prompt")
+
+    def _not_empty(self, ids: list[int], field: str) -> list[int]:
+        if not ids:
+            raise InvalidRequestError(f"{field} has no tokens", field=field, allowed="a text of at least one token")
+        return ids
+
+
+def load_text_processor(
+    directory: str | Path, *, chat_template: str | Path | None = None, tokenizer_json: str | Path | None = None
+) -> TextProcessor:
+    """The text side of a Hugging Face checkpoint.
+
+    The template is, in this order: ``chat_template``, chat_template.jinja, ``chat_template`` of tokenizer_config.json.
+
+    :param chat_template: a template, or the path of a file with one
+    :param tokenizer_json: a tokenizer to use instead of the checkpoint's own
+    :raises CheckpointError: if a file is missing or malformed
+    """
+    directory = Path(directory)
+    config = TokenizerConfig.read(directory)
+    path = Path(tokenizer_json) if tokenizer_json is not None else directory / "tokenizer.json"
+    if tokenizer_json is None and not path.is_file():
+        raise CheckpointError(
+            f"{directory} has no tokenizer.json. transformers writes one from the older files (tokenizer.model, "
+            "vocab.json and merges.txt): AutoTokenizer.from_pretrained(directory).save_pretrained(directory)",
+            path=path,
+        )
+    tokenizer = Tokenizer.from_file(path, config)
+    source: str | None
+    if chat_template is not None:
+        source = read_template(chat_template)
+    elif (directory / "chat_template.jinja").is_file():
+        source = read_text(directory / "chat_template.jinja")
+    else:
+        source = choose_template(config.chat_template, where=str(config.path))
+    defaults = read_generation_defaults(directory)
+    return _text_processor(tokenizer, source, defaults, defaults.eos_token_ids, config.model_max_length)
+
+
+def text_processor_from_gguf(
+    metadata: Mapping[str, Any], *, chat_template: str | Path | None = None, tokenizer_json: str | Path | None = None
+) -> TextProcessor:
+    """The text side of a GGUF file.
+
+    :param metadata: the file's metadata; arrays are lists or numpy arrays
+    :param chat_template: a template, or the path of a file with one, to use instead of the file's own
+    :param tokenizer_json: a tokenizer to use instead of the file's own, with its tokenizer_config.json beside it
+    :raises CheckpointError: if the metadata or a file is malformed
+    """
+    if tokenizer_json is not None:
+        path = Path(tokenizer_json)
+        tokenizer = Tokenizer.from_file(path, TokenizerConfig.read(path.parent))
+    else:
+        tokenizer = tokenizer_from_gguf(metadata)
+    source: str | None
+    if chat_template is not None:
+        source = read_template(chat_template)
+    else:
+        source = choose_template(metadata.get("tokenizer.chat_template"), where="tokenizer.chat_template")
+    keys = ("eos_token_id", "eot_token_id", "eom_token_id")
+    ends = [int(id) for key in keys if (id := metadata.get(f"tokenizer.ggml.{key}")) is not None]
+    context = metadata.get(f"{metadata.get('general.architecture')}.context_length")
+    return _text_processor(tokenizer, source, GenerationDefaults(), ends, None if context is None else int(context))
+
+
+def _text_processor(
+    tokenizer: Tokenizer,
+    source: str | None,
+    defaults: GenerationDefaults,
+    ends: Iterable[int],
+    model_max_length: int | None,
+) -> TextProcessor:
+    template = None if source is None else ChatTemplate(source, tokenizer.special.names)
+    turns = [tokenizer.token_id(text) for text in _END_OF_TURN if template is not None and template.mentions(text)]
+    stops = {*ends, tokenizer.special.eos, *(id for id in turns if id is not None and tokenizer.is_special(id))}
+    return TextProcessor(
+        tokenizer=tokenizer,
+        template=template,
+        defaults=defaults,
+        stop_token_ids=frozenset(id for id in stops if id is not None),
+        model_max_length=model_max_length,
+    )

@@ -1,0 +1,147 @@
+"""Text to token ids and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+import tokenizers
+from attrs import frozen
+
+from paged_sdk.chat.pieces import PieceDecoder
+from paged_sdk.chat.tokenizer_config import TokenizerConfig
+from paged_sdk.errors import CheckpointError, InvalidRequestError
+
+__all__ = ["SpecialTokens", "Tokenizer"]
+
+
+@frozen(kw_only=True)
+class SpecialTokens:
+    """The special tokens that have a part to play.
+
+    :ivar names: template variable to text, ``{"bos_token": "<s>", ...}``
+    :ivar bos: begins a text, or None
+    :ivar eos: ends a text, or None
+    :ivar prefix: ids put before a text
+    :ivar suffix: ids put after it
+    """
+
+    names: Mapping[str, str] = MappingProxyType({})
+    bos: int | None = None
+    eos: int | None = None
+    prefix: tuple[int, ...] = ()
+    suffix: tuple[int, ...] = ()
+
+
+class Tokenizer:
+    """A vocabulary with its rules. Safe to use from several threads.
+
+    Special tokens written out in a text are always recognised, as transformers does it: chat templates are plain text
+    that holds them. So a user's text can contain them too; what must not be taken for a turn of its own has to be
+    cleaned by the application.
+
+    :param backend: the tokenizers package's object; its truncation and padding are switched off
+    :param special: which special tokens are put around a text, and what templates call them
+    :raises CheckpointError: if the backend's decoder is neither byte-level nor SentencePiece's
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, special: SpecialTokens) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self._pieces = PieceDecoder.of(backend)
+        self._added = backend.get_added_tokens_decoder()
+        self._special_ids = frozenset(id for id, token in self._added.items() if token.special)
+        self._bytes: dict[int, bytes] = {}
+        self.special = special
+        self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
+
+    @classmethod
+    def from_file(cls, path: str | Path, config: TokenizerConfig | None = None) -> Tokenizer:
+        """A tokenizer.json.
+
+        :param config: what the tokenizer_config.json beside it says
+        :raises CheckpointError: if the file cannot be read, or contradicts the config
+        """
+        path = Path(path)
+        config = config or TokenizerConfig()
+        if not path.is_file():
+            raise CheckpointError(f"{path} does not exist", path=path)
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as exc:  # the package raises bare Exception
+            raise CheckpointError(f"{path} is not a tokenizer that can be read: {exc}", path=path) from exc
+        config.add_tokens_to(backend)
+        ids = {name: backend.token_to_id(text) for name, text in config.special_tokens.items()}
+        bos, eos = ids.get("bos_token"), ids.get("eos_token")
+        prefix, suffix = _ids_put_around(backend)
+        # Where the config says anything about bos or eos, it decides about both, as in transformers.
+        if config.add_bos_token is not None or config.add_eos_token is not None:
+            prefix = (bos,) if config.add_bos_token and bos is not None else ()
+            suffix = (eos,) if config.add_eos_token and eos is not None else ()
+        special = SpecialTokens(names=config.special_tokens, bos=bos, eos=eos, prefix=prefix, suffix=suffix)
+        return cls(backend, special)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text.
+
+        :param add_special_tokens: put the model's own tokens around it (usually one that begins a text), unless the
+            text itself begins with them
+        :raises InvalidRequestError: for a text that is not Unicode (lone surrogates)
+        """
+        try:
+            ids = self._backend.encode(text, add_special_tokens=False).ids
+        except UnicodeEncodeError as exc:
+            raise InvalidRequestError(
+                f"the text is not valid Unicode: {exc}",
+                field="text",
+                value=text,
+                allowed="text without lone surrogates",
+            ) from exc
+        if not add_special_tokens:
+            return ids
+        prefix = list(self.special.prefix)
+        return [*([] if ids[: len(prefix)] == prefix else prefix), *ids, *self.special.suffix]
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of tokens; bytes that are no UTF-8 become U+FFFD, ids beyond the vocabulary have no text."""
+        text = self.decode_bytes(ids, skip_special_tokens=skip_special_tokens).decode("utf-8", "replace")
+        return text.removeprefix(" ") if self.strips_leading_space else text
+
+    def decode_bytes(self, ids: Iterable[int], *, skip_special_tokens: bool) -> bytes:
+        """The bytes of tokens, one after the other."""
+        if skip_special_tokens:
+            return b"".join(self.token_bytes(id) for id in ids if id not in self._special_ids)
+        return b"".join(map(self.token_bytes, ids))
+
+    def token_bytes(self, id: int) -> bytes:
+        """The bytes of one token; none for an id beyond the vocabulary."""
+        data = self._bytes.get(id)
+        if data is None:
+            piece = self._backend.id_to_token(id)
+            data = b"" if piece is None else self._pieces.to_bytes(piece, literal=id in self._added)
+            self._bytes[id] = data
+        return data
+
+    def token_id(self, piece: str) -> int | None:
+        """The id of a token from its spelling in the vocabulary, or None."""
+        return self._backend.token_to_id(piece)
+
+    def is_special(self, id: int) -> bool:
+        """Whether this token is a mark for the model, not text."""
+        return id in self._special_ids
+
+    @property
+    def strips_leading_space(self) -> bool:
+        """Whether decoding takes away one space at the beginning, because encoding puts one there."""
+        return self._pieces.strips_leading_space
+
+
+def _ids_put_around(backend: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What the backend's post-processor puts before and after a text."""
+    encoding = backend.encode("a", add_special_tokens=True)
+    ids: Sequence[int] = encoding.ids
+    own = [position for position, special in enumerate(encoding.special_tokens_mask) if not special]
+    first, last = (own[0], own[-1] + 1) if own else (len(ids), len(ids))
+    return tuple(ids[:first]), tuple(ids[last:])

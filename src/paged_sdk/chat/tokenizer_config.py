@@ -1,0 +1,121 @@
+"""tokenizer_config.json: what a checkpoint says about its tokenizer beside tokenizer.json."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import tokenizers
+from attrs import field, frozen
+
+from paged_sdk.chat.files import read_json_object_if_there
+from paged_sdk.errors import CheckpointError
+
+__all__ = ["TokenizerConfig"]
+
+_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+_UNLIMITED = 1 << 40
+"""transformers writes 1e30 for a context without a limit."""
+
+
+@frozen(kw_only=True)
+class TokenizerConfig:
+    """The content of tokenizer_config.json.
+
+    :ivar special_tokens: name to text, ``{"bos_token": "<s>", ...}``
+    :ivar extra_special_tokens: texts of further special tokens
+    :ivar added_tokens: id to the flags of an added token, ``content`` among them
+    :ivar add_bos_token: whether a text gets the bos token before it; None: as tokenizer.json says
+    :ivar add_eos_token: whether a text gets the eos token after it; None: as tokenizer.json says
+    :ivar chat_template: a template, a list of named ones, or None
+    :ivar model_max_length: tokens of context, or None
+    :ivar path: the file, for error messages
+    """
+
+    special_tokens: Mapping[str, str] = field(default=MappingProxyType({}))
+    extra_special_tokens: tuple[str, ...] = ()
+    added_tokens: Mapping[int, Mapping[str, Any]] = field(default=MappingProxyType({}))
+    add_bos_token: bool | None = None
+    add_eos_token: bool | None = None
+    chat_template: object = None
+    model_max_length: int | None = None
+    path: Path | None = None
+
+    @classmethod
+    def read(cls, directory: Path) -> TokenizerConfig:
+        """From a checkpoint's directory; empty if it has no tokenizer_config.json.
+
+        Older checkpoints name their special tokens in special_tokens_map.json only.
+
+        :raises CheckpointError: if a file is malformed
+        """
+        path = directory / "tokenizer_config.json"
+        content = {
+            **read_json_object_if_there(directory / "special_tokens_map.json"),
+            **read_json_object_if_there(path),
+        }
+        try:
+            return cls(
+                special_tokens={name: _text(content[name]) for name in _NAMES if content.get(name) is not None},
+                extra_special_tokens=tuple(_texts(content)),
+                added_tokens={int(id): dict(token) for id, token in content.get("added_tokens_decoder", {}).items()},
+                add_bos_token=_bool(content, "add_bos_token"),
+                add_eos_token=_bool(content, "add_eos_token"),
+                chat_template=content.get("chat_template"),
+                model_max_length=_context(content.get("model_max_length")),
+                path=path,
+            )
+        except (TypeError, ValueError, AttributeError, OverflowError) as exc:
+            raise CheckpointError(f"{path} is malformed: {exc}", path=path) from exc
+
+    def add_tokens_to(self, backend: tokenizers.Tokenizer) -> None:
+        """Give a tokenizer.json the tokens that only this file knows, and mark the special ones.
+
+        :raises CheckpointError: if a token would get another id than this file gives it
+        """
+        known = backend.get_added_tokens_decoder()
+        for id, token in sorted(self.added_tokens.items()):
+            flags = {flag: bool(token[flag]) for flag in _FLAGS if flag in token}
+            wanted = tokenizers.AddedToken(_text(token), **flags)
+            # tokenizer.json wins where the two give one text different ids.
+            if known.get(id) == wanted or backend.token_to_id(wanted.content) not in (None, id):
+                continue
+            backend.add_tokens([wanted])
+            if (got := backend.token_to_id(wanted.content)) != id:
+                raise CheckpointError(
+                    f"{self.path} gives token {wanted.content!r} the id {id}, but tokenizer.json leaves it {got}",
+                    path=self.path,
+                )
+        special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+        texts = dict.fromkeys([*self.special_tokens.values(), *self.extra_special_tokens])
+        backend.add_special_tokens(
+            [tokenizers.AddedToken(text, normalized=False, special=True) for text in texts if text not in special]
+        )
+
+
+def _text(token: object) -> str:
+    """A token is written as its text, or as an object with its text as ``content``."""
+    text = token.get("content") if isinstance(token, Mapping) else token
+    if not isinstance(text, str):
+        raise TypeError(f"{token!r} is not a token: expected a string or an object with a string as content")
+    return text
+
+
+def _texts(content: Mapping[str, Any]) -> Iterable[str]:
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        tokens = content.get(key) or ()
+        yield from map(_text, tokens.values() if isinstance(tokens, Mapping) else tokens)
+
+
+def _bool(content: Mapping[str, Any], key: str) -> bool | None:
+    value = content.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise TypeError(f"{key} = {value!r} is neither true nor false")
+    return value
+
+
+def _context(value: Any) -> int | None:
+    return None if value is None or value >= _UNLIMITED else int(value)
