@@ -1,1 +1,62 @@
-"""Being here, this file puts its directory on the import path: every test can ``import tiny``."""
+"""Fixtures that several packages' tests share. Being here, this file also puts its directory on the import path."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import tiny
+from paged_sdk import (
+    Model,
+    TextModelBuilder,
+    embedded_model_path,
+)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _few_threads() -> None:
+    """Tiny matrices gain nothing from threads, and much from not waiting for them."""
+    torch.set_num_threads(min(2, os.cpu_count() or 1))
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A llama with random weights, in float32."""
+    return tiny.make_checkpoint("llama", tmp_path_factory.mktemp("tiny-llama"))
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The embedded SmolLM2-135M-Instruct, a GGUF file."""
+    return embedded_model_path()
+
+
+@pytest.fixture
+def builder(tiny_checkpoint: Path) -> TextModelBuilder:
+    """The tiny llama in float32 on the CPU."""
+    return TextModelBuilder(tiny_checkpoint).with_dtype("float32").with_force_cpu().with_num_threads(1)
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    """Every test marked ``anyio`` runs under both."""
+    backend: str = request.param
+    return backend
+
+
+@pytest.fixture
+async def model(builder: TextModelBuilder) -> AsyncIterator[Model]:
+    async with builder.build() as model:
+        yield model
+
+
+@pytest.fixture(autouse=True)
+def _collect_garbage_of_async_tests() -> Iterator[None]:
+    """A coroutine or stream that a test leaves behind is its own failure, not a later test's."""
+    yield
+    gc.collect(0)

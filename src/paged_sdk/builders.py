@@ -114,6 +114,10 @@ class _ModelBuilder(ABC):
         """Sequences that are computed at once; others wait."""
         return self._with(max_num_seqs=n)
 
+    def with_max_queue(self, n: int) -> Self:
+        """Requests that may wait; more get :class:`QueueFullError`."""
+        return self._with(max_queue=n)
+
     def with_max_num_batched_tokens(self, n: int) -> Self:
         """Tokens in one step: more is faster for long prompts, less keeps the texts beside them flowing."""
         return self._with(max_num_batched_tokens=n)

@@ -24,6 +24,7 @@ from paged_sdk.kv.paged import KvCacheManager
 from paged_sdk.kv.pool_size import DEFAULT_CUDA_MEMORY, BlockLayout, auto_cpu_blocks, blocks_for, fp8_scale_bytes
 from paged_sdk.logs import get_logger
 from paged_sdk.model import ModelParts
+from paged_sdk.models.family import read_config
 from paged_sdk.models.loading import load_model
 from paged_sdk.preparation import RequestPreparer
 from paged_sdk.progress import LoadingBar
@@ -62,12 +63,15 @@ def load_parts(source: ModelSource, settings: BuildSettings, environment: Enviro
     )
     checkpoint = open_checkpoint(path)
     try:
+        max_model_len = _max_model_len(settings, read_config(checkpoint.config))
         text = _text_processor(checkpoint, settings)
         with LoadingBar(f"Loading {path.name}", visible=settings.logging) as bar:
             model = load_model(checkpoint.config, checkpoint.source, dtype=dtype, device=device, on_progress=bar.update)
     finally:
         checkpoint.source.close()
-    config = _engine_config(model.config, settings, environment, dtype=dtype, device=device)
+    config = _engine_config(
+        model.config, settings, environment, dtype=dtype, device=device, max_model_len=max_model_len
+    )
     kv, backend = _kv_memory(config, model.config, dtype=dtype, device=device)
     encode = partial(text.tokenizer.encode, add_special_tokens=False)
     runner = ModelRunner(model, backend, Sampler(model.config.vocab_size, device, encode))
@@ -124,6 +128,13 @@ def _text_processor(checkpoint: Checkpoint, settings: BuildSettings) -> TextProc
     )
 
 
+def _max_model_len(settings: BuildSettings, model: DecoderConfig) -> int:
+    asked = settings.max_model_len or model.max_position
+    if asked > model.max_position:
+        raise ConfigError.of("max_model_len", asked, f"at most the model's context of {model.max_position}")
+    return asked
+
+
 def _engine_config(
     model: DecoderConfig,
     settings: BuildSettings,
@@ -131,11 +142,9 @@ def _engine_config(
     *,
     dtype: torch.dtype,
     device: torch.device,
+    max_model_len: int,
 ) -> EngineConfig:
     """Fill in what was left open: builder first, then environment, then what suits model and machine."""
-    max_model_len = settings.max_model_len or model.max_position
-    if max_model_len > model.max_position:
-        raise ConfigError.of("max_model_len", max_model_len, f"at most the model's context of {model.max_position}")
     prefix_cache_n = next(
         n for n in (settings.prefix_cache_n, environment.prefix_cache_n, DEFAULT_PREFIX_CACHE_N) if n is not None
     )
@@ -154,6 +163,7 @@ def _engine_config(
         max_num_batched_tokens=settings.max_num_batched_tokens
         or DEFAULT_BATCHED_TOKENS.get(device.type, DEFAULT_BATCHED_TOKENS_ELSEWHERE),
         max_model_len=max_model_len,
+        max_queue=settings.max_queue,
         sliding_window=model.window,
     )
 

@@ -6,7 +6,7 @@ import sys
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 __all__ = ["LoadingBar"]
 
@@ -22,7 +22,7 @@ class LoadingBar:
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            DownloadColumn(binary_units=True),
+            MofNCompleteColumn(),
             TimeElapsedColumn(),
             console=console,
             transient=True,
@@ -31,7 +31,7 @@ class LoadingBar:
         self._task = self._progress.add_task(title, total=None)
 
     def update(self, done: int, total: int) -> None:
-        """:param done: bytes loaded; :param total: bytes in all"""
+        """:param done: tensors loaded; :param total: tensors in all"""
         self._progress.update(self._task, completed=done, total=total)
 
     def __enter__(self) -> LoadingBar:

@@ -75,6 +75,7 @@ class BuildSettings:
     paged_meta: PagedAttentionMeta | None = field(default=None, validator=_is_meta)
     prefix_cache_n: int | None = field(default=None, validator=IntAtLeast(0, optional=True))
     max_num_seqs: int = field(default=32, validator=IntAtLeast(1))
+    max_queue: int = field(default=4096, validator=IntAtLeast(1))
     max_num_batched_tokens: int | None = field(default=None, validator=IntAtLeast(1, optional=True))
     max_model_len: int | None = field(default=None, validator=IntAtLeast(1, optional=True))
     logging: bool = False

@@ -1,0 +1,234 @@
+"""The worker thread: crash semantics, event loops that end, forks, commands after the end."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import trio
+
+from paged_sdk import (
+    EngineDeadError,
+    GgufModelBuilder,
+    Model,
+    ModelClosedError,
+    NumericalError,
+    SamplingParams,
+    TextModelBuilder,
+)
+from paged_sdk.runner.model_runner import ModelRunner
+from paged_sdk.runner.output import RunnerOutput
+from paged_sdk.scheduler.output import SchedulerOutput
+from paged_sdk.worker.event_loop import EventLoop
+
+LONG = SamplingParams(temperature=0, max_len=2000, ignore_eos=True)
+SHORT = SamplingParams(temperature=0, max_len=10, ignore_eos=True)
+
+
+def fail_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """Have the runner raise in the step after that many."""
+    execute = ModelRunner.execute
+    count = 0
+
+    def failing(self: ModelRunner, output: SchedulerOutput) -> RunnerOutput:
+        nonlocal count
+        count += 1
+        if count > steps:
+            raise MemoryError("out of something")
+        return execute(self, output)
+
+    monkeypatch.setattr(ModelRunner, "execute", failing)
+
+
+@pytest.mark.anyio
+async def test_a_crash_reaches_every_live_and_later_request(
+    builder: TextModelBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors: list[EngineDeadError] = []
+
+    async def send() -> None:
+        with pytest.raises(EngineDeadError) as caught:
+            await model.send_completion_request([1, 2, 3], LONG)
+        errors.append(caught.value)
+
+    async with builder.build() as model:
+        fail_after(monkeypatch, 3)
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(send)
+        await send()
+    assert len(errors) == 4
+    for error in errors:
+        assert isinstance(error.__cause__, MemoryError)
+        assert "out of something" in str(error)
+
+
+@pytest.mark.anyio
+async def test_nan_logits_end_one_request_only(builder: TextModelBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+    from paged_sdk.models.decoder import DecoderModel
+
+    logits = DecoderModel.logits
+    spoil = False
+
+    def spoiled(self: DecoderModel, hidden: Any) -> Any:
+        result = logits(self, hidden)
+        if spoil and len(result) == 2:
+            result[0, 3] = float("nan")
+        return result
+
+    outcomes: dict[str, object] = {}
+
+    async def send(name: str, prompt: list[int]) -> None:
+        try:
+            outcomes[name] = (await model.send_completion_request(prompt, SHORT)).choices
+        except NumericalError as error:
+            outcomes[name] = error
+
+    monkeypatch.setattr(DecoderModel, "logits", spoiled)
+    async with builder.build() as model:
+        alone = (await model.send_completion_request([4, 5, 6], SHORT)).choices
+        spoil = True
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(send, "first", [1, 2, 3])
+            tasks.start_soon(send, "second", [4, 5, 6])
+        stats = model.stats()
+    results = list(outcomes.values())
+    failed = [result for result in results if isinstance(result, NumericalError)]
+    assert len(failed) == 1
+    assert failed[0].request_id
+    assert alone in results or outcomes["first"] is not failed[0]
+    assert stats.blocks_used == 0
+
+
+def test_one_model_serves_many_loops_and_threads(builder: TextModelBuilder) -> None:
+    async def build() -> Model:
+        return await builder.build()
+
+    async def ask(model: Model) -> str:
+        return (await model.send_completion_request([1, 2, 3], SHORT)).choices[0].text
+
+    model = asyncio.run(build())
+    texts: list[str] = []
+    threads = [threading.Thread(target=lambda: texts.append(asyncio.run(ask(model)))) for _ in range(4)] + [
+        threading.Thread(target=lambda: texts.append(trio.run(ask, model))) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(texts) == 8
+    assert len(set(texts)) == 1
+    asyncio.run(model.aclose())
+
+
+def test_a_loop_that_ends_leaves_nothing_behind(builder: TextModelBuilder) -> None:
+    async def build() -> Model:
+        return await builder.build()
+
+    async def leave_a_request(model: Model) -> object:
+        stream = model.stream_completion_request([1, 2, 3], LONG)
+        await stream.__anext__()
+        return stream
+
+    async def settle(model: Model) -> None:
+        with anyio.fail_after(5):
+            while model.stats().running:
+                await anyio.sleep(0.001)
+
+    model = asyncio.run(build())
+    kept = asyncio.run(leave_a_request(model))
+    # The stream is still held, but nobody can read it any more.
+    asyncio.run(settle(model))
+    assert model.stats().blocks_used == 0
+    kept = trio.run(leave_a_request, model)
+    asyncio.run(settle(model))
+    assert model.stats().blocks_used == 0
+    del kept
+    asyncio.run(model.aclose())
+
+
+def test_event_loop_handles_of_one_loop_are_equal() -> None:
+    async def pair() -> tuple[EventLoop, EventLoop]:
+        return EventLoop(), EventLoop()
+
+    for first, second in (asyncio.run(pair()), trio.run(pair)):
+        assert first == second
+        assert hash(first) == hash(second)
+        assert not first.call_soon(lambda: None)
+        assert first != object()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_gets_a_clear_error(builder: TextModelBuilder) -> None:
+    async def build() -> Model:
+        return await builder.build()
+
+    async def ask(model: Model) -> int:
+        try:
+            await model.send_completion_request([1, 2, 3], SHORT)
+        except ModelClosedError as error:
+            return 17 if "fork" in str(error) else 1
+        return 2
+
+    model = asyncio.run(build())
+    child = os.fork()
+    if child == 0:
+        code = 3
+        try:
+            code = asyncio.run(ask(model))
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 17
+    asyncio.run(model.aclose())
+
+
+def test_a_dropped_model_ends_its_thread(builder: TextModelBuilder) -> None:
+    async def build() -> Model:
+        return await builder.build()
+
+    before = threading.active_count()
+    model = asyncio.run(build())
+    assert any(thread.name == "paged-sdk-worker" for thread in threading.enumerate())
+    del model
+    gc.collect()
+    assert not any(thread.name == "paged-sdk-worker" for thread in threading.enumerate())
+    assert threading.active_count() <= before
+
+
+def test_a_thousand_open_close_cycles_leak_no_thread(builder: TextModelBuilder) -> None:
+    async def cycle() -> None:
+        async with builder.with_max_num_seqs(1).build():
+            pass
+
+    async def many(n: int) -> None:
+        for _ in range(n):
+            await cycle()
+
+    asyncio.run(many(5))
+    threads, files = threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
+    asyncio.run(many(1000))
+    gc.collect()
+    assert threading.active_count() <= threads
+    assert len(list(Path("/proc/self/fd").iterdir())) <= files
+
+
+def test_a_model_per_loop(builder: TextModelBuilder) -> None:
+    async def ask() -> str:
+        async with builder.build() as model:
+            return (await model.send_completion_request([1, 2, 3], SHORT)).choices[0].text
+
+    assert asyncio.run(ask()) == asyncio.run(ask()) == trio.run(ask) == anyio.run(ask)
+
+
+def test_gguf_and_safetensors_builders_agree_on_locations(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a path or a hub id"):
+        GgufModelBuilder("")
+    with pytest.raises(ValueError, match="a path or a hub id"):
+        TextModelBuilder(3)  # type: ignore[arg-type]
