@@ -15,7 +15,7 @@ from anyio.from_thread import BlockingPortal
 
 from paged_sdk.builders import Building
 from paged_sdk.config.engine import EngineConfig
-from paged_sdk.config.sampling import SamplingParams
+from paged_sdk.config.sampling import GenerationDefaults, SamplingParams
 from paged_sdk.errors import ModelClosedError
 from paged_sdk.model import Model
 from paged_sdk.streaming import ResponseStream
@@ -102,6 +102,14 @@ class BlockingModel:
         return self._model.name
 
     @property
+    def architecture(self) -> str:
+        return self._model.architecture
+
+    @property
+    def generation_defaults(self) -> GenerationDefaults:
+        return self._model.generation_defaults
+
+    @property
     def config(self) -> EngineConfig:
         return self._model.config
 
@@ -153,7 +161,13 @@ class BlockingModel:
     def _call(self, function: Callable[..., Awaitable[_T]], *args: object) -> _T:
         if not self._finalizer.alive:
             raise ModelClosedError("the model is closed: build another one")
-        return self._portal.call(function, *args)
+        future = self._portal.start_task_soon(function, *args)
+        try:
+            return future.result()
+        except BaseException:
+            # Ctrl-C while waiting: nobody will take the result, so the request ends too. If it has, this does nothing.
+            future.cancel()
+            raise
 
 
 async def _await(building: Building) -> Model:

@@ -80,6 +80,7 @@ def load_parts(source: ModelSource, settings: BuildSettings, environment: Enviro
     )
     return ModelParts(
         name=path.stem if path.is_file() else path.name,
+        architecture=model.config.model_type,
         engine=Engine(Scheduler(config, kv), kv, runner, text.tokenizer),
         preparer=RequestPreparer(
             text=text,

@@ -15,7 +15,7 @@ import anyio.to_thread
 from attrs import frozen
 
 from paged_sdk.config.engine import EngineConfig
-from paged_sdk.config.sampling import SamplingParams
+from paged_sdk.config.sampling import GenerationDefaults, SamplingParams
 from paged_sdk.engine.engine import Engine
 from paged_sdk.engine.request import EngineRequest
 from paged_sdk.preparation import RequestPreparer
@@ -49,6 +49,7 @@ class ModelParts:
     """What loading a model makes, and :class:`Model` puts to work.
 
     :ivar name: shown in responses
+    :ivar architecture: the decoder's ``model_type``
     :ivar engine: not yet stepped by anyone
     :ivar preparer: checks requests against this model
     :ivar on_worker_start: run first on the worker thread
@@ -56,6 +57,7 @@ class ModelParts:
     """
 
     name: str
+    architecture: str
     engine: Engine
     preparer: RequestPreparer
     on_worker_start: Callable[[], None] | None = None
@@ -71,6 +73,7 @@ class Model:
 
     def __init__(self, parts: ModelParts) -> None:
         self._name = parts.name
+        self._architecture = parts.architecture
         self._preparer = parts.preparer
         # The worker alone keeps the engine, so that the tensors go when its thread ends.
         self._worker = Worker(parts.engine, on_start=parts.on_worker_start, log_throughput=parts.log_throughput)
@@ -80,6 +83,16 @@ class Model:
     @property
     def name(self) -> str:
         return self._name
+
+    @property
+    def architecture(self) -> str:
+        """The decoder's family, as Hugging Face's ``model_type`` names it: "llama", "qwen2", "gemma3_text" ..."""
+        return self._architecture
+
+    @property
+    def generation_defaults(self) -> GenerationDefaults:
+        """What the checkpoint's generation_config.json says for requests with sampling that leave it open."""
+        return self._preparer.text.defaults
 
     @property
     def config(self) -> EngineConfig:
