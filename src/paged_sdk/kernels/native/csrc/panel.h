@@ -30,25 +30,22 @@ inline void multiply_panel(const uint8_t* panel, int cols, const Activations& x,
       const ActivationGroup* a = x.at(first + g, row);
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
-        const Floats scale = broadcast(a[r].scale);
+        Ints lo = zero_ints(), hi = zero_ints();
+        if constexpr (!Format::kMinima) {
+          lo = broadcast_shifted<kLayout.offset_shift>(&a[r].negative_sum[0]);
+          hi = broadcast_shifted<kLayout.offset_shift>(&a[r].negative_sum[1]);
+        }
+        for (int q = 0; q < 4; ++q) {
+          lo = dot4<kEightBit>(lo, w[q], a[r].q + 4 * q);
+          hi = dot4<kEightBit>(hi, w[q + 4], a[r].q + 4 * q + 16);
+        }
+        const Floats scale_lo = broadcast(a[r].scale[0]), scale_hi = broadcast(a[r].scale[1]);
         if constexpr (Format::kHalfGroups) {
-          Ints lo = broadcast_shifted<kLayout.offset_shift>(&a[r].negative_halves[0]);
-          Ints hi = broadcast_shifted<kLayout.offset_shift>(&a[r].negative_halves[1]);
-          for (int q = 0; q < 4; ++q) {
-            lo = dot4<kEightBit>(lo, w[q], a[r].q + 4 * q);
-            hi = dot4<kEightBit>(hi, w[q + 4], a[r].q + 4 * q + 16);
-          }
-          sum[r] = fma(to_floats(lo), mul(load_floats(scales.scale[2 * g]), scale), sum[r]);
-          sum[r] = fma(to_floats(hi), mul(load_floats(scales.scale[2 * g + 1]), scale), sum[r]);
+          sum[r] = fma(to_floats(lo), mul(load_floats(scales.scale[2 * g]), scale_lo), sum[r]);
+          sum[r] = fma(to_floats(hi), mul(load_floats(scales.scale[2 * g + 1]), scale_hi), sum[r]);
         } else {
-          Ints dot;
-          if constexpr (Format::kMinima) {
-            dot = zero_ints();
-          } else {
-            dot = broadcast_shifted<kLayout.offset_shift>(&a[r].negative_sum);
-          }
-          for (int q = 0; q < 8; ++q) dot = dot4<kEightBit>(dot, w[q], a[r].q + 4 * q);
-          sum[r] = fma(to_floats(dot), mul(load_floats(scales.scale[g]), scale), sum[r]);
+          const Floats dot = fma(to_floats(hi), scale_hi, mul(to_floats(lo), scale_lo));
+          sum[r] = fma(dot, load_floats(scales.scale[g]), sum[r]);
           if constexpr (Format::kMinima)
             sum[r] = fma(load_floats(scales.minimum[g]), broadcast(a[r].scaled_sum), sum[r]);
         }

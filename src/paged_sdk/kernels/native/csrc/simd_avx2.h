@@ -129,10 +129,10 @@ inline float max_of(Floats a) {
   c = _mm_max_ps(c, _mm_movehl_ps(c, c));
   return _mm_cvtss_f32(_mm_max_ss(c, _mm_movehdup_ps(c)));
 }
-inline uint32_t magnitude_bits(Floats a, Floats b) {
+inline uint32_t magnitude_bits(Floats a) {
   const __m256i mask = _mm256_set1_epi32(0x7fffffff);
-  const auto bits = [mask](__m256 x) { return _mm256_and_si256(_mm256_castps_si256(x), mask); };
-  const __m256i m = _mm256_max_epi32(_mm256_max_epi32(bits(a.lo), bits(a.hi)), _mm256_max_epi32(bits(b.lo), bits(b.hi)));
+  const __m256i m = _mm256_max_epi32(_mm256_and_si256(_mm256_castps_si256(a.lo), mask),
+                                     _mm256_and_si256(_mm256_castps_si256(a.hi), mask));
   __m128i c = _mm_max_epi32(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1));
   c = _mm_max_epi32(c, _mm_shuffle_epi32(c, 0x4e));
   c = _mm_max_epi32(c, _mm_shuffle_epi32(c, 0xb1));

@@ -76,11 +76,10 @@ inline Floats minimum(Floats a, Floats b) { return _mm512_min_ps(a, b); }
 inline Floats maximum(Floats a, Floats b) { return _mm512_max_ps(a, b); }
 inline float sum_of(Floats a) { return _mm512_reduce_add_ps(a); }
 inline float max_of(Floats a) { return _mm512_reduce_max_ps(a); }
-// The bits of max |a|, |b|: NaN and Inf compare above every number.
-inline uint32_t magnitude_bits(Floats a, Floats b) {
-  const __m512i mask = _mm512_set1_epi32(0x7fffffff);
-  return static_cast<uint32_t>(_mm512_reduce_max_epi32(_mm512_max_epi32(
-      _mm512_and_si512(_mm512_castps_si512(a), mask), _mm512_and_si512(_mm512_castps_si512(b), mask))));
+// The bits of max |a|: NaN and Inf compare above every number.
+inline uint32_t magnitude_bits(Floats a) {
+  const __m512i bits = _mm512_and_si512(_mm512_castps_si512(a), _mm512_set1_epi32(0x7fffffff));
+  return static_cast<uint32_t>(_mm512_reduce_max_epi32(bits));
 }
 // p * 2^n for an integral n
 inline Floats scale_by_power(Floats p, Floats n) { return _mm512_scalef_ps(p, n); }

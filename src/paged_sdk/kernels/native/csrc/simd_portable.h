@@ -164,12 +164,11 @@ inline float max_of(Floats a) {
   for (const float v : a.v) m = v > m ? v : m;
   return m;
 }
-inline uint32_t magnitude_bits(Floats a, Floats b) {
+inline uint32_t magnitude_bits(Floats a) {
   uint32_t m = 0;
   for (int i = 0; i < 16; ++i) {
-    const uint32_t x = bits_of(a.v[i]) & 0x7fffffff, y = bits_of(b.v[i]) & 0x7fffffff;
-    m = x > m ? x : m;
-    m = y > m ? y : m;
+    const uint32_t bits = bits_of(a.v[i]) & 0x7fffffff;
+    m = bits > m ? bits : m;
   }
   return m;
 }

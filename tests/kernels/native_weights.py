@@ -1,0 +1,56 @@
+"""Random GGUF blocks with sane scales, and the native levels to test: shared by the native kernels' tests."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, dequantize
+from paged_sdk.kernels.native.library import NativeLibrary, Workspace, available_levels, load, why_not
+from paged_sdk.kernels.native.packed import PACKED_TYPES, PackedWeight, pack_gguf
+
+TYPES = sorted(PACKED_TYPES)
+
+#: Where in a block the float16 scale (and minimum) lie.
+HALVES = {2: (0,), 3: (0, 2), 6: (0,), 7: (0, 2), 8: (0,), 12: (0, 2), 13: (0, 2), 14: (208,)}
+
+needs_library = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
+every_level = pytest.mark.parametrize("isa", available_levels())
+every_type = pytest.mark.parametrize("tensor_type", TYPES, ids=lambda number: BLOCK_FORMATS[number].name)
+
+
+def random_blocks(tensor_type: int, rows: int, cols: int, generator: torch.Generator) -> Tensor:
+    """Uniform weights of every code, with scales of either sign and of the size that real files have."""
+    form = BLOCK_FORMATS[tensor_type]
+    shape = (rows, cols // form.elements, form.num_bytes)
+    raw = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+    for offset in HALVES[tensor_type]:
+        scale = torch.randn(*shape[:2], 1, generator=generator) * 0.01
+        raw[:, :, offset : offset + 2] = scale.half().view(torch.uint8)
+    return raw.flatten(1)
+
+
+def library(isa: str | None = None) -> NativeLibrary:
+    loaded = load(isa)
+    assert loaded is not None
+    return loaded
+
+
+def workspace(isa: str | None = None, num_threads: int = 1) -> Workspace:
+    return Workspace(library(isa), num_threads=num_threads)
+
+
+def random_weight(tensor_type: int, rows: int, cols: int, generator: torch.Generator) -> tuple[PackedWeight, Tensor]:
+    """A packed weight and its value in float64 [rows, cols]."""
+    raw = random_blocks(tensor_type, rows, cols, generator)
+    packed = pack_gguf(library(), raw, tensor_type, rows, cols, num_threads=1)
+    return packed, dequantize(tensor_type, raw).double()
+
+
+def quantise_activations(x: Tensor) -> Tensor:
+    """What the kernels make of activations: int8 in groups of 16, the largest of a group at 127. -> float64."""
+    groups = x.float().reshape(len(x), -1, 16)
+    largest = groups.abs().amax(-1, keepdim=True)
+    inverse = torch.where(largest < 1e-30, 0.0, 127.0 / largest)
+    return ((groups * inverse).round().double() * (largest / 127.0).double()).reshape(x.shape)

@@ -1,0 +1,80 @@
+"""Loading: levels, the shared OpenMP pool, and life without the library."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from native_weights import needs_library
+
+from paged_sdk.errors import ConfigError
+from paged_sdk.kernels.native import library
+from paged_sdk.kernels.native.library import Workspace, available_levels, load, why_not
+
+
+@needs_library
+def test_levels_end_with_the_portable_one_and_the_best_is_the_default() -> None:
+    levels = available_levels()
+    assert levels[-1] == "portable"
+    best = load()
+    assert best is not None
+    assert best.isa == levels[0]
+    for name in levels:
+        loaded = load(name)
+        assert loaded is not None
+        assert loaded.isa == name
+        assert load(name) is loaded
+
+
+@needs_library
+def test_an_unknown_level_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match="isa = 'sse9'"):
+        load("sse9")
+
+
+@needs_library
+def test_a_workspace_needs_threads() -> None:
+    best = load()
+    assert best is not None
+    with pytest.raises(ConfigError, match="num_threads"):
+        Workspace(best, num_threads=0)
+
+
+@needs_library
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="mappings are read from /proc")
+def test_torch_and_the_kernels_share_one_openmp_runtime() -> None:
+    """A second pool would fight torch's for the cores. In a process of its own: other packages bring other copies."""
+    script = (
+        "from paged_sdk.kernels.native.library import load\n"
+        "assert load() is not None\n"
+        "paths = {line.split()[-1] for line in open('/proc/self/maps') if 'omp' in line.rsplit('/', 1)[-1]}\n"
+        "print(len(paths), paths)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("1 "), done.stdout
+
+
+def test_without_the_library_it_says_why(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cached = (library._open, library.available_levels, library.load)
+    for function in cached:
+        function.cache_clear()
+    try:
+        with monkeypatch.context() as patch, caplog.at_level(logging.INFO, logger="paged_sdk"):
+            patch.setattr(library, "_PATH", tmp_path / "libpaged_kernels.so")
+            assert load() is None
+            assert available_levels() == ()
+            assert "was not built" in (why_not() or "")
+            assert [record.message for record in caplog.records] == [
+                f"Native CPU kernels are off, torch operations are used: {why_not()}"
+            ]
+            library._open.cache_clear()
+            (tmp_path / "libpaged_kernels.so").write_bytes(b"no library")
+            assert "cannot be loaded" in (why_not() or "")
+    finally:
+        for function in cached:
+            function.cache_clear()
