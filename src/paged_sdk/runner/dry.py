@@ -1,0 +1,96 @@
+"""DRY ("don't repeat yourself"): penalties against repeating whole passages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from paged_sdk.config.sampling import DryParams
+
+__all__ = ["breaker_tokens", "dry_penalties"]
+
+_LOG_OF_LARGEST_PENALTY = 88.0
+"""Penalties stop growing near float32's largest number: infinite ones could not be told from bans."""
+
+
+def breaker_tokens(breakers: Sequence[str], encode: Callable[[str], list[int]]) -> tuple[tuple[int, ...], ...]:
+    """The token sequences of DRY's sequence breakers, as they come out in the middle of a text.
+
+    A token that merely contains a breaker, such as ``":\\n"``, is not one.
+
+    :param encode: text to token ids, without special tokens
+    """
+    # Some tokenizers mark the start of a text as the start of a word; behind a letter there is no such mark.
+    before = encode("a")
+    found = []
+    for breaker in breakers:
+        together = encode("a" + breaker)
+        apart = together[: len(before)] == before and len(together) > len(before)
+        found.append(tuple(together[len(before) :] if apart else encode(breaker)))
+    return tuple(tokens for tokens in found if tokens)
+
+
+def dry_penalties(
+    tokens: npt.NDArray[np.int64], params: DryParams, breakers: Sequence[tuple[int, ...]]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    """What to subtract from the logits of tokens that would extend a repetition.
+
+    If the last n tokens, none of them in or before a breaker, occur earlier, then the token that followed them there
+    is lowered by ``multiplier * base ** (n - allowed_length)``, provided that n >= allowed_length; its longest
+    repetition counts. Tokens that are breakers themselves are never lowered. After text-generation-webui's pull
+    request 5677 (p-e-w, 2024); breakers of several tokens as in llama.cpp.
+
+    :param tokens: prompt and output, ``[length]``
+    :param breakers: as from :func:`breaker_tokens`
+    :returns: distinct token ids, and the amount for each
+    """
+    none = np.empty(0, np.int64), np.empty(0, np.float32)
+    most = _length_of_largest_penalty(params)
+    unbroken = _length_since_breaker(tokens, breakers, most)
+    if unbroken < max(params.allowed_length, 1):
+        return none
+    ends = np.flatnonzero(tokens[:-1] == tokens[-1])
+    lengths = np.ones(len(ends), np.int64)
+    growing = np.arange(len(ends))
+    for length in range(1, unbroken):
+        growing = growing[ends[growing] >= length]
+        growing = growing[tokens[ends[growing] - length] == tokens[-1 - length]]
+        if not len(growing):
+            break
+        lengths[growing] += 1
+
+    singles = [breaker[0] for breaker in breakers if len(breaker) == 1]
+    followers = tokens[ends + 1]
+    counted = (lengths >= params.allowed_length) & ~np.isin(followers, singles)
+    if not counted.any():
+        return none
+    found, inverse = np.unique(followers[counted], return_inverse=True)
+    longest = np.zeros(len(found), np.int64)
+    np.maximum.at(longest, inverse, lengths[counted])
+    growth = np.exp(np.minimum((longest - params.allowed_length) * math.log(params.base), _LOG_OF_LARGEST_PENALTY))
+    return found, np.minimum(growth * min(params.multiplier, 1e38), 1e38).astype(np.float32)
+
+
+def _length_of_largest_penalty(params: DryParams) -> int:
+    """Repetitions beyond this length are not told apart."""
+    if params.base == 1:
+        return max(params.allowed_length, 1)
+    return params.allowed_length + math.ceil(_LOG_OF_LARGEST_PENALTY / math.log(params.base))
+
+
+def _length_since_breaker(tokens: npt.NDArray[np.int64], breakers: Sequence[tuple[int, ...]], most: int) -> int:
+    """How many of the last tokens lie behind the last breaker, counted up to ``most``."""
+    length = min(len(tokens), most)
+    for breaker in breakers:
+        # Its end may be any token of the tail; its start may lie before.
+        tail = tokens[max(len(tokens) - length - len(breaker) + 1, 0) :]
+        if len(tail) < len(breaker):
+            continue
+        windows = np.lib.stride_tricks.sliding_window_view(tail, len(breaker))
+        starts = np.flatnonzero((windows == np.array(breaker)).all(axis=1))
+        if len(starts):
+            length = len(tail) - int(starts[-1]) - len(breaker)
+    return length

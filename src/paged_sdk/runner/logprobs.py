@@ -1,0 +1,37 @@
+"""Logprobs of raw logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paged_sdk.runner.candidates import likeliest
+from paged_sdk.runner.output import RawLogprobs
+
+__all__ = ["LogprobTable"]
+
+
+class LogprobTable:
+    """The logprobs of some rows, kept while their logits are changed in place.
+
+    :param logits: float32 ``[R, V]``
+    :param top_n: how many of the likeliest tokens an entry lists; more than V are V
+    """
+
+    def __init__(self, logits: Tensor, top_n: int) -> None:
+        self._logprobs = torch.log_softmax(logits, dim=-1)
+        self._top: list[tuple[tuple[int, float], ...]] = [()] * len(logits)
+        if top_n:
+            values, tokens = likeliest(self._logprobs, min(top_n, logits.shape[1]))
+            self._top = [tuple(zip(*row, strict=True)) for row in zip(tokens.tolist(), values.tolist(), strict=True)]
+
+    def entries(self, rows: Sequence[int], tokens: Sequence[int]) -> list[RawLogprobs]:
+        """One entry per pair of a row and a token chosen there."""
+        device = self._logprobs.device
+        chosen = self._logprobs[torch.tensor(rows, device=device), torch.tensor(tokens, device=device)].tolist()
+        return [
+            RawLogprobs(token, logprob, self._top[row])
+            for row, token, logprob in zip(rows, tokens, chosen, strict=True)
+        ]

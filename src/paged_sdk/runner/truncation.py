@@ -1,0 +1,225 @@
+"""What temperature, top-k, top-p and min-p leave of a distribution, and drawing from it.
+
+The device does what reads whole rows of logits: finding candidates and summing weights. The rest, a few hundred
+candidates per row, is float64 on the host: the same on every device, and no row's arithmetic depends on the others.
+
+There are two ways, and a row's own settings choose:
+
+- with top-k or top-p, the likeliest tokens are sorted (ties: the lower id first) and the inverse CDF runs over them in
+  that order; only where a distribution is so flat that they do not settle it, more of it is sorted;
+- without, nothing is sorted and the inverse CDF runs over the vocabulary in the order of token ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from attrs import frozen
+from torch import Tensor
+
+from paged_sdk.config.sampling import SamplingParams
+from paged_sdk.runner.candidates import argmax, likeliest, likeliest_from, select_rows
+
+__all__ = ["NOT_DRAWN", "Settings", "draw_from_all", "draw_from_likeliest", "draw_greedy", "num_candidates"]
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+Ids: TypeAlias = npt.NDArray[np.int64]
+
+NOT_DRAWN: Final = -1
+"""In place of a token id, where there is nothing to choose: all logits are -inf, or one is NaN or +inf."""
+
+_TOP_P_CANDIDATES: Final = 256
+"""Holds the nucleus of most language model distributions at top_p = 0.9; more cost time in every step."""
+
+_SUM_BLOCK: Final = 128
+"""Tokens per partial sum of the inverse CDF over the vocabulary."""
+
+
+@frozen(eq=False)
+class Settings:
+    """The settings of R rows, each ``[R, 1]``; one that is off has the value that keeps everything."""
+
+    temperature: Floats
+    top_k: Ids
+    top_p: Floats
+    min_p: Floats
+
+    @classmethod
+    def of(cls, params: Sequence[SamplingParams], vocab_size: int) -> Settings:
+        def column(values: Sequence[float | None], off: float) -> Floats:
+            return np.array([[off if value is None else value] for value in values], np.float64)
+
+        return cls(
+            temperature=column([each.temperature for each in params], 1),
+            top_k=np.array([[min(each.top_k or vocab_size, vocab_size)] for each in params], np.int64),
+            top_p=column([each.top_p for each in params], 1),
+            min_p=column([each.min_p for each in params], 0),
+        )
+
+    def select(self, rows: Ids) -> Settings:
+        """Some rows' settings."""
+        return Settings(self.temperature[rows], self.top_k[rows], self.top_p[rows], self.min_p[rows])
+
+
+def num_candidates(params: SamplingParams, vocab_size: int) -> int:
+    """How many of the likeliest tokens :func:`draw_from_likeliest` should look at; 0: use :func:`draw_from_all`.
+
+    A function of the row's own settings, so that its batch does not matter.
+    """
+    if params.top_k is not None and params.top_k < vocab_size:
+        # Room for ties with the last (many, if the logits were bfloat16), in few different widths.
+        return min(max(64, 1 << (2 * params.top_k - 1).bit_length()), vocab_size)
+    if params.top_p is not None and params.top_p < 1:
+        return min(_TOP_P_CANDIDATES, vocab_size)
+    return 0
+
+
+def draw_greedy(logits: Tensor) -> Ids:
+    """The likeliest token of each row or :data:`NOT_DRAWN`, ``[R]``."""
+    tokens = argmax(logits)
+    largest = _floats(logits.gather(1, torch.from_numpy(tokens[:, None]).to(logits.device)))[:, 0]
+    return np.where(np.isfinite(largest), tokens, NOT_DRAWN)
+
+
+def draw_from_likeliest(logits: Tensor, settings: Settings, width: int, rows: Ids, uniforms: Floats) -> Ids:
+    """Draw tokens of rows that have top-k or top-p.
+
+    Of tokens that tie with the last one kept by top-k or top-p, those with the lowest ids are kept.
+
+    :param logits: float32 ``[R, V]``
+    :param width: of :func:`num_candidates`, the same for all rows
+    :param rows: the row of each draw, ``[M]``
+    :param uniforms: a number in [0, 1) for each draw, ``[M]``
+    :returns: token ids or :data:`NOT_DRAWN`, ``[M]``
+    """
+    vocab_size = logits.shape[1]
+    values, tokens = likeliest(logits, width)
+    good = np.isfinite(values[:, 0]) & ~np.isnan(values).any(axis=1)
+    values[~good] = 0
+    # Top-p is of what top-k leaves; without top-k that is the whole vocabulary, beyond the candidates.
+    totals = np.full((len(values), 1), np.nan)
+    whole = np.flatnonzero(good & (settings.top_k[:, 0] == vocab_size))
+    if len(whole):
+        totals[whole] = _total_weight(select_rows(logits, whole.tolist()), settings.select(whole))
+    cumulative, kept = _keep(values, settings, totals)
+
+    drawn = np.full(len(rows), NOT_DRAWN, np.int64)
+    last_kept = np.take_along_axis(values, kept - 1, axis=1)
+    settled = (last_kept > values[:, -1:])[:, 0] | (width == vocab_size) | ~good
+    ready = (settled & good)[rows]
+    drawn[ready] = tokens[rows[ready], _inverse_cdf(cumulative, kept, rows[ready], uniforms[ready])]
+
+    for row in np.flatnonzero(~settled):
+        own = settings.select(np.array([row]))
+        threshold = _threshold(values[row], own, float(totals[row, 0]), vocab_size)
+        row_values, row_tokens = likeliest_from(logits[int(row)], threshold)
+        cumulative, kept = _keep(row_values[None], own, totals[row : row + 1])
+        mine = rows == row
+        drawn[mine] = row_tokens[_inverse_cdf(cumulative, kept, np.zeros_like(rows[mine]), uniforms[mine])]
+    return drawn
+
+
+def draw_from_all(logits: Tensor, settings: Settings, rows: Ids, uniforms: Floats) -> Ids:
+    """Draw tokens of rows that have neither top-k nor top-p.
+
+    :param logits: float32 ``[R, V]``
+    :param rows: the row of each draw, ``[M]``
+    :param uniforms: a number in [0, 1) for each draw, ``[M]``
+    :returns: token ids or :data:`NOT_DRAWN`, ``[M]``
+    """
+    weights = _weights(logits, settings)
+    if settings.min_p.any():
+        least = weights.amax(dim=-1, keepdim=True) * torch.from_numpy(settings.min_p).to(weights)
+        weights = weights * (weights >= least)
+    blocks = _blocks(weights)
+    cumulative = _floats(blocks.sum(dim=-1)).cumsum(axis=1)
+
+    drawn = np.full(len(rows), NOT_DRAWN, np.int64)
+    good = (cumulative[:, -1] > 0)[rows]  # not so for NaN
+    rows, uniforms = rows[good], uniforms[good]
+    last = np.full((len(cumulative), 1), cumulative.shape[1])
+    block = _inverse_cdf(cumulative, last, rows, uniforms)
+    start = np.where(block > 0, cumulative[rows, block - 1], 0)
+    # Where within its block the target lies: relative, because float32 sums differ from float64 ones in the last bits.
+    within = (uniforms * cumulative[rows, -1] - start) / (cumulative[rows, block] - start)
+    inner = _floats(blocks[torch.from_numpy(rows), torch.from_numpy(block)]).cumsum(axis=1)
+    last = np.full((len(inner), 1), _SUM_BLOCK)
+    offset = _inverse_cdf(inner, last, np.arange(len(inner)), np.clip(within, 0, np.nextafter(1, 0)))
+    drawn[good] = block * _SUM_BLOCK + offset
+    return drawn
+
+
+def _keep(values: npt.NDArray[np.float32], settings: Settings, totals: Floats) -> tuple[Floats, Ids]:
+    """Apply the settings to sorted candidates.
+
+    :param values: logits ``[R, C]``, descending
+    :param totals: the weight of the whole vocabulary relative to its likeliest token, ``[R, 1]``; read without top-k
+    :returns: cumulative weights ``[R, C]``, and how many candidates, from the first on, are kept ``[R, 1]``
+    """
+    num_columns = values.shape[1]
+    weights = np.exp((values.astype(np.float64) - values[:, :1]) / settings.temperature)
+    cumulative = weights.cumsum(axis=1)
+    top_k_total = np.take_along_axis(cumulative, np.minimum(settings.top_k, num_columns) - 1, axis=1)
+    totals = np.where(np.isnan(totals), top_k_total, totals)
+    before = np.zeros_like(cumulative)
+    before[:, 1:] = cumulative[:, :-1]
+    keep = np.arange(num_columns) < settings.top_k
+    keep &= before < settings.top_p * totals
+    keep &= weights >= settings.min_p
+    return cumulative, keep.sum(axis=1, keepdims=True)
+
+
+def _inverse_cdf(cumulative: Floats, kept: Ids, rows: Ids, uniforms: Floats) -> Ids:
+    """Columns drawn by weight from the first ``kept`` ones of each draw's row.
+
+    A number below 1 times the kept weight is below it, so the last column is the largest result, and columns without
+    weight are never drawn.
+    """
+    mass = np.take_along_axis(cumulative, kept - 1, axis=1)[rows, 0]
+    columns: Ids = (cumulative[rows] <= (uniforms * mass)[:, None]).sum(axis=1)
+    return columns
+
+
+def _threshold(values: npt.NDArray[np.float32], settings: Settings, total: float, vocab_size: int) -> float:
+    """A logit below which one row keeps nothing.
+
+    :param values: its likeliest candidates' logits, descending, at least top-k of them
+    """
+    top_k = int(settings.top_k[0, 0])
+    if top_k < vocab_size:
+        return float(values[top_k - 1])
+    # Tokens less likely than (1 - p) / V make up less than 1 - p together: top-p is reached without them.
+    # The half is for rounding.
+    least = (1 - float(settings.top_p[0, 0])) / vocab_size / 2
+    return float(values[0]) + float(settings.temperature[0, 0]) * float(np.log(least * total))
+
+
+def _weights(logits: Tensor, settings: Settings) -> Tensor:
+    """Probabilities at the rows' temperatures, float32 ``[R, V]``."""
+    temperature = torch.from_numpy(settings.temperature).to(logits)
+    # The maximum goes first: rounding then is relative to the distance from it.
+    return torch.softmax((logits - logits.amax(dim=-1, keepdim=True)).div_(temperature), dim=-1)
+
+
+def _total_weight(logits: Tensor, settings: Settings) -> Floats:
+    """The weight of the whole vocabulary relative to its likeliest token, ``[R, 1]``."""
+    weights = _weights(logits, settings)
+    sums = _floats(_blocks(weights).sum(dim=-1)).cumsum(axis=1)
+    return sums[:, -1:] / _floats(weights.amax(dim=-1, keepdim=True))
+
+
+def _blocks(weights: Tensor) -> Tensor:
+    """Cut rows ``[R, V]`` into blocks ``[R, B, block]``, zeros behind the last."""
+    missing = -weights.shape[1] % _SUM_BLOCK
+    if missing:
+        weights = F.pad(weights, (0, missing))
+    return weights.view(len(weights), -1, _SUM_BLOCK)
+
+
+def _floats(tensor: Tensor) -> Floats:
+    return tensor.cpu().numpy().astype(np.float64)

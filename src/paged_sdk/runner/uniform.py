@@ -1,0 +1,39 @@
+"""Uniform random numbers as a function of what they are for, not of how many were drawn before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["uniforms"]
+
+_GAMMA: Final = np.uint64(0x9E3779B97F4A7C15)
+_LARGEST_64_BIT_PRIME: Final = 2**64 - 59
+
+
+def uniforms(seeds: Sequence[int], choice_indices: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.float64]:
+    """Numbers in [0, 1) with 53 random bits, one per (seed, choice, position).
+
+    There is no state: a number is the same in every batch, and again after preemption. Position counts along a
+    SplitMix64 stream (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014) whose start is
+    hashed from seed and choice by the same mixer.
+
+    :param seeds: any ints >= 0
+    :param choice_indices: which of a request's texts
+    :param positions: number of output tokens before the one to choose
+    :returns: ``[len(seeds)]``
+    """
+    start = _mix(np.array([seed % _LARGEST_64_BIT_PRIME for seed in seeds], np.uint64) + _GAMMA)
+    start = _mix(start + _GAMMA * (np.array(choice_indices, np.uint64) + np.uint64(1)))
+    bits = _mix(start + _GAMMA * (np.array(positions, np.uint64) + np.uint64(1)))
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """SplitMix64's finaliser: every input bit flips every output bit with probability near one half."""
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))
