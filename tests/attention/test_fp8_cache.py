@@ -1,0 +1,86 @@
+"""KV in f8e4m3: how far from the exact values it may be."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from naive_attention import CPU, Text, shape
+
+from paged_sdk.attention.backend import RowSpan
+from paged_sdk.attention.paged import PagedBackend
+from paged_sdk.config.paged import PagedCacheType
+from paged_sdk.kernels.fp8 import F8E4M3_MAX, dequantise_f8e4m3, quantise_f8e4m3
+
+
+def test_every_code_is_decoded_as_torch_does() -> None:
+    codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    codes = codes[~codes.float().isnan()]
+    decoded = dequantise_f8e4m3(codes[:, None], torch.ones(len(codes)), torch.float32)
+    assert torch.equal(decoded[:, 0], codes.float())
+
+
+@pytest.mark.parametrize("magnitude", [1e-30, 1e-3, 1.0, 1e4, 1e30])
+def test_rounding_is_the_only_loss(magnitude: float) -> None:
+    """Half a unit in the last of 3 mantissa bits: 1/16, or half the smallest subnormal, 2**-10 of the scale."""
+    torch.manual_seed(0)
+    x = torch.randn(200, 3, 64) * magnitude
+    codes, scale = quantise_f8e4m3(x)
+    error = (dequantise_f8e4m3(codes, scale, torch.float32) - x).abs()
+    assert (error <= torch.maximum(x.abs() / 16, scale[..., None] * 2**-10) * 1.0001).all()
+    assert (codes.float().abs().amax(-1) == F8E4M3_MAX).all()
+
+
+def test_zeros_stay_zeros_and_nan_stays_visible() -> None:
+    x = torch.zeros(3, 4)
+    x[1, 2], x[2, 1] = torch.nan, torch.inf
+    decoded = dequantise_f8e4m3(*quantise_f8e4m3(x), torch.float32)
+    assert torch.equal(decoded[0], torch.zeros(4))
+    assert decoded[1].isnan().any()
+    assert not decoded[2].isfinite().all()
+
+
+@pytest.mark.parametrize("windows", [(None,), (24,)])
+def test_attention_is_within_four_percent(windows: tuple[int | None, ...]) -> None:
+    """Root mean square, with independent random keys and values; measured: 3.2 % and 3.3 %."""
+    config = shape(windows=windows, head_dim=64)
+    backend = PagedBackend(
+        config, num_blocks=8, block_size=32, dtype=torch.float32, device=CPU, cache_type=PagedCacheType.F8E4M3
+    )
+    text = Text(config, 200, seed=0, dtype=torch.float32, spread=1)
+    outputs = []
+    for first, last in ((0, 120), (120, 199), (199, 200)):
+        step = backend.prepare([RowSpan(first, last - first, [7, 2, 5, 1, 3, 0, 6])])
+        outputs.append(step.forward(0, text.query[0, first:last], text.key[0, first:last], text.value[0, first:last]))
+    error = torch.cat(outputs).double() - text.expected[0]
+    assert error.square().mean().sqrt() < 0.04 * text.expected.square().mean().sqrt()
+
+
+def test_chunks_change_nothing() -> None:
+    """Scales are each token's own, so what is in the cache does not depend on what was written with it."""
+    config = shape(head_dim=64)
+
+    def outputs(chunks: tuple[int, ...]) -> torch.Tensor:
+        backend = PagedBackend(
+            config, num_blocks=8, block_size=16, dtype=torch.float64, device=CPU, cache_type=PagedCacheType.F8E4M3
+        )
+        text = Text(config, 100, seed=0, dtype=torch.float64)
+        parts = []
+        first = 0
+        for chunk in chunks:
+            part = slice(first, first + chunk)
+            step = backend.prepare([RowSpan(first, chunk, list(range(8)))])
+            parts.append(step.forward(0, text.query[0, part], text.key[0, part], text.value[0, part]))
+            first += chunk
+        return torch.cat(parts)
+
+    torch.testing.assert_close(outputs((50, 1, 49)), outputs((100,)), rtol=0, atol=1e-12)
+
+
+def test_half_the_bytes_and_the_scales() -> None:
+    config = shape(head_dim=64)
+    pools = [
+        PagedBackend(config, num_blocks=4, block_size=16, dtype=torch.bfloat16, device=CPU, cache_type=cache_type)
+        for cache_type in (PagedCacheType.AUTO, PagedCacheType.F8E4M3)
+    ]
+    scales = 4 * 16 * 2 * config.num_kv_heads * 4
+    assert pools[1].num_bytes == pools[0].num_bytes // 2 + scales

@@ -1,0 +1,34 @@
+"""Embeddings and the gated activation."""
+
+from __future__ import annotations
+
+import torch
+from transformers.activations import ACT2FN
+from transformers.models.gemma2.modeling_gemma2 import Gemma2TextScaledWordEmbedding
+
+from paged_sdk.config.decoder import Activation
+from paged_sdk.layers.activation import gated_activation
+from paged_sdk.layers.embedding import Embedding
+
+
+def test_the_scale_is_rounded_to_the_dtype_of_the_model() -> None:
+    scale = 3072**0.5  # 55.4256, but 55.5 in bfloat16
+    reference = Gemma2TextScaledWordEmbedding(16, 8, 0, embed_scale=scale).to(torch.bfloat16)
+    ids = torch.arange(16)
+    with torch.inference_mode():
+        expected = reference(ids)
+        assert torch.equal(Embedding(reference.weight.data, scale=scale).forward(ids), expected)
+
+
+def test_looking_up_leaves_the_table_alone() -> None:
+    table = torch.ones(4, 2)
+    Embedding(table, scale=2.0).forward(torch.tensor([0, 1])).add_(5)
+    assert torch.equal(table, torch.ones(4, 2))
+
+
+def test_activations_are_those_of_the_names() -> None:
+    torch.manual_seed(0)
+    gate_up = torch.randn(4, 12)
+    gate, up = gate_up.chunk(2, dim=-1)
+    for activation in Activation:
+        torch.testing.assert_close(gated_activation(activation, gate_up), ACT2FN[activation.value](gate) * up)

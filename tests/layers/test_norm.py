@@ -1,0 +1,43 @@
+"""RMSNorm against transformers' own modules, in the last bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from paged_sdk.layers.norm import RMSNorm
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("reference", "offset"), [(LlamaRMSNorm, 0.0), (Gemma2RMSNorm, 1.0)])
+def test_rounds_where_the_family_does(
+    reference: type[LlamaRMSNorm] | type[Gemma2RMSNorm], offset: float, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    module = reference(96, eps=1e-5)
+    module.weight.data = torch.randn(96)
+    module.to(dtype)
+    x = torch.randn(33, 96, dtype=dtype) * 3
+    with torch.inference_mode():
+        ours = RMSNorm(module.weight.data, 1e-5, offset=offset).forward(x)
+        expected = module(x)
+    assert ours.dtype is dtype
+    # float32 differs in the order of a sum; halves, rounded from it, show any rounding too many.
+    torch.testing.assert_close(ours, expected, rtol=2e-6 if dtype is torch.float32 else 0, atol=0)
+
+
+def test_keeps_its_input() -> None:
+    x = torch.randn(2, 8)
+    kept = x.clone()
+    RMSNorm(torch.full((8,), 2.0), 1e-6, offset=1.0).forward(x)
+    assert torch.equal(x, kept)
+
+
+def test_one_weight_per_head_is_as_good_as_one_norm_each() -> None:
+    x = torch.randn(5, 3, 8)
+    weight = torch.randn(3, 8)
+    together = RMSNorm(weight, 1e-6).forward(x)
+    apart = torch.stack([RMSNorm(weight[head], 1e-6).forward(x[:, head]) for head in range(3)], dim=1)
+    assert torch.equal(together, apart)

@@ -1,0 +1,136 @@
+"""Rotary embeddings against transformers', kind by kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, PreTrainedConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+from paged_sdk.config.decoder import RopeConfig
+from paged_sdk.layers.rotary import RotaryEmbedding
+from paged_sdk.models.config_fields import ConfigFields
+from paged_sdk.models.rope_fields import read_rope, rope_section
+
+HEAD_DIM = 32
+MAX_POSITION = 1024
+CPU = torch.device("cpu")
+
+KINDS: dict[str, dict[str, Any]] = {
+    "default": {"rope_type": "default"},
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 128,
+    },
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256},
+    "yarn, untruncated": {
+        "rope_type": "yarn",
+        "factor": 16.0,
+        "original_max_position_embeddings": 64,
+        "truncate": False,
+        "beta_fast": 24.0,
+        "beta_slow": 2.0,
+    },
+    "yarn, mscale": {
+        "rope_type": "yarn",
+        "factor": 40.0,
+        "original_max_position_embeddings": 64,
+        "mscale": 0.7,
+        "mscale_all_dim": 1.3,
+    },
+    "yarn, stated attention factor": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 256,
+        "attention_factor": 1.5,
+    },
+    "longrope": {
+        "rope_type": "longrope",
+        "short_factor": [1 + 0.1 * i for i in range(HEAD_DIM // 2)],
+        "long_factor": [1 + 2.0 * i for i in range(HEAD_DIM // 2)],
+        "original_max_position_embeddings": 256,
+    },
+}
+
+
+def llama_config(parameters: dict[str, Any]) -> LlamaConfig:
+    return LlamaConfig(
+        hidden_size=4 * HEAD_DIM,
+        num_attention_heads=4,
+        max_position_embeddings=MAX_POSITION,
+        rope_parameters={"rope_theta": 20_000.0, **parameters},
+    )
+
+
+def read(config: PreTrainedConfig) -> RopeConfig:
+    fields = ConfigFields(config.to_dict())
+    return read_rope(fields, rope_section(fields), head_dim=HEAD_DIM, default_theta=10_000.0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_cos_and_sin_are_those_of_transformers(kind: str) -> None:
+    config = llama_config(KINDS[kind])
+    reference = LlamaRotaryEmbedding(config)
+    for max_model_len in (256, MAX_POSITION):  # within and beyond the trained context, which only longrope minds
+        positions = torch.arange(max_model_len)
+        cos, sin = reference(torch.empty(0), positions[None])
+        rotation = RotaryEmbedding(read(config), max_model_len=max_model_len, device=CPU).at(positions)
+        ours = torch.cat((rotation.cos, rotation.cos), -1)[:, 0, 0], rotation.sin[:, 0, 1]
+        torch.testing.assert_close(ours[0], cos[0], rtol=0, atol=5e-5)
+        torch.testing.assert_close(ours[1], sin[0, :, : HEAD_DIM // 2], rtol=0, atol=5e-5)
+
+
+def test_longrope_within_and_beyond_the_trained_context_differ() -> None:
+    rope = read(llama_config(KINDS["longrope"]))
+    short, long = (
+        RotaryEmbedding(rope, max_model_len=length, device=CPU).at(torch.tensor([200])) for length in (256, 257)
+    )
+    assert (short.cos - long.cos).abs().max() > 0.1
+
+
+def test_divisors_replace_the_formula() -> None:
+    """GGUF files hold llama3's scaling as divisors."""
+    llama3 = read(llama_config(KINDS["llama3"]))
+    plain = RopeConfig(rotary_dim=HEAD_DIM, theta=llama3.theta)
+    at = torch.tensor([1])
+    frequency = [
+        torch.atan2(rotation.sin[0, 0, 1], rotation.cos[0, 0, 0])
+        for rotation in (RotaryEmbedding(each, max_model_len=64, device=CPU).at(at) for each in (plain, llama3))
+    ]
+    divisors = tuple((frequency[0] / frequency[1]).tolist())
+    divided = RopeConfig(rotary_dim=HEAD_DIM, theta=llama3.theta, inv_freq_divisors=divisors)
+    positions = torch.arange(256)
+    expected, ours = (RotaryEmbedding(each, max_model_len=64, device=CPU).at(positions) for each in (llama3, divided))
+    torch.testing.assert_close(ours.cos, expected.cos, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_rotates_a_view_in_place(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    config = llama_config(KINDS["default"])
+    positions = torch.tensor([0, 7, 900])
+    cos, sin = LlamaRotaryEmbedding(config)(torch.empty(0), positions[None])
+    heads = torch.randn(3, 6, HEAD_DIM, dtype=dtype)
+    kept = heads.clone()
+    RotaryEmbedding(read(config), max_model_len=MAX_POSITION, device=CPU).at(positions).rotate_(heads[:, :5])
+    query, _ = apply_rotary_pos_emb(kept[None].double().transpose(1, 2), kept[None].transpose(1, 2), cos, sin)
+    expected = query[0].transpose(0, 1)
+    torch.testing.assert_close(
+        heads[:, :5].double(), expected[:, :5], rtol=0, atol={torch.bfloat16: 2e-2}.get(dtype, 2e-6)
+    )
+    assert torch.equal(heads[:, 5], kept[:, 5])
+
+
+def test_partial_rotation_leaves_the_rest_of_the_head() -> None:
+    heads = torch.randn(4, 2, HEAD_DIM)
+    kept = heads.clone()
+    rope = RotaryEmbedding(RopeConfig(rotary_dim=8), max_model_len=8, device=CPU)
+    rope.at(torch.arange(4)).rotate_(heads)
+    assert torch.equal(heads[..., 8:], kept[..., 8:])
+    assert not torch.equal(heads[1:, :, :8], kept[1:, :, :8])
