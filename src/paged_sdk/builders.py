@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from os import PathLike, fspath
 from pathlib import Path
 from types import TracebackType
@@ -65,6 +65,13 @@ def _location(value: str | PathLike[str]) -> str:
     if not location or not isinstance(location, str):
         raise ConfigError.of("model", value, "a path or a hub id")
     return location
+
+
+def _filenames(value: str | Iterable[str]) -> tuple[str, ...]:
+    names = (value,) if isinstance(value, str) else tuple(value)
+    if not all(isinstance(name, str) and name for name in names):
+        raise ConfigError.of("filenames", value, "non-empty names")
+    return names
 
 
 @frozen
@@ -193,7 +200,7 @@ class GgufModelBuilder(_ModelBuilder):
     """
 
     dir_or_repo: str = field(converter=_location)
-    filenames: tuple[str, ...] = field(default=(), converter=tuple)
+    filenames: tuple[str, ...] = field(default=(), converter=_filenames)
 
     @property
     def source(self) -> ModelSource:
