@@ -1,0 +1,15 @@
+"""The command line, ``paged-sdk``."""
+
+from __future__ import annotations
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command line and exit.
+
+    Exit codes: 0; 1 for an error of this package; 2 for a command line that cannot be understood; 130 for Ctrl-C.
+    """
+    from paged_sdk.cli.app import app
+
+    app()

@@ -1,0 +1,48 @@
+"""Asking, and showing the answer while it is written."""
+
+from __future__ import annotations
+
+from paged_sdk import (
+    BlockingChatStream,
+    BlockingCompletionStream,
+    ChatCompletionChunkResponse,
+    CompletionChunkResponse,
+    TextMessageRole,
+    TextMessages,
+    Usage,
+)
+from paged_sdk.cli.terminal import Terminal, usage_line
+
+__all__ = ["opening", "show_answer"]
+
+
+def opening(system: str | None) -> TextMessages:
+    """A conversation before its first turn.
+
+    :param system: the system message, if any
+    """
+    return TextMessages() if system is None else TextMessages().add_message(TextMessageRole.SYSTEM, system)
+
+
+def show_answer(stream: BlockingChatStream | BlockingCompletionStream, terminal: Terminal) -> None:
+    """Print a response as it comes, and what it cost. Whatever ends the printing ends the request.
+
+    :raises KeyboardInterrupt: Ctrl-C; the text so far is in ``stream.response_so_far()``
+    :raises PagedError: the request failed
+    """
+    usage: Usage | None = None
+    with stream:
+        try:
+            for chunk in stream:
+                terminal.text(_piece(chunk))
+                usage = chunk.usage
+        finally:
+            terminal.end_line()
+    if usage is not None:
+        terminal.note(usage_line(usage))
+
+
+def _piece(chunk: ChatCompletionChunkResponse | CompletionChunkResponse) -> str:
+    if isinstance(chunk, CompletionChunkResponse):
+        return chunk.choices[0].text
+    return chunk.choices[0].delta.content

@@ -1,0 +1,20 @@
+"""The commands there are."""
+
+from __future__ import annotations
+
+import typer
+
+from paged_sdk.cli.options import Version
+from paged_sdk.cli.run import run
+
+__all__ = ["app"]
+
+# Errors of this package are one line; any other is a bug, whose plain traceback is what a report needs.
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+app.command()(run)
+
+
+# A callback keeps `run` a command of its own as long as it is the only one.
+@app.callback()
+def paged_sdk(version: Version = False) -> None:
+    """Run large language models on a paged-attention engine."""

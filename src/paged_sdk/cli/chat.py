@@ -1,0 +1,91 @@
+"""A chat at the terminal."""
+
+from __future__ import annotations
+
+from paged_sdk import (
+    BlockingModel,
+    NumericalError,
+    RequestBuilder,
+    RequestError,
+    SamplingParams,
+    TextMessageRole,
+)
+from paged_sdk.cli.answer import opening, show_answer
+from paged_sdk.cli.terminal import Terminal
+
+__all__ = ["Chat"]
+
+HELP = """\
+/system TEXT  start over with this system message
+/reset        start over
+/help         show this
+/exit         leave (or Ctrl-D)
+Ctrl-C        end the answer"""
+
+
+class Chat:
+    """A conversation that keeps its turns, of which the prefix cache keeps the KV.
+
+    :param system: the system message, if any
+    """
+
+    def __init__(
+        self, model: BlockingModel, terminal: Terminal, *, system: str | None, sampling: SamplingParams
+    ) -> None:
+        self._model = model
+        self._terminal = terminal
+        self._sampling = sampling
+        self._opening = opening(system)
+        self._messages = self._opening
+
+    def run(self, first: str | None) -> None:
+        """Read and answer, until the person leaves.
+
+        :param first: said before anything is read
+        :raises PagedError: the model cannot go on
+        """
+        self._terminal.note(f"{self._model.name}. /help lists the commands.")
+        if first is not None:
+            self.say(first)
+        while True:
+            try:
+                line = self._terminal.read_line().strip()
+            except EOFError:
+                return
+            except KeyboardInterrupt:
+                self._terminal.note("\nCtrl-D or /exit leaves.")
+                continue
+            command, _, rest = line.partition(" ")
+            match command:
+                case "":
+                    pass
+                case "/exit":
+                    return
+                case "/help":
+                    self._terminal.note(HELP)
+                case "/reset":
+                    self._messages = self._opening
+                case "/system":
+                    self._opening = self._messages = opening(rest.strip() or None)
+                case _ if command.startswith("/"):
+                    self._terminal.note(f"There is no command {command}; /help lists those there are.")
+                case _:
+                    self.say(line)
+
+    def say(self, text: str) -> None:
+        """One turn. A failed one leaves the conversation as it was; a cancelled one keeps the answer so far.
+
+        :raises PagedError: the model cannot go on
+        """
+        asked = self._messages.add_message(TextMessageRole.USER, text)
+        request = RequestBuilder.from_messages(asked).with_sampling(self._sampling)
+        stream = self._model.stream_chat_request(request)
+        try:
+            show_answer(stream, self._terminal)
+        except KeyboardInterrupt:
+            self._terminal.note("(canceled)")
+        except (RequestError, NumericalError) as error:
+            self._terminal.error(str(error))
+            return
+        answer = stream.response_so_far().choices[0].message.content
+        self._messages = asked.add_message(TextMessageRole.ASSISTANT, answer)

@@ -1,0 +1,223 @@
+"""From the command line's flags to settings of the public API. None is a flag that was not given."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+import typer
+from attrs import evolve, frozen
+
+from paged_sdk import (
+    GgufModelBuilder,
+    MemoryGpuConfig,
+    PagedAttentionMeta,
+    PagedAttentionMetaBuilder,
+    PagedCacheType,
+    SamplingParams,
+    TextModelBuilder,
+    embedded_model_path,
+)
+from paged_sdk.cli.options import ModelFormat, PagedAttnMode
+
+__all__ = ["Builder", "EngineFlags", "ModelFlags", "PagedFlags", "PromptFlags", "SamplingFlags", "exclusive"]
+
+Builder: TypeAlias = TextModelBuilder | GgufModelBuilder
+
+
+def exclusive(flags: Mapping[str, object]) -> None:
+    """Check that at most one of these flags was given.
+
+    :param flags: values by spelling; None and False are not given
+    :raises typer.BadParameter: naming those that were
+    """
+    given = [flag for flag, value in flags.items() if value is not None and value is not False]
+    if len(given) > 1:
+        raise typer.BadParameter(f"{' and '.join(given)} exclude each other")
+
+
+@frozen(kw_only=True)
+class PromptFlags:
+    """What is said, and in which way."""
+
+    prompt: str | None = None
+    interactive: bool = False
+    system: str | None = None
+    raw: bool = False
+
+    def read(self) -> str | None:
+        """The prompt: the one that was given, or what is piped in; None for a chat that begins at the terminal.
+
+        :raises typer.BadParameter: there is none, or flags contradict each other
+        """
+        exclusive({"--raw": self.raw, "--interactive": self.interactive})
+        exclusive({"--raw": self.raw, "--system": self.system})
+        if self.prompt is not None or self.interactive:
+            return self.prompt
+        text = "" if sys.stdin.isatty() else sys.stdin.read().rstrip("\n")
+        if text:
+            return text
+        if self.raw or not sys.stdin.isatty():
+            raise typer.BadParameter("there is no prompt: give one, or pipe one in")
+        return None
+
+
+@frozen(kw_only=True)
+class ModelFlags:
+    """Which model, and what it is made of."""
+
+    model_id: str | None = None
+    format: ModelFormat | None = None
+    quantized_file: tuple[str, ...] = ()
+    tok_model_id: Path | None = None
+    chat_template: str | None = None
+    dtype: str | None = None
+
+    def builder(self) -> Builder:
+        """:raises typer.BadParameter: flags that contradict each other
+        :raises PagedError: a value that cannot be used, or no embedded model
+        """
+        is_plain = self.format is ModelFormat.PLAIN
+        exclusive({"--format plain": is_plain, "--quantized-file": self.quantized_file or None})
+        location = str(embedded_model_path()) if self.model_id is None else self.model_id
+        builder: Builder = TextModelBuilder(location)
+        if self._is_gguf(location):
+            builder = GgufModelBuilder(location, self.quantized_file)
+        if self.tok_model_id is not None:
+            path = self.tok_model_id
+            builder = builder.with_tokenizer_json(path / "tokenizer.json" if path.is_dir() else path)
+        if self.chat_template is not None:
+            builder = builder.with_chat_template(self.chat_template)
+        return builder if self.dtype is None else builder.with_dtype(self.dtype)
+
+    def _is_gguf(self, location: str) -> bool:
+        if self.format is not None:
+            return self.format is ModelFormat.GGUF
+        if self.quantized_file:
+            return True
+        path = Path(location).expanduser()
+        if path.is_dir():
+            return not (path / "config.json").exists()
+        # What is not there is a hub id, in which a colon can only be followed by a quantisation.
+        return path.suffix == ".gguf" if path.exists() else ":" in location
+
+
+@frozen(kw_only=True)
+class PagedFlags:
+    """Whether the KV cache is paged, and how, in today's spellings and in earlier ones of mistral.rs."""
+
+    paged_attn: PagedAttnMode = PagedAttnMode.AUTO
+    no_paged_attn: bool = False
+    pa_context_len: int | None = None
+    pa_memory_mb: int | None = None
+    pa_gpu_mem: int | None = None
+    pa_memory_fraction: float | None = None
+    pa_gpu_mem_usage: float | None = None
+    pa_block_size: int | None = None
+    pa_blk_size: int | None = None
+    pa_cache_type: PagedCacheType | None = None
+
+    def apply(self, builder: Builder) -> Builder:
+        """:raises typer.BadParameter: flags that contradict each other
+        :raises ConfigError: a value that cannot be used
+        """
+        pool_sizes = {
+            "--pa-context-len": self.pa_context_len,
+            "--pa-memory-mb": self.pa_memory_mb,
+            "--pa-gpu-mem": self.pa_gpu_mem,
+            "--pa-memory-fraction": self.pa_memory_fraction,
+            "--pa-gpu-mem-usage": self.pa_gpu_mem_usage,
+        }
+        block_sizes = {"--pa-block-size": self.pa_block_size, "--pa-blk-size": self.pa_blk_size}
+        settings = {**pool_sizes, **block_sizes, "--pa-cache-type": self.pa_cache_type}
+        exclusive(pool_sizes)
+        exclusive(block_sizes)
+        is_on = self.paged_attn is PagedAttnMode.ON
+        is_off = self.paged_attn is PagedAttnMode.OFF
+        exclusive({"--paged-attn on": is_on, "--no-paged-attn": self.no_paged_attn})
+        if is_off or self.no_paged_attn:
+            off = "--paged-attn off" if is_off else "--no-paged-attn"
+            for flag, value in settings.items():
+                exclusive({off: True, flag: value})
+            return builder.without_paged_attn()
+        if is_on or any(value is not None for value in settings.values()):
+            return builder.with_paged_attn(self._meta())
+        return builder
+
+    def _meta(self) -> PagedAttentionMeta:
+        meta = PagedAttentionMetaBuilder()
+        if self.pa_context_len is not None:
+            meta = meta.with_gpu_memory(MemoryGpuConfig.ContextSize(self.pa_context_len))
+        for megabytes in (self.pa_memory_mb, self.pa_gpu_mem):
+            if megabytes is not None:
+                meta = meta.with_gpu_memory(MemoryGpuConfig.MB(megabytes))
+        for fraction in (self.pa_memory_fraction, self.pa_gpu_mem_usage):
+            if fraction is not None:
+                meta = meta.with_gpu_memory(MemoryGpuConfig.Fraction(fraction))
+        for block_size in (self.pa_block_size, self.pa_blk_size):
+            if block_size is not None:
+                meta = meta.with_block_size(block_size)
+        if self.pa_cache_type is not None:
+            meta = meta.with_cache_type(self.pa_cache_type)
+        return meta.build()
+
+
+@frozen(kw_only=True)
+class EngineFlags:
+    """Where the model runs, and how much at once."""
+
+    cpu: bool = False
+    device: str | None = None
+    num_threads: int | None = None
+    max_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    prefix_cache_n: int | None = None
+    max_seq_len: int | None = None
+    verbose: bool = False
+
+    def apply(self, builder: Builder) -> Builder:
+        """:raises typer.BadParameter: flags that contradict each other
+        :raises ConfigError: a value that cannot be used
+        """
+        exclusive({"--cpu": self.cpu, "--device": self.device})
+        if self.cpu:
+            builder = builder.with_force_cpu()
+        if self.device is not None:
+            builder = builder.with_device(self.device)
+        if self.num_threads is not None:
+            builder = builder.with_num_threads(self.num_threads)
+        if self.max_seqs is not None:
+            builder = builder.with_max_num_seqs(self.max_seqs)
+        if self.max_num_batched_tokens is not None:
+            builder = builder.with_max_num_batched_tokens(self.max_num_batched_tokens)
+        if self.prefix_cache_n is not None:
+            builder = builder.with_prefix_cache_n(self.prefix_cache_n)
+        if self.max_seq_len is not None:
+            builder = builder.with_max_model_len(self.max_seq_len)
+        return builder.with_logging() if self.verbose else builder
+
+
+@frozen(kw_only=True)
+class SamplingFlags:
+    """How the next token is chosen: greedy, unless any flag but ``max_tokens`` is given."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+
+    def sampling(self) -> SamplingParams:
+        """What is not given comes from the checkpoint, once there is sampling at all.
+
+        :raises ConfigError: a value out of its range
+        """
+        sampling = SamplingParams(
+            temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p, seed=self.seed
+        )
+        if sampling == SamplingParams():
+            sampling = SamplingParams.deterministic()
+        return evolve(sampling, max_len=self.max_tokens)

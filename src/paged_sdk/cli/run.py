@@ -1,0 +1,95 @@
+"""``paged-sdk run``: ask a model something."""
+
+from __future__ import annotations
+
+from paged_sdk.cli import options
+
+__all__ = ["run"]
+
+
+def run(
+    prompt: options.Prompt = None,
+    model_id: options.Model = None,
+    interactive: options.Interactive = False,
+    system: options.System = None,
+    raw: options.Raw = False,
+    verbose: options.Verbose = False,
+    quiet: options.Quiet = False,
+    version: options.Version = False,
+    format: options.Format = None,
+    quantized_file: options.QuantizedFile = None,
+    tok_model_id: options.TokModelId = None,
+    chat_template: options.ChatTemplate = None,
+    cpu: options.Cpu = False,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    num_threads: options.NumThreads = None,
+    paged_attn: options.PagedAttn = options.PagedAttnMode.AUTO,
+    pa_context_len: options.PaContextLen = None,
+    pa_memory_mb: options.PaMemoryMb = None,
+    pa_memory_fraction: options.PaMemoryFraction = None,
+    pa_block_size: options.PaBlockSize = None,
+    pa_cache_type: options.PaCacheType = None,
+    pa_gpu_mem: options.PaGpuMem = None,
+    pa_gpu_mem_usage: options.PaGpuMemUsage = None,
+    pa_blk_size: options.PaBlkSize = None,
+    no_paged_attn: options.NoPagedAttn = False,
+    max_seqs: options.MaxSeqs = None,
+    max_num_batched_tokens: options.MaxNumBatchedTokens = None,
+    prefix_cache_n: options.PrefixCacheN = None,
+    max_seq_len: options.MaxSeqLen = None,
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    seed: options.Seed = None,
+) -> None:
+    """Ask a model something, or chat with it.
+
+    Without a prompt, on a terminal, it is a chat.
+    """
+    # Imported here: help has no use for them, and is to come at once.
+    from paged_sdk.cli.flags import EngineFlags, ModelFlags, PagedFlags, PromptFlags, SamplingFlags, exclusive
+    from paged_sdk.cli.talk import talk
+    from paged_sdk.cli.terminal import Terminal
+
+    terminal = Terminal(quiet=quiet)
+    with terminal.reporting(verbose=verbose):
+        exclusive({"--verbose": verbose, "--quiet": quiet})
+        prompt_flags = PromptFlags(prompt=prompt, interactive=interactive, system=system, raw=raw)
+        model_flags = ModelFlags(
+            model_id=model_id,
+            format=format,
+            quantized_file=tuple(quantized_file or ()),
+            tok_model_id=tok_model_id,
+            chat_template=chat_template,
+            dtype=dtype,
+        )
+        paged_flags = PagedFlags(
+            paged_attn=paged_attn,
+            no_paged_attn=no_paged_attn,
+            pa_context_len=pa_context_len,
+            pa_memory_mb=pa_memory_mb,
+            pa_gpu_mem=pa_gpu_mem,
+            pa_memory_fraction=pa_memory_fraction,
+            pa_gpu_mem_usage=pa_gpu_mem_usage,
+            pa_block_size=pa_block_size,
+            pa_blk_size=pa_blk_size,
+            pa_cache_type=pa_cache_type,
+        )
+        engine_flags = EngineFlags(
+            cpu=cpu,
+            device=device,
+            num_threads=num_threads,
+            max_seqs=max_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            prefix_cache_n=prefix_cache_n,
+            max_seq_len=max_seq_len,
+            verbose=verbose,
+        )
+        sampling_flags = SamplingFlags(
+            max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed
+        )
+        builder = engine_flags.apply(paged_flags.apply(model_flags.builder()))
+        talk(builder, prompt_flags, sampling_flags.sampling(), terminal)

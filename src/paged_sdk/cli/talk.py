@@ -1,0 +1,32 @@
+"""Loading a model and talking to it: once, in a chat, or as plain text."""
+
+from __future__ import annotations
+
+from paged_sdk import BlockingModel, RequestBuilder, SamplingParams, TextMessageRole
+from paged_sdk.cli.answer import opening, show_answer
+from paged_sdk.cli.chat import Chat
+from paged_sdk.cli.flags import Builder, PromptFlags
+from paged_sdk.cli.terminal import Terminal
+
+__all__ = ["talk"]
+
+
+def talk(builder: Builder, flags: PromptFlags, sampling: SamplingParams, terminal: Terminal) -> None:
+    """Do what the command line says.
+
+    :raises typer.BadParameter: flags that contradict each other, or no prompt
+    :raises KeyboardInterrupt: Ctrl-C
+    :raises PagedError: the model cannot be loaded, or cannot answer
+    """
+    prompt = flags.read()
+    with terminal.loading(builder.source.location):
+        model = BlockingModel(builder.build())
+    with model:
+        if prompt is None or flags.interactive:
+            Chat(model, terminal, system=flags.system, sampling=sampling).run(prompt)
+        elif flags.raw:
+            show_answer(model.stream_completion_request(prompt, sampling), terminal)
+        else:
+            conversation = opening(flags.system).add_message(TextMessageRole.USER, prompt)
+            request = RequestBuilder.from_messages(conversation).with_sampling(sampling)
+            show_answer(model.stream_chat_request(request), terminal)

@@ -1,0 +1,107 @@
+"""What the person at the terminal sees: the model's text on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+from rich.console import Console
+
+from paged_sdk import PagedError, Usage
+
+__all__ = ["Terminal", "usage_line"]
+
+FAILED = 1
+INTERRUPTED = 130
+"""128 + SIGINT, what a shell reports."""
+
+
+class Terminal:
+    """:param quiet: no notes"""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+        self._in_line = False
+
+    def text(self, text: str) -> None:
+        """A piece of the model's text, at once."""
+        if text:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+            self._in_line = not text.endswith("\n")
+
+    def end_line(self) -> None:
+        """Whatever comes next begins a line of its own."""
+        if self._in_line:
+            self.text("\n")
+
+    def note(self, text: str) -> None:
+        """Something beside the text."""
+        if not self._quiet:
+            self._console.print(text, style="dim")
+
+    def error(self, text: str) -> None:
+        """What went wrong, in one line."""
+        self._console.print(f"error: {' '.join(text.split())}", style="red")
+
+    def read_line(self) -> str:
+        """What the person types next.
+
+        :raises EOFError: nothing more will come
+        """
+        if not sys.stdin.isatty():
+            return input()
+        if sys.stdout.isatty():
+            import readline  # noqa: F401  (being imported, it lets input() edit its line and recall earlier ones)
+
+            return input("> ")
+        self._console.print("> ", end="")
+        return input()
+
+    @contextmanager
+    def loading(self, name: str) -> Iterator[None]:
+        """While a model is loaded. Ctrl-C then ends the process at once: loading happens in threads that cannot be
+        interrupted, and leaves nothing to be tidied up."""
+
+        def leave(signal_number: int, frame: object) -> None:
+            self._console.show_cursor()
+            os._exit(INTERRUPTED)
+
+        if self._console.is_terminal:
+            self.note(f"Loading {name} ...")
+        previous = signal.signal(signal.SIGINT, leave)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, previous)
+
+    @contextmanager
+    def reporting(self, *, verbose: bool) -> Iterator[None]:
+        """Turn what ends the command into a line and an exit code.
+
+        :param verbose: show tracebacks
+        """
+        try:
+            yield
+        except PagedError as error:
+            if verbose:
+                traceback.print_exception(error)
+            self.error(str(error))
+            raise typer.Exit(FAILED) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+
+
+def usage_line(usage: Usage) -> str:
+    """What an answer cost."""
+    line = (
+        f"{usage.completion_tokens} tokens, {usage.avg_compl_tok_per_sec:.1f} tok/s, "
+        f"first token after {usage.time_to_first_token_sec:.2f} s"
+    )
+    return f"{line}, {usage.prompt_tokens_details.cached_tokens} of {usage.prompt_tokens} prompt tokens cached"

@@ -1,0 +1,33 @@
+"""The Python API of mistral.rs on this engine: programs written for it run with only the import changed.
+
+    from paged_sdk.mistralrs import Architecture, ChatCompletionRequest, Runner, Which
+
+    runner = Runner(which=Which.Plain(model_id="path/or/hub-id", arch=Architecture.Mistral), pa_gpu_mem=4096)
+    response = runner.send_chat_completion_request(
+        ChatCompletionRequest(model="default", messages=[{"role": "user", "content": "Hello!"}], max_tokens=256)
+    )
+
+What differs is for the better: a runner may be used from many threads at once, settings that contradict each other
+are an error, and so is a parameter whose feature this version does not have. Nothing that is given is ignored, but
+for a request's ``model``, which is a label there too: a runner holds one model.
+"""
+
+from __future__ import annotations
+
+from paged_sdk import ChatCompletionChunkResponse, ChatCompletionResponse, CompletionResponse, PagedCacheType, Usage
+from paged_sdk.mistralrs.requests import ChatCompletionRequest, CompletionRequest
+from paged_sdk.mistralrs.runner import Runner
+from paged_sdk.mistralrs.which import Architecture, Which
+
+__all__ = [
+    "Architecture",
+    "ChatCompletionChunkResponse",
+    "ChatCompletionRequest",
+    "ChatCompletionResponse",
+    "CompletionRequest",
+    "CompletionResponse",
+    "PagedCacheType",
+    "Runner",
+    "Usage",
+    "Which",
+]

@@ -1,0 +1,161 @@
+"""What is asked of a runner."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attrs import field, frozen
+
+from paged_sdk import DryParams, InvalidRequestError, RequestBuilder, SamplingParams
+from paged_sdk.mistralrs.unsupported import unsupported_field
+
+__all__ = ["ChatCompletionRequest", "CompletionRequest"]
+
+
+@frozen(kw_only=True)
+class _Request:
+    """What both kinds of request can say. None is left to the checkpoint's generation_config.json.
+
+    :ivar max_tokens: tokens to generate at most; None: until the end token or the context's end
+    :ivar logit_bias: token id to a number added to its logit
+    :ivar stop_seqs: strings that end the text
+    :ivar dry_multiplier: strength of DRY repetition control; None is off
+    """
+
+    n_choices: int = 1
+    max_tokens: int | None = None
+    logit_bias: Mapping[int, float] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    stop_seqs: Sequence[str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_sequence_breakers: Sequence[str] | None = None
+    grammar: None = unsupported_field()
+    grammar_type: None = unsupported_field()
+    tool_schemas: None = unsupported_field()
+    tool_choice: None = unsupported_field()
+
+    def sampling(self, *, seed: int | None, default_temperature: float | None) -> SamplingParams:
+        """How the next token is chosen.
+
+        As in mistral.rs a request that says nothing about it is greedy, unless the checkpoint's makers sample.
+
+        :param seed: None draws one
+        :param default_temperature: the checkpoint's
+        :raises ConfigError: a value out of its range
+        :raises InvalidRequestError: settings of DRY without its multiplier
+        """
+        says = (self.temperature, self.top_p, self.top_k, self.min_p, default_temperature)
+        return SamplingParams(
+            temperature=0.0 if all(value is None for value in says) else self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            presence_penalty=self.presence_penalty or 0.0,
+            repetition_penalty=self.repetition_penalty,
+            max_len=self.max_tokens,
+            stop=self.stop_seqs,
+            logits_bias=self.logit_bias,
+            n_choices=self.n_choices,
+            top_n_logprobs=self._top_n_logprobs(),
+            seed=seed,
+            dry_params=self._dry_params(),
+        )
+
+    def _top_n_logprobs(self) -> int | None:
+        return None
+
+    def _dry_params(self) -> DryParams | None:
+        details: dict[str, Any] = {
+            "base": self.dry_base,
+            "allowed_length": self.dry_allowed_length,
+            "sequence_breakers": self.dry_sequence_breakers,
+        }
+        given = {name: value for name, value in details.items() if value is not None}
+        if self.dry_multiplier is not None:
+            return DryParams(multiplier=self.dry_multiplier, **given)
+        for name, value in given.items():
+            raise InvalidRequestError(
+                f"dry_{name} = {value!r} does nothing without dry_multiplier: give both or none",
+                field=f"dry_{name}",
+                value=value,
+            )
+        return None
+
+
+@frozen
+class ChatCompletionRequest(_Request):
+    """A conversation to go on with.
+
+    :ivar messages: ``{"role": ..., "content": ...}`` mappings, or a text that a user says
+    :ivar model: a label; a runner holds one model
+    :ivar logprobs: return each token's logprob
+    :ivar top_logprobs: and those of the likeliest tokens beside it (1, if not given)
+    :ivar stream: return an iterator of chunks
+    :ivar enable_thinking: given to the chat template
+    :ivar truncate_sequence: cut a prompt that is too long at its front instead of refusing it
+    """
+
+    messages: str | Sequence[Mapping[str, object]]
+    model: str
+    logprobs: bool = field(default=False, kw_only=True)
+    top_logprobs: int | None = field(default=None, kw_only=True)
+    stream: bool = field(default=False, kw_only=True)
+    enable_thinking: bool | None = field(default=None, kw_only=True)
+    truncate_sequence: bool = field(default=False, kw_only=True)
+
+    def build(self, *, seed: int | None, default_temperature: float | None) -> RequestBuilder:
+        """The request that the model takes; parameters as in :meth:`sampling`.
+
+        :raises ConfigError: a sampling value out of its range
+        :raises InvalidRequestError: malformed messages, or fields that contradict each other
+        """
+        says = [{"role": "user", "content": self.messages}] if isinstance(self.messages, str) else self.messages
+        builder = RequestBuilder.from_messages(says).with_sampling(
+            self.sampling(seed=seed, default_temperature=default_temperature)
+        )
+        if self.enable_thinking is not None:
+            builder = builder.with_enable_thinking(self.enable_thinking)
+        return builder.with_truncation() if self.truncate_sequence else builder
+
+    def _top_n_logprobs(self) -> int | None:
+        if self.logprobs:
+            return 1 if self.top_logprobs is None else self.top_logprobs
+        if self.top_logprobs is not None:
+            raise InvalidRequestError(
+                f"top_logprobs = {self.top_logprobs!r} does nothing without logprobs=True: give both or none",
+                field="top_logprobs",
+                value=self.top_logprobs,
+            )
+        return None
+
+
+@frozen
+class CompletionRequest(_Request):
+    """A text to go on with, without a chat template.
+
+    :ivar prompt: the text
+    :ivar model: a label; a runner holds one model
+    :ivar echo_prompt: begin every choice's text with the prompt
+    """
+
+    prompt: str
+    model: str
+    echo_prompt: bool = field(default=False, kw_only=True)
+    best_of: int | None = field(default=None, kw_only=True)
+    suffix: None = unsupported_field()
+    truncate_sequence: None = unsupported_field()
+
+    @best_of.validator
+    def _is_one(self, attribute: object, value: object) -> None:
+        if value not in (None, 1):
+            raise InvalidRequestError.of("best_of", value, "1 or None: this version does not rank texts")

@@ -1,0 +1,200 @@
+"""A model behind mistral.rs's interface."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+
+from attrs import evolve
+
+from paged_sdk import (
+    BlockingChatStream,
+    BlockingModel,
+    ChatCompletionResponse,
+    CompletionResponse,
+    ConfigError,
+    InvalidRequestError,
+    MemoryGpuConfig,
+    PagedAttentionMeta,
+    PagedCacheType,
+)
+from paged_sdk.mistralrs.requests import ChatCompletionRequest, CompletionRequest
+from paged_sdk.mistralrs.unsupported import refuse_settings
+from paged_sdk.mistralrs.which import Architecture, Which
+
+__all__ = ["Runner"]
+
+DEFAULT_PREFIX_CACHE_N = 16
+
+
+class Runner:
+    """A loaded model. May be used from many threads at once: their requests are batched.
+
+    :param which: the model
+    :param max_seqs: sequences that are computed at once; others wait
+    :param prefix_cache_n: 0 or None: no prefix cache; the default can be changed by the environment
+    :param token_source: the hub's access token: "cache", "none", "literal:...", "env:NAME" or "path:FILE"
+    :param chat_template: a Jinja chat template instead of the checkpoint's: its text, or a path
+    :param jinja_explicit: the path of a Jinja file, as ``chat_template``
+    :param pa_gpu_mem: size of the KV pool in MiB; at most one of the three sizes may be given
+    :param pa_gpu_mem_usage: the same, as a share of the device's memory
+    :param pa_ctxt_len: the same, in tokens
+    :param pa_blk_size: tokens per block
+    :param pa_cache_type: what a KV element is stored as
+    :param no_paged_attn: contiguous KV that grows with each sequence
+    :param paged_attn: paged attention, or an error where it cannot be had
+    :param seed: of every request that samples: the same request gives the same text; None draws one for each
+    :raises ConfigError: settings that contradict each other, or whose feature this version does not have
+    :raises ModelLoadError: a model that cannot be loaded
+    """
+
+    def __init__(
+        self,
+        which: Which,
+        max_seqs: int = 16,
+        no_kv_cache: bool = False,
+        prefix_cache_n: int | None = DEFAULT_PREFIX_CACHE_N,
+        token_source: str = "cache",
+        chat_template: str | None = None,
+        jinja_explicit: str | None = None,
+        num_device_layers: None = None,
+        in_situ_quant: None = None,
+        pa_gpu_mem: int | None = None,
+        pa_gpu_mem_usage: float | None = None,
+        pa_ctxt_len: int | None = None,
+        pa_blk_size: int | None = None,
+        pa_cache_type: PagedCacheType | None = None,
+        no_paged_attn: bool = False,
+        paged_attn: bool = False,
+        seed: int | None = None,
+    ) -> None:
+        refuse_settings(no_kv_cache=no_kv_cache, num_device_layers=num_device_layers, in_situ_quant=in_situ_quant)
+        if not isinstance(which, Which):
+            raise ConfigError.of("which", which, "Which.Plain(...) or Which.GGUF(...)")
+        meta = _paged_settings(
+            pa_gpu_mem=pa_gpu_mem,
+            pa_gpu_mem_usage=pa_gpu_mem_usage,
+            pa_ctxt_len=pa_ctxt_len,
+            pa_blk_size=pa_blk_size,
+            pa_cache_type=pa_cache_type,
+            no_paged_attn=no_paged_attn,
+            paged_attn=paged_attn,
+        )
+        template = _chat_template(chat_template, jinja_explicit)
+        builder = which.builder().with_max_num_seqs(max_seqs).with_token_source(token_source)
+        if template is not None:
+            builder = builder.with_chat_template(template)
+        if meta is not None:
+            builder = builder.with_paged_attn(meta)
+        elif no_paged_attn:
+            builder = builder.without_paged_attn()
+        if prefix_cache_n != DEFAULT_PREFIX_CACHE_N:  # else the environment may say
+            builder = builder.with_prefix_cache_n(prefix_cache_n)
+        self._seed = seed
+        self._model = BlockingModel(builder.build())
+        try:
+            _check_architecture(which, self._model.architecture)
+        except ConfigError:
+            self.close()
+            raise
+
+    def send_chat_completion_request(
+        self, request: ChatCompletionRequest
+    ) -> ChatCompletionResponse | BlockingChatStream:
+        """Answer a conversation.
+
+        :returns: the response; with ``stream=True`` an iterator of chunks, which ends the request when it is closed
+            or dropped
+        :raises ConfigError: a sampling value out of its range
+        :raises RequestError: a request that is malformed or cannot be done
+        """
+        if not isinstance(request, ChatCompletionRequest):
+            raise InvalidRequestError.of("request", request, "a ChatCompletionRequest")
+        built = request.build(seed=self._seed, default_temperature=self._model.generation_defaults.temperature)
+        if request.stream:
+            return self._model.stream_chat_request(built)
+        return self._model.send_chat_request(built)
+
+    def send_completion_request(self, request: CompletionRequest) -> CompletionResponse:
+        """Continue a text.
+
+        :raises ConfigError: a sampling value out of its range
+        :raises RequestError: a request that is malformed or cannot be done
+        """
+        if not isinstance(request, CompletionRequest):
+            raise InvalidRequestError.of("request", request, "a CompletionRequest")
+        sampling = request.sampling(seed=self._seed, default_temperature=self._model.generation_defaults.temperature)
+        response = self._model.send_completion_request(request.prompt, sampling)
+        if not request.echo_prompt:
+            return response
+        return evolve(
+            response, choices=tuple(evolve(choice, text=request.prompt + choice.text) for choice in response.choices)
+        )
+
+    def close(self) -> None:
+        """End the requests under way and give everything back. Idempotent; happens at the interpreter's exit too."""
+        self._model.close()
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _check_architecture(which: Which, loaded: str) -> None:
+    match which:
+        case Which.Plain(arch=Architecture() as arch):
+            arch.check(loaded)
+
+
+def _paged_settings(
+    *,
+    pa_gpu_mem: int | None,
+    pa_gpu_mem_usage: float | None,
+    pa_ctxt_len: int | None,
+    pa_blk_size: int | None,
+    pa_cache_type: PagedCacheType | None,
+    no_paged_attn: bool,
+    paged_attn: bool,
+) -> PagedAttentionMeta | None:
+    """The settings of the KV pool; None if nothing was said about it.
+
+    :raises ConfigError: settings that contradict each other, by name
+    """
+    memory = {"pa_gpu_mem": pa_gpu_mem, "pa_gpu_mem_usage": pa_gpu_mem_usage, "pa_ctxt_len": pa_ctxt_len}
+    sizes = [name for name, value in memory.items() if value is not None]
+    if len(sizes) > 1:
+        raise _conflict(sizes, "the KV pool's size is given in one way at most")
+    others = {"pa_blk_size": pa_blk_size, "pa_cache_type": pa_cache_type, "paged_attn": paged_attn or None}
+    given = sizes + [name for name, value in others.items() if value is not None]
+    if not given:
+        return None
+    if no_paged_attn:
+        raise _conflict(["no_paged_attn", *given], "without paged attention there is no KV pool")
+    meta = PagedAttentionMeta(gpu_memory=_gpu_memory(pa_gpu_mem, pa_gpu_mem_usage, pa_ctxt_len))
+    if pa_blk_size is not None:
+        meta = evolve(meta, block_size=pa_blk_size)
+    return meta if pa_cache_type is None else evolve(meta, cache_type=pa_cache_type)
+
+
+def _gpu_memory(megabytes: int | None, fraction: float | None, tokens: int | None) -> MemoryGpuConfig | None:
+    if megabytes is not None:
+        return MemoryGpuConfig.MB(megabytes)
+    if fraction is not None:
+        return MemoryGpuConfig.Fraction(fraction)
+    return None if tokens is None else MemoryGpuConfig.ContextSize(tokens)
+
+
+def _chat_template(chat_template: str | None, jinja_explicit: str | None) -> str | Path | None:
+    if jinja_explicit is None:
+        return chat_template
+    if chat_template is not None:
+        raise _conflict(["chat_template", "jinja_explicit"], "there is one chat template")
+    return Path(jinja_explicit)
+
+
+def _conflict(names: list[str], why: str) -> ConfigError:
+    return ConfigError(f"{' and '.join(names)} are given together: {why}", setting=names[-1])

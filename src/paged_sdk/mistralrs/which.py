@@ -1,0 +1,125 @@
+"""Which model a runner holds."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attrs import Attribute, field, frozen
+
+from paged_sdk import ConfigError, GgufModelBuilder, TextModelBuilder
+from paged_sdk.mistralrs.unsupported import unsupported_setting
+
+__all__ = ["Architecture", "Which"]
+
+
+class Architecture(Enum):
+    """A family of models. Optional everywhere: the checkpoint says which it is."""
+
+    Gemma2 = "gemma2"
+    Gemma3 = "gemma3"
+    Llama = "llama"
+    Mistral = "mistral"
+    Phi3 = "phi3"
+    Qwen2 = "qwen2"
+    Qwen3 = "qwen3"
+
+    def check(self, loaded: str) -> None:
+        """Compare with what was loaded.
+
+        :param loaded: the model's ``model_type``
+        :raises ConfigError: it is another family
+        """
+        if loaded.removesuffix("_text") != self.value:
+            raise ConfigError.of("arch", self, f"the checkpoint's own, {loaded}, or None")
+
+
+class Which(ABC):
+    """A model, in one of two ways; each is a subclass, so ``match`` can tell them apart.
+
+    - ``Which.Plain(model_id, arch=None, tokenizer_json=None, ...)``: a Hugging Face checkpoint
+    - ``Which.GGUF(quantized_model_id, quantized_filename, tok_model_id=None, ...)``: a GGUF file
+    """
+
+    if TYPE_CHECKING:
+        Plain: type[Plain]
+        GGUF: type[GGUF]
+
+    @abstractmethod
+    def builder(self) -> TextModelBuilder | GgufModelBuilder:
+        """What builds this model.
+
+        :raises ConfigError: a value that cannot be used
+        """
+
+
+def _is_architecture(instance: object, attribute: Attribute[Any], value: object) -> None:
+    if value is not None and not isinstance(value, Architecture):
+        raise ConfigError.of("arch", value, "None or one of " + ", ".join(map(str, Architecture)))
+
+
+@frozen
+class Plain(Which):
+    """A Hugging Face checkpoint.
+
+    :ivar model_id: a directory, or a hub id
+    :ivar arch: checked against the checkpoint, if given
+    :ivar tokenizer_json: a tokenizer.json instead of the checkpoint's tokenizer
+    :ivar dtype: "auto", "bfloat16", "float16", "float32" ...
+    :ivar hf_revision: a branch, tag or commit of the hub's repository
+    """
+
+    model_id: str
+    arch: Architecture | None = field(default=None, validator=_is_architecture)
+    tokenizer_json: str | None = None
+    topology: None = unsupported_setting()
+    dtype: str = field(default="auto", kw_only=True)
+    hf_revision: str | None = field(default=None, kw_only=True)
+
+    def builder(self) -> TextModelBuilder:
+        builder = TextModelBuilder(self.model_id).with_dtype(self.dtype)
+        if self.tokenizer_json is not None:
+            builder = builder.with_tokenizer_json(self.tokenizer_json)
+        return builder if self.hf_revision is None else builder.with_hf_revision(self.hf_revision)
+
+
+@frozen
+class GGUF(Which):
+    """A GGUF file.
+
+    :ivar quantized_model_id: the directory or hub id that holds it
+    :ivar quantized_filename: its name there; of a model in several files, their names
+    :ivar tok_model_id: a directory with a tokenizer.json, or that file, instead of the file's own tokenizer
+    :ivar dtype: of activations, and of weights that the file does not quantise
+    :ivar hf_revision: a branch, tag or commit of the hub's repository
+    """
+
+    quantized_model_id: str
+    quantized_filename: str | Sequence[str]
+    tok_model_id: str | None = None
+    topology: None = unsupported_setting()
+    dtype: str = field(default="auto", kw_only=True)
+    hf_revision: str | None = field(default=None, kw_only=True)
+
+    def builder(self) -> GgufModelBuilder:
+        builder = GgufModelBuilder(self.quantized_model_id, self.quantized_filename).with_dtype(self.dtype)
+        if self.tok_model_id is not None:
+            builder = builder.with_tokenizer_json(_tokenizer_json(self.tok_model_id))
+        return builder if self.hf_revision is None else builder.with_hf_revision(self.hf_revision)
+
+
+for _variant in (Plain, GGUF):
+    # Read as variants of the one type, in tracebacks and reprs too.
+    _variant.__qualname__ = f"Which.{_variant.__name__}"
+    setattr(Which, _variant.__name__, _variant)
+
+
+def _tokenizer_json(tok_model_id: str) -> Path:
+    path = Path(tok_model_id).expanduser()
+    if not path.exists():
+        allowed = "a directory with a tokenizer.json, or that file (or nothing: a GGUF file holds its tokenizer)"
+        raise ConfigError.of("tok_model_id", tok_model_id, allowed)
+    return path / "tokenizer.json" if path.is_dir() else path
