@@ -79,7 +79,7 @@ class SafetensorsSource:
 
 def _is_file_name(value: object) -> bool:
     """Whether a shard's name stays within the directory."""
-    return isinstance(value, str) and Path(value).name == value
+    return isinstance(value, str) and value != "" and Path(value).name == value
 
 
 def _no_weights(directory: Path) -> CheckpointError:

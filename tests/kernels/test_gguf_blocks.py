@@ -1,0 +1,78 @@
+"""Every block format equals the gguf package's own decoder, bit for bit."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from paged_sdk.errors import UnsupportedQuantizationError
+from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, block_format, dequantize
+
+# The gguf package decodes these, and F64 is what it is.
+DECODABLE = [number for number in BLOCK_FORMATS if number != gguf.GGMLQuantizationType.F64]
+QUANTIZED = [number for number, form in BLOCK_FORMATS.items() if form.elements > 1]
+
+
+def random_blocks(number: int, rows: int, blocks: int) -> torch.Tensor:
+    size = BLOCK_FORMATS[number].num_bytes * blocks
+    return torch.from_numpy(np.random.default_rng(number).integers(0, 256, (rows, size), dtype=np.uint8))
+
+
+def reference(number: int, data: torch.Tensor) -> torch.Tensor:
+    with np.errstate(all="ignore"):  # random scales include NaN and Inf
+        return torch.from_numpy(gguf.quants.dequantize(data.numpy(), gguf.GGMLQuantizationType(number)))
+
+
+@pytest.mark.parametrize("number", BLOCK_FORMATS, ids=lambda number: BLOCK_FORMATS[number].name)
+def test_sizes_are_ggmls(number: int) -> None:
+    form = block_format(number)
+    known = gguf.GGMLQuantizationType(number)
+    assert (form.name, (form.elements, form.num_bytes)) == (known.name, gguf.GGML_QUANT_SIZES[known])
+
+
+@pytest.mark.parametrize("number", DECODABLE, ids=lambda number: BLOCK_FORMATS[number].name)
+def test_decodes_as_ggml_does(number: int) -> None:
+    data = random_blocks(number, rows=37, blocks=3)
+    torch.testing.assert_close(dequantize(number, data), reference(number, data), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("number", QUANTIZED, ids=lambda number: BLOCK_FORMATS[number].name)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_other_dtypes_are_rounded_from_float32(number: int, dtype: torch.dtype) -> None:
+    data = random_blocks(number, rows=2, blocks=3)
+    got = dequantize(number, data, dtype=dtype)
+    torch.testing.assert_close(got, reference(number, data).to(dtype), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q6_K"])
+def test_tensors_longer_than_a_chunk(name: str) -> None:
+    number = gguf.GGMLQuantizationType[name]
+    form = BLOCK_FORMATS[number]
+    data = random_blocks(number, rows=3, blocks=(1 << 20) // form.elements - 1)
+    torch.testing.assert_close(dequantize(number, data), reference(number, data), rtol=0, atol=0, equal_nan=True)
+
+
+def test_leading_dimensions_stay() -> None:
+    data = torch.zeros(2, 5, 2 * 18, dtype=torch.uint8)
+    assert dequantize(gguf.GGMLQuantizationType.Q4_0, data).shape == (2, 5, 64)
+    assert dequantize(gguf.GGMLQuantizationType.Q4_0, data[0, 0]).shape == (64,)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_plain_floats_are_shared_in_their_own_dtype(dtype: torch.dtype) -> None:
+    values = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)).to(dtype)
+    number = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64"}[
+        str(dtype).removeprefix("torch.")
+    ]
+    got = dequantize(gguf.GGMLQuantizationType[number], values.view(torch.uint8), dtype=dtype)
+    assert torch.equal(got, values)
+    assert got.data_ptr() == values.data_ptr()
+
+
+def test_unknown_type_says_what_is_known() -> None:
+    with pytest.raises(UnsupportedQuantizationError, match=r"type 16 .*Q4_K") as caught:
+        block_format(gguf.GGMLQuantizationType.IQ2_XXS)
+    assert caught.value.quantization == "16"
+    assert set(caught.value.supported) == {form.name for form in BLOCK_FORMATS.values()}

@@ -1,0 +1,255 @@
+"""Configuration from GGUF metadata: what the tiny models of other tests do not show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf_files import LLAMA, llama_tensors, write_gguf
+from transformers import Gemma2Config, Gemma3TextConfig, LlamaConfig
+
+from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError
+from paged_sdk.weights.gguf_config import config_from_gguf
+from paged_sdk.weights.gguf_file import GgufFile
+
+HALF_HEAD = 4  # rotary frequencies of the test models
+
+
+def config_of(
+    directory: Path,
+    *,
+    architecture: str = "llama",
+    layers: int = 1,
+    tensors: dict[str, Any] | None = None,
+    leave_out: str = "",
+    **values: Any,
+) -> dict[str, Any]:
+    """The config of a file with :data:`LLAMA`'s metadata, changed.
+
+    :param values: of the architecture's keys, ``__`` for a dot
+    :param leave_out: one of the architecture's keys
+    """
+    metadata = {key.replace("llama", architecture, 1): value for key, value in LLAMA.items()}
+    metadata |= {f"{architecture}.block_count": layers}
+    metadata |= {f"{architecture}.{key.replace('__', '.')}": value for key, value in values.items()}
+    metadata.pop(f"{architecture}.{leave_out}", None)
+    stored = llama_tensors(layers) | (tensors or {})
+    file = GgufFile(write_gguf(directory / "model.gguf", metadata, stored, architecture=architecture))
+    return config_from_gguf(file.metadata, file.tensors, file.path)
+
+
+def test_plain_llama(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    assert config["rope_scaling"] is None
+    assert config["rope_theta"] == 10_000.0
+    assert config["tie_word_embeddings"]
+    assert (config["vocab_size"], config["head_dim"]) == (48, 8)
+    assert LlamaConfig(**config).rope_parameters == {"rope_type": "default", "rope_theta": 10_000.0}
+
+
+def test_untied_output(tmp_path: Path) -> None:
+    assert not config_of(tmp_path, tensors={"output.weight": np.zeros((48, 32), np.float32)})["tie_word_embeddings"]
+
+
+@pytest.mark.parametrize(
+    ("values", "head_dim"),
+    [
+        ({"attention__key_length": 16, "attention__value_length": 16, "rope__dimension_count": 16}, 16),
+        ({"rope__dimension_count": 16}, 16),  # files of before key_length
+        ({}, 8),
+    ],
+)
+def test_head_size(tmp_path: Path, values: dict[str, Any], head_dim: int) -> None:
+    assert config_of(tmp_path, **values)["head_dim"] == head_dim
+
+
+def test_mistral_is_a_llama_with_a_window(tmp_path: Path) -> None:
+    config = config_of(tmp_path, attention__sliding_window=64)
+    assert (config["model_type"], config["sliding_window"]) == ("mistral", 64)
+
+
+def test_counts_given_for_each_layer(tmp_path: Path) -> None:
+    assert config_of(tmp_path, layers=2, attention__head_count_kv=[2, 2])["num_key_value_heads"] == 2
+    with pytest.raises(UnsupportedArchitectureError, match="head_count_kv that differs from layer to layer"):
+        config_of(tmp_path, layers=2, attention__head_count_kv=[2, 4])
+
+
+class TestRopeScaling:
+    def test_llama3_divisors(self, tmp_path: Path) -> None:
+        divisors = [1.0, 1.5, 8.0, 8.0]
+        config = config_of(tmp_path, tensors={"rope_freqs.weight": np.array(divisors, np.float32)})
+        assert config["rope_scaling"] == {"rope_type": "default", "inv_freq_divisors": divisors}
+
+    def test_divisors_must_fit_the_head(self, tmp_path: Path) -> None:
+        with pytest.raises(CheckpointError, match=r"rope_freqs\.weight.* shape \[5\]: expected \[4\]"):
+            config_of(tmp_path, tensors={"rope_freqs.weight": np.ones(5, np.float32)})
+
+    @pytest.mark.parametrize("named", [{"rope__scaling__type": "linear"}, {}])
+    def test_linear(self, tmp_path: Path, named: dict[str, Any]) -> None:
+        config = config_of(tmp_path, rope__scaling__factor=4.0, **named)
+        assert config["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
+
+    def test_linear_of_the_first_files(self, tmp_path: Path) -> None:
+        assert config_of(tmp_path, rope__scale_linear=2.0)["rope_scaling"] == {"rope_type": "linear", "factor": 2.0}
+
+    @pytest.mark.parametrize("values", [{"type": "none", "factor": 4.0}, {"factor": 1.0}, {"factor": 0.0}])
+    def test_none(self, tmp_path: Path, values: dict[str, Any]) -> None:
+        prefixed = {f"rope__scaling__{key}": value for key, value in values.items()}
+        assert config_of(tmp_path, **prefixed)["rope_scaling"] is None
+
+    def test_yarn(self, tmp_path: Path) -> None:
+        config = config_of(
+            tmp_path,
+            architecture="qwen2",
+            rope__scaling__type="yarn",
+            rope__scaling__factor=4.0,
+            rope__scaling__original_context_length=32,
+            rope__scaling__yarn_beta_fast=16.0,
+            rope__scaling__yarn_attn_factor=1.25,
+        )
+        assert config["rope_scaling"] == {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "beta_fast": 16.0,
+            "attention_factor": 1.25,
+        }
+
+    def test_longrope_of_phi3(self, tmp_path: Path) -> None:
+        short, long = np.linspace(1, 2, HALF_HEAD, dtype=np.float32), np.linspace(1, 64, HALF_HEAD, dtype=np.float32)
+        config = config_of(
+            tmp_path,
+            architecture="phi3",
+            tensors={"rope_factors_short.weight": short, "rope_factors_long.weight": long},
+            rope__dimension_count=8,
+            rope__scaling__original_context_length=32,
+            rope__scaling__attn_factor=1.25,
+            attention__sliding_window=48,
+        )
+        assert config["rope_scaling"] == {
+            "rope_type": "longrope",
+            "short_factor": short.tolist(),
+            "long_factor": long.tolist(),
+            "original_max_position_embeddings": 32,
+            "attention_factor": 1.25,
+        }
+        assert config["original_max_position_embeddings"] == 32
+        assert config["sliding_window"] == 48
+
+    def test_phi3_may_rotate_a_part_of_each_head(self, tmp_path: Path) -> None:
+        config = config_of(tmp_path, architecture="phi3", rope__dimension_count=6, attention__sliding_window=0)
+        assert config["partial_rotary_factor"] == 0.75
+        assert config["sliding_window"] is None
+
+    @pytest.mark.parametrize("kind", ["longrope", "ntk"])
+    def test_others_are_refused(self, tmp_path: Path, kind: str) -> None:
+        with pytest.raises(UnsupportedArchitectureError, match=f"rope scaling '{kind}'"):
+            config_of(tmp_path, rope__scaling__type=kind)
+
+
+class TestGemma:
+    def test_gemma2_defaults_are_the_models(self, tmp_path: Path) -> None:
+        config = config_of(tmp_path, architecture="gemma2", layers=4, attention__key_length=256)
+        expected = Gemma2Config(num_hidden_layers=4)
+        for key in ("layer_types", "sliding_window", "attn_logit_softcapping", "final_logit_softcapping"):
+            assert config[key] == getattr(expected, key)
+        assert config["query_pre_attn_scalar"] == expected.query_pre_attn_scalar == 256
+        assert config["hidden_activation"] == expected.hidden_activation
+
+    def test_gemma3_defaults_are_the_models(self, tmp_path: Path) -> None:
+        config = config_of(
+            tmp_path,
+            architecture="gemma3",
+            layers=13,
+            attention__sliding_window=512,
+            attention__key_length=256,
+            rope__scaling__type="linear",
+            rope__scaling__factor=8.0,
+        )
+        expected: Any = Gemma3TextConfig(num_hidden_layers=13, sliding_window=512)
+        assert config["model_type"] == expected.model_type
+        for key in ("layer_types", "sliding_window", "final_logit_softcapping", "query_pre_attn_scalar"):
+            assert config[key] == getattr(expected, key)
+        assert config["rope_theta"] == expected.rope_parameters["full_attention"]["rope_theta"]
+        assert config["rope_local_base_freq"] == expected.rope_parameters["sliding_attention"]["rope_theta"]
+        # Only layers that see everything are stretched.
+        read: Any = Gemma3TextConfig(**config)
+        assert read.rope_parameters["full_attention"]["factor"] == 8.0
+        assert read.rope_parameters["sliding_attention"]["rope_type"] == "default"
+
+    def test_gemma3_without_a_window(self, tmp_path: Path) -> None:
+        config = config_of(tmp_path, architecture="gemma3", layers=2)
+        assert config["layer_types"] == ["full_attention"] * 2
+        assert config["sliding_window"] is None
+
+    def test_pattern_of_the_file_wins(self, tmp_path: Path) -> None:
+        config = config_of(
+            tmp_path,
+            architecture="gemma3",
+            layers=4,
+            attention__sliding_window=64,
+            attention__sliding_window_pattern=2,
+        )
+        assert config["layer_types"] == ["sliding_attention", "full_attention"] * 2
+
+    @pytest.mark.parametrize(("architecture", "layers"), [("gemma2", 46), ("gemma3", 62)])
+    def test_the_27b_models_scale_by_the_width_of_all_heads(
+        self, tmp_path: Path, architecture: str, layers: int
+    ) -> None:
+        config = config_of(tmp_path, architecture=architecture, layers=layers, attention__key_length=16)
+        assert config["query_pre_attn_scalar"] == 32 // 4
+
+
+class TestRefused:
+    def test_unknown_architecture_is_named(self, tmp_path: Path) -> None:
+        with pytest.raises(
+            UnsupportedArchitectureError, match=r"'mamba': supported are llama, qwen2,.*gemma3"
+        ) as caught:
+            config_of(tmp_path, architecture="mamba")
+        assert caught.value.architecture == "mamba"
+        assert "llama" in caught.value.supported
+
+    def test_experts(self, tmp_path: Path) -> None:
+        with pytest.raises(UnsupportedArchitectureError, match="llama model with experts"):
+            config_of(tmp_path, expert_count=8)
+
+    def test_adapters(self, tmp_path: Path) -> None:
+        file = GgufFile(write_gguf(tmp_path / "lora.gguf", {"general.type": "adapter"}, {}))
+        with pytest.raises(CheckpointError, match="holds a GGUF 'adapter', not a model"):
+            config_from_gguf(file.metadata, file.tensors, file.path)
+
+    @pytest.mark.parametrize("key", ["context_length", "embedding_length", "block_count", "attention.head_count"])
+    def test_missing_metadata_is_named(self, tmp_path: Path, key: str) -> None:
+        with pytest.raises(CheckpointError, match=rf"metadata llama\.{key} is None"):
+            config_of(tmp_path, leave_out=key)
+
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [
+            ("block_count", "two"),
+            ("block_count", 1.0),
+            ("block_count", True),
+            ("block_count", 0),
+            ("attention__head_count_kv", 0),
+            ("attention__layer_norm_rms_epsilon", float("nan")),
+            ("rope__freq_base", float("inf")),
+            ("rope__freq_base", -1.0),
+        ],
+    )
+    def test_values_that_cannot_be(self, tmp_path: Path, key: str, value: Any) -> None:
+        with pytest.raises(CheckpointError, match=f"metadata llama.{key.replace('__', '.')} is"):
+            config_of(tmp_path, **{key: value})
+
+    def test_blocks_that_are_not_there(self, tmp_path: Path) -> None:
+        with pytest.raises(CheckpointError, match=r"no tensor 'blk\.2999999\.attn_norm\.weight'"):
+            config_of(tmp_path, block_count=3_000_000)
+
+    def test_odd_heads(self, tmp_path: Path) -> None:
+        with pytest.raises(CheckpointError, match="head of 7 elements"):
+            config_of(tmp_path, attention__key_length=7)
+
+    def test_values_of_another_size_than_keys(self, tmp_path: Path) -> None:
+        with pytest.raises(UnsupportedArchitectureError, match="values of another head size"):
+            config_of(tmp_path, attention__key_length=8, attention__value_length=16)

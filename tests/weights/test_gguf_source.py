@@ -1,0 +1,154 @@
+"""A GGUF file shows the Hugging Face checkpoint that it was made from, values and configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf_files import LLAMA, llama_tensors, write_gguf
+from transformers import LlamaConfig, PreTrainedModel
+from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor, load_gguf_checkpoint
+
+import tiny
+from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError
+from paged_sdk.weights.embedded import embedded_model_path
+from paged_sdk.weights.gguf_file import GgufFile
+from paged_sdk.weights.gguf_source import GgufSource
+
+CPU = torch.device("cpu")
+
+#: Every family, and settings that change what is stored, or where.
+MODELS: list[tuple[str, dict[str, Any]]] = [
+    *((family, {}) for family in tiny.FAMILIES),
+    ("llama", {"attention_bias": True, "mlp_bias": True}),
+    ("llama", {"num_key_value_heads": 4, "head_dim": 32, "tie_word_embeddings": True}),
+    ("qwen3", {"head_dim": 32, "attention_bias": True}),
+    ("phi3", {"sliding_window": 48}),
+    ("gemma2", {"head_dim": 32, "query_pre_attn_scalar": 32}),
+]
+
+
+def transformers_config(source: GgufSource, model: PreTrainedModel) -> Any:
+    """The source's config, read by transformers."""
+    return type(model.config)(**source.config)
+
+
+@pytest.mark.parametrize(("family", "overrides"), MODELS)
+def test_values_are_the_models(family: str, overrides: dict[str, Any], tmp_path: Path) -> None:
+    model = tiny.build_gguf_model(family, seed=1, **overrides)
+    source = GgufSource(tiny.make_gguf(tmp_path, family=family, seed=1, **overrides))
+    expected = model.state_dict()
+    if model.config.tie_word_embeddings:
+        del expected["lm_head.weight"]
+    assert set(source.names()) == expected.keys()
+    for name, tensor in expected.items():
+        assert name in source
+        # gemma's norms were rounded when 1 was added
+        torch.testing.assert_close(source.tensor(name, torch.float32, CPU), tensor, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("family", "overrides"), MODELS)
+def test_config_is_the_models(family: str, overrides: dict[str, Any], tmp_path: Path) -> None:
+    model = tiny.build_gguf_model(family, **overrides)
+    source = GgufSource(tiny.make_gguf(tmp_path, family=family, **overrides))
+    # GGUF has no mistral: without a window it is a llama.
+    assert source.config["model_type"] == ("llama" if family == "mistral" else family)
+    got, expected = transformers_config(source, model).to_dict(), model.config.to_dict()
+    # tiny's files leave out phi3's trained context.
+    not_stored = {"model_type", "architectures", "dtype", "initializer_range", "original_max_position_embeddings"}
+    if family == "mistral":  # its class has a window where the file says nothing
+        not_stored.add("sliding_window")
+    for key in expected.keys() - not_stored:
+        value = expected[key]
+        assert got[key] == (pytest.approx(value, rel=1e-6) if isinstance(value, float) else value), key
+
+
+@pytest.mark.parametrize("quantization", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+def test_quantised_values_equal_transformers(quantization: str, tmp_path: Path) -> None:
+    path = tiny.make_gguf(tmp_path, quantization=quantization)
+    load: Any = load_gguf_checkpoint  # it has no annotations
+    expected = load(str(path), return_tensors=True, model_to_load=tiny.build_gguf_model("llama"))["tensors"]
+    source = GgufSource(path)
+    assert set(source.names()) == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(source.tensor(name, torch.float32, CPU), tensor), name
+        assert torch.equal(source.tensor(name, torch.bfloat16, CPU), tensor.bfloat16()), name
+
+
+def test_float_tensors_share_the_map(tmp_path: Path) -> None:
+    source = GgufSource(write_gguf(tmp_path / "model.gguf"))
+    first, again = (source.tensor("model.norm.weight", torch.float32, CPU) for _ in range(2))
+    assert first.data_ptr() == again.data_ptr()
+    source.close()
+    assert np.array_equal(first.numpy(), llama_tensors()["output_norm.weight"])
+
+
+def test_missing_tensor_and_closed_source(tmp_path: Path) -> None:
+    source = GgufSource(write_gguf(tmp_path / "model.gguf"))
+    assert "lm_head.weight" not in source
+    with pytest.raises(CheckpointError, match=r"no tensor for 'lm_head\.weight'"):
+        source.tensor("lm_head.weight", torch.float32, CPU)
+    source.close()
+    with pytest.raises(CheckpointError, match="is closed"):
+        source.tensor("model.norm.weight", torch.float32, CPU)
+
+
+def test_settings_are_no_weights(tmp_path: Path) -> None:
+    tensors = llama_tensors() | {"rope_freqs.weight": np.ones(4, np.float32)}
+    with_settings = GgufSource(write_gguf(tmp_path / "a.gguf", LLAMA, tensors))
+    assert set(with_settings.names()) == set(GgufSource(write_gguf(tmp_path / "b.gguf")).names())
+
+
+def test_tensor_that_the_architecture_does_not_have(tmp_path: Path) -> None:
+    tensors = llama_tensors() | {"blk.0.ssm_in.weight": np.zeros((4, 32), np.float32)}
+    with pytest.raises(UnsupportedArchitectureError, match=r"blk\.0\.ssm_in\.weight"):
+        GgufSource(write_gguf(tmp_path / "model.gguf", LLAMA, tensors))
+
+
+def test_query_rows_must_make_heads(tmp_path: Path) -> None:
+    tensors = llama_tensors() | {"blk.0.attn_q.weight": np.zeros((36, 32), np.float32)}
+    with pytest.raises(CheckpointError, match=r"blk\.0\.attn_q\.weight.* cannot be 4 heads"):
+        GgufSource(write_gguf(tmp_path / "model.gguf", LLAMA, tensors))
+
+
+def test_parts_must_not_repeat_tensors(tmp_path: Path) -> None:
+    for part in (1, 2):
+        write_gguf(tmp_path / f"m-{part:05}-of-00002.gguf", {**LLAMA, "split.count": 2})
+    with pytest.raises(CheckpointError, match=r"m-00002-of-00002\.gguf repeats tensor"):
+        GgufSource(tmp_path / "m-00001-of-00002.gguf")
+
+
+@pytest.mark.smollm2
+class TestSmolLM2:
+    def test_config(self) -> None:
+        source = GgufSource(embedded_model_path())
+        config: Any = LlamaConfig(**source.config)
+        assert (config.num_hidden_layers, config.hidden_size, config.intermediate_size) == (30, 576, 1536)
+        assert (config.num_attention_heads, config.num_key_value_heads, config.head_dim) == (9, 3, 64)
+        assert (config.vocab_size, config.max_position_embeddings) == (49152, 8192)
+        assert config.rope_parameters == {"rope_type": "default", "rope_theta": 100_000.0}
+        assert config.rms_norm_eps == pytest.approx(1e-5)
+        assert config.tie_word_embeddings
+        assert not config.attention_bias
+
+    def test_tensors_equal_transformers(self) -> None:
+        source = GgufSource(embedded_model_path())
+        processor: Any = LlamaTensorProcessor(config={"num_attention_heads": 9, "num_key_value_heads": 3})  # type: ignore[no-untyped-call]
+        wanted = {
+            "token_embd.weight": "model.embed_tokens.weight",
+            "blk.0.attn_q.weight": "model.layers.0.self_attn.q_proj.weight",
+            "blk.29.attn_k.weight": "model.layers.29.self_attn.k_proj.weight",
+            "blk.7.attn_v.weight": "model.layers.7.self_attn.v_proj.weight",
+            "blk.13.ffn_down.weight": "model.layers.13.mlp.down_proj.weight",
+        }
+        stored = GgufFile(embedded_model_path()).tensors
+        for gguf_name, name in wanted.items():
+            rows = stored[gguf_name].blocks()[:1024].numpy()  # not the whole vocabulary
+            values = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType(stored[gguf_name].type))
+            expected = torch.from_numpy(processor.process(weights=values, name=gguf_name).weights.copy())
+            assert torch.equal(source.tensor(name, torch.float32, CPU)[:1024], expected), name
+        assert len(source.names()) == 272
