@@ -47,23 +47,23 @@ def likeliest(logits: Tensor, width: int) -> tuple[Logits, Ids]:
     else:
         top = logits.topk(width, dim=-1, sorted=False)
         values, tokens = top.values.cpu().numpy(), _ids(top.indices)
-    order = np.lexsort((tokens, -values), axis=-1)
-    return np.take_along_axis(values, order, axis=1), np.take_along_axis(tokens, order, axis=1)
+    return _sort(values, tokens)
 
 
 def likeliest_from(logits: Tensor, threshold: float) -> tuple[Logits, Ids]:
     """Every token of one row with at least that logit, likeliest first, ties by id."""
     below = float(np.nextafter(np.float32(threshold), np.float32(-np.inf)))
     tokens = (logits > below).nonzero()[:, 0]
-    values = logits[tokens].cpu().numpy()
-    order = np.argsort(-values, kind="stable")
-    return values[order], _ids(tokens)[order]
+    return _sort(logits[tokens].cpu().numpy(), _ids(tokens))
 
 
 def select_rows(tensor: Tensor, rows: Sequence[int]) -> Tensor:
-    """Some rows; the tensor itself, not a copy, if that is all of them in order."""
-    if len(rows) == len(tensor):
-        return tensor
+    """Some rows: a view if they lie side by side, otherwise a copy.
+
+    :param rows: ascending
+    """
+    if rows[-1] - rows[0] == len(rows) - 1:
+        return tensor[rows[0] : rows[-1] + 1]
     return tensor.index_select(0, torch.tensor(rows, device=tensor.device))
 
 
@@ -91,6 +91,23 @@ def _take_largest(values: Logits, tokens: Ids, width: int) -> tuple[Logits, Ids]
     first = values.shape[1] - width
     largest = np.argpartition(values, first, axis=1)[:, first:]
     return np.take_along_axis(values, largest, axis=1), np.take_along_axis(tokens, largest, axis=1)
+
+
+def _sort(values: Logits, tokens: Ids) -> tuple[Logits, Ids]:
+    """Sort the last axis by falling value, then by rising id.
+
+    Both are packed into one integer, which numpy sorts several times faster than it computes a stable order: a
+    float's bits order like integers once the low ones of negative numbers are flipped.
+    """
+    bits = (values + np.float32(0)).view(np.int32).astype(np.int64)  # -0 becomes 0, its equal
+    keys = (~_flip_negative(bits) << 32) | tokens
+    keys.sort(axis=-1)
+    bits = _flip_negative(~(keys >> 32))
+    return bits.astype(np.int32).view(np.float32), keys & 0xFFFFFFFF
+
+
+def _flip_negative(bits: Ids) -> Ids:
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 def _ids(tensor: Tensor) -> Ids:

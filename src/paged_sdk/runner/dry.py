@@ -48,11 +48,12 @@ def dry_penalties(
     :returns: distinct token ids, and the amount for each
     """
     none = np.empty(0, np.int64), np.empty(0, np.float32)
-    most = _length_of_largest_penalty(params)
-    unbroken = _length_since_breaker(tokens, breakers, most)
+    ends = np.flatnonzero(tokens[:-1] == tokens[-1])
+    if not len(ends):
+        return none
+    unbroken = _length_since_breaker(tokens, breakers, _length_of_largest_penalty(params))
     if unbroken < max(params.allowed_length, 1):
         return none
-    ends = np.flatnonzero(tokens[:-1] == tokens[-1])
     lengths = np.ones(len(ends), np.int64)
     growing = np.arange(len(ends))
     for length in range(1, unbroken):
@@ -85,12 +86,11 @@ def _length_since_breaker(tokens: npt.NDArray[np.int64], breakers: Sequence[tupl
     """How many of the last tokens lie behind the last breaker, counted up to ``most``."""
     length = min(len(tokens), most)
     for breaker in breakers:
-        # Its end may be any token of the tail; its start may lie before.
+        # An occurrence ends in the tail; it may start before.
         tail = tokens[max(len(tokens) - length - len(breaker) + 1, 0) :]
-        if len(tail) < len(breaker):
-            continue
-        windows = np.lib.stride_tricks.sliding_window_view(tail, len(breaker))
-        starts = np.flatnonzero((windows == np.array(breaker)).all(axis=1))
+        starts = np.arange(max(len(tail) - len(breaker) + 1, 0))
+        for offset, token in enumerate(breaker):
+            starts = starts[tail[starts + offset] == token]
         if len(starts):
             length = len(tail) - int(starts[-1]) - len(breaker)
     return length

@@ -39,6 +39,9 @@ _TOP_P_CANDIDATES: Final = 256
 _SUM_BLOCK: Final = 128
 """Tokens per partial sum of the inverse CDF over the vocabulary."""
 
+_NUMBERS_AT_ONCE: Final = 1 << 20
+"""Bounds copies of logits: larger ones cost more in page faults than their arithmetic does."""
+
 
 @frozen(eq=False)
 class Settings:
@@ -127,15 +130,14 @@ def draw_from_likeliest(logits: Tensor, settings: Settings, width: int, rows: Id
 def draw_from_all(logits: Tensor, settings: Settings, rows: Ids, uniforms: Floats) -> Ids:
     """Draw tokens of rows that have neither top-k nor top-p.
 
-    :param logits: float32 ``[R, V]``
+    :param logits: float32 ``[R, V]``; contents are lost
     :param rows: the row of each draw, ``[M]``
     :param uniforms: a number in [0, 1) for each draw, ``[M]``
     :returns: token ids or :data:`NOT_DRAWN`, ``[M]``
     """
-    weights = _weights(logits, settings)
+    weights = _to_weights(logits, settings)
     if settings.min_p.any():
-        least = weights.amax(dim=-1, keepdim=True) * torch.from_numpy(settings.min_p).to(weights)
-        weights = weights * (weights >= least)
+        weights *= weights >= torch.from_numpy(settings.min_p).to(weights)
     blocks = _blocks(weights)
     cumulative = _floats(blocks.sum(dim=-1)).cumsum(axis=1)
 
@@ -199,18 +201,21 @@ def _threshold(values: npt.NDArray[np.float32], settings: Settings, total: float
     return float(values[0]) + float(settings.temperature[0, 0]) * float(np.log(least * total))
 
 
-def _weights(logits: Tensor, settings: Settings) -> Tensor:
-    """Probabilities at the rows' temperatures, float32 ``[R, V]``."""
+def _to_weights(logits: Tensor, settings: Settings) -> Tensor:
+    """Turn logits, in place, into the weights of tokens relative to the row's likeliest one."""
     temperature = torch.from_numpy(settings.temperature).to(logits)
-    # The maximum goes first: rounding then is relative to the distance from it.
-    return torch.softmax((logits - logits.amax(dim=-1, keepdim=True)).div_(temperature), dim=-1)
+    return logits.sub_(logits.amax(dim=-1, keepdim=True)).div_(temperature).exp_()
 
 
 def _total_weight(logits: Tensor, settings: Settings) -> Floats:
     """The weight of the whole vocabulary relative to its likeliest token, ``[R, 1]``."""
-    weights = _weights(logits, settings)
-    sums = _floats(_blocks(weights).sum(dim=-1)).cumsum(axis=1)
-    return sums[:, -1:] / _floats(weights.amax(dim=-1, keepdim=True))
+    rows_at_once = max(_NUMBERS_AT_ONCE // logits.shape[1], 1)
+    totals = []
+    for start in range(0, len(logits), rows_at_once):
+        rows = np.arange(start, min(start + rows_at_once, len(logits)))
+        weights = _to_weights(logits[start : start + rows_at_once].clone(), settings.select(rows))
+        totals.append(_floats(_blocks(weights).sum(dim=-1)).cumsum(axis=1)[:, -1:])
+    return np.concatenate(totals)
 
 
 def _blocks(weights: Tensor) -> Tensor:

@@ -1,0 +1,117 @@
+"""Sampling one row the plain way, in float64 and from the settings' descriptions: what the sampler is measured by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from attrs import frozen
+
+from paged_sdk.config.sampling import DryParams
+from paged_sdk.runner.sampler import SampleRow
+
+__all__ = ["Distribution", "naive_distribution", "naive_dry", "naive_process", "naive_uniform"]
+
+
+def naive_process(logits: npt.NDArray[np.float64], row: SampleRow, breakers: set[int]) -> npt.NDArray[np.float64]:
+    """Bias, bans, penalties and DRY."""
+    params = row.params
+    scores = logits.copy()
+    for token, bias in (params.logits_bias or {}).items():
+        scores[token] += bias
+    output = list(row.token_ids[row.num_prompt_tokens :])
+    if len(output) < params.min_tokens:
+        for token in row.stop_token_ids:
+            scores[token] = -np.inf
+    for token in set(row.token_ids):
+        penalty = params.repetition_penalty or 1.0
+        scores[token] = scores[token] * penalty if scores[token] < 0 else scores[token] / penalty
+    for token in set(output):
+        scores[token] -= params.frequency_penalty * output.count(token) + params.presence_penalty
+    if params.dry_params is not None and params.dry_params.multiplier:
+        for token, amount in naive_dry(row.token_ids, params.dry_params, breakers).items():
+            scores[token] -= amount
+    return scores
+
+
+def naive_dry(tokens: Sequence[int], params: DryParams, breakers: set[int]) -> dict[int, float]:
+    """For every token, the longest tail of the text that it followed before, breakers of one token apart."""
+    longest: dict[int, int] = {}
+    for position in range(1, len(tokens)):
+        follower = tokens[position]
+        length = 0
+        while length < position:
+            last = tokens[-1 - length]
+            if tokens[position - 1 - length] != last or last in breakers:
+                break
+            length += 1
+        if length and follower not in breakers:
+            longest[follower] = max(longest.get(follower, 0), length)
+    return {
+        token: params.multiplier * params.base ** (length - params.allowed_length)
+        for token, length in longest.items()
+        if length >= params.allowed_length
+    }
+
+
+@frozen(eq=False)
+class Distribution:
+    """What temperature and truncation leave.
+
+    :ivar tokens: the kept tokens in the documented order of the inverse CDF
+    :ivar probabilities: theirs, adding up to 1
+    :ivar margin: how near any decision was to falling otherwise
+    """
+
+    tokens: list[int]
+    probabilities: npt.NDArray[np.float64]
+    margin: float
+
+    def draw(self, uniform: float) -> tuple[int, float]:
+        """The token at that quantile, and how far it is from the next."""
+        cumulative = self.probabilities.cumsum()
+        index = int((cumulative <= uniform).sum())
+        return self.tokens[min(index, len(self.tokens) - 1)], float(np.abs(cumulative - uniform).min())
+
+
+def naive_distribution(scores: npt.NDArray[np.float64], row: SampleRow) -> Distribution:
+    """Temperature, top-k, top-p, min-p."""
+    params = row.params
+    vocab_size = len(scores)
+    temperature = 1.0 if params.temperature is None else params.temperature
+    order = np.lexsort((np.arange(vocab_size), -scores))
+    weights = np.exp((scores[order] - scores[order[0]]) / temperature)
+    if params.top_k is not None:
+        weights = weights[: params.top_k]
+    weights /= weights.sum()
+    margin = 1.0
+    keep = np.ones(len(weights), bool)
+    if params.top_p is not None and params.top_p < 1:
+        before = np.concatenate([[0.0], weights.cumsum()[:-1]])
+        keep &= before < params.top_p
+        margin = min(margin, float(np.abs(before - params.top_p).min()))
+    if params.min_p:
+        ratio = weights / weights[0]
+        keep &= ratio >= params.min_p
+        margin = min(margin, float(np.abs(ratio[ratio < 1] - params.min_p).min(initial=1.0)))
+    tokens, weights = order[: len(weights)][keep], weights[keep]
+    is_sorted = (params.top_k or vocab_size) < vocab_size or (params.top_p or 1.0) < 1
+    if not is_sorted:
+        by_id = np.argsort(tokens)
+        tokens, weights = tokens[by_id], weights[by_id]
+    return Distribution(tokens.tolist(), weights / weights.sum(), margin)
+
+
+def naive_uniform(seed: int, choice_index: int, position: int) -> float:
+    """SplitMix64 in Python's own integers."""
+
+    def mix(value: int) -> int:
+        value = value % 2**64
+        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) % 2**64
+        return value ^ (value >> 31)
+
+    gamma = 0x9E3779B97F4A7C15
+    start = mix(mix(seed % (2**64 - 59) + gamma) + gamma * (choice_index + 1))
+    return (mix(start + gamma * (position + 1)) >> 11) / 2**53

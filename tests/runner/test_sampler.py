@@ -1,0 +1,378 @@
+"""The sampler against naive float64 sampling, transformers' logits processors, and itself in other batches."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from naive_sampler import naive_distribution, naive_process, naive_uniform
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from paged_sdk.config.sampling import DryParams, SamplingParams
+from paged_sdk.runner.sampler import Sampled, Sampler, SampleRow
+
+CPU = torch.device("cpu")
+EOS = frozenset({2})
+
+
+def encode(text: str) -> list[int]:
+    """A tokenizer of characters: 'a' is 1, newline, colon, quote and star are 3 to 6."""
+    return [{"a": 1, "\n": 3, ":": 4, '"': 5, "*": 6}[character] for character in text]
+
+
+def row(
+    params: SamplingParams,
+    *,
+    prompt: Sequence[int] = (7, 8),
+    output: Sequence[int] = (),
+    seq_id: int = 0,
+    choice_index: int = 0,
+    num_samples: int = 1,
+) -> SampleRow:
+    return SampleRow(seq_id, params, [*prompt, *output], len(prompt), choice_index, num_samples, EOS)
+
+
+def sample(logits: npt.ArrayLike, rows: Sequence[SampleRow]) -> list[list[int]]:
+    """Token ids from a new sampler; logits of one row serve all."""
+    table = torch.tensor(
+        np.broadcast_to(np.atleast_2d(np.array(logits, np.float32)), (len(rows), np.shape(logits)[-1]))
+    )
+    sampled = Sampler(table.shape[1], CPU, encode).sample(table, rows)
+    return [[token.token_id for token in tokens] for tokens in sampled]
+
+
+GRID = st.integers(-64, 64).map(lambda eighths: eighths / 8)
+"""Logits on a grid: ties are frequent and float32 holds them exactly."""
+
+
+@st.composite
+def all_settings(draw: st.DrawFn, vocab_size: int) -> SamplingParams:
+    def optional(strategy: st.SearchStrategy[Any]) -> Any:
+        return draw(st.none() | strategy)
+
+    return SamplingParams(
+        temperature=optional(st.sampled_from([0.0, 0.25, 0.7, 1.0, 3.0])),
+        top_k=optional(st.integers(1, vocab_size + 3)),
+        top_p=optional(st.floats(0.01, 1.0)),
+        min_p=optional(st.floats(0.0, 1.0)),
+        frequency_penalty=draw(st.sampled_from([0.0, 0.5, -0.25])),
+        presence_penalty=draw(st.sampled_from([0.0, 1.0, -0.5])),
+        repetition_penalty=optional(st.sampled_from([1.0, 0.5, 1.25, 2.0])),
+        logits_bias=optional(st.dictionaries(st.integers(0, vocab_size - 1), GRID | st.just(-math.inf), max_size=4)),
+        dry_params=optional(
+            st.builds(
+                DryParams,
+                multiplier=st.sampled_from([0.0, 0.5, 1.0]),
+                base=st.sampled_from([1.0, 2.0]),
+                allowed_length=st.integers(0, 3),
+            )
+        ),
+        min_tokens=draw(st.integers(0, 4)),
+        seed=draw(st.integers(0, 2**80)),
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_every_setting_as_in_naive_float64(data: st.DataObject) -> None:
+    vocab_size = data.draw(st.integers(7, 40))
+    logits = data.draw(st.lists(GRID | st.just(-math.inf), min_size=vocab_size, max_size=vocab_size))
+    tokens = st.lists(st.integers(0, vocab_size - 1), max_size=12)
+    params = data.draw(all_settings(vocab_size))
+    given_row = row(
+        params, prompt=[0, *data.draw(tokens)], output=data.draw(tokens), choice_index=data.draw(st.integers(0, 3))
+    )
+
+    scores = naive_process(np.array(logits), given_row, breakers={3, 4, 5, 6})
+    chosen = sample(logits, [given_row])[0]
+    if scores.max() == -np.inf:
+        assert chosen == []
+    elif params.is_greedy:
+        assert chosen == [int(scores.argmax())]
+    else:
+        assert params.seed is not None
+        distribution = naive_distribution(scores, given_row)
+        uniform = naive_uniform(params.seed, given_row.choice_index, given_row.num_output_tokens)
+        expected, margin = distribution.draw(uniform)
+        assume(min(margin, distribution.margin) > 1e-6)  # float32 may fall to the other side
+        assert chosen == [expected]
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.6},
+    {"temperature": 1.7, "min_p": 0.05},
+    {"top_k": 5},
+    {"top_k": 40, "top_p": 0.8},
+    {"top_p": 0.9},
+    {"temperature": 2.5, "top_p": 0.99},
+    {"temperature": 0.7, "top_k": 20, "top_p": 0.95, "min_p": 0.1, "repetition_penalty": 1.3},
+    {"repetition_penalty": 0.7, "temperature": 1.1},
+]
+
+
+def transformers_probabilities(logits: torch.Tensor, params: SamplingParams, tokens: Sequence[int]) -> torch.Tensor:
+    """What transformers' processors make of one row, in the documented order."""
+    processors: list[Any] = []
+    if params.repetition_penalty is not None:
+        processors.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
+    if params.temperature is not None:
+        processors.append(TemperatureLogitsWarper(params.temperature))
+    if params.top_k is not None:
+        processors.append(TopKLogitsWarper(params.top_k))
+    if params.top_p is not None:
+        processors.append(TopPLogitsWarper(params.top_p))
+    if params.min_p is not None:
+        processors.append(MinPLogitsWarper(params.min_p))
+    input_ids: Any = torch.tensor([list(tokens)])
+    processed: Any = LogitsProcessorList(processors)(input_ids, logits[None].clone())
+    return torch.softmax(processed[0].double(), dim=-1)
+
+
+@pytest.mark.parametrize("given_settings", SETTINGS)
+@pytest.mark.parametrize("vocab_size", [30, 700, 5000])
+def test_frequencies_are_those_of_transformers_processors(given_settings: dict[str, Any], vocab_size: int) -> None:
+    generator = torch.Generator().manual_seed(vocab_size)
+    logits = torch.randn(vocab_size, generator=generator) * 3
+    prompt, output = [1, 2, 3, 4], [4, 5, 6]
+    num_rows, num_samples = 40, 100
+    rows = [
+        row(SamplingParams(seed=seed, **given_settings), prompt=prompt, output=output, num_samples=num_samples)
+        for seed in range(num_rows)
+    ]
+    counts = Counter(token for tokens in sample(logits.numpy(), rows) for token in tokens)
+
+    probabilities = transformers_probabilities(logits, rows[0].params, prompt + output).numpy()
+    assert set(counts) <= set(np.flatnonzero(probabilities).tolist())
+    # Chi-square with the unlikely tokens in one bin: mean `bins - 1`, variance twice that.
+    expected = probabilities * num_rows * num_samples
+    observed = np.array([counts[token] for token in range(vocab_size)])
+    likely = expected >= 5
+    expected = np.append(expected[likely], expected[~likely].sum())
+    observed = np.append(observed[likely], observed[~likely].sum())
+    expected, observed = expected[expected > 0], observed[expected > 0]
+    statistic = float(((observed - expected) ** 2 / expected).sum())
+    assert statistic < len(expected) - 1 + 5 * math.sqrt(2 * len(expected)) + 5
+
+
+MIXED: list[SamplingParams] = [
+    SamplingParams.deterministic(),
+    SamplingParams(temperature=0.8, seed=1),
+    SamplingParams(temperature=0.8, seed=2, min_p=0.02),
+    SamplingParams(seed=3, top_p=0.9),
+    SamplingParams(temperature=4.0, seed=4, top_p=0.97),
+    SamplingParams(seed=5, top_k=3),
+    SamplingParams(seed=6, top_k=300, top_p=0.999),
+    SamplingParams(temperature=0.0, repetition_penalty=1.2, top_n_logprobs=3),
+    SamplingParams(seed=7, frequency_penalty=0.4, presence_penalty=0.1, logits_bias={9: 4.0}, top_n_logprobs=0),
+    SamplingParams(seed=8, dry_params=DryParams(multiplier=2.0, allowed_length=1), min_tokens=5, top_n_logprobs=40),
+    SamplingParams(seed=9, temperature=1.3, top_k=50, repetition_penalty=1.1, min_p=0.01),
+    SamplingParams.deterministic(),
+]
+
+
+def generate(
+    logits: torch.Tensor, params: Sequence[SamplingParams], batches: Sequence[Sequence[int]]
+) -> list[list[list[Sampled]]]:
+    """Several steps of sequences that go through one sampler in the given batches."""
+    sampler = Sampler(logits.shape[-1], CPU, encode)
+    outputs: list[list[list[Sampled]]] = [[] for _ in params]
+    for step in logits:
+        for batch in batches:
+            rows = [
+                row(
+                    params[index],
+                    prompt=[index, 1, 2],
+                    output=[tokens[0].token_id for tokens in outputs[index]],
+                    seq_id=index,
+                    choice_index=index % 3,
+                    num_samples=1 + index % 2,
+                )
+                for index in batch
+            ]
+            for index, tokens in zip(batch, sampler.sample(step[list(batch)], rows), strict=True):
+                outputs[index].append(tokens)
+    return outputs
+
+
+@pytest.mark.parametrize(("vocab_size", "rounding"), [(61, None), (1003, None), (20_000, None), (3000, 4)])
+def test_a_row_does_not_depend_on_its_batch(vocab_size: int, rounding: int | None) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(6, len(MIXED), vocab_size, generator=generator) * 4
+    if rounding:
+        logits = (logits * rounding).round() / rounding  # many ties
+    everyone = range(len(MIXED))
+    together = generate(logits, MIXED, [everyone])
+    assert generate(logits, MIXED, [[index] for index in everyone]) == together
+    assert generate(logits, MIXED, [everyone[::2], everyone[1::2]]) == together
+    assert all(len(tokens) == 1 + index % 2 for index in everyone for tokens in together[index])
+
+
+def test_samples_of_one_row_are_those_of_the_choices_alone() -> None:
+    logits = np.random.default_rng(0).normal(size=300) * 2
+    for given_settings in SETTINGS:
+        params = SamplingParams(seed=11, **given_settings)
+        together = sample(logits, [row(params, choice_index=2, num_samples=5)])[0]
+        alone = sample(logits, [row(params, choice_index=2 + index) for index in range(5)])
+        assert [[token] for token in together] == alone
+        assert len(set(together)) > 1
+
+
+def test_seed_choice_and_position_each_change_the_numbers() -> None:
+    logits = np.zeros(1000)
+    base = sample(logits, [row(SamplingParams(seed=1))])
+    assert sample(logits, [row(SamplingParams(seed=1), prompt=(5, 6, 7), seq_id=9)]) == base
+    others = [
+        row(SamplingParams(seed=2)),
+        row(SamplingParams(seed=1), choice_index=1),
+        row(SamplingParams(seed=1), output=[3]),
+        row(SamplingParams(seed=1 + 2**64)),
+    ]
+    assert len({tokens[0] for tokens in sample(logits, others)} | {base[0][0]}) == 5
+
+
+@pytest.mark.parametrize("given_settings", [*SETTINGS, {"temperature": 0.0}, {"temperature": 1e-6, "top_p": 0.5}])
+def test_a_single_finite_logit_is_taken(given_settings: dict[str, Any]) -> None:
+    for vocab_size in (40, 4000):
+        logits = np.full(vocab_size, -np.inf)
+        logits[17] = -3.0
+        rows = [row(SamplingParams(seed=seed, **given_settings)) for seed in range(5)]
+        assert sample(logits, rows) == [[17]] * 5
+
+
+@pytest.mark.parametrize("vocab_size", [50, 5000])
+def test_ties_go_to_the_lowest_ids(vocab_size: int) -> None:
+    def drawn(**given_settings: Any) -> set[int]:
+        rows = [row(SamplingParams(seed=seed, **given_settings), num_samples=20) for seed in range(10)]
+        return {token for tokens in sample(np.zeros(vocab_size), rows) for token in tokens}
+
+    assert drawn(temperature=0.0) == {0}
+    assert drawn(top_k=1) == {0}
+    assert drawn(top_k=3) == {0, 1, 2}
+    assert drawn(top_p=5.5 / vocab_size) == set(range(6))
+    assert drawn(top_k=10, top_p=0.41) == set(range(5))
+    assert drawn(min_p=1.0, top_k=4) == set(range(4))
+    assert len(drawn(min_p=1.0)) > 20
+
+
+def test_top_k_beyond_the_vocabulary_keeps_everything() -> None:
+    logits = np.zeros(16)
+    rows = [row(SamplingParams(seed=3, top_k=top_k), num_samples=300) for top_k in (16, 17, 10**6)]
+    unlimited = sample(logits, [row(SamplingParams(seed=3), num_samples=300)])[0]
+    assert set(unlimited) == set(range(16))
+    assert sample(logits, rows) == [unlimited] * 3
+
+
+@pytest.mark.parametrize("given_settings", [*SETTINGS, {"temperature": 0.0, "top_n_logprobs": 2}])
+def test_a_row_without_a_choice_stays_alone_with_it(given_settings: dict[str, Any]) -> None:
+    logits = torch.randn(4, 400, generator=torch.Generator().manual_seed(1))
+    good = Sampler(400, CPU, encode).sample(logits.clone(), [row(SamplingParams(seed=1, **given_settings))] * 4)
+    logits[1, 3] = math.nan
+    logits[2] = -math.inf
+    sampled = Sampler(400, CPU, encode).sample(logits, [row(SamplingParams(seed=1, **given_settings))] * 4)
+    assert sampled == [good[0], [], [], good[3]]
+
+
+def test_min_tokens_bans_stop_tokens_until_then() -> None:
+    logits = np.array([0.0, 1.0, 9.0, 2.0])
+    params = SamplingParams(temperature=0.0, min_tokens=2)
+    assert sample(logits, [row(params, output=[0] * length) for length in range(4)]) == [[3], [3], [2], [2]]
+
+
+def test_ids_beyond_the_vocabulary_are_ignored() -> None:
+    params = SamplingParams(temperature=0.0, logits_bias={1: 5.0, 4: 100.0}, min_tokens=1)
+    stopping = SampleRow(0, params, [0], 1, 0, 1, frozenset({2, 99}))
+    assert sample([0.0, 1.0, 3.0, 5.0], [stopping]) == [[1]]
+
+
+def test_bias_beyond_float32_neither_overflows_nor_bans() -> None:
+    params = SamplingParams(temperature=0.0, logits_bias={0: -math.inf, 1: -1e300, 2: 1e300})
+    assert sample([9.0, 0.0, 0.0, 5.0], [row(params)]) == [[2]]
+    params = SamplingParams(temperature=0.0, logits_bias={0: -math.inf, 1: -1e300})
+    assert sample([9.0, 0.0], [row(params)]) == [[1]]
+
+
+def test_counts_follow_a_sequence_and_start_over_when_it_changes() -> None:
+    params = SamplingParams(temperature=0.0, frequency_penalty=1.0, repetition_penalty=1.5)
+    generator = np.random.default_rng(5)
+    sampler = Sampler(12, CPU, encode)
+    histories = [[3, 4], [3, 4, 5, 5], [3, 4, 5, 5, 5, 1], [3, 4, 5, 9], [3, 4], [8], [8, 8, 8, 8]]
+    for tokens in histories * 2:
+        for num_prompt_tokens in (1, len(tokens)):
+            given_row = SampleRow(0, params, tokens, num_prompt_tokens, 0, 1, EOS)
+            logits = generator.normal(size=(1, 12)).astype(np.float32)
+            expected = naive_process(logits[0].astype(np.float64), given_row, set()).argmax()
+            assert sampler.sample(torch.tensor(logits), [given_row])[0][0].token_id == expected
+
+
+def test_forgotten_sequences_leave_nothing_behind() -> None:
+    sampler = Sampler(12, CPU, encode)
+    params = SamplingParams(temperature=0.0, presence_penalty=1.0)
+    sampler.sample(torch.zeros(3, 12), [row(params, seq_id=seq_id) for seq_id in range(3)])
+    sampler.forget([0, 2, 77])
+    assert list(sampler._states) == [1]
+
+
+def test_new_settings_of_a_sequence_are_heeded() -> None:
+    sampler = Sampler(4, CPU, encode)
+    for token in (1, 3):
+        params = SamplingParams(temperature=0.0, logits_bias={token: 1.0})
+        assert sampler.sample(torch.zeros(1, 4), [row(params, prompt=[0])])[0][0].token_id == token
+
+
+def test_logprobs_are_of_the_raw_logits() -> None:
+    logits = torch.randn(3, 500, generator=torch.Generator().manual_seed(2)) * 3
+    expected = torch.log_softmax(logits.double(), dim=-1)
+    common: dict[str, Any] = {"logits_bias": {4: 50.0}, "presence_penalty": 1.0, "temperature": 0.5}
+    rows = [
+        row(SamplingParams(seed=1, top_n_logprobs=4, **common)),
+        row(SamplingParams(seed=1, **common)),
+        row(SamplingParams(seed=1, top_n_logprobs=0, **common), num_samples=2),
+    ]
+    sampled = Sampler(500, CPU, encode).sample(logits.clone(), rows)
+    assert sampled == [
+        [Sampled(4, sampled[0][0].logprobs)],
+        [Sampled(4, None)],
+        [Sampled(4, sampled[2][0].logprobs)] * 2,
+    ]
+    for index, length in ((0, 4), (2, 0)):
+        entry = sampled[index][0].logprobs
+        assert entry is not None
+        assert entry.token_id == 4
+        assert entry.logprob == pytest.approx(float(expected[index, 4]), abs=1e-5)
+        top = expected[index].topk(length)
+        assert [token for token, _ in entry.top] == top.indices.tolist()
+        assert [logprob for _, logprob in entry.top] == pytest.approx(top.values.tolist(), abs=1e-5)
+
+
+def test_prompt_logprobs() -> None:
+    logits = torch.randn(5, 90, generator=torch.Generator().manual_seed(3))
+    kept = logits.clone()
+    targets = [3, 1, 4, 1, 5]
+    entries = Sampler(90, CPU, encode).prompt_logprobs(logits, targets, top_n=100)
+    assert torch.equal(logits, kept)
+    expected = torch.log_softmax(logits.double(), dim=-1)
+    for index, (entry, target) in enumerate(zip(entries, targets, strict=True)):
+        assert entry.token_id == target
+        assert entry.logprob == pytest.approx(float(expected[index, target]), abs=1e-5)
+        assert [token for token, _ in entry.top] == expected[index].argsort(descending=True).tolist()
+    assert all(entry.top == () for entry in Sampler(90, CPU, encode).prompt_logprobs(logits, targets, top_n=0))
+
+
+def test_no_rows_are_no_work() -> None:
+    assert Sampler(5, CPU, encode).sample(torch.empty(0, 5), []) == []
