@@ -41,14 +41,12 @@ class Tokenizer:
     that holds them. So a user's text can contain them too; what must not be taken for a turn of its own has to be
     cleaned by the application.
 
-    :param backend: the tokenizers package's object; its truncation and padding are switched off
+    :param backend: the tokenizers package's object, without truncation and padding
     :param special: which special tokens are put around a text, and what templates call them
     :raises CheckpointError: if the backend's decoder is neither byte-level nor SentencePiece's
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, special: SpecialTokens) -> None:
-        backend.no_truncation()
-        backend.no_padding()
         self._backend = backend
         self._pieces = PieceDecoder.of(backend)
         self._added = backend.get_added_tokens_decoder()
@@ -72,14 +70,13 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as exc:  # the package raises bare Exception
             raise CheckpointError(f"{path} is not a tokenizer that can be read: {exc}", path=path) from exc
+        backend.no_truncation()
+        backend.no_padding()
         config.add_tokens_to(backend)
         ids = {name: backend.token_to_id(text) for name, text in config.special_tokens.items()}
         bos, eos = ids.get("bos_token"), ids.get("eos_token")
+        # Whatever older tokenizer_config.json say with add_bos_token, tokenizer.json decides, as in transformers.
         prefix, suffix = _ids_put_around(backend)
-        # Where the config says anything about bos or eos, it decides about both, as in transformers.
-        if config.add_bos_token is not None or config.add_eos_token is not None:
-            prefix = (bos,) if config.add_bos_token and bos is not None else ()
-            suffix = (eos,) if config.add_eos_token and eos is not None else ()
         special = SpecialTokens(names=config.special_tokens, bos=bos, eos=eos, prefix=prefix, suffix=suffix)
         return cls(backend, special)
 
@@ -92,13 +89,8 @@ class Tokenizer:
         """
         try:
             ids = self._backend.encode(text, add_special_tokens=False).ids
-        except UnicodeEncodeError as exc:
-            raise InvalidRequestError(
-                f"the text is not valid Unicode: {exc}",
-                field="text",
-                value=text,
-                allowed="text without lone surrogates",
-            ) from exc
+        except TypeError as exc:  # what the package makes of a str that has no UTF-8
+            raise InvalidRequestError.of("text", text, "Unicode without lone surrogates") from exc
         if not add_special_tokens:
             return ids
         prefix = list(self.special.prefix)

@@ -28,8 +28,6 @@ class TokenizerConfig:
     :ivar special_tokens: name to text, ``{"bos_token": "<s>", ...}``
     :ivar extra_special_tokens: texts of further special tokens
     :ivar added_tokens: id to the flags of an added token, ``content`` among them
-    :ivar add_bos_token: whether a text gets the bos token before it; None: as tokenizer.json says
-    :ivar add_eos_token: whether a text gets the eos token after it; None: as tokenizer.json says
     :ivar chat_template: a template, a list of named ones, or None
     :ivar model_max_length: tokens of context, or None
     :ivar path: the file, for error messages
@@ -38,8 +36,6 @@ class TokenizerConfig:
     special_tokens: Mapping[str, str] = field(default=MappingProxyType({}))
     extra_special_tokens: tuple[str, ...] = ()
     added_tokens: Mapping[int, Mapping[str, Any]] = field(default=MappingProxyType({}))
-    add_bos_token: bool | None = None
-    add_eos_token: bool | None = None
     chat_template: object = None
     model_max_length: int | None = None
     path: Path | None = None
@@ -62,8 +58,6 @@ class TokenizerConfig:
                 special_tokens={name: _text(content[name]) for name in _NAMES if content.get(name) is not None},
                 extra_special_tokens=tuple(_texts(content)),
                 added_tokens={int(id): dict(token) for id, token in content.get("added_tokens_decoder", {}).items()},
-                add_bos_token=_bool(content, "add_bos_token"),
-                add_eos_token=_bool(content, "add_eos_token"),
                 chat_template=content.get("chat_template"),
                 model_max_length=_context(content.get("model_max_length")),
                 path=path,
@@ -108,13 +102,6 @@ def _texts(content: Mapping[str, Any]) -> Iterable[str]:
     for key in ("additional_special_tokens", "extra_special_tokens"):
         tokens = content.get(key) or ()
         yield from map(_text, tokens.values() if isinstance(tokens, Mapping) else tokens)
-
-
-def _bool(content: Mapping[str, Any], key: str) -> bool | None:
-    value = content.get(key)
-    if value is not None and not isinstance(value, bool):
-        raise TypeError(f"{key} = {value!r} is neither true nor false")
-    return value
 
 
 def _context(value: Any) -> int | None:

@@ -1,0 +1,371 @@
+"""Vocabularies from GGUF metadata.
+
+The judges: transformers for the real file, the tokenizers package and SentencePiece for vocabularies trained here.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import sentencepiece
+import tokenizers
+from chat_data import (
+    TEXTS,
+    byte_level_metadata,
+    gpt2_like,
+    long_text,
+    sentencepiece_metadata,
+    smollm2_file,
+    smollm2_metadata,
+    train_byte_level,
+    train_sentencepiece,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import decoders, models, normalizers, pre_tokenizers
+
+from paged_sdk.chat.gguf_tokenizer import tokenizer_from_gguf
+from paged_sdk.chat.pre_tokenizers import PRE_TOKENIZERS
+from paged_sdk.chat.tokenizer import Tokenizer
+from paged_sdk.errors import CheckpointError
+
+_SMOLLM2_TEXTS = (*TEXTS, "<|im_start|>user\nhi <|im_end|>\n<|endoftext|> <|im_end|", long_text())
+
+
+@cache
+def smollm2() -> Tokenizer:
+    return tokenizer_from_gguf(smollm2_metadata())
+
+
+@cache
+def smollm2_of_transformers() -> Any:
+    from transformers import PreTrainedTokenizerFast
+
+    judge: Any = PreTrainedTokenizerFast.from_pretrained(smollm2_file().parent, gguf_file=smollm2_file().name)
+    # transformers leaves out what SmolLM2's own tokenizer.json does with digits; it shows in " ½".
+    judge.backend_tokenizer.pre_tokenizer = _digits_gpt2()
+    return judge
+
+
+@pytest.mark.parametrize("text", _SMOLLM2_TEXTS)
+def test_smollm2_is_as_in_transformers(text: str) -> None:
+    judge = smollm2_of_transformers()
+    ids = smollm2().encode(text, add_special_tokens=True)
+    assert ids == judge.encode(text)
+    assert smollm2().decode(ids, skip_special_tokens=False) == judge.decode(ids) == text
+    assert smollm2().decode(ids) == judge.decode(ids, skip_special_tokens=True)
+
+
+def test_smollm2_knows_its_special_tokens() -> None:
+    judge = smollm2_of_transformers()
+    tokenizer = smollm2()
+    assert tokenizer.vocab_size == len(judge) == 49152
+    assert (tokenizer.special.bos, tokenizer.special.eos) == (judge.bos_token_id, judge.eos_token_id)
+    assert tokenizer.special.names == judge.special_tokens_map | {"unk_token": "<|endoftext|>"}
+    assert tokenizer.special.prefix == ()
+    specials = {id for id in range(tokenizer.vocab_size) if tokenizer.is_special(id)}
+    assert specials == set(range(17)) == {id for id, token in judge.added_tokens_decoder.items() if token.special}
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.text(max_size=100))
+def test_smollm2_round_trip(text: str) -> None:
+    ids = smollm2().encode(text, add_special_tokens=False)
+    # Its vocabulary lacks some bytes that its training data never held; they have no token, here as in transformers.
+    known = smollm2_bytes()
+    expected = bytes(byte for byte in text.encode() if byte in known)
+    assert b"".join(map(smollm2().token_bytes, ids)) == expected
+    assert smollm2().decode(ids, skip_special_tokens=False) == expected.decode("utf-8", "replace")
+
+
+@cache
+def smollm2_bytes() -> frozenset[int]:
+    pieces = map(smollm2().token_bytes, range(smollm2().vocab_size))
+    return frozenset(piece[0] for piece in pieces if len(piece) == 1)
+
+
+def _split(*patterns: str) -> pre_tokenizers.PreTokenizer:
+    splits = [pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in patterns]
+    return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def _qwen2_split() -> pre_tokenizers.PreTokenizer:
+    from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
+
+    return _split(PRETOKENIZE_REGEX)
+
+
+def _qwen35_split() -> pre_tokenizers.PreTokenizer:
+    from transformers.models.qwen3_5.tokenization_qwen3_5 import PRETOKENIZE_REGEX
+
+    return _split(PRETOKENIZE_REGEX)
+
+
+def _transformers_split(name: str) -> Callable[[], pre_tokenizers.PreTokenizer]:
+    def build() -> pre_tokenizers.PreTokenizer:
+        from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+        return _split(GGUF_PRE_TOKENIZER_SPLITS[name])
+
+    return build
+
+
+def _digits_gpt2() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence([pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
+
+
+@pytest.mark.parametrize(
+    ("pre", "judge_split", "nfc"),
+    [
+        ("gpt-2", lambda: pre_tokenizers.ByteLevel(add_prefix_space=False), False),
+        ("default", lambda: pre_tokenizers.ByteLevel(add_prefix_space=False), False),
+        ("olmo", lambda: pre_tokenizers.ByteLevel(add_prefix_space=False), True),
+        ("smollm", _digits_gpt2, False),
+        ("starcoder", _digits_gpt2, False),
+        ("command-r", _digits_gpt2, True),
+        ("qwen2", _qwen2_split, True),
+        ("qwen35", _qwen35_split, True),
+        ("llama-bpe", _transformers_split("llama-bpe"), False),
+        ("dbrx", _transformers_split("dbrx"), False),
+        ("tekken", _transformers_split("tekken"), False),
+        ("gpt-4o", _transformers_split("gpt-4o"), False),
+    ],
+)
+def test_words_are_cut_as_the_models_own_tokenizers_do(
+    pre: str, judge_split: Callable[[], pre_tokenizers.PreTokenizer], nfc: bool
+) -> None:
+    # Trained without any cutting, so that merges cross every boundary that a cut could be missing at.
+    backend = train_byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False), vocab_size=2000)
+    tokenizer = tokenizer_from_gguf(byte_level_metadata(backend, pre, add_bos_token=False))
+    model = json.loads(backend.to_str())["model"]
+    ignore_merges = pre in ("llama-bpe", "tekken")
+    judge = tokenizers.Tokenizer(
+        models.BPE(vocab=model["vocab"], merges=[tuple(pair) for pair in model["merges"]], ignore_merges=ignore_merges)
+    )
+    judge.pre_tokenizer = judge_split()
+    judge.decoder = decoders.ByteLevel()
+    if nfc:
+        judge.normalizer = normalizers.NFC()
+    for text in (*TEXTS, long_text()):
+        assert tokenizer.encode(text, add_special_tokens=True) == judge.encode(text).ids
+
+
+@pytest.mark.parametrize(
+    ("pre", "text", "words"),
+    [
+        ("deepseek-llm", "Hello World 12 你好ok!\n", ["Hello", " World", " ", "1", "2", " ", "你好", "ok", "!", "\n"]),
+        ("deepseek-coder", "int x=12; 你好\n", ["int", " x", "=", "1", "2", ";", " ", "你好", "\n"]),
+        ("deepseek-v3", "x=1234; .foo 你好!!\n", ["x", "=", "123", "4", ";", " .", "foo", " ", "你好", "!!\n"]),
+    ],
+)
+def test_deepseeks_words(pre: str, text: str, words: list[str]) -> None:
+    split = _split(*PRE_TOKENIZERS[pre].splits)
+    found = [text[start:end] for _, (start, end) in split.pre_tokenize_str(text)]
+    assert found == words
+
+
+@pytest.mark.parametrize("name", sorted(PRE_TOKENIZERS))
+def test_every_way_of_cutting_loses_nothing(name: str) -> None:
+    tokenizer = tokenizer_from_gguf(byte_level_metadata(gpt2_like(), name))
+    normal = normalizers.NFC() if PRE_TOKENIZERS[name].nfc else None
+    for text in TEXTS:
+        wanted = normal.normalize_str(text) if normal else text
+        assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == wanted
+
+
+def test_a_whole_word_ignores_merges_where_the_model_does() -> None:
+    metadata = byte_level_metadata(gpt2_like(), "llama-bpe")
+    metadata["tokenizer.ggml.tokens"] = [*metadata["tokenizer.ggml.tokens"], "zyx"]
+    metadata["tokenizer.ggml.token_type"] = [*metadata["tokenizer.ggml.token_type"], 1]
+    new = len(metadata["tokenizer.ggml.tokens"]) - 1
+    assert tokenizer_from_gguf(metadata).encode("zyx", add_special_tokens=False) == [new]
+    assert new not in tokenizer_from_gguf({**metadata, "tokenizer.ggml.pre": "dbrx"}).encode(
+        "zyx", add_special_tokens=False
+    )
+
+
+def test_marks_and_user_defined_tokens_outside_the_byte_alphabet() -> None:
+    metadata = byte_level_metadata(gpt2_like(), "gpt-2")
+    marks = {"<｜end▁of▁sentence｜>": 3, "<think>": 4, "    é": 4, "": 1}
+    metadata["tokenizer.ggml.tokens"] = [*metadata["tokenizer.ggml.tokens"], *marks]
+    metadata["tokenizer.ggml.token_type"] = [*metadata["tokenizer.ggml.token_type"], *marks.values()]
+    tokenizer = tokenizer_from_gguf(metadata)
+    base = len(metadata["tokenizer.ggml.tokens"]) - len(marks)
+    text = "a<think>b</think>    éc<｜end▁of▁sentence｜>"
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert {base, base + 1, base + 2} <= set(ids)
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+    assert tokenizer.decode(ids) == text.removesuffix("<｜end▁of▁sentence｜>")
+    assert [tokenizer.is_special(base + offset) for offset in range(4)] == [True, False, False, False]
+    assert tokenizer.vocab_size == base + 4
+
+
+@pytest.mark.parametrize(
+    ("pre", "flags", "around"),
+    [
+        ("gpt-2", {}, ([], [])),
+        ("llama-bpe", {}, ([0], [])),
+        ("tekken", {}, ([0], [])),
+        ("llama-bpe", {"add_bos_token": False}, ([], [])),
+        ("gpt-2", {"add_bos_token": True, "add_eos_token": True}, ([0], [1])),
+    ],
+)
+def test_tokens_around_a_text(pre: str, flags: dict[str, bool], around: tuple[list[int], list[int]]) -> None:
+    tokenizer = tokenizer_from_gguf(byte_level_metadata(gpt2_like(), pre, **flags))
+    bare = tokenizer.encode("text", add_special_tokens=False)
+    assert tokenizer.encode("text", add_special_tokens=True) == [*around[0], *bare, *around[1]]
+
+
+@cache
+def llama_like() -> sentencepiece.SentencePieceProcessor:
+    return train_sentencepiece()
+
+
+@cache
+def gemma_like() -> sentencepiece.SentencePieceProcessor:
+    return train_sentencepiece(add_dummy_prefix=False, user_defined_symbols=list(_GEMMA_SYMBOLS))
+
+
+_GEMMA_SYMBOLS = ("▁▁", "▁▁▁▁", "\t\t", "<b>", "</b>", "<unused0>")
+_no_nul = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=80)
+
+
+@cache
+def llama_tokenizer() -> Tokenizer:
+    return tokenizer_from_gguf(sentencepiece_metadata(llama_like()))
+
+
+@cache
+def gemma_tokenizer() -> Tokenizer:
+    metadata = sentencepiece_metadata(gemma_like(), user_defined=_GEMMA_SYMBOLS, add_space_prefix=False)
+    return tokenizer_from_gguf(metadata)
+
+
+def _same_as_sentencepiece(tokenizer: Tokenizer, judge: sentencepiece.SentencePieceProcessor, text: str) -> None:
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert ids == judge.encode(text)
+    assert tokenizer.decode(ids) == judge.decode(ids) == text.replace("▁", " ")
+
+
+@pytest.mark.parametrize("text", [text.replace("\0", "") for text in TEXTS] + ["a <0x41> b", "▁x"])
+def test_sentencepiece_texts(text: str) -> None:
+    _same_as_sentencepiece(llama_tokenizer(), llama_like(), text)
+    _same_as_sentencepiece(gemma_tokenizer(), gemma_like(), text)
+
+
+@settings(deadline=None, derandomize=True)
+@given(_no_nul)
+def test_sentencepiece_any_text(text: str) -> None:
+    _same_as_sentencepiece(llama_tokenizer(), llama_like(), text)
+    _same_as_sentencepiece(gemma_tokenizer(), gemma_like(), text)
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.text(alphabet="ab h\t", max_size=60))
+def test_sentencepiece_repetitions(text: str) -> None:
+    _same_as_sentencepiece(llama_tokenizer(), llama_like(), text)
+    _same_as_sentencepiece(gemma_tokenizer(), gemma_like(), text)
+
+
+def test_sentencepiece_long_text() -> None:
+    text = long_text().replace("\0", "")
+    _same_as_sentencepiece(llama_tokenizer(), llama_like(), text)
+    _same_as_sentencepiece(gemma_tokenizer(), gemma_like(), text)
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.lists(st.integers(0, 899), max_size=40))
+def test_sentencepiece_any_tokens_decode_alike(ids: list[int]) -> None:
+    text = llama_tokenizer().decode(ids)
+    unknown = llama_like().unk_id()  # has a text of its own in SentencePiece
+    if "\ufffd" not in text and unknown not in ids:
+        assert text == llama_like().decode(ids)
+
+
+def test_a_llama_text_begins_with_bos_unless_the_file_says_otherwise() -> None:
+    judge = llama_like()
+    tokenizer = llama_tokenizer()
+    assert tokenizer.encode("hello", add_special_tokens=True) == [judge.bos_id(), *judge.encode("hello")]
+    assert tokenizer.encode("<s>hello", add_special_tokens=True) == [judge.bos_id(), *judge.encode("hello")]
+    assert tokenizer.encode("", add_special_tokens=True) == [judge.bos_id()]
+    without = tokenizer_from_gguf(sentencepiece_metadata(judge, add_bos_token=False))
+    assert without.encode("hello", add_special_tokens=True) == judge.encode("hello")
+
+
+def test_sentencepiece_token_bytes() -> None:
+    tokenizer = llama_tokenizer()
+    assert [tokenizer.token_bytes(id) for id in range(3, 259)] == [bytes([byte]) for byte in range(256)]
+    word = tokenizer.encode("a", add_special_tokens=False)
+    assert b"".join(map(tokenizer.token_bytes, word)) == b" a"
+    assert tokenizer.token_bytes(10_000) == b""
+
+
+def test_without_byte_tokens_unknown_characters_are_the_unknown_token() -> None:
+    judge = train_sentencepiece(byte_fallback=False)
+    tokenizer = tokenizer_from_gguf(sentencepiece_metadata(judge))
+    for text in ("hello", "ᚠᚡᚢ hello ᚣ", "ᚠ ᚣ"):
+        assert tokenizer.encode(text, add_special_tokens=False) == judge.encode(text)
+
+
+def test_phi3_marks_swallow_the_space_after_them() -> None:
+    metadata = sentencepiece_metadata(train_sentencepiece(control_symbols=["<|user|>", "<|end|>"]))
+    text = "<|user|>\nhello <|end|>\n"
+    phi3 = tokenizer_from_gguf({**metadata, "general.architecture": "phi3"})
+    llama = tokenizer_from_gguf(metadata)
+    assert phi3.decode(phi3.encode(text, add_special_tokens=False)) == "hello "
+    assert llama.decode(llama.encode(text, add_special_tokens=False), skip_special_tokens=False).count("\n") == 2
+
+
+def test_a_missing_pre_is_named_in_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    metadata = byte_level_metadata(gpt2_like(), "gpt-2")
+    expected = tokenizer_from_gguf(metadata).encode(TEXTS[1], add_special_tokens=False)
+    del metadata["tokenizer.ggml.pre"]
+    with caplog.at_level(logging.WARNING, logger="paged_sdk"):
+        assert tokenizer_from_gguf(metadata).encode(TEXTS[1], add_special_tokens=False) == expected
+    assert "tokenizer.ggml.pre" in caplog.text
+
+
+def _without(metadata: dict[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in metadata.items() if name != f"tokenizer.ggml.{key}"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": "bert"}, "tokenizer.ggml.model = 'bert'"),
+        ({"model": None}, "tokenizer.ggml.model = None"),
+        ({"pre": "brand-new"}, "tokenizer.ggml.pre = 'brand-new'"),
+        ({"tokens": None}, "no tokenizer.ggml.tokens"),
+        ({"tokens": ["a", "b", "a"], "token_type": [1, 1, 1]}, "'a' more than once"),
+        ({"merges": None}, "no tokenizer.ggml.merges"),
+        ({"merges": ["never seen"]}, "tokenizer.ggml.merges do not fit"),
+        ({"token_type": [1]}, "1 entries"),
+        ({"eos_token_id": 100_000}, "tokenizer.ggml.eos_token_id = 100000"),
+    ],
+)
+def test_malformed_byte_level_metadata(change: dict[str, Any], message: str) -> None:
+    metadata = byte_level_metadata(gpt2_like(), **{"pre": "gpt-2", **change})
+    with pytest.raises(CheckpointError, match=message):
+        tokenizer_from_gguf(metadata)
+
+
+@pytest.mark.parametrize(("scores", "message"), [(None, "no tokenizer.ggml.scores"), (np.zeros(3), "3 entries")])
+def test_malformed_sentencepiece_metadata(scores: object, message: str) -> None:
+    metadata = _without(sentencepiece_metadata(llama_like()), "scores")
+    if scores is not None:
+        metadata["tokenizer.ggml.scores"] = scores
+    with pytest.raises(CheckpointError, match=message):
+        tokenizer_from_gguf(metadata)
+
+
+def test_token_types_may_be_missing() -> None:
+    metadata = _without(byte_level_metadata(gpt2_like(), "gpt-2"), "token_type")
+    tokenizer = tokenizer_from_gguf(metadata)
+    assert tokenizer.is_special(0)
+    assert not tokenizer.is_special(2)
