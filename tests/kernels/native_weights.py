@@ -52,5 +52,6 @@ def quantise_activations(x: Tensor) -> Tensor:
     """What the kernels make of activations: int8 in groups of 16, the largest of a group at 127. -> float64."""
     groups = x.float().reshape(len(x), -1, 16)
     largest = groups.abs().amax(-1, keepdim=True)
-    inverse = torch.where(largest < 1e-30, 0.0, 127.0 / largest)
+    # A tensor over a tensor: torch makes a number over a tensor a product with the reciprocal, which rounds twice.
+    inverse = torch.where(largest < 1e-30, 0.0, torch.full_like(largest, 127.0) / largest)
     return ((groups * inverse).round().double() * (largest / 127.0).double()).reshape(x.shape)

@@ -28,8 +28,8 @@ from paged_sdk.kernels.native.packed import pack_gguf
 
 pytestmark = needs_library
 
-# int8 activations in groups of 16, float32 sums; a value on a rounding boundary may fall either way.
-SCHEME = 2e-4
+# The scheme itself: int8 activations in groups of 16, exact integer products, float32 sums.
+SCHEME = 2e-6
 # Against activations as they are: errors uniform within a step of 1/127 of a group's largest are 0.5 % of the norm.
 QUANTISATION = 0.01
 
@@ -84,7 +84,7 @@ def test_one_arithmetic_for_every_number_of_rows_and_threads(isa: str, tensor_ty
     ]
     expected = torch.cat([layers[0](x[row : row + 1]) for row in range(33)])
     for layer in layers:
-        for num_rows in range(1, 34):
+        for num_rows in (1, 2, 3, 4, 7, 8, 15, 16, 17, 31, 33):  # every size of tile, and mixtures
             assert torch.equal(layer(x[:num_rows]), expected[:num_rows])
 
 
