@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,9 @@ from paged_sdk.runner.sampler import SampleRow
 __all__ = ["Distribution", "naive_distribution", "naive_dry", "naive_process", "naive_uniform"]
 
 
-def naive_process(logits: npt.NDArray[np.float64], row: SampleRow, breakers: set[int]) -> npt.NDArray[np.float64]:
+def naive_process(
+    logits: npt.NDArray[np.float64], row: SampleRow, breakers: Collection[tuple[int, ...]]
+) -> npt.NDArray[np.float64]:
     """Bias, bans, penalties and DRY."""
     params = row.params
     scores = logits.copy()
@@ -35,24 +37,26 @@ def naive_process(logits: npt.NDArray[np.float64], row: SampleRow, breakers: set
     return scores
 
 
-def naive_dry(tokens: Sequence[int], params: DryParams, breakers: set[int]) -> dict[int, float]:
-    """For every token, the longest tail of the text that it followed before, breakers of one token apart."""
+def naive_dry(tokens: Sequence[int], params: DryParams, breakers: Collection[tuple[int, ...]]) -> dict[int, float]:
+    """For every token, the longest tail of the text that it followed before and that no breaker cuts."""
+    ends = [end for end in range(len(tokens)) for breaker in breakers if ends_with(tokens[: end + 1], breaker)]
+    unbroken = len(tokens) - 1 - max(ends, default=-1)
     longest: dict[int, int] = {}
     for position in range(1, len(tokens)):
-        follower = tokens[position]
         length = 0
-        while length < position:
-            last = tokens[-1 - length]
-            if tokens[position - 1 - length] != last or last in breakers:
-                break
+        while length < min(position, unbroken) and tokens[position - 1 - length] == tokens[-1 - length]:
             length += 1
-        if length and follower not in breakers:
-            longest[follower] = max(longest.get(follower, 0), length)
+        if length and (tokens[position],) not in breakers:
+            longest[tokens[position]] = max(longest.get(tokens[position], 0), length)
     return {
         token: params.multiplier * params.base ** (length - params.allowed_length)
         for token, length in longest.items()
         if length >= params.allowed_length
     }
+
+
+def ends_with(tokens: Sequence[int], end: Sequence[int]) -> bool:
+    return len(tokens) >= len(end) and list(tokens[len(tokens) - len(end) :]) == list(end)
 
 
 @frozen(eq=False)

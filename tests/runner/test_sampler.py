@@ -98,7 +98,7 @@ def test_every_setting_as_in_naive_float64(data: st.DataObject) -> None:
         params, prompt=[0, *data.draw(tokens)], output=data.draw(tokens), choice_index=data.draw(st.integers(0, 3))
     )
 
-    scores = naive_process(np.array(logits), given_row, breakers={3, 4, 5, 6})
+    scores = naive_process(np.array(logits), given_row, breakers={(3,), (4,), (5,), (6,)})
     chosen = sample(logits, [given_row])[0]
     if scores.max() == -np.inf:
         assert chosen == []
@@ -213,7 +213,7 @@ def generate(
 @pytest.mark.parametrize(("vocab_size", "rounding"), [(61, None), (1003, None), (20_000, None), (3000, 4)])
 def test_a_row_does_not_depend_on_its_batch(vocab_size: int, rounding: int | None) -> None:
     generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(6, len(MIXED), vocab_size, generator=generator) * 4
+    logits = torch.randn(3, len(MIXED), vocab_size, generator=generator) * 4
     if rounding:
         logits = (logits * rounding).round() / rounding  # many ties
     everyone = range(len(MIXED))
@@ -316,7 +316,7 @@ def test_counts_follow_a_sequence_and_start_over_when_it_changes() -> None:
         for num_prompt_tokens in (1, len(tokens)):
             given_row = SampleRow(0, params, tokens, num_prompt_tokens, 0, 1, EOS)
             logits = generator.normal(size=(1, 12)).astype(np.float32)
-            expected = naive_process(logits[0].astype(np.float64), given_row, set()).argmax()
+            expected = naive_process(logits[0].astype(np.float64), given_row, ()).argmax()
             assert sampler.sample(torch.tensor(logits), [given_row])[0][0].token_id == expected
 
 
