@@ -127,7 +127,9 @@ class TestLocal:
         with pytest.raises(ModelLoadError, match="has no GGUF file: there is no GGUF file"):
             resolve_model(tmp_path, gguf=True)
 
-    @pytest.mark.parametrize("name", ["./missing", "/missing/model", "~/missing/model", "a/b/missing.gguf", "../m"])
+    @pytest.mark.parametrize(
+        "name", ["./missing", "/missing/model", "~/missing/model", "a/b/missing.gguf", "../m", "~nobody-here/m"]
+    )
     def test_paths_that_do_not_exist(self, name: str) -> None:
         with pytest.raises(ModelLoadError, match="does not exist"):
             resolve_model(name)

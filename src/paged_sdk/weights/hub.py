@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -41,17 +42,21 @@ def resolve_model(
     :returns: a directory with ``config.json``, or a GGUF file (of a split model, the first part)
     :raises ModelLoadError: there is no such model, file or quantisation, several fit, or the Hub does not give it
     """
-    path = Path(model).expanduser()
+    path = _path(str(model))
     if path.is_dir():
         return _in_directory(path, filenames, "", gguf)
     if path.exists():
         return path
     name, _, quantization = str(model).partition(":")
-    if quantization and Path(name).expanduser().is_dir():
-        return _in_directory(Path(name).expanduser(), filenames, quantization, gguf)
+    if quantization and _path(name).is_dir():
+        return _in_directory(_path(name), filenames, quantization, gguf)
     if name.startswith((".", "~")) or path.is_absolute() or name.count("/") > 1:
         raise ModelLoadError(f"{str(model)!r} does not exist", path=path)
     return _on_hub(_Repository(name, revision, token), filenames, quantization, gguf)
+
+
+def _path(name: str) -> Path:
+    return Path(os.path.expanduser(name))  # leaves alone an unknown ~user, where Path.expanduser fails
 
 
 def _in_directory(directory: Path, filenames: Sequence[str], quantization: str, gguf: bool | None) -> Path:
@@ -124,7 +129,7 @@ def _selected(files: Sequence[str], filenames: Sequence[str], quantization: str,
 
 @frozen
 class _Repository:
-    """A model repository on the Hub. huggingface_hub is imported late, for it takes a third of a second."""
+    """A model repository on the Hub. huggingface_hub is imported late, for that takes some 0.2 s."""
 
     name: str
     revision: str | None
