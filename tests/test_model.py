@@ -153,7 +153,8 @@ async def test_stop_strings_end_the_text(model: Model) -> None:
 
 async def test_a_second_turn_computes_only_what_is_new(builder: TextModelBuilder) -> None:
     async with builder.with_paged_attn(pool(64)).build() as model:
-        chat = Conversation(model, system="You answer in short sentences about memory and paging.")
+        system = "You answer in short sentences about memory and paging."
+        chat = Conversation(model, system=system, sampling=sampled(20, temperature=0))
         first = await chat.send("What is a block table?")
         before = model.stats().prompt_tokens
         second = await chat.send("And a slot mapping?")

@@ -168,9 +168,13 @@ class Worker:
                     self._publish([event])
             case Call(function, future):
                 try:
-                    future.set_result(function(self._engine))
+                    result = function(self._engine)
                 except Exception as error:
                     future.set_exception(error)
+                else:
+                    # Before the caller goes on: the snapshot it may look at shows what it did.
+                    self._stats = self._engine.stats()
+                    future.set_result(result)
             case Close(drain):
                 # A second, impatient close overrides a patient one.
                 self._closing = Close(drain and (self._closing is None or self._closing.drain))
