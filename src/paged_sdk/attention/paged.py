@@ -51,6 +51,7 @@ class PagedBackend(AttentionBackend):
         device: torch.device,
         cache_type: PagedCacheType = PagedCacheType.AUTO,
     ) -> None:
+        self.num_blocks = num_blocks
         self._config = config
         self._block_size = block_size
         self._device = device

@@ -1,0 +1,131 @@
+"""Whole tiny models on both sides: transformers, and ours with a KV backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+
+from paged_sdk.attention.backend import AttentionBackend, RowSpan
+from paged_sdk.attention.context import StepContext
+from paged_sdk.attention.contiguous import ContiguousBackend
+from paged_sdk.attention.paged import PagedBackend
+from paged_sdk.config.paged import PagedCacheType
+from paged_sdk.errors import CheckpointError
+from paged_sdk.models.decoder import DecoderModel
+from paged_sdk.models.loading import load_model
+
+CPU = torch.device("cpu")
+MAX_TOKENS = 512
+
+MakeBackend = Callable[[DecoderModel], AttentionBackend]
+
+
+class DictSource:
+    """Tensors by name, as a checkpoint would give them."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def names(self) -> Sequence[str]:
+        return list(self._tensors)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def tensor(self, name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
+        if name not in self._tensors:
+            raise CheckpointError(f"there is no tensor {name!r}")
+        return self._tensors[name].to(dtype=dtype, device=device)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def ours(reference: PreTrainedModel, *, dtype: torch.dtype = torch.float32, **options: Any) -> DecoderModel:
+    """The same model from the same tensors."""
+    source = DictSource(reference.state_dict())
+    return load_model(reference.config.to_dict(), source, dtype=dtype, device=CPU, **options)
+
+
+def paged(block_size: int, cache_type: PagedCacheType = PagedCacheType.AUTO) -> MakeBackend:
+    """A pool with room for :data:`MAX_TOKENS`."""
+    return lambda model: PagedBackend(
+        model.config,
+        num_blocks=-(-MAX_TOKENS // block_size),
+        block_size=block_size,
+        dtype=model.dtype,
+        device=CPU,
+        cache_type=cache_type,
+    )
+
+
+def contiguous(model: DecoderModel) -> AttentionBackend:
+    """One slot per text."""
+    return ContiguousBackend(model.config, dtype=model.dtype, device=CPU)
+
+
+def logits(
+    model: DecoderModel, backend: AttentionBackend, rows: Sequence[tuple[Sequence[int], int, Sequence[int]]]
+) -> list[Tensor]:
+    """One step.
+
+    :param rows: per row the new tokens, how many came before, and where the KV lies
+    :returns: per row ``[num_tokens, vocab_size]``
+    """
+    token_ids = [token for tokens, _, _ in rows for token in tokens]
+    positions = [start + i for tokens, start, _ in rows for i in range(len(tokens))]
+    spans = [RowSpan(start, len(tokens), kv_ids) for tokens, start, kv_ids in rows]
+    with torch.inference_mode():
+        context = StepContext(attention=backend.prepare(spans))
+        hidden = model.forward(torch.tensor(token_ids), torch.tensor(positions), context)
+        parts = torch.split(model.logits(hidden), [len(tokens) for tokens, _, _ in rows])
+    return list(parts)
+
+
+def greedy(
+    model: DecoderModel,
+    make_backend: MakeBackend,
+    prompt: Sequence[int],
+    num_tokens: int,
+    *,
+    chunk: int | None = None,
+) -> list[int]:
+    """Greedy tokens, the prompt in chunks of ``chunk`` tokens (None: at once)."""
+    backend = make_backend(model)
+    kv_ids = [0]
+    if isinstance(backend, PagedBackend):
+        kv_ids = torch.randperm(backend.num_blocks, generator=torch.Generator().manual_seed(1)).tolist()
+    text, start = list(prompt), 0
+    while len(text) < len(prompt) + num_tokens:
+        new = text[start : start + (chunk or len(text))]
+        (scores,) = logits(model, backend, [(new, start, kv_ids)])
+        start += len(new)
+        if start == len(text):
+            text.append(int(scores[-1].argmax()))
+    return text[len(prompt) :]
+
+
+def reference_greedy(model: PreTrainedModel, prompt: Sequence[int], num_tokens: int) -> list[int]:
+    """What transformers generates, end tokens or not."""
+    model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]  # the model's own stops at end tokens
+    with torch.inference_mode():
+        generated: Any = model.generate(  # type: ignore[operator]
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            generation_config=GenerationConfig(  # type: ignore[no-untyped-call]
+                max_new_tokens=num_tokens, do_sample=False, use_cache=True, pad_token_id=0
+            ),
+        )
+    tokens: list[int] = generated[0, len(prompt) :].tolist()
+    return tokens
+
+
+def random_prompt(length: int, *, seed: int = 0, vocab_size: int = 512) -> list[int]:
+    """Random tokens."""
+    generator = torch.Generator().manual_seed(seed * 1000 + length)
+    tokens: list[int] = torch.randint(0, vocab_size, (length,), generator=generator).tolist()
+    return tokens

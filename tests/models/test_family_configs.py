@@ -1,0 +1,170 @@
+"""Reading config.json: forms of several years, what configs leave out, and what cannot be used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paged_sdk.config.decoder import Activation, DecoderConfig, RopeConfig, RopeKind
+from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError
+from paged_sdk.models.family import read_config, supported_families
+from tiny import FAMILIES, build_model
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "max_position_embeddings": 4096,
+}
+
+
+def read(**changes: Any) -> DecoderConfig:
+    return read_config(LLAMA | changes)
+
+
+def test_families_are_found_by_file_name() -> None:
+    assert set(supported_families()) == {*FAMILIES, "gemma3"}
+
+
+def test_the_oldest_form() -> None:
+    config = read()
+    assert (config.num_kv_heads, config.head_dim, config.tie_embeddings) == (4, 16, False)
+    assert config.ropes == (RopeConfig(rotary_dim=16, original_max_position=4096),) * 3
+    assert config.sliding_windows == (None, None, None)
+    assert config.attention_scale == 0.25
+    assert config.activation is Activation.SILU
+
+
+def test_both_forms_of_rope_settings_mean_the_same() -> None:
+    llama3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    old = read(rope_theta=500_000.0, rope_scaling={"rope_type": "llama3", **llama3})
+    oldest = read(rope_theta=500_000.0, rope_scaling={"type": "llama3", **llama3})
+    new = read(rope_parameters={"rope_type": "llama3", "rope_theta": 500_000.0, **llama3})
+    assert old == oldest == new
+    assert new.ropes[0].kind is RopeKind.LLAMA3
+    assert new.ropes[0].theta == 500_000.0
+    assert new.ropes[0].original_max_position == 8192
+
+
+def test_both_forms_of_gemma3s_two_ropes_mean_the_same() -> None:
+    common = LLAMA | {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 6}
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    old = read_config(common | {"rope_theta": 1e6, "rope_local_base_freq": 20_000.0, "rope_scaling": scaling})
+    new = read_config(
+        common
+        | {
+            "rope_parameters": {
+                "full_attention": scaling | {"rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 20_000.0},
+            }
+        }
+    )
+    assert old == new
+    assert [rope.theta for rope in new.ropes] == [20_000.0] * 5 + [1e6]
+    assert [window is None for window in new.sliding_windows] == [False] * 5 + [True]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_shapes_are_those_of_transformers(family: str) -> None:
+    reference: Any = build_model(family)
+    config = read_config(reference.config.to_dict())
+    layers = reference.get_decoder().layers
+    assert len(layers) == config.num_layers
+    assert config.attention_scale == pytest.approx(layers[0].self_attn.scaling)
+    windows = [getattr(layer.self_attn, "sliding_window", None) for layer in layers]
+    if family == "mistral":  # which keeps it in the config only
+        windows = [reference.config.sliding_window] * len(layers)
+    assert list(config.sliding_windows) == windows
+
+
+def test_gemma3_with_images_may_leave_its_text_config_nearly_empty() -> None:
+    """As the released models do."""
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    config = read_config(
+        {
+            "model_type": "gemma3",
+            "architectures": ["Gemma3ForConditionalGeneration"],
+            "text_config": {"model_type": "gemma3_text", "rope_scaling": scaling, **text},
+        }
+    )
+    assert (config.num_heads, config.num_kv_heads, config.head_dim, config.vocab_size) == (8, 4, 256, 262_208)
+    assert config.tie_embeddings
+    assert config.sliding_windows[4:7] == (1024, None, 1024)
+    assert (config.ropes[5].theta, config.ropes[5].factor, config.ropes[0].theta) == (1e6, 8.0, 1e4)
+
+
+def test_a_window_that_null_turns_off() -> None:
+    mistral = LLAMA | {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+    assert read_config(mistral).sliding_windows == (4096,) * 3
+    assert read_config(mistral | {"sliding_window": None}).sliding_windows == (None,) * 3
+
+
+def test_qwen_windows_begin_at_a_layer() -> None:
+    qwen = LLAMA | {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "sliding_window": 100}
+    assert read_config(qwen).sliding_windows == (None,) * 3
+    assert read_config(qwen | {"use_sliding_window": True, "max_window_layers": 1}).sliding_windows == (None, 100, 100)
+
+
+def test_phi3_names_longrope_otherwise() -> None:
+    factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    phi = LLAMA | {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "original_max_position_embeddings": 1024}
+    for name in ("su", "yarn", "longrope"):
+        rope = read_config(phi | {"rope_scaling": {"type": name, **factors}}).ropes[0]
+        assert (rope.kind, rope.factor, rope.original_max_position) == (RopeKind.LONGROPE, 4.0, 1024)
+
+
+def test_a_config_made_from_gguf_names_no_class() -> None:
+    config = dict(LLAMA)
+    del config["architectures"]
+    assert read_config(config) == read()
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "loading", "", "../llama", "family"])
+def test_an_unknown_model_type_is_refused_with_what_is_known(model_type: str) -> None:
+    with pytest.raises(UnsupportedArchitectureError) as raised:
+        read(model_type=model_type)
+    assert raised.value.architecture == model_type
+    assert "llama" in raised.value.supported
+    assert "loading" not in raised.value.supported
+
+
+def test_another_task_is_refused() -> None:
+    with pytest.raises(UnsupportedArchitectureError, match="LlamaForSequenceClassification"):
+        read(architectures=["LlamaForSequenceClassification"])
+    with pytest.raises(UnsupportedArchitectureError, match="encoder"):
+        read_config(LLAMA | {"model_type": "gemma2", "architectures": [], "use_bidirectional_attention": True})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"hidden_size": "64"}, r"hidden_size = '64': expected a whole number"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers = 0"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads = 3: expected a divisor"),
+        ({"hidden_act": "relu"}, "hidden_act = 'relu': expected one of silu"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings = 1: expected true or false"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_scaling.rope_type = 'dynamic'"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "factor = 0"),
+        ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0]}}, "short_factor = .*: expected 8 numbers"),
+        ({"rope_scaling": [1]}, "rope_scaling = .*: expected an object"),
+        ({"partial_rotary_factor": 0.2}, "3 of 16 elements"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps"),
+        ({"architectures": "LlamaForCausalLM"}, "architectures = .*: expected a list of strings"),
+        ({"model_type": "qwen2", "architectures": [], "layer_types": ["full_attention"]}, "layer_types has 1 entries"),
+        ({"model_type": "qwen2", "architectures": [], "layer_types": ["a", "b", "c"]}, "layer_types"),
+        ({"model_type": 3}, "model_type = 3: expected a string"),
+        ({"rope_scaling": {"inv_freq_divisors": ["a"]}}, "expected a list of numbers"),
+    ],
+)
+def test_what_cannot_be_used_is_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        read(**changes)
