@@ -111,6 +111,9 @@ class Scheduler:
         rows, budget = self._continue_running()
         if self._num_preemptions == num_preemptions:
             rows += self._admit_waiting(budget)
+        if not rows:
+            # Nobody executes such a step: what it would have carried waits for the next.
+            return SchedulerOutput([], [], [], dropped, [])
         finished, self._finished_seq_ids = self._finished_seq_ids, []
         return SchedulerOutput(rows, self._kv.take_copies(), self._kv.take_released(), dropped, finished)
 
@@ -129,7 +132,7 @@ class Scheduler:
                 continue
             sequence.num_computed_tokens = row.start + row.num_new_tokens
             self._kv.commit(sequence.table, sequence.token_ids, sequence.num_computed_tokens)
-            choices = self._fork_choices(sequence) if row.num_samples > 1 else (sequence,)[: row.num_samples]
+            choices = self._choices(row)
             for sample, (choice, token_id) in enumerate(zip(choices, token_ids, strict=True)):
                 advances.append(self._append(choice, token_id, index, sample))
         return advances
@@ -211,11 +214,14 @@ class Scheduler:
         self._waiting.add(sequence)
         self._num_preemptions += 1
 
-    def _fork_choices(self, sequence: Sequence) -> list[Sequence]:
-        """The sequence and its siblings, which from now on are independent."""
+    def _choices(self, row: ScheduledSequence) -> list[Sequence]:
+        """The sequence that each of the row's samples belongs to. Siblings are forked, and independent from then on."""
+        sequence = row.sequence
+        if row.num_samples == 0:
+            return []
         siblings = [
             sequence.fork(index, self._kv.fork(sequence.table, sequence.num_computed_tokens))
-            for index in range(1, sequence.num_choices)
+            for index in range(1, row.num_samples)
         ]
         for sibling in siblings:
             insort(self._running, sibling, key=rank)

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from hashlib import sha256
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paged_sdk.kv.block_hash import block_hash
+
+
+def test_is_sha256_of_parent_and_little_endian_tokens() -> None:
+    parent = bytes(range(32))
+    expected = sha256(parent + (1).to_bytes(4, "little") + (70_000).to_bytes(4, "little")).digest()
+    assert block_hash(parent, [1, 70_000]) == expected
+
+
+def test_depends_on_everything_that_leads_to_a_block() -> None:
+    root = block_hash(b"", [1, 2])
+    hashes = [
+        root,
+        block_hash(b"", [2, 1]),
+        block_hash(root, [1, 2]),
+        block_hash(b"", [1, 2], (b"adapter",)),
+        block_hash(b"", [1, 2], (b"adap", b"ter")),
+        block_hash(b"", [1, 2], (b"", b"adapter")),
+    ]
+    assert len(set(hashes)) == len(hashes)
+
+
+keys = st.lists(st.binary(max_size=20), max_size=3).map(tuple)
+blocks = st.lists(st.integers(0, 2**32 - 1), min_size=4, max_size=4)
+
+
+@settings(deadline=None, derandomize=True)
+@given(first=blocks, second=blocks, first_keys=keys, second_keys=keys)
+def test_equal_only_for_equal_input(
+    first: list[int], second: list[int], first_keys: tuple[bytes, ...], second_keys: tuple[bytes, ...]
+) -> None:
+    same = first == second and first_keys == second_keys
+    assert (block_hash(b"", first, first_keys) == block_hash(b"", second, second_keys)) is same

@@ -1,0 +1,282 @@
+"""Hypothesis drives the KV managers through everything that can happen, and checks everything after each operation."""
+
+from __future__ import annotations
+
+from attrs import define, field
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from paged_sdk.kv.contiguous import SequenceKvManager
+from paged_sdk.kv.manager import KvTable
+from paged_sdk.kv.paged import KvCacheManager
+from shadow_kv import ShadowKv, check_paged, history_marks
+
+BLOCK_SIZE = 3
+NUM_BLOCKS = 9
+tokens = st.lists(st.integers(0, 1), min_size=1, max_size=14)
+keys = st.sampled_from([(), (), (b"adapter",)])
+
+
+@define(eq=False)
+class Live:
+    """A sequence as its owner sees it."""
+
+    token_ids: list[int]
+    extra_keys: tuple[bytes, ...]
+    table: KvTable
+    num_computed: int = 0
+    marks: list[int] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.marks = history_marks(self.token_ids, self.extra_keys)
+
+    def extend(self, token_ids: list[int]) -> None:
+        self.token_ids += token_ids
+        self.marks = history_marks(self.token_ids, self.extra_keys)
+
+    def truncate(self, num_tokens: int) -> None:
+        del self.token_ids[num_tokens:]
+        del self.marks[num_tokens:]
+
+
+class PagedMachine(RuleBasedStateMachine):
+    """Sequences that start, grow, fork, are rejected tokens, end, come back, on a pool that is too small for them."""
+
+    manager: KvCacheManager | SequenceKvManager
+    window: int | None = None
+    prefix_caching = True
+    paged = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.manager = self.make_manager()
+        self.shadow = ShadowKv(BLOCK_SIZE if self.paged else None)
+        self.live: list[Live] = []
+        self.parked: list[Live] = []
+        self.histories: list[list[int]] = []
+        self.content: dict[bytes, list[int]] = {}
+
+    def make_manager(self) -> KvCacheManager | SequenceKvManager:
+        return KvCacheManager(NUM_BLOCKS, BLOCK_SIZE, prefix_caching=self.prefix_caching, sliding_window=self.window)
+
+    @rule(token_ids=tokens, extra_keys=keys, share=st.sampled_from([True, True, True, False]))
+    def admit(self, token_ids: list[int], extra_keys: tuple[bytes, ...], share: bool) -> None:
+        self._attach(Live(token_ids, extra_keys, KvTable(extra_keys, share=share)))
+
+    @precondition(lambda self: self.histories)
+    @rule(data=st.data(), tail=tokens, extra_keys=keys)
+    def admit_next_turn(self, data: st.DataObject, tail: list[int], extra_keys: tuple[bytes, ...]) -> None:
+        history = data.draw(st.sampled_from(self.histories))
+        cut = data.draw(st.integers(0, len(history)))
+        self._attach(Live(history[:cut] + tail, extra_keys, KvTable(extra_keys)))
+
+    @precondition(lambda self: self.parked)
+    @rule(data=st.data())
+    def readmit(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from(self.parked))
+        self.parked.remove(sequence)
+        self._attach(sequence)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def step(self, data: st.DataObject) -> None:
+        """One step over some sequences: drafts may be rejected, rows lost on the way, others preempted meanwhile."""
+        rows: list[tuple[Live, int, int]] = []
+        for sequence in data.draw(st.lists(st.sampled_from(self.live), unique_by=id, min_size=1)):
+            if sequence not in self.live:
+                continue
+            start = sequence.num_computed
+            num_missing = len(sequence.token_ids) - start
+            num_drafts = 0
+            if num_missing <= 1:
+                num_drafts = data.draw(st.integers(1 - num_missing, 4))
+                sequence.extend(data.draw(st.lists(st.integers(0, 1), min_size=num_drafts, max_size=num_drafts)))
+            wanted = data.draw(st.integers(1, num_missing + num_drafts))
+            room = self.manager.grow(sequence.table, start, wanted)
+            assert 0 <= room <= wanted
+            if num_drafts:
+                sequence.truncate(start + max(room, num_missing))
+            if room:
+                rows.append((sequence, room, max(0, start + room - (start + num_missing))))
+            elif self.live:
+                self._free(data.draw(st.sampled_from(self.live)))
+        self.shadow.copy(self.manager.take_copies())
+        self.shadow.release(self.manager.take_released())
+        for sequence, room, _ in rows:
+            if sequence in self.live:
+                self._write(sequence, room)
+        for sequence, room, num_drafts in rows:
+            if sequence not in self.live:
+                continue
+            num_rejected = data.draw(st.integers(0, num_drafts))
+            if data.draw(st.integers(0, 7)) == 0:
+                self._free(sequence)
+                continue
+            computed = sequence.num_computed + room - num_rejected
+            if num_rejected:
+                sequence.truncate(computed)
+            sequence.num_computed = computed
+            self.manager.commit(sequence.table, sequence.token_ids, computed)
+            for index, digest in enumerate(sequence.table.hashes[: sequence.table.num_published]):
+                self.content[digest] = sequence.marks[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE]
+
+    @precondition(lambda self: any(sequence.num_computed for sequence in self.live))
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        computed = [sequence for sequence in self.live if sequence.num_computed and not self._awaits_copy(sequence)]
+        if computed:
+            parent = data.draw(st.sampled_from(computed))
+            table = self.manager.fork(parent.table, parent.num_computed)
+            self.live.append(Live(list(parent.token_ids), parent.extra_keys, table, parent.num_computed))
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), park=st.booleans())
+    def free(self, data: st.DataObject, park: bool) -> None:
+        sequence = data.draw(st.sampled_from(self.live))
+        self._free(sequence)
+        if park:
+            self.parked.append(sequence)
+
+    @rule()
+    def reset(self) -> None:
+        self.manager.reset_prefix_cache()
+        assert self.manager.match(KvTable(), [0, 1] * 10).num_tokens == 0
+
+    @invariant()
+    def memory_holds_what_was_computed(self) -> None:
+        for sequence in self.live:
+            if not self._awaits_copy(sequence):
+                self._check_content(sequence, sequence.num_computed)
+
+    @invariant()
+    def books_balance(self) -> None:
+        assert isinstance(self.manager, KvCacheManager)
+        check_paged(self.manager, [sequence.table for sequence in self.live])
+        for digest, block in self.manager._pool._by_hash.items():
+            assert [self.shadow.cells[block.id, offset] for offset in range(BLOCK_SIZE)] == self.content[digest]
+
+    def teardown(self) -> None:
+        for sequence in list(self.live):
+            self._free(sequence)
+        assert self.manager.usage.used == 0
+        assert not self.manager.take_copies()
+        self.books_balance()
+
+    def _attach(self, sequence: Live) -> None:
+        length = len(sequence.token_ids)
+        before = self.manager.usage
+        prefix = self.manager.match(sequence.table, sequence.token_ids)
+        assert self.manager.usage == before
+        assert 0 <= prefix.num_tokens < length
+        if length > self.manager.max_sequence_tokens or not self.manager.fits(prefix, length):
+            return
+        self.manager.attach(sequence.table, prefix, sequence.token_ids)
+        sequence.num_computed = prefix.num_tokens
+        if not self.paged:
+            self.shadow.copy(self.manager.take_copies())
+            self.shadow.release(self.manager.take_released())
+        self._check_content(sequence, prefix.num_tokens)
+        self.live.append(sequence)
+        if self.window is None:
+            # Room that was promised is there; this sequence may be given all of it at once.
+            free = self.manager.usage.cached + self.manager.usage.free
+            assert not self.paged or free * BLOCK_SIZE >= length - prefix.num_tokens
+
+    def _write(self, sequence: Live, num_tokens: int) -> None:
+        table = sequence.table
+        for position in range(sequence.num_computed, sequence.num_computed + num_tokens):
+            if isinstance(self.manager, KvCacheManager):
+                block = self.manager._pool.blocks[table.ids[position // BLOCK_SIZE]]
+                assert position // BLOCK_SIZE >= table.num_dead
+                assert block.ref_count == 1
+                assert block.hash is None
+            self.shadow.write(table.ids, position, sequence.marks[position])
+        self._check_content(sequence, sequence.num_computed + num_tokens, start=sequence.num_computed)
+
+    def _check_content(self, sequence: Live, num_tokens: int, start: int | None = None) -> None:
+        """Whatever a query from ``start`` on can see is what was computed for this very history."""
+        first = 0
+        if self.window is not None:
+            first = max(0, (num_tokens if start is None else start) - self.window + 1)
+        for position in range(first, num_tokens):
+            assert self.shadow.read(sequence.table.ids, position) == sequence.marks[position]
+
+    def _awaits_copy(self, sequence: Live) -> bool:
+        return not self.paged and sequence.table.ids[0] in self.manager._copies
+
+    def _free(self, sequence: Live) -> None:
+        self.live.remove(sequence)
+        self.manager.free(sequence.table, sequence.token_ids, sequence.num_computed)
+        self.histories.append(list(sequence.token_ids))
+        sequence.num_computed = 0
+        assert sequence.table.ids == []
+
+
+class PagedWithoutCacheMachine(PagedMachine):
+    prefix_caching = False
+
+
+class NarrowWindowMachine(PagedMachine):
+    """A window that the pool holds several times."""
+
+    window = 4
+
+
+class WideWindowMachine(PagedMachine):
+    """A window that the pool cannot hold."""
+
+    window = 40
+
+
+class ContiguousMachine(PagedMachine):
+    """The same life on slots."""
+
+    paged = False
+    num_kept = 3
+
+    def make_manager(self) -> SequenceKvManager:
+        return SequenceKvManager(max_sequence_tokens=64, max_num_seqs=1000, num_kept=self.num_kept)
+
+    @invariant()
+    def books_balance(self) -> None:
+        assert isinstance(self.manager, SequenceKvManager)
+        usage = self.manager.usage
+        assert usage.used == len(self.live)
+        assert usage.cached == len(self.manager._kept) <= self.num_kept
+        assert usage.used + usage.cached + usage.free == usage.total
+        held = [sequence.table.ids[0] for sequence in self.live] + list(self.manager._kept)
+        assert len(set(held)) == len(held)
+        assert not set(held) & set(self.manager._released)
+        for slot, kept in self.manager._kept.items():
+            marks = history_marks(kept.token_ids, kept.extra_keys)
+            assert [self.shadow.cells[slot, position] for position in range(len(marks))] == marks
+
+
+class ContiguousWithoutCacheMachine(ContiguousMachine):
+    num_kept = 0
+
+
+_SETTINGS = settings(
+    deadline=None,
+    derandomize=True,
+    max_examples=40,
+    stateful_step_count=40,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+for _machine in (
+    PagedMachine,
+    PagedWithoutCacheMachine,
+    NarrowWindowMachine,
+    WideWindowMachine,
+    ContiguousMachine,
+    ContiguousWithoutCacheMachine,
+):
+    _machine.TestCase.settings = _SETTINGS
+
+TestPaged = PagedMachine.TestCase
+TestPagedWithoutCache = PagedWithoutCacheMachine.TestCase
+TestNarrowWindow = NarrowWindowMachine.TestCase
+TestWideWindow = WideWindowMachine.TestCase
+TestContiguous = ContiguousMachine.TestCase
+TestContiguousWithoutCache = ContiguousWithoutCacheMachine.TestCase

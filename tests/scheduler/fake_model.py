@@ -1,0 +1,205 @@
+"""A model without tensors: its next token depends on every KV cell that a real one would read."""
+
+from __future__ import annotations
+
+from attrs import define, field
+
+from paged_sdk.config.engine import EngineConfig
+from paged_sdk.config.sampling import SamplingParams
+from paged_sdk.kv.contiguous import SequenceKvManager
+from paged_sdk.kv.manager import KvTable
+from paged_sdk.kv.paged import KvCacheManager
+from paged_sdk.scheduler.output import Advance, SchedulerOutput
+from paged_sdk.scheduler.scheduler import Scheduler
+from paged_sdk.scheduler.sequence import Sequence, SequenceStatus
+from shadow_kv import ShadowKv, check_paged, history_marks
+
+VOCAB = 5
+STOP = 0
+SAMPLING = SamplingParams(temperature=0.0, seed=0)
+
+
+def next_token(mark: int, choice_index: int) -> int:
+    """The model: a function of the whole history, and of the choice's own random numbers."""
+    return hash((mark, choice_index)) % VOCAB
+
+
+def reference(sequence: Sequence, max_model_len: int) -> list[int]:
+    """The output of a sequence that has all the memory in the world for itself."""
+    token_ids = sequence.token_ids[: sequence.num_prompt_tokens]
+    output: list[int] = []
+    while len(output) < sequence.max_tokens and len(token_ids) + len(output) < max_model_len:
+        mark = history_marks(token_ids + output, sequence.extra_keys)[-1]
+        output.append(next_token(mark, sequence.choice_index))
+        if output[-1] in sequence.stop_token_ids:
+            break
+    return output
+
+
+@define(eq=False)
+class Harness:
+    """A scheduler, its memory and the fake model, checked at every step."""
+
+    config: EngineConfig
+    manager: KvCacheManager | SequenceKvManager = field(init=False)
+    scheduler: Scheduler = field(init=False)
+    shadow: ShadowKv = field(init=False)
+    num_steps: int = 0
+    num_prompt_tokens_computed: int = 0
+    next_id: int = 0
+    sequences: dict[int, Sequence] = field(factory=dict)
+    admitted: list[int] = field(factory=list)
+    ended: list[int] = field(factory=list)
+    forgotten: list[int] = field(factory=list)
+
+    def __attrs_post_init__(self) -> None:
+        config = self.config
+        self.manager = (
+            KvCacheManager(
+                config.num_blocks,
+                config.block_size,
+                prefix_caching=config.prefix_cache_n > 0,
+                sliding_window=config.sliding_window,
+            )
+            if config.paged
+            else SequenceKvManager(
+                max_sequence_tokens=config.max_model_len,
+                max_num_seqs=config.max_num_seqs,
+                num_kept=config.prefix_cache_n,
+            )
+        )
+        self.scheduler = Scheduler(config, self.manager)
+        self.shadow = ShadowKv(config.block_size if config.paged else None)
+
+    def add(
+        self,
+        prompt: list[int],
+        *,
+        max_tokens: int = 8,
+        stops: bool = False,
+        num_choices: int = 1,
+        priority: int = 0,
+        extra_keys: tuple[bytes, ...] = (),
+        skip_prefix_cache: bool = False,
+    ) -> Sequence:
+        sequence = Sequence(
+            self.next_id,
+            f"request-{self.next_id}",
+            prompt,
+            SAMPLING,
+            max_tokens=max_tokens,
+            stop_token_ids=frozenset([STOP] if stops else []),
+            num_choices=num_choices,
+            priority=priority,
+            arrival=float(self.next_id),
+            extra_keys=extra_keys,
+            skip_prefix_cache=skip_prefix_cache,
+        )
+        self.scheduler.add(sequence)
+        self.sequences[sequence.seq_id] = sequence
+        self.next_id += num_choices
+        return sequence
+
+    def schedule(self) -> SchedulerOutput:
+        """Choose a step and check that it may be executed."""
+        had_work = self.scheduler.has_unfinished
+        output = self.scheduler.schedule()
+        assert output.scheduled or output.dropped or not had_work, "no progress"
+        assert sum(row.num_new_tokens for row in output.scheduled) <= self.config.max_num_batched_tokens
+        rows = [row.sequence.seq_id for row in output.scheduled]
+        assert len(set(rows)) == len(rows)
+        running = [s for s in self.sequences.values() if s.status is SequenceStatus.RUNNING]
+        assert sum(s.num_choices for s in running) <= self.config.max_num_seqs
+        assert len(running) == self.scheduler.num_running
+        for row in output.scheduled:
+            sequence = row.sequence
+            assert sequence.status is SequenceStatus.RUNNING
+            assert row.num_new_tokens > 0
+            assert row.start == sequence.num_computed_tokens
+            is_last = row.start + row.num_new_tokens == len(sequence.token_ids)
+            assert row.num_samples == (sequence.num_choices if is_last else 0)
+            if sequence.seq_id not in self.admitted:
+                self.admitted.append(sequence.seq_id)
+        for sequence in output.dropped:
+            assert sequence.finish_reason == "length"
+            assert sequence.num_computed_tokens == self.manager.max_sequence_tokens
+            self.ended.append(sequence.seq_id)
+        self.forgotten += output.finished_seq_ids
+        self.check_memory()
+        return output
+
+    def execute(self, output: SchedulerOutput) -> list[list[int]]:
+        """Copy, write all rows, then read all that they attend to and sample."""
+        self.num_steps += 1
+        self.shadow.copy(output.copies)
+        self.shadow.release(output.released)
+        histories = [history_marks(row.sequence.token_ids, row.sequence.extra_keys) for row in output.scheduled]
+        for row, marks in zip(output.scheduled, histories, strict=True):
+            prompt_end = row.sequence.num_prompt_tokens
+            for position in range(row.start, row.start + row.num_new_tokens):
+                self.shadow.write(row.kv_ids, position, marks[position])
+                self.num_prompt_tokens_computed += position < prompt_end
+        sampled = []
+        for row, marks in zip(output.scheduled, histories, strict=True):
+            window = self.config.sliding_window
+            first = 0 if window is None else max(0, row.start - window + 1)
+            for position in range(first, row.start + row.num_new_tokens):
+                assert self.shadow.read(row.kv_ids, position) == marks[position]
+            choices = range(row.sequence.choice_index, row.sequence.choice_index + row.num_samples)
+            sampled.append([next_token(marks[-1], choice) for choice in choices])
+        return sampled
+
+    def update(self, output: SchedulerOutput, sampled: list[list[int]]) -> list[Advance]:
+        """Take in a step and check what it is said to have done."""
+        advances = self.scheduler.update(output, sampled)
+        for advance in advances:
+            sequence = advance.sequence
+            self.sequences.setdefault(sequence.seq_id, sequence)
+            assert sampled[advance.row][advance.sample] == advance.token_ids[0] == sequence.token_ids[-1]
+            assert sequence.finish_reason == advance.finish_reason
+            if advance.finish_reason is not None:
+                self.ended.append(sequence.seq_id)
+            else:
+                assert sequence.num_computed_tokens == len(sequence.token_ids) - 1
+        self.check_memory()
+        return advances
+
+    def step(self) -> SchedulerOutput:
+        output = self.schedule()
+        self.update(output, self.execute(output))
+        return output
+
+    def run(self, max_steps: int = 20_000) -> None:
+        """Until all have ended."""
+        for _ in range(max_steps):
+            if not self.scheduler.has_unfinished:
+                return
+            self.step()
+        raise AssertionError(f"still at work after {max_steps} steps")
+
+    def check_memory(self) -> None:
+        held: list[KvTable] = []
+        for sequence in self.sequences.values():
+            if sequence.status is SequenceStatus.RUNNING:
+                held.append(sequence.table)
+            else:
+                assert sequence.table.ids == []
+        if isinstance(self.manager, KvCacheManager):
+            # Choices that were forked in this very update are not known here yet.
+            held += [s.table for s in self.scheduler._running if s.seq_id not in self.sequences]
+            check_paged(self.manager, held)
+
+    def check_end(self) -> None:
+        """Nothing is held, everybody's text is what it would have been alone."""
+        usage = self.manager.usage
+        assert usage.used == 0
+        assert usage.free + usage.cached == usage.total
+        for sequence in self.sequences.values():
+            expected = reference(sequence, self.config.max_model_len)
+            output = sequence.output_token_ids
+            assert sequence.status is SequenceStatus.FINISHED
+            if sequence.finish_reason == "canceled" or len(sequence.token_ids) > self.manager.max_sequence_tokens:
+                assert output == expected[: len(output)]
+            else:
+                assert output == expected
+                assert sequence.finish_reason == ("stop" if output[-1] in sequence.stop_token_ids else "length")

@@ -1,0 +1,446 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+from fake_model import Harness
+
+from paged_sdk.config.engine import EngineConfig
+from paged_sdk.errors import ContextLengthError, InvalidRequestError, QueueFullError
+from paged_sdk.scheduler.sequence import Sequence, SequenceStatus
+from paged_sdk.scheduler.waiting_queue import MAX_TIMES_PASSED
+
+
+def make(
+    *,
+    num_blocks: int = 100,
+    block_size: int = 4,
+    seats: int = 8,
+    budget: int = 64,
+    max_model_len: int = 400,
+    cache: int = 16,
+    max_queue: int = 1000,
+    paged: bool = True,
+) -> Harness:
+    return Harness(
+        EngineConfig(
+            paged=paged,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            prefix_cache_n=cache,
+            max_num_seqs=seats,
+            max_num_batched_tokens=budget,
+            max_model_len=max_model_len,
+            max_queue=max_queue,
+        )
+    )
+
+
+def rows(harness: Harness) -> list[tuple[int, int, int, int]]:
+    """(id, start, new tokens, samples) of the next step, which is executed."""
+    output = harness.schedule()
+    found = [(row.sequence.seq_id, row.start, row.num_new_tokens, row.num_samples) for row in output.scheduled]
+    harness.update(output, harness.execute(output))
+    return found
+
+
+def test_a_step_mixes_decodes_and_chunks_under_one_budget() -> None:
+    harness = make(budget=10)
+    harness.add([1] * 3)
+    assert rows(harness) == [(0, 0, 3, 1)]
+    harness.add([2] * 14)
+    harness.add([3] * 5)
+    assert rows(harness) == [(0, 3, 1, 1), (1, 0, 9, 0)]
+    assert rows(harness) == [(0, 4, 1, 1), (1, 9, 5, 1), (2, 0, 4, 0)]
+    # The generating ones have their token each, even where a chunk of an older prompt is before them.
+    assert rows(harness) == [(0, 5, 1, 1), (1, 14, 1, 1), (2, 4, 1, 1)]
+    harness.run()
+    harness.check_end()
+
+
+def test_decodes_have_their_tokens_before_an_older_prompt_has_its_chunk() -> None:
+    harness = make(budget=4, seats=3)
+    harness.add([1] * 30)
+    low = harness.add([2, 2], priority=1)
+    assert rows(harness) == [(1, 0, 2, 1), (0, 0, 2, 0)]
+    assert rows(harness) == [(1, 2, 1, 1), (0, 2, 3, 0)]
+    harness.scheduler.finish(low, "canceled")
+    assert rows(harness) == [(0, 5, 4, 0)]
+
+
+def test_a_budget_smaller_than_the_seats_serves_the_first() -> None:
+    harness = make(budget=2, seats=4)
+    harness.add([1], num_choices=4, max_tokens=3)
+    assert rows(harness) == [(0, 0, 1, 4)]
+    assert rows(harness) == [(0, 1, 1, 1), (1, 1, 1, 1)]
+    harness.run()
+    harness.check_end()
+
+
+def test_choices_share_the_prompt_and_go_their_own_ways() -> None:
+    harness = make(seats=4)
+    root = harness.add([1, 2, 3, 4, 5, 6], num_choices=3, max_tokens=9)
+    other = harness.add([9] * 3)
+    assert rows(harness) == [(0, 0, 6, 3), (3, 0, 3, 1)]
+    assert harness.scheduler.num_running == 4
+    assert [harness.sequences[i].choice_index for i in range(3)] == [0, 1, 2]
+    assert (root.num_choices, other.num_choices) == (1, 1)
+    assert harness.num_prompt_tokens_computed == 9
+    harness.step()
+    assert harness.shadow.num_copies == 2
+    harness.run()
+    harness.check_end()
+
+
+def test_a_request_with_choices_waits_for_all_its_seats() -> None:
+    harness = make(seats=4)
+    harness.add([1], max_tokens=2)
+    harness.add([2], max_tokens=9)
+    harness.add([3], num_choices=3)
+    harness.add([4])
+    assert [row[0] for row in rows(harness)] == [0, 1, 5]
+    assert [row[0] for row in rows(harness)] == [0, 1, 5]
+    assert [row[0] for row in rows(harness)] == [1, 5]
+    harness.run()
+    harness.check_end()
+
+
+@pytest.mark.parametrize("paged", [True, False])
+def test_stop_tokens_max_tokens_and_the_context_end_a_text(paged: bool) -> None:
+    harness = make(max_model_len=20, paged=paged)
+    stopping = [harness.add([1, i], max_tokens=50, stops=True) for i in range(6)]
+    counted = harness.add([1, 2, 3], max_tokens=4)
+    full = harness.add([4] * 12, max_tokens=50)
+    harness.run()
+    harness.check_end()
+    assert "stop" in {sequence.finish_reason for sequence in stopping}
+    assert (counted.finish_reason, counted.num_output_tokens) == ("length", 4)
+    assert (full.finish_reason, len(full.token_ids)) == ("length", 20)
+    assert sorted(harness.ended) == list(range(8))
+
+
+def test_what_can_never_run_is_refused() -> None:
+    harness = make(num_blocks=4, seats=2, max_queue=2)
+    with pytest.raises(ContextLengthError) as too_long:
+        harness.add([1] * 17)
+    assert (too_long.value.num_tokens, too_long.value.limit, too_long.value.request_id) == (17, 16, "request-0")
+    with pytest.raises(ContextLengthError) as no_room_for_output:
+        make(max_model_len=10).add([1] * 10)
+    assert no_room_for_output.value.limit == 9
+    with pytest.raises(InvalidRequestError):
+        harness.add([])
+    with pytest.raises(InvalidRequestError):
+        harness.add([1], num_choices=3)
+    harness.add([1])
+    harness.add([1])
+    with pytest.raises(QueueFullError) as full:
+        harness.add([1])
+    assert full.value.limit == 2
+    assert harness.scheduler.num_waiting == 2
+    harness.step()
+    harness.add([1])
+
+
+def test_timing_and_cached_tokens_are_those_of_the_first_admission() -> None:
+    harness = make()
+    before = time.monotonic()
+    first = harness.add([1, 2, 3, 4, 5, 6, 7, 8, 9])
+    assert first.first_scheduled_at is None
+    harness.step()
+    second = harness.add([1, 2, 3, 4, 5, 6, 7, 8, 9], num_choices=2)
+    harness.step()
+    assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 8)
+    assert first.first_scheduled_at is not None
+    assert second.first_scheduled_at is not None
+    assert before <= first.first_scheduled_at <= second.first_scheduled_at <= time.monotonic()
+    assert harness.sequences[2].num_cached_tokens == 8
+
+
+def test_requests_that_arrive_together_compute_their_prefix_once() -> None:
+    harness = make(num_blocks=200, seats=16, budget=32)
+    prefix = list(range(100, 202))
+    for index in range(16):
+        harness.add([*prefix, index], max_tokens=5)
+    harness.run()
+    harness.check_end()
+    # Of the 102 common tokens 25 full blocks of 4 once, and by each the 2 behind them and its own.
+    assert harness.num_prompt_tokens_computed == 100 + 16 * 3
+    assert harness.manager.prefix_hits == 15 * 100
+
+
+def test_a_follower_takes_over_when_its_leader_goes() -> None:
+    harness = make(budget=8)
+    prompt = list(range(40))
+    leader = harness.add(prompt)
+    followers = [harness.add([*prompt, index]) for index in range(3)]
+    stranger = harness.add([99])
+    assert rows(harness) == [(0, 0, 8, 0)]
+    harness.scheduler.finish(leader, "canceled")
+    assert rows(harness) == [(1, 8, 8, 0)]
+    harness.step()
+    assert [sequence.status for sequence in followers[1:]] == [SequenceStatus.WAITING] * 2
+    harness.run()
+    harness.check_end()
+    assert harness.num_prompt_tokens_computed == 40 + 3 + 1
+    assert stranger.finish_reason == "length"
+
+
+def test_others_pass_those_that_wait_for_a_leader() -> None:
+    harness = make(budget=45)
+    prompt = list(range(40))
+    for index in range(3):
+        harness.add([*prompt, index])
+    harness.add([99])
+    assert rows(harness) == [(0, 0, 41, 1), (3, 0, 1, 1)]
+    assert rows(harness) == [(0, 41, 1, 1), (3, 1, 1, 1), (1, 40, 1, 1), (2, 40, 1, 1)]
+
+
+def test_one_that_needs_all_logits_waits_for_nobody() -> None:
+    harness = make()
+    prompt = list(range(12))
+    harness.add(prompt)
+    harness.add(prompt, skip_prefix_cache=True)
+    harness.add([*prompt, 1])
+    assert rows(harness) == [(0, 0, 12, 1), (1, 0, 12, 1)]
+    assert rows(harness)[2] == (2, 12, 1, 1)
+
+
+def test_64_requests_on_a_pool_for_8() -> None:
+    harness = make(num_blocks=40, seats=32, budget=64)
+    for index in range(64):
+        harness.add([index] * 12, max_tokens=8)
+    harness.run()
+    harness.check_end()
+    assert sorted(harness.ended) == list(range(64))
+    assert harness.forgotten == harness.ended[: len(harness.forgotten)]
+    # Equal requests: first come, first admitted; and nobody ends far from its turn.
+    assert harness.admitted == sorted(harness.admitted)
+    assert all(abs(place - seq_id) <= 8 for place, seq_id in enumerate(harness.ended))
+    usage = harness.manager.usage
+    assert usage.free + usage.cached == 40
+
+
+def storm(num_blocks: int, *, block_size: int, cache: int) -> Harness:
+    """Short prompts with long outputs: many are admitted, and then outgrow the memory together."""
+    harness = make(num_blocks=num_blocks, block_size=block_size, seats=16, budget=48, cache=cache)
+    for index in range(100):
+        harness.add([index % 7] * (index % 3 + 1), max_tokens=12 + index % 7, num_choices=1 + (index % 10 == 0))
+    harness.run()
+    harness.check_end()
+    return harness
+
+
+@pytest.mark.parametrize("cache", [0, 16])
+@pytest.mark.parametrize("num_blocks", [21, 30, 60])
+def test_preemption_storms_change_no_text(num_blocks: int, cache: int) -> None:
+    calm, stormy = storm(10_000, block_size=4, cache=cache), storm(num_blocks, block_size=1, cache=cache)
+    assert calm.scheduler.num_preemptions == 0
+    assert stormy.scheduler.num_preemptions > 200
+    for seq_id, sequence in calm.sequences.items():
+        assert stormy.sequences[seq_id].token_ids == sequence.token_ids
+
+
+def test_the_youngest_is_preempted_and_comes_back_first() -> None:
+    harness = make(num_blocks=6, block_size=2, seats=4)
+    first, second, third = (harness.add([index] * 4, max_tokens=6) for index in range(3))
+    late = harness.add([9] * 4, max_tokens=6)
+    harness.step()
+    assert [s.status for s in (first, second, third)] == [SequenceStatus.RUNNING] * 3
+    assert rows(harness) == [(0, 4, 1, 1), (1, 4, 1, 1)]
+    assert harness.scheduler.num_preemptions == 1
+    assert third.status is SequenceStatus.WAITING
+    assert third.num_computed_tokens == 0
+    assert third.table.ids == []
+    while third.status is SequenceStatus.WAITING:
+        output = harness.step()
+    assert [row.sequence for row in output.scheduled] == [third, late]
+    assert third.num_cached_tokens == 0
+    harness.run()
+    harness.check_end()
+
+
+def test_a_low_priority_is_preempted_before_a_younger_one() -> None:
+    harness = make(num_blocks=5, block_size=2)
+    low = harness.add([1] * 4, priority=-1)
+    harness.step()
+    high = harness.add([2] * 3)
+    harness.step()
+    assert harness.scheduler.num_running == 2
+    while not harness.scheduler.num_preemptions:
+        harness.step()
+    assert (low.status, high.status) == (SequenceStatus.WAITING, SequenceStatus.RUNNING)
+
+
+def test_one_that_outgrows_the_memory_ends_with_its_text() -> None:
+    harness = make(num_blocks=3)
+    sequence = harness.add([1, 2, 3], max_tokens=100)
+    while sequence.finish_reason is None:
+        output = harness.step()
+    assert output.dropped == [sequence]
+    assert output.scheduled == []
+    assert sequence.finish_reason == "length"
+    assert len(sequence.token_ids) == 13
+    harness.check_end()
+
+
+def test_choices_that_outgrow_the_memory_all_end() -> None:
+    harness = make(num_blocks=3)
+    harness.add([1] * 12, num_choices=3, max_tokens=100)
+    harness.add([5], max_tokens=3)
+    harness.run()
+    harness.check_end()
+    assert [len(harness.sequences[index].token_ids) for index in range(3)] == [13] * 3
+
+
+def test_higher_priority_goes_first() -> None:
+    harness = make(seats=1)
+    for priority in (0, 2, 1, 2):
+        harness.add([priority], priority=priority, max_tokens=2)
+    harness.run()
+    assert harness.admitted == [1, 3, 2, 0]
+
+
+def test_a_stream_of_higher_priorities_passes_a_request_a_bounded_number_of_times() -> None:
+    harness = make(seats=1)
+    low = harness.add([1], priority=-5, max_tokens=2)
+    while low.first_scheduled_at is None:
+        harness.add([2, harness.next_id], priority=3, max_tokens=1)
+        harness.step()
+    assert harness.admitted.index(low.seq_id) == MAX_TIMES_PASSED
+
+
+def test_a_crowd_of_low_priority_has_its_share_and_no_more() -> None:
+    harness = make(seats=1)
+    for _ in range(5):
+        harness.add([1], priority=-1, max_tokens=1)
+    for _ in range(200):
+        harness.add([2], priority=1, max_tokens=1)
+        harness.step()
+    places = [harness.admitted.index(seq_id) for seq_id in range(5)]
+    assert places == [MAX_TIMES_PASSED + index * (MAX_TIMES_PASSED + 1) for index in range(5)]
+
+
+def test_small_ones_pass_a_large_one_a_bounded_number_of_times() -> None:
+    harness = make(num_blocks=10, seats=10)
+    for _ in range(3):
+        harness.add([1] * 4, max_tokens=4)
+    large = harness.add([2] * 36, max_tokens=2)
+    while large.first_scheduled_at is None:
+        harness.add([3, harness.next_id], max_tokens=4)
+        harness.step()
+    assert harness.admitted.index(large.seq_id) <= 3 + MAX_TIMES_PASSED
+    # It has waited its turn: the others do not push it out again.
+    assert large.status is SequenceStatus.RUNNING
+    harness.run()
+    harness.check_end()
+
+
+def test_an_overdue_one_is_not_pushed_out_by_higher_priorities() -> None:
+    harness = make(num_blocks=8, block_size=2, seats=4)
+    low = harness.add([1] * 6, priority=-1, max_tokens=8)
+    steps = 0
+    while low.finish_reason is None:
+        if harness.scheduler.num_waiting < 4:
+            harness.add([2, harness.next_id], priority=1, max_tokens=10)
+        harness.step()
+        steps += 1
+        assert steps < 200
+    assert low.num_output_tokens == 8
+
+
+def test_a_long_queue_is_not_searched_to_its_end() -> None:
+    harness = make(num_blocks=10, seats=10)
+    harness.add([1] * 30, max_tokens=10)
+    harness.step()
+    for index in range(100):
+        harness.add([index] * 30)
+    tiny = harness.add([1])
+    harness.step()
+    assert tiny.first_scheduled_at is None
+
+
+def test_a_cancel_in_flight_is_tolerated() -> None:
+    harness = make()
+    sequence, other = harness.add([1] * 6), harness.add([2] * 6)
+    output = harness.schedule()
+    sampled = harness.execute(output)
+    harness.scheduler.finish(sequence, "canceled")
+    assert harness.manager.usage.used == 2
+    advances = harness.update(output, sampled)
+    assert [advance.sequence for advance in advances] == [other]
+    assert sequence.output_token_ids == []
+    harness.scheduler.finish(sequence, "stop")
+    assert sequence.finish_reason == "canceled"
+    assert harness.schedule().finished_seq_ids == [0]
+
+
+def test_a_failed_row_changes_nothing() -> None:
+    harness = make()
+    sequence, other = harness.add([1] * 9), harness.add([2] * 9)
+    output = harness.schedule()
+    sampled = harness.execute(output)
+    advances = harness.update(output, [[], sampled[1]])
+    assert [advance.sequence for advance in advances] == [other]
+    assert (sequence.num_computed_tokens, sequence.output_token_ids) == (0, [])
+    harness.scheduler.finish(sequence, "canceled")
+    # What it computed is not offered to others.
+    assert harness.add([1] * 9).num_cached_tokens == 0
+    harness.run()
+    harness.check_end()
+
+
+def test_every_end_is_reported_once_to_the_runner() -> None:
+    harness = make(num_blocks=6, seats=3)
+    for index in range(10):
+        harness.add([index] * 8, max_tokens=3, num_choices=1 + index % 2)
+    harness.scheduler.finish(harness.sequences[3], "canceled")
+    harness.run()
+    harness.add([1])
+    harness.step()
+    assert sorted(harness.forgotten) == sorted(set(harness.sequences) - {harness.next_id - 1})
+
+
+def test_an_idle_step_keeps_what_it_would_have_said() -> None:
+    harness = make(paged=False, cache=0)
+    sequence = harness.add([1])
+    harness.step()
+    harness.scheduler.finish(sequence, "canceled")
+    idle = harness.scheduler.schedule()
+    assert (idle.scheduled, idle.released, idle.finished_seq_ids) == ([], [], [])
+    assert not harness.scheduler.has_unfinished
+    harness.add([2])
+    output = harness.schedule()
+    assert (output.released, output.finished_seq_ids) == ([0], [0])
+
+
+def test_contiguous_memory_reuses_finished_sequences() -> None:
+    harness = make(paged=False, cache=2, budget=100)
+    first = harness.add([1, 2, 3, 4, 5], max_tokens=4)
+    harness.run()
+    turn = harness.add([*first.token_ids, 7, 8], max_tokens=4)
+    branch = harness.add([1, 2, 3, 9], max_tokens=4, num_choices=2)
+    harness.run()
+    harness.check_end()
+    # The last token of a text has no KV.
+    assert turn.num_cached_tokens == 8
+    assert branch.num_cached_tokens == 0
+    again = harness.add([1, 2, 3, 9], max_tokens=4)
+    harness.run()
+    assert again.num_cached_tokens == 3
+    harness.check_end()
+
+
+def chat(harness: Harness, turns: int) -> list[Sequence]:
+    token_ids, sequences = [1, 2, 3], []
+    for turn in range(turns):
+        sequence = harness.add(token_ids, max_tokens=6)
+        harness.run()
+        sequences.append(sequence)
+        token_ids = [*sequence.token_ids, 50 + turn, 51 + turn]
+    return sequences
+
+
+@pytest.mark.parametrize(("paged", "expected"), [(True, [0, 8, 16, 24]), (False, [0, 8, 16, 24])])
+def test_each_turn_of_a_chat_finds_all_before_it(paged: bool, expected: list[int]) -> None:
+    harness = make(paged=paged)
+    assert [sequence.num_cached_tokens for sequence in chat(harness, 4)] == expected

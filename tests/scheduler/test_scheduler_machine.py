@@ -1,0 +1,133 @@
+"""Hypothesis drives a scheduler: requests come and go at any time, memory is short, and every text must be right."""
+
+from __future__ import annotations
+
+from fake_model import Harness
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from paged_sdk.config.engine import EngineConfig
+from paged_sdk.scheduler.output import SchedulerOutput
+from paged_sdk.scheduler.sequence import SequenceStatus
+
+prompts = st.lists(st.integers(0, 1), min_size=1, max_size=16)
+
+
+class PagedMachine(RuleBasedStateMachine):
+    paged = True
+    window: int | None = None
+
+    @initialize(
+        num_blocks=st.integers(6, 12),
+        seats=st.integers(3, 6),
+        budget=st.sampled_from([1, 2, 5, 8, 64]),
+        cache=st.sampled_from([0, 2, 2, 2]),
+    )
+    def start(self, num_blocks: int, seats: int, budget: int, cache: int) -> None:
+        self.flight: SchedulerOutput | None = None
+        self.harness = Harness(
+            EngineConfig(
+                paged=self.paged,
+                num_blocks=num_blocks,
+                block_size=3,
+                prefix_cache_n=cache,
+                max_num_seqs=seats,
+                max_num_batched_tokens=budget,
+                max_model_len=28,
+                sliding_window=self.window,
+            )
+        )
+
+    @rule(
+        prompt=prompts,
+        max_tokens=st.integers(1, 14),
+        stops=st.booleans(),
+        num_choices=st.sampled_from([1, 1, 1, 2, 3]),
+        priority=st.sampled_from([0, 0, 0, 1, -1]),
+        extra_keys=st.sampled_from([(), (), (b"salt",)]),
+        skip=st.sampled_from([False, False, False, True]),
+    )
+    def add(
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        stops: bool,
+        num_choices: int,
+        priority: int,
+        extra_keys: tuple[bytes, ...],
+        skip: bool,
+    ) -> None:
+        self.harness.add(
+            prompt,
+            max_tokens=max_tokens,
+            stops=stops,
+            num_choices=num_choices,
+            priority=priority,
+            extra_keys=extra_keys,
+            skip_prefix_cache=skip,
+        )
+
+    @precondition(lambda self: self.harness.sequences)
+    @rule(data=st.data())
+    def add_next_turn(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from(list(self.harness.sequences.values())))
+        prompt = sequence.token_ids + data.draw(st.lists(st.integers(0, 1), max_size=3))
+        self.harness.add(prompt[:17], max_tokens=4)
+
+    @rule(num_steps=st.integers(1, 6))
+    def steps(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self.harness.step()
+
+    @rule(data=st.data())
+    def step_with_cancels_in_flight(self, data: st.DataObject) -> None:
+        output = self.harness.schedule()
+        sampled = self.harness.execute(output)
+        for row in output.scheduled:
+            if data.draw(st.integers(0, 3)) == 0:
+                self.harness.scheduler.finish(row.sequence, "canceled")
+        self.harness.update(output, sampled)
+
+    @precondition(lambda self: self.harness.sequences)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from(list(self.harness.sequences.values())))
+        had_ended = sequence.status is SequenceStatus.FINISHED
+        reason = sequence.finish_reason
+        self.harness.scheduler.finish(sequence, "canceled")
+        assert sequence.finish_reason == (reason if had_ended else "canceled")
+        self.harness.check_memory()
+
+    @rule()
+    def reset(self) -> None:
+        self.harness.manager.reset_prefix_cache()
+        self.harness.check_memory()
+
+    def teardown(self) -> None:
+        if hasattr(self, "harness"):
+            self.harness.run()
+            self.harness.check_end()
+
+
+class WindowMachine(PagedMachine):
+    window = 5
+
+
+class ContiguousMachine(PagedMachine):
+    paged = False
+
+
+_SETTINGS = settings(
+    deadline=None,
+    derandomize=True,
+    max_examples=60,
+    stateful_step_count=30,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+for _machine in (PagedMachine, WindowMachine, ContiguousMachine):
+    _machine.TestCase.settings = _SETTINGS
+
+TestPaged = PagedMachine.TestCase
+TestWindow = WindowMachine.TestCase
+TestContiguous = ContiguousMachine.TestCase

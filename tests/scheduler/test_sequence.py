@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from fake_model import SAMPLING
+
+from paged_sdk.kv.manager import KvTable
+from paged_sdk.scheduler.sequence import Sequence, SequenceStatus
+
+
+def test_a_new_sequence() -> None:
+    prompt = [1, 2, 3]
+    sequence = Sequence(7, "chat-1", prompt, SAMPLING, max_tokens=4, extra_keys=(b"a",), skip_prefix_cache=True)
+    prompt.append(4)
+    assert sequence.token_ids == [1, 2, 3]
+    assert (sequence.num_prompt_tokens, sequence.num_output_tokens, sequence.output_token_ids) == (3, 0, [])
+    assert sequence.status is SequenceStatus.WAITING
+    assert sequence.finish_reason is None
+    assert sequence.table.extra_keys == (b"a",)
+    assert not sequence.table.share
+    assert repr(sequence) == "Sequence(7, 'chat-1', waiting, 0/3 tokens)"
+
+
+def test_a_fork_has_the_same_past_and_its_own_future() -> None:
+    sequence = Sequence(
+        7,
+        "chat-1",
+        [1, 2],
+        SAMPLING,
+        max_tokens=4,
+        stop_token_ids=frozenset([9]),
+        num_choices=3,
+        priority=2,
+        arrival=1.5,
+    )
+    sequence.token_ids.append(5)
+    sequence.num_computed_tokens, sequence.num_cached_tokens = 2, 1
+    sequence.status, sequence.first_scheduled_at, sequence.times_passed = SequenceStatus.RUNNING, 3.5, 4
+    table = KvTable()
+    child = sequence.fork(2, table)
+    for name in Sequence.__slots__:
+        if name not in ("seq_id", "choice_index", "num_choices", "table"):
+            assert getattr(child, name) == getattr(sequence, name)
+    assert (child.seq_id, child.choice_index, child.num_choices) == (9, 2, 1)
+    assert child.table is table
+    child.token_ids.append(6)
+    assert (sequence.output_token_ids, child.output_token_ids) == ([5], [5, 6])
