@@ -6,7 +6,7 @@ from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
 
 import torch
 
-__all__ = ["ACTIVATIONS", "DTYPES", "Linear", "Mlp", "Weight"]
+__all__ = ["ACTIVATIONS", "DTYPES", "Attention", "Batch", "Cache", "Heads", "Linear", "Mlp", "Weight"]
 
 #: torch dtype -> its number in the C interface
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float8_e4m3fn: 2}
@@ -71,4 +71,54 @@ class Mlp(Structure):
         ("num_threads", c_int32),
         ("norm_eps", c_float),
         ("reserved", c_int32),
+    )
+
+
+class Cache(Structure):
+    """``paged_cache``."""
+
+    _fields_ = (("key", c_void_p), ("value", c_void_p), ("key_scale", c_void_p), ("value_scale", c_void_p))
+
+
+class Batch(Structure):
+    """``paged_batch``."""
+
+    _fields_ = (
+        ("cu_seqlens_q", c_void_p),
+        ("block_tables", c_void_p),
+        ("context_lens", c_void_p),
+        ("num_seqs", c_int32),
+        ("max_blocks", c_int32),
+    )
+
+
+class Heads(Structure):
+    """``paged_heads``."""
+
+    _fields_ = (
+        ("num_heads", c_int32),
+        ("num_kv_heads", c_int32),
+        ("head_size", c_int32),
+        ("block_size", c_int32),
+        ("cache_dtype", c_int32),
+        ("window", c_int32),
+        ("scale", c_float),
+        ("softcap", c_float),
+    )
+
+
+class Attention(Structure):
+    """``paged_attention_args``."""
+
+    _fields_ = (
+        ("query", c_void_p),
+        ("out", c_void_p),
+        ("workspace", c_void_p),
+        ("query_stride", c_int64),
+        ("out_stride", c_int64),
+        ("heads", Heads),
+        ("cache", Cache),
+        ("batch", Batch),
+        ("dtype", c_int32),
+        ("num_threads", c_int32),
     )

@@ -77,4 +77,48 @@ struct paged_mlp_args {
   int32_t reserved;
 };
 
+// Keys and values of one layer in pages: [num_blocks, block_size, num_kv_heads, head_size], and for f8e4m3 one float32
+// scale per token and KV head [num_blocks, block_size, num_kv_heads].
+struct paged_cache {
+  void* key;
+  void* value;
+  float* key_scale;
+  float* value_scale;
+};
+
+// A varlen batch over pages. Sequence s has query tokens cu_seqlens_q[s] ... cu_seqlens_q[s + 1], the last of its
+// context_lens[s] tokens; block_tables is [num_seqs, max_blocks].
+struct paged_batch {
+  const int32_t* cu_seqlens_q;
+  const int32_t* block_tables;
+  const int32_t* context_lens;
+  int32_t num_seqs;
+  int32_t max_blocks;
+};
+
+struct paged_heads {
+  int32_t num_heads;
+  int32_t num_kv_heads;
+  int32_t head_size;   // a multiple of 16
+  int32_t block_size;
+  int32_t cache_dtype;
+  int32_t window;      // keys that a query sees, its own included; 0: all
+  float scale;
+  float softcap;       // 0: none
+};
+
+// out[t, h, :] = softmax(scale * q . K) V; q and out are [tokens, num_heads, head_size], strides in elements per token.
+struct paged_attention_args {
+  const void* query;
+  void* out;
+  paged_workspace* workspace;
+  int64_t query_stride;
+  int64_t out_stride;
+  paged_heads heads;
+  paged_cache cache;
+  paged_batch batch;
+  int32_t dtype;
+  int32_t num_threads;
+};
+
 }  // extern "C"

@@ -72,3 +72,7 @@ PAGED_EXPORT int32_t paged_linear(int32_t level, const paged_linear_args* args) 
 PAGED_EXPORT int32_t paged_mlp(int32_t level, const paged_mlp_args* args) {
   return paged::kLevels[level].kernels->mlp(*args);
 }
+
+PAGED_EXPORT int32_t paged_attention(int32_t level, const paged_attention_args* args) {
+  return paged::kLevels[level].kernels->attention(*args);
+}

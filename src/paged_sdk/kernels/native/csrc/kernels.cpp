@@ -2,6 +2,7 @@
 // phases are the building blocks of the headers with barriers between them.
 #include "kernels.h"
 
+#include "attention_batch.h"
 #include "linear.h"
 #include "mlp.h"
 
@@ -64,8 +65,22 @@ int mlp(const paged_mlp_args& args) {
   return kOk;
 }
 
+int attention(const paged_attention_args& args) {
+  const AttentionPlan plan(args.heads, args.batch);
+  uint8_t* memory = reserve(*args.workspace, AttentionScratch::bytes(plan, args.num_threads));
+  if (memory == nullptr) return kNoMemory;
+  const AttentionScratch scratch = AttentionScratch::at(memory, plan);
+  scratch.offsets.fill(plan);
+  args.workspace->next_item.store(0, std::memory_order_relaxed);
+  const Matrix query{args.query, args.query_stride, args.dtype};
+  const Output out{args.out, args.out_stride, args.dtype, {}};
+  run_team(*args.workspace, args.num_threads,
+           [&](const Team& team) { attend_batch(plan, args.cache, query, out, scratch, team); });
+  return kOk;
+}
+
 }  // namespace
 
-extern const KernelTable PAGED_TABLE{linear, mlp};
+extern const KernelTable PAGED_TABLE{linear, mlp, attention};
 
 }  // namespace paged

@@ -8,6 +8,7 @@ namespace paged {
 struct KernelTable {
   int (*linear)(const paged_linear_args& args);
   int (*mlp)(const paged_mlp_args& args);
+  int (*attention)(const paged_attention_args& args);
 };
 
 extern const KernelTable kPortableKernels;

@@ -19,6 +19,7 @@ struct Floats {
 };
 
 constexpr int kMaxTile = 4;  // 8 sums leave half of the 16 registers to weights and scales
+constexpr int kDenseTile = 3;  // rows of a float product, two vectors wide: 12 of the 16 registers
 
 inline __m256i load256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 inline __m128i load128(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
@@ -149,6 +150,49 @@ inline Floats scale_by_power(Floats p, Floats n) {
 inline Floats round_to_integral(Floats a) {
   constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
   return {_mm256_round_ps(a.lo, kNearest), _mm256_round_ps(a.hi, kNearest)};
+}
+
+inline Floats zero_unless_above(Floats x, float limit, Floats value) {
+  const __m256 bound = _mm256_set1_ps(limit);
+  return {_mm256_and_ps(_mm256_cmp_ps(x.lo, bound, _CMP_NLE_UQ), value.lo),
+          _mm256_and_ps(_mm256_cmp_ps(x.hi, bound, _CMP_NLE_UQ), value.hi)};
+}
+// 16 f8e4m3 values, times 1 / 256: their sign, exponent and mantissa moved to the same places of a float16.
+inline Floats load_float8(const uint8_t* p) {
+  const __m256i wide = _mm256_slli_epi16(_mm256_cvtepi8_epi16(load128(p)), 7);
+  const __m256i halves = _mm256_and_si256(wide, _mm256_set1_epi16(static_cast<short>(0xbfff)));
+  return {_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
+}
+inline void transpose8(__m256 rows[8]) {
+  __m256 pairs[8], quads[8];
+  for (int i = 0; i < 8; i += 2) {
+    pairs[i] = _mm256_unpacklo_ps(rows[i], rows[i + 1]);
+    pairs[i + 1] = _mm256_unpackhi_ps(rows[i], rows[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4) {
+    quads[i] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0x44);
+    quads[i + 1] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0xee);
+    quads[i + 2] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0x44);
+    quads[i + 3] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0xee);
+  }
+  for (int j = 0; j < 4; ++j) {
+    rows[j] = _mm256_permute2f128_ps(quads[j], quads[4 + j], 0x20);
+    rows[4 + j] = _mm256_permute2f128_ps(quads[j], quads[4 + j], 0x31);
+  }
+}
+inline void transpose(Floats rows[16]) {
+  __m256 quarters[4][8];
+  for (int i = 0; i < 8; ++i) {
+    quarters[0][i] = rows[i].lo;
+    quarters[1][i] = rows[i].hi;
+    quarters[2][i] = rows[i + 8].lo;
+    quarters[3][i] = rows[i + 8].hi;
+  }
+  for (auto& quarter : quarters) transpose8(quarter);
+  for (int i = 0; i < 8; ++i) {
+    rows[i] = {quarters[0][i], quarters[2][i]};
+    rows[i + 8] = {quarters[1][i], quarters[3][i]};
+  }
 }
 
 }  // namespace

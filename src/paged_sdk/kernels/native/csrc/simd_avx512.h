@@ -13,6 +13,7 @@ using Ints = __m512i;    // 16 int32
 using Floats = __m512;   // 16 float32
 
 constexpr int kMaxTile = 16;  // activation rows held in registers: 16 sums + 8 weight vectors + scales fit 32 registers
+constexpr int kDenseTile = 12;  // rows of a float product, two vectors wide: 24 sums
 
 inline Bytes load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
 inline void store_bytes(uint8_t* p, Bytes a) { _mm512_storeu_si512(p, a); }
@@ -85,6 +86,40 @@ inline uint32_t magnitude_bits(Floats a) {
 inline Floats scale_by_power(Floats p, Floats n) { return _mm512_scalef_ps(p, n); }
 inline Floats round_to_integral(Floats a) {
   return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+
+// value where x > limit or x is NaN, else 0
+inline Floats zero_unless_above(Floats x, float limit, Floats value) {
+  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_NLE_UQ), value);
+}
+// 16 f8e4m3 values, times 1 / 256: their sign, exponent and mantissa moved to the same places of a float16.
+inline Floats load_float8(const uint8_t* p) {
+  const __m256i wide = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 7);
+  return _mm512_cvtph_ps(_mm256_and_si256(wide, _mm256_set1_epi16(static_cast<short>(0xbfff))));
+}
+// Rows become columns.
+inline void transpose(Floats rows[16]) {
+  Floats pairs[16], quads[16];
+  for (int i = 0; i < 16; i += 2) {
+    pairs[i] = _mm512_unpacklo_ps(rows[i], rows[i + 1]);
+    pairs[i + 1] = _mm512_unpackhi_ps(rows[i], rows[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    quads[i] = _mm512_shuffle_ps(pairs[i], pairs[i + 2], 0x44);
+    quads[i + 1] = _mm512_shuffle_ps(pairs[i], pairs[i + 2], 0xee);
+    quads[i + 2] = _mm512_shuffle_ps(pairs[i + 1], pairs[i + 3], 0x44);
+    quads[i + 3] = _mm512_shuffle_ps(pairs[i + 1], pairs[i + 3], 0xee);
+  }
+  for (int j = 0; j < 4; ++j) {  // lane l of quads[4 i + j] holds column 4 l + j of rows 4 i ... 4 i + 3
+    const Floats even_low = _mm512_shuffle_f32x4(quads[j], quads[4 + j], 0x88);
+    const Floats even_high = _mm512_shuffle_f32x4(quads[8 + j], quads[12 + j], 0x88);
+    const Floats odd_low = _mm512_shuffle_f32x4(quads[j], quads[4 + j], 0xdd);
+    const Floats odd_high = _mm512_shuffle_f32x4(quads[8 + j], quads[12 + j], 0xdd);
+    rows[j] = _mm512_shuffle_f32x4(even_low, even_high, 0x88);
+    rows[4 + j] = _mm512_shuffle_f32x4(odd_low, odd_high, 0x88);
+    rows[8 + j] = _mm512_shuffle_f32x4(even_low, even_high, 0xdd);
+    rows[12 + j] = _mm512_shuffle_f32x4(odd_low, odd_high, 0xdd);
+  }
 }
 
 }  // namespace

@@ -18,6 +18,7 @@ struct Floats {
 };
 
 constexpr int kMaxTile = 4;
+constexpr int kDenseTile = 3;
 
 template <class F>
 inline Bytes each_byte(F f) {
@@ -177,6 +178,23 @@ inline Floats scale_by_power(Floats p, Floats n) {
 }
 inline Floats round_to_integral(Floats a) {
   return each_float([&](int i) { return nearest(a.v[i]); });
+}
+
+inline Floats zero_unless_above(Floats x, float limit, Floats value) {
+  return each_float([&](int i) { return x.v[i] <= limit ? 0.0f : value.v[i]; });
+}
+// 16 f8e4m3 values, times 1 / 256: their sign, exponent and mantissa moved to the same places of a float16.
+inline Floats load_float8(const uint8_t* p) {
+  return each_float([p](int i) { return half_to_float(static_cast<uint16_t>((p[i] & 0x80) << 8 | (p[i] & 0x7f) << 7)); });
+}
+inline void transpose(Floats rows[16]) {
+  for (int i = 0; i < 16; ++i) {
+    for (int j = 0; j < i; ++j) {
+      const float a = rows[i].v[j];
+      rows[i].v[j] = rows[j].v[i];
+      rows[j].v[i] = a;
+    }
+  }
 }
 
 }  // namespace

@@ -18,6 +18,7 @@ struct paged_workspace {
   size_t capacity;
   alignas(64) std::atomic<int> arrived;
   alignas(64) std::atomic<int> round;
+  alignas(64) std::atomic<int64_t> next_item;  // of work that threads take as they come
 };
 
 namespace paged {

@@ -1,0 +1,229 @@
+// Attention of some query rows over keys and values that lie in pages, read in place.
+//
+// A row's keys are taken in spans of 128, each span in tiles of 32; a span gives (maximum, sum, weighted values), and
+// spans are merged in order. Tiles and spans start at fixed key positions, so a row's result depends neither on the
+// batch, nor on how a prompt was cut into chunks, nor on whether one thread or several took its spans.
+#pragma once
+
+#include "activations.h"
+#include "functions.h"
+
+namespace paged {
+namespace {
+
+constexpr int kKeyTile = 32;
+constexpr int kSpan = 128;
+constexpr float kMaskedScore = -1e30f;  // finite: the difference of two of them is 0 and not NaN
+
+// out[r][0 .. 16 kWide) (+)= sum_k a[r][k] b[k][...], for kRows rows.
+template <int kRows, int kWide>
+inline void multiply_dense(const float* a, int a_stride, const float* b, int b_stride, int depth, float* out, int out_stride,
+                           bool accumulate) {
+  Floats sums[kRows][kWide];
+  for (int r = 0; r < kRows; ++r)
+    for (int v = 0; v < kWide; ++v)
+      sums[r][v] = accumulate ? load_floats(out + r * out_stride + 16 * v) : zero_floats();
+  for (int k = 0; k < depth; ++k) {
+    Floats right[kWide];
+    for (int v = 0; v < kWide; ++v) right[v] = load_floats(b + k * b_stride + 16 * v);
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      const Floats left = broadcast(a[r * a_stride + k]);
+      for (int v = 0; v < kWide; ++v) sums[r][v] = fma(left, right[v], sums[r][v]);
+    }
+  }
+  for (int r = 0; r < kRows; ++r)
+    for (int v = 0; v < kWide; ++v) store_floats(out + r * out_stride + 16 * v, sums[r][v]);
+}
+
+template <int kRows>
+inline void multiply_dense_rows(int& row, int num_rows, const float* a, int a_stride, const float* b, int b_stride,
+                                int depth, float* out, int out_stride, int width, bool accumulate) {
+  if constexpr (kRows <= kDenseTile) {
+    for (; num_rows - row >= kRows; row += kRows) {
+      const float* left = a + row * a_stride;
+      float* target = out + row * out_stride;
+      int c = 0;
+      for (; c + 32 <= width; c += 32)
+        multiply_dense<kRows, 2>(left, a_stride, b + c, b_stride, depth, target + c, out_stride, accumulate);
+      if (c < width) multiply_dense<kRows, 1>(left, a_stride, b + c, b_stride, depth, target + c, out_stride, accumulate);
+    }
+  }
+}
+
+// out [num_rows, width] (+)= a [num_rows, depth] . b [depth, width], width a multiple of 16.
+inline void multiply_dense(int num_rows, const float* a, int a_stride, const float* b, int b_stride, int depth, float* out,
+                           int out_stride, int width, bool accumulate) {
+  int row = 0;
+  multiply_dense_rows<12>(row, num_rows, a, a_stride, b, b_stride, depth, out, out_stride, width, accumulate);
+  multiply_dense_rows<6>(row, num_rows, a, a_stride, b, b_stride, depth, out, out_stride, width, accumulate);
+  multiply_dense_rows<3>(row, num_rows, a, a_stride, b, b_stride, depth, out, out_stride, width, accumulate);
+  multiply_dense_rows<1>(row, num_rows, a, a_stride, b, b_stride, depth, out, out_stride, width, accumulate);
+}
+
+// Softmax state of some rows: weights so far sum to `sum`, in units of e^maximum; values [rows, head_size] likewise.
+struct Partial {
+  float* maximum;
+  float* sum;
+  float* values;
+
+  static size_t floats(int rows, int head_size) { return static_cast<size_t>(rows) * (head_size + 2); }
+  static Partial at(float* memory, int rows, int head_size) {
+    return {memory + static_cast<size_t>(rows) * head_size, memory + static_cast<size_t>(rows) * (head_size + 1), memory};
+  }
+  void clear(int rows, int head_size) const {
+    for (int r = 0; r < rows; ++r) maximum[r] = kMaskedScore, sum[r] = 0.0f;
+    __builtin_memset(values, 0, sizeof(float) * rows * head_size);
+  }
+  // Adds the state of later keys.
+  void merge(const Partial& other, int rows, int head_size) const {
+    for (int r = 0; r < rows; ++r) {
+      const float highest = maximum[r] > other.maximum[r] ? maximum[r] : other.maximum[r];
+      const Floats both = exponential(sub(load_pair(maximum[r], other.maximum[r]), broadcast(highest)));
+      alignas(64) float factors[16];
+      store_floats(factors, both);
+      const Floats mine = broadcast(factors[0]), theirs = broadcast(factors[1]);
+      for (int c = 0; c < head_size; c += 16) {
+        float* p = values + r * head_size + c;
+        store_floats(p, fma(theirs, load_floats(other.values + r * head_size + c), mul(mine, load_floats(p))));
+      }
+      sum[r] = sum[r] * factors[0] + other.sum[r] * factors[1];
+      maximum[r] = highest;
+    }
+  }
+
+ private:
+  static Floats load_pair(float a, float b) {
+    alignas(64) const float pair[16] = {a, b};
+    return load_floats(pair);
+  }
+};
+
+// One thread's memory for a tile of query rows.
+struct TileScratch {
+  float* query;      // [rows, head_size], scaled
+  float* scores;     // [rows, 32]
+  float* keys;       // [head_size, 32]: transposed
+  float* key_values; // [32, head_size]
+  float* total;      // Partial
+  float* span;       // Partial
+
+  static size_t floats(int rows, int head_size) {
+    return static_cast<size_t>(rows) * (head_size + kKeyTile) + 2 * static_cast<size_t>(kKeyTile) * head_size +
+           2 * ((Partial::floats(rows, head_size) + 15) & ~static_cast<size_t>(15));
+  }
+  static TileScratch at(float* memory, int rows, int head_size) {
+    const size_t query = static_cast<size_t>(rows) * head_size, scores = static_cast<size_t>(rows) * kKeyTile;
+    const size_t tile = static_cast<size_t>(kKeyTile) * head_size;
+    const size_t partial = (Partial::floats(rows, head_size) + 15) & ~static_cast<size_t>(15);
+    float* keys = memory + query + scores;
+    return {memory, memory + query, keys, keys + tile, keys + 2 * tile, keys + 2 * tile + partial};
+  }
+};
+
+// The pages of one sequence and KV head.
+struct Pages {
+  const paged_heads& heads;
+  const paged_cache& cache;
+  const int32_t* block_table;
+  int kv_head;
+
+  // Index of a token's vector, in vectors of head_size.
+  int64_t vector_of(int token) const {
+    const int64_t slot = static_cast<int64_t>(block_table[token / heads.block_size]) * heads.block_size + token % heads.block_size;
+    return slot * heads.num_kv_heads + kv_head;
+  }
+  Floats load(const void* data, const float* scales, int64_t vector, int c) const {
+    const int64_t i = vector * heads.head_size + c;
+    if (heads.cache_dtype == PAGED_FLOAT32) return load_floats(static_cast<const float*>(data) + i);
+    if (heads.cache_dtype == PAGED_BFLOAT16) return load_bfloat16(static_cast<const uint16_t*>(data) + i);
+    return mul(load_float8(static_cast<const uint8_t*>(data) + i), broadcast(256.0f * scales[vector]));
+  }
+  // Keys begin ... end - 1 of the tile at `first`, transposed, and their values as they are, both in float32. What is
+  // outside is zero and never read: pages that left a window may be another sequence's by now.
+  void load_tile(int first, int begin, int end, const TileScratch& out) const {
+    int64_t vectors[kKeyTile];
+    for (int i = begin - first; i < end - first; ++i) vectors[i] = vector_of(first + i);
+    const auto is_there = [&](int i) { return i >= begin - first && i < end - first; };
+    for (int half = 0; half < kKeyTile; half += 16) {
+      for (int c = 0; c < heads.head_size; c += 16) {
+        Floats rows[16];
+        for (int i = 0; i < 16; ++i)
+          rows[i] = is_there(half + i) ? load(cache.key, cache.key_scale, vectors[half + i], c) : zero_floats();
+        transpose(rows);
+        for (int i = 0; i < 16; ++i) store_floats(out.keys + (c + i) * kKeyTile + half, rows[i]);
+      }
+    }
+    for (int i = 0; i < end - first; ++i)
+      for (int c = 0; c < heads.head_size; c += 16)
+        store_floats(out.key_values + i * heads.head_size + c,
+                     is_there(i) ? load(cache.value, cache.value_scale, vectors[i], c) : zero_floats());
+  }
+};
+
+// Query tokens [first_position, first_position + num_tokens) of one sequence and KV head: row t * group + g.
+struct QueryTile {
+  int first_position;
+  int num_tokens;
+  int group;  // query heads per KV head
+
+  int rows() const { return num_tokens * group; }
+};
+
+// Weights of one tile of keys from its scores, in place; rescales what the span holds.
+inline void update_softmax(const QueryTile& tile, int first_key, const paged_heads& heads, float* scores, const Partial& span) {
+  for (int r = 0; r < tile.rows(); ++r) {
+    const int position = tile.first_position + r / tile.group;
+    const int oldest = heads.window > 0 ? position - heads.window + 1 : 0;
+    float* row = scores + r * kKeyTile;
+    Floats s[2] = {load_floats(row), load_floats(row + 16)};
+    if (heads.softcap > 0.0f)
+      for (Floats& v : s) v = soft_cap(v, heads.softcap);
+    if (first_key + kKeyTile - 1 > position || first_key < oldest) {
+      store_floats(row, s[0]);
+      store_floats(row + 16, s[1]);
+      for (int i = 0; i < kKeyTile; ++i)
+        if (first_key + i > position || first_key + i < oldest) row[i] = 2.0f * kMaskedScore;
+      s[0] = load_floats(row), s[1] = load_floats(row + 16);
+    }
+    const float before = span.maximum[r], here = max_of(maximum(s[0], s[1]));
+    const float highest = here > before ? here : before;
+    const Floats shift = broadcast(highest);
+    const Floats p[2] = {exponential(sub(s[0], shift)), exponential(sub(s[1], shift))};
+    store_floats(row, p[0]);
+    store_floats(row + 16, p[1]);
+    if (highest != before) {
+      alignas(64) float factor[16];
+      store_floats(factor, exponential(sub(broadcast(before), shift)));
+      span.sum[r] *= factor[0];
+      for (int c = 0; c < heads.head_size; c += 16) {
+        float* v = span.values + r * heads.head_size + c;
+        store_floats(v, mul(load_floats(v), load_floats(factor)));
+      }
+      span.maximum[r] = highest;
+    }
+    span.sum[r] += sum_of(add(p[0], p[1]));
+  }
+}
+
+// Attends over the keys of one span, [first_key, first_key + 128), as far as any row sees them; fills `out`.
+inline void attend_span(const QueryTile& tile, const Pages& pages, int first_key, const TileScratch& scratch, const Partial& out) {
+  const paged_heads& heads = pages.heads;
+  const int last_position = tile.first_position + tile.num_tokens - 1;
+  out.clear(tile.rows(), heads.head_size);
+  const int oldest = heads.window > 0 ? tile.first_position - heads.window + 1 : 0;
+  for (int key = first_key; key < first_key + kSpan && key <= last_position; key += kKeyTile) {
+    if (key + kKeyTile <= oldest) continue;
+    const int begin = key > oldest ? key : oldest;
+    const int end = key + kKeyTile <= last_position ? key + kKeyTile : last_position + 1;
+    pages.load_tile(key, begin, end, scratch);
+    multiply_dense(tile.rows(), scratch.query, heads.head_size, scratch.keys, kKeyTile, heads.head_size, scratch.scores,
+                   kKeyTile, kKeyTile, false);
+    update_softmax(tile, key, heads, scratch.scores, out);
+    multiply_dense(tile.rows(), scratch.scores, kKeyTile, scratch.key_values, heads.head_size, end - key, out.values,
+                   heads.head_size, heads.head_size, true);
+  }
+}
+
+}  // namespace
+}  // namespace paged

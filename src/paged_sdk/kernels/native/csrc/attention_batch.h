@@ -1,0 +1,190 @@
+// Attention of a whole varlen batch: cut into items that threads take as they come.
+#pragma once
+
+#include "attention.h"
+#include "linear.h"
+
+namespace paged {
+namespace {
+
+// A tile holds about this many query rows: the tile's loads and transposes are shared by as many.
+constexpr int kTileRows = 96;
+// Sequences with at most this many query tokens (decodes, drafts) give each span to whichever thread is free.
+constexpr int kSplitTokens = 8;
+
+inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+// How a batch is cut; the same for every layer of a step.
+struct AttentionPlan {
+  const paged_heads& heads;
+  const paged_batch& batch;
+  int group;
+  int tile_tokens;
+
+  AttentionPlan(const paged_heads& heads, const paged_batch& batch)
+      : heads(heads), batch(batch), group(heads.num_heads / heads.num_kv_heads),
+        tile_tokens(group >= kTileRows ? 1 : kTileRows / group) {
+    if (tile_tokens < kSplitTokens) tile_tokens = kSplitTokens;
+  }
+
+  int query_tokens(int seq) const { return batch.cu_seqlens_q[seq + 1] - batch.cu_seqlens_q[seq]; }
+  bool is_split(int seq) const { return query_tokens(seq) <= kSplitTokens; }
+  // Spans of a window that lie wholly before it are left out.
+  int first_span(int first_position) const {
+    return heads.window > 0 && first_position >= heads.window ? (first_position - heads.window + 1) / kSpan : 0;
+  }
+  int num_spans(int seq) const {
+    const int length = batch.context_lens[seq];
+    return ceil_div(length, kSpan) - first_span(length - query_tokens(seq));
+  }
+  int num_items(int seq) const {
+    const int parts = is_split(seq) ? num_spans(seq) : ceil_div(query_tokens(seq), tile_tokens);
+    return query_tokens(seq) == 0 ? 0 : parts * heads.num_kv_heads;
+  }
+  int max_rows() const { return tile_tokens * group; }
+  size_t partial_floats(int seq) const {
+    return is_split(seq) ? num_items(seq) * Partial::floats(query_tokens(seq) * group, heads.head_size) : 0;
+  }
+};
+
+// Where each sequence's items and partial results begin: [num_seqs + 1] each.
+struct AttentionOffsets {
+  int64_t* items;
+  int64_t* partials;  // in floats
+
+  static size_t bytes(int num_seqs) { return (sizeof(int64_t) * 2 * (num_seqs + 1) + 63) & ~static_cast<size_t>(63); }
+  static AttentionOffsets at(uint8_t* memory, int num_seqs) {
+    auto* first = reinterpret_cast<int64_t*>(memory);
+    return {first, first + num_seqs + 1};
+  }
+  // Of `bytes` before any memory is there: floats of all partial results.
+  static size_t partial_floats(const AttentionPlan& plan) {
+    size_t total = 0;
+    for (int s = 0; s < plan.batch.num_seqs; ++s) total += plan.partial_floats(s);
+    return total;
+  }
+  void fill(const AttentionPlan& plan) const {
+    items[0] = partials[0] = 0;
+    for (int s = 0; s < plan.batch.num_seqs; ++s) {
+      items[s + 1] = items[s] + plan.num_items(s);
+      partials[s + 1] = partials[s] + static_cast<int64_t>(plan.partial_floats(s));
+    }
+  }
+};
+
+// Memory of one batch's attention: offsets, partial results, and each thread's tile.
+struct AttentionScratch {
+  AttentionOffsets offsets;
+  float* partials;
+  float* tiles;
+  size_t tile_floats;
+
+  static size_t tile_size(const AttentionPlan& plan) {
+    return (TileScratch::floats(plan.max_rows(), plan.heads.head_size) + 15) & ~static_cast<size_t>(15);
+  }
+  static size_t bytes(const AttentionPlan& plan, int num_threads) {
+    const size_t partials = (AttentionOffsets::partial_floats(plan) + 15) & ~static_cast<size_t>(15);
+    return AttentionOffsets::bytes(plan.batch.num_seqs) + sizeof(float) * (partials + num_threads * tile_size(plan));
+  }
+  static AttentionScratch at(uint8_t* memory, const AttentionPlan& plan) {
+    const AttentionOffsets offsets = AttentionOffsets::at(memory, plan.batch.num_seqs);
+    auto* partials = reinterpret_cast<float*>(memory + AttentionOffsets::bytes(plan.batch.num_seqs));
+    const size_t partial_floats = (AttentionOffsets::partial_floats(plan) + 15) & ~static_cast<size_t>(15);
+    return {offsets, partials, partials + partial_floats, tile_size(plan)};
+  }
+};
+
+inline void load_query(const QueryTile& tile, const Matrix& query, int64_t first_token, int kv_head, const paged_heads& heads,
+                       float* out) {
+  const Floats scale = broadcast(heads.scale);
+  for (int t = 0; t < tile.num_tokens; ++t)
+    for (int g = 0; g < tile.group; ++g)
+      for (int c = 0; c < heads.head_size; c += 16)
+        store_floats(out + (t * tile.group + g) * heads.head_size + c,
+                     mul(scale, query.load(first_token + t, static_cast<int64_t>(kv_head * tile.group + g) * heads.head_size + c)));
+}
+
+// values / sum, to the caller's rows.
+inline void store_tile(const QueryTile& tile, const Partial& state, int64_t first_token, int kv_head, const paged_heads& heads,
+                       const Output& out) {
+  for (int r = 0; r < tile.rows(); ++r) {
+    const Floats inverse = broadcast(1.0f / state.sum[r]);
+    const int64_t head = kv_head * tile.group + r % tile.group;
+    for (int c = 0; c < heads.head_size; c += 16) {
+      alignas(64) float v[16];
+      store_floats(v, mul(inverse, load_floats(state.values + r * heads.head_size + c)));
+      out.store(first_token + r / tile.group, head * heads.head_size + c, 16, v, nullptr);
+    }
+  }
+}
+
+inline void attend_item(const AttentionPlan& plan, const paged_cache& cache, const Matrix& query, const Output& out,
+                        const AttentionScratch& scratch, const TileScratch& own, int seq, int item) {
+  const paged_heads& heads = plan.heads;
+  const int tokens = plan.query_tokens(seq), length = plan.batch.context_lens[seq];
+  const int kv_head = item % heads.num_kv_heads, part = item / heads.num_kv_heads;
+  const Pages pages{heads, cache, plan.batch.block_tables + static_cast<int64_t>(seq) * plan.batch.max_blocks, kv_head};
+  const int64_t first_token = plan.batch.cu_seqlens_q[seq];
+  if (plan.is_split(seq)) {
+    const QueryTile tile{length - tokens, tokens, plan.group};
+    load_query(tile, query, first_token, kv_head, heads, own.query);
+    const size_t size = Partial::floats(tile.rows(), heads.head_size);
+    float* memory = scratch.partials + scratch.offsets.partials[seq] + item * size;
+    const int first_key = (plan.first_span(tile.first_position) + part) * kSpan;
+    attend_span(tile, pages, first_key, own, Partial::at(memory, tile.rows(), heads.head_size));
+    return;
+  }
+  // The last tile sees the most keys: first come, so that threads end together.
+  const int first = (ceil_div(tokens, plan.tile_tokens) - 1 - part) * plan.tile_tokens;
+  const QueryTile tile{length - tokens + first, tokens - first < plan.tile_tokens ? tokens - first : plan.tile_tokens, plan.group};
+  load_query(tile, query, first_token + first, kv_head, heads, own.query);
+  const Partial total = Partial::at(own.total, tile.rows(), heads.head_size);
+  const Partial span = Partial::at(own.span, tile.rows(), heads.head_size);
+  total.clear(tile.rows(), heads.head_size);
+  for (int key = plan.first_span(tile.first_position) * kSpan; key < tile.first_position + tile.num_tokens; key += kSpan) {
+    attend_span(tile, pages, key, own, span);
+    total.merge(span, tile.rows(), heads.head_size);
+  }
+  store_tile(tile, total, first_token + first, kv_head, heads, out);
+}
+
+// Merges the spans of one KV head of a split sequence, in order.
+inline void merge_spans(const AttentionPlan& plan, const Output& out, const AttentionScratch& scratch, const TileScratch& own,
+                        int seq, int kv_head) {
+  const paged_heads& heads = plan.heads;
+  const int tokens = plan.query_tokens(seq);
+  const QueryTile tile{plan.batch.context_lens[seq] - tokens, tokens, plan.group};
+  const size_t size = Partial::floats(tile.rows(), heads.head_size);
+  float* memory = scratch.partials + scratch.offsets.partials[seq];
+  const Partial total = Partial::at(own.total, tile.rows(), heads.head_size);
+  total.clear(tile.rows(), heads.head_size);
+  for (int span = 0; span < plan.num_spans(seq); ++span)
+    total.merge(Partial::at(memory + (static_cast<int64_t>(span) * heads.num_kv_heads + kv_head) * size, tile.rows(), heads.head_size),
+                tile.rows(), heads.head_size);
+  store_tile(tile, total, plan.batch.cu_seqlens_q[seq], kv_head, heads, out);
+}
+
+// The team's attention over a batch. Before: offsets filled, workspace.next_item zero, both visible to all threads.
+// After its return the calling thread must pass a barrier before it reads other threads' rows.
+inline void attend_batch(const AttentionPlan& plan, const paged_cache& cache, const Matrix& query, const Output& out,
+                         const AttentionScratch& scratch, const Team& team) {
+  const TileScratch own = TileScratch::at(scratch.tiles + team.index * scratch.tile_floats, plan.max_rows(), plan.heads.head_size);
+  const int64_t* items = scratch.offsets.items;
+  const int64_t total = items[plan.batch.num_seqs];
+  int seq = 0;
+  for (;;) {
+    const int64_t item = team.workspace.next_item.fetch_add(1, std::memory_order_relaxed);
+    if (item >= total) break;
+    while (item >= items[seq + 1]) ++seq;
+    attend_item(plan, cache, query, out, scratch, own, seq, static_cast<int>(item - items[seq]));
+  }
+  team.barrier();
+  const auto [first, last] = team.share(static_cast<int64_t>(plan.batch.num_seqs) * plan.heads.num_kv_heads);
+  for (int64_t i = first; i < last; ++i) {
+    const int s = static_cast<int>(i / plan.heads.num_kv_heads);
+    if (plan.is_split(s) && plan.query_tokens(s) > 0) merge_spans(plan, out, scratch, own, s, static_cast<int>(i % plan.heads.num_kv_heads));
+  }
+}
+
+}  // namespace
+}  // namespace paged

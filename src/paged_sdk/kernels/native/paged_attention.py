@@ -1,0 +1,189 @@
+"""Attention over a paged KV cache that reads the pages in place: decodes and prefill chunks in one varlen batch.
+
+Keys are taken at fixed positions in spans of 128, whatever the batch, the chunk or the number of threads: a token's
+result depends on none of them.
+"""
+
+from __future__ import annotations
+
+from ctypes import byref
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from paged_sdk.errors import ConfigError
+from paged_sdk.kernels.native.library import Workspace
+from paged_sdk.kernels.native.structures import DTYPES, Attention, Batch, Cache, Heads
+
+__all__ = ["AttentionShape", "LayerCache", "VarlenBatch", "native_paged_attention"]
+
+
+@frozen
+class AttentionShape:
+    """The heads of one layer.
+
+    :ivar num_heads: query heads, a multiple of ``num_kv_heads``
+    :ivar head_size: a multiple of 16
+    :ivar scale: multiplies the scores
+    :ivar window: keys that a query sees, its own included; None: all
+    :ivar softcap: scores become ``softcap * tanh(score / softcap)``; None: they stay
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if self.head_size < 16 or self.head_size % 16:
+            raise ConfigError.of("head_size", self.head_size, "a multiple of 16")
+        if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
+            raise ConfigError.of("num_heads", self.num_heads, f"a multiple of num_kv_heads = {self.num_kv_heads}")
+
+
+@frozen(eq=False)
+class LayerCache:
+    """Pages of one layer.
+
+    :ivar key: [num_blocks, block_size, num_kv_heads, head_size] float32, bfloat16 or float8_e4m3fn, contiguous
+    :ivar value: likewise
+    :ivar k_scale: [num_blocks, block_size, num_kv_heads] float32, of an f8e4m3 cache only
+    :ivar v_scale: likewise
+    """
+
+    key: Tensor
+    value: Tensor
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if self.key.dtype not in DTYPES or self.value.dtype != self.key.dtype:
+            raise ConfigError.of(
+                "cache dtype", self.key.dtype, "float32, bfloat16 or float8_e4m3fn for keys and values"
+            )
+        if self.key.dim() != 4 or self.value.shape != self.key.shape:
+            raise ConfigError.of(
+                "cache shape", tuple(self.key.shape), "[num_blocks, block_size, num_kv_heads, head_size]"
+            )
+        if not (self.key.is_contiguous() and self.value.is_contiguous()):
+            raise ConfigError.of("cache strides", self.key.stride(), "contiguous keys and values")
+        quantised = self.key.dtype == torch.float8_e4m3fn
+        for scale in (self.k_scale, self.v_scale):
+            if (scale is not None) != quantised or (scale is not None and not _is_vector(scale, torch.float32)):
+                raise ConfigError.of("cache scales", scale, "contiguous float32 scales for f8e4m3, none otherwise")
+
+
+@frozen(eq=False)
+class VarlenBatch:
+    """Which query tokens belong to which sequence, and where its keys lie.
+
+    :ivar cu_seqlens_q: [num_seqs + 1] int32: sequence s has query tokens ``cu_seqlens_q[s]:cu_seqlens_q[s + 1]``,
+        the last of its context
+    :ivar block_tables: [num_seqs, max_blocks] int32, contiguous; only the blocks that are seen are looked at
+    :ivar context_lens: [num_seqs] int32: keys of each sequence, the query tokens' own included
+    """
+
+    cu_seqlens_q: Tensor
+    block_tables: Tensor
+    context_lens: Tensor
+
+    def __attrs_post_init__(self) -> None:
+        for name in ("cu_seqlens_q", "block_tables", "context_lens"):
+            tensor: Tensor = getattr(self, name)
+            if not _is_vector(tensor, torch.int32):
+                raise ConfigError.of(name, tensor.dtype, "a contiguous int32 tensor in CPU memory")
+        count = self.context_lens.numel()
+        if self.cu_seqlens_q.numel() != count + 1 or self.block_tables.shape[:-1] != (count,):
+            shapes = [tuple(t.shape) for t in (self.cu_seqlens_q, self.block_tables, self.context_lens)]
+            raise ConfigError.of("batch shapes", shapes, "[num_seqs + 1], [num_seqs, max_blocks], [num_seqs]")
+
+
+def _is_vector(tensor: Tensor, dtype: torch.dtype) -> bool:
+    return tensor.dtype == dtype and tensor.is_contiguous() and tensor.device.type == "cpu"
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def describe_heads(shape: AttentionShape, cache: LayerCache) -> Heads:
+    """The C structure of a layer's heads."""
+    if cache.key.shape[2:] != (shape.num_kv_heads, shape.head_size):
+        raise ConfigError.of(
+            "cache shape", tuple(cache.key.shape), f"[..., {shape.num_kv_heads}, {shape.head_size}] for these heads"
+        )
+    return Heads(
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_size=shape.head_size,
+        block_size=cache.key.shape[1],
+        cache_dtype=DTYPES[cache.key.dtype],
+        window=shape.window or 0,
+        scale=shape.scale,
+        softcap=shape.softcap or 0.0,
+    )
+
+
+def describe_cache(cache: LayerCache) -> Cache:
+    """The C structure of a layer's pages; the tensors must outlive it."""
+    return Cache(
+        key=cache.key.data_ptr(),
+        value=cache.value.data_ptr(),
+        key_scale=_pointer(cache.k_scale),
+        value_scale=_pointer(cache.v_scale),
+    )
+
+
+def describe_batch(batch: VarlenBatch) -> Batch:
+    """The C structure of a batch; the tensors must outlive it."""
+    return Batch(
+        cu_seqlens_q=batch.cu_seqlens_q.data_ptr(),
+        block_tables=batch.block_tables.data_ptr(),
+        context_lens=batch.context_lens.data_ptr(),
+        num_seqs=batch.context_lens.numel(),
+        max_blocks=batch.block_tables.shape[-1],
+    )
+
+
+def native_paged_attention(
+    workspace: Workspace,
+    query: Tensor,
+    cache: LayerCache,
+    batch: VarlenBatch,
+    shape: AttentionShape,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Causal attention of every query token over its sequence's keys.
+
+    :param workspace: of the engine that calls; one call at a time
+    :param query: [num_tokens, num_heads, head_size] float32 or bfloat16; each token's heads contiguous
+    :param out: likewise, a new tensor by default
+    :returns: ``out``
+    :raises ConfigError: shapes, dtypes or strides do not fit
+    """
+    expected = (shape.num_heads, shape.head_size)
+    out = torch.empty_like(query, memory_format=torch.contiguous_format) if out is None else out
+    for name, rows in (("query", query), ("out", out)):
+        if rows.dim() != 3 or rows.shape[1:] != expected or rows.stride()[1:] != (shape.head_size, 1):
+            raise ConfigError.of(f"{name}.shape", tuple(rows.shape), f"[num_tokens, {expected[0]}, {expected[1]}]")
+        if rows.dtype not in (torch.float32, torch.bfloat16) or rows.dtype != query.dtype:
+            raise ConfigError.of(f"{name}.dtype", rows.dtype, "float32 or bfloat16, the same for query and output")
+    args = Attention(
+        query=query.data_ptr(),
+        out=out.data_ptr(),
+        workspace=workspace.handle,
+        query_stride=query.stride(0),
+        out_stride=out.stride(0),
+        heads=describe_heads(shape, cache),
+        cache=describe_cache(cache),
+        batch=describe_batch(batch),
+        dtype=DTYPES[query.dtype],
+        num_threads=workspace.num_threads,
+    )
+    if workspace.library.functions.paged_attention(workspace.library.level, byref(args)):
+        raise MemoryError("no memory for the scratch of native attention")
+    return out

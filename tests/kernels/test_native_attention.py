@@ -1,0 +1,173 @@
+"""Native paged attention against a float64 softmax over gathered keys."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from native_weights import every_level, needs_library, workspace
+from torch import Tensor
+
+from paged_sdk.errors import ConfigError
+from paged_sdk.kernels.fp8 import quantise_f8e4m3
+from paged_sdk.kernels.native.paged_attention import AttentionShape, LayerCache, VarlenBatch, native_paged_attention
+
+pytestmark = needs_library
+
+BLOCK_SIZE = 16
+CACHE_DTYPES = [torch.float32, torch.bfloat16, torch.float8_e4m3fn]
+
+
+class Case:
+    """Sequences with random keys and values in shuffled pages; unused slots hold NaN."""
+
+    def __init__(
+        self, shape: AttentionShape, lengths: list[tuple[int, int]], dtype: torch.dtype, seed: int = 0
+    ) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.shape = shape
+        self.lengths = lengths  # (query tokens, context)
+        counts = [-(-context // BLOCK_SIZE) for _, context in lengths]
+        order = torch.randperm(sum(counts) + 3, generator=generator).int()
+        tables = torch.full((len(lengths), max(counts)), -(1 << 30), dtype=torch.int32)
+        size = (len(order), BLOCK_SIZE, shape.num_kv_heads, shape.head_size)
+        key, value = torch.full(size, torch.nan), torch.full(size, torch.nan)
+        starts = list(itertools.accumulate(counts, initial=0))
+        for s, (tokens, context) in enumerate(lengths):
+            blocks = order[starts[s] : starts[s + 1]]
+            tables[s, : len(blocks)] = blocks
+            slots = (blocks.long()[:, None] * BLOCK_SIZE + torch.arange(BLOCK_SIZE)).flatten()[:context]
+            for cache in (key, value):
+                cache.flatten(0, 1)[slots] = torch.randn(context, *size[2:], generator=generator)
+            if shape.window is not None:  # what left the window may be gone
+                tables[s, : max(0, context - tokens - shape.window + 1) // BLOCK_SIZE] = -(1 << 30)
+        if dtype == torch.float8_e4m3fn:
+            (k_codes, k_scale), (v_codes, v_scale) = quantise_f8e4m3(key), quantise_f8e4m3(value)
+            self.cache = LayerCache(k_codes, v_codes, k_scale, v_scale)
+            key, value = (c.double() * s.double()[..., None] for c, s in ((k_codes, k_scale), (v_codes, v_scale)))
+        else:
+            self.cache = LayerCache(key.to(dtype), value.to(dtype))
+            key, value = self.cache.key.double(), self.cache.value.double()
+        self._vectors = (key.flatten(0, 1), value.flatten(0, 1))
+        self._slots = [
+            (order[starts[s] : starts[s + 1]].long()[:, None] * BLOCK_SIZE + torch.arange(BLOCK_SIZE)).flatten()[
+                :context
+            ]
+            for s, (_, context) in enumerate(lengths)
+        ]
+        ends = list(itertools.accumulate((tokens for tokens, _ in lengths), initial=0))
+        self.batch = VarlenBatch(
+            torch.tensor(ends, dtype=torch.int32), tables, torch.tensor([c for _, c in lengths], dtype=torch.int32)
+        )
+        self.query = torch.randn(ends[-1], shape.num_heads, shape.head_size, generator=generator)
+
+    def expected(self) -> Tensor:
+        shape, parts = self.shape, []
+        for s, (tokens, context) in enumerate(self.lengths):
+            first = int(self.batch.cu_seqlens_q[s])
+            query = self.query[first : first + tokens].double()
+            key, value = (
+                vectors[self._slots[s]].repeat_interleave(shape.num_heads // shape.num_kv_heads, 1)
+                for vectors in self._vectors
+            )
+            scores = torch.einsum("thd,shd->hts", query, key) * shape.scale
+            if shape.softcap is not None:
+                scores = shape.softcap * torch.tanh(scores / shape.softcap)
+            distance = torch.arange(context - tokens, context)[:, None] - torch.arange(context)
+            hidden = distance < 0
+            if shape.window is not None:
+                hidden |= distance >= shape.window
+            weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+            parts.append(torch.einsum("hts,shd->thd", weights, value))
+        return torch.cat(parts)
+
+
+MIXED = [(1, 1), (1, 37), (5, 300), (1, 128), (70, 70), (130, 400), (3, 3), (1, 513)]
+
+
+@every_level
+@pytest.mark.parametrize("dtype", CACHE_DTYPES, ids=str)
+@pytest.mark.parametrize("heads", [(4, 4, 32), (6, 2, 64), (7, 1, 48)], ids=str)
+def test_mixed_batches(isa: str, dtype: torch.dtype, heads: tuple[int, int, int]) -> None:
+    case = Case(AttentionShape(*heads, scale=heads[2] ** -0.5), MIXED, dtype)
+    got = native_paged_attention(workspace(isa, 2), case.query, case.cache, case.batch, case.shape)
+    torch.testing.assert_close(got.double(), case.expected(), rtol=1e-5, atol=1e-5)
+
+
+@every_level
+@pytest.mark.parametrize("window", [1, 20, 128, 200])
+def test_sliding_windows(isa: str, window: int) -> None:
+    case = Case(AttentionShape(4, 2, 32, scale=0.2, window=window), MIXED, torch.bfloat16)
+    got = native_paged_attention(workspace(isa, 2), case.query, case.cache, case.batch, case.shape)
+    torch.testing.assert_close(got.double(), case.expected(), rtol=1e-5, atol=1e-5)
+
+
+@every_level
+@pytest.mark.parametrize("softcap", [0.5, 30.0])
+def test_soft_capping(isa: str, softcap: float) -> None:
+    case = Case(AttentionShape(4, 2, 32, scale=2.0, softcap=softcap), MIXED, torch.float32)
+    got = native_paged_attention(workspace(isa), case.query, case.cache, case.batch, case.shape)
+    torch.testing.assert_close(got.double(), case.expected(), rtol=1e-5, atol=2e-5)
+
+
+@every_level
+def test_bfloat16_queries_and_strided_rows(isa: str) -> None:
+    case = Case(AttentionShape(4, 2, 32, scale=0.2), MIXED, torch.bfloat16)
+    wide = torch.zeros(len(case.query), 8, 32, dtype=torch.bfloat16)
+    wide[:, :4] = case.query.bfloat16()
+    case.query = wide[:, :4].float()
+    out = torch.full_like(wide, torch.nan)[:, 4:]
+    got = native_paged_attention(workspace(isa), wide[:, :4], case.cache, case.batch, case.shape, out=out)
+    assert got is out
+    torch.testing.assert_close(got.double(), case.expected(), rtol=8e-3, atol=8e-3)
+
+
+@every_level
+@pytest.mark.parametrize("window", [None, 100])
+def test_a_tokens_result_depends_on_no_batch_chunk_or_thread(isa: str, window: int | None) -> None:
+    """One prompt of 300 tokens, whole, in chunks, and token by token, beside other sequences or alone."""
+    shape = AttentionShape(6, 2, 32, scale=0.3, window=window)
+    case = Case(AttentionShape(6, 2, 32, scale=0.3), [(300, 300), (1, 90)], torch.bfloat16)
+    whole = native_paged_attention(workspace(isa), case.query, case.cache, case.batch, shape)
+    tables = case.batch.block_tables
+    for chunks in ([150, 150], [1] * 300, [97, 3, 8, 9, 183]):
+        parts, done = [], 0
+        for chunk in chunks:
+            done += chunk
+            batch = VarlenBatch(
+                torch.tensor([0, chunk], dtype=torch.int32), tables[:1], torch.tensor([done], dtype=torch.int32)
+            )
+            query = case.query[done - chunk : done]
+            parts.append(native_paged_attention(workspace(isa, 2), query, case.cache, batch, shape))
+        assert torch.equal(torch.cat(parts), whole[:300])
+
+
+@every_level
+def test_what_is_not_finite_stays_in_its_sequence(isa: str) -> None:
+    case = Case(AttentionShape(4, 2, 32, scale=0.2), [(1, 40), (1, 40), (3, 60)], torch.float32)
+    clean = native_paged_attention(workspace(isa), case.query, case.cache, case.batch, case.shape)
+    case.query[1, 2, 5] = torch.inf
+    got = native_paged_attention(workspace(isa), case.query, case.cache, case.batch, case.shape)
+    assert got[1, 2].isnan().all()
+    others = torch.ones(5, 4, dtype=torch.bool)
+    others[1, 2] = False
+    assert torch.equal(got[others], clean[others])
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    case = Case(AttentionShape(4, 2, 32, scale=0.2), [(1, 40)], torch.float32)
+    good = (case.query, case.cache, case.batch, case.shape)
+    for call in (
+        lambda: AttentionShape(4, 2, 40, scale=1.0),
+        lambda: AttentionShape(5, 2, 32, scale=1.0),
+        lambda: LayerCache(case.cache.key, case.cache.value.bfloat16()),
+        lambda: LayerCache(case.cache.key, case.cache.value, torch.ones(1), torch.ones(1)),
+        lambda: VarlenBatch(case.batch.cu_seqlens_q.long(), case.batch.block_tables, case.batch.context_lens),
+        lambda: VarlenBatch(case.batch.context_lens, case.batch.block_tables, case.batch.context_lens),
+        lambda: native_paged_attention(workspace(), case.query[:, :3], *good[1:]),
+        lambda: native_paged_attention(workspace(), case.query.half(), *good[1:]),
+        lambda: native_paged_attention(workspace(), *good[:3], AttentionShape(4, 4, 32, scale=1.0)),
+    ):
+        with pytest.raises(ConfigError):
+            call()
