@@ -1,0 +1,1 @@
+"""For applications' own tests: models that need no weights."""

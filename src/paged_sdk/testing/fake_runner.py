@@ -1,0 +1,130 @@
+"""A runner that computes nothing: the engine, its scheduling and its streams can be tested without weights."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from paged_sdk.errors import ConfigError, ModelClosedError
+from paged_sdk.runner.output import RawLogprobs, RunnerOutput
+from paged_sdk.scheduler.output import ScheduledSequence, SchedulerOutput
+from paged_sdk.testing.next_token import NextToken
+
+__all__ = ["FakeRunner"]
+
+
+class FakeRunner:
+    """Executes a scheduler's steps with a function in place of the model.
+
+    Of the sampling settings only those about logprobs are looked at, and every distribution is the same: one half for
+    the function's token, the rest shared evenly by the others.
+
+    :param next_token: what to say
+    :param vocab_size: token ids are below it; at least 2
+    :param delay: seconds that every step takes
+    :param row_failure: of a row's prompt and output, why its logits should pass for not finite, or None: that request
+        ends with :class:`~paged_sdk.errors.NumericalError`
+    :param crashes: number of the step, from 0, to the exception that it raises: the engine dies of it
+    :raises ConfigError: for a vocabulary or delay that cannot be
+    """
+
+    def __init__(
+        self,
+        next_token: NextToken,
+        *,
+        vocab_size: int,
+        delay: float = 0.0,
+        row_failure: Callable[[Sequence[int], Sequence[int]], str | None] | None = None,
+        crashes: Mapping[int, Exception] | None = None,
+    ) -> None:
+        if vocab_size < 2:
+            raise ConfigError.of("vocab_size", vocab_size, "an int >= 2")
+        if not (math.isfinite(delay) and delay >= 0):
+            raise ConfigError.of("delay", delay, "a finite number of seconds >= 0")
+        self._next_token = next_token
+        self._vocab_size = vocab_size
+        self._delay = delay
+        self._row_failure = row_failure
+        self._crashes = dict(crashes or {})
+        self._num_steps = 0
+        self._closed = False
+
+    @property
+    def num_steps(self) -> int:
+        """Steps so far, the crashed ones included."""
+        return self._num_steps
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def execute(self, output: SchedulerOutput) -> RunnerOutput:
+        """One step.
+
+        :raises ModelClosedError: after :meth:`close`
+        :raises ConfigError: if ``next_token`` leaves the vocabulary
+        """
+        if self._closed:
+            raise ModelClosedError("the runner is closed")
+        step = self._num_steps
+        self._num_steps += 1
+        if self._delay:
+            time.sleep(self._delay)
+        if step in self._crashes:
+            raise self._crashes[step]
+        result = RunnerOutput(token_ids=[], logprobs=[])
+        for index, row in enumerate(output.scheduled):
+            failure = self._failure(row)
+            if failure is not None:
+                result.failed[index] = failure
+            tokens = self._sample(row) if failure is None else []
+            result.token_ids.append(tokens)
+            result.logprobs.append(self._sampled_logprobs(row, tokens))
+            if row.sequence.sampling.prompt_logprobs is not None and failure is None:
+                result.prompt_logprobs[index] = self._prompt_logprobs(row, row.sequence.sampling.prompt_logprobs)
+        return result
+
+    def close(self) -> None:
+        """Refuse further steps; nothing happens the second time."""
+        self._closed = True
+
+    def _failure(self, row: ScheduledSequence) -> str | None:
+        if self._row_failure is None:
+            return None
+        sequence = row.sequence
+        return self._row_failure(sequence.token_ids[: sequence.num_prompt_tokens], sequence.output_token_ids)
+
+    def _sample(self, row: ScheduledSequence) -> list[int]:
+        sequence = row.sequence
+        prompt, output = sequence.token_ids[: sequence.num_prompt_tokens], sequence.output_token_ids
+        return [self._say(prompt, output, sequence.choice_index + sample) for sample in range(row.num_samples)]
+
+    def _sampled_logprobs(self, row: ScheduledSequence, tokens: Sequence[int]) -> list[RawLogprobs] | None:
+        top_n = row.sequence.sampling.top_n_logprobs
+        if top_n is None or not tokens:
+            return None
+        return [self._logprobs(token, said=token, top_n=top_n) for token in tokens]
+
+    def _prompt_logprobs(self, row: ScheduledSequence, top_n: int) -> list[RawLogprobs]:
+        """Entries for the prompt tokens that follow the ones computed in this step."""
+        sequence = row.sequence
+        end = min(row.start + row.num_new_tokens, sequence.num_prompt_tokens - 1)
+        entries = []
+        for position in range(row.start, end):
+            said = self._say(sequence.token_ids[: position + 1], [], sequence.choice_index)
+            entries.append(self._logprobs(sequence.token_ids[position + 1], said=said, top_n=top_n))
+        return entries
+
+    def _say(self, prompt: Sequence[int], output: Sequence[int], choice_index: int) -> int:
+        token = self._next_token(prompt, output, choice_index)
+        if not 0 <= token < self._vocab_size:
+            raise ConfigError.of("next_token()", token, f"a token id below vocab_size = {self._vocab_size}")
+        return token
+
+    def _logprobs(self, token: int, *, said: int, top_n: int) -> RawLogprobs:
+        """One half for the token said, the rest evenly for the others; the likeliest in the order of their ids."""
+        likely, unlikely = math.log(0.5), math.log(0.5 / (self._vocab_size - 1))
+        others = [other for other in range(min(top_n, self._vocab_size)) if other != said]
+        top = [(said, likely), *((other, unlikely) for other in others)]
+        return RawLogprobs(token, likely if token == said else unlikely, tuple(top[:top_n]))

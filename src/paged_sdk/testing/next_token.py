@@ -1,0 +1,67 @@
+"""What a fake model says next."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+from typing import Protocol
+
+from attrs import Attribute, field, frozen
+
+from paged_sdk.errors import ConfigError
+
+__all__ = ["HashedTokens", "NextToken", "ScriptedTokens"]
+
+
+class NextToken(Protocol):
+    """A deterministic stand-in for a model and its sampler."""
+
+    def __call__(self, prompt: Sequence[int], output: Sequence[int], choice_index: int) -> int:
+        """The token that follows.
+
+        :param prompt: token ids of the prompt
+        :param output: token ids generated so far
+        :param choice_index: which of the request's texts
+        """
+        ...
+
+
+def _tokens(value: Sequence[int]) -> tuple[int, ...]:
+    return tuple(value)
+
+
+def _not_empty(instance: object, attribute: Attribute[tuple[int, ...]], value: tuple[int, ...]) -> None:
+    if not value:
+        raise ConfigError.of(f"{type(instance).__name__}.{attribute.name}", value, "at least one token id")
+
+
+@frozen
+class ScriptedTokens:
+    """Says the same to everyone: the script, then the end token for ever.
+
+    :ivar token_ids: the script
+    :ivar end_token_id: what the text processor takes for the end of a text
+    """
+
+    token_ids: tuple[int, ...] = field(converter=_tokens)
+    end_token_id: int
+
+    def __call__(self, prompt: Sequence[int], output: Sequence[int], choice_index: int) -> int:
+        return self.token_ids[len(output)] if len(output) < len(self.token_ids) else self.end_token_id
+
+
+@frozen
+class HashedTokens:
+    """Picks tokens by a hash of the whole history and the choice: other prompts, other texts, always the same ones.
+
+    :ivar token_ids: what to pick from
+    :raises ConfigError: if there are none
+    """
+
+    token_ids: tuple[int, ...] = field(converter=_tokens, validator=_not_empty)
+
+    def __call__(self, prompt: Sequence[int], output: Sequence[int], choice_index: int) -> int:
+        history = array("q", [choice_index, len(prompt), *prompt, *output])
+        digest = hashlib.blake2b(history.tobytes(), digest_size=8).digest()
+        return self.token_ids[int.from_bytes(digest, "little") % len(self.token_ids)]
