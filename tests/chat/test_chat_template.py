@@ -135,7 +135,7 @@ FEATURES = """{%- macro turn(message, number=0) -%}
 {{ messages | selectattr('role', 'equalto', 'user') | list | length }}
 {% for key, value in messages[0] | dictsort %}{{ key }}={{ value | tojson(indent=2) }} {% endfor %}
 {{ {'html': '<b>&</b>', 'ü': [1, 2.5, none, true]} | tojson }}
-{{ '%s-%d' | format('x', 3) }} {{ '{}'.format(7) }} {{ 2 ** 10 }} {{ 'ab' * 3 }} {{ [1] + [2] }}
+{{ '%s-%d' | format('x', 3) }} {{ '{}'.format(7) }} {{ 2 ** 10 }} {{ 'ab' * 3 }} {{ [1] + [2] }} {{ 1 + 2 }}
 {{ dict(a=1).items() | list }} {{ documents is none }} {{ tools is none }} {{ undefined_name }}{{ messages[0].nothing }}
 {% for a in [[1, [2]], [3]] recursive %}{{ loop(a) if a is iterable else a }}{% endfor %}
 {%- raw %} {{ raw }} {% endraw %}{# comment #}

@@ -283,8 +283,9 @@ def test_sentencepiece_long_text() -> None:
 @given(st.lists(st.integers(0, 899), max_size=40))
 def test_sentencepiece_any_tokens_decode_alike(ids: list[int]) -> None:
     text = llama_tokenizer().decode(ids)
-    unknown = llama_like().unk_id()  # has a text of its own in SentencePiece
-    if "\ufffd" not in text and unknown not in ids:
+    # Never generated from text: the unknown token, which SentencePiece shows as a sign, and a space as a byte.
+    unusual = {llama_like().unk_id(), llama_like().piece_to_id("<0x20>")}
+    if "\ufffd" not in text and unusual.isdisjoint(ids):
         assert text == llama_like().decode(ids)
 
 

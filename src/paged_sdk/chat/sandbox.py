@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from datetime import datetime
 from types import CodeType
 from typing import Any, NoReturn
@@ -82,14 +82,14 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """``+``, ``*`` and ``**``, unless the result would be too large."""
-        if operator == "**" and isinstance(left, int) and isinstance(right, int):
-            if left.bit_length() * right > _LARGEST_POWER_BITS:
+        if operator == "**":
+            if isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > _LARGEST_POWER_BITS:
                 raise SecurityError(f"{left} ** {right} is too large")
-        elif operator == "*" and isinstance(left, int) != isinstance(right, int):
-            times, repeated = (left, right) if isinstance(left, int) else (right, left)
-            if isinstance(times, int) and hasattr(repeated, "__len__"):
-                self.check_size(times * len(repeated))
-        elif operator == "+" and hasattr(left, "__len__") and hasattr(right, "__len__"):
+        elif operator == "*":
+            for repeated, times in ((left, right), (right, left)):
+                if isinstance(repeated, Sized) and isinstance(times, int):
+                    self.check_size(len(repeated) * times)
+        elif isinstance(left, Sized) and isinstance(right, Sized):
             self.check_size(len(left) + len(right))
         return super().call_binop(context, operator, left, right)
 
