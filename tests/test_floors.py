@@ -232,6 +232,17 @@ def test_errors_import_other_floors_for_type_checkers_only() -> None:
     assert not [unit for unit, _ in imported_units(at_run_time) if unit.floor > 0]
 
 
+def test_applications_use_the_public_names() -> None:
+    violations = {
+        f"{module.path}:{line}: {unit.name}"
+        for module in MODULES
+        if module.unit in (UNITS["cli"], UNITS["mistralrs"])
+        for unit, line in imported_units(module.tree)
+        if unit not in (module.unit, PUBLIC_API)
+    }
+    assert not violations, "\n".join(sorted(violations))
+
+
 def test_the_pure_pillar_never_names_torch() -> None:
     violations = [
         f"{module.path}:{line}"

@@ -1,0 +1,143 @@
+"""The documentation is true: its code runs, its links lead somewhere, its names exist."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FunctionType
+from typing import Any, Final
+
+import pytest
+import torch
+
+import paged_sdk
+import tiny
+from paged_sdk.config import env
+
+ROOT: Final = Path(__file__).parents[1]
+PAGES: Final = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md")),
+)
+RUNNABLE: Final = ("README.md", "docs/quickstart.md")
+
+
+def read(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def code_blocks(page: str) -> list[tuple[int, str]]:
+    """The Python blocks of a page, each with the number of the line before it."""
+    text = read(page)
+    found = re.finditer(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    return [(text.count("\n", 0, match.start(1)), match[1]) for match in found]
+
+
+def run_blocks(page: str) -> dict[str, Any]:
+    """Run a page from top to bottom in one namespace, with ``await`` allowed at the top as in an async REPL."""
+    namespace: dict[str, Any] = {"__name__": page}
+    with asyncio.Runner() as runner:
+        for line, block in code_blocks(page):
+            tree = ast.increment_lineno(ast.parse(block), line)
+            code = compile(tree, str(ROOT / page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            if code.co_flags & inspect.CO_COROUTINE:
+                runner.run(FunctionType(code, namespace)())
+            else:
+                exec(code, namespace)
+    return namespace
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Threads that wait for each other over tiny matrices cost forty times the work on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("page", RUNNABLE)
+def test_the_code_runs(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tiny.make_gguf(tmp_path)
+    monkeypatch.setattr(paged_sdk, "embedded_model_path", lambda: model)
+    run_blocks(page)
+    assert capsys.readouterr().out
+
+
+@pytest.mark.smollm2
+def test_the_readme_s_ten_lines_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    run_blocks("README.md")
+    assert "Paris" in capsys.readouterr().out
+
+
+def test_the_readme_s_program_is_short() -> None:
+    ((_, program),) = code_blocks("README.md")
+    statements = [line for line in program.splitlines() if line.strip()]
+    assert len(statements) <= 10
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", read(page)):
+        path, _, anchor = target.partition("#")
+        if path.startswith("https://"):
+            continue
+        linked = (ROOT / page).parent / path if path else ROOT / page
+        assert linked.exists(), target
+        if anchor:
+            assert anchor in anchors(linked.read_text(encoding="utf-8")), target
+
+
+def anchors(text: str) -> set[str]:
+    """What GitHub makes of a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_named_files_exist(page: str) -> None:
+    places = (ROOT, ROOT / "src", ROOT / "src" / "paged_sdk")
+    names = re.findall(r"`((?:[\w.]+/)+(?:[\w.]+\.(?:py|md|toml|txt|cpp|h))?)`", read(page))
+    missing = [name for name in names if not any((place / name).exists() for place in places)]
+    assert not missing
+
+
+@pytest.mark.parametrize("page", RUNNABLE)
+def test_every_environment_variable_is_documented(page: str) -> None:
+    known = {value for name, value in vars(env).items() if name.isupper() and isinstance(value, str)}
+    documented = set(re.findall(r"MISTRALRS_\w+", read(page)))
+    assert known <= documented <= known | set(env.NOT_YET)
+
+
+def test_every_builder_call_is_documented() -> None:
+    calls = {name for name in dir(paged_sdk.TextModelBuilder) if name.startswith("with")}
+    documented = set(re.findall(r"\bwith(?:out)?_\w+", read("docs/quickstart.md")))
+    assert calls <= documented
+    requests = {name for name in dir(paged_sdk.RequestBuilder) if name.startswith("with")}
+    pool = {name for name in dir(paged_sdk.PagedAttentionMetaBuilder) if name.startswith("with")}
+    assert documented <= calls | requests | pool
+
+
+def test_every_flag_exists() -> None:
+    (section,) = re.findall(r"^## The command line$(.*)", read("docs/quickstart.md"), flags=re.MULTILINE | re.DOTALL)
+    command = [sys.executable, "-c", "from paged_sdk.cli import main; main()", "run", "--help"]
+    wide = {**os.environ, "COLUMNS": "200"}
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, env=wide).stdout
+    assert set(re.findall(r"--[a-z-]+", section)) <= set(re.findall(r"--[a-z-]+", shown))
+
+
+def test_the_error_tree_is_the_code_s() -> None:
+    listed = re.findall(r"^[│ ]*[├└]── (\w+)|^(PagedError)$", read("docs/quickstart.md"), flags=re.MULTILINE)
+    names = {first or second for first, second in listed}
+    assert names == set(paged_sdk.errors.__all__)
