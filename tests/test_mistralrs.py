@@ -1,0 +1,432 @@
+"""The drop-in: what mistral.rs's Python programs say means the same here, or is an error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tiny
+from paged_sdk import (
+    BlockingModel,
+    ConfigError,
+    InvalidRequestError,
+    ModelClosedError,
+    PagedError,
+    SamplingParams,
+    TextModelBuilder,
+)
+from paged_sdk.mistralrs import (
+    Architecture,
+    ChatCompletionRequest,
+    ChatCompletionResponse,
+    CompletionRequest,
+    PagedCacheType,
+    Runner,
+    Which,
+)
+
+QUESTION = [{"role": "user", "content": "Tell me a story about the Rust type system."}]
+
+
+@pytest.fixture(scope="module")
+def runner(tiny_checkpoint: Path) -> Iterator[Runner]:
+    """float32 and small: texts are exact, and requests queue."""
+    which = Which.Plain(str(tiny_checkpoint), Architecture.Llama, dtype="float32")
+    with Runner(which, max_seqs=8, pa_ctxt_len=4096, pa_blk_size=16, seed=7) as runner:
+        yield runner
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_checkpoint: Path) -> Iterator[BlockingModel]:
+    """The same model through the API beneath."""
+    with BlockingModel(TextModelBuilder(tiny_checkpoint).with_dtype("float32").build()) as model:
+        yield model
+
+
+def chat(runner: Runner, **fields: Any) -> ChatCompletionResponse:
+    fields = dict[str, Any](messages=QUESTION, model="default", max_tokens=12) | fields
+    response = runner.send_chat_completion_request(ChatCompletionRequest(**fields))
+    assert isinstance(response, ChatCompletionResponse)
+    return response
+
+
+def texts(response: ChatCompletionResponse) -> list[str]:
+    return [choice.message.content for choice in response.choices]
+
+
+# The programs of mistral.rs's documentation, with the import and the model's path changed.
+PROGRAMS = {
+    "first edition": """
+from paged_sdk.mistralrs import Runner, Which, ChatCompletionRequest, Architecture
+
+runner = Runner(
+    which=Which.Plain(
+        model_id=MODEL,
+        arch=Architecture.Mistral,
+    ),
+    pa_gpu_mem = 4096,
+    pa_blk_size = 32,
+)
+
+res = runner.send_chat_completion_request(
+    ChatCompletionRequest(
+        model="mistral",
+        messages=[
+            {"role": "user", "content": "Tell me a story about the Rust type system."}
+        ],
+        max_tokens=256,
+        presence_penalty=1.0,
+        top_p=0.1,
+        temperature=0.1,
+    )
+)
+print(res.choices[0].message.content)
+print(res.usage)
+""",
+    "FP8 KV cache": """
+from paged_sdk.mistralrs import Runner, Which, ChatCompletionRequest, Architecture, PagedCacheType
+
+runner = Runner(
+    which=Which.Plain(
+        model_id=MODEL,
+        arch=Architecture.Mistral,
+    ),
+    pa_gpu_mem = 4096,
+    pa_blk_size = 32,
+    pa_cache_type = PagedCacheType.F8E4M3,
+)
+
+res = runner.send_chat_completion_request(
+    ChatCompletionRequest(
+        model="default",
+        messages=[
+            {"role": "user", "content": "Tell me a story about the Rust type system."}
+        ],
+        max_tokens=256,
+        presence_penalty=1.0,
+        top_p=0.1,
+        temperature=0.1,
+    )
+)
+print(res.choices[0].message.content)
+print(res.usage)
+""",
+}
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """These programs cannot say how many threads, and two on a busy machine wait for each other a minute long."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+def test_programs_for_mistralrs_run(program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # Wide heads, for a pool of 4 GiB has a million blocks of the usual ones.
+    checkpoint = tiny.make_checkpoint("mistral", tmp_path, head_dim=64)
+    names: dict[str, Any] = {"MODEL": str(checkpoint)}
+    exec(program, names)
+    names["runner"].close()
+    *text, usage = capsys.readouterr().out.rstrip("\n").splitlines()
+    assert "".join(text)
+    assert usage.startswith("Usage(prompt_tokens=")
+    assert "avg_compl_tok_per_sec=" in usage
+
+
+def test_a_response_is_the_models(runner: Runner, reference: BlockingModel) -> None:
+    greedy = chat(runner, max_tokens=20)
+    expected = reference.send_completion_request(
+        tiny.tokenizer()
+        .encode("<|im_start|>user\n" + QUESTION[0]["content"] + "<|im_end|>\n<|im_start|>assistant\n")
+        .ids,
+        SamplingParams(temperature=0, max_len=20),
+    )
+    assert texts(greedy) == [expected.choices[0].text]
+    assert greedy.usage.prompt_tokens == expected.usage.prompt_tokens
+    assert texts(chat(runner, max_tokens=20, temperature=0.0)) == texts(greedy)
+
+
+def test_a_string_is_what_the_user_says(runner: Runner) -> None:
+    assert texts(chat(runner, messages=QUESTION[0]["content"])) == texts(chat(runner))
+
+
+def test_the_seed_repeats_requests_that_sample(runner: Runner) -> None:
+    first, again = (texts(chat(runner, temperature=1.0)) for _ in range(2))
+    assert first == again
+    assert first != texts(chat(runner))
+    assert first != texts(chat(runner, temperature=1.0, top_k=2))
+
+
+def test_without_a_temperature_the_checkpoint_decides(tmp_path: Path, runner: Runner) -> None:
+    sampling = tiny.make_checkpoint("llama", tmp_path)
+    (sampling / "generation_config.json").write_text('{"temperature": 1.0, "eos_token_id": [2, 0]}')
+    with Runner(Which.Plain(str(sampling), dtype="float32"), seed=7) as other:
+        assert texts(chat(other)) == texts(chat(runner, temperature=1.0))
+        assert texts(chat(other, temperature=0.0)) == texts(chat(runner))
+
+
+def test_streaming_adds_up(runner: Runner) -> None:
+    request = ChatCompletionRequest(QUESTION, "default", max_tokens=20, stream=True)
+    stream = runner.send_chat_completion_request(request)
+    assert not isinstance(stream, ChatCompletionResponse)
+    chunks = list(stream)
+    assert len(chunks) > 1
+    assert "".join(chunk.choices[0].delta.content for chunk in chunks) == texts(chat(runner, max_tokens=20))[0]
+    assert chunks[-1].choices[0].finish_reason == "length"
+
+
+def test_sixteen_threads_at_once(runner: Runner) -> None:
+    def ask(index: int) -> str:
+        fields: dict[str, Any] = {"messages": f"What is {index}?", "max_tokens": 16}
+        if index % 2:
+            return texts(chat(runner, **fields))[0]
+        stream = runner.send_chat_completion_request(ChatCompletionRequest(model="", stream=True, **fields))
+        assert not isinstance(stream, ChatCompletionResponse)
+        return "".join(chunk.choices[0].delta.content for chunk in stream)
+
+    with ThreadPoolExecutor(16) as threads:
+        together = list(threads.map(ask, range(16)))
+    assert together == [ask(index) for index in range(16)]
+
+
+def test_choices(runner: Runner) -> None:
+    response = chat(runner, n_choices=3, temperature=1.0)
+    assert [choice.index for choice in response.choices] == [0, 1, 2]
+    assert len(set(texts(response))) == 3
+
+
+def test_logprobs(runner: Runner) -> None:
+    assert chat(runner).choices[0].logprobs is None
+    for top_logprobs, shown in ((None, 1), (4, 4), (0, 0)):
+        logprobs = chat(runner, logprobs=True, top_logprobs=top_logprobs).choices[0].logprobs
+        assert logprobs is not None
+        assert len(logprobs.content) == 12
+        for token in logprobs.content:
+            assert token.logprob < 0
+            assert len(token.top_logprobs) == shown
+            assert all(math.isclose(token.logprob, best.logprob) for best in token.top_logprobs[:1])  # greedy
+
+
+def test_penalties_bias_stops_and_dry_reach_the_sampler(runner: Runner) -> None:
+    plain = chat(runner, max_tokens=60)
+    (text,) = texts(plain)
+    assert texts(chat(runner, max_tokens=60, repetition_penalty=3.0)) != [text]
+    assert texts(chat(runner, max_tokens=60, frequency_penalty=2.0, presence_penalty=2.0)) != [text]
+    assert texts(chat(runner, max_tokens=60, stop_seqs=[text[5:8]])) == [text[: text.index(text[5:8])]]
+    token = 300
+    assert texts(chat(runner, max_tokens=3, logit_bias={token: 100.0})) == [tiny.tokenizer().decode([token] * 3)]
+    dry = chat(runner, max_tokens=8, logit_bias={token: 100.0}, dry_multiplier=1000.0, dry_allowed_length=2)
+    assert texts(dry) != [tiny.tokenizer().decode([token] * 8)]
+
+
+def test_truncation_and_thinking(runner: Runner) -> None:
+    long = "word " * 3000
+    with pytest.raises(PagedError, match="tokens"):
+        chat(runner, messages=long)
+    assert chat(runner, messages=long, truncate_sequence=True).usage.prompt_tokens < 2048
+    assert texts(chat(runner, enable_thinking=True)) == texts(chat(runner))  # this template does not ask
+
+
+def test_completion(runner: Runner, reference: BlockingModel) -> None:
+    request = CompletionRequest("Once upon a time", "default", max_tokens=10)
+    expected = reference.send_completion_request("Once upon a time", SamplingParams(temperature=0, max_len=10))
+    assert runner.send_completion_request(request).choices[0].text == expected.choices[0].text
+    echo = CompletionRequest("Once upon a time", "default", max_tokens=10, echo_prompt=True, best_of=1)
+    assert runner.send_completion_request(echo).choices[0].text == "Once upon a time" + expected.choices[0].text
+
+
+def test_gguf(tmp_path: Path) -> None:
+    path = tiny.make_gguf(tmp_path, quantization="Q8_0")
+    tiny.tokenizer().save(str(tmp_path / "tokenizer.json"))
+    answers = []
+    for which in (
+        Which.GGUF(str(tmp_path), path.name),
+        Which.GGUF(quantized_model_id=str(tmp_path), quantized_filename=[path.name], tok_model_id=str(tmp_path)),
+    ):
+        with Runner(which, no_paged_attn=True, prefix_cache_n=None) as runner:
+            answers.append(texts(chat(runner)))
+    assert answers[0] == answers[1]
+
+
+def test_which_is_matched() -> None:
+    def location(which: Which) -> str:
+        match which:
+            case Which.Plain(model_id=model_id):
+                return model_id
+            case Which.GGUF(quantized_filename=str(filename)):
+                return filename
+            case _:
+                raise AssertionError
+
+    assert location(Which.Plain("here")) == "here"
+    assert location(Which.GGUF("there", "file.gguf")) == "file.gguf"
+    assert repr(Which.Plain("here")).startswith("Which.Plain(model_id='here'")
+
+
+def test_settings_reach_the_engine(tiny_checkpoint: Path) -> None:
+    template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    (tiny_checkpoint / "other.jinja").write_text(template)
+    for named in ({"chat_template": template}, {"jinja_explicit": str(tiny_checkpoint / "other.jinja")}):
+        with Runner(
+            Which.Plain(str(tiny_checkpoint), tokenizer_json=str(tiny_checkpoint / "tokenizer.json")),
+            max_seqs=3,
+            prefix_cache_n=0,
+            paged_attn=True,
+            pa_blk_size=8,
+            pa_ctxt_len=100,
+            pa_cache_type=PagedCacheType.F8E4M3,
+            **named,  # type: ignore[arg-type]  # strings all
+        ) as runner:
+            config = runner._model.config
+            assert (config.max_num_seqs, config.prefix_cache_n) == (3, 0)
+            assert (config.block_size, config.num_blocks, config.cache_type) == (8, 13, PagedCacheType.F8E4M3)
+            expected = len(tiny.tokenizer().encode(QUESTION[0]["content"]).ids)
+            assert chat(runner).usage.prompt_tokens == expected
+
+
+def test_the_environment_says_what_the_program_leaves_open(
+    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MISTRALRS_PREFIX_CACHE_N", "0")
+    monkeypatch.setenv("MISTRALRS_PAGED_ATTN", "off")
+    with Runner(Which.Plain(str(tiny_checkpoint))) as runner:
+        assert not runner._model.config.paged
+        assert runner._model.config.prefix_cache_n == 0
+
+
+def test_a_closed_runner(tiny_checkpoint: Path) -> None:
+    runner = Runner(Which.Plain(str(tiny_checkpoint)))
+    runner.close()
+    runner.close()
+    with pytest.raises(ModelClosedError):
+        chat(runner)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"pa_gpu_mem": 64, "pa_gpu_mem_usage": 0.5}, ("pa_gpu_mem", "pa_gpu_mem_usage")),
+        ({"pa_gpu_mem": 64, "pa_ctxt_len": 512}, ("pa_gpu_mem", "pa_ctxt_len")),
+        ({"pa_gpu_mem_usage": 0.5, "pa_ctxt_len": 512}, ("pa_gpu_mem_usage", "pa_ctxt_len")),
+        ({"no_paged_attn": True, "paged_attn": True}, ("no_paged_attn", "paged_attn")),
+        ({"no_paged_attn": True, "pa_gpu_mem": 64}, ("no_paged_attn", "pa_gpu_mem")),
+        ({"no_paged_attn": True, "pa_gpu_mem_usage": 0.1}, ("no_paged_attn", "pa_gpu_mem_usage")),
+        ({"no_paged_attn": True, "pa_ctxt_len": 64}, ("no_paged_attn", "pa_ctxt_len")),
+        ({"no_paged_attn": True, "pa_blk_size": 16}, ("no_paged_attn", "pa_blk_size")),
+        ({"no_paged_attn": True, "pa_cache_type": PagedCacheType.AUTO}, ("no_paged_attn", "pa_cache_type")),
+        ({"chat_template": "{{ 1 }}", "jinja_explicit": "x.jinja"}, ("chat_template", "jinja_explicit")),
+    ],
+)
+def test_settings_that_contradict_each_other(settings: dict[str, Any], named: tuple[str, str]) -> None:
+    with pytest.raises(ConfigError, match="{} and {}".format(*named)):
+        Runner(Which.Plain("not looked at"), **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"no_kv_cache": True}, "no_kv_cache"),
+        ({"num_device_layers": ["0:16"]}, "num_device_layers"),
+        ({"in_situ_quant": "Q4K"}, "in_situ_quant"),
+        ({"max_seqs": 0}, "max_num_seqs"),
+        ({"prefix_cache_n": -1}, "prefix_cache_n"),
+        ({"token_source": "somewhere"}, "token_source"),
+        ({"pa_blk_size": 0}, "block_size"),
+        ({"pa_gpu_mem": 0}, "MB.megabytes"),
+        ({"pa_gpu_mem_usage": 1.5}, "Fraction.fraction"),
+        ({"pa_ctxt_len": 0}, "ContextSize.tokens"),
+        ({"pa_cache_type": "f8e4m3"}, "cache_type"),
+    ],
+)
+def test_settings_that_cannot_be_used(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        Runner(Which.Plain("not looked at"), **settings)
+
+
+def test_models_that_cannot_be_used(tiny_checkpoint: Path) -> None:
+    anything: Any = "path/to/model"
+    with pytest.raises(ConfigError, match="which = "):
+        Runner(anything)
+    with pytest.raises(ConfigError, match=r"arch = .*Architecture\.Qwen2"):
+        Which.Plain("model", anything)
+    with pytest.raises(ConfigError, match="topology = "):
+        Which.Plain("model", topology=anything)
+    with pytest.raises(ConfigError, match="topology = "):
+        Which.GGUF("model", "file.gguf", topology=anything)
+    with pytest.raises(ConfigError, match="dtype = "):
+        Runner(Which.Plain(str(tiny_checkpoint), dtype="int3"))
+    with pytest.raises(ConfigError, match="tok_model_id = 'namespace/name'"):
+        Runner(Which.GGUF("model", "file.gguf", tok_model_id="namespace/name"))
+    with pytest.raises(ConfigError, match="llama"):
+        Runner(Which.Plain(str(tiny_checkpoint), Architecture.Qwen3))
+
+
+def test_architectures_are_the_families_there_are() -> None:
+    for loaded in tiny.FAMILIES:
+        Architecture(loaded.removesuffix("_text")).check(loaded)
+    assert {each.value for each in Architecture} == {family.removesuffix("_text") for family in tiny.FAMILIES}
+
+
+@pytest.mark.parametrize("kind", [ChatCompletionRequest, CompletionRequest])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("grammar", "[0-9]+"),
+        ("grammar_type", "regex"),
+        ("tool_schemas", ["{}"]),
+        ("tool_choice", "auto"),
+    ],
+)
+def test_fields_of_later_versions(kind: Callable[..., object], field: str, value: object) -> None:
+    with pytest.raises(InvalidRequestError, match=f"{field} = .* no such feature") as caught:
+        kind("Hello", "default", **{field: value})
+    assert caught.value.field == field
+
+
+def test_fields_that_only_completions_refuse() -> None:
+    yes: Any = True
+    for field, value in (("best_of", 2), ("suffix", "!"), ("truncate_sequence", True)):
+        with pytest.raises(InvalidRequestError, match=field):
+            CompletionRequest("Hello", "default", **{field: yes if value is True else value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": ""}, None),
+        ({"messages": [{"role": "nobody", "content": ""}]}, "role"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"n_choices": 0}, "n_choices"),
+        ({"n_choices": 9}, "n_choices"),
+        ({"max_tokens": 0}, "max_len"),
+        ({"top_logprobs": 2}, "logprobs=True"),
+        ({"dry_base": 1.5}, "dry_base .* dry_multiplier"),
+        ({"dry_sequence_breakers": ["\n"]}, "dry_sequence_breakers .* dry_multiplier"),
+    ],
+)
+def test_requests_that_cannot_be_done(runner: Runner, fields: dict[str, Any], named: str | None) -> None:
+    if named is None:
+        assert chat(runner, **fields).choices
+        return
+    with pytest.raises((InvalidRequestError, ConfigError), match=named):
+        chat(runner, **fields)
+
+
+def test_requests_of_another_kind(runner: Runner) -> None:
+    anything: Any = {"messages": QUESTION}
+    with pytest.raises(InvalidRequestError, match="ChatCompletionRequest"):
+        runner.send_chat_completion_request(anything)
+    with pytest.raises(InvalidRequestError, match="CompletionRequest"):
+        runner.send_completion_request(anything)
