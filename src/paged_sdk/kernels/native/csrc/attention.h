@@ -1,6 +1,6 @@
 // Attention of some query rows over keys and values that lie in pages, read in place.
 //
-// A row's keys are taken in spans of 128, each span in tiles of 32; a span gives (maximum, sum, weighted values), and
+// A row's keys are taken in spans of 128, each span in tiles of 64; a span gives (maximum, sum, weighted values), and
 // spans are merged in order. Tiles and spans start at fixed key positions, so a row's result depends neither on the
 // batch, nor on how a prompt was cut into chunks, nor on whether one thread or several took its spans.
 #pragma once
@@ -11,7 +11,7 @@
 namespace paged {
 namespace {
 
-constexpr int kKeyTile = 32;
+constexpr int kKeyTile = 64;
 constexpr int kSpan = 128;
 constexpr float kMaskedScore = -1e30f;  // finite: the difference of two of them is 0 and not NaN
 
@@ -61,7 +61,7 @@ inline void multiply_dense(int num_rows, const float* a, int a_stride, const flo
   multiply_dense_rows<1>(row, num_rows, a, a_stride, b, b_stride, depth, out, out_stride, width, accumulate);
 }
 
-// Softmax state of some rows: weights so far sum to `sum`, in units of e^maximum; values [rows, head_size] likewise.
+// Softmax state of some rows, scores in powers of two: weights so far sum to `sum`, in units of 2^maximum; values [rows, head_size] likewise.
 struct Partial {
   float* maximum;
   float* sum;
@@ -79,7 +79,7 @@ struct Partial {
   void merge(const Partial& other, int rows, int head_size) const {
     for (int r = 0; r < rows; ++r) {
       const float highest = maximum[r] > other.maximum[r] ? maximum[r] : other.maximum[r];
-      const Floats both = exponential(sub(load_pair(maximum[r], other.maximum[r]), broadcast(highest)));
+      const Floats both = exponential2(sub(load_pair(maximum[r], other.maximum[r]), broadcast(highest)));
       alignas(64) float factors[16];
       store_floats(factors, both);
       const Floats mine = broadcast(factors[0]), theirs = broadcast(factors[1]);
@@ -101,12 +101,12 @@ struct Partial {
 
 // One thread's memory for a tile of query rows.
 struct TileScratch {
-  float* query;      // [rows, head_size], scaled
-  float* scores;     // [rows, 32]
-  float* keys;       // [head_size, 32]: transposed
-  float* key_values; // [32, head_size]
-  float* total;      // Partial
-  float* span;       // Partial
+  float* query;       // [rows, head_size], scaled
+  float* scores;      // [rows, 64]
+  float* keys;        // [head_size, 64]: transposed
+  float* key_values;  // [64, head_size]
+  float* total;       // Partial
+  float* span;        // Partial
 
   static size_t floats(int rows, int head_size) {
     return static_cast<size_t>(rows) * (head_size + kKeyTile) + 2 * static_cast<size_t>(kKeyTile) * head_size +
@@ -176,25 +176,28 @@ inline void update_softmax(const QueryTile& tile, int first_key, const paged_hea
     const int position = tile.first_position + r / tile.group;
     const int oldest = heads.window > 0 ? position - heads.window + 1 : 0;
     float* row = scores + r * kKeyTile;
-    Floats s[2] = {load_floats(row), load_floats(row + 16)};
     if (heads.softcap > 0.0f)
-      for (Floats& v : s) v = soft_cap(v, heads.softcap);
-    if (first_key + kKeyTile - 1 > position || first_key < oldest) {
-      store_floats(row, s[0]);
-      store_floats(row + 16, s[1]);
+      for (int i = 0; i < kKeyTile; i += 16)
+        store_floats(row + i, mul(broadcast(kLog2E), soft_cap(load_floats(row + i), heads.softcap)));
+    if (first_key + kKeyTile - 1 > position || first_key < oldest)
       for (int i = 0; i < kKeyTile; ++i)
         if (first_key + i > position || first_key + i < oldest) row[i] = 2.0f * kMaskedScore;
-      s[0] = load_floats(row), s[1] = load_floats(row + 16);
+    Floats s[kKeyTile / 16], most = load_floats(row);
+    for (int i = 0; i < kKeyTile / 16; ++i) {
+      s[i] = load_floats(row + 16 * i);
+      most = maximum(most, s[i]);
     }
-    const float before = span.maximum[r], here = max_of(maximum(s[0], s[1]));
+    const float before = span.maximum[r], here = max_of(most);
     const float highest = here > before ? here : before;
-    const Floats shift = broadcast(highest);
-    const Floats p[2] = {exponential(sub(s[0], shift)), exponential(sub(s[1], shift))};
-    store_floats(row, p[0]);
-    store_floats(row + 16, p[1]);
+    Floats total = zero_floats();
+    for (int i = 0; i < kKeyTile / 16; ++i) {
+      const Floats weight = exponential2(sub(s[i], broadcast(highest)));
+      total = add(total, weight);
+      store_floats(row + 16 * i, weight);
+    }
     if (highest != before) {
       alignas(64) float factor[16];
-      store_floats(factor, exponential(sub(broadcast(before), shift)));
+      store_floats(factor, exponential2(broadcast(before - highest)));
       span.sum[r] *= factor[0];
       for (int c = 0; c < heads.head_size; c += 16) {
         float* v = span.values + r * heads.head_size + c;
@@ -202,7 +205,7 @@ inline void update_softmax(const QueryTile& tile, int first_key, const paged_hea
       }
       span.maximum[r] = highest;
     }
-    span.sum[r] += sum_of(add(p[0], p[1]));
+    span.sum[r] += sum_of(total);
   }
 }
 

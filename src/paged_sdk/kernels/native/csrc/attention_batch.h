@@ -96,7 +96,8 @@ struct AttentionScratch {
 
 inline void load_query(const QueryTile& tile, const Matrix& query, int64_t first_token, int kv_head, const paged_heads& heads,
                        float* out) {
-  const Floats scale = broadcast(heads.scale);
+  // Scores in powers of two: e^s = 2^(s log2 e). A cap has to come first.
+  const Floats scale = broadcast(heads.softcap > 0.0f ? heads.scale : heads.scale * kLog2E);
   for (int t = 0; t < tile.num_tokens; ++t)
     for (int g = 0; g < tile.group; ++g)
       for (int c = 0; c < heads.head_size; c += 16)

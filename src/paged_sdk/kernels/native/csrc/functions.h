@@ -7,22 +7,26 @@
 namespace paged {
 namespace {
 
-// e^x to 2 ulp: 2^n times a polynomial on [-ln2 / 2, ln2 / 2] (Cephes' coefficients); 0 below -87, NaN stays NaN.
-inline Floats exponential(Floats x) {
-  constexpr float kLowest = -87.0f;
-  const Floats clamped = minimum(broadcast(88.0f), maximum(broadcast(kLowest), x));
-  const Floats n = round_to_integral(mul(clamped, broadcast(1.44269504088896341f)));
-  Floats r = fma(n, broadcast(-0.693359375f), clamped);
-  r = fma(n, broadcast(2.12194440e-4f), r);
-  Floats p = broadcast(1.9875691500e-4f);
-  p = fma(p, r, broadcast(1.3981999507e-3f));
-  p = fma(p, r, broadcast(8.3334519073e-3f));
-  p = fma(p, r, broadcast(4.1665795894e-2f));
-  p = fma(p, r, broadcast(1.6666665459e-1f));
-  p = fma(p, r, broadcast(5.0000001201e-1f));
-  p = fma(mul(p, r), r, add(r, broadcast(1.0f)));
+constexpr float kLog2E = 1.44269504088896341f;
+
+// 2^x to 2 ulp: 2^n times the Taylor polynomial of 2^f on [-1/2, 1/2], its error below 2e-7; 0 below -126, NaN stays NaN.
+inline Floats exponential2(Floats x) {
+  constexpr float kLowest = -126.0f;
+  const Floats clamped = minimum(broadcast(127.0f), maximum(broadcast(kLowest), x));
+  const Floats n = round_to_integral(clamped);
+  const Floats f = sub(clamped, n);
+  Floats p = broadcast(1.54035304e-4f);
+  p = fma(p, f, broadcast(1.33335581e-3f));
+  p = fma(p, f, broadcast(9.61812911e-3f));
+  p = fma(p, f, broadcast(5.55041087e-2f));
+  p = fma(p, f, broadcast(2.40226507e-1f));
+  p = fma(p, f, broadcast(6.93147181e-1f));
+  p = fma(p, f, broadcast(1.0f));
   return zero_unless_above(x, kLowest, scale_by_power(p, n));
 }
+
+// e^x; x * log2 e is rounded, so the relative error grows as |x| 6e-8.
+inline Floats exponential(Floats x) { return exponential2(mul(x, broadcast(kLog2E))); }
 
 // SiLU is x * sigmoid(x); GELU with tanh is x * sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3).
 inline Floats activate(Floats x, int32_t activation) {
