@@ -1,4 +1,4 @@
-"""A KV cache in FP8: the same memory holds about twice the tokens.
+"""A KV cache in FP8: the same memory holds nearly twice the tokens.
 
 python examples/fp8_kv_cache.py [MODEL]
 """

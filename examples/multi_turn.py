@@ -12,9 +12,9 @@ import anyio
 from paged_sdk import Conversation, SamplingParams, TextModelBuilder, embedded_model_path
 
 QUESTIONS = (
-    "Name three things that I should pack for a walk in the mountains.",
-    "Why the first one?",
-    "And what should I leave at home?",
+    "What is photosynthesis?",
+    "Which plants do it?",
+    "Why does it matter to animals?",
 )
 
 
@@ -22,7 +22,7 @@ async def main(model_path: str | None = None) -> None:
     async with TextModelBuilder(model_path or embedded_model_path()).build() as model:
         chat = Conversation(
             model,
-            system="You are an experienced mountain guide. You answer in two or three plain sentences.",
+            system="You are a friendly teacher of biology. You answer in two or three plain sentences.",
             sampling=SamplingParams(temperature=0.0, max_len=64),
         )
         for question in QUESTIONS:
