@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,10 +25,10 @@ def anyio_backend() -> str:
 
 
 async def test_greedy_tokens_equal_transformers(smollm2: Path) -> None:
-    reference = AutoModelForCausalLM.from_pretrained(
+    reference: Any = AutoModelForCausalLM.from_pretrained(
         smollm2.parent, gguf_file=smollm2.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
     )
-    tokenizer = AutoTokenizer.from_pretrained(smollm2.parent, gguf_file=smollm2.name)
+    tokenizer: Any = AutoTokenizer.from_pretrained(smollm2.parent, gguf_file=smollm2.name)
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": QUESTION}], add_generation_prompt=True, return_dict=True, return_tensors="pt"
     )

@@ -100,18 +100,21 @@ _HOME = {
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = sorted(_MODULE_OF)
+__version__: str
 
 
-def __getattr__(name: str) -> object:
-    value: object
-    if name in _MODULE_OF:
-        value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    elif name == "__version__":
-        value = import_module("importlib.metadata").version("paged-sdk")
-    else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # a type checker that saw it would let any name pass
+
+    def __getattr__(name: str) -> object:
+        value: object
+        if name in _MODULE_OF:
+            value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+        elif name == "__version__":
+            value = import_module("importlib.metadata").version("paged-sdk")
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -179,7 +179,7 @@ class _ModelBuilder(ABC):
 class TextModelBuilder(_ModelBuilder):
     """A text model from a Hugging Face checkpoint.
 
-    :param model_id_or_dir: a directory with config.json and safetensors, or a hub id
+    :param model_id_or_dir: a directory with config.json and safetensors, a GGUF file, or a hub id
     :raises ConfigError: for anything but a path or an id
     """
 

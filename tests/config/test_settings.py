@@ -120,7 +120,7 @@ def test_sampling_takes_what_is_unset_from_the_checkpoint() -> None:
 
 def test_sampling_converts_what_is_convenient() -> None:
     bias = {5: -1.0}
-    params = SamplingParams(stop="END", logits_bias=bias, stop_token_ids=[1, 2])  # type: ignore[arg-type]
+    params = SamplingParams(stop="END", logits_bias=bias, stop_token_ids=[1, 2])
     bias[6] = 1.0
     assert params.stop == ("END",)
     assert params.stop_token_ids == (1, 2)

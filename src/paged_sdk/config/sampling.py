@@ -18,10 +18,14 @@ GREEDY_BELOW = 1e-7
 """A temperature below this is greedy: dividing by it would only overflow."""
 
 
-def _strings(value: str | Iterable[str] | None) -> object:
+def _strings(value: str | Iterable[str] | None) -> tuple[str, ...]:
     if value is None:
         return ()
     return (value,) if isinstance(value, str) else tuple(value)
+
+
+def _token_ids(value: Iterable[int]) -> tuple[int, ...]:
+    return tuple(value)
 
 
 def _are_strings(instance: object, attribute: Attribute[Any], value: tuple[object, ...]) -> None:
@@ -124,7 +128,7 @@ class SamplingParams:
     top_n_logprobs: int | None = field(default=None, validator=IntAtLeast(0, optional=True))
     seed: int | None = field(default=None, validator=IntAtLeast(0, optional=True))
     dry_params: DryParams | None = None
-    stop_token_ids: tuple[int, ...] = field(default=(), converter=tuple, validator=_are_token_ids)
+    stop_token_ids: tuple[int, ...] = field(default=(), converter=_token_ids, validator=_are_token_ids)
     min_tokens: int = field(default=0, validator=IntAtLeast(0))
     prompt_logprobs: int | None = field(default=None, validator=IntAtLeast(0, optional=True))
 
