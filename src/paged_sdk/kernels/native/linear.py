@@ -24,7 +24,7 @@ __all__ = ["NativeLinear", "NativeMlp"]
 _DTYPES = {dtype: DTYPES[dtype] for dtype in (torch.float32, torch.bfloat16)}
 
 
-def _vector(name: str, vector: Tensor | None, size: int) -> Tensor | None:
+def float_vector(name: str, vector: Tensor | None, size: int) -> Tensor | None:
     """A float32 contiguous copy (or the tensor itself) of a bias or norm weight of the size that is due."""
     if vector is None:
         return None
@@ -33,14 +33,14 @@ def _vector(name: str, vector: Tensor | None, size: int) -> Tensor | None:
     return vector.to(torch.float32).contiguous()
 
 
-def _pointer(tensor: Tensor | None) -> int | None:
+def pointer(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
 def describe(target: Weight, weight: PackedWeight, bias: Tensor | None) -> None:
     """Fill the C structure of a weight; the tensors must outlive it."""
     target.data = weight.data.data_ptr()
-    target.bias = _pointer(bias)
+    target.bias = pointer(bias)
     target.format, target.rows, target.cols = weight.tensor_type, weight.rows, weight.cols
 
 
@@ -65,7 +65,7 @@ def _bind_rows(
     if residual is not None:
         _check_rows("residual", residual, x, width)
         args.residual_stride = residual.stride(0)
-    args.residual = _pointer(residual)
+    args.residual = pointer(residual)
     args.x, args.x_stride = x.data_ptr(), x.stride(0)
     args.out, args.out_stride = out.data_ptr(), out.stride(0)
     args.num_rows, args.dtype = x.shape[0], _DTYPES[x.dtype]
@@ -103,15 +103,15 @@ class NativeLinear:
         self._workspace = workspace
         self._weights = tuple(weights)
         self._biases = [
-            _vector("bias", bias, weight.rows)
+            float_vector("bias", bias, weight.rows)
             for weight, bias in zip(weights, biases or [None] * len(weights), strict=True)
         ]
-        self._norm_weight = _vector("norm_weight", norm_weight, self.in_features)
+        self._norm_weight = float_vector("norm_weight", norm_weight, self.in_features)
         self._table = (Weight * len(weights))()
         for target, weight, bias in zip(self._table, self._weights, self._biases, strict=True):
             describe(target, weight, bias)
         self._args = Linear(
-            norm_weight=_pointer(self._norm_weight),
+            norm_weight=pointer(self._norm_weight),
             norm_eps=norm_eps,
             weights=addressof(self._table),
             num_weights=len(weights),
@@ -170,12 +170,12 @@ class NativeMlp:
         self.num_bytes = gate.num_bytes + up.num_bytes + down.num_bytes
         self._workspace = workspace
         self._weights = (gate, up, down)
-        self._norm_weight = _vector("norm_weight", norm_weight, self.in_features)
+        self._norm_weight = float_vector("norm_weight", norm_weight, self.in_features)
         self._table = (Weight * 3)()
         for target, weight in zip(self._table, self._weights, strict=True):
             describe(target, weight, None)
         self._args = Mlp(
-            norm_weight=_pointer(self._norm_weight),
+            norm_weight=pointer(self._norm_weight),
             norm_eps=norm_eps,
             gate=addressof(self._table[0]),
             up=addressof(self._table[1]),

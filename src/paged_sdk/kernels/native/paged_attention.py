@@ -14,6 +14,7 @@ from torch import Tensor
 
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.native.library import Workspace
+from paged_sdk.kernels.native.linear import pointer
 from paged_sdk.kernels.native.structures import DTYPES, Attention, Batch, Cache, Heads
 
 __all__ = ["AttentionShape", "LayerCache", "VarlenBatch", "native_paged_attention"]
@@ -105,10 +106,6 @@ def _is_vector(tensor: Tensor, dtype: torch.dtype) -> bool:
     return tensor.dtype == dtype and tensor.is_contiguous() and tensor.device.type == "cpu"
 
 
-def _pointer(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
-
-
 def describe_heads(shape: AttentionShape, cache: LayerCache) -> Heads:
     """The C structure of a layer's heads."""
     if cache.key.shape[2:] != (shape.num_kv_heads, shape.head_size):
@@ -132,8 +129,8 @@ def describe_cache(cache: LayerCache) -> Cache:
     return Cache(
         key=cache.key.data_ptr(),
         value=cache.value.data_ptr(),
-        key_scale=_pointer(cache.k_scale),
-        value_scale=_pointer(cache.v_scale),
+        key_scale=pointer(cache.k_scale),
+        value_scale=pointer(cache.v_scale),
     )
 
 

@@ -6,7 +6,19 @@ from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
 
 import torch
 
-__all__ = ["ACTIVATIONS", "DTYPES", "Attention", "Batch", "Cache", "Heads", "Linear", "Mlp", "Weight"]
+__all__ = [
+    "ACTIVATIONS",
+    "DTYPES",
+    "Attention",
+    "Batch",
+    "Cache",
+    "Decoder",
+    "Heads",
+    "Layer",
+    "Linear",
+    "Mlp",
+    "Weight",
+]
 
 #: torch dtype -> its number in the C interface
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float8_e4m3fn: 2}
@@ -120,5 +132,45 @@ class Attention(Structure):
         ("cache", Cache),
         ("batch", Batch),
         ("dtype", c_int32),
+        ("num_threads", c_int32),
+    )
+
+
+class Layer(Structure):
+    """``paged_layer``."""
+
+    _fields_ = (
+        ("qkv", Weight * 3),
+        ("output", Weight),
+        ("gate", Weight),
+        ("up", Weight),
+        ("down", Weight),
+        ("attention_norm", c_void_p),
+        ("mlp_norm", c_void_p),
+        ("query_norm", c_void_p),
+        ("key_norm", c_void_p),
+        ("heads", Heads),
+        ("cache", Cache),
+        ("num_qkv", c_int32),
+        ("activation", c_int32),
+        ("norm_eps", c_float),
+        ("reserved", c_int32),
+    )
+
+
+class Decoder(Structure):
+    """``paged_decoder_args``."""
+
+    _fields_ = (
+        ("hidden", c_void_p),
+        ("cosines", c_void_p),
+        ("sines", c_void_p),
+        ("slots", c_void_p),
+        ("layers", c_void_p),
+        ("workspace", c_void_p),
+        ("batch", Batch),
+        ("num_layers", c_int32),
+        ("num_rows", c_int32),
+        ("rotary_half", c_int32),
         ("num_threads", c_int32),
     )

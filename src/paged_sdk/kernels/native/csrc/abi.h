@@ -121,4 +121,40 @@ struct paged_attention_args {
   int32_t num_threads;
 };
 
+// One decoder layer: attention and gated feed-forward, each after an RMSNorm and added to the residual stream.
+struct paged_layer {
+  paged_weight qkv[3];  // or one that is all three
+  paged_weight output;
+  paged_weight gate;
+  paged_weight up;
+  paged_weight down;
+  const float* attention_norm;
+  const float* mlp_norm;
+  const float* query_norm;  // RMSNorm of each query head before rotation, [head_size]; null: none
+  const float* key_norm;
+  paged_heads heads;
+  paged_cache cache;
+  int32_t num_qkv;
+  int32_t activation;
+  float norm_eps;
+  int32_t reserved;
+};
+
+// hidden [num_rows, hidden] float32, contiguous, goes through all layers in place; keys and values of the rows' tokens
+// are written to their slots. cosines and sines are [num_rows, rotary_half]: element i of a head is paired with
+// element rotary_half + i.
+struct paged_decoder_args {
+  float* hidden;
+  const float* cosines;
+  const float* sines;
+  const int64_t* slots;
+  const paged_layer* layers;
+  paged_workspace* workspace;
+  paged_batch batch;
+  int32_t num_layers;
+  int32_t num_rows;
+  int32_t rotary_half;
+  int32_t num_threads;
+};
+
 }  // extern "C"

@@ -76,3 +76,7 @@ PAGED_EXPORT int32_t paged_mlp(int32_t level, const paged_mlp_args* args) {
 PAGED_EXPORT int32_t paged_attention(int32_t level, const paged_attention_args* args) {
   return paged::kLevels[level].kernels->attention(*args);
 }
+
+PAGED_EXPORT int32_t paged_decoder(int32_t level, const paged_decoder_args* args) {
+  return paged::kLevels[level].kernels->decoder(*args);
+}

@@ -2,17 +2,13 @@
 // phases are the building blocks of the headers with barriers between them.
 #include "kernels.h"
 
-#include "attention_batch.h"
-#include "linear.h"
-#include "mlp.h"
+#include "decoder.h"
 
 namespace paged {
 namespace {
 
 constexpr int kOk = 0;
 constexpr int kNoMemory = 1;
-
-size_t aligned(size_t bytes) { return (bytes + 63) & ~static_cast<size_t>(63); }
 
 // Runs body(team) on the threads of the pool; on this thread alone where one is asked for.
 template <class Body>
@@ -46,7 +42,7 @@ int mlp(const paged_mlp_args& args) {
   const int cols = args.gate->cols, inner = args.gate->rows;
   const size_t widest = static_cast<size_t>(cols > inner ? cols : inner);
   const size_t activations = activation_bytes(args.num_rows, static_cast<int>(widest), args.num_threads);
-  const size_t hidden_bytes = aligned(sizeof(float) * args.num_rows * inner);
+  const size_t hidden_bytes = line_aligned(sizeof(float) * args.num_rows * inner);
   const size_t sums = 2 * sums_bytes(args.num_rows);
   uint8_t* scratch = reserve(*args.workspace, activations + hidden_bytes + sums * args.num_threads);
   if (scratch == nullptr) return kNoMemory;
@@ -79,8 +75,20 @@ int attention(const paged_attention_args& args) {
   return kOk;
 }
 
+int decoder(const paged_decoder_args& args) {
+  const DecoderScratch::Sizes sizes(args);
+  uint8_t* memory = reserve(*args.workspace, sizes.total(args.num_threads));
+  if (memory == nullptr) return kNoMemory;
+  const DecoderScratch scratch = DecoderScratch::at(memory, sizes, args.num_threads);
+  run_team(*args.workspace, args.num_threads, [&](const Team& team) {
+    auto* sums = reinterpret_cast<float(*)[kPanelRows]>(scratch.sums + team.index * sizes.sums);
+    for (int i = 0; i < args.num_layers; ++i) run_layer(args, args.layers[i], scratch, sums, team);
+  });
+  return kOk;
+}
+
 }  // namespace
 
-extern const KernelTable PAGED_TABLE{linear, mlp, attention};
+extern const KernelTable PAGED_TABLE{linear, mlp, attention, decoder};
 
 }  // namespace paged

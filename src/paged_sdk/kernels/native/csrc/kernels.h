@@ -9,6 +9,7 @@ struct KernelTable {
   int (*linear)(const paged_linear_args& args);
   int (*mlp)(const paged_mlp_args& args);
   int (*attention)(const paged_attention_args& args);
+  int (*decoder)(const paged_decoder_args& args);
 };
 
 extern const KernelTable kPortableKernels;

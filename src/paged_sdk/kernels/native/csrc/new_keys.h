@@ -1,0 +1,89 @@
+// Between the query-key-value product and attention: norms of heads, rotation, and the new tokens' places in the cache.
+#pragma once
+
+#include "linear.h"
+
+namespace paged {
+namespace {
+
+// One head in place: x / rms(x) * weight.
+inline void normalise_head(float* head, int size, const float* weight, float eps) {
+  const Matrix row{head, size, PAGED_FLOAT32};
+  const Floats factor = broadcast(inverse_rms(row, 0, size, eps));
+  for (int c = 0; c < size; c += 16)
+    store_floats(head + c, mul(mul(load_floats(head + c), factor), load_floats(weight + c)));
+}
+
+// Rotary embedding (Su et al., 2021, arXiv 2104.09864) of one head in place.
+inline void rotate_head(float* head, const float* cosines, const float* sines, int half) {
+  for (int i = 0; i < half; ++i) {
+    const float a = head[i], b = head[half + i];
+    head[i] = a * cosines[i] - b * sines[i];
+    head[half + i] = b * cosines[i] + a * sines[i];
+  }
+}
+
+// |x| <= 448, rounded to nearest even; NaN becomes f8e4m3's NaN.
+inline uint8_t to_float8(float x) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &x, 4);
+  const uint32_t sign = bits >> 24 & 0x80, magnitude = bits & 0x7fffffff;
+  if (magnitude > 0x7f800000) return static_cast<uint8_t>(sign | 0x7f);
+  if (magnitude < 0x3c800000) {  // below 2^-6, where steps are 2^-9: the last bit of a float32 near 2^14
+    float rounded;
+    __builtin_memcpy(&rounded, &magnitude, 4);
+    rounded += 16384.0f;
+    uint32_t code;
+    __builtin_memcpy(&code, &rounded, 4);
+    return static_cast<uint8_t>(sign | (code - 0x46800000));
+  }
+  const uint32_t rounded = magnitude + 0x7ffff + (magnitude >> 20 & 1);
+  return static_cast<uint8_t>(sign | ((rounded >> 20) - (120 << 3)));
+}
+
+// One vector of the cache, in its dtype. f8e4m3 takes the scale amax / 448.
+inline void store_vector(const float* vector, int size, int32_t dtype, void* data, float* scales, int64_t index) {
+  if (dtype == PAGED_FLOAT32) {
+    __builtin_memcpy(static_cast<float*>(data) + index * size, vector, sizeof(float) * size);
+  } else if (dtype == PAGED_BFLOAT16) {
+    for (int i = 0; i < size; ++i) static_cast<uint16_t*>(data)[index * size + i] = to_bfloat16(vector[i]);
+  } else {
+    uint32_t bits = 0;
+    for (int c = 0; c < size; c += 16) {
+      const uint32_t here = magnitude_bits(load_floats(vector + c));
+      bits = here > bits ? here : bits;
+    }
+    float largest;
+    __builtin_memcpy(&largest, &bits, 4);
+    const float unit = largest / 448.0f;
+    const float scale = unit < 1.17549435e-38f ? 1.17549435e-38f : unit;
+    for (int i = 0; i < size; ++i) {
+      const float v = vector[i] / scale;
+      static_cast<uint8_t*>(data)[index * size + i] = to_float8(v > 448.0f ? 448.0f : v < -448.0f ? -448.0f : v);
+    }
+    scales[index] = scale;
+  }
+}
+
+// Rows of one product, [queries | keys | values] per token: queries are rotated in place, keys and values cached.
+inline void place_token(const paged_decoder_args& args, const paged_layer& layer, float* row, int64_t token) {
+  const paged_heads& heads = layer.heads;
+  const int size = heads.head_size, half = args.rotary_half;
+  const float* cosines = args.cosines + token * half;
+  const float* sines = args.sines + token * half;
+  for (int h = 0; h < heads.num_heads + heads.num_kv_heads; ++h) {
+    const float* norm = h < heads.num_heads ? layer.query_norm : layer.key_norm;
+    if (norm != nullptr) normalise_head(row + h * size, size, norm, layer.norm_eps);
+    rotate_head(row + h * size, cosines, sines, half);
+  }
+  const float* keys = row + heads.num_heads * size;
+  const float* values = keys + heads.num_kv_heads * size;
+  for (int h = 0; h < heads.num_kv_heads; ++h) {
+    const int64_t vector = args.slots[token] * heads.num_kv_heads + h;
+    store_vector(keys + h * size, size, heads.cache_dtype, layer.cache.key, layer.cache.key_scale, vector);
+    store_vector(values + h * size, size, heads.cache_dtype, layer.cache.value, layer.cache.value_scale, vector);
+  }
+}
+
+}  // namespace
+}  // namespace paged
