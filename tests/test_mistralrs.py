@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -273,10 +275,10 @@ def test_which_is_matched() -> None:
     assert repr(Which.Plain("here")).startswith("Which.Plain(model_id='here'")
 
 
-def test_settings_reach_the_engine(tiny_checkpoint: Path) -> None:
+def test_settings_reach_the_engine(tiny_checkpoint: Path, tmp_path: Path) -> None:
     template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-    (tiny_checkpoint / "other.jinja").write_text(template)
-    for named in ({"chat_template": template}, {"jinja_explicit": str(tiny_checkpoint / "other.jinja")}):
+    (tmp_path / "other.jinja").write_text(template)
+    for named in ({"chat_template": template}, {"jinja_explicit": str(tmp_path / "other.jinja")}):
         with Runner(
             Which.Plain(str(tiny_checkpoint), tokenizer_json=str(tiny_checkpoint / "tokenizer.json")),
             max_seqs=3,
@@ -310,6 +312,17 @@ def test_a_closed_runner(tiny_checkpoint: Path) -> None:
     runner.close()
     with pytest.raises(ModelClosedError):
         chat(runner)
+
+
+def test_an_open_runner_does_not_keep_the_interpreter(tiny_checkpoint: Path) -> None:
+    program = f"""
+from paged_sdk.mistralrs import ChatCompletionRequest, Runner, Which
+runner = Runner(Which.Plain({str(tiny_checkpoint)!r}))
+stream = runner.send_chat_completion_request(ChatCompletionRequest("Hello!", "default", stream=True))
+print(type(next(stream)).__name__)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "ChatCompletionChunkResponse\n", "")
 
 
 @pytest.mark.parametrize(

@@ -50,30 +50,16 @@ class Chat:
         while True:
             try:
                 line = self._terminal.read_line().strip()
+                if line == "/exit":
+                    return
+                self._take(line)
             except EOFError:
                 return
             except KeyboardInterrupt:
                 self._terminal.note("\nCtrl-D or /exit leaves.")
-                continue
-            command, _, rest = line.partition(" ")
-            match command:
-                case "":
-                    pass
-                case "/exit":
-                    return
-                case "/help":
-                    self._terminal.note(HELP)
-                case "/reset":
-                    self._messages = self._opening
-                case "/system":
-                    self._opening = self._messages = opening(rest.strip() or None)
-                case _ if command.startswith("/"):
-                    self._terminal.note(f"There is no command {command}; /help lists those there are.")
-                case _:
-                    self.say(line)
 
     def say(self, text: str) -> None:
-        """One turn. A failed one leaves the conversation as it was; a cancelled one keeps the answer so far.
+        """One turn. A failed one leaves the conversation as it was; a cancelled one keeps the answer so far, if any.
 
         :raises PagedError: the model cannot go on
         """
@@ -87,5 +73,23 @@ class Chat:
         except (RequestError, NumericalError) as error:
             self._terminal.error(str(error))
             return
-        answer = stream.response_so_far().choices[0].message.content
-        self._messages = asked.add_message(TextMessageRole.ASSISTANT, answer)
+        answer = stream.response_so_far().choices[0]
+        if answer.message.content or answer.finish_reason != "canceled":
+            self._messages = asked.add_message(TextMessageRole.ASSISTANT, answer.message.content)
+
+    def _take(self, line: str) -> None:
+        """Do what was typed, which may be a command."""
+        command, _, rest = line.partition(" ")
+        match command:
+            case "":
+                pass
+            case "/help":
+                self._terminal.reply(HELP)
+            case "/reset":
+                self._messages = self._opening
+            case "/system":
+                self._opening = self._messages = opening(rest.strip() or None)
+            case _ if command.startswith("/"):
+                self._terminal.reply(f"There is no command {command}; /help lists those there are.")
+            case _:
+                self.say(line)

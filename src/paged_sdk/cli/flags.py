@@ -76,7 +76,9 @@ class ModelFlags:
     dtype: str | None = None
 
     def builder(self) -> Builder:
-        """:raises typer.BadParameter: flags that contradict each other
+        """What builds the model.
+
+        :raises typer.BadParameter: flags that contradict each other
         :raises PagedError: a value that cannot be used, or no embedded model
         """
         is_plain = self.format is ModelFormat.PLAIN
@@ -120,7 +122,9 @@ class PagedFlags:
     pa_cache_type: PagedCacheType | None = None
 
     def apply(self, builder: Builder) -> Builder:
-        """:raises typer.BadParameter: flags that contradict each other
+        """The builder with what was said.
+
+        :raises typer.BadParameter: flags that contradict each other
         :raises ConfigError: a value that cannot be used
         """
         pool_sizes = {
@@ -178,7 +182,9 @@ class EngineFlags:
     verbose: bool = False
 
     def apply(self, builder: Builder) -> Builder:
-        """:raises typer.BadParameter: flags that contradict each other
+        """The builder with what was said.
+
+        :raises typer.BadParameter: flags that contradict each other
         :raises ConfigError: a value that cannot be used
         """
         exclusive({"--cpu": self.cpu, "--device": self.device})

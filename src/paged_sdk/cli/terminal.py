@@ -7,7 +7,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import typer
 from rich.console import Console
@@ -42,9 +42,13 @@ class Terminal:
             self.text("\n")
 
     def note(self, text: str) -> None:
-        """Something beside the text."""
+        """Something beside the text that nobody asked for."""
         if not self._quiet:
-            self._console.print(text, style="dim")
+            self.reply(text)
+
+    def reply(self, text: str) -> None:
+        """Something beside the text that the person asked for."""
+        self._console.print(text, style="dim")
 
     def error(self, text: str) -> None:
         """What went wrong, in one line."""
@@ -57,9 +61,9 @@ class Terminal:
         """
         if not sys.stdin.isatty():
             return input()
-        if sys.stdout.isatty():
+        with suppress(ImportError):  # not on Windows, whose terminal does it itself
             import readline  # noqa: F401  (being imported, it lets input() edit its line and recall earlier ones)
-
+        if sys.stdout.isatty():
             return input("> ")
         self._console.print("> ", end="")
         return input()

@@ -1,0 +1,241 @@
+"""The command line, up to what it builds: help, parsing, and what each flag means."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve, field, frozen
+from typer.testing import CliRunner
+
+import paged_sdk
+from paged_sdk import (
+    GgufModelBuilder,
+    MemoryGpuConfig,
+    PagedAttentionMeta,
+    PagedCacheType,
+    SamplingParams,
+    TextModelBuilder,
+    embedded_model_path,
+)
+from paged_sdk.cli import talk
+from paged_sdk.cli.app import app
+from paged_sdk.cli.flags import Builder, PromptFlags
+from paged_sdk.cli.terminal import Terminal
+
+GREEDY = SamplingParams.deterministic()
+
+
+@frozen
+class CommandLine:
+    """Runs command lines with nobody to talk to.
+
+    :ivar calls: what would have been built and said, a tuple for each run that came that far
+    """
+
+    calls: list[tuple[Builder, PromptFlags, SamplingParams]] = field(factory=list)
+
+    def __call__(self, *arguments: str, code: int = 0) -> str:
+        """What the command showed."""
+        result = CliRunner().invoke(app, ["run", *arguments], env={"COLUMNS": "200"})
+        assert result.exit_code == code, result.output
+        return result.output
+
+    def parsed(self, *arguments: str) -> tuple[Builder, PromptFlags, SamplingParams]:
+        self(*arguments)
+        return self.calls.pop()
+
+    def talk(self, builder: Builder, flags: PromptFlags, sampling: SamplingParams, terminal: Terminal) -> None:
+        self.calls.append((builder, flags, sampling))
+
+
+@pytest.fixture
+def command_line(monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    commands = CommandLine()
+    monkeypatch.setattr(talk, "talk", commands.talk)
+    return commands
+
+
+def test_nothing_but_a_prompt(command_line: CommandLine) -> None:
+    builder, flags, sampling = command_line.parsed("Hello!")
+    assert builder == GgufModelBuilder(embedded_model_path())
+    assert flags == PromptFlags(prompt="Hello!")
+    assert sampling == GREEDY
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--prefix-cache-n", "0"], lambda b: b.with_prefix_cache_n(0)),
+        (["--max-seqs", "3"], lambda b: b.with_max_num_seqs(3)),
+        (["--max-num-batched-tokens", "64"], lambda b: b.with_max_num_batched_tokens(64)),
+        (["--max-seq-len", "100"], lambda b: b.with_max_model_len(100)),
+        (["--num-threads", "2"], lambda b: b.with_num_threads(2)),
+        (["--cpu"], lambda b: b.with_force_cpu()),
+        (["--device", "cuda:1"], lambda b: b.with_device("cuda:1")),
+        (["--dtype", "f32"], lambda b: b.with_dtype("float32")),
+        (["--verbose"], lambda b: b.with_logging()),
+        (["--chat-template", "{{ 1 }}"], lambda b: b.with_chat_template("{{ 1 }}")),
+        (["-t", "some/tokenizer.json"], lambda b: b.with_tokenizer_json("some/tokenizer.json")),
+        (["--paged-attn", "off"], lambda b: b.without_paged_attn()),
+        (["--no-paged-attn"], lambda b: b.without_paged_attn()),
+        (["--paged-attn", "on"], lambda b: b.with_paged_attn(PagedAttentionMeta())),
+        (["--paged-attn", "auto"], lambda b: b),
+    ],
+)
+def test_flags_of_the_engine(
+    command_line: CommandLine, arguments: list[str], expected: Callable[[Any], Builder]
+) -> None:
+    builder, _, _ = command_line.parsed("-m", "some/model", "Hello!", *arguments)
+    assert builder == expected(TextModelBuilder("some/model"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "changes"),
+    [
+        (["--pa-context-len", "512"], {"gpu_memory": MemoryGpuConfig.ContextSize(512)}),
+        (["--pa-memory-mb", "8192"], {"gpu_memory": MemoryGpuConfig.MB(8192)}),
+        (["--pa-memory-fraction", "0.95"], {"gpu_memory": MemoryGpuConfig.Fraction(0.95)}),
+        (["--pa-gpu-mem", "8192"], {"gpu_memory": MemoryGpuConfig.MB(8192)}),
+        (["--pa-gpu-mem-usage", ".95"], {"gpu_memory": MemoryGpuConfig.Fraction(0.95)}),
+        (["--pa-block-size", "16"], {"block_size": 16}),
+        (["--pa-blk-size", "16"], {"block_size": 16}),
+        (["--pa-cache-type", "F8E4M3"], {"cache_type": PagedCacheType.F8E4M3}),
+        (["--paged-attn", "on", "--pa-cache-type", "auto"], {"cache_type": PagedCacheType.AUTO}),
+    ],
+)
+def test_flags_of_paged_attention(command_line: CommandLine, arguments: list[str], changes: dict[str, Any]) -> None:
+    builder, _, _ = command_line.parsed("-m", "some/model", "Hello!", *arguments)
+    assert builder == TextModelBuilder("some/model").with_paged_attn(evolve(PagedAttentionMeta(), **changes))
+
+
+def test_the_tokenizer_may_be_a_directory(command_line: CommandLine, tmp_path: Path) -> None:
+    builder, _, _ = command_line.parsed("-m", "some/model", "Hello!", "--tok-model-id", str(tmp_path))
+    assert builder == TextModelBuilder("some/model").with_tokenizer_json(tmp_path / "tokenizer.json")
+
+
+def test_gguf_is_recognised(command_line: CommandLine, tmp_path: Path) -> None:
+    plain, gguf = tmp_path / "plain", tmp_path / "gguf"
+    for directory in (plain, gguf):
+        directory.mkdir()
+    (plain / "config.json").touch()
+    (gguf / "model.gguf").touch()
+    for arguments, expected in (
+        (["-m", "some/model"], TextModelBuilder("some/model")),
+        (["-m", str(plain)], TextModelBuilder(plain)),
+        (["-m", str(gguf)], GgufModelBuilder(gguf)),
+        (["-m", str(gguf / "model.gguf")], GgufModelBuilder(gguf / "model.gguf")),
+        (["-m", "some/model:Q4_K_M"], GgufModelBuilder("some/model:Q4_K_M")),
+        (["-m", "some/model", "--format", "gguf"], GgufModelBuilder("some/model")),
+        (["-m", "some/model", "-f", "a.gguf"], GgufModelBuilder("some/model", ["a.gguf"])),
+        (["-m", str(plain), "-f", "a.gguf", "-f", "b.gguf"], GgufModelBuilder(plain, ["a.gguf", "b.gguf"])),
+        (["-m", str(gguf), "--format", "plain"], TextModelBuilder(gguf)),
+    ):
+        builder, _, _ = command_line.parsed("Hello!", *arguments)
+        assert builder == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sampling"),
+    [
+        (["--max-tokens", "5"], evolve(GREEDY, max_len=5)),
+        (["--temperature", "0.7"], SamplingParams(temperature=0.7)),
+        (["--seed", "3", "--max-tokens", "5"], SamplingParams(seed=3, max_len=5)),
+        (["--top-k", "4", "--top-p", "0.5", "--min-p", "0.1"], SamplingParams(top_k=4, top_p=0.5, min_p=0.1)),
+    ],
+)
+def test_flags_of_sampling(command_line: CommandLine, arguments: list[str], sampling: SamplingParams) -> None:
+    assert command_line.parsed("Hello!", *arguments)[2] == sampling
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--pa-memory-mb", "1", "--pa-context-len", "1"], ("--pa-context-len", "--pa-memory-mb")),
+        (["--pa-memory-mb", "1", "--pa-memory-fraction", ".1"], ("--pa-memory-mb", "--pa-memory-fraction")),
+        (["--pa-context-len", "1", "--pa-memory-fraction", ".1"], ("--pa-context-len", "--pa-memory-fraction")),
+        (["--pa-memory-mb", "1", "--pa-gpu-mem", "1"], ("--pa-memory-mb", "--pa-gpu-mem")),
+        (["--pa-gpu-mem", "1", "--pa-gpu-mem-usage", ".1"], ("--pa-gpu-mem", "--pa-gpu-mem-usage")),
+        (["--pa-block-size", "8", "--pa-blk-size", "8"], ("--pa-block-size", "--pa-blk-size")),
+        (["--paged-attn", "off", "--pa-memory-mb", "1"], ("--paged-attn off", "--pa-memory-mb")),
+        (["--paged-attn", "off", "--pa-block-size", "8"], ("--paged-attn off", "--pa-block-size")),
+        (["--no-paged-attn", "--pa-cache-type", "auto"], ("--no-paged-attn", "--pa-cache-type")),
+        (["--no-paged-attn", "--paged-attn", "on"], ("--paged-attn on", "--no-paged-attn")),
+        (["--cpu", "--device", "cuda"], ("--cpu", "--device")),
+        (["--verbose", "--quiet"], ("--verbose", "--quiet")),
+        (["--format", "plain", "-f", "a.gguf"], ("--format plain", "--quantized-file")),
+    ],
+)
+def test_flags_that_exclude_each_other(command_line: CommandLine, arguments: list[str], named: tuple[str, str]) -> None:
+    assert "{} and {} exclude each other".format(*named) in command_line("Hello!", *arguments, code=2)
+    assert not command_line.calls
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--interactive", "--raw"], ["--raw", "--system", "Be brief."]], ids=["interactive", "system"]
+)
+def test_raw_text_is_no_conversation(arguments: list[str]) -> None:
+    result = CliRunner().invoke(app, ["run", "Hello!", *arguments], env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert "exclude each other" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--paged-attn", "maybe"], "--paged-attn"),
+        (["--pa-cache-type", "int4"], "--pa-cache-type"),
+        (["--format", "ggml"], "--format"),
+        (["--max-tokens", "many"], "--max-tokens"),
+        (["--isq", "Q4K"], "--isq"),
+        (["one prompt", "another"], "another"),
+    ],
+)
+def test_command_lines_that_cannot_be_understood(command_line: CommandLine, arguments: list[str], named: str) -> None:
+    assert named in command_line("Hello!", *arguments, code=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--pa-block-size", "0"], "block_size = 0"),
+        (["--pa-memory-fraction", "1.5"], "fraction = 1.5"),
+        (["--max-seqs", "0"], "max_num_seqs = 0"),
+        (["--dtype", "int3"], "dtype = 'int3'"),
+        (["--temperature", "-1"], "temperature = -1.0"),
+        (["--max-tokens", "0"], "max_len = 0"),
+    ],
+)
+def test_values_that_cannot_be_used(command_line: CommandLine, arguments: list[str], named: str) -> None:
+    (line,) = command_line("Hello!", *arguments, code=1).splitlines()
+    assert line.startswith("error: ")
+    assert named in line
+    assert "Traceback" in command_line("Hello!", "--verbose", *arguments, code=1)
+
+
+def test_version_and_help() -> None:
+    for arguments in (["--version"], ["run", "--version"]):
+        assert CliRunner().invoke(app, arguments).stdout == f"paged-sdk {paged_sdk.__version__}\n"
+    shown = CliRunner().invoke(app, ["run", "--help"], env={"COLUMNS": "200"}).stdout
+    assert "--pa-memory-mb" in shown
+    assert "--pa-gpu-mem" not in shown
+    assert "run" in CliRunner().invoke(app, ["--help"]).stdout
+
+
+def test_help_loads_no_engine() -> None:
+    program = """
+import sys
+from paged_sdk.cli import main
+sys.argv = ["paged-sdk", "run", "--help"]
+try:
+    main()
+except SystemExit as end:
+    assert end.code == 0
+loaded = {"torch", "tokenizers", "jinja2", "paged_sdk.model"} & set(sys.modules)
+assert not loaded, loaded
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=60)

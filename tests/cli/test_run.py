@@ -1,0 +1,235 @@
+"""``paged-sdk run`` on a tiny checkpoint: in this process, as a program in a pipe, and at a terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner, Result
+
+import tiny
+from paged_sdk import BlockingModel, RequestBuilder, SamplingParams, TextModelBuilder
+from paged_sdk.cli.app import app
+
+PROGRAM = (sys.executable, "-c", "from paged_sdk.cli import main; main()", "run")
+FLAGS = ("--dtype", "float32", "--num-threads", "1", "--pa-context-len", "4096", "--pa-block-size", "8")
+
+
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose greedy texts never end: among logits of several units, those of its end tokens are 0."""
+    directory = tiny.make_checkpoint("llama", tmp_path_factory.mktemp("endless"))
+    weights = load_file(directory / "model.safetensors")
+    weights["lm_head.weight"][[0, 2]] = 0
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
+
+
+@pytest.fixture(scope="module")
+def reference(endless: Path) -> Iterator[BlockingModel]:
+    """The same model through the API."""
+    with BlockingModel(TextModelBuilder(endless).with_dtype("float32").with_num_threads(1).build()) as model:
+        yield model
+
+
+def answers(model: BlockingModel, *says: str, system: str | None = None, max_len: int = 8) -> list[str]:
+    """What a chat's turns are answered with."""
+    request = RequestBuilder().with_sampling(SamplingParams(temperature=0, max_len=max_len))
+    if system is not None:
+        request = request.add_message("system", system)
+    texts = []
+    for text in says:
+        request = request.add_message("user", text)
+        texts.append(model.send_chat_request(request).choices[0].message.content)
+        request = request.add_message("assistant", texts[-1])
+    return texts
+
+
+def run(model: Path, *arguments: str, stdin: str = "") -> Result:
+    return CliRunner().invoke(app, ["run", "-m", str(model), *FLAGS, *arguments], input=stdin)
+
+
+def test_one_answer(endless: Path, reference: BlockingModel) -> None:
+    result = run(endless, "Hello!", "--max-tokens", "8")
+    assert result.exit_code == 0
+    assert result.stdout == answers(reference, "Hello!")[0] + "\n"
+    assert re.fullmatch(
+        r"8 tokens, \d+\.\d tok/s, first token after \d+\.\d\d s, 0 of \d+ prompt tokens cached\n", result.stderr
+    )
+
+
+def test_system_message_and_quiet(endless: Path, reference: BlockingModel) -> None:
+    result = run(endless, "Hello!", "--max-tokens", "8", "--system", "Be brief.", "--quiet")
+    assert result.stdout == answers(reference, "Hello!", system="Be brief.")[0] + "\n"
+    assert result.stderr == ""
+
+
+def test_a_prompt_from_stdin(endless: Path, reference: BlockingModel) -> None:
+    assert run(endless, "--max-tokens", "8", stdin="Hello!\n").stdout == answers(reference, "Hello!")[0] + "\n"
+    nothing = run(endless, stdin="\n")
+    assert nothing.exit_code == 2
+    assert "there is no prompt" in nothing.stderr
+
+
+def test_raw_text(endless: Path, reference: BlockingModel) -> None:
+    expected = reference.send_completion_request("Once upon", SamplingParams(temperature=0, max_len=8))
+    assert run(endless, "Once upon", "--raw", "--max-tokens", "8").stdout == expected.choices[0].text + "\n"
+
+
+def test_a_seed_repeats_itself(endless: Path) -> None:
+    first, again, other = (run(endless, "Hello!", "--max-tokens", "12", "--seed", seed).stdout for seed in "112")
+    assert first == again != other
+
+
+def test_a_chat_from_a_pipe_keeps_its_turns(endless: Path, reference: BlockingModel) -> None:
+    lines = "Hello!\n\n/what\n/help\nAnd then?\n/reset\nHello!\n/system Be brief.\nHello!\n/exit\nnot read\n"
+    result = run(endless, "-i", "--max-tokens", "8", stdin=lines)
+    assert result.exit_code == 0
+    first, second = answers(reference, "Hello!", "And then?")
+    (brief,) = answers(reference, "Hello!", system="Be brief.")
+    assert result.stdout == "\n".join([first, second, first, brief, ""])
+    assert "There is no command /what" in result.stderr
+    assert "/reset        start over" in result.stderr
+    cached = map(int, re.findall(r"(\d+) of \d+ prompt tokens cached", result.stderr))
+    assert [tokens > 0 for tokens in cached] == [False, True, True, False]
+
+
+def test_a_chat_may_begin_with_a_prompt(endless: Path, reference: BlockingModel) -> None:
+    result = run(endless, "Hello!", "-i", "--max-tokens", "8", stdin="And then?\n")
+    assert result.stdout == "\n".join([*answers(reference, "Hello!", "And then?"), ""])
+
+
+def test_a_chat_survives_a_turn_that_is_too_long(endless: Path, reference: BlockingModel) -> None:
+    result = run(endless, "-i", "--max-tokens", "8", stdin=f"Hello!\n{'word ' * 3000}\nAnd then?\n")
+    assert result.exit_code == 0
+    assert result.stdout == "\n".join([*answers(reference, "Hello!", "And then?"), ""])
+    (error,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert "tokens" in error
+
+
+def test_errors_are_one_line(tmp_path: Path, endless: Path) -> None:
+    for result, named in (
+        (run(tmp_path / "nowhere", "Hello!"), "nowhere"),
+        (run(endless, "word " * 3000), "tokens"),
+        (run(endless, "Hello!", "--max-seq-len", "100000"), "max_model_len"),
+    ):
+        assert result.exit_code == 1
+        assert result.stdout == ""
+        (line,) = result.stderr.splitlines()
+        assert line.startswith("error: ")
+        assert named in line
+    assert "Traceback" in run(tmp_path / "nowhere", "Hello!", "--verbose").stderr
+
+
+def test_gguf_and_its_log(tmp_path: Path) -> None:
+    path = tiny.make_gguf(tmp_path)
+    arguments = ("run", "Hello!", "--max-tokens", "4", "--verbose", *FLAGS)
+    programs = [
+        subprocess.run([*PROGRAM[:-1], *arguments, *model], capture_output=True, text=True, timeout=120, check=True)
+        for model in (("-m", str(path)), ("-m", str(tmp_path), "--format", "gguf", "-f", path.name))
+    ]
+    assert programs[0].stdout == programs[1].stdout != ""
+    assert "Prefix caching enabled (block-level, PagedAttention)." in programs[0].stderr
+
+
+def test_a_reader_that_goes_is_no_error(endless: Path) -> None:
+    program = subprocess.Popen(
+        [*PROGRAM, "-m", str(endless), *FLAGS, "Hello!"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert program.stdout is not None
+    assert program.stderr is not None
+    with program:
+        assert program.stdout.read(1)
+        program.stdout.close()
+        assert program.stderr.read() == b""
+        program.wait(60)
+
+
+def test_ctrl_c_ends_one_answer(endless: Path) -> None:
+    program = subprocess.Popen(
+        [*PROGRAM, "-m", str(endless), *FLAGS, "Hello!"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert program.stdout is not None
+    assert program.stderr is not None
+    with program:
+        assert program.stdout.read(1)
+        program.send_signal(signal.SIGINT)
+        assert program.stderr.read() == b""
+        assert program.wait(60) == 130
+
+
+class Screen:
+    """A program at a terminal of its own."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._terminal, theirs = pty.openpty()
+        # Ctrl-C reaches whoever has the terminal as its controlling one.
+        main = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); from paged_sdk.cli import main; main()"
+        self._program = subprocess.Popen(
+            [sys.executable, "-c", main, "run", *arguments],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+        )
+        os.close(theirs)
+        self._shown = ""
+
+    def wait_for(self, text: str, *, seconds: float = 60.0) -> str:
+        """What was shown before ``text``, since the last time."""
+        deadline = time.monotonic() + seconds
+        while text not in self._shown:
+            ready, _, _ = select.select([self._terminal], [], [], max(0.0, deadline - time.monotonic()))
+            assert ready, f"no {text!r} within {seconds} s in {self._shown!r}"
+            self._shown += os.read(self._terminal, 4096).decode(errors="replace")
+        before, _, self._shown = self._shown.partition(text)
+        return before
+
+    def type(self, text: str) -> None:
+        os.write(self._terminal, text.encode())
+
+    def exit_code(self) -> int:
+        """Waits for the program's end."""
+        code = self._program.wait(60)
+        os.close(self._terminal)
+        return code
+
+
+def test_a_chat_at_a_terminal(endless: Path, reference: BlockingModel) -> None:
+    screen = Screen("-m", str(endless), *FLAGS)
+    screen.wait_for("/help lists the commands.")
+    screen.wait_for("> ")
+    screen.type("Hello!\r")
+    screen.wait_for(answers(reference, "Hello!")[0].split()[0])
+    screen.type("\x03")
+    screen.wait_for("(canceled)")
+    screen.wait_for("> ")
+    screen.type("half a line\x03")
+    screen.wait_for("Ctrl-D or /exit leaves.")
+    screen.wait_for("> ")
+    screen.type("/reset\r")
+    screen.wait_for("> ")
+    screen.type("Hello!\r")
+    screen.wait_for(answers(reference, "Hello!")[0].split()[0])
+    screen.type("\x03")
+    screen.wait_for("(canceled)")
+    screen.wait_for("> ")
+    screen.type("\x04")
+    assert screen.exit_code() == 0
+
+
+def test_ctrl_c_while_loading(endless: Path) -> None:
+    screen = Screen("-m", str(endless), *FLAGS)
+    screen.wait_for("Loading")
+    screen.type("\x03")
+    assert screen.exit_code() == 130
