@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -107,7 +109,7 @@ class Stack:
         for w in self.weights:
             normed = F.rms_norm(x, (HIDDEN,), w["attention_norm"], 1e-6)
             projected = quantise_activations(normed) @ w["qkv"].T + w["bias"]
-            q, k, v = (part.unflatten(1, (-1, SIZE)) for part in torch.split(projected, WIDTHS, dim=1))
+            q, k, v = (part.reshape(count, -1, SIZE) for part in torch.split(projected, list(WIDTHS), dim=1))
             if self.extras:
                 q, k = (F.rms_norm(t, (SIZE,), w[name], 1e-6) for t, name in ((q, "query_norm"), (k, "key_norm")))
             q, k = rotate(q), self.stored(rotate(k).float())
@@ -162,8 +164,8 @@ def test_layers(isa: str, dtype: torch.dtype, fused: bool, extras: bool) -> None
     stack, prompt = Stack(fused=fused, extras=extras, dtype=dtype), Prompt(16 if extras else SIZE // 2)
     expected = stack.expected(prompt.hidden, prompt.cosines, prompt.sines)
     got = prompt.run(NativeDecoder(workspace(isa, 2), stack.layers), [prompt.count])
-    # Values on a rounding boundary fall either way: of int8 activations, and of the cache's own dtype.
-    assert relative(got, expected) < 4e-3
+    # Values on a rounding boundary fall either way: of int8 activations, and of the cache, whose f8e4m3 steps are 6 %.
+    assert relative(got, expected) < (2e-2 if dtype == torch.float8_e4m3fn else 4e-3)
 
 
 @every_level
@@ -204,11 +206,12 @@ def test_what_does_not_fit_is_refused() -> None:
         torch.tensor([0, 45], dtype=torch.int32), prompt.table[None], torch.tensor([45], dtype=torch.int32)
     )
     hidden, cosines, sines, slots = prompt.hidden, prompt.cosines, prompt.sines, prompt.slots
-    for call in (
+    calls: list[Callable[[], Tensor]] = [
         lambda: decoder(hidden[:, :128], cosines, sines, slots, batch),
         lambda: decoder(hidden, cosines.double(), sines, slots, batch),
         lambda: decoder(hidden, cosines, sines[1:], slots, batch),
         lambda: decoder(hidden, cosines, sines, slots.int(), batch),
-    ):
+    ]
+    for call in calls:
         with pytest.raises(ConfigError):
             call()
