@@ -101,6 +101,16 @@ def test_of_two_where_one_starts_with_the_other_the_longer_is_kept() -> None:
     assert manager.take_released() == [slots[0], slots[2]]
 
 
+def test_equal_tokens_with_other_extra_keys_are_kept_beside() -> None:
+    manager = make_manager(3)
+    plain, salted = start(manager, [1, 2]), start(manager, [1, 2], (b"salt",))
+    slots = [*plain.ids, *salted.ids]
+    manager.free(plain, [1, 2], 2)
+    manager.free(salted, [1, 2, 3], 3)
+    assert list(manager._kept) == slots
+    assert manager.match(KvTable((b"salt",)), [1, 2, 3, 4]) == Prefix(3, (slots[1],))
+
+
 def test_a_fork_is_a_copy_unless_it_ends_before_it_is_made() -> None:
     manager = make_manager()
     table = start(manager, [1, 2, 3])
@@ -135,7 +145,7 @@ def test_without_a_prefix_cache_every_slot_is_released() -> None:
 def test_slots_grow_as_they_need_to() -> None:
     manager = make_manager()
     table = start(manager, [1])
-    assert manager.fits(Prefix(0, ()), 10**9)
+    assert manager.fits(Prefix(0, ()), 10**9, num_growing=0)
     assert manager.grow(table, 1, 50) == 50
     manager.commit(table, [1], 1)
     assert manager.max_sequence_tokens == 100

@@ -169,7 +169,7 @@ class PagedMachine(RuleBasedStateMachine):
         prefix = self.manager.match(sequence.table, sequence.token_ids)
         assert self.manager.usage == before
         assert 0 <= prefix.num_tokens < length
-        if length > self.manager.max_sequence_tokens or not self.manager.fits(prefix, length):
+        if length > self.manager.max_sequence_tokens or not self.manager.fits(prefix, length, num_growing=0):
             return
         self.manager.attach(sequence.table, prefix, sequence.token_ids)
         sequence.num_computed = prefix.num_tokens

@@ -171,12 +171,13 @@ def test_fits_counts_hits_that_are_not_held_as_taken() -> None:
     longer = [*prompt, *range(20, 28)]
     prefix = manager.match(KvTable(), longer)
     assert prefix.num_tokens == 8
-    assert manager.fits(prefix, 16)
-    assert not manager.fits(prefix, 17)
+    assert manager.fits(prefix, 16, num_growing=0)
+    assert not manager.fits(prefix, 16, num_growing=1)
+    assert not manager.fits(prefix, 17, num_growing=0)
     holder, _ = start(manager, [*prompt, 99])
     prefix = manager.match(KvTable(), longer)
-    assert manager.fits(prefix, 12)
-    assert not manager.fits(prefix, 13)
+    assert manager.fits(prefix, 12, num_growing=0)
+    assert not manager.fits(prefix, 13, num_growing=0)
     manager.free(holder, [*prompt, 99], 9)
 
 
@@ -293,10 +294,12 @@ def test_a_window_makes_any_length_possible_if_the_pool_holds_it() -> None:
 
 def test_a_window_asks_for_what_lives_at_once() -> None:
     manager = KvCacheManager(6, SIZE, sliding_window=6)
-    assert manager.fits(Prefix(0, ()), 1000)
+    assert manager.fits(Prefix(0, ()), 1000, num_growing=0)
     holder, _ = start(manager, [1, 2, 3, 4, 5, 6, 7, 8])
-    assert manager.fits(Prefix(0, ()), 1000)
+    assert manager.fits(Prefix(0, ()), 1000, num_growing=0)
     manager.grow(holder, 8, 1)
-    assert not manager.fits(Prefix(0, ()), 1000)
-    assert manager.fits(Prefix(0, ()), 12)
+    # Three blocks are left: a window's worth, but not one more for the holder.
+    assert manager.fits(Prefix(0, ()), 1000, num_growing=0)
+    assert not manager.fits(Prefix(0, ()), 1000, num_growing=1)
+    assert manager.fits(Prefix(0, ()), 8, num_growing=1)
     assert manager.take_released() == []

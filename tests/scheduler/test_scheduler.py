@@ -220,28 +220,21 @@ def test_64_requests_on_a_pool_for_8() -> None:
     assert usage.free + usage.cached == 40
 
 
-def storm(num_blocks: int, *, block_size: int, cache: int) -> Harness:
+@pytest.mark.parametrize("cache", [0, 16])
+@pytest.mark.parametrize("num_blocks", [21, 35])
+def test_preemption_storms_change_no_text(num_blocks: int, cache: int) -> None:
     """Short prompts with long outputs: many are admitted, and then outgrow the memory together."""
-    harness = make(num_blocks=num_blocks, block_size=block_size, seats=16, budget=48, cache=cache)
+    harness = make(num_blocks=num_blocks, block_size=1, seats=16, budget=48, cache=cache)
     for index in range(100):
         harness.add([index % 7] * (index % 3 + 1), max_tokens=12 + index % 7, num_choices=1 + (index % 10 == 0))
     harness.run()
+    # Compares each text with the one that it has alone.
     harness.check_end()
-    return harness
-
-
-@pytest.mark.parametrize("cache", [0, 16])
-@pytest.mark.parametrize("num_blocks", [21, 30, 60])
-def test_preemption_storms_change_no_text(num_blocks: int, cache: int) -> None:
-    calm, stormy = storm(10_000, block_size=4, cache=cache), storm(num_blocks, block_size=1, cache=cache)
-    assert calm.scheduler.num_preemptions == 0
-    assert stormy.scheduler.num_preemptions > 200
-    for seq_id, sequence in calm.sequences.items():
-        assert stormy.sequences[seq_id].token_ids == sequence.token_ids
+    assert harness.scheduler.num_preemptions > 200
 
 
 def test_the_youngest_is_preempted_and_comes_back_first() -> None:
-    harness = make(num_blocks=6, block_size=2, seats=4)
+    harness = make(num_blocks=8, block_size=2, seats=4)
     first, second, third = (harness.add([index] * 4, max_tokens=6) for index in range(3))
     late = harness.add([9] * 4, max_tokens=6)
     harness.step()
@@ -252,15 +245,15 @@ def test_the_youngest_is_preempted_and_comes_back_first() -> None:
     assert third.num_computed_tokens == 0
     assert third.table.ids == []
     while third.status is SequenceStatus.WAITING:
-        output = harness.step()
-    assert [row.sequence for row in output.scheduled] == [third, late]
+        assert late.status is SequenceStatus.WAITING
+        harness.step()
     assert third.num_cached_tokens == 0
     harness.run()
     harness.check_end()
 
 
 def test_a_low_priority_is_preempted_before_a_younger_one() -> None:
-    harness = make(num_blocks=5, block_size=2)
+    harness = make(num_blocks=6, block_size=2)
     low = harness.add([1] * 4, priority=-1)
     harness.step()
     high = harness.add([2] * 3)

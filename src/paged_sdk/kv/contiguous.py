@@ -89,7 +89,7 @@ class SequenceKvManager:
                         best = Prefix(num_common, (slot,))
         return best
 
-    def fits(self, prefix: Prefix, num_tokens: int) -> bool:
+    def fits(self, prefix: Prefix, num_tokens: int, *, num_growing: int) -> bool:
         """Always: slots grow as they need to."""
         return True
 

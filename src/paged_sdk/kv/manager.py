@@ -112,8 +112,11 @@ class KvManager(Protocol):
         """
         ...
 
-    def fits(self, prefix: Prefix, num_tokens: int) -> bool:
-        """Whether a sequence of ``num_tokens`` tokens that starts with ``prefix`` fits what is to be had now."""
+    def fits(self, prefix: Prefix, num_tokens: int, *, num_growing: int) -> bool:
+        """Whether a sequence of ``num_tokens`` tokens that starts with ``prefix`` fits what is to be had now.
+
+        :param num_growing: sequences that may each need a block more soon, and are to have it
+        """
         ...
 
     def attach(self, table: KvTable, prefix: Prefix, token_ids: list[int]) -> None:

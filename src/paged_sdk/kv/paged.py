@@ -82,13 +82,13 @@ class KvCacheManager:
             ids.append(block.id)
         return Prefix(len(ids) * self.block_size, tuple(ids))
 
-    def fits(self, prefix: Prefix, num_tokens: int) -> bool:
-        """Whether there are blocks for all ``num_tokens`` tokens or, with a window, for those that live at once."""
+    def fits(self, prefix: Prefix, num_tokens: int, *, num_growing: int) -> bool:
+        """Whether there are blocks for all ``num_tokens`` tokens (with a window, for those that live at once), and one
+        for each of ``num_growing`` sequences."""
         found = prefix.ids[self._num_dead(prefix.num_tokens) :]
-        # One more than a window spans, so that there is room to go on.
-        live = min(self._num_blocks(num_tokens), self._window_blocks + 1)
+        live = min(self._num_blocks(num_tokens), self._window_blocks)
         taken_from_free = sum(self._pool.blocks[block_id].ref_count == 0 for block_id in found)
-        return live - len(found) + taken_from_free <= self._pool.num_available
+        return live - len(found) + taken_from_free + num_growing <= self._pool.num_available
 
     def attach(self, table: KvTable, prefix: Prefix, token_ids: list[int]) -> None:
         """Refer to the blocks of ``prefix``, and announce the full blocks that this sequence is going to compute."""

@@ -13,8 +13,10 @@ __all__ = ["DEFAULT_CUDA_MEMORY", "BlockLayout", "DeviceMemory", "auto_cpu_block
 
 MIB = 2**20
 SCALE_BYTES = 4
-AUTO_CONTEXT = 4096
-AUTO_CPU_SHARE = 4
+AUTO_CPU_CONTEXT = 4096
+"""Tokens per sequence that a pool of automatic size on the CPU has room for."""
+AUTO_CPU_DIVISOR = 4
+"""A pool of automatic size takes at most this part of the memory that the process may use."""
 
 DEFAULT_CUDA_MEMORY = Fraction(0.9)
 """What a CUDA device gives when nothing is said."""
@@ -89,8 +91,8 @@ def auto_cpu_blocks(layout: BlockLayout, device: DeviceMemory, *, max_num_seqs: 
 
     :raises OutOfMemoryError: if not even one block fits
     """
-    wanted = max_num_seqs * ceil(min(max_model_len, AUTO_CONTEXT) / layout.block_size)
-    available = min(device.total // AUTO_CPU_SHARE, device.free)
+    wanted = max_num_seqs * ceil(min(max_model_len, AUTO_CPU_CONTEXT) / layout.block_size)
+    available = min(device.total // AUTO_CPU_DIVISOR, device.free)
     num_blocks = min(wanted, available // layout.block_bytes)
     if num_blocks < 1:
         raise OutOfMemoryError(
