@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from naive_sampler import naive_dry
 
@@ -19,6 +19,7 @@ def penalties(tokens: list[int], params: DryParams, breakers: tuple[tuple[int, .
     return dict(zip(found.tolist(), amounts.tolist(), strict=True))
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.integers(0, 3), min_size=1, max_size=60),
     st.builds(

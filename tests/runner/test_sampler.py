@@ -92,6 +92,7 @@ def all_settings(draw: st.DrawFn, vocab_size: int) -> SamplingParams:
 def test_every_setting_as_in_naive_float64(data: st.DataObject) -> None:
     vocab_size = data.draw(st.integers(7, 40))
     logits = data.draw(st.lists(GRID | st.just(-math.inf), min_size=vocab_size, max_size=vocab_size))
+    assume(max(logits) > -math.inf)  # the caller has to see to that
     tokens = st.lists(st.integers(0, vocab_size - 1), max_size=12)
     params = data.draw(all_settings(vocab_size))
     given_row = row(
@@ -268,6 +269,16 @@ def test_ties_go_to_the_lowest_ids(vocab_size: int) -> None:
     assert drawn(top_k=10, top_p=0.41) == set(range(5))
     assert drawn(min_p=1.0, top_k=4) == set(range(4))
     assert len(drawn(min_p=1.0)) > 20
+
+
+@pytest.mark.parametrize("given_settings", [{}, {"top_p": 0.999}, {"min_p": 0.5}])
+def test_an_endless_temperature_is_even_but_heeds_bans(given_settings: dict[str, Any]) -> None:
+    logits = np.random.default_rng(0).normal(size=1000)
+    logits[100:] = -np.inf
+    params = SamplingParams(temperature=1e300, seed=0, **given_settings)
+    chosen = set(sample(logits, [row(params, num_samples=2000)])[0])
+    assert 95 < len(chosen) <= 100
+    assert max(chosen) < 100
 
 
 def test_top_k_beyond_the_vocabulary_keeps_everything() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from naive_sampler import naive_uniform
 
 from paged_sdk.runner.uniform import uniforms
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2**130), st.integers(0, 1000), st.integers(0, 10**6)), max_size=5))
 def test_numbers_are_splitmix64s(arguments: list[tuple[int, int, int]]) -> None:
     numbers = uniforms(

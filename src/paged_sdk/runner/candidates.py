@@ -51,9 +51,12 @@ def likeliest(logits: Tensor, width: int) -> tuple[Logits, Ids]:
 
 
 def likeliest_from(logits: Tensor, threshold: float) -> tuple[Logits, Ids]:
-    """Every token of one row with at least that logit, likeliest first, ties by id."""
-    below = float(np.nextafter(np.float32(threshold), np.float32(-np.inf)))
-    tokens = (logits > below).nonzero()[:, 0]
+    """Every token of one row with at least that logit, likeliest first, ties by id.
+
+    :param logits: float32 ``[V]``
+    :param threshold: rounded to float32
+    """
+    tokens = (logits >= threshold).nonzero()[:, 0]
     return _sort(logits[tokens].cpu().numpy(), _ids(tokens))
 
 

@@ -12,6 +12,7 @@ There are two ways, and a row's own settings choose:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final, TypeAlias
 
@@ -58,7 +59,8 @@ class Settings:
             return np.array([[off if value is None else value] for value in values], np.float64)
 
         return cls(
-            temperature=column([each.temperature for each in params], 1),
+            # float32 must hold it: -inf divided by infinity is no number.
+            temperature=column([each.temperature for each in params], 1).clip(max=1e30),
             top_k=np.array([[min(each.top_k or vocab_size, vocab_size)] for each in params], np.int64),
             top_p=column([each.top_p for each in params], 1),
             min_p=column([each.min_p for each in params], 0),
@@ -197,9 +199,10 @@ def _threshold(values: npt.NDArray[np.float32], settings: Settings, total: float
     if top_k < vocab_size:
         return float(values[top_k - 1])
     # Tokens less likely than (1 - p) / V make up less than 1 - p together: top-p is reached without them.
-    # The half is for rounding.
+    # The half and the millionth are for rounding.
     least = (1 - float(settings.top_p[0, 0])) / vocab_size / 2
-    return float(values[0]) + float(settings.temperature[0, 0]) * float(np.log(least * total))
+    threshold = float(values[0]) + float(settings.temperature[0, 0]) * math.log(least * total)
+    return max(threshold - abs(threshold) * 1e-6, float(np.finfo(np.float32).min))
 
 
 def _to_weights(logits: Tensor, settings: Settings) -> Tensor:
