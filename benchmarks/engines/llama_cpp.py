@@ -1,0 +1,58 @@
+"""llama-cpp-python: llama.cpp, built for this machine's CPU, on the same file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+from benchmarks.protocol import BenchmarkEngine, EngineSettings, LogitsPath, Prompt, RequestTimes, UnsupportedError
+
+__all__ = ["Engine"]
+
+
+class Engine(BenchmarkEngine):
+    """Tokens straight from ``Llama.generate``: neither text nor streams are made of them."""
+
+    REQUIREMENTS = ("llama-cpp-python==0.3.36",)
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self._settings = settings
+        self._llama = self._load(logits_all=False, n_ctx=settings.max_model_len)
+
+    @property
+    def version(self) -> str:
+        import llama_cpp
+
+        return str(llama_cpp.__version__)
+
+    def generate(self, prompts: Sequence[Prompt], max_tokens: int) -> list[RequestTimes]:
+        if len(prompts) > 1:
+            raise UnsupportedError("its Python API runs one sequence at a time")
+        (prompt,) = prompts
+        start = time.perf_counter()
+        tokens = self._llama.generate(prompt.token_ids, temp=0.0, repeat_penalty=1.0)
+        times = [time.perf_counter() - start for _ in islice(tokens, max_tokens)]
+        return [RequestTimes(times[0], times[-1], len(times), len(prompt.token_ids))]
+
+    def logits(self, token_ids: Sequence[int], path: LogitsPath) -> Any:
+        llama = self._load(logits_all=True, n_ctx=len(token_ids))
+        if path == "prefill":
+            llama.eval(token_ids)
+        else:
+            for token_id in token_ids:
+                llama.eval([token_id])
+        return llama.scores[: len(token_ids)]
+
+    def _load(self, *, logits_all: bool, n_ctx: int) -> Any:
+        from llama_cpp import Llama
+
+        return Llama(
+            self._settings.model,
+            n_ctx=n_ctx,
+            n_threads=self._settings.num_threads,
+            n_threads_batch=self._settings.num_threads,
+            logits_all=logits_all,
+            verbose=False,
+        )

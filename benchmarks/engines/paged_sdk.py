@@ -1,0 +1,82 @@
+"""This project, through its public async API."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from benchmarks.protocol import BenchmarkEngine, EngineSettings, Prompt, RequestTimes
+
+if TYPE_CHECKING:
+    from paged_sdk import Model, SamplingParams
+
+__all__ = ["Engine"]
+
+
+class Engine(BenchmarkEngine):
+    """Every request is a stream that its own task reads, as in an application; times are those of the reader."""
+
+    REQUIREMENTS = ()
+
+    def __init__(self, settings: EngineSettings) -> None:
+        from paged_sdk import GgufModelBuilder
+
+        builder = (
+            GgufModelBuilder(settings.model)
+            .with_num_threads(settings.num_threads)
+            .with_max_model_len(settings.max_model_len)
+            .with_max_num_seqs(settings.max_num_seqs)
+        )
+
+        async def build() -> Model:
+            return await builder.build()
+
+        self._runner = asyncio.Runner()
+        self._model = self._runner.run(build())
+
+    @property
+    def version(self) -> str:
+        import paged_sdk
+
+        return str(paged_sdk.__version__)
+
+    def generate(self, prompts: Sequence[Prompt], max_tokens: int) -> list[RequestTimes]:
+        return self._runner.run(self._generate(prompts, max_tokens))
+
+    def event_loop_lag(self, prompts: Sequence[Prompt], max_tokens: int, interval: float) -> list[float]:
+        return self._runner.run(self._event_loop_lag(prompts, max_tokens, interval))
+
+    async def _generate(self, prompts: Sequence[Prompt], max_tokens: int) -> list[RequestTimes]:
+        start = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._read(prompt, max_tokens, start)) for prompt in prompts]
+        return [task.result() for task in tasks]
+
+    async def _read(self, prompt: Prompt, max_tokens: int, start: float) -> RequestTimes:
+        first, last = 0.0, 0.0
+        stream = self._model.stream_completion_request(prompt.token_ids, _sampling(max_tokens))
+        async for _ in stream:
+            last = time.perf_counter() - start
+            first = first or last
+        usage = stream.response_so_far().usage
+        return RequestTimes(first, last, usage.completion_tokens, usage.prompt_tokens)
+
+    async def _event_loop_lag(self, prompts: Sequence[Prompt], max_tokens: int, interval: float) -> list[float]:
+        work = asyncio.create_task(self._generate(prompts, max_tokens))
+        lags: list[float] = []
+        while not work.done():
+            before = time.perf_counter()
+            await asyncio.sleep(interval)
+            lags.append(time.perf_counter() - before - interval)
+        await work
+        return lags
+
+
+def _sampling(max_tokens: int) -> SamplingParams:
+    from attrs import evolve
+
+    from paged_sdk import SamplingParams
+
+    return evolve(SamplingParams.deterministic(), max_len=max_tokens, ignore_eos=True)

@@ -1,0 +1,20 @@
+"""This project as it is installed where no compiler is: torch operations only."""
+
+from __future__ import annotations
+
+from benchmarks.engines import paged_sdk
+from benchmarks.protocol import EngineSettings
+
+__all__ = ["Engine"]
+
+
+class Engine(paged_sdk.Engine):
+    """The native library is hidden before anything asks for it."""
+
+    REQUIREMENTS = ()
+
+    def __init__(self, settings: EngineSettings) -> None:
+        from paged_sdk.kernels.native import library
+
+        library._PATH = library._PATH.with_name("hidden.so")
+        super().__init__(settings)

@@ -1,0 +1,139 @@
+"""The driver's end of an engine's process, which is stopped (SIGSTOP) except while it is asked for something."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.environments import python_of
+from benchmarks.protocol import EngineSettings, Prompt, RequestTimes, UnsupportedError
+
+__all__ = ["EngineFailedError", "EngineProcess"]
+
+_REPOSITORY: Final = Path(__file__).parents[1]
+_TIMEOUT: Final = 1800.0
+_LOG_LINES: Final = 3
+
+
+class EngineFailedError(Exception):
+    """The engine raised, died or did not answer; the message says which."""
+
+
+class EngineProcess:
+    """A loaded engine. The constructor returns when the model is loaded.
+
+    All engines of a round are loaded at once, and take turns: between its turns an engine computes nothing, spins on
+    no lock and wakes no thread, for its processes are stopped.
+
+    :param log: where everything that the engine prints goes
+    :raises EngineFailedError: it could not be loaded
+    """
+
+    def __init__(self, name: str, settings: EngineSettings, log: Path) -> None:
+        self.name = name
+        self.started = time.perf_counter()
+        self._log = log
+        threads = str(settings.num_threads)
+        limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"), threads)
+        with log.open("w") as stderr:
+            self._process = subprocess.Popen(
+                [python_of(name), "-m", "benchmarks.worker", name, json.dumps(asdict(settings))],
+                cwd=_REPOSITORY,
+                env=os.environ | limits,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                start_new_session=True,
+            )
+        try:
+            self.version: str = self._read()
+        except BaseException:
+            self.close()
+            raise
+        self._signal(signal.SIGSTOP)
+
+    def generate(self, prompts: Sequence[Prompt], max_tokens: int) -> list[RequestTimes]:
+        """See :meth:`BenchmarkEngine.generate`; checked to be what was asked for.
+
+        :raises UnsupportedError: the engine cannot
+        :raises EngineFailedError: it failed
+        """
+        result = self.ask("generate", prompts=[asdict(prompt) for prompt in prompts], max_tokens=max_tokens)
+        times = [RequestTimes(**entry) for entry in result]
+        numbers = [entry.num_tokens for entry in times]
+        if numbers != [max_tokens] * len(prompts):
+            raise EngineFailedError(f"asked for {max_tokens} tokens for each of {len(prompts)} prompts, got {numbers}")
+        return times
+
+    def event_loop_lag(self, prompts: Sequence[Prompt], max_tokens: int, interval: float) -> list[float]:
+        """See :meth:`BenchmarkEngine.event_loop_lag`."""
+        lags: list[float] = self.ask(
+            "event_loop_lag",
+            prompts=[asdict(prompt) for prompt in prompts],
+            max_tokens=max_tokens,
+            interval=interval,
+        )
+        return lags
+
+    def peak_memory(self) -> int:
+        """The largest resident set of the engine's process so far, in bytes."""
+        return int(self.ask("peak_memory"))
+
+    def ask(self, do: str, **arguments: Any) -> Any:
+        """Wake the engine, have it do something and stop it again.
+
+        :raises UnsupportedError: the engine cannot
+        :raises EngineFailedError: it failed
+        """
+        self._signal(signal.SIGCONT)
+        try:
+            assert self._process.stdin is not None
+            self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
+            self._process.stdin.flush()
+            return self._read()
+        except BrokenPipeError as error:
+            raise EngineFailedError(self._last_words()) from error
+        finally:
+            self._signal(signal.SIGSTOP)
+
+    def close(self) -> None:
+        """End the engine's processes."""
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):
+                    pipe.close()
+
+    def _read(self) -> Any:
+        assert self._process.stdout is not None
+        ready, _, _ = select.select([self._process.stdout], [], [], _TIMEOUT)
+        if not ready:
+            raise EngineFailedError(f"no answer within {_TIMEOUT:.0f} s")
+        line = self._process.stdout.readline()
+        if not line:
+            raise EngineFailedError(self._last_words())
+        reply = json.loads(line)
+        if "unsupported" in reply:
+            raise UnsupportedError(reply["unsupported"])
+        if "failed" in reply:
+            raise EngineFailedError(reply["failed"])
+        return reply["result"]
+
+    def _last_words(self) -> str:
+        lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
+        return "the process ended: " + " | ".join(lines[-_LOG_LINES:])
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, number)

@@ -1,0 +1,55 @@
+"""Text to measure with: the Python language reference, which comes with every Python (pydoc's help topics)."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from pydoc_data.topics import topics
+from typing import Final
+
+from benchmarks.protocol import Prompt
+from paged_sdk.chat.tokenizer import Tokenizer
+
+__all__ = ["PromptMaker", "prose"]
+
+# More characters than any tokenizer in use needs for a token of English, with room to spare.
+_CHARACTERS_PER_TOKEN: Final = 16
+
+_PROSE_TOPICS: Final = ("objects", "naming", "import", "exceptions", "debugger", "types")
+
+
+@cache
+def _reference() -> str:
+    return "\n".join(topics[name] for name in sorted(topics))
+
+
+def prose() -> str:
+    """Continuous English text, always the same for one version of Python."""
+    return "\n".join(topics[name] for name in _PROSE_TOPICS)
+
+
+class PromptMaker:
+    """Prompts of an exact number of tokens.
+
+    Two prompts of different keys share no prefix, so that no engine's prefix cache helps where it is not meant to.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def make(self, num_tokens: int, key: str) -> Prompt:
+        """A prompt; the same for the same key."""
+        text = _reference()
+        num_characters = num_tokens * _CHARACTERS_PER_TOKEN
+        start = random.Random(key).randrange(len(text) - num_characters)
+        return self._prompt(f"{key}: {text[start : start + num_characters]}", num_tokens)
+
+    def extend(self, prompt: Prompt, num_tokens: int, key: str) -> Prompt:
+        """A prompt that begins with another."""
+        token_ids = prompt.token_ids + self.make(num_tokens, key).token_ids
+        return Prompt(self._tokenizer.decode(token_ids), token_ids)
+
+    def _prompt(self, text: str, num_tokens: int) -> Prompt:
+        token_ids = self._tokenizer.encode(text, add_special_tokens=False)[:num_tokens]
+        assert len(token_ids) == num_tokens, (len(token_ids), num_tokens)
+        return Prompt(self._tokenizer.decode(token_ids), token_ids)

@@ -1,0 +1,102 @@
+"""What the driver and the engines' processes say to each other: one JSON object per line.
+
+The driver sends ``{"do": ..., ...}``; the engine's process answers each with ``{"result": ...}``,
+``{"unsupported": reason}`` or ``{"failed": reason}``. Its first line, unasked, says that the model is loaded.
+
+Engines run in environments of their own, so this file and ``worker.py`` use the standard library alone.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+__all__ = ["BenchmarkEngine", "EngineSettings", "LogitsPath", "Prompt", "RequestTimes", "UnsupportedError"]
+
+LogitsPath = Literal["prefill", "decode"]
+"""Logits of a text computed in chunks, or token by token."""
+
+
+class UnsupportedError(Exception):
+    """The engine's Python API cannot do this; the message says why."""
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """How an engine is to be loaded.
+
+    :ivar model: GGUF file, or a directory with a bfloat16 checkpoint, as the engine's ``FORMAT`` says
+    :ivar num_threads: CPU threads
+    :ivar max_model_len: tokens in a sequence, prompt and output together
+    :ivar max_num_seqs: sequences at once
+    """
+
+    model: str
+    num_threads: int
+    max_model_len: int
+    max_num_seqs: int
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The same prompt for engines that take token ids and for those that take text."""
+
+    text: str
+    token_ids: list[int]
+
+
+@dataclass(frozen=True)
+class RequestTimes:
+    """What became of one request of a batch.
+
+    :ivar first: seconds from the batch's submission to the request's first token
+    :ivar last: to its last
+    """
+
+    first: float
+    last: float
+    num_tokens: int
+    num_prompt_tokens: int
+
+
+class BenchmarkEngine(ABC):
+    """An engine as the benchmark uses it: loaded by the constructor, one batch at a time.
+
+    :cvar REQUIREMENTS: what pip installs into the engine's environment; empty: it runs in this project's
+    :cvar FORMAT: what it loads
+    """
+
+    REQUIREMENTS: ClassVar[tuple[str, ...]]
+    FORMAT: ClassVar[Literal["gguf", "bfloat16"]] = "gguf"
+
+    @abstractmethod
+    def __init__(self, settings: EngineSettings) -> None:
+        """Load the model."""
+
+    @property
+    @abstractmethod
+    def version(self) -> str:
+        """Of the engine's package."""
+
+    @abstractmethod
+    def generate(self, prompts: Sequence[Prompt], max_tokens: int) -> list[RequestTimes]:
+        """Greedily generate exactly ``max_tokens`` tokens for each prompt, end tokens ignored, all at once.
+
+        :raises UnsupportedError: it cannot batch requests
+        """
+
+    def event_loop_lag(self, prompts: Sequence[Prompt], max_tokens: int, interval: float) -> list[float]:
+        """How late an application's timer fires while the engine runs these prompts, in seconds, per ``interval``.
+
+        :raises UnsupportedError: it has no async API
+        """
+        raise UnsupportedError("no async API")
+
+    def logits(self, token_ids: Sequence[int], path: LogitsPath) -> Any:
+        """Logits after every token, a numpy array ``[len(token_ids), vocab_size]`` float32.
+
+        :raises UnsupportedError: its API has no logits
+        """
+        raise UnsupportedError("its Python API returns no logits")

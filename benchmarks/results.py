@@ -1,0 +1,84 @@
+"""Figures of a run: gathered round by round, then medians and ratios."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from attrs import field, frozen
+
+from benchmarks.environments import OWN
+from benchmarks.tasks import Figures, Metric
+
+__all__ = ["Ratio", "Results"]
+
+@frozen
+class Ratio:
+    """This project against the best peer; above 1 this project is better, whichever way the metric goes."""
+
+    peer: str
+    value: float
+
+
+@frozen
+class Results:
+    """What the engines of a run reached.
+
+    :ivar metrics: in the order of the table
+    :ivar engines: name to version
+    :ivar values: engine to metric to one figure per round
+    :ivar reasons: engine to metric to why there is no figure
+    """
+
+    metrics: Sequence[Metric]
+    engines: dict[str, str] = field(factory=dict)
+    values: dict[str, dict[str, list[float]]] = field(factory=dict)
+    reasons: dict[str, dict[str, str]] = field(factory=dict)
+
+    def add(self, engine: str, figures: Figures) -> None:
+        """Add a round's figures."""
+        for key, value in figures.items():
+            self.values.setdefault(engine, {}).setdefault(key, []).append(value)
+
+    def add_reason(self, engine: str, metrics: Sequence[Metric], reason: str) -> None:
+        """Note why a task gave no figures."""
+        for metric in metrics:
+            self.reasons.setdefault(engine, {})[metric.key] = reason
+
+    def median(self, engine: str, metric: Metric) -> float | None:
+        """Over the rounds; None without a figure."""
+        values = self.values.get(engine, {}).get(metric.key)
+        return median(values) if values else None
+
+    def ratio(self, metric: Metric) -> Ratio | None:
+        """None if this project or every peer has no figure."""
+        own = self.median(OWN, metric)
+        peers = {
+            engine: value
+            for engine in self.engines
+            if not engine.startswith(OWN) and (value := self.median(engine, metric)) is not None
+        }
+        if own is None or not peers:
+            return None
+        best = (max if metric.higher_is_better else min)(peers, key=peers.__getitem__)
+        return Ratio(best, own / peers[best] if metric.higher_is_better else peers[best] / own)
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, by metric."""
+        return {"engines": self.engines, "metrics": [self._metric_as_json(metric) for metric in self.metrics]}
+
+    def _metric_as_json(self, metric: Metric) -> dict[str, Any]:
+        ratio = self.ratio(metric)
+        return {
+            "key": metric.key,
+            "title": metric.title,
+            "unit": metric.unit,
+            "higher_is_better": metric.higher_is_better,
+            "median": {engine: self.median(engine, metric) for engine in self.engines},
+            "rounds": {engine: self.values.get(engine, {}).get(metric.key, []) for engine in self.engines},
+            "reasons": {
+                engine: reasons[metric.key] for engine, reasons in self.reasons.items() if metric.key in reasons
+            },
+            "ratio": None if ratio is None else {"best_peer": ratio.peer, "value": ratio.value},
+        }

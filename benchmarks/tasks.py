@@ -1,0 +1,183 @@
+"""What is measured, the same for every engine. All texts are greedy, of a given length, whatever the model says."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Final, TypeAlias
+
+import numpy as np
+from attrs import frozen
+
+from benchmarks.process import EngineFailedError, EngineProcess
+from benchmarks.prompts import PromptMaker
+from benchmarks.protocol import RequestTimes, UnsupportedError
+
+__all__ = ["LOAD", "QUICK", "Figures", "Metric", "Sizes", "Task", "load_figures", "make_tasks", "warm_up"]
+
+
+@frozen
+class Metric:
+    """A figure with a name.
+
+    :ivar higher_is_better: otherwise lower is
+    """
+
+    key: str
+    title: str
+    unit: str
+    higher_is_better: bool = True
+
+
+@frozen(kw_only=True)
+class Sizes:
+    """Lengths in tokens.
+
+    :ivar streams: requests at once, one decode task for each number
+    :ivar prompt: of the requests that measure decode
+    :ivar output: of the requests that measure decode
+    :ivar prefix: of the prompt that is asked about twice
+    :ivar question: what follows the prefix the second time
+    :ivar depth: of the long prompt
+    :ivar depth_output: generated after it
+    """
+
+    streams: tuple[int, ...] = (1, 4, 16)
+    prompt: int = 32
+    output: int = 128
+    prefix: int = 1000
+    question: int = 16
+    depth: int = 4000
+    depth_output: int = 48
+
+    @property
+    def max_model_len(self) -> int:
+        """Room for the longest sequence, in whole blocks of any usual size."""
+        return -(-(self.depth + self.depth_output) // 256) * 256
+
+
+QUICK: Final = Sizes(streams=(1, 4), prompt=8, output=8, prefix=96, question=8, depth=192, depth_output=4)
+"""Shows that everything runs; its figures mean nothing."""
+
+LOAD: Final = Metric("load", "process start to first token", "s", higher_is_better=False)
+"""Measured once a round, when the engine's process is started. The file is in the page cache by then."""
+
+Figures: TypeAlias = Mapping[str, float]
+
+
+@frozen
+class Task:
+    """One measurement.
+
+    :ivar metrics: what ``measure`` returns, by key
+    :ivar measure: called with the engine, the maker of prompts, and a key that no other call in the round has
+    """
+
+    name: str
+    metrics: tuple[Metric, ...]
+    measure: Callable[[EngineProcess, PromptMaker, str], Figures]
+
+
+def make_tasks(sizes: Sizes) -> list[Task]:
+    """All tasks, in the order in which they are run."""
+    decodes = [_decode(sizes, streams) for streams in sizes.streams]
+    return [*decodes, _prefix(sizes), _depth(sizes), _lag(sizes), _memory()]
+
+
+def warm_up(engine: EngineProcess, prompts: PromptMaker, sizes: Sizes, key: str) -> None:
+    """Have an engine make what it makes on first use: kernels for shapes, pools, graphs.
+
+    Failures are left to the tasks to report.
+    """
+    for streams in sizes.streams:
+        with suppress(UnsupportedError, EngineFailedError):
+            engine.generate([prompts.make(sizes.prompt, f"{key}.{streams}.{index}") for index in range(streams)], 4)
+    with suppress(UnsupportedError, EngineFailedError):
+        engine.generate([prompts.make(sizes.prefix // 2, key)], 1)
+
+
+def load_figures(engine: EngineProcess, prompts: PromptMaker, sizes: Sizes, key: str) -> Figures:
+    """From the start of the engine's process, which has just loaded the model, to the first token of a short text."""
+    engine.generate([prompts.make(sizes.prompt, key)], 1)
+    return {LOAD.key: time.perf_counter() - engine.started}
+
+
+def _decode(sizes: Sizes, streams: int) -> Task:
+    rate = Metric(f"decode_{streams}", f"decode, {streams} stream{'s' if streams > 1 else ''}", "tok/s")
+    total = Metric(f"requests_{streams}", f"{streams} short requests, prompts included", "tok/s")
+
+    def measure(engine: EngineProcess, prompts: PromptMaker, key: str) -> Figures:
+        batch = [prompts.make(sizes.prompt, f"{key}.{index}") for index in range(streams)]
+        times = engine.generate(batch, sizes.output)
+        num_tokens = sum(entry.num_tokens for entry in times)
+        figures = {rate.key: _decode_rate(times), total.key: num_tokens / max(entry.last for entry in times)}
+        return {metric.key: figures[metric.key] for metric in metrics}
+
+    metrics = (rate,) if streams == 1 else (rate, total)
+    return Task(f"decode-{streams}", metrics, measure)
+
+
+def _prefix(sizes: Sizes) -> Task:
+    rate = Metric(f"prefill_{sizes.prefix}", f"prefill of {sizes.prefix:,} tokens", "tok/s")
+    cold = Metric("first_token_cold", f"first token after {sizes.prefix:,} tokens, cold", "ms", higher_is_better=False)
+    cached = Metric("first_token_cached", "first token, these tokens cached", "ms", higher_is_better=False)
+    gain = Metric("prefix_gain", "cold / cached", "x")
+
+    def measure(engine: EngineProcess, prompts: PromptMaker, key: str) -> Figures:
+        prompt = prompts.make(sizes.prefix, key)
+        (first,) = engine.generate([prompt], 1)
+        (second,) = engine.generate([prompts.extend(prompt, sizes.question, f"{key} question")], 1)
+        return {
+            rate.key: first.num_prompt_tokens / first.first,
+            cold.key: first.first * 1000,
+            cached.key: second.first * 1000,
+            gain.key: first.first / second.first,
+        }
+
+    return Task("prefix", (rate, cold, cached, gain), measure)
+
+
+def _depth(sizes: Sizes) -> Task:
+    rate = Metric(f"prefill_{sizes.depth}", f"prefill of {sizes.depth:,} tokens", "tok/s")
+    deep = Metric("decode_deep", f"decode after {sizes.depth:,} tokens", "tok/s")
+    kept = Metric("depth_kept", "of the speed at depth 0", "%")
+
+    def measure(engine: EngineProcess, prompts: PromptMaker, key: str) -> Figures:
+        shallow = engine.generate([prompts.make(sizes.prompt, f"{key} shallow")], sizes.depth_output)
+        (times,) = engine.generate([prompts.make(sizes.depth, key)], sizes.depth_output)
+        return {
+            rate.key: times.num_prompt_tokens / times.first,
+            deep.key: _decode_rate([times]),
+            kept.key: 100 * _decode_rate([times]) / _decode_rate(shallow),
+        }
+
+    return Task("depth", (rate, deep, kept), measure)
+
+
+def _lag(sizes: Sizes) -> Task:
+    streams, interval = max(sizes.streams), 0.002
+    half = Metric("lag_p50", f"event-loop lag beside {streams} streams, p50", "ms", higher_is_better=False)
+    most = Metric("lag_p99", f"event-loop lag beside {streams} streams, p99", "ms", higher_is_better=False)
+
+    def measure(engine: EngineProcess, prompts: PromptMaker, key: str) -> Figures:
+        batch = [prompts.make(sizes.prompt, f"{key}.{index}") for index in range(streams)]
+        lags = engine.event_loop_lag(batch, sizes.output, interval)
+        return {metric.key: float(np.percentile(lags, q)) * 1000 for metric, q in ((half, 50), (most, 99))}
+
+    return Task("lag", (half, most), measure)
+
+
+def _memory() -> Task:
+    peak = Metric("peak_memory", "peak resident memory", "MiB", higher_is_better=False)
+
+    def measure(engine: EngineProcess, prompts: PromptMaker, key: str) -> Figures:
+        return {peak.key: engine.peak_memory() / 2**20}
+
+    return Task("memory", (peak,), measure)
+
+
+def _decode_rate(times: Sequence[RequestTimes]) -> float:
+    """Tokens per second from the batch's first token to its last; the first of each request is the prompt's."""
+    num_tokens = sum(entry.num_tokens - 1 for entry in times)
+    return num_tokens / (max(entry.last for entry in times) - min(entry.first for entry in times))
