@@ -133,8 +133,10 @@ class PagedBackend(AttentionBackend):
     def _decode_group(self, rows: Sequence[_Slots]) -> _DecodeGroup:
         lengths = np.array([len(row) for row in rows])
         longest = int(lengths.max())
-        # Filled up with the row's newest slot, which this very step writes.
-        slots = np.stack([np.pad(row, (0, longest - len(row)), mode="edge") for row in rows])
+        slots = np.empty((len(rows), longest), dtype=np.int64)
+        for filled, row in zip(slots, rows, strict=True):
+            filled[: len(row)] = row
+            filled[len(row) :] = row[-1]  # the row's newest slot, which this very step writes
         mask = None if int(lengths.min()) == longest else self._tensor(np.arange(longest) < lengths[:, None])
         return _DecodeGroup(self._tensor(slots), mask)
 

@@ -25,11 +25,6 @@ class RMSNorm:
         self._weight = weight.to(wide) + offset if self._rounds_last else weight
         self._eps = eps
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the weight."""
-        return self._weight.nbytes
-
     def forward(self, x: Tensor) -> Tensor:
         """Normalise; a new tensor of the dtype of ``x``.
 

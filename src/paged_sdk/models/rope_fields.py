@@ -42,23 +42,30 @@ def read_rope(
         raise CheckpointError(
             f"config.json: rotary embedding of {rotary_dim} of {head_dim} elements per head: expected an even number"
         )
+    if theta <= 1:
+        raise CheckpointError(f"config.json: rope_theta = {theta}: expected a number above 1")
     max_position = fields.positive("max_position_embeddings", 2048)
     # Phi-3 states the trained context beside the section, and that is the one that counts.
     original = fields.optional_positive("original_max_position_embeddings") or section.positive(
         "original_max_position_embeddings", max_position
     )
     extends = kind in (RopeKind.YARN, RopeKind.LONGROPE)
+    if original < 2:
+        raise CheckpointError(f"config.json: original_max_position_embeddings = {original}: expected at least 2")
     factor = section.number("factor", max_position / original if extends else 1.0)
     if factor <= 0:
         raise section.error("factor", "a number above 0")
+    low, high = section.number("low_freq_factor", 1.0), section.number("high_freq_factor", 4.0)
+    if high <= low:
+        raise section.error("high_freq_factor", f"more than low_freq_factor = {low}")
     return RopeConfig(
         rotary_dim=rotary_dim,
         theta=theta,
         kind=kind,
         factor=factor,
         original_max_position=original,
-        low_freq_factor=section.number("low_freq_factor", 1.0),
-        high_freq_factor=section.number("high_freq_factor", 4.0),
+        low_freq_factor=low,
+        high_freq_factor=high,
         beta_fast=section.number("beta_fast", 32.0),
         beta_slow=section.number("beta_slow", 1.0),
         truncate=section.flag("truncate", True),

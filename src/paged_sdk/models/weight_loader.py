@@ -78,13 +78,14 @@ class WeightLoader:
         self._report(self._total)
 
     def _merge(self, parts: Sequence[tuple[str, tuple[int, ...]]]) -> Tensor:
-        if len(parts) == 1:
-            ((name, shape),) = parts
-            return self.tensor(name, *shape)
-        rows = sum(shape[0] for _, shape in parts)
-        merged = torch.empty((rows, *parts[0][1][1:]), dtype=self._dtype, device=self._device)
-        first = 0
-        for name, shape in parts:
+        (name, shape), *others = parts
+        part = self.tensor(name, *shape)  # before room is made for all: it confirms what the config says
+        if not others:
+            return part
+        merged = part.new_empty((sum(shape[0] for _, shape in parts), *shape[1:]))
+        merged[: shape[0]] = part
+        first = shape[0]
+        for name, shape in others:
             merged[first : first + shape[0]] = self.tensor(name, *shape)
             first += shape[0]
         return merged
