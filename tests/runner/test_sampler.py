@@ -175,6 +175,7 @@ MIXED: list[SamplingParams] = [
     SamplingParams.deterministic(),
     SamplingParams(temperature=0.8, seed=1),
     SamplingParams(temperature=0.8, seed=2, min_p=0.02),
+    SamplingParams(temperature=2.0, seed=10, top_k=100),
     SamplingParams(seed=3, top_p=0.9),
     SamplingParams(temperature=4.0, seed=4, top_p=0.97),
     SamplingParams(seed=5, top_k=3),
@@ -271,6 +272,10 @@ def test_ties_go_to_the_lowest_ids(vocab_size: int) -> None:
     assert len(drawn(min_p=1.0)) > 20
 
 
+def test_top_p_that_is_reached_exactly_takes_no_more() -> None:
+    assert set(sample(np.zeros(8), [row(SamplingParams(seed=0, top_p=0.5), num_samples=100)])[0]) == {0, 1, 2, 3}
+
+
 @pytest.mark.parametrize("given_settings", [{}, {"top_p": 0.999}, {"min_p": 0.5}])
 def test_an_endless_temperature_is_even_but_heeds_bans(given_settings: dict[str, Any]) -> None:
     logits = np.random.default_rng(0).normal(size=1000)
@@ -323,9 +328,10 @@ def test_counts_follow_a_sequence_and_start_over_when_it_changes() -> None:
     generator = np.random.default_rng(5)
     sampler = Sampler(12, CPU, encode)
     histories = [[3, 4], [3, 4, 5, 5], [3, 4, 5, 5, 5, 1], [3, 4, 5, 9], [3, 4], [8], [8, 8, 8, 8]]
-    for tokens in histories * 2:
-        for num_prompt_tokens in (1, len(tokens)):
-            given_row = SampleRow(0, params, tokens, num_prompt_tokens, 0, 1, EOS)
+    for index, tokens in enumerate([*histories * 2, *histories[::-1]]):
+        num_prompt_tokens = 1 if index < 2 * len(histories) else len(tokens)
+        given_row = SampleRow(0, params, tokens, num_prompt_tokens, 0, 1, EOS)
+        for _ in range(5):
             logits = generator.normal(size=(1, 12)).astype(np.float32)
             expected = naive_process(logits[0].astype(np.float64), given_row, ()).argmax()
             assert sampler.sample(torch.tensor(logits), [given_row])[0][0].token_id == expected
