@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from itertools import repeat
 from typing import TypeAlias
 
 import numpy as np
@@ -110,7 +109,10 @@ class Sampler:
             chosen = _choose(logits, rows)
             logprobs = _raw_logprobs(tables, chosen)
         return [
-            [Sampled(token, entry) for token, entry in zip(tokens, logprobs.get(index, repeat(None)), strict=False)]
+            [
+                Sampled(token, entry)
+                for token, entry in zip(tokens, logprobs.get(index, [None] * len(tokens)), strict=True)
+            ]
             for index, tokens in enumerate(chosen)
         ]
 
@@ -159,8 +161,7 @@ class _SequenceState:
         # A token beyond the logits can never be chosen: there is nothing to bias.
         bias = {token: value for token, value in (row.params.logits_bias or {}).items() if token < vocab_size}
         self.bias: SparseChange = np.array(list(bias), np.int64), _as_float32(list(bias.values()))
-        dry = row.params.dry_params
-        self._dry_params = DryParams() if dry is None else dry
+        self._dry_params = row.params.dry_params or DryParams()
         self._breakers = breaker_tokens(self._dry_params.sequence_breakers, encode) if _has_dry(row.params) else ()
 
     def catch_up(self, row: SampleRow) -> None:
