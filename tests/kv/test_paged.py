@@ -149,6 +149,7 @@ def test_a_copy_into_a_block_that_was_given_up_is_not_done() -> None:
     assert manager.grow(child, 5, 1) == 1
     given_up = child.ids[1]
     manager.free(child, prompt, 5)
+    check_paged(manager, [table, other])
     assert manager.grow(other, 5, 1) == 1
     assert manager.take_copies() == [KvCopy(table.ids[1], given_up, SIZE)]
     assert other.ids[1] == given_up

@@ -108,10 +108,8 @@ class Scheduler:
         dropped = [sequence for sequence in self._running if len(sequence.token_ids) > limit]
         for sequence in dropped:
             self.finish(sequence, "length")
-        num_preemptions = self._num_preemptions
         rows, budget = self._continue_running()
-        if self._num_preemptions == num_preemptions:
-            rows += self._admit_waiting(budget)
+        rows += self._admit_waiting(budget)
         if not rows:
             # Nobody executes such a step: what it would have carried waits for the next.
             return SchedulerOutput([], [], [], dropped, [])
