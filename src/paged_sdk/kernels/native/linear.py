@@ -125,7 +125,7 @@ class NativeLinear:
 
         :param x: [M, K] float32 or bfloat16; rows contiguous
         :param residual: [M, sum N_i] of the same dtype; may be ``out``
-        :param out: [M, sum N_i] of the same dtype; a new tensor by default
+        :param out: [M, sum N_i] of the same dtype, not overlapping ``x``; a new tensor by default
         :returns: ``out``
         :raises ConfigError: shapes, dtypes or strides do not fit
         """

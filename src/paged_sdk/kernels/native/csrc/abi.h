@@ -37,7 +37,8 @@ struct paged_weight {
 // Scratch memory and the barrier of one caller: never used by two calls at once.
 struct paged_workspace;
 
-// out[m, :] = concat_i(W_i) . norm(x[m, :]) + bias (+ residual[m, :]); x, out and residual share one dtype; strides in elements.
+// out[m, :] = concat_i(W_i) . norm(x[m, :]) + bias (+ residual[m, :]); x, out and residual share one dtype; strides in
+// elements.
 struct paged_linear_args {
   const void* x;
   const void* residual;  // null: none; may be out itself
@@ -99,12 +100,12 @@ struct paged_batch {
 struct paged_heads {
   int32_t num_heads;
   int32_t num_kv_heads;
-  int32_t head_size;   // a multiple of 16
+  int32_t head_size;  // a multiple of 16
   int32_t block_size;
   int32_t cache_dtype;
-  int32_t window;      // keys that a query sees, its own included; 0: all
+  int32_t window;  // keys that a query sees, its own included; 0: all
   float scale;
-  float softcap;       // 0: none
+  float softcap;  // 0: none
 };
 
 // out[t, h, :] = softmax(scale * q . K) V; q and out are [tokens, num_heads, head_size], strides in elements per token.

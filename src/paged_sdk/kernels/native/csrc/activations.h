@@ -80,7 +80,8 @@ inline float inverse_rms(const Matrix& x, int64_t row, int cols, float eps) {
 }
 
 // Quantises row `row` of x, times 1 / rms and norm_weight where that is given.
-inline void quantise_row(const Matrix& x, int64_t row, int cols, const float* norm_weight, float eps, const Activations& out) {
+inline void quantise_row(const Matrix& x, int64_t row, int cols, const float* norm_weight, float eps,
+                         const Activations& out) {
   const Floats factor = broadcast(norm_weight != nullptr ? inverse_rms(x, row, cols, eps) : 1.0f);
   for (int g = 0; g < cols / kGroup; ++g) {
     const int c = g * kGroup;
@@ -106,9 +107,9 @@ inline size_t activation_bytes(int num_rows, int cols, int team_size) {
 inline Activations quantise_rows(const Matrix& x, int num_rows, int cols, const float* norm_weight, float eps,
                                  uint8_t* scratch, const Team& team) {
   const bool own = num_rows <= kPrivateRows;
-  const Activations out{reinterpret_cast<ActivationGroup*>(
-                            scratch + (own ? team.index * Activations::bytes(num_rows, cols) : 0)),
-                        num_rows};
+  const Activations out{
+      reinterpret_cast<ActivationGroup*>(scratch + (own ? team.index * Activations::bytes(num_rows, cols) : 0)),
+      num_rows};
   const auto [first, last] = own ? Team::Range{0, num_rows} : team.share(num_rows);
   for (int64_t row = first; row < last; ++row) quantise_row(x, row, cols, norm_weight, eps, out);
   if (!own) team.barrier();

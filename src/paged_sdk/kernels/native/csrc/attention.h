@@ -17,8 +17,8 @@ constexpr float kMaskedScore = -1e30f;  // finite: the difference of two of them
 
 // out[r][0 .. 16 kWide) (+)= sum_k a[r][k] b[k][...], for kRows rows.
 template <int kRows, int kWide>
-inline void multiply_dense(const float* a, int a_stride, const float* b, int b_stride, int depth, float* out, int out_stride,
-                           bool accumulate) {
+inline void multiply_dense(const float* a, int a_stride, const float* b, int b_stride, int depth, float* out,
+                           int out_stride, bool accumulate) {
   Floats sums[kRows][kWide];
   for (int r = 0; r < kRows; ++r)
     for (int v = 0; v < kWide; ++v)
@@ -46,14 +46,15 @@ inline void multiply_dense_rows(int& row, int num_rows, const float* a, int a_st
       int c = 0;
       for (; c + 32 <= width; c += 32)
         multiply_dense<kRows, 2>(left, a_stride, b + c, b_stride, depth, target + c, out_stride, accumulate);
-      if (c < width) multiply_dense<kRows, 1>(left, a_stride, b + c, b_stride, depth, target + c, out_stride, accumulate);
+      if (c < width)
+        multiply_dense<kRows, 1>(left, a_stride, b + c, b_stride, depth, target + c, out_stride, accumulate);
     }
   }
 }
 
 // out [num_rows, width] (+)= a [num_rows, depth] . b [depth, width], width a multiple of 16.
-inline void multiply_dense(int num_rows, const float* a, int a_stride, const float* b, int b_stride, int depth, float* out,
-                           int out_stride, int width, bool accumulate) {
+inline void multiply_dense(int num_rows, const float* a, int a_stride, const float* b, int b_stride, int depth,
+                           float* out, int out_stride, int width, bool accumulate) {
   int row = 0;
   multiply_dense_rows<12>(row, num_rows, a, a_stride, b, b_stride, depth, out, out_stride, width, accumulate);
   multiply_dense_rows<6>(row, num_rows, a, a_stride, b, b_stride, depth, out, out_stride, width, accumulate);
@@ -61,7 +62,8 @@ inline void multiply_dense(int num_rows, const float* a, int a_stride, const flo
   multiply_dense_rows<1>(row, num_rows, a, a_stride, b, b_stride, depth, out, out_stride, width, accumulate);
 }
 
-// Softmax state of some rows, scores in powers of two: weights so far sum to `sum`, in units of 2^maximum; values [rows, head_size] likewise.
+// Softmax state of some rows, scores in powers of two: weights so far sum to `sum`, in units of 2^maximum; values
+// [rows, head_size] likewise.
 struct Partial {
   float* maximum;
   float* sum;
@@ -69,7 +71,8 @@ struct Partial {
 
   static size_t floats(int rows, int head_size) { return static_cast<size_t>(rows) * (head_size + 2); }
   static Partial at(float* memory, int rows, int head_size) {
-    return {memory + static_cast<size_t>(rows) * head_size, memory + static_cast<size_t>(rows) * (head_size + 1), memory};
+    return {memory + static_cast<size_t>(rows) * head_size, memory + static_cast<size_t>(rows) * (head_size + 1),
+            memory};
   }
   void clear(int rows, int head_size) const {
     for (int r = 0; r < rows; ++r) maximum[r] = kMaskedScore, sum[r] = 0.0f;
@@ -130,7 +133,8 @@ struct Pages {
 
   // Index of a token's vector, in vectors of head_size.
   int64_t vector_of(int token) const {
-    const int64_t slot = static_cast<int64_t>(block_table[token / heads.block_size]) * heads.block_size + token % heads.block_size;
+    const int64_t slot =
+        static_cast<int64_t>(block_table[token / heads.block_size]) * heads.block_size + token % heads.block_size;
     return slot * heads.num_kv_heads + kv_head;
   }
   Floats load(const void* data, const float* scales, int64_t vector, int c) const {
@@ -171,7 +175,8 @@ struct QueryTile {
 };
 
 // Weights of one tile of keys from its scores, in place; rescales what the span holds.
-inline void update_softmax(const QueryTile& tile, int first_key, const paged_heads& heads, float* scores, const Partial& span) {
+inline void update_softmax(const QueryTile& tile, int first_key, const paged_heads& heads, float* scores,
+                           const Partial& span) {
   for (int r = 0; r < tile.rows(); ++r) {
     const int position = tile.first_position + r / tile.group;
     const int oldest = heads.window > 0 ? position - heads.window + 1 : 0;
@@ -210,7 +215,8 @@ inline void update_softmax(const QueryTile& tile, int first_key, const paged_hea
 }
 
 // Attends over the keys of one span, [first_key, first_key + 128), as far as any row sees them; fills `out`.
-inline void attend_span(const QueryTile& tile, const Pages& pages, int first_key, const TileScratch& scratch, const Partial& out) {
+inline void attend_span(const QueryTile& tile, const Pages& pages, int first_key, const TileScratch& scratch,
+                        const Partial& out) {
   const paged_heads& heads = pages.heads;
   const int last_position = tile.first_position + tile.num_tokens - 1;
   out.clear(tile.rows(), heads.head_size);

@@ -22,7 +22,9 @@ struct AttentionPlan {
   int tile_tokens;
 
   AttentionPlan(const paged_heads& heads, const paged_batch& batch)
-      : heads(heads), batch(batch), group(heads.num_heads / heads.num_kv_heads),
+      : heads(heads),
+        batch(batch),
+        group(heads.num_heads / heads.num_kv_heads),
         tile_tokens(group >= kTileRows ? 1 : kTileRows / group) {
     if (tile_tokens < kSplitTokens) tile_tokens = kSplitTokens;
   }
@@ -94,20 +96,21 @@ struct AttentionScratch {
   }
 };
 
-inline void load_query(const QueryTile& tile, const Matrix& query, int64_t first_token, int kv_head, const paged_heads& heads,
-                       float* out) {
+inline void load_query(const QueryTile& tile, const Matrix& query, int64_t first_token, int kv_head,
+                       const paged_heads& heads, float* out) {
   // Scores in powers of two: e^s = 2^(s log2 e). A cap has to come first.
   const Floats scale = broadcast(heads.softcap > 0.0f ? heads.scale : heads.scale * kLog2E);
   for (int t = 0; t < tile.num_tokens; ++t)
     for (int g = 0; g < tile.group; ++g)
       for (int c = 0; c < heads.head_size; c += 16)
         store_floats(out + (t * tile.group + g) * heads.head_size + c,
-                     mul(scale, query.load(first_token + t, static_cast<int64_t>(kv_head * tile.group + g) * heads.head_size + c)));
+                     mul(scale, query.load(first_token + t,
+                                           static_cast<int64_t>(kv_head * tile.group + g) * heads.head_size + c)));
 }
 
 // values / sum, to the caller's rows.
-inline void store_tile(const QueryTile& tile, const Partial& state, int64_t first_token, int kv_head, const paged_heads& heads,
-                       const Output& out) {
+inline void store_tile(const QueryTile& tile, const Partial& state, int64_t first_token, int kv_head,
+                       const paged_heads& heads, const Output& out) {
   for (int r = 0; r < tile.rows(); ++r) {
     const Floats inverse = broadcast(1.0f / state.sum[r]);
     const int64_t head = kv_head * tile.group + r % tile.group;
@@ -137,12 +140,14 @@ inline void attend_item(const AttentionPlan& plan, const paged_cache& cache, con
   }
   // The last tile sees the most keys: first come, so that threads end together.
   const int first = (ceil_div(tokens, plan.tile_tokens) - 1 - part) * plan.tile_tokens;
-  const QueryTile tile{length - tokens + first, tokens - first < plan.tile_tokens ? tokens - first : plan.tile_tokens, plan.group};
+  const QueryTile tile{length - tokens + first, tokens - first < plan.tile_tokens ? tokens - first : plan.tile_tokens,
+                       plan.group};
   load_query(tile, query, first_token + first, kv_head, heads, own.query);
   const Partial total = Partial::at(own.total, tile.rows(), heads.head_size);
   const Partial span = Partial::at(own.span, tile.rows(), heads.head_size);
   total.clear(tile.rows(), heads.head_size);
-  for (int key = plan.first_span(tile.first_position) * kSpan; key < tile.first_position + tile.num_tokens; key += kSpan) {
+  for (int key = plan.first_span(tile.first_position) * kSpan; key < tile.first_position + tile.num_tokens;
+       key += kSpan) {
     attend_span(tile, pages, key, own, span);
     total.merge(span, tile.rows(), heads.head_size);
   }
@@ -150,8 +155,8 @@ inline void attend_item(const AttentionPlan& plan, const paged_cache& cache, con
 }
 
 // Merges the spans of one KV head of a split sequence, in order.
-inline void merge_spans(const AttentionPlan& plan, const Output& out, const AttentionScratch& scratch, const TileScratch& own,
-                        int seq, int kv_head) {
+inline void merge_spans(const AttentionPlan& plan, const Output& out, const AttentionScratch& scratch,
+                        const TileScratch& own, int seq, int kv_head) {
   const paged_heads& heads = plan.heads;
   const int tokens = plan.query_tokens(seq);
   const QueryTile tile{plan.batch.context_lens[seq] - tokens, tokens, plan.group};
@@ -160,7 +165,8 @@ inline void merge_spans(const AttentionPlan& plan, const Output& out, const Atte
   const Partial total = Partial::at(own.total, tile.rows(), heads.head_size);
   total.clear(tile.rows(), heads.head_size);
   for (int span = 0; span < plan.num_spans(seq); ++span)
-    total.merge(Partial::at(memory + (static_cast<int64_t>(span) * heads.num_kv_heads + kv_head) * size, tile.rows(), heads.head_size),
+    total.merge(Partial::at(memory + (static_cast<int64_t>(span) * heads.num_kv_heads + kv_head) * size, tile.rows(),
+                            heads.head_size),
                 tile.rows(), heads.head_size);
   store_tile(tile, total, plan.batch.cu_seqlens_q[seq], kv_head, heads, out);
 }
@@ -169,7 +175,8 @@ inline void merge_spans(const AttentionPlan& plan, const Output& out, const Atte
 // After its return the calling thread must pass a barrier before it reads other threads' rows.
 inline void attend_batch(const AttentionPlan& plan, const paged_cache& cache, const Matrix& query, const Output& out,
                          const AttentionScratch& scratch, const Team& team) {
-  const TileScratch own = TileScratch::at(scratch.tiles + team.index * scratch.tile_floats, plan.max_rows(), plan.heads.head_size);
+  const TileScratch own =
+      TileScratch::at(scratch.tiles + team.index * scratch.tile_floats, plan.max_rows(), plan.heads.head_size);
   const int64_t* items = scratch.offsets.items;
   const int64_t total = items[plan.batch.num_seqs];
   int seq = 0;
@@ -183,7 +190,8 @@ inline void attend_batch(const AttentionPlan& plan, const paged_cache& cache, co
   const auto [first, last] = team.share(static_cast<int64_t>(plan.batch.num_seqs) * plan.heads.num_kv_heads);
   for (int64_t i = first; i < last; ++i) {
     const int s = static_cast<int>(i / plan.heads.num_kv_heads);
-    if (plan.is_split(s) && plan.query_tokens(s) > 0) merge_spans(plan, out, scratch, own, s, static_cast<int>(i % plan.heads.num_kv_heads));
+    if (plan.is_split(s) && plan.query_tokens(s) > 0)
+      merge_spans(plan, out, scratch, own, s, static_cast<int>(i % plan.heads.num_kv_heads));
   }
 }
 

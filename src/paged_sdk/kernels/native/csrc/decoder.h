@@ -32,8 +32,7 @@ struct DecoderScratch {
         grow(attended, row * queries);
         grow(gated, row * layer.gate.rows);
         const int widths[] = {layer.qkv[0].cols, queries, layer.down.cols};
-        for (const int cols : widths)
-          grow(activations, activation_bytes(args.num_rows, cols, args.num_threads));
+        for (const int cols : widths) grow(activations, activation_bytes(args.num_rows, cols, args.num_threads));
         grow(attention, AttentionScratch::bytes(AttentionPlan(heads, args.batch), args.num_threads));
       }
       sums = line_aligned(2 * sums_bytes(args.num_rows));
@@ -73,7 +72,8 @@ inline void run_layer(const paged_decoder_args& args, const paged_layer& layer, 
   const Output back{args.hidden, hidden, PAGED_FLOAT32, stream};
   const auto plain = [](float* data, int64_t stride) { return Output{data, stride, PAGED_FLOAT32, {}}; };
 
-  const Activations input = quantise_rows(stream, rows, hidden, layer.attention_norm, layer.norm_eps, scratch.activations, team);
+  const Activations input =
+      quantise_rows(stream, rows, hidden, layer.attention_norm, layer.norm_eps, scratch.activations, team);
   multiply_weights(layer.qkv, layer.num_qkv, input, plain(scratch.projected, width), sums, team);
   team.barrier();
 
@@ -86,18 +86,20 @@ inline void run_layer(const paged_decoder_args& args, const paged_layer& layer, 
     team.workspace.next_item.store(0, std::memory_order_relaxed);
   }
   team.barrier();
-  attend_batch(plan, layer.cache, {scratch.projected, width, PAGED_FLOAT32}, plain(scratch.attended, queries), attention, team);
+  attend_batch(plan, layer.cache, {scratch.projected, width, PAGED_FLOAT32}, plain(scratch.attended, queries),
+               attention, team);
   team.barrier();
-  const Activations heads_out =
-      quantise_rows({scratch.attended, queries, PAGED_FLOAT32}, rows, queries, nullptr, 0.0f, scratch.activations, team);
+  const Activations heads_out = quantise_rows({scratch.attended, queries, PAGED_FLOAT32}, rows, queries, nullptr, 0.0f,
+                                              scratch.activations, team);
   multiply_weights(&layer.output, 1, heads_out, back, sums, team);
   team.barrier();
 
-  const Activations mlp_input = quantise_rows(stream, rows, hidden, layer.mlp_norm, layer.norm_eps, scratch.activations, team);
+  const Activations mlp_input =
+      quantise_rows(stream, rows, hidden, layer.mlp_norm, layer.norm_eps, scratch.activations, team);
   multiply_gated(layer.gate, layer.up, mlp_input, layer.activation, scratch.gated, sums, team);
   team.barrier();
-  const Activations gated =
-      quantise_rows({scratch.gated, layer.gate.rows, PAGED_FLOAT32}, rows, layer.gate.rows, nullptr, 0.0f, scratch.activations, team);
+  const Activations gated = quantise_rows({scratch.gated, layer.gate.rows, PAGED_FLOAT32}, rows, layer.gate.rows,
+                                          nullptr, 0.0f, scratch.activations, team);
   multiply_weights(&layer.down, 1, gated, back, sums, team);
   team.barrier();
 }

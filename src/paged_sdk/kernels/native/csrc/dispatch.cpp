@@ -28,9 +28,7 @@ constexpr Level kLevels[] = {
               __builtin_cpu_supports("f16c");
      }},
     {"avx2", &kAvx2Kernels,
-     [] {
-       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-     }},
+     [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }},
 #endif
     {"portable", &kPortableKernels, [] { return true; }},
 };

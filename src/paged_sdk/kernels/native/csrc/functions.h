@@ -9,7 +9,8 @@ namespace {
 
 constexpr float kLog2E = 1.44269504088896341f;
 
-// 2^x to 2 ulp: 2^n times the Taylor polynomial of 2^f on [-1/2, 1/2], its error below 2e-7; 0 below -126, NaN stays NaN.
+// 2^x to 2 ulp: 2^n times the Taylor polynomial of 2^f on [-1/2, 1/2], its error below 2e-7; 0 below -126, NaN stays
+// NaN.
 inline Floats exponential2(Floats x) {
   constexpr float kLowest = -126.0f;
   const Floats clamped = minimum(broadcast(127.0f), maximum(broadcast(kLowest), x));

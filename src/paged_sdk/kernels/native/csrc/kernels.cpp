@@ -30,9 +30,8 @@ int linear(const paged_linear_args& args) {
   const Matrix x{args.x, args.x_stride, args.dtype};
   const Output out{args.out, args.out_stride, args.dtype, {args.residual, args.residual_stride, args.dtype}};
   run_team(*args.workspace, args.num_threads, [&](const Team& team) {
-    const Activations quantised =
-        quantise_rows(x, args.num_rows, cols, args.norm_weight, args.norm_eps, scratch, team);
-    auto* own = reinterpret_cast<float(*)[kPanelRows]>(scratch + activations + team.index * sums);
+    const Activations quantised = quantise_rows(x, args.num_rows, cols, args.norm_weight, args.norm_eps, scratch, team);
+    auto* own = reinterpret_cast<float (*)[kPanelRows]>(scratch + activations + team.index * sums);
     multiply_weights(args.weights, args.num_weights, quantised, out, own, team);
   });
   return kOk;
@@ -51,7 +50,7 @@ int mlp(const paged_mlp_args& args) {
   const Matrix gated{hidden, inner, PAGED_FLOAT32};
   const Output out{args.out, args.out_stride, args.dtype, {args.residual, args.residual_stride, args.dtype}};
   run_team(*args.workspace, args.num_threads, [&](const Team& team) {
-    auto* own = reinterpret_cast<float(*)[kPanelRows]>(scratch + activations + hidden_bytes + team.index * sums);
+    auto* own = reinterpret_cast<float (*)[kPanelRows]>(scratch + activations + hidden_bytes + team.index * sums);
     const Activations first = quantise_rows(x, args.num_rows, cols, args.norm_weight, args.norm_eps, scratch, team);
     multiply_gated(*args.gate, *args.up, first, args.activation, hidden, own, team);
     team.barrier();
@@ -81,7 +80,7 @@ int decoder(const paged_decoder_args& args) {
   if (memory == nullptr) return kNoMemory;
   const DecoderScratch scratch = DecoderScratch::at(memory, sizes, args.num_threads);
   run_team(*args.workspace, args.num_threads, [&](const Team& team) {
-    auto* sums = reinterpret_cast<float(*)[kPanelRows]>(scratch.sums + team.index * sizes.sums);
+    auto* sums = reinterpret_cast<float (*)[kPanelRows]>(scratch.sums + team.index * sizes.sums);
     for (int i = 0; i < args.num_layers; ++i) run_layer(args, args.layers[i], scratch, sums, team);
   });
   return kOk;

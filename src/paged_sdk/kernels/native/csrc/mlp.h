@@ -11,7 +11,7 @@ namespace {
 inline void multiply_gated(const paged_weight& gate, const paged_weight& up, const Activations& x, int32_t activation,
                            float* hidden, float (*sums)[kPanelRows], const Team& team) {
   const PanelKernel gate_kernel = panel_kernel(gate.format), up_kernel = panel_kernel(up.format);
-  float(*up_sums)[kPanelRows] = sums + x.num_rows;
+  float (*up_sums)[kPanelRows] = sums + x.num_rows;
   const auto [first, last] = team.share(num_panels(gate));
   for (int64_t p = first; p < last; ++p) {
     gate_kernel.multiply(gate.data + p * gate_kernel.panel_bytes(gate.cols), gate.cols, x, sums);

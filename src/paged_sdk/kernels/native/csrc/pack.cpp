@@ -12,11 +12,11 @@ namespace {
 
 // One row's block, taken apart. Scales keep the file's bits.
 struct Block {
-  uint8_t q[256];     // unsigned weights
-  uint16_t unit;      // float16
-  uint16_t minimum;   // float16
-  uint8_t scales[16]; // six-bit (8 used) or int8
-  uint8_t minima[8];  // six-bit
+  uint8_t q[256];      // unsigned weights
+  uint16_t unit;       // float16
+  uint16_t minimum;    // float16
+  uint8_t scales[16];  // six-bit (8 used) or int8
+  uint8_t minima[8];   // six-bit
 };
 
 uint32_t load32(const uint8_t* p) {
@@ -39,8 +39,8 @@ void add_fifth_bits(uint32_t bits, uint8_t* q) {
   for (int i = 0; i < kGroup; ++i) q[i] = static_cast<uint8_t>(q[i] | (bits >> i & 1) << 4);
 }
 
-// The twelve bytes of Q4_K and Q5_K: four scales, four minima in the low six bits, the other eight numbers' low nibbles,
-// their top pairs in the top of the first eight bytes.
+// The twelve bytes of Q4_K and Q5_K: four scales, four minima in the low six bits, the other eight numbers' low
+// nibbles, their top pairs in the top of the first eight bytes.
 void split_six_bits(const uint8_t* p, Block& out) {
   for (int j = 0; j < 4; ++j) {
     out.scales[j] = p[j] & 63;
@@ -86,7 +86,8 @@ void read_q5_k(const uint8_t* p, Block& out) {
   split_six_bits(p + 4, out);
   for (int c = 0; c < 4; ++c) split_nibbles(p + 48 + 32 * c, 32, out.q + 64 * c, out.q + 64 * c + 32);
   for (int g = 0; g < 8; ++g)
-    for (int i = 0; i < 32; ++i) out.q[32 * g + i] = static_cast<uint8_t>(out.q[32 * g + i] | (p[16 + i] >> g & 1) << 4);
+    for (int i = 0; i < 32; ++i)
+      out.q[32 * g + i] = static_cast<uint8_t>(out.q[32 * g + i] | (p[16 + i] >> g & 1) << 4);
 }
 void read_q6_k(const uint8_t* p, Block& out) {
   for (int half = 0; half < 2; ++half) {
@@ -140,7 +141,7 @@ void write_six_bits(const Block* rows, uint8_t* out) {
 
 void write_block(const Layout& layout, const Block* rows, uint8_t* out) {
   uint8_t* p = out;
-  const auto put_halves = [&](uint16_t Block::*field) {
+  const auto put_halves = [&](uint16_t Block::* field) {
     for (int r = 0; r < kPanelRows; ++r, p += 2) std::memcpy(p, &(rows[r].*field), 2);
   };
   put_halves(&Block::unit);
@@ -165,15 +166,24 @@ const Source* source_of(int32_t format) {
       kQ5_0Source{&kQ5_0, 22, read_q5_0}, kQ5_1Source{&kQ5_1, 24, read_q5_1}, kQ8_0Source{&kQ8_0, 34, read_q8_0},
       kQ4_KSource{&kQ4_K, 144, read_q4_k}, kQ5_KSource{&kQ5_K, 176, read_q5_k}, kQ6_KSource{&kQ6_K, 210, read_q6_k};
   switch (format) {
-    case PAGED_Q4_0: return &kQ4_0Source;
-    case PAGED_Q4_1: return &kQ4_1Source;
-    case PAGED_Q5_0: return &kQ5_0Source;
-    case PAGED_Q5_1: return &kQ5_1Source;
-    case PAGED_Q8_0: return &kQ8_0Source;
-    case PAGED_Q4_K: return &kQ4_KSource;
-    case PAGED_Q5_K: return &kQ5_KSource;
-    case PAGED_Q6_K: return &kQ6_KSource;
-    default: return nullptr;
+    case PAGED_Q4_0:
+      return &kQ4_0Source;
+    case PAGED_Q4_1:
+      return &kQ4_1Source;
+    case PAGED_Q5_0:
+      return &kQ5_0Source;
+    case PAGED_Q5_1:
+      return &kQ5_1Source;
+    case PAGED_Q8_0:
+      return &kQ8_0Source;
+    case PAGED_Q4_K:
+      return &kQ4_KSource;
+    case PAGED_Q5_K:
+      return &kQ5_KSource;
+    case PAGED_Q6_K:
+      return &kQ6_KSource;
+    default:
+      return nullptr;
   }
 }
 

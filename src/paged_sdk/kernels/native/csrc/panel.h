@@ -12,7 +12,8 @@ namespace {
 // Every row's sum is built in one order (groups ascending, scale then minimum), whatever kRows is: one arithmetic for
 // every batch.
 template <class Format, int kRows>
-inline void multiply_panel(const uint8_t* panel, int cols, const Activations& x, int64_t row, float (*sums)[kPanelRows]) {
+inline void multiply_panel(const uint8_t* panel, int cols, const Activations& x, int64_t row,
+                           float (*sums)[kPanelRows]) {
   constexpr const Layout& kLayout = Format::kLayout;
   constexpr bool kEightBit = kLayout.planes == Planes::kBytes;
   Floats sum[kRows];
@@ -56,14 +57,15 @@ inline void multiply_panel(const uint8_t* panel, int cols, const Activations& x,
 }
 
 template <class Format, int kRows>
-inline void multiply_tiles(const uint8_t* panel, int cols, const Activations& x, int64_t& row, float (*sums)[kPanelRows]) {
+inline void multiply_tiles(const uint8_t* panel, int cols, const Activations& x, int64_t& row,
+                           float (*sums)[kPanelRows]) {
   if constexpr (kRows <= kMaxTile) {
     for (; x.num_rows - row >= kRows; row += kRows) multiply_panel<Format, kRows>(panel, cols, x, row, sums + row);
   }
 }
 
-// The panel times all activation rows: sums[num_rows][16]. The panel comes from memory once: a second tile of rows finds
-// it in the second-level cache.
+// The panel times all activation rows: sums[num_rows][16]. The panel comes from memory once: a second tile of rows
+// finds it in the second-level cache.
 template <class Format>
 void multiply_rows(const uint8_t* panel, int cols, const Activations& x, float (*sums)[kPanelRows]) {
   int64_t row = 0;
@@ -82,20 +84,30 @@ struct PanelKernel {
   static PanelKernel of() {
     return {multiply_rows<Format>, Format::kLayout};
   }
-  int64_t panel_bytes(int cols) const { return static_cast<int64_t>(cols / (kGroup * layout.groups)) * layout.block_bytes(); }
+  int64_t panel_bytes(int cols) const {
+    return static_cast<int64_t>(cols / (kGroup * layout.groups)) * layout.block_bytes();
+  }
 };
 
 // The format has been checked where the weight was packed.
 inline PanelKernel panel_kernel(int32_t format) {
   switch (format) {
-    case PAGED_Q4_0: return PanelKernel::of<Legacy<kQ4_0>>();
-    case PAGED_Q4_1: return PanelKernel::of<Legacy<kQ4_1>>();
-    case PAGED_Q5_0: return PanelKernel::of<Legacy<kQ5_0>>();
-    case PAGED_Q5_1: return PanelKernel::of<Legacy<kQ5_1>>();
-    case PAGED_Q8_0: return PanelKernel::of<Legacy<kQ8_0>>();
-    case PAGED_Q4_K: return PanelKernel::of<SixBitScales<kQ4_K>>();
-    case PAGED_Q5_K: return PanelKernel::of<SixBitScales<kQ5_K>>();
-    default: return PanelKernel::of<Q6K>();
+    case PAGED_Q4_0:
+      return PanelKernel::of<Legacy<kQ4_0>>();
+    case PAGED_Q4_1:
+      return PanelKernel::of<Legacy<kQ4_1>>();
+    case PAGED_Q5_0:
+      return PanelKernel::of<Legacy<kQ5_0>>();
+    case PAGED_Q5_1:
+      return PanelKernel::of<Legacy<kQ5_1>>();
+    case PAGED_Q8_0:
+      return PanelKernel::of<Legacy<kQ8_0>>();
+    case PAGED_Q4_K:
+      return PanelKernel::of<SixBitScales<kQ4_K>>();
+    case PAGED_Q5_K:
+      return PanelKernel::of<SixBitScales<kQ5_K>>();
+    default:
+      return PanelKernel::of<Q6K>();
   }
 }
 

@@ -18,7 +18,7 @@ struct Floats {
   __m256 lo, hi;
 };
 
-constexpr int kMaxTile = 4;  // 8 sums leave half of the 16 registers to weights and scales
+constexpr int kMaxTile = 4;    // 8 sums leave half of the 16 registers to weights and scales
 constexpr int kDenseTile = 3;  // rows of a float product, two vectors wide: 12 of the 16 registers
 
 inline __m256i load256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
@@ -60,8 +60,8 @@ inline __m256i dot4_half(__m256i sum, __m256i w, __m256i x) {
 #else
   if constexpr (kEightBit) {
     // Two products of 8-bit weights overflow maddubs' 16-bit sum: even and odd bytes are widened apart.
-    const __m256i even = _mm256_madd_epi16(_mm256_and_si256(w, _mm256_set1_epi16(0xff)),
-                                           _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8));
+    const __m256i even =
+        _mm256_madd_epi16(_mm256_and_si256(w, _mm256_set1_epi16(0xff)), _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8));
     const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(w, 8), _mm256_srai_epi16(x, 8));
     return _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
   } else {

@@ -8,9 +8,9 @@
 namespace paged {
 namespace {
 
-using Bytes = __m512i;   // 64 unsigned bytes: 16 rows x 4 consecutive k
-using Ints = __m512i;    // 16 int32
-using Floats = __m512;   // 16 float32
+using Bytes = __m512i;  // 64 unsigned bytes: 16 rows x 4 consecutive k
+using Ints = __m512i;   // 16 int32
+using Floats = __m512;  // 16 float32
 
 constexpr int kMaxTile = 16;  // activation rows held in registers: 16 sums + 8 weight vectors + scales fit 32 registers
 constexpr int kDenseTile = 12;  // rows of a float product, two vectors wide: 24 sums
@@ -44,9 +44,7 @@ inline Ints dot4(Ints sum, Bytes w, const int8_t* x) {
   return _mm512_dpbusd_epi32(sum, w, _mm512_set1_epi32(four));
 }
 inline int32_t sum_of(Ints a) { return _mm512_reduce_add_epi32(a); }
-inline void store_int8(int8_t* p, Ints a) {
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a));
-}
+inline void store_int8(int8_t* p, Ints a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a)); }
 
 inline Floats zero_floats() { return _mm512_setzero_ps(); }
 inline Floats broadcast(float a) { return _mm512_set1_ps(a); }

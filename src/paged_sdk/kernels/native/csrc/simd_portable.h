@@ -1,4 +1,5 @@
-// The vector primitives in plain C++, for any machine: the compiler turns the 16-lane loops into what it has (NEON, SSE2).
+// The vector primitives in plain C++, for any machine: the compiler turns the 16-lane loops into what it has (NEON,
+// SSE2).
 #pragma once
 
 #include <cmath>
@@ -174,7 +175,8 @@ inline uint32_t magnitude_bits(Floats a) {
   return m;
 }
 inline Floats scale_by_power(Floats p, Floats n) {
-  return each_float([&](int i) { return p.v[i] * from_bits(static_cast<uint32_t>(static_cast<int32_t>(n.v[i]) + 127) << 23); });
+  return each_float(
+      [&](int i) { return p.v[i] * from_bits(static_cast<uint32_t>(static_cast<int32_t>(n.v[i]) + 127) << 23); });
 }
 inline Floats round_to_integral(Floats a) {
   return each_float([&](int i) { return nearest(a.v[i]); });
@@ -185,7 +187,8 @@ inline Floats zero_unless_above(Floats x, float limit, Floats value) {
 }
 // 16 f8e4m3 values, times 1 / 256: their sign, exponent and mantissa moved to the same places of a float16.
 inline Floats load_float8(const uint8_t* p) {
-  return each_float([p](int i) { return half_to_float(static_cast<uint16_t>((p[i] & 0x80) << 8 | (p[i] & 0x7f) << 7)); });
+  return each_float(
+      [p](int i) { return half_to_float(static_cast<uint16_t>((p[i] & 0x80) << 8 | (p[i] & 0x7f) << 7)); });
 }
 inline void transpose(Floats rows[16]) {
   for (int i = 0; i < 16; ++i) {
