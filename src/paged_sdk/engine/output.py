@@ -39,6 +39,8 @@ class OutputProcessor:
         for row, entries in result.prompt_logprobs.items():
             owner = live.get(output.scheduled[row].sequence.request_id)
             if owner is not None:
+                if output.scheduled[row].start == 0:  # after a preemption the prompt is computed again
+                    owner.prompt_logprobs.clear()
                 owner.prompt_logprobs.extend(map(self._token_logprob, entries))
 
         deltas: defaultdict[str, list[ChoiceDelta]] = defaultdict(list)
