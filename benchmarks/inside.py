@@ -1,0 +1,108 @@
+"""The parts of an engine that an application builds, for what cannot be measured through the public API.
+
+This is the one place of the benchmarks that looks behind underscores: what is measured has to be what an application
+gets, so it is put together by the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from attrs import evolve, frozen
+from torch import Tensor
+
+from paged_sdk import TextModelBuilder
+from paged_sdk.attention.backend import AttentionBackend, AttentionStep, RowSpan
+from paged_sdk.attention.context import StepContext
+from paged_sdk.config.env import read_environment
+from paged_sdk.kv.manager import KvManager
+from paged_sdk.loading import load_parts
+from paged_sdk.model import Model, ModelParts
+from paged_sdk.models.decoder import DecoderModel
+from paged_sdk.runner.model_runner import ModelRunner
+
+__all__ = ["OpenEngine", "open_engine"]
+
+# As many rows of logits at once as the runner makes for prompt_logprobs.
+_LOGITS_TILE = 64
+
+
+@frozen
+class OpenEngine:
+    """An engine that nobody steps yet.
+
+    :ivar parts: what :class:`Model` takes
+    """
+
+    parts: ModelParts
+    runner: ModelRunner
+    decoder: DecoderModel
+    backend: AttentionBackend
+    kv: KvManager
+
+    def start(self) -> Model:
+        """The model, with its worker thread."""
+        return Model(self.parts)
+
+    def watch(self, after_prepare: Callable[[], None]) -> None:
+        """Call ``after_prepare`` on the worker thread whenever a step has taken its KV memory."""
+        assert self.runner._parts is not None
+        self.runner._parts = evolve(self.runner._parts, backend=_WatchedBackend(self.backend, after_prepare))
+
+    def logits(self, token_ids: Sequence[int], *, chunk: int, streams: int = 1) -> Tensor:
+        """Logits after every token of a text.
+
+        :param chunk: tokens per step: the engine's budget for its prefill path, 1 for its decode path
+        :param streams: sequences that compute the same text side by side
+        :returns: float32 ``[len(token_ids), vocab_size]``, of the first sequence
+        """
+        tiles = []
+        tables = [self._kv_ids(len(token_ids), stream) for stream in range(streams)]
+        with torch.inference_mode():
+            for start in range(0, len(token_ids), chunk):
+                tokens = torch.tensor(token_ids[start : start + chunk])
+                rows = [RowSpan(start, len(tokens), table) for table in tables]
+                context = StepContext(attention=self.backend.prepare(rows))
+                positions = torch.arange(start, start + len(tokens))
+                hidden = self.decoder.forward(tokens.repeat(streams), positions.repeat(streams), context)
+                # Decodes come to the head together, as they do in a step.
+                heads = hidden if chunk == 1 else hidden[: len(tokens)]
+                tiles += [self.decoder.logits(tile)[: len(tokens)] for tile in torch.split(heads, _LOGITS_TILE)]
+        return torch.cat(tiles)
+
+    def _kv_ids(self, num_tokens: int, stream: int) -> list[int]:
+        if not self.parts.preparer.config.paged:
+            return [stream]
+        num_blocks = -(-num_tokens // self.parts.preparer.config.block_size)
+        return list(range(stream * num_blocks, (stream + 1) * num_blocks))
+
+
+def open_engine(builder: TextModelBuilder) -> OpenEngine:
+    """Load what ``builder`` says, as ``build()`` does."""
+    parts = load_parts(builder.source, builder.settings, read_environment())
+    runner = parts.engine._runner
+    assert isinstance(runner, ModelRunner)
+    assert runner._parts is not None
+    return OpenEngine(parts, runner, runner._parts.model, runner._parts.backend, parts.engine._kv)
+
+
+class _WatchedBackend(AttentionBackend):
+    def __init__(self, backend: AttentionBackend, after_prepare: Callable[[], None]) -> None:
+        self._backend = backend
+        self._after_prepare = after_prepare
+
+    @property
+    def num_bytes(self) -> int:
+        return self._backend.num_bytes
+
+    def prepare(self, rows: Sequence[RowSpan]) -> AttentionStep:
+        step = self._backend.prepare(rows)
+        self._after_prepare()
+        return step
+
+    def copy(self, source: int, target: int, num_tokens: int) -> None:
+        self._backend.copy(source, target, num_tokens)
+
+    def release(self, kv_ids: Iterable[int]) -> None:
+        self._backend.release(kv_ids)

@@ -1,0 +1,187 @@
+"""Where the time of a decode step goes.
+
+python -m benchmarks.step_profile --model smollm2 --streams 16
+
+Methods are replaced by ones that note when they begin and end, so each call costs about a microsecond more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import ModuleType
+from typing import Annotated, Any, Final
+from unittest.mock import patch
+
+import torch
+import typer
+from attrs import evolve
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.inside import open_engine
+from benchmarks.machine import usable_cpus
+from benchmarks.models import model_path
+from benchmarks.prompts import PromptMaker
+from paged_sdk import Model, SamplingParams, TextModelBuilder
+from paged_sdk.attention.backend import AttentionStep
+from paged_sdk.attention.contiguous import ContiguousBackend
+from paged_sdk.attention.paged import PagedBackend
+from paged_sdk.engine.engine import Engine
+from paged_sdk.engine.output import OutputProcessor
+from paged_sdk.layers.norm import RMSNorm
+from paged_sdk.layers.rotary import Rotation
+from paged_sdk.models import gated_mlp
+from paged_sdk.models.decoder import DecoderModel
+from paged_sdk.quant.linear import Linear
+from paged_sdk.runner import model_runner
+from paged_sdk.runner.model_runner import ModelRunner
+from paged_sdk.runner.sampler import Sampler
+from paged_sdk.scheduler.scheduler import Scheduler
+from paged_sdk.worker.worker import Worker
+
+__all__ = ["Stopwatch", "profile_steps"]
+
+_STEP: Final = "engine, the rest"
+
+
+def _parts() -> Iterator[tuple[type[Any] | ModuleType, str, str]]:
+    """Where a function lies, its name, and the part of a step that its own time belongs to."""
+    yield Worker, "_take_commands", "worker: mailbox"
+    yield Engine, "step", _STEP
+    yield Engine, "stats", "worker: stats"
+    yield Worker, "_publish", "worker: publish"
+    yield Scheduler, "schedule", "schedule"
+    yield Scheduler, "update", "update"
+    yield ModelRunner, "execute", "runner, the rest"
+    yield model_runner, "make_input_batch", "input batch"
+    yield PagedBackend, "prepare", "attention: prepare"
+    yield ContiguousBackend, "prepare", "attention: prepare"
+    yield DecoderModel, "forward", "model, the rest"
+    yield DecoderModel, "logits", "logits"
+    yield Rotation, "rotate_", "rotary embedding"
+    yield RMSNorm, "forward", "norms"
+    yield gated_mlp, "gated_activation", "activation"
+    for kind in _subclasses(AttentionStep):
+        yield kind, "forward", "attention"
+    for kind in _subclasses(Linear):
+        yield kind, "forward", "linears"
+    yield Sampler, "sample", "sampler"
+    yield OutputProcessor, "process", "detokenise, stop strings, events"
+
+
+def _subclasses(base: type[Any]) -> Iterator[type[Any]]:
+    for kind in base.__subclasses__():
+        if "forward" in vars(kind):
+            yield kind
+        yield from _subclasses(kind)
+
+
+class Stopwatch:
+    """Time by part, each second counted once: for the innermost part that was running.
+
+    For one thread: the worker's.
+
+    :ivar seconds: by part, while ``running``
+    :ivar calls: of :data:`_STEP`, while ``running``
+    """
+
+    def __init__(self) -> None:
+        self.running = False
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.steps = 0
+        self._stack: list[str] = []
+        self._since = 0.0
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Replace the functions of :func:`_parts` while the context lasts."""
+        with ExitStack() as stack:
+            for place, name, part in _parts():
+                stack.enter_context(patch.object(place, name, self._timed(getattr(place, name), part)))
+            yield
+
+    def _timed(self, function: Callable[..., Any], part: str) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            self._switch(push=part)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._switch(push=None)
+                self.steps += self.running and part == _STEP
+
+        return timed
+
+    def _switch(self, push: str | None) -> None:
+        now = time.perf_counter()
+        if self._stack and self.running:
+            self.seconds[self._stack[-1]] += now - self._since
+        self._since = now
+        if push is None:
+            self._stack.pop()
+        else:
+            self._stack.append(push)
+
+
+async def profile_steps(model: Model, stopwatch: Stopwatch, prompts: Sequence[Sequence[int]], max_tokens: int) -> None:
+    """Run the prompts, and the stopwatch while all of them decode."""
+    sampling = evolve(SamplingParams.deterministic(), max_len=max_tokens, ignore_eos=True)
+    num_prefilling = len(prompts)
+
+    async def read(prompt: Sequence[int]) -> None:
+        nonlocal num_prefilling
+        is_first = True
+        async for _ in model.stream_completion_request(prompt, sampling):
+            if is_first:
+                is_first = False
+                num_prefilling -= 1
+                stopwatch.running = num_prefilling == 0
+        stopwatch.running = False
+
+    await asyncio.gather(*map(read, prompts))
+
+
+def _as_table(stopwatch: Stopwatch, title: str) -> Table:
+    table = Table(title=title)
+    for heading in ("", "us per step", "share"):
+        table.add_column(heading, justify="right" if heading else "left")
+    total = sum(stopwatch.seconds.values())
+    for part, seconds in sorted(stopwatch.seconds.items(), key=lambda item: -item[1]):
+        table.add_row(part, f"{seconds / stopwatch.steps * 1e6:,.0f}", f"{seconds / total:.1%}")
+    table.add_section()
+    table.add_row("step", f"{total / stopwatch.steps * 1e6:,.0f}", "")
+    return table
+
+
+def main(
+    model: Annotated[str, typer.Option(help="smollm2, qwen1.5b, or the path of a GGUF file")] = "smollm2",
+    streams: Annotated[int, typer.Option(min=1)] = 16,
+    prompt: Annotated[int, typer.Option(min=1, help="Tokens of each prompt")] = 128,
+    tokens: Annotated[int, typer.Option(min=8, help="Tokens generated by each stream")] = 128,
+    threads: Annotated[int | None, typer.Option(min=1)] = None,
+) -> None:
+    """Time per part of one step of N streams."""
+    path, num_threads = model_path(model), threads or usable_cpus()
+    torch.set_num_threads(num_threads)
+    stopwatch = Stopwatch()
+    with stopwatch.watching():
+        engine = open_engine(TextModelBuilder(path).with_num_threads(num_threads).with_max_num_seqs(streams))
+        prompts = PromptMaker(engine.parts.preparer.text.tokenizer)
+        batch = [prompts.make(prompt, f"Stream {index}").token_ids for index in range(streams)]
+
+        async def run() -> None:
+            async with engine.start() as started:
+                await profile_steps(started, stopwatch, batch, tokens)
+
+        asyncio.run(run())
+    title = f"{path.name}: {streams} streams, {num_threads} threads, mean of {stopwatch.steps} steps"
+    Console().print(_as_table(stopwatch, title))
+
+
+if __name__ == "__main__":
+    typer.run(main)

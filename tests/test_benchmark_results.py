@@ -1,0 +1,72 @@
+"""Medians, ratios and divergences, judged by plain arithmetic."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from benchmarks.divergence import divergence
+from benchmarks.environments import ENGINES, OWN
+from benchmarks.results import Results
+from benchmarks.tasks import Metric
+from benchmarks.worker import engine_class
+
+SPEED = Metric("speed", "speed", "tok/s")
+LATENCY = Metric("latency", "latency", "ms", higher_is_better=False)
+
+
+@pytest.fixture
+def results() -> Results:
+    results = Results([SPEED, LATENCY], engines={OWN: "1", f"{OWN}_torch": "1", "slow": "2", "fast": "3"})
+    for own, fast in ((30.0, 20.0), (10.0, 10.0), (90.0, 60.0)):
+        results.add(OWN, {"speed": own, "latency": 2.0})
+        results.add(f"{OWN}_torch", {"speed": 1000.0, "latency": 0.1})
+        results.add("fast", {"speed": fast, "latency": 3.0})
+    results.add("slow", {"speed": 1.0})
+    results.add_reason("slow", [LATENCY], "no clock")
+    return results
+
+
+def test_ratios_are_of_medians_against_the_best_peer(results: Results) -> None:
+    speed, latency = results.ratio(SPEED), results.ratio(LATENCY)
+    assert speed is not None
+    assert (speed.peer, speed.value) == ("fast", 30.0 / 20.0)
+    assert latency is not None
+    assert (latency.peer, latency.value) == ("fast", 3.0 / 2.0)
+
+
+def test_without_a_figure_there_is_no_ratio(results: Results) -> None:
+    assert results.median("slow", LATENCY) is None
+    assert Results([SPEED], engines={OWN: "1"}).ratio(SPEED) is None
+
+
+def test_the_report_holds_rounds_medians_and_reasons(results: Results) -> None:
+    speed, latency = results.as_json()["metrics"]
+    assert speed["rounds"]["fast"] == [20.0, 10.0, 60.0]
+    assert speed["median"] == {OWN: 30.0, f"{OWN}_torch": 1000.0, "slow": 1.0, "fast": 20.0}
+    assert latency["reasons"] == {"slow": "no clock"}
+
+
+def test_every_engine_file_says_what_it_needs_without_its_packages() -> None:
+    assert ENGINES[0] == OWN
+    assert [name for name in ENGINES if not engine_class(name).REQUIREMENTS] == [OWN, f"{OWN}_torch"]
+
+
+def test_divergence_is_the_sum_written_out() -> None:
+    generator = torch.Generator().manual_seed(0)
+    reference, logits = (torch.randn(130, 17, generator=generator) * 3 for _ in range(2))
+    expected, agree = [], 0
+    for p_row, q_row in zip(reference.tolist(), logits.tolist(), strict=True):
+        p_sum, q_sum = (math.fsum(map(math.exp, row)) for row in (p_row, q_row))
+        expected.append(
+            math.fsum(
+                math.exp(p) / p_sum * (p - math.log(p_sum) - q + math.log(q_sum))
+                for p, q in zip(p_row, q_row, strict=True)
+            )
+        )
+        agree += p_row.index(max(p_row)) == q_row.index(max(q_row))
+    found = divergence(reference, logits)
+    assert found.mean_kl == pytest.approx(sum(expected) / 130, rel=1e-6)
+    assert found.top1 == pytest.approx(agree / 130)
+    assert divergence(reference, reference).mean_kl == 0

@@ -1,0 +1,155 @@
+"""Every benchmark of this project runs, on a tiny model: that they find what they measure, not what they find."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks import claims, process
+from benchmarks.compare import Comparison
+from benchmarks.environments import OWN
+from benchmarks.inside import OpenEngine, open_engine
+from benchmarks.process import EngineFailedError, EngineProcess
+from benchmarks.prompts import PromptMaker
+from benchmarks.protocol import EngineSettings, Prompt, UnsupportedError
+from benchmarks.quality import batch_dependence, own_paths
+from benchmarks.step_profile import Stopwatch, profile_steps
+from benchmarks.tasks import LOAD, QUICK, make_tasks
+
+from paged_sdk import TextModelBuilder
+
+
+@pytest.fixture
+def engine(builder: TextModelBuilder) -> OpenEngine:
+    return open_engine(builder)
+
+
+@pytest.fixture
+def prompts(engine: OpenEngine) -> PromptMaker:
+    return PromptMaker(engine.parts.preparer.text.tokenizer)
+
+
+@pytest.fixture
+def settings(tiny_checkpoint: Path) -> EngineSettings:
+    return EngineSettings(str(tiny_checkpoint), num_threads=1, max_model_len=256, max_num_seqs=4)
+
+
+@pytest.fixture
+def own(settings: EngineSettings, tmp_path: Path) -> Iterator[EngineProcess]:
+    running = EngineProcess(OWN, settings, tmp_path / "log")
+    yield running
+    running.close()
+
+
+def test_a_comparison_has_a_figure_for_every_metric(
+    settings: EngineSettings, prompts: PromptMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    comparison = Comparison(
+        engines=[OWN], tasks=make_tasks(QUICK), sizes=QUICK, settings=settings, rounds=1, prompts=prompts
+    )
+    results = comparison.run()
+    assert not results.reasons
+    assert results.metrics[0] is LOAD
+    for metric in results.metrics:
+        value = results.median(OWN, metric)
+        assert value is not None
+        assert value > 0, metric
+
+
+def test_times_are_in_order_and_count_every_token(own: EngineProcess, prompts: PromptMaker) -> None:
+    batch = [prompts.make(8 + index, f"Prompt {index}") for index in range(3)]
+    for prompt, times in zip(batch, own.generate(batch, 5), strict=True):
+        assert 0 < times.first <= times.last
+        assert (times.num_tokens, times.num_prompt_tokens) == (5, len(prompt.token_ids))
+
+
+def test_what_an_engine_cannot_do_or_gets_wrong_is_said(own: EngineProcess) -> None:
+    with pytest.raises(UnsupportedError, match="no logits"):
+        own.ask("logits", token_ids=[1, 2], path="prefill", output="unused")
+    with pytest.raises(EngineFailedError, match="InvalidRequestError"):
+        own.generate([Prompt("", [10**6])], 1)
+
+
+def test_an_engine_that_does_not_load_leaves_its_last_words(tmp_path: Path) -> None:
+    nowhere = EngineSettings(str(tmp_path / "nothing.gguf"), num_threads=1, max_model_len=64, max_num_seqs=1)
+    with pytest.raises(EngineFailedError, match=r"nothing\.gguf"):
+        EngineProcess(OWN, nowhere, tmp_path / "log")
+
+
+def test_an_engine_that_does_not_answer_is_given_up(
+    own: EngineProcess, prompts: PromptMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "_TIMEOUT", 0.0)
+    with pytest.raises(EngineFailedError, match="no answer"):
+        own.generate([prompts.make(8, "Prompt")], 2)
+
+
+def test_prompts_have_their_length_and_share_no_start(prompts: PromptMaker) -> None:
+    first, second = prompts.make(40, "Round 1"), prompts.make(40, "round 2")
+    assert len(first.token_ids) == len(second.token_ids) == 40
+    assert first.token_ids[0] != second.token_ids[0]
+    assert prompts.make(40, "Round 1") == first
+    longer = prompts.extend(first, 8, "More")
+    assert longer.token_ids[:40] == first.token_ids
+    assert len(longer.token_ids) == 48
+
+
+def test_every_path_in_float32_agrees_with_prefill(builder: TextModelBuilder, prompts: PromptMaker) -> None:
+    token_ids = prompts.make(48, "Text").token_ids
+    (_, expected), *others = own_paths(builder, token_ids, streams=3)
+    assert len(others) == 2
+    for name, logits in others:
+        torch.testing.assert_close(logits, expected, atol=1e-3, rtol=1e-3, msg=name)
+
+
+def test_greedy_texts_are_compared(engine: OpenEngine, prompts: PromptMaker) -> None:
+    batch = [prompts.make(16, f"Text {index}").token_ids for index in range(3)]
+
+    async def compare() -> None:
+        async with engine.start() as model:
+            found = await batch_dependence(model, batch, 8)
+            assert found.texts == 3
+            assert 0 <= found.different <= 3
+
+    asyncio.run(compare())
+
+
+def test_the_profile_counts_every_second_of_a_step_once(builder: TextModelBuilder) -> None:
+    stopwatch = Stopwatch()
+    with stopwatch.watching():
+        engine = open_engine(builder)
+        prompts = PromptMaker(engine.parts.preparer.text.tokenizer)
+        batch = [prompts.make(8, f"Prompt {index}").token_ids for index in range(2)]
+
+        async def run() -> None:
+            async with engine.start() as model:
+                await profile_steps(model, stopwatch, batch, 24)
+
+        asyncio.run(run())
+    assert 10 < stopwatch.steps <= 24
+    assert {"schedule", "attention", "linears", "logits", "sampler", "worker: publish"} <= set(stopwatch.seconds)
+    assert all(seconds > 0 for seconds in stopwatch.seconds.values())
+
+
+def test_the_claims_are_measured(builder: TextModelBuilder) -> None:
+    sizes = claims.QUICK
+    measured = [
+        *claims.paged_attention(builder, sizes),
+        *claims.prefix_cache(builder, sizes),
+        *claims.fp8_kv(builder, sizes),
+    ]
+    assert all(claim.without > 0 and claim.with_feature > 0 for claim in measured)
+    tokens = next(claim for claim in measured if claim.title.startswith("FP8 KV: tokens"))
+    # Four bytes of float32 against one of FP8 and its share of a four-byte scale per token and head.
+    assert tokens.gain is not None
+    assert 2 < tokens.gain < 4
+
+
+def test_the_prefix_cache_costs_time_and_memory() -> None:
+    first_use, second_use, memory = claims.prefix_cache_cost(claims.QUICK)
+    assert memory.without < 10 < memory.with_feature < 1000
+    assert 0 < second_use.with_feature < first_use.with_feature < 1e6
