@@ -10,11 +10,12 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from attrs import asdict, evolve, frozen
+from attrs import asdict
 from rich.console import Console
 from rich.table import Table
 
@@ -29,9 +30,10 @@ from benchmarks.results import Results
 from benchmarks.tasks import LOAD, QUICK, Sizes, Task, load_figures, make_tasks, warm_up
 from benchmarks.worker import engine_class
 from paged_sdk.chat.text_processor import text_processor_from_gguf
+from paged_sdk.chat.tokenizer import Tokenizer
 from paged_sdk.weights.checkpoint import open_checkpoint
 
-__all__ = ["compare"]
+__all__ = ["Comparison"]
 
 # Above this load something else is computing, and the figures are worth little.
 _BUSY = 0.5
@@ -39,108 +41,90 @@ _BUSY = 0.5
 _console = Console(stderr=True, log_path=False, highlight=False, width=None if sys.stderr.isatty() else 160)
 
 
-@frozen(kw_only=True)
 class Comparison:
-    """One run.
+    """One run: rounds of fresh processes, and within a round, task by task, the engines take turns.
 
-    :ivar engines: names, in the order of the table
-    :ivar settings: of every engine, with the path of the GGUF file
+    :param engines: names, in the order of the table
+    :param settings: of every engine, with the path of the GGUF file
+    :param timeout: seconds that one command to an engine may take
     """
 
-    engines: Sequence[str]
-    tasks: Sequence[Task]
-    sizes: Sizes
-    settings: EngineSettings
-    rounds: int
-    prompts: PromptMaker
+    def __init__(
+        self,
+        *,
+        engines: Sequence[str],
+        tasks: Sequence[Task],
+        sizes: Sizes,
+        settings: EngineSettings,
+        prompts: PromptMaker,
+        timeout: float,
+    ) -> None:
+        self.results = Results(
+            [LOAD, *(metric for task in tasks for metric in task.metrics)], dict.fromkeys(engines, "")
+        )
+        self._tasks = tasks
+        self._sizes = sizes
+        self._settings = settings
+        self._prompts = prompts
+        self._timeout = timeout
+        self._given_up: set[tuple[str, str]] = set()
 
-    def run(self) -> Results:
-        """Rounds of fresh processes; within a round, task by task, the engines take turns."""
-        results = Results([LOAD, *(metric for task in self.tasks for metric in task.metrics)])
-        for index in range(self.rounds):
+    def run_round(self, number: int) -> None:
+        """Add a round's figures to the results; what an engine could not do in one round is not asked again."""
+        names = list(self.results.engines)
+        first = number % len(names)
+        with ExitStack() as stack:
             # Nobody always goes first.
-            order = [*self.engines[index % len(self.engines) :], *self.engines[: index % len(self.engines)]]
-            with ExitStack() as stack:
-                loaded = [
-                    engine
-                    for name in order
-                    if (engine := self._start(stack, name, f"Round {index + 1}", results)) is not None
-                ]
-                for task in self.tasks:
-                    for engine in loaded:
-                        self._measure(engine, task, f"Round {index + 1}, {task.name}", results)
-        return evolve(results, engines={name: results.engines[name] for name in self.engines})
+            started = [self._start(stack, name, f"Round {number}") for name in names[first:] + names[:first]]
+            loaded = [engine for engine in started if engine is not None]
+            for task in self._tasks:
+                for engine in loaded:
+                    if (engine.name, task.name) not in self._given_up:
+                        self._measure(engine, task, f"Round {number}, {task.name}")
 
-    def _start(self, stack: ExitStack, name: str, key: str, results: Results) -> EngineProcess | None:
+    def _start(self, stack: ExitStack, name: str, key: str) -> EngineProcess | None:
+        """An engine that has made its first token, and is warm; ``stack`` ends it."""
         _console.log(f"{key}: {name} is loading")
-        results.engines.setdefault(name, "")
+        log = cache_directory("logs") / f"{name}.log"
         try:
-            settings = self._settings_of(name)
-            engine = EngineProcess(name, settings, cache_directory("logs") / f"{name}.log")
+            engine = EngineProcess(name, self._settings_of(name), log, timeout=self._timeout)
             stack.callback(engine.close)
-            results.engines[name] = engine.version
-            results.add(name, load_figures(engine, self.prompts, self.sizes, key))
-            warm_up(engine, self.prompts, self.sizes, f"{key}, warm-up")
+            self.results.engines[name] = engine.version
+            self.results.add(name, load_figures(engine, self._prompts, self._sizes, key))
         except EngineFailedError as error:
             _console.log(f"{name}: {error}")
-            results.add_reason(name, results.metrics, str(error))
+            self.results.add_reason(name, self.results.metrics, f"failed: {error}")
             return None
+        warm_up(engine, self._prompts, self._sizes, f"{key}, warm-up")
         return engine
 
     def _settings_of(self, name: str) -> EngineSettings:
         if engine_class(name).FORMAT == "gguf":
-            return self.settings
-        path = bfloat16_checkpoint(Path(self.settings.model))
-        return EngineSettings(
-            str(path), self.settings.num_threads, self.settings.max_model_len, self.settings.max_num_seqs
-        )
+            return self._settings
+        return replace(self._settings, model=str(bfloat16_checkpoint(Path(self._settings.model))))
 
-    def _measure(self, engine: EngineProcess, task: Task, key: str, results: Results) -> None:
-        try:
-            figures = task.measure(engine, self.prompts, key)
-        except UnsupportedError as error:
-            results.add_reason(engine.name, task.metrics, str(error))
+    def _measure(self, engine: EngineProcess, task: Task, key: str) -> None:
+        if not engine.is_alive:
+            self.results.add_reason(engine.name, task.metrics, "failed: the engine had ended by then")
             return
-        except EngineFailedError as error:
-            _console.log(f"{engine.name}, {task.name}: {error}")
-            results.add_reason(engine.name, task.metrics, f"failed: {error}")
+        try:
+            figures = task.measure(engine, self._prompts, key)
+        except (UnsupportedError, EngineFailedError) as error:
+            reason = f"failed: {error}" if isinstance(error, EngineFailedError) else str(error)
+            _console.log(f"{key}: {engine.name}: {reason}")
+            self.results.add_reason(engine.name, task.metrics, reason)
+            self._given_up.add((engine.name, task.name))
             return
         shown = ", ".join(f"{metric.key} {figures[metric.key]:.4g} {metric.unit}" for metric in task.metrics)
         _console.log(f"{key}: {engine.name}: {shown}")
-        results.add(engine.name, figures)
+        self.results.add(engine.name, figures)
 
 
-def compare(
-    *,
-    model: Path,
-    engines: Sequence[str],
-    only: Sequence[str] = (),
-    rounds: int,
-    num_threads: int,
-    sizes: Sizes,
-) -> Results:
-    """Run the comparison.
-
-    :param only: names of tasks; empty: all
-    """
-    checkpoint = open_checkpoint(model)
-    assert checkpoint.metadata is not None
-    tokenizer = text_processor_from_gguf(checkpoint.metadata).tokenizer
+def _tokenizer_of(gguf: Path) -> Tokenizer:
+    checkpoint = open_checkpoint(gguf)
+    assert checkpoint.metadata is not None, "model_path gives GGUF files"
     checkpoint.source.close()
-    settings = EngineSettings(
-        model=str(model),
-        num_threads=num_threads,
-        max_model_len=sizes.max_model_len,
-        max_num_seqs=max(sizes.streams),
-    )
-    return Comparison(
-        engines=engines,
-        tasks=[task for task in make_tasks(sizes) if not only or task.name in only],
-        sizes=sizes,
-        settings=settings,
-        rounds=rounds,
-        prompts=PromptMaker(tokenizer),
-    ).run()
+    return text_processor_from_gguf(checkpoint.metadata).tokenizer
 
 
 @contextmanager
@@ -186,6 +170,7 @@ def main(
     engines: Annotated[str, typer.Option(help="Names by commas; default: all that are installed")] = "",
     only: Annotated[str, typer.Option(help="Names of tasks by commas; default: all")] = "",
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of each engine; default: all CPUs")] = None,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds that an engine has for one task's requests")] = 60,
     output: Annotated[Path | None, typer.Option(help="JSON file; default: in the cache directory")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Tiny lengths: shows that it runs, measures nothing")] = False,
 ) -> None:
@@ -196,8 +181,18 @@ def main(
     path, num_threads, machine = model_path(model), threads or usable_cpus(), describe_machine()
     if machine["load_average"] > _BUSY:
         _console.print(f"[yellow]The machine is busy (load {machine['load_average']}): do not trust the figures.[/]")
+    comparison = Comparison(
+        engines=names,
+        tasks=[task for task in make_tasks(sizes) if not tasks or task.name in tasks],
+        sizes=sizes,
+        settings=EngineSettings(str(path), num_threads, sizes.max_model_len, max(sizes.streams)),
+        prompts=PromptMaker(_tokenizer_of(path)),
+        timeout=timeout,
+    )
     with _confined_to(num_threads):
-        results = compare(model=path, engines=names, only=tasks, rounds=rounds, num_threads=num_threads, sizes=sizes)
+        for number in range(1, rounds + 1):
+            comparison.run_round(number)
+    results = comparison.results
     report = {
         "command": " ".join(["python -m benchmarks.compare", *sys.argv[1:]]),
         "machine": machine,
@@ -208,7 +203,8 @@ def main(
         "sizes": asdict(sizes),
         **results.as_json(),
     }
-    target = output or cache_directory("results") / f"{path.stem}.json"
+    suffix = "-quick" if quick else ""
+    target = output or cache_directory("results") / f"{path.stem}{suffix}.json"
     target.write_text(json.dumps(report, indent=2) + "\n")
     title = f"{path.name}, {num_threads} threads, medians of {rounds}" + (" (quick: no measurement)" if quick else "")
     Console(width=None if sys.stdout.isatty() else 160).print(_as_table(results, title))

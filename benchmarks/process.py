@@ -20,7 +20,7 @@ from benchmarks.protocol import EngineSettings, Prompt, RequestTimes, Unsupporte
 __all__ = ["EngineFailedError", "EngineProcess"]
 
 _REPOSITORY: Final = Path(__file__).parents[1]
-_TIMEOUT: Final = 1800.0
+_LOADING: Final = 600.0
 _ENDING: Final = 10.0
 _LOG_LINES: Final = 3
 
@@ -36,13 +36,15 @@ class EngineProcess:
     no lock and wakes no thread, for its processes are stopped.
 
     :param log: where everything that the engine prints goes
+    :param timeout: seconds that one command may take; an engine that takes longer is ended
     :raises EngineFailedError: it could not be loaded
     """
 
-    def __init__(self, name: str, settings: EngineSettings, log: Path) -> None:
+    def __init__(self, name: str, settings: EngineSettings, log: Path, *, timeout: float) -> None:
         self.name = name
         self.started = time.perf_counter()
         self._log = log
+        self._timeout = timeout
         threads = str(settings.num_threads)
         limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"), threads)
         with log.open("w") as stderr:
@@ -57,11 +59,16 @@ class EngineProcess:
                 start_new_session=True,
             )
         try:
-            self.version: str = self._read()
+            self.version: str = self._read(_LOADING)
         except BaseException:
             self.close()
             raise
         self._signal(signal.SIGSTOP)
+
+    @property
+    def is_alive(self) -> bool:
+        """False once it has ended, by itself or because it did not answer."""
+        return self._process.poll() is None
 
     def generate(self, prompts: Sequence[Prompt], max_tokens: int) -> list[RequestTimes]:
         """See :meth:`BenchmarkEngine.generate`; checked to be what was asked for.
@@ -101,26 +108,27 @@ class EngineProcess:
             assert self._process.stdin is not None
             self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
             self._process.stdin.flush()
-            return self._read()
+            return self._read(self._timeout)
         except BrokenPipeError as error:
             raise EngineFailedError(self._last_words()) from error
         finally:
             self._signal(signal.SIGSTOP)
 
     def close(self) -> None:
-        """End the engine's processes."""
-        self._signal(signal.SIGKILL)
-        self._process.wait()
+        """End the engine's processes. Idempotent."""
+        self._end()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with suppress(BrokenPipeError):
                     pipe.close()
 
-    def _read(self) -> Any:
+    def _read(self, timeout: float) -> Any:
         assert self._process.stdout is not None
-        ready, _, _ = select.select([self._process.stdout], [], [], _TIMEOUT)
+        ready, _, _ = select.select([self._process.stdout], [], [], timeout)
         if not ready:
-            raise EngineFailedError(f"no answer within {_TIMEOUT:.0f} s")
+            # An answer that comes later would be taken for that to another command.
+            self._end()
+            raise EngineFailedError(f"no answer within {timeout:.0f} s")
         line = self._process.stdout.readline()
         if not line:
             raise EngineFailedError(self._last_words())
@@ -138,6 +146,10 @@ class EngineProcess:
         lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
         return "the process ended: " + " | ".join(lines[-_LOG_LINES:])
 
+    def _end(self) -> None:
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+
     def _signal(self, number: signal.Signals) -> None:
-        if self._process.poll() is None:
+        if self.is_alive:
             os.killpg(self._process.pid, number)

@@ -39,6 +39,7 @@ __all__ = ["BatchDependence", "batch_dependence", "own_paths"]
 
 _STREAMS = 16
 _PEER = "llama_cpp"
+_TIMEOUT = 600.0
 _PEER_PATHS: tuple[LogitsPath, ...] = ("prefill", "decode")
 
 
@@ -88,7 +89,7 @@ def _num_common(first: str, second: str) -> int:
 
 def _peer_logits(settings: EngineSettings, token_ids: Sequence[int]) -> Iterator[tuple[str, Tensor]]:
     """llama.cpp's logits, computed in its own environment."""
-    peer = EngineProcess(_PEER, settings, cache_directory("logs") / f"{_PEER}.log")
+    peer = EngineProcess(_PEER, settings, cache_directory("logs") / f"{_PEER}.log", timeout=_TIMEOUT)
     try:
         for path in _PEER_PATHS:
             with TemporaryDirectory() as folder:

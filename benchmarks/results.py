@@ -79,7 +79,9 @@ class Results:
             "median": {engine: self.median(engine, metric) for engine in self.engines},
             "rounds": {engine: self.values.get(engine, {}).get(metric.key, []) for engine in self.engines},
             "reasons": {
-                engine: reasons[metric.key] for engine, reasons in self.reasons.items() if metric.key in reasons
+                engine: reasons[metric.key]
+                for engine, reasons in self.reasons.items()
+                if metric.key in reasons and self.median(engine, metric) is None
             },
             "ratio": None if ratio is None else {"best_peer": ratio.peer, "value": ratio.value},
         }

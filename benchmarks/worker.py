@@ -5,10 +5,12 @@ python -m benchmarks.worker ENGINE SETTINGS_AS_JSON
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import os
 import resource
+import signal
 import sys
 import traceback
 from collections.abc import Mapping
@@ -19,6 +21,8 @@ from typing import IO, Any
 from benchmarks.protocol import BenchmarkEngine, EngineSettings, Prompt, UnsupportedError
 
 __all__ = ["engine_class", "main"]
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def engine_class(name: str) -> type[BenchmarkEngine]:
@@ -72,8 +76,15 @@ def _take_stdout() -> IO[str]:
     return pipe
 
 
+def _end_with_driver() -> None:
+    """Linux: be killed when the driver ends, however it ends; a stopped process would not see its input end."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def main(name: str, settings: str) -> None:
     """Load, then answer a line for each line of stdin."""
+    _end_with_driver()
     with _take_stdout() as replies:
 
         def reply(message: dict[str, Any]) -> None:

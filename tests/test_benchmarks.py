@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import claims, process
+from benchmarks import claims
 from benchmarks.compare import Comparison
 from benchmarks.environments import OWN
 from benchmarks.inside import OpenEngine, open_engine
@@ -39,7 +39,7 @@ def settings(tiny_checkpoint: Path) -> EngineSettings:
 
 @pytest.fixture
 def own(settings: EngineSettings, tmp_path: Path) -> Iterator[EngineProcess]:
-    running = EngineProcess(OWN, settings, tmp_path / "log")
+    running = EngineProcess(OWN, settings, tmp_path / "log", timeout=60)
     yield running
     running.close()
 
@@ -49,9 +49,10 @@ def test_a_comparison_has_a_figure_for_every_metric(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     comparison = Comparison(
-        engines=[OWN], tasks=make_tasks(QUICK), sizes=QUICK, settings=settings, rounds=1, prompts=prompts
+        engines=[OWN], tasks=make_tasks(QUICK), sizes=QUICK, settings=settings, prompts=prompts, timeout=60
     )
-    results = comparison.run()
+    comparison.run_round(1)
+    results = comparison.results
     assert not results.reasons
     assert results.metrics[0] is LOAD
     for metric in results.metrics:
@@ -77,15 +78,17 @@ def test_what_an_engine_cannot_do_or_gets_wrong_is_said(own: EngineProcess) -> N
 def test_an_engine_that_does_not_load_leaves_its_last_words(tmp_path: Path) -> None:
     nowhere = EngineSettings(str(tmp_path / "nothing.gguf"), num_threads=1, max_model_len=64, max_num_seqs=1)
     with pytest.raises(EngineFailedError, match=r"nothing\.gguf"):
-        EngineProcess(OWN, nowhere, tmp_path / "log")
+        EngineProcess(OWN, nowhere, tmp_path / "log", timeout=60)
 
 
-def test_an_engine_that_does_not_answer_is_given_up(
-    own: EngineProcess, prompts: PromptMaker, monkeypatch: pytest.MonkeyPatch
+def test_an_engine_that_does_not_answer_is_ended(
+    settings: EngineSettings, prompts: PromptMaker, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(process, "_TIMEOUT", 0.0)
+    engine = EngineProcess(OWN, settings, tmp_path / "log", timeout=0)
     with pytest.raises(EngineFailedError, match="no answer"):
-        own.generate([prompts.make(8, "Prompt")], 2)
+        engine.generate([prompts.make(8, "Prompt")], 2)
+    assert not engine.is_alive
+    engine.close()
 
 
 def test_prompts_have_their_length_and_share_no_start(prompts: PromptMaker) -> None:
