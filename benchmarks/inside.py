@@ -19,7 +19,6 @@ from paged_sdk.config.env import read_environment
 from paged_sdk.kv.manager import KvManager
 from paged_sdk.loading import load_parts
 from paged_sdk.model import Model, ModelParts
-from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.runner.model_runner import ModelRunner
 
 __all__ = ["OpenEngine", "open_engine"]
@@ -33,11 +32,12 @@ class OpenEngine:
     """An engine that nobody steps yet.
 
     :ivar parts: what :class:`Model` takes
+    :ivar backend: the runner's
+    :ivar kv: the scheduler's
     """
 
     parts: ModelParts
     runner: ModelRunner
-    decoder: DecoderModel
     backend: AttentionBackend
     kv: KvManager
 
@@ -50,6 +50,12 @@ class OpenEngine:
         assert self.runner._parts is not None
         self.runner._parts = evolve(self.runner._parts, backend=_WatchedBackend(self.backend, after_prepare))
 
+    @property
+    def model_class(self) -> type:
+        """Of the model that the runner runs."""
+        assert self.runner._parts is not None
+        return type(self.runner._parts.model)
+
     def logits(self, token_ids: Sequence[int], *, chunk: int, streams: int = 1) -> Tensor:
         """Logits after every token of a text.
 
@@ -57,6 +63,8 @@ class OpenEngine:
         :param streams: sequences that compute the same text side by side
         :returns: float32 ``[len(token_ids), vocab_size]``, of the first sequence
         """
+        assert self.runner._parts is not None
+        model = self.runner._parts.model
         tiles = []
         tables = [self._kv_ids(len(token_ids), stream) for stream in range(streams)]
         with torch.inference_mode():
@@ -65,10 +73,10 @@ class OpenEngine:
                 rows = [RowSpan(start, len(tokens), table) for table in tables]
                 context = StepContext(attention=self.backend.prepare(rows))
                 positions = torch.arange(start, start + len(tokens))
-                hidden = self.decoder.forward(tokens.repeat(streams), positions.repeat(streams), context)
+                hidden = model.forward(tokens.repeat(streams), positions.repeat(streams), context)
                 # Decodes come to the head together, as they do in a step.
                 heads = hidden if chunk == 1 else hidden[: len(tokens)]
-                tiles += [self.decoder.logits(tile)[: len(tokens)] for tile in torch.split(heads, _LOGITS_TILE)]
+                tiles += [model.logits(tile)[: len(tokens)] for tile in torch.split(heads, _LOGITS_TILE)]
         return torch.cat(tiles)
 
     def _kv_ids(self, num_tokens: int, stream: int) -> list[int]:
@@ -84,7 +92,7 @@ def open_engine(builder: TextModelBuilder) -> OpenEngine:
     runner = parts.engine._runner
     assert isinstance(runner, ModelRunner)
     assert runner._parts is not None
-    return OpenEngine(parts, runner, runner._parts.model, runner._parts.backend, parts.engine._kv)
+    return OpenEngine(parts, runner, runner._parts.backend, parts.engine._kv)
 
 
 class _WatchedBackend(AttentionBackend):

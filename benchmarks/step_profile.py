@@ -23,14 +23,12 @@ from attrs import evolve
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.inside import open_engine
+from benchmarks.inside import OpenEngine, open_engine
 from benchmarks.machine import usable_cpus
 from benchmarks.models import model_path
 from benchmarks.prompts import PromptMaker
 from paged_sdk import Model, SamplingParams, TextModelBuilder
-from paged_sdk.attention.backend import AttentionStep
-from paged_sdk.attention.contiguous import ContiguousBackend
-from paged_sdk.attention.paged import PagedBackend
+from paged_sdk.attention.backend import AttentionBackend, AttentionStep
 from paged_sdk.engine.engine import Engine
 from paged_sdk.engine.output import OutputProcessor
 from paged_sdk.layers.norm import RMSNorm
@@ -49,36 +47,38 @@ __all__ = ["Stopwatch", "profile_steps"]
 _STEP: Final = "engine, the rest"
 
 
-def _parts() -> Iterator[tuple[type[Any] | ModuleType, str, str]]:
+def _parts(engine: OpenEngine) -> Iterator[tuple[type[Any] | ModuleType, str, str]]:
     """Where a function lies, its name, and the part of a step that its own time belongs to."""
     yield Worker, "_take_commands", "worker: mailbox"
+    yield Worker, "_publish", "worker: publish"
     yield Engine, "step", _STEP
     yield Engine, "stats", "worker: stats"
-    yield Worker, "_publish", "worker: publish"
     yield Scheduler, "schedule", "schedule"
     yield Scheduler, "update", "update"
     yield ModelRunner, "execute", "runner, the rest"
     yield model_runner, "make_input_batch", "input batch"
-    yield PagedBackend, "prepare", "attention: prepare"
-    yield ContiguousBackend, "prepare", "attention: prepare"
-    yield DecoderModel, "forward", "model, the rest"
-    yield DecoderModel, "logits", "logits"
+    for model in {DecoderModel, engine.model_class}:
+        yield model, "forward", f"{model.__name__}, the rest"
+        yield model, "logits", "logits, the rest"
+    for backend in _subclasses(AttentionBackend, "prepare"):
+        yield backend, "prepare", "attention: prepare"
+    for step in _subclasses(AttentionStep, "forward"):
+        yield step, "forward", "attention"
+    for linear in _subclasses(Linear, "forward"):
+        yield linear, "forward", f"linears: {linear.__name__}"
     yield Rotation, "rotate_", "rotary embedding"
     yield RMSNorm, "forward", "norms"
     yield gated_mlp, "gated_activation", "activation"
-    for kind in _subclasses(AttentionStep):
-        yield kind, "forward", "attention"
-    for kind in _subclasses(Linear):
-        yield kind, "forward", "linears"
     yield Sampler, "sample", "sampler"
     yield OutputProcessor, "process", "detokenise, stop strings, events"
 
 
-def _subclasses(base: type[Any]) -> Iterator[type[Any]]:
+def _subclasses(base: type[Any], method: str) -> Iterator[type[Any]]:
+    """Those that have a method of their own by this name."""
     for kind in base.__subclasses__():
-        if "forward" in vars(kind):
+        if method in vars(kind):
             yield kind
-        yield from _subclasses(kind)
+        yield from _subclasses(kind, method)
 
 
 class Stopwatch:
@@ -98,10 +98,10 @@ class Stopwatch:
         self._since = 0.0
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
+    def watching(self, engine: OpenEngine) -> Iterator[None]:
         """Replace the functions of :func:`_parts` while the context lasts."""
         with ExitStack() as stack:
-            for place, name, part in _parts():
+            for place, name, part in _parts(engine):
                 stack.enter_context(patch.object(place, name, self._timed(getattr(place, name), part)))
             yield
 
@@ -169,15 +169,15 @@ def main(
     path, num_threads = model_path(model), threads or usable_cpus()
     torch.set_num_threads(num_threads)
     stopwatch = Stopwatch()
-    with stopwatch.watching():
-        engine = open_engine(TextModelBuilder(path).with_num_threads(num_threads).with_max_num_seqs(streams))
-        prompts = PromptMaker(engine.parts.preparer.text.tokenizer)
-        batch = [prompts.make(prompt, f"Stream {index}").token_ids for index in range(streams)]
+    engine = open_engine(TextModelBuilder(path).with_num_threads(num_threads).with_max_num_seqs(streams))
+    prompts = PromptMaker(engine.parts.preparer.text.tokenizer)
+    batch = [prompts.make(prompt, f"Stream {index}").token_ids for index in range(streams)]
 
-        async def run() -> None:
-            async with engine.start() as started:
-                await profile_steps(started, stopwatch, batch, tokens)
+    async def run() -> None:
+        async with engine.start() as started:
+            await profile_steps(started, stopwatch, batch, tokens)
 
+    with stopwatch.watching(engine):
         asyncio.run(run())
     title = f"{path.name}: {streams} streams, {num_threads} threads, mean of {stopwatch.steps} steps"
     Console().print(_as_table(stopwatch, title))

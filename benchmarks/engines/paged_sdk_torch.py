@@ -17,4 +17,5 @@ class Engine(paged_sdk.Engine):
         from paged_sdk.kernels.native import library
 
         library._PATH = library._PATH.with_name("hidden.so")
+        assert library.load() is None
         super().__init__(settings)
