@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import cache
+from hashlib import sha256
 from pydoc_data.topics import topics
 from typing import Final
 
@@ -31,7 +32,8 @@ def prose() -> str:
 class PromptMaker:
     """Prompts of an exact number of tokens.
 
-    Two prompts of different keys share no prefix, so that no engine's prefix cache helps where it is not meant to.
+    Two prompts of different keys share a token or two at most, so that no engine's prefix cache helps where it is not
+    meant to.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -42,7 +44,8 @@ class PromptMaker:
         text = _reference()
         num_characters = num_tokens * _CHARACTERS_PER_TOKEN
         start = random.Random(key).randrange(len(text) - num_characters)
-        return self._prompt(f"{key}: {text[start : start + num_characters]}", num_tokens)
+        beginning = sha256(key.encode()).hexdigest()[:12]
+        return self._prompt(f"{beginning} {text[start : start + num_characters]}", num_tokens)
 
     def extend(self, prompt: Prompt, num_tokens: int, key: str) -> Prompt:
         """A prompt that begins with another."""
