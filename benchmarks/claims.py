@@ -268,7 +268,8 @@ def main(
         "quick": quick,
         "claims": [asdict(claim) for claim in claims],
     }
-    target = output or cache_directory("results") / f"{path.stem}-claims.json"
+    suffix = "-quick" if quick else ""
+    target = output or cache_directory("results") / f"{path.stem}-claims{suffix}.json"
     target.write_text(json.dumps(report, indent=2) + "\n")
     console = Console()
     console.print(_as_table(claims, path.name + (" (quick: no measurement)" if quick else "")))
