@@ -44,16 +44,15 @@ def draw(report: dict[str, Any], target: Path) -> None:
         values = [metric["median"][engine] for engine in engines]
         bars = panel.barh(engines, [value or 0 for value in values], color=[_colour(engine) for engine in engines])
         panel.bar_label(bars, ["" if value is None else f"{value:,.4g}" for value in values], padding=3)
-        panel.set_title(
-            f"{metric['title']}, {metric['unit']}" + ("" if metric["higher_is_better"] else " (less is better)")
-        )
+        note = "" if metric["higher_is_better"] else ", less is better"
+        panel.set_title(f"{metric['title']}\n{metric['unit']}{note}")
         panel.invert_yaxis()
         panel.margins(x=0.25)
         panel.xaxis.set_visible(False)
         panel.spines[["top", "right", "bottom"]].set_visible(False)
     machine = report["machine"]
     figure.suptitle(
-        f"{report['model']}: {report['threads']} threads of {machine['cpu']}, medians of {report['rounds']} rounds"
+        f"{report['model']}: {report['threads']} CPU threads, {machine['cpu']}, median of rounds: {report['rounds']}"
         + (" (quick: no measurement)" if report["quick"] else "")
     )
     # No date inside: the same figures give the same file.
