@@ -44,26 +44,44 @@ def describe(target: Weight, weight: PackedWeight, bias: Tensor | None) -> None:
     target.format, target.rows, target.cols = weight.tensor_type, weight.rows, weight.cols
 
 
-def _check_rows(name: str, rows: Tensor, like: Tensor, cols: int) -> None:
-    if rows.dim() != 2 or rows.shape[1] != cols or rows.shape[0] != like.shape[0]:
-        raise ConfigError.of(f"{name}.shape", tuple(rows.shape), f"({like.shape[0]}, {cols})")
-    if rows.dtype != like.dtype or rows.dtype not in _DTYPES:
-        raise ConfigError.of(f"{name}.dtype", rows.dtype, "float32 or bfloat16, the same for input and output")
+def check_matrix(
+    name: str,
+    rows: Tensor,
+    shape: tuple[int, int],
+    dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16),
+) -> None:
+    """A matrix of floating point numbers that the kernels can read or write in place.
+
+    :raises ConfigError: it is not
+    """
+    if rows.shape != shape:
+        raise ConfigError.of(f"{name}.shape", tuple(rows.shape), str(shape))
+    if rows.dtype not in dtypes:
+        raise ConfigError.of(f"{name}.dtype", rows.dtype, " or ".join(map(str, dtypes)))
     if rows.stride(1) != 1 or rows.device.type != "cpu":
         raise ConfigError.of(f"{name}.stride()", rows.stride(), "rows that are contiguous, in CPU memory")
+
+
+def check_scales(scales: Tensor | None, rows: int) -> None:
+    """One float32 scale per row, or none.
+
+    :raises ConfigError: it is not
+    """
+    if scales is not None and (scales.shape != (rows,) or scales.dtype != torch.float32 or not scales.is_contiguous()):
+        raise ConfigError.of("scales", f"{scales.dtype} {tuple(scales.shape)}", f"contiguous float32 ({rows},)")
 
 
 def _bind_rows(
     args: Linear | Mlp, x: Tensor, residual: Tensor | None, out: Tensor | None, cols: int, width: int
 ) -> Tensor:
     """Check and put the tensors of one call into its arguments. Returns the output tensor."""
-    _check_rows("x", x, x, cols)
+    check_matrix("x", x, (len(x), cols))
     if out is None:
         out = torch.empty(x.shape[0], width, dtype=x.dtype)
     else:
-        _check_rows("out", out, x, width)
+        check_matrix("out", out, (len(x), width), (x.dtype,))
     if residual is not None:
-        _check_rows("residual", residual, x, width)
+        check_matrix("residual", residual, (len(x), width), (x.dtype,))
         args.residual_stride = residual.stride(0)
     args.residual = pointer(residual)
     args.x, args.x_stride = x.data_ptr(), x.stride(0)

@@ -22,7 +22,7 @@ enum PagedFormat : int32_t {
 
 enum PagedDtype : int32_t { PAGED_FLOAT32 = 0, PAGED_BFLOAT16 = 1, PAGED_FLOAT8_E4M3 = 2 };
 
-enum PagedActivation : int32_t { PAGED_SILU = 0, PAGED_GELU_TANH = 1 };
+enum PagedActivation : int32_t { PAGED_NOT_GATED = -1, PAGED_SILU = 0, PAGED_GELU_TANH = 1 };
 
 // A weight matrix [rows, cols] in panels of 16 rows (formats.h), with an optional float32 bias [rows].
 struct paged_weight {
@@ -155,6 +155,74 @@ struct paged_decoder_args {
   int32_t num_layers;
   int32_t num_rows;
   int32_t rotary_half;
+  int32_t num_threads;
+};
+
+// out[m, :] = int8 of the rotated row, scales[m] its unit. Rotated is norm(x[m, :]), or for x = [gate | up]
+// activation(s gate) * (s up) with s = row_scales[m].
+struct paged_rotate_args {
+  const void* x;
+  const float* row_scales;   // of gated rows; null: 1
+  const float* norm_weight;  // of rows that are not gated; null: no RMSNorm
+  int8_t* out;               // [num_rows, cols]
+  float* scales;             // [num_rows]
+  paged_workspace* workspace;
+  int64_t x_stride;
+  int32_t num_rows;
+  int32_t cols;   // a multiple of block
+  int32_t block;  // a power of two, 16 ... 256
+  int32_t dtype;
+  int32_t activation;   // PAGED_NOT_GATED, or what gates
+  int32_t is_unsigned;  // out holds q + 128
+  int32_t num_threads;
+  float norm_eps;
+};
+
+// out[m, :] = product[m, :] * row_scales[m] + bias + residual[m, :]; out and residual share one dtype.
+struct paged_finish_args {
+  const void* product;
+  const float* row_scales;  // null: 1
+  const float* bias;        // null: none
+  const void* residual;     // null: none; may be out itself
+  void* out;
+  paged_workspace* workspace;
+  int64_t product_stride;
+  int64_t residual_stride;
+  int64_t out_stride;
+  int32_t num_rows;
+  int32_t cols;
+  int32_t product_dtype;
+  int32_t dtype;
+  int32_t num_threads;
+  int32_t reserved;
+};
+
+// What becomes of new queries, keys and values: norms of heads, rotation, places in the cache. cosines and sines are
+// [num_rows, rotary_half]: element i of a head is paired with element rotary_half + i.
+struct paged_placement {
+  paged_heads heads;
+  paged_cache cache;
+  const float* query_norm;  // RMSNorm of each query head before rotation, [head_size]; null: none
+  const float* key_norm;
+  const float* cosines;
+  const float* sines;
+  const int64_t* slots;
+  int32_t rotary_half;
+  float norm_eps;
+};
+
+// product rows are [queries | keys | values]; out [num_rows, num_heads * head_size] takes the queries.
+struct paged_place_args {
+  const void* product;
+  const float* row_scales;  // null: 1
+  const float* bias;        // null: none
+  void* out;
+  paged_workspace* workspace;
+  int64_t product_stride;
+  paged_placement placement;
+  int32_t num_rows;
+  int32_t product_dtype;
+  int32_t dtype;
   int32_t num_threads;
 };
 

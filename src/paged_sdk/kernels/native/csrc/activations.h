@@ -43,7 +43,18 @@ struct Matrix {
     return dtype == PAGED_FLOAT32 ? load_floats(static_cast<const float*>(data) + i)
                                   : load_bfloat16(static_cast<const uint16_t*>(data) + i);
   }
+  float at(int64_t row, int64_t col) const {
+    const int64_t i = row * stride + col;
+    if (dtype == PAGED_FLOAT32) return static_cast<const float*>(data)[i];
+    const uint32_t bits = static_cast<uint32_t>(static_cast<const uint16_t*>(data)[i]) << 16;
+    float value;
+    __builtin_memcpy(&value, &bits, 4);
+    return value;
+  }
 };
+
+// The scale of a row of a product that may have none.
+inline float row_scale(const float* scales, int64_t row) { return scales != nullptr ? scales[row] : 1.0f; }
 
 // Quantises 16 values; returns their sum.
 inline float quantise_half(Floats x, ActivationGroup& out, int half) {

@@ -114,11 +114,9 @@ inline void store_tile(const QueryTile& tile, const Partial& state, int64_t firs
   for (int r = 0; r < tile.rows(); ++r) {
     const Floats inverse = broadcast(1.0f / state.sum[r]);
     const int64_t head = kv_head * tile.group + r % tile.group;
-    for (int c = 0; c < heads.head_size; c += 16) {
-      alignas(64) float v[16];
-      store_floats(v, mul(inverse, load_floats(state.values + r * heads.head_size + c)));
-      out.store(first_token + r / tile.group, head * heads.head_size + c, 16, v, nullptr);
-    }
+    for (int c = 0; c < heads.head_size; c += 16)
+      out.store(first_token + r / tile.group, head * heads.head_size + c,
+                mul(inverse, load_floats(state.values + r * heads.head_size + c)));
   }
 }
 

@@ -77,10 +77,12 @@ inline void run_layer(const paged_decoder_args& args, const paged_layer& layer, 
   multiply_weights(layer.qkv, layer.num_qkv, input, plain(scratch.projected, width), sums, team);
   team.barrier();
 
+  const paged_placement placement{heads,      layer.cache, layer.query_norm, layer.key_norm, args.cosines,
+                                  args.sines, args.slots,  args.rotary_half, layer.norm_eps};
   const AttentionPlan plan(heads, args.batch);
   const AttentionScratch attention = AttentionScratch::at(scratch.attention, plan);
   const auto [first, last] = team.share(rows);
-  for (int64_t t = first; t < last; ++t) place_token(args, layer, scratch.projected + t * width, t);
+  for (int64_t t = first; t < last; ++t) place_token(placement, scratch.projected + t * width, t);
   if (team.index == 0) {
     attention.offsets.fill(plan);
     team.workspace.next_item.store(0, std::memory_order_relaxed);

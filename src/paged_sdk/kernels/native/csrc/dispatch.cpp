@@ -78,3 +78,15 @@ PAGED_EXPORT int32_t paged_attention(int32_t level, const paged_attention_args* 
 PAGED_EXPORT int32_t paged_decoder(int32_t level, const paged_decoder_args* args) {
   return paged::kLevels[level].kernels->decoder(*args);
 }
+
+PAGED_EXPORT int32_t paged_rotate(int32_t level, const paged_rotate_args* args) {
+  return paged::kLevels[level].kernels->rotate(*args);
+}
+
+PAGED_EXPORT int32_t paged_finish(int32_t level, const paged_finish_args* args) {
+  return paged::kLevels[level].kernels->finish(*args);
+}
+
+PAGED_EXPORT int32_t paged_place(int32_t level, const paged_place_args* args) {
+  return paged::kLevels[level].kernels->place(*args);
+}

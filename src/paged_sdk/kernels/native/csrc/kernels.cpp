@@ -3,6 +3,8 @@
 #include "kernels.h"
 
 #include "decoder.h"
+#include "epilogue.h"
+#include "rotation.h"
 
 namespace paged {
 namespace {
@@ -86,8 +88,34 @@ int decoder(const paged_decoder_args& args) {
   return kOk;
 }
 
+int rotate(const paged_rotate_args& args) {
+  const size_t row_bytes = line_aligned(sizeof(float) * args.cols);
+  uint8_t* scratch = reserve(*args.workspace, row_bytes * args.num_threads);
+  if (scratch == nullptr) return kNoMemory;
+  run_team(*args.workspace, args.num_threads, [&](const Team& team) {
+    rotate_rows(args, reinterpret_cast<float*>(scratch + team.index * row_bytes), team);
+  });
+  return kOk;
+}
+
+int finish(const paged_finish_args& args) {
+  run_team(*args.workspace, args.num_threads, [&](const Team& team) { finish_rows(args, team); });
+  return kOk;
+}
+
+int place(const paged_place_args& args) {
+  const paged_heads& heads = args.placement.heads;
+  const size_t row_bytes = line_aligned(sizeof(float) * (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_size);
+  uint8_t* scratch = reserve(*args.workspace, row_bytes * args.num_threads);
+  if (scratch == nullptr) return kNoMemory;
+  run_team(*args.workspace, args.num_threads, [&](const Team& team) {
+    place_rows(args, reinterpret_cast<float*>(scratch + team.index * row_bytes), team);
+  });
+  return kOk;
+}
+
 }  // namespace
 
-extern const KernelTable PAGED_TABLE{linear, mlp, attention, decoder};
+extern const KernelTable PAGED_TABLE{linear, mlp, attention, decoder, rotate, finish, place};
 
 }  // namespace paged

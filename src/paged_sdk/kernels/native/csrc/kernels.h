@@ -10,6 +10,9 @@ struct KernelTable {
   int (*mlp)(const paged_mlp_args& args);
   int (*attention)(const paged_attention_args& args);
   int (*decoder)(const paged_decoder_args& args);
+  int (*rotate)(const paged_rotate_args& args);
+  int (*finish)(const paged_finish_args& args);
+  int (*place)(const paged_place_args& args);
 };
 
 extern const KernelTable kPortableKernels;

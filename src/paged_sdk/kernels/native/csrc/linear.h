@@ -6,13 +6,6 @@
 namespace paged {
 namespace {
 
-inline uint16_t to_bfloat16(float a) {
-  uint32_t bits;
-  __builtin_memcpy(&bits, &a, 4);
-  if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>(bits >> 16 | 0x40);
-  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
 // Where results go: float32 or bfloat16 rows of the caller, plus what is added on the way.
 struct Output {
   void* data;
@@ -22,28 +15,31 @@ struct Output {
 
   // Writes `count` (up to 16) columns of one row.
   void store(int64_t row, int64_t col, int count, const float* sums, const float* bias) const {
-    if (dtype == PAGED_FLOAT32 && count == kPanelRows) {  // the common case, whole vectors
+    if (count == kPanelRows) {  // the common case, whole vectors
       Floats v = load_floats(sums);
       if (bias != nullptr) v = add(v, load_floats(bias));
       if (residual.data != nullptr) v = add(v, residual.load(row, col));
-      store_floats(static_cast<float*>(data) + row * stride + col, v);
+      store(row, col, v);
       return;
     }
     for (int i = 0; i < count; ++i) {
       float v = sums[i] + (bias != nullptr ? bias[i] : 0.0f);
+      if (residual.data != nullptr) v += residual.at(row, col + i);
+      const int64_t at = row * stride + col + i;
       if (dtype == PAGED_FLOAT32) {
-        if (residual.data != nullptr) v += static_cast<const float*>(residual.data)[row * residual.stride + col + i];
-        static_cast<float*>(data)[row * stride + col + i] = v;
+        static_cast<float*>(data)[at] = v;
       } else {
-        if (residual.data != nullptr) {
-          const uint32_t bits =
-              static_cast<uint32_t>(static_cast<const uint16_t*>(residual.data)[row * residual.stride + col + i]) << 16;
-          float r;
-          __builtin_memcpy(&r, &bits, 4);
-          v += r;
-        }
-        static_cast<uint16_t*>(data)[row * stride + col + i] = to_bfloat16(v);
+        static_cast<uint16_t*>(data)[at] = to_bfloat16(v);
       }
+    }
+  }
+  // Writes 16 columns of one row as they are.
+  void store(int64_t row, int64_t col, Floats v) const {
+    const int64_t at = row * stride + col;
+    if (dtype == PAGED_FLOAT32) {
+      store_floats(static_cast<float*>(data) + at, v);
+    } else {
+      store_bfloat16(static_cast<uint16_t*>(data) + at, v);
     }
   }
 };

@@ -66,22 +66,23 @@ inline void store_vector(const float* vector, int size, int32_t dtype, void* dat
 }
 
 // Rows of one product, [queries | keys | values] per token: queries are rotated in place, keys and values cached.
-inline void place_token(const paged_decoder_args& args, const paged_layer& layer, float* row, int64_t token) {
-  const paged_heads& heads = layer.heads;
-  const int size = heads.head_size, half = args.rotary_half;
-  const float* cosines = args.cosines + token * half;
-  const float* sines = args.sines + token * half;
+inline void place_token(const paged_placement& placement, float* row, int64_t token) {
+  const paged_heads& heads = placement.heads;
+  const int size = heads.head_size, half = placement.rotary_half;
+  const float* cosines = placement.cosines + token * half;
+  const float* sines = placement.sines + token * half;
   for (int h = 0; h < heads.num_heads + heads.num_kv_heads; ++h) {
-    const float* norm = h < heads.num_heads ? layer.query_norm : layer.key_norm;
-    if (norm != nullptr) normalise_head(row + h * size, size, norm, layer.norm_eps);
+    const float* norm = h < heads.num_heads ? placement.query_norm : placement.key_norm;
+    if (norm != nullptr) normalise_head(row + h * size, size, norm, placement.norm_eps);
     rotate_head(row + h * size, cosines, sines, half);
   }
   const float* keys = row + heads.num_heads * size;
   const float* values = keys + heads.num_kv_heads * size;
   for (int h = 0; h < heads.num_kv_heads; ++h) {
-    const int64_t vector = args.slots[token] * heads.num_kv_heads + h;
-    store_vector(keys + h * size, size, heads.cache_dtype, layer.cache.key, layer.cache.key_scale, vector);
-    store_vector(values + h * size, size, heads.cache_dtype, layer.cache.value, layer.cache.value_scale, vector);
+    const int64_t vector = placement.slots[token] * heads.num_kv_heads + h;
+    store_vector(keys + h * size, size, heads.cache_dtype, placement.cache.key, placement.cache.key_scale, vector);
+    store_vector(values + h * size, size, heads.cache_dtype, placement.cache.value, placement.cache.value_scale,
+                 vector);
   }
 }
 

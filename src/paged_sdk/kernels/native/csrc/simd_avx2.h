@@ -101,6 +101,17 @@ inline Floats load_bfloat16(const uint16_t* p) {
   return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load128(p)), 16)),
           _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load128(p + 8)), 16))};
 }
+inline void store_bfloat16(uint16_t* p, Floats a) {
+  const auto rounded = [](__m256 v) {
+    const __m256i bits = _mm256_castps_si256(v), top = _mm256_srli_epi32(bits, 16);
+    const __m256i odd = _mm256_and_si256(top, _mm256_set1_epi32(1));
+    const __m256i nearest = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+    return _mm256_blendv_epi8(_mm256_srli_epi32(nearest, 16), _mm256_or_si256(top, _mm256_set1_epi32(0x40)), is_nan);
+  };
+  const __m256i packed = _mm256_packus_epi32(rounded(a.lo), rounded(a.hi));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
+}
 inline Floats load_uint8(const uint8_t* p) {
   return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(load64(p))), _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(load64(p + 8)))};
 }
@@ -130,14 +141,17 @@ inline float max_of(Floats a) {
   c = _mm_max_ps(c, _mm_movehl_ps(c, c));
   return _mm_cvtss_f32(_mm_max_ss(c, _mm_movehdup_ps(c)));
 }
-inline uint32_t magnitude_bits(Floats a) {
+inline Ints max_magnitude(Ints so_far, Floats a) {
   const __m256i mask = _mm256_set1_epi32(0x7fffffff);
-  const __m256i m = _mm256_max_epi32(_mm256_and_si256(_mm256_castps_si256(a.lo), mask),
-                                     _mm256_and_si256(_mm256_castps_si256(a.hi), mask));
+  return {_mm256_max_epi32(so_far.lo, _mm256_and_si256(_mm256_castps_si256(a.lo), mask)),
+          _mm256_max_epi32(so_far.hi, _mm256_and_si256(_mm256_castps_si256(a.hi), mask))};
+}
+inline int32_t max_of(Ints a) {
+  const __m256i m = _mm256_max_epi32(a.lo, a.hi);
   __m128i c = _mm_max_epi32(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1));
   c = _mm_max_epi32(c, _mm_shuffle_epi32(c, 0x4e));
   c = _mm_max_epi32(c, _mm_shuffle_epi32(c, 0xb1));
-  return static_cast<uint32_t>(_mm_cvtsi128_si32(c));
+  return _mm_cvtsi128_si32(c);
 }
 // n within [-126, 127]: the exponent is added to the bits.
 inline Floats scale_by_power(Floats p, Floats n) {
@@ -162,6 +176,23 @@ inline Floats load_float8(const uint8_t* p) {
   const __m256i wide = _mm256_slli_epi16(_mm256_cvtepi8_epi16(load128(p)), 7);
   const __m256i halves = _mm256_and_si256(wide, _mm256_set1_epi16(static_cast<short>(0xbfff)));
   return {_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
+}
+template <int kStride>
+inline Floats butterfly(Floats a) {
+  static_assert(kStride == 1 || kStride == 2 || kStride == 4 || kStride == 8);
+  if constexpr (kStride == 8) {
+    return {_mm256_add_ps(a.lo, a.hi), _mm256_sub_ps(a.lo, a.hi)};
+  } else {
+    constexpr int kUpper = kStride == 4 ? 0xf0 : kStride == 2 ? 0xcc : 0xaa;
+    const auto half = [](__m256 v) {
+      __m256 partner;
+      if constexpr (kStride == 4) partner = _mm256_permute2f128_ps(v, v, 1);
+      if constexpr (kStride == 2) partner = _mm256_permute_ps(v, 0x4e);
+      if constexpr (kStride == 1) partner = _mm256_permute_ps(v, 0xb1);
+      return _mm256_blend_ps(_mm256_add_ps(v, partner), _mm256_sub_ps(partner, v), kUpper);
+    };
+    return {half(a.lo), half(a.hi)};
+  }
 }
 inline void transpose8(__m256 rows[8]) {
   __m256 pairs[8], quads[8];

@@ -57,6 +57,14 @@ inline Floats load_bfloat16(const uint16_t* p) {
   const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
+inline void store_bfloat16(uint16_t* p, Floats a) {
+  const __m512i bits = _mm512_castps_si512(a), top = _mm512_srli_epi32(bits, 16);
+  const __m512i odd = _mm512_and_si512(top, _mm512_set1_epi32(1));
+  const __m512i nearest = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+  const __m512i rounded = _mm512_mask_or_epi32(_mm512_srli_epi32(nearest, 16), _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q),
+                                               top, _mm512_set1_epi32(0x40));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(rounded));
+}
 inline Floats load_uint8(const uint8_t* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
@@ -75,11 +83,11 @@ inline Floats minimum(Floats a, Floats b) { return _mm512_min_ps(a, b); }
 inline Floats maximum(Floats a, Floats b) { return _mm512_max_ps(a, b); }
 inline float sum_of(Floats a) { return _mm512_reduce_add_ps(a); }
 inline float max_of(Floats a) { return _mm512_reduce_max_ps(a); }
-// The bits of max |a|: NaN and Inf compare above every number.
-inline uint32_t magnitude_bits(Floats a) {
-  const __m512i bits = _mm512_and_si512(_mm512_castps_si512(a), _mm512_set1_epi32(0x7fffffff));
-  return static_cast<uint32_t>(_mm512_reduce_max_epi32(bits));
+// The larger of so_far and the bits of |a|, lane by lane: NaN and Inf compare above every number.
+inline Ints max_magnitude(Ints so_far, Floats a) {
+  return _mm512_max_epi32(so_far, _mm512_and_si512(_mm512_castps_si512(a), _mm512_set1_epi32(0x7fffffff)));
 }
+inline int32_t max_of(Ints a) { return _mm512_reduce_max_epi32(a); }
 // p * 2^n for an integral n
 inline Floats scale_by_power(Floats p, Floats n) { return _mm512_scalef_ps(p, n); }
 inline Floats round_to_integral(Floats a) {
@@ -94,6 +102,18 @@ inline Floats zero_unless_above(Floats x, float limit, Floats value) {
 inline Floats load_float8(const uint8_t* p) {
   const __m256i wide = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 7);
   return _mm512_cvtph_ps(_mm256_and_si256(wide, _mm256_set1_epi16(static_cast<short>(0xbfff))));
+}
+// Lanes i and i + kStride become their sum and difference.
+template <int kStride>
+inline Floats butterfly(Floats a) {
+  static_assert(kStride == 1 || kStride == 2 || kStride == 4 || kStride == 8);
+  Floats partner;
+  if constexpr (kStride == 8) partner = _mm512_shuffle_f32x4(a, a, 0x4e);
+  if constexpr (kStride == 4) partner = _mm512_shuffle_f32x4(a, a, 0xb1);
+  if constexpr (kStride == 2) partner = _mm512_permute_ps(a, 0x4e);
+  if constexpr (kStride == 1) partner = _mm512_permute_ps(a, 0xb1);
+  constexpr __mmask16 kUpper = kStride == 8 ? 0xff00 : kStride == 4 ? 0xf0f0 : kStride == 2 ? 0xcccc : 0xaaaa;
+  return _mm512_mask_sub_ps(_mm512_add_ps(a, partner), kUpper, partner, a);
 }
 // Rows become columns.
 inline void transpose(Floats rows[16]) {

@@ -120,6 +120,9 @@ inline Floats load_half(const uint8_t* p) {
 inline Floats load_bfloat16(const uint16_t* p) {
   return each_float([p](int i) { return from_bits(static_cast<uint32_t>(p[i]) << 16); });
 }
+inline void store_bfloat16(uint16_t* p, Floats a) {
+  for (int i = 0; i < 16; ++i) p[i] = to_bfloat16(a.v[i]);
+}
 inline Floats load_uint8(const uint8_t* p) {
   return each_float([p](int i) { return static_cast<float>(p[i]); });
 }
@@ -166,12 +169,15 @@ inline float max_of(Floats a) {
   for (const float v : a.v) m = v > m ? v : m;
   return m;
 }
-inline uint32_t magnitude_bits(Floats a) {
-  uint32_t m = 0;
-  for (int i = 0; i < 16; ++i) {
-    const uint32_t bits = bits_of(a.v[i]) & 0x7fffffff;
-    m = bits > m ? bits : m;
-  }
+inline Ints max_magnitude(Ints so_far, Floats a) {
+  return each_int([&](int i) {
+    const auto bits = static_cast<int32_t>(bits_of(a.v[i]) & 0x7fffffff);
+    return bits > so_far.v[i] ? bits : so_far.v[i];
+  });
+}
+inline int32_t max_of(Ints a) {
+  int32_t m = a.v[0];
+  for (const int32_t v : a.v) m = v > m ? v : m;
   return m;
 }
 inline Floats scale_by_power(Floats p, Floats n) {
@@ -189,6 +195,10 @@ inline Floats zero_unless_above(Floats x, float limit, Floats value) {
 inline Floats load_float8(const uint8_t* p) {
   return each_float(
       [p](int i) { return half_to_float(static_cast<uint16_t>((p[i] & 0x80) << 8 | (p[i] & 0x7f) << 7)); });
+}
+template <int kStride>
+inline Floats butterfly(Floats a) {
+  return each_float([&](int i) { return (i & kStride) == 0 ? a.v[i] + a.v[i + kStride] : a.v[i - kStride] - a.v[i]; });
 }
 inline void transpose(Floats rows[16]) {
   for (int i = 0; i < 16; ++i) {
