@@ -28,7 +28,7 @@ def question(text: str) -> RequestBuilder:
 
 def main(model_path: str | None = None) -> None:
     with BlockingModel(TextModelBuilder(model_path or embedded_model_path()).build()) as model:
-        response = model.send_chat_request(question("What is the capital of France?"))
+        response = model.send_chat_request(question("Name the capital of France."))
         print(response.choices[0].message.content)
 
         with model.stream_chat_request(question("Name four colours.")) as stream:

@@ -24,7 +24,7 @@ from paged_sdk import (
 async def main(model_path: str | None = None) -> None:
     request = (
         RequestBuilder()
-        .add_message(TextMessageRole.USER, "What is the capital of France?")
+        .add_message(TextMessageRole.USER, "Name the capital of France.")
         .with_sampling(SamplingParams(temperature=0.0, max_len=24))
     )
     for cache_type in PagedCacheType:

@@ -9,41 +9,40 @@ import torch
 
 from paged_sdk.attention.backend import AttentionBackend
 from paged_sdk.attention.contiguous import ContiguousBackend
+from paged_sdk.attention.native_paged import NativePagedBackend, why_not_native
 from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.chat.text_processor import TextProcessor, load_text_processor, text_processor_from_gguf
 from paged_sdk.config.build import BuildSettings, ModelSource
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.engine import EngineConfig
-from paged_sdk.config.env import PAGED_ATTN, Environment, read_variable
-from paged_sdk.config.paged import PagedAttentionMeta, PagedCacheType
+from paged_sdk.config.env import Environment, read_variable
 from paged_sdk.engine.engine import Engine
 from paged_sdk.errors import ConfigError
+from paged_sdk.kernels.native.library import Workspace, load
 from paged_sdk.kv.contiguous import SequenceKvManager
 from paged_sdk.kv.manager import KvManager
 from paged_sdk.kv.paged import KvCacheManager
-from paged_sdk.kv.pool_size import DEFAULT_CUDA_MEMORY, BlockLayout, auto_cpu_blocks, blocks_for, fp8_scale_bytes
 from paged_sdk.logs import get_logger
 from paged_sdk.model import ModelParts
+from paged_sdk.models.causal_model import CausalModel
+from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.family import read_config
+from paged_sdk.models.fused_decoder import FusedDecoderModel, why_not_fused
 from paged_sdk.models.loading import load_model
 from paged_sdk.preparation import RequestPreparer
 from paged_sdk.progress import LoadingBar
-from paged_sdk.runner.device import choose_device, choose_dtype, device_memory
+from paged_sdk.quant.policy import FEW_ROWS, LinearPolicy
+from paged_sdk.runner.device import choose_device, choose_dtype
 from paged_sdk.runner.model_runner import ModelRunner
 from paged_sdk.runner.sampler import Sampler
 from paged_sdk.scheduler.scheduler import Scheduler
+from paged_sdk.sizing import resolve_engine_config, resolve_max_model_len
 from paged_sdk.weights.checkpoint import Checkpoint, open_checkpoint
 from paged_sdk.weights.hub import resolve_model
 
 __all__ = ["load_parts"]
 
 _log = get_logger(__name__)
-
-DEFAULT_PREFIX_CACHE_N = 16
-DEFAULT_BATCHED_TOKENS = {"cpu": 512}
-"""A CPU computes 512 prompt tokens of a small model in about a quarter of a second: texts beside them keep flowing."""
-DEFAULT_BATCHED_TOKENS_ELSEWHERE = 2048
-PAGED_BY_DEFAULT = frozenset({"cpu", "cuda"})
 
 
 def load_parts(source: ModelSource, settings: BuildSettings, environment: Environment) -> ModelParts:
@@ -62,19 +61,32 @@ def load_parts(source: ModelSource, settings: BuildSettings, environment: Enviro
         gguf=source.gguf,
     )
     checkpoint = open_checkpoint(path)
+    workspace = _workspace(device, settings)
     try:
-        max_model_len = _max_model_len(settings, read_config(checkpoint.config))
+        max_model_len = resolve_max_model_len(settings, read_config(checkpoint.config))
         text = _text_processor(checkpoint, settings)
         with LoadingBar(f"Loading {path.name}", visible=settings.logging) as bar:
-            model = load_model(checkpoint.config, checkpoint.source, dtype=dtype, device=device, on_progress=bar.update)
+            model = load_model(
+                checkpoint.config,
+                checkpoint.source,
+                dtype=dtype,
+                device=device,
+                policy=LinearPolicy(
+                    # A dtype that was asked for is what the weights are to be; left open, they stay as they are.
+                    keep_blocks=device.type == "cpu" and settings.dtype == "auto",
+                    workspace=workspace,
+                ),
+                max_model_len=max_model_len,
+                on_progress=bar.update,
+            )
     finally:
         checkpoint.source.close()
-    config = _engine_config(
+    config = resolve_engine_config(
         model.config, settings, environment, dtype=dtype, device=device, max_model_len=max_model_len
     )
-    kv, backend = _kv_memory(config, model.config, dtype=dtype, device=device)
+    kv, backend = _kv_memory(config, model.config, dtype=dtype, device=device, workspace=workspace)
     encode = partial(text.tokenizer.encode, add_special_tokens=False)
-    runner = ModelRunner(model, backend, Sampler(model.config.vocab_size, device, encode))
+    runner = ModelRunner(_fused(model, backend), backend, Sampler(model.config.vocab_size, device, encode))
     _log.info(
         "%s: %s, %s on %s, context %d tokens", path.name, model.config.model_type, dtype, device, config.max_model_len
     )
@@ -92,6 +104,22 @@ def load_parts(source: ModelSource, settings: BuildSettings, environment: Enviro
         on_worker_start=None if settings.num_threads is None else partial(torch.set_num_threads, settings.num_threads),
         log_throughput=settings.throughput_logging,
     )
+
+
+def _workspace(device: torch.device, settings: BuildSettings) -> Workspace | None:
+    """Scratch of the native CPU kernels, or None where they are absent: the log says why."""
+    library = load() if device.type == "cpu" else None
+    return None if library is None else Workspace(library, num_threads=settings.num_threads)
+
+
+def _fused(model: DecoderModel, backend: AttentionBackend) -> CausalModel:
+    """The model with its layers fused, where that can be."""
+    reason = why_not_fused(model, backend)
+    if reason is not None:
+        _log.info("Layers run one operation at a time: %s.", reason)
+        return model
+    assert isinstance(backend, NativePagedBackend)
+    return FusedDecoderModel(model, backend, few_rows=FEW_ROWS)
 
 
 def _token(source: str) -> str | bool | None:
@@ -129,86 +157,13 @@ def _text_processor(checkpoint: Checkpoint, settings: BuildSettings) -> TextProc
     )
 
 
-def _max_model_len(settings: BuildSettings, model: DecoderConfig) -> int:
-    asked = settings.max_model_len or model.max_position
-    if asked > model.max_position:
-        raise ConfigError.of("max_model_len", asked, f"at most the model's context of {model.max_position}")
-    return asked
-
-
-def _engine_config(
-    model: DecoderConfig,
-    settings: BuildSettings,
-    environment: Environment,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    max_model_len: int,
-) -> EngineConfig:
-    """Fill in what was left open: builder first, then environment, then what suits model and machine."""
-    prefix_cache_n = next(
-        n for n in (settings.prefix_cache_n, environment.prefix_cache_n, DEFAULT_PREFIX_CACHE_N) if n is not None
-    )
-    meta = _paged_meta(settings, environment, device)
-    return EngineConfig(
-        paged=meta is not None,
-        num_blocks=0
-        if meta is None
-        else _num_blocks(
-            meta, model, dtype=dtype, device=device, max_num_seqs=settings.max_num_seqs, max_model_len=max_model_len
-        ),
-        block_size=PagedAttentionMeta().block_size if meta is None else meta.block_size,
-        cache_type=PagedCacheType.AUTO if meta is None else meta.cache_type,
-        prefix_cache_n=prefix_cache_n,
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens
-        or DEFAULT_BATCHED_TOKENS.get(device.type, DEFAULT_BATCHED_TOKENS_ELSEWHERE),
-        max_model_len=max_model_len,
-        max_queue=settings.max_queue,
-        sliding_window=model.window,
-    )
-
-
-def _paged_meta(settings: BuildSettings, environment: Environment, device: torch.device) -> PagedAttentionMeta | None:
-    """The settings of the pool, or None for contiguous KV."""
-    asked = settings.paged_attn if settings.paged_attn is not None else environment.paged_attn
-    if asked is None and device.type not in PAGED_BY_DEFAULT:
-        _log.info("paged attention is off by default on %s; %s=on or with_paged_attn() turn it on", device, PAGED_ATTN)
-        return None
-    if asked is False:
-        return None
-    return settings.paged_meta or environment.paged_meta or PagedAttentionMeta()
-
-
-def _num_blocks(
-    meta: PagedAttentionMeta,
-    model: DecoderConfig,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    max_num_seqs: int,
-    max_model_len: int,
-) -> int:
-    """:raises OutOfMemoryError: the pool does not fit the device"""
-    is_fp8 = meta.cache_type is PagedCacheType.F8E4M3
-    layout = BlockLayout(
-        block_size=meta.block_size,
-        elements_per_token=model.kv_elements_per_token,
-        bytes_per_element=1 if is_fp8 else dtype.itemsize,
-        scale_bytes_per_token=fp8_scale_bytes(num_layers=model.num_layers, num_kv_heads=model.num_kv_heads)
-        if is_fp8
-        else 0,
-    )
-    memory = device_memory(device)
-    if meta.gpu_memory is not None:
-        return blocks_for(meta.gpu_memory, layout, memory)
-    if device.type == "cuda":
-        return blocks_for(DEFAULT_CUDA_MEMORY, layout, memory)
-    return auto_cpu_blocks(layout, memory, max_num_seqs=max_num_seqs, max_model_len=max_model_len)
-
-
 def _kv_memory(
-    config: EngineConfig, model: DecoderConfig, *, dtype: torch.dtype, device: torch.device
+    config: EngineConfig,
+    model: DecoderConfig,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    workspace: Workspace | None,
 ) -> tuple[KvManager, AttentionBackend]:
     """The book-keeping and the storage of one kind of KV memory."""
     kind = "block-level, PagedAttention" if config.paged else "sequence-level, non-paged attention"
@@ -224,14 +179,7 @@ def _kv_memory(
         prefix_caching=config.prefix_cache_n > 0,
         sliding_window=config.sliding_window,
     )
-    storage = PagedBackend(
-        model,
-        num_blocks=config.num_blocks,
-        block_size=config.block_size,
-        dtype=dtype,
-        device=device,
-        cache_type=config.cache_type,
-    )
+    storage = _paged_backend(config, model, dtype=dtype, device=device, workspace=workspace)
     _log.info(
         "KV pool: %d blocks of %d tokens, %.1f MiB (%s).",
         config.num_blocks,
@@ -240,3 +188,34 @@ def _kv_memory(
         config.cache_type.value,
     )
     return blocks, storage
+
+
+def _paged_backend(
+    config: EngineConfig,
+    model: DecoderConfig,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    workspace: Workspace | None,
+) -> PagedBackend:
+    """The storage of the pool, with the fastest attention that can serve it; the log says which."""
+    reason = "they are absent" if workspace is None else why_not_native(model, dtype)
+    if workspace is not None and reason is None:
+        _log.info("Attention: native CPU kernels.")
+        return NativePagedBackend(
+            model,
+            workspace=workspace,
+            num_blocks=config.num_blocks,
+            block_size=config.block_size,
+            dtype=dtype,
+            cache_type=config.cache_type,
+        )
+    _log.info("Attention: torch%s.", f" (native CPU kernels: {reason})" if device.type == "cpu" else "")
+    return PagedBackend(
+        model,
+        num_blocks=config.num_blocks,
+        block_size=config.block_size,
+        dtype=dtype,
+        device=device,
+        cache_type=config.cache_type,
+    )

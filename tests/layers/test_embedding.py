@@ -8,7 +8,7 @@ from transformers.models.gemma2.modeling_gemma2 import Gemma2TextScaledWordEmbed
 
 from paged_sdk.config.decoder import Activation
 from paged_sdk.layers.activation import gated_activation
-from paged_sdk.layers.embedding import Embedding
+from paged_sdk.layers.embedding import DenseEmbedding
 
 
 def test_the_scale_is_rounded_to_the_dtype_of_the_model() -> None:
@@ -17,12 +17,12 @@ def test_the_scale_is_rounded_to_the_dtype_of_the_model() -> None:
     ids = torch.arange(16)
     with torch.inference_mode():
         expected = reference(ids)
-        assert torch.equal(Embedding(reference.weight.data, scale=scale).forward(ids), expected)
+        assert torch.equal(DenseEmbedding(reference.weight.data, scale=scale).forward(ids), expected)
 
 
 def test_looking_up_leaves_the_table_alone() -> None:
     table = torch.ones(4, 2)
-    Embedding(table, scale=2.0).forward(torch.tensor([0, 1])).add_(5)
+    DenseEmbedding(table, scale=2.0).forward(torch.tensor([0, 1])).add_(5)
     assert torch.equal(table, torch.ones(4, 2))
 
 

@@ -41,6 +41,9 @@ class DictSource:
             raise CheckpointError(f"there is no tensor {name!r}")
         return self._tensors[name].to(dtype=dtype, device=device)
 
+    def block_matrix(self, name: str) -> None:
+        """Every tensor is of plain numbers."""
+
     def close(self) -> None:
         """Nothing is open."""
 

@@ -52,6 +52,9 @@ class StateSource:
             raise CheckpointError(name)
         return self._tensors[name].to(device, dtype)
 
+    def block_matrix(self, name: str) -> None:
+        """Every tensor is of plain numbers."""
+
     def close(self) -> None:
         """Nothing is open."""
 

@@ -193,13 +193,11 @@ def test_a_dropped_model_ends_its_thread(builder: TextModelBuilder) -> None:
     async def build() -> Model:
         return await builder.build()
 
-    before = threading.active_count()
     model = asyncio.run(build())
     assert any(thread.name == "paged-sdk-worker" for thread in threading.enumerate())
     del model
     gc.collect()
     assert not any(thread.name == "paged-sdk-worker" for thread in threading.enumerate())
-    assert threading.active_count() <= before
 
 
 def test_a_thousand_open_close_cycles_leak_no_thread(builder: TextModelBuilder) -> None:
@@ -215,7 +213,9 @@ def test_a_thousand_open_close_cycles_leak_no_thread(builder: TextModelBuilder) 
     threads, files = threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
     asyncio.run(many(1000))
     gc.collect()
-    assert threading.active_count() <= threads
+    assert not any(thread.name.startswith("paged-sdk") for thread in threading.enumerate())
+    # The event loops' own helper threads come and go by a few; a leak would be one for each cycle.
+    assert threading.active_count() < threads + 50
     assert len(list(Path("/proc/self/fd").iterdir())) <= files
 
 

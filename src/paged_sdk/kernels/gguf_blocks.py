@@ -9,7 +9,7 @@ Names in the decoders: ``d`` is a block's scale, ``m`` its minimum, ``q`` the sm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from paged_sdk.errors import UnsupportedQuantizationError
 
-__all__ = ["BLOCK_FORMATS", "BlockFormat", "block_format", "dequantize"]
+__all__ = ["BLOCK_FORMATS", "BlockFormat", "BlockMatrix", "block_format", "dequantize"]
 
 # Elements decoded at once: temporaries of a few MiB whatever the tensor's size. Smaller chunks pay more for starting
 # operations (Q4_K to bfloat16 on 2 cores: 1.1 G elements/s, against 0.5 G at 1 << 16).
@@ -224,3 +224,29 @@ def dequantize(tensor_type: int, data: Tensor, *, dtype: torch.dtype = torch.flo
     for start in range(0, len(blocks), step):
         out[start : start + step] = form.decode(blocks[start : start + step])
     return out.reshape(*data.shape[:-1], -1)
+
+
+@frozen(eq=False)
+class BlockMatrix:
+    """A matrix in quantised blocks, row by row.
+
+    :ivar tensor_type: ggml's number of the type
+    :ivar blocks: contiguous uint8 [rows, bytes of a row]
+    """
+
+    tensor_type: int
+    blocks: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns in elements."""
+        form = block_format(self.tensor_type)
+        return self.blocks.shape[0], self.blocks.shape[1] // form.num_bytes * form.elements
+
+    def split(self, heights: Sequence[int]) -> list[BlockMatrix]:
+        """Parts of so many rows each, which share the blocks."""
+        return [BlockMatrix(self.tensor_type, part) for part in torch.split(self.blocks, list(heights))]
+
+    def decoded(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The values, [rows, columns]."""
+        return dequantize(self.tensor_type, self.blocks, dtype=dtype)

@@ -17,18 +17,19 @@ class RMSNorm:
 
     :param weight: ``[..., hidden_size]``, broadcast against the input
     :param offset: added to the weight; not 0: the multiplication is in float32 at least
+    :ivar weight: with the offset
     """
 
     def __init__(self, weight: Tensor, eps: float, *, offset: float = 0.0) -> None:
         wide = torch.promote_types(weight.dtype, torch.float32)
         self._rounds_last = offset != 0.0
-        self._weight = weight.to(wide) + offset if self._rounds_last else weight
-        self._eps = eps
+        self.weight = weight.to(wide) + offset if self._rounds_last else weight
+        self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise; a new tensor of the dtype of ``x``.
 
         :param x: ``[..., hidden_size]`` of the model's dtype
         """
-        wide = x.to(self._weight.dtype) if self._rounds_last else x
-        return F.rms_norm(wide, x.shape[-1:], None, self._eps).mul_(self._weight).to(x.dtype)
+        wide = x.to(self.weight.dtype) if self._rounds_last else x
+        return F.rms_norm(wide, x.shape[-1:], None, self.eps).mul_(self.weight).to(x.dtype)

@@ -45,6 +45,16 @@ class Rotation:
     cos: Tensor
     sin: Tensor
 
+    @property
+    def cosines(self) -> Tensor:
+        """``[num_tokens, n]``, contiguous."""
+        return self.cos[:, 0, 0].contiguous()
+
+    @property
+    def sines(self) -> Tensor:
+        """``[num_tokens, n]``, contiguous: what the second half of a pair adds of the first."""
+        return self.sin[:, 0, 1].contiguous()
+
     def rotate_(self, heads: Tensor) -> None:
         """Rotate the first 2n elements of each head, in place; element i is paired with element n + i.
 

@@ -28,7 +28,7 @@ class AttentionBlock:
     ) -> None:
         self.qkv = qkv
         self.output = output
-        self._qk_norm = qk_norm
+        self.qk_norm = qk_norm
         self._layer = layer
         self._head_dim = config.head_dim
         self._num_heads = config.num_heads
@@ -42,8 +42,8 @@ class AttentionBlock:
         """
         heads = torch.unflatten(self.qkv.forward(x), -1, (-1, self._head_dim))
         query_key, value = heads[:, : self._num_qk_heads], heads[:, self._num_qk_heads :]
-        if self._qk_norm is not None:
-            query_key = self._qk_norm.forward(query_key)
+        if self.qk_norm is not None:
+            query_key = self.qk_norm.forward(query_key)
         rotation.rotate_(query_key)
         query, key = query_key[:, : self._num_heads], query_key[:, self._num_heads :]
         return self.output.forward(ctx.attention.forward(self._layer, query, key, value).flatten(1))

@@ -43,9 +43,9 @@ class DecoderModel:
         self.device = device
         self.layers = tuple(layers)
         self.head = head
-        self._embedding = embedding
-        self._norm = norm
-        self._ropes = ropes
+        self.embedding = embedding
+        self.norm = norm
+        self.ropes = ropes
 
     def forward(self, token_ids: Tensor, positions: Tensor, ctx: StepContext) -> Tensor:
         """Run all layers over the tokens of a step.
@@ -54,11 +54,11 @@ class DecoderModel:
         :param positions: ``[num_tokens]`` int64, of each within its sequence
         :returns: ``[num_tokens, hidden_size]``, normed, what :meth:`logits` takes
         """
-        x = self._embedding.forward(token_ids)
-        rotations = {settings: rope.at(positions) for settings, rope in self._ropes.items()}
+        x = self.embedding.forward(token_ids)
+        rotations = {settings: rope.at(positions) for settings, rope in self.ropes.items()}
         for layer, settings in zip(self.layers, self.config.ropes, strict=True):
             layer.forward(x, rotations[settings], ctx)
-        return self._norm.forward(x)
+        return self.norm.forward(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores over the vocabulary.

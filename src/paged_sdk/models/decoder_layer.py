@@ -12,6 +12,7 @@ from paged_sdk.models.attention_block import AttentionBlock, load_attention_bloc
 from paged_sdk.models.family import TensorNames
 from paged_sdk.models.gated_mlp import GatedMlp, load_gated_mlp
 from paged_sdk.models.weight_loader import WeightLoader
+from paged_sdk.quant.linear import Linear
 
 __all__ = ["DecoderLayer", "load_decoder_layer"]
 
@@ -37,16 +38,21 @@ class DecoderLayer:
     ) -> None:
         self.attention = attention
         self.mlp = mlp
-        self._attention_norm = attention_norm
+        self.attention_norm = attention_norm
         self._attention_output_norm = attention_output_norm
-        self._mlp_norm = mlp_norm
+        self.mlp_norm = mlp_norm
         self._mlp_output_norm = mlp_output_norm
+
+    @property
+    def linears(self) -> tuple[Linear, Linear, Linear, Linear]:
+        """Query-key-value, attention output, gate and up, down."""
+        return self.attention.qkv, self.attention.output, self.mlp.gate_up, self.mlp.down
 
     def forward(self, x: Tensor, rotation: Rotation, ctx: StepContext) -> None:
         """Add the layer's output to the residual stream ``x``, ``[num_tokens, hidden_size]``, in place."""
-        attended = self.attention.forward(self._attention_norm.forward(x), rotation, ctx)
+        attended = self.attention.forward(self.attention_norm.forward(x), rotation, ctx)
         x += attended if self._attention_output_norm is None else self._attention_output_norm.forward(attended)
-        transformed = self.mlp.forward(self._mlp_norm.forward(x))
+        transformed = self.mlp.forward(self.mlp_norm.forward(x))
         x += transformed if self._mlp_output_norm is None else self._mlp_output_norm.forward(transformed)
 
 

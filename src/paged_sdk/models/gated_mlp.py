@@ -22,11 +22,11 @@ class GatedMlp:
     def __init__(self, *, gate_up: Linear, down: Linear, activation: Activation) -> None:
         self.gate_up = gate_up
         self.down = down
-        self._activation = activation
+        self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply to ``[num_tokens, hidden_size]``."""
-        return self.down.forward(gated_activation(self._activation, self.gate_up.forward(x)))
+        return self.down.forward(gated_activation(self.activation, self.gate_up.forward(x)))
 
 
 def load_gated_mlp(loader: WeightLoader, config: DecoderConfig, names: TensorNames, prefix: str) -> GatedMlp:

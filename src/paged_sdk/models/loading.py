@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from paged_sdk.layers.embedding import Embedding
 from paged_sdk.layers.norm import RMSNorm
 from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.models.config_fields import ConfigFields
@@ -15,7 +14,7 @@ from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.decoder_layer import load_decoder_layer
 from paged_sdk.models.family import DecoderFamily, TensorNames, find_family
 from paged_sdk.models.weight_loader import WeightLoader
-from paged_sdk.quant.dense import DenseLinear
+from paged_sdk.quant.policy import DENSE, LinearPolicy
 from paged_sdk.weights.source import WeightSource
 
 __all__ = ["load_model"]
@@ -27,6 +26,7 @@ def load_model(
     *,
     dtype: torch.dtype,
     device: torch.device,
+    policy: LinearPolicy = DENSE,
     max_model_len: int | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> DecoderModel:
@@ -35,6 +35,7 @@ def load_model(
     :param config: ``config.json``'s content
     :param source: stays open; tensors that the model does not use are left alone
     :param dtype: of weights, activations, keys and values
+    :param policy: which form matrices take; by default they are decoded
     :param max_model_len: the longest sequence that will be asked for (it chooses LongRoPE's set of divisors); None: the
         model's own context
     :param on_progress: called with tensors loaded and tensors in all
@@ -45,19 +46,24 @@ def load_model(
     shape = family.read(ConfigFields(config))
     names = _names_in(source, family)
     loader = WeightLoader(
-        source, dtype=dtype, device=device, prefixes=(names.body, names.head), on_progress=on_progress
+        source, policy, dtype=dtype, device=device, prefixes=(names.body, names.head), on_progress=on_progress
     )
-    embedding = loader.tensor(f"{names.body}embed_tokens.weight", shape.vocab_size, shape.hidden_size)
+    embedding = loader.embedding(
+        f"{names.body}embed_tokens.weight",
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden_size,
+        scale=shape.embedding_scale,
+    )
     model = DecoderModel(
         shape,
-        embedding=Embedding(embedding, scale=shape.embedding_scale),
+        embedding=embedding,
         layers=[load_decoder_layer(loader, shape, names, layer) for layer in range(shape.num_layers)],
         norm=RMSNorm(
             loader.tensor(f"{names.body}norm.weight", shape.hidden_size), shape.norm_eps, offset=shape.norm_offset
         ),
-        head=DenseLinear(embedding)
+        head=loader.tied_head(embedding)
         if shape.tie_embeddings
-        else loader.linear([names.head], in_features=shape.hidden_size, out_features=(shape.vocab_size,)),
+        else loader.linear([names.head], in_features=shape.hidden_size, out_features=(shape.vocab_size,), is_head=True),
         ropes={
             settings: RotaryEmbedding(settings, max_model_len=max_model_len or shape.max_position, device=device)
             for settings in dict.fromkeys(shape.ropes)

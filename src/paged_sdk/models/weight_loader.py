@@ -8,9 +8,12 @@ import torch
 from torch import Tensor
 
 from paged_sdk.errors import CheckpointError
+from paged_sdk.kernels.gguf_blocks import BlockMatrix
+from paged_sdk.layers.embedding import BlockEmbedding, DenseEmbedding, Embedding
 from paged_sdk.logs import get_logger
 from paged_sdk.quant.dense import DenseLinear
 from paged_sdk.quant.linear import Linear
+from paged_sdk.quant.policy import LinearPolicy
 from paged_sdk.weights.source import WeightSource
 
 __all__ = ["WeightLoader"]
@@ -21,6 +24,7 @@ _log = get_logger(__name__)
 class WeightLoader:
     """Loads tensors one by one, straight to the device, so that the peak is the model and its largest tensor.
 
+    :param policy: which form matrices take
     :param prefixes: of the tensors that belong to the model, for progress and the log
     :param on_progress: called with tensors loaded and tensors in all
     """
@@ -28,6 +32,7 @@ class WeightLoader:
     def __init__(
         self,
         source: WeightSource,
+        policy: LinearPolicy,
         *,
         dtype: torch.dtype,
         device: torch.device,
@@ -35,6 +40,7 @@ class WeightLoader:
         on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
         self._source = source
+        self._policy = policy
         self._dtype = dtype
         self._device = device
         self._unused = {name for name in source.names() if name.startswith(prefixes)}
@@ -47,14 +53,18 @@ class WeightLoader:
         :raises CheckpointError: it is missing or has another shape
         """
         tensor = self._source.tensor(name, self._dtype, self._device)
-        if tensor.shape != shape:
-            raise CheckpointError(f"tensor {name!r} has shape {list(tensor.shape)}: expected {list(shape)}")
-        self._unused.discard(name)
-        self._report(self._total - len(self._unused))
+        self._check_shape(name, tuple(tensor.shape), shape)
+        self._loaded(name)
         return tensor
 
     def linear(
-        self, names: Sequence[str], *, in_features: int, out_features: Sequence[int], bias: bool = False
+        self,
+        names: Sequence[str],
+        *,
+        in_features: int,
+        out_features: Sequence[int],
+        bias: bool = False,
+        is_head: bool = False,
     ) -> Linear:
         """One linear layer from the matrices of one or more, whose outputs it gives one after the other.
 
@@ -62,14 +72,47 @@ class WeightLoader:
 
         :param names: without ``.weight`` and ``.bias``
         :param out_features: of each; with a single name, its parts, which the checkpoint has merged already
+        :param is_head: the output projection, which is asked for a few rows only
         :raises CheckpointError: a tensor is missing or has another shape
         """
-        heights = out_features if len(names) > 1 else (sum(out_features),)
+        heights = tuple(out_features) if len(names) > 1 else (sum(out_features),)
         parts = list(zip(names, heights, strict=True))
-        weight = self._merge([(f"{name}.weight", (height, in_features)) for name, height in parts])
+        merged_bias = self._merge([(f"{name}.bias", (height,)) for name, height in parts]) if bias else None
+        matrices: list[BlockMatrix | None] = []
+        for name, height in parts:
+            matrix = self._source.block_matrix(f"{name}.weight") if f"{name}.weight" in self._source else None
+            if matrix is not None:
+                self._check_shape(f"{name}.weight", matrix.shape, (height, in_features))
+            matrices += [None] if matrix is None else matrix.split(out_features if len(names) == 1 else (height,))
+        biases = [None] * len(matrices) if merged_bias is None else torch.split(merged_bias, list(out_features))
+        quantised = self._policy.quantised(matrices, biases, is_head=is_head)
+        if quantised is not None:
+            self._loaded(*(f"{name}.weight" for name in names))
+            return quantised
         return DenseLinear(
-            weight, self._merge([(f"{name}.bias", (height,)) for name, height in parts]) if bias else None
+            self._merge([(f"{name}.weight", (height, in_features)) for name, height in parts]), merged_bias
         )
+
+    def embedding(self, name: str, *, vocab_size: int, hidden_size: int, scale: float | None) -> Embedding:
+        """The token embeddings; rows of a quantised matrix are decoded as they are looked up.
+
+        :raises CheckpointError: the tensor is missing or has another shape
+        """
+        matrix = self._source.block_matrix(name) if name in self._source and self._policy.keep_blocks else None
+        if matrix is None:
+            return DenseEmbedding(self.tensor(name, vocab_size, hidden_size), scale=scale)
+        self._check_shape(name, matrix.shape, (vocab_size, hidden_size))
+        self._loaded(name)
+        return BlockEmbedding(matrix, dtype=self._dtype, scale=scale)
+
+    def tied_head(self, embedding: Embedding) -> Linear:
+        """The output projection of a model that uses its embeddings for it."""
+        if isinstance(embedding, BlockEmbedding):
+            quantised = self._policy.quantised([embedding.matrix], [None], is_head=True)
+            assert quantised is not None
+            return quantised
+        assert isinstance(embedding, DenseEmbedding)
+        return DenseLinear(embedding.weight)
 
     def close(self) -> None:
         """Say what of the checkpoint is not used, and that loading is done."""
@@ -89,6 +132,14 @@ class WeightLoader:
             merged[first : first + shape[0]] = self.tensor(name, *shape)
             first += shape[0]
         return merged
+
+    def _check_shape(self, name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
+        if found != expected:
+            raise CheckpointError(f"tensor {name!r} has shape {list(found)}: expected {list(expected)}")
+
+    def _loaded(self, *names: str) -> None:
+        self._unused.difference_update(names)
+        self._report(self._total - len(self._unused))
 
     def _report(self, done: int) -> None:
         if self._on_progress is not None:

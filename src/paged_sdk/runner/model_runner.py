@@ -12,7 +12,7 @@ from torch import Tensor
 from paged_sdk.attention.backend import AttentionBackend
 from paged_sdk.attention.context import StepContext
 from paged_sdk.errors import ModelClosedError
-from paged_sdk.models.decoder import DecoderModel
+from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.runner.input_batch import InputBatch, make_input_batch
 from paged_sdk.runner.output import RawLogprobs, RunnerOutput
 from paged_sdk.runner.sampler import Sampler, SampleRow
@@ -33,7 +33,7 @@ class ModelRunner:
     :param backend: keeps the KV; its ids are the scheduler's
     """
 
-    def __init__(self, model: DecoderModel, backend: AttentionBackend, sampler: Sampler) -> None:
+    def __init__(self, model: CausalModel, backend: AttentionBackend, sampler: Sampler) -> None:
         self._parts: _Parts | None = _Parts(model, backend, sampler)
 
     def execute(self, output: SchedulerOutput) -> RunnerOutput:
@@ -55,7 +55,7 @@ class ModelRunner:
 class _Parts:
     """What holds the device's memory."""
 
-    model: DecoderModel
+    model: CausalModel
     backend: AttentionBackend
     sampler: Sampler
 

@@ -11,7 +11,7 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError
-from paged_sdk.kernels.gguf_blocks import dequantize
+from paged_sdk.kernels.gguf_blocks import BlockMatrix, dequantize
 from paged_sdk.weights.gguf_config import config_from_gguf
 from paged_sdk.weights.gguf_file import GgufTensor, open_gguf
 from paged_sdk.weights.gguf_names import ARCHITECTURES, GgufArchitecture
@@ -33,6 +33,13 @@ class _Weight:
     tensor: GgufTensor
     permuted_heads: int = 0
     offset: float = 0.0
+
+    def blocks(self) -> Tensor:
+        """What is stored, uint8 [..., bytes of a row], its rows in Hugging Face's order."""
+        blocks = self.tensor.blocks()
+        if not self.permuted_heads:
+            return blocks
+        return _unpermuted(blocks.view(self.tensor.shape[0], -1), self.permuted_heads).view(blocks.shape)
 
 
 class GgufSource:
@@ -72,21 +79,28 @@ class GgufSource:
 
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
         """One tensor: see :meth:`paged_sdk.weights.source.WeightSource.tensor`."""
-        weight = self._weights.get(name)
-        if weight is None:
-            raise CheckpointError(f"{self._path} holds no tensor for {name!r}", path=self._path)
-        stored = weight.tensor
-        blocks = stored.blocks()
-        if weight.permuted_heads:
-            blocks = _unpermuted(blocks.view(stored.shape[0], -1), weight.permuted_heads).view(blocks.shape)
+        weight = self._find(name)
         if weight.offset:
-            return (dequantize(stored.type, blocks) - weight.offset).to(device=device, dtype=dtype)
-        return dequantize(stored.type, blocks, dtype=dtype).to(device)
+            values = dequantize(weight.tensor.type, weight.blocks()) - weight.offset
+            return values.to(device=device, dtype=dtype)
+        return dequantize(weight.tensor.type, weight.blocks(), dtype=dtype).to(device)
+
+    def block_matrix(self, name: str) -> BlockMatrix | None:
+        """One matrix's blocks: see :meth:`paged_sdk.weights.source.WeightSource.block_matrix`."""
+        weight = self._find(name)
+        is_matrix = weight.tensor.is_quantized and len(weight.tensor.shape) == 2 and not weight.offset
+        return BlockMatrix(weight.tensor.type, weight.blocks()) if is_matrix else None
 
     def close(self) -> None:
         """Let go of the files; tensors handed out stay valid."""
         for file in self._files:
             file.close()
+
+    def _find(self, name: str) -> _Weight:
+        weight = self._weights.get(name)
+        if weight is None:
+            raise CheckpointError(f"{self._path} holds no tensor for {name!r}", path=self._path)
+        return weight
 
     def _name(self, architecture: GgufArchitecture, name: str) -> str:
         found = architecture.hugging_face_name(name)

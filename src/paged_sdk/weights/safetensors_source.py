@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from paged_sdk.errors import CheckpointError
+from paged_sdk.kernels.gguf_blocks import BlockMatrix
 from paged_sdk.weights.json_file import read_json
 from paged_sdk.weights.safetensors_file import SafetensorsFile
 
@@ -50,6 +51,12 @@ class SafetensorsSource:
         if file is None:
             raise CheckpointError(f"{self._directory} holds no tensor {name!r}", path=self._directory)
         return file.tensor(name).to(device=device, dtype=dtype)
+
+    def block_matrix(self, name: str) -> BlockMatrix | None:
+        """None: safetensors hold plain numbers. See :meth:`paged_sdk.weights.source.WeightSource.block_matrix`."""
+        if name not in self._files:
+            raise CheckpointError(f"{self._directory} holds no tensor {name!r}", path=self._directory)
+        return None
 
     def close(self) -> None:
         """Let go of the files; tensors handed out stay valid."""

@@ -8,6 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from paged_sdk.kernels.gguf_blocks import BlockMatrix
+
 __all__ = ["WeightSource"]
 
 
@@ -31,6 +33,15 @@ class WeightSource(Protocol):
 
         :param dtype: of the result
         :param device: of the result
+        :raises CheckpointError: there is no tensor of that name, or the source is closed
+        """
+        ...
+
+    def block_matrix(self, name: str) -> BlockMatrix | None:
+        """The matrix as it is stored, where it is stored in quantised blocks; None for a tensor of plain numbers.
+
+        The blocks may share the file's private map and stay valid after :meth:`close`.
+
         :raises CheckpointError: there is no tensor of that name, or the source is closed
         """
         ...

@@ -1,0 +1,114 @@
+"""Paged attention by the native CPU kernels, which read the pages in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paged_sdk.attention.backend import AttentionStep, RowSpan
+from paged_sdk.attention.paged import PagedBackend
+from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.config.paged import PagedCacheType
+from paged_sdk.kernels.kv_cache import reshape_and_cache
+from paged_sdk.kernels.native.library import Workspace
+from paged_sdk.kernels.native.paged_attention import (
+    AttentionShape,
+    LayerCache,
+    VarlenBatch,
+    native_paged_attention,
+)
+
+__all__ = ["NativePagedBackend", "NativePagedStep", "why_not_native"]
+
+
+def why_not_native(config: DecoderConfig, dtype: torch.dtype) -> str | None:
+    """Why the kernels cannot serve a model, or None if they can."""
+    if dtype not in (torch.float32, torch.bfloat16):
+        return f"its dtype is {dtype}, and the kernels compute in float32 and bfloat16"
+    if config.head_dim % 16:
+        return f"its heads have {config.head_dim} elements, and the kernels take multiples of 16"
+    return None
+
+
+class NativePagedBackend(PagedBackend):
+    """A pool of KV blocks on the CPU. Takes what :class:`PagedBackend` takes.
+
+    :param workspace: of the engine that calls
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        *,
+        workspace: Workspace,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        cache_type: PagedCacheType = PagedCacheType.AUTO,
+    ) -> None:
+        super().__init__(
+            config,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            dtype=dtype,
+            device=torch.device("cpu"),
+            cache_type=cache_type,
+        )
+        self.workspace = workspace
+        self.caches = tuple(LayerCache(layer.key, layer.value, layer.k_scale, layer.v_scale) for layer in self._layers)
+        self.shapes = tuple(
+            AttentionShape(
+                num_heads=config.num_heads,
+                num_kv_heads=config.num_kv_heads,
+                head_size=config.head_dim,
+                scale=config.attention_scale,
+                window=window,
+                softcap=config.attention_softcap,
+            )
+            for window in config.sliding_windows
+        )
+
+    def prepare(self, rows: Sequence[RowSpan]) -> NativePagedStep:
+        """See :meth:`AttentionBackend.prepare`."""
+        ends = np.array([row.end for row in rows], dtype=np.int32)
+        lengths = np.array([row.num_new_tokens for row in rows], dtype=np.int32)
+        tables = np.zeros((len(rows), -(-int(ends.max()) // self._block_size)), dtype=np.int32)
+        for table, row in zip(tables, rows, strict=True):
+            used = -(-row.end // self._block_size)
+            table[:used] = row.kv_ids[:used]
+        slots = np.concatenate([self._slots(row, row.start) for row in rows])
+        batch = VarlenBatch(
+            cu_seqlens_q=torch.from_numpy(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)),
+            block_tables=torch.from_numpy(tables),
+            context_lens=torch.from_numpy(ends),
+        )
+        return NativePagedStep(self, torch.from_numpy(slots), batch)
+
+
+class NativePagedStep(AttentionStep):
+    """One step.
+
+    :ivar slots: ``[num_tokens]`` int64: where the tokens' keys and values go
+    :ivar batch: which tokens belong to which sequence
+    """
+
+    def __init__(self, backend: NativePagedBackend, slots: Tensor, batch: VarlenBatch) -> None:
+        self.slots = slots
+        self.batch = batch
+        self._backend = backend
+
+    def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """See :meth:`AttentionStep.forward`."""
+        cache = self._backend.caches[layer]
+        reshape_and_cache(key, value, cache.key, cache.value, self.slots, cache.k_scale, cache.v_scale)
+        return self.attend(layer, query)
+
+    def attend(self, layer: int, query: Tensor) -> Tensor:
+        """Attention alone, over keys and values that are in the cache already."""
+        backend = self._backend
+        return native_paged_attention(
+            backend.workspace, query, backend.caches[layer], self.batch, backend.shapes[layer]
+        )

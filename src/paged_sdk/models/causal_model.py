@@ -1,0 +1,38 @@
+"""What the runner asks of a model, however its layers are computed."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from paged_sdk.attention.context import StepContext
+
+__all__ = ["CausalModel"]
+
+
+class CausalModel(Protocol):
+    """From token ids to logits."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        ...
+
+    def forward(self, token_ids: Tensor, positions: Tensor, ctx: StepContext) -> Tensor:
+        """Run all layers over the tokens of a step.
+
+        :param token_ids: ``[num_tokens]`` int64, of all rows in order
+        :param positions: ``[num_tokens]`` int64, of each within its sequence
+        :returns: ``[num_tokens, hidden_size]``, normed, what :meth:`logits` takes
+        """
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores over the vocabulary.
+
+        :param hidden: some rows of :meth:`forward`'s result, ``[num_rows, hidden_size]``
+        :returns: ``[num_rows, vocab_size]`` float32, the caller's to change
+        """
+        ...

@@ -1,0 +1,61 @@
+"""Weights in the native kernels' layout, at the file's own bits per weight."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from paged_sdk.kernels.native.library import Workspace
+from paged_sdk.kernels.native.linear import NativeLinear
+from paged_sdk.kernels.native.packed import PackedWeight
+from paged_sdk.quant.linear import Linear
+
+__all__ = ["PackedLinear"]
+
+
+class PackedLinear(Linear):
+    """Packed matrices of one input, whose outputs lie side by side.
+
+    :param workspace: of the engine that calls
+    :param weights: in the order of their outputs
+    :param biases: one per weight, or None
+    :param many_rows: the same layer in a form that is faster for more than ``few_rows`` rows
+    :ivar weights: as given, for whoever fuses several layers into one call; ``biases`` and ``many_rows`` likewise
+    """
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        weights: Sequence[PackedWeight],
+        biases: Sequence[Tensor | None],
+        *,
+        many_rows: Linear | None = None,
+        few_rows: int,
+    ) -> None:
+        self.weights = tuple(weights)
+        self.biases = tuple(biases)
+        self.many_rows = many_rows
+        self._few_rows = few_rows
+        self._native = NativeLinear(workspace, weights, biases=biases)
+
+    @property
+    def in_features(self) -> int:
+        """Columns of the weights."""
+        return self._native.in_features
+
+    @property
+    def out_features(self) -> int:
+        """Rows of all weights."""
+        return self._native.out_features
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of both forms."""
+        return self._native.num_bytes + (0 if self.many_rows is None else self.many_rows.num_bytes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See :meth:`Linear.forward`; float32 or bfloat16."""
+        if self.many_rows is not None and x.shape[0] > self._few_rows:
+            return self.many_rows.forward(x)
+        return self._native(x)

@@ -1,0 +1,61 @@
+"""Which form each matrix of a model takes: the one place where that is decided."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attrs import frozen
+from torch import Tensor
+
+from paged_sdk.kernels.gguf_blocks import BlockMatrix
+from paged_sdk.kernels.native.library import Workspace
+from paged_sdk.kernels.native.packed import PACKED_TYPES, pack_gguf
+from paged_sdk.quant.linear import Linear
+from paged_sdk.quant.packed import PackedLinear
+from paged_sdk.quant.rotated_int8 import RotatedInt8Linear
+
+__all__ = ["DENSE", "FEW_ROWS", "LinearPolicy"]
+
+FEW_ROWS = 64
+"""Up to here packed weights are faster: they are read from memory once, at half the bytes. Beyond, int8 arithmetic on
+a form of its own decides."""
+
+
+@frozen(kw_only=True)
+class LinearPolicy:
+    """Chooses forms.
+
+    :ivar keep_blocks: matrices that a checkpoint stores in blocks stay quantised; False: every matrix is decoded
+    :ivar workspace: of the native kernels; None: they are absent, and torch's own int8 product serves every row count
+    :ivar one_form: packed weights for every row count: half the memory, and a text that does not depend on its batch
+    """
+
+    keep_blocks: bool = False
+    workspace: Workspace | None = None
+    one_form: bool = False
+
+    def quantised(
+        self, matrices: Sequence[BlockMatrix | None], biases: Sequence[Tensor | None], *, is_head: bool
+    ) -> Linear | None:
+        """A quantised layer of matrices that share an input; None: they are to be decoded.
+
+        :param matrices: as stored; None: as plain numbers
+        :param is_head: the output projection: never asked for more than a few rows
+        """
+        blocks = [matrix for matrix in matrices if matrix is not None]
+        if not self.keep_blocks or len(blocks) < len(matrices):
+            return None
+        if self.workspace is None or any(matrix.tensor_type not in PACKED_TYPES for matrix in blocks):
+            return RotatedInt8Linear(blocks, biases, workspace=self.workspace)
+        library = self.workspace.library
+        return PackedLinear(
+            self.workspace,
+            [pack_gguf(library, each.blocks, each.tensor_type, *each.shape) for each in blocks],
+            biases,
+            many_rows=None if self.one_form or is_head else RotatedInt8Linear(blocks, biases, workspace=self.workspace),
+            few_rows=FEW_ROWS,
+        )
+
+
+DENSE = LinearPolicy()
+"""Every matrix in the model's dtype."""
