@@ -24,13 +24,15 @@ FLAGS = [
 ]  # fmt: skip
 
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
+AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"]
 # Table of kernels -> flags of its instruction set; dispatch.cpp lists the same tables.
 LEVELS = {"kPortableKernels": []}
 if platform.machine() in ("x86_64", "AMD64"):
     LEVELS |= {
         "kAvx2Kernels": AVX2,
         "kAvxVnniKernels": [*AVX2, "-mavxvnni"],
-        "kAvx512Kernels": [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"],
+        "kAvx512Kernels": AVX512,
+        "kAvx512Bf16Kernels": [*AVX512, "-mavx512bf16"],
     }
 
 

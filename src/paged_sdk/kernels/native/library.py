@@ -23,7 +23,7 @@ _log = get_logger(__name__)
 class NativeLibrary:
     """The loaded library, bound to one instruction-set level. Immutable; shared by whoever loads it.
 
-    :ivar isa: name of the level: ``avx512_vnni``, ``avx_vnni``, ``avx2`` or ``portable``
+    :ivar isa: name of the level: ``avx512_bf16``, ``avx512_vnni``, ``avx_vnni``, ``avx2`` or ``portable``
     :ivar level: its number in the library, 0 the best
     """
 

@@ -1,7 +1,7 @@
 """Attention over a paged KV cache that reads the pages in place: decodes and prefill chunks in one varlen batch.
 
 Keys are taken at fixed positions in spans of 128, whatever the batch, the chunk or the number of threads: a token's
-result depends on none of them.
+result depends on none of them (:class:`AttentionShape` says what ``exact=False`` makes of that).
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ class AttentionShape:
     :ivar scale: multiplies the scores
     :ivar window: keys that a query sees, its own included; None: all
     :ivar softcap: scores become ``softcap * tanh(score / softcap)``; None: they stay
+    :ivar exact: float32 products for every token. False: where the CPU has dot products of bfloat16, the tokens of a
+        chunk of more than 8 take those, twice as fast, and a token's result then depends on whether it came in
+        such a chunk
     """
 
     num_heads: int
@@ -37,6 +40,7 @@ class AttentionShape:
     scale: float
     window: int | None = None
     softcap: float | None = None
+    exact: bool = True
 
     def __attrs_post_init__(self) -> None:
         if self.head_size < 16 or self.head_size % 16:
@@ -121,6 +125,7 @@ def describe_heads(shape: AttentionShape, cache: LayerCache) -> Heads:
         window=shape.window or 0,
         scale=shape.scale,
         softcap=shape.softcap or 0.0,
+        exact=shape.exact,
     )
 
 

@@ -124,6 +124,7 @@ class Heads(Structure):
         ("window", c_int32),
         ("scale", c_float),
         ("softcap", c_float),
+        ("exact", c_int32),
     )
 
 

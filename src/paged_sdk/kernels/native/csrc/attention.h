@@ -6,6 +6,7 @@
 #pragma once
 
 #include "activations.h"
+#include "dense.h"
 #include "functions.h"
 
 namespace paged {
@@ -14,53 +15,6 @@ namespace {
 constexpr int kKeyTile = 64;
 constexpr int kSpan = 128;
 constexpr float kMaskedScore = -1e30f;  // finite: the difference of two of them is 0 and not NaN
-
-// out[r][0 .. 16 kWide) (+)= sum_k a[r][k] b[k][...], for kRows rows.
-template <int kRows, int kWide>
-inline void multiply_dense(const float* a, int a_stride, const float* b, int b_stride, int depth, float* out,
-                           int out_stride, bool accumulate) {
-  Floats sums[kRows][kWide];
-  for (int r = 0; r < kRows; ++r)
-    for (int v = 0; v < kWide; ++v)
-      sums[r][v] = accumulate ? load_floats(out + r * out_stride + 16 * v) : zero_floats();
-  for (int k = 0; k < depth; ++k) {
-    Floats right[kWide];
-    for (int v = 0; v < kWide; ++v) right[v] = load_floats(b + k * b_stride + 16 * v);
-#pragma GCC unroll 16
-    for (int r = 0; r < kRows; ++r) {
-      const Floats left = broadcast(a[r * a_stride + k]);
-      for (int v = 0; v < kWide; ++v) sums[r][v] = fma(left, right[v], sums[r][v]);
-    }
-  }
-  for (int r = 0; r < kRows; ++r)
-    for (int v = 0; v < kWide; ++v) store_floats(out + r * out_stride + 16 * v, sums[r][v]);
-}
-
-template <int kRows>
-inline void multiply_dense_rows(int& row, int num_rows, const float* a, int a_stride, const float* b, int b_stride,
-                                int depth, float* out, int out_stride, int width, bool accumulate) {
-  if constexpr (kRows <= kDenseTile) {
-    for (; num_rows - row >= kRows; row += kRows) {
-      const float* left = a + row * a_stride;
-      float* target = out + row * out_stride;
-      int c = 0;
-      for (; c + 32 <= width; c += 32)
-        multiply_dense<kRows, 2>(left, a_stride, b + c, b_stride, depth, target + c, out_stride, accumulate);
-      if (c < width)
-        multiply_dense<kRows, 1>(left, a_stride, b + c, b_stride, depth, target + c, out_stride, accumulate);
-    }
-  }
-}
-
-// out [num_rows, width] (+)= a [num_rows, depth] . b [depth, width], width a multiple of 16.
-inline void multiply_dense(int num_rows, const float* a, int a_stride, const float* b, int b_stride, int depth,
-                           float* out, int out_stride, int width, bool accumulate) {
-  int row = 0;
-  multiply_dense_rows<12>(row, num_rows, a, a_stride, b, b_stride, depth, out, out_stride, width, accumulate);
-  multiply_dense_rows<6>(row, num_rows, a, a_stride, b, b_stride, depth, out, out_stride, width, accumulate);
-  multiply_dense_rows<3>(row, num_rows, a, a_stride, b, b_stride, depth, out, out_stride, width, accumulate);
-  multiply_dense_rows<1>(row, num_rows, a, a_stride, b, b_stride, depth, out, out_stride, width, accumulate);
-}
 
 // Softmax state of some rows, scores in powers of two: weights so far sum to `sum`, in units of 2^maximum; values
 // [rows, head_size] likewise.
@@ -226,11 +180,11 @@ inline void attend_span(const QueryTile& tile, const Pages& pages, int first_key
     const int begin = key > oldest ? key : oldest;
     const int end = key + kKeyTile <= last_position ? key + kKeyTile : last_position + 1;
     pages.load_tile(key, begin, end, scratch);
-    multiply_dense(tile.rows(), scratch.query, heads.head_size, scratch.keys, kKeyTile, heads.head_size, scratch.scores,
-                   kKeyTile, kKeyTile, false);
+    multiply_dense<FloatDot>(tile.rows(), scratch.query, heads.head_size, scratch.keys, kKeyTile, heads.head_size,
+                             scratch.scores, kKeyTile, kKeyTile, false);
     update_softmax(tile, key, heads, scratch.scores, out);
-    multiply_dense(tile.rows(), scratch.scores, kKeyTile, scratch.key_values, heads.head_size, end - key, out.values,
-                   heads.head_size, heads.head_size, true);
+    multiply_dense<FloatDot>(tile.rows(), scratch.scores, kKeyTile, scratch.key_values, heads.head_size, end - key,
+                             out.values, heads.head_size, heads.head_size, true);
   }
 }
 

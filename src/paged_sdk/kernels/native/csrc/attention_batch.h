@@ -1,7 +1,10 @@
 // Attention of a whole varlen batch: cut into items that threads take as they come.
 #pragma once
 
+#include <algorithm>
+
 #include "attention.h"
+#include "attention_bf16.h"
 #include "linear.h"
 
 namespace paged {
@@ -9,6 +12,8 @@ namespace {
 
 // A tile holds about this many query rows: the tile's loads and transposes are shared by as many.
 constexpr int kTileRows = 96;
+// One in bfloat16 computes faster, and so needs more rows to pay for its loads.
+constexpr int kPairTileRows = 192;
 // Sequences with at most this many query tokens (decodes, drafts) give each span to whichever thread is free.
 constexpr int kSplitTokens = 8;
 
@@ -25,9 +30,7 @@ struct AttentionPlan {
       : heads(heads),
         batch(batch),
         group(heads.num_heads / heads.num_kv_heads),
-        tile_tokens(group >= kTileRows ? 1 : kTileRows / group) {
-    if (tile_tokens < kSplitTokens) tile_tokens = kSplitTokens;
-  }
+        tile_tokens(std::max((has_pairs(heads) ? kPairTileRows : kTileRows) / group, kSplitTokens)) {}
 
   int query_tokens(int seq) const { return batch.cu_seqlens_q[seq + 1] - batch.cu_seqlens_q[seq]; }
   bool is_split(int seq) const { return query_tokens(seq) <= kSplitTokens; }
@@ -82,7 +85,11 @@ struct AttentionScratch {
   size_t tile_floats;
 
   static size_t tile_size(const AttentionPlan& plan) {
-    return (TileScratch::floats(plan.max_rows(), plan.heads.head_size) + 15) & ~static_cast<size_t>(15);
+    size_t floats = TileScratch::floats(plan.max_rows(), plan.heads.head_size);
+#if defined(__AVX512BF16__)
+    floats = std::max(floats, PairScratch::floats(plan.max_rows(), plan.heads.head_size));
+#endif
+    return (floats + 15) & ~static_cast<size_t>(15);
   }
   static size_t bytes(const AttentionPlan& plan, int num_threads) {
     const size_t partials = (AttentionOffsets::partial_floats(plan) + 15) & ~static_cast<size_t>(15);
@@ -140,6 +147,15 @@ inline void attend_item(const AttentionPlan& plan, const paged_cache& cache, con
   const int first = (ceil_div(tokens, plan.tile_tokens) - 1 - part) * plan.tile_tokens;
   const QueryTile tile{length - tokens + first, tokens - first < plan.tile_tokens ? tokens - first : plan.tile_tokens,
                        plan.group};
+#if defined(__AVX512BF16__)
+  if (has_pairs(heads)) {
+    const PairScratch pairs = PairScratch::at(own.query, tile.rows(), heads.head_size);
+    load_query(tile, query, first_token + first, kv_head, heads, pairs.total.values);
+    attend_tile(tile, pages, plan.first_span(tile.first_position) * kSpan, pairs);
+    store_tile(tile, pairs.total, first_token + first, kv_head, heads, out);
+    return;
+  }
+#endif
   load_query(tile, query, first_token + first, kv_head, heads, own.query);
   const Partial total = Partial::at(own.total, tile.rows(), heads.head_size);
   const Partial span = Partial::at(own.span, tile.rows(), heads.head_size);

@@ -14,14 +14,18 @@ struct Level {
   bool (*runs_here)();
 };
 
+#if defined(__x86_64__)
+bool has_avx512_vnni() {
+  return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+#endif
+
 // Best first.
 constexpr Level kLevels[] = {
 #if defined(__x86_64__)
-    {"avx512_vnni", &kAvx512Kernels,
-     [] {
-       return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
-              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-     }},
+    {"avx512_bf16", &kAvx512Bf16Kernels, [] { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }},
+    {"avx512_vnni", &kAvx512Kernels, has_avx512_vnni},
     {"avx_vnni", &kAvxVnniKernels,
      [] {
        return __builtin_cpu_supports("avxvnni") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&

@@ -20,6 +20,7 @@ extern const KernelTable kPortableKernels;
 extern const KernelTable kAvx2Kernels;
 extern const KernelTable kAvxVnniKernels;
 extern const KernelTable kAvx512Kernels;
+extern const KernelTable kAvx512Bf16Kernels;
 #endif
 
 }  // namespace paged

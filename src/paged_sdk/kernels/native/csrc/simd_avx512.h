@@ -98,6 +98,18 @@ inline Floats round_to_integral(Floats a) {
 inline Floats zero_unless_above(Floats x, float limit, Floats value) {
   return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_NLE_UQ), value);
 }
+#if defined(__AVX512BF16__)
+using Pairs = __m512i;  // 16 pairs of bfloat16
+
+inline Pairs load_pairs(const uint32_t* p) { return _mm512_loadu_si512(p); }
+inline Pairs broadcast_pair(uint32_t a) { return _mm512_set1_epi32(static_cast<int32_t>(a)); }
+// sum + a.first * b.first + a.second * b.second; subnormal numbers count as zero.
+inline Floats dot_pairs(Pairs a, Pairs b, Floats sum) {
+  return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
+}
+inline __m256i round_to_bfloat16(Floats a) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(a)); }
+#endif
+
 // 16 f8e4m3 values, times 1 / 256: their sign, exponent and mantissa moved to the same places of a float16.
 inline Floats load_float8(const uint8_t* p) {
   const __m256i wide = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 7);

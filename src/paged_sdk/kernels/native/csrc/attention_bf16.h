@@ -1,0 +1,175 @@
+// Attention of a tile of query rows by dot products of bfloat16 pairs, summed in float32: twice the rate of
+// float32 products.
+//
+// A span of 128 keys and their values is packed into pairs once, and shared by all rows of the tile: the tokens of a
+// chunk times the query heads of one KV head. Spans start at fixed positions and a row's sums have one order, so its
+// result depends neither on the tile nor on how a prompt was cut into chunks.
+#pragma once
+
+#include <algorithm>
+
+#include "attention.h"
+
+namespace paged {
+namespace {
+
+// Whether tiles of these heads are taken by this header.
+inline bool has_pairs(const paged_heads& heads) {
+#if defined(__AVX512BF16__)
+  return heads.exact == 0;
+#else
+  (void)heads;
+  return false;
+#endif
+}
+
+#if defined(__AVX512BF16__)
+
+constexpr int kRowBlock = 2 * kDenseTile;  // rows whose scores are held at a time
+constexpr int kSpanPairs = kSpan / 2;
+
+// One thread's memory for a tile.
+struct PairScratch {
+  Partial total;
+  float* scores;      // [kRowBlock, 128]
+  uint32_t* query;    // [rows, head_size / 2], scaled
+  uint32_t* keys;     // [head_size / 2, 128]: pairs along the head
+  uint32_t* values;   // [64, head_size]: pairs along the keys
+  uint32_t* weights;  // [kRowBlock, 64]
+
+  static size_t floats(int rows, int head_size) {
+    return total_floats(rows, head_size) + kRowBlock * (kSpan + kSpanPairs) +
+           static_cast<size_t>(head_size) / 2 * (rows + 2 * kSpan);
+  }
+  static PairScratch at(float* memory, int rows, int head_size) {
+    float* scores = memory + total_floats(rows, head_size);
+    auto* weights = reinterpret_cast<uint32_t*>(scores + kRowBlock * kSpan);
+    uint32_t* keys = weights + kRowBlock * kSpanPairs;
+    uint32_t* values = keys + kSpan * head_size / 2;
+    return {Partial::at(memory, rows, head_size), scores, values + kSpan * head_size / 2, keys, values, weights};
+  }
+
+ private:
+  static size_t total_floats(int rows, int head_size) {
+    return (Partial::floats(rows, head_size) + 15) & ~static_cast<size_t>(15);
+  }
+};
+
+// Sixteen elements of a cached vector.
+inline __m256i load_sixteen(const Pages& pages, const void* data, const float* scales, int64_t vector, int c) {
+  if (pages.heads.cache_dtype == PAGED_BFLOAT16)
+    return _mm256_loadu_si256(
+        reinterpret_cast<const __m256i*>(static_cast<const uint16_t*>(data) + vector * pages.heads.head_size + c));
+  return round_to_bfloat16(pages.load(data, scales, vector, c));
+}
+
+// Keys begin ... end - 1 of the span at `first`, and their values; what is outside is zero and never read. Only the
+// first `width` keys of the span, a multiple of 32, are packed.
+inline void pack_span(const Pages& pages, int first, int begin, int end, int width, const PairScratch& out) {
+  const int head_size = pages.heads.head_size;
+  const __m256i zero = _mm256_setzero_si256();
+  int64_t vectors[kSpan];
+  for (int i = begin - first; i < end - first; ++i) vectors[i] = pages.vector_of(first + i);
+  const auto key = [&](int i, int c) {
+    if (i < begin - first || i >= end - first || c >= head_size) return zero;
+    return load_sixteen(pages, pages.cache.key, pages.cache.key_scale, vectors[i], c);
+  };
+  const auto value = [&](int i, int c) {
+    if (i < begin - first || i >= end - first) return zero;
+    return load_sixteen(pages, pages.cache.value, pages.cache.value_scale, vectors[i], c);
+  };
+  for (int i = 0; i < width; i += 16) {
+    for (int c = 0; c < head_size; c += 32) {
+      Floats rows[16];  // of pairs
+      for (int r = 0; r < 16; ++r)
+        rows[r] = _mm512_castsi512_ps(_mm512_inserti64x4(_mm512_castsi256_si512(key(i + r, c)), key(i + r, c + 16), 1));
+      transpose(rows);
+      const int count = head_size - c >= 32 ? 16 : 8;
+      for (int r = 0; r < count; ++r) _mm512_storeu_ps(out.keys + (c / 2 + r) * kSpan + i, rows[r]);
+    }
+  }
+  for (int i = 0; i < width; i += 2) {
+    for (int c = 0; c < head_size; c += 16) {
+      const __m512i low = _mm512_cvtepu16_epi32(value(i, c)), high = _mm512_cvtepu16_epi32(value(i + 1, c));
+      _mm512_storeu_si512(out.values + i / 2 * head_size + c, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+    }
+  }
+}
+
+// Weights of one row from its scores of the first `width` keys of a span, of which it sees [begin, end); rescales what
+// the row holds.
+inline void weigh_row(float* scores, int width, int begin, int end, const paged_heads& heads, float& row_maximum,
+                      float& row_sum, float* values, uint32_t* weights) {
+  const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const bool whole = begin <= 0 && end >= width;
+  Floats s[kSpan / 16], most = broadcast(2.0f * kMaskedScore);
+#pragma GCC unroll 8
+  for (int i = 0; i < kSpan / 16; ++i) {
+    if (16 * i >= width) break;
+    s[i] = load_floats(scores + 16 * i);
+    if (heads.softcap > 0.0f) s[i] = mul(broadcast(kLog2E), soft_cap(s[i], heads.softcap));
+    if (!whole) {
+      const __mmask16 seen = _mm512_cmp_epi32_mask(lanes, _mm512_set1_epi32(begin - 16 * i), _MM_CMPINT_NLT) &
+                             _mm512_cmp_epi32_mask(lanes, _mm512_set1_epi32(end - 16 * i), _MM_CMPINT_LT);
+      s[i] = _mm512_mask_mov_ps(broadcast(2.0f * kMaskedScore), seen, s[i]);
+    }
+    most = maximum(most, s[i]);
+  }
+  const float before = row_maximum, here = max_of(most);
+  const float highest = here > before ? here : before;
+  Floats total = zero_floats();
+#pragma GCC unroll 8
+  for (int i = 0; i < kSpan / 16; ++i) {
+    if (16 * i >= width) break;
+    const Floats weight = exponential2(sub(s[i], broadcast(highest)));
+    total = add(total, weight);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(weights + 8 * i), round_to_bfloat16(weight));
+  }
+  if (highest != before) {
+    const Floats factor = exponential2(broadcast(before - highest));
+    row_sum *= _mm512_cvtss_f32(factor);
+    for (int c = 0; c < heads.head_size; c += 16) store_floats(values + c, mul(load_floats(values + c), factor));
+    row_maximum = highest;
+  }
+  row_sum += sum_of(total);
+}
+
+// Attends over all keys that the tile's rows see, from `first_key` on, the start of a span. The tile's scaled queries
+// are given in total.values in float32.
+inline void attend_tile(const QueryTile& tile, const Pages& pages, int first_key, const PairScratch& scratch) {
+  const paged_heads& heads = pages.heads;
+  const int size = heads.head_size, rows = tile.rows();
+  for (int i = 0; i < rows * size; i += 16)
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(scratch.query + i / 2),
+                        round_to_bfloat16(load_floats(scratch.total.values + i)));
+  scratch.total.clear(rows, size);
+  const int last_position = tile.first_position + tile.num_tokens - 1;
+  const auto oldest_of = [&](int position) { return heads.window > 0 ? position - heads.window + 1 : 0; };
+  for (int key = first_key; key <= last_position; key += kSpan) {
+    const int begin = std::max(key, oldest_of(tile.first_position));
+    const int end = std::min(key + kSpan, last_position + 1);
+    // Columns past what the last row of a block sees are left out: their weights would be zero.
+    const auto width_of = [&](int position) { return (std::min(position + 1 - key, kSpan) + 31) & ~31; };
+    pack_span(pages, key, begin, end, width_of(last_position), scratch);
+    for (int row = 0; row < rows; row += kRowBlock) {
+      const int count = std::min(rows - row, kRowBlock);
+      const int width = width_of(tile.first_position + (row + count - 1) / tile.group);
+      if (width <= 0) continue;
+      multiply_dense<PairDot>(count, scratch.query + row * size / 2, size / 2, scratch.keys, kSpan, size / 2,
+                              scratch.scores, kSpan, width, false);
+      for (int r = 0; r < count; ++r) {
+        const int position = tile.first_position + (row + r) / tile.group;
+        weigh_row(scratch.scores + r * kSpan, width, oldest_of(position) - key, position + 1 - key, heads,
+                  scratch.total.maximum[row + r], scratch.total.sum[row + r], scratch.total.values + (row + r) * size,
+                  scratch.weights + r * kSpanPairs);
+      }
+      multiply_dense<PairDot>(count, scratch.weights, kSpanPairs, scratch.values, size, width / 2,
+                              scratch.total.values + row * size, size, size, true);
+    }
+  }
+}
+
+#endif
+
+}  // namespace
+}  // namespace paged

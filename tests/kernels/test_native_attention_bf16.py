@@ -1,0 +1,98 @@
+"""Attention with bfloat16 products for chunks, on CPUs that have them; on others it is the exact one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attrs import evolve
+from native_weights import every_level, needs_library, workspace
+from test_native_attention import CACHE_DTYPES, Case
+from torch import Tensor
+
+from paged_sdk.kernels.native.paged_attention import AttentionShape, VarlenBatch, native_paged_attention
+
+pytestmark = needs_library
+
+CHUNKS = [(1, 37), (9, 300), (70, 70), (130, 400), (8, 200), (200, 513)]
+
+#: Queries, keys, weights and values are rounded to 8 bits each; sums are not.
+ROUNDING = 2.0**-8
+
+
+def run(isa: str, case: Case, shape: AttentionShape, num_threads: int = 2) -> Tensor:
+    return native_paged_attention(workspace(isa, num_threads), case.query, case.cache, case.batch, shape)
+
+
+def check(got: Tensor, case: Case) -> None:
+    expected = case.expected()
+    assert float((got.double() - expected).norm() / expected.norm()) < ROUNDING
+    torch.testing.assert_close(got.double(), expected, rtol=4 * ROUNDING, atol=4 * ROUNDING)
+
+
+@every_level
+@pytest.mark.parametrize("dtype", CACHE_DTYPES, ids=str)
+@pytest.mark.parametrize("heads", [(4, 4, 32), (6, 2, 64), (12, 2, 128), (7, 1, 48), (3, 3, 16)], ids=str)
+def test_mixed_batches(isa: str, dtype: torch.dtype, heads: tuple[int, int, int]) -> None:
+    case = Case(AttentionShape(*heads, scale=heads[2] ** -0.5, exact=False), CHUNKS, dtype)
+    got = run(isa, case, case.shape)
+    check(got, case)
+    exact = run(isa, case, evolve(case.shape, exact=True))
+    few = [0, *range(210, 218)]  # sequences of at most 8 tokens have one arithmetic
+    assert torch.equal(got[few], exact[few])
+    assert torch.equal(got, exact) != (isa == "avx512_bf16")
+
+
+@every_level
+@pytest.mark.parametrize("window", [1, 20, 128, 200])
+def test_sliding_windows(isa: str, window: int) -> None:
+    case = Case(AttentionShape(4, 2, 32, scale=0.2, window=window, exact=False), CHUNKS, torch.bfloat16)
+    check(run(isa, case, case.shape), case)
+
+
+@every_level
+@pytest.mark.parametrize("softcap", [0.5, 30.0])
+def test_soft_capping(isa: str, softcap: float) -> None:
+    case = Case(AttentionShape(4, 2, 32, scale=0.2, softcap=softcap, exact=False), CHUNKS, torch.float32)
+    check(run(isa, case, case.shape), case)
+
+
+@every_level
+@pytest.mark.parametrize("window", [None, 100])
+def test_a_tokens_result_depends_on_no_chunking_of_more_than_eight(isa: str, window: int | None) -> None:
+    shape = AttentionShape(6, 2, 32, scale=0.3, window=window, exact=False)
+    case = Case(AttentionShape(6, 2, 32, scale=0.3), [(300, 300), (30, 90)], torch.bfloat16)
+    whole = run(isa, case, shape, 1)
+    for chunks in ([150, 150], [97, 9, 11, 183], [20] * 15):
+        parts, done = [], 0
+        for chunk in chunks:
+            done += chunk
+            batch = VarlenBatch(
+                torch.tensor([0, chunk], dtype=torch.int32),
+                case.batch.block_tables[:1],
+                torch.tensor([done], dtype=torch.int32),
+            )
+            query = case.query[done - chunk : done]
+            parts.append(native_paged_attention(workspace(isa, 2), query, case.cache, batch, shape))
+        assert torch.equal(torch.cat(parts), whole[:300])
+
+
+@every_level
+def test_what_is_not_finite_stays_in_its_query(isa: str) -> None:
+    case = Case(AttentionShape(4, 2, 32, scale=0.2, exact=False), [(40, 140)], torch.bfloat16)
+    clean = run(isa, case, case.shape)
+    for bad in (torch.nan, torch.inf):
+        case.query[17, 2, 5] = bad
+        got = run(isa, case, case.shape)
+        assert got[17, 2].isnan().all()
+        others = torch.ones(40, 4, dtype=torch.bool)
+        others[17, 2] = False
+        assert torch.equal(got[others], clean[others])
+
+
+@every_level
+def test_scores_of_any_size(isa: str) -> None:
+    """The largest score is far from zero, and moves from span to span."""
+    case = Case(AttentionShape(2, 1, 32, scale=4.0, exact=False), [(60, 600)], torch.bfloat16)
+    case.query = case.query.sign()  # exact in bfloat16, and so are the products' sums but for float32's own rounding
+    got = run(isa, case, case.shape)
+    torch.testing.assert_close(got.double(), case.expected(), rtol=4 * ROUNDING, atol=4 * ROUNDING)
