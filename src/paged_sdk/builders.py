@@ -161,6 +161,17 @@ class _ModelBuilder(ABC):
         """CPU threads of one tensor operation."""
         return self._with(num_threads=n)
 
+    def with_batch_invariance(self) -> Self:
+        """One arithmetic for every row count, so that a text does not depend on the batch around it.
+
+        For quantised weights on the CPU's native kernels. Long prompts take longer: they do without the int8 products.
+        """
+        return self._with(batch_invariance=True)
+
+    def with_lean_memory(self) -> Self:
+        """Keep one form of each quantised weight: about half the memory, and slower long prompts."""
+        return self._with(lean_memory=True)
+
     def build(self) -> Building:
         """Load the model: ``await`` it, or ``async with`` it.
 

@@ -75,6 +75,7 @@ def load_parts(source: ModelSource, settings: BuildSettings, environment: Enviro
                     # A dtype that was asked for is what the weights are to be; left open, they stay as they are.
                     keep_blocks=device.type == "cpu" and settings.dtype == "auto",
                     workspace=workspace,
+                    one_form=settings.batch_invariance or settings.lean_memory,
                 ),
                 max_model_len=max_model_len,
                 on_progress=bar.update,
@@ -86,7 +87,7 @@ def load_parts(source: ModelSource, settings: BuildSettings, environment: Enviro
     )
     kv, backend = _kv_memory(config, model.config, dtype=dtype, device=device, workspace=workspace)
     encode = partial(text.tokenizer.encode, add_special_tokens=False)
-    runner = ModelRunner(_fused(model, backend), backend, Sampler(model.config.vocab_size, device, encode))
+    runner = ModelRunner(_fused(model, backend, settings), backend, Sampler(model.config.vocab_size, device, encode))
     _log.info(
         "%s: %s, %s on %s, context %d tokens", path.name, model.config.model_type, dtype, device, config.max_model_len
     )
@@ -112,10 +113,17 @@ def _workspace(device: torch.device, settings: BuildSettings) -> Workspace | Non
     return None if library is None else Workspace(library, num_threads=settings.num_threads)
 
 
-def _fused(model: DecoderModel, backend: AttentionBackend) -> CausalModel:
-    """The model with its layers fused, where that can be."""
+def _fused(model: DecoderModel, backend: AttentionBackend, settings: BuildSettings) -> CausalModel:
+    """The model with its layers fused, where that can be.
+
+    :raises ConfigError: batch invariance was asked for, and the layers cannot be fused
+    """
     reason = why_not_fused(model, backend)
     if reason is not None:
+        if settings.batch_invariance:
+            raise ConfigError.of(
+                "with_batch_invariance", True, f"a quantised model on the native CPU kernels; here {reason}"
+            )
         _log.info("Layers run one operation at a time: %s.", reason)
         return model
     assert isinstance(backend, NativePagedBackend)

@@ -65,6 +65,8 @@ class ModelSource:
 class BuildSettings:
     """What was asked for; None is left to the environment, the checkpoint and the machine, in this order.
 
+    :ivar batch_invariance: one arithmetic for every row count
+    :ivar lean_memory: one form of each weight
     :ivar paged_attn: True and False were asked for explicitly
     :ivar paged_meta: settings of the KV pool, as a whole
     """
@@ -84,4 +86,6 @@ class BuildSettings:
     tokenizer_json: Path | None = None
     revision: str | None = None
     token_source: str = field(default="cache", validator=_is_token_source)
+    batch_invariance: bool = False
+    lean_memory: bool = False
     num_threads: int | None = field(default=None, validator=IntAtLeast(1, optional=True))

@@ -1,0 +1,57 @@
+"""With one arithmetic for every row count, a quantised model's text does not depend on the batch around it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import pytest
+
+from paged_sdk import ConfigError, GgufModelBuilder, Model, SamplingParams, TextModelBuilder
+from paged_sdk.kernels.native.library import why_not
+
+pytestmark = [pytest.mark.anyio, pytest.mark.smollm2]
+
+NUM_TOKENS = 24
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def continuation(model: Model, prompt: list[int]) -> list[tuple[int, float]]:
+    """Tokens and their logprobs: equal logprobs mean equal logits, to the last bit."""
+    sampling = SamplingParams(temperature=0, max_len=NUM_TOKENS, ignore_eos=True, top_n_logprobs=0)
+    logprobs = (await model.send_completion_request(prompt, sampling)).choices[0].logprobs
+    assert logprobs is not None
+    return [(token.token_id, token.logprob) for token in logprobs.content]
+
+
+async def all_at_once(model: Model, prompts: list[list[int]]) -> list[list[tuple[int, float]]]:
+    results: dict[int, list[tuple[int, float]]] = {}
+
+    async def send(index: int) -> None:
+        results[index] = await continuation(model, prompts[index])
+
+    async with anyio.create_task_group() as tasks:
+        for index in range(len(prompts)):
+            tasks.start_soon(send, index)
+    return [results[index] for index in range(len(prompts))]
+
+
+@pytest.mark.skipif(why_not() is not None, reason=f"native kernels: {why_not()}")
+async def test_the_same_logits_alone_and_in_a_batch_chunked_or_cached(smollm2: Path) -> None:
+    prompts = [[100 + 7 * i + j for j in range(length)] for i, length in enumerate((3, 40, 90, 150, 7, 65, 33, 128))]
+    builder = GgufModelBuilder(smollm2).with_batch_invariance().with_num_threads(2)
+    async with builder.with_prefix_cache_n(0).build() as model:
+        alone = [await continuation(model, prompt) for prompt in prompts]
+    async with builder.with_max_num_batched_tokens(70).build() as model:
+        assert await all_at_once(model, prompts) == alone
+        assert await all_at_once(model, prompts) == alone, "from the prefix cache"
+        assert model.stats().prefix_hits > 0
+
+
+async def test_it_is_refused_where_it_cannot_be_kept(builder: TextModelBuilder) -> None:
+    with pytest.raises(ConfigError, match="with_batch_invariance"):
+        await builder.with_batch_invariance().build()
