@@ -85,7 +85,14 @@ def load_parts(source: ModelSource, settings: BuildSettings, environment: Enviro
     config = resolve_engine_config(
         model.config, settings, environment, dtype=dtype, device=device, max_model_len=max_model_len
     )
-    kv, backend = _kv_memory(config, model.config, dtype=dtype, device=device, workspace=workspace)
+    kv, backend = _kv_memory(
+        config,
+        model.config,
+        dtype=dtype,
+        device=device,
+        workspace=workspace,
+        exact=settings.batch_invariance or dtype is not torch.bfloat16,
+    )
     encode = partial(text.tokenizer.encode, add_special_tokens=False)
     runner = ModelRunner(_fused(model, backend, settings), backend, Sampler(model.config.vocab_size, device, encode))
     _log.info(
@@ -172,6 +179,7 @@ def _kv_memory(
     dtype: torch.dtype,
     device: torch.device,
     workspace: Workspace | None,
+    exact: bool,
 ) -> tuple[KvManager, AttentionBackend]:
     """The book-keeping and the storage of one kind of KV memory."""
     kind = "block-level, PagedAttention" if config.paged else "sequence-level, non-paged attention"
@@ -187,7 +195,7 @@ def _kv_memory(
         prefix_caching=config.prefix_cache_n > 0,
         sliding_window=config.sliding_window,
     )
-    storage = _paged_backend(config, model, dtype=dtype, device=device, workspace=workspace)
+    storage = _paged_backend(config, model, dtype=dtype, device=device, workspace=workspace, exact=exact)
     _log.info(
         "KV pool: %d blocks of %d tokens, %.1f MiB (%s).",
         config.num_blocks,
@@ -205,6 +213,7 @@ def _paged_backend(
     dtype: torch.dtype,
     device: torch.device,
     workspace: Workspace | None,
+    exact: bool,
 ) -> PagedBackend:
     """The storage of the pool, with the fastest attention that can serve it; the log says which."""
     reason = "they are absent" if workspace is None else why_not_native(model, dtype)
@@ -217,6 +226,7 @@ def _paged_backend(
             block_size=config.block_size,
             dtype=dtype,
             cache_type=config.cache_type,
+            exact=exact,
         )
     _log.info("Attention: torch%s.", f" (native CPU kernels: {reason})" if device.type == "cpu" else "")
     return PagedBackend(

@@ -37,6 +37,8 @@ class NativePagedBackend(PagedBackend):
     """A pool of KV blocks on the CPU. Takes what :class:`PagedBackend` takes.
 
     :param workspace: of the engine that calls
+    :param exact: float32 arithmetic for every token; False: chunks of prompts may use the CPU's bfloat16 products,
+        which are faster
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class NativePagedBackend(PagedBackend):
         block_size: int,
         dtype: torch.dtype,
         cache_type: PagedCacheType = PagedCacheType.AUTO,
+        exact: bool = True,
     ) -> None:
         super().__init__(
             config,
@@ -67,6 +70,7 @@ class NativePagedBackend(PagedBackend):
                 scale=config.attention_scale,
                 window=window,
                 softcap=config.attention_softcap,
+                exact=exact,
             )
             for window in config.sliding_windows
         )
