@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 import torch
-from native_weights import every_level, needs_library, workspace
 from torch import Tensor
 
+from native_weights import every_level, needs_library, workspace
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.fp8 import quantise_f8e4m3
 from paged_sdk.kernels.native.paged_attention import AttentionShape, LayerCache, VarlenBatch, native_paged_attention

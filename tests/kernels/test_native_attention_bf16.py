@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from attrs import evolve
-from native_weights import every_level, needs_library, workspace
 from test_native_attention import CACHE_DTYPES, Case
 from torch import Tensor
 
+from native_weights import every_level, needs_library, workspace
 from paged_sdk.kernels.native.paged_attention import AttentionShape, VarlenBatch, native_paged_attention
 
 pytestmark = needs_library

@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from attrs import evolve
-from native_weights import every_level, needs_library, quantise_activations, random_weight, workspace
 from torch import Tensor
 
+from native_weights import every_level, needs_library, quantise_activations, random_weight, workspace
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.fp8 import quantise_f8e4m3
 from paged_sdk.kernels.native.decoder import DecoderLayer, NativeDecoder

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from native_weights import every_level, needs_library, workspace
 from torch import Tensor
 
+from native_weights import every_level, needs_library, workspace
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.native.epilogue import finish_product, place_heads
 from paged_sdk.kernels.native.paged_attention import AttentionShape, LayerCache

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from native_weights import needs_library
 
+from native_weights import needs_library
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.native import library
 from paged_sdk.kernels.native.library import Workspace, available_levels, load, why_not

@@ -8,6 +8,8 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+
 from native_weights import (
     HALVES,
     every_level,
@@ -19,8 +21,6 @@ from native_weights import (
     random_weight,
     workspace,
 )
-from torch import Tensor
-
 from paged_sdk.errors import CheckpointError, ConfigError, UnsupportedQuantizationError
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS
 from paged_sdk.kernels.native.linear import NativeLinear, NativeMlp

@@ -8,9 +8,9 @@ from typing import Literal
 import pytest
 import torch
 import torch.nn.functional as F
-from native_weights import every_level, needs_library, workspace
 from torch import Tensor
 
+from native_weights import every_level, needs_library, workspace
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.rotation import gated_rotate_quantise, rotate_quantise

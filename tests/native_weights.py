@@ -1,4 +1,4 @@
-"""Random GGUF blocks with sane scales, and the native levels to test: shared by the native kernels' tests."""
+"""Random GGUF blocks with sane scales, and the native levels to test: for all who run packed weights."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, dequantize
+from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, BlockMatrix, dequantize
 from paged_sdk.kernels.native.library import NativeLibrary, Workspace, available_levels, load, why_not
 from paged_sdk.kernels.native.packed import PACKED_TYPES, PackedWeight, pack_gguf
 
 TYPES = sorted(PACKED_TYPES)
+Q2_K, IQ4_NL = 10, 20
+"""Types that can be decoded, but not packed."""
 
 #: Where in a block the float16 scale (and minimum) lie.
-HALVES = {2: (0,), 3: (0, 2), 6: (0,), 7: (0, 2), 8: (0,), 12: (0, 2), 13: (0, 2), 14: (208,)}
+HALVES = {
+    2: (0,), 3: (0, 2), 6: (0,), 7: (0, 2), 8: (0,), 12: (0, 2), 13: (0, 2), 14: (208,), Q2_K: (80, 82), IQ4_NL: (0,)
+}  # fmt: skip
 
 needs_library = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 every_level = pytest.mark.parametrize("isa", available_levels())
@@ -29,6 +33,11 @@ def random_blocks(tensor_type: int, rows: int, cols: int, generator: torch.Gener
         scale = torch.randn(*shape[:2], 1, generator=generator) * 0.01
         raw[:, :, offset : offset + 2] = scale.half().view(torch.uint8)
     return raw.flatten(1)
+
+
+def random_matrix(tensor_type: int, rows: int, cols: int, generator: torch.Generator) -> BlockMatrix:
+    """Random blocks as a checkpoint hands them out."""
+    return BlockMatrix(tensor_type, random_blocks(tensor_type, rows, cols, generator))
 
 
 def library(isa: str | None = None) -> NativeLibrary:
