@@ -36,6 +36,7 @@ class RotatedInt8Linear(Linear):
     :param biases: one per matrix, or None
     :param workspace: of the native kernels; None: torch does the rotation
     :ivar block: columns that are rotated together
+    :ivar bias: of all outputs, float32, or None
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class RotatedInt8Linear(Linear):
                 first += len(blocks)
         self._weight = torch.ops.onednn.qlinear_prepack(weight, None)
         self._zero_points = torch.zeros(self._rows, dtype=torch.int64)
-        self.bias = None if biases[0] is None else torch.cat([bias for bias in biases if bias is not None]).float()
+        self.bias = _side_by_side(biases, [matrix.shape[0] for matrix in matrices])
 
     @property
     def in_features(self) -> int:
@@ -91,3 +92,12 @@ class RotatedInt8Linear(Linear):
             codes, 1.0, 128, self._weight, self._scales, self._zero_points, None, 1.0, 0, torch.bfloat16, "none", [], ""
         )
         return result
+
+
+def _side_by_side(biases: Sequence[Tensor | None], heights: Sequence[int]) -> Tensor | None:
+    """The biases of several matrices as one, float32, zero where a matrix has none; None: none has."""
+    if all(bias is None for bias in biases):
+        return None
+    return torch.cat(
+        [torch.zeros(rows) if bias is None else bias.float() for bias, rows in zip(biases, heights, strict=True)]
+    )
