@@ -1,0 +1,113 @@
+"""Packed layers against the product with the decoded weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from native_weights import every_type, library, needs_library, random_matrix, workspace
+from paged_sdk.kernels.gguf_blocks import BlockMatrix
+from paged_sdk.kernels.native.packed import pack_gguf
+from paged_sdk.quant.linear import Linear
+from paged_sdk.quant.packed import PackedLinear
+
+pytestmark = needs_library
+
+# Activations in int8 by groups of 16: errors uniform within a step of 1/127 of a group's largest are 0.5 % of the norm.
+QUANTISATION = 0.01
+COLS = 512
+
+
+class Spy(Linear):
+    """A form for many rows that says who asked it."""
+
+    in_features, out_features, num_bytes = COLS, 48, 1000
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.asked.append(len(x))
+        return x.new_full((len(x), self.out_features), 7.0)
+
+
+def packed(
+    matrices: list[BlockMatrix], biases: list[Tensor | None], *, many_rows: Linear | None = None, few_rows: int = 8
+) -> PackedLinear:
+    weights = [pack_gguf(library(), each.blocks, each.tensor_type, *each.shape, num_threads=1) for each in matrices]
+    return PackedLinear(workspace(), weights, biases, many_rows=many_rows, few_rows=few_rows)
+
+
+def relative(got: Tensor, expected: Tensor) -> float:
+    return float((got.float() - expected).norm() / expected.norm())
+
+
+@every_type
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_product_with_the_decoded_weights(tensor_type: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(tensor_type)
+    matrix = random_matrix(tensor_type, 40, COLS, generator)
+    layer = packed([matrix], [None])
+    for num_rows in (1, 3, 8, 70):
+        x = torch.randn(num_rows, COLS, generator=generator).to(dtype)
+        got = layer.forward(x)
+        assert (got.dtype, got.shape, got.is_contiguous()) == (dtype, (num_rows, 40), True)
+        assert relative(got, x.float() @ matrix.decoded().T) < QUANTISATION
+
+
+def test_matrices_of_one_input_lie_side_by_side_with_their_biases() -> None:
+    generator = torch.Generator().manual_seed(0)
+    matrices = [random_matrix(number, rows, COLS, generator) for number, rows in ((12, 33), (14, 7), (2, 20))]
+    biases = [torch.randn(33, generator=generator), None, torch.randn(20, generator=generator).bfloat16()]
+    layer = packed(matrices, biases)
+    x = torch.randn(5, COLS, generator=generator)
+    expected = torch.cat(
+        [
+            torch.nn.functional.linear(x, matrix.decoded(), None if bias is None else bias.float())
+            for matrix, bias in zip(matrices, biases, strict=True)
+        ],
+        dim=1,
+    )
+    assert relative(layer.forward(x), expected) < QUANTISATION
+    assert (layer.in_features, layer.out_features) == (COLS, 60)
+    for first, last, matrix, bias in zip((0, 33, 40), (33, 40, 60), matrices, biases, strict=True):
+        assert torch.equal(layer.forward(x)[:, first:last], packed([matrix], [bias]).forward(x))
+
+
+def test_the_number_of_rows_chooses_the_form() -> None:
+    generator = torch.Generator().manual_seed(0)
+    matrix = random_matrix(8, 48, COLS, generator)
+    many = Spy()
+    layer = packed([matrix], [None], many_rows=many, few_rows=8)
+    x = torch.randn(9, COLS, generator=generator)
+    assert torch.equal(layer.forward(x[:8]), packed([matrix], [None]).forward(x[:8]))
+    assert many.asked == []
+    assert torch.equal(layer.forward(x), torch.full((9, 48), 7.0))
+    assert many.asked == [9]
+
+
+def test_with_one_form_a_row_does_not_depend_on_its_batch() -> None:
+    generator = torch.Generator().manual_seed(0)
+    layer = packed([random_matrix(12, 48, COLS, generator)], [torch.randn(48, generator=generator)])
+    x = torch.randn(90, COLS, generator=generator)
+    whole = layer.forward(x)
+    for first, last in ((0, 1), (3, 8), (20, 85)):
+        assert torch.equal(layer.forward(x[first:last]), whole[first:last])
+
+
+def test_bytes_are_those_of_the_file_and_of_both_forms() -> None:
+    generator = torch.Generator().manual_seed(0)
+    matrix = random_matrix(12, 48, COLS, generator)
+    assert packed([matrix], [None]).num_bytes == matrix.blocks.nbytes == 48 * COLS * 9 // 16
+    assert packed([matrix], [None], many_rows=Spy()).num_bytes == matrix.blocks.nbytes + 1000
+
+
+def test_the_result_is_the_callers_to_change() -> None:
+    generator = torch.Generator().manual_seed(0)
+    layer = packed([random_matrix(3, 48, COLS, generator)], [None])
+    x = torch.randn(4, COLS, generator=generator)
+    first = layer.forward(x)
+    kept = first.clone()
+    first.zero_()
+    assert torch.equal(layer.forward(x), kept)

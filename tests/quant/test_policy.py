@@ -1,0 +1,110 @@
+"""Which form a matrix takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from native_weights import IQ4_NL, Q2_K, TYPES, needs_library, random_matrix, workspace
+from paged_sdk.kernels.gguf_blocks import BlockMatrix
+from paged_sdk.quant.linear import Linear
+from paged_sdk.quant.packed import PackedLinear
+from paged_sdk.quant.policy import DENSE, FEW_ROWS, LinearPolicy
+from paged_sdk.quant.rotated_int8 import RotatedInt8Linear
+
+every_kind_of_layer = pytest.mark.parametrize("is_head", [False, True])
+
+
+def matrices(*tensor_types: int) -> list[BlockMatrix]:
+    generator = torch.Generator().manual_seed(0)
+    return [random_matrix(number, 16, 256, generator) for number in tensor_types]
+
+
+def form(policy: LinearPolicy, stored: Sequence[BlockMatrix | None], *, is_head: bool = False) -> Linear | None:
+    return policy.quantised(stored, [None] * len(stored), is_head=is_head)
+
+
+@every_kind_of_layer
+def test_by_default_everything_is_decoded(*, is_head: bool) -> None:
+    assert form(DENSE, matrices(8), is_head=is_head) is None
+
+
+@needs_library
+def test_packed_weights_are_decoded_unless_they_are_to_be_kept() -> None:
+    assert form(LinearPolicy(workspace=workspace()), matrices(8)) is None
+
+
+@pytest.mark.parametrize("native", [pytest.param(True, marks=needs_library), False])
+def test_a_matrix_of_plain_numbers_is_decoded_with_its_neighbours(*, native: bool) -> None:
+    policy = LinearPolicy(keep_blocks=True, workspace=workspace() if native else None)
+    assert form(policy, [None]) is None
+    assert form(policy, [*matrices(8), None, *matrices(8)]) is None
+
+
+@needs_library
+@pytest.mark.parametrize("tensor_type", TYPES)
+def test_every_packable_type_has_a_form_for_few_and_one_for_many_rows(tensor_type: int) -> None:
+    layer = form(LinearPolicy(keep_blocks=True, workspace=workspace()), matrices(tensor_type))
+    assert isinstance(layer, PackedLinear)
+    assert isinstance(layer.many_rows, RotatedInt8Linear)
+    x = torch.randn(FEW_ROWS + 1, 256, generator=torch.Generator().manual_seed(0))
+    alone = form(LinearPolicy(keep_blocks=True, workspace=workspace(), one_form=True), matrices(tensor_type))
+    assert alone is not None
+    assert torch.equal(layer.forward(x[1:]), alone.forward(x[1:]))
+    assert torch.equal(layer.forward(x), layer.many_rows.forward(x))
+
+
+@needs_library
+def test_one_form_and_heads_are_packed_only() -> None:
+    stored = matrices(14)
+    for layer in (
+        form(LinearPolicy(keep_blocks=True, workspace=workspace(), one_form=True), stored),
+        form(LinearPolicy(keep_blocks=True, workspace=workspace()), stored, is_head=True),
+    ):
+        assert isinstance(layer, PackedLinear)
+        assert layer.many_rows is None
+        assert layer.num_bytes == stored[0].blocks.nbytes
+
+
+@needs_library
+def test_matrices_of_several_types_are_one_layer() -> None:
+    layer = form(LinearPolicy(keep_blocks=True, workspace=workspace()), matrices(12, 12, 14))
+    assert isinstance(layer, PackedLinear)
+    assert [weight.tensor_type for weight in layer.weights] == [12, 12, 14]
+    assert layer.out_features == 48
+
+
+@needs_library
+@every_kind_of_layer
+@pytest.mark.parametrize("tensor_types", [(Q2_K,), (IQ4_NL,), (12, Q2_K, 12)])
+def test_what_cannot_be_packed_has_one_form_for_all_rows(tensor_types: tuple[int, ...], *, is_head: bool) -> None:
+    policy = LinearPolicy(keep_blocks=True, workspace=workspace(), one_form=True)
+    assert isinstance(form(policy, matrices(*tensor_types), is_head=is_head), RotatedInt8Linear)
+
+
+@every_kind_of_layer
+@pytest.mark.parametrize("tensor_type", [*TYPES, Q2_K, IQ4_NL])
+def test_without_the_library_torch_serves_every_number_of_rows(tensor_type: int, *, is_head: bool) -> None:
+    stored = matrices(tensor_type)
+    layer = form(LinearPolicy(keep_blocks=True, workspace=None), stored, is_head=is_head)
+    assert isinstance(layer, RotatedInt8Linear)
+    generator = torch.Generator().manual_seed(0)
+    for num_rows in (1, FEW_ROWS + 1):
+        x = torch.randn(num_rows, 256, generator=generator)
+        expected = x @ stored[0].decoded().T
+        # Random blocks have means, which trained weights do not, and one large column after the rotation.
+        assert (layer.forward(x) - expected).norm() < 0.06 * expected.norm()
+
+
+@pytest.mark.parametrize("native", [pytest.param(True, marks=needs_library), False])
+def test_biases_go_with_their_matrices(*, native: bool) -> None:
+    policy = LinearPolicy(keep_blocks=True, workspace=workspace() if native else None)
+    biases: list[Tensor | None] = [torch.full((16,), value) for value in (1.0, 2.0)]
+    layer = policy.quantised(matrices(8, 8), biases, is_head=False)
+    assert layer is not None
+    for num_rows in (1, FEW_ROWS + 1):
+        expected = torch.cat([bias for bias in biases if bias is not None]).expand(num_rows, -1)
+        assert torch.equal(layer.forward(torch.zeros(num_rows, 256)), expected)
