@@ -25,6 +25,7 @@ from paged_sdk.kernels.native.rotation import gated_rotate_quantise, rotate_quan
 from paged_sdk.layers.rotary import Rotation
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.decoder_layer import DecoderLayer
+from paged_sdk.quant.dense import DenseLinear
 from paged_sdk.quant.packed import PackedLinear
 from paged_sdk.quant.rotated_int8 import RotatedInt8Linear
 
@@ -42,8 +43,6 @@ def why_not_fused(model: DecoderModel, backend: AttentionBackend) -> str | None:
         return f"{config.model_type} layers have more norms or rotations than the kernel"
     if config.output_bias or config.mlp_bias:
         return "its output or MLP has biases"
-    if config.intermediate_size % 32:
-        return f"its MLP is {config.intermediate_size} wide, and the kernel takes multiples of 32"
     return None
 
 
@@ -103,7 +102,9 @@ class FusedDecoderModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See :meth:`DecoderModel.logits`."""
-        return self._model.logits(hidden)
+        # A head of plain numbers multiplies with its own dtype; the other forms take float32.
+        is_dense = isinstance(self._model.head, DenseLinear)
+        return self._model.logits(hidden.to(self.dtype) if is_dense else hidden)
 
     def _forward_many(self, hidden: Tensor, rotation: Rotation, step: NativePagedStep) -> None:
         """All layers, added to ``hidden`` in place."""
@@ -155,7 +156,7 @@ def _native_layer(layer: DecoderLayer, backend: NativePagedBackend, index: int) 
     query_norm = key_norm = None
     if layer.attention.qk_norm is not None:
         # One row for each head, all queries' alike and all keys' alike.
-        query_norm, key_norm = layer.attention.qk_norm.weight[[0, shape.num_heads]]
+        query_norm, key_norm = layer.attention.qk_norm.weight[[0, shape.num_heads]].float()
     return NativeLayer(
         shape=shape,
         cache=backend.caches[index],
