@@ -15,6 +15,7 @@ from paged_sdk.attention.contiguous import ContiguousBackend
 from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.errors import CheckpointError
+from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.loading import load_model
 
@@ -72,7 +73,7 @@ def contiguous(model: DecoderModel) -> AttentionBackend:
 
 
 def logits(
-    model: DecoderModel, backend: AttentionBackend, rows: Sequence[tuple[Sequence[int], int, Sequence[int]]]
+    model: CausalModel, backend: AttentionBackend, rows: Sequence[tuple[Sequence[int], int, Sequence[int]]]
 ) -> list[Tensor]:
     """One step.
 

@@ -1,0 +1,274 @@
+"""Fused layers against the same layers one operation at a time, and against the decoded weights in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from reference_decoding import CPU, logits, paged, random_prompt
+from torch import Tensor
+
+from native_weights import needs_library, workspace
+from paged_sdk.attention.native_paged import NativePagedBackend
+from paged_sdk.config.paged import PagedCacheType
+from paged_sdk.kernels.gguf_blocks import BlockMatrix
+from paged_sdk.models.causal_model import CausalModel
+from paged_sdk.models.decoder import DecoderModel
+from paged_sdk.models.fused_decoder import FusedDecoderModel, why_not_fused
+from paged_sdk.models.loading import load_model
+from paged_sdk.quant.dense import DenseLinear
+from paged_sdk.quant.policy import DENSE, FEW_ROWS, LinearPolicy
+from paged_sdk.weights.gguf_source import GgufSource
+from tiny import make_gguf
+
+pytestmark = needs_library
+
+#: Biases of q, k and v; norms of q and k; one matrix for q, k and v, and one for gate and up; a window of 32 tokens.
+FUSED: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {},
+    "qwen3": {},
+    "phi3": {},
+    "mistral": {"sliding_window": 32},
+}
+# tiny's own weights attend so sharply that any error decides what is seen; these leave errors near their size.
+MILD = {"initializer_range": 0.1}
+# In units of Checkpoint.error.
+FEW_ERROR, MANY_ERROR = 0.8, 1.3
+
+
+class Checkpoint:
+    """A tiny GGUF file and the models that it becomes."""
+
+    def __init__(self, directory: Path, family: str, *, quantization: str = "Q8_0", **overrides: Any) -> None:
+        self.source = GgufSource(make_gguf(directory, family=family, quantization=quantization, **MILD | overrides))
+        self.dense = self.load(DENSE)
+        self._noisy = self.load(DENSE)
+        generator = torch.Generator().manual_seed(0)
+        for layer in self._noisy.layers:
+            for linear in layer.linears:
+                assert isinstance(linear, DenseLinear)
+                noise = torch.randn(linear.weight.shape, generator=generator)
+                linear.weight += 0.01 * linear.weight.std() * noise
+
+    def load(self, policy: LinearPolicy, *, dtype: torch.dtype = torch.float32) -> DecoderModel:
+        return load_model(self.source.config, self.source, dtype=dtype, device=CPU, policy=policy)
+
+    def packed(self, *, one_form: bool = False, dtype: torch.dtype = torch.float32) -> DecoderModel:
+        return self.load(LinearPolicy(keep_blocks=True, workspace=workspace(), one_form=one_form), dtype=dtype)
+
+    def expected(self, text: Sequence[int]) -> Tensor:
+        """Logits of the decoded weights."""
+        return whole(self.dense, text)
+
+    def error(self, got: Tensor, text: Sequence[int]) -> float:
+        """How far logits are from the expected ones; the unit is what noise of 1 % in every weight does.
+
+        int8 activations cost 0.5 % of each product's norm in groups of 16, and 1 % with one scale per row beside the
+        weights' own. What becomes of that after some layers is the model's affair: 1.5 to 30 % of these logits.
+        """
+        expected = self.expected(text)
+        return relative(got, expected) / relative(whole(self._noisy, text), expected)
+
+
+def whole(model: DecoderModel, text: Sequence[int]) -> Tensor:
+    """All logits of a text, its keys and values in a torch backend."""
+    return logits(model, paged(16)(model), [(text, 0, range(32))])[0]
+
+
+def pool(model: DecoderModel, *, cache_type: PagedCacheType = PagedCacheType.AUTO) -> NativePagedBackend:
+    """As much as :func:`reference_decoding.paged` has."""
+    return NativePagedBackend(
+        model.config, workspace=workspace(), num_blocks=64, block_size=16, dtype=model.dtype, cache_type=cache_type
+    )
+
+
+def fused(model: DecoderModel) -> tuple[FusedDecoderModel, NativePagedBackend]:
+    backend = pool(model)
+    assert why_not_fused(model, backend) is None
+    return FusedDecoderModel(model, backend, few_rows=FEW_ROWS), backend
+
+
+def in_chunks(model: CausalModel, backend: NativePagedBackend, text: Sequence[int], cuts: Sequence[int]) -> Tensor:
+    """A text's logits, computed in parts beside a decode and a chunk of other texts that begin anew each time."""
+    table, others = range(20, 40), ([1, 2, 3], [5, 4, 7])
+    parts = []
+    for first, last in zip((0, *cuts), (*cuts, len(text)), strict=True):
+        rows: list[tuple[Sequence[int], int, Sequence[int]]] = [
+            (random_prompt(5, seed=first), 0, others[0]),
+            (text[first:last], first, table),
+            (random_prompt(1, seed=last), 0, others[1]),
+        ]
+        parts.append(logits(model, backend, rows)[1])
+    return torch.cat(parts)
+
+
+def relative(got: Tensor, expected: Tensor) -> float:
+    return float((got - expected).norm() / expected.norm())
+
+
+@pytest.fixture(scope="module", params=FUSED)
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    family: str = request.param
+    return Checkpoint(tmp_path_factory.mktemp(family), family, **FUSED[family])
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Checkpoint:
+    return Checkpoint(tmp_path, "llama")
+
+
+@pytest.mark.parametrize("length", [1, 33, FEW_ROWS])
+def test_few_tokens(checkpoint: Checkpoint, length: int) -> None:
+    packed = checkpoint.packed()
+    model, backend = fused(packed)
+    prompt = random_prompt(length)
+    (own,) = logits(model, backend, [(prompt, 0, range(9, 14))])
+    (one_by_one,) = logits(packed, pool(packed), [(prompt, 0, range(9, 14))])
+    # The same arithmetic, but for sums in another order: now and then an activation is rounded to the next code.
+    assert relative(own, one_by_one) < 2e-3
+    assert checkpoint.error(own, prompt) < FEW_ERROR
+
+
+@pytest.mark.parametrize("length", [FEW_ROWS + 1, 200])
+def test_many_tokens(checkpoint: Checkpoint, length: int) -> None:
+    packed = checkpoint.packed()
+    model, backend = fused(packed)
+    prompt = random_prompt(length)
+    (own,) = logits(model, backend, [(prompt, 0, range(9, 24))])
+    (one_by_one,) = logits(packed, pool(packed), [(prompt, 0, range(9, 24))])
+    assert checkpoint.error(own, prompt) < MANY_ERROR
+    assert checkpoint.error(one_by_one, prompt) < MANY_ERROR
+    # Between the layers one rounds to bfloat16, and the other does not.
+    assert checkpoint.error(own - one_by_one + checkpoint.expected(prompt), prompt) < MANY_ERROR
+
+
+def test_chunks_and_decodes_of_a_mixed_batch(checkpoint: Checkpoint) -> None:
+    model, backend = fused(checkpoint.packed())
+    text = random_prompt(170)
+    got = in_chunks(model, backend, text, (40, 41, 150, 151, 152))
+    assert checkpoint.error(got, text) < MANY_ERROR
+
+
+def test_a_row_does_not_depend_on_its_batch_while_tokens_are_few(checkpoint: Checkpoint) -> None:
+    model, backend = fused(checkpoint.packed())
+    text = random_prompt(90)
+    alone = torch.cat([logits(model, backend, [([token], i, range(50, 60))])[0] for i, token in enumerate(text)])
+    for cuts in ((30, 88), (1, 2, 58), (57, 58)):
+        assert torch.equal(in_chunks(model, backend, text, cuts), alone)
+
+
+def test_with_one_form_a_row_does_not_depend_on_its_batch(checkpoint: Checkpoint) -> None:
+    model, backend = fused(checkpoint.packed(one_form=True))
+    text = random_prompt(170)
+    (at_once,) = logits(model, backend, [(text, 0, range(50, 62))])
+    assert checkpoint.error(at_once, text) < FEW_ERROR
+    assert torch.equal(in_chunks(model, backend, text, (80, 168, 169)), at_once)
+
+
+@pytest.mark.parametrize("quantization", ["Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+def test_other_types_of_blocks(quantization: str, tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path, "llama", quantization=quantization)
+    model, backend = fused(checkpoint.packed())
+    text = random_prompt(140)
+    got = in_chunks(model, backend, text, (20, 50, 51))
+    assert checkpoint.error(got[:51], text[:51]) < FEW_ERROR
+    assert checkpoint.error(got, text) < MANY_ERROR
+
+
+def test_tied_embeddings_and_long_heads(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(
+        tmp_path, "qwen2", tie_word_embeddings=True, hidden_size=96, intermediate_size=160, head_dim=32
+    )
+    model, backend = fused(checkpoint.packed())
+    text = random_prompt(140)
+    assert checkpoint.error(in_chunks(model, backend, text, (20, 50, 51)), text) < MANY_ERROR
+
+
+def test_bfloat16_between_the_layers_is_float32(llama: Checkpoint) -> None:
+    """The model's dtype is that of embeddings, norms, keys and values only, so little is lost to it."""
+    packed = llama.packed(dtype=torch.bfloat16)
+    model, backend = fused(packed)
+    text = random_prompt(60)
+    (own,) = logits(model, backend, [(text, 0, range(4))])
+    (one_by_one,) = logits(packed, pool(packed), [(text, 0, range(4))])
+    assert own.dtype == torch.float32
+    assert llama.error(own, text) < min(FEW_ERROR, llama.error(one_by_one, text))
+
+
+@pytest.mark.parametrize("length", [60, 120])
+def test_f8e4m3_keys_and_values(llama: Checkpoint, length: int) -> None:
+    """3 % of each layer's attention: as far from the exact cache as torch's backend is."""
+    text = random_prompt(length)
+    model = llama.packed()
+    backend = pool(model, cache_type=PagedCacheType.F8E4M3)
+    (own,) = logits(FusedDecoderModel(model, backend, few_rows=FEW_ROWS), backend, [(text, 0, range(8))])
+    (dense,) = logits(llama.dense, paged(16, PagedCacheType.F8E4M3)(llama.dense), [(text, 0, range(8))])
+    assert llama.error(own, text) < llama.error(dense, text) + MANY_ERROR
+    assert llama.error(own, text) > llama.error(dense, text) / 2
+
+
+class PlainHead(GgufSource):
+    """A file whose embeddings and output projection are not quantised, as some are for quality's sake."""
+
+    def block_matrix(self, name: str) -> BlockMatrix | None:
+        return None if name in ("lm_head.weight", "model.embed_tokens.weight") else super().block_matrix(name)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_output_projection_of_plain_numbers(dtype: torch.dtype, tmp_path: Path, *, tied: bool) -> None:
+    checkpoint = Checkpoint(tmp_path, "llama", tie_word_embeddings=tied)
+    checkpoint.source = PlainHead(tmp_path / "tiny-llama.Q8_0.gguf")
+    model, backend = fused(checkpoint.packed(dtype=dtype))
+    text = random_prompt(20)
+    (own,) = logits(model, backend, [(text, 0, range(2))])
+    assert own.dtype == torch.float32
+    assert checkpoint.error(own, text) < FEW_ERROR
+
+
+def test_a_token_that_is_not_finite_hurts_no_other_sequence(llama: Checkpoint) -> None:
+    model = llama.packed()
+    runner, backend = fused(model)
+    texts = [(random_prompt(20, seed=i), 0, range(4 * i, 4 * i + 4)) for i in range(3)]
+    clean = logits(runner, backend, texts)
+    embed = model.embedding.forward
+    broken = len(texts[0][0]) + 3
+
+    def spoiled(token_ids: Tensor) -> Tensor:
+        rows = embed(token_ids)
+        rows[broken] = torch.inf
+        return rows
+
+    model.embedding.forward = spoiled  # type: ignore[method-assign]
+    got = logits(runner, backend, texts)
+    assert torch.equal(got[0], clean[0])
+    assert torch.equal(got[2], clean[2])
+    assert got[1][3:].isnan().all()
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3_text"])
+def test_gemmas_layers_run_one_by_one_on_packed_weights(family: str, tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path, family)
+    model = checkpoint.packed()
+    backend = pool(model)
+    reason = why_not_fused(model, backend)
+    assert reason == f"{family} layers have more norms or rotations than the kernel"
+    text = random_prompt(140)
+    got = in_chunks(model, backend, text, (20, 50, 51))
+    assert checkpoint.error(got, text) < MANY_ERROR
+
+
+def test_why_layers_cannot_be_fused(llama: Checkpoint, tmp_path: Path) -> None:
+    model = llama.packed()
+    assert why_not_fused(model, paged(16)(model)) == "its attention is not native"
+    assert why_not_fused(llama.dense, pool(llama.dense)) == "its weights are not packed"
+    rotated = llama.load(LinearPolicy(keep_blocks=True))
+    assert why_not_fused(rotated, pool(rotated)) == "its weights are not packed"
+    for where in ("attention_bias", "mlp_bias"):
+        overrides: dict[str, Any] = {where: True}
+        biased = Checkpoint(tmp_path, "llama", **overrides).packed()
+        assert why_not_fused(biased, pool(biased)) == "its output or MLP has biases"
