@@ -20,7 +20,7 @@ SOURCES = PACKAGE / "csrc"
 # rows its tile has. Fused operations are written out.
 FLAGS = [
     "-std=c++17", "-O3", "-g0", "-fPIC", "-fopenmp", "-ffp-contract=off", "-fno-exceptions", "-fvisibility=hidden",
-    "-Wall", "-Wno-maybe-uninitialized",
+    "-Wall", "-Wno-maybe-uninitialized", "-Wno-uninitialized",
 ]  # fmt: skip
 
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]

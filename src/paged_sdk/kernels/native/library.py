@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from paged_sdk.errors import ConfigError
-from paged_sdk.kernels.native.structures import Attention, Decoder, Finish, Linear, Mlp, Place, Rotate
+from paged_sdk.kernels.native.structures import Attention, Decoder, Finish, Linear, Mlp, Place, Quantise, Rotate
 from paged_sdk.logs import get_logger
 
 __all__ = ["NativeLibrary", "Workspace", "available_levels", "load", "why_not"]
@@ -78,6 +78,7 @@ def _declare(functions: ctypes.CDLL) -> None:
     functions.paged_rotate.argtypes = (c_int32, POINTER(Rotate))
     functions.paged_finish.argtypes = (c_int32, POINTER(Finish))
     functions.paged_place.argtypes = (c_int32, POINTER(Place))
+    functions.paged_quantise.argtypes = (c_int32, POINTER(Quantise))
 
 
 @cache

@@ -10,6 +10,7 @@ __all__ = [
     "ACTIVATIONS",
     "DTYPES",
     "NOT_GATED",
+    "WEIGHT_DTYPES",
     "Attention",
     "Batch",
     "Cache",
@@ -21,12 +22,16 @@ __all__ = [
     "Mlp",
     "Place",
     "Placement",
+    "Quantise",
     "Rotate",
     "Weight",
 ]
 
 #: torch dtype -> its number in the C interface
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float8_e4m3fn: 2}
+
+#: torch dtype of weights to be quantised -> its number in the C interface
+WEIGHT_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 3}
 
 #: name of a feed-forward activation -> its number in the C interface
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
@@ -260,4 +265,20 @@ class Place(Structure):
         ("product_dtype", c_int32),
         ("dtype", c_int32),
         ("num_threads", c_int32),
+    )
+
+
+class Quantise(Structure):
+    """``paged_quantise_args``."""
+
+    _fields_ = (
+        ("x", c_void_p),
+        ("out", c_void_p),
+        ("x_stride", c_int64),
+        ("format", c_int32),
+        ("rows", c_int32),
+        ("cols", c_int32),
+        ("dtype", c_int32),
+        ("num_threads", c_int32),
+        ("reserved", c_int32),
     )

@@ -20,7 +20,7 @@ enum PagedFormat : int32_t {
   PAGED_Q6_K = 14,
 };
 
-enum PagedDtype : int32_t { PAGED_FLOAT32 = 0, PAGED_BFLOAT16 = 1, PAGED_FLOAT8_E4M3 = 2 };
+enum PagedDtype : int32_t { PAGED_FLOAT32 = 0, PAGED_BFLOAT16 = 1, PAGED_FLOAT8_E4M3 = 2, PAGED_FLOAT16 = 3 };
 
 enum PagedActivation : int32_t { PAGED_NOT_GATED = -1, PAGED_SILU = 0, PAGED_GELU_TANH = 1 };
 
@@ -225,6 +225,19 @@ struct paged_place_args {
   int32_t product_dtype;
   int32_t dtype;
   int32_t num_threads;
+};
+
+// out [rows, bytes of a row] = GGUF blocks of x [rows, cols], float32, bfloat16 or float16.
+struct paged_quantise_args {
+  const void* x;
+  uint8_t* out;
+  int64_t x_stride;
+  int32_t format;
+  int32_t rows;
+  int32_t cols;  // a multiple of the format's block
+  int32_t dtype;
+  int32_t num_threads;
+  int32_t reserved;
 };
 
 }  // extern "C"

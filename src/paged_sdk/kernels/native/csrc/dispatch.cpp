@@ -94,3 +94,8 @@ PAGED_EXPORT int32_t paged_finish(int32_t level, const paged_finish_args* args) 
 PAGED_EXPORT int32_t paged_place(int32_t level, const paged_place_args* args) {
   return paged::kLevels[level].kernels->place(*args);
 }
+
+// As the others; 2: the weights cannot be quantised, for NaN, Inf or numbers above 32,768.
+PAGED_EXPORT int32_t paged_quantise(int32_t level, const paged_quantise_args* args) {
+  return paged::kLevels[level].kernels->quantise(*args);
+}

@@ -4,6 +4,7 @@
 
 #include "decoder.h"
 #include "epilogue.h"
+#include "quantise.h"
 #include "rotation.h"
 
 namespace paged {
@@ -11,6 +12,7 @@ namespace {
 
 constexpr int kOk = 0;
 constexpr int kNoMemory = 1;
+constexpr int kNotFinite = 2;
 
 // Runs body(team) on the threads of the pool; on this thread alone where one is asked for.
 template <class Body>
@@ -114,8 +116,18 @@ int place(const paged_place_args& args) {
   return kOk;
 }
 
+int quantise(const paged_quantise_args& args) {
+  const BlockForm& form = *block_form(args.format);
+  const int64_t row_bytes = static_cast<int64_t>(args.cols / (form.layout->groups * kGroup)) * form.block_bytes;
+  bool finite = true;
+#pragma omp parallel for num_threads(args.num_threads) schedule(dynamic, 16) reduction(&& : finite)
+  for (int64_t row = 0; row < args.rows; ++row)
+    finite = quantise_weights(args, form, row, args.out + row * row_bytes) && finite;
+  return finite ? kOk : kNotFinite;
+}
+
 }  // namespace
 
-extern const KernelTable PAGED_TABLE{linear, mlp, attention, decoder, rotate, finish, place};
+extern const KernelTable PAGED_TABLE{linear, mlp, attention, decoder, rotate, finish, place, quantise};
 
 }  // namespace paged

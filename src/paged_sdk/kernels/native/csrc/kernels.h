@@ -13,6 +13,7 @@ struct KernelTable {
   int (*rotate)(const paged_rotate_args& args);
   int (*finish)(const paged_finish_args& args);
   int (*place)(const paged_place_args& args);
+  int (*quantise)(const paged_quantise_args& args);
 };
 
 extern const KernelTable kPortableKernels;

@@ -9,11 +9,34 @@
 namespace paged {
 namespace {
 
+inline uint32_t bits_of(float a) {
+  uint32_t b;
+  __builtin_memcpy(&b, &a, 4);
+  return b;
+}
+inline float from_bits(uint32_t b) {
+  float a;
+  __builtin_memcpy(&a, &b, 4);
+  return a;
+}
 inline uint16_t to_bfloat16(float a) {
-  uint32_t bits;
-  __builtin_memcpy(&bits, &a, 4);
+  const uint32_t bits = bits_of(a);
   if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>(bits >> 16 | 0x40);
   return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+inline float half_to_float(uint16_t h) {
+  const uint32_t sign = static_cast<uint32_t>(h & 0x8000) << 16;
+  const uint32_t magnitude = h & 0x7fff;
+  if (magnitude >= 0x7c00) return from_bits(sign | 0x7f800000 | (magnitude & 0x3ff) << 13);
+  // The exponent is rebased by a product, which is exact for subnormal halves too.
+  return from_bits(bits_of(from_bits(magnitude << 13) * from_bits(0x77800000)) | sign);
+}
+// |a| < 65520, rounded to nearest even.
+inline uint16_t to_half(float a) {
+  const uint32_t sign = bits_of(a) >> 16 & 0x8000, magnitude = bits_of(a) & 0x7fffffff;
+  if (magnitude < 0x38800000)  // below 2^-14, where steps are 2^-24: the last bit of a float32 near 1/2
+    return static_cast<uint16_t>(sign | (bits_of(from_bits(magnitude) + 0.5f) - 0x3f000000));
+  return static_cast<uint16_t>(sign | (((magnitude + 0xfff + (magnitude >> 13 & 1)) >> 13) - (112 << 10)));
 }
 
 }  // namespace

@@ -89,6 +89,12 @@ inline void store_int8(int8_t* p, Ints a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
 }
 
+inline void store_uint8(uint8_t* p, Ints a) {
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(a.lo, a.hi), 0xd8);
+  const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+}
+
 inline Floats zero_floats() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
 inline Floats broadcast(float a) { return {_mm256_set1_ps(a), _mm256_set1_ps(a)}; }
 inline Floats load_floats(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
@@ -166,6 +172,10 @@ inline Floats round_to_integral(Floats a) {
   return {_mm256_round_ps(a.lo, kNearest), _mm256_round_ps(a.hi, kNearest)};
 }
 
+inline Floats choose_greater(Floats a, Floats b, Floats yes, Floats no) {
+  return {_mm256_blendv_ps(no.lo, yes.lo, _mm256_cmp_ps(a.lo, b.lo, _CMP_GT_OQ)),
+          _mm256_blendv_ps(no.hi, yes.hi, _mm256_cmp_ps(a.hi, b.hi, _CMP_GT_OQ))};
+}
 inline Floats zero_unless_above(Floats x, float limit, Floats value) {
   const __m256 bound = _mm256_set1_ps(limit);
   return {_mm256_and_ps(_mm256_cmp_ps(x.lo, bound, _CMP_NLE_UQ), value.lo),

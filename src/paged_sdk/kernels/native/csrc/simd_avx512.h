@@ -46,6 +46,8 @@ inline Ints dot4(Ints sum, Bytes w, const int8_t* x) {
 inline int32_t sum_of(Ints a) { return _mm512_reduce_add_epi32(a); }
 inline void store_int8(int8_t* p, Ints a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a)); }
 
+inline void store_uint8(uint8_t* p, Ints a) { store_int8(reinterpret_cast<int8_t*>(p), a); }
+
 inline Floats zero_floats() { return _mm512_setzero_ps(); }
 inline Floats broadcast(float a) { return _mm512_set1_ps(a); }
 inline Floats load_floats(const float* p) { return _mm512_loadu_ps(p); }
@@ -94,6 +96,10 @@ inline Floats round_to_integral(Floats a) {
   return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
+// yes where a > b, else no
+inline Floats choose_greater(Floats a, Floats b, Floats yes, Floats no) {
+  return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), no, yes);
+}
 // value where x > limit or x is NaN, else 0
 inline Floats zero_unless_above(Floats x, float limit, Floats value) {
   return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_NLE_UQ), value);

@@ -39,17 +39,6 @@ inline Floats each_float(F f) {
   for (int i = 0; i < 16; ++i) r.v[i] = f(i);
   return r;
 }
-inline uint32_t bits_of(float a) {
-  uint32_t b;
-  __builtin_memcpy(&b, &a, 4);
-  return b;
-}
-inline float from_bits(uint32_t b) {
-  float a;
-  __builtin_memcpy(&a, &b, 4);
-  return a;
-}
-
 inline Bytes load_bytes(const uint8_t* p) {
   return each_byte([p](int i) { return p[i]; });
 }
@@ -93,6 +82,10 @@ inline void store_int8(int8_t* p, Ints a) {
   for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(a.v[i]);
 }
 
+inline void store_uint8(uint8_t* p, Ints a) {
+  for (int i = 0; i < 16; ++i) p[i] = static_cast<uint8_t>(a.v[i]);
+}
+
 inline Floats zero_floats() {
   return each_float([](int) { return 0.0f; });
 }
@@ -103,13 +96,6 @@ inline Floats load_floats(const float* p) {
   return each_float([p](int i) { return p[i]; });
 }
 inline void store_floats(float* p, Floats a) { __builtin_memcpy(p, a.v, 64); }
-inline float half_to_float(uint16_t h) {
-  const uint32_t sign = static_cast<uint32_t>(h & 0x8000) << 16;
-  const uint32_t magnitude = h & 0x7fff;
-  if (magnitude >= 0x7c00) return from_bits(sign | 0x7f800000 | (magnitude & 0x3ff) << 13);
-  // The exponent is rebased by a product, which is exact for subnormal halves too.
-  return from_bits(bits_of(from_bits(magnitude << 13) * from_bits(0x77800000)) | sign);
-}
 inline Floats load_half(const uint8_t* p) {
   return each_float([p](int i) {
     uint16_t h;
@@ -188,6 +174,9 @@ inline Floats round_to_integral(Floats a) {
   return each_float([&](int i) { return nearest(a.v[i]); });
 }
 
+inline Floats choose_greater(Floats a, Floats b, Floats yes, Floats no) {
+  return each_float([&](int i) { return a.v[i] > b.v[i] ? yes.v[i] : no.v[i]; });
+}
 inline Floats zero_unless_above(Floats x, float limit, Floats value) {
   return each_float([&](int i) { return x.v[i] <= limit ? 0.0f : value.v[i]; });
 }
