@@ -12,7 +12,7 @@ from native_weights import IQ4_NL, Q2_K, TYPES, needs_library, random_matrix, wo
 from paged_sdk.kernels.gguf_blocks import BlockMatrix
 from paged_sdk.quant.linear import Linear
 from paged_sdk.quant.packed import PackedLinear
-from paged_sdk.quant.policy import DENSE, FEW_ROWS, LinearPolicy
+from paged_sdk.quant.policy import FEW_ROWS, LinearPolicy
 from paged_sdk.quant.rotated_int8 import RotatedInt8Linear
 
 every_kind_of_layer = pytest.mark.parametrize("is_head", [False, True])
@@ -25,16 +25,6 @@ def matrices(*tensor_types: int) -> list[BlockMatrix]:
 
 def form(policy: LinearPolicy, stored: Sequence[BlockMatrix | None], *, is_head: bool = False) -> Linear | None:
     return policy.quantised(stored, [None] * len(stored), is_head=is_head)
-
-
-@every_kind_of_layer
-def test_by_default_everything_is_decoded(*, is_head: bool) -> None:
-    assert form(DENSE, matrices(8), is_head=is_head) is None
-
-
-@needs_library
-def test_packed_weights_are_decoded_unless_they_are_to_be_kept() -> None:
-    assert form(LinearPolicy(workspace=workspace()), matrices(8)) is None
 
 
 @pytest.mark.parametrize("native", [pytest.param(True, marks=needs_library), False])
