@@ -1,7 +1,8 @@
-"""Micro-benchmark of the native CPU kernels: `python benchmarks/kernels_cpu.py [--isa LEVEL] [--threads N]`.
+"""Micro-benchmark of the native CPU kernels: `python benchmarks/kernels_cpu.py [PART ...] [--isa LEVEL] [--threads N]`.
 
-Weights stream from memory, not from a cache: copies of each matrix are used in turn, 512 MB in all. Every line's figure
-is the best of several alternating rounds, beside a plain read of the same bytes in the same round.
+Every figure is the best of several rounds, beside its limit in the same run: a plain read of the same bytes for linear
+layers and quantisers, a copy for what goes between products, torch's own matrix product for attention. Weights of
+linear layers stream from memory, not from a cache: copies of each matrix are used in turn, 512 MB in all.
 """
 
 from __future__ import annotations
@@ -13,17 +14,22 @@ from functools import partial
 from itertools import cycle
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS
+from paged_sdk.kernels.native.epilogue import finish_product, place_heads
 from paged_sdk.kernels.native.library import NativeLibrary, Workspace, load, why_not
 from paged_sdk.kernels.native.linear import NativeLinear
 from paged_sdk.kernels.native.packed import PACKED_TYPES, PackedWeight, pack_gguf
 from paged_sdk.kernels.native.paged_attention import AttentionShape, LayerCache, VarlenBatch, native_paged_attention
+from paged_sdk.kernels.native.quantize import quantize, quantize_blocks
+from paged_sdk.kernels.native.rotation import gated_rotate_quantise, rotate_quantise
 
 STREAMED_BYTES = 512 << 20
 ROUNDS = 7
 BLOCK_SIZE = 32
+PARTS = ("linear", "attention", "between", "quantize")
 
 
 def best(run: Callable[[], object], calls: int = 1) -> float:
@@ -82,11 +88,28 @@ def small_table(workspace: Workspace, shapes: Sequence[tuple[int, int]], num_row
         print(f"  {cols:5} -> {rows:5}" + " |".join(cells))
 
 
+def product_rate(dtype: torch.dtype) -> float:
+    """FLOP/s of torch's matrix product: what attention's products are held against."""
+    size = 1024
+    left, right = torch.randn(size, size).to(dtype), torch.randn(size, size).to(dtype)
+    return 2 * size**3 / best(partial(F.linear, left, right))
+
+
 def attention_table(workspace: Workspace, heads: tuple[int, int, int]) -> None:
     num_heads, num_kv_heads, head_size = heads
-    print(f"paged attention, {num_heads} heads / {num_kv_heads} of {head_size}, bfloat16: us, GFLOP/s, GB/s of pages")
-    shape = AttentionShape(num_heads, num_kv_heads, head_size, scale=head_size**-0.5)
-    for sequences, tokens, context in ((1, 1, 256), (1, 1, 4000), (16, 1, 256), (1, 512, 512), (1, 512, 4000)):
+    limits = {True: product_rate(torch.float32), False: product_rate(torch.bfloat16)}
+    print(
+        f"paged attention, {num_heads} heads / {num_kv_heads} of {head_size}, bfloat16 pages: us, GFLOP/s "
+        f"(share of torch's product), GB/s of pages; exact | not exact"
+    )
+    for sequences, tokens, context in (
+        (1, 1, 256),
+        (1, 1, 4000),
+        (16, 1, 256),
+        (1, 512, 512),
+        (1, 512, 1000),
+        (1, 512, 4000),
+    ):
         blocks = -(-context // BLOCK_SIZE)
         size = (sequences * blocks, BLOCK_SIZE, num_kv_heads, head_size)
         cache = LayerCache(torch.randn(size).bfloat16(), torch.randn(size).bfloat16())
@@ -96,30 +119,92 @@ def attention_table(workspace: Workspace, heads: tuple[int, int, int]) -> None:
             torch.full((sequences,), context, dtype=torch.int32),
         )
         query = torch.randn(sequences * tokens, num_heads, head_size)
-        seconds = best(partial(native_paged_attention, workspace, query, cache, batch, shape), calls=3)
         operations = 4 * sequences * tokens * (context - tokens / 2) * num_heads * head_size
         read = 4 * sequences * context * num_kv_heads * head_size
-        print(
-            f"  {sequences:2} x {tokens:3} of {context:4}: {seconds * 1e6:8.0f} "
-            f"{operations / seconds / 1e9:6.0f} {read / seconds / 1e9:6.1f}"
-        )
+        cells = []
+        for exact, limit in limits.items():
+            shape = AttentionShape(num_heads, num_kv_heads, head_size, scale=head_size**-0.5, exact=exact)
+            seconds = best(partial(native_paged_attention, workspace, query, cache, batch, shape), calls=3)
+            rate = operations / seconds
+            cells.append(f"{seconds * 1e6:8.0f} {rate / 1e9:6.0f} ({rate / limit:4.2f}) {read / seconds / 1e9:6.1f}")
+        print(f"  {sequences:2} x {tokens:3} of {context:4}: " + " |".join(cells))
+
+
+def between_products_table(workspace: Workspace, hidden: int, inner: int, heads: tuple[int, int, int]) -> None:
+    """What a prefill step does between int8 products of ``rows`` rows, beside copies of the bytes that it touches."""
+    rows, (num_heads, num_kv_heads, head_size) = 512, heads
+    print(
+        f"between int8 products, {rows} rows, hidden {hidden}, inner {inner}, bfloat16: us (copies of its bytes take)"
+    )
+    x, gate_up = torch.randn(rows, hidden).bfloat16(), torch.randn(rows, 2 * inner).bfloat16()
+    stream, scales, weight = torch.randn(rows, hidden), torch.rand(rows), torch.rand(hidden)
+    shape = AttentionShape(num_heads, num_kv_heads, head_size, scale=1.0)
+    qkv = torch.randn(rows, (num_heads + 2 * num_kv_heads) * head_size).bfloat16()
+    pages = (rows // BLOCK_SIZE, BLOCK_SIZE, num_kv_heads, head_size)
+    cache = LayerCache(torch.zeros(pages).bfloat16(), torch.zeros(pages).bfloat16())
+    turn = torch.randn(rows, head_size // 2)
+    place = partial(place_heads, workspace, qkv, scales, shape, cache)
+    norm = partial(rotate_quantise, workspace, norm_weight=weight, norm_eps=1e-6)
+    gated = partial(gated_rotate_quantise, workspace, gate_up, scales, activation="silu")
+    kernels: list[tuple[str, Callable[[], object], int]] = [
+        ("norm, rotate", partial(norm, stream, block=min(hidden & -hidden, 256)), 5 * stream.numel()),
+        ("rotate", partial(rotate_quantise, workspace, x, block=min(hidden & -hidden, 256)), 3 * x.numel()),
+        ("gate, rotate", partial(gated, block=min(inner & -inner, 256)), 5 * rows * inner),
+        ("residual", partial(finish_product, workspace, x, scales, out=stream, residual=stream), 10 * x.numel()),
+        ("place heads", partial(place, cosines=turn, sines=turn, slots=torch.arange(rows)), 5 * qkv.numel()),
+    ]
+    for name, run, touched in kernels:
+        copied = torch.empty(touched // 2, dtype=torch.uint8)
+        print(f"  {name:12} {best(run, calls=3) * 1e6:6.0f} ({best(copied.clone, calls=3) * 1e6:.0f})")
+    for cols, outputs in ((hidden, 2 * inner), (inner, hidden)):
+        packed = torch.ops.onednn.qlinear_prepack(torch.randint(-127, 128, (outputs, cols), dtype=torch.int8), None)
+        codes = torch.randint(0, 256, (rows, cols), dtype=torch.uint8)
+        units, zeros = torch.rand(outputs), torch.zeros(outputs, dtype=torch.int64)
+        multiply = torch.ops.onednn.qlinear_pointwise
+        product = partial(multiply, codes, 1.0, 128, packed, units, zeros, None, 1.0, 0, torch.bfloat16, "none", [], "")
+        print(f"  the product {cols} -> {outputs}: {best(product) * 1e6:.0f}")
+
+
+def quantize_table(workspace: Workspace, rows: int, cols: int) -> None:
+    weight = torch.randn(rows, cols).bfloat16()
+    read = best(partial(torch.sum, weight.view(torch.int64)))
+    limit = weight.numel() / read / 1e6
+    print(f"quantisers of bfloat16 weights: million weights/s, and packed (a plain read: {limit:.0f})")
+    for tensor_type in sorted(PACKED_TYPES):
+        rates = [
+            weight.numel()
+            / best(partial(run, workspace.library, weight, tensor_type, num_threads=workspace.num_threads))
+            for run in (quantize_blocks, quantize)
+        ]
+        print(f"  {BLOCK_FORMATS[tensor_type].name:5} {rates[0] / 1e6:6.0f} {rates[1] / 1e6:6.0f}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"some of {', '.join(PARTS)}; all by default")
     parser.add_argument("--isa", help="an instruction-set level; the best by default")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
+    if unknown := set(options.parts) - set(PARTS):
+        parser.error(f"unknown part {', '.join(sorted(unknown))}: expected some of {', '.join(PARTS)}")
     library = load(options.isa)
     if library is None:
         raise SystemExit(f"the native kernels are not available: {why_not()}")
     torch.set_num_threads(options.threads)
     workspace = Workspace(library, num_threads=options.threads)
     print(f"{library.isa}, {options.threads} threads")
-    linear_table(workspace, 8960, 1536, (1, 4, 16, 32))
-    small_table(workspace, ((576, 576), (1536, 576), (576, 1536)), (1, 4, 16))
-    attention_table(workspace, (9, 3, 64))
-    attention_table(workspace, (12, 2, 128))
+    parts = options.parts or PARTS
+    if "linear" in parts:
+        linear_table(workspace, 8960, 1536, (1, 4, 16, 32))
+        small_table(workspace, ((576, 576), (1536, 576), (576, 1536)), (1, 4, 16))
+    if "attention" in parts:
+        attention_table(workspace, (9, 3, 64))
+        attention_table(workspace, (12, 2, 128))
+    if "between" in parts:
+        between_products_table(workspace, 576, 1536, (9, 3, 64))
+        between_products_table(workspace, 1536, 8960, (12, 2, 128))
+    if "quantize" in parts:
+        quantize_table(workspace, 2048, 1536)
 
 
 if __name__ == "__main__":
