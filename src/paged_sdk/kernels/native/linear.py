@@ -1,6 +1,6 @@
 """Linear and feed-forward layers on packed weights, each one native call.
 
-Activations are quantised to int8 in groups of 32 columns with float32 scales, products are exact integers per group,
+Activations are quantised to int8 in groups of 16 columns with float32 scales, products are exact integers per group,
 and each output's sum has one order: a row's result does not depend on how many rows are computed with it, nor on the
 number of threads. A row that holds NaN or Inf gives NaN in every column, and touches no other row.
 """

@@ -1,4 +1,5 @@
-// The plain C interface of the kernel library: what Python's ctypes sees. Structures mirror library.py field by field.
+// The plain C interface of the kernel library: what Python's ctypes sees. Structures are mirrored in structures.py,
+// field by field.
 #pragma once
 
 #include <cstddef>
