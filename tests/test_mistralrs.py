@@ -350,7 +350,7 @@ def test_settings_that_contradict_each_other(settings: dict[str, Any], named: tu
     [
         ({"no_kv_cache": True}, "no_kv_cache"),
         ({"num_device_layers": ["0:16"]}, "num_device_layers"),
-        ({"in_situ_quant": "Q4K"}, "in_situ_quant"),
+        ({"in_situ_quant": "Q99"}, "in_situ_quant"),
         ({"max_seqs": 0}, "max_num_seqs"),
         ({"prefix_cache_n": -1}, "prefix_cache_n"),
         ({"token_source": "somewhere"}, "token_source"),

@@ -36,6 +36,7 @@ EXPORTS: Final[tuple[str, ...]] = (
     "EngineError",
     "GgufModelBuilder",
     "InvalidRequestError",
+    "IsqType",
     "MemoryGpuConfig",
     "Message",
     "Model",

@@ -14,6 +14,7 @@ from attrs import evolve, field, frozen
 
 from paged_sdk.config.build import BuildSettings, ModelSource
 from paged_sdk.config.env import read_environment
+from paged_sdk.config.isq import IsqType
 from paged_sdk.config.paged import PagedAttentionMeta
 from paged_sdk.errors import ConfigError
 from paged_sdk.logs import show_logs
@@ -91,6 +92,20 @@ class _ModelBuilder(ABC):
         "auto" is bfloat16 where the hardware computes in it, else float32.
         """
         return self._with(dtype=dtype)
+
+    def with_isq(self, isq: IsqType) -> Self:
+        """Quantise the weights while loading, layer by layer, so that the peak of memory stays near their final size.
+
+        :raises ConfigError: for anything but an :class:`IsqType`
+        """
+        return self._with(isq=isq)
+
+    def with_auto_isq(self, bits: int) -> Self:
+        """The best format of so many bits for the device: 4, 5, 6 or 8.
+
+        :raises ConfigError: naming the numbers there are
+        """
+        return self._with(isq=IsqType.parse(str(bits), setting="with_auto_isq"))
 
     def with_device(self, device: str) -> Self:
         """Where the model runs: "auto", "cpu", "cuda", "cuda:1", "mps"."""

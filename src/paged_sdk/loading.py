@@ -15,10 +15,10 @@ from paged_sdk.chat.text_processor import TextProcessor, load_text_processor, te
 from paged_sdk.config.build import BuildSettings, ModelSource
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.engine import EngineConfig
-from paged_sdk.config.env import Environment, read_variable
+from paged_sdk.config.env import ISQ, Environment, read_variable
 from paged_sdk.engine.engine import Engine
 from paged_sdk.errors import ConfigError
-from paged_sdk.kernels.native.library import Workspace, load
+from paged_sdk.kernels.native.library import Workspace, load, why_not
 from paged_sdk.kv.contiguous import SequenceKvManager
 from paged_sdk.kv.manager import KvManager
 from paged_sdk.kv.paged import KvCacheManager
@@ -71,12 +71,7 @@ def load_parts(source: ModelSource, settings: BuildSettings, environment: Enviro
                 checkpoint.source,
                 dtype=dtype,
                 device=device,
-                policy=LinearPolicy(
-                    # A dtype that was asked for is what the weights are to be; left open, they stay as they are.
-                    keep_blocks=device.type == "cpu" and settings.dtype == "auto",
-                    workspace=workspace,
-                    one_form=settings.batch_invariance or settings.lean_memory,
-                ),
+                policy=_policy(checkpoint, settings, environment, device, workspace),
                 max_model_len=max_model_len,
                 on_progress=bar.update,
             )
@@ -118,6 +113,35 @@ def _workspace(device: torch.device, settings: BuildSettings) -> Workspace | Non
     """Scratch of the native CPU kernels, or None where they are absent: the log says why."""
     library = load() if device.type == "cpu" else None
     return None if library is None else Workspace(library, num_threads=settings.num_threads)
+
+
+def _policy(
+    checkpoint: Checkpoint,
+    settings: BuildSettings,
+    environment: Environment,
+    device: torch.device,
+    workspace: Workspace | None,
+) -> LinearPolicy:
+    """Which form the weights take.
+
+    :raises ConfigError: weights are to be quantised where that cannot be done
+    """
+    isq = settings.isq
+    if isq is None and environment.isq is not None:
+        if checkpoint.is_quantized:
+            _log.info("%s = %s leaves %s alone: it is quantised already.", ISQ, environment.isq.value, checkpoint.path)
+        else:
+            isq = environment.isq
+    if isq is not None and workspace is None:
+        reason = why_not() if device.type == "cpu" else f"here {device}"
+        raise ConfigError.of("isq", isq.value, f"a CPU with the native kernels ({reason})")
+    return LinearPolicy(
+        # A dtype that was asked for is what the weights are to be; left open, they stay as they are.
+        keep_blocks=device.type == "cpu" and settings.dtype == "auto",
+        workspace=workspace,
+        isq=isq,
+        one_form=settings.batch_invariance or settings.lean_memory,
+    )
 
 
 def _fused(model: DecoderModel, backend: AttentionBackend, settings: BuildSettings) -> CausalModel:

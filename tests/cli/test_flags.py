@@ -191,7 +191,7 @@ def test_raw_text_is_no_conversation(arguments: list[str]) -> None:
         (["--pa-cache-type", "int4"], "--pa-cache-type"),
         (["--format", "ggml"], "--format"),
         (["--max-tokens", "many"], "--max-tokens"),
-        (["--isq", "Q4K"], "--isq"),
+        (["--isq-type", "Q4K"], "--isq-type"),
         (["one prompt", "another"], "another"),
     ],
 )
@@ -203,6 +203,7 @@ def test_command_lines_that_cannot_be_understood(command_line: CommandLine, argu
     ("arguments", "named"),
     [
         (["--pa-block-size", "0"], "block_size = 0"),
+        (["--isq", "Q99"], "--isq = 'Q99'"),
         (["--pa-memory-fraction", "1.5"], "fraction = 1.5"),
         (["--max-seqs", "0"], "max_num_seqs = 0"),
         (["--dtype", "int3"], "dtype = 'int3'"),

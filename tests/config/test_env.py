@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from paged_sdk import ConfigError, MemoryGpuConfig, PagedAttentionMeta, PagedCacheType
+from paged_sdk import ConfigError, IsqType, MemoryGpuConfig, PagedAttentionMeta, PagedCacheType
 from paged_sdk.config.env import Environment, read_environment, read_variable
 
 
@@ -59,7 +59,8 @@ def test_prefix_cache_n(text: str, n: int) -> None:
         ("MISTRALRS_PAGED_ATTN_CONTEXT_LEN", "0"),
         ("MISTRALRS_PREFIX_CACHE_N", "-3"),
         ("MISTRALRS_PREFIX_CACHE_N", "many"),
-        ("MISTRALRS_ISQ", "Q4K"),
+        ("MISTRALRS_ISQ", "Q4Z"),
+        ("MISTRALRS_ISQ", "3"),
         ("MISTRALRS_SPECULATIVE_DRAFT_MODEL", "tiny"),
         ("MISTRALRS_SPECULATIVE_GAMMA", "16"),
     ],
@@ -85,3 +86,11 @@ def test_the_process_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> Non
     assert read_environment().prefix_cache_n == 5
     assert read_variable("SOME_TOKEN") == "abc"
     assert read_variable("NO_SUCH_TOKEN") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "isq"),
+    [("Q4K", IsqType.Q4K), ("q8_0", IsqType.Q8_0), ("4", IsqType.Q4K), ("false", None), ("None", None)],
+)
+def test_isq(text: str, isq: IsqType | None) -> None:
+    assert read_environment({"MISTRALRS_ISQ": text}).isq is isq

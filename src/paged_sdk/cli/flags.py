@@ -12,6 +12,7 @@ from attrs import evolve, frozen
 
 from paged_sdk import (
     GgufModelBuilder,
+    IsqType,
     MemoryGpuConfig,
     PagedAttentionMeta,
     PagedAttentionMetaBuilder,
@@ -74,6 +75,7 @@ class ModelFlags:
     tok_model_id: Path | None = None
     chat_template: str | None = None
     dtype: str | None = None
+    isq: str | None = None
 
     def builder(self) -> Builder:
         """What builds the model.
@@ -92,6 +94,8 @@ class ModelFlags:
             builder = builder.with_tokenizer_json(path / "tokenizer.json" if path.is_dir() else path)
         if self.chat_template is not None:
             builder = builder.with_chat_template(self.chat_template)
+        if self.isq is not None:
+            builder = builder.with_isq(IsqType.parse(self.isq, setting="--isq"))
         return builder if self.dtype is None else builder.with_dtype(self.dtype)
 
     def _is_gguf(self, location: str) -> bool:

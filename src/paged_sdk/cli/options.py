@@ -99,6 +99,10 @@ Dtype = Annotated[
     str | None,
     typer.Option("--dtype", metavar="NAME", help="auto, bfloat16, float16, float32 ...", rich_help_panel=MODEL),
 ]
+Isq = Annotated[
+    str | None,
+    typer.Option("--isq", metavar="TYPE", help="Quantise while loading: 4, 8, Q4K, Q8_0 ...", rich_help_panel=MODEL),
+]
 NumThreads = Annotated[
     int | None, typer.Option("--num-threads", help="CPU threads of one operation.", rich_help_panel=MODEL)
 ]

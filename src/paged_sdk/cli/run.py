@@ -23,6 +23,7 @@ def run(
     cpu: options.Cpu = False,
     device: options.Device = None,
     dtype: options.Dtype = None,
+    isq: options.Isq = None,
     num_threads: options.NumThreads = None,
     paged_attn: options.PagedAttn = options.PagedAttnMode.AUTO,
     pa_context_len: options.PaContextLen = None,
@@ -65,6 +66,7 @@ def run(
             tok_model_id=tok_model_id,
             chat_template=chat_template,
             dtype=dtype,
+            isq=isq,
         )
         paged_flags = PagedFlags(
             paged_attn=paged_attn,

@@ -8,6 +8,7 @@ from typing import Any
 from attrs import Attribute, field, frozen
 
 from paged_sdk.config.checks import IntAtLeast
+from paged_sdk.config.isq import IsqType
 from paged_sdk.config.paged import PagedAttentionMeta
 from paged_sdk.errors import ConfigError
 
@@ -47,6 +48,11 @@ def _is_token_source(instance: object, attribute: Attribute[Any], value: object)
         raise ConfigError.of("with_token_source", value, '"cache", "none", "literal:TOKEN", "env:NAME" or "path:FILE"')
 
 
+def _is_isq(instance: object, attribute: Attribute[Any], value: object) -> None:
+    if value is not None and not isinstance(value, IsqType):
+        raise ConfigError.of("with_isq", value, "one of " + ", ".join(str(member) for member in IsqType))
+
+
 @frozen(kw_only=True)
 class ModelSource:
     """Which model.
@@ -65,6 +71,7 @@ class ModelSource:
 class BuildSettings:
     """What was asked for; None is left to the environment, the checkpoint and the machine, in this order.
 
+    :ivar isq: quantise weights while loading
     :ivar batch_invariance: one arithmetic for every row count
     :ivar lean_memory: one form of each weight
     :ivar paged_attn: True and False were asked for explicitly
@@ -86,6 +93,7 @@ class BuildSettings:
     tokenizer_json: Path | None = None
     revision: str | None = None
     token_source: str = field(default="cache", validator=_is_token_source)
+    isq: IsqType | None = field(default=None, validator=_is_isq)
     batch_invariance: bool = False
     lean_memory: bool = False
     num_threads: int | None = field(default=None, validator=IntAtLeast(1, optional=True))

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
+from paged_sdk.config.isq import IsqType
 from paged_sdk.config.memory import MemoryGpuConfig
 from paged_sdk.config.paged import PagedAttentionMeta, PagedCacheType
 from paged_sdk.errors import ConfigError
@@ -23,8 +24,9 @@ GPU_MEM = "MISTRALRS_PAGED_ATTN_GPU_MEM"
 GPU_MEM_USAGE = "MISTRALRS_PAGED_ATTN_GPU_MEM_USAGE"
 CONTEXT_LEN = "MISTRALRS_PAGED_ATTN_CONTEXT_LEN"
 PREFIX_CACHE_N = "MISTRALRS_PREFIX_CACHE_N"
+ISQ = "MISTRALRS_ISQ"
 
-NOT_YET = ("MISTRALRS_ISQ", "MISTRALRS_SPECULATIVE_DRAFT_MODEL", "MISTRALRS_SPECULATIVE_GAMMA")
+NOT_YET = ("MISTRALRS_SPECULATIVE_DRAFT_MODEL", "MISTRALRS_SPECULATIVE_GAMMA")
 """Variables of mistral.rs's deployments that this version cannot honour: an error beats a setting that does nothing."""
 
 _ON = frozenset({"true", "1", "on"})
@@ -38,11 +40,13 @@ class Environment:
     :ivar paged_attn: whether paged attention was asked for or forbidden
     :ivar paged_meta: settings of the KV pool
     :ivar prefix_cache_n: 0 is off
+    :ivar isq: quantise weights while loading; checkpoints that are quantised already are left alone
     """
 
     paged_attn: bool | None = None
     paged_meta: PagedAttentionMeta | None = None
     prefix_cache_n: int | None = None
+    isq: IsqType | None = None
 
 
 def read_variable(name: str) -> str | None:
@@ -67,6 +71,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         paged_attn=_switch(given, PAGED_ATTN),
         paged_meta=_paged_meta(given),
         prefix_cache_n=_prefix_cache_n(given),
+        isq=_isq(given),
     )
 
 
@@ -135,3 +140,10 @@ def _prefix_cache_n(given: Mapping[str, str]) -> int | None:
     if given.get(PREFIX_CACHE_N, "").lower() in {"false", "none"}:
         return 0
     return _whole_number(given, PREFIX_CACHE_N, allowed="a number >= 0, false or none", minimum=0)
+
+
+def _isq(given: Mapping[str, str]) -> IsqType | None:
+    value = given.get(ISQ)
+    if value is None or value.lower() in {"false", "none"}:
+        return None
+    return IsqType.parse(value, setting=ISQ)

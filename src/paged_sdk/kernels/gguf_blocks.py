@@ -18,7 +18,7 @@ from torch import Tensor
 
 from paged_sdk.errors import UnsupportedQuantizationError
 
-__all__ = ["BLOCK_FORMATS", "BlockFormat", "BlockMatrix", "block_format", "dequantize"]
+__all__ = ["BLOCK_FORMATS", "BlockFormat", "BlockMatrix", "block_format", "dequantize", "tensor_type_of"]
 
 # Elements decoded at once: temporaries of a few MiB whatever the tensor's size. Smaller chunks pay more for starting
 # operations (Q4_K to bfloat16 on 2 cores: 1.1 G elements/s, against 0.5 G at 1 << 16).
@@ -203,6 +203,11 @@ def block_format(tensor_type: int) -> BlockFormat:
             supported=supported,
         )
     return found
+
+
+def tensor_type_of(name: str) -> int:
+    """ggml's number of a block format by its name, such as "Q4_K"."""
+    return next(number for number, form in BLOCK_FORMATS.items() if form.name == name)
 
 
 def dequantize(tensor_type: int, data: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:

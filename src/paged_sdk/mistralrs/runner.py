@@ -14,6 +14,7 @@ from paged_sdk import (
     CompletionResponse,
     ConfigError,
     InvalidRequestError,
+    IsqType,
     MemoryGpuConfig,
     PagedAttentionMeta,
     PagedCacheType,
@@ -36,6 +37,7 @@ class Runner:
     :param token_source: the hub's access token: "cache", "none", "literal:...", "env:NAME" or "path:FILE"
     :param chat_template: a Jinja chat template instead of the checkpoint's: its text, or a path
     :param jinja_explicit: the path of a Jinja file, as ``chat_template``
+    :param in_situ_quant: quantise the weights while loading: "4", "Q4K", "Q8_0" ...
     :param pa_gpu_mem: size of the KV pool in MiB; at most one of the three sizes may be given
     :param pa_gpu_mem_usage: the same, as a share of the device's memory
     :param pa_ctxt_len: the same, in tokens
@@ -58,7 +60,7 @@ class Runner:
         chat_template: str | None = None,
         jinja_explicit: str | None = None,
         num_device_layers: None = None,
-        in_situ_quant: None = None,
+        in_situ_quant: str | None = None,
         pa_gpu_mem: int | None = None,
         pa_gpu_mem_usage: float | None = None,
         pa_ctxt_len: int | None = None,
@@ -68,7 +70,7 @@ class Runner:
         paged_attn: bool = False,
         seed: int | None = None,
     ) -> None:
-        refuse_settings(no_kv_cache=no_kv_cache, num_device_layers=num_device_layers, in_situ_quant=in_situ_quant)
+        refuse_settings(no_kv_cache=no_kv_cache, num_device_layers=num_device_layers)
         if not isinstance(which, Which):
             raise ConfigError.of("which", which, "Which.Plain(...) or Which.GGUF(...)")
         meta = _paged_settings(
@@ -90,6 +92,8 @@ class Runner:
             builder = builder.without_paged_attn()
         if prefix_cache_n != DEFAULT_PREFIX_CACHE_N:  # else the environment may say
             builder = builder.with_prefix_cache_n(prefix_cache_n)
+        if in_situ_quant is not None:
+            builder = builder.with_isq(IsqType.parse(in_situ_quant, setting="in_situ_quant"))
         self._seed = seed
         self._model = BlockingModel(builder.build())
         try:

@@ -80,9 +80,7 @@ class WeightLoader:
         merged_bias = self._merge([(f"{name}.bias", (height,)) for name, height in parts]) if bias else None
         matrices: list[BlockMatrix | None] = []
         for name, height in parts:
-            matrix = self._source.block_matrix(f"{name}.weight") if f"{name}.weight" in self._source else None
-            if matrix is not None:
-                self._check_shape(f"{name}.weight", matrix.shape, (height, in_features))
+            matrix = self._block_matrix(f"{name}.weight", (height, in_features), is_head=is_head)
             matrices += [None] if matrix is None else matrix.split(out_features if len(names) == 1 else (height,))
         biases = [None] * len(matrices) if merged_bias is None else torch.split(merged_bias, list(out_features))
         quantised = self._policy.quantised(matrices, biases, is_head=is_head)
@@ -108,11 +106,28 @@ class WeightLoader:
     def tied_head(self, embedding: Embedding) -> Linear:
         """The output projection of a model that uses its embeddings for it."""
         if isinstance(embedding, BlockEmbedding):
-            quantised = self._policy.quantised([embedding.matrix], [None], is_head=True)
-            assert quantised is not None
-            return quantised
-        assert isinstance(embedding, DenseEmbedding)
-        return DenseLinear(embedding.weight)
+            matrix: BlockMatrix | None = embedding.matrix
+        else:
+            assert isinstance(embedding, DenseEmbedding)
+            matrix = self._policy.in_situ(embedding.weight.float(), is_head=True) if self._policy.isq else None
+        quantised = self._policy.quantised([matrix], [None], is_head=True)
+        if quantised is None:
+            assert isinstance(embedding, DenseEmbedding)
+            return DenseLinear(embedding.weight)
+        return quantised
+
+    def _block_matrix(self, name: str, shape: tuple[int, int], *, is_head: bool) -> BlockMatrix | None:
+        """A matrix in blocks, stored so or quantised now; None: it is to stay in plain numbers."""
+        if name not in self._source:
+            return None
+        if self._policy.isq is not None:
+            weight = self._source.tensor(name, torch.float32, self._device)
+            self._check_shape(name, tuple(weight.shape), shape)
+            return self._policy.in_situ(weight, is_head=is_head)
+        matrix = self._source.block_matrix(name) if self._policy.keep_blocks else None
+        if matrix is not None:
+            self._check_shape(name, matrix.shape, shape)
+        return matrix
 
     def close(self) -> None:
         """Say what of the checkpoint is not used, and that loading is done."""

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from attrs import frozen
 from torch import Tensor
 
-from paged_sdk.kernels.gguf_blocks import BlockMatrix
+from paged_sdk.config.isq import IsqType
+from paged_sdk.kernels.gguf_blocks import BlockMatrix, tensor_type_of
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.packed import PACKED_TYPES, pack_gguf
+from paged_sdk.kernels.native.quantize import quantize_blocks
 from paged_sdk.quant.linear import Linear
 from paged_sdk.quant.packed import PackedLinear
 from paged_sdk.quant.rotated_int8 import RotatedInt8Linear
@@ -20,6 +22,10 @@ FEW_ROWS = 64
 """Up to here packed weights are faster: they are read from memory once, at half the bytes. Beyond, int8 arithmetic on
 a form of its own decides."""
 
+NARROW_BLOCK = 32
+WIDE_BLOCK = 256
+"""Elements of a row that share a block: in the legacy formats, and in the K formats."""
+
 
 @frozen(kw_only=True)
 class LinearPolicy:
@@ -27,23 +33,40 @@ class LinearPolicy:
 
     :ivar keep_blocks: matrices that a checkpoint stores in blocks stay quantised; False: every matrix is decoded
     :ivar workspace: of the native kernels; None: they are absent, and torch's own int8 product serves every row count
+    :ivar isq: quantise every matrix to this, whatever it is stored as; needs the workspace
     :ivar one_form: packed weights for every row count: half the memory, and a text that does not depend on its batch
     """
 
     keep_blocks: bool = False
     workspace: Workspace | None = None
+    isq: IsqType | None = None
     one_form: bool = False
+
+    def in_situ(self, weight: Tensor, *, is_head: bool) -> BlockMatrix | None:
+        """A matrix quantised as ``isq`` says; None: nothing is to be quantised, or its rows fit no format's blocks.
+
+        :param weight: ``[rows, columns]`` float32
+        :param is_head: the output projection, which keeps more bits
+        """
+        if self.isq is None or weight.shape[1] % NARROW_BLOCK:
+            return None
+        assert self.workspace is not None
+        isq = self.isq.for_head if is_head else self.isq
+        if weight.shape[1] % WIDE_BLOCK:
+            isq = isq.for_narrow_rows
+        tensor_type = tensor_type_of(isq.gguf_name)
+        return BlockMatrix(tensor_type, quantize_blocks(self.workspace.library, weight, tensor_type))
 
     def quantised(
         self, matrices: Sequence[BlockMatrix | None], biases: Sequence[Tensor | None], *, is_head: bool
     ) -> Linear | None:
         """A quantised layer of matrices that share an input; None: they are to be decoded.
 
-        :param matrices: as stored; None: as plain numbers
+        :param matrices: in blocks; None: in plain numbers
         :param is_head: the output projection: never asked for more than a few rows
         """
         blocks = [matrix for matrix in matrices if matrix is not None]
-        if not self.keep_blocks or len(blocks) < len(matrices):
+        if len(blocks) < len(matrices):
             return None
         if self.workspace is None or any(matrix.tensor_type not in PACKED_TYPES for matrix in blocks):
             return RotatedInt8Linear(blocks, biases, workspace=self.workspace)

@@ -35,6 +35,11 @@ class Checkpoint:
     kind: Literal["huggingface", "gguf"]
     metadata: dict[str, Any] | None = None
 
+    @property
+    def is_quantized(self) -> bool:
+        """Whether any matrix is stored in quantised blocks."""
+        return any(self.source.block_matrix(name) is not None for name in self.source.names())
+
 
 def open_checkpoint(path: Path) -> Checkpoint:
     """Open a Hugging Face directory or a GGUF file; weights are mapped, not read.

@@ -1,0 +1,94 @@
+"""Quantising while loading, through the public face."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+import tiny
+from paged_sdk import ConfigError, GgufModelBuilder, IsqType, Model, SamplingParams, TextModelBuilder
+from paged_sdk.kernels.native.library import why_not
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.skipif(why_not() is not None, reason=f"native kernels: {why_not()}"),
+]
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def wide_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows of 256, which the K formats need."""
+    directory = tmp_path_factory.mktemp("wide")
+    return tiny.make_checkpoint("llama", directory, hidden_size=256, intermediate_size=512, head_dim=64)
+
+
+async def prompt_logprobs(model: Model) -> list[float]:
+    sampling = SamplingParams(temperature=0, max_len=1, prompt_logprobs=0)
+    response = await model.send_completion_request(list(range(5, 60)), sampling)
+    assert response.prompt_logprobs is not None
+    return [token.logprob for token in response.prompt_logprobs.content]
+
+
+def distance(first: list[float], second: list[float]) -> float:
+    return sum(abs(a - b) for a, b in zip(first, second, strict=True)) / len(first)
+
+
+async def test_more_bits_are_nearer_to_the_checkpoint(wide_checkpoint: Path) -> None:
+    builder = TextModelBuilder(wide_checkpoint).with_force_cpu().with_num_threads(1)
+    async with builder.with_dtype("float32").build() as model:
+        exact = await prompt_logprobs(model)
+    distances = []
+    for isq in (IsqType.Q4K, IsqType.Q5K, IsqType.Q6K, IsqType.Q8_0):
+        async with builder.with_dtype("float32").with_isq(isq).build() as model:
+            distances.append(distance(await prompt_logprobs(model), exact))
+    assert distances == sorted(distances, reverse=True)
+    assert 0 < distances[-1] < distances[0] / 4
+
+
+@pytest.mark.parametrize("family", ["qwen2", "phi3", "gemma2"])
+async def test_rows_that_are_narrow_for_a_type_take_a_wider_one(family: str, tmp_path: Path) -> None:
+    checkpoint = tiny.make_checkpoint(family, tmp_path)
+    builder = TextModelBuilder(checkpoint).with_force_cpu().with_num_threads(1).with_dtype("float32")
+    async with builder.build() as model:
+        exact = await prompt_logprobs(model)
+    async with builder.with_isq(IsqType.Q6K).build() as model:
+        assert 0 < distance(await prompt_logprobs(model), exact) < 1
+
+
+async def test_auto_isq_takes_bits(wide_checkpoint: Path) -> None:
+    builder = TextModelBuilder(wide_checkpoint).with_force_cpu().with_num_threads(1)
+    async with builder.with_auto_isq(4).build() as four, builder.with_isq(IsqType.Q4K).build() as q4k:
+        assert await prompt_logprobs(four) == await prompt_logprobs(q4k)
+    with pytest.raises(ConfigError, match="with_auto_isq"):
+        builder.with_auto_isq(7)
+
+
+async def test_the_environment_leaves_quantised_checkpoints_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    gguf = GgufModelBuilder(tiny.make_gguf(tmp_path, quantization="Q8_0")).with_force_cpu().with_num_threads(1)
+    async with gguf.build() as model:
+        plain = await prompt_logprobs(model)
+    monkeypatch.setenv("MISTRALRS_ISQ", "4")
+    with caplog.at_level(logging.INFO, logger="paged_sdk"):
+        async with gguf.build() as model:
+            assert await prompt_logprobs(model) == plain
+    assert "quantised already" in caplog.text
+    async with gguf.with_isq(IsqType.Q4_0).build() as model:
+        assert await prompt_logprobs(model) != plain
+
+
+async def test_the_environment_quantises_what_is_not(wide_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    builder = TextModelBuilder(wide_checkpoint).with_force_cpu().with_num_threads(1)
+    async with builder.with_isq(IsqType.Q8_0).build() as model:
+        expected = await prompt_logprobs(model)
+    monkeypatch.setenv("MISTRALRS_ISQ", "Q8_0")
+    async with builder.build() as model:
+        assert await prompt_logprobs(model) == expected
