@@ -92,3 +92,11 @@ async def test_the_environment_quantises_what_is_not(wide_checkpoint: Path, monk
     monkeypatch.setenv("MISTRALRS_ISQ", "Q8_0")
     async with builder.build() as model:
         assert await prompt_logprobs(model) == expected
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+async def test_dtypes_that_the_kernels_do_not_compute_in_are_refused(dtype: str, tiny_checkpoint: Path) -> None:
+    builder = TextModelBuilder(tiny_checkpoint).with_force_cpu().with_dtype(dtype).with_isq(IsqType.Q8_0)
+    with pytest.raises(ConfigError, match="expected float32 or bfloat16, beside isq = Q8_0") as caught:
+        await builder.build()
+    assert (caught.value.setting, caught.value.value) == ("dtype", dtype)

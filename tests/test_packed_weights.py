@@ -9,7 +9,17 @@ import pytest
 
 import tiny
 from native_weights import needs_library
-from paged_sdk import GgufModelBuilder, Model, RequestBuilder, SamplingParams, TextMessages, TextModelBuilder
+from paged_sdk import (
+    ConfigError,
+    GgufModelBuilder,
+    Model,
+    RequestBuilder,
+    SamplingParams,
+    TextMessages,
+    TextModelBuilder,
+)
+from paged_sdk.kernels.gguf_blocks import BlockMatrix
+from paged_sdk.weights.gguf_source import GgufSource
 
 pytestmark = pytest.mark.anyio
 
@@ -93,6 +103,21 @@ async def test_contiguous_memory_takes_packed_weights_too(file: Path, caplog: py
             packed = await prompt_logprobs(model, 150)
     assert "Layers run one operation at a time: its attention is not native." in caplog.text
     assert 0 < distance(packed, await exact_logprobs(file, 150)) < 0.05
+
+
+@needs_library
+async def test_an_output_projection_of_plain_numbers(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As some files have it for quality's sake; its product is torch's, whose order of sums the row count decides."""
+    of_all = GgufSource.block_matrix
+
+    def block_matrix(source: GgufSource, name: str) -> BlockMatrix | None:
+        return None if name == "lm_head.weight" else of_all(source, name)
+
+    monkeypatch.setattr(GgufSource, "block_matrix", block_matrix)
+    async with builder(file).build() as model:
+        assert 0 < distance(await prompt_logprobs(model, 30), await exact_logprobs(file, 30)) < 0.05
+    with pytest.raises(ConfigError, match=r"with_batch_invariance.* here its output projection is not quantised"):
+        await builder(file).with_batch_invariance().build()
 
 
 @pytest.mark.parametrize("num_tokens", [30, 150])

@@ -31,6 +31,7 @@ from paged_sdk.models.fused_decoder import FusedDecoderModel, why_not_fused
 from paged_sdk.models.loading import load_model
 from paged_sdk.preparation import RequestPreparer
 from paged_sdk.progress import LoadingBar
+from paged_sdk.quant.dense import DenseLinear
 from paged_sdk.quant.policy import FEW_ROWS, LinearPolicy
 from paged_sdk.runner.device import choose_device, choose_dtype
 from paged_sdk.runner.model_runner import ModelRunner
@@ -71,7 +72,7 @@ def load_parts(source: ModelSource, settings: BuildSettings, environment: Enviro
                 checkpoint.source,
                 dtype=dtype,
                 device=device,
-                policy=_policy(checkpoint, settings, environment, device, workspace),
+                policy=_policy(checkpoint, settings, environment, dtype, device, workspace),
                 max_model_len=max_model_len,
                 on_progress=bar.update,
             )
@@ -119,6 +120,7 @@ def _policy(
     checkpoint: Checkpoint,
     settings: BuildSettings,
     environment: Environment,
+    dtype: torch.dtype,
     device: torch.device,
     workspace: Workspace | None,
 ) -> LinearPolicy:
@@ -135,6 +137,8 @@ def _policy(
     if isq is not None and workspace is None:
         reason = why_not() if device.type == "cpu" else f"here {device}"
         raise ConfigError.of("isq", isq.value, f"a CPU with the native kernels ({reason})")
+    if isq is not None and dtype not in (torch.float32, torch.bfloat16):
+        raise ConfigError.of("dtype", settings.dtype, f"float32 or bfloat16, beside isq = {isq.value}")
     return LinearPolicy(
         # A dtype that was asked for is what the weights are to be; left open, they stay as they are.
         keep_blocks=device.type == "cpu" and settings.dtype == "auto",
@@ -147,9 +151,11 @@ def _policy(
 def _fused(model: DecoderModel, backend: AttentionBackend, settings: BuildSettings) -> CausalModel:
     """The model with its layers fused, where that can be.
 
-    :raises ConfigError: batch invariance was asked for, and the layers cannot be fused
+    :raises ConfigError: batch invariance was asked for, and the model is not all in packed weights
     """
     reason = why_not_fused(model, backend)
+    if settings.batch_invariance and reason is None and isinstance(model.head, DenseLinear):
+        reason = "its output projection is not quantised"
     if reason is not None:
         if settings.batch_invariance:
             raise ConfigError.of(
