@@ -107,7 +107,7 @@ struct paged_heads {
   int32_t window;  // keys that a query sees, its own included; 0: all
   float scale;
   float softcap;  // 0: none
-  int32_t exact;  // float32 products for all rows; 0: bfloat16 ones for tiles of many, where the CPU has them
+  int32_t exact;  // float32 products for all rows; 0: bfloat16 ones where the CPU has them
 };
 
 // out[t, h, :] = softmax(scale * q . K) V; q and out are [tokens, num_heads, head_size], strides in elements per token.

@@ -85,11 +85,14 @@ struct Pages {
   const int32_t* block_table;
   int kv_head;
 
-  // Index of a token's vector, in vectors of head_size.
-  int64_t vector_of(int token) const {
-    const int64_t slot =
-        static_cast<int64_t>(block_table[token / heads.block_size]) * heads.block_size + token % heads.block_size;
-    return slot * heads.num_kv_heads + kv_head;
+  // Indices of the vectors of the tokens [begin, end), in vectors of head_size.
+  void vectors_of(int begin, int end, int64_t* out) const {
+    int block = begin / heads.block_size, offset = begin % heads.block_size;
+    for (int token = begin; token < end; ++token) {
+      const int64_t slot = static_cast<int64_t>(block_table[block]) * heads.block_size + offset;
+      *out++ = slot * heads.num_kv_heads + kv_head;
+      if (++offset == heads.block_size) offset = 0, ++block;
+    }
   }
   Floats load(const void* data, const float* scales, int64_t vector, int c) const {
     const int64_t i = vector * heads.head_size + c;
@@ -101,7 +104,7 @@ struct Pages {
   // outside is zero and never read: pages that left a window may be another sequence's by now.
   void load_tile(int first, int begin, int end, const TileScratch& out) const {
     int64_t vectors[kKeyTile];
-    for (int i = begin - first; i < end - first; ++i) vectors[i] = vector_of(first + i);
+    vectors_of(begin, end, vectors + begin - first);
     const auto is_there = [&](int i) { return i >= begin - first && i < end - first; };
     for (int half = 0; half < kKeyTile; half += 16) {
       for (int c = 0; c < heads.head_size; c += 16) {

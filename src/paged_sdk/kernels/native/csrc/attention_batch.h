@@ -5,6 +5,7 @@
 
 #include "attention.h"
 #include "attention_bf16.h"
+#include "attention_few.h"
 #include "linear.h"
 
 namespace paged {
@@ -136,10 +137,18 @@ inline void attend_item(const AttentionPlan& plan, const paged_cache& cache, con
   const int64_t first_token = plan.batch.cu_seqlens_q[seq];
   if (plan.is_split(seq)) {
     const QueryTile tile{length - tokens, tokens, plan.group};
-    load_query(tile, query, first_token, kv_head, heads, own.query);
     const size_t size = Partial::floats(tile.rows(), heads.head_size);
     float* memory = scratch.partials + scratch.offsets.partials[seq] + item * size;
     const int first_key = (plan.first_span(tile.first_position) + part) * kSpan;
+#if defined(__AVX512BF16__)
+    if (reads_in_place(heads)) {
+      const PairScratch pairs = PairScratch::at(own.query, tile.rows(), heads.head_size);
+      load_query(tile, query, first_token, kv_head, heads, pairs.total.values);
+      attend_few(tile, pages, first_key, pairs, Partial::at(memory, tile.rows(), heads.head_size));
+      return;
+    }
+#endif
+    load_query(tile, query, first_token, kv_head, heads, own.query);
     attend_span(tile, pages, first_key, own, Partial::at(memory, tile.rows(), heads.head_size));
     return;
   }

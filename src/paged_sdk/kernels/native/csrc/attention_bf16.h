@@ -69,7 +69,7 @@ inline void pack_span(const Pages& pages, int first, int begin, int end, int wid
   const int head_size = pages.heads.head_size;
   const __m256i zero = _mm256_setzero_si256();
   int64_t vectors[kSpan];
-  for (int i = begin - first; i < end - first; ++i) vectors[i] = pages.vector_of(first + i);
+  pages.vectors_of(begin, end, vectors + begin - first);
   const auto key = [&](int i, int c) {
     if (i < begin - first || i >= end - first || c >= head_size) return zero;
     return load_sixteen(pages, pages.cache.key, pages.cache.key_scale, vectors[i], c);
