@@ -5,7 +5,8 @@ from __future__ import annotations
 from attrs import frozen
 
 from paged_sdk.kv.manager import KvCopy
-from paged_sdk.scheduler.sequence import FinishReason, Sequence
+from paged_sdk.scheduler.sequence import Sequence
+from paged_sdk.types.response import FinishReason
 
 __all__ = ["Advance", "ScheduledSequence", "SchedulerOutput"]
 

@@ -9,8 +9,9 @@ from paged_sdk.config.engine import EngineConfig
 from paged_sdk.errors import ContextLengthError, InvalidRequestError, QueueFullError
 from paged_sdk.kv.manager import KvManager, Prefix
 from paged_sdk.scheduler.output import Advance, ScheduledSequence, SchedulerOutput
-from paged_sdk.scheduler.sequence import FinishReason, Sequence, SequenceStatus
+from paged_sdk.scheduler.sequence import Sequence, SequenceStatus
 from paged_sdk.scheduler.waiting_queue import WaitingQueue, is_overdue, rank
+from paged_sdk.types.response import FinishReason
 
 __all__ = ["Scheduler"]
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Literal
 
 from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.kv.manager import KvTable
+from paged_sdk.types.response import FinishReason
 
-__all__ = ["FinishReason", "Sequence", "SequenceStatus"]
-
-FinishReason = Literal["stop", "length", "canceled"]
+__all__ = ["Sequence", "SequenceStatus"]
 
 
 class SequenceStatus(Enum):
