@@ -30,8 +30,7 @@ class AttentionShape:
     :ivar window: keys that a query sees, its own included; None: all
     :ivar softcap: scores become ``softcap * tanh(score / softcap)``; None: they stay
     :ivar exact: float32 products for every token. False: where the CPU has dot products of bfloat16, these are taken:
-        twice as fast for chunks, five times for decodes over a long context. A token's result then depends on whether
-        it came in a chunk of more than 8 tokens
+        twice as fast for chunks. A token's result then depends on whether it came in a chunk of more than 8 tokens
     """
 
     num_heads: int
