@@ -205,6 +205,7 @@ class Screen:
         return code
 
 
+@pytest.mark.terminal
 def test_a_chat_at_a_terminal(endless: Path, reference: BlockingModel) -> None:
     screen = Screen("-m", str(endless), *FLAGS)
     screen.wait_for("/help lists the commands.")
