@@ -1,0 +1,28 @@
+"""Whether Triton's kernels can run."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from typing import Final
+
+import torch
+
+__all__ = ["why_not"]
+
+# bfloat16 products in hardware begin with Ampere; Triton itself serves nothing older than compute capability 7.0.
+_OLDEST: Final = (8, 0)
+
+
+@functools.cache
+def why_not(device: torch.device) -> str | None:
+    """Why Triton's kernels cannot run compiled on a device, or None: they can."""
+    if device.type != "cuda":
+        return f"Triton kernels run on CUDA devices, not on {device.type!r}"
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed: pip install 'paged-sdk[cuda]'"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < _OLDEST:
+        name = torch.cuda.get_device_name(device)
+        return f"{name} has compute capability {capability[0]}.{capability[1]}, Triton kernels need 8.0 (Ampere) or newer"
+    return None
