@@ -23,6 +23,6 @@ def why_not(device: torch.device) -> str | None:
         return "Triton is not installed: pip install 'paged-sdk[cuda]'"
     capability = torch.cuda.get_device_capability(device)
     if capability < _OLDEST:
-        name = torch.cuda.get_device_name(device)
-        return f"{name} has compute capability {capability[0]}.{capability[1]}, Triton kernels need 8.0 (Ampere) or newer"
+        has = f"{torch.cuda.get_device_name(device)} has compute capability {capability[0]}.{capability[1]}"
+        return f"{has}: Triton kernels need 8.0 (Ampere) or newer"
     return None
