@@ -12,7 +12,7 @@ from paged_sdk.attention.backend import AttentionStep, RowSpan
 from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.paged import PagedCacheType
-from paged_sdk.kernels.kv_cache import reshape_and_cache
+from paged_sdk.kernels.kv_cache import write_slots
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.paged_attention import (
     AttentionShape,
@@ -107,7 +107,7 @@ class NativePagedStep(AttentionStep):
     def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """See :meth:`AttentionStep.forward`."""
         cache = self._backend.caches[layer]
-        reshape_and_cache(key, value, cache.key, cache.value, self.slots, cache.k_scale, cache.v_scale)
+        write_slots(key, value, cache.key, cache.value, self.slots, cache.k_scale, cache.v_scale)
         return self.attend(layer, query)
 
     def attend(self, layer: int, query: Tensor) -> Tensor:

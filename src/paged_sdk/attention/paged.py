@@ -15,7 +15,7 @@ from paged_sdk.attention.backend import AttentionBackend, AttentionStep, RowSpan
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.errors import OutOfMemoryError
-from paged_sdk.kernels.kv_cache import copy_block, reshape_and_cache
+from paged_sdk.kernels.kv_cache import copy_block, write_slots
 from paged_sdk.kernels.paged_attention import paged_decode_attention, paged_prefill_attention
 
 __all__ = ["PagedBackend"]
@@ -196,7 +196,7 @@ class _PagedStep(AttentionStep):
 
     def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         cache = self._layers[layer]
-        reshape_and_cache(key, value, cache.key, cache.value, self._slot_mapping, cache.k_scale, cache.v_scale)
+        write_slots(key, value, cache.key, cache.value, self._slot_mapping, cache.k_scale, cache.v_scale)
         window = self._config.sliding_windows[layer]
         plan = self._plans[window]
         if plan.batch is not None:

@@ -46,6 +46,8 @@ def prefill_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Some consecutive query tokens of one sequence, causally. Memory is linear in both lengths.
 
@@ -53,6 +55,10 @@ def prefill_attention(
     :param key: ``[length, num_kv_heads, head_size]``, of which the last ``num_tokens`` are the queries' own; ``value``
         likewise
     :param window: keys that a query sees, its own included; None: all
+    :param alibi_slopes: ``[num_heads]``: each adds ``slope * (key position - query position)`` to its head's scores,
+        after the cap (Press et al., 2021, arXiv 2108.12409)
+    :param sinks: ``[num_heads]``: one more logit in each head's softmax, which has no value (Xiao et al., 2023, arXiv
+        2309.17453, as learned numbers); neither scaled nor capped
     :returns: ``[num_tokens, num_heads, head_size]``, contiguous
     """
     num_tokens, num_heads, _ = query.shape
@@ -62,6 +68,9 @@ def prefill_attention(
     output = query.new_empty(query.shape)
     tile = max(_MIN_TILE, min(_MAX_TILE, _MAX_SCORES // (num_heads * length)))
     position = torch.arange(length, device=query.device)
+    group_slopes, group_sinks = (
+        None if each is None else each.view(num_kv_heads, 1, -1, 1) for each in (alibi_slopes, sinks)
+    )
     for first in range(0, num_tokens, tile):
         last = min(first + tile, num_tokens)
         end = length - num_tokens + last
@@ -72,19 +81,50 @@ def prefill_attention(
             mask &= keys > own - window
         rows = groups[:, first:last].flatten(1, 2)[None]
         rows_mask = mask.repeat_interleave(num_heads // num_kv_heads, 0)[None, None]
-        tile_output = _attend(rows, heads_key[:, :, begin:end], heads_value[:, :, begin:end], rows_mask, scale, softcap)
+        bias = None if group_slopes is None else (group_slopes * (keys - own)[None, :, None]).flatten(1, 2)
+        rows_sinks = None if group_sinks is None else group_sinks.expand(-1, last - first, -1, -1).flatten(1, 2)
+        tile_output = _attend(
+            rows,
+            heads_key[:, :, begin:end],
+            heads_value[:, :, begin:end],
+            rows_mask,
+            scale,
+            softcap,
+            bias=bias,
+            sinks=rows_sinks,
+        )
         output[first:last] = torch.unflatten(tile_output[0], 1, (last - first, -1)).transpose(0, 1).flatten(1, 2)
     return output
 
 
 def _attend(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, softcap: float | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    softcap: float | None,
+    *,
+    bias: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """``[batch, KV heads, rows, head_size]`` of queries to ``[batch, KV heads, length, head_size]`` of keys."""
-    if softcap is None:
+    """``[batch, KV heads, rows, head_size]`` of queries to ``[batch, KV heads, length, head_size]`` of keys.
+
+    :param bias: ``[KV heads, rows, length]``, added to the scores
+    :param sinks: ``[KV heads, rows, 1]``, one more logit per row
+    """
+    if softcap is None and bias is None and sinks is None:
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
     scores = torch.matmul(query, key.mT).to(torch.promote_types(query.dtype, torch.float32))
-    scores.mul_(scale / softcap).tanh_().mul_(softcap)
+    if softcap is None:
+        scores.mul_(scale)
+    else:
+        scores.mul_(scale / softcap).tanh_().mul_(softcap)
+    if bias is not None:
+        scores.add_(bias)
     if mask is not None:
         scores.masked_fill_(~mask, -torch.inf)
-    return torch.matmul(scores.softmax(-1).to(query.dtype), value)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.to(scores.dtype).expand(len(scores), -1, -1, -1)), -1)
+    weights = scores.softmax(-1)[..., : key.shape[2]]
+    return torch.matmul(weights.to(query.dtype), value)

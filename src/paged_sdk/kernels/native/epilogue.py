@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paged_sdk.errors import ConfigError
-from paged_sdk.kernels.kv_cache import reshape_and_cache
+from paged_sdk.kernels.kv_cache import write_slots
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.linear import check_matrix, check_scales, float_vector, pointer
 from paged_sdk.kernels.native.paged_attention import AttentionShape, LayerCache, describe_cache, describe_heads
@@ -183,7 +183,5 @@ def _place_heads_reference(
         cos, sin = cosines[:, None], sines[:, None]
         rotated.append(torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1))
     kind = cache.key.dtype if cache.k_scale is None else torch.float32
-    reshape_and_cache(
-        rotated[1].to(kind), heads[2].to(kind), cache.key, cache.value, slots, cache.k_scale, cache.v_scale
-    )
+    write_slots(rotated[1].to(kind), heads[2].to(kind), cache.key, cache.value, slots, cache.k_scale, cache.v_scale)
     return rotated[0]
