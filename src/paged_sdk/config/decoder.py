@@ -6,7 +6,7 @@ from enum import Enum
 
 from attrs import frozen
 
-__all__ = ["Activation", "DecoderConfig", "RopeConfig", "RopeKind"]
+__all__ = ["Activation", "DecoderConfig", "MoeConfig", "RopeConfig", "RopeKind"]
 
 
 class Activation(Enum):
@@ -59,6 +59,23 @@ class RopeConfig:
 
 
 @frozen(kw_only=True)
+class MoeConfig:
+    """Layers whose MLP is many experts, of which each token uses a few (Shazeer et al., 2017, arXiv 1701.06538).
+
+    :ivar layers: which layers, by index; the others have one MLP for all tokens
+    :ivar num_experts_per_token: how many of a layer's ``num_experts`` each token uses
+    :ivar intermediate_size: of one expert
+    :ivar renormalise: the weights of a token's experts add up to 1; False: they are what the softmax over all gave
+    """
+
+    layers: frozenset[int]
+    num_experts: int
+    num_experts_per_token: int
+    intermediate_size: int
+    renormalise: bool
+
+
+@frozen(kw_only=True)
 class DecoderConfig:
     """A decoder-only transformer made of the shared blocks.
 
@@ -73,6 +90,7 @@ class DecoderConfig:
     :ivar embedding_scale: multiplies the token embeddings (gemma)
     :ivar norm_offset: added to RMSNorm weights (1 for gemma)
     :ivar sandwich_norms: norms after attention and after the MLP too, before the residual (gemma)
+    :ivar moe: mixture of experts; None: every layer has one MLP
     :ivar max_position: tokens of context
     """
 
@@ -100,6 +118,7 @@ class DecoderConfig:
     qk_norm: bool = False
     sandwich_norms: bool = False
     tie_embeddings: bool = False
+    moe: MoeConfig | None = None
 
     @property
     def kv_elements_per_token(self) -> int:

@@ -25,6 +25,7 @@ from paged_sdk.kernels.native.rotation import gated_rotate_quantise, rotate_quan
 from paged_sdk.layers.rotary import Rotation
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.decoder_layer import DecoderLayer
+from paged_sdk.models.gated_mlp import GatedMlp
 from paged_sdk.quant.dense import DenseLinear
 from paged_sdk.quant.packed import PackedLinear
 from paged_sdk.quant.rotated_int8 import RotatedInt8Linear
@@ -37,6 +38,8 @@ def why_not_fused(model: DecoderModel, backend: AttentionBackend) -> str | None:
     config = model.config
     if not isinstance(backend, NativePagedBackend):
         return "its attention is not native"
+    if config.moe is not None:
+        return "its layers have experts"
     if any(not isinstance(linear, PackedLinear) for layer in model.layers for linear in layer.linears):
         return "its weights are not packed"
     if config.sandwich_norms or config.norm_offset or len(set(config.ropes)) > 1:
@@ -150,6 +153,7 @@ class FusedDecoderModel:
 
 
 def _native_layer(layer: DecoderLayer, backend: NativePagedBackend, index: int) -> NativeLayer:
+    assert isinstance(layer.mlp, GatedMlp)
     qkv, output, gate_up, down = (_packed(linear) for linear in layer.linears)
     gate, up = gate_up.weights
     shape = backend.shapes[index]
