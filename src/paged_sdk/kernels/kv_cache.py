@@ -2,6 +2,8 @@
 
 A cache of keys or values is ``[num_blocks, block_size, num_kv_heads, head_size]``; token ``i`` of block ``b`` is slot
 ``b * block_size + i``. A cache in f8e4m3 comes with scales ``[num_blocks, block_size, num_kv_heads]`` in float32.
+
+:func:`reshape_and_cache` and :func:`copy_blocks` are custom ops, by Triton on CUDA and by their references elsewhere.
 """
 
 from __future__ import annotations
@@ -11,9 +13,151 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from paged_sdk.errors import ConfigError
+from paged_sdk.kernels.checks import FLOATS, check_block_pairs, check_cache, check_slots, check_tensor
+from paged_sdk.kernels.fallback import log_fallback
 from paged_sdk.kernels.fp8 import dequantise_f8e4m3, quantise_f8e4m3
+from paged_sdk.kernels.triton import availability
 
-__all__ = ["copy_block", "copy_blocks_reference", "gather_slots", "reshape_and_cache_reference", "write_slots"]
+__all__ = [
+    "copy_block",
+    "copy_blocks",
+    "copy_blocks_reference",
+    "gather_slots",
+    "reshape_and_cache",
+    "reshape_and_cache_reference",
+    "write_slots",
+]
+
+
+def reshape_and_cache(
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> None:
+    """Write the keys and values of new tokens into their slots.
+
+    The custom op is ``torch.ops.paged_sdk.reshape_and_cache``.
+
+    :param key: ``[num_tokens, num_kv_heads, head_size]`` float32, float16 or bfloat16; ``value`` likewise
+    :param key_cache: ``[num_blocks, block_size, num_kv_heads, head_size]`` of the dtype of ``key`` or float8_e4m3fn,
+        contiguous, changed in place; ``value_cache`` likewise
+    :param slot_mapping: ``[num_tokens]`` int64, ``block * block_size + offset``, no slot twice; a token whose slot is
+        negative (padding) is not written
+    :param k_scale: ``[num_blocks, block_size, num_kv_heads]`` float32, changed in place, for an f8e4m3 cache only;
+        ``v_scale`` likewise. Quantisation is that of :func:`~paged_sdk.kernels.fp8.quantise_f8e4m3`: a scale per token
+        and head
+    :raises ConfigError: shapes, dtypes, strides or devices do not fit; for tensors in CPU memory, also slots past the
+        cache's end
+    """
+    _reshape_and_cache(key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale)
+
+
+@torch.library.custom_op(
+    "paged_sdk::reshape_and_cache", mutates_args=("key_cache", "value_cache", "k_scale", "v_scale")
+)
+def _reshape_and_cache(
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+) -> None:
+    check_tensor("key", key, ("num_tokens", "num_kv_heads", "head_size"), FLOATS, key.device)
+    check_tensor("value", value, tuple(key.shape), (key.dtype,), key.device)
+    check_cache(key_cache, value_cache, k_scale, v_scale, key)
+    if key_cache.shape[2] != key.shape[1]:
+        raise ConfigError.of("key.shape", tuple(key.shape), f"num_kv_heads = {key_cache.shape[2]}, as in the cache")
+    check_tensor("slot_mapping", slot_mapping, (len(key),), (torch.int64,), key.device)
+    if key.device.type == "cpu":
+        check_slots(slot_mapping, key_cache.shape[0] * key_cache.shape[1])
+    serve = reshape_and_cache_reference
+    if (reason := _why_not_triton(key)) is None:
+        from paged_sdk.kernels.triton import kv_cache as triton_kernels
+
+        serve = triton_kernels.reshape_and_cache
+    else:
+        log_fallback("reshape_and_cache", reason)
+    serve(key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale)
+
+
+@_reshape_and_cache.register_fake
+def _reshape_and_cache_fake(*_: object) -> None:
+    return None
+
+
+def copy_blocks(
+    key_caches: Sequence[Tensor],
+    value_caches: Sequence[Tensor],
+    block_pairs: Tensor,
+    k_scales: Sequence[Tensor] = (),
+    v_scales: Sequence[Tensor] = (),
+) -> None:
+    """Copy whole blocks within each cache: copy-on-write for any number of blocks and layers.
+
+    The custom op is ``torch.ops.paged_sdk.copy_blocks``.
+
+    :param key_caches: one ``[num_blocks, block_size, num_kv_heads, head_size]`` per layer, all alike, contiguous,
+        changed in place; ``value_caches`` likewise
+    :param block_pairs: ``[num_pairs, 2]`` int64 (source, target), on the caches' device or in CPU memory. A block is a
+        target at most once, and no target is a source: the pairs are independent, in whatever order they are done
+    :param k_scales: one ``[num_blocks, block_size, num_kv_heads]`` float32 per layer of f8e4m3 caches, else none;
+        ``v_scales`` likewise
+    :raises ConfigError: shapes, dtypes, strides or devices do not fit; for pairs in CPU memory, also blocks that do not
+        exist and pairs that are not independent
+    """
+    _copy_blocks(list(key_caches), list(value_caches), block_pairs, list(k_scales), list(v_scales))
+
+
+@torch.library.custom_op("paged_sdk::copy_blocks", mutates_args=("key_caches", "value_caches", "k_scales", "v_scales"))
+def _copy_blocks(
+    key_caches: Sequence[Tensor],
+    value_caches: Sequence[Tensor],
+    block_pairs: Tensor,
+    k_scales: Sequence[Tensor],
+    v_scales: Sequence[Tensor],
+) -> None:
+    num_layers = len(key_caches)
+    if num_layers == 0 or len(value_caches) != num_layers:
+        raise ConfigError.of("key_caches", f"{num_layers} with {len(value_caches)} value caches", "one each per layer")
+    first = key_caches[0]
+    if len(k_scales) != len(v_scales) or len(k_scales) not in (0, num_layers):
+        raise ConfigError.of("k_scales", f"{len(k_scales)} with {len(v_scales)} v_scales", "none, or one per layer")
+    like = first.new_empty((0, *first.shape[2:]))
+    scales = zip(k_scales, v_scales, strict=True) if k_scales else ((None, None),) * num_layers
+    for key_cache, value_cache, (k_scale, v_scale) in zip(key_caches, value_caches, scales, strict=True):
+        check_tensor("key_caches", key_cache, tuple(first.shape), (first.dtype,), first.device)
+        check_cache(key_cache, value_cache, k_scale, v_scale, like)
+    check_tensor("block_pairs", block_pairs, ("num_pairs", 2), (torch.int64,), block_pairs.device)
+    if block_pairs.device.type == "cpu":
+        check_block_pairs(block_pairs, len(first))
+    elif block_pairs.device != first.device:
+        raise ConfigError.of("block_pairs.device", str(block_pairs.device), f"{first.device} or cpu")
+    if len(block_pairs) == 0:
+        return
+    serve = copy_blocks_reference
+    if (reason := _why_not_triton(first)) is None:
+        from paged_sdk.kernels.triton import kv_cache as triton_kernels
+
+        serve = triton_kernels.copy_blocks
+    else:
+        log_fallback("copy_blocks", reason)
+    serve(key_caches, value_caches, block_pairs.to(first.device, non_blocking=True), k_scales, v_scales)
+
+
+@_copy_blocks.register_fake
+def _copy_blocks_fake(*_: object) -> None:
+    return None
+
+
+def _why_not_triton(tensor: Tensor) -> str | None:
+    return "Triton kernels serve no float64" if tensor.dtype == torch.float64 else availability.why_not(tensor.device)
 
 
 def write_slots(
@@ -51,17 +195,7 @@ def reshape_and_cache_reference(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> None:
-    """Write the keys and values of new tokens into their slots, by torch's operations.
-
-    :param key: ``[num_tokens, num_kv_heads, head_size]``; ``value`` likewise
-    :param key_cache: ``[num_blocks, block_size, num_kv_heads, head_size]`` of the dtype of ``key`` or float8_e4m3fn,
-        changed in place; ``value_cache`` likewise
-    :param slot_mapping: ``[num_tokens]`` int64, ``block * block_size + offset``, no slot twice; a token whose slot is
-        negative (padding) is not written
-    :param k_scale: ``[num_blocks, block_size, num_kv_heads]`` float32, changed in place, for an f8e4m3 cache only;
-        ``v_scale`` likewise. Quantisation is that of :func:`~paged_sdk.kernels.fp8.quantise_f8e4m3`: a scale per token
-        and head
-    """
+    """:func:`reshape_and_cache` by torch's operations."""
     kept = slot_mapping >= 0
     write_slots(key[kept], value[kept], key_cache, value_cache, slot_mapping[kept], k_scale, v_scale)
 
@@ -96,15 +230,7 @@ def copy_blocks_reference(
     k_scales: Sequence[Tensor] = (),
     v_scales: Sequence[Tensor] = (),
 ) -> None:
-    """Copy whole blocks within each cache: copy-on-write for any number of blocks and layers, by torch's operations.
-
-    :param key_caches: one ``[num_blocks, block_size, num_kv_heads, head_size]`` per layer, changed in place;
-        ``value_caches`` likewise
-    :param block_pairs: ``[num_pairs, 2]`` int64 (source, target), on the caches' device. A block is a target at most
-        once, and no target is a source: the pairs are independent, in whatever order they are done
-    :param k_scales: one ``[num_blocks, block_size, num_kv_heads]`` float32 per layer of f8e4m3 caches, else none;
-        ``v_scales`` likewise
-    """
+    """:func:`copy_blocks` by torch's operations; pairs on the caches' device."""
     sources, targets = block_pairs.unbind(1)
     for cache in (*key_caches, *value_caches, *k_scales, *v_scales):
         # Bytes: not every device indexes f8e4m3.

@@ -1,6 +1,8 @@
-"""Causal attention over a paged KV cache: the torch reference gathers the pages, then attends.
+"""Causal attention over a paged KV cache (Kwon et al., 2023, arXiv 2309.06180).
 
-Where keys lie is given per token, as slots, worked out once per step and shared by all layers.
+:func:`paged_attention` serves whoever brings block tables: by Triton on CUDA, by the native kernels on the CPU, and by
+:func:`paged_attention_reference`, which defines it, elsewhere. The functions for decodes and for prefills are steps of
+the latter that take slots instead of tables: worked out once per step, they serve all layers.
 """
 
 from __future__ import annotations
@@ -9,9 +11,295 @@ import torch
 from torch import Tensor
 
 from paged_sdk.kernels.attention import decode_attention, prefill_attention
+from paged_sdk.kernels.checks import (
+    FLOATS,
+    check_cache,
+    check_head_vector,
+    check_heads,
+    check_rows,
+    check_score_options,
+    check_tensor,
+)
+from paged_sdk.kernels.fallback import log_fallback
 from paged_sdk.kernels.kv_cache import gather_slots
+from paged_sdk.kernels.native import library
+from paged_sdk.kernels.native.paged_attention import (
+    AttentionShape,
+    LayerCache,
+    VarlenBatch,
+    native_paged_attention,
+)
+from paged_sdk.kernels.triton import availability
 
-__all__ = ["paged_attention_reference", "paged_decode_attention", "paged_prefill_attention"]
+__all__ = [
+    "paged_attention",
+    "paged_attention_reference",
+    "paged_decode_attention",
+    "paged_prefill_attention",
+    "why_not_native",
+    "why_not_triton",
+]
+
+
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    cu_seqlens_q: Tensor,
+    *,
+    max_seqlen_q: int,
+    max_context_len: int,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> Tensor:
+    """Causal attention of a batch of rows, each some consecutive tokens of a sequence: decodes, prefills and chunks.
+
+    Query token i of a row with n query tokens and context length L is at position L - n + i. It sees the keys at
+    positions 0 to its own, or the last ``window`` of them. A token at a negative position (padding: L < n) sees none,
+    and its output is zero. What lies in slots that no token sees, NaN included, never reaches a result.
+
+    All tensors are on one device. The custom op is ``torch.ops.paged_sdk.paged_attention``; it has no gradient.
+
+    :param query: ``[num_tokens, num_heads, head_size]`` float32, float16 or bfloat16
+    :param key_cache: ``[num_blocks, block_size, num_kv_heads, head_size]`` of the query's dtype or float8_e4m3fn,
+        contiguous; ``value_cache`` likewise
+    :param block_tables: ``[num_rows, max_blocks]`` int32; entries of blocks that no query token of the row sees are
+        arbitrary
+    :param context_lens: ``[num_rows]`` int32: keys of each row, its own query tokens included
+    :param cu_seqlens_q: ``[num_rows + 1]`` int32: row r has the query tokens ``cu_seqlens_q[r]:cu_seqlens_q[r + 1]``
+    :param max_seqlen_q: at least the most query tokens of a row; kernels size their launch by it, without reading
+        ``cu_seqlens_q`` on the host
+    :param max_context_len: at least the largest context length, likewise
+    :param scale: multiplies the scores
+    :param window: keys that a query sees, its own included; None: all
+    :param softcap: scores become ``softcap * tanh(score / softcap)``
+    :param alibi_slopes: ``[num_heads]`` float32: adds ``slope * (key position - query position)`` to the score, after
+        the cap (Press et al., 2021, arXiv 2108.12409)
+    :param sinks: ``[num_heads]`` float32: one more logit in each head's softmax, which has no value; neither scaled nor
+        capped
+    :param k_scale: ``[num_blocks, block_size, num_kv_heads]`` float32, of an f8e4m3 cache only; ``v_scale`` likewise
+    :returns: ``[num_tokens, num_heads, head_size]`` of the query's dtype, contiguous
+    :raises ConfigError: shapes, dtypes, strides or devices do not fit; for tensors in CPU memory, also lengths and
+        blocks that are out of range. On other devices these are the caller's to keep: nothing waits for the device
+    """
+    output: Tensor = _paged_attention(
+        query,
+        key_cache,
+        value_cache,
+        block_tables,
+        context_lens,
+        cu_seqlens_q,
+        max_seqlen_q,
+        max_context_len,
+        scale,
+        window,
+        softcap,
+        alibi_slopes,
+        sinks,
+        k_scale,
+        v_scale,
+    )
+    return output
+
+
+def why_not_triton(query: Tensor) -> str | None:
+    """Why Triton's kernels cannot serve a call, or None if they can."""
+    if query.dtype == torch.float64:
+        return "Triton kernels compute in float32, float16 and bfloat16, not in float64"
+    return availability.why_not(query.device)
+
+
+def why_not_native(
+    query: Tensor,
+    context_lens: Tensor,
+    cu_seqlens_q: Tensor,
+    *,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+) -> str | None:
+    """Why the native CPU kernels cannot serve a call, or None if they can. Arguments as of :func:`paged_attention`."""
+    if query.device.type != "cpu":
+        return f"native kernels run on the CPU, not on {query.device.type!r}"
+    if query.dtype not in (torch.float32, torch.bfloat16):
+        return f"native kernels compute in float32 and bfloat16, not in {query.dtype}"
+    if query.shape[2] % 16:
+        return f"native kernels take head sizes that are multiples of 16, not {query.shape[2]}"
+    if alibi_slopes is not None or sinks is not None:
+        return "native kernels have neither alibi nor sinks"
+    if (context_lens < cu_seqlens_q.diff()).any():
+        return "native kernels take no padding tokens, and a row has more query tokens than keys"
+    return library.why_not()
+
+
+@torch.library.custom_op("paged_sdk::paged_attention", mutates_args=())
+def _paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    cu_seqlens_q: Tensor,
+    max_seqlen_q: int,
+    max_context_len: int,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> Tensor:
+    check_score_options(scale, window, softcap)
+    check_tensor("query", query, ("num_tokens", "num_heads", "head_size"), FLOATS, query.device)
+    check_cache(key_cache, value_cache, k_scale, v_scale, query)
+    check_heads(query.shape[1], key_cache.shape[2])
+    num_rows = context_lens.numel()
+    for name, tensor, shape in (
+        ("block_tables", block_tables, (num_rows, "max_blocks")),
+        ("context_lens", context_lens, ("num_rows",)),
+        ("cu_seqlens_q", cu_seqlens_q, (num_rows + 1,)),
+    ):
+        check_tensor(name, tensor, shape, (torch.int32,), query.device)
+    check_head_vector("alibi_slopes", alibi_slopes, query.shape[1], query.device)
+    check_head_vector("sinks", sinks, query.shape[1], query.device)
+    if query.numel() == 0:
+        return query.new_empty(query.shape)
+    if query.device.type == "cpu":
+        check_rows(
+            block_tables,
+            context_lens,
+            cu_seqlens_q,
+            num_tokens=len(query),
+            num_blocks=key_cache.shape[0],
+            block_size=key_cache.shape[1],
+            window=window,
+            max_seqlen_q=max_seqlen_q,
+            max_context_len=max_context_len,
+        )
+        reason = why_not_native(query, context_lens, cu_seqlens_q, alibi_slopes=alibi_slopes, sinks=sinks)
+        if reason is None:
+            return _native(
+                query,
+                LayerCache(key_cache, value_cache, k_scale, v_scale),
+                VarlenBatch(cu_seqlens_q.contiguous(), block_tables.contiguous(), context_lens.contiguous()),
+                scale=scale,
+                window=window,
+                softcap=softcap,
+            )
+    else:
+        reason = why_not_triton(query)
+    serve = paged_attention_reference
+    if reason is None:
+        from paged_sdk.kernels.triton import paged_attention as triton_kernels
+
+        serve = triton_kernels.paged_attention
+    else:
+        log_fallback("paged_attention", reason)
+    return serve(
+        query,
+        key_cache,
+        value_cache,
+        block_tables,
+        context_lens,
+        cu_seqlens_q,
+        max_seqlen_q=max_seqlen_q,
+        max_context_len=max_context_len,
+        scale=scale,
+        window=window,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        sinks=sinks,
+        k_scale=k_scale,
+        v_scale=v_scale,
+    )
+
+
+@_paged_attention.register_fake
+def _paged_attention_fake(query: Tensor, *_: object, **__: object) -> Tensor:
+    return query.new_empty(query.shape)
+
+
+def _native(
+    query: Tensor,
+    cache: LayerCache,
+    batch: VarlenBatch,
+    *,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    native = library.load()
+    assert native is not None, "asked without why_not_native"
+    _, num_heads, head_size = query.shape
+    shape = AttentionShape(
+        num_heads=num_heads,
+        num_kv_heads=cache.key.shape[2],
+        head_size=head_size,
+        scale=scale,
+        window=window,
+        softcap=softcap,
+        exact=query.dtype != torch.bfloat16,
+    )
+    rows = query if query.stride()[1:] == (head_size, 1) else query.contiguous()
+    # A workspace serves one call at a time, and callers may be any threads; a new one costs a microsecond.
+    return native_paged_attention(library.Workspace(native), rows, cache, batch, shape)
+
+
+def paged_attention_reference(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    cu_seqlens_q: Tensor,
+    *,
+    max_seqlen_q: int,
+    max_context_len: int,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> Tensor:
+    """:func:`paged_attention` row by row, by torch's operations. Memory is linear in the context's length.
+
+    Reads lengths on the host: on other devices than the CPU that waits for what is queued there.
+    """
+    output = query.new_zeros(query.shape)
+    block_size = key_cache.shape[1]
+    ends = cu_seqlens_q.tolist()
+    rows = zip(ends[:-1], ends[1:], context_lens.tolist(), block_tables, strict=True)
+    for first, last, length, table in rows:
+        num_tokens = min(last - first, length)
+        if num_tokens == 0:
+            continue
+        begin = 0 if window is None else max(0, length - num_tokens + 1 - window)
+        position = torch.arange(begin, length, device=query.device)
+        slots = table[position // block_size].long() * block_size + position % block_size
+        tokens = slice(last - num_tokens, last)
+        output[tokens] = paged_prefill_attention(
+            query[tokens],
+            key_cache,
+            value_cache,
+            slots,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            alibi_slopes=alibi_slopes,
+            sinks=sinks,
+            k_scale=k_scale,
+            v_scale=v_scale,
+        )
+    return output
 
 
 def paged_decode_attention(
@@ -67,75 +355,3 @@ def paged_prefill_attention(
     return prefill_attention(
         query, key, value, scale=scale, window=window, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks
     )
-
-
-def paged_attention_reference(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_tables: Tensor,
-    context_lens: Tensor,
-    cu_seqlens_q: Tensor,
-    *,
-    max_seqlen_q: int,
-    max_context_len: int,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    alibi_slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-) -> Tensor:
-    """Causal attention of a batch of rows, each some consecutive tokens of a sequence, by torch's operations.
-
-    Query token i of a row with n query tokens and context length L is at position L - n + i. It sees the keys at
-    positions 0 to its own, or the last ``window`` of them. A token at a negative position (padding: L < n) sees none,
-    and its output is zero.
-
-    :param query: ``[num_tokens, num_heads, head_size]`` float32, float16 or bfloat16
-    :param key_cache: ``[num_blocks, block_size, num_kv_heads, head_size]`` of the query's dtype or float8_e4m3fn;
-        ``value_cache`` likewise
-    :param block_tables: ``[num_rows, max_blocks]`` int32; entries of blocks that no query token of the row sees are
-        arbitrary
-    :param context_lens: ``[num_rows]`` int32: keys of each row, its own query tokens included
-    :param cu_seqlens_q: ``[num_rows + 1]`` int32: row r has the query tokens ``cu_seqlens_q[r]:cu_seqlens_q[r + 1]``
-    :param max_seqlen_q: at least the most query tokens of a row; kernels size their launch by it, without reading
-        ``cu_seqlens_q`` on the host
-    :param max_context_len: at least the largest context length, likewise
-    :param scale: multiplies the scores
-    :param window: keys that a query sees, its own included; None: all
-    :param softcap: scores become ``softcap * tanh(score / softcap)``
-    :param alibi_slopes: ``[num_heads]`` float32: adds ``slope * (key position - query position)`` to the score, after
-        the cap
-    :param sinks: ``[num_heads]`` float32: one more logit in each head's softmax, which has no value; neither scaled nor
-        capped
-    :param k_scale: ``[num_blocks, block_size, num_kv_heads]`` float32, of an f8e4m3 cache only; ``v_scale`` likewise
-    :returns: ``[num_tokens, num_heads, head_size]`` of the query's dtype, contiguous
-    """
-    output = query.new_zeros(query.shape)
-    block_size = key_cache.shape[1]
-    ends = cu_seqlens_q.tolist()
-    rows = zip(ends[:-1], ends[1:], context_lens.tolist(), block_tables, strict=True)
-    for first, last, length, table in rows:
-        num_tokens = min(last - first, length)
-        if num_tokens == 0:
-            continue
-        begin = 0 if window is None else max(0, length - num_tokens + 1 - window)
-        position = torch.arange(begin, length, device=query.device)
-        slots = table[position // block_size].long() * block_size + position % block_size
-        tokens = slice(last - num_tokens, last)
-        output[tokens] = paged_prefill_attention(
-            query[tokens],
-            key_cache,
-            value_cache,
-            slots,
-            scale=scale,
-            window=window,
-            softcap=softcap,
-            alibi_slopes=alibi_slopes,
-            sinks=sinks,
-            k_scale=k_scale,
-            v_scale=v_scale,
-        )
-    return output
