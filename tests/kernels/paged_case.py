@@ -1,0 +1,125 @@
+"""Batches over a paged cache, and attention over them as the papers write it: token by token, in float64."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from paged_sdk.kernels.fp8 import quantise_f8e4m3
+
+#: What table entries hold that nobody may look at.
+ARBITRARY: Final = -(1 << 30)
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    position: int,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    slope: float = 0.0,
+    sink: float | None = None,
+) -> Tensor:
+    """One query vector ``[head_size]`` at a position, over one head's keys and values ``[length, head_size]``."""
+    first = 0 if window is None else max(0, position - window + 1)
+    seen = torch.arange(first, max(first, position + 1))
+    if len(seen) == 0:
+        return torch.zeros_like(query)
+    scores = key[seen] @ query * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores + slope * (seen - position)
+    weights = scores.exp()
+    total = weights.sum() + (0 if sink is None else torch.tensor(sink, dtype=torch.float64).exp())
+    return (weights / total) @ value[seen]
+
+
+class PagedCase:
+    """Sequences with random vectors in scattered pages; every other slot holds NaN.
+
+    :param rows: (query tokens, context length) of each sequence
+    :param heads: (query heads, KV heads, head size)
+    :param quantised: the cache is f8e4m3
+    :param window: entries of blocks that have left it are arbitrary
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[tuple[int, int]],
+        heads: tuple[int, int, int] = (4, 2, 16),
+        *,
+        dtype: torch.dtype = torch.float32,
+        block_size: int = 8,
+        quantised: bool = False,
+        window: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        num_heads, num_kv_heads, head_size = heads
+        self.rows = rows
+        self.window = window
+        counts = [-(-length // block_size) for _, length in rows]
+        blocks = torch.randperm(sum(counts) + 2, generator=generator)
+        self.block_tables = torch.full((len(rows), max(counts) + 1), ARBITRARY, dtype=torch.int32)
+        cache_shape = (len(blocks), block_size, num_kv_heads, head_size)
+        caches = torch.full((2, *cache_shape), torch.nan)
+        self.slots: list[Tensor] = []
+        for row, own in enumerate(torch.split(blocks[: sum(counts)], counts)):
+            num_tokens, length = rows[row]
+            slots = (own[:, None] * block_size + torch.arange(block_size)).flatten()[:length]
+            caches.flatten(1, 2)[:, slots] = torch.randn(2, length, num_kv_heads, head_size, generator=generator)
+            self.slots.append(slots)
+            self.block_tables[row, : len(own)] = own
+            if window is not None:
+                self.block_tables[row, : max(0, length - num_tokens - window + 1) // block_size] = ARBITRARY
+        self.key_cache, self.value_cache = caches.to(dtype)
+        self.k_scale: Tensor | None = None
+        self.v_scale: Tensor | None = None
+        self._vectors = caches.to(dtype).double().flatten(1, 2)
+        if quantised:
+            (self.key_cache, self.k_scale), (self.value_cache, self.v_scale) = map(quantise_f8e4m3, caches)
+            self._vectors = torch.stack(
+                (
+                    self.key_cache.double() * self.k_scale.double()[..., None],
+                    self.value_cache.double() * self.v_scale.double()[..., None],
+                )
+            ).flatten(1, 2)
+        ends = list(itertools.accumulate((num_tokens for num_tokens, _ in rows), initial=0))
+        self.cu_seqlens_q = torch.tensor(ends, dtype=torch.int32)
+        self.context_lens = torch.tensor([length for _, length in rows], dtype=torch.int32)
+        self.max_seqlen_q = max(num_tokens for num_tokens, _ in rows)
+        self.max_context_len = max(length for _, length in rows)
+        self.query = torch.randn(ends[-1], num_heads, head_size, generator=generator).to(dtype)
+        self.alibi_slopes = 2.0 ** -torch.arange(1.0, num_heads + 1)
+        self.sinks = torch.randn(num_heads, generator=generator)
+
+    def expected(
+        self, *, scale: float, softcap: float | None = None, alibi: bool = False, sinks: bool = False
+    ) -> Tensor:
+        """``[num_tokens, num_heads, head_size]`` float64."""
+        output = torch.zeros(self.query.shape, dtype=torch.float64)
+        num_heads, num_kv_heads = self.query.shape[1], self._vectors.shape[2]
+        for row, (num_tokens, length) in enumerate(self.rows):
+            key, value = self._vectors[:, self.slots[row]]
+            for i, head in itertools.product(range(num_tokens), range(num_heads)):
+                token = int(self.cu_seqlens_q[row]) + i
+                kv_head = head // (num_heads // num_kv_heads)
+                output[token, head] = attend(
+                    self.query[token, head].double(),
+                    key[:, kv_head],
+                    value[:, kv_head],
+                    length - num_tokens + i,
+                    scale=scale,
+                    window=self.window,
+                    softcap=softcap,
+                    slope=float(self.alibi_slopes[head]) if alibi else 0.0,
+                    sink=float(self.sinks[head]) if sinks else None,
+                )
+        return output
