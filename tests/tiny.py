@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +28,8 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedConfig,
@@ -35,6 +38,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 __all__ = [
@@ -65,6 +70,8 @@ _CLASSES: Final[dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]]]
     "mistral": (MistralConfig, MistralForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "mixtral": (MixtralConfig, MixtralForCausalLM),
+    "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
     "phi3": (Phi3Config, Phi3ForCausalLM),
     "gemma2": (Gemma2Config, Gemma2ForCausalLM),
     "gemma3_text": (Gemma3TextConfig, Gemma3ForCausalLM),
@@ -89,6 +96,16 @@ _COMMON: Final[dict[str, Any]] = {
 # What makes each family itself, small enough that a prompt of a few dozen tokens passes every window.
 _OWN: Final[dict[str, dict[str, Any]]] = {
     "mistral": {"sliding_window": 32},
+    "mixtral": {"sliding_window": 32, "num_local_experts": 4, "num_experts_per_tok": 2},
+    # One layer has a plain MLP.
+    "qwen3_moe": {
+        "num_hidden_layers": 3,
+        "mlp_only_layers": [1],
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+        "norm_topk_prob": True,
+    },
     "gemma2": {"sliding_window": 32, "query_pre_attn_scalar": 16, "tie_word_embeddings": True},
     "gemma3_text": {
         "num_hidden_layers": 4,
@@ -104,13 +121,18 @@ _GGUF_ARCHITECTURES: Final = {
     "mistral": gguf.MODEL_ARCH.LLAMA,
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "mixtral": gguf.MODEL_ARCH.LLAMA,
+    "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
     "phi3": gguf.MODEL_ARCH.PHI3,
     "gemma2": gguf.MODEL_ARCH.GEMMA2,
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
 }
-# What the files cannot say: GGUF's llama has no window, its gemma3 one fixed pattern of six layers.
+# What the files cannot say: GGUF's llama has no window, its qwen3moe no layer without experts, its gemma3 one fixed
+# pattern of six layers.
 _GGUF_OWN: Final[dict[str, dict[str, Any]]] = {
     "mistral": {"sliding_window": None},
+    "mixtral": {"sliding_window": None},
+    "qwen3_moe": {"num_hidden_layers": 2, "mlp_only_layers": []},
     "gemma3_text": {"num_hidden_layers": 6, "layer_types": None},
 }
 
@@ -223,19 +245,31 @@ def make_gguf(
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     matrix_type = gguf.GGMLQuantizationType[quantization]
     names = gguf.get_tensor_name_map(architecture, model.config.num_hidden_layers)
-    for name, tensor in model.state_dict().items():
+    for name, tensor in _gguf_tensors(model.state_dict()):
         if name == "lm_head.weight" and model.config.tie_word_embeddings:
             continue
         gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert gguf_name is not None, name
         array = _gguf_array(name, tensor.numpy(), architecture, model.config)
-        tensor_type = matrix_type if array.ndim == 2 else gguf.GGMLQuantizationType.F32
+        is_quantised = array.ndim > 1 and "ffn_gate_inp" not in gguf_name
+        tensor_type = matrix_type if is_quantised else gguf.GGMLQuantizationType.F32
         writer.add_tensor(gguf_name, gguf.quants.quantize(array, tensor_type), raw_dtype=tensor_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _gguf_tensors(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors as GGUF has them: transformers merges experts' gate and up, GGUF stacks each on its own."""
+    for name, tensor in tensors.items():
+        block, is_experts, projection = name.partition(".experts.")
+        if projection == "gate_up_proj":
+            for part, values in zip(("gate_proj", "up_proj"), tensor.chunk(2, dim=1), strict=True):
+                yield f"{block}.experts.{part}.weight", values.contiguous()
+        else:
+            yield f"{name}.weight" if is_experts else name, tensor
 
 
 def _gguf_array(
@@ -270,6 +304,11 @@ def _add_config(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
     if getattr(config, "sliding_window", None) is not None:
         writer.add_sliding_window(config.sliding_window)
+    if config.model_type in ("mixtral", "qwen3_moe"):
+        writer.add_expert_count(config.num_local_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if config.model_type == "qwen3_moe":
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if config.model_type == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from transformers import MixtralConfig, Qwen3MoeConfig
 
 from paged_sdk.config.decoder import Activation, DecoderConfig, RopeConfig, RopeKind
 from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError
@@ -23,6 +24,8 @@ LLAMA: dict[str, Any] = {
     "hidden_act": "silu",
     "max_position_embeddings": 4096,
 }
+MIXTRAL = LLAMA | {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "num_key_value_heads": 4}
+QWEN3_MOE = LLAMA | {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"]}
 
 
 def read(**changes: Any) -> DecoderConfig:
@@ -79,7 +82,7 @@ def test_shapes_are_those_of_transformers(family: str) -> None:
     assert len(layers) == config.num_layers
     assert config.attention_scale == pytest.approx(layers[0].self_attn.scaling)
     windows = [getattr(layer.self_attn, "sliding_window", None) for layer in layers]
-    if family == "mistral":  # which keeps it in the config only
+    if family in ("mistral", "mixtral"):  # which keep it in the config only
         windows = [reference.config.sliding_window] * len(layers)
     assert list(config.sliding_windows) == windows
 
@@ -111,6 +114,62 @@ def test_qwen_windows_begin_at_a_layer() -> None:
     qwen = LLAMA | {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "sliding_window": 100}
     assert read_config(qwen).sliding_windows == (None,) * 3
     assert read_config(qwen | {"use_sliding_window": True, "max_window_layers": 1}).sliding_windows == (None, 100, 100)
+
+
+def test_which_layers_of_qwen3_moe_have_experts() -> None:
+    def layers(**changes: Any) -> frozenset[int]:
+        moe = read_config(QWEN3_MOE | {"num_hidden_layers": 4} | changes).moe
+        assert moe is not None
+        return moe.layers
+
+    assert layers() == layers(mlp_only_layers=None) == {0, 1, 2, 3}
+    assert layers(decoder_sparse_step=2) == {1, 3}
+    assert layers(decoder_sparse_step=2, mlp_only_layers=[0, 3]) == {1}
+    with pytest.raises(CheckpointError, match="mlp_only_layers = 2: expected a list of whole numbers"):
+        layers(mlp_only_layers=2)
+
+
+@pytest.mark.parametrize("key", ["num_experts", "num_local_experts"])
+def test_both_names_of_the_number_of_experts_mean_the_same(key: str) -> None:
+    for config in (MIXTRAL, QWEN3_MOE):
+        moe = read_config(config | {key: 16}).moe
+        assert moe is not None
+        assert moe.num_experts == 16
+
+
+@pytest.mark.parametrize(("family", "config_class"), [("mixtral", MixtralConfig), ("qwen3_moe", Qwen3MoeConfig)])
+def test_what_configs_of_experts_leave_out(family: str, config_class: Any) -> None:
+    """As transformers fills it in."""
+    expected = config_class()
+    stated = {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"}
+    config = read_config({key: getattr(expected, key) for key in stated} | {"model_type": family})
+    assert config.moe is not None
+    assert config.moe.num_experts == expected.num_experts
+    assert config.moe.num_experts_per_token == expected.num_experts_per_tok
+    assert config.moe.intermediate_size == getattr(expected, "moe_intermediate_size", expected.intermediate_size)
+    assert config.moe.renormalise == getattr(expected, "norm_topk_prob", True)
+    assert config.norm_eps == expected.rms_norm_eps
+    assert config.num_kv_heads == expected.num_key_value_heads
+    assert config.max_position == expected.max_position_embeddings
+    assert config.ropes[0].theta == expected.rope_parameters["rope_theta"]
+    assert config.window is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"shared_expert_intermediate_size": 512}, "shared_expert_intermediate_size = 512"),
+        ({"n_shared_experts": 1}, "n_shared_experts = 1"),
+        ({"n_group": 8, "topk_group": 4}, "n_group = 8"),
+        ({"scoring_func": "sigmoid"}, "scoring_func = 'sigmoid'"),
+        ({"routed_scaling_factor": 2.5}, "routed_scaling_factor = 2.5"),
+        ({"hidden_act": "gelu_pytorch_tanh"}, "hidden_act = 'gelu_pytorch_tanh'"),
+    ],
+)
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+def test_experts_of_other_kinds_are_refused(family: str, changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(UnsupportedArchitectureError, match=rf"config\.json: {field} is not supported .* of {family}"):
+        read(model_type=family, architectures=[], num_key_value_heads=4, **changes)
 
 
 def test_phi3_names_longrope_otherwise() -> None:
@@ -164,6 +223,8 @@ def test_another_task_is_refused() -> None:
         ({"architectures": "LlamaForCausalLM"}, "architectures = .*: expected a list of strings"),
         ({"model_type": "qwen2", "architectures": [], "layer_types": ["full_attention"]}, "layer_types has 1 entries"),
         ({"model_type": "qwen2", "architectures": [], "layer_types": ["a", "b", "c"]}, "layer_types"),
+        (MIXTRAL | {"num_local_experts": 0}, "num_local_experts = 0"),
+        (MIXTRAL | {"num_experts_per_tok": 9}, "num_experts_per_tok = 9: expected at most the number of experts, 8"),
         ({"model_type": 3}, "model_type = 3: expected a string"),
         ({"rope_scaling": {"inv_freq_divisors": ["a"]}}, "expected a list of numbers"),
     ],

@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 import torch
 from reference_decoding import CPU, DictSource, contiguous, greedy, logits, ours, paged, random_prompt, reference_greedy
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
 from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.errors import CheckpointError
 from paged_sdk.models.loading import load_model
+from paged_sdk.models.moe_mlp import MoeMlp
+from paged_sdk.quant.policy import LinearPolicy
 from paged_sdk.weights.checkpoint import open_checkpoint
 from tiny import build_gguf_model, build_model, make_checkpoint, make_gguf
 
@@ -31,12 +34,77 @@ def test_a_checkpoint_on_disk(tmp_path: Path) -> None:
     assert greedy(model, paged(16), prompt, 8) == reference_greedy(build_model("qwen3"), prompt, 8)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3_text", "phi3"])
+@pytest.mark.parametrize("family", ["llama", "mixtral", "qwen3_moe", "gemma3_text", "phi3"])
 def test_a_gguf_file(tmp_path: Path, family: str) -> None:
     checkpoint = open_checkpoint(make_gguf(tmp_path, family=family))
     model = load_model(checkpoint.config, checkpoint.source, dtype=torch.float32, device=CPU)
     prompt = random_prompt(70)
     assert greedy(model, paged(16), prompt, 8) == reference_greedy(build_gguf_model(family), prompt, 8)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("stacked", [False, True])
+def test_experts_one_by_one_or_stacked(tmp_path: Path, family: str, *, stacked: bool) -> None:
+    """As the first releases have them, which is how transformers saves them, or as its classes hold them."""
+    reference: Any = build_model(family)
+    reference.save_pretrained(tmp_path, save_original_format=not stacked)
+    checkpoint = open_checkpoint(tmp_path)
+    assert any(".experts.0." in name for name in checkpoint.source.names()) is not stacked
+    model = load_model(checkpoint.config, checkpoint.source, dtype=torch.float32, device=CPU)
+    prompt = random_prompt(40)
+    assert greedy(model, paged(16), prompt, 8) == reference_greedy(reference, prompt, 8)
+
+
+@pytest.mark.parametrize("overrides", [{"norm_topk_prob": False}, {"decoder_sparse_step": 2, "mlp_only_layers": []}])
+def test_settings_of_qwen3_moe(overrides: dict[str, Any]) -> None:
+    reference: Any = build_model("qwen3_moe", **overrides)
+    prompt = random_prompt(40)
+    assert greedy(ours(reference), paged(16), prompt, 8) == reference_greedy(reference, prompt, 8)
+
+
+def test_a_missing_expert_is_named(tmp_path: Path) -> None:
+    reference: Any = build_model("mixtral")
+    reference.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["model.layers.1.block_sparse_moe.experts.3.w3.weight"]
+    with pytest.raises(CheckpointError, match=r"layers\.1\.block_sparse_moe\.experts\.3\.w3\.weight"):
+        load(reference, tensors)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("model.layers.0.block_sparse_moe.gate.weight", "[4, 64]"),
+        ("model.layers.0.block_sparse_moe.experts.0.w1.weight", "[128, 64]"),
+        ("model.layers.1.block_sparse_moe.experts.2.w2.weight", "[64, 128]"),
+    ],
+)
+def test_a_wrong_shape_of_an_expert_is_named(tmp_path: Path, name: str, expected: str) -> None:
+    reference: Any = build_model("mixtral")
+    reference.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors") | {name: torch.ones(3, 5)}
+    with pytest.raises(CheckpointError) as raised:
+        load(reference, tensors)
+    assert str(raised.value) == f"tensor '{name}' has shape [3, 5]: expected {expected}"
+
+
+@pytest.mark.parametrize(("quantization", "says"), [("Q8_0", True), ("F16", False)])
+def test_experts_of_quantised_files_are_decoded_and_the_log_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, quantization: str, *, says: bool
+) -> None:
+    checkpoint = open_checkpoint(make_gguf(tmp_path, family="qwen3_moe", quantization=quantization))
+    with caplog.at_level(logging.INFO, logger="paged_sdk"):
+        model = load_model(
+            checkpoint.config,
+            checkpoint.source,
+            dtype=torch.bfloat16,
+            device=CPU,
+            policy=LinearPolicy(keep_blocks=True),
+        )
+    assert ("Experts are kept in torch.bfloat16: only the other matrices are quantised." in caplog.messages) is says
+    mlp = model.layers[0].mlp
+    assert isinstance(mlp, MoeMlp)
+    assert mlp.gate_up.dtype is mlp.down.dtype is torch.bfloat16
 
 
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
@@ -123,9 +191,11 @@ def test_a_wrong_shape_is_named(name: str, expected: str) -> None:
     assert str(raised.value) == f"tensor '{name}' has shape [3, 5]: expected {expected}"
 
 
-def test_loading_holds_the_model_and_one_more_tensor() -> None:
+@pytest.mark.parametrize("family", ["llama", "mixtral", "qwen3_moe"])
+def test_loading_holds_the_model_and_one_more_tensor(tmp_path: Path, family: str) -> None:
     """Counted in the source: what is handed out is not handed out again, and nothing is kept twice."""
-    reference: Any = build_model("llama")
+    reference: Any = build_model(family)
+    reference.save_pretrained(tmp_path)
 
     class Counting(DictSource):
         handed_out: list[str]
@@ -134,7 +204,7 @@ def test_loading_holds_the_model_and_one_more_tensor() -> None:
             self.handed_out.append(name)
             return super().tensor(name, dtype, device)
 
-    source = Counting(reference.state_dict())
+    source = Counting(load_file(tmp_path / "model.safetensors"))
     source.handed_out = []
     load_model(reference.config.to_dict(), source, dtype=torch.float32, device=CPU)
     assert sorted(source.handed_out) == sorted(source.names())

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 from gguf_files import LLAMA, llama_tensors, write_gguf
-from transformers import Gemma2Config, Gemma3TextConfig, LlamaConfig
+from transformers import Gemma2Config, Gemma3TextConfig, LlamaConfig, MixtralConfig
 
 from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError
 from paged_sdk.weights.gguf_config import config_from_gguf
@@ -202,6 +203,30 @@ class TestGemma:
         assert config["query_pre_attn_scalar"] == 32 // 4
 
 
+class TestExperts:
+    def test_mixtral_is_a_llama_with_experts(self, tmp_path: Path) -> None:
+        config = config_of(tmp_path, expert_count=8, expert_used_count=2)
+        read: Any = MixtralConfig(**config)
+        assert read.model_type == config["model_type"] == "mixtral"
+        assert (read.num_local_experts, read.num_experts_per_tok, read.intermediate_size) == (8, 2, 64)
+        assert "num_local_experts" not in config_of(tmp_path, expert_count=0)
+
+    @pytest.mark.parametrize(
+        "values", [{"expert_weights_scale": 1.0}, {"expert_gating_func": 1}, {"expert_group_count": 0}]
+    )
+    def test_what_says_nothing_new(self, tmp_path: Path, values: dict[str, Any]) -> None:
+        assert config_of(tmp_path, expert_count=8, expert_used_count=2, **values)["model_type"] == "mixtral"
+
+    @pytest.mark.parametrize(("values", "expected"), [({}, True), ({"expert_weights_norm": False}, False)])
+    def test_weights_add_up_to_one_unless_qwen3moe_says_otherwise(
+        self, tmp_path: Path, values: dict[str, Any], expected: bool
+    ) -> None:
+        values |= {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 16}
+        config = config_of(tmp_path, architecture="qwen3moe", **values)
+        assert config["norm_topk_prob"] is expected
+        assert config["moe_intermediate_size"] == 16
+
+
 class TestRefused:
     def test_unknown_architecture_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(
@@ -211,9 +236,24 @@ class TestRefused:
         assert caught.value.architecture == "mamba"
         assert "llama" in caught.value.supported
 
-    def test_experts(self, tmp_path: Path) -> None:
-        with pytest.raises(UnsupportedArchitectureError, match="llama model with experts"):
-            config_of(tmp_path, expert_count=8)
+    def test_experts_where_there_are_none(self, tmp_path: Path) -> None:
+        with pytest.raises(UnsupportedArchitectureError, match="qwen2 model with experts"):
+            config_of(tmp_path, architecture="qwen2", expert_count=8)
+
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [
+            ("expert_shared_count", 1),
+            ("expert_shared_feed_forward_length", 64),
+            ("expert_group_count", 4),
+            ("expert_weights_scale", 2.5),
+            ("expert_gating_func", gguf.ExpertGatingFuncType.SIGMOID.value),
+        ],
+    )
+    def test_experts_of_other_kinds(self, tmp_path: Path, key: str, value: float) -> None:
+        values: dict[str, Any] = {"expert_count": 8, "expert_used_count": 2, key: value}
+        with pytest.raises(UnsupportedArchitectureError, match=rf"llama\.{key}"):
+            config_of(tmp_path, **values)
 
     def test_adapters(self, tmp_path: Path) -> None:
         file = GgufFile(write_gguf(tmp_path / "lora.gguf", {"general.type": "adapter"}, {}))

@@ -23,9 +23,11 @@ class Architecture(Enum):
     Gemma3 = "gemma3"
     Llama = "llama"
     Mistral = "mistral"
+    Mixtral = "mixtral"
     Phi3 = "phi3"
     Qwen2 = "qwen2"
     Qwen3 = "qwen3"
+    Qwen3Moe = "qwen3_moe"
 
     def check(self, loaded: str) -> None:
         """Compare with what was loaded.

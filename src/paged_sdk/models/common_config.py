@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from paged_sdk.config.decoder import Activation, DecoderConfig, RopeConfig
-from paged_sdk.errors import CheckpointError
+from paged_sdk.config.decoder import Activation, DecoderConfig, MoeConfig, RopeConfig
+from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError
 from paged_sdk.models.config_fields import ConfigFields
 from paged_sdk.models.rope_fields import read_rope, rope_section
 
-__all__ = ["SLIDING", "read_activation", "read_common", "read_head_dim", "read_layer_types", "read_windows"]
+__all__ = ["SLIDING", "read_activation", "read_common", "read_head_dim", "read_layer_types", "read_moe", "read_windows"]
 
 SLIDING = "sliding_attention"
 _FULL = "full_attention"
+
+# What other families' mixtures do besides, in their configs' names: experts for all tokens, experts chosen by groups,
+# scores that are no softmax, weights scaled or biased.
+_OTHER_MOE_FIELDS = (
+    "shared_expert_intermediate_size",
+    "n_shared_experts",
+    "num_shared_experts",
+    "n_group",
+    "topk_group",
+    "scoring_func",
+    "moe_router_activation_func",
+    "routed_scaling_factor",
+    "use_routing_bias",
+)
 
 
 def read_common(
@@ -87,3 +101,39 @@ def read_layer_types(fields: ConfigFields, is_sliding: Callable[[int], bool]) ->
 def read_windows(layer_types: tuple[str, ...], window: int | None) -> tuple[int | None, ...]:
     """The window of each layer."""
     return tuple(window if each == SLIDING else None for each in layer_types)
+
+
+def read_moe(
+    fields: ConfigFields,
+    *,
+    layers: Iterable[int],
+    intermediate_size: int,
+    renormalise: bool,
+) -> MoeConfig:
+    """The mixtures of experts.
+
+    :param layers: which layers have one
+    :raises CheckpointError: a value that is missing or cannot be used
+    :raises UnsupportedArchitectureError: the experts, or how they are chosen, are another family's
+    """
+    others = [key for key in _OTHER_MOE_FIELDS if fields.is_set(key)]
+    if read_activation(fields, "hidden_act", Activation.SILU) is not Activation.SILU:
+        others.append("hidden_act")
+    if others:
+        model_type = fields.text("model_type")
+        raise UnsupportedArchitectureError(
+            f"{fields.shown(others[0])} is not supported in the mixtures of experts of {model_type}",
+            architecture=model_type,
+        )
+    # Transformers takes either name for the same number.
+    count = fields.positive("num_local_experts", fields.positive("num_experts"))
+    selected = fields.positive("num_experts_per_tok")
+    if selected > count:
+        raise fields.error("num_experts_per_tok", f"at most the number of experts, {count}")
+    return MoeConfig(
+        layers=frozenset(layers),
+        num_experts=count,
+        num_experts_per_token=selected,
+        intermediate_size=intermediate_size,
+        renormalise=renormalise,
+    )

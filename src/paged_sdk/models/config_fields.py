@@ -25,6 +25,10 @@ class ConfigFields:
         """Whether the key is there, be it as ``null``."""
         return key in self._values
 
+    def is_set(self, key: str) -> bool:
+        """Whether the key stands for something: neither absent nor ``null``, ``false`` or 0."""
+        return bool(self._values.get(key))
+
     def integer(self, key: str, default: int | None = None) -> int:
         """A whole number.
 
@@ -109,6 +113,16 @@ class ConfigFields:
             return tuple(float(each) for each in value)
         raise self.error(key, "a list of numbers")
 
+    def integers(self, key: str) -> tuple[int, ...]:
+        """A list of whole numbers; empty if absent.
+
+        :raises CheckpointError: it is something else
+        """
+        value = self._required(key, [])
+        if isinstance(value, list) and all(isinstance(each, int) and not isinstance(each, bool) for each in value):
+            return tuple(value)
+        raise self.error(key, "a list of whole numbers")
+
     def section(self, key: str) -> ConfigFields:
         """A nested object; an empty one if absent.
 
@@ -125,7 +139,11 @@ class ConfigFields:
 
     def error(self, key: str, allowed: str) -> CheckpointError:
         """The error to raise for a value that cannot be used."""
-        return CheckpointError(f"config.json: {self._name}{key} = {self._values.get(key)!r}: expected {allowed}")
+        return CheckpointError(f"{self.shown(key)}: expected {allowed}")
+
+    def shown(self, key: str) -> str:
+        """A field and its value, for messages."""
+        return f"config.json: {self._name}{key} = {self._values.get(key)!r}"
 
     def _required(self, key: str, default: object) -> object:
         value = self._values.get(key)

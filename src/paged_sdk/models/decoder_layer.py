@@ -11,6 +11,7 @@ from paged_sdk.layers.rotary import Rotation
 from paged_sdk.models.attention_block import AttentionBlock, load_attention_block
 from paged_sdk.models.family import TensorNames
 from paged_sdk.models.gated_mlp import GatedMlp, load_gated_mlp
+from paged_sdk.models.moe_mlp import MoeMlp, load_moe_mlp
 from paged_sdk.models.weight_loader import WeightLoader
 from paged_sdk.quant.linear import Linear
 
@@ -30,7 +31,7 @@ class DecoderLayer:
         self,
         *,
         attention: AttentionBlock,
-        mlp: GatedMlp,
+        mlp: GatedMlp | MoeMlp,
         attention_norm: RMSNorm,
         mlp_norm: RMSNorm,
         attention_output_norm: RMSNorm | None = None,
@@ -44,9 +45,10 @@ class DecoderLayer:
         self._mlp_output_norm = mlp_output_norm
 
     @property
-    def linears(self) -> tuple[Linear, Linear, Linear, Linear]:
-        """Query-key-value, attention output, gate and up, down."""
-        return self.attention.qkv, self.attention.output, self.mlp.gate_up, self.mlp.down
+    def linears(self) -> tuple[Linear, ...]:
+        """Query-key-value, attention output; unless experts take their place, gate and up, down."""
+        attention = (self.attention.qkv, self.attention.output)
+        return (*attention, self.mlp.gate_up, self.mlp.down) if isinstance(self.mlp, GatedMlp) else attention
 
     def forward(self, x: Tensor, rotation: Rotation, ctx: StepContext) -> None:
         """Add the layer's output to the residual stream ``x``, ``[num_tokens, hidden_size]``, in place."""
@@ -68,7 +70,11 @@ def load_decoder_layer(loader: WeightLoader, config: DecoderConfig, names: Tenso
         return RMSNorm(weight, config.norm_eps, offset=config.norm_offset)
 
     attention = load_attention_block(loader, config, names, prefix, layer)
-    mlp = load_gated_mlp(loader, config, names, prefix)
+    mlp = (
+        load_moe_mlp(loader, config, config.moe, names, prefix)
+        if config.moe is not None and layer in config.moe.layers
+        else load_gated_mlp(loader, config, names, prefix)
+    )
     if not config.sandwich_norms:
         # Llama's "post attention" norm stands after attention, and before the MLP.
         return DecoderLayer(

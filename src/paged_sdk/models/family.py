@@ -14,7 +14,21 @@ from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.errors import UnsupportedArchitectureError
 from paged_sdk.models.config_fields import ConfigFields
 
-__all__ = ["DecoderFamily", "TensorNames", "find_family", "read_config", "supported_families"]
+__all__ = ["DecoderFamily", "ExpertNames", "TensorNames", "find_family", "read_config", "supported_families"]
+
+
+@frozen(kw_only=True)
+class ExpertNames:
+    """What a checkpoint calls the tensors of a mixture of experts.
+
+    :ivar block: below a layer, what its router ``gate`` and its ``experts`` are below
+    :ivar gate: below one expert, by number; ``up`` and ``down`` likewise
+    """
+
+    block: str = "mlp"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
 
 
 @frozen(kw_only=True)
@@ -25,12 +39,14 @@ class TensorNames:
     :ivar head: the output projection, where it is not tied to the embeddings
     :ivar qkv: below a layer: the projections whose rows, one after the other, are queries, keys and values
     :ivar gate_up: likewise the MLP's gate and up
+    :ivar experts: of mixtures of experts: the first whose router is in the checkpoint counts
     """
 
     body: str = "model."
     head: str = "lm_head"
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    experts: tuple[ExpertNames, ...] = (ExpertNames(),)
 
 
 @frozen(kw_only=True)

@@ -46,6 +46,11 @@ class WeightLoader:
         self._unused = {name for name in source.names() if name.startswith(prefixes)}
         self._total = len(self._unused)
         self._on_progress = on_progress
+        self._has_decoded_experts = False
+
+    def __contains__(self, name: object) -> bool:
+        """Whether the checkpoint has such a tensor."""
+        return name in self._source
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         """One tensor of the model's dtype.
@@ -91,6 +96,25 @@ class WeightLoader:
             self._merge([(f"{name}.weight", (height, in_features)) for name, height in parts]), merged_bias
         )
 
+    def experts(
+        self, stacked: str, names: Sequence[Sequence[str]], *, in_features: int, out_features: Sequence[int]
+    ) -> Tensor:
+        """The matrices of a layer's experts, each decoded into its place.
+
+        :param stacked: what the tensor of them all is called, where the checkpoint has one
+        :param names: per expert, without ``.weight``: the matrices whose outputs it gives one after the other
+        :param out_features: of each name
+        :returns: ``[num_experts, sum of out_features, in_features]`` of the model's dtype
+        :raises CheckpointError: a tensor is missing or has another shape
+        """
+        num_experts, height = len(names), sum(out_features)
+        if stacked in self._source:
+            return self.tensor(stacked, num_experts, height, in_features)
+        parts = [(f"{name}.weight", rows) for expert in names for name, rows in zip(expert, out_features, strict=True)]
+        in_blocks = self._policy.keep_blocks and self._source.block_matrix(parts[0][0]) is not None
+        self._has_decoded_experts |= in_blocks or self._policy.isq is not None
+        return self._merge([(name, (rows, in_features)) for name, rows in parts]).view(num_experts, height, in_features)
+
     def embedding(self, name: str, *, vocab_size: int, hidden_size: int, scale: float | None) -> Embedding:
         """The token embeddings; rows of a quantised matrix are decoded as they are looked up.
 
@@ -131,6 +155,8 @@ class WeightLoader:
 
     def close(self) -> None:
         """Say what of the checkpoint is not used, and that loading is done."""
+        if self._has_decoded_experts:
+            _log.info("Experts are kept in %s: only the other matrices are quantised.", self._dtype)
         for name in sorted(self._unused):
             _log.debug("tensor %s of the checkpoint is not used", name)
         self._report(self._total)

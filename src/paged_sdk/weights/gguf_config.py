@@ -22,6 +22,11 @@ _GEMMA3_PERIOD, _GEMMA3_LOCAL_THETA, _GEMMA3_THETA = 6, 10_000.0, 1_000_000.0
 # The 27B models scale attention by hidden_size / num_heads, all others by head_dim; they are told apart by depth.
 _WIDE_SCALE_LAYERS = MappingProxyType({"gemma2": 46, "gemma3": 62})
 
+# Architectures that may have experts, and what of other architectures' mixtures is refused.
+_MIXTURES = frozenset({"llama", "qwen3moe"})
+_OTHER_MIXTURES = ("expert_shared_count", "expert_group_count", "expert_shared_feed_forward_length")
+_SOFTMAX_GATE = 1
+
 _TOKEN_IDS = MappingProxyType(
     {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
 )
@@ -40,7 +45,7 @@ def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTens
     :raises CheckpointError: metadata or a tensor that is needed is missing or malformed
     """
     model = _Model(metadata, tensors, path, _architecture(metadata, path))
-    return _common(model) | _FAMILIES[model.architecture](model)
+    return _common(model) | _experts(model) | _FAMILIES[model.architecture](model)
 
 
 def _architecture(metadata: Mapping[str, Any], path: Path) -> str:
@@ -95,6 +100,10 @@ class _Model:
             raise self.malformed(f"there is no tensor {name!r}")
         return found
 
+    @property
+    def has_experts(self) -> bool:
+        return self.integer("expert_count", 0, minimum=0) > 0
+
     def factors(self, name: str, rotary_dim: int) -> list[float]:
         """A tensor of one divisor for each rotary frequency."""
         tensor = self.tensor(name)
@@ -134,8 +143,6 @@ class _Model:
 
 
 def _common(model: _Model) -> dict[str, Any]:
-    if model.integer("expert_count", 0, minimum=0):
-        raise model.unsupported("experts")
     num_heads = model.integer("attention.head_count")
     config: dict[str, Any] = {
         "model_type": ARCHITECTURES[model.architecture].model_type,
@@ -158,6 +165,25 @@ def _common(model: _Model) -> dict[str, Any]:
         if isinstance(token_id, int):
             config[name] = token_id
     return config
+
+
+def _experts(model: _Model) -> dict[str, Any]:
+    """Of a mixture of experts; nothing for other models."""
+    if not model.has_experts:
+        return {}
+    if model.architecture not in _MIXTURES:
+        raise model.unsupported("experts")
+    for key in _OTHER_MIXTURES:
+        if model.number(key, 0):
+            raise model.unsupported(f"metadata {model.architecture}.{key}")
+    if (scale := model.number("expert_weights_scale", 0.0)) not in (0.0, 1.0):
+        raise model.unsupported(f"metadata {model.architecture}.expert_weights_scale = {scale}")
+    if (gate := model.integer("expert_gating_func", _SOFTMAX_GATE, minimum=0)) not in (0, _SOFTMAX_GATE):
+        raise model.unsupported(f"metadata {model.architecture}.expert_gating_func = {gate}")
+    return {
+        "num_local_experts": model.integer("expert_count"),
+        "num_experts_per_tok": model.integer("expert_used_count"),
+    }
 
 
 def _rope_scaling(model: _Model) -> dict[str, Any] | None:
@@ -201,14 +227,26 @@ def _llama(model: _Model) -> dict[str, Any]:
     }
     if window := model.integer("attention.sliding_window", 0, minimum=0):
         config |= {"model_type": "mistral", "sliding_window": window}
+    if model.has_experts:
+        config |= {"model_type": "mixtral"}
     return config
 
 
 def _qwen(model: _Model) -> dict[str, Any]:
     config: dict[str, Any] = {"use_sliding_window": False, "sliding_window": None}
-    if model.architecture == "qwen3":
+    if model.architecture != "qwen2":
         config["attention_bias"] = "blk.0.attn_q.bias" in model.tensors
     return config
+
+
+def _qwen3moe(model: _Model) -> dict[str, Any]:
+    return _qwen(model) | {
+        "moe_intermediate_size": model.integer("expert_feed_forward_length"),
+        # Converters leave it out: llama.cpp takes it for granted.
+        "norm_topk_prob": model.metadata.get("qwen3moe.expert_weights_norm", True),
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
 
 
 def _phi3(model: _Model) -> dict[str, Any]:
@@ -274,5 +312,13 @@ def _gemma(model: _Model, window: int, period: int) -> dict[str, Any]:
 
 
 _FAMILIES: Mapping[str, Callable[[_Model], dict[str, Any]]] = MappingProxyType(
-    {"llama": _llama, "qwen2": _qwen, "qwen3": _qwen, "phi3": _phi3, "gemma2": _gemma2, "gemma3": _gemma3}
+    {
+        "llama": _llama,
+        "qwen2": _qwen,
+        "qwen3": _qwen,
+        "qwen3moe": _qwen3moe,
+        "phi3": _phi3,
+        "gemma2": _gemma2,
+        "gemma3": _gemma3,
+    }
 )

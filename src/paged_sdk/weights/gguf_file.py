@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor
 
 from paged_sdk.errors import CheckpointError, UnsupportedQuantizationError
@@ -52,6 +52,12 @@ class GgufTensor:
     def blocks(self) -> Tensor:
         """The tensor as it is stored: uint8 [..., bytes of a row], which shares the file's map."""
         return self._file.tensor(self._offset, self._num_bytes).view(*self.shape[:-1], -1)
+
+    def unstacked(self) -> list[GgufTensor]:
+        """Its parts along the first dimension, which share the file's map; at least two dimensions."""
+        count, *shape = self.shape
+        size = self._num_bytes // count
+        return [evolve(self, shape=tuple(shape), offset=self._offset + i * size, num_bytes=size) for i in range(count)]
 
     def decoded(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The tensor's values."""

@@ -1,8 +1,8 @@
 """What GGUF calls the tensors of each architecture, and what converters did to their values.
 
-GGUF names are llama.cpp's; values differ from the Hugging Face checkpoint in two places only: llama's query and key
-rows are permuted (its rotary embedding pairs neighbours, Hugging Face's pairs the halves of a head), and gemma's norm
-weights have 1 added.
+GGUF names are llama.cpp's; values differ from the Hugging Face checkpoint in three places only: llama's query and key
+rows are permuted (its rotary embedding pairs neighbours, Hugging Face's pairs the halves of a head), gemma's norm
+weights have 1 added, and the matrices of a layer's experts are stacked.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ from types import MappingProxyType
 
 from attrs import frozen
 
-__all__ = ["ARCHITECTURES", "GgufArchitecture"]
+__all__ = ["ARCHITECTURES", "EACH", "GgufArchitecture"]
 
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+EACH = "*"
+"""In a Hugging Face name, the number of each expert whose matrix is in the stack."""
+
 _ATTENTION = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -25,6 +28,18 @@ _ATTENTION = {
 }
 _QK_NORM = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 _MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+_MIXTRAL_EXPERTS = {
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    "ffn_gate_exps": f"block_sparse_moe.experts.{EACH}.w1",
+    "ffn_up_exps": f"block_sparse_moe.experts.{EACH}.w3",
+    "ffn_down_exps": f"block_sparse_moe.experts.{EACH}.w2",
+}
+_EXPERTS = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": f"mlp.experts.{EACH}.gate_proj",
+    "ffn_up_exps": f"mlp.experts.{EACH}.up_proj",
+    "ffn_down_exps": f"mlp.experts.{EACH}.down_proj",
+}
 _PRE_NORM = {"ffn_norm": "post_attention_layernorm"}
 _SANDWICH_NORMS = {
     "post_attention_norm": "post_attention_layernorm",
@@ -60,7 +75,10 @@ class GgufArchitecture:
     norm_offset: float = 0.0
 
     def hugging_face_name(self, name: str) -> str | None:
-        """The Hugging Face name of a tensor, or None if the architecture has no such tensor."""
+        """The Hugging Face name of a tensor, or None if the architecture has no such tensor.
+
+        For a stack of experts' matrices it is the name of each, with :data:`EACH` for its number.
+        """
         if match := _BLOCK_TENSOR.fullmatch(name):
             layer, stem, kind = match.groups()
             block_name = self.block_names.get(stem)
@@ -72,12 +90,15 @@ class GgufArchitecture:
         return None
 
 
-#: GGUF's ``general.architecture`` -> what it means. Mistral models are "llama" too.
+#: GGUF's ``general.architecture`` -> what it means. Mistral and Mixtral models are "llama" too.
 ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
     {
-        "llama": GgufArchitecture(model_type="llama", block_names=_ATTENTION | _PRE_NORM | _MLP, permuted_qk=True),
+        "llama": GgufArchitecture(
+            model_type="llama", block_names=_ATTENTION | _PRE_NORM | _MLP | _MIXTRAL_EXPERTS, permuted_qk=True
+        ),
         "qwen2": GgufArchitecture(model_type="qwen2", block_names=_ATTENTION | _PRE_NORM | _MLP),
         "qwen3": GgufArchitecture(model_type="qwen3", block_names=_ATTENTION | _QK_NORM | _PRE_NORM | _MLP),
+        "qwen3moe": GgufArchitecture(model_type="qwen3_moe", block_names=_ATTENTION | _QK_NORM | _PRE_NORM | _EXPERTS),
         "phi3": GgufArchitecture(model_type="phi3", block_names=_FUSED),
         "gemma2": GgufArchitecture(
             model_type="gemma2", block_names=_ATTENTION | _SANDWICH_NORMS | _MLP, norm_offset=1.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError
 from paged_sdk.kernels.gguf_blocks import BlockMatrix, dequantize
 from paged_sdk.weights.gguf_config import config_from_gguf
 from paged_sdk.weights.gguf_file import GgufTensor, open_gguf
-from paged_sdk.weights.gguf_names import ARCHITECTURES, GgufArchitecture
+from paged_sdk.weights.gguf_names import ARCHITECTURES, EACH, GgufArchitecture
 
 __all__ = ["GgufSource"]
 
@@ -65,9 +65,10 @@ class GgufSource:
         self.config = config_from_gguf(self.metadata, tensors, path)
         architecture = ARCHITECTURES[self.metadata["general.architecture"]]
         self._weights = {
-            self._name(architecture, name): self._weight(architecture, tensor)
-            for name, tensor in tensors.items()
-            if not name.startswith(_SETTINGS)
+            name: self._weight(architecture, tensor)
+            for stored in tensors.values()
+            if not stored.name.startswith(_SETTINGS)
+            for name, tensor in self._named(architecture, stored)
         }
 
     def names(self) -> Collection[str]:
@@ -101,6 +102,20 @@ class GgufSource:
         if weight is None:
             raise CheckpointError(f"{self._path} holds no tensor for {name!r}", path=self._path)
         return weight
+
+    def _named(self, architecture: GgufArchitecture, tensor: GgufTensor) -> Iterator[tuple[str, GgufTensor]]:
+        """The tensor, or those of which it is a stack, by Hugging Face name."""
+        name = self._name(architecture, tensor.name)
+        if EACH not in name:
+            yield name, tensor
+            return
+        if len(tensor.shape) != 3:
+            raise CheckpointError(
+                f"{self._path}: tensor {tensor.name!r} of shape {list(tensor.shape)} is no stack of matrices",
+                path=self._path,
+            )
+        for index, matrix in enumerate(tensor.unstacked()):
+            yield name.replace(EACH, str(index)), matrix
 
     def _name(self, architecture: GgufArchitecture, name: str) -> str:
         found = architecture.hugging_face_name(name)

@@ -1,0 +1,68 @@
+"""A layer's mixture of experts, in the place of its MLP."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from paged_sdk.config.decoder import DecoderConfig, MoeConfig
+from paged_sdk.kernels.fused_moe import fused_moe, route
+from paged_sdk.models.family import ExpertNames, TensorNames
+from paged_sdk.models.weight_loader import WeightLoader
+
+__all__ = ["MoeMlp", "load_moe_mlp"]
+
+
+class MoeMlp:
+    """A router, and experts of which each token uses a few.
+
+    :param router: ``[num_experts, hidden_size]``
+    :param gate_up: ``[num_experts, 2 * intermediate_size, hidden_size]``
+    :param down: ``[num_experts, hidden_size, intermediate_size]``
+    """
+
+    def __init__(self, config: MoeConfig, *, router: Tensor, gate_up: Tensor, down: Tensor) -> None:
+        self._config = config
+        self.router = router
+        self.gate_up = gate_up
+        self.down = down
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply to ``[num_tokens, hidden_size]``."""
+        logits = F.linear(x, self.router)
+        weights, ids = route(logits, self._config.num_experts_per_token, renormalise=self._config.renormalise)
+        return fused_moe(x, self.gate_up, self.down, weights, ids)
+
+
+def load_moe_mlp(
+    loader: WeightLoader, config: DecoderConfig, moe: MoeConfig, names: TensorNames, prefix: str
+) -> MoeMlp:
+    """Load one layer's router and experts.
+
+    :param prefix: of the layer's tensors
+    :raises CheckpointError: a tensor is missing or has another shape
+    """
+    own = _names_in(loader, names, prefix)
+    block = prefix + own.block
+    experts = [f"{block}.experts.{index}." for index in range(moe.num_experts)]
+    return MoeMlp(
+        moe,
+        router=loader.tensor(f"{block}.gate.weight", moe.num_experts, config.hidden_size),
+        gate_up=loader.experts(
+            f"{block}.experts.gate_up_proj",
+            [(expert + own.gate, expert + own.up) for expert in experts],
+            in_features=config.hidden_size,
+            out_features=(moe.intermediate_size, moe.intermediate_size),
+        ),
+        down=loader.experts(
+            f"{block}.experts.down_proj",
+            [(expert + own.down,) for expert in experts],
+            in_features=moe.intermediate_size,
+            out_features=(config.hidden_size,),
+        ),
+    )
+
+
+def _names_in(loader: WeightLoader, names: TensorNames, prefix: str) -> ExpertNames:
+    """The names that the checkpoint uses; if none fit, the first, which the error will be about."""
+    return next((each for each in names.experts if f"{prefix}{each.block}.gate.weight" in loader), names.experts[0])

@@ -1,0 +1,58 @@
+"""A mixture of experts as its formula says it, and random ones to try it with."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ["MoeInputs", "naive_moe", "random_moe"]
+
+
+class MoeInputs(NamedTuple):
+    """The arguments of ``fused_moe``, in order."""
+
+    hidden: Tensor
+    gate_up: Tensor
+    down: Tensor
+    topk_weights: Tensor
+    topk_ids: Tensor
+
+
+def random_moe(
+    num_tokens: int,
+    num_experts: int,
+    num_selected: int,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    hidden_size: int = 24,
+    intermediate_size: int = 20,
+    seed: int = 0,
+) -> MoeInputs:
+    """Values around 1 everywhere; each token's experts differ."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int, scale: float = 1.0) -> Tensor:
+        return (torch.randn(*shape, generator=generator) * scale).to(device=device, dtype=dtype)
+
+    return MoeInputs(
+        hidden=normal(num_tokens, hidden_size),
+        gate_up=normal(num_experts, 2 * intermediate_size, hidden_size, scale=hidden_size**-0.5),
+        down=normal(num_experts, hidden_size, intermediate_size, scale=intermediate_size**-0.5),
+        topk_weights=torch.rand(num_tokens, num_selected, generator=generator).to(device),
+        topk_ids=torch.rand(num_tokens, num_experts, generator=generator).argsort(-1)[:, :num_selected].to(device),
+    )
+
+
+def naive_moe(inputs: MoeInputs) -> Tensor:
+    """In float64, by token and expert."""
+    out = torch.zeros_like(inputs.hidden, dtype=torch.float64)
+    for token, (experts, weights) in enumerate(zip(inputs.topk_ids.tolist(), inputs.topk_weights, strict=True)):
+        x = inputs.hidden[token].double()
+        for expert, weight in zip(experts, weights.double(), strict=True):
+            gate, up = (inputs.gate_up[expert].double() @ x).chunk(2)
+            out[token] += weight * (inputs.down[expert].double() @ (F.silu(gate) * up))
+    return out
