@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["decode_attention", "prefill_attention"]
+__all__ = ["decode_attention", "masked_attention", "prefill_attention"]
 
 # Queries are taken in tiles. 128 rows are within 10 % of the fastest tile at 512 to 4,096 keys on two cores; over long
 # contexts tiles shrink to keep one tile's scores, where they exist at all, within 2**25 elements (128 MB in float32).
@@ -97,6 +97,52 @@ def prefill_attention(
     return output
 
 
+def masked_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+) -> Tensor:
+    """Attention of one sequence where a mask, instead of causality, says which keys a query sees.
+
+    :param query: ``[num_tokens, num_heads, head_size]``
+    :param key: ``[length, num_kv_heads, head_size]``; the queries are at the last positions; ``value`` likewise
+    :param mask: ``[1 or num_heads, num_tokens, length]`` bool, True where a key is seen, or floating point, added to
+        the scores. The output of a query that sees no key is zero
+    :param window: keys that are further back are not seen, whatever the mask says; None: no such limit
+    :param softcap: as in :func:`prefill_attention`; ``alibi_slopes`` likewise
+    :returns: ``[num_tokens, num_heads, head_size]``, contiguous
+    """
+    num_tokens, num_heads, _ = query.shape
+    length, num_kv_heads, _ = key.shape
+    heads_key, heads_value = (
+        each.repeat_interleave(num_heads // num_kv_heads, 1).transpose(0, 1)[None] for each in (key, value)
+    )
+    output = query.new_empty(query.shape)
+    position = torch.arange(length, device=query.device)
+    tile = max(_MIN_TILE, min(_MAX_TILE, _MAX_SCORES // max(num_heads * length, 1)))
+    for first in range(0, num_tokens, tile):
+        last = min(first + tile, num_tokens)
+        own = torch.arange(length - num_tokens + first, length - num_tokens + last, device=query.device)[:, None]
+        part = mask[:, first:last]
+        bias = None if mask.dtype == torch.bool else part
+        seen = part if bias is None else part > -torch.inf
+        if window is not None:
+            seen = seen & (position > own - window)
+        if alibi_slopes is not None:
+            slant = alibi_slopes[:, None, None] * (position - own)
+            bias = slant if bias is None else bias + slant
+        rows = query[first:last].transpose(0, 1)[None]
+        tile_output = _attend(rows, heads_key, heads_value, seen, scale, softcap, bias=bias)[0]
+        output[first:last] = tile_output.masked_fill(~seen.any(-1, keepdim=True), 0).transpose(0, 1)
+    return output
+
+
 def _attend(
     query: Tensor,
     key: Tensor,
@@ -110,7 +156,8 @@ def _attend(
 ) -> Tensor:
     """``[batch, KV heads, rows, head_size]`` of queries to ``[batch, KV heads, length, head_size]`` of keys.
 
-    :param bias: ``[KV heads, rows, length]``, added to the scores
+    :param mask: bool, True where a key is seen; broadcasts to the scores, ``[batch, KV heads, rows, length]``
+    :param bias: added to the scores, to which it broadcasts
     :param sinks: ``[KV heads, rows, 1]``, one more logit per row
     """
     if softcap is None and bias is None and sinks is None:

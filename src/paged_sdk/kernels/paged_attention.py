@@ -77,7 +77,7 @@ def paged_attention(
     :param max_seqlen_q: at least the most query tokens of a row; kernels size their launch by it, without reading
         ``cu_seqlens_q`` on the host
     :param max_context_len: at least the largest context length, likewise
-    :param scale: multiplies the scores
+    :param scale: multiplies the scores; above 0
     :param window: keys that a query sees, its own included; None: all
     :param softcap: scores become ``softcap * tanh(score / softcap)``
     :param alibi_slopes: ``[num_heads]`` float32: adds ``slope * (key position - query position)`` to the score, after
@@ -171,6 +171,9 @@ def _paged_attention(
     check_head_vector("sinks", sinks, query.shape[1], query.device)
     if query.numel() == 0:
         return query.new_empty(query.shape)
+    # Kernels read rows of heads, and lengths and tables one after another.
+    query = query if query.stride()[1:] == (query.shape[2], 1) else query.contiguous()
+    block_tables, context_lens, cu_seqlens_q = (t.contiguous() for t in (block_tables, context_lens, cu_seqlens_q))
     if query.device.type == "cpu":
         check_rows(
             block_tables,
@@ -188,7 +191,7 @@ def _paged_attention(
             return _native(
                 query,
                 LayerCache(key_cache, value_cache, k_scale, v_scale),
-                VarlenBatch(cu_seqlens_q.contiguous(), block_tables.contiguous(), context_lens.contiguous()),
+                VarlenBatch(cu_seqlens_q, block_tables, context_lens),
                 scale=scale,
                 window=window,
                 softcap=softcap,
@@ -247,9 +250,8 @@ def _native(
         softcap=softcap,
         exact=query.dtype != torch.bfloat16,
     )
-    rows = query if query.stride()[1:] == (head_size, 1) else query.contiguous()
     # A workspace serves one call at a time, and callers may be any threads; a new one costs a microsecond.
-    return native_paged_attention(library.Workspace(native), rows, cache, batch, shape)
+    return native_paged_attention(library.Workspace(native), query, cache, batch, shape)
 
 
 def paged_attention_reference(

@@ -1,0 +1,156 @@
+"""Which tokens of a batch belong to which sequence, and where their keys and values lie."""
+
+from __future__ import annotations
+
+import torch
+from attrs import field, frozen
+from torch import Tensor
+
+from paged_sdk.errors import ConfigError
+
+__all__ = ["InputMetadata", "Rows"]
+
+
+@frozen(eq=False, kw_only=True)
+class Rows:
+    """A batch as :func:`~paged_sdk.kernels.paged_attention.paged_attention` takes it.
+
+    :ivar block_tables: ``[num_rows, max_blocks]`` int32; without a cache, every key is a block of its own
+    :ivar context_lens: ``[num_rows]`` int32
+    :ivar cu_seqlens_q: ``[num_rows + 1]`` int32
+    :ivar max_seqlen_q: at least the most query tokens of a row
+    :ivar max_context_len: at least the largest context length; None: what the block tables hold
+    """
+
+    block_tables: Tensor
+    context_lens: Tensor
+    cu_seqlens_q: Tensor
+    max_seqlen_q: int
+    max_context_len: int | None
+
+
+@frozen(eq=False)
+class InputMetadata:
+    """A batch of tokens, made once per step and used by every layer. Tensors hold int32 or int64, on one device.
+
+    Tokens of all sequences lie one after another, without padding between them.
+
+    **Decode** (``is_prefill=False``): one query token per sequence. ``block_tables`` and ``context_lens`` are needed.
+
+    **Prefill** (``is_prefill=True``): any number of query tokens per sequence, decodes among them too. With
+    ``block_tables``, tokens attend over what the cache holds of their sequence, their own keys included. Without, they
+    attend over the keys that are given with them, and nothing is before these.
+
+    ``cu_seqlens_q`` has one entry more than there are rows. A row is a sequence, or a part of one: a long prompt may be
+    given as several chunks, which all see what lies before them. Each row has its own row of the block tables and its
+    own context length. If there is *one* row of block tables for several rows of ``cu_seqlens_q``, these are
+    consecutive chunks of one sequence; if there is then also *one* context length, it is that of the last chunk, and
+    the others follow from it.
+
+    :ivar is_prefill: see above
+    :ivar slot_mapping: ``[num_tokens]``: where each token's key and value are written,
+        ``block * block_size + offset``; negative: nowhere (padding)
+    :ivar block_tables: ``[num_rows, max_blocks]``: the blocks of each row's sequence, in order; entries past its
+        context length are arbitrary
+    :ivar context_lens: ``[num_rows]``: keys of each row, its own tokens and all before them
+    :ivar cu_seqlens_q: ``[num_rows + 1]``: row r has the tokens ``cu_seqlens_q[r]:cu_seqlens_q[r + 1]``. None: each
+        token is a row (decode), or all are one sequence (prefill)
+    :ivar cu_seqlens_k: ``[num_rows + 1]``, with block tables: the context lengths, summed up, if ``context_lens`` is
+        None. Without: row r attends over the given keys ``cu_seqlens_k[r]:cu_seqlens_k[r + 1]``, the last of which are
+        its own; None: as ``cu_seqlens_q``
+    :ivar max_seqlen_q: at least the most query tokens of a row; None: all tokens. Kernels size their launch by it,
+        without waiting for the device
+    :ivar max_seqlen_k: likewise for keys, where there are no block tables
+    :ivar max_context_len: at least the largest context length; None: all that the block tables could hold
+    :ivar rows: the same for the ops, worked out here once
+    :raises ConfigError: what is given does not go together
+    """
+
+    is_prefill: bool
+    slot_mapping: Tensor
+    block_tables: Tensor | None = None
+    context_lens: Tensor | None = None
+    cu_seqlens_q: Tensor | None = None
+    cu_seqlens_k: Tensor | None = None
+    max_seqlen_q: int | None = None
+    max_seqlen_k: int | None = None
+    max_context_len: int | None = None
+    rows: Rows = field(init=False, repr=False)
+
+    @rows.default
+    def _make_rows(self) -> Rows:
+        num_tokens = _integers("slot_mapping", self.slot_mapping, "[num_tokens]").numel()
+        if not self.is_prefill:
+            return self._decode_rows(num_tokens)
+        device = self.slot_mapping.device
+        ends = torch.arange(2, dtype=torch.int32, device=device) * num_tokens
+        if self.cu_seqlens_q is not None:
+            ends = _integers("cu_seqlens_q", self.cu_seqlens_q, "[num_rows + 1]").int()
+        if self.block_tables is None:
+            return self._uncached_rows(ends, num_tokens)
+        return self._cached_rows(ends, num_tokens)
+
+    def _decode_rows(self, num_tokens: int) -> Rows:
+        if self.cu_seqlens_q is not None:
+            allowed = "None for decodes, of which each has one query token: is_prefill=True takes any batch"
+            raise ConfigError.of("cu_seqlens_q", tuple(self.cu_seqlens_q.shape), allowed)
+        ends = torch.arange(num_tokens + 1, dtype=torch.int32, device=self.slot_mapping.device)
+        return self._cached_rows(ends, 1)
+
+    def _cached_rows(self, ends: Tensor, max_seqlen_q: int) -> Rows:
+        num_rows = ends.numel() - 1
+        tables = _integers("block_tables", self.block_tables, "[num_rows, max_blocks]").int()
+        lengths = self._context_lens()
+        if self.is_prefill and len(tables) == 1 < num_rows:
+            tables = tables.expand(num_rows, -1)
+            if lengths.numel() == 1:
+                lengths = lengths - (ends[-1] - ends[1:])
+        for name, tensor in (("block_tables", tables), ("context_lens", lengths)):
+            if len(tensor) != num_rows:
+                raise ConfigError.of(f"{name}.shape", tuple(tensor.shape), f"one entry for each of {num_rows} rows")
+        return Rows(
+            block_tables=tables.contiguous(),
+            context_lens=lengths,
+            cu_seqlens_q=ends,
+            max_seqlen_q=self.max_seqlen_q if self.is_prefill and self.max_seqlen_q is not None else max_seqlen_q,
+            max_context_len=self.max_context_len,
+        )
+
+    def _context_lens(self) -> Tensor:
+        if self.context_lens is None and self.cu_seqlens_k is not None:
+            return _integers("cu_seqlens_k", self.cu_seqlens_k, "[num_rows + 1]").int().diff()
+        return _integers("context_lens", self.context_lens, "[num_rows], for it goes with block tables").int()
+
+    def _uncached_rows(self, ends: Tensor, num_tokens: int) -> Rows:
+        key_ends = ends
+        if self.cu_seqlens_k is not None:
+            if self.cu_seqlens_q is None:
+                raise ConfigError.of("cu_seqlens_q", None, "a tensor [num_rows + 1], as there is cu_seqlens_k")
+            key_ends = _integers("cu_seqlens_k", self.cu_seqlens_k, "[num_rows + 1]").int()
+        lengths = key_ends.diff()
+        if self.context_lens is not None:
+            given = _integers("context_lens", self.context_lens, "[num_rows]")
+            if given.shape != lengths.shape or (given.device.type == "cpu" and not torch.equal(given.int(), lengths)):
+                allowed = "block tables, as context_lens differ from the keys that are given"
+                raise ConfigError.of("block_tables", None, allowed)
+        longest = num_tokens if self.max_seqlen_k is None else self.max_seqlen_k
+        return Rows(
+            block_tables=key_ends[:-1, None] + torch.arange(longest, dtype=torch.int32, device=ends.device),
+            context_lens=lengths,
+            cu_seqlens_q=ends,
+            max_seqlen_q=num_tokens if self.max_seqlen_q is None else self.max_seqlen_q,
+            max_context_len=longest,
+        )
+
+
+def _integers(name: str, value: Tensor | None, shape: str) -> Tensor:
+    """A tensor of integers.
+
+    :param shape: in words; as many dimensions as it has commas, and one more
+    """
+    given: object = value
+    if isinstance(value, Tensor):
+        if value.dtype in (torch.int32, torch.int64) and value.dim() == shape.partition("]")[0].count(",") + 1:
+            return value
+        given = f"{value.dtype} {tuple(value.shape)}"
+    raise ConfigError.of(name, given, f"an int32 or int64 tensor {shape}")

@@ -1,0 +1,193 @@
+"""Attention as a layer, for people who bring their own model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from paged_sdk.errors import ConfigError
+from paged_sdk.kernels.attention import masked_attention
+from paged_sdk.kernels.checks import check_heads, check_score_options
+from paged_sdk.kernels.input_metadata import InputMetadata
+from paged_sdk.kernels.kv_cache import reshape_and_cache
+from paged_sdk.kernels.paged_attention import paged_attention
+
+__all__ = ["PagedAttention"]
+
+
+class PagedAttention(nn.Module):
+    """Writes the keys and values of new tokens into a paged cache, then attends; no parameters, no gradient.
+
+    Attention is causal, whatever the batch: the metadata says at which position of its sequence each token is.
+
+    :param num_heads: query heads, a multiple of ``num_kv_heads``
+    :param head_size: elements of a head
+    :param scale: multiplies the scores; usually ``head_size ** -0.5``
+    :param num_kv_heads: heads of keys and values; None: ``num_heads``
+    :param sliding_window: keys that a query sees, its own included; None: all
+    :param alibi_slopes: one per query head: adds ``slope * (key position - query position)`` to the scores (Press et
+        al., 2021, arXiv 2108.12409). A buffer that moves with the layer
+    :param softcap: scores become ``softcap * tanh(score / softcap)``
+    :raises ConfigError: a setting that cannot be used
+    """
+
+    alibi_slopes: Tensor | None
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int | None = None,
+        sliding_window: int | None = None,
+        alibi_slopes: Tensor | Sequence[float] | None = None,
+        softcap: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        self.head_size = head_size
+        self.scale = scale
+        self.sliding_window = sliding_window
+        self.softcap = softcap
+        check_heads(num_heads, self.num_kv_heads)
+        check_score_options(scale, sliding_window, softcap)
+        if head_size < 1:
+            raise ConfigError.of("head_size", head_size, "an int >= 1")
+        slopes = None if alibi_slopes is None else torch.as_tensor(alibi_slopes, dtype=torch.float32)
+        if slopes is not None and slopes.shape != (num_heads,):
+            raise ConfigError.of("alibi_slopes", tuple(slopes.shape), f"one number for each of {num_heads} heads")
+        self.register_buffer("alibi_slopes", slopes, persistent=False)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        key_cache: Tensor | None,
+        value_cache: Tensor | None,
+        input_metadata: InputMetadata,
+        softcapping: float | None = None,
+        k_scale: Tensor | None = None,
+        v_scale: Tensor | None = None,
+    ) -> Tensor:
+        """Write, then attend.
+
+        Queries, keys and values may have any leading dimensions, which together are the tokens in the metadata's order,
+        and then either ``heads, head_size`` or ``heads * head_size``: ``[num_tokens, num_heads, head_size]``,
+        ``[1, num_tokens, num_heads * head_size]``, for decodes ``[batch, 1, num_heads * head_size]``, ...
+
+        :param query: float32, float16 or bfloat16, ``num_heads`` heads
+        :param key: ``num_kv_heads`` heads; ``value`` likewise
+        :param attention_mask: None: a token sees itself and what is before it. Otherwise the mask says so instead: True
+            where a key is seen, or numbers that are added to the scores, as in torch's
+            ``scaled_dot_product_attention``; ``[num_tokens, num_tokens]``, with any leading dimensions of 1 and one of
+            ``num_heads``. The sliding window applies as well. For one sequence without block tables only
+        :param key_cache: ``[num_blocks, block_size, num_kv_heads, head_size]`` of the query's dtype or float8_e4m3fn,
+            changed in place; ``value_cache`` likewise. None for both: nothing is written
+        :param softcapping: instead of the layer's ``softcap``, for this call
+        :param k_scale: ``[num_blocks, block_size, num_kv_heads]`` float32 of f8e4m3 caches, changed in place;
+            ``v_scale`` likewise
+        :returns: in the query's shape
+        :raises ConfigError: arguments that do not fit each other
+        """
+        tokens = self._heads("query", query, self.num_heads)
+        keys = self._heads("key", key, self.num_kv_heads)
+        values = self._heads("value", value, self.num_kv_heads)
+        softcap = self.softcap if softcapping is None else softcapping
+        cached = input_metadata.block_tables is not None
+        self._check(tokens, keys, key_cache, value_cache, input_metadata)
+        if key_cache is not None and value_cache is not None:
+            slots = input_metadata.slot_mapping.long()
+            reshape_and_cache(keys, values, key_cache, value_cache, slots, k_scale, v_scale)
+        if attention_mask is not None:
+            return self._attend_masked(tokens, keys, values, attention_mask, input_metadata, softcap).view(query.shape)
+        if not cached or key_cache is None or value_cache is None:
+            key_cache, value_cache = keys[:, None].contiguous(), values[:, None].contiguous()
+            k_scale = v_scale = None
+        rows = input_metadata.rows
+        capacity = rows.block_tables.shape[1] * key_cache.shape[1]
+        return paged_attention(
+            tokens,
+            key_cache,
+            value_cache,
+            rows.block_tables,
+            rows.context_lens,
+            rows.cu_seqlens_q,
+            max_seqlen_q=rows.max_seqlen_q,
+            max_context_len=capacity if rows.max_context_len is None else rows.max_context_len,
+            scale=self.scale,
+            window=self.sliding_window,
+            softcap=softcap,
+            alibi_slopes=None if self.alibi_slopes is None else self.alibi_slopes.float(),
+            k_scale=k_scale,
+            v_scale=v_scale,
+        ).view(query.shape)
+
+    def extra_repr(self) -> str:
+        """For ``print``."""
+        return (
+            f"num_heads={self.num_heads}, head_size={self.head_size}, num_kv_heads={self.num_kv_heads}, "
+            f"sliding_window={self.sliding_window}, softcap={self.softcap}"
+        )
+
+    def _heads(self, name: str, vectors: Tensor, num_heads: int) -> Tensor:
+        """``[num_tokens, num_heads, head_size]``."""
+        if vectors.dim() >= 2 and vectors.shape[-1] == num_heads * self.head_size:
+            return vectors.reshape(-1, num_heads, self.head_size)
+        if vectors.dim() >= 3 and vectors.shape[-2:] == (num_heads, self.head_size):
+            return vectors.reshape(-1, num_heads, self.head_size)
+        allowed = f"[..., {num_heads}, {self.head_size}] or [..., {num_heads * self.head_size}]"
+        raise ConfigError.of(f"{name}.shape", tuple(vectors.shape), allowed)
+
+    def _check(
+        self,
+        tokens: Tensor,
+        keys: Tensor,
+        key_cache: Tensor | None,
+        value_cache: Tensor | None,
+        metadata: InputMetadata,
+    ) -> None:
+        if (key_cache is None) != (value_cache is None):
+            raise ConfigError.of("key_cache" if key_cache is None else "value_cache", None, "both caches, or neither")
+        if metadata.block_tables is not None and key_cache is None:
+            raise ConfigError.of("key_cache", None, "both caches, as the metadata has block tables")
+        if metadata.slot_mapping.shape != keys.shape[:1]:
+            given = tuple(metadata.slot_mapping.shape)
+            raise ConfigError.of("slot_mapping.shape", given, f"a slot for each of {len(keys)} keys")
+        more_keys = metadata.block_tables is None and metadata.cu_seqlens_k is not None
+        if len(tokens) != len(keys) and not more_keys:
+            raise ConfigError.of("key.shape", tuple(keys.shape), f"a key for each of {len(tokens)} query tokens")
+
+    def _attend_masked(
+        self,
+        tokens: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor,
+        metadata: InputMetadata,
+        softcap: float | None,
+    ) -> Tensor:
+        shape = tuple(mask.shape)
+        if metadata.block_tables is not None or metadata.rows.context_lens.numel() != 1:
+            raise ConfigError.of("attention_mask.shape", shape, "None, unless for one sequence without block tables")
+        *leading, heads = (1, *shape[:-2])
+        if shape[-2:] != (len(tokens), len(keys)) or heads not in (1, self.num_heads) or any(n != 1 for n in leading):
+            allowed = f"[{len(tokens)}, {len(keys)}], before that 1 or {self.num_heads} heads"
+            raise ConfigError.of("attention_mask.shape", shape, allowed)
+        if mask.dtype != torch.bool and not mask.is_floating_point():
+            raise ConfigError.of("attention_mask.dtype", mask.dtype, "bool or floating point")
+        check_score_options(self.scale, self.sliding_window, softcap)
+        return masked_attention(
+            tokens,
+            keys,
+            values,
+            mask.reshape(heads, *shape[-2:]),
+            scale=self.scale,
+            window=self.sliding_window,
+            softcap=softcap,
+            alibi_slopes=self.alibi_slopes,
+        )
