@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    # Read when Triton is first imported, which transformers does for all that import it.
+    os.environ["TRITON_INTERPRET"] = "1"
 
 import tiny
 from paged_sdk import (
