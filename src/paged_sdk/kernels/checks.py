@@ -105,8 +105,8 @@ def check_score_options(scale: float, window: int | None, softcap: float | None)
 
     :raises ConfigError: one of them cannot be used
     """
-    if not (math.isfinite(scale) and scale > 0):
-        raise ConfigError.of("scale", scale, "a finite number above 0")
+    if not math.isfinite(scale):
+        raise ConfigError.of("scale", scale, "a finite number")
     if window is not None and window < 1:
         raise ConfigError.of("window", window, "an int >= 1, or None: no window")
     if softcap is not None and not (math.isfinite(softcap) and softcap > 0):

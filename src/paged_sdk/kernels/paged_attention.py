@@ -77,7 +77,7 @@ def paged_attention(
     :param max_seqlen_q: at least the most query tokens of a row; kernels size their launch by it, without reading
         ``cu_seqlens_q`` on the host
     :param max_context_len: at least the largest context length, likewise
-    :param scale: multiplies the scores; above 0
+    :param scale: multiplies the scores
     :param window: keys that a query sees, its own included; None: all
     :param softcap: scores become ``softcap * tanh(score / softcap)``
     :param alibi_slopes: ``[num_heads]`` float32: adds ``slope * (key position - query position)`` to the score, after

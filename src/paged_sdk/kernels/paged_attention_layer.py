@@ -98,14 +98,25 @@ class PagedAttention(nn.Module):
         keys = self._heads("key", key, self.num_kv_heads)
         values = self._heads("value", value, self.num_kv_heads)
         softcap = self.softcap if softcapping is None else softcapping
-        cached = input_metadata.block_tables is not None
-        self._check(tokens, keys, key_cache, value_cache, input_metadata)
+        check_score_options(self.scale, self.sliding_window, softcap)
+        self._check_caches(tokens, keys, key_cache, value_cache, input_metadata)
+        mask = None if attention_mask is None else self._mask(attention_mask, tokens, keys, input_metadata)
         if key_cache is not None and value_cache is not None:
             slots = input_metadata.slot_mapping.long()
             reshape_and_cache(keys, values, key_cache, value_cache, slots, k_scale, v_scale)
-        if attention_mask is not None:
-            return self._attend_masked(tokens, keys, values, attention_mask, input_metadata, softcap).view(query.shape)
-        if not cached or key_cache is None or value_cache is None:
+        if mask is not None:
+            return masked_attention(
+                tokens,
+                keys,
+                values,
+                mask,
+                scale=self.scale,
+                window=self.sliding_window,
+                softcap=softcap,
+                alibi_slopes=self.alibi_slopes,
+            ).view(query.shape)
+        if input_metadata.block_tables is None or key_cache is None or value_cache is None:
+            # Each key is a page of its own. Pages of a fixed size: kernels are compiled for theirs.
             key_cache, value_cache = keys[:, None].contiguous(), values[:, None].contiguous()
             k_scale = v_scale = None
         rows = input_metadata.rows
@@ -143,7 +154,7 @@ class PagedAttention(nn.Module):
         allowed = f"[..., {num_heads}, {self.head_size}] or [..., {num_heads * self.head_size}]"
         raise ConfigError.of(f"{name}.shape", tuple(vectors.shape), allowed)
 
-    def _check(
+    def _check_caches(
         self,
         tokens: Tensor,
         keys: Tensor,
@@ -162,15 +173,8 @@ class PagedAttention(nn.Module):
         if len(tokens) != len(keys) and not more_keys:
             raise ConfigError.of("key.shape", tuple(keys.shape), f"a key for each of {len(tokens)} query tokens")
 
-    def _attend_masked(
-        self,
-        tokens: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        mask: Tensor,
-        metadata: InputMetadata,
-        softcap: float | None,
-    ) -> Tensor:
+    def _mask(self, mask: Tensor, tokens: Tensor, keys: Tensor, metadata: InputMetadata) -> Tensor:
+        """``[1 or num_heads, num_tokens, num_keys]``."""
         shape = tuple(mask.shape)
         if metadata.block_tables is not None or metadata.rows.context_lens.numel() != 1:
             raise ConfigError.of("attention_mask.shape", shape, "None, unless for one sequence without block tables")
@@ -180,14 +184,4 @@ class PagedAttention(nn.Module):
             raise ConfigError.of("attention_mask.shape", shape, allowed)
         if mask.dtype != torch.bool and not mask.is_floating_point():
             raise ConfigError.of("attention_mask.dtype", mask.dtype, "bool or floating point")
-        check_score_options(self.scale, self.sliding_window, softcap)
-        return masked_attention(
-            tokens,
-            keys,
-            values,
-            mask.reshape(heads, *shape[-2:]),
-            scale=self.scale,
-            window=self.sliding_window,
-            softcap=softcap,
-            alibi_slopes=self.alibi_slopes,
-        )
+        return mask.reshape(heads, *shape[-2:])

@@ -1,0 +1,358 @@
+"""The attention layer against attention written out token by token in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import pytest
+import torch
+from paged_case import attend
+from torch import Tensor
+
+from paged_sdk.errors import ConfigError
+from paged_sdk.kernels import InputMetadata, PagedAttention
+from paged_sdk.kernels.attention import masked_attention
+
+HEADS: Final = 6
+KV_HEADS: Final = 2
+SIZE: Final = 16
+SCALE: Final = SIZE**-0.5
+BLOCK_SIZE: Final = 4
+
+
+class Text:
+    """Queries, keys and values of a sequence, and what attention over it gives."""
+
+    def __init__(self, length: int, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.query, self.key, self.value = (
+            torch.randn(length, heads, SIZE, generator=generator).to(dtype) for heads in (HEADS, KV_HEADS, KV_HEADS)
+        )
+
+    def expected(self, *, slopes: list[float] | None = None, **options: Any) -> Tensor:
+        query, key, value = self.query.double(), self.key.double(), self.value.double()
+        rows = [
+            attend(
+                query[position, head],
+                key[:, head * KV_HEADS // HEADS],
+                value[:, head * KV_HEADS // HEADS],
+                position,
+                scale=SCALE,
+                slope=0.0 if slopes is None else slopes[head],
+                **options,
+            )
+            for position in range(len(query))
+            for head in range(HEADS)
+        ]
+        return torch.stack(rows).view(query.shape)
+
+
+class Cache:
+    """Pages that hold NaN, and blocks handed out in a scattered order."""
+
+    def __init__(self, *, dtype: torch.dtype = torch.float32) -> None:
+        shape = (16, BLOCK_SIZE, KV_HEADS, SIZE)
+        self.key, self.value = torch.full(shape, torch.nan).to(dtype), torch.full(shape, torch.nan).to(dtype)
+        quantised = dtype == torch.float8_e4m3fn
+        self.k_scale, self.v_scale = (torch.full(shape[:3], torch.nan) if quantised else None for _ in range(2))
+        self.table = torch.tensor([[9, 3, 12, 0, 7, 5, 14, 1]])
+
+    def slots(self, first: int, last: int) -> Tensor:
+        position = torch.arange(first, last)
+        return self.table[0, position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
+
+
+def close(output: Tensor, expected: Tensor, tolerance: float = 2e-5) -> None:
+    torch.testing.assert_close(output.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+def run(layer: PagedAttention, text: Text, cache: Cache, first: int, last: int, metadata: InputMetadata) -> Tensor:
+    part = slice(first, last)
+    output: Tensor = layer(
+        text.query[part],
+        text.key[part],
+        text.value[part],
+        None,
+        cache.key,
+        cache.value,
+        metadata,
+        k_scale=cache.k_scale,
+        v_scale=cache.v_scale,
+    )
+    return output
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"window": 7},
+        {"softcap": 0.8},
+        {"slopes": [0.5, 0.25, 0.1, 0.05, 0.02, 0.01]},
+        {"window": 5, "softcap": 0.8, "slopes": [0.5, 0.25, 0.1, 0.05, 0.02, 0.01]},
+    ],
+    ids=str,
+)
+def test_a_prompt_in_chunks_and_then_decodes(options: dict[str, Any]) -> None:
+    text, cache = Text(24), Cache()
+    layer = PagedAttention(
+        *(HEADS, SIZE, SCALE, KV_HEADS),
+        sliding_window=options.get("window"),
+        alibi_slopes=options.get("slopes"),
+        softcap=options.get("softcap"),
+    )
+    outputs = []
+    for first, last in ((0, 9), (9, 20)):
+        metadata = InputMetadata(True, cache.slots(first, last), cache.table, torch.tensor([last]))
+        outputs.append(run(layer, text, cache, first, last, metadata))
+    for first in range(20, 24):
+        metadata = InputMetadata(False, cache.slots(first, first + 1), cache.table, torch.tensor([first + 1]))
+        outputs.append(run(layer, text, cache, first, first + 1, metadata))
+    close(torch.cat(outputs), text.expected(**options))
+
+
+@pytest.mark.parametrize("lengths", [[20], [8, 12, 20]], ids=["one length", "each its own"])
+@pytest.mark.parametrize("window", [None, 6])
+def test_chunks_of_one_prompt_in_one_call(lengths: list[int], window: int | None) -> None:
+    text, cache = Text(20), Cache()
+    layer = PagedAttention(HEADS, SIZE, SCALE, KV_HEADS, sliding_window=window)
+    first = InputMetadata(True, cache.slots(0, 4), cache.table, torch.tensor([4]))
+    start = run(layer, text, cache, 0, 4, first)
+    chunks = InputMetadata(
+        is_prefill=True,
+        slot_mapping=cache.slots(4, 20),
+        block_tables=cache.table,
+        context_lens=torch.tensor(lengths),
+        cu_seqlens_q=torch.tensor([0, 4, 8, 16]),
+        max_seqlen_q=8,
+        max_context_len=20,
+    )
+    close(torch.cat((start, run(layer, text, cache, 4, 20, chunks))), text.expected(window=window))
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_first_prefill_without_block_tables(*, cached: bool) -> None:
+    """Two prompts attend over their own keys; caches, if given, are filled all the same."""
+    texts, cache = [Text(5, seed=1), Text(9, seed=2)], Cache()
+    layer = PagedAttention(HEADS, SIZE, SCALE, KV_HEADS)
+    query, key, value = (torch.cat([getattr(text, name) for text in texts]) for name in ("query", "key", "value"))
+    slots = cache.slots(0, 14)
+    metadata = InputMetadata(True, slots, cu_seqlens_q=torch.tensor([0, 5, 14]), max_seqlen_q=9, max_seqlen_k=9)
+    caches = (cache.key, cache.value) if cached else (None, None)
+    close(layer(query, key, value, None, *caches, metadata), torch.cat([text.expected() for text in texts]))
+    assert cached == torch.equal(cache.key.flatten(0, 1)[slots], key)
+
+
+def test_keys_before_the_queries_without_a_cache() -> None:
+    text = Text(12)
+    layer = PagedAttention(HEADS, SIZE, SCALE, KV_HEADS)
+    metadata = InputMetadata(
+        True, torch.full((12,), -1), cu_seqlens_q=torch.tensor([0, 5]), cu_seqlens_k=torch.tensor([0, 12])
+    )
+    close(layer(text.query[7:], text.key, text.value, None, None, None, metadata), text.expected()[7:])
+
+
+def test_padding_is_not_written() -> None:
+    text, cache = Text(3), Cache()
+    slots = cache.slots(0, 3)
+    slots[1] = -1
+    run(PagedAttention(HEADS, SIZE, SCALE, KV_HEADS), text, cache, 0, 3, InputMetadata(True, slots))
+    assert cache.key.flatten(0, 1)[slots[[0, 2]]].isfinite().all()
+    assert cache.key.isnan().sum() == (16 * BLOCK_SIZE - 2) * KV_HEADS * SIZE
+
+
+def test_an_fp8_cache_is_within_six_percent() -> None:
+    """Root mean square. Keys and values lose up to 1/16 each; the vectors are independent and random."""
+    text, cache = Text(24, dtype=torch.bfloat16), Cache(dtype=torch.float8_e4m3fn)
+    layer = PagedAttention(HEADS, SIZE, SCALE, KV_HEADS)
+    output = run(layer, text, cache, 0, 24, InputMetadata(True, cache.slots(0, 24), cache.table, torch.tensor([24])))
+    error = output.double() - text.expected()
+    assert error.square().mean().sqrt() < 0.06 * text.expected().square().mean().sqrt()
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        lambda x: x,
+        lambda x: x.flatten(1),
+        lambda x: x[None],
+        lambda x: x.flatten(1)[None],
+        lambda x: x.unflatten(0, (5, 1)),
+        lambda x: x.flatten(1)[:, None],
+    ],
+)
+def test_any_layout_of_tokens(shape: Callable[[Tensor], Tensor]) -> None:
+    text = Text(5)
+    layer = PagedAttention(HEADS, SIZE, SCALE, KV_HEADS)
+    metadata = InputMetadata(True, torch.arange(5))
+    query = shape(text.query)
+    output = layer(query, shape(text.key), shape(text.value), None, None, None, metadata)
+    assert output.shape == query.shape
+    close(output.view(text.query.shape), text.expected())
+
+
+def test_slices_of_one_projection_are_taken_as_they_are() -> None:
+    text, cache = Text(6), Cache()
+    fused = torch.cat([x.flatten(1) for x in (text.query, text.key, text.value)], 1)
+    layer = PagedAttention(HEADS, SIZE, SCALE, KV_HEADS)
+    parts = torch.split(fused, [HEADS * SIZE, KV_HEADS * SIZE, KV_HEADS * SIZE], 1)
+    for metadata in (
+        InputMetadata(True, cache.slots(0, 6)),
+        InputMetadata(True, cache.slots(0, 6), cache.table, torch.tensor([6])),
+    ):
+        output = layer(*parts, None, cache.key, cache.value, metadata)
+        close(output.view(text.query.shape), text.expected())
+
+
+def test_a_cap_for_one_call() -> None:
+    text = Text(7)
+    layer = PagedAttention(HEADS, SIZE, SCALE, KV_HEADS, softcap=3.0)
+    metadata = InputMetadata(True, torch.arange(7))
+    output = layer(text.query, text.key, text.value, None, None, None, metadata, softcapping=0.5)
+    close(output, text.expected(softcap=0.5))
+
+
+def masked(text: Text, mask: Tensor, **options: Any) -> Tensor:
+    layer = PagedAttention(HEADS, SIZE, SCALE, KV_HEADS, **options)
+    metadata = InputMetadata(True, torch.arange(len(text.query)))
+    output: Tensor = layer(text.query, text.key, text.value, mask, None, None, metadata)
+    return output
+
+
+def additive(seen: Tensor) -> Tensor:
+    return torch.zeros(seen.shape).masked_fill(~seen, -torch.inf)
+
+
+@pytest.mark.parametrize("form", [lambda m: m, additive, lambda m: m[None, None], lambda m: m.expand(HEADS, -1, -1)])
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (4, None), (None, 0.8), (4, 0.8)])
+def test_a_causal_mask_changes_nothing(
+    form: Callable[[Tensor], Tensor], window: int | None, softcap: float | None
+) -> None:
+    text = Text(11)
+    mask = form(torch.ones(11, 11, dtype=torch.bool).tril())
+    output = masked(text, mask, sliding_window=window, softcap=softcap, alibi_slopes=[0.1] * HEADS)
+    close(output, text.expected(window=window, softcap=softcap, slopes=[0.1] * HEADS))
+
+
+@pytest.mark.parametrize("softcap", [None, 0.8])
+def test_a_mask_says_what_is_seen(softcap: float | None) -> None:
+    """Random ones, some of their rows empty, per head, in tiles: against one softmax over everything."""
+    text = Text(40)
+    generator = torch.Generator().manual_seed(3)
+    seen = torch.rand(HEADS, 40, 40, generator=generator) < 0.5
+    seen[:, 7] = False
+    bias = torch.randn(HEADS, 40, 40, generator=generator)
+    key, value = (x.double().repeat_interleave(HEADS // KV_HEADS, 1) for x in (text.key, text.value))
+    scores = torch.einsum("qhd,khd->hqk", text.query.double(), key) * SCALE
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    for mask in (seen, bias.masked_fill(~seen, -torch.inf)):
+        added = additive(seen) if mask.dtype == torch.bool else mask
+        expected = torch.einsum("hqk,khd->qhd", (scores + added).softmax(-1).nan_to_num(0), value)
+        close(masked(text, mask, softcap=softcap), expected)
+
+
+def test_masked_attention_is_taken_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = Text(50)
+    monkeypatch.setattr("paged_sdk.kernels.attention._MAX_SCORES", 1)
+    mask = torch.ones(1, 43, 50, dtype=torch.bool).tril(7)
+    output = masked_attention(text.query[7:], text.key, text.value, mask, scale=SCALE, window=9)
+    close(output, text.expected(window=9)[7:])
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_without_a_graph_break(backend: str) -> None:
+    text = Text(9)
+    layer = PagedAttention(HEADS, SIZE, SCALE, KV_HEADS, sliding_window=4, alibi_slopes=[0.1] * HEADS)
+    compiled = torch.compile(layer, fullgraph=True, backend=backend)
+    for paged in (True, False):
+        cache = Cache()
+        table, lengths = (cache.table, torch.tensor([9])) if paged else (None, None)
+        metadata = InputMetadata(True, cache.slots(0, 9), table, lengths)
+        output = compiled(text.query, text.key, text.value, None, cache.key, cache.value, metadata)
+        close(output, text.expected(window=4, slopes=[0.1] * HEADS))
+        assert torch.equal(cache.key.flatten(0, 1)[cache.slots(0, 9)], text.key)
+
+
+def test_slopes_move_and_convert_with_the_layer() -> None:
+    text = Text(5, dtype=torch.bfloat16)
+    layer = PagedAttention(HEADS, SIZE, SCALE, KV_HEADS, alibi_slopes=[0.5] * HEADS).bfloat16()
+    assert not layer.state_dict()
+    output = layer(text.query, text.key, text.value, None, None, None, InputMetadata(True, torch.arange(5)))
+    close(output, text.expected(slopes=[0.5] * HEADS), 2e-2)
+    assert str(layer) == (
+        "PagedAttention(num_heads=6, head_size=16, num_kv_heads=2, sliding_window=None, softcap=None)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("setting", "arguments"),
+    [
+        ("num_heads", (6, 16, 1.0, 4)),
+        ("num_heads", (0, 16, 1.0)),
+        ("head_size", (6, 0, 1.0)),
+        ("scale", (6, 16, float("inf"))),
+        ("window", (6, 16, 1.0, 2, 0)),
+        ("alibi_slopes", (6, 16, 1.0, 2, None, [1.0])),
+        ("softcap", (6, 16, 1.0, 2, None, None, -1.0)),
+    ],
+)
+def test_settings_that_cannot_be_used_are_named(setting: str, arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        PagedAttention(*arguments)
+    assert caught.value.setting == setting
+
+
+PAGES: Final = Cache()
+PAGED: Final = InputMetadata(True, PAGES.slots(0, 6), PAGES.table, torch.tensor([6]))
+TWO: Final = InputMetadata(True, torch.arange(6), cu_seqlens_q=torch.tensor([0, 2, 6]))
+
+
+@pytest.mark.parametrize(
+    ("setting", "changed"),
+    [
+        ("query.shape", {"query": torch.zeros(6, 3, 16)}),
+        ("key.shape", {"key": torch.zeros(6, 6, 16)}),
+        ("value.shape", {"value": torch.zeros(32)}),
+        ("key.shape", {"query": torch.zeros(5, 6, 16)}),
+        ("slot_mapping.shape", {"input_metadata": InputMetadata(True, torch.arange(5))}),
+        ("value_cache", {"key_cache": PAGES.key}),
+        ("key_cache", {"value_cache": PAGES.value}),
+        ("key_cache", {"input_metadata": PAGED}),
+        ("k_scale", {"key_cache": PAGES.key, "value_cache": PAGES.value, "k_scale": torch.zeros(16, 4, 2)}),
+        ("attention_mask.shape", {"attention_mask": torch.zeros(6, 5)}),
+        ("attention_mask.shape", {"attention_mask": torch.zeros(6)}),
+        ("attention_mask.shape", {"attention_mask": torch.zeros(2, 6, 6)}),
+        ("attention_mask.shape", {"attention_mask": torch.zeros(6, 6), "input_metadata": TWO}),
+        ("attention_mask.dtype", {"attention_mask": torch.zeros(6, 6, dtype=torch.int64)}),
+        (
+            "attention_mask.shape",
+            {
+                "attention_mask": torch.zeros(6, 6),
+                "input_metadata": PAGED,
+                "key_cache": PAGES.key,
+                "value_cache": PAGES.value,
+            },
+        ),
+        ("softcap", {"softcapping": 0.0}),
+        ("softcap", {"softcapping": 0.0, "attention_mask": torch.zeros(6, 6)}),
+    ],
+)
+def test_what_does_not_fit_is_named(setting: str, changed: dict[str, Any]) -> None:
+    text = Text(6)
+    arguments: dict[str, Any] = {
+        "query": text.query,
+        "key": text.key,
+        "value": text.value,
+        "attention_mask": None,
+        "key_cache": None,
+        "value_cache": None,
+        "input_metadata": InputMetadata(True, torch.arange(6)),
+    }
+    layer = PagedAttention(HEADS, SIZE, SCALE, KV_HEADS)
+    layer(**arguments)
+    with pytest.raises(ConfigError) as caught:
+        layer(**arguments | changed)
+    assert caught.value.setting == setting
+    assert caught.value.allowed
