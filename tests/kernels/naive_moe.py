@@ -38,11 +38,12 @@ def random_moe(
     def normal(*shape: int, scale: float = 1.0) -> Tensor:
         return (torch.randn(*shape, generator=generator) * scale).to(device=device, dtype=dtype)
 
+    weights_dtype = torch.promote_types(dtype, torch.float32)
     return MoeInputs(
         hidden=normal(num_tokens, hidden_size),
         gate_up=normal(num_experts, 2 * intermediate_size, hidden_size, scale=hidden_size**-0.5),
         down=normal(num_experts, hidden_size, intermediate_size, scale=intermediate_size**-0.5),
-        topk_weights=torch.rand(num_tokens, num_selected, generator=generator).to(device),
+        topk_weights=torch.rand(num_tokens, num_selected, generator=generator).to(device, weights_dtype),
         topk_ids=torch.rand(num_tokens, num_experts, generator=generator).argsort(-1)[:, :num_selected].to(device),
     )
 

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from naive_moe import MoeInputs, naive_moe, random_moe
+from naive_moe import naive_moe, random_moe
 from transformers import Qwen3MoeConfig
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
+from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.fused_moe import fused_moe, route
 
 CPU = torch.device("cpu")
@@ -65,13 +66,47 @@ def test_the_sum_over_experts_is_float32() -> None:
 
 
 def test_the_operator_is_a_good_citizen() -> None:
-    inputs = random_moe(3, 4, 2, dtype=torch.float32, device=CPU)
-    torch.library.opcheck(torch.ops.paged_sdk.fused_moe.default, tuple(inputs))
+    for num_tokens in (0, 3):
+        inputs = random_moe(num_tokens, 4, 2, dtype=torch.float32, device=CPU)
+        torch.library.opcheck(torch.ops.paged_sdk.fused_moe.default, tuple(inputs))
 
 
-def test_shapes_alone_are_enough_to_trace() -> None:
-    inputs = MoeInputs(*(each.to("meta") for each in random_moe(3, 4, 2, dtype=torch.bfloat16, device=CPU)))
-    assert fused_moe(*inputs).shape == (3, 24)
+def test_it_exports_for_any_number_of_tokens() -> None:
+    class Mixture(torch.nn.Module):
+        def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+            return fused_moe(*inputs)
+
+    num_tokens = torch.export.Dim("num_tokens")
+    by_token = {0: num_tokens}
+    exported = torch.export.export(
+        Mixture(),
+        tuple(random_moe(3, 4, 2, dtype=torch.float32, device=CPU)),
+        dynamic_shapes=((by_token, None, None, by_token, by_token),),
+    )
+    more = random_moe(7, 4, 2, dtype=torch.float32, device=CPU)
+    assert torch.equal(exported.module()(*more), fused_moe(*more))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden": torch.zeros(3, 4, 24)}, "hidden.shape"),
+        ({"hidden": torch.zeros(3, 24, dtype=torch.int32)}, "hidden.dtype"),
+        ({"gate_up": torch.zeros(4, 41, 24)}, r"gate_up.shape = \(4, 41, 24\).*\[4, 40, 24\]"),
+        ({"gate_up": torch.zeros(4, 24, 40).transpose(1, 2)}, r"gate_up.stride\(\)"),
+        ({"down": torch.zeros(4, 23, 20)}, "down.shape"),
+        ({"down": torch.zeros(4, 24, 20, dtype=torch.float16)}, "down.dtype"),
+        ({"topk_ids": torch.zeros(2, 2, dtype=torch.int64)}, "topk_ids.shape"),
+        ({"topk_ids": torch.tensor([[0, 1], [2, 3], [4, 0]])}, "topk_ids = 4 .* experts 0 to 3"),
+        ({"topk_ids": torch.tensor([[0, 1], [2, -1], [0, 0]])}, "topk_ids = -1"),
+        ({"topk_weights": torch.zeros(3, 1)}, "topk_weights.shape"),
+        ({"topk_weights": torch.zeros(3, 2, dtype=torch.bfloat16)}, "topk_weights.dtype"),
+    ],
+)
+def test_what_does_not_fit_is_named(changes: dict[str, Any], message: str) -> None:
+    inputs = random_moe(3, 4, 2, dtype=torch.float32, device=CPU)._replace(**changes)
+    with pytest.raises(ConfigError, match=message):
+        fused_moe(*inputs)
 
 
 class TestRoute:

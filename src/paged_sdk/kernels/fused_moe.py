@@ -2,6 +2,8 @@
 
 Reading weights is what costs time while the tokens are few, so an expert's matrices are read once for all its tokens,
 and those of an expert that no token uses not at all.
+
+:func:`fused_moe` is a custom op, by Triton on CUDA and by its reference elsewhere.
 """
 
 from __future__ import annotations
@@ -10,7 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["fused_moe", "fused_moe_by_expert", "route"]
+from paged_sdk.errors import ConfigError
+from paged_sdk.kernels.checks import FLOATS, check_tensor
+from paged_sdk.kernels.fallback import log_fallback
+from paged_sdk.kernels.triton import availability
+
+__all__ = ["fused_moe", "fused_moe_reference", "route"]
 
 
 def route(logits: Tensor, num_selected: int, *, renormalise: bool) -> tuple[Tensor, Tensor]:
@@ -28,23 +35,26 @@ def route(logits: Tensor, num_selected: int, *, renormalise: bool) -> tuple[Tens
 def fused_moe(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
     """Apply to each token its experts' SwiGLU MLPs: ``sum of weight * down @ (silu(gate @ x) * (up @ x))``.
 
-    A ``torch.library`` operator, ``paged_sdk::fused_moe``, with a kernel for shapes only: it compiles and exports.
+    The custom op is ``torch.ops.paged_sdk.fused_moe``.
 
-    :param hidden: ``[num_tokens, hidden_size]``
-    :param gate_up: ``[num_experts, 2 * intermediate_size, hidden_size]`` of the same dtype: gate's rows, then up's
-    :param down: ``[num_experts, hidden_size, intermediate_size]`` of the same dtype
+    :param hidden: ``[num_tokens, hidden_size]`` float32, float16 or bfloat16
+    :param gate_up: ``[num_experts, 2 * intermediate_size, hidden_size]`` of the dtype of ``hidden``, contiguous: gate's
+        rows, then up's
+    :param down: ``[num_experts, hidden_size, intermediate_size]`` likewise
     :param topk_weights: ``[num_tokens, num_selected]`` float32
-    :param topk_ids: likewise, int64 or int32, below ``num_experts``: which experts
-    :returns: ``[num_tokens, hidden_size]`` of the same dtype; a token's experts are added up in float32
+    :param topk_ids: which experts, ``[num_tokens, num_selected]`` int64 or int32
+    :returns: ``[num_tokens, hidden_size]`` of the dtype of ``hidden``; a token's experts are added up in float32
+    :raises ConfigError: shapes, dtypes, strides or devices do not fit; for tensors in CPU memory, also experts that do
+        not exist
     """
-    result: Tensor = _operator(hidden, gate_up, down, topk_weights, topk_ids)
+    result: Tensor = _fused_moe(hidden, gate_up, down, topk_weights, topk_ids)
     return result
 
 
-def fused_moe_by_expert(
+def fused_moe_reference(
     hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tensor, topk_ids: Tensor
 ) -> Tensor:
-    """The reference of :func:`fused_moe`, in torch's operations: one expert after the other."""
+    """What :func:`fused_moe` is, on torch's operations: one expert after the other, each for all its tokens."""
     order = topk_ids.flatten().argsort(stable=True)
     tokens = order // topk_ids.shape[1]
     weights = topk_weights.flatten()[order].unsqueeze(-1)
@@ -63,13 +73,44 @@ def fused_moe_by_expert(
 
 
 @torch.library.custom_op("paged_sdk::fused_moe", mutates_args=())
-def _operator(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
-    return fused_moe_by_expert(hidden, gate_up, down, topk_weights, topk_ids)
+def _fused_moe(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
+    _check(hidden, gate_up, down, topk_weights, topk_ids)
+    serve = fused_moe_reference
+    if (reason := _why_not_triton(hidden)) is None:
+        from paged_sdk.kernels.triton import fused_moe as triton_kernels
+
+        serve = triton_kernels.fused_moe
+    else:
+        log_fallback("fused_moe", reason)
+    return serve(hidden, gate_up, down, topk_weights, topk_ids)
 
 
-@_operator.register_fake
-def _(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
-    return torch.empty_like(hidden)
+@_fused_moe.register_fake
+def _fused_moe_fake(hidden: Tensor, *_: Tensor) -> Tensor:
+    return torch.empty_like(hidden, memory_format=torch.contiguous_format)
+
+
+def _check(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> None:
+    device, dtype = hidden.device, hidden.dtype
+    check_tensor("hidden", hidden, ("num_tokens", "hidden_size"), FLOATS, device)
+    num_tokens, hidden_size = hidden.shape
+    check_tensor("down", down, ("num_experts", hidden_size, "intermediate_size"), (dtype,), device)
+    num_experts, _, intermediate_size = down.shape
+    check_tensor("gate_up", gate_up, (num_experts, 2 * intermediate_size, hidden_size), (dtype,), device)
+    for name, weight in (("gate_up", gate_up), ("down", down)):
+        if not weight.is_contiguous():
+            raise ConfigError.of(f"{name}.stride()", weight.stride(), "a contiguous tensor")
+    check_tensor("topk_ids", topk_ids, (num_tokens, "num_selected"), (torch.int64, torch.int32), device)
+    check_tensor("topk_weights", topk_weights, tuple(topk_ids.shape), (_accumulator(hidden),), device)
+    if device.type == "cpu" and topk_ids.numel():
+        lowest, highest = (int(each) for each in topk_ids.aminmax())
+        if lowest < 0 or highest >= num_experts:
+            wrong = lowest if lowest < 0 else highest
+            raise ConfigError.of("topk_ids", wrong, f"experts 0 to {num_experts - 1}")
+
+
+def _why_not_triton(tensor: Tensor) -> str | None:
+    return "Triton kernels serve no float64" if tensor.dtype == torch.float64 else availability.why_not(tensor.device)
 
 
 def _accumulator(x: Tensor) -> torch.dtype:

@@ -1,0 +1,395 @@
+"""A mixture of experts in Triton: two kernels while the tokens are few, grouped matrix products beyond.
+
+A pair is a token and one of its experts; pair ``p`` is token ``p // num_selected``. Few pairs hardly ever share an
+expert: each multiplies its expert's matrices on its own, as vectors. Many pairs are sorted by expert, on the device,
+and cut into tiles of rows of one expert each, so that an expert's matrices are read once for all its tokens. How many
+tiles there are only the device knows: the grid is the most there can be, and programs beyond the last tile return.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from attrs import frozen
+from torch import Tensor
+
+__all__ = ["fused_moe"]
+
+
+def fused_moe(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
+    """See :func:`paged_sdk.kernels.fused_moe.fused_moe`; float32, float16 or bfloat16, weights contiguous."""
+    num_experts, (num_tokens, num_selected) = len(gate_up), topk_ids.shape
+    hidden, topk_weights, topk_ids = hidden.contiguous(), topk_weights.contiguous(), topk_ids.contiguous()
+    if num_tokens == 0:
+        return torch.empty_like(hidden)
+    # Up to here an expert of two pairs is rare, and read the second time from the cache.
+    if num_tokens == 1 or num_tokens * num_selected <= num_experts // 2:
+        return _few_pairs(hidden, gate_up, down, topk_weights, topk_ids)
+    return _many_pairs(hidden, gate_up, down, topk_weights, topk_ids)
+
+
+def _few_pairs(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
+    _, hidden_size, intermediate_size = down.shape
+    num_tokens, num_selected = topk_ids.shape
+    num_pairs = num_tokens * num_selected
+    activated = hidden.new_empty(num_pairs, intermediate_size)
+    # Loads of about 16 KiB in flight for each program, some hundred programs for one token.
+    block_n = 8
+    _gate_up_of_pairs[num_pairs, triton.cdiv(intermediate_size, block_n)](
+        hidden,
+        gate_up,
+        topk_ids,
+        activated,
+        num_selected=num_selected,
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size,
+        block_n=block_n,
+        block_k=min(512, triton.next_power_of_2(hidden_size)),
+        num_warps=4,
+    )
+    out = torch.empty_like(hidden)
+    padded_selected = triton.next_power_of_2(num_selected)
+    block_n = max(1, 32 // padded_selected)
+    _down_of_tokens[num_tokens, triton.cdiv(hidden_size, block_n)](
+        activated,
+        down,
+        topk_weights,
+        topk_ids,
+        out,
+        num_selected=num_selected,
+        padded_selected=padded_selected,
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size,
+        block_n=block_n,
+        block_k=min(256, triton.next_power_of_2(intermediate_size)),
+        num_warps=4,
+    )
+    return out
+
+
+def _many_pairs(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
+    num_experts, hidden_size, intermediate_size = down.shape
+    num_tokens, num_selected = topk_ids.shape
+    num_pairs = num_tokens * num_selected
+    tile = _choose_tile(num_pairs / num_experts, hidden.dtype)
+    pairs, tiles = _sort_by_expert(topk_ids, num_experts, tile.block_m)
+    num_tiles = tiles.shape[1]
+    activated = hidden.new_empty(num_pairs, intermediate_size)
+    block_n = tile.block_n // 2  # rows of gate and as many of up
+    _gate_up_of_tiles[(num_tiles * triton.cdiv(intermediate_size, block_n),)](
+        hidden,
+        gate_up,
+        pairs,
+        tiles,
+        activated,
+        num_tiles,
+        num_experts=num_experts,
+        num_selected=num_selected,
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size,
+        block_m=tile.block_m,
+        block_n=block_n,
+        block_k=tile.block_k,
+        upcast=not hidden.is_cuda,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+    weighted = hidden.new_empty(num_tokens, num_selected, hidden_size)
+    _down_of_tiles[(num_tiles * triton.cdiv(hidden_size, tile.block_n),)](
+        activated,
+        down,
+        topk_weights,
+        pairs,
+        tiles,
+        weighted,
+        num_tiles,
+        num_experts=num_experts,
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size,
+        block_m=tile.block_m,
+        block_n=tile.block_n,
+        block_k=tile.block_k,
+        upcast=not hidden.is_cuda,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+    return weighted.sum(1)  # torch adds up the halves' dtypes in float32
+
+
+@frozen
+class _Tile:
+    """How a grouped product is cut.
+
+    :ivar block_m: rows of one expert
+    :ivar block_n: rows of the expert's matrix
+    :ivar block_k: elements of a row at once
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
+def _choose_tile(rows_per_expert: float, dtype: torch.dtype) -> _Tile:
+    """Tiles with room for half as many rows again as an expert has on average: a second tile reads weights again."""
+    block_m = min(max(triton.next_power_of_2(int(rows_per_expert * 1.5)), 16), 128)
+    if dtype is torch.float32:  # without tensor cores
+        return _Tile(min(block_m, 64), 64, 32, num_warps=4, num_stages=3)
+    match block_m:
+        case 16:
+            return _Tile(block_m, 64, 128, num_warps=4, num_stages=4)
+        case 32 | 64:
+            return _Tile(block_m, 128, 64, num_warps=4, num_stages=4)
+        case _:
+            return _Tile(block_m, 256, 64, num_warps=8, num_stages=3)
+
+
+def _sort_by_expert(topk_ids: Tensor, num_experts: int, block_m: int) -> tuple[Tensor, Tensor]:
+    """Order pairs by expert and cut them into tiles, without waiting for the device.
+
+    :returns: ``pairs`` ``[num_pairs]`` int32, by expert, and ``tiles`` ``[3, num_tiles]`` int32: each tile's expert,
+        its first place in ``pairs``, and its expert's last place plus one. Tiles past the last have expert
+        ``num_experts`` or more
+    """
+    num_pairs = topk_ids.numel()
+    num_tiles = (num_pairs + min(num_experts, num_pairs) * (block_m - 1)) // block_m
+    counts = torch.zeros(num_experts, dtype=torch.int32, device=topk_ids.device)
+    ranks = torch.empty(num_pairs, dtype=torch.int32, device=topk_ids.device)
+    pairs = torch.empty_like(ranks)
+    tiles = torch.empty(3, num_tiles, dtype=torch.int32, device=topk_ids.device)
+    _rank[(triton.cdiv(num_pairs, 256),)](topk_ids, counts, ranks, num_pairs, block=256)
+    padded_experts = triton.next_power_of_2(num_experts)
+    block = min(256, max(16, 8192 // padded_experts))  # each program compares so many items with all experts
+    _place[(triton.cdiv(max(num_pairs, num_tiles), block),)](
+        topk_ids,
+        counts,
+        ranks,
+        pairs,
+        tiles,
+        num_pairs,
+        num_tiles,
+        num_experts=num_experts,
+        padded_experts=padded_experts,
+        block_m=block_m,
+        block=block,
+    )
+    return pairs, tiles
+
+
+@triton.jit(do_not_specialize=["num_pairs"])
+def _rank(topk_ids: tl.tensor, counts: tl.tensor, ranks: tl.tensor, num_pairs: tl.tensor, block: tl.constexpr) -> None:
+    """Count each expert's pairs; a pair's rank is how many its expert had when it came. Which, no result depends on."""
+    pair = tl.program_id(0) * block + tl.arange(0, block)
+    valid = pair < num_pairs
+    expert = tl.load(topk_ids + pair, mask=valid, other=0)
+    rank = tl.atomic_add(counts + expert, 1, mask=valid, sem="relaxed")
+    tl.store(ranks + pair, rank, mask=valid)
+
+
+@triton.jit(do_not_specialize=["num_pairs", "num_tiles"])
+def _place(
+    topk_ids: tl.tensor,
+    counts: tl.tensor,
+    ranks: tl.tensor,
+    pairs: tl.tensor,
+    tiles: tl.tensor,
+    num_pairs: tl.tensor,
+    num_tiles: tl.tensor,
+    num_experts: tl.constexpr,
+    padded_experts: tl.constexpr,
+    block_m: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    """Put each pair in its place, and say what each tile holds; a program does as many of both."""
+    expert = tl.arange(0, padded_experts)
+    count = tl.load(counts + expert, mask=expert < num_experts, other=0)
+    end = tl.cumsum(count, 0)
+    start = end - count
+    item = tl.program_id(0) * block + tl.arange(0, block)
+
+    own = tl.load(topk_ids + item, mask=item < num_pairs, other=0).to(tl.int32)
+    first = tl.sum(tl.where(own[:, None] == expert[None, :], start[None, :], 0), axis=1)
+    rank = tl.load(ranks + item, mask=item < num_pairs, other=0)
+    tl.store(pairs + first + rank, item, mask=item < num_pairs)
+
+    num_own_tiles = (count + block_m - 1) // block_m
+    tile_end = tl.cumsum(num_own_tiles, 0)
+    tile_expert = tl.sum((tile_end[None, :] <= item[:, None]).to(tl.int32), axis=1)
+    is_own = tile_expert[:, None] == expert[None, :]
+    tile_start = tl.sum(tl.where(is_own, (tile_end - num_own_tiles)[None, :], 0), axis=1)
+    first_row = tl.sum(tl.where(is_own, start[None, :], 0), axis=1) + (item - tile_start) * block_m
+    row_end = tl.sum(tl.where(is_own, end[None, :], 0), axis=1)
+    tl.store(tiles + item, tile_expert, mask=item < num_tiles)
+    tl.store(tiles + num_tiles + item, first_row, mask=item < num_tiles)
+    tl.store(tiles + 2 * num_tiles + item, row_end, mask=item < num_tiles)
+
+
+@triton.jit(do_not_specialize=["num_tiles"])
+def _gate_up_of_tiles(
+    hidden: tl.tensor,
+    gate_up: tl.tensor,
+    pairs: tl.tensor,
+    tiles: tl.tensor,
+    activated: tl.tensor,
+    num_tiles: tl.tensor,
+    num_experts: tl.constexpr,
+    num_selected: tl.constexpr,
+    hidden_size: tl.constexpr,
+    intermediate_size: tl.constexpr,
+    block_m: tl.constexpr,
+    block_n: tl.constexpr,
+    block_k: tl.constexpr,
+    upcast: tl.constexpr,
+) -> None:
+    """``silu(gate @ x) * (up @ x)`` for the pairs of a tile, in sorted order."""
+    blocks_per_tile: tl.constexpr = (intermediate_size + block_n - 1) // block_n
+    tile = tl.program_id(0) // blocks_per_tile
+    expert = tl.load(tiles + tile).to(tl.int64)
+    if expert >= num_experts:
+        return
+    row = tl.load(tiles + num_tiles + tile) + tl.arange(0, block_m)
+    valid = row < tl.load(tiles + 2 * num_tiles + tile)
+    token = tl.load(pairs + row, mask=valid, other=0) // num_selected
+    column = (tl.program_id(0) % blocks_per_tile) * block_n + tl.arange(0, block_n)
+    k = tl.arange(0, block_k)
+    x_at = hidden + token.to(tl.int64)[:, None] * hidden_size + k[None, :]
+    gate_at = gate_up + expert * (2 * intermediate_size * hidden_size) + column[None, :] * hidden_size + k[:, None]
+    up_at = gate_at + intermediate_size * hidden_size
+    gate = tl.zeros([block_m, block_n], tl.float32)
+    up = tl.zeros([block_m, block_n], tl.float32)
+    for first in range(0, hidden_size, block_k):
+        x_mask = valid[:, None]
+        w_mask = (column < intermediate_size)[None, :]
+        if hidden_size % block_k != 0:
+            x_mask = x_mask & (first + k < hidden_size)[None, :]
+            w_mask = w_mask & (first + k < hidden_size)[:, None]
+        x = tl.load(x_at + first, mask=x_mask, other=0.0)
+        gate_weight = tl.load(gate_at + first, mask=w_mask, other=0.0)
+        up_weight = tl.load(up_at + first, mask=w_mask, other=0.0)
+        if upcast:
+            x, gate_weight, up_weight = x.to(tl.float32), gate_weight.to(tl.float32), up_weight.to(tl.float32)
+        gate = tl.dot(x, gate_weight, gate, input_precision="ieee")
+        up = tl.dot(x, up_weight, up, input_precision="ieee")
+    product = (gate * tl.sigmoid(gate) * up).to(activated.dtype.element_ty)
+    out_at = activated + row.to(tl.int64)[:, None] * intermediate_size + column[None, :]
+    tl.store(out_at, product, mask=valid[:, None] & (column < intermediate_size)[None, :])
+
+
+@triton.jit(do_not_specialize=["num_tiles"])
+def _down_of_tiles(
+    activated: tl.tensor,
+    down: tl.tensor,
+    topk_weights: tl.tensor,
+    pairs: tl.tensor,
+    tiles: tl.tensor,
+    weighted: tl.tensor,
+    num_tiles: tl.tensor,
+    num_experts: tl.constexpr,
+    hidden_size: tl.constexpr,
+    intermediate_size: tl.constexpr,
+    block_m: tl.constexpr,
+    block_n: tl.constexpr,
+    block_k: tl.constexpr,
+    upcast: tl.constexpr,
+) -> None:
+    """``weight * down @ activated`` for the pairs of a tile, in the order of tokens."""
+    blocks_per_tile: tl.constexpr = (hidden_size + block_n - 1) // block_n
+    tile = tl.program_id(0) // blocks_per_tile
+    expert = tl.load(tiles + tile).to(tl.int64)
+    if expert >= num_experts:
+        return
+    row = tl.load(tiles + num_tiles + tile) + tl.arange(0, block_m)
+    valid = row < tl.load(tiles + 2 * num_tiles + tile)
+    column = (tl.program_id(0) % blocks_per_tile) * block_n + tl.arange(0, block_n)
+    k = tl.arange(0, block_k)
+    x_at = activated + row.to(tl.int64)[:, None] * intermediate_size + k[None, :]
+    weight_at = down + expert * (hidden_size * intermediate_size) + column[None, :] * intermediate_size + k[:, None]
+    out = tl.zeros([block_m, block_n], tl.float32)
+    for first in range(0, intermediate_size, block_k):
+        x_mask = valid[:, None]
+        w_mask = (column < hidden_size)[None, :]
+        if intermediate_size % block_k != 0:
+            x_mask = x_mask & (first + k < intermediate_size)[None, :]
+            w_mask = w_mask & (first + k < intermediate_size)[:, None]
+        x = tl.load(x_at + first, mask=x_mask, other=0.0)
+        weight = tl.load(weight_at + first, mask=w_mask, other=0.0)
+        if upcast:
+            x, weight = x.to(tl.float32), weight.to(tl.float32)
+        out = tl.dot(x, weight, out, input_precision="ieee")
+    pair = tl.load(pairs + row, mask=valid, other=0)
+    out *= tl.load(topk_weights + pair, mask=valid, other=0.0)[:, None]
+    out_at = weighted + pair.to(tl.int64)[:, None] * hidden_size + column[None, :]
+    tl.store(out_at, out.to(weighted.dtype.element_ty), mask=valid[:, None] & (column < hidden_size)[None, :])
+
+
+@triton.jit
+def _gate_up_of_pairs(
+    hidden: tl.tensor,
+    gate_up: tl.tensor,
+    topk_ids: tl.tensor,
+    activated: tl.tensor,
+    num_selected: tl.constexpr,
+    hidden_size: tl.constexpr,
+    intermediate_size: tl.constexpr,
+    block_n: tl.constexpr,
+    block_k: tl.constexpr,
+) -> None:
+    """``silu(gate @ x) * (up @ x)`` for one pair; the sum over a row is left to the end, as it crosses threads."""
+    pair = tl.program_id(0).to(tl.int64)
+    expert = tl.load(topk_ids + pair).to(tl.int64)
+    column = tl.program_id(1) * block_n + tl.arange(0, block_n)
+    k = tl.arange(0, block_k)
+    x_at = hidden + pair // num_selected * hidden_size + k
+    gate_at = gate_up + expert * (2 * intermediate_size * hidden_size) + column[:, None] * hidden_size + k[None, :]
+    up_at = gate_at + intermediate_size * hidden_size
+    gate = tl.zeros([block_n, block_k], tl.float32)
+    up = tl.zeros([block_n, block_k], tl.float32)
+    for first in range(0, hidden_size, block_k):
+        inner = first + k < hidden_size
+        mask = (column < intermediate_size)[:, None] & inner[None, :]
+        x = tl.load(x_at + first, mask=inner, other=0.0).to(tl.float32)[None, :]
+        gate += tl.load(gate_at + first, mask=mask, other=0.0).to(tl.float32) * x
+        up += tl.load(up_at + first, mask=mask, other=0.0).to(tl.float32) * x
+    gate_sum = tl.sum(gate, axis=1)
+    product = gate_sum * tl.sigmoid(gate_sum) * tl.sum(up, axis=1)
+    out_at = activated + pair * intermediate_size + column
+    tl.store(out_at, product.to(activated.dtype.element_ty), mask=column < intermediate_size)
+
+
+@triton.jit
+def _down_of_tokens(
+    activated: tl.tensor,
+    down: tl.tensor,
+    topk_weights: tl.tensor,
+    topk_ids: tl.tensor,
+    out: tl.tensor,
+    num_selected: tl.constexpr,
+    padded_selected: tl.constexpr,
+    hidden_size: tl.constexpr,
+    intermediate_size: tl.constexpr,
+    block_n: tl.constexpr,
+    block_k: tl.constexpr,
+) -> None:
+    """``sum of weight * down @ activated`` for one token: all its experts at once, to have more loads in flight."""
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.arange(0, padded_selected)
+    pair = token * num_selected + slot
+    expert = tl.load(topk_ids + pair, mask=slot < num_selected, other=0).to(tl.int64)
+    weight = tl.load(topk_weights + pair, mask=slot < num_selected, other=0.0)
+    column = tl.program_id(1) * block_n + tl.arange(0, block_n)
+    k = tl.arange(0, block_k)
+    x_at = activated + pair[:, None] * intermediate_size + k[None, :]
+    row_at = expert[:, None] * (hidden_size * intermediate_size) + column[None, :] * intermediate_size
+    row_mask = (slot < num_selected)[:, None] & (column < hidden_size)[None, :]
+    products = tl.zeros([padded_selected, block_n, block_k], tl.float32)
+    for first in range(0, intermediate_size, block_k):
+        inner = first + k < intermediate_size
+        x = tl.load(x_at + first, mask=(slot < num_selected)[:, None] & inner[None, :], other=0.0).to(tl.float32)
+        weight_at = down + row_at[:, :, None] + (first + k)[None, None, :]
+        matrix = tl.load(weight_at, mask=row_mask[:, :, None] & inner[None, None, :], other=0.0).to(tl.float32)
+        products += matrix * x[:, None, :]
+    result = tl.sum(tl.sum(products, axis=2) * weight[:, None], axis=0)
+    tl.store(out + token * hidden_size + column, result.to(out.dtype.element_ty), mask=column < hidden_size)
