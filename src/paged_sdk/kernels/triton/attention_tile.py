@@ -1,0 +1,259 @@
+"""What both paged attention kernels share: a tile of queries attends over a range of pages, one tile of keys at a time.
+
+The softmax is the online one of Dao, "FlashAttention-2" (2023), in powers of two: scores are kept in units of
+``log2(e)``, so that ``exp2``, one instruction of the hardware, takes the place of ``exp``.
+
+Rows of a tile of queries are (token, head) pairs of one KV head, all heads of a token before the next token. A tile may
+begin between two heads of a token, so no row is idle whatever the group size, and each key is loaded once for a group.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from attrs import frozen
+from torch import Tensor
+
+__all__ = [
+    "Tile",
+    "attend",
+    "cache_arguments",
+    "load_query",
+    "normalise",
+    "num_multiprocessors",
+    "wide_matrix_units",
+]
+
+LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
+_FP8_IN_HARDWARE = (8, 9)
+
+
+@frozen
+class Tile:
+    """How a kernel is cut.
+
+    :ivar block_m: rows of queries, a power of two, at least 16: a matrix instruction has no fewer
+    :ivar block_n: keys, a power of two, at least 16
+    :ivar num_warps: warps of a program
+    :ivar num_stages: tiles of keys and values on their way at once
+    """
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+@functools.cache
+def num_multiprocessors(device: torch.device) -> int:
+    """How many programs a device runs side by side, but for those that share a multiprocessor."""
+    if device.type != "cuda":
+        return 1  # the interpreter runs one program after another
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@functools.cache
+def wide_matrix_units(device: torch.device) -> bool:
+    """Whether matrix instructions read both of keys and values from shared memory: Hopper and data-centre Blackwell."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] in (9, 10)
+
+
+@functools.cache
+def _decodes_fp8(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _FP8_IN_HARDWARE
+
+
+def cache_arguments(
+    key_cache: Tensor, value_cache: Tensor, block_tables: Tensor, k_scale: Tensor | None, v_scale: Tensor | None
+) -> dict[str, Any]:
+    """The arguments of a kernel that say where keys and values lie.
+
+    Triton refuses f8e4m3 where the hardware has no conversion from it: the bytes then go in as integers.
+    """
+    assert key_cache.shape == value_cache.shape, (key_cache.shape, value_cache.shape)
+    assert key_cache.stride() == value_cache.stride(), (key_cache.stride(), value_cache.stride())
+    assert key_cache.stride(3) == 1, key_cache.stride()
+    assert block_tables.stride(1) == 1, block_tables.stride()
+    assert (k_scale is None) == (v_scale is None) == (key_cache.dtype != torch.float8_e4m3fn)
+    scale_strides: tuple[int, ...] = (0, 0, 0)
+    if k_scale is not None and v_scale is not None:
+        assert k_scale.stride() == v_scale.stride(), (k_scale.stride(), v_scale.stride())
+        scale_strides = k_scale.stride()
+        if not _decodes_fp8(key_cache.device):
+            key_cache, value_cache = key_cache.view(torch.int8), value_cache.view(torch.int8)
+    return {
+        "key_cache": key_cache,
+        "value_cache": value_cache,
+        "k_scale": k_scale,
+        "v_scale": v_scale,
+        "block_tables": block_tables,
+        "table_stride": block_tables.stride(0),
+        "block_stride": key_cache.stride(0),
+        "slot_stride": key_cache.stride(1),
+        "head_stride": key_cache.stride(2),
+        "scale_block_stride": scale_strides[0],
+        "scale_slot_stride": scale_strides[1],
+        "scale_head_stride": scale_strides[2],
+        "block_size": key_cache.shape[1],
+        "head_size": key_cache.shape[3],
+    }
+
+
+@triton.jit
+def load_query(
+    query: tl.tensor,
+    token_stride: tl.tensor,
+    head_stride: tl.tensor,
+    token: tl.tensor,
+    head: tl.tensor,
+    valid: tl.tensor,
+    head_size: tl.constexpr,
+    padded_size: tl.constexpr,
+    upcast: tl.constexpr,
+) -> tl.tensor:
+    """The rows ``[block_m, padded_size]`` of a tile of queries; rows that are not valid, and padding, are zero."""
+    dim = tl.arange(0, padded_size)
+    pointers = query + token[:, None] * token_stride + head[:, None] * head_stride + dim[None, :]
+    rows = tl.load(pointers, mask=valid[:, None] & (dim < head_size)[None, :], other=0.0)
+    if upcast:
+        rows = rows.to(tl.float32)
+    return rows
+
+
+@triton.jit
+def _decode(stored: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
+    if stored.dtype == tl.int8:
+        # f8e4m3 without the hardware's help: see kernels.fp8.dequantise_f8e4m3.
+        halves = ((stored.to(tl.int16) << 7) & ~0x4000).to(tl.float16, bitcast=True) * 256.0
+        return halves.to(dtype)
+    return stored.to(dtype)
+
+
+@triton.jit
+def attend(
+    accumulator: tl.tensor,
+    peak: tl.tensor,
+    total: tl.tensor,
+    query: tl.tensor,
+    query_position: tl.tensor,
+    slope: tl.tensor,
+    key_cache: tl.tensor,
+    value_cache: tl.tensor,
+    k_scale: tl.tensor,
+    v_scale: tl.tensor,
+    block_table: tl.tensor,
+    block_stride: tl.tensor,
+    slot_stride: tl.tensor,
+    scale_block_stride: tl.tensor,
+    scale_slot_stride: tl.tensor,
+    begin: tl.tensor,
+    end: tl.tensor,
+    first_key: tl.tensor,
+    end_key: tl.tensor,
+    scale: tl.tensor,
+    softcap: tl.tensor,
+    window: tl.tensor,
+    head_size: tl.constexpr,
+    block_size: tl.constexpr,
+    block_n: tl.constexpr,
+    masked: tl.constexpr,
+) -> tl.tensor:
+    """Fold the keys ``begin .. end - 1`` into the running softmax of a tile of queries, ``block_n`` keys at a time.
+
+    :param accumulator: ``[block_m, padded head size]`` float32: sum of the values, weighted by ``exp2(score - peak)``
+    :param peak: ``[block_m]`` float32: the greatest score so far, -inf before the first visible key
+    :param total: ``[block_m]`` float32: sum of the weights
+    :param query_position: ``[block_m]`` int32
+    :param slope: ``[block_m]`` float32 or None: ALiBi
+    :param key_cache: at the KV head concerned; ``value_cache``, ``k_scale``, ``v_scale`` likewise
+    :param block_table: of the sequence concerned
+    :param first_key: with ``end_key``: where ``masked``, no key, scale or table entry outside ``first_key ..
+        end_key - 1`` is read: there may be NaN, or no block at all
+    :param masked: False: every query sees every key of ``begin .. end - 1``, a whole number of tiles
+    :returns: accumulator, peak, total
+    """
+    dim = tl.arange(0, accumulator.shape[1])
+    position = begin + tl.arange(0, block_n)
+    # Looked up per key, since a tile may straddle blocks, and a tile ahead: keys whose place was only now being loaded
+    # could not be on their way while an earlier tile is worked on.
+    block = tl.load(block_table + position // block_size, mask=(position >= first_key) & (position < end), other=0)
+    for _ in range(begin, end, block_n):
+        present = tl.full((block_n,), True, tl.int1)
+        if masked:
+            present = (position >= first_key) & (position < end)
+        mask = present[:, None]
+        if accumulator.shape[1] != head_size:
+            mask = mask & (dim < head_size)[None, :]
+        slot = position % block_size
+        wide = block.to(tl.int64)  # blocks past 2**31 elements
+        element = (wide * block_stride + slot * slot_stride)[:, None] + dim[None, :]
+
+        keys = _decode(tl.load(key_cache + element, mask=mask, other=0.0), query.dtype)
+        scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
+        if k_scale is not None:
+            # On the product rather than on the keys: codes are exact in any dtype, and block_m rows are fewer
+            # multiplications than head_size.
+            scale_element = wide * scale_block_stride + slot * scale_slot_stride
+            scores *= tl.load(k_scale + scale_element, mask=present, other=0.0)[None, :]
+        unit = scale * LOG2_E
+        if softcap is not None:
+            # tanh(x) = 1 - 2 / (exp(2 x) + 1), right at both infinities.
+            exponential = tl.exp2(scores * (unit * 2.0 / softcap))
+            scores = (softcap * LOG2_E) * (1.0 - 2.0 / (exponential + 1.0))
+            unit = 1.0
+        if slope is not None:
+            distance = position[None, :] - query_position[:, None]
+            scores = scores * unit + (slope * LOG2_E)[:, None] * distance.to(tl.float32)
+            unit = 1.0
+        if masked:
+            visible = position[None, :] <= query_position[:, None]
+            if window is not None:
+                visible = visible & (position[None, :] > query_position[:, None] - window)
+            scores = tl.where(visible, scores, float("-inf"))
+
+        # The unit is positive, so it may be applied after the maximum: one multiplication per row, and below it
+        # becomes part of a fused multiply-add.
+        new_peak = tl.maximum(peak, tl.max(scores, 1) * unit)
+        anchor = new_peak
+        if masked:
+            anchor = tl.where(new_peak == float("-inf"), 0.0, new_peak)  # nothing seen yet: not -inf - -inf
+        weights = tl.exp2(scores * unit - anchor[:, None])
+        decay = tl.exp2(peak - anchor)
+        peak = new_peak
+        total = total * decay + tl.sum(weights, 1)
+        accumulator = accumulator * decay[:, None]
+
+        stored = tl.load(value_cache + element, mask=mask, other=0.0)
+        if v_scale is not None:
+            weights *= tl.load(v_scale + scale_element, mask=present, other=0.0)[None, :]
+        if v_scale is not None and query.dtype == tl.float16:
+            # A weight times a small scale may be below float16's range. bfloat16 has the range, and its rounding of
+            # 2**-9 is nothing beside the 2**-4 of f8e4m3.
+            accumulator = tl.dot(weights.to(tl.bfloat16), _decode(stored, tl.bfloat16), accumulator)
+        else:
+            values = _decode(stored, query.dtype)
+            accumulator = tl.dot(weights.to(query.dtype), values, accumulator, input_precision="ieee")
+
+        position += block_n
+        block = tl.load(block_table + position // block_size, mask=position < end, other=0)
+    return accumulator, peak, total
+
+
+@triton.jit
+def normalise(
+    accumulator: tl.tensor, peak: tl.tensor, total: tl.tensor, sinks: tl.tensor, head: tl.tensor, valid: tl.tensor
+) -> tl.tensor:
+    """Attention of finished rows ``[block_m, padded head size]``: zero where a query saw no key.
+
+    :param sinks: one more logit per head in the denominator, or None
+    :param head: ``[block_m]`` int32
+    """
+    if sinks is not None:
+        sink = tl.load(sinks + head, mask=valid, other=0.0) * LOG2_E
+        # Bounded, since a sink far above every score would overflow: the attention's limit there is zero all the same.
+        total += tl.exp2(tl.minimum(sink - peak, 126.0))
+    return accumulator / tl.where(total == 0.0, 1.0, total)[:, None]

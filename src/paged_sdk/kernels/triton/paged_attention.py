@@ -1,0 +1,105 @@
+"""Paged attention of any batch: which of the two kernels takes which rows."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+import triton
+from torch import Tensor
+
+from paged_sdk.kernels.triton.attention_tile import num_multiprocessors
+from paged_sdk.kernels.triton.paged_decode import paged_decode_attention
+from paged_sdk.kernels.triton.paged_prefill import paged_prefill_attention
+
+__all__ = ["paged_attention"]
+
+# Rows of queries of a KV head that one tile of the decode kernel can hold, and the fewest that a tile has.
+_DECODE_ROWS: Final = 64
+_FEWEST_ROWS: Final = 16
+
+
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    cu_seqlens_q: Tensor,
+    *,
+    max_seqlen_q: int,
+    max_context_len: int,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> Tensor:
+    """:func:`~paged_sdk.kernels.paged_attention.paged_attention` by Triton kernels.
+
+    The decode kernel takes a batch of rows that each fit one of its tiles (decoding, drafts), or whose tiles alone
+    would leave multiprocessors idle (the rest of a prompt after a cached prefix). In any other batch the prefill kernel
+    takes the rows of several tokens, and the decode kernel those of so few that they fit its smallest tile: beside
+    chunks of prompts, a program that walks through a long context alone would be the last to end.
+
+    Nothing waits for the device; launches are sized by the host integers only. Query tokens past the last row's, and no
+    others, are left unwritten.
+    """
+    num_kv_heads, num_rows = key_cache.shape[2], len(context_lens)
+    group = query.shape[1] // num_kv_heads
+    if scale <= 0:  # the kernels scale what they have taken the maximum of
+        query, scale = (-query, -scale) if scale < 0 else (torch.zeros_like(query), 1.0)
+    if window is not None and window >= max_context_len:
+        window = None  # without masks at that edge
+    if query.stride(2) != 1:
+        query = query.contiguous()
+    if block_tables.stride(1) != 1:
+        block_tables = block_tables.contiguous()
+    context_lens, cu_seqlens_q = context_lens.contiguous(), cu_seqlens_q.contiguous()
+    alibi_slopes = None if alibi_slopes is None else alibi_slopes.contiguous()
+    sinks = None if sinks is None else sinks.contiguous()
+
+    def decode(out: Tensor | None, most_tokens: int) -> Tensor:
+        return paged_decode_attention(
+            query,
+            key_cache,
+            value_cache,
+            block_tables,
+            context_lens,
+            cu_seqlens_q,
+            max_seqlen_q=most_tokens,
+            max_context_len=max_context_len,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            alibi_slopes=alibi_slopes,
+            sinks=sinks,
+            k_scale=k_scale,
+            v_scale=v_scale,
+            out=out,
+        )
+
+    tiles_of_row = triton.cdiv(max_seqlen_q * group, _DECODE_ROWS)
+    idle = num_rows * num_kv_heads * tiles_of_row < num_multiprocessors(query.device)
+    if max_seqlen_q == 1 or tiles_of_row == 1 or idle:
+        return decode(None, max_seqlen_q)
+    few = max(1, _FEWEST_ROWS // group) if num_rows > 1 else 0
+    output = paged_prefill_attention(
+        query,
+        key_cache,
+        value_cache,
+        block_tables,
+        context_lens,
+        cu_seqlens_q,
+        scale=scale,
+        window=window,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        sinks=sinks,
+        k_scale=k_scale,
+        v_scale=v_scale,
+        min_seqlen_q=few + 1,
+    )
+    return decode(output, few) if few else output

@@ -1,0 +1,389 @@
+"""Paged attention of a few query tokens per sequence over long contexts: keys are split among programs.
+
+One query row over a long context leaves most of a device idle, so each sequence's keys are cut into splits which
+programs attend over side by side; a second kernel joins their results ("Flash-Decoding", Dao, Haziza, Massa and Sizov,
+2023). The query heads of a KV head are rows of one tile, so keys and values are read once for all of them: the kernel
+is bound by that reading.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+from attrs import frozen
+from torch import Tensor
+
+from paged_sdk.kernels.triton.attention_tile import (
+    Tile,
+    attend,
+    cache_arguments,
+    load_query,
+    normalise,
+    num_multiprocessors,
+)
+
+__all__ = ["SplitPlan", "default_tile", "paged_decode_attention", "plan_splits"]
+
+# Enough programs that several share a multiprocessor and the last ones to end do not leave it idle for long.
+_PROGRAMS_PER_MULTIPROCESSOR: Final = 8
+# A shorter split costs more to join than it gains; a longer one would hold up a batch of mixed lengths.
+_SHORTEST_SPLIT: Final = 128
+_LONGEST_SPLIT: Final = 8192
+# Floats of partial results that a program of the second kernel holds at once.
+_JOINED_AT_ONCE: Final = 8192
+
+
+@frozen
+class SplitPlan:
+    """How the keys of each row are cut: into ``parts`` equal splits, but none shorter or longer than the bounds.
+
+    Host integers only, so that a CUDA graph can be captured: each row's own splits follow on the device from its
+    length.
+
+    :ivar num_splits: the most splits that a row can have
+    :ivar parts: splits of a row whose length is within both bounds
+    :ivar shortest: keys, a multiple of ``block_n``
+    :ivar longest: keys, a multiple of ``block_n``
+    """
+
+    num_splits: int
+    parts: int
+    shortest: int
+    longest: int
+
+
+def plan_splits(num_programs: int, num_keys: int, block_n: int, multiprocessors: int) -> SplitPlan:
+    """Cut rows so that the device is full, and a long row among many short ones is no program's alone.
+
+    :param num_programs: programs without splits: tiles of queries of all rows and KV heads
+    :param num_keys: the most keys that a row reads
+    """
+    shortest, longest = max(_SHORTEST_SPLIT, block_n), _LONGEST_SPLIT
+    parts = triton.cdiv(_PROGRAMS_PER_MULTIPROCESSOR * multiprocessors, num_programs)
+    num_splits = min(max(parts, triton.cdiv(num_keys, longest)), triton.cdiv(num_keys, shortest))
+    return SplitPlan(num_splits=max(1, num_splits), parts=parts, shortest=shortest, longest=longest)
+
+
+def default_tile(num_rows: int, head_size: int, dtype: torch.dtype) -> Tile:
+    """The tile for so many rows of queries (tokens times heads of a group) of each row and KV head.
+
+    Within the 99 KB of shared memory of compute capability 8.6 and 8.9.
+    """
+    if dtype == torch.float32:  # no tensor cores: their TF32 is not float32
+        return Tile(block_m=16, block_n=16, num_warps=4, num_stages=2)
+    block_m = max(16, triton.next_power_of_2(num_rows))
+    if head_size > 128:
+        return Tile(block_m=min(block_m, 32), block_n=32, num_warps=4, num_stages=3)
+    return Tile(block_m=min(block_m, 64), block_n=64, num_warps=4, num_stages=3)
+
+
+def paged_decode_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    cu_seqlens_q: Tensor,
+    *,
+    max_seqlen_q: int,
+    max_context_len: int,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    out: Tensor | None = None,
+    num_splits: int | None = None,
+    tile: Tile | None = None,
+) -> Tensor:
+    """Attention with the keys of each row split among programs.
+
+    Parameters are those of :func:`~paged_sdk.kernels.paged_attention.paged_attention`, but ``scale`` is
+    positive, the last dimensions are contiguous, and:
+
+    :param max_seqlen_q: rows with more query tokens are left out: their part of ``out`` is not written
+    :param out: ``[num_tokens, num_heads, head_size]``, written and returned; None: a new tensor
+    :param num_splits: cut every row into so many splits, whatever the batch; None: as many as fill the device
+    :param tile: None: by :func:`default_tile`
+    """
+    _, num_heads, head_size = query.shape
+    num_kv_heads, num_rows = key_cache.shape[2], len(context_lens)
+    assert num_heads % num_kv_heads == 0, (num_heads, num_kv_heads)
+    assert scale > 0, scale
+    assert query.stride(2) == 1, query.stride()
+    group = num_heads // num_kv_heads
+    output = query.new_empty(query.shape) if out is None else out
+    if num_rows == 0 or query.numel() == 0:
+        return output
+
+    tile = tile or default_tile(max_seqlen_q * group, head_size, query.dtype)
+    num_tiles = triton.cdiv(max_seqlen_q * group, tile.block_m)
+    # The first visible key of a window may be the last of its tile.
+    visible = max_context_len if window is None else window + max_seqlen_q + tile.block_n
+    num_keys = min(max_context_len, visible)
+    if num_splits is None:
+        programs = num_rows * num_kv_heads * num_tiles
+        plan = plan_splits(programs, num_keys, tile.block_n, num_multiprocessors(query.device))
+    else:
+        longest = triton.cdiv(max(1, num_keys), tile.block_n) * tile.block_n
+        plan = SplitPlan(num_splits=num_splits, parts=num_splits, shortest=tile.block_n, longest=longest)
+
+    partial = partial_lse = None
+    if plan.num_splits > 1:
+        size = (num_rows, max_seqlen_q, num_heads, plan.num_splits)
+        partial = query.new_empty((*size, head_size), dtype=torch.float32)
+        partial_lse = query.new_empty(size, dtype=torch.float32)
+    splits = {"parts": plan.parts, "shortest": plan.shortest, "longest": plan.longest, "num_splits": plan.num_splits}
+    rows = {"context_lens": context_lens, "cu_seqlens_q": cu_seqlens_q, "max_seqlen_q": max_seqlen_q, "window": window}
+    padded_size = max(16, triton.next_power_of_2(head_size))
+    _attend_split[(num_kv_heads * num_tiles, plan.num_splits, num_rows)](
+        output=output,
+        output_token_stride=output.stride(0),
+        output_head_stride=output.stride(1),
+        partial=partial,
+        partial_lse=partial_lse,
+        query=query,
+        query_token_stride=query.stride(0),
+        query_head_stride=query.stride(1),
+        **cache_arguments(key_cache, value_cache, block_tables, k_scale, v_scale),
+        **rows,
+        **splits,
+        scale=scale,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        sinks=sinks,
+        num_tiles=num_tiles,
+        num_heads=num_heads,
+        group=group,
+        padded_size=padded_size,
+        block_m=tile.block_m,
+        block_n=tile.block_n,
+        upcast=not query.is_cuda,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+    if plan.num_splits > 1:
+        _join_splits[(num_heads, max_seqlen_q, num_rows)](
+            output=output,
+            output_token_stride=output.stride(0),
+            output_head_stride=output.stride(1),
+            partial=partial,
+            partial_lse=partial_lse,
+            **rows,
+            **splits,
+            sinks=sinks,
+            num_heads=num_heads,
+            head_size=head_size,
+            padded_size=padded_size,
+            block_n=tile.block_n,
+            block_splits=max(1, _JOINED_AT_ONCE // padded_size),
+            num_warps=4,
+        )
+    return output
+
+
+@triton.jit
+def _keys_of_row(
+    context_len: tl.tensor, num_tokens: tl.tensor, window: tl.tensor, block_n: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """The first key that some token of a row sees, and the same or fewer: a whole number of tiles."""
+    first_key = 0 if window is None else tl.maximum(context_len - num_tokens + 1 - window, 0)
+    return first_key, first_key // block_n * block_n
+
+
+@triton.jit
+def _split_length(
+    num_keys: tl.tensor, parts: tl.tensor, shortest: tl.tensor, longest: tl.tensor, block_n: tl.constexpr
+) -> tl.tensor:
+    length = tl.cdiv(tl.cdiv(num_keys, parts), block_n) * block_n
+    return tl.minimum(tl.maximum(length, shortest), longest)
+
+
+@triton.jit(do_not_specialize=("max_seqlen_q", "parts", "shortest", "longest", "num_splits", "num_tiles"))
+def _attend_split(
+    output: tl.tensor,
+    output_token_stride: tl.tensor,
+    output_head_stride: tl.tensor,
+    partial: tl.tensor,
+    partial_lse: tl.tensor,
+    query: tl.tensor,
+    query_token_stride: tl.tensor,
+    query_head_stride: tl.tensor,
+    key_cache: tl.tensor,
+    value_cache: tl.tensor,
+    k_scale: tl.tensor,
+    v_scale: tl.tensor,
+    block_tables: tl.tensor,
+    table_stride: tl.tensor,
+    block_stride: tl.tensor,
+    slot_stride: tl.tensor,
+    head_stride: tl.tensor,
+    scale_block_stride: tl.tensor,
+    scale_slot_stride: tl.tensor,
+    scale_head_stride: tl.tensor,
+    context_lens: tl.tensor,
+    cu_seqlens_q: tl.tensor,
+    max_seqlen_q: tl.tensor,
+    window: tl.tensor,
+    parts: tl.tensor,
+    shortest: tl.tensor,
+    longest: tl.tensor,
+    num_splits: tl.tensor,
+    scale: tl.tensor,
+    softcap: tl.tensor,
+    alibi_slopes: tl.tensor,
+    sinks: tl.tensor,
+    num_tiles: tl.tensor,
+    num_heads: tl.constexpr,
+    group: tl.constexpr,
+    head_size: tl.constexpr,
+    padded_size: tl.constexpr,
+    block_size: tl.constexpr,
+    block_m: tl.constexpr,
+    block_n: tl.constexpr,
+    upcast: tl.constexpr,
+) -> None:
+    """One tile of queries over one split. Neighbouring programs are the KV heads, whose keys lie side by side."""
+    kv_head = tl.program_id(0) // num_tiles
+    first_row = tl.program_id(0) % num_tiles * block_m
+    split = tl.program_id(1)
+    row = tl.program_id(2).to(tl.int64)
+
+    first_token = tl.load(cu_seqlens_q + row)
+    num_tokens = tl.load(cu_seqlens_q + row + 1) - first_token
+    if (first_row >= num_tokens * group) | (num_tokens > max_seqlen_q):
+        return
+    context_len = tl.load(context_lens + row)
+    first_key, first_tile = _keys_of_row(context_len, num_tokens, window, block_n)
+    length = _split_length(context_len - first_tile, parts, shortest, longest, block_n)
+    begin = first_tile + split * length
+    # Where nothing is split, a row without keys is written all the same: zeros.
+    if (split > 0) & (begin >= context_len):
+        return
+
+    tile_row = first_row + tl.arange(0, block_m)
+    token = tile_row // group
+    head = kv_head * group + tile_row % group
+    valid = token < num_tokens
+    query_position = context_len - num_tokens + token
+    last_token = tl.minimum((first_row + block_m - 1) // group, num_tokens - 1)
+    end = tl.minimum(begin + length, context_len - num_tokens + last_token + 1)
+    slope = None
+    if alibi_slopes is not None:
+        slope = tl.load(alibi_slopes + head, mask=valid, other=0.0)
+
+    rows = load_query(
+        query,
+        query_token_stride,
+        query_head_stride,
+        (first_token + token).to(tl.int64),
+        head,
+        valid,
+        head_size,
+        padded_size,
+        upcast,
+    )
+    accumulator, peak, total = attend(
+        tl.zeros((block_m, padded_size), tl.float32),
+        tl.full((block_m,), float("-inf"), tl.float32),
+        tl.zeros((block_m,), tl.float32),
+        rows,
+        query_position,
+        slope,
+        key_cache + kv_head.to(tl.int64) * head_stride,
+        value_cache + kv_head.to(tl.int64) * head_stride,
+        None if k_scale is None else k_scale + kv_head * scale_head_stride,
+        None if v_scale is None else v_scale + kv_head * scale_head_stride,
+        block_tables + row * table_stride,
+        block_stride,
+        slot_stride,
+        scale_block_stride,
+        scale_slot_stride,
+        begin,
+        end,
+        first_key,
+        end,
+        scale,
+        softcap,
+        window,
+        head_size,
+        block_size,
+        block_n,
+        True,  # what masks cost hides behind the reading of keys
+    )
+
+    dim = tl.arange(0, padded_size)
+    mask = valid[:, None] & (dim < head_size)[None, :]
+    if partial is None:
+        result = normalise(accumulator, peak, total, sinks, head, valid)
+        place = (first_token + token).to(tl.int64) * output_token_stride + head * output_head_stride
+        tl.store(output + place[:, None] + dim[None, :], result, mask=mask)
+    else:
+        result = normalise(accumulator, peak, total, None, head, valid)
+        place = ((row * max_seqlen_q + token) * num_heads + head) * num_splits + split
+        tl.store(partial + place[:, None] * head_size + dim[None, :], result, mask=mask)
+        lse = peak + tl.log2(tl.where(total == 0.0, 1.0, total))  # -inf where no key was seen
+        tl.store(partial_lse + place, lse, mask=valid)
+
+
+@triton.jit(do_not_specialize=("max_seqlen_q", "parts", "shortest", "longest", "num_splits"))
+def _join_splits(
+    output: tl.tensor,
+    output_token_stride: tl.tensor,
+    output_head_stride: tl.tensor,
+    partial: tl.tensor,
+    partial_lse: tl.tensor,
+    context_lens: tl.tensor,
+    cu_seqlens_q: tl.tensor,
+    max_seqlen_q: tl.tensor,
+    window: tl.tensor,
+    parts: tl.tensor,
+    shortest: tl.tensor,
+    longest: tl.tensor,
+    num_splits: tl.tensor,
+    sinks: tl.tensor,
+    num_heads: tl.constexpr,
+    head_size: tl.constexpr,
+    padded_size: tl.constexpr,
+    block_n: tl.constexpr,
+    block_splits: tl.constexpr,
+) -> None:
+    """The splits of one token and head: their results weighted by ``exp2`` of their log-sums, sinks counted once."""
+    head = tl.program_id(0)
+    token = tl.program_id(1)
+    row = tl.program_id(2).to(tl.int64)
+    first_token = tl.load(cu_seqlens_q + row)
+    num_tokens = tl.load(cu_seqlens_q + row + 1) - first_token
+    if (token >= num_tokens) | (num_tokens > max_seqlen_q):
+        return
+    context_len = tl.load(context_lens + row)
+    _, first_tile = _keys_of_row(context_len, num_tokens, window, block_n)
+    num_keys = context_len - first_tile
+    used = tl.cdiv(num_keys, _split_length(num_keys, parts, shortest, longest, block_n))
+
+    dim = tl.arange(0, padded_size)
+    place = ((row * max_seqlen_q + token) * num_heads + head) * num_splits
+    accumulator = tl.zeros((1, padded_size), tl.float32)
+    peak = tl.full((1,), float("-inf"), tl.float32)
+    total = tl.zeros((1,), tl.float32)
+    for first in range(0, used, block_splits):
+        split = first + tl.arange(0, block_splits)
+        lse = tl.load(partial_lse + place + split, mask=split < used, other=float("-inf"))
+        mask = (split < used)[:, None] & (dim < head_size)[None, :]
+        results = tl.load(partial + (place + split)[:, None] * head_size + dim[None, :], mask=mask, other=0.0)
+        new_peak = tl.maximum(peak, tl.max(lse, 0))
+        anchor = tl.where(new_peak == float("-inf"), 0.0, new_peak)  # a token that no split has a key for
+        weights = tl.exp2(lse - anchor)
+        decay = tl.exp2(peak - anchor)
+        peak = new_peak
+        total = total * decay + tl.sum(weights, 0)
+        accumulator = accumulator * decay[:, None] + tl.sum(weights[:, None] * results, 0)[None, :]
+    result = normalise(accumulator, peak, total, sinks, head + tl.arange(0, 1), tl.full((1,), True, tl.int1))
+    place_out = (first_token + token).to(tl.int64) * output_token_stride + head * output_head_stride
+    pointers = output + place_out + dim[None, :]
+    tl.store(pointers, result, mask=(dim < head_size)[None, :])

@@ -1,0 +1,252 @@
+"""Paged attention of many query tokens: whole prompts, chunks of prompts, and batches of them of any lengths.
+
+One program attends with one tile of queries over all the keys that they see ("FlashAttention-2", Dao, 2023). Tiles of
+keys that no query sees are skipped at both ends: before the window, and after the diagonal. Only tiles that the
+window's edge or the diagonal crosses are masked.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from paged_sdk.kernels.triton.attention_tile import (
+    Tile,
+    attend,
+    cache_arguments,
+    load_query,
+    normalise,
+    wide_matrix_units,
+)
+
+__all__ = ["default_tile", "paged_prefill_attention"]
+
+
+def default_tile(head_size: int, dtype: torch.dtype, device: torch.device) -> Tile:
+    """The largest tiles that leave the compiler enough registers.
+
+    Hopper's matrix instructions, 64 rows for each four warps, read keys and values from shared memory. Before Hopper
+    they go through registers; compute capability 8.6, 8.9 and 12 have 99 KB of shared memory besides.
+    """
+    if dtype == torch.float32:  # no tensor cores: their TF32 is not float32
+        return Tile(block_m=16, block_n=16, num_warps=4, num_stages=2)
+    if wide_matrix_units(device):
+        if head_size <= 64:
+            return Tile(block_m=128, block_n=128, num_warps=8, num_stages=3)
+        if head_size <= 128:
+            return Tile(block_m=128, block_n=64, num_warps=8, num_stages=3)
+        return Tile(block_m=128, block_n=32, num_warps=8, num_stages=3)
+    if head_size <= 64:
+        return Tile(block_m=128, block_n=64, num_warps=8, num_stages=3)
+    if head_size <= 128:
+        return Tile(block_m=128, block_n=32, num_warps=8, num_stages=3)
+    return Tile(block_m=64, block_n=32, num_warps=8, num_stages=2)
+
+
+def paged_prefill_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    cu_seqlens_q: Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    out: Tensor | None = None,
+    min_seqlen_q: int = 1,
+    tile: Tile | None = None,
+) -> Tensor:
+    """Attention with one program per tile of queries.
+
+    Parameters are those of :func:`~paged_sdk.kernels.paged_attention.paged_attention`, but ``scale`` is
+    positive, the last dimensions are contiguous, and:
+
+    :param out: ``[num_tokens, num_heads, head_size]``, written and returned; None: a new tensor
+    :param min_seqlen_q: rows with fewer query tokens are left out: their part of ``out`` is not written
+    :param tile: None: by :func:`default_tile`
+    """
+    num_tokens, num_heads, head_size = query.shape
+    num_kv_heads, num_rows = key_cache.shape[2], len(context_lens)
+    assert num_heads % num_kv_heads == 0, (num_heads, num_kv_heads)
+    assert scale > 0, scale
+    assert query.stride(2) == 1, query.stride()
+    group = num_heads // num_kv_heads
+    output = query.new_empty(query.shape) if out is None else out
+    if num_rows == 0 or query.numel() == 0:
+        return output
+
+    tile = tile or default_tile(head_size, query.dtype, query.device)
+    # How many tiles each row has is known on the device only; this is the most that all can have together.
+    num_tiles = num_tokens * group // tile.block_m + num_rows
+    _attend_tile[(num_tiles, num_kv_heads)](
+        output=output,
+        output_token_stride=output.stride(0),
+        output_head_stride=output.stride(1),
+        query=query,
+        query_token_stride=query.stride(0),
+        query_head_stride=query.stride(1),
+        **cache_arguments(key_cache, value_cache, block_tables, k_scale, v_scale),
+        context_lens=context_lens,
+        cu_seqlens_q=cu_seqlens_q,
+        num_rows=num_rows,
+        min_seqlen_q=min_seqlen_q,
+        window=window,
+        scale=scale,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        sinks=sinks,
+        group=group,
+        padded_size=max(16, triton.next_power_of_2(head_size)),
+        block_m=tile.block_m,
+        block_n=tile.block_n,
+        upcast=not query.is_cuda,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+    return output
+
+
+@triton.jit
+def _find_row(
+    tile: tl.tensor, cu_seqlens_q: tl.tensor, num_rows: tl.tensor, group: tl.constexpr, block_m: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """The row that a tile belongs to, and the row's first tile, by bisection.
+
+    Row r begins at tile ``cu_seqlens_q[r] * group // block_m + r``: that leaves each row at least the tiles it needs.
+    """
+    row = tl.full((), 0, tl.int32)
+    end = num_rows
+    while end - row > 1:
+        middle = (row + end) // 2
+        before = tl.load(cu_seqlens_q + middle) * group // block_m + middle <= tile
+        row = tl.where(before, middle, row)
+        end = tl.where(before, end, middle)
+    return row, tl.load(cu_seqlens_q + row) * group // block_m + row
+
+
+@triton.jit(do_not_specialize=("num_rows", "min_seqlen_q"))
+def _attend_tile(
+    output: tl.tensor,
+    output_token_stride: tl.tensor,
+    output_head_stride: tl.tensor,
+    query: tl.tensor,
+    query_token_stride: tl.tensor,
+    query_head_stride: tl.tensor,
+    key_cache: tl.tensor,
+    value_cache: tl.tensor,
+    k_scale: tl.tensor,
+    v_scale: tl.tensor,
+    block_tables: tl.tensor,
+    table_stride: tl.tensor,
+    block_stride: tl.tensor,
+    slot_stride: tl.tensor,
+    head_stride: tl.tensor,
+    scale_block_stride: tl.tensor,
+    scale_slot_stride: tl.tensor,
+    scale_head_stride: tl.tensor,
+    context_lens: tl.tensor,
+    cu_seqlens_q: tl.tensor,
+    num_rows: tl.tensor,
+    min_seqlen_q: tl.tensor,
+    window: tl.tensor,
+    scale: tl.tensor,
+    softcap: tl.tensor,
+    alibi_slopes: tl.tensor,
+    sinks: tl.tensor,
+    group: tl.constexpr,
+    head_size: tl.constexpr,
+    padded_size: tl.constexpr,
+    block_size: tl.constexpr,
+    block_m: tl.constexpr,
+    block_n: tl.constexpr,
+    upcast: tl.constexpr,
+) -> None:
+    """One tile of queries of one KV head. Neighbouring programs share a KV head, and so its keys in the L2 cache."""
+    # The last tiles of a row see the most keys: they begin first, so that the device ends on short ones.
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    kv_head = tl.program_id(1)
+    row, row_tile = _find_row(tile, cu_seqlens_q, num_rows, group, block_m)
+    first_token = tl.load(cu_seqlens_q + row)
+    num_tokens = tl.load(cu_seqlens_q + row + 1) - first_token
+    first_row = (tile - row_tile) * block_m
+    if (first_row >= num_tokens * group) | (num_tokens < min_seqlen_q):
+        return
+    context_len = tl.load(context_lens + row)
+
+    tile_row = first_row + tl.arange(0, block_m)
+    token = tile_row // group
+    head = kv_head * group + tile_row % group
+    valid = token < num_tokens
+    offset = context_len - num_tokens
+    query_position = offset + token
+    first_position = offset + first_row // group
+    end = offset + tl.minimum((first_row + block_m - 1) // group, num_tokens - 1) + 1
+    slope = None
+    if alibi_slopes is not None:
+        slope = tl.load(alibi_slopes + head, mask=valid, other=0.0)
+
+    rows = load_query(
+        query,
+        query_token_stride,
+        query_head_stride,
+        (first_token + token).to(tl.int64),
+        head,
+        valid,
+        head_size,
+        padded_size,
+        upcast,
+    )
+    # Of the keys begin .. end - 1, the queries see some, or all (from whole on), or again some (from diagonal on).
+    first_key = 0 if window is None else tl.maximum(first_position + 1 - window, 0)
+    begin = first_key // block_n * block_n
+    whole = 0 if window is None else tl.minimum(tl.cdiv(tl.maximum(end - window, 0), block_n) * block_n, end)
+    diagonal = tl.maximum((tl.maximum(first_position, -1) + 1) // block_n * block_n, whole)
+    bounds = (begin, whole, diagonal, end)
+
+    accumulator = tl.zeros((block_m, padded_size), tl.float32)
+    peak = tl.full((block_m,), float("-inf"), tl.float32)
+    total = tl.zeros((block_m,), tl.float32)
+    for part in tl.static_range(3):
+        if part != 0 or window is not None:
+            accumulator, peak, total = attend(
+                accumulator,
+                peak,
+                total,
+                rows,
+                query_position,
+                slope,
+                key_cache + kv_head.to(tl.int64) * head_stride,
+                value_cache + kv_head.to(tl.int64) * head_stride,
+                None if k_scale is None else k_scale + kv_head * scale_head_stride,
+                None if v_scale is None else v_scale + kv_head * scale_head_stride,
+                block_tables + row.to(tl.int64) * table_stride,
+                block_stride,
+                slot_stride,
+                scale_block_stride,
+                scale_slot_stride,
+                bounds[part],
+                bounds[part + 1],
+                first_key,
+                end,
+                scale,
+                softcap,
+                window,
+                head_size,
+                block_size,
+                block_n,
+                part != 1,
+            )
+
+    dim = tl.arange(0, padded_size)
+    result = normalise(accumulator, peak, total, sinks, head, valid)
+    place = (first_token + token).to(tl.int64) * output_token_stride + head * output_head_stride
+    mask = valid[:, None] & (dim < head_size)[None, :]
+    tl.store(output + place[:, None] + dim[None, :], result, mask=mask)

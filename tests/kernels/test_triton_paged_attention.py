@@ -1,0 +1,320 @@
+"""Triton's paged attention against attention written token by token in float64.
+
+Tolerances are those of the query's dtype: weights are rounded to it before they meet the values, and so is the output.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, Final
+
+import pytest
+import torch
+from paged_case import ARBITRARY, PagedCase
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from paged_sdk.kernels.triton.attention_tile import Tile
+from paged_sdk.kernels.triton.paged_attention import paged_attention
+from paged_sdk.kernels.triton.paged_decode import SplitPlan, paged_decode_attention, plan_splits
+from paged_sdk.kernels.triton.paged_prefill import paged_prefill_attention
+
+SCALE: Final = 0.3
+TOLERANCE: Final = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+MIXED: Final = [(1, 1), (1, 37), (0, 0), (9, 9), (0, 9), (5, 40)]
+HEADS: Final = (2, 1, 16)
+SMALL: Final = Tile(block_m=16, block_n=16, num_warps=4, num_stages=2)
+KERNELS: Final = ("decode", "splits", "prefill")
+EVERY_KERNEL: Final = pytest.mark.parametrize("kernel", KERNELS)
+NEEDS_GPU: Final = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.fixture(autouse=True)
+def _loops_in_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter of Triton 3.6 takes a loop's bounds from arrays of one element, which numpy 2.4 refuses."""
+    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
+
+    patch_tensor = interpreter._patch_lang_tensor
+
+    def patch(tensor: Any, scope: Any) -> None:
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch)
+
+
+def run(kernel: str, case: PagedCase, device: torch.device, **options: Any) -> Tensor:
+    """One kernel over a whole batch, by tiles small enough that rows have several."""
+
+    def place(value: Any) -> Any:
+        return value.to(device) if isinstance(value, Tensor) else value
+
+    named = {"scale": SCALE, "window": case.window, "k_scale": case.k_scale, "v_scale": case.v_scale} | options
+    bounds = {"max_seqlen_q": case.max_seqlen_q, "max_context_len": case.max_context_len}
+    by_kernel: dict[str, tuple[Callable[..., Tensor], dict[str, Any]]] = {
+        "decode": (paged_decode_attention, bounds | {"num_splits": 1, "tile": SMALL}),
+        "splits": (paged_decode_attention, bounds | {"num_splits": 3, "tile": SMALL}),
+        "prefill": (paged_prefill_attention, {"tile": SMALL}),
+        "choice": (paged_attention, bounds),
+    }
+    attention, defaults = by_kernel[kernel]
+    return attention(
+        place(case.query),
+        place(case.key_cache),
+        place(case.value_cache),
+        place(case.block_tables),
+        place(case.context_lens),
+        place(case.cu_seqlens_q),
+        **{name: place(value) for name, value in (defaults | named).items()},
+    ).cpu()
+
+
+def check(output: Tensor, expected: Tensor, dtype: torch.dtype = torch.float32) -> None:
+    torch.testing.assert_close(output.double(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+@EVERY_KERNEL
+@pytest.mark.parametrize(
+    ("dtype", "block_size"), [(torch.float32, 24), (torch.float16, 256), (torch.bfloat16, 8)], ids=str
+)
+def test_mixed_batches(kernel: str, dtype: torch.dtype, block_size: int, triton_device: torch.device) -> None:
+    case = PagedCase(MIXED, HEADS, dtype=dtype, block_size=block_size)
+    output = run(kernel, case, triton_device)
+    assert output.dtype == dtype
+    check(output, case.expected(scale=SCALE), dtype)
+
+
+@EVERY_KERNEL
+@pytest.mark.parametrize(
+    "heads", [(6, 3, 32), (5, 1, 80), (7, 7, 16), (3, 3, 96), (20, 1, 32), (2, 1, 192), (2, 2, 256)], ids=str
+)
+def test_every_grouping_and_size_of_heads(
+    kernel: str, heads: tuple[int, int, int], triton_device: torch.device
+) -> None:
+    case = PagedCase([(1, 17), (3, 20)], heads)
+    scale = heads[2] ** -0.5
+    check(run(kernel, case, triton_device, scale=scale), case.expected(scale=scale))
+
+
+@EVERY_KERNEL
+@pytest.mark.parametrize("window", [1, 7, 16, 33])
+def test_sliding_windows(kernel: str, window: int, triton_device: torch.device) -> None:
+    case = PagedCase([(1, 37), (9, 9), (10, 75)], HEADS, window=window)
+    check(run(kernel, case, triton_device), case.expected(scale=SCALE))
+
+
+@EVERY_KERNEL
+def test_a_window_as_long_as_the_context_is_none(kernel: str, triton_device: torch.device) -> None:
+    case = PagedCase(MIXED, HEADS)
+    assert torch.equal(run(kernel, case, triton_device, window=40), run(kernel, case, triton_device))
+
+
+@EVERY_KERNEL
+@pytest.mark.parametrize(
+    ("window", "softcap", "alibi", "sinks"),
+    [(None, 0.7, False, False), (None, None, True, False), (None, None, False, True), (9, 0.7, True, True)],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_what_shapes_the_scores(
+    kernel: str,
+    dtype: torch.dtype,
+    window: int | None,
+    softcap: float | None,
+    *,
+    alibi: bool,
+    sinks: bool,
+    triton_device: torch.device,
+) -> None:
+    case = PagedCase([(1, 37), (3, 21), (0, 3)], (4, 2, 16), dtype=dtype, window=window)
+    output = run(
+        kernel,
+        case,
+        triton_device,
+        softcap=softcap,
+        alibi_slopes=case.alibi_slopes if alibi else None,
+        sinks=case.sinks if sinks else None,
+    )
+    check(output, case.expected(scale=SCALE, softcap=softcap, alibi=alibi, sinks=sinks), dtype)
+
+
+@EVERY_KERNEL
+def test_a_sink_far_above_and_below_every_score(kernel: str, triton_device: torch.device) -> None:
+    case = PagedCase([(1, 20), (2, 7)], (2, 1, 16))
+    case.sinks = torch.tensor([300.0, -300.0])
+    output = run(kernel, case, triton_device, sinks=case.sinks)
+    assert output[:, 0].abs().max() < 1e-6
+    check(output, case.expected(scale=SCALE, sinks=True))
+
+
+@EVERY_KERNEL
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("magnitude", [1.0, 1e-6])
+def test_an_fp8_cache(kernel: str, dtype: torch.dtype, magnitude: float, triton_device: torch.device) -> None:
+    """Against the values that the codes stand for: nothing is lost beyond the query's dtype, however small they are."""
+    case = PagedCase([(1, 37), (3, 22)], HEADS, dtype=dtype, quantised=True)
+    assert case.v_scale is not None
+    case.v_scale *= magnitude
+    expected = case.expected(scale=SCALE) * magnitude
+    # float16 weights meet f8e4m3 values in bfloat16.
+    tolerance = TOLERANCE[torch.bfloat16 if dtype == torch.float16 else dtype] * magnitude
+    smallest = 6e-8 if dtype == torch.float16 else 0.0  # of an output in float16
+    output = run(kernel, case, triton_device)
+    torch.testing.assert_close(output.double(), expected, rtol=tolerance / magnitude, atol=tolerance + smallest)
+
+
+@EVERY_KERNEL
+def test_where_the_blocks_lie_changes_no_bit(kernel: str, triton_device: torch.device) -> None:
+    case = PagedCase(MIXED, HEADS)
+    before = run(kernel, case, triton_device)
+    order = torch.randperm(len(case.key_cache), generator=torch.Generator().manual_seed(1))
+    case.key_cache, case.value_cache = case.key_cache[order], case.value_cache[order]
+    used = case.block_tables != ARBITRARY
+    case.block_tables[used] = order.argsort().int()[case.block_tables[used].long()]
+    assert torch.equal(run(kernel, case, triton_device), before)
+
+
+@EVERY_KERNEL
+def test_chunks_are_the_whole(kernel: str, triton_device: torch.device) -> None:
+    whole = PagedCase([(20, 40)], HEADS, window=13)
+    whole.block_tables = PagedCase([(20, 40)], HEADS).block_tables
+    expected = run(kernel, whole, triton_device)
+    ends = torch.tensor([31, 32, 40], dtype=torch.int32)
+    whole.block_tables = whole.block_tables.expand(3, -1).contiguous()
+    whole.context_lens, whole.cu_seqlens_q = ends, torch.tensor([0, 11, 12, 20], dtype=torch.int32)
+    check(run(kernel, whole, triton_device), expected.double())
+
+
+@pytest.mark.parametrize("num_splits", [2, 7, 70])
+def test_one_split_is_many(num_splits: int, triton_device: torch.device) -> None:
+    """Also where most splits are empty, and where one program joins more than it holds at once."""
+    case = PagedCase([(1, 300), (2, 19), (1, 1)], (2, 1, 128), block_size=16)
+    one = run("splits", case, triton_device, num_splits=1, sinks=case.sinks)
+    many = run("splits", case, triton_device, num_splits=num_splits, sinks=case.sinks)
+    check(many, one.double())
+
+
+@EVERY_KERNEL
+def test_padding_tokens_give_zero(kernel: str, triton_device: torch.device) -> None:
+    """Rows with more query tokens than keys: what a batch of fixed size is filled up with."""
+    case = PagedCase([(1, 0), (3, 20), (4, 2), (1, 0)], HEADS)
+    output = run(kernel, case, triton_device, sinks=case.sinks)
+    check(output, case.expected(scale=SCALE, sinks=True))
+    assert output[[0, 4, 5, 8]].count_nonzero() == 0
+
+
+@EVERY_KERNEL
+def test_rows_left_out_are_not_written(kernel: str, triton_device: torch.device) -> None:
+    case = PagedCase([(1, 20), (6, 9), (2, 30)], HEADS)
+    out = torch.full(case.query.shape, 7.0, device=triton_device)
+    limit = {"min_seqlen_q": 3} if kernel == "prefill" else {"max_seqlen_q": 2}
+    output = run(kernel, case, triton_device, out=out, **limit)
+    few = torch.tensor([True] + [False] * 6 + [True] * 2)
+    taken = ~few if kernel == "prefill" else few
+    assert (output[~taken] == 7.0).all()
+    check(output[taken], case.expected(scale=SCALE)[taken])
+
+
+@pytest.mark.parametrize(
+    "rows", [[(1, 9), (1, 200)], [(5, 70), (3, 3)], [(70, 90)], [(40, 50), (1, 130), (9, 9)]], ids=str
+)
+def test_the_choice_of_kernels(rows: list[tuple[int, int]], triton_device: torch.device) -> None:
+    """Decodes, drafts, a prompt, and a chunk of one beside decodes: by default tiles and splits."""
+    case = PagedCase(rows, dtype=torch.float16)
+    check(run("choice", case, triton_device), case.expected(scale=SCALE), torch.float16)
+
+
+@pytest.mark.parametrize("scale", [-0.3, 0.0])
+def test_scales_that_are_not_positive(scale: float, triton_device: torch.device) -> None:
+    case = PagedCase([(1, 20), (3, 7)])
+    check(run("choice", case, triton_device, scale=scale), case.expected(scale=scale))
+
+
+def test_strided_arguments(triton_device: torch.device) -> None:
+    case = PagedCase([(1, 20), (3, 7)])
+    expected = run("choice", case, triton_device)
+    case.query = case.query.mT.contiguous().mT
+    case.block_tables = case.block_tables.T.contiguous().T
+    assert torch.equal(run("choice", case, triton_device), expected)
+
+
+@EVERY_KERNEL
+def test_more_than_32768_blocks(kernel: str, triton_device: torch.device) -> None:
+    case = PagedCase([(1, 21), (3, 9)], (2, 1, 32), dtype=torch.float16)
+    expected = run(kernel, case, triton_device)
+    for name in ("key_cache", "value_cache"):
+        cache = getattr(case, name)
+        setattr(case, name, torch.cat((torch.full((40_000, *cache.shape[1:]), torch.nan, dtype=cache.dtype), cache)))
+    case.block_tables[case.block_tables != ARBITRARY] += 40_000
+    assert torch.equal(run(kernel, case, triton_device), expected)
+
+
+def test_splits_fill_the_device_and_end_with_the_keys() -> None:
+    # One sequence: as many splits as programs fit, but none below 128 keys.
+    assert plan_splits(8, 65_536, 64, 132) == SplitPlan(num_splits=132, parts=132, shortest=128, longest=8192)
+    assert plan_splits(8, 1024, 64, 132).num_splits == 8
+    # A full device: rows are split only where one is long.
+    assert plan_splits(2048, 4096, 64, 132).num_splits == 1
+    assert plan_splits(2048, 65_536, 64, 132).num_splits == 8
+    assert plan_splits(8, 0, 64, 132).num_splits == 1
+
+
+@NEEDS_GPU
+@EVERY_KERNEL
+def test_offsets_past_32_bits(kernel: str) -> None:
+    """A block whose first element is past 2**31, and whose first byte is past 2**32."""
+    device = torch.device("cuda")
+    case = PagedCase([(1, 21), (3, 9)], (2, 1, 256), dtype=torch.float16, block_size=256)
+    expected = run(kernel, case, device)
+    moved = 2**31 // (256 * 256) + 1
+    for name in ("key_cache", "value_cache"):
+        cache = getattr(case, name)
+        far = torch.empty((moved + len(cache), *cache.shape[1:]), dtype=cache.dtype, device=device)
+        far[moved:] = cache.to(device)
+        setattr(case, name, far)
+    case.block_tables[case.block_tables != ARBITRARY] += moved
+    assert torch.equal(run(kernel, case, device), expected)
+
+
+@NEEDS_GPU
+@pytest.mark.parametrize("head_size", [64, 80, 128, 256])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("quantised", [False, True])
+def test_default_tiles(head_size: int, dtype: torch.dtype, *, quantised: bool) -> None:
+    """What is slow to interpret: prompts of many tiles, one decode beside them."""
+    case = PagedCase([(1, 700), (300, 500), (130, 130)], (8, 2, head_size), dtype=dtype, quantised=quantised)
+    tolerance = torch.bfloat16 if quantised else dtype
+    output = run("choice", case, torch.device("cuda"), scale=head_size**-0.5)
+    check(output, case.expected(scale=head_size**-0.5), tolerance)
+
+
+@NEEDS_GPU
+def test_memory_of_a_prefill_is_linear() -> None:
+    """Beyond query, cache and output, 64k tokens need nothing that grows with the context."""
+    device = torch.device("cuda")
+
+    def peak(num_tokens: int) -> int:
+        query = torch.randn(num_tokens, 8, 128, dtype=torch.bfloat16, device=device)
+        cache = torch.randn(2, num_tokens // 32, 32, 2, 128, dtype=torch.bfloat16, device=device)
+        table = torch.arange(num_tokens // 32, dtype=torch.int32, device=device)[None]
+        lengths = torch.tensor([num_tokens], dtype=torch.int32, device=device)
+        ends = torch.tensor([0, num_tokens], dtype=torch.int32, device=device)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        paged_attention(
+            query,
+            cache[0],
+            cache[1],
+            table,
+            lengths,
+            ends,
+            max_seqlen_q=num_tokens,
+            max_context_len=num_tokens,
+            scale=0.1,
+        )
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+
+    assert peak(65_536) <= 4 * peak(16_384) + 2**20
