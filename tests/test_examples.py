@@ -29,7 +29,13 @@ SHOWN: Final = {
     "paged_attn": "completion: ",
     "streaming": "first token after",
 }
-"""Example -> a part of what it prints."""
+"""Example that runs a model -> a part of what it prints."""
+
+SHOWN_OF_KERNELS: Final = {
+    "chunked_prefill": "rows end after [4096, 8192, 12288] keys",
+    "paged_attention": "decode: (1, 1, 4096) over 1028 keys",
+}
+"""Example of operations on tensors -> a part of what it prints, before the largest difference between two ways."""
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +57,7 @@ def load(name: str) -> ModuleType:
 
 
 def test_every_example_is_here() -> None:
-    assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == sorted(SHOWN)
+    assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == sorted([*SHOWN, *SHOWN_OF_KERNELS])
 
 
 @pytest.mark.parametrize("name", SHOWN)
@@ -62,6 +68,14 @@ def test_example(name: str, tiny_checkpoint: Path, capsys: pytest.CaptureFixture
     else:
         main(str(tiny_checkpoint))
     assert SHOWN[name] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", SHOWN_OF_KERNELS)
+def test_example_of_kernels(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    load(name).main()
+    shown, _, difference = capsys.readouterr().out.rpartition(": ")
+    assert SHOWN_OF_KERNELS[name] in shown
+    assert float(difference) < 1e-5
 
 
 @pytest.mark.parametrize("name", ["cancel", "streaming"])
