@@ -1,0 +1,139 @@
+"""The mixture of experts of Qwen3-30B-A3B (128 experts, 8 per token) on CUDA.
+
+Beside it, in the same run: torch's grouped matrix products with the routing around them, as transformers uses them, and
+how fast the device copies, which is what few tokens are held against. Every call has other experts than the one before,
+so that weights come from memory and not from the cache.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paged_sdk.kernels.fused_moe import fused_moe, route
+
+__all__ = ["run"]
+
+NUM_EXPERTS: Final = 128
+NUM_SELECTED: Final = 8
+HIDDEN_SIZE: Final = 2048
+INTERMEDIATE_SIZE: Final = 768
+NUM_TOKENS: Final = (1, 8, 32, 256, 2048, 8192)
+NUM_BATCHES: Final = 8
+ROUNDS: Final = 20
+
+Row = dict[str, object]
+Moe = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+class _Batch(NamedTuple):
+    hidden: Tensor
+    topk_weights: Tensor
+    topk_ids: Tensor
+
+
+def run(device: torch.device) -> list[Row]:
+    """Time each number of tokens in bfloat16.
+
+    :param device: a CUDA device
+    :returns: per number of tokens, microseconds by CUDA graph and called from Python, TFLOP/s, and GB/s of the weights
+        of the experts that are used; under ``reference`` torch's microseconds and the device's copy in GB/s
+    """
+    generator = torch.Generator(device).manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, device=device, dtype=torch.bfloat16)
+
+    gate_up = normal(NUM_EXPERTS, 2 * INTERMEDIATE_SIZE, HIDDEN_SIZE).mul_(HIDDEN_SIZE**-0.5)
+    down = normal(NUM_EXPERTS, HIDDEN_SIZE, INTERMEDIATE_SIZE).mul_(INTERMEDIATE_SIZE**-0.5)
+    copied = _copy_gbps(gate_up)
+    rows: list[Row] = []
+    for num_tokens in NUM_TOKENS:
+        batches = [
+            _Batch(
+                normal(num_tokens, HIDDEN_SIZE), *route(normal(num_tokens, NUM_EXPERTS), NUM_SELECTED, renormalise=True)
+            )
+            for _ in range(NUM_BATCHES)
+        ]
+        own, grouped = (_calls(moe, batches, gate_up, down) for moe in (fused_moe, _grouped_mm))
+        seconds = _seconds(_graph(own))
+        expert_bytes = (gate_up[0].numel() + down[0].numel()) * gate_up.element_size()
+        used = statistics.mean(int(batch.topk_ids.flatten().bincount().count_nonzero()) for batch in batches)
+        operations = 2 * num_tokens * NUM_SELECTED * (gate_up[0].numel() + down[0].numel())
+        rows.append(
+            {
+                "kernel": "fused_moe",
+                "case": f"Qwen3-30B-A3B, {num_tokens} tokens, bfloat16",
+                "us": seconds * 1e6,
+                "us_from_python": _seconds(own) * 1e6,
+                "gbps": used * expert_bytes / seconds / 1e9,
+                "tflops": operations / seconds / 1e12,
+                "reference": {"torch_grouped_mm_us": _seconds(_graph(grouped)) * 1e6, "copy_gbps": copied},
+            }
+        )
+    return rows
+
+
+def _grouped_mm(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
+    """The same by torch's operations for grouped products, without waiting for the device."""
+    flat = topk_ids.flatten()
+    order = flat.argsort()
+    counts = torch.zeros(NUM_EXPERTS, dtype=torch.int32, device=flat.device)
+    counts.scatter_add_(0, flat, torch.ones_like(flat, dtype=torch.int32))
+    ends = counts.cumsum(0, dtype=torch.int32)
+    gate, up = F.grouped_mm(hidden[order // NUM_SELECTED], gate_up.mT, offs=ends).chunk(2, dim=-1)
+    mapped = F.grouped_mm(F.silu(gate) * up, down.mT, offs=ends)
+    weighted = torch.empty_like(mapped)
+    weighted[order] = (mapped * topk_weights.flatten()[order, None]).to(mapped.dtype)
+    return weighted.view(-1, NUM_SELECTED, HIDDEN_SIZE).sum(1)
+
+
+def _calls(moe: Moe, batches: Sequence[_Batch], gate_up: Tensor, down: Tensor) -> Callable[[], None]:
+    """One call for each batch."""
+
+    def call() -> None:
+        for batch in batches:
+            moe(batch.hidden, gate_up, down, batch.topk_weights, batch.topk_ids)
+
+    return call
+
+
+def _graph(call: Callable[[], None]) -> Callable[[], None]:
+    """The same as a CUDA graph: what the device alone needs."""
+    call()  # what is compiled or chosen at the first call cannot be captured
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+def _seconds(call: Callable[[], None]) -> float:
+    """Seconds for a batch: the median of many rounds."""
+    for _ in range(3):
+        call()
+    event: Any = torch.cuda.Event  # it has no annotations
+    times: list[float] = []
+    for _ in range(ROUNDS):
+        start, end = event(enable_timing=True), event(enable_timing=True)
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / 1e3)
+    return statistics.median(times) / NUM_BATCHES
+
+
+def _copy_gbps(source: Tensor) -> float:
+    """Bytes read and written per second by a copy."""
+    target = torch.empty_like(source)
+
+    def copy() -> None:
+        for _ in range(NUM_BATCHES):
+            target.copy_(source)
+
+    return 2 * source.nbytes / _seconds(copy) / 1e9
