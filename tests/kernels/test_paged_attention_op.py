@@ -10,15 +10,16 @@ import pytest
 import torch
 from paged_case import ARBITRARY, PagedCase
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels import fallback
 from paged_sdk.kernels.checks import check_tensor
+from paged_sdk.kernels.fallback import why_not_triton
 from paged_sdk.kernels.paged_attention import (
     paged_attention,
     paged_attention_reference,
     why_not_native,
-    why_not_triton,
 )
 
 SCALE: Final = 0.3
@@ -27,6 +28,22 @@ TOLERANCE: Final = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 4e
 
 Attention = Callable[..., Tensor]
 EITHER: Final = pytest.mark.parametrize("attention", [paged_attention, paged_attention_reference])
+
+
+class LargestTensor(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Watches how large the tensors are that operations make."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.num_elements = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            self.num_elements = max(self.num_elements, result.numel())
+        return result
 
 
 def run(attention: Attention, case: PagedCase, **options: Any) -> Tensor:
@@ -158,6 +175,39 @@ def test_strided_queries_and_tables() -> None:
     case.query = case.query.transpose(1, 2).contiguous().transpose(1, 2)
     case.block_tables = case.block_tables.T.contiguous().T
     assert torch.equal(run(paged_attention, case), expected)
+
+
+def test_memory_is_linear_in_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the reference: twice the prompt, twice the largest tensor; all scores at once would be four times."""
+    monkeypatch.setattr("paged_sdk.kernels.attention._MAX_SCORES", 2**10)
+
+    def largest(length: int) -> int:
+        case = PagedCase([(length, length)], (2, 1, 16), block_size=16)
+        with LargestTensor() as watch:
+            run(paged_attention_reference, case, alibi_slopes=case.alibi_slopes, sinks=case.sinks)
+        return int(watch.num_elements)
+
+    assert largest(1024) <= 2 * largest(512) + 2**10
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("quantised", [False, True])
+def test_a_cuda_device_is_served_without_waiting_for_it(*, quantised: bool, caplog: pytest.LogCaptureFixture) -> None:
+    case = PagedCase(MIXED, dtype=torch.float16, block_size=16, quantised=quantised)
+    expected = case.expected(scale=SCALE)
+    for name, tensor in vars(case).items():
+        if isinstance(tensor, Tensor):
+            setattr(case, name, tensor.cuda())
+    run(paged_attention, case)  # compiles
+    fallback.log_fallback.cache_clear()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with caplog.at_level(logging.INFO, logger="paged_sdk"):
+            output = run(paged_attention, case)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert not caplog.records
+    check(output.cpu(), expected, TOLERANCE[torch.float16])
 
 
 @pytest.mark.parametrize("quantised", [False, True])

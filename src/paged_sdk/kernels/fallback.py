@@ -1,14 +1,25 @@
-"""Says once in the log why an op runs on torch's operations."""
+"""Why an op runs on torch's operations, said once in the log."""
 
 from __future__ import annotations
 
 from functools import cache
 
+import torch
+from torch import Tensor
+
+from paged_sdk.kernels.triton import availability
 from paged_sdk.logs import get_logger
 
-__all__ = ["log_fallback"]
+__all__ = ["log_fallback", "why_not_triton"]
 
 _log = get_logger(__name__)
+
+
+def why_not_triton(tensor: Tensor) -> str | None:
+    """Why Triton's kernels cannot serve a tensor's device and dtype, or None if they can."""
+    if tensor.dtype == torch.float64:
+        return "Triton kernels serve no float64"
+    return availability.why_not(tensor.device)
 
 
 @cache

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.checks import FLOATS, check_block_pairs, check_cache, check_slots, check_tensor
-from paged_sdk.kernels.fallback import log_fallback
+from paged_sdk.kernels.fallback import log_fallback, why_not_triton
 from paged_sdk.kernels.fp8 import dequantise_f8e4m3, quantise_f8e4m3
-from paged_sdk.kernels.triton import availability
 
 __all__ = [
     "copy_block",
@@ -78,7 +77,7 @@ def _reshape_and_cache(
     if key.device.type == "cpu":
         check_slots(slot_mapping, key_cache.shape[0] * key_cache.shape[1])
     serve = reshape_and_cache_reference
-    if (reason := _why_not_triton(key)) is None:
+    if (reason := why_not_triton(key)) is None:
         from paged_sdk.kernels.triton import kv_cache as triton_kernels
 
         serve = triton_kernels.reshape_and_cache
@@ -142,7 +141,7 @@ def _copy_blocks(
     if len(block_pairs) == 0:
         return
     serve = copy_blocks_reference
-    if (reason := _why_not_triton(first)) is None:
+    if (reason := why_not_triton(first)) is None:
         from paged_sdk.kernels.triton import kv_cache as triton_kernels
 
         serve = triton_kernels.copy_blocks
@@ -154,10 +153,6 @@ def _copy_blocks(
 @_copy_blocks.register_fake
 def _copy_blocks_fake(*_: object) -> None:
     return None
-
-
-def _why_not_triton(tensor: Tensor) -> str | None:
-    return "Triton kernels serve no float64" if tensor.dtype == torch.float64 else availability.why_not(tensor.device)
 
 
 def write_slots(

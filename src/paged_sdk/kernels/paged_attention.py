@@ -20,7 +20,7 @@ from paged_sdk.kernels.checks import (
     check_score_options,
     check_tensor,
 )
-from paged_sdk.kernels.fallback import log_fallback
+from paged_sdk.kernels.fallback import log_fallback, why_not_triton
 from paged_sdk.kernels.kv_cache import gather_slots
 from paged_sdk.kernels.native import library
 from paged_sdk.kernels.native.paged_attention import (
@@ -29,7 +29,6 @@ from paged_sdk.kernels.native.paged_attention import (
     VarlenBatch,
     native_paged_attention,
 )
-from paged_sdk.kernels.triton import availability
 
 __all__ = [
     "paged_attention",
@@ -37,7 +36,6 @@ __all__ = [
     "paged_decode_attention",
     "paged_prefill_attention",
     "why_not_native",
-    "why_not_triton",
 ]
 
 
@@ -107,13 +105,6 @@ def paged_attention(
         v_scale,
     )
     return output
-
-
-def why_not_triton(query: Tensor) -> str | None:
-    """Why Triton's kernels cannot serve a call, or None if they can."""
-    if query.dtype == torch.float64:
-        return "Triton kernels compute in float32, float16 and bfloat16, not in float64"
-    return availability.why_not(query.device)
 
 
 def why_not_native(
