@@ -14,8 +14,7 @@ from torch import Tensor
 
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.checks import FLOATS, check_tensor
-from paged_sdk.kernels.fallback import log_fallback
-from paged_sdk.kernels.triton import availability
+from paged_sdk.kernels.fallback import log_fallback, why_not_triton
 
 __all__ = ["fused_moe", "fused_moe_reference", "route"]
 
@@ -76,7 +75,7 @@ def fused_moe_reference(
 def _fused_moe(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
     _check(hidden, gate_up, down, topk_weights, topk_ids)
     serve = fused_moe_reference
-    if (reason := _why_not_triton(hidden)) is None:
+    if (reason := why_not_triton(hidden)) is None:
         from paged_sdk.kernels.triton import fused_moe as triton_kernels
 
         serve = triton_kernels.fused_moe
@@ -107,10 +106,6 @@ def _check(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tensor, 
         if lowest < 0 or highest >= num_experts:
             wrong = lowest if lowest < 0 else highest
             raise ConfigError.of("topk_ids", wrong, f"experts 0 to {num_experts - 1}")
-
-
-def _why_not_triton(tensor: Tensor) -> str | None:
-    return "Triton kernels serve no float64" if tensor.dtype == torch.float64 else availability.why_not(tensor.device)
 
 
 def _accumulator(x: Tensor) -> torch.dtype:
