@@ -153,7 +153,6 @@ def attend(
     begin: tl.tensor,
     end: tl.tensor,
     first_key: tl.tensor,
-    end_key: tl.tensor,
     scale: tl.tensor,
     softcap: tl.tensor,
     window: tl.tensor,
@@ -171,15 +170,15 @@ def attend(
     :param slope: ``[block_m]`` float32 or None: ALiBi
     :param key_cache: at the KV head concerned; ``value_cache``, ``k_scale``, ``v_scale`` likewise
     :param block_table: of the sequence concerned
-    :param first_key: with ``end_key``: where ``masked``, no key, scale or table entry outside ``first_key ..
-        end_key - 1`` is read: there may be NaN, or no block at all
+    :param begin: a multiple of ``block_n``
+    :param first_key: no key, scale or table entry below is read, nor one from ``end`` on: there may be NaN, or no block
     :param masked: False: every query sees every key of ``begin .. end - 1``, a whole number of tiles
     :returns: accumulator, peak, total
     """
     dim = tl.arange(0, accumulator.shape[1])
     position = begin + tl.arange(0, block_n)
-    # Looked up per key, since a tile may straddle blocks, and a tile ahead: keys whose place was only now being loaded
-    # could not be on their way while an earlier tile is worked on.
+    # Looked up per key, since a tile may straddle blocks, and a tile ahead: with the look-up and the loads that depend
+    # on it in one turn, Triton 3.6 keeps one buffer of keys and waits for it; so it keeps num_stages of them in flight.
     block = tl.load(block_table + position // block_size, mask=(position >= first_key) & (position < end), other=0)
     for _ in range(begin, end, block_n):
         present = tl.full((block_n,), True, tl.int1)

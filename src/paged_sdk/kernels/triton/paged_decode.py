@@ -204,7 +204,9 @@ def _split_length(
     return tl.minimum(tl.maximum(length, shortest), longest)
 
 
-@triton.jit(do_not_specialize=("max_seqlen_q", "parts", "shortest", "longest", "num_splits", "num_tiles"))
+@triton.jit(
+    do_not_specialize=("table_stride", "max_seqlen_q", "parts", "shortest", "longest", "num_splits", "num_tiles")
+)
 def _attend_split(
     output: tl.tensor,
     output_token_stride: tl.tensor,
@@ -307,7 +309,6 @@ def _attend_split(
         begin,
         end,
         first_key,
-        end,
         scale,
         softcap,
         window,

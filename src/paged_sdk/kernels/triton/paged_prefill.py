@@ -132,7 +132,7 @@ def _find_row(
     return row, tl.load(cu_seqlens_q + row) * group // block_m + row
 
 
-@triton.jit(do_not_specialize=("num_rows", "min_seqlen_q"))
+@triton.jit(do_not_specialize=("table_stride", "num_rows", "min_seqlen_q"))
 def _attend_tile(
     output: tl.tensor,
     output_token_stride: tl.tensor,
@@ -235,7 +235,6 @@ def _attend_tile(
                 bounds[part],
                 bounds[part + 1],
                 first_key,
-                end,
                 scale,
                 softcap,
                 window,

@@ -1,0 +1,203 @@
+"""Paged attention on a CUDA device: `python -m benchmarks.gpu.paged_attention [--sweep]` prints a row per line.
+
+Times are medians over replays of a CUDA graph, so that they are the device's and not the launch's. Decoding stands
+beside a copy on the device in the same run, prefill beside torch's own attention over the same keys, contiguous.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from attrs import frozen
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from paged_sdk.kernels.fp8 import quantise_f8e4m3
+from paged_sdk.kernels.triton.attention_tile import Tile
+from paged_sdk.kernels.triton.paged_attention import paged_attention
+from paged_sdk.kernels.triton.paged_decode import paged_decode_attention
+from paged_sdk.kernels.triton.paged_prefill import paged_prefill_attention
+
+__all__ = ["run", "sweep"]
+
+Row = dict[str, Any]
+
+NUM_HEADS: Final = 32
+NUM_KV_HEADS: Final = 8
+HEAD_SIZE: Final = 128
+BLOCK_SIZE: Final = 32
+SCALE: Final = HEAD_SIZE**-0.5
+REPLAYS: Final = 25
+# sequences, tokens of context each
+DECODES: Final = ((64, 4096), (1, 65_536), (16, 1024), (256, 1024))
+PREFILLS: Final = (2048, 16_384)
+
+DECODE_TILES: Final = tuple(
+    Tile(16, block_n, warps, stages) for block_n, warps, stages in ((64, 4, 3), (64, 4, 4), (64, 2, 3), (128, 4, 3))
+)
+DECODE_SPLITS: Final = {(64, 4096): (1, 2, 3, 4, 8), (1, 65_536): (33, 50, 66, 99, 132, 198)}
+PREFILL_TILES: Final = (
+    Tile(128, 64, 8, 3),
+    Tile(128, 64, 8, 4),
+    Tile(128, 128, 8, 2),
+    Tile(128, 128, 8, 3),
+    Tile(64, 64, 4, 3),
+    Tile(128, 64, 4, 3),
+    Tile(64, 128, 4, 2),
+)
+
+
+@frozen
+class Batch:
+    """Rows over a paged cache whose blocks lie in random order.
+
+    :ivar tensors: query, key cache, value cache, block tables, context lengths, cu_seqlens_q
+    :ivar scales: of an f8e4m3 cache
+    """
+
+    tensors: tuple[Tensor, ...]
+    scales: dict[str, Tensor]
+    num_rows: int
+    num_tokens: int
+    length: int
+
+    @property
+    def num_bytes(self) -> int:
+        """What attention has to read of keys, values and scales."""
+        per_token = sum(cache[0, 0].nbytes for cache in (*self.tensors[1:3], *self.scales.values()))
+        return self.num_rows * self.length * per_token
+
+    @property
+    def num_operations(self) -> int:
+        """Multiplications and additions of causal attention, without the softmax's."""
+        pairs = sum(self.length - self.num_tokens + i + 1 for i in range(self.num_tokens))
+        return self.num_rows * 4 * HEAD_SIZE * NUM_HEADS * pairs
+
+    @property
+    def bounds(self) -> dict[str, Any]:
+        return {"max_seqlen_q": self.num_tokens, "max_context_len": self.length, "scale": SCALE, **self.scales}
+
+
+def make_batch(num_rows: int, num_tokens: int, length: int, device: torch.device, *, quantised: bool = False) -> Batch:
+    blocks_of_row = -(-length // BLOCK_SIZE)
+    num_blocks = num_rows * blocks_of_row
+    shape = (num_blocks, BLOCK_SIZE, NUM_KV_HEADS, HEAD_SIZE)
+    caches = [torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(2)]
+    scales = {}
+    if quantised:
+        (key_cache, k_scale), (value_cache, v_scale) = map(quantise_f8e4m3, caches)
+        caches, scales = [key_cache, value_cache], {"k_scale": k_scale, "v_scale": v_scale}
+    query = torch.randn(num_rows * num_tokens, NUM_HEADS, HEAD_SIZE, dtype=torch.bfloat16, device=device)
+    tables = torch.randperm(num_blocks, device=device).int().view(num_rows, blocks_of_row)
+    lengths = torch.full((num_rows,), length, dtype=torch.int32, device=device)
+    ends = torch.arange(num_rows + 1, dtype=torch.int32, device=device) * num_tokens
+    return Batch((query, *caches, tables, lengths, ends), scales, num_rows, num_tokens, length)
+
+
+def microseconds(call: Callable[[], object]) -> float:
+    """The median time of a replay, after the kernels are compiled."""
+    for _ in range(3):
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    event: Any = torch.cuda.Event  # it has no annotations
+    times: list[float] = []
+    for _ in range(REPLAYS):
+        begin, end = event(enable_timing=True), event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1000)
+    return statistics.median(times)
+
+
+def copy_bandwidth(device: torch.device) -> float:
+    """GB/s of a copy on the device, its reads and writes both counted."""
+    source = torch.empty(1 << 30, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / microseconds(lambda: target.copy_(source)) / 1000
+
+
+def torch_times(batch: Batch, device: torch.device) -> dict[str, float]:
+    """Microseconds of torch's attention over contiguous keys, by the backends that take the shape."""
+    shape = (batch.num_rows, NUM_HEADS, batch.length, HEAD_SIZE)
+    query = torch.randn((*shape[:2], batch.num_tokens, HEAD_SIZE), dtype=torch.bfloat16, device=device)
+    key, value = (torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(2))
+    times = {}
+    for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
+        try:
+            with sdpa_kernel(backend):
+                times[f"torch {backend.name.lower()}"] = microseconds(
+                    lambda: F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=SCALE)
+                )
+        except RuntimeError:  # how torch says that a backend cannot
+            continue
+    return times
+
+
+def run(device: torch.device) -> list[Row]:
+    """The kernels as an engine calls them, beside the limits of the same run."""
+    copy = copy_bandwidth(device)
+    rows: list[Row] = []
+    for quantised in (False, True):
+        for num_rows, length in DECODES:
+            batch = make_batch(num_rows, 1, length, device, quantised=quantised)
+            us = microseconds(partial(paged_attention, *batch.tensors, **batch.bounds))
+            cache = "f8e4m3" if quantised else "bf16"
+            rows.append(decode_row(batch, f"{num_rows} x {length}, {cache}", us, copy))
+    for length in PREFILLS:
+        batch = make_batch(1, length, length, device)
+        us = microseconds(partial(paged_attention, *batch.tensors, **batch.bounds))
+        rows.append(prefill_row(batch, f"1 x {length}, bf16", us, torch_times(batch, device)))
+    return rows
+
+
+def sweep(device: torch.device) -> Iterator[Row]:
+    """Tiles and splits beside each other, to choose the defaults by."""
+    copy = copy_bandwidth(device)
+    for (num_rows, length), splits in DECODE_SPLITS.items():
+        batch = make_batch(num_rows, 1, length, device)
+        for tile in DECODE_TILES:
+            for num_splits in splits:
+                options = batch.bounds | {"tile": tile, "num_splits": num_splits}
+                us = microseconds(partial(paged_decode_attention, *batch.tensors, **options))
+                yield decode_row(batch, f"{num_rows} x {length}, {num_splits} splits, {tile}", us, copy)
+    for length in PREFILLS:
+        batch = make_batch(1, length, length, device)
+        for tile in PREFILL_TILES:
+            us = microseconds(partial(paged_prefill_attention, *batch.tensors, scale=SCALE, tile=tile))
+            yield prefill_row(batch, f"1 x {length}, {tile}", us, {})
+
+
+def decode_row(batch: Batch, case: str, us: float, copy: float) -> Row:
+    gbps = batch.num_bytes / us / 1000
+    reference = {"copy_gbps": round(copy), "of_copy": round(gbps / copy, 3)}
+    return {"kernel": "paged decode", "case": case, "us": round(us, 1), "gbps": round(gbps), "reference": reference}
+
+
+def prefill_row(batch: Batch, case: str, us: float, others: dict[str, float]) -> Row:
+    reference = {name: round(batch.num_operations / time / 1e6, 1) for name, time in others.items()}
+    tflops = round(batch.num_operations / us / 1e6, 1)
+    return {"kernel": "paged prefill", "case": case, "us": round(us, 1), "tflops": tflops, "reference": reference}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sweep", action="store_true", help="tiles and splits beside each other")
+    device = torch.device("cuda")
+    for row in sweep(device) if parser.parse_args().sweep else run(device):
+        print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
