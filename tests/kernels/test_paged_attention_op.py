@@ -15,11 +15,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels import fallback
 from paged_sdk.kernels.checks import check_tensor
-from paged_sdk.kernels.fallback import why_not_triton
 from paged_sdk.kernels.paged_attention import (
     paged_attention,
     paged_attention_reference,
     why_not_native,
+    why_not_triton,
 )
 
 SCALE: Final = 0.3
@@ -319,6 +319,7 @@ def test_each_backend_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "'meta'" in native(case)
     assert "'meta'" in str(why_not_triton(case.query))
     assert "float64" in str(why_not_triton(case.query.double()))
+    assert "not 512" in str(why_not_triton(case.query.repeat(1, 1, 32)))
 
 
 def test_a_fallback_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:

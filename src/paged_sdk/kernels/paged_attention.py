@@ -7,9 +7,12 @@ the latter that take slots instead of tables: worked out once per step, they ser
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 from torch import Tensor
 
+from paged_sdk.kernels import fallback
 from paged_sdk.kernels.attention import decode_attention, prefill_attention
 from paged_sdk.kernels.checks import (
     FLOATS,
@@ -20,7 +23,6 @@ from paged_sdk.kernels.checks import (
     check_score_options,
     check_tensor,
 )
-from paged_sdk.kernels.fallback import log_fallback, why_not_triton
 from paged_sdk.kernels.kv_cache import gather_slots
 from paged_sdk.kernels.native import library
 from paged_sdk.kernels.native.paged_attention import (
@@ -36,7 +38,11 @@ __all__ = [
     "paged_decode_attention",
     "paged_prefill_attention",
     "why_not_native",
+    "why_not_triton",
 ]
+
+# A tile of queries of a larger head does not fit a multiprocessor beside its keys.
+_LARGEST_TRITON_HEAD: Final = 256
 
 
 def paged_attention(
@@ -129,6 +135,13 @@ def why_not_native(
     return library.why_not()
 
 
+def why_not_triton(query: Tensor) -> str | None:
+    """Why Triton's kernels cannot serve a query, or None if they can."""
+    if query.shape[2] > _LARGEST_TRITON_HEAD:
+        return f"Triton kernels take head sizes up to {_LARGEST_TRITON_HEAD}, not {query.shape[2]}"
+    return fallback.why_not_triton(query)
+
+
 @torch.library.custom_op("paged_sdk::paged_attention", mutates_args=())
 def _paged_attention(
     query: Tensor,
@@ -195,7 +208,7 @@ def _paged_attention(
 
         serve = triton_kernels.paged_attention
     else:
-        log_fallback("paged_attention", reason)
+        fallback.log_fallback("paged_attention", reason)
     return serve(
         query,
         key_cache,
