@@ -78,6 +78,7 @@ def test_without_a_cache_keys_are_their_own_pages() -> None:
         ("slot_mapping", {"slot_mapping": torch.zeros(2)}),
         ("slot_mapping", {"slot_mapping": torch.zeros(1, 2, dtype=torch.int64)}),
         ("block_tables", {"block_tables": ints(0, 1)}),
+        ("block_tables", {"block_tables": [[0, 1]]}),
         ("block_tables", {"is_prefill": False, "block_tables": None}),
         ("block_tables", {"block_tables": None, "context_lens": ints(9)}),
         ("block_tables.shape", {"block_tables": torch.zeros(2, 2, dtype=torch.int64)}),
@@ -88,6 +89,8 @@ def test_without_a_cache_keys_are_their_own_pages() -> None:
         ("cu_seqlens_q", {"cu_seqlens_q": torch.zeros(2)}),
         ("cu_seqlens_q", {"block_tables": None, "context_lens": None, "cu_seqlens_k": ints(0, 2)}),
         ("cu_seqlens_k", {"context_lens": None, "cu_seqlens_k": torch.zeros(2)}),
+        ("context_lens.device", {"context_lens": ints(2).to("meta")}),
+        ("block_tables.device", {"is_prefill": False, "block_tables": torch.zeros(2, 2, device="meta")}),
     ],
 )
 def test_what_does_not_go_together_is_named(setting: str, changed: dict[str, Any]) -> None:

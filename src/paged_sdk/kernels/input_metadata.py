@@ -80,9 +80,13 @@ class InputMetadata:
     @rows.default
     def _make_rows(self) -> Rows:
         num_tokens = _integers("slot_mapping", self.slot_mapping, "[num_tokens]").numel()
+        device = self.slot_mapping.device
+        for name in ("block_tables", "context_lens", "cu_seqlens_q", "cu_seqlens_k"):
+            tensor: object = getattr(self, name)
+            if isinstance(tensor, Tensor) and tensor.device != device:
+                raise ConfigError.of(f"{name}.device", str(tensor.device), f"{device}, where slot_mapping is")
         if not self.is_prefill:
             return self._decode_rows(num_tokens)
-        device = self.slot_mapping.device
         ends = torch.arange(2, dtype=torch.int32, device=device) * num_tokens
         if self.cu_seqlens_q is not None:
             ends = _integers("cu_seqlens_q", self.cu_seqlens_q, "[num_rows + 1]").int()
