@@ -191,13 +191,17 @@ def attend(
         wide = block.to(tl.int64)  # blocks past 2**31 elements
         element = (wide * block_stride + slot * slot_stride)[:, None] + dim[None, :]
 
+        if k_scale is not None:  # before the product that hides their loading
+            scale_element = wide * scale_block_stride + slot * scale_slot_stride
+            key_scales = tl.load(k_scale + scale_element, mask=present, other=0.0)
+            value_scales = tl.load(v_scale + scale_element, mask=present, other=0.0)
+
         keys = _decode(tl.load(key_cache + element, mask=mask, other=0.0), query.dtype)
         scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
         if k_scale is not None:
             # On the product rather than on the keys: codes are exact in any dtype, and block_m rows are fewer
             # multiplications than head_size.
-            scale_element = wide * scale_block_stride + slot * scale_slot_stride
-            scores *= tl.load(k_scale + scale_element, mask=present, other=0.0)[None, :]
+            scores *= key_scales[None, :]
         unit = scale * LOG2_E
         if softcap is not None:
             # tanh(x) = 1 - 2 / (exp(2 x) + 1), right at both infinities.
@@ -228,7 +232,7 @@ def attend(
 
         stored = tl.load(value_cache + element, mask=mask, other=0.0)
         if v_scale is not None:
-            weights *= tl.load(v_scale + scale_element, mask=present, other=0.0)[None, :]
+            weights *= value_scales[None, :]
         if v_scale is not None and query.dtype == tl.float16:
             # A weight times a small scale may be below float16's range. bfloat16 has the range, and its rounding of
             # 2**-9 is nothing beside the 2**-4 of f8e4m3.
