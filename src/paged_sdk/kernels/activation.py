@@ -1,0 +1,41 @@
+"""The gated activation of an MLP (Shazeer, 2020, arXiv 2002.05202)."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paged_sdk.errors import ConfigError
+from paged_sdk.kernels.fallback import log_fallback, why_not_triton
+
+__all__ = ["GatedActivation", "gated_activation", "gated_activation_reference"]
+
+GatedActivation: TypeAlias = Literal["silu", "gelu_tanh"]
+
+
+def gated_activation(gate_up: Tensor, activation: GatedActivation = "silu") -> Tensor:
+    """``activation(gate) * up``.
+
+    :param gate_up: ``[..., 2 * size]``, float32, float16 or bfloat16: the gate, then the other factor
+    :param activation: ``"silu"``, or ``"gelu_tanh"``: GELU by its approximation with tanh
+    :returns: ``[..., size]``; Triton's kernel rounds once, the reference after each step
+    :raises ConfigError: the last dimension is odd
+    """
+    if gate_up.dim() == 0 or gate_up.shape[-1] % 2:
+        raise ConfigError.of("gate_up.shape", tuple(gate_up.shape), "an even last dimension: gate and up")
+    if (reason := why_not_triton(gate_up)) is None:
+        from paged_sdk.kernels.triton import activation as triton_kernels
+
+        return triton_kernels.gated_activation(gate_up, activation)
+    log_fallback("gated_activation", reason)
+    return gated_activation_reference(gate_up, activation)
+
+
+def gated_activation_reference(gate_up: Tensor, activation: GatedActivation = "silu") -> Tensor:
+    """:func:`gated_activation` by torch's operations."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    activated = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
+    return torch.mul(activated, up)

@@ -1,0 +1,158 @@
+"""Linear layers whose weights stay quantised: by Triton's kernels on CUDA, elsewhere by decoding all of them.
+
+Each is a custom op of ``torch.ops.paged_sdk`` too, with the parts of a matrix as arguments of their own.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paged_sdk.errors import ConfigError
+from paged_sdk.kernels.activation import GatedActivation, gated_activation_reference
+from paged_sdk.kernels.checks import FLOATS, check_tensor
+from paged_sdk.kernels.fallback import log_fallback, why_not_triton
+from paged_sdk.kernels.repacked import RepackedMatrix
+
+__all__ = [
+    "quantised_linear",
+    "quantised_linear_reference",
+    "quantised_swiglu",
+    "quantised_swiglu_reference",
+]
+
+
+def quantised_linear(x: Tensor, matrix: RepackedMatrix, bias: Tensor | None = None) -> Tensor:
+    """``x @ weight.T + bias``, summed in float32.
+
+    With more than 4 rows of float16 or bfloat16, Triton's kernels round weights to that dtype before the product.
+
+    :param x: ``[num_rows, cols]`` float32, float16 or bfloat16
+    :param bias: ``[rows]`` of the dtype of ``x``, or None
+    :returns: ``[num_rows, rows]`` of the dtype of ``x``
+    :raises ConfigError: shapes, dtypes or devices do not fit
+    """
+    out: Tensor = _linear(x, *matrix.parts, bias, matrix.tensor_type, matrix.cols)
+    return out
+
+
+def quantised_swiglu(
+    x: Tensor, gate: RepackedMatrix, up: RepackedMatrix, activation: GatedActivation = "silu"
+) -> Tensor:
+    """``activation(x @ gate.T) * (x @ up.T)``: with up to 4 rows, one kernel.
+
+    :param x: ``[num_rows, cols]`` float32, float16 or bfloat16
+    :param gate: ``[size, cols]``; ``up`` likewise, of any type
+    :returns: ``[num_rows, size]`` of the dtype of ``x``
+    :raises ConfigError: shapes, dtypes or devices do not fit
+    """
+    out: Tensor = _swiglu(x, *gate.parts, gate.tensor_type, *up.parts, up.tensor_type, gate.cols, activation)
+    return out
+
+
+def quantised_linear_reference(x: Tensor, matrix: RepackedMatrix, bias: Tensor | None = None) -> Tensor:
+    """:func:`quantised_linear` by torch's operations."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return F.linear(x.to(wide), matrix.decoded(wide), None if bias is None else bias.to(wide)).to(x.dtype)
+
+
+def quantised_swiglu_reference(
+    x: Tensor, gate: RepackedMatrix, up: RepackedMatrix, activation: GatedActivation = "silu"
+) -> Tensor:
+    """:func:`quantised_swiglu` by torch's operations."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    both = torch.cat((quantised_linear_reference(wide, gate), quantised_linear_reference(wide, up)), dim=1)
+    return gated_activation_reference(both, activation).to(x.dtype)
+
+
+@torch.library.custom_op("paged_sdk::quantised_linear", mutates_args=())
+def _linear(
+    x: Tensor,
+    quants: Tensor,
+    high: Tensor | None,
+    scales: Tensor,
+    minima: Tensor | None,
+    supers: Tensor | None,
+    bias: Tensor | None,
+    tensor_type: int,
+    cols: int,
+) -> Tensor:
+    matrix = RepackedMatrix(tensor_type, cols, quants, high, scales, minima, supers)
+    check_tensor("x", x, ("num_rows", cols), FLOATS, quants.device)
+    if bias is not None:
+        check_tensor("bias", bias, (matrix.rows,), (x.dtype,), x.device)
+    if (reason := why_not_triton(x)) is None:
+        from paged_sdk.kernels.triton import quantised_linear as triton_kernels
+
+        return triton_kernels.quantised_linear(x, matrix, bias)
+    log_fallback("quantised_linear", reason)
+    return quantised_linear_reference(x, matrix, bias)
+
+
+@_linear.register_fake
+def _(
+    x: Tensor,
+    quants: Tensor,
+    high: Tensor | None,
+    scales: Tensor,
+    minima: Tensor | None,
+    supers: Tensor | None,
+    bias: Tensor | None,
+    tensor_type: int,
+    cols: int,
+) -> Tensor:
+    return x.new_empty(x.shape[0], quants.shape[0])
+
+
+@torch.library.custom_op("paged_sdk::quantised_swiglu", mutates_args=())
+def _swiglu(
+    x: Tensor,
+    gate_quants: Tensor,
+    gate_high: Tensor | None,
+    gate_scales: Tensor,
+    gate_minima: Tensor | None,
+    gate_supers: Tensor | None,
+    gate_type: int,
+    up_quants: Tensor,
+    up_high: Tensor | None,
+    up_scales: Tensor,
+    up_minima: Tensor | None,
+    up_supers: Tensor | None,
+    up_type: int,
+    cols: int,
+    activation: str,
+) -> Tensor:
+    gate = RepackedMatrix(gate_type, cols, gate_quants, gate_high, gate_scales, gate_minima, gate_supers)
+    up = RepackedMatrix(up_type, cols, up_quants, up_high, up_scales, up_minima, up_supers)
+    check_tensor("x", x, ("num_rows", cols), FLOATS, gate_quants.device)
+    if (up.rows, up_scales.shape[1]) != (gate.rows, gate_scales.shape[1]):
+        raise ConfigError.of("up", f"{up.rows} rows", f"{gate.rows} rows of {cols} columns, as gate has")
+    kind: GatedActivation = "silu" if activation == "silu" else "gelu_tanh"
+    if (reason := why_not_triton(x)) is None:
+        from paged_sdk.kernels.triton import quantised_linear as triton_kernels
+
+        return triton_kernels.quantised_swiglu(x, gate, up, kind)
+    log_fallback("quantised_swiglu", reason)
+    return quantised_swiglu_reference(x, gate, up, kind)
+
+
+@_swiglu.register_fake
+def _(
+    x: Tensor,
+    gate_quants: Tensor,
+    gate_high: Tensor | None,
+    gate_scales: Tensor,
+    gate_minima: Tensor | None,
+    gate_supers: Tensor | None,
+    gate_type: int,
+    up_quants: Tensor,
+    up_high: Tensor | None,
+    up_scales: Tensor,
+    up_minima: Tensor | None,
+    up_supers: Tensor | None,
+    up_type: int,
+    cols: int,
+    activation: str,
+) -> Tensor:
+    return x.new_empty(x.shape[0], gate_quants.shape[0])

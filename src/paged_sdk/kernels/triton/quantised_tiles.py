@@ -1,0 +1,170 @@
+"""Products of repacked matrices with any number of rows of activations, by matrix instructions."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from attrs import frozen
+from torch import Tensor
+
+from paged_sdk.kernels.repacked import CHUNK, RepackedMatrix
+from paged_sdk.kernels.triton.quantised_splits import join, load_x, room_for_sums, split_evenly, with_adjacent_columns
+from paged_sdk.kernels.triton.repacked import ONE, decode_tile, format_arguments, load_tile
+
+__all__ = ["TilePlan", "linear_by_tiles", "plan_tiles"]
+
+
+@frozen
+class TilePlan:
+    """How a product by tiles is cut.
+
+    :ivar block_m: rows of activations to a program, at least 16
+    :ivar block_n: rows of the matrix to a program
+    :ivar block_w: words of each that are decoded at once, at least 16: each field's product is that deep
+    :ivar num_splits: programs that share a row
+    :ivar num_warps: warps of a program
+    :ivar num_stages: tiles on their way at once
+    """
+
+    block_m: int
+    block_n: int
+    block_w: int
+    num_splits: int
+    num_warps: int
+    num_stages: int
+
+
+def plan_tiles(matrix: RepackedMatrix, num_rows: int, dtype: torch.dtype, multiprocessors: int) -> TilePlan:
+    """Tiles as large as the activations fill, and splits where there are too few of them."""
+    # Products of float32 take the place of both in registers and in shared memory.
+    block_m = min(32 if dtype == torch.float32 else 128, max(16, triton.next_power_of_2(num_rows)))
+    block_n, block_w = (64, 32) if block_m < 128 else (128, 16)
+    programs = triton.cdiv(num_rows, block_m) * triton.cdiv(matrix.rows, block_n)
+    steps = triton.cdiv(matrix.quants.shape[1], block_w)
+    # While memory sets the pace, programs that share a multiprocessor have more on the way; later they would only make
+    # more sums to join.
+    shared = 4 if block_m < 64 else 1
+    return TilePlan(
+        block_m=block_m,
+        block_n=block_n,
+        block_w=block_w,
+        num_splits=min(triton.cdiv(shared * multiprocessors, programs), triton.cdiv(steps, 4)),
+        num_warps=4 if block_m < 128 else 8,
+        num_stages=3 if block_m < 64 else 2,  # more would not fit the 99 KiB of shared memory of smaller GPUs
+    )
+
+
+def linear_by_tiles(x: Tensor, matrix: RepackedMatrix, bias: Tensor | None, plan: TilePlan) -> Tensor:
+    """:func:`quantised_linear` of any number of rows of activations."""
+    x = with_adjacent_columns(x)
+    num_rows, chunks = x.shape[0], matrix.scales.shape[1]
+    block_c = plan.block_w // matrix.format.words
+    sums = room_for_sums(x, matrix, plan.num_splits)
+    # Programs that run side by side share tiles of the matrix, not of the activations, which are smaller.
+    grid = (triton.cdiv(num_rows, plan.block_m), triton.cdiv(matrix.rows, plan.block_n), plan.num_splits)
+    _tile_kernel[grid](
+        x,
+        x.stride(0),
+        *matrix.parts,
+        bias if plan.num_splits == 1 else None,
+        sums,
+        num_rows,
+        matrix.rows,
+        matrix.cols,
+        chunks,
+        split_evenly(chunks, plan.num_splits, block_c),
+        ONE,
+        block_m=plan.block_m,
+        block_n=plan.block_n,
+        block_c=block_c,
+        masked=chunks % block_c != 0 or matrix.cols % CHUNK != 0,
+        upcast=not x.is_cuda,
+        **format_arguments(matrix),
+        num_warps=plan.num_warps,
+        num_stages=plan.num_stages,
+    )
+    return sums if plan.num_splits == 1 else join(sums, bias, x.dtype)
+
+
+@triton.jit
+def _tile_kernel(
+    x_ptr: tl.tensor,
+    x_stride: tl.tensor,
+    quants_ptr: tl.tensor,
+    high_ptr: tl.tensor,
+    scales_ptr: tl.tensor,
+    minima_ptr: tl.tensor,
+    supers_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    num_rows: tl.tensor,
+    rows: tl.tensor,
+    cols: tl.tensor,
+    chunks: tl.tensor,
+    split_chunks: tl.tensor,
+    one: tl.tensor,
+    block_m: tl.constexpr,
+    block_n: tl.constexpr,
+    block_c: tl.constexpr,
+    masked: tl.constexpr,
+    upcast: tl.constexpr,
+    bits: tl.constexpr,
+    offset: tl.constexpr,
+    group: tl.constexpr,
+    has_minima: tl.constexpr,
+    has_supers: tl.constexpr,
+) -> None:
+    """``out[split, m, n]``, one sum over each split's chunks.
+
+    In which order a dot adds up does not matter, so each field of all words is one dot, with the activations that
+    belong to it.
+    """
+    words: tl.constexpr = 16 if bits == 8 else 8
+    groups: tl.constexpr = 64 // group
+    pairs: tl.constexpr = 32 // words // groups
+    dtype: tl.constexpr = tl.float32 if upcast else x_ptr.dtype.element_ty
+    m = tl.program_id(0) * block_m + tl.arange(0, block_m)
+    n = tl.program_id(1) * block_n + tl.arange(0, block_n)
+    split = tl.program_id(2)
+    first_chunk = split * split_chunks
+    last_chunk = tl.minimum(first_chunk + split_chunks, chunks)
+    # Past the last row, the last one again: no mask is needed, and its result is not stored.
+    row = tl.minimum(n, rows - 1).to(tl.int64)[:, None]
+    x_row = x_ptr + tl.minimum(m, num_rows - 1).to(tl.int64)[None, :] * x_stride
+    word = tl.arange(0, block_c * words)
+    acc = tl.zeros([block_n, block_m], tl.float32)
+    for start in range(first_chunk, last_chunk, block_c):
+        tile = load_tile(
+            quants_ptr,
+            high_ptr,
+            scales_ptr,
+            minima_ptr,
+            supers_ptr,
+            row,
+            start,
+            chunks,
+            last_chunk,
+            block_c,
+            masked,
+            bits,
+            has_minima,
+            has_supers,
+        )
+        k = ((start + word // words) * 64 + word % words)[:, None]
+        # Activations past a split's end meet weights that are zero, and those past the row's end are not there.
+        limit = tl.minimum(last_chunk * 64, cols)
+        for g in tl.static_range(groups):
+            for p in tl.static_range(g * pairs, (g + 1) * pairs):
+                even, odd = decode_tile(tile, one, g, p, block_c, dtype, bits, offset, has_minima, has_supers)
+                even_k = k + 2 * p * words
+                odd_k = even_k + words
+                x_even = load_x(x_row + even_k, even_k, limit, masked)
+                x_odd = load_x(x_row + odd_k, odd_k, limit, masked)
+                acc = tl.dot(even, x_even.to(dtype), acc, input_precision="ieee")
+                acc = tl.dot(odd, x_odd.to(dtype), acc, input_precision="ieee")
+    if bias_ptr is not None:
+        acc += tl.load(bias_ptr + n, mask=n < rows, other=0.0).to(tl.float32)[:, None]
+    out = out_ptr + (split * num_rows + m).to(tl.int64)[:, None] * rows + n[None, :]
+    live = (m < num_rows)[:, None] & (n < rows)[None, :]
+    tl.store(out, tl.trans(acc).to(out_ptr.dtype.element_ty), mask=live)
