@@ -1,0 +1,70 @@
+"""Root mean square normalisation (Zhang and Sennrich, 2019, arXiv 1910.07467), alone and after a residual addition."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paged_sdk.errors import ConfigError
+from paged_sdk.kernels.checks import check_tensor
+from paged_sdk.kernels.fallback import log_fallback, why_not_triton
+
+__all__ = ["add_rms_norm", "add_rms_norm_reference", "rms_norm", "rms_norm_reference"]
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """``x / rms(x) * weight`` over the last dimension, the mean in float32.
+
+    Models differ in where they round, and the weight's dtype says which way it is: the normalised vector is rounded to
+    it before the multiplication. So llama and its kin pass weights in the dtype of ``x``; gemma, which rounds last,
+    passes float32 weights, with its 1 already added.
+
+    :param x: ``[..., hidden_size]`` float32, float16 or bfloat16
+    :param weight: ``[hidden_size]``, or ``[num_heads, hidden_size]`` for ``x`` ``[..., num_heads, hidden_size]``; of
+        the dtype of ``x`` or float32
+    :returns: a new tensor like ``x``, contiguous
+    :raises ConfigError: shapes, dtypes or devices do not fit
+    """
+    _check(x, weight)
+    if (reason := why_not_triton(x)) is None:
+        from paged_sdk.kernels.triton import norm as triton_kernels
+
+        return triton_kernels.rms_norm(x, weight, eps)
+    log_fallback("rms_norm", reason)
+    return rms_norm_reference(x, weight, eps)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Add, then normalise the sum.
+
+    :param x: as in :func:`rms_norm`; ``residual`` likewise
+    :returns: the normalised sum, and the sum in the dtype of ``x``; new tensors, contiguous
+    :raises ConfigError: shapes, dtypes or devices do not fit
+    """
+    _check(x, weight)
+    check_tensor("residual", residual, tuple(x.shape), (x.dtype,), x.device)
+    if (reason := why_not_triton(x)) is None:
+        from paged_sdk.kernels.triton import norm as triton_kernels
+
+        return triton_kernels.add_rms_norm(x, residual, weight, eps)
+    log_fallback("add_rms_norm", reason)
+    return add_rms_norm_reference(x, residual, weight, eps)
+
+
+def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """:func:`rms_norm` by torch's operations."""
+    wide = torch.promote_types(x.dtype, weight.dtype)
+    return F.rms_norm(x.to(wide), x.shape[-1:], None, eps).mul_(weight).to(x.dtype)
+
+
+def add_rms_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """:func:`add_rms_norm` by torch's operations."""
+    total = x + residual
+    return rms_norm_reference(total, weight, eps), total
+
+
+def _check(x: Tensor, weight: Tensor) -> None:
+    if weight.dim() not in (1, 2) or weight.shape != x.shape[x.dim() - weight.dim() :]:
+        raise ConfigError.of("weight.shape", tuple(weight.shape), f"the last one or two dimensions of {tuple(x.shape)}")
+    check_tensor("weight", weight, tuple(weight.shape), (x.dtype, torch.float32), x.device)

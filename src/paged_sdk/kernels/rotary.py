@@ -1,0 +1,92 @@
+"""Rotary position embedding (Su et al., 2021, arXiv 2104.09864) together with writing the KV cache."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from paged_sdk.errors import ConfigError
+from paged_sdk.kernels.checks import FLOATS, check_cache, check_slots, check_tensor
+from paged_sdk.kernels.fallback import log_fallback, why_not_triton
+from paged_sdk.kernels.kv_cache import reshape_and_cache_reference
+
+__all__ = ["rotate_and_cache", "rotate_and_cache_reference"]
+
+
+def rotate_and_cache(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cosines: Tensor,
+    sines: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> None:
+    """Rotate queries and keys in place, and write keys and values into their slots.
+
+    Of each head the first 2n elements are rotated, element i with element n + i, as
+    :meth:`paged_sdk.layers.rotary.Rotation.rotate_` does: in float32, rounded once.
+
+    :param query: ``[num_tokens, num_heads, head_size]`` float32, float16 or bfloat16, changed in place; may be a view
+        with adjacent elements of heads, as may ``key`` and ``value``
+    :param key: ``[num_tokens, num_kv_heads, head_size]``, changed in place
+    :param value: like ``key``
+    :param cosines: ``[num_tokens, n]`` float32, contiguous, of the tokens' positions; ``sines`` likewise
+    :param key_cache: with the arguments after it, as in :func:`paged_sdk.kernels.kv_cache.reshape_and_cache`
+    :raises ConfigError: shapes, dtypes, strides or devices do not fit; for tensors in CPU memory, also slots past the
+        cache's end
+    """
+    check_tensor("query", query, ("num_tokens", "num_heads", "head_size"), FLOATS, query.device)
+    num_tokens, _, head_size = query.shape
+    check_tensor("key", key, (num_tokens, "num_kv_heads", head_size), (query.dtype,), query.device)
+    check_tensor("value", value, tuple(key.shape), (query.dtype,), query.device)
+    check_tensor("cosines", cosines, (num_tokens, "n"), (torch.float32,), query.device)
+    check_tensor("sines", sines, tuple(cosines.shape), (torch.float32,), query.device)
+    if 2 * cosines.shape[1] > head_size:
+        raise ConfigError.of("cosines.shape", tuple(cosines.shape), f"at most head_size / 2 = {head_size // 2} columns")
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if tensor.stride(-1) != 1:
+            raise ConfigError.of(f"{name}.stride()", tensor.stride(), "adjacent elements of a head")
+    for name, tensor in (("cosines", cosines), ("sines", sines)):
+        if not tensor.is_contiguous():
+            raise ConfigError.of(f"{name}.stride()", tensor.stride(), "a contiguous tensor")
+    check_cache(key_cache, value_cache, k_scale, v_scale, key)
+    if key_cache.shape[2] != key.shape[1]:
+        raise ConfigError.of("key.shape", tuple(key.shape), f"num_kv_heads = {key_cache.shape[2]}, as in the cache")
+    check_tensor("slot_mapping", slot_mapping, (num_tokens,), (torch.int64,), key.device)
+    if key.device.type == "cpu":
+        check_slots(slot_mapping, key_cache.shape[0] * key_cache.shape[1])
+    serve = rotate_and_cache_reference
+    if (reason := why_not_triton(query)) is None:
+        from paged_sdk.kernels.triton import rotary as triton_kernels
+
+        serve = triton_kernels.rotate_and_cache
+    else:
+        log_fallback("rotate_and_cache", reason)
+    serve(query, key, value, cosines, sines, key_cache, value_cache, slot_mapping, k_scale, v_scale)
+
+
+def rotate_and_cache_reference(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cosines: Tensor,
+    sines: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> None:
+    """:func:`rotate_and_cache` by torch's operations."""
+    n = cosines.shape[1]
+    cos, sin = cosines[:, None], sines[:, None]
+    for heads in (query, key):
+        first, second = heads[..., :n], heads[..., n : 2 * n]
+        rotated = first * cos - second * sin, second * cos + first * sin
+        first.copy_(rotated[0])
+        second.copy_(rotated[1])
+    reshape_and_cache_reference(key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale)

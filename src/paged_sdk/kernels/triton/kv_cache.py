@@ -1,0 +1,212 @@
+"""Writing and copying pages of a KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+__all__ = ["cache_heads", "copy_blocks", "reshape_and_cache"]
+
+_ELEMENTS: Final = 1024  # of heads to a program
+_COPIED_BYTES: Final = 8192  # to a program
+
+_LARGEST: tl.constexpr = tl.constexpr(448.0)
+_SMALLEST_SCALE: tl.constexpr = tl.constexpr(1.1754943508222875e-38)
+
+
+def reshape_and_cache(
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> None:
+    """See :func:`paged_sdk.kernels.kv_cache.reshape_and_cache`."""
+    num_tokens, num_heads, head_size = key.shape
+    if key.numel() == 0:
+        return
+    key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (key, value))
+    block = triton.next_power_of_2(head_size)
+    block_h = min(max(_ELEMENTS // block, 1), triton.next_power_of_2(num_heads))
+    _reshape_and_cache_kernel[(num_tokens, triton.cdiv(num_heads, block_h), 2)](
+        key,
+        value,
+        as_bytes(key_cache),
+        as_bytes(value_cache),
+        slot_mapping,
+        k_scale,
+        v_scale,
+        key.stride(0),
+        key.stride(1),
+        value.stride(0),
+        value.stride(1),
+        num_heads,
+        head_size=head_size,
+        block_h=block_h,
+        block=block,
+        num_warps=2,
+    )
+
+
+def copy_blocks(
+    key_caches: Sequence[Tensor],
+    value_caches: Sequence[Tensor],
+    block_pairs: Tensor,
+    k_scales: Sequence[Tensor] = (),
+    v_scales: Sequence[Tensor] = (),
+) -> None:
+    """See :func:`paged_sdk.kernels.kv_cache.copy_blocks`; pairs on the caches' device. One launch for the caches of all
+    layers, and one for their scales.
+    """
+    for caches in ((*key_caches, *value_caches), (*k_scales, *v_scales)):
+        if caches and len(block_pairs):
+            _copy_alike(caches, block_pairs)
+
+
+def _copy_alike(caches: Sequence[Tensor], block_pairs: Tensor) -> None:
+    block_bytes = caches[0][0].nbytes
+    addresses = [cache.data_ptr() for cache in caches]
+    vector = next(size for size in (16, 4, 1) if all(number % size == 0 for number in (block_bytes, *addresses)))
+    word = min(vector, 4)
+    block = triton.next_power_of_2(min(block_bytes, _COPIED_BYTES) // word)
+    _copy_blocks_kernel[(len(block_pairs), triton.cdiv(block_bytes // word, block), len(caches))](
+        torch.tensor(addresses, dtype=torch.int64).to(block_pairs.device, non_blocking=True),
+        block_pairs.contiguous(),
+        block_bytes // vector,
+        word=word,
+        vector=vector,
+        block=block,
+        num_warps=4,
+    )
+
+
+def as_bytes(cache: Tensor) -> Tensor:
+    """An f8e4m3 cache as bytes: its codes are made without the hardware's conversion, which Ampere does not have."""
+    return cache.view(torch.uint8) if cache.dtype == torch.float8_e4m3fn else cache
+
+
+@triton.jit
+def _encode_f8e4m3(x: tl.tensor) -> tl.tensor:
+    """The f8e4m3 code nearest to each number of at most 448, ties to even; NaN stays NaN."""
+    bits = x.to(tl.int32, bitcast=True)
+    magnitude = bits & 0x7FFFFFFF
+    # Rounded at bit 20, of which a carry may raise the exponent; then float32's bias of 127 becomes 7.
+    normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - (120 << 3)
+    # Below 2**-6 the code counts steps of 2**-9, the last bit of numbers from 2**14 on.
+    counted = (tl.abs(x) + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
+    code = tl.where(magnitude < 0x3C800000, counted, normal)
+    code = tl.where(magnitude > 0x7F800000, 0x7F, code)
+    return (code | ((bits >> 24) & 0x80)).to(tl.uint8)
+
+
+@triton.jit
+def _divide(x: tl.tensor, y: tl.tensor) -> tl.tensor:
+    """Rounded as IEEE has it: Triton's own division is an approximation."""
+    return tl.math.div_rn(x, y)
+
+
+@triton.jit
+def peak_of_heads(x: tl.tensor) -> tl.tensor:
+    """The largest magnitude of each row as float32 bits, in whose order NaN comes last: it is not lost."""
+    return tl.max(x.to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)
+
+
+@triton.jit
+def scale_of_peak(peak: tl.tensor) -> tl.tensor:
+    scale = _divide(peak.to(tl.float32, bitcast=True), tl.full(peak.shape, _LARGEST, tl.float32))
+    return tl.where(scale < _SMALLEST_SCALE, _SMALLEST_SCALE, scale)
+
+
+@triton.jit
+def store_head_parts(
+    pointers: tl.tensor, x: tl.tensor, scale: tl.tensor, mask: tl.tensor, quantised: tl.constexpr
+) -> None:
+    """Store elements of some heads, as they are or divided by their head's scale."""
+    if quantised:
+        codes = _divide(x.to(tl.float32), tl.broadcast_to(scale[:, None], x.shape))
+        codes = tl.where(codes > _LARGEST, _LARGEST, tl.where(codes < -_LARGEST, -_LARGEST, codes))
+        tl.store(pointers, _encode_f8e4m3(codes), mask=mask)
+    else:
+        tl.store(pointers, x.to(pointers.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def cache_heads(
+    x: tl.tensor,
+    cache_ptr: tl.tensor,
+    scale_ptr: tl.tensor,
+    slot: tl.tensor,
+    head: tl.tensor,
+    num_heads: tl.tensor,
+    mask: tl.tensor,
+    head_size: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    """Write some heads ``[block_h, block]`` of one token into its slot."""
+    place = slot * num_heads + head
+    pointers = cache_ptr + place[:, None] * head_size + tl.arange(0, block)[None, :]
+    if scale_ptr is not None:
+        scale = scale_of_peak(peak_of_heads(x))
+        tl.store(scale_ptr + place, scale, mask=(head < num_heads) & (slot >= 0))
+        store_head_parts(pointers, x, scale, mask, True)
+    else:
+        store_head_parts(pointers, x, x, mask, False)
+
+
+@triton.jit
+def _reshape_and_cache_kernel(
+    key_ptr: tl.tensor,
+    value_ptr: tl.tensor,
+    key_cache_ptr: tl.tensor,
+    value_cache_ptr: tl.tensor,
+    slot_ptr: tl.tensor,
+    k_scale_ptr: tl.tensor,
+    v_scale_ptr: tl.tensor,
+    key_stride: tl.tensor,
+    key_head_stride: tl.tensor,
+    value_stride: tl.tensor,
+    value_head_stride: tl.tensor,
+    num_heads: tl.tensor,
+    head_size: tl.constexpr,
+    block_h: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * block_h + tl.arange(0, block_h)
+    slot = tl.load(slot_ptr + token)
+    column = tl.arange(0, block)[None, :]
+    mask = (head < num_heads)[:, None] & (column < head_size) & (slot >= 0)
+    if tl.program_id(2) == 0:
+        key = tl.load(key_ptr + token * key_stride + head[:, None] * key_head_stride + column, mask=mask, other=0.0)
+        cache_heads(key, key_cache_ptr, k_scale_ptr, slot, head, num_heads, mask, head_size, block)
+    else:
+        value_place = token * value_stride + head[:, None] * value_head_stride + column
+        value = tl.load(value_ptr + value_place, mask=mask, other=0.0)
+        cache_heads(value, value_cache_ptr, v_scale_ptr, slot, head, num_heads, mask, head_size, block)
+
+
+@triton.jit
+def _copy_blocks_kernel(
+    addresses_ptr: tl.tensor,
+    pairs_ptr: tl.tensor,
+    num_vectors: tl.tensor,
+    word: tl.constexpr,
+    vector: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    source = tl.load(pairs_ptr + 2 * tl.program_id(0))
+    target = tl.load(pairs_ptr + 2 * tl.program_id(0) + 1)
+    address = tl.load(addresses_ptr + tl.program_id(2))
+    cache = address.to(tl.pointer_type(tl.int32 if word == 4 else tl.int8))
+    i = tl.program_id(1) * block + tl.arange(0, block)
+    mask = i < num_vectors * (vector // word)
+    source_place = tl.multiple_of(cache + source * num_vectors * (vector // word), vector)
+    target_place = tl.multiple_of(cache + target * num_vectors * (vector // word), vector)
+    tl.store(target_place + i, tl.load(source_place + i, mask=mask), mask=mask)

@@ -1,0 +1,159 @@
+"""Rotary position embedding and the write to the KV cache in one launch."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from paged_sdk.kernels.triton.kv_cache import as_bytes, cache_heads, peak_of_heads, scale_of_peak, store_head_parts
+
+__all__ = ["rotate_and_cache"]
+
+_ELEMENTS: Final = 1024  # of heads to a program
+
+
+def rotate_and_cache(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cosines: Tensor,
+    sines: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> None:
+    """See :func:`paged_sdk.kernels.rotary.rotate_and_cache`."""
+    num_tokens, num_heads, head_size = query.shape
+    if query.numel() == 0:
+        return
+    num_kv_heads, n = key.shape[1], cosines.shape[1]
+    block = triton.next_power_of_2(head_size)
+    block_h = min(max(_ELEMENTS // block, 1), triton.next_power_of_2(num_heads))
+    query_parts = triton.cdiv(num_heads, block_h)
+    kv_parts = triton.cdiv(num_kv_heads, block_h)
+    _rotate_and_cache_kernel[(num_tokens, query_parts + 2 * kv_parts)](
+        query,
+        key,
+        value,
+        cosines,
+        sines,
+        as_bytes(key_cache),
+        as_bytes(value_cache),
+        slot_mapping,
+        k_scale,
+        v_scale,
+        query.stride(0),
+        query.stride(1),
+        key.stride(0),
+        key.stride(1),
+        value.stride(0),
+        value.stride(1),
+        num_heads,
+        num_kv_heads,
+        query_parts,
+        kv_parts,
+        head_size=head_size,
+        n=n,
+        block_h=block_h,
+        block=block,
+        block_n=triton.next_power_of_2(max(n, 1)),
+        block_rest=triton.next_power_of_2(max(head_size - 2 * n, 1)),
+        num_warps=2,
+    )
+
+
+@triton.jit
+def _rotate(
+    heads: tl.tensor,
+    cosine_ptr: tl.tensor,
+    sine_ptr: tl.tensor,
+    mask: tl.tensor,
+    n: tl.constexpr,
+    block_n: tl.constexpr,
+) -> tl.tensor:
+    """Both halves of the rotated part of some heads, rounded, and in place too: a thread writes what it has read."""
+    column = tl.arange(0, block_n)[None, :]
+    cos = tl.load(cosine_ptr + column, mask=column < n, other=0.0)
+    sin = tl.load(sine_ptr + column, mask=column < n, other=0.0)
+    first = tl.load(heads + column, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(heads + n + column, mask=mask, other=0.0).to(tl.float32)
+    rotated_first = (first * cos - second * sin).to(heads.dtype.element_ty)
+    rotated_second = (second * cos + first * sin).to(heads.dtype.element_ty)
+    tl.store(heads + column, rotated_first, mask=mask)
+    tl.store(heads + n + column, rotated_second, mask=mask)
+    return rotated_first, rotated_second
+
+
+@triton.jit
+def _rotate_and_cache_kernel(
+    query_ptr: tl.tensor,
+    key_ptr: tl.tensor,
+    value_ptr: tl.tensor,
+    cosines_ptr: tl.tensor,
+    sines_ptr: tl.tensor,
+    key_cache_ptr: tl.tensor,
+    value_cache_ptr: tl.tensor,
+    slot_ptr: tl.tensor,
+    k_scale_ptr: tl.tensor,
+    v_scale_ptr: tl.tensor,
+    query_stride: tl.tensor,
+    query_head_stride: tl.tensor,
+    key_stride: tl.tensor,
+    key_head_stride: tl.tensor,
+    value_stride: tl.tensor,
+    value_head_stride: tl.tensor,
+    num_heads: tl.tensor,
+    num_kv_heads: tl.tensor,
+    query_parts: tl.tensor,
+    kv_parts: tl.tensor,
+    head_size: tl.constexpr,
+    n: tl.constexpr,
+    block_h: tl.constexpr,
+    block: tl.constexpr,
+    block_n: tl.constexpr,
+    block_rest: tl.constexpr,
+) -> None:
+    """A program has some query heads, key heads or value heads of one token."""
+    token = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    cosine_ptr = cosines_ptr + token * n
+    sine_ptr = sines_ptr + token * n
+    in_half = (tl.arange(0, block_n) < n)[None, :]
+    slot = tl.load(slot_ptr + token)
+    if part < query_parts:
+        query_head = part * block_h + tl.arange(0, block_h)
+        query_heads = query_ptr + token * query_stride + query_head[:, None] * query_head_stride
+        _rotate(query_heads, cosine_ptr, sine_ptr, (query_head < num_heads)[:, None] & in_half, n, block_n)
+    elif part < query_parts + kv_parts:
+        key_head = (part - query_parts) * block_h + tl.arange(0, block_h)
+        live = (key_head < num_kv_heads)[:, None]
+        key_heads = key_ptr + token * key_stride + key_head[:, None] * key_head_stride
+        first, second = _rotate(key_heads, cosine_ptr, sine_ptr, live & in_half, n, block_n)
+        rest_column = 2 * n + tl.arange(0, block_rest)[None, :]
+        rest_mask = live & (rest_column < head_size)
+        rest = tl.load(key_heads + rest_column, mask=rest_mask, other=0.0)
+        key_slot = slot * num_kv_heads + key_head
+        quantised: tl.constexpr = k_scale_ptr is not None
+        scale = key_slot
+        if quantised:
+            peak = tl.maximum(tl.maximum(peak_of_heads(first), peak_of_heads(second)), peak_of_heads(rest))
+            scale = scale_of_peak(peak)
+            tl.store(k_scale_ptr + key_slot, scale, mask=(key_head < num_kv_heads) & (slot >= 0))
+        page = key_cache_ptr + key_slot[:, None] * head_size
+        half_page = page + tl.arange(0, block_n)[None, :]
+        half_mask = live & in_half & (slot >= 0)
+        store_head_parts(half_page, first, scale, half_mask, quantised)
+        store_head_parts(half_page + n, second, scale, half_mask, quantised)
+        store_head_parts(page + rest_column, rest, scale, rest_mask & (slot >= 0), quantised)
+    else:
+        value_head = (part - query_parts - kv_parts) * block_h + tl.arange(0, block_h)
+        column = tl.arange(0, block)[None, :]
+        mask = (value_head < num_kv_heads)[:, None] & (column < head_size) & (slot >= 0)
+        value_place = token * value_stride + value_head[:, None] * value_head_stride + column
+        value = tl.load(value_ptr + value_place, mask=mask, other=0.0)
+        cache_heads(value, value_cache_ptr, v_scale_ptr, slot, value_head, num_kv_heads, mask, head_size, block)
