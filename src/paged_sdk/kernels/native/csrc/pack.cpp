@@ -80,6 +80,10 @@ void advise_huge_pages(uint8_t* data, int64_t bytes) {
 
 // Bytes of a packed weight, or -1 when the format is unknown or cols is no multiple of its block.
 PAGED_EXPORT int64_t paged_packed_bytes(int32_t format, int32_t rows, int32_t cols) {
+  if (format == PAGED_ROTATED_INT8) {
+    if (cols % paged::kGroup != 0) return -1;
+    return (rows + paged::kPanelRows - 1) / paged::kPanelRows * paged::rotated_panel_bytes(cols);
+  }
   const paged::BlockForm* source = paged::block_form(format);
   if (source == nullptr || cols % (source->layout->groups * paged::kGroup) != 0) return -1;
   const int64_t panels = (rows + paged::kPanelRows - 1) / paged::kPanelRows;

@@ -20,6 +20,7 @@ struct Floats {
 
 constexpr int kMaxTile = 4;    // 8 sums leave half of the 16 registers to weights and scales
 constexpr int kDenseTile = 3;  // rows of a float product, two vectors wide: 12 of the 16 registers
+constexpr int kTokenTile = 2;
 
 inline __m256i load256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 inline __m128i load128(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }

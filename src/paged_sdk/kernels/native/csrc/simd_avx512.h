@@ -14,6 +14,7 @@ using Floats = __m512;  // 16 float32
 
 constexpr int kMaxTile = 16;  // activation rows held in registers: 16 sums + 8 weight vectors + scales fit 32 registers
 constexpr int kDenseTile = 12;  // rows of a float product, two vectors wide: 24 sums
+constexpr int kTokenTile = 8;  // activation rows of a rotated product, times two panels: 16 sums
 
 inline Bytes load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
 inline void store_bytes(uint8_t* p, Bytes a) { _mm512_storeu_si512(p, a); }

@@ -20,6 +20,7 @@ struct Floats {
 
 constexpr int kMaxTile = 4;
 constexpr int kDenseTile = 3;
+constexpr int kTokenTile = 2;
 
 template <class F>
 inline Bytes each_byte(F f) {
