@@ -3,6 +3,7 @@
 #include "kernels.h"
 
 #include "decoder.h"
+#include "pages.h"
 #include "quantise.h"
 #include "rotate_weight.h"
 
@@ -68,6 +69,7 @@ int decoder(const paged_decoder_args& args) {
 
 int rotate(const paged_rotate_args& args) {
   const int64_t panels = (args.rows + kPanelRows - 1) / kPanelRows;
+  advise_huge_pages(args.out, panels * rotated_panel_bytes(args.cols));
   bool done = true;
 #pragma omp parallel num_threads(args.num_threads) reduction(&& : done)
   {
