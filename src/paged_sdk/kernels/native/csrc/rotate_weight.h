@@ -86,7 +86,7 @@ inline void rotate_panel(const paged_rotate_args& args, int64_t panel, float* ow
     float* row = own + static_cast<int64_t>(r) * args.cols;
     const auto largest = static_cast<uint32_t>(max_of(rotate_row(row, args.cols, block)));
     scales[r] = unit_of(largest) * norm;
-    quantise_quads(row, args.cols, largest, 128, out + kRotatedHeader + 4 * r, kVector);
+    quantise_quads<kVector, 0x80808080>(row, args.cols, largest, out + kRotatedHeader + 4 * r);  // plus 128
   }
   __builtin_memcpy(out, scales, sizeof scales);
 }

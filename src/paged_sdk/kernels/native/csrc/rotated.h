@@ -59,7 +59,7 @@ inline RotatedRows rotate_rows(const Matrix& x, int num_rows, int cols, const fl
     }
     const float unit = load_row(x, row, cols, norm_weight, eps, own);
     const uint32_t largest = static_cast<uint32_t>(max_of(rotate_row(own, cols, block)));
-    out.offsets[row] = -128 * quantise_quads(own, cols, largest, 0, quads, kTokenTile * 4);
+    out.offsets[row] = -128 * quantise_quads<kTokenTile * 4, 0>(own, cols, largest, quads);
     out.scales[row] = unit_of(largest) * (unit * norm);
   }
   team.barrier();

@@ -73,23 +73,29 @@ inline float unit_of(uint32_t largest) {
   return maximum < kSmallest ? 0.0f : maximum / 127.0f;
 }
 
-// Quantises `row` to runs of four codes, `stride` bytes apart, plus `zero`. Returns the sum of the codes without it.
-inline int32_t quantise_quads(const float* row, int cols, uint32_t largest, int zero, void* quads, int64_t stride) {
-  const float unit = unit_of(largest);
-  const Floats factor = broadcast(unit > 0.0f ? 127.0f / from_bits(largest) : 0.0f);
+// Quantises `row` to runs of four codes, kStride bytes apart, whose bits are turned by kTurn. Returns the sum of the
+// codes.
+template <int kStride, uint32_t kTurn>
+inline int32_t quantise_quads(const float* row, int cols, uint32_t largest, void* quads) {
   auto* to = static_cast<uint8_t*>(quads);
-  int32_t sum = 0;
-  for (int c = 0; c < cols; c += 16) {
-    alignas(16) int8_t codes[16] = {};
-    if (unit > 0.0f) {  // not NaN
-      const Ints q = to_nearest(mul(load_floats(row + c), factor));
-      sum += sum_of(q);
-      store_int8(codes, q);
-    }
-    for (int i = 0; i < 16; ++i) codes[i] = static_cast<int8_t>(codes[i] + zero);
-    for (int i = 0; i < 16; i += 4, to += stride) __builtin_memcpy(to, codes + i, 4);
+  if (!(unit_of(largest) > 0.0f)) {  // or NaN
+    const uint32_t zeros = kTurn;
+    for (int c = 0; c < cols; c += 4, to += kStride) __builtin_memcpy(to, &zeros, 4);
+    return 0;
   }
-  return sum;
+  const Floats factor = broadcast(127.0f / from_bits(largest));
+  Ints sum = zero_ints();
+  for (int c = 0; c < cols; c += 16) {
+    const Ints q = to_nearest(mul(load_floats(row + c), factor));
+    sum = add(sum, q);
+    alignas(16) uint32_t codes[4];
+    store_int8(reinterpret_cast<int8_t*>(codes), q);
+    for (int i = 0; i < 4; ++i, to += kStride) {
+      const uint32_t quad = codes[i] ^ kTurn;
+      __builtin_memcpy(to, &quad, 4);
+    }
+  }
+  return sum_of(sum);
 }
 
 // x[row], times norm_weight where that is given, in float32. Returns 1 / rms then: the row's scale takes it, so that

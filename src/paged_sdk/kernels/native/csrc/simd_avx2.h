@@ -77,6 +77,7 @@ inline Ints dot4(Ints sum, Bytes w, const int8_t* x) {
   const __m256i b = _mm256_set1_epi32(four);
   return {dot4_half<kEightBit>(sum.lo, w.lo, b), dot4_half<kEightBit>(sum.hi, w.hi, b)};
 }
+inline Ints add(Ints a, Ints b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
 inline int32_t sum_of(Ints a) {
   const __m256i b = _mm256_add_epi32(a.lo, a.hi);
   __m128i c = _mm_add_epi32(_mm256_castsi256_si128(b), _mm256_extracti128_si256(b, 1));
