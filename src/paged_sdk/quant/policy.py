@@ -19,7 +19,7 @@ from paged_sdk.quant.rotated_int8 import RotatedInt8Linear
 
 __all__ = ["DENSE", "FEW_ROWS", "LinearPolicy"]
 
-FEW_ROWS = 8
+FEW_ROWS = 12
 """Up to here packed weights are faster: they are read from memory once, at half the bytes. Beyond, int8 arithmetic on
 a form of its own decides."""
 
