@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.native.library import Workspace
-from paged_sdk.kernels.native.packed import PackedWeight
+from paged_sdk.kernels.native.packed import ROTATED_INT8, PackedWeight
 from paged_sdk.kernels.native.structures import DTYPES, Linear, Weight
 
 __all__ = ["NativeLinear"]
@@ -42,6 +42,18 @@ def describe(target: Weight, weight: PackedWeight, bias: Tensor | None) -> None:
     target.data = weight.data.data_ptr()
     target.bias = pointer(bias)
     target.format, target.rows, target.cols = weight.tensor_type, weight.rows, weight.cols
+
+
+def check_weights(weights: Sequence[PackedWeight]) -> None:
+    """Weights that multiply the same rows, in the same form of theirs.
+
+    :raises ConfigError: they do not
+    """
+    cols = {weight.cols for weight in weights}
+    if len(cols) != 1:
+        raise ConfigError.of("weights", sorted(cols), "at least one weight, all with the same number of columns")
+    if len({weight.tensor_type == ROTATED_INT8 for weight in weights}) != 1:
+        raise ConfigError.of("weights", [weight.format for weight in weights], "all of them rotated, or none")
 
 
 def check_matrix(
@@ -87,7 +99,7 @@ class NativeLinear:
     :param biases: one per weight, [N_i] or None
     :param norm_weight: [K]: the input is ``x / rms(x) * norm_weight``
     :param norm_eps: added to the mean square
-    :raises ConfigError: shapes do not fit
+    :raises ConfigError: shapes do not fit, or some weights are rotated and some are not
     """
 
     def __init__(
@@ -99,12 +111,10 @@ class NativeLinear:
         norm_weight: Tensor | None = None,
         norm_eps: float = 0.0,
     ) -> None:
-        cols = {weight.cols for weight in weights}
-        if len(cols) != 1:
-            raise ConfigError.of("weights", sorted(cols), "at least one weight, all with the same number of columns")
+        check_weights(weights)
         if biases is not None and len(biases) != len(weights):
             raise ConfigError.of("biases", len(biases), f"one per weight, {len(weights)}")
-        self.in_features = cols.pop()
+        self.in_features = weights[0].cols
         self.out_features = sum(weight.rows for weight in weights)
         self.num_bytes = sum(weight.num_bytes for weight in weights)
         self._workspace = workspace

@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from paged_sdk.errors import CheckpointError
+from paged_sdk.errors import CheckpointError, ConfigError
 from paged_sdk.kernels.gguf_blocks import BlockMatrix
 from paged_sdk.kernels.native.library import NativeLibrary
 from paged_sdk.kernels.native.linear import describe
@@ -28,7 +28,10 @@ def rotate_packed(library: NativeLibrary, weight: PackedWeight, *, num_threads: 
     """The rotated form of a packed matrix.
 
     :param num_threads: torch's own number by default
+    :raises ConfigError: it is rotated already
     """
+    if weight.tensor_type == ROTATED_INT8:
+        raise ConfigError.of("weight", weight.format, "a packed one")
     source = Weight()
     describe(source, weight, None)
     rotated = _empty(library, weight.rows, weight.cols)
