@@ -74,13 +74,14 @@ def hadamard(size: int) -> Tensor:
     -> float64
     """
     signs = [[1 - 2 * ((i & j).bit_count() & 1) for j in range(size)] for i in range(size)]
-    return torch.tensor(signs, dtype=torch.float64) / size**0.5
+    return torch.tensor(signs, dtype=torch.float64).div(size**0.5)
 
 
 def rotate(rows: Tensor) -> Tensor:
     """Rows rotated by the largest blocks of up to 256 columns that divide them. -> float64"""
     block = math.gcd(rows.shape[-1], 256)
-    return (rows.double().unflatten(-1, (-1, block)) @ hadamard(block)).flatten(-2)
+    rotated: Tensor = torch.unflatten(rows.double(), -1, (-1, block)) @ hadamard(block)
+    return rotated.flatten(-2)
 
 
 def rotated_int8(rows: Tensor) -> Tensor:

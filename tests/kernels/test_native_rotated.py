@@ -170,7 +170,7 @@ def test_integers_are_exact(isa: str, cols: int) -> None:
         codes = torch.randint(-127, 128, (rows, cols), generator=generator)
         codes[::2] = torch.where(codes[::2] < 0, -127, 127)
         codes[:, 0] = 127
-        return codes, (codes.double().unflatten(-1, (-1, block)) @ hadamard(block)).flatten(-2).float()
+        return codes, (torch.unflatten(codes.double(), -1, (-1, block)) @ hadamard(block)).flatten(-2).float()
 
     block = min(cols & -cols, 256)  # whose square root is whole, so that nothing is rounded
     (x_codes, x), (weight_codes, values) = whole_numbers(19), whole_numbers(43)
