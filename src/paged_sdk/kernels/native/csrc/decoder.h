@@ -31,7 +31,7 @@ struct DecoderScratch {
         grow(gated, row * layer.gate.rows);
         for (const paged_weight* weight : {&layer.qkv[0], &layer.output, &layer.gate, &layer.down})
           grow(activations, Operand::bytes(*weight, args.num_rows, args.num_threads));
-        grow(attention, AttentionScratch::bytes(AttentionPlan(heads, args.batch), args.num_threads));
+        grow(attention, AttentionScratch::bytes(AttentionPlan(heads, args.batch, args.num_threads), args.num_threads));
       }
       sums = line_aligned(2 * sums_bytes(args.num_rows));
     }
@@ -77,7 +77,7 @@ inline void run_layer(const paged_decoder_args& args, const paged_layer& layer, 
 
   const paged_placement placement{heads,      layer.cache, layer.query_norm, layer.key_norm, args.cosines,
                                   args.sines, args.slots,  args.rotary_half, layer.norm_eps};
-  const AttentionPlan plan(heads, args.batch);
+  const AttentionPlan plan(heads, args.batch, args.num_threads);
   const AttentionScratch attention = AttentionScratch::at(scratch.attention, plan);
   const auto [first, last] = team.share(rows);
   for (int64_t t = first; t < last; ++t) place_token(placement, scratch.projected + t * width, t);

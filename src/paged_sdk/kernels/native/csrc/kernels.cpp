@@ -42,7 +42,7 @@ int linear(const paged_linear_args& args) {
 }
 
 int attention(const paged_attention_args& args) {
-  const AttentionPlan plan(args.heads, args.batch);
+  const AttentionPlan plan(args.heads, args.batch, args.num_threads);
   uint8_t* memory = reserve(*args.workspace, AttentionScratch::bytes(plan, args.num_threads));
   if (memory == nullptr) return kNoMemory;
   const AttentionScratch scratch = AttentionScratch::at(memory, plan);
