@@ -60,19 +60,20 @@ class FusedDecoderModel:
         )
 
     def forward(self, token_ids: Tensor, positions: Tensor, ctx: StepContext) -> Tensor:
-        """See :meth:`DecoderModel.forward`; the result is float32."""
+        """See :meth:`DecoderModel.forward`; the result is float32, before the last norm."""
         assert isinstance(ctx.attention, NativePagedStep)
         hidden = self._model.embedding.forward(token_ids).float()
         rotation = self._model.ropes[self.config.ropes[0]].at(positions)
         decoder = self._few if len(token_ids) <= self._few_rows else self._many
         decoder(hidden, rotation.cosines, rotation.sines, ctx.attention.slots, ctx.attention.batch)
-        return F.rms_norm(hidden, hidden.shape[-1:], self._norm, self._model.norm.eps)
+        return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """See :meth:`DecoderModel.logits`."""
+        """See :meth:`DecoderModel.logits`; the last norm is taken here, of the rows that are asked for."""
+        normed = F.rms_norm(hidden, hidden.shape[-1:], self._norm, self._model.norm.eps)
         # A head of plain numbers multiplies with its own dtype; the other forms take float32.
         is_dense = isinstance(self._model.head, DenseLinear)
-        return self._model.logits(hidden.to(self.dtype) if is_dense else hidden)
+        return self._model.logits(normed.to(self.dtype) if is_dense else normed)
 
 
 def _native_layer(layer: DecoderLayer, backend: NativePagedBackend, index: int) -> NativeLayer:
