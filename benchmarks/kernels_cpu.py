@@ -1,8 +1,8 @@
 """Micro-benchmark of the native CPU kernels: `python benchmarks/kernels_cpu.py [PART ...] [--isa LEVEL] [--threads N]`.
 
 Every figure is the best of several rounds, beside its limit in the same run: a plain read of the same bytes for linear
-layers and quantisers, a copy for what goes between products, torch's own matrix product for attention. Weights of
-linear layers stream from memory, not from a cache: copies of each matrix are used in turn, 512 MB in all.
+layers and quantisers, oneDNN's int8 product for those of many rows, torch's own matrix product for attention. Weights
+of linear layers stream from memory, not from a cache: copies of each matrix are used in turn, 512 MB in all.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from itertools import cycle
 
 import torch
 import torch.nn.functional as F
+from attrs import evolve
 from torch import Tensor
 
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS
-from paged_sdk.kernels.native.epilogue import finish_product, place_heads
 from paged_sdk.kernels.native.library import NativeLibrary, Workspace, load, why_not
 from paged_sdk.kernels.native.linear import NativeLinear
 from paged_sdk.kernels.native.packed import PACKED_TYPES, PackedWeight, pack_gguf
 from paged_sdk.kernels.native.paged_attention import AttentionShape, LayerCache, VarlenBatch, native_paged_attention
 from paged_sdk.kernels.native.quantize import quantize, quantize_blocks
-from paged_sdk.kernels.native.rotation import gated_rotate_quantise, rotate_quantise
+from paged_sdk.kernels.native.rotated import rotate_packed
 
 STREAMED_BYTES = 512 << 20
 ROUNDS = 7
 BLOCK_SIZE = 32
-PARTS = ("linear", "attention", "between", "quantize")
+PARTS = ("linear", "attention", "quantize")
 
 
 def best(run: Callable[[], object], calls: int = 1) -> float:
@@ -54,6 +54,11 @@ def multiply_next(layers: Iterator[NativeLinear], x: Tensor, out: Tensor) -> Non
     next(layers)(x, out=out)
 
 
+def copies_of(weight: PackedWeight) -> list[PackedWeight]:
+    """As many as do not fit into any cache."""
+    return [evolve(weight, data=weight.data.clone()) for _ in range(STREAMED_BYTES // weight.num_bytes)]
+
+
 def read_next(words: Iterator[Tensor]) -> None:
     """Add up a matrix as int64: the plain read that a kernel's time is held against."""
     next(words).sum()
@@ -63,8 +68,7 @@ def linear_table(workspace: Workspace, rows: int, cols: int, num_rows: Sequence[
     print(f"linear {cols} -> {rows}: us, GB/s of weights (share of a plain read), TOP/s")
     for tensor_type in sorted(PACKED_TYPES):
         first = random_weight(workspace.library, tensor_type, rows, cols)
-        count = STREAMED_BYTES // first.num_bytes
-        copies = [PackedWeight(tensor_type, rows, cols, first.data.clone()) for _ in range(count)]
+        copies = copies_of(first)
         layers = cycle([NativeLinear(workspace, [weight]) for weight in copies])
         words = cycle([weight.data[: weight.num_bytes // 8 * 8].view(torch.int64) for weight in copies])
         cells = []
@@ -75,6 +79,28 @@ def linear_table(workspace: Workspace, rows: int, cols: int, num_rows: Sequence[
             rate, operations = first.num_bytes / seconds / 1e9, 2 * m * rows * cols / seconds / 1e12
             cells.append(f"{m:3}: {seconds * 1e6:7.0f} {rate:5.1f} ({read / seconds:4.2f}) {operations:4.2f}")
         print(f"  {first.format:5}" + " |".join(cells))
+
+
+def rotated_table(workspace: Workspace, rows: int, cols: int, num_rows: Sequence[int]) -> None:
+    print(f"rotated int8 {cols} -> {rows}: us, TOP/s | oneDNN's product of int8 rows, ready quantised")
+    copies = copies_of(rotate_packed(workspace.library, random_weight(workspace.library, 8, rows, cols)))
+    layers = cycle([NativeLinear(workspace, [weight]) for weight in copies])
+    codes = torch.randint(-127, 128, (rows, cols), dtype=torch.int8)
+    scales, zeros = torch.rand(rows), torch.zeros(rows, dtype=torch.int64)
+    prepacked = cycle([torch.ops.onednn.qlinear_prepack(codes, None) for _ in copies])
+
+    def onednn(x: Tensor) -> None:
+        weight = next(prepacked)
+        torch.ops.onednn.qlinear_pointwise(
+            x, 1.0, 128, weight, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
+        )
+
+    for m in num_rows:
+        x, out = torch.randn(m, cols), torch.empty(m, rows)
+        quantised = torch.randint(0, 256, (m, cols), dtype=torch.uint8)
+        times = [best(partial(multiply_next, layers, x, out), calls=4), best(partial(onednn, quantised), calls=4)]
+        cells = [f"{seconds * 1e6:7.0f} {2 * m * rows * cols / seconds / 1e12:4.2f}" for seconds in times]
+        print(f"  {m:3}: " + " |".join(cells))
 
 
 def small_table(workspace: Workspace, shapes: Sequence[tuple[int, int]], num_rows: Sequence[int]) -> None:
@@ -130,41 +156,6 @@ def attention_table(workspace: Workspace, heads: tuple[int, int, int]) -> None:
         print(f"  {sequences:2} x {tokens:3} of {context:4}: " + " |".join(cells))
 
 
-def between_products_table(workspace: Workspace, hidden: int, inner: int, heads: tuple[int, int, int]) -> None:
-    """What a prefill step does between int8 products of ``rows`` rows, beside copies of the bytes that it touches."""
-    rows, (num_heads, num_kv_heads, head_size) = 512, heads
-    print(
-        f"between int8 products, {rows} rows, hidden {hidden}, inner {inner}, bfloat16: us (copies of its bytes take)"
-    )
-    x, gate_up = torch.randn(rows, hidden).bfloat16(), torch.randn(rows, 2 * inner).bfloat16()
-    stream, scales, weight = torch.randn(rows, hidden), torch.rand(rows), torch.rand(hidden)
-    shape = AttentionShape(num_heads, num_kv_heads, head_size, scale=1.0)
-    qkv = torch.randn(rows, (num_heads + 2 * num_kv_heads) * head_size).bfloat16()
-    pages = (rows // BLOCK_SIZE, BLOCK_SIZE, num_kv_heads, head_size)
-    cache = LayerCache(torch.zeros(pages).bfloat16(), torch.zeros(pages).bfloat16())
-    turn = torch.randn(rows, head_size // 2)
-    place = partial(place_heads, workspace, qkv, scales, shape, cache)
-    norm = partial(rotate_quantise, workspace, norm_weight=weight, norm_eps=1e-6)
-    gated = partial(gated_rotate_quantise, workspace, gate_up, scales, activation="silu")
-    kernels: list[tuple[str, Callable[[], object], int]] = [
-        ("norm, rotate", partial(norm, stream, block=min(hidden & -hidden, 256)), 5 * stream.numel()),
-        ("rotate", partial(rotate_quantise, workspace, x, block=min(hidden & -hidden, 256)), 3 * x.numel()),
-        ("gate, rotate", partial(gated, block=min(inner & -inner, 256)), 5 * rows * inner),
-        ("residual", partial(finish_product, workspace, x, scales, out=stream, residual=stream), 10 * x.numel()),
-        ("place heads", partial(place, cosines=turn, sines=turn, slots=torch.arange(rows)), 5 * qkv.numel()),
-    ]
-    for name, run, touched in kernels:
-        copied = torch.empty(touched // 2, dtype=torch.uint8)
-        print(f"  {name:12} {best(run, calls=3) * 1e6:6.0f} ({best(copied.clone, calls=3) * 1e6:.0f})")
-    for cols, outputs in ((hidden, 2 * inner), (inner, hidden)):
-        packed = torch.ops.onednn.qlinear_prepack(torch.randint(-127, 128, (outputs, cols), dtype=torch.int8), None)
-        codes = torch.randint(0, 256, (rows, cols), dtype=torch.uint8)
-        units, zeros = torch.rand(outputs), torch.zeros(outputs, dtype=torch.int64)
-        multiply = torch.ops.onednn.qlinear_pointwise
-        product = partial(multiply, codes, 1.0, 128, packed, units, zeros, None, 1.0, 0, torch.bfloat16, "none", [], "")
-        print(f"  the product {cols} -> {outputs}: {best(product) * 1e6:.0f}")
-
-
 def quantize_table(workspace: Workspace, rows: int, cols: int) -> None:
     weight = torch.randn(rows, cols).bfloat16()
     read = best(partial(torch.sum, weight.view(torch.int64)))
@@ -196,13 +187,11 @@ def main() -> None:
     parts = options.parts or PARTS
     if "linear" in parts:
         linear_table(workspace, 8960, 1536, (1, 4, 16, 32))
+        rotated_table(workspace, 8960, 1536, (16, 64, 512))
         small_table(workspace, ((576, 576), (1536, 576), (576, 1536)), (1, 4, 16))
     if "attention" in parts:
         attention_table(workspace, (9, 3, 64))
         attention_table(workspace, (12, 2, 128))
-    if "between" in parts:
-        between_products_table(workspace, 576, 1536, (9, 3, 64))
-        between_products_table(workspace, 1536, 8960, (12, 2, 128))
     if "quantize" in parts:
         quantize_table(workspace, 2048, 1536)
 

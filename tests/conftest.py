@@ -29,6 +29,13 @@ def _one_thread() -> None:
 
 
 @pytest.fixture(scope="session")
+def triton_device() -> torch.device:
+    """The device of tensors that Triton kernels are given: without CUDA, Triton's interpreter runs them."""
+    pytest.importorskip("triton")
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture(scope="session")
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A llama with random weights, in float32."""
     return tiny.make_checkpoint("llama", tmp_path_factory.mktemp("tiny-llama"))

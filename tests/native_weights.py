@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -64,3 +66,26 @@ def quantise_activations(x: Tensor) -> Tensor:
     # A tensor over a tensor: torch makes a number over a tensor a product with the reciprocal, which rounds twice.
     inverse = torch.where(largest < 1e-30, 0.0, torch.full_like(largest, 127.0) / largest)
     return ((groups * inverse).round().double() * (largest / 127.0).double()).reshape(x.shape)
+
+
+def hadamard(size: int) -> Tensor:
+    """Sylvester's matrix, orthonormal: entry (i, j) is negative where i and j have an odd number of bits in common.
+
+    -> float64
+    """
+    signs = [[1 - 2 * ((i & j).bit_count() & 1) for j in range(size)] for i in range(size)]
+    return torch.tensor(signs, dtype=torch.float64).div(size**0.5)
+
+
+def rotate(rows: Tensor) -> Tensor:
+    """Rows rotated by the largest blocks of up to 256 columns that divide them. -> float64"""
+    block = math.gcd(rows.shape[-1], 256)
+    rotated: Tensor = torch.unflatten(rows.double(), -1, (-1, block)) @ hadamard(block)
+    return rotated.flatten(-2)
+
+
+def rotated_int8(rows: Tensor) -> Tensor:
+    """What products of rotated weights make of rows: 127 codes on either side. Still rotated. -> float64"""
+    rotated = rotate(rows)
+    scale = (rotated.abs().amax(-1, keepdim=True) / 127).clamp_min(1e-300)
+    return torch.round(rotated / scale) * scale

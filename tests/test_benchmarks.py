@@ -152,5 +152,5 @@ def test_the_claims_are_measured(builder: TextModelBuilder) -> None:
 
 def test_the_prefix_cache_costs_time_and_memory() -> None:
     first_use, second_use, memory = claims.prefix_cache_cost(claims.QUICK)
-    assert memory.without < 10 < memory.with_feature < 1000
+    assert memory.without < 50 < memory.with_feature < 1000
     assert 0 < second_use.with_feature < first_use.with_feature < 1e6

@@ -10,34 +10,72 @@ import torch.nn.functional as F
 from attrs import evolve
 from torch import Tensor
 
-from native_weights import every_level, needs_library, quantise_activations, random_weight, workspace
+from native_weights import (
+    every_level,
+    library,
+    needs_library,
+    quantise_activations,
+    random_weight,
+    rotated_int8,
+    workspace,
+)
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.fp8 import quantise_f8e4m3
 from paged_sdk.kernels.native.decoder import DecoderLayer, NativeDecoder
+from paged_sdk.kernels.native.packed import PackedWeight
 from paged_sdk.kernels.native.paged_attention import AttentionShape, LayerCache, VarlenBatch
+from paged_sdk.kernels.native.rotated import rotate_packed
 
 pytestmark = needs_library
 
 HIDDEN, INNER, HEADS, KV_HEADS, SIZE, BLOCK = 256, 512, 4, 2, 64, 8
 WIDTHS = (HEADS * SIZE, KV_HEADS * SIZE, KV_HEADS * SIZE)
+DTYPES = [torch.float32, torch.bfloat16, torch.float8_e4m3fn]
+
+every_cache = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+every_form = pytest.mark.parametrize("rotated", [False, True], ids=["packed", "rotated"])
+
+
+def empty_cache(shape: AttentionShape, dtype: torch.dtype) -> LayerCache:
+    """16 blocks of NaN."""
+    size = (16, BLOCK, shape.num_kv_heads, shape.head_size)
+    scales = [torch.full(size[:3], torch.nan) if dtype == torch.float8_e4m3fn else None for _ in range(2)]
+    key, value = (torch.full(size, torch.nan).to(dtype) for _ in range(2))
+    return LayerCache(key, value, *scales)
 
 
 class Stack:
-    """Two random layers, and their weights in float64."""
+    """Two random layers, and their weights in float64.
 
-    def __init__(self, *, fused: bool, extras: bool, dtype: torch.dtype = torch.float32, seed: int = 0) -> None:
+    :param fused: query, key and value are one matrix
+    :param extras: biases, norms of heads, a sliding window, GELU
+    :param rotated: the weights' form for many rows
+    :param dtype: of the cache
+    """
+
+    def __init__(
+        self, *, fused: bool, extras: bool, rotated: bool = False, dtype: torch.dtype = torch.float32, seed: int = 0
+    ) -> None:
         generator = torch.Generator().manual_seed(seed)
+
+        def random_form(tensor_type: int, rows: int, cols: int) -> tuple[PackedWeight, Tensor]:
+            packed, weight = random_weight(tensor_type, rows, cols, generator)
+            if rotated:
+                return rotate_packed(library(), packed, num_threads=1), rotated_int8(weight)
+            return packed, weight
+
+        self.quantise = rotated_int8 if rotated else quantise_activations
         self.shape = AttentionShape(HEADS, KV_HEADS, SIZE, scale=SIZE**-0.5, window=20 if extras else None)
         self.dtype = dtype
         self.layers: list[DecoderLayer] = []
         self.weights: list[dict[str, Tensor]] = []
         for _ in range(2):
             rows = (sum(WIDTHS),) if fused else WIDTHS
-            qkv = [random_weight(12, n, HIDDEN, generator) for n in rows]
-            output, output_weight = random_weight(3, HIDDEN, HEADS * SIZE, generator)
-            gate, gate_weight = random_weight(12, INNER, HIDDEN, generator)
-            up, up_weight = random_weight(12, INNER, HIDDEN, generator)
-            down, down_weight = random_weight(14, HIDDEN, INNER, generator)
+            qkv = [random_form(12, n, HIDDEN) for n in rows]
+            output, output_weight = random_form(3, HIDDEN, HEADS * SIZE)
+            gate, gate_weight = random_form(12, INNER, HIDDEN)
+            up, up_weight = random_form(14, INNER, HIDDEN)
+            down, down_weight = random_form(13, HIDDEN, INNER)
             norms = {
                 name: 0.2 * (1 + 0.1 * torch.randn(size, generator=generator))
                 for name, size in (
@@ -57,7 +95,7 @@ class Stack:
             self.layers.append(
                 DecoderLayer(
                     shape=self.shape,
-                    cache=self._cache(),
+                    cache=empty_cache(self.shape, dtype),
                     qkv=tuple(packed for packed, _ in qkv),
                     qkv_biases=biases,
                     norm_eps=1e-6,
@@ -74,16 +112,9 @@ class Stack:
             )
         self.extras = extras
 
-    def _cache(self) -> LayerCache:
-        size = (16, BLOCK, KV_HEADS, SIZE)
-        quantised = self.dtype == torch.float8_e4m3fn
-        scales = [torch.full(size[:3], torch.nan) if quantised else None for _ in range(2)]
-        key, value = (torch.full(size, torch.nan).to(self.dtype) for _ in range(2))
-        return LayerCache(key, value, *scales)
-
     def fresh(self) -> list[DecoderLayer]:
         """The same layers with empty caches."""
-        return [evolve(layer, cache=self._cache()) for layer in self.layers]
+        return [evolve(layer, cache=empty_cache(self.shape, self.dtype)) for layer in self.layers]
 
     def stored(self, vectors: Tensor) -> Tensor:
         """What a cache makes of vectors."""
@@ -108,7 +139,7 @@ class Stack:
 
         for w in self.weights:
             normed = F.rms_norm(x, (HIDDEN,), w["attention_norm"], 1e-6)
-            projected = quantise_activations(normed) @ w["qkv"].T + w["bias"]
+            projected = self.quantise(normed) @ w["qkv"].T + w["bias"]
             q, k, v = (part.reshape(count, -1, SIZE) for part in torch.split(projected, list(WIDTHS), dim=1))
             if self.extras:
                 q, k = (F.rms_norm(t, (SIZE,), w[name], 1e-6) for t, name in ((q, "query_norm"), (k, "key_norm")))
@@ -117,11 +148,11 @@ class Stack:
             k, v = (t.repeat_interleave(HEADS // KV_HEADS, 1) for t in (k, v))
             scores = torch.einsum("thd,shd->hts", q, k) * self.shape.scale
             attended = torch.einsum("hts,shd->thd", scores.masked_fill(hidden_keys, -torch.inf).softmax(-1), v)
-            x = x + quantise_activations(attended.flatten(1)) @ w["output"].T
-            normed = quantise_activations(F.rms_norm(x, (HIDDEN,), w["mlp_norm"], 1e-6))
+            x = x + self.quantise(attended.flatten(1)) @ w["output"].T
+            normed = self.quantise(F.rms_norm(x, (HIDDEN,), w["mlp_norm"], 1e-6))
             gated = normed @ w["gate"].T
             gated = F.gelu(gated, approximate="tanh") if self.extras else F.silu(gated)
-            x = x + quantise_activations(gated * (normed @ w["up"].T)) @ w["down"].T
+            x = x + self.quantise(gated * (normed @ w["up"].T)) @ w["down"].T
         return x
 
 
@@ -156,12 +187,14 @@ def relative(got: Tensor, expected: Tensor) -> float:
 
 
 @every_level
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn], ids=str)
+@every_cache
 @pytest.mark.parametrize("fused", [False, True], ids=["separate", "fused"])
+@every_form
 @pytest.mark.parametrize("extras", [False, True], ids=["plain", "extras"])
-def test_layers(isa: str, dtype: torch.dtype, fused: bool, extras: bool) -> None:
-    """Extras: biases, norms of heads, a sliding window, GELU, partial rotation."""
-    stack, prompt = Stack(fused=fused, extras=extras, dtype=dtype), Prompt(16 if extras else SIZE // 2)
+def test_layers(isa: str, dtype: torch.dtype, fused: bool, extras: bool, rotated: bool) -> None:
+    """Extras: biases, norms of heads, a sliding window, GELU, rotary embedding of 48 of the 64 elements of a head."""
+    stack = Stack(fused=fused, extras=extras, rotated=rotated, dtype=dtype)
+    prompt = Prompt(24 if extras else SIZE // 2)
     expected = stack.expected(prompt.hidden, prompt.cosines, prompt.sines)
     got = prompt.run(NativeDecoder(workspace(isa, 2), stack.layers), [prompt.count])
     # Values on a rounding boundary fall either way: of int8 activations, and of the cache, whose f8e4m3 steps are 6 %.
@@ -169,9 +202,10 @@ def test_layers(isa: str, dtype: torch.dtype, fused: bool, extras: bool) -> None
 
 
 @every_level
+@every_form
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
-def test_a_token_depends_on_no_chunk_or_thread(isa: str, dtype: torch.dtype) -> None:
-    stack, prompt = Stack(fused=False, extras=True, dtype=dtype), Prompt(16)
+def test_a_token_depends_on_no_chunk_or_thread(isa: str, dtype: torch.dtype, rotated: bool) -> None:
+    stack, prompt = Stack(fused=False, extras=True, rotated=rotated, dtype=dtype), Prompt(16)
     whole = prompt.run(NativeDecoder(workspace(isa, 1), stack.fresh()), [45])
     for num_threads, chunks in ((2, [45]), (1, [1] * 45), (1, [2, 30, 1, 12]), (2, [16, 9, 20])):
         assert torch.equal(prompt.run(NativeDecoder(workspace(isa, num_threads), stack.fresh()), chunks), whole)
@@ -195,10 +229,141 @@ def test_cached_values_are_the_references(isa: str) -> None:
         assert torch.equal(got, expected_codes.view(torch.uint8))
 
 
+class Tokens:
+    """Nine tokens of nine sequences in one layer, all zeros: their queries, keys and values are its biases."""
+
+    def __init__(self, shape: AttentionShape, bias: Tensor, angles: Tensor) -> None:
+        self.shape = shape
+        self._bias = bias
+        self._angles = angles
+        self.slots = torch.randperm(16 * BLOCK, generator=torch.Generator().manual_seed(3))[:9]
+        self._generator = torch.Generator().manual_seed(4)
+
+    def cached(self, isa: str, dtype: torch.dtype, norms: tuple[Tensor, Tensor] | None = None) -> LayerCache:
+        """What the cache holds then."""
+        hidden, queries = 32, self.shape.num_heads * self.shape.head_size
+        query_norm, key_norm = norms or (None, None)
+        layer = DecoderLayer(
+            shape=self.shape,
+            cache=empty_cache(self.shape, dtype),
+            qkv=(self._weight(len(self._bias), hidden),),
+            qkv_biases=(self._bias,),
+            output=self._weight(hidden, queries),
+            gate=self._weight(32, hidden),
+            up=self._weight(32, hidden),
+            down=self._weight(hidden, 32),
+            attention_norm=torch.ones(hidden),
+            mlp_norm=torch.ones(hidden),
+            query_norm=query_norm,
+            key_norm=key_norm,
+            norm_eps=1e-6,
+        )
+        batch = VarlenBatch(
+            torch.arange(10).int(), (self.slots // BLOCK).int()[:, None], (self.slots % BLOCK + 1).int()
+        )
+        decoder = NativeDecoder(workspace(isa, 2), [layer])
+        decoder(torch.zeros(9, hidden), self._angles.cos(), self._angles.sin(), self.slots, batch)
+        return layer.cache
+
+    def _weight(self, rows: int, cols: int) -> PackedWeight:
+        return random_weight(2, rows, cols, self._generator)[0]
+
+    def check_untouched(self, cache: LayerCache) -> None:
+        """Of all other slots."""
+        others = torch.ones(16 * BLOCK, dtype=torch.bool)
+        others[self.slots] = False
+        for pages in (cache.key, cache.value, cache.k_scale, cache.v_scale):
+            assert pages is None or pages.flatten(0, 1)[others].float().isnan().all()
+
+
+def values_of(codes: Tensor, scales: Tensor | None) -> Tensor:
+    """[slots, heads, head_size] of pages, in float64."""
+    values = codes.flatten(0, 1).double()
+    return values if scales is None else values * scales.flatten(0, 1).double()[..., None]
+
+
+@every_level
+@every_cache
+@pytest.mark.parametrize("heads", [(6, 2, 64, 32), (4, 4, 32, 8), (2, 1, 48, 24), (2, 2, 64, 17)], ids=str)
+@pytest.mark.parametrize("normed", [False, True], ids=["plain", "norms"])
+def test_new_keys_and_values(isa: str, heads: tuple[int, int, int, int], dtype: torch.dtype, normed: bool) -> None:
+    num_heads, num_kv_heads, size, half = heads
+    generator = torch.Generator().manual_seed(size)
+    bias = torch.randn(num_heads + 2 * num_kv_heads, size, generator=generator)
+    angles = 3 * torch.randn(9, half, generator=generator)
+    norms = (torch.randn(size, generator=generator), torch.randn(size, generator=generator)) if normed else None
+    tokens = Tokens(AttentionShape(num_heads, num_kv_heads, size, scale=1.0), bias.flatten(), angles)
+    cache = tokens.cached(isa, dtype, norms)
+
+    _, keys, values = torch.split(bias.double(), [num_heads, num_kv_heads, num_kv_heads])
+    if norms is not None:
+        keys = F.rms_norm(keys, (size,), norms[1].double(), 1e-6)
+    turned = torch.view_as_complex(torch.stack((keys[:, :half], keys[:, half : 2 * half]), -1))
+    turned = turned * torch.polar(torch.ones(9, 1, half).double(), angles.double()[:, None])
+    keys = torch.cat((turned.real, turned.imag, keys[:, 2 * half :].expand(9, -1, -1)), -1)
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float8_e4m3fn: 7e-2}[dtype]
+    for codes, scales, expected in (
+        (cache.key, cache.k_scale, keys),
+        (cache.value, cache.v_scale, values.expand(9, -1, -1)),
+    ):
+        # Steps of f8e4m3 below 2**-6 are 2**-9, and all of them in units of the largest over 448.
+        least = float(expected.abs().max()) / 448 * 2**-9 if scales is not None else 0.0
+        got = values_of(codes, scales)[tokens.slots]
+        torch.testing.assert_close(got, expected, rtol=tolerance, atol=1e-5 + least)
+    tokens.check_untouched(cache)
+
+
+@every_level
+@every_cache
+def test_the_cache_holds_what_torch_would_store(isa: str, dtype: torch.dtype) -> None:
+    """Bit for bit: values of all sizes, ties, and what is not finite."""
+    generator = torch.Generator().manual_seed(5)
+    size = 64
+    exponents = torch.arange(size) - 20.0
+    vectors = torch.stack(
+        [
+            torch.randn(size, generator=generator),
+            torch.randn(size, generator=generator) * 2.0**-exponents,
+            torch.randn(size, generator=generator) * 1e-38,
+            torch.randn(size, generator=generator) * 1e-42,
+            torch.randn(size, generator=generator) * 1e38,
+            torch.cat((torch.arange(448, 448 - size + 8, -1), 2.0 ** -torch.arange(2, 10))),  # in f8e4m3, many ties
+            1 + torch.arange(size) * 2.0**-9,  # in bfloat16, every other one
+            torch.zeros(size),
+        ]
+    ).repeat(4, 1)
+    for row, bad in ((8, torch.nan), (17, torch.inf), (26, -torch.inf)):
+        vectors[row, 40] = bad
+    shape = AttentionShape(32, 32, size, scale=1.0)
+    # Elements 0 and 1 are turned by nothing, the others not at all.
+    tokens = Tokens(shape, torch.cat((vectors, vectors, vectors.flip(0))).flatten(), torch.zeros(9, 1))
+    cache = tokens.cached(isa, dtype)
+    for codes, scales, expected in ((cache.key, cache.k_scale, vectors), (cache.value, cache.v_scale, vectors.flip(0))):
+        got = codes.flatten(0, 1)[tokens.slots]
+        expected_codes = expected.to(dtype)
+        if scales is not None:
+            expected_codes, expected_scales = quantise_f8e4m3(expected)
+            torch.testing.assert_close(
+                scales.flatten(0, 1)[tokens.slots], expected_scales.expand(9, -1), rtol=0, atol=0, equal_nan=True
+            )
+        torch.testing.assert_close(
+            got.double(), expected_codes.double().expand(9, -1, -1), rtol=0, atol=0, equal_nan=True
+        )
+    tokens.check_untouched(cache)
+
+
 def test_what_does_not_fit_is_refused() -> None:
     stack, prompt = Stack(fused=False, extras=False), Prompt(32)
     layer = stack.layers[0]
-    for change in ({"output": layer.gate}, {"qkv": layer.qkv[:2]}, {"qkv_biases": (None,)}):
+    query, *key_and_value = layer.qkv
+    rotated_gate, rotated_query = (rotate_packed(library(), weight) for weight in (layer.gate, query))
+    for change in (
+        {"output": layer.gate},
+        {"qkv": layer.qkv[:2]},
+        {"qkv_biases": (None,)},
+        {"gate": rotated_gate},
+        {"qkv": (rotated_query, *key_and_value)},
+    ):
         with pytest.raises(ConfigError):
             evolve(layer, **change)
     decoder = NativeDecoder(workspace(), stack.layers)

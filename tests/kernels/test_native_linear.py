@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import gguf
 import numpy as np
 import pytest
@@ -23,7 +21,7 @@ from native_weights import (
 )
 from paged_sdk.errors import CheckpointError, ConfigError, UnsupportedQuantizationError
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS
-from paged_sdk.kernels.native.linear import NativeLinear, NativeMlp
+from paged_sdk.kernels.native.linear import NativeLinear
 from paged_sdk.kernels.native.packed import pack_gguf
 
 pytestmark = needs_library
@@ -115,35 +113,6 @@ def test_norm_biases_residual_and_several_weights(isa: str, dtype: torch.dtype) 
 
 
 @every_level
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_mlp(isa: str, activation: Literal["silu", "gelu_tanh"], dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(5)
-    gate, gate_weight = random_weight(12, 512, 256, generator)
-    up, up_weight = random_weight(14, 512, 256, generator)
-    down, down_weight = random_weight(13, 100, 512, generator)
-    norm = 1 + 0.1 * torch.randn(256, generator=generator)
-    layers = [
-        NativeMlp(workspace(isa, threads), gate, up, down, activation=activation, norm_weight=norm, norm_eps=1e-6)
-        for threads in (1, 2)
-    ]
-    x = torch.randn(21, 256, generator=generator).to(dtype)
-    residual = torch.randn(21, 100, generator=generator).to(dtype)
-    normed = quantise_activations(torch.nn.functional.rms_norm(x.double(), (256,), norm.double(), 1e-6))
-    gated = normed @ gate_weight.T
-    hidden = (
-        torch.nn.functional.silu(gated) if activation == "silu" else torch.nn.functional.gelu(gated, approximate="tanh")
-    )
-    hidden = quantise_activations(hidden * (normed @ up_weight.T))
-    expected = hidden @ down_weight.T + residual.double()
-    got = layers[0](x, residual=residual)
-    assert relative(got, expected) < (4e-3 if dtype == torch.bfloat16 else 1e-3)
-    for layer in layers:
-        for num_rows in (1, 2, 3, 21):
-            assert torch.equal(layer(x[:num_rows], residual=residual[:num_rows]), got[:num_rows])
-
-
-@every_level
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_not_finite_stays_in_its_row(isa: str, bad: float) -> None:
     generator = torch.Generator().manual_seed(9)
@@ -204,7 +173,6 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
         lambda: NativeLinear(workspace(), []),
         lambda: NativeLinear(workspace(), [packed], biases=[None, None]),
         lambda: NativeLinear(workspace(), [packed], norm_weight=torch.ones(63)),
-        lambda: NativeMlp(workspace(), packed, other, packed),
         lambda: layer(torch.zeros(3, 65)),
         lambda: layer(torch.zeros(64)),
         lambda: layer(x.half()),

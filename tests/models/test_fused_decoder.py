@@ -38,6 +38,8 @@ FUSED: dict[str, dict[str, Any]] = {
 MILD = {"initializer_range": 0.1}
 # In units of Checkpoint.error.
 FEW_ERROR, MANY_ERROR = 0.8, 1.3
+# Tokens of a step that are still few where a test is about packed weights and longer chunks than FEW_ROWS.
+MOST = 64
 
 
 class Checkpoint:
@@ -86,10 +88,10 @@ def pool(model: DecoderModel, *, cache_type: PagedCacheType = PagedCacheType.AUT
     )
 
 
-def fused(model: DecoderModel) -> tuple[FusedDecoderModel, NativePagedBackend]:
+def fused(model: DecoderModel, *, few_rows: int = FEW_ROWS) -> tuple[FusedDecoderModel, NativePagedBackend]:
     backend = pool(model)
     assert why_not_fused(model, backend) is None
-    return FusedDecoderModel(model, backend, few_rows=FEW_ROWS), backend
+    return FusedDecoderModel(model, backend, few_rows=few_rows), backend
 
 
 def in_chunks(model: CausalModel, backend: NativePagedBackend, text: Sequence[int], cuts: Sequence[int]) -> Tensor:
@@ -121,11 +123,18 @@ def llama(tmp_path: Path) -> Checkpoint:
     return Checkpoint(tmp_path, "llama")
 
 
-@pytest.mark.parametrize("length", [1, 33, FEW_ROWS])
+@pytest.mark.parametrize("length", [1, 7, FEW_ROWS])
 def test_few_tokens(checkpoint: Checkpoint, length: int) -> None:
-    packed = checkpoint.packed()
+    check_packed_arithmetic(checkpoint, checkpoint.packed(), random_prompt(length))
+
+
+def test_many_tokens_on_packed_weights_alone(checkpoint: Checkpoint) -> None:
+    """More than a window of 32."""
+    check_packed_arithmetic(checkpoint, checkpoint.packed(one_form=True), random_prompt(64))
+
+
+def check_packed_arithmetic(checkpoint: Checkpoint, packed: DecoderModel, prompt: Sequence[int]) -> None:
     model, backend = fused(packed)
-    prompt = random_prompt(length)
     (own,) = logits(model, backend, [(prompt, 0, range(9, 14))])
     (one_by_one,) = logits(packed, pool(packed), [(prompt, 0, range(9, 14))])
     # The same arithmetic, but for sums in another order: now and then an activation is rounded to the next code.
@@ -141,9 +150,8 @@ def test_many_tokens(checkpoint: Checkpoint, length: int) -> None:
     (own,) = logits(model, backend, [(prompt, 0, range(9, 24))])
     (one_by_one,) = logits(packed, pool(packed), [(prompt, 0, range(9, 24))])
     assert checkpoint.error(own, prompt) < MANY_ERROR
-    assert checkpoint.error(one_by_one, prompt) < MANY_ERROR
-    # Between the layers one rounds to bfloat16, and the other does not.
-    assert checkpoint.error(own - one_by_one + checkpoint.expected(prompt), prompt) < MANY_ERROR
+    # As above; with one scale per row, a code's step is larger.
+    assert relative(own, one_by_one) < 1e-2
 
 
 def test_chunks_and_decodes_of_a_mixed_batch(checkpoint: Checkpoint) -> None:
@@ -154,7 +162,7 @@ def test_chunks_and_decodes_of_a_mixed_batch(checkpoint: Checkpoint) -> None:
 
 
 def test_a_row_does_not_depend_on_its_batch_while_tokens_are_few(checkpoint: Checkpoint) -> None:
-    model, backend = fused(checkpoint.packed())
+    model, backend = fused(checkpoint.packed(), few_rows=MOST)
     text = random_prompt(90)
     alone = torch.cat([logits(model, backend, [([token], i, range(50, 60))])[0] for i, token in enumerate(text)])
     for cuts in ((30, 88), (1, 2, 58), (57, 58)):
@@ -172,7 +180,7 @@ def test_with_one_form_a_row_does_not_depend_on_its_batch(checkpoint: Checkpoint
 @pytest.mark.parametrize("quantization", ["Q4_0", "Q4_1", "Q5_0", "Q5_1"])
 def test_other_types_of_blocks(quantization: str, tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path, "llama", quantization=quantization)
-    model, backend = fused(checkpoint.packed())
+    model, backend = fused(checkpoint.packed(), few_rows=MOST)
     text = random_prompt(140)
     got = in_chunks(model, backend, text, (20, 50, 51))
     assert checkpoint.error(got[:51], text[:51]) < FEW_ERROR
@@ -190,7 +198,7 @@ def test_tied_embeddings_and_long_heads(tmp_path: Path) -> None:
 
 def test_bfloat16_between_the_layers_is_float32(llama: Checkpoint) -> None:
     """The model's dtype is that of embeddings, norms, keys and values only, so little is lost to it."""
-    packed = llama.packed(dtype=torch.bfloat16)
+    packed = llama.packed(one_form=True, dtype=torch.bfloat16)
     model, backend = fused(packed)
     text = random_prompt(60)
     (own,) = logits(model, backend, [(text, 0, range(4))])
@@ -205,10 +213,28 @@ def test_f8e4m3_keys_and_values(llama: Checkpoint, length: int) -> None:
     text = random_prompt(length)
     model = llama.packed()
     backend = pool(model, cache_type=PagedCacheType.F8E4M3)
-    (own,) = logits(FusedDecoderModel(model, backend, few_rows=FEW_ROWS), backend, [(text, 0, range(8))])
+    (own,) = logits(FusedDecoderModel(model, backend, few_rows=MOST), backend, [(text, 0, range(8))])
     (dense,) = logits(llama.dense, paged(16, PagedCacheType.F8E4M3)(llama.dense), [(text, 0, range(8))])
     assert llama.error(own, text) < llama.error(dense, text) + MANY_ERROR
     assert llama.error(own, text) > llama.error(dense, text) / 2
+
+
+class Unpackable(GgufSource):
+    """A file of a type that has no packed form: float32, as blocks."""
+
+    def block_matrix(self, name: str) -> BlockMatrix | None:
+        matrix = super().block_matrix(name)
+        return None if matrix is None else BlockMatrix(0, matrix.decoded().view(torch.uint8))
+
+
+def test_weights_that_cannot_be_packed_have_one_form_and_are_fused(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path, "qwen2")
+    checkpoint.source = Unpackable(tmp_path / "tiny-qwen2.Q8_0.gguf")
+    model, backend = fused(checkpoint.packed())
+    text = random_prompt(140)
+    (at_once,) = logits(model, backend, [(text, 0, range(50, 62))])
+    assert checkpoint.error(at_once, text) < MANY_ERROR
+    assert torch.equal(in_chunks(model, backend, text, (20, 50, 51)), at_once)
 
 
 class PlainHead(GgufSource):
@@ -223,16 +249,17 @@ class PlainHead(GgufSource):
 def test_an_output_projection_of_plain_numbers(dtype: torch.dtype, tmp_path: Path, *, tied: bool) -> None:
     checkpoint = Checkpoint(tmp_path, "llama", tie_word_embeddings=tied)
     checkpoint.source = PlainHead(tmp_path / "tiny-llama.Q8_0.gguf")
-    model, backend = fused(checkpoint.packed(dtype=dtype))
+    model, backend = fused(checkpoint.packed(dtype=dtype), few_rows=MOST)
     text = random_prompt(20)
     (own,) = logits(model, backend, [(text, 0, range(2))])
     assert own.dtype == torch.float32
     assert checkpoint.error(own, text) < FEW_ERROR
 
 
-def test_a_token_that_is_not_finite_hurts_no_other_sequence(llama: Checkpoint) -> None:
+@pytest.mark.parametrize("few_rows", [FEW_ROWS, MOST])
+def test_a_token_that_is_not_finite_hurts_no_other_sequence(llama: Checkpoint, few_rows: int) -> None:
     model = llama.packed()
-    runner, backend = fused(model)
+    runner, backend = fused(model, few_rows=few_rows)
     texts = [(random_prompt(20, seed=i), 0, range(4 * i, 4 * i + 4)) for i in range(3)]
     clean = logits(runner, backend, texts)
     embed = model.embedding.forward

@@ -2,41 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
-from native_weights import every_type, library, needs_library, random_matrix, workspace
+from native_weights import every_type, library, needs_library, random_matrix, rotated_int8, workspace
 from paged_sdk.kernels.gguf_blocks import BlockMatrix
 from paged_sdk.kernels.native.packed import pack_gguf
-from paged_sdk.quant.linear import Linear
+from paged_sdk.kernels.native.rotated import rotate_blocks, rotate_packed
 from paged_sdk.quant.packed import PackedLinear
 
 pytestmark = needs_library
 
 # Activations in int8 by groups of 16: errors uniform within a step of 1/127 of a group's largest are 0.5 % of the norm.
 QUANTISATION = 0.01
+# With one scale per row beside the weights' own, of random blocks: these have means, which trained weights do not, and
+# one large column after the rotation.
+ROTATED_QUANTISATION = 0.06
 COLS = 512
 
-
-class Spy(Linear):
-    """A form for many rows that says who asked it."""
-
-    in_features, out_features, num_bytes = COLS, 48, 1000
-
-    def __init__(self) -> None:
-        self.asked: list[int] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.asked.append(len(x))
-        return x.new_full((len(x), self.out_features), 7.0)
+Form = Callable[[list[BlockMatrix], list[Tensor | None]], PackedLinear]
 
 
-def packed(
-    matrices: list[BlockMatrix], biases: list[Tensor | None], *, many_rows: Linear | None = None, few_rows: int = 8
-) -> PackedLinear:
+def packed(matrices: list[BlockMatrix], biases: list[Tensor | None], *, two_forms: bool = False) -> PackedLinear:
+    """Of one form, or of a second one for more than 8 rows."""
     weights = [pack_gguf(library(), each.blocks, each.tensor_type, *each.shape, num_threads=1) for each in matrices]
-    return PackedLinear(workspace(), weights, biases, many_rows=many_rows, few_rows=few_rows)
+    many_rows = [rotate_packed(library(), weight, num_threads=1) for weight in weights] if two_forms else None
+    return PackedLinear(workspace(), weights, biases, many_rows=many_rows, few_rows=8)
+
+
+def rotated(matrices: list[BlockMatrix], biases: list[Tensor | None]) -> PackedLinear:
+    """For any number of rows, as what cannot be packed is."""
+    weights = [rotate_blocks(library(), matrix, num_threads=1) for matrix in matrices]
+    return PackedLinear(workspace(), weights, biases, few_rows=8)
 
 
 def relative(got: Tensor, expected: Tensor) -> float:
@@ -56,11 +56,12 @@ def test_the_product_with_the_decoded_weights(tensor_type: int, dtype: torch.dty
         assert relative(got, x.float() @ matrix.decoded().T) < QUANTISATION
 
 
-def test_matrices_of_one_input_lie_side_by_side_with_their_biases() -> None:
+@pytest.mark.parametrize("form", [packed, rotated])
+def test_matrices_of_one_input_lie_side_by_side_with_their_biases(form: Form) -> None:
     generator = torch.Generator().manual_seed(0)
     matrices = [random_matrix(number, rows, COLS, generator) for number, rows in ((12, 33), (14, 7), (2, 20))]
     biases = [torch.randn(33, generator=generator), None, torch.randn(20, generator=generator).bfloat16()]
-    layer = packed(matrices, biases)
+    layer = form(matrices, biases)
     x = torch.randn(5, COLS, generator=generator)
     expected = torch.cat(
         [
@@ -69,27 +70,28 @@ def test_matrices_of_one_input_lie_side_by_side_with_their_biases() -> None:
         ],
         dim=1,
     )
-    assert relative(layer.forward(x), expected) < QUANTISATION
+    assert relative(layer.forward(x), expected) < (QUANTISATION if form is packed else ROTATED_QUANTISATION)
     assert (layer.in_features, layer.out_features) == (COLS, 60)
     for first, last, matrix, bias in zip((0, 33, 40), (33, 40, 60), matrices, biases, strict=True):
-        assert torch.equal(layer.forward(x)[:, first:last], packed([matrix], [bias]).forward(x))
+        assert torch.equal(layer.forward(x)[:, first:last], form([matrix], [bias]).forward(x))
 
 
 def test_the_number_of_rows_chooses_the_form() -> None:
     generator = torch.Generator().manual_seed(0)
     matrix = random_matrix(8, 48, COLS, generator)
-    many = Spy()
-    layer = packed([matrix], [None], many_rows=many, few_rows=8)
+    bias = torch.randn(48, generator=generator)
+    layer, few, many = packed([matrix], [bias], two_forms=True), packed([matrix], [bias]), rotated([matrix], [bias])
     x = torch.randn(9, COLS, generator=generator)
-    assert torch.equal(layer.forward(x[:8]), packed([matrix], [None]).forward(x[:8]))
-    assert many.asked == []
-    assert torch.equal(layer.forward(x), torch.full((9, 48), 7.0))
-    assert many.asked == [9]
+    assert torch.equal(layer.forward(x[:8]), few.forward(x[:8]))
+    assert torch.equal(layer.forward(x), many.forward(x))
+    assert not torch.equal(layer.forward(x), few.forward(x))
+    assert relative(many.forward(x) - bias, (rotated_int8(x) @ rotated_int8(matrix.decoded()).T).float()) < 1e-3
 
 
-def test_with_one_form_a_row_does_not_depend_on_its_batch() -> None:
+@pytest.mark.parametrize("form", [packed, rotated])
+def test_with_one_form_a_row_does_not_depend_on_its_batch(form: Form) -> None:
     generator = torch.Generator().manual_seed(0)
-    layer = packed([random_matrix(12, 48, COLS, generator)], [torch.randn(48, generator=generator)])
+    layer = form([random_matrix(12, 48, COLS, generator)], [torch.randn(48, generator=generator)])
     x = torch.randn(90, COLS, generator=generator)
     whole = layer.forward(x)
     for first, last in ((0, 1), (3, 8), (20, 85)):
@@ -100,7 +102,8 @@ def test_bytes_are_those_of_the_file_and_of_both_forms() -> None:
     generator = torch.Generator().manual_seed(0)
     matrix = random_matrix(12, 48, COLS, generator)
     assert packed([matrix], [None]).num_bytes == matrix.blocks.nbytes == 48 * COLS * 9 // 16
-    assert packed([matrix], [None], many_rows=Spy()).num_bytes == matrix.blocks.nbytes + 1000
+    assert rotated([matrix], [None]).num_bytes == 48 * (COLS + 4)
+    assert packed([matrix], [None], two_forms=True).num_bytes == matrix.blocks.nbytes + 48 * (COLS + 4)
 
 
 def test_the_result_is_the_callers_to_change() -> None:

@@ -10,10 +10,15 @@ from torch import Tensor
 
 from native_weights import IQ4_NL, Q2_K, TYPES, needs_library, random_matrix, workspace
 from paged_sdk.kernels.gguf_blocks import BlockMatrix
+from paged_sdk.kernels.native.linear import NativeLinear
+from paged_sdk.kernels.native.packed import ROTATED_INT8
 from paged_sdk.quant.linear import Linear
 from paged_sdk.quant.packed import PackedLinear
 from paged_sdk.quant.policy import FEW_ROWS, LinearPolicy
 from paged_sdk.quant.rotated_int8 import RotatedInt8Linear
+
+# Random blocks have means, which trained weights do not, and one large column after the rotation.
+ROTATED_QUANTISATION = 0.06
 
 every_kind_of_layer = pytest.mark.parametrize("is_head", [False, True])
 
@@ -39,12 +44,14 @@ def test_a_matrix_of_plain_numbers_is_decoded_with_its_neighbours(*, native: boo
 def test_every_packable_type_has_a_form_for_few_and_one_for_many_rows(tensor_type: int) -> None:
     layer = form(LinearPolicy(keep_blocks=True, workspace=workspace()), matrices(tensor_type))
     assert isinstance(layer, PackedLinear)
-    assert isinstance(layer.many_rows, RotatedInt8Linear)
+    assert layer.many_rows is not None
+    assert [weight.tensor_type for weight in layer.weights] == [tensor_type]
+    assert [weight.tensor_type for weight in layer.many_rows] == [ROTATED_INT8]
     x = torch.randn(FEW_ROWS + 1, 256, generator=torch.Generator().manual_seed(0))
     alone = form(LinearPolicy(keep_blocks=True, workspace=workspace(), one_form=True), matrices(tensor_type))
     assert alone is not None
     assert torch.equal(layer.forward(x[1:]), alone.forward(x[1:]))
-    assert torch.equal(layer.forward(x), layer.many_rows.forward(x))
+    assert torch.equal(layer.forward(x), NativeLinear(workspace(), layer.many_rows)(x))
 
 
 @needs_library
@@ -64,6 +71,8 @@ def test_matrices_of_several_types_are_one_layer() -> None:
     layer = form(LinearPolicy(keep_blocks=True, workspace=workspace()), matrices(12, 12, 14))
     assert isinstance(layer, PackedLinear)
     assert [weight.tensor_type for weight in layer.weights] == [12, 12, 14]
+    assert layer.many_rows is not None
+    assert [weight.tensor_type for weight in layer.many_rows] == [ROTATED_INT8] * 3
     assert layer.out_features == 48
 
 
@@ -71,8 +80,16 @@ def test_matrices_of_several_types_are_one_layer() -> None:
 @every_kind_of_layer
 @pytest.mark.parametrize("tensor_types", [(Q2_K,), (IQ4_NL,), (12, Q2_K, 12)])
 def test_what_cannot_be_packed_has_one_form_for_all_rows(tensor_types: tuple[int, ...], *, is_head: bool) -> None:
-    policy = LinearPolicy(keep_blocks=True, workspace=workspace(), one_form=True)
-    assert isinstance(form(policy, matrices(*tensor_types), is_head=is_head), RotatedInt8Linear)
+    stored = matrices(*tensor_types)
+    layer = form(LinearPolicy(keep_blocks=True, workspace=workspace()), stored, is_head=is_head)
+    assert isinstance(layer, PackedLinear)
+    assert [weight.tensor_type for weight in layer.weights] == [ROTATED_INT8] * len(stored)
+    assert layer.many_rows is None
+    x = torch.randn(FEW_ROWS + 1, 256, generator=torch.Generator().manual_seed(0))
+    whole = layer.forward(x)
+    expected = x @ torch.cat([matrix.decoded() for matrix in stored]).T
+    assert (whole - expected).norm() < ROTATED_QUANTISATION * expected.norm()
+    assert torch.equal(layer.forward(x[1:]), whole[1:])
 
 
 @every_kind_of_layer
@@ -85,8 +102,7 @@ def test_without_the_library_torch_serves_every_number_of_rows(tensor_type: int,
     for num_rows in (1, FEW_ROWS + 1):
         x = torch.randn(num_rows, 256, generator=generator)
         expected = x @ stored[0].decoded().T
-        # Random blocks have means, which trained weights do not, and one large column after the rotation.
-        assert (layer.forward(x) - expected).norm() < 0.06 * expected.norm()
+        assert (layer.forward(x) - expected).norm() < ROTATED_QUANTISATION * expected.norm()
 
 
 @pytest.mark.parametrize("native", [pytest.param(True, marks=needs_library), False])

@@ -25,7 +25,7 @@ class CausalModel(Protocol):
 
         :param token_ids: ``[num_tokens]`` int64, of all rows in order
         :param positions: ``[num_tokens]`` int64, of each within its sequence
-        :returns: ``[num_tokens, hidden_size]``, normed, what :meth:`logits` takes
+        :returns: ``[num_tokens, hidden_size]``, what :meth:`logits` takes some rows of
         """
         ...
 

@@ -12,13 +12,14 @@ from paged_sdk.kernels.gguf_blocks import BlockMatrix, tensor_type_of
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.packed import PACKED_TYPES, pack_gguf
 from paged_sdk.kernels.native.quantize import quantize_blocks
+from paged_sdk.kernels.native.rotated import rotate_blocks, rotate_packed
 from paged_sdk.quant.linear import Linear
 from paged_sdk.quant.packed import PackedLinear
 from paged_sdk.quant.rotated_int8 import RotatedInt8Linear
 
 __all__ = ["DENSE", "FEW_ROWS", "LinearPolicy"]
 
-FEW_ROWS = 64
+FEW_ROWS = 12
 """Up to here packed weights are faster: they are read from memory once, at half the bytes. Beyond, int8 arithmetic on
 a form of its own decides."""
 
@@ -68,16 +69,15 @@ class LinearPolicy:
         blocks = [matrix for matrix in matrices if matrix is not None]
         if len(blocks) < len(matrices):
             return None
-        if self.workspace is None or any(matrix.tensor_type not in PACKED_TYPES for matrix in blocks):
-            return RotatedInt8Linear(blocks, biases, workspace=self.workspace)
+        if self.workspace is None:
+            return RotatedInt8Linear(blocks, biases)
         library = self.workspace.library
-        return PackedLinear(
-            self.workspace,
-            [pack_gguf(library, each.blocks, each.tensor_type, *each.shape) for each in blocks],
-            biases,
-            many_rows=None if self.one_form or is_head else RotatedInt8Linear(blocks, biases, workspace=self.workspace),
-            few_rows=FEW_ROWS,
-        )
+        if any(matrix.tensor_type not in PACKED_TYPES for matrix in blocks):
+            rotated = [rotate_blocks(library, matrix) for matrix in blocks]
+            return PackedLinear(self.workspace, rotated, biases, few_rows=FEW_ROWS)
+        packed = [pack_gguf(library, each.blocks, each.tensor_type, *each.shape) for each in blocks]
+        many_rows = None if self.one_form or is_head else [rotate_packed(library, weight) for weight in packed]
+        return PackedLinear(self.workspace, packed, biases, many_rows=many_rows, few_rows=FEW_ROWS)
 
 
 DENSE = LinearPolicy()

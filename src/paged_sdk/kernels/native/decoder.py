@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.native.library import Workspace
-from paged_sdk.kernels.native.linear import describe, float_vector, pointer
+from paged_sdk.kernels.native.linear import check_weights, describe, float_vector, pointer
 from paged_sdk.kernels.native.packed import PackedWeight
 from paged_sdk.kernels.native.paged_attention import (
     AttentionShape,
@@ -76,7 +76,9 @@ class DecoderLayer:
             name: (weight.rows, weight.cols)
             for name, weight in (("output", self.output), ("gate", self.gate), ("up", self.up), ("down", self.down))
         }
-        if found != expected or len({weight.cols for weight in self.qkv}) != 1:
+        check_weights(self.qkv)
+        check_weights((self.gate, self.up))
+        if found != expected:
             raise ConfigError.of("shapes of a layer's weights", found, str(expected))
         if len(self.qkv) not in (1, 3) or len(self.qkv_biases) != len(self.qkv):
             raise ConfigError.of("qkv", len(self.qkv), "one or three weights, and as many biases")

@@ -1,25 +1,25 @@
-"""Linear and feed-forward layers on packed weights, each one native call.
+"""Linear layers on packed weights, each one native call.
 
-Activations are quantised to int8 in groups of 16 columns with float32 scales, products are exact integers per group,
-and each output's sum has one order: a row's result does not depend on how many rows are computed with it, nor on the
-number of threads. A row that holds NaN or Inf gives NaN in every column, and touches no other row.
+Activations are quantised to int8 in groups of 16 columns with float32 scales (for rotated weights: rotated, with one
+scale per row), products are exact integers per group, and each output's sum has one order: a row's result does not
+depend on how many rows are computed with it, nor on the number of threads. A row that holds NaN or Inf gives NaN in
+every column, and touches no other row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import addressof, byref
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.native.library import Workspace
-from paged_sdk.kernels.native.packed import PackedWeight
-from paged_sdk.kernels.native.structures import ACTIVATIONS, DTYPES, Linear, Mlp, Weight
+from paged_sdk.kernels.native.packed import ROTATED_INT8, PackedWeight
+from paged_sdk.kernels.native.structures import DTYPES, Linear, Weight
 
-__all__ = ["NativeLinear", "NativeMlp"]
+__all__ = ["NativeLinear"]
 
 _DTYPES = {dtype: DTYPES[dtype] for dtype in (torch.float32, torch.bfloat16)}
 
@@ -44,6 +44,18 @@ def describe(target: Weight, weight: PackedWeight, bias: Tensor | None) -> None:
     target.format, target.rows, target.cols = weight.tensor_type, weight.rows, weight.cols
 
 
+def check_weights(weights: Sequence[PackedWeight]) -> None:
+    """Weights that multiply the same rows, in the same form of theirs.
+
+    :raises ConfigError: they do not
+    """
+    cols = {weight.cols for weight in weights}
+    if len(cols) != 1:
+        raise ConfigError.of("weights", sorted(cols), "at least one weight, all with the same number of columns")
+    if len({weight.tensor_type == ROTATED_INT8 for weight in weights}) != 1:
+        raise ConfigError.of("weights", [weight.format for weight in weights], "all of them rotated, or none")
+
+
 def check_matrix(
     name: str,
     rows: Tensor,
@@ -62,18 +74,7 @@ def check_matrix(
         raise ConfigError.of(f"{name}.stride()", rows.stride(), "rows that are contiguous, in CPU memory")
 
 
-def check_scales(scales: Tensor | None, rows: int) -> None:
-    """One float32 scale per row, or none.
-
-    :raises ConfigError: it is not
-    """
-    if scales is not None and (scales.shape != (rows,) or scales.dtype != torch.float32 or not scales.is_contiguous()):
-        raise ConfigError.of("scales", f"{scales.dtype} {tuple(scales.shape)}", f"contiguous float32 ({rows},)")
-
-
-def _bind_rows(
-    args: Linear | Mlp, x: Tensor, residual: Tensor | None, out: Tensor | None, cols: int, width: int
-) -> Tensor:
+def _bind_rows(args: Linear, x: Tensor, residual: Tensor | None, out: Tensor | None, cols: int, width: int) -> Tensor:
     """Check and put the tensors of one call into its arguments. Returns the output tensor."""
     check_matrix("x", x, (len(x), cols))
     if out is None:
@@ -98,7 +99,7 @@ class NativeLinear:
     :param biases: one per weight, [N_i] or None
     :param norm_weight: [K]: the input is ``x / rms(x) * norm_weight``
     :param norm_eps: added to the mean square
-    :raises ConfigError: shapes do not fit
+    :raises ConfigError: shapes do not fit, or some weights are rotated and some are not
     """
 
     def __init__(
@@ -110,12 +111,10 @@ class NativeLinear:
         norm_weight: Tensor | None = None,
         norm_eps: float = 0.0,
     ) -> None:
-        cols = {weight.cols for weight in weights}
-        if len(cols) != 1:
-            raise ConfigError.of("weights", sorted(cols), "at least one weight, all with the same number of columns")
+        check_weights(weights)
         if biases is not None and len(biases) != len(weights):
             raise ConfigError.of("biases", len(biases), f"one per weight, {len(weights)}")
-        self.in_features = cols.pop()
+        self.in_features = weights[0].cols
         self.out_features = sum(weight.rows for weight in weights)
         self.num_bytes = sum(weight.num_bytes for weight in weights)
         self._workspace = workspace
@@ -151,70 +150,4 @@ class NativeLinear:
         library = self._workspace.library
         if library.functions.paged_linear(library.level, self._reference):
             raise MemoryError("no memory for the scratch of a native linear layer")
-        return out
-
-
-class NativeMlp:
-    """A gated feed-forward layer in one call: ``down(activation(gate(x)) * up(x))``, RMSNorm before, residual after.
-
-    :param workspace: of the engine that calls; one call at a time
-    :param gate: packed [I, K]
-    :param up: packed [I, K]
-    :param down: packed [K, I]
-    :param activation: ``silu``, or ``gelu_tanh`` (the tanh approximation)
-    :param norm_weight: [K]: the input is ``x / rms(x) * norm_weight``
-    :param norm_eps: added to the mean square
-    :raises ConfigError: shapes do not fit
-    """
-
-    def __init__(
-        self,
-        workspace: Workspace,
-        gate: PackedWeight,
-        up: PackedWeight,
-        down: PackedWeight,
-        *,
-        activation: Literal["silu", "gelu_tanh"] = "silu",
-        norm_weight: Tensor | None = None,
-        norm_eps: float = 0.0,
-    ) -> None:
-        if (gate.rows, gate.cols) != (up.rows, up.cols) or down.cols != gate.rows:
-            shapes = [(weight.rows, weight.cols) for weight in (gate, up, down)]
-            raise ConfigError.of("gate, up, down", shapes, "shapes (I, K), (I, K), (N, I)")
-        if activation not in ACTIVATIONS:
-            raise ConfigError.of("activation", activation, f"one of {', '.join(ACTIVATIONS)}")
-        self.in_features = gate.cols
-        self.out_features = down.rows
-        self.num_bytes = gate.num_bytes + up.num_bytes + down.num_bytes
-        self._workspace = workspace
-        self._weights = (gate, up, down)
-        self._norm_weight = float_vector("norm_weight", norm_weight, self.in_features)
-        self._table = (Weight * 3)()
-        for target, weight in zip(self._table, self._weights, strict=True):
-            describe(target, weight, None)
-        self._args = Mlp(
-            norm_weight=pointer(self._norm_weight),
-            norm_eps=norm_eps,
-            gate=addressof(self._table[0]),
-            up=addressof(self._table[1]),
-            down=addressof(self._table[2]),
-            activation=ACTIVATIONS[activation],
-            workspace=workspace.handle,
-            num_threads=workspace.num_threads,
-        )
-        self._reference = byref(self._args)
-
-    def __call__(self, x: Tensor, *, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        """The layer's output for rows of ``x``.
-
-        :param x: [M, K] float32 or bfloat16; rows contiguous
-        :param residual: [M, N] of the same dtype, added to the output; may be ``out`` or ``x``
-        :param out: [M, N] of the same dtype; a new tensor by default
-        :returns: ``out``
-        :raises ConfigError: shapes, dtypes or strides do not fit
-        """
-        out = _bind_rows(self._args, x, residual, out, self.in_features, self.out_features)
-        library = self._workspace.library
-        if library.functions.paged_mlp(library.level, self._reference):
-            raise MemoryError("no memory for the scratch of a native feed-forward layer")
         return out

@@ -9,19 +9,14 @@ import torch
 __all__ = [
     "ACTIVATIONS",
     "DTYPES",
-    "NOT_GATED",
     "WEIGHT_DTYPES",
     "Attention",
     "Batch",
     "Cache",
     "Decoder",
-    "Finish",
     "Heads",
     "Layer",
     "Linear",
-    "Mlp",
-    "Place",
-    "Placement",
     "Quantise",
     "Rotate",
     "Weight",
@@ -35,9 +30,6 @@ WEIGHT_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 3}
 
 #: name of a feed-forward activation -> its number in the C interface
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
-
-#: the C interface's number of no activation
-NOT_GATED = -1
 
 
 class Weight(Structure):
@@ -69,30 +61,6 @@ class Linear(Structure):
         ("num_weights", c_int32),
         ("num_rows", c_int32),
         ("dtype", c_int32),
-        ("num_threads", c_int32),
-        ("norm_eps", c_float),
-        ("reserved", c_int32),
-    )
-
-
-class Mlp(Structure):
-    """``paged_mlp_args``."""
-
-    _fields_ = (
-        ("x", c_void_p),
-        ("residual", c_void_p),
-        ("out", c_void_p),
-        ("norm_weight", c_void_p),
-        ("gate", c_void_p),
-        ("up", c_void_p),
-        ("down", c_void_p),
-        ("workspace", c_void_p),
-        ("x_stride", c_int64),
-        ("residual_stride", c_int64),
-        ("out_stride", c_int64),
-        ("num_rows", c_int32),
-        ("dtype", c_int32),
-        ("activation", c_int32),
         ("num_threads", c_int32),
         ("norm_eps", c_float),
         ("reserved", c_int32),
@@ -194,77 +162,14 @@ class Rotate(Structure):
     """``paged_rotate_args``."""
 
     _fields_ = (
+        ("packed", c_void_p),
         ("x", c_void_p),
-        ("row_scales", c_void_p),
-        ("norm_weight", c_void_p),
         ("out", c_void_p),
-        ("scales", c_void_p),
-        ("workspace", c_void_p),
         ("x_stride", c_int64),
-        ("num_rows", c_int32),
+        ("rows", c_int32),
         ("cols", c_int32),
-        ("block", c_int32),
-        ("dtype", c_int32),
-        ("activation", c_int32),
-        ("is_unsigned", c_int32),
-        ("num_threads", c_int32),
-        ("norm_eps", c_float),
-    )
-
-
-class Finish(Structure):
-    """``paged_finish_args``."""
-
-    _fields_ = (
-        ("product", c_void_p),
-        ("row_scales", c_void_p),
-        ("bias", c_void_p),
-        ("residual", c_void_p),
-        ("out", c_void_p),
-        ("workspace", c_void_p),
-        ("product_stride", c_int64),
-        ("residual_stride", c_int64),
-        ("out_stride", c_int64),
-        ("num_rows", c_int32),
-        ("cols", c_int32),
-        ("product_dtype", c_int32),
-        ("dtype", c_int32),
         ("num_threads", c_int32),
         ("reserved", c_int32),
-    )
-
-
-class Placement(Structure):
-    """``paged_placement``."""
-
-    _fields_ = (
-        ("heads", Heads),
-        ("cache", Cache),
-        ("query_norm", c_void_p),
-        ("key_norm", c_void_p),
-        ("cosines", c_void_p),
-        ("sines", c_void_p),
-        ("slots", c_void_p),
-        ("rotary_half", c_int32),
-        ("norm_eps", c_float),
-    )
-
-
-class Place(Structure):
-    """``paged_place_args``."""
-
-    _fields_ = (
-        ("product", c_void_p),
-        ("row_scales", c_void_p),
-        ("bias", c_void_p),
-        ("out", c_void_p),
-        ("workspace", c_void_p),
-        ("product_stride", c_int64),
-        ("placement", Placement),
-        ("num_rows", c_int32),
-        ("product_dtype", c_int32),
-        ("dtype", c_int32),
-        ("num_threads", c_int32),
     )
 
 

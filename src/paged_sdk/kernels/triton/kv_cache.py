@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Final
 
@@ -72,12 +73,12 @@ def copy_blocks(
 
 def _copy_alike(caches: Sequence[Tensor], block_pairs: Tensor) -> None:
     block_bytes = caches[0][0].nbytes
-    addresses = [cache.data_ptr() for cache in caches]
+    addresses = tuple(cache.data_ptr() for cache in caches)
     vector = next(size for size in (16, 4, 1) if all(number % size == 0 for number in (block_bytes, *addresses)))
     word = min(vector, 4)
     block = triton.next_power_of_2(min(block_bytes, _COPIED_BYTES) // word)
     _copy_blocks_kernel[(len(block_pairs), triton.cdiv(block_bytes // word, block), len(caches))](
-        torch.tensor(addresses, dtype=torch.int64).to(block_pairs.device, non_blocking=True),
+        _address_table(addresses, block_pairs.device),
         block_pairs.contiguous(),
         block_bytes // vector,
         word=word,
@@ -85,6 +86,12 @@ def _copy_alike(caches: Sequence[Tensor], block_pairs: Tensor) -> None:
         block=block,
         num_warps=4,
     )
+
+
+@functools.lru_cache(maxsize=8)
+def _address_table(addresses: tuple[int, ...], device: torch.device) -> Tensor:
+    """Kept, because an engine's caches stay where they are: no copy waits for the device, or is captured in a graph."""
+    return torch.tensor(addresses, dtype=torch.int64, device=device)
 
 
 def as_bytes(cache: Tensor) -> Tensor:

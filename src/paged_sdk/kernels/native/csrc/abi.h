@@ -9,7 +9,7 @@
 
 extern "C" {
 
-// ggml's own numbers of the tensor types.
+// ggml's own numbers of the tensor types, and one that no file has.
 enum PagedFormat : int32_t {
   PAGED_Q4_0 = 2,
   PAGED_Q4_1 = 3,
@@ -19,11 +19,12 @@ enum PagedFormat : int32_t {
   PAGED_Q4_K = 12,
   PAGED_Q5_K = 13,
   PAGED_Q6_K = 14,
+  PAGED_ROTATED_INT8 = 256,
 };
 
 enum PagedDtype : int32_t { PAGED_FLOAT32 = 0, PAGED_BFLOAT16 = 1, PAGED_FLOAT8_E4M3 = 2, PAGED_FLOAT16 = 3 };
 
-enum PagedActivation : int32_t { PAGED_NOT_GATED = -1, PAGED_SILU = 0, PAGED_GELU_TANH = 1 };
+enum PagedActivation : int32_t { PAGED_SILU = 0, PAGED_GELU_TANH = 1 };
 
 // A weight matrix [rows, cols] in panels of 16 rows (formats.h), with an optional float32 bias [rows].
 struct paged_weight {
@@ -53,27 +54,6 @@ struct paged_linear_args {
   int32_t num_weights;
   int32_t num_rows;
   int32_t dtype;
-  int32_t num_threads;
-  float norm_eps;
-  int32_t reserved;
-};
-
-// out[m, :] = down . (activation(gate . norm(x[m, :])) * (up . norm(x[m, :]))) (+ residual[m, :])
-struct paged_mlp_args {
-  const void* x;
-  const void* residual;
-  void* out;
-  const float* norm_weight;
-  const paged_weight* gate;
-  const paged_weight* up;
-  const paged_weight* down;
-  paged_workspace* workspace;
-  int64_t x_stride;
-  int64_t residual_stride;
-  int64_t out_stride;
-  int32_t num_rows;
-  int32_t dtype;
-  int32_t activation;
   int32_t num_threads;
   float norm_eps;
   int32_t reserved;
@@ -160,45 +140,6 @@ struct paged_decoder_args {
   int32_t num_threads;
 };
 
-// out[m, :] = int8 of the rotated row, scales[m] its unit. Rotated is norm(x[m, :]), or for x = [gate | up]
-// activation(s gate) * (s up) with s = row_scales[m].
-struct paged_rotate_args {
-  const void* x;
-  const float* row_scales;   // of gated rows; null: 1
-  const float* norm_weight;  // of rows that are not gated; null: no RMSNorm
-  int8_t* out;               // [num_rows, cols]
-  float* scales;             // [num_rows]
-  paged_workspace* workspace;
-  int64_t x_stride;
-  int32_t num_rows;
-  int32_t cols;   // a multiple of block
-  int32_t block;  // a power of two, 16 ... 256
-  int32_t dtype;
-  int32_t activation;   // PAGED_NOT_GATED, or what gates
-  int32_t is_unsigned;  // out holds q + 128
-  int32_t num_threads;
-  float norm_eps;
-};
-
-// out[m, :] = product[m, :] * row_scales[m] + bias + residual[m, :]; out and residual share one dtype.
-struct paged_finish_args {
-  const void* product;
-  const float* row_scales;  // null: 1
-  const float* bias;        // null: none
-  const void* residual;     // null: none; may be out itself
-  void* out;
-  paged_workspace* workspace;
-  int64_t product_stride;
-  int64_t residual_stride;
-  int64_t out_stride;
-  int32_t num_rows;
-  int32_t cols;
-  int32_t product_dtype;
-  int32_t dtype;
-  int32_t num_threads;
-  int32_t reserved;
-};
-
 // What becomes of new queries, keys and values: norms of heads, rotation, places in the cache. cosines and sines are
 // [num_rows, rotary_half]: element i of a head is paired with element rotary_half + i.
 struct paged_placement {
@@ -213,19 +154,16 @@ struct paged_placement {
   float norm_eps;
 };
 
-// product rows are [queries | keys | values]; out [num_rows, num_heads * head_size] takes the queries.
-struct paged_place_args {
-  const void* product;
-  const float* row_scales;  // null: 1
-  const float* bias;        // null: none
-  void* out;
-  paged_workspace* workspace;
-  int64_t product_stride;
-  paged_placement placement;
-  int32_t num_rows;
-  int32_t product_dtype;
-  int32_t dtype;
+// out = rotated panels of a matrix [rows, cols]: of `packed`, or of float32 rows where that is null.
+struct paged_rotate_args {
+  const paged_weight* packed;
+  const float* x;
+  uint8_t* out;
+  int64_t x_stride;
+  int32_t rows;
+  int32_t cols;  // a multiple of 32
   int32_t num_threads;
+  int32_t reserved;
 };
 
 // out [rows, bytes of a row] = GGUF blocks of x [rows, cols], float32, bfloat16 or float16.

@@ -53,9 +53,6 @@ struct Matrix {
   }
 };
 
-// The scale of a row of a product that may have none.
-inline float row_scale(const float* scales, int64_t row) { return scales != nullptr ? scales[row] : 1.0f; }
-
 // Quantises 16 values; returns their sum.
 inline float quantise_half(Floats x, ActivationGroup& out, int half) {
   constexpr uint32_t kInfinity = 0x7f800000;

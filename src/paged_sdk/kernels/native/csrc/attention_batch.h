@@ -15,8 +15,6 @@ namespace {
 constexpr int kTileRows = 96;
 // One in bfloat16 computes faster, and so needs more rows to pay for its loads.
 constexpr int kPairTileRows = 192;
-// Sequences with at most this many query tokens (decodes, drafts) give each span to whichever thread is free.
-constexpr int kSplitTokens = 8;
 
 inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
@@ -26,15 +24,25 @@ struct AttentionPlan {
   const paged_batch& batch;
   int group;
   int tile_tokens;
+  int split_heads;  // KV heads of an item of a split sequence
 
-  AttentionPlan(const paged_heads& heads, const paged_batch& batch)
+  // Few spans are cut finer, by heads, so that every thread has some.
+  AttentionPlan(const paged_heads& heads, const paged_batch& batch, int num_threads)
       : heads(heads),
         batch(batch),
         group(heads.num_heads / heads.num_kv_heads),
-        tile_tokens(std::max((has_pairs(heads) ? kPairTileRows : kTileRows) / group, kSplitTokens)) {}
+        tile_tokens(std::max((has_pairs(heads) ? kPairTileRows : kTileRows) / group, kSplitTokens)),
+        split_heads(1) {
+    int spans = 0;
+    for (int s = 0; s < batch.num_seqs; ++s) spans += is_split(s) ? num_spans(s) : 0;
+    if (reads_in_place(heads) && spans >= 2 * num_threads) split_heads = heads_together(heads);
+  }
 
   int query_tokens(int seq) const { return batch.cu_seqlens_q[seq + 1] - batch.cu_seqlens_q[seq]; }
   bool is_split(int seq) const { return query_tokens(seq) <= kSplitTokens; }
+  const int32_t* block_table(int seq) const {
+    return batch.block_tables + static_cast<int64_t>(seq) * batch.max_blocks;
+  }
   // Spans of a window that lie wholly before it are left out.
   int first_span(int first_position) const {
     return heads.window > 0 && first_position >= heads.window ? (first_position - heads.window + 1) / kSpan : 0;
@@ -44,12 +52,14 @@ struct AttentionPlan {
     return ceil_div(length, kSpan) - first_span(length - query_tokens(seq));
   }
   int num_items(int seq) const {
-    const int parts = is_split(seq) ? num_spans(seq) : ceil_div(query_tokens(seq), tile_tokens);
-    return query_tokens(seq) == 0 ? 0 : parts * heads.num_kv_heads;
+    if (query_tokens(seq) == 0) return 0;
+    return is_split(seq) ? num_spans(seq) * (heads.num_kv_heads / split_heads)
+                         : ceil_div(query_tokens(seq), tile_tokens) * heads.num_kv_heads;
   }
   int max_rows() const { return tile_tokens * group; }
   size_t partial_floats(int seq) const {
-    return is_split(seq) ? num_items(seq) * Partial::floats(query_tokens(seq) * group, heads.head_size) : 0;
+    if (!is_split(seq) || query_tokens(seq) == 0) return 0;
+    return num_spans(seq) * heads.num_kv_heads * Partial::floats(query_tokens(seq) * group, heads.head_size);
   }
 };
 
@@ -89,6 +99,7 @@ struct AttentionScratch {
     size_t floats = TileScratch::floats(plan.max_rows(), plan.heads.head_size);
 #if defined(__AVX512BF16__)
     floats = std::max(floats, PairScratch::floats(plan.max_rows(), plan.heads.head_size));
+    floats = std::max(floats, FewScratch::floats(plan.heads));
 #endif
     return (floats + 15) & ~static_cast<size_t>(15);
   }
@@ -128,30 +139,73 @@ inline void store_tile(const QueryTile& tile, const Partial& state, int64_t firs
   }
 }
 
-inline void attend_item(const AttentionPlan& plan, const paged_cache& cache, const Matrix& query, const Output& out,
-                        const AttentionScratch& scratch, const TileScratch& own, int seq, int item) {
-  const paged_heads& heads = plan.heads;
-  const int tokens = plan.query_tokens(seq), length = plan.batch.context_lens[seq];
-  const int kv_head = item % heads.num_kv_heads, part = item / heads.num_kv_heads;
-  const Pages pages{heads, cache, plan.batch.block_tables + static_cast<int64_t>(seq) * plan.batch.max_blocks, kv_head};
-  const int64_t first_token = plan.batch.cu_seqlens_q[seq];
-  if (plan.is_split(seq)) {
-    const QueryTile tile{length - tokens, tokens, plan.group};
-    const size_t size = Partial::floats(tile.rows(), heads.head_size);
-    float* memory = scratch.partials + scratch.offsets.partials[seq] + item * size;
-    const int first_key = (plan.first_span(tile.first_position) + part) * kSpan;
+// The spans of some KV heads of a split sequence, one span an item.
+struct SplitItem {
+  QueryTile tile;
+  Pages pages;
+  int span;
+  int first_key;
+
+  SplitItem(const AttentionPlan& plan, const paged_cache& cache, int seq, int item)
+      : tile{plan.batch.context_lens[seq] - plan.query_tokens(seq), plan.query_tokens(seq), plan.group},
+        pages{plan.heads, cache, plan.block_table(seq),
+              item % (plan.heads.num_kv_heads / plan.split_heads) * plan.split_heads},
+        span(item / (plan.heads.num_kv_heads / plan.split_heads)),
+        first_key((plan.first_span(tile.first_position) + span) * kSpan) {}
+};
+
+// What a thread does while memory is slow: fetches the first strip of keys of the item that it takes next.
+struct Upcoming {
 #if defined(__AVX512BF16__)
-    if (reads_in_place(heads)) {
-      const PairScratch pairs = PairScratch::at(own.query, tile.rows(), heads.head_size);
-      load_query(tile, query, first_token, kv_head, heads, pairs.total.values);
-      attend_few(tile, pages, first_key, pairs, Partial::at(memory, tile.rows(), heads.head_size));
-      return;
-    }
+  int64_t vectors[kSpan];
+  KeysAhead ahead;
+
+  void look_at(const AttentionPlan& plan, const paged_cache& cache, int seq, int item) {
+    if (!plan.is_split(seq) || !reads_in_place(plan.heads)) return;
+    const SplitItem next(plan, cache, seq, item);
+    const auto [begin, end] = SpanKeys(next.tile, plan.heads, next.first_key);
+    if (begin >= end) return;
+    next.pages.vectors_of(next.first_key + begin, next.first_key + end, vectors + begin);
+    ahead = keys_ahead(next.pages, vectors, plan.split_heads, begin, end);
+  }
+#else
+  void look_at(const AttentionPlan&, const paged_cache&, int, int) {}
 #endif
-    load_query(tile, query, first_token, kv_head, heads, own.query);
-    attend_span(tile, pages, first_key, own, Partial::at(memory, tile.rows(), heads.head_size));
+};
+
+inline void attend_split_item(const AttentionPlan& plan, const SplitItem& item, const Matrix& query,
+                              int64_t first_token, const TileScratch& own, float* partials, Upcoming& upcoming) {
+  const paged_heads& heads = plan.heads;
+  const size_t size = Partial::floats(item.tile.rows(), heads.head_size);
+  float* memory = partials + (static_cast<int64_t>(item.span) * heads.num_kv_heads + item.pages.kv_head) * size;
+#if defined(__AVX512BF16__)
+  if (reads_in_place(heads)) {
+    const FewScratch few = FewScratch::at(own.query, heads);
+    for (int h = 0; h < plan.split_heads; ++h)
+      load_query(item.tile, query, first_token, item.pages.kv_head + h, heads,
+                 few.query_floats + static_cast<int64_t>(h) * item.tile.rows() * heads.head_size);
+    attend_few(item.tile, item.pages, plan.split_heads, item.first_key, few, memory, size, upcoming.ahead);
     return;
   }
+#endif
+  (void)upcoming;
+  load_query(item.tile, query, first_token, item.pages.kv_head, heads, own.query);
+  attend_span(item.tile, item.pages, item.first_key, own, Partial::at(memory, item.tile.rows(), heads.head_size));
+}
+
+inline void attend_item(const AttentionPlan& plan, const paged_cache& cache, const Matrix& query, const Output& out,
+                        const AttentionScratch& scratch, const TileScratch& own, int seq, int item,
+                        Upcoming& upcoming) {
+  const paged_heads& heads = plan.heads;
+  const int tokens = plan.query_tokens(seq), length = plan.batch.context_lens[seq];
+  const int64_t first_token = plan.batch.cu_seqlens_q[seq];
+  if (plan.is_split(seq)) {
+    attend_split_item(plan, SplitItem(plan, cache, seq, item), query, first_token, own,
+                      scratch.partials + scratch.offsets.partials[seq], upcoming);
+    return;
+  }
+  const int kv_head = item % heads.num_kv_heads, part = item / heads.num_kv_heads;
+  const Pages pages{heads, cache, plan.block_table(seq), kv_head};
   // The last tile sees the most keys: first come, so that threads end together.
   const int first = (ceil_div(tokens, plan.tile_tokens) - 1 - part) * plan.tile_tokens;
   const QueryTile tile{length - tokens + first, tokens - first < plan.tile_tokens ? tokens - first : plan.tile_tokens,
@@ -203,11 +257,22 @@ inline void attend_batch(const AttentionPlan& plan, const paged_cache& cache, co
   const int64_t* items = scratch.offsets.items;
   const int64_t total = items[plan.batch.num_seqs];
   int seq = 0;
-  for (;;) {
+  // An item is taken before the one at hand is computed, so that its keys are on their way by then.
+  const auto take = [&](Upcoming& upcoming) {
     const int64_t item = team.workspace.next_item.fetch_add(1, std::memory_order_relaxed);
-    if (item >= total) break;
-    while (item >= items[seq + 1]) ++seq;
-    attend_item(plan, cache, query, out, scratch, own, seq, static_cast<int>(item - items[seq]));
+    if (item < total) {
+      while (item >= items[seq + 1]) ++seq;
+      upcoming.look_at(plan, cache, seq, static_cast<int>(item - items[seq]));
+    }
+    return item;
+  };
+  Upcoming none;
+  for (int64_t item = take(none); item < total;) {
+    const int here = seq;
+    Upcoming upcoming;
+    const int64_t next = take(upcoming);
+    attend_item(plan, cache, query, out, scratch, own, here, static_cast<int>(item - items[here]), upcoming);
+    item = next;
   }
   team.barrier();
   const auto [first, last] = team.share(static_cast<int64_t>(plan.batch.num_seqs) * plan.heads.num_kv_heads);

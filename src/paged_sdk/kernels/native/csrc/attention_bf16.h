@@ -96,6 +96,18 @@ inline void pack_span(const Pages& pages, int first, int begin, int end, int wid
   }
 }
 
+// 2^x of x <= 0 to 8e-5, a fiftieth of a bfloat16's last bit: 2^n times the polynomial nearest to 2^f on [-1/2, 1/2] in
+// relative error. Half the instructions of exponential2, which are a fifth of a tile's.
+inline Floats rough_exponential2(Floats x) {
+  const Floats n = round_to_integral(x);
+  const Floats f = sub(x, n);
+  Floats p = broadcast(5.5171320e-2f);
+  p = fma(p, f, broadcast(2.4261054e-1f));
+  p = fma(p, f, broadcast(6.9326099e-1f));
+  p = fma(p, f, broadcast(9.9992811e-1f));
+  return scale_by_power(p, n);
+}
+
 // Weights of one row from its scores of the first `width` keys of a span, of which it sees [begin, end); rescales what
 // the row holds.
 inline void weigh_row(float* scores, int width, int begin, int end, const paged_heads& heads, float& row_maximum,
@@ -121,7 +133,7 @@ inline void weigh_row(float* scores, int width, int begin, int end, const paged_
 #pragma GCC unroll 8
   for (int i = 0; i < kSpan / 16; ++i) {
     if (16 * i >= width) break;
-    const Floats weight = exponential2(sub(s[i], broadcast(highest)));
+    const Floats weight = rough_exponential2(sub(s[i], broadcast(highest)));
     total = add(total, weight);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(weights + 8 * i), round_to_bfloat16(weight));
   }

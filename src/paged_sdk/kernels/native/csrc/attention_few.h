@@ -3,16 +3,23 @@
 // With three to six rows for each key, copying keys into another order costs more than the products: the float path of
 // attention.h reads pages at 6 GB/s with two threads. Here a key is loaded once, multiplied with every row, and summed
 // across lanes; values are taken two keys at a time, interleaved in registers.
+//
+// Memory is asked for in the order in which it lies: a token's vectors of several KV heads side by side. One head after
+// the other leaves gaps, which halve what memory delivers (19 GB/s against 47). So a span is taken in strips of 32
+// tokens, all heads of an item within each, and while one strip is computed, the next one's lines are fetched in order.
 #pragma once
+
+#include <type_traits>
 
 #include "attention_bf16.h"
 
 namespace paged {
 namespace {
 
-#if defined(__AVX512BF16__)
-
+// Sequences with at most this many query tokens (decodes, drafts) give each span to whichever thread is free.
+constexpr int kSplitTokens = 8;
 constexpr int kChunk = 32;  // bfloat16 elements in a register
+constexpr int kStrip = 32;  // tokens
 
 // Whether split sequences of these heads are taken by this header.
 inline bool reads_in_place(const paged_heads& heads) {
@@ -20,78 +27,210 @@ inline bool reads_in_place(const paged_heads& heads) {
          (heads.head_size == 64 || heads.head_size == 96 || heads.head_size == 128 || heads.head_size == 256);
 }
 
-// Rows whose sums are held in registers at once: two registers for each chunk and row.
+// Bytes of a token that are read together: few enough that a strip of keys and the next one stay in a cache.
+constexpr int kTokenBytes = 1024;
+
+// KV heads of an item that are read together.
+inline int heads_together(const paged_heads& heads) {
+  int count = heads.num_kv_heads;
+  while (count > 1 && (heads.num_kv_heads % count != 0 || count * heads.head_size * 2 > kTokenBytes)) --count;
+  return count;
+}
+
+#if defined(__AVX512BF16__)
+
+// Rows that are taken at once, as many as registers hold: queries and one sum each for scores, two sums for each chunk of
+// values.
 template <int kChunks>
-constexpr int kRowsHeld = kChunks <= 2 ? 4 : kChunks <= 4 ? 2 : 1;
+constexpr int kScoreRows = kChunks <= 4 ? 4 : 2;
+template <int kChunks>
+constexpr int kValueRows = kChunks == 2 ? 6 : kChunks == 3 ? 4 : kChunks == 4 ? 3 : 1;
+
+// Calls take(first, integral_constant<count>) for runs of up to kMost rows of nearly one length.
+template <int kMost, class Take>
+inline void in_row_blocks(int rows, const Take& take) {
+  const int blocks = (rows + kMost - 1) / kMost;
+  for (int block = 0; block < blocks; ++block) {
+    const int first = rows * block / blocks, count = rows * (block + 1) / blocks - first;
+    if (count == 1) take(first, std::integral_constant<int, 1>{});
+    if constexpr (kMost >= 2)
+      if (count == 2) take(first, std::integral_constant<int, 2>{});
+    if constexpr (kMost >= 3)
+      if (count == 3) take(first, std::integral_constant<int, 3>{});
+    if constexpr (kMost >= 4)
+      if (count == 4) take(first, std::integral_constant<int, 4>{});
+    if constexpr (kMost >= 6) {
+      if (count == 5) take(first, std::integral_constant<int, 5>{});
+      if (count == 6) take(first, std::integral_constant<int, 6>{});
+    }
+  }
+}
+
+// Lines of keys or values that will be read soon: some tokens' vectors of some heads, in the order in which they lie.
+struct KeysAhead {
+  const uint8_t* data = nullptr;
+  const int64_t* vectors = nullptr;  // of the tokens' first head
+  int64_t vector_bytes = 0;
+  int lines = 0;  // of a token
+  int token = 0, end = 0;
+  int line = 0;
+
+  void fetch() {
+    if (token >= end) return;
+    __builtin_prefetch(data + vectors[token] * vector_bytes + static_cast<int64_t>(line) * 64, 0, 2);
+    if (++line == lines) line = 0, ++token;
+  }
+};
+
+// One thread's memory for the rows of all heads of an item.
+struct FewScratch {
+  float* query_floats;  // [heads * rows, head_size], scaled
+  uint32_t* query;      // [heads * rows, head_size / 2]
+  float* scores;        // [heads * rows, 128]
+  uint32_t* weights;    // [heads * rows, 64]
+
+  static size_t floats(const paged_heads& heads) {
+    return max_rows(heads) * (heads.head_size + heads.head_size / 2 + kSpan + kSpanPairs);
+  }
+  static FewScratch at(float* memory, const paged_heads& heads) {
+    const size_t rows = max_rows(heads);
+    float* query = memory + rows * heads.head_size;
+    float* scores = query + rows * (heads.head_size / 2);
+    return {memory, reinterpret_cast<uint32_t*>(query), scores, reinterpret_cast<uint32_t*>(scores + rows * kSpan)};
+  }
+
+ private:
+  static size_t max_rows(const paged_heads& heads) {
+    return static_cast<size_t>(kSplitTokens) * (heads.num_heads / heads.num_kv_heads) * heads_together(heads);
+  }
+};
 
 inline Pairs load_chunk(const void* data, int64_t vector, int head_size, int chunk) {
   return _mm512_loadu_si512(static_cast<const uint16_t*>(data) + vector * head_size + chunk * kChunk);
 }
 
-// Scores of up to kRowsHeld rows against the keys [begin, end) of a span.
-template <int kChunks>
-inline void score_rows(const Pages& pages, const int64_t* vectors, int begin, int end, const uint32_t* query, int rows,
-                       float* scores) {
-  constexpr int kRows = kRowsHeld<kChunks>;
-  Pairs q[kRows][kChunks];
-  for (int r = 0; r < kRows; ++r)
-    for (int c = 0; c < kChunks; ++c)
-      q[r][c] = load_pairs(query + (r < rows ? r : 0) * kChunks * kChunk / 2 + c * kChunk / 2);
-  for (int i = begin; i < end; ++i) {
-    Floats sums[kRows];
-    for (int r = 0; r < kRows; ++r) sums[r] = zero_floats();
-#pragma GCC unroll 8
-    for (int c = 0; c < kChunks; ++c) {
-      const Pairs key = load_chunk(pages.cache.key, vectors[i], kChunks * kChunk, c);
-      for (int r = 0; r < kRows; ++r) sums[r] = dot_pairs(key, q[r][c], sums[r]);
-    }
-    for (int r = 0; r < rows; ++r) scores[r * kSpan + i] = sum_of(sums[r]);
-  }
+// The sums of four vectors, in order: adding across lanes one by one takes three times the instructions.
+inline __m128 sums_of(const Floats (&v)[4]) {
+  const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(v[0], v[1]), _mm512_unpackhi_ps(v[0], v[1]));
+  const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(v[2], v[3]), _mm512_unpackhi_ps(v[2], v[3]));
+  const __m512 lanes = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
+  const __m256 halves = _mm256_add_ps(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps(lanes, 1));
+  return _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1));
 }
 
-// The values of the keys [begin, end), weighted, of up to kRowsHeld rows; begin and end are even, and the weights of keys
-// that a row does not see are zero.
-template <int kChunks>
-inline void weigh_values(const Pages& pages, const int64_t* vectors, int begin, int end, const uint32_t* weights,
-                         int rows, float* out) {
-  constexpr int kRows = kRowsHeld<kChunks>, kSize = kChunks * kChunk;
-  Floats low[kRows][kChunks], high[kRows][kChunks];
+// [16][4] to the first kRows of four rows of 16.
+template <int kRows>
+inline void store_transposed(const float* fours, float* rows, int stride) {
+  const __m512i by_row = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  Floats v[4];
+  for (int i = 0; i < 4; ++i) v[i] = _mm512_permutexvar_ps(by_row, load_floats(fours + 16 * i));
+  const Floats ab_low = _mm512_shuffle_f32x4(v[0], v[1], 0x44), ab_high = _mm512_shuffle_f32x4(v[0], v[1], 0xee);
+  const Floats cd_low = _mm512_shuffle_f32x4(v[2], v[3], 0x44), cd_high = _mm512_shuffle_f32x4(v[2], v[3], 0xee);
+  store_floats(rows, _mm512_shuffle_f32x4(ab_low, cd_low, 0x88));
+  if constexpr (kRows > 1) store_floats(rows + stride, _mm512_shuffle_f32x4(ab_low, cd_low, 0xdd));
+  if constexpr (kRows > 2) store_floats(rows + 2 * stride, _mm512_shuffle_f32x4(ab_high, cd_high, 0x88));
+  if constexpr (kRows > 3) store_floats(rows + 3 * stride, _mm512_shuffle_f32x4(ab_high, cd_high, 0xdd));
+}
+
+// Scores of kRows rows of one of the item's heads against the keys [begin, end) of the strip at `first`. The strip's
+// other scores are left undefined.
+template <int kChunks, int kRows>
+inline void score_rows(const Pages& pages, const int64_t* vectors, int head, int first, int begin, int end,
+                       const uint32_t* query, float* scores, KeysAhead& shared) {
+  KeysAhead ahead = shared;  // in registers: through memory, each fetch would wait for the one before
+  Pairs q[kRows][kChunks];
   for (int r = 0; r < kRows; ++r)
-    for (int c = 0; c < kChunks; ++c) low[r][c] = high[r][c] = zero_floats();
-  for (int i = begin; i < end; i += 2) {
-    Pairs w[kRows];
-    for (int r = 0; r < kRows; ++r) w[r] = broadcast_pair(weights[(r < rows ? r : 0) * kSpanPairs + i / 2]);
+    for (int c = 0; c < kChunks; ++c) q[r][c] = load_pairs(query + r * kChunks * kChunk / 2 + c * kChunk / 2);
+  alignas(64) float sums[kStrip][4];
+  for (int i = begin; i < end; ++i) {
+    Floats row_sums[4];
+    for (int r = 0; r < 4; ++r) row_sums[r] = zero_floats();
 #pragma GCC unroll 8
     for (int c = 0; c < kChunks; ++c) {
-      const Pairs first = load_chunk(pages.cache.value, vectors[i], kSize, c);
-      const Pairs second = load_chunk(pages.cache.value, vectors[i + 1], kSize, c);
+      const Pairs key = load_chunk(pages.cache.key, vectors[i] + head, kChunks * kChunk, c);
+      for (int r = 0; r < kRows; ++r) row_sums[r] = dot_pairs(key, q[r][c], row_sums[r]);
+      ahead.fetch();
+    }
+    _mm_store_ps(sums[i - first], sums_of(row_sums));
+  }
+  shared = ahead;
+  for (int i = 0; i < kStrip; i += 16) store_transposed<kRows>(sums[i], scores + first + i, kSpan);
+}
+
+// Adds the values of the keys [begin, end), weighted, to kRows rows of one of the item's heads; begin and end are even, and the weights of keys that a row does not see are zero. Interleaving takes elements 0-3 of every eight
+// into the first half of a chunk's sums, 4-7 into the second.
+template <int kChunks, int kRows>
+inline void weigh_values(const Pages& pages, const int64_t* vectors, int head, int begin, int end,
+                         const uint32_t* weights, float* out, KeysAhead& shared) {
+  KeysAhead ahead = shared;
+  constexpr int kSize = kChunks * kChunk;
+  Floats low[kRows][kChunks], high[kRows][kChunks];
+  for (int r = 0; r < kRows; ++r) {
+    for (int c = 0; c < kChunks; ++c) {
+      low[r][c] = load_floats(out + r * kSize + c * kChunk);
+      high[r][c] = load_floats(out + r * kSize + c * kChunk + 16);
+    }
+  }
+  for (int i = begin; i < end; i += 2) {
+    Pairs w[kRows];
+    for (int r = 0; r < kRows; ++r) w[r] = broadcast_pair(weights[r * kSpanPairs + i / 2]);
+#pragma GCC unroll 8
+    for (int c = 0; c < kChunks; ++c) {
+      const Pairs first = load_chunk(pages.cache.value, vectors[i] + head, kSize, c);
+      const Pairs second = load_chunk(pages.cache.value, vectors[i + 1] + head, kSize, c);
       const Pairs a = _mm512_unpacklo_epi16(first, second), b = _mm512_unpackhi_epi16(first, second);
       for (int r = 0; r < kRows; ++r) {
         low[r][c] = dot_pairs(a, w[r], low[r][c]);
         high[r][c] = dot_pairs(b, w[r], high[r][c]);
       }
+      ahead.fetch();
+      ahead.fetch();
     }
   }
-  // Interleaving took elements 0-3 of every eight into `low`, 4-7 into `high`.
-  const __m512i front = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
-  const __m512i back = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
-  for (int r = 0; r < rows; ++r) {
+  shared = ahead;
+  for (int r = 0; r < kRows; ++r) {
     for (int c = 0; c < kChunks; ++c) {
-      store_floats(out + r * kSize + c * kChunk, _mm512_permutex2var_ps(low[r][c], front, high[r][c]));
-      store_floats(out + r * kSize + c * kChunk + 16, _mm512_permutex2var_ps(low[r][c], back, high[r][c]));
+      store_floats(out + r * kSize + c * kChunk, low[r][c]);
+      store_floats(out + r * kSize + c * kChunk + 16, high[r][c]);
     }
   }
 }
 
+// Undoes the interleaving.
+inline void restore_order(float* values, int count) {
+  const __m512i front = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+  const __m512i back = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+  for (int i = 0; i < count; i += kChunk) {
+    const Floats low = load_floats(values + i), high = load_floats(values + i + 16);
+    store_floats(values + i, _mm512_permutex2var_ps(low, front, high));
+    store_floats(values + i + 16, _mm512_permutex2var_ps(low, back, high));
+  }
+}
+
+// The first strip of the keys [begin, end) of a span, whose vectors are given.
+inline KeysAhead keys_ahead(const Pages& pages, const int64_t* vectors, int num_heads, int begin, int end) {
+  const int64_t bytes = 2 * pages.heads.head_size;
+  const int lines = static_cast<int>(num_heads * bytes / 64), strip_end = (begin / kStrip + 1) * kStrip;
+  return {static_cast<const uint8_t*>(pages.cache.key), vectors, bytes, lines, begin, std::min(end, strip_end), 0};
+}
+
+// The part of a span that an item's rows see, [begin, end) of it.
+struct SpanKeys {
+  int begin, end;
+
+  SpanKeys(const QueryTile& tile, const paged_heads& heads, int first_key)
+      : begin(heads.window > 0 ? std::max(tile.first_position - heads.window + 1 - first_key, 0) : 0),
+        end(std::min(tile.first_position + tile.num_tokens - first_key, kSpan)) {}
+};
+
 template <int kChunks>
-inline void attend_few_of(const QueryTile& tile, const Pages& pages, int first_key, const PairScratch& scratch,
-                          const Partial& out) {
+inline void attend_few_of(const QueryTile& tile, const Pages& pages, int num_heads, int first_key,
+                          const FewScratch& scratch, float* partials, size_t partial_floats, KeysAhead& upcoming) {
   const paged_heads& heads = pages.heads;
-  const int rows = tile.rows(), last_position = tile.first_position + tile.num_tokens - 1;
-  const auto oldest_of = [&](int position) { return heads.window > 0 ? position - heads.window + 1 : 0; };
-  const int begin = std::max(oldest_of(tile.first_position) - first_key, 0);
-  const int end = std::min(last_position + 1 - first_key, kSpan);
-  out.clear(rows, heads.head_size);
+  const int rows = tile.rows(), size = heads.head_size;
+  const auto partial = [&](int head) { return Partial::at(partials + head * partial_floats, rows, size); };
+  for (int head = 0; head < num_heads; ++head) partial(head).clear(rows, size);
+  const auto [begin, end] = SpanKeys(tile, heads, first_key);
   if (begin >= end) return;
   // An odd neighbour is read with weight zero: it is the key beside it once more, never a page that may be another's.
   const int even_begin = begin & ~1, even_end = (end + 1) & ~1, width = (end + 31) & ~31;
@@ -99,35 +238,71 @@ inline void attend_few_of(const QueryTile& tile, const Pages& pages, int first_k
   pages.vectors_of(first_key + begin, first_key + end, vectors + begin);
   vectors[even_begin] = vectors[begin];
   vectors[even_end - 1] = vectors[end - 1];
-  for (int row = 0; row < rows; row += kRowsHeld<kChunks>) {
-    const int count = std::min(rows - row, kRowsHeld<kChunks>);
-    score_rows<kChunks>(pages, vectors, begin, end, scratch.query + row * heads.head_size / 2, count, scratch.scores);
-    for (int r = 0; r < count; ++r) {
-      const int position = tile.first_position + (row + r) / tile.group;
-      // weigh_row masks what the row does not see; what was never written must be numbers all the same.
-      for (int i = 0; i < width; ++i)
-        if (i < begin || i >= end) scratch.scores[r * kSpan + i] = 0.0f;
-      weigh_row(scratch.scores + r * kSpan, width, std::max(oldest_of(position) - first_key, begin),
-                std::min(position + 1 - first_key, end), heads, out.maximum[row + r], out.sum[row + r],
-                out.values + (row + r) * heads.head_size, scratch.weights + r * kSpanPairs);
+  const KeysAhead keys = keys_ahead(pages, vectors, num_heads, begin, end);
+  const auto strip_after = [&](const void* data, int first, int last) {
+    KeysAhead strip = keys;
+    strip.data = static_cast<const uint8_t*>(data);
+    strip.token = first;
+    strip.end = last;
+    return strip;
+  };
+  for (int first = even_begin / kStrip * kStrip; first < end; first += kStrip) {
+    const int last = std::min(first + kStrip, end);
+    KeysAhead next = last < end ? strip_after(pages.cache.key, last, std::min(last + kStrip, end))
+                            : strip_after(pages.cache.value, begin, std::min(begin / kStrip * kStrip + kStrip, end));
+    for (int head = 0; head < num_heads; ++head) {
+      in_row_blocks<kScoreRows<kChunks>>(rows, [&](int row, auto count) {
+        const int at = head * rows + row;
+        score_rows<kChunks, decltype(count)::value>(pages, vectors, head, first, std::max(first, begin), last,
+                                                    scratch.query + at * size / 2, scratch.scores + at * kSpan, next);
+      });
     }
-    weigh_values<kChunks>(pages, vectors, even_begin, even_end, scratch.weights, count,
-                          out.values + row * heads.head_size);
   }
+  for (int head = 0; head < num_heads; ++head) {
+    const Partial out = partial(head);
+    for (int row = 0; row < rows; ++row) {
+      const int position = tile.first_position + row / tile.group, at = head * rows + row;
+      float* scores = scratch.scores + at * kSpan;
+      // weigh_row masks what the row does not see; what was never written must be numbers all the same.
+      std::fill(scores, scores + begin, 0.0f);
+      std::fill(scores + end, scores + width, 0.0f);
+      const int oldest = heads.window > 0 ? position - heads.window + 1 - first_key : 0;
+      weigh_row(scores, width, std::max(oldest, begin), std::min(position + 1 - first_key, end), heads,
+                out.maximum[row], out.sum[row], out.values + row * size, scratch.weights + at * kSpanPairs);
+    }
+  }
+  for (int first = even_begin / kStrip * kStrip; first < even_end; first += kStrip) {
+    const int last = std::min(first + kStrip, even_end);
+    KeysAhead next = last < end ? strip_after(pages.cache.value, last, std::min(last + kStrip, end)) : KeysAhead{};
+    KeysAhead& ahead = last < end ? next : upcoming;
+    for (int head = 0; head < num_heads; ++head) {
+      in_row_blocks<kValueRows<kChunks>>(rows, [&](int row, auto count) {
+        weigh_values<kChunks, decltype(count)::value>(pages, vectors, head, std::max(first, even_begin), last,
+                                                      scratch.weights + (head * rows + row) * kSpanPairs,
+                                                      partial(head).values + row * size, ahead);
+      });
+    }
+  }
+  for (int head = 0; head < num_heads; ++head) restore_order(partial(head).values, rows * size);
 }
 
-// Attends over the keys of one span, [first_key, first_key + 128), as far as any row sees them; fills `out`. The rows'
-// scaled queries are in scratch.total.values in float32.
-inline void attend_few(const QueryTile& tile, const Pages& pages, int first_key, const PairScratch& scratch,
-                       const Partial& out) {
-  for (int i = 0; i < tile.rows() * pages.heads.head_size; i += 16)
+// Attends over the keys of one span, [first_key, first_key + 128), as far as any row sees them, for `num_heads` KV heads
+// from pages.kv_head on, whose scaled queries are in scratch.query_floats. Head by head fills a Partial of
+// `partial_floats`. Meanwhile fetches `upcoming`.
+inline void attend_few(const QueryTile& tile, const Pages& pages, int num_heads, int first_key,
+                       const FewScratch& scratch, float* partials, size_t partial_floats, KeysAhead& upcoming) {
+  for (int i = 0; i < num_heads * tile.rows() * pages.heads.head_size; i += 16)
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(scratch.query + i / 2),
-                        round_to_bfloat16(load_floats(scratch.total.values + i)));
+                        round_to_bfloat16(load_floats(scratch.query_floats + i)));
+  const auto attend = [&](auto chunks) {
+    attend_few_of<decltype(chunks)::value>(tile, pages, num_heads, first_key, scratch, partials, partial_floats,
+                                           upcoming);
+  };
   switch (pages.heads.head_size) {
-    case 64: return attend_few_of<2>(tile, pages, first_key, scratch, out);
-    case 96: return attend_few_of<3>(tile, pages, first_key, scratch, out);
-    case 128: return attend_few_of<4>(tile, pages, first_key, scratch, out);
-    default: return attend_few_of<8>(tile, pages, first_key, scratch, out);
+    case 64: return attend(std::integral_constant<int, 2>{});
+    case 96: return attend(std::integral_constant<int, 3>{});
+    case 128: return attend(std::integral_constant<int, 4>{});
+    default: return attend(std::integral_constant<int, 8>{});
   }
 }
 

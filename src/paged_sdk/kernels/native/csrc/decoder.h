@@ -2,13 +2,11 @@
 #pragma once
 
 #include "attention_batch.h"
-#include "mlp.h"
 #include "new_keys.h"
+#include "product.h"
 
 namespace paged {
 namespace {
-
-inline size_t line_aligned(size_t bytes) { return (bytes + 63) & ~static_cast<size_t>(63); }
 
 // Memory of one step, sized for the widest layer.
 struct DecoderScratch {
@@ -31,9 +29,9 @@ struct DecoderScratch {
         grow(projected, row * (queries + 2 * heads.num_kv_heads * heads.head_size));
         grow(attended, row * queries);
         grow(gated, row * layer.gate.rows);
-        const int widths[] = {layer.qkv[0].cols, queries, layer.down.cols};
-        for (const int cols : widths) grow(activations, activation_bytes(args.num_rows, cols, args.num_threads));
-        grow(attention, AttentionScratch::bytes(AttentionPlan(heads, args.batch), args.num_threads));
+        for (const paged_weight* weight : {&layer.qkv[0], &layer.output, &layer.gate, &layer.down})
+          grow(activations, Operand::bytes(*weight, args.num_rows, args.num_threads));
+        grow(attention, AttentionScratch::bytes(AttentionPlan(heads, args.batch, args.num_threads), args.num_threads));
       }
       sums = line_aligned(2 * sums_bytes(args.num_rows));
     }
@@ -72,14 +70,14 @@ inline void run_layer(const paged_decoder_args& args, const paged_layer& layer, 
   const Output back{args.hidden, hidden, PAGED_FLOAT32, stream};
   const auto plain = [](float* data, int64_t stride) { return Output{data, stride, PAGED_FLOAT32, {}}; };
 
-  const Activations input =
-      quantise_rows(stream, rows, hidden, layer.attention_norm, layer.norm_eps, scratch.activations, team);
-  multiply_weights(layer.qkv, layer.num_qkv, input, plain(scratch.projected, width), sums, team);
+  const Operand input =
+      prepare_rows(layer.qkv[0], stream, rows, layer.attention_norm, layer.norm_eps, scratch.activations, team);
+  multiply(layer.qkv, layer.num_qkv, input, plain(scratch.projected, width), sums, team);
   team.barrier();
 
   const paged_placement placement{heads,      layer.cache, layer.query_norm, layer.key_norm, args.cosines,
                                   args.sines, args.slots,  args.rotary_half, layer.norm_eps};
-  const AttentionPlan plan(heads, args.batch);
+  const AttentionPlan plan(heads, args.batch, args.num_threads);
   const AttentionScratch attention = AttentionScratch::at(scratch.attention, plan);
   const auto [first, last] = team.share(rows);
   for (int64_t t = first; t < last; ++t) place_token(placement, scratch.projected + t * width, t);
@@ -91,18 +89,18 @@ inline void run_layer(const paged_decoder_args& args, const paged_layer& layer, 
   attend_batch(plan, layer.cache, {scratch.projected, width, PAGED_FLOAT32}, plain(scratch.attended, queries),
                attention, team);
   team.barrier();
-  const Activations heads_out = quantise_rows({scratch.attended, queries, PAGED_FLOAT32}, rows, queries, nullptr, 0.0f,
-                                              scratch.activations, team);
-  multiply_weights(&layer.output, 1, heads_out, back, sums, team);
+  const Operand heads_out = prepare_rows(layer.output, {scratch.attended, queries, PAGED_FLOAT32}, rows, nullptr, 0.0f,
+                                         scratch.activations, team);
+  multiply(&layer.output, 1, heads_out, back, sums, team);
   team.barrier();
 
-  const Activations mlp_input =
-      quantise_rows(stream, rows, hidden, layer.mlp_norm, layer.norm_eps, scratch.activations, team);
+  const Operand mlp_input =
+      prepare_rows(layer.gate, stream, rows, layer.mlp_norm, layer.norm_eps, scratch.activations, team);
   multiply_gated(layer.gate, layer.up, mlp_input, layer.activation, scratch.gated, sums, team);
   team.barrier();
-  const Activations gated = quantise_rows({scratch.gated, layer.gate.rows, PAGED_FLOAT32}, rows, layer.gate.rows,
-                                          nullptr, 0.0f, scratch.activations, team);
-  multiply_weights(&layer.down, 1, gated, back, sums, team);
+  const Operand gated = prepare_rows(layer.down, {scratch.gated, layer.gate.rows, PAGED_FLOAT32}, rows, nullptr, 0.0f,
+                                     scratch.activations, team);
+  multiply(&layer.down, 1, gated, back, sums, team);
   team.barrier();
 }
 

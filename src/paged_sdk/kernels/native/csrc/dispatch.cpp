@@ -71,10 +71,6 @@ PAGED_EXPORT int32_t paged_linear(int32_t level, const paged_linear_args* args) 
   return paged::kLevels[level].kernels->linear(*args);
 }
 
-PAGED_EXPORT int32_t paged_mlp(int32_t level, const paged_mlp_args* args) {
-  return paged::kLevels[level].kernels->mlp(*args);
-}
-
 PAGED_EXPORT int32_t paged_attention(int32_t level, const paged_attention_args* args) {
   return paged::kLevels[level].kernels->attention(*args);
 }
@@ -85,14 +81,6 @@ PAGED_EXPORT int32_t paged_decoder(int32_t level, const paged_decoder_args* args
 
 PAGED_EXPORT int32_t paged_rotate(int32_t level, const paged_rotate_args* args) {
   return paged::kLevels[level].kernels->rotate(*args);
-}
-
-PAGED_EXPORT int32_t paged_finish(int32_t level, const paged_finish_args* args) {
-  return paged::kLevels[level].kernels->finish(*args);
-}
-
-PAGED_EXPORT int32_t paged_place(int32_t level, const paged_place_args* args) {
-  return paged::kLevels[level].kernels->place(*args);
 }
 
 // As the others; 2: the weights cannot be quantised, for NaN, Inf or numbers above 32,768.

@@ -3,9 +3,9 @@
 #include "kernels.h"
 
 #include "decoder.h"
-#include "epilogue.h"
+#include "pages.h"
 #include "quantise.h"
-#include "rotation.h"
+#include "rotate_weight.h"
 
 namespace paged {
 namespace {
@@ -26,46 +26,23 @@ void run_team(paged_workspace& workspace, int num_threads, const Body& body) {
 }
 
 int linear(const paged_linear_args& args) {
-  const int cols = args.weights[0].cols;
-  const size_t activations = activation_bytes(args.num_rows, cols, args.num_threads);
+  const paged_weight& weight = args.weights[0];
+  const size_t activations = Operand::bytes(weight, args.num_rows, args.num_threads);
   const size_t sums = sums_bytes(args.num_rows);
   uint8_t* scratch = reserve(*args.workspace, activations + sums * args.num_threads);
   if (scratch == nullptr) return kNoMemory;
   const Matrix x{args.x, args.x_stride, args.dtype};
   const Output out{args.out, args.out_stride, args.dtype, {args.residual, args.residual_stride, args.dtype}};
   run_team(*args.workspace, args.num_threads, [&](const Team& team) {
-    const Activations quantised = quantise_rows(x, args.num_rows, cols, args.norm_weight, args.norm_eps, scratch, team);
+    const Operand rows = prepare_rows(weight, x, args.num_rows, args.norm_weight, args.norm_eps, scratch, team);
     auto* own = reinterpret_cast<float (*)[kPanelRows]>(scratch + activations + team.index * sums);
-    multiply_weights(args.weights, args.num_weights, quantised, out, own, team);
-  });
-  return kOk;
-}
-
-int mlp(const paged_mlp_args& args) {
-  const int cols = args.gate->cols, inner = args.gate->rows;
-  const size_t widest = static_cast<size_t>(cols > inner ? cols : inner);
-  const size_t activations = activation_bytes(args.num_rows, static_cast<int>(widest), args.num_threads);
-  const size_t hidden_bytes = line_aligned(sizeof(float) * args.num_rows * inner);
-  const size_t sums = 2 * sums_bytes(args.num_rows);
-  uint8_t* scratch = reserve(*args.workspace, activations + hidden_bytes + sums * args.num_threads);
-  if (scratch == nullptr) return kNoMemory;
-  auto* hidden = reinterpret_cast<float*>(scratch + activations);
-  const Matrix x{args.x, args.x_stride, args.dtype};
-  const Matrix gated{hidden, inner, PAGED_FLOAT32};
-  const Output out{args.out, args.out_stride, args.dtype, {args.residual, args.residual_stride, args.dtype}};
-  run_team(*args.workspace, args.num_threads, [&](const Team& team) {
-    auto* own = reinterpret_cast<float (*)[kPanelRows]>(scratch + activations + hidden_bytes + team.index * sums);
-    const Activations first = quantise_rows(x, args.num_rows, cols, args.norm_weight, args.norm_eps, scratch, team);
-    multiply_gated(*args.gate, *args.up, first, args.activation, hidden, own, team);
-    team.barrier();
-    const Activations second = quantise_rows(gated, args.num_rows, inner, nullptr, 0.0f, scratch, team);
-    multiply_weights(args.down, 1, second, out, own, team);
+    multiply(args.weights, args.num_weights, rows, out, own, team);
   });
   return kOk;
 }
 
 int attention(const paged_attention_args& args) {
-  const AttentionPlan plan(args.heads, args.batch);
+  const AttentionPlan plan(args.heads, args.batch, args.num_threads);
   uint8_t* memory = reserve(*args.workspace, AttentionScratch::bytes(plan, args.num_threads));
   if (memory == nullptr) return kNoMemory;
   const AttentionScratch scratch = AttentionScratch::at(memory, plan);
@@ -91,29 +68,19 @@ int decoder(const paged_decoder_args& args) {
 }
 
 int rotate(const paged_rotate_args& args) {
-  const size_t row_bytes = line_aligned(sizeof(float) * args.cols);
-  uint8_t* scratch = reserve(*args.workspace, row_bytes * args.num_threads);
-  if (scratch == nullptr) return kNoMemory;
-  run_team(*args.workspace, args.num_threads, [&](const Team& team) {
-    rotate_rows(args, reinterpret_cast<float*>(scratch + team.index * row_bytes), team);
-  });
-  return kOk;
-}
-
-int finish(const paged_finish_args& args) {
-  run_team(*args.workspace, args.num_threads, [&](const Team& team) { finish_rows(args, team); });
-  return kOk;
-}
-
-int place(const paged_place_args& args) {
-  const paged_heads& heads = args.placement.heads;
-  const size_t row_bytes = line_aligned(sizeof(float) * (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_size);
-  uint8_t* scratch = reserve(*args.workspace, row_bytes * args.num_threads);
-  if (scratch == nullptr) return kNoMemory;
-  run_team(*args.workspace, args.num_threads, [&](const Team& team) {
-    place_rows(args, reinterpret_cast<float*>(scratch + team.index * row_bytes), team);
-  });
-  return kOk;
+  const int64_t panels = (args.rows + kPanelRows - 1) / kPanelRows;
+  advise_huge_pages(args.out, panels * rotated_panel_bytes(args.cols));
+  bool done = true;
+#pragma omp parallel num_threads(args.num_threads) reduction(&& : done)
+  {
+    auto* own = static_cast<float*>(std::aligned_alloc(64, sizeof(float) * kPanelRows * args.cols));
+    done = own != nullptr;
+#pragma omp for schedule(static)
+    for (int64_t panel = 0; panel < panels; ++panel)
+      if (own != nullptr) rotate_panel(args, panel, own);
+    std::free(own);
+  }
+  return done ? kOk : kNoMemory;
 }
 
 int quantise(const paged_quantise_args& args) {
@@ -128,6 +95,6 @@ int quantise(const paged_quantise_args& args) {
 
 }  // namespace
 
-extern const KernelTable PAGED_TABLE{linear, mlp, attention, decoder, rotate, finish, place, quantise};
+extern const KernelTable PAGED_TABLE{linear, attention, decoder, rotate, quantise};
 
 }  // namespace paged

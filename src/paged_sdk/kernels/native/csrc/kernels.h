@@ -7,12 +7,9 @@ namespace paged {
 
 struct KernelTable {
   int (*linear)(const paged_linear_args& args);
-  int (*mlp)(const paged_mlp_args& args);
   int (*attention)(const paged_attention_args& args);
   int (*decoder)(const paged_decoder_args& args);
   int (*rotate)(const paged_rotate_args& args);
-  int (*finish)(const paged_finish_args& args);
-  int (*place)(const paged_place_args& args);
   int (*quantise)(const paged_quantise_args& args);
 };
 

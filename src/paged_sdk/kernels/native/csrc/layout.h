@@ -10,6 +10,8 @@
 //   top pair  2 vectors: vector v has in bits 2 i, 2 i + 1 of a byte the top bits of quad 4 v + i
 //   bytes     8 vectors, one per quad
 //
+// A rotated matrix (rotated.h) has no blocks: 16 float32 scales, then a vector of unsigned bytes per quad.
+//
 // The K formats' six-bit scales and minima stay six bits: 256 numbers (group g: 16 scales, 16 minima) in 192 bytes, the
 // last 64 numbers spread over the top pairs of the first 192. So every format keeps the file's own bits per weight,
 // which is what a single stream, bound by memory bandwidth, pays for.
@@ -24,6 +26,9 @@ constexpr int kGroup = 32;  // columns that share an activation scale
 constexpr int kVector = 64;
 constexpr int kHalves = 2 * kPanelRows;  // bytes of one float16 per row
 constexpr int kSixBits = 192;            // bytes of a block's six-bit scales and minima
+constexpr int kRotatedHeader = kPanelRows * sizeof(float);
+
+constexpr int64_t rotated_panel_bytes(int cols) { return kRotatedHeader + static_cast<int64_t>(cols) * kPanelRows; }
 
 enum class Planes { kNibbles, kFive, kSix, kBytes };
 

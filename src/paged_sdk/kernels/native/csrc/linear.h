@@ -1,6 +1,7 @@
-// Linear layers over quantised activations: several weights that share one input, bias and residual in the epilogue.
+// Linear layers over packed weights: several that share one input, and gated pairs; bias and residual in the epilogue.
 #pragma once
 
+#include "functions.h"
 #include "panel.h"
 
 namespace paged {
@@ -13,15 +14,17 @@ struct Output {
   int32_t dtype;
   Matrix residual;  // data null: none; may be `data` itself
 
-  // Writes `count` (up to 16) columns of one row.
-  void store(int64_t row, int64_t col, int count, const float* sums, const float* bias) const {
+  // Writes `count` (up to 16) columns of one row, plus bias and residual.
+  void store(int64_t row, int64_t col, int count, Floats product, const float* bias) const {
     if (count == kPanelRows) {  // the common case, whole vectors
-      Floats v = load_floats(sums);
+      Floats v = product;
       if (bias != nullptr) v = add(v, load_floats(bias));
       if (residual.data != nullptr) v = add(v, residual.load(row, col));
       store(row, col, v);
       return;
     }
+    alignas(64) float sums[kPanelRows];
+    store_floats(sums, product);
     for (int i = 0; i < count; ++i) {
       float v = sums[i] + (bias != nullptr ? bias[i] : 0.0f);
       if (residual.data != nullptr) v += residual.at(row, col + i);
@@ -50,8 +53,8 @@ inline int64_t num_panels(const paged_weight& weight) { return (weight.rows + kP
 inline size_t sums_bytes(int num_rows) { return sizeof(float) * kPanelRows * num_rows; }
 
 // out[:, concat of the weights' rows] = x . W^T: the thread's share of all panels of all weights.
-inline void multiply_weights(const paged_weight* weights, int num_weights, const Activations& x, const Output& out,
-                             float (*sums)[kPanelRows], const Team& team) {
+inline void multiply_packed(const paged_weight* weights, int num_weights, const Activations& x, const Output& out,
+                            float (*sums)[kPanelRows], const Team& team) {
   int64_t total = 0;
   for (int i = 0; i < num_weights; ++i) total += num_panels(weights[i]);
   const auto [first, last] = team.share(total);
@@ -66,10 +69,25 @@ inline void multiply_weights(const paged_weight* weights, int num_weights, const
       const int64_t row0 = p * kPanelRows;
       const int width = w.rows - row0 < kPanelRows ? static_cast<int>(w.rows - row0) : kPanelRows;
       const float* bias = w.bias != nullptr ? w.bias + row0 : nullptr;
-      for (int r = 0; r < x.num_rows; ++r) out.store(r, col + row0, width, sums[r], bias);
+      for (int r = 0; r < x.num_rows; ++r) out.store(r, col + row0, width, load_floats(sums[r]), bias);
     }
     before += count;
     col += w.rows;
+  }
+}
+
+// hidden[:, p * 16 ...] = activation(gate x) * (up x): gate and up panels of the same rows one after the other.
+inline void multiply_packed_gated(const paged_weight& gate, const paged_weight& up, const Activations& x,
+                                  int32_t activation, float* hidden, float (*sums)[kPanelRows], const Team& team) {
+  const PanelKernel gate_kernel = panel_kernel(gate.format), up_kernel = panel_kernel(up.format);
+  float (*up_sums)[kPanelRows] = sums + x.num_rows;
+  const auto [first, last] = team.share(num_panels(gate));
+  for (int64_t p = first; p < last; ++p) {
+    gate_kernel.multiply(gate.data + p * gate_kernel.panel_bytes(gate.cols), gate.cols, x, sums);
+    up_kernel.multiply(up.data + p * up_kernel.panel_bytes(up.cols), up.cols, x, up_sums);
+    for (int r = 0; r < x.num_rows; ++r)
+      store_floats(hidden + static_cast<int64_t>(r) * gate.rows + p * kPanelRows,
+                   mul(activate(load_floats(sums[r]), activation), load_floats(up_sums[r])));
   }
 }
 

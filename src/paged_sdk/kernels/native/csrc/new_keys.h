@@ -16,7 +16,14 @@ inline void normalise_head(float* head, int size, const float* weight, float eps
 
 // Rotary embedding (Su et al., 2021, arXiv 2104.09864) of one head in place.
 inline void rotate_head(float* head, const float* cosines, const float* sines, int half) {
-  for (int i = 0; i < half; ++i) {
+  int i = 0;
+  for (; i + 16 <= half; i += 16) {
+    const Floats a = load_floats(head + i), b = load_floats(head + half + i);
+    const Floats cosine = load_floats(cosines + i), sine = load_floats(sines + i);
+    store_floats(head + i, sub(mul(a, cosine), mul(b, sine)));
+    store_floats(head + half + i, add(mul(b, cosine), mul(a, sine)));
+  }
+  for (; i < half; ++i) {
     const float a = head[i], b = head[half + i];
     head[i] = a * cosines[i] - b * sines[i];
     head[half + i] = b * cosines[i] + a * sines[i];
@@ -46,7 +53,8 @@ inline void store_vector(const float* vector, int size, int32_t dtype, void* dat
   if (dtype == PAGED_FLOAT32) {
     __builtin_memcpy(static_cast<float*>(data) + index * size, vector, sizeof(float) * size);
   } else if (dtype == PAGED_BFLOAT16) {
-    for (int i = 0; i < size; ++i) static_cast<uint16_t*>(data)[index * size + i] = to_bfloat16(vector[i]);
+    for (int c = 0; c < size; c += 16)
+      store_bfloat16(static_cast<uint16_t*>(data) + index * size + c, load_floats(vector + c));
   } else {
     uint32_t bits = 0;
     for (int c = 0; c < size; c += 16) {

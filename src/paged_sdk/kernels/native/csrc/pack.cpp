@@ -1,10 +1,10 @@
 // GGUF blocks into panels (layout.h). Runs once, at load: plain loops, a pass over the file's bytes.
 #include <omp.h>
-#include <sys/mman.h>
 
 #include <cstring>
 
 #include "blocks.h"
+#include "pages.h"
 
 namespace paged {
 namespace {
@@ -63,23 +63,15 @@ void write_block(const Layout& layout, const Block* rows, uint8_t* out) {
   for (int g = 0; g < layout.groups; ++g) write_group(layout, rows, g, out + layout.header + g * layout.group_bytes);
 }
 
-// A stream through hundreds of megabytes misses the TLB every 4 KiB otherwise. Advice only: no answer is needed.
-void advise_huge_pages(uint8_t* data, int64_t bytes) {
-#if defined(MADV_HUGEPAGE)
-  constexpr uintptr_t kPage = 4096;
-  const uintptr_t first = (reinterpret_cast<uintptr_t>(data) + kPage - 1) & ~(kPage - 1);
-  const uintptr_t last = (reinterpret_cast<uintptr_t>(data) + bytes) & ~(kPage - 1);
-  if (last > first) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
-#else
-  (void)data, (void)bytes;
-#endif
-}
-
 }  // namespace
 }  // namespace paged
 
 // Bytes of a packed weight, or -1 when the format is unknown or cols is no multiple of its block.
 PAGED_EXPORT int64_t paged_packed_bytes(int32_t format, int32_t rows, int32_t cols) {
+  if (format == PAGED_ROTATED_INT8) {
+    if (cols % paged::kGroup != 0) return -1;
+    return (rows + paged::kPanelRows - 1) / paged::kPanelRows * paged::rotated_panel_bytes(cols);
+  }
   const paged::BlockForm* source = paged::block_form(format);
   if (source == nullptr || cols % (source->layout->groups * paged::kGroup) != 0) return -1;
   const int64_t panels = (rows + paged::kPanelRows - 1) / paged::kPanelRows;

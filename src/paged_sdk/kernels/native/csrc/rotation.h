@@ -1,11 +1,9 @@
-// Activations for a product in int8: normalised or gated, rotated by a block-diagonal Hadamard matrix, quantised with
-// one scale per row.
+// Rows for a product in int8: rotated by a block-diagonal Hadamard matrix, quantised with one scale per row.
 #pragma once
 
 #include <algorithm>
 
 #include "activations.h"
-#include "functions.h"
 
 namespace paged {
 namespace {
@@ -61,61 +59,54 @@ inline Ints rotate_row(float* row, int cols, int block) {
   }
 }
 
-// Quantises `row`, whose largest magnitude has the bits `largest`, to out; returns its scale for numbers that stand for
-// `unit` times what they are. A NaN scale carries NaN and Inf to every output of the row, and to no other row.
-inline float quantise_whole_row(const float* row, int cols, uint32_t largest, float unit, int8_t* out) {
+// Columns that are rotated together: the largest power of two that divides all of them, up to 256. Larger blocks spread
+// no better and cost more.
+inline int rotation_block(int cols) { return std::min(cols & -cols, 256); }
+
+// What a code of a row stands for whose largest magnitude has the bits `largest`. NaN carries NaN and Inf to every
+// output of the row, and to no other row.
+inline float unit_of(uint32_t largest) {
   constexpr uint32_t kInfinity = 0x7f800000;
   constexpr float kSmallest = 1e-30f;  // below it 127 / maximum overflows; such values are zero
-  float maximum;
-  __builtin_memcpy(&maximum, &largest, 4);
-  if (largest >= kInfinity || maximum < kSmallest) {
-    std::fill_n(out, cols, int8_t{0});
-    return largest >= kInfinity ? std::numeric_limits<float>::quiet_NaN() : 0.0f;
+  if (largest >= kInfinity) return std::numeric_limits<float>::quiet_NaN();
+  const float maximum = from_bits(largest);
+  return maximum < kSmallest ? 0.0f : maximum / 127.0f;
+}
+
+// Quantises `row` to runs of four codes, kStride bytes apart, whose bits are turned by kTurn. Returns the sum of the
+// codes.
+template <int kStride, uint32_t kTurn>
+inline int32_t quantise_quads(const float* row, int cols, uint32_t largest, void* quads) {
+  auto* to = static_cast<uint8_t*>(quads);
+  if (!(unit_of(largest) > 0.0f)) {  // or NaN
+    const uint32_t zeros = kTurn;
+    for (int c = 0; c < cols; c += 4, to += kStride) __builtin_memcpy(to, &zeros, 4);
+    return 0;
   }
-  const Floats factor = broadcast(127.0f / maximum);
-  for (int c = 0; c < cols; c += 16) store_int8(out + c, to_nearest(mul(load_floats(row + c), factor)));
-  return maximum / 127.0f * unit;
+  const Floats factor = broadcast(127.0f / from_bits(largest));
+  Ints sum = zero_ints();
+  for (int c = 0; c < cols; c += 16) {
+    const Ints q = to_nearest(mul(load_floats(row + c), factor));
+    sum = add(sum, q);
+    alignas(16) uint32_t codes[4];
+    store_int8(reinterpret_cast<int8_t*>(codes), q);
+    for (int i = 0; i < 4; ++i, to += kStride) {
+      const uint32_t quad = codes[i] ^ kTurn;
+      __builtin_memcpy(to, &quad, 4);
+    }
+  }
+  return sum_of(sum);
 }
 
 // x[row], times norm_weight where that is given, in float32. Returns 1 / rms then: the row's scale takes it, so that
 // one pass does.
-inline float load_row(const paged_rotate_args& args, const Matrix& x, int64_t row, float* out) {
-  if (args.norm_weight == nullptr) {
-    for (int c = 0; c < args.cols; c += 16) store_floats(out + c, x.load(row, c));
+inline float load_row(const Matrix& x, int64_t row, int cols, const float* norm_weight, float eps, float* out) {
+  if (norm_weight == nullptr) {
+    for (int c = 0; c < cols; c += 16) store_floats(out + c, x.load(row, c));
     return 1.0f;
   }
-  for (int c = 0; c < args.cols; c += 16) store_floats(out + c, mul(x.load(row, c), load_floats(args.norm_weight + c)));
-  return inverse_rms(x, row, args.cols, args.norm_eps);
-}
-
-// activation(gate) * up of x[row] = [gate | up], which the row's scale multiplies first.
-inline void load_gated_row(const paged_rotate_args& args, const Matrix& x, int64_t row, float* out) {
-  const Floats factor = broadcast(row_scale(args.row_scales, row));
-  for (int c = 0; c < args.cols; c += 16) {
-    const Floats gate = mul(x.load(row, c), factor), up = mul(x.load(row, args.cols + c), factor);
-    store_floats(out + c, mul(activate(gate, args.activation), up));
-  }
-}
-
-// The team's rows; `own` is the calling thread's memory for one of them.
-inline void rotate_rows(const paged_rotate_args& args, float* own, const Team& team) {
-  const Matrix x{args.x, args.x_stride, args.dtype};
-  const int cols = args.cols;  // a copy: bytes that are written might be the arguments'
-  const float norm = 1.0f / __builtin_sqrtf(static_cast<float>(args.block));
-  const auto [first, last] = team.share(args.num_rows);
-  for (int64_t row = first; row < last; ++row) {
-    float unit = norm;
-    if (args.activation == PAGED_NOT_GATED) {
-      unit *= load_row(args, x, row, own);
-    } else {
-      load_gated_row(args, x, row, own);
-    }
-    const Ints largest = rotate_row(own, cols, args.block);
-    int8_t* out = args.out + row * cols;
-    args.scales[row] = quantise_whole_row(own, cols, static_cast<uint32_t>(max_of(largest)), unit, out);
-    if (args.is_unsigned)
-      for (int c = 0; c < cols; ++c) out[c] = static_cast<int8_t>(out[c] ^ 0x80);
-  }
+  for (int c = 0; c < cols; c += 16) store_floats(out + c, mul(x.load(row, c), load_floats(norm_weight + c)));
+  return inverse_rms(x, row, cols, eps);
 }
 
 }  // namespace

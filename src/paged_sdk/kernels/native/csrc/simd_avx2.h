@@ -20,6 +20,7 @@ struct Floats {
 
 constexpr int kMaxTile = 4;    // 8 sums leave half of the 16 registers to weights and scales
 constexpr int kDenseTile = 3;  // rows of a float product, two vectors wide: 12 of the 16 registers
+constexpr int kTokenTile = 2;
 
 inline __m256i load256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 inline __m128i load128(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
@@ -76,6 +77,7 @@ inline Ints dot4(Ints sum, Bytes w, const int8_t* x) {
   const __m256i b = _mm256_set1_epi32(four);
   return {dot4_half<kEightBit>(sum.lo, w.lo, b), dot4_half<kEightBit>(sum.hi, w.hi, b)};
 }
+inline Ints add(Ints a, Ints b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
 inline int32_t sum_of(Ints a) {
   const __m256i b = _mm256_add_epi32(a.lo, a.hi);
   __m128i c = _mm_add_epi32(_mm256_castsi256_si128(b), _mm256_extracti128_si256(b, 1));

@@ -14,6 +14,7 @@ using Floats = __m512;  // 16 float32
 
 constexpr int kMaxTile = 16;  // activation rows held in registers: 16 sums + 8 weight vectors + scales fit 32 registers
 constexpr int kDenseTile = 12;  // rows of a float product, two vectors wide: 24 sums
+constexpr int kTokenTile = 8;  // activation rows of a rotated product, times two panels: 16 sums
 
 inline Bytes load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
 inline void store_bytes(uint8_t* p, Bytes a) { _mm512_storeu_si512(p, a); }
@@ -43,6 +44,7 @@ inline Ints dot4(Ints sum, Bytes w, const int8_t* x) {
   __builtin_memcpy(&four, x, 4);
   return _mm512_dpbusd_epi32(sum, w, _mm512_set1_epi32(four));
 }
+inline Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
 inline int32_t sum_of(Ints a) { return _mm512_reduce_add_epi32(a); }
 inline void store_int8(int8_t* p, Ints a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a)); }
 
@@ -131,7 +133,9 @@ inline Floats butterfly(Floats a) {
   if constexpr (kStride == 2) partner = _mm512_permute_ps(a, 0x4e);
   if constexpr (kStride == 1) partner = _mm512_permute_ps(a, 0xb1);
   constexpr __mmask16 kUpper = kStride == 8 ? 0xff00 : kStride == 4 ? 0xf0f0 : kStride == 2 ? 0xcccc : 0xaaaa;
-  return _mm512_mask_sub_ps(_mm512_add_ps(a, partner), kUpper, partner, a);
+  // One rounding, as a sum's: a third fewer instructions than a sum, a difference and a choice.
+  const Floats signs = _mm512_mask_mov_ps(_mm512_set1_ps(1.0f), kUpper, _mm512_set1_ps(-1.0f));
+  return _mm512_fmadd_ps(a, signs, partner);
 }
 // Rows become columns.
 inline void transpose(Floats rows[16]) {

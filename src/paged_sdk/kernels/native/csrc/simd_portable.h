@@ -20,6 +20,7 @@ struct Floats {
 
 constexpr int kMaxTile = 4;
 constexpr int kDenseTile = 3;
+constexpr int kTokenTile = 2;
 
 template <class F>
 inline Bytes each_byte(F f) {
@@ -72,6 +73,9 @@ inline Ints dot4(Ints sum, Bytes w, const int8_t* x) {
     const uint8_t* row = w.v + 4 * i;
     return sum.v[i] + row[0] * x[0] + row[1] * x[1] + row[2] * x[2] + row[3] * x[3];
   });
+}
+inline Ints add(Ints a, Ints b) {
+  return each_int([&](int i) { return a.v[i] + b.v[i]; });
 }
 inline int32_t sum_of(Ints a) {
   int32_t total = 0;

@@ -28,6 +28,8 @@ uint8_t* reserve(paged_workspace& workspace, size_t bytes);
 
 namespace {
 
+inline size_t line_aligned(size_t bytes) { return (bytes + 63) & ~static_cast<size_t>(63); }
+
 // The calling thread's place among those that share a call.
 struct Team {
   paged_workspace& workspace;

@@ -1,0 +1,146 @@
+"""The small ops between products on CUDA, beside a copy on the device: `python -m benchmarks.gpu.small_ops`.
+
+Shapes are those of an 8B model (hidden size 4096, 32 heads of 128, 8 KV heads, MLP 14,336, 128,256 tokens). Sizes that
+fit the cache are read from it, as in a decoder: there they may exceed the copy.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.paged_attention import copy_bandwidth, microseconds
+from paged_sdk.kernels.activation import gated_activation, gated_activation_reference
+from paged_sdk.kernels.kv_cache import copy_blocks, copy_blocks_reference
+from paged_sdk.kernels.norm import add_rms_norm, add_rms_norm_reference
+from paged_sdk.kernels.rotary import rotate_and_cache, rotate_and_cache_reference
+from paged_sdk.kernels.sampling import argmax, argmax_reference, draw, draw_reference
+
+__all__ = ["run"]
+
+Row = dict[str, Any]
+Case = tuple[str, str, int, Callable[[], object], Callable[[], object]]
+
+NUM_TOKENS: Final = (1, 256, 4096)
+HIDDEN_SIZE: Final = 4096
+INTERMEDIATE_SIZE: Final = 14_336
+NUM_HEADS: Final = 32
+NUM_KV_HEADS: Final = 8
+HEAD_SIZE: Final = 128
+VOCAB_SIZE: Final = 128_256
+NUM_LAYERS: Final = 32
+BLOCK_SIZE: Final = 32
+
+
+def run(device: torch.device) -> list[Row]:
+    """Each op at its sizes.
+
+    :param device: a CUDA device
+    :returns: per case microseconds and GB/s of what has to be read and written; under ``reference`` the microseconds of
+        torch's operations and the device's copy in GB/s
+    """
+    copied = copy_bandwidth(device)
+    rows: list[Row] = []
+    for kernel, case, num_bytes, call, reference in _cases(device):
+        us = microseconds(call)
+        row_reference = {"torch_us": microseconds(reference), "copy_gbps": copied}
+        rows.append(
+            {"kernel": kernel, "case": case, "us": us, "gbps": num_bytes / us / 1000, "reference": row_reference}
+        )
+    return rows
+
+
+def _cases(device: torch.device) -> Iterator[Case]:
+    """Name, size, bytes, the op and its reference."""
+
+    def normal(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        return torch.randn(*shape, dtype=dtype, device=device)
+
+    for num_tokens in NUM_TOKENS:
+        x, residual, weight = normal(num_tokens, HIDDEN_SIZE), normal(num_tokens, HIDDEN_SIZE), normal(HIDDEN_SIZE)
+        yield (
+            "add_rms_norm",
+            f"{num_tokens} tokens of {HIDDEN_SIZE}, bfloat16",
+            4 * x.nbytes,
+            partial(add_rms_norm, x, residual, weight, 1e-5),
+            partial(add_rms_norm_reference, x, residual, weight, 1e-5),
+        )
+        gate_up = normal(num_tokens, 2 * INTERMEDIATE_SIZE)
+        yield (
+            "gated_activation",
+            f"{num_tokens} tokens of {INTERMEDIATE_SIZE}, bfloat16",
+            gate_up.nbytes * 3 // 2,
+            partial(gated_activation, gate_up),
+            partial(gated_activation_reference, gate_up),
+        )
+        yield from _rotations(num_tokens, device)
+    for num_rows in (1, 256):
+        logits = normal(num_rows, VOCAB_SIZE, dtype=torch.float32)
+        ones = torch.ones(num_rows, device=device)
+        settings = ones, ones * 0, ones.double() / 2
+        case = f"{num_rows} rows of {VOCAB_SIZE}"
+        yield (
+            "argmax",
+            case,
+            logits.nbytes,
+            partial(argmax, logits),
+            partial(argmax_reference, logits),
+        )
+        yield (
+            "draw",
+            case,
+            2 * logits.nbytes,
+            partial(draw, logits, *settings),
+            partial(draw_reference, logits, *settings),
+        )
+    caches = [normal(64, BLOCK_SIZE, NUM_KV_HEADS, HEAD_SIZE) for _ in range(2 * NUM_LAYERS)]
+    pairs = torch.arange(16, device=device).view(8, 2)
+    yield (
+        "copy_blocks",
+        f"8 blocks of {BLOCK_SIZE} tokens in {NUM_LAYERS} layers, bfloat16",
+        2 * 8 * len(caches) * caches[0][0].nbytes,
+        partial(copy_blocks, caches[:NUM_LAYERS], caches[NUM_LAYERS:], pairs),
+        partial(copy_blocks_reference, caches[:NUM_LAYERS], caches[NUM_LAYERS:], pairs),
+    )
+
+
+def _rotations(num_tokens: int, device: torch.device) -> Iterator[Case]:
+    """Rotation and the write to the cache, as it is and in f8e4m3."""
+    for stored in (torch.bfloat16, torch.float8_e4m3fn):
+        heads = torch.randn(num_tokens, NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_SIZE, dtype=torch.bfloat16, device=device)
+        query, key, value = torch.split(heads, [NUM_HEADS, NUM_KV_HEADS, NUM_KV_HEADS], dim=1)
+        angles = torch.randn(num_tokens, HEAD_SIZE // 2, device=device)
+        shape = (-(-num_tokens // BLOCK_SIZE), BLOCK_SIZE, NUM_KV_HEADS, HEAD_SIZE)
+        key_cache, value_cache = (torch.zeros(shape, device=device).to(stored) for _ in range(2))
+        quantised = stored == torch.float8_e4m3fn
+        k_scale, v_scale = (torch.zeros(shape[:3], device=device) if quantised else None for _ in range(2))
+        slots = torch.randperm(num_tokens, device=device)
+        written = 2 * key.numel() * stored.itemsize + (8 * num_tokens * NUM_KV_HEADS if quantised else 0)
+        read = heads.nbytes + 2 * angles.nbytes
+        rotated = (query.numel() + key.numel()) * heads.itemsize
+        cos, sin = angles.cos(), angles.sin()
+        call, reference = (
+            partial(serve, query, key, value, cos, sin, key_cache, value_cache, slots, k_scale, v_scale)
+            for serve in (rotate_and_cache, rotate_and_cache_reference)
+        )
+        yield (
+            "rotate_and_cache",
+            f"{num_tokens} tokens, {NUM_HEADS} + {NUM_KV_HEADS} heads of {HEAD_SIZE}, {stored} pages",
+            read + rotated + written,
+            call,
+            reference,
+        )
+
+
+def main() -> None:
+    for row in run(torch.device("cuda")):
+        print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
