@@ -66,15 +66,16 @@ inline RotatedRows rotate_rows(const Matrix& x, int num_rows, int cols, const fl
   return out;
 }
 
-// Lines of the next panels to fetch while this one is multiplied: every tile of rows fetches its part, so that memory
-// is busy all the time. Beyond four tiles the first four have fetched everything.
+// Which part of the next panels to fetch while this one is multiplied: every tile of rows fetches its own, so that
+// memory is busy all the time. Beyond four tiles the first four have fetched everything, and later ones repeat a line.
 struct Ahead {
-  int lines;  // per 16 columns
-  int64_t first;
+  int64_t first;  // byte of a panel
+  int step;       // bytes for every quad
 
   Ahead(int tile, int tiles, int cols)
-      : lines(tiles == 1 ? 4 : tiles < 4 ? 2 : 1), first(static_cast<int64_t>(tile) * lines * (cols / 16)) {
-    if (first + static_cast<int64_t>(lines) * (cols / 16) > cols / 4) lines = 0;
+      : first(0), step(tiles == 1 ? kVector : tiles < 4 ? kVector / 2 : kVector / 4) {
+    first = static_cast<int64_t>(tile) * step * (cols / 4);
+    if (first + step > static_cast<int64_t>(cols) * kPanelRows) first = 0, step = 0;
   }
 };
 
@@ -87,19 +88,19 @@ inline void multiply_rotated_tile(const uint8_t* const (&panels)[kPanels], const
   for (int p = 0; p < kPanels; ++p)
     for (int r = 0; r < kRows; ++r) sum[p][r] = broadcast_shifted<0>(x.offsets + row + r);
   const int8_t* codes = x.tile(tile);
-  int64_t line = ahead.first;
-  for (int c = 0; c < x.cols; c += 16) {
-    for (int i = 0; i < ahead.lines; ++i, ++line)
-      for (int p = 0; p < kPanels; ++p) __builtin_prefetch(next[p] + line * kVector, 0, 2);
-#pragma GCC unroll 4
-    for (int q = 0; q < 4; ++q, codes += 4 * kTokenTile) {
-      Bytes w[kPanels];
-      for (int p = 0; p < kPanels; ++p)
-        w[p] = load_bytes(panels[p] + kRotatedHeader + static_cast<int64_t>(c + 4 * q) * kPanelRows);
+  const uint8_t *weights[kPanels], *to_fetch[kPanels];
+  for (int p = 0; p < kPanels; ++p) weights[p] = panels[p] + kRotatedHeader, to_fetch[p] = next[p] + ahead.first;
+  int64_t fetched = 0;
 #pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r)
-        for (int p = 0; p < kPanels; ++p) sum[p][r] = dot4<true>(sum[p][r], w[p], codes + 4 * r);
+  for (int64_t quad = 0; quad < x.cols / 4; ++quad, codes += 4 * kTokenTile, fetched += ahead.step) {
+    Bytes w[kPanels];
+    for (int p = 0; p < kPanels; ++p) {
+      __builtin_prefetch(to_fetch[p] + fetched, 0, 2);
+      w[p] = load_bytes(weights[p] + quad * kVector);
     }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r)
+      for (int p = 0; p < kPanels; ++p) sum[p][r] = dot4<true>(sum[p][r], w[p], codes + 4 * r);
   }
   const int rows = x.num_rows - row < kRows ? static_cast<int>(x.num_rows - row) : kRows;
   for (int r = 0; r < rows; ++r) {
