@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,10 +31,27 @@ def _one_thread() -> None:
 
 
 @pytest.fixture(scope="session")
-def triton_device() -> torch.device:
+def triton_device() -> Iterator[torch.device]:
     """The device of tensors that Triton kernels are given: without CUDA, Triton's interpreter runs them."""
     pytest.importorskip("triton")
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if torch.cuda.is_available():
+        yield torch.device("cuda")
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        _let_the_interpreter_loop(patch)
+        yield torch.device("cpu")
+
+
+def _let_the_interpreter_loop(patch: pytest.MonkeyPatch) -> None:
+    """The interpreter of Triton 3.6 takes a loop's bounds from arrays of one element, which numpy 2.4 refuses."""
+    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
+    patch_tensor = interpreter._patch_lang_tensor
+
+    def patch_with_index(tensor: Any, scope: Any) -> None:
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    patch.setattr(interpreter, "_patch_lang_tensor", patch_with_index)
 
 
 @pytest.fixture(scope="session")

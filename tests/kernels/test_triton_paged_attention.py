@@ -5,7 +5,6 @@ Tolerances are those of the query's dtype: weights are rounded to it before they
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -29,20 +28,6 @@ SMALL: Final = Tile(block_m=16, block_n=16, num_warps=4, num_stages=2)
 KERNELS: Final = ("decode", "splits", "prefill")
 EVERY_KERNEL: Final = pytest.mark.parametrize("kernel", KERNELS)
 NEEDS_GPU: Final = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
-
-@pytest.fixture(autouse=True)
-def _loops_in_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter of Triton 3.6 takes a loop's bounds from arrays of one element, which numpy 2.4 refuses."""
-    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
-
-    patch_tensor = interpreter._patch_lang_tensor
-
-    def patch(tensor: Any, scope: Any) -> None:
-        patch_tensor(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
-
-    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch)
 
 
 def run(kernel: str, case: PagedCase, device: torch.device, **options: Any) -> Tensor:

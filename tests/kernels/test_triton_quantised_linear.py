@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any, Final
+from typing import Final
 
 import pytest
 import torch
@@ -24,19 +23,6 @@ TOLERANCES: Final = {torch.float32: 3e-5, torch.float16: 1e-3, torch.bfloat16: 8
 EVERY_DTYPE: Final = pytest.mark.parametrize("dtype", TOLERANCES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 Q4_K: Final = tensor_type_of("Q4_K")
 Q6_K: Final = tensor_type_of("Q6_K")
-
-
-@pytest.fixture(autouse=True)
-def _loops_in_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter of Triton 3.6 takes a loop's bounds from arrays of one element, which numpy 2.4 refuses."""
-    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
-    patch_tensor = interpreter._patch_lang_tensor
-
-    def patch(tensor: Any, scope: Any) -> None:
-        patch_tensor(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
-
-    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch)
 
 
 def generator() -> torch.Generator:
@@ -88,16 +74,16 @@ def test_every_type_that_is_repacked_is_tested() -> None:
 
 @pytest.mark.parametrize(
     ("name", "bits"),
-    {
-        "Q4_0": 4.5,
-        "Q4_1": 5.0,
-        "Q5_0": 5.5,
-        "Q5_1": 6.0,
-        "Q8_0": 8.5,
-        "Q4_K": 4.625,
-        "Q5_K": 5.625,
-        "Q6_K": 6.5625,
-    }.items(),  # fmt: skip
+    [
+        ("Q4_0", 4.5),
+        ("Q4_1", 5.0),
+        ("Q5_0", 5.5),
+        ("Q5_1", 6.0),
+        ("Q8_0", 8.5),
+        ("Q4_K", 4.625),
+        ("Q5_K", 5.625),
+        ("Q6_K", 6.5625),
+    ],
 )
 def test_bits_per_weight(name: str, bits: float) -> None:
     matrix = repack(random_matrix(tensor_type_of(name), 2, 512, generator()))

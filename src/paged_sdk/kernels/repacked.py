@@ -36,11 +36,11 @@ from torch import Tensor
 from paged_sdk.errors import UnsupportedQuantizationError
 from paged_sdk.kernels.gguf_blocks import (
     BlockMatrix,
-    _bit_planes,
-    _bits,
-    _nibbles,
-    _pairs,
+    bit_pairs,
+    bit_planes,
+    bits_in_order,
     block_format,
+    nibbles,
     tensor_type_of,
 )
 
@@ -250,19 +250,19 @@ def _six_bit_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _split_q4_0(blocks: Tensor) -> _Split:
-    return _Split(_nibbles(blocks[:, 2:], 16), _halves(blocks, 0))
+    return _Split(nibbles(blocks[:, 2:], 16), _halves(blocks, 0))
 
 
 def _split_q4_1(blocks: Tensor) -> _Split:
-    return _Split(_nibbles(blocks[:, 4:], 16), _halves(blocks, 0), -_halves(blocks, 2))
+    return _Split(nibbles(blocks[:, 4:], 16), _halves(blocks, 0), -_halves(blocks, 2))
 
 
 def _split_q5_0(blocks: Tensor) -> _Split:
-    return _Split(_nibbles(blocks[:, 6:], 16) | (_bits(blocks[:, 2:6]) << 4), _halves(blocks, 0))
+    return _Split(nibbles(blocks[:, 6:], 16) | (bits_in_order(blocks[:, 2:6]) << 4), _halves(blocks, 0))
 
 
 def _split_q5_1(blocks: Tensor) -> _Split:
-    low, high = _nibbles(blocks[:, 8:], 16), _bits(blocks[:, 4:8])
+    low, high = nibbles(blocks[:, 8:], 16), bits_in_order(blocks[:, 4:8])
     return _Split(low | (high << 4), _halves(blocks, 0), -_halves(blocks, 2))
 
 
@@ -271,16 +271,16 @@ def _split_q8_0(blocks: Tensor) -> _Split:
 
 
 def _split_q4_k(blocks: Tensor) -> _Split:
-    return _Split(_nibbles(blocks[:, 16:], 32), *_six_bit_scales(blocks), _halves(blocks, 0, 2))
+    return _Split(nibbles(blocks[:, 16:], 32), *_six_bit_scales(blocks), _halves(blocks, 0, 2))
 
 
 def _split_q5_k(blocks: Tensor) -> _Split:
-    low, high = _nibbles(blocks[:, 48:], 32), _bit_planes(blocks[:, 16:48])
+    low, high = nibbles(blocks[:, 48:], 32), bit_planes(blocks[:, 16:48])
     return _Split(low | (high << 4), *_six_bit_scales(blocks), _halves(blocks, 0, 2))
 
 
 def _split_q6_k(blocks: Tensor) -> _Split:
-    low, high = _nibbles(blocks[:, :128], 64), _pairs(blocks[:, 128:192], 32)
+    low, high = nibbles(blocks[:, :128], 64), bit_pairs(blocks[:, 128:192], 32)
     return _Split(low | (high << 4), blocks[:, 192:208].view(torch.int8), supers=_halves(blocks, 208))
 
 

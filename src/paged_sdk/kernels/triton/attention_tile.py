@@ -24,7 +24,6 @@ __all__ = [
     "cache_arguments",
     "load_query",
     "normalise",
-    "num_multiprocessors",
     "wide_matrix_units",
 ]
 
@@ -46,14 +45,6 @@ class Tile:
     block_n: int
     num_warps: int
     num_stages: int
-
-
-@functools.cache
-def num_multiprocessors(device: torch.device) -> int:
-    """How many programs a device runs side by side, but for those that share a multiprocessor."""
-    if device.type != "cuda":
-        return 1  # the interpreter runs one program after another
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Whether Triton's kernels can run."""
+"""Whether Triton's kernels can run, and on how much."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 import torch
 
-__all__ = ["why_not"]
+__all__ = ["num_multiprocessors", "why_not"]
 
 # bfloat16 products in hardware begin with Ampere; Triton itself serves nothing older than compute capability 7.0.
 _OLDEST: Final = (8, 0)
@@ -26,3 +26,11 @@ def why_not(device: torch.device) -> str | None:
         has = f"{torch.cuda.get_device_name(device)} has compute capability {capability[0]}.{capability[1]}"
         return f"{has}: Triton kernels need 8.0 (Ampere) or newer"
     return None
+
+
+@functools.cache
+def num_multiprocessors(device: torch.device) -> int:
+    """How many programs a device runs side by side, but for those that share a multiprocessor."""
+    if device.type != "cuda":
+        return 1  # the interpreter runs one program after another
+    return torch.cuda.get_device_properties(device).multi_processor_count

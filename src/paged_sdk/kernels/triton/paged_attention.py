@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from paged_sdk.kernels.triton.attention_tile import num_multiprocessors
+from paged_sdk.kernels.triton.availability import num_multiprocessors
 from paged_sdk.kernels.triton.paged_decode import paged_decode_attention
 from paged_sdk.kernels.triton.paged_prefill import paged_prefill_attention
 

@@ -22,8 +22,8 @@ from paged_sdk.kernels.triton.attention_tile import (
     cache_arguments,
     load_query,
     normalise,
-    num_multiprocessors,
 )
+from paged_sdk.kernels.triton.availability import num_multiprocessors
 
 __all__ = ["SplitPlan", "default_tile", "paged_decode_attention", "plan_splits"]
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from paged_sdk.kernels.activation import GatedActivation
 from paged_sdk.kernels.repacked import RepackedMatrix
 from paged_sdk.kernels.triton.activation import gated_activation_of
-from paged_sdk.kernels.triton.attention_tile import num_multiprocessors
+from paged_sdk.kernels.triton.availability import num_multiprocessors
 from paged_sdk.kernels.triton.quantised_few_rows import MAX_FEW_ROWS, linear_few_rows, plan_few_rows, swiglu_few_rows
 from paged_sdk.kernels.triton.quantised_tiles import linear_by_tiles, plan_tiles
 from paged_sdk.kernels.triton.repacked import dequantise
