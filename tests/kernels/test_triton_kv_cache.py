@@ -145,7 +145,7 @@ def test_rotation_and_cache_in_one(triton_device: torch.device, dtype: torch.dty
 
 
 def test_the_op_is_its_reference_without_a_device() -> None:
-    from paged_sdk.layers.rotary import Rotation
+    from paged_sdk.kernels.rotary import Rotation
 
     heads = random_heads(4, 32, torch.float32).contiguous()
     query, key, value = heads[:, :2], heads[:, 2:3], heads[:, 3:]

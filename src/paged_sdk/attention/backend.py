@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from attrs import frozen
 from torch import Tensor
 
+from paged_sdk.kernels.rotary import Rotation
+
 __all__ = ["AttentionBackend", "AttentionStep", "RowSpan"]
 
 
@@ -41,6 +43,16 @@ class AttentionStep(ABC):
         :param key: ``[num_tokens, num_kv_heads, head_size]``, position already applied; ``value`` likewise
         :returns: ``[num_tokens, num_heads, head_size]``, contiguous
         """
+
+    def rotate_and_forward(self, layer: int, query_key: Tensor, value: Tensor, rotation: Rotation) -> Tensor:
+        """:meth:`forward` of queries and keys to which their positions are yet to be applied.
+
+        :param query_key: ``[num_tokens, num_heads + num_kv_heads, head_size]``, changed in place
+        :param rotation: of the tokens' positions
+        """
+        rotation.rotate_(query_key)
+        num_heads = query_key.shape[1] - value.shape[1]
+        return self.forward(layer, query_key[:, :num_heads], query_key[:, num_heads:], value)
 
 
 class AttentionBackend(ABC):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -77,19 +76,13 @@ class NativePagedBackend(PagedBackend):
 
     def prepare(self, rows: Sequence[RowSpan]) -> NativePagedStep:
         """See :meth:`AttentionBackend.prepare`."""
-        ends = np.array([row.end for row in rows], dtype=np.int32)
-        lengths = np.array([row.num_new_tokens for row in rows], dtype=np.int32)
-        tables = np.zeros((len(rows), -(-int(ends.max()) // self._block_size)), dtype=np.int32)
-        for table, row in zip(tables, rows, strict=True):
-            used = -(-row.end // self._block_size)
-            table[:used] = row.kv_ids[:used]
-        slots = np.concatenate([self._slots(row, row.start) for row in rows])
+        arrays = self._varlen(rows)
         batch = VarlenBatch(
-            cu_seqlens_q=torch.from_numpy(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)),
-            block_tables=torch.from_numpy(tables),
-            context_lens=torch.from_numpy(ends),
+            cu_seqlens_q=torch.from_numpy(arrays.cu_seqlens_q),
+            block_tables=torch.from_numpy(arrays.block_tables),
+            context_lens=torch.from_numpy(arrays.context_lens),
         )
-        return NativePagedStep(self, torch.from_numpy(slots), batch)
+        return NativePagedStep(self, torch.from_numpy(arrays.slot_mapping), batch)
 
 
 class NativePagedStep(AttentionStep):

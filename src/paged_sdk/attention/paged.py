@@ -97,6 +97,21 @@ class PagedBackend(AttentionBackend):
     def _tensor(self, array: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> Tensor:
         return torch.from_numpy(array).to(self._device)
 
+    def _varlen(self, rows: Sequence[RowSpan]) -> _VarlenArrays:
+        """What kernels that follow block tables need."""
+        ends = np.array([row.end for row in rows], dtype=np.int32)
+        lengths = np.array([row.num_new_tokens for row in rows], dtype=np.int32)
+        tables = np.zeros((len(rows), -(-int(ends.max()) // self._block_size)), dtype=np.int32)
+        for table, row in zip(tables, rows, strict=True):
+            used = -(-row.end // self._block_size)
+            table[:used] = row.kv_ids[:used]
+        return _VarlenArrays(
+            slot_mapping=np.concatenate([self._slots(row, row.start) for row in rows]),
+            cu_seqlens_q=np.concatenate(([0], np.cumsum(lengths))).astype(np.int32),
+            block_tables=tables,
+            context_lens=ends,
+        )
+
     def _slots(self, row: RowSpan, first: int) -> _Slots:
         """The slots of a row's positions from ``first`` to its end."""
         position = np.arange(first, row.end)
@@ -153,6 +168,16 @@ class _LayerCache:
     @property
     def tensors(self) -> list[Tensor]:
         return [each for each in (self.key, self.value, self.k_scale, self.v_scale) if each is not None]
+
+
+@frozen(kw_only=True)
+class _VarlenArrays:
+    """Shapes and dtypes as of :func:`paged_sdk.kernels.paged_attention.paged_attention`."""
+
+    slot_mapping: _Slots
+    cu_seqlens_q: npt.NDArray[np.int32]
+    block_tables: npt.NDArray[np.int32]
+    context_lens: npt.NDArray[np.int32]
 
 
 @frozen

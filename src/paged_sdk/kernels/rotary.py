@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
+from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.errors import ConfigError
@@ -10,7 +13,38 @@ from paged_sdk.kernels.checks import FLOATS, check_cache, check_slots, check_ten
 from paged_sdk.kernels.fallback import log_fallback, why_not_triton
 from paged_sdk.kernels.kv_cache import reshape_and_cache_reference
 
-__all__ = ["rotate_and_cache", "rotate_and_cache_reference"]
+__all__ = ["Rotation", "rotate_and_cache", "rotate_and_cache_reference"]
+
+
+@frozen
+class Rotation:
+    """Cosines ``[num_tokens, 1, 1, n]`` and signed sines ``[num_tokens, 1, 2, n]`` of n frequencies, float32; made once
+    per step for all layers.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    @cached_property
+    def cosines(self) -> Tensor:
+        """``[num_tokens, n]``, contiguous."""
+        return self.cos[:, 0, 0].contiguous()
+
+    @cached_property
+    def sines(self) -> Tensor:
+        """``[num_tokens, n]``, contiguous: what the second half of a pair adds of the first."""
+        return self.sin[:, 0, 1].contiguous()
+
+    def rotate_(self, heads: Tensor) -> None:
+        """Rotate the first 2n elements of each head, in place; element i is paired with element n + i.
+
+        :param heads: ``[num_tokens, num_heads, head_size]``, may be a view
+        """
+        n = self.cos.shape[-1]
+        halves = torch.unflatten(heads[..., : 2 * n], -1, (2, n))
+        rotated = halves * self.cos
+        rotated.addcmul_(halves.flip(-2), self.sin)
+        halves.copy_(rotated)
 
 
 def rotate_and_cache(
@@ -28,7 +62,7 @@ def rotate_and_cache(
     """Rotate queries and keys in place, and write keys and values into their slots.
 
     Of each head the first 2n elements are rotated, element i with element n + i, as
-    :meth:`paged_sdk.layers.rotary.Rotation.rotate_` does: in float32, rounded once.
+    :meth:`Rotation.rotate_` does: in float32, rounded once.
 
     :param query: ``[num_tokens, num_heads, head_size]`` float32, float16 or bfloat16, changed in place; may be a view
         with adjacent elements of heads, as may ``key`` and ``value``

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 
 import torch
-from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.config.decoder import RopeConfig, RopeKind
+from paged_sdk.kernels.rotary import Rotation
 
-__all__ = ["RotaryEmbedding", "Rotation"]
+__all__ = ["RotaryEmbedding"]
 
 
 class RotaryEmbedding:
@@ -36,35 +36,6 @@ class RotaryEmbedding:
         angles = positions.float()[:, None] * self._inverse_frequencies
         cos, sin = angles.cos() * self._attention_factor, angles.sin() * self._attention_factor
         return Rotation(cos[:, None, None], torch.stack((-sin, sin), dim=1)[:, None])
-
-
-@frozen
-class Rotation:
-    """Cosines ``[num_tokens, 1, 1, n]`` and signed sines ``[num_tokens, 1, 2, n]`` of n frequencies, float32."""
-
-    cos: Tensor
-    sin: Tensor
-
-    @property
-    def cosines(self) -> Tensor:
-        """``[num_tokens, n]``, contiguous."""
-        return self.cos[:, 0, 0].contiguous()
-
-    @property
-    def sines(self) -> Tensor:
-        """``[num_tokens, n]``, contiguous: what the second half of a pair adds of the first."""
-        return self.sin[:, 0, 1].contiguous()
-
-    def rotate_(self, heads: Tensor) -> None:
-        """Rotate the first 2n elements of each head, in place; element i is paired with element n + i.
-
-        :param heads: ``[num_tokens, num_heads, head_size]``, may be a view
-        """
-        n = self.cos.shape[-1]
-        halves = torch.unflatten(heads[..., : 2 * n], -1, (2, n))
-        rotated = halves * self.cos
-        rotated.addcmul_(halves.flip(-2), self.sin)
-        halves.copy_(rotated)
 
 
 def _inverse_frequencies(config: RopeConfig, max_model_len: int) -> Tensor:

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from paged_sdk.attention.context import StepContext
 from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.kernels.rotary import Rotation
 from paged_sdk.layers.norm import RMSNorm
-from paged_sdk.layers.rotary import Rotation
 from paged_sdk.models.family import TensorNames
 from paged_sdk.models.weight_loader import WeightLoader
 from paged_sdk.quant.linear import Linear
@@ -31,7 +31,6 @@ class AttentionBlock:
         self.qk_norm = qk_norm
         self._layer = layer
         self._head_dim = config.head_dim
-        self._num_heads = config.num_heads
         self._num_qk_heads = config.num_heads + config.num_kv_heads
 
     def forward(self, x: Tensor, rotation: Rotation, ctx: StepContext) -> Tensor:
@@ -44,9 +43,7 @@ class AttentionBlock:
         query_key, value = heads[:, : self._num_qk_heads], heads[:, self._num_qk_heads :]
         if self.qk_norm is not None:
             query_key = self.qk_norm.forward(query_key)
-        rotation.rotate_(query_key)
-        query, key = query_key[:, : self._num_heads], query_key[:, self._num_heads :]
-        return self.output.forward(ctx.attention.forward(self._layer, query, key, value).flatten(1))
+        return self.output.forward(ctx.attention.rotate_and_forward(self._layer, query_key, value, rotation).flatten(1))
 
 
 def load_attention_block(

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from paged_sdk.attention.context import StepContext
 from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.kernels.rotary import Rotation
 from paged_sdk.layers.norm import RMSNorm
-from paged_sdk.layers.rotary import Rotation
 from paged_sdk.models.attention_block import AttentionBlock, load_attention_block
 from paged_sdk.models.family import TensorNames
 from paged_sdk.models.gated_mlp import GatedMlp, load_gated_mlp

@@ -1,0 +1,147 @@
+"""The Triton backend against torch's, over mixed batches. Without CUDA, Triton's interpreter runs the kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import pytest
+import torch
+from naive_attention import CPU, Text, shape
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from paged_sdk.attention.backend import AttentionBackend, RowSpan
+from paged_sdk.attention.paged import PagedBackend
+from paged_sdk.attention.triton_paged import TritonPagedBackend, _to_device
+from paged_sdk.config.decoder import DecoderConfig, RopeConfig
+from paged_sdk.config.paged import PagedCacheType
+from paged_sdk.layers.rotary import RotaryEmbedding
+
+NUM_BLOCKS: Final = 40
+#: What each text computes, step by step: chunks of prompts beside decodes and beside a text's first token.
+STEPS: Final = ({0: 17, 1: 1}, {1: 1, 0: 7}, {0: 1, 1: 11, 2: 1}, {2: 5, 0: 1, 1: 1}, {0: 1, 1: 1, 2: 1})
+LENGTHS: Final = (27, 15, 7)
+TABLES: Final = ([7, 2, 30, 11], [4, 39], [0])
+WINDOWS_AND_CAPS: Final = (((None, 9), None), ((9,), 5.0))
+#: Both backends round weights and outputs to the dtype, the values being near 1.
+TOLERANCE: Final = {torch.float32: 2e-5, torch.bfloat16: 3e-2}
+CACHE_TYPES: Final = (PagedCacheType.AUTO, PagedCacheType.F8E4M3)
+NEEDS_GPU: Final = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def pool(
+    kind: type[PagedBackend], config: DecoderConfig, device: torch.device, *, block_size: int = 8, **options: Any
+) -> PagedBackend:
+    """A pool whose every slot, and every scale, holds NaN."""
+    backend = kind(config, num_blocks=NUM_BLOCKS, block_size=block_size, device=device, **options)
+    for layer in backend._layers:
+        for tensor in layer.tensors:
+            tensor.copy_(torch.full(tensor.shape, torch.nan))
+    return backend
+
+
+def attended(backend: AttentionBackend, texts: Sequence[Text], device: torch.device) -> list[Tensor]:
+    """What every step's tokens attend to in every layer."""
+    computed = [0] * len(texts)
+    outputs = []
+    for step in STEPS:
+        spans = [RowSpan(computed[i], count, TABLES[i]) for i, count in step.items()]
+        attention = backend.prepare(spans)
+        for layer in range(len(texts[0].query)):
+            heads = (
+                torch.cat([getattr(texts[i], name)[layer, s.start : s.end] for i, s in zip(step, spans, strict=True)])
+                for name in ("query", "key", "value")
+            )
+            output = attention.forward(layer, *(each.to(device) for each in heads))
+            assert output.is_contiguous()
+            outputs.append(output.cpu())
+        for i, count in step.items():
+            computed[i] += count
+    assert tuple(computed) == LENGTHS
+    return outputs
+
+
+@pytest.mark.parametrize("cache_type", CACHE_TYPES)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(("windows", "softcap"), WINDOWS_AND_CAPS)
+def test_what_torchs_backend_gives(
+    windows: tuple[int | None, ...],
+    softcap: float | None,
+    dtype: torch.dtype,
+    cache_type: PagedCacheType,
+    triton_device: torch.device,
+) -> None:
+    config = shape(windows=windows, softcap=softcap)
+    texts = [Text(config, length, seed=length, dtype=dtype) for length in LENGTHS]
+    own = pool(TritonPagedBackend, config, triton_device, dtype=dtype, cache_type=cache_type)
+    torchs = pool(PagedBackend, config, CPU, dtype=dtype, cache_type=cache_type)
+    assert own.num_bytes == torchs.num_bytes
+    for got, expected in zip(attended(own, texts, triton_device), attended(torchs, texts, CPU), strict=True):
+        assert got.dtype == dtype
+        torch.testing.assert_close(got, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("cache_type", CACHE_TYPES)
+@pytest.mark.parametrize("rotary_dim", [16, 8])
+def test_rotation_and_write_are_one(rotary_dim: int, cache_type: PagedCacheType, triton_device: torch.device) -> None:
+    """Of heads as the one product for queries, keys and values leaves them."""
+    config = shape()
+    text = Text(config, 12, seed=0, dtype=torch.float32)
+    own = pool(TritonPagedBackend, config, triton_device, dtype=torch.float32, cache_type=cache_type)
+    torchs = pool(PagedBackend, config, CPU, dtype=torch.float32, cache_type=cache_type)
+    for first, last in ((0, 11), (11, 12)):
+
+        def output(backend: AttentionBackend, device: torch.device, first: int = first, last: int = last) -> Tensor:
+            heads = torch.cat((text.query[0], text.key[0], text.value[0]), dim=1)[first:last].to(device)
+            rope = RotaryEmbedding(RopeConfig(rotary_dim=rotary_dim), max_model_len=64, device=device)
+            rotation = rope.at(torch.arange(first, last, device=device))
+            step = backend.prepare([RowSpan(first, last - first, [9, 4])])
+            return step.rotate_and_forward(0, heads[:, :6], heads[:, 6:], rotation).cpu()
+
+        torch.testing.assert_close(output(own, triton_device), output(torchs, CPU), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("cache_type", CACHE_TYPES)
+def test_a_copied_block_holds_the_same(cache_type: PagedCacheType, triton_device: torch.device) -> None:
+    config = shape(windows=(None, 9, None))
+    backend = pool(TritonPagedBackend, config, triton_device, dtype=torch.float32, cache_type=cache_type)
+    tensors = [tensor for layer in backend._layers for tensor in layer.tensors]
+    for seed, tensor in enumerate(tensors):
+        tensor.copy_(torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed)))
+    before = [tensor.cpu().float() for tensor in tensors]
+    backend.copy(5, 39, 8)
+    for tensor, old in zip(tensors, before, strict=True):
+        old[39] = old[5]
+        assert torch.equal(tensor.cpu().float(), old)
+
+
+def test_arrays_go_to_the_device_as_one(triton_device: torch.device) -> None:
+    arrays = (np.arange(5), np.arange(6, dtype=np.int32).reshape(2, 3), np.array([-1], dtype=np.int32))
+    tensors = _to_device(triton_device, *arrays)
+    assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1
+    for tensor, array in zip(tensors, arrays, strict=True):
+        assert tensor.device.type == triton_device.type
+        assert tensor.data_ptr() % 16 == 0
+        assert torch.equal(tensor.cpu(), torch.from_numpy(array))
+
+
+@NEEDS_GPU
+@pytest.mark.parametrize("cache_type", CACHE_TYPES)
+def test_a_step_waits_for_nothing(cache_type: PagedCacheType, triton_device: torch.device) -> None:
+    config = shape(windows=(None, 9))
+    texts = [Text(config, length, seed=length, dtype=torch.bfloat16) for length in LENGTHS]
+    backend = pool(TritonPagedBackend, config, triton_device, dtype=torch.bfloat16, cache_type=cache_type)
+    attended(backend, texts, triton_device)  # compiles
+    backend.copy(0, 1, 8)
+    heads = [torch.randn(3, count, 16, dtype=torch.bfloat16, device=triton_device) for count in (4, 2, 2)]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step = backend.prepare([RowSpan(length, 1, table) for length, table in zip(LENGTHS, TABLES, strict=True)])
+        for layer in range(2):
+            step.forward(layer, *heads)
+        backend.copy(0, 1, 8)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
