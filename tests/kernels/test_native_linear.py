@@ -130,12 +130,13 @@ def test_what_is_not_finite_stays_in_its_row(isa: str, bad: float) -> None:
 
 
 @every_level
-def test_zero_and_tiny_and_huge_activations(isa: str) -> None:
+def test_zero_and_tiny_and_huge_activations_and_none(isa: str) -> None:
     generator = torch.Generator().manual_seed(11)
     packed, weight = random_weight(2, 40, 64, generator)
     layer = NativeLinear(workspace(isa), [packed])
     assert torch.equal(layer(torch.zeros(2, 64)), torch.zeros(2, 40))
     assert torch.equal(layer(torch.full((1, 64), 1e-40)), torch.zeros(1, 40))
+    assert NativeLinear(workspace(isa), [packed])(torch.zeros(0, 64)).shape == (0, 40)  # no scratch yet
     x = torch.randn(3, 64, generator=generator)
     for factor in (1e-20, 1e30):
         assert relative(layer(x * factor), quantise_activations(x * factor) @ weight.T) < SCHEME

@@ -41,9 +41,9 @@ constexpr int kNumLevels = sizeof(kLevels) / sizeof(kLevels[0]);
 }  // namespace
 
 uint8_t* reserve(paged_workspace& workspace, size_t bytes) {
-  if (bytes <= workspace.capacity) return workspace.data;
+  if (workspace.data != nullptr && bytes <= workspace.capacity) return workspace.data;
   std::free(workspace.data);
-  const size_t rounded = (bytes + bytes / 2 + 4095) & ~static_cast<size_t>(4095);
+  const size_t rounded = (bytes + bytes / 2 + 4096) & ~static_cast<size_t>(4095);  // a page even for no rows
   workspace.data = static_cast<uint8_t*>(std::aligned_alloc(4096, rounded));
   workspace.capacity = workspace.data != nullptr ? rounded : 0;
   return workspace.data;
