@@ -4,13 +4,15 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test check coverage bench bench-peers format clean help
+.PHONY: demo test check coverage gpu-compile gpu-bench bench bench-peers format clean help
 
 help:
 	@echo "make demo      chat with the embedded SmolLM2-135M (creates $(VENV) on first use)"
 	@echo "make test      the whole test-suite"
 	@echo "make check     ruff and mypy --strict over src, tests and examples"
 	@echo "make coverage  the pure-Python pillar's tests, with coverage"
+	@echo "make gpu-compile  compiles every variant of the Triton kernels for every GPU; needs none, takes minutes"
+	@echo "make gpu-bench    tests and benchmarks on a CUDA device: GPU='--only kernels'"
 	@echo "make bench     this project beside the peers that are installed: BENCH='--model qwen1.5b --rounds 5'"
 	@echo "make bench-peers  installs the peers, each into an environment of its own: PEERS='llama_cpp mistralrs'"
 
@@ -36,6 +38,12 @@ check: $(READY)
 coverage: $(READY)
 	$(BIN)/python -m pytest -q tests/kv tests/scheduler tests/chat \
 	  --cov=paged_sdk.kv --cov=paged_sdk.scheduler --cov=paged_sdk.chat --cov-report=term --cov-fail-under=95
+
+gpu-compile: $(READY)
+	$(BIN)/python -m pytest -q -m gpu_compile tests/kernels/test_triton_compiles.py
+
+gpu-bench: $(READY)
+	$(BIN)/python -m benchmarks.gpu $(GPU)
 
 $(VENV)/.bench: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'

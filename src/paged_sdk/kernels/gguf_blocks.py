@@ -28,6 +28,7 @@ __all__ = [
     "block_format",
     "dequantize",
     "nibbles",
+    "six_bit_scales",
     "tensor_type_of",
 ]
 
@@ -115,8 +116,8 @@ def _q3_k(blocks: Tensor) -> Tensor:
     return _scaled(q, _half(blocks, 108) * (scales.to(torch.int8) - 32))
 
 
-def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales and minima of the eight sub-blocks of Q4_K and Q5_K, float32 [n, 8] each.
+def six_bit_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Scales and minima of the eight sub-blocks of Q4_K and Q5_K, uint8 [n, 8] each.
 
     Twelve bytes at offset 4 hold 16 six-bit numbers: the first four scales and minima in the low bits of bytes 0-3 and
     4-7, the other eight in the halves of bytes 8-11 with their two top bits in the top of bytes 0-7.
@@ -124,6 +125,11 @@ def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
     low_scales, low_minima, halves = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = torch.cat((low_scales & 63, (halves & 15) | (low_scales >> 6 << 4)), dim=1)
     minima = torch.cat((low_minima & 63, (halves >> 4) | (low_minima >> 6 << 4)), dim=1)
+    return scales, minima
+
+
+def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    scales, minima = six_bit_scales(blocks)
     return _half(blocks, 0) * scales, _half(blocks, 2) * minima
 
 

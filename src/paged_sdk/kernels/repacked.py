@@ -41,6 +41,7 @@ from paged_sdk.kernels.gguf_blocks import (
     bits_in_order,
     block_format,
     nibbles,
+    six_bit_scales,
     tensor_type_of,
 )
 
@@ -236,19 +237,6 @@ def _halves(blocks: Tensor, offset: int, count: int = 1) -> Tensor:
     return blocks[:, offset : offset + 2 * count].contiguous().view(torch.float16)
 
 
-def _six_bit_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales and minima of the eight groups of Q4_K and Q5_K, uint8 ``[blocks, 8]`` each.
-
-    Of the twelve bytes at offset 4, the first four hold scales 0-3 in their low six bits, the next four minima 0-3, and
-    the last four, in their halves, the low four bits of scales and minima 4-7, whose upper two top the first eight.
-    """
-    scales, minima, halves = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
-    return (
-        torch.cat((scales & 63, (halves & 15) | (scales >> 6 << 4)), dim=1),
-        torch.cat((minima & 63, (halves >> 4) | (minima >> 6 << 4)), dim=1),
-    )
-
-
 def _split_q4_0(blocks: Tensor) -> _Split:
     return _Split(nibbles(blocks[:, 2:], 16), _halves(blocks, 0))
 
@@ -271,12 +259,12 @@ def _split_q8_0(blocks: Tensor) -> _Split:
 
 
 def _split_q4_k(blocks: Tensor) -> _Split:
-    return _Split(nibbles(blocks[:, 16:], 32), *_six_bit_scales(blocks), _halves(blocks, 0, 2))
+    return _Split(nibbles(blocks[:, 16:], 32), *six_bit_scales(blocks), _halves(blocks, 0, 2))
 
 
 def _split_q5_k(blocks: Tensor) -> _Split:
     low, high = nibbles(blocks[:, 48:], 32), bit_planes(blocks[:, 16:48])
-    return _Split(low | (high << 4), *_six_bit_scales(blocks), _halves(blocks, 0, 2))
+    return _Split(low | (high << 4), *six_bit_scales(blocks), _halves(blocks, 0, 2))
 
 
 def _split_q6_k(blocks: Tensor) -> _Split:

@@ -72,7 +72,7 @@ def copy_blocks(
 
 
 def _copy_alike(caches: Sequence[Tensor], block_pairs: Tensor) -> None:
-    block_bytes = caches[0][0].nbytes
+    block_bytes = caches[0].nbytes // len(caches[0])
     addresses = tuple(cache.data_ptr() for cache in caches)
     vector = next(size for size in (16, 4, 1) if all(number % size == 0 for number in (block_bytes, *addresses)))
     word = min(vector, 4)

@@ -1,0 +1,69 @@
+"""Every Triton kernel compiles for the GPUs that it is for, and takes no more of them than they have. No GPU is needed."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+pytest.importorskip("triton")
+
+from paged_sdk.kernels import triton as kernels
+
+SHARED_MEMORY: Final = {80: 163, 86: 99, 90: 227, 100: 227, 120: 99}
+"""KiB for one program, by compute capability (CUDA C++ Programming Guide, table of technical specifications)."""
+
+LARGEST_SPILL: Final = 64
+"""Bytes per thread of registers that found no room: that many are read again from the cache in no time."""
+
+
+def compiled(capability: int, *options: str) -> list[dict[str, Any]]:
+    """What the kernels take; in a process that does not interpret them."""
+    script = Path(__file__).with_name("triton_compilation.py")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, str(script), str(capability), *options],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def launched() -> set[str]:
+    """The kernels that the package launches: whatever is called as ``kernel[grid](...)``."""
+    (package,) = kernels.__path__
+    return {
+        f"{kernels.__name__}.{path.stem}.{call.func.value.id}"
+        for path in Path(package).glob("*.py")
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Subscript) and isinstance(call.func.value, ast.Name)
+    }
+
+
+def assert_fit(found: list[dict[str, Any]], capability: int) -> None:
+    too_large = [each for each in found if each["shared"] > SHARED_MEMORY[capability] << 10]
+    assert not too_large
+    spilled = [each for each in found if each["stack"] > LARGEST_SPILL]
+    assert not spilled
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_every_kernel_compiles(capability: int) -> None:
+    found = compiled(capability, "--few")
+    assert {each["kernel"] for each in found} == launched()
+    assert_fit(found, capability)
+
+
+@pytest.mark.gpu_compile
+@pytest.mark.parametrize("capability", sorted(SHARED_MEMORY))
+def test_every_variant_compiles(capability: int) -> None:
+    assert_fit(compiled(capability), capability)

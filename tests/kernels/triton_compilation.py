@@ -1,0 +1,229 @@
+"""Compiles the Triton kernels for a GPU that need not be there: `python triton_compilation.py 90 [--few]`.
+
+Launchers are called with tensors that have a shape but no memory, on a device that is said to be there; what they
+launch is compiled, by the ptxas that comes with Triton, and not run. Prints a JSON object for each kernel compiled.
+
+In a process of its own, because Triton reads whether it is to interpret kernels when it is first imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+from unittest.mock import patch
+
+import torch
+import triton
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, BlockMatrix, tensor_type_of
+from paged_sdk.kernels.repacked import REPACKED_FORMATS, RepackedMatrix, repack
+from paged_sdk.kernels.triton import activation, fused_moe, kv_cache, norm, quantised_linear, rotary, sampling
+from paged_sdk.kernels.triton.paged_attention import paged_attention
+
+Case = tuple[str, Callable[[], object]]
+
+DEVICE: Final = torch.device("cuda", 0)
+NUM_MULTIPROCESSORS: Final = 108
+BF16: Final = torch.bfloat16
+
+
+def few_cases() -> Iterator[Case]:
+    """Every kernel, as a bfloat16 model launches it."""
+    yield from attention_cases("llama", (32, 8, 128), BF16)
+    for num_tokens in (1, 4096):
+        yield f"experts, {num_tokens} tokens", partial(mixture_of_experts, num_tokens)
+    for num_rows in (1, 16, 512):
+        yield f"Q4_K, {num_rows} rows", partial(linear, "Q4_K", num_rows, BF16)
+    yield "Q4_K, swiglu", partial(swiglu, "Q4_K")
+    yield from small_cases(BF16)
+    logits, numbers = empty(64, 128_256, dtype=torch.float32), empty(64, dtype=torch.float32)
+    yield "draw", partial(sampling.draw, logits, numbers, numbers, numbers.double())
+
+
+def more_cases() -> Iterator[Case]:
+    """Other dtypes, and the branches of each kernel."""
+    for dtype in (torch.float16, torch.float32):
+        yield from attention_cases(f"llama, {dtype}", (32, 8, 128), dtype)
+        yield from small_cases(dtype)
+    yield from attention_cases("llama, fp8", (32, 8, 128), BF16, quantised=True)
+    yield from attention_cases("gemma", (8, 4, 256), BF16, window=1024, softcap=50.0)
+    yield from attention_cases("phi", (32, 32, 96), BF16)
+    yield from attention_cases("sinks", (64, 8, 64), BF16, sinks=empty(64, dtype=torch.float32))
+    yield from attention_cases("alibi", (32, 32, 128), BF16, alibi_slopes=empty(32, dtype=torch.float32))
+    for num_tokens in (32, 64, 512):
+        yield f"experts, {num_tokens} tokens", partial(mixture_of_experts, num_tokens)
+    yield "experts, float32", partial(mixture_of_experts, 512, torch.float32)
+    for tensor_type, (num_rows, dtype) in product(
+        REPACKED_FORMATS, ((1, BF16), (2, BF16), (4, BF16), (32, torch.float16), (64, BF16), (512, BF16))
+    ):
+        name = BLOCK_FORMATS[tensor_type].name
+        yield f"{name}, {num_rows} rows, {dtype}", partial(linear, name, num_rows, dtype)
+    for name in ("Q6_K", "Q8_0"):
+        yield f"{name}, float32", partial(linear, name, 16, torch.float32)
+        yield f"{name}, 64 outputs", partial(linear, name, 1, BF16, rows=64)
+        yield f"{name}, swiglu", partial(swiglu, name)
+
+
+def small_cases(dtype: torch.dtype) -> Iterator[Case]:
+    x, weight = empty(64, 4096, dtype=dtype), empty(4096, dtype=dtype)
+    yield "norm", partial(norm.rms_norm, x, weight, 1e-5)
+    yield "add and norm", partial(norm.add_rms_norm, x, x, weight, 1e-5)
+    yield "norm of heads", partial(norm.rms_norm, empty(64, 32, 128, dtype=dtype), empty(128, dtype=dtype), 1e-5)
+    yield "silu", partial(activation.gated_activation, x)
+    yield "gelu", partial(activation.gated_activation, x, "gelu_tanh")
+    heads = empty(64, 48, 128, dtype=dtype)
+    query, key, value = torch.split(heads, [32, 8, 8], dim=1)
+    angles, slots = empty(64, 64, dtype=torch.float32), empty(64, dtype=torch.int64)
+    for quantised in (False, True):
+        caches, scales = caches_of((8, 128), dtype, quantised=quantised)
+        rotate = partial(rotary.rotate_and_cache, query, key, value, angles, angles, *caches, slots)
+        yield f"rotate and cache, fp8 {quantised}", partial(rotate, **scales)
+        yield f"cache, fp8 {quantised}", partial(kv_cache.reshape_and_cache, key, value, *caches, slots, **scales)
+    pairs = empty(4, 2, dtype=torch.int64)
+    yield "copy blocks", partial(kv_cache.copy_blocks, [caches[0]], [caches[1]], pairs)
+
+
+def empty(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.empty(*shape, dtype=dtype, device=DEVICE)
+
+
+def caches_of(
+    heads: tuple[int, int], dtype: torch.dtype, *, quantised: bool
+) -> tuple[tuple[Tensor, Tensor], dict[str, Tensor]]:
+    """Keys and values, and their scales."""
+    shape = (1024, 32, *heads)
+    cache = empty(*shape, dtype=torch.float8_e4m3fn if quantised else dtype)
+    scale = empty(*shape[:3], dtype=torch.float32)
+    return (cache, cache), {"k_scale": scale, "v_scale": scale} if quantised else {}
+
+
+def attention_cases(
+    name: str, heads: tuple[int, int, int], dtype: torch.dtype, *, quantised: bool = False, **options: Any
+) -> Iterator[Case]:
+    """Decodes of many and of few sequences, and prompts."""
+    num_heads, num_kv_heads, head_size = heads
+    caches, scales = caches_of((num_kv_heads, head_size), dtype, quantised=quantised)
+    for kind, num_rows, num_tokens in (("decodes", 256, 1), ("one decode", 1, 1), ("prompts", 4, 2048)):
+        yield (
+            f"{name}: {kind}",
+            partial(
+                paged_attention,
+                empty(num_rows * num_tokens, num_heads, head_size, dtype=dtype),
+                *caches,
+                empty(num_rows, 128, dtype=torch.int32),
+                empty(num_rows, dtype=torch.int32),
+                empty(num_rows + 1, dtype=torch.int32),
+                max_seqlen_q=num_tokens,
+                max_context_len=4096,
+                scale=head_size**-0.5,
+                **scales,
+                **options,
+            ),
+        )
+
+
+def mixture_of_experts(num_tokens: int, dtype: torch.dtype = BF16) -> Tensor:
+    return fused_moe.fused_moe(
+        empty(num_tokens, 2048, dtype=dtype),
+        empty(128, 1536, 2048, dtype=dtype),
+        empty(128, 2048, 768, dtype=dtype),
+        empty(num_tokens, 8, dtype=torch.float32),
+        empty(num_tokens, 8, dtype=torch.int64),
+    )
+
+
+def matrix(name: str, rows: int) -> RepackedMatrix:
+    tensor_type = tensor_type_of(name)
+    form = BLOCK_FORMATS[tensor_type]
+    blocks = torch.empty(rows, 4096 // form.elements * form.num_bytes, dtype=torch.uint8)
+    # Moved afterwards: without CUDA, torch takes no slices of what is said to be there.
+    return repack(BlockMatrix(tensor_type, blocks)).to(DEVICE)
+
+
+def linear(name: str, num_rows: int, dtype: torch.dtype, rows: int = 4096) -> Tensor:
+    return quantised_linear.quantised_linear(empty(num_rows, 4096, dtype=dtype), matrix(name, rows))
+
+
+def swiglu(name: str) -> Tensor:
+    return quantised_linear.quantised_swiglu(empty(1, 4096, dtype=BF16), matrix(name, 4096), matrix(name, 4096))
+
+
+class FakeDriver:
+    """As much of Triton's driver as compiling asks for."""
+
+    def __init__(self, capability: int) -> None:
+        compiler: Any = importlib.import_module("triton.backends.compiler")
+        self._target = compiler.GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self) -> object:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def compile_cases(capability: int, *, few: bool) -> None:
+    """Print what each kernel takes, as soon as it is compiled."""
+    jit: Any = importlib.import_module("triton.runtime.jit")
+    driver: Any = importlib.import_module("triton.runtime.driver")
+    driver.driver.set_active(FakeDriver(capability))
+    launch = jit.JITFunction.run
+    compiled: dict[str, tuple[str, Any]] = {}
+
+    def compile_only(self: Any, *args: Any, **kwargs: Any) -> None:
+        kernel = launch(self, *args, **kwargs | {"warmup": True})
+        compiled.setdefault(kernel.hash, (f"{self.__module__}.{self.__name__}", kernel))
+
+    properties = SimpleNamespace(multi_processor_count=NUM_MULTIPROCESSORS)
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(jit.JITFunction, "run", compile_only))
+        stack.enter_context(patch.object(torch.cuda, "get_device_capability", lambda _: divmod(capability, 10)))
+        stack.enter_context(patch.object(torch.cuda, "get_device_properties", lambda _: properties))
+        stack.enter_context(patch.object(FakeTensor, "data_ptr", lambda _: 0))  # as aligned as what torch allocates
+        stack.enter_context(FakeTensorMode())
+        for case, call in few_cases() if few else (*few_cases(), *more_cases()):
+            known = len(compiled)
+            call()
+            for name, kernel in list(compiled.values())[known:]:
+                usage = resource_usage(kernel.asm["cubin"]) | {"shared": kernel.metadata.shared}
+                print(json.dumps({"kernel": name, "case": case, **usage}), flush=True)
+
+
+def resource_usage(cubin: bytes) -> dict[str, int]:
+    """Registers of a thread, and bytes of memory for those that there was no room for.
+
+    :raises RuntimeError: the tool does not say
+    """
+    (package,) = triton.__path__
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [Path(package, "backends", "nvidia", "bin", "cuobjdump"), "-res-usage", file.name]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    if (found := re.search(r"REG:(\d+) STACK:(\d+)", said)) is None:
+        raise RuntimeError(f"cuobjdump said: {said}")
+    return {"registers": int(found[1]), "stack": int(found[2])}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("capability", type=int)
+    parser.add_argument("--few", action="store_true")
+    arguments = parser.parse_args()
+    compile_cases(arguments.capability, few=arguments.few)
