@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from paged_sdk.attention.backend import AttentionBackend
 from paged_sdk.attention.contiguous import ContiguousBackend
@@ -19,6 +20,8 @@ from paged_sdk.config.env import ISQ, Environment, read_variable
 from paged_sdk.engine.engine import Engine
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.native.library import Workspace, load, why_not
+from paged_sdk.kernels.paged_attention import why_not_triton
+from paged_sdk.kernels.triton import availability
 from paged_sdk.kv.contiguous import SequenceKvManager
 from paged_sdk.kv.manager import KvManager
 from paged_sdk.kv.paged import KvCacheManager
@@ -141,7 +144,8 @@ def _policy(
         raise ConfigError.of("dtype", settings.dtype, f"float32 or bfloat16, beside isq = {isq.value}")
     return LinearPolicy(
         # A dtype that was asked for is what the weights are to be; left open, they stay as they are.
-        keep_blocks=device.type == "cpu" and settings.dtype == "auto",
+        keep_blocks=settings.dtype == "auto" and (device.type == "cpu" or availability.why_not(device) is None),
+        device=device,
         workspace=workspace,
         isq=isq,
         one_form=settings.batch_invariance or settings.lean_memory,
@@ -246,20 +250,24 @@ def _paged_backend(
     exact: bool,
 ) -> PagedBackend:
     """The storage of the pool, with the fastest attention that can serve it; the log says which."""
-    reason = "they are absent" if workspace is None else why_not_native(model, dtype)
-    if workspace is not None and reason is None:
-        _log.info("Attention: native CPU kernels.")
-        return NativePagedBackend(
-            model,
-            workspace=workspace,
-            num_blocks=config.num_blocks,
-            block_size=config.block_size,
-            dtype=dtype,
-            cache_type=config.cache_type,
-            exact=exact,
-        )
-    _log.info("Attention: torch%s.", f" (native CPU kernels: {reason})" if device.type == "cpu" else "")
-    return PagedBackend(
+    if device.type == "cpu":
+        reason = "they are absent" if workspace is None else why_not_native(model, dtype)
+        if workspace is not None and reason is None:
+            _log.info("Attention: native CPU kernels.")
+            return NativePagedBackend(
+                model,
+                workspace=workspace,
+                num_blocks=config.num_blocks,
+                block_size=config.block_size,
+                dtype=dtype,
+                cache_type=config.cache_type,
+                exact=exact,
+            )
+        _log.info("Attention: torch (native CPU kernels: %s).", reason)
+        backend = PagedBackend
+    else:
+        backend = _backend_of(torch.empty(0, model.num_heads, model.head_dim, dtype=dtype, device=device))
+    return backend(
         model,
         num_blocks=config.num_blocks,
         block_size=config.block_size,
@@ -267,3 +275,15 @@ def _paged_backend(
         device=device,
         cache_type=config.cache_type,
     )
+
+
+def _backend_of(query: Tensor) -> type[PagedBackend]:
+    """What attends to queries on a device other than the CPU."""
+    reason = why_not_triton(query)
+    if reason is not None:
+        _log.info("Attention: torch (%s).", reason)
+        return PagedBackend
+    from paged_sdk.attention.triton_paged import TritonPagedBackend
+
+    _log.info("Attention: Triton kernels.")
+    return TritonPagedBackend

@@ -125,20 +125,19 @@ class WeightLoader:
             return DenseEmbedding(self.tensor(name, vocab_size, hidden_size), scale=scale)
         self._check_shape(name, matrix.shape, (vocab_size, hidden_size))
         self._loaded(name)
-        return BlockEmbedding(matrix, dtype=self._dtype, scale=scale)
+        on_device = BlockMatrix(matrix.tensor_type, matrix.blocks.to(self._device))
+        return BlockEmbedding(on_device, dtype=self._dtype, scale=scale)
 
     def tied_head(self, embedding: Embedding) -> Linear:
         """The output projection of a model that uses its embeddings for it."""
         if isinstance(embedding, BlockEmbedding):
-            matrix: BlockMatrix | None = embedding.matrix
-        else:
-            assert isinstance(embedding, DenseEmbedding)
-            matrix = self._policy.in_situ(embedding.weight.float(), is_head=True) if self._policy.isq else None
-        quantised = self._policy.quantised([matrix], [None], is_head=True)
-        if quantised is None:
-            assert isinstance(embedding, DenseEmbedding)
-            return DenseLinear(embedding.weight)
-        return quantised
+            matrix = embedding.matrix
+            head = self._policy.quantised([matrix], [None], is_head=True)
+            return head or DenseLinear(matrix.decoded(self._dtype))
+        assert isinstance(embedding, DenseEmbedding)
+        weight = embedding.weight
+        in_blocks = self._policy.in_situ(weight.float(), is_head=True) if self._policy.isq else None
+        return self._policy.quantised([in_blocks], [None], is_head=True) or DenseLinear(weight)
 
     def _block_matrix(self, name: str, shape: tuple[int, int], *, is_head: bool) -> BlockMatrix | None:
         """A matrix in blocks, stored so or quantised now; None: it is to stay in plain numbers."""

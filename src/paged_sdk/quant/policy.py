@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
+import torch
 from attrs import frozen
 from torch import Tensor
 
@@ -13,6 +15,7 @@ from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.packed import PACKED_TYPES, pack_gguf
 from paged_sdk.kernels.native.quantize import quantize_blocks
 from paged_sdk.kernels.native.rotated import rotate_blocks, rotate_packed
+from paged_sdk.kernels.repacked import REPACKED_FORMATS
 from paged_sdk.quant.linear import Linear
 from paged_sdk.quant.packed import PackedLinear
 from paged_sdk.quant.rotated_int8 import RotatedInt8Linear
@@ -27,18 +30,22 @@ NARROW_BLOCK = 32
 WIDE_BLOCK = 256
 """Elements of a row that share a block: in the legacy formats, and in the K formats."""
 
+_CPU: Final = torch.device("cpu")
+
 
 @frozen(kw_only=True)
 class LinearPolicy:
     """Chooses forms.
 
     :ivar keep_blocks: matrices that a checkpoint stores in blocks stay quantised; False: every matrix is decoded
+    :ivar device: where the weights are to be; kept blocks need the CPU, or CUDA with Triton
     :ivar workspace: of the native kernels; None: they are absent, and torch's own int8 product serves every row count
     :ivar isq: quantise every matrix to this, whatever it is stored as; needs the workspace
     :ivar one_form: packed weights for every row count: half the memory, and a text that does not depend on its batch
     """
 
     keep_blocks: bool = False
+    device: torch.device = _CPU
     workspace: Workspace | None = None
     isq: IsqType | None = None
     one_form: bool = False
@@ -69,6 +76,8 @@ class LinearPolicy:
         blocks = [matrix for matrix in matrices if matrix is not None]
         if len(blocks) < len(matrices):
             return None
+        if self.device.type != "cpu":
+            return self._repacked(blocks, biases)
         if self.workspace is None:
             return RotatedInt8Linear(blocks, biases)
         library = self.workspace.library
@@ -78,6 +87,13 @@ class LinearPolicy:
         packed = [pack_gguf(library, each.blocks, each.tensor_type, *each.shape) for each in blocks]
         many_rows = None if self.one_form or is_head else [rotate_packed(library, weight) for weight in packed]
         return PackedLinear(self.workspace, packed, biases, many_rows=many_rows, few_rows=FEW_ROWS)
+
+    def _repacked(self, matrices: Sequence[BlockMatrix], biases: Sequence[Tensor | None]) -> Linear | None:
+        if any(matrix.tensor_type not in REPACKED_FORMATS for matrix in matrices):
+            return None
+        from paged_sdk.quant.repacked import RepackedLinear
+
+        return RepackedLinear(matrices, biases, device=self.device)
 
 
 DENSE = LinearPolicy()

@@ -1,0 +1,74 @@
+"""Repacked layers against the product with the decoded weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from native_weights import IQ4_NL, Q2_K, TYPES, random_matrix
+from paged_sdk.kernels.gguf_blocks import BlockMatrix
+from paged_sdk.quant.policy import LinearPolicy
+
+pytest.importorskip("triton")
+
+from paged_sdk.quant.repacked import RepackedLinear
+
+COLS = 256
+CUDA = torch.device("cuda")
+#: Norm of the difference over the norm of the result, as for the products alone.
+TOLERANCE = {torch.float32: 3e-5, torch.bfloat16: 8e-3}
+
+
+def matrices(*tensor_types: int) -> list[BlockMatrix]:
+    generator = torch.Generator().manual_seed(0)
+    return [random_matrix(number, 3 + i, COLS, generator) for i, number in enumerate(tensor_types)]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("num_rows", [0, 1, 5])
+@pytest.mark.parametrize("tensor_types", [(8,), (12, 12, 14)], ids=str)
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_outputs_lie_side_by_side(
+    tensor_types: tuple[int, ...], num_rows: int, dtype: torch.dtype, triton_device: torch.device, *, with_bias: bool
+) -> None:
+    stored = matrices(*tensor_types)
+    generator = torch.Generator().manual_seed(1)
+    biases: list[Tensor | None] = [
+        torch.randn(len(matrix.blocks), generator=generator).to(dtype) if with_bias else None for matrix in stored
+    ]
+    biases[0] = None  # beside others that have one
+    placed = [None if bias is None else bias.to(triton_device) for bias in biases]
+    layer = RepackedLinear(stored, placed, device=triton_device)
+    x = torch.randn(num_rows, COLS, generator=generator).to(dtype)
+    expected = torch.cat(
+        [
+            x.double() @ matrix.decoded().double().T + (0 if bias is None else bias.double())
+            for matrix, bias in zip(stored, biases, strict=True)
+        ],
+        dim=1,
+    )
+    got = layer.forward(x.to(triton_device))
+    assert got.dtype == dtype
+    assert got.is_contiguous()
+    assert (num_rows, layer.in_features, layer.out_features) == (len(x), COLS, got.shape[1])
+    assert (got.cpu().double() - expected).norm() <= TOLERANCE[dtype] * expected.norm()
+
+
+def test_bytes_are_about_the_files(triton_device: torch.device) -> None:
+    stored = matrices(*TYPES)
+    layer = RepackedLinear(stored, [None] * len(stored), device=triton_device)
+    assert layer.num_bytes == pytest.approx(sum(matrix.blocks.nbytes for matrix in stored), rel=0.03)
+
+
+@pytest.mark.parametrize("tensor_types", [(Q2_K,), (12, IQ4_NL)], ids=str)
+def test_other_types_are_decoded_on_cuda(tensor_types: tuple[int, ...]) -> None:
+    policy = LinearPolicy(keep_blocks=True, device=CUDA)
+    assert policy.quantised(matrices(*tensor_types), [None] * len(tensor_types), is_head=False) is None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_devices_get_repacked_weights() -> None:
+    layer = LinearPolicy(keep_blocks=True, device=CUDA).quantised(matrices(8), [None], is_head=False)
+    assert isinstance(layer, RepackedLinear)
+    assert layer.forward(torch.randn(2, COLS, device=CUDA)).is_cuda
