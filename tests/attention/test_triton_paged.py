@@ -129,6 +129,7 @@ def test_arrays_go_to_the_device_as_one(triton_device: torch.device) -> None:
 
 
 @NEEDS_GPU
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("cache_type", CACHE_TYPES)
 def test_a_step_waits_for_nothing(cache_type: PagedCacheType, triton_device: torch.device) -> None:
     config = shape(windows=(None, 9))

@@ -7,6 +7,7 @@ import torch
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+from paged_sdk.kernels.norm import rms_norm
 from paged_sdk.layers.norm import RMSNorm
 
 
@@ -41,3 +42,13 @@ def test_one_weight_per_head_is_as_good_as_one_norm_each() -> None:
     together = RMSNorm(weight, 1e-6).forward(x)
     apart = torch.stack([RMSNorm(weight[head], 1e-6).forward(x[:, head]) for head in range(3)], dim=1)
     assert torch.equal(together, apart)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+@pytest.mark.parametrize("shape", [(24,), (3, 24)], ids=str)
+def test_the_op_that_cuda_devices_run_is_the_same(shape: tuple[int, ...], offset: float, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    norm = RMSNorm(torch.randn(shape, generator=generator).to(dtype), 1e-5, offset=offset)
+    x = torch.randn(5, 3, 24, generator=generator).to(dtype)
+    assert torch.equal(rms_norm(x, norm.weight, norm.eps), norm.forward(x))

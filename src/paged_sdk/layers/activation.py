@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paged_sdk.config.decoder import Activation
+from paged_sdk.kernels import activation as activation_ops
 
 __all__ = ["gated_activation"]
 
@@ -16,6 +17,8 @@ def gated_activation(activation: Activation, gate_up: Tensor) -> Tensor:
     :param gate_up: ``[..., 2 * intermediate_size]``: the gate, then the other factor
     :returns: ``[..., intermediate_size]``
     """
+    if gate_up.is_cuda:
+        return activation_ops.gated_activation(gate_up, "silu" if activation is Activation.SILU else "gelu_tanh")
     gate, up = gate_up.chunk(2, dim=-1)
     activated = F.silu(gate) if activation is Activation.SILU else F.gelu(gate, approximate="tanh")
     return activated.mul_(up)

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paged_sdk.kernels.norm import rms_norm
+
 __all__ = ["RMSNorm"]
 
 
@@ -31,5 +33,7 @@ class RMSNorm:
 
         :param x: ``[..., hidden_size]`` of the model's dtype
         """
+        if x.is_cuda:
+            return rms_norm(x, self.weight, self.eps)
         wide = x.to(self.weight.dtype) if self._rounds_last else x
         return F.rms_norm(wide, x.shape[-1:], None, self.eps).mul_(self.weight).to(x.dtype)

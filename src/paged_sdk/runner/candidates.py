@@ -13,6 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from paged_sdk.kernels import sampling
+
 __all__ = ["argmax", "likeliest", "likeliest_from", "select_rows"]
 
 Ids: TypeAlias = npt.NDArray[np.int64]
@@ -25,13 +27,13 @@ _PARTITION_BLOCK: Final = 16
 def argmax(logits: Tensor) -> Ids:
     """The likeliest token of each row, the lowest id among equals.
 
-    :param logits: ``[N, V]``
+    :param logits: float32 ``[N, V]``; on the CPU any dtype
     :returns: ``[N]``, on the host
     """
     if logits.device.type == "cpu":
         tokens: Ids = logits.numpy().argmax(axis=1)  # vectorised: 0.1 ms for 16 rows of 152k, torch takes 1.2 ms
         return tokens
-    return _ids(logits.argmax(dim=-1))
+    return _ids(sampling.argmax(logits))
 
 
 def likeliest(logits: Tensor, width: int) -> tuple[Logits, Ids]:

@@ -1,0 +1,161 @@
+"""Whole tiny models on the Triton backend and on repacked weights. Without CUDA, Triton's interpreter runs these, while
+the layers around them take their way for the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+from attrs import frozen
+from reference_decoding import CPU, DictSource, greedy, ours, random_prompt, reference_greedy
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from paged_sdk import (
+    BlockingModel,
+    MemoryGpuConfig,
+    PagedAttentionMeta,
+    SamplingParams,
+    TextModelBuilder,
+)
+from paged_sdk.attention.backend import RowSpan
+from paged_sdk.attention.context import StepContext
+from paged_sdk.attention.paged import PagedBackend
+from paged_sdk.attention.triton_paged import TritonPagedBackend
+from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.config.engine import EngineConfig
+from paged_sdk.kernels.gguf_blocks import BlockMatrix
+from paged_sdk.models.decoder import DecoderModel
+from paged_sdk.models.loading import load_model
+from paged_sdk.quant.linear import Linear
+from paged_sdk.quant.policy import DENSE, LinearPolicy
+from paged_sdk.quant.repacked import RepackedLinear
+from paged_sdk.weights.gguf_source import GgufSource
+from tiny import FAMILIES, build_model, make_gguf
+
+NUM_TOKENS: Final = 4
+NEEDS_GPU: Final = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+INTERPRETED: Final = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled for CUDA here")
+
+#: The interpreter takes seconds for what would be more; of head and embeddings there is one matrix.
+TINIEST: Final[dict[str, Any]] = {
+    "num_hidden_layers": 1,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "tie_word_embeddings": True,
+}
+#: Two prompts that begin alike: the second finds a block of the first.
+PROMPTS: Final = ("What is paging? It is", "What is paging? Nothing")
+GREEDY: Final = SamplingParams(temperature=0.0, max_len=6, ignore_eos=True)
+SMALL: Final = PagedAttentionMeta(block_size=8, gpu_memory=MemoryGpuConfig.ContextSize(512))
+
+
+def texts(builder: TextModelBuilder) -> list[str]:
+    """What a model makes of :data:`PROMPTS`, after each other and in chunks."""
+    building = builder.with_paged_attn(SMALL).with_max_num_batched_tokens(13).build()
+    with BlockingModel(building) as model:
+        return [model.send_completion_request(prompt, sampling=GREEDY).choices[0].text for prompt in PROMPTS]
+
+
+def logits_of(model: DecoderModel, text: Sequence[int]) -> Tensor:
+    """All logits of a text, ``[num_tokens, vocab_size]``; on CUDA its attention is Triton's."""
+    kind = TritonPagedBackend if model.device.type == "cuda" else PagedBackend
+    backend = kind(model.config, num_blocks=8, block_size=8, dtype=model.dtype, device=model.device)
+    with torch.inference_mode():
+        context = StepContext(attention=backend.prepare([RowSpan(0, len(text), range(8))]))
+        tokens, positions = torch.tensor(text), torch.arange(len(text))
+        hidden = model.forward(tokens.to(model.device), positions.to(model.device), context)
+        return model.logits(hidden).cpu()
+
+
+@INTERPRETED
+@pytest.mark.parametrize("family", ["llama", "gemma2", "phi3"])
+@pytest.mark.usefixtures("triton_device")
+def test_greedy_tokens_are_transformers(family: str) -> None:
+    reference: Any = build_model(family)
+    reference.set_attn_implementation("eager")
+    prompt = random_prompt(19)
+
+    def pool(model: DecoderModel) -> TritonPagedBackend:
+        return TritonPagedBackend(model.config, num_blocks=8, block_size=8, dtype=model.dtype, device=CPU)
+
+    expected = reference_greedy(reference, prompt, NUM_TOKENS)
+    assert greedy(ours(reference), pool, prompt, NUM_TOKENS, chunk=11) == expected
+
+
+@INTERPRETED
+@pytest.mark.usefixtures("triton_device")
+def test_the_engine_gives_the_same_text(builder: TextModelBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[TritonPagedBackend] = []
+
+    def triton_backend(config: EngineConfig, model: DecoderConfig, **options: Any) -> TritonPagedBackend:
+        made.append(
+            TritonPagedBackend(
+                model,
+                num_blocks=config.num_blocks,
+                block_size=config.block_size,
+                dtype=options["dtype"],
+                device=options["device"],
+            )
+        )
+        return made[-1]
+
+    expected = texts(builder)
+    monkeypatch.setattr("paged_sdk.loading._paged_backend", triton_backend)
+    assert texts(builder) == expected
+    assert len(made) == 1
+
+
+@frozen(kw_only=True)
+class EverywhereRepacked(LinearPolicy):
+    """What is chosen for CUDA, on any device."""
+
+    def quantised(
+        self, matrices: Sequence[BlockMatrix | None], biases: Sequence[Tensor | None], *, is_head: bool
+    ) -> Linear | None:
+        blocks = [matrix for matrix in matrices if matrix is not None]
+        return RepackedLinear(blocks, biases, device=self.device) if len(blocks) == len(matrices) else None
+
+
+def test_repacked_weights_are_the_files(tmp_path: Path, triton_device: torch.device) -> None:
+    """Products in float32 of the very weights: nothing is lost but the last bits."""
+    source = GgufSource(make_gguf(tmp_path, family="qwen2", quantization="Q8_0", **TINIEST))
+
+    def model(policy: LinearPolicy) -> DecoderModel:
+        return load_model(source.config, source, dtype=torch.float32, device=triton_device, policy=policy)
+
+    dense, repacked = model(DENSE), model(EverywhereRepacked(keep_blocks=True, device=triton_device))
+    assert all(isinstance(linear, RepackedLinear) for layer in repacked.layers for linear in layer.linears)
+    assert isinstance(repacked.head, RepackedLinear)
+    text = random_prompt(5)
+    expected = logits_of(dense, text)
+    assert (logits_of(repacked, text) - expected).norm() < 1e-4 * expected.norm()
+
+
+@NEEDS_GPU
+def test_text_on_cuda_is_the_cpus(tiny_checkpoint: Path) -> None:
+    cpu, cuda = (
+        texts(TextModelBuilder(tiny_checkpoint).with_dtype("float32").with_device(device)) for device in ("cpu", "cuda")
+    )
+    assert cuda == cpu
+
+
+@NEEDS_GPU
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_familys_logits_on_cuda_are_the_cpus(family: str) -> None:
+    """By the small fused ops too. The tolerance is that of tiny's sharp attention in float32."""
+    source = DictSource(build_model(family).state_dict())
+    config = build_model(family).config.to_dict()
+    text = random_prompt(40)
+    expected, got = (
+        logits_of(load_model(config, source, dtype=torch.float32, device=torch.device(name)), text)
+        for name in ("cpu", "cuda")
+    )
+    assert (got - expected).norm() < 1e-3 * expected.norm()
