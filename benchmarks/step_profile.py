@@ -31,8 +31,8 @@ from paged_sdk import Model, SamplingParams, TextModelBuilder
 from paged_sdk.attention.backend import AttentionBackend, AttentionStep
 from paged_sdk.engine.engine import Engine
 from paged_sdk.engine.output import OutputProcessor
-from paged_sdk.layers.norm import RMSNorm
 from paged_sdk.kernels.rotary import Rotation
+from paged_sdk.layers.norm import RMSNorm
 from paged_sdk.models import gated_mlp
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.quant.linear import Linear

@@ -14,7 +14,18 @@ from benchmarks.process import EngineFailedError, EngineProcess
 from benchmarks.prompts import PromptMaker
 from benchmarks.protocol import RequestTimes, UnsupportedError
 
-__all__ = ["LOAD", "QUICK", "Figures", "Metric", "Sizes", "Task", "load_figures", "make_tasks", "warm_up"]
+__all__ = [
+    "LOAD",
+    "QUICK",
+    "Figures",
+    "Metric",
+    "Sizes",
+    "Task",
+    "decode_rate",
+    "load_figures",
+    "make_tasks",
+    "warm_up",
+]
 
 
 @frozen
@@ -111,7 +122,7 @@ def _decode(sizes: Sizes, streams: int) -> Task:
         batch = [prompts.make(sizes.prompt, f"{key}.{index}") for index in range(streams)]
         times = engine.generate(batch, sizes.output)
         num_tokens = sum(entry.num_tokens for entry in times)
-        figures = {rate.key: _decode_rate(times), total.key: num_tokens / max(entry.last for entry in times)}
+        figures = {rate.key: decode_rate(times), total.key: num_tokens / max(entry.last for entry in times)}
         return {metric.key: figures[metric.key] for metric in metrics}
 
     metrics = (rate,) if streams == 1 else (rate, total)
@@ -148,8 +159,8 @@ def _depth(sizes: Sizes) -> Task:
         (times,) = engine.generate([prompts.make(sizes.depth, key)], sizes.depth_output)
         return {
             rate.key: times.num_prompt_tokens / times.first,
-            deep.key: _decode_rate([times]),
-            kept.key: 100 * _decode_rate([times]) / _decode_rate(shallow),
+            deep.key: decode_rate([times]),
+            kept.key: 100 * decode_rate([times]) / decode_rate(shallow),
         }
 
     return Task("depth", (rate, deep, kept), measure)
@@ -177,7 +188,7 @@ def _memory() -> Task:
     return Task("memory", (peak,), measure)
 
 
-def _decode_rate(times: Sequence[RequestTimes]) -> float:
+def decode_rate(times: Sequence[RequestTimes]) -> float:
     """Tokens per second from the batch's first token to its last; the first of each request is the prompt's."""
     num_tokens = sum(entry.num_tokens - 1 for entry in times)
     return num_tokens / (max(entry.last for entry in times) - min(entry.first for entry in times))

@@ -12,7 +12,7 @@ from benchmarks.protocol import BenchmarkEngine, EngineSettings, Prompt, Request
 if TYPE_CHECKING:
     from paged_sdk import Model, SamplingParams
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "read_streams"]
 
 
 class Engine(BenchmarkEngine):
@@ -43,26 +43,13 @@ class Engine(BenchmarkEngine):
         return str(paged_sdk.__version__)
 
     def generate(self, prompts: Sequence[Prompt], max_tokens: int) -> list[RequestTimes]:
-        return self._runner.run(self._generate(prompts, max_tokens))
+        return self._runner.run(read_streams(self._model, prompts, max_tokens))
 
     def event_loop_lag(self, prompts: Sequence[Prompt], max_tokens: int, interval: float) -> list[float]:
         return self._runner.run(self._event_loop_lag(prompts, max_tokens, interval))
 
-    async def _generate(self, prompts: Sequence[Prompt], max_tokens: int) -> list[RequestTimes]:
-        start = time.perf_counter()
-        return await asyncio.gather(*(self._read(prompt, max_tokens, start) for prompt in prompts))
-
-    async def _read(self, prompt: Prompt, max_tokens: int, start: float) -> RequestTimes:
-        first, last = 0.0, 0.0
-        stream = self._model.stream_completion_request(prompt.token_ids, _sampling(max_tokens))
-        async for _ in stream:
-            last = time.perf_counter() - start
-            first = first or last
-        usage = stream.response_so_far().usage
-        return RequestTimes(first, last, usage.completion_tokens, usage.prompt_tokens)
-
     async def _event_loop_lag(self, prompts: Sequence[Prompt], max_tokens: int, interval: float) -> list[float]:
-        work = asyncio.create_task(self._generate(prompts, max_tokens))
+        work = asyncio.create_task(read_streams(self._model, prompts, max_tokens))
         lags: list[float] = []
         while not work.done():
             before = time.perf_counter()
@@ -70,6 +57,22 @@ class Engine(BenchmarkEngine):
             lags.append(time.perf_counter() - before - interval)
         await work
         return lags
+
+
+async def read_streams(model: Model, prompts: Sequence[Prompt], max_tokens: int) -> list[RequestTimes]:
+    """What :meth:`BenchmarkEngine.generate` is, on a model."""
+    start = time.perf_counter()
+
+    async def read(prompt: Prompt) -> RequestTimes:
+        first, last = 0.0, 0.0
+        stream = model.stream_completion_request(prompt.token_ids, _sampling(max_tokens))
+        async for _ in stream:
+            last = time.perf_counter() - start
+            first = first or last
+        usage = stream.response_so_far().usage
+        return RequestTimes(first, last, usage.completion_tokens, usage.prompt_tokens)
+
+    return await asyncio.gather(*map(read, prompts))
 
 
 def _sampling(max_tokens: int) -> SamplingParams:

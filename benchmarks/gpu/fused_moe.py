@@ -8,13 +8,14 @@ so that weights come from memory and not from the cache.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.gpu.timing import Row, copy_bandwidth, launched_microseconds, microseconds
 from paged_sdk.kernels.fused_moe import fused_moe, route
 
 __all__ = ["run"]
@@ -25,9 +26,7 @@ HIDDEN_SIZE: Final = 2048
 INTERMEDIATE_SIZE: Final = 768
 NUM_TOKENS: Final = (1, 8, 32, 256, 2048, 8192)
 NUM_BATCHES: Final = 8
-ROUNDS: Final = 20
 
-Row = dict[str, object]
 Moe = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -37,7 +36,7 @@ class _Batch(NamedTuple):
     topk_ids: Tensor
 
 
-def run(device: torch.device) -> list[Row]:
+def run(device: torch.device) -> Iterator[Row]:
     """Time each number of tokens in bfloat16.
 
     :param device: a CUDA device
@@ -51,8 +50,7 @@ def run(device: torch.device) -> list[Row]:
 
     gate_up = normal(NUM_EXPERTS, 2 * INTERMEDIATE_SIZE, HIDDEN_SIZE).mul_(HIDDEN_SIZE**-0.5)
     down = normal(NUM_EXPERTS, HIDDEN_SIZE, INTERMEDIATE_SIZE).mul_(INTERMEDIATE_SIZE**-0.5)
-    copied = _copy_gbps(gate_up)
-    rows: list[Row] = []
+    copied = copy_bandwidth(device)
     for num_tokens in NUM_TOKENS:
         batches = [
             _Batch(
@@ -61,22 +59,19 @@ def run(device: torch.device) -> list[Row]:
             for _ in range(NUM_BATCHES)
         ]
         own, grouped = (_calls(moe, batches, gate_up, down) for moe in (fused_moe, _grouped_mm))
-        seconds = _seconds(_graph(own))
+        us = microseconds(own) / NUM_BATCHES
         expert_bytes = (gate_up[0].numel() + down[0].numel()) * gate_up.element_size()
         used = statistics.mean(int(batch.topk_ids.flatten().bincount().count_nonzero()) for batch in batches)
         operations = 2 * num_tokens * NUM_SELECTED * (gate_up[0].numel() + down[0].numel())
-        rows.append(
-            {
-                "kernel": "fused_moe",
-                "case": f"Qwen3-30B-A3B, {num_tokens} tokens, bfloat16",
-                "us": seconds * 1e6,
-                "us_from_python": _seconds(own) * 1e6,
-                "gbps": used * expert_bytes / seconds / 1e9,
-                "tflops": operations / seconds / 1e12,
-                "reference": {"torch_grouped_mm_us": _seconds(_graph(grouped)) * 1e6, "copy_gbps": copied},
-            }
-        )
-    return rows
+        yield {
+            "kernel": "fused_moe",
+            "case": f"Qwen3-30B-A3B, {num_tokens} tokens, bfloat16",
+            "us": us,
+            "us_from_python": launched_microseconds(own) / NUM_BATCHES,
+            "gbps": used * expert_bytes / us / 1000,
+            "tflops": operations / us / 1e6,
+            "reference": {"torch_grouped_mm_us": microseconds(grouped) / NUM_BATCHES, "copy_gbps": copied},
+        }
 
 
 def _grouped_mm(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
@@ -101,39 +96,3 @@ def _calls(moe: Moe, batches: Sequence[_Batch], gate_up: Tensor, down: Tensor) -
             moe(batch.hidden, gate_up, down, batch.topk_weights, batch.topk_ids)
 
     return call
-
-
-def _graph(call: Callable[[], None]) -> Callable[[], None]:
-    """The same as a CUDA graph: what the device alone needs."""
-    call()  # what is compiled or chosen at the first call cannot be captured
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph.replay
-
-
-def _seconds(call: Callable[[], None]) -> float:
-    """Seconds for a batch: the median of many rounds."""
-    for _ in range(3):
-        call()
-    event: Any = torch.cuda.Event  # it has no annotations
-    times: list[float] = []
-    for _ in range(ROUNDS):
-        start, end = event(enable_timing=True), event(enable_timing=True)
-        start.record()
-        call()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / 1e3)
-    return statistics.median(times) / NUM_BATCHES
-
-
-def _copy_gbps(source: Tensor) -> float:
-    """Bytes read and written per second by a copy."""
-    target = torch.empty_like(source)
-
-    def copy() -> None:
-        for _ in range(NUM_BATCHES):
-            target.copy_(source)
-
-    return 2 * source.nbytes / _seconds(copy) / 1e9

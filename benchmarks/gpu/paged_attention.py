@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
 
@@ -19,6 +18,7 @@ from attrs import frozen
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from benchmarks.gpu.timing import Row, copy_bandwidth, microseconds
 from paged_sdk.kernels.fp8 import quantise_f8e4m3
 from paged_sdk.kernels.triton.attention_tile import Tile
 from paged_sdk.kernels.triton.paged_attention import paged_attention
@@ -27,14 +27,11 @@ from paged_sdk.kernels.triton.paged_prefill import paged_prefill_attention
 
 __all__ = ["run", "sweep"]
 
-Row = dict[str, Any]
-
 NUM_HEADS: Final = 32
 NUM_KV_HEADS: Final = 8
 HEAD_SIZE: Final = 128
 BLOCK_SIZE: Final = 32
 SCALE: Final = HEAD_SIZE**-0.5
-REPLAYS: Final = 25
 # sequences, tokens of context each
 DECODES: Final = ((64, 4096), (1, 65_536), (16, 1024), (256, 1024))
 PREFILLS: Final = (2048, 16_384)
@@ -101,33 +98,6 @@ def make_batch(num_rows: int, num_tokens: int, length: int, device: torch.device
     return Batch((query, *caches, tables, lengths, ends), scales, num_rows, num_tokens, length)
 
 
-def microseconds(call: Callable[[], object]) -> float:
-    """The median time of a replay, after the kernels are compiled."""
-    for _ in range(3):
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    event: Any = torch.cuda.Event  # it has no annotations
-    times: list[float] = []
-    for _ in range(REPLAYS):
-        begin, end = event(enable_timing=True), event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1000)
-    return statistics.median(times)
-
-
-def copy_bandwidth(device: torch.device) -> float:
-    """GB/s of a copy on the device, its reads and writes both counted."""
-    source = torch.empty(1 << 30, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    return 2 * source.nbytes / microseconds(lambda: target.copy_(source)) / 1000
-
-
 def torch_times(batch: Batch, device: torch.device) -> dict[str, float]:
     """Microseconds of torch's attention over contiguous keys, by the backends that take the shape."""
     shape = (batch.num_rows, NUM_HEADS, batch.length, HEAD_SIZE)
@@ -145,21 +115,19 @@ def torch_times(batch: Batch, device: torch.device) -> dict[str, float]:
     return times
 
 
-def run(device: torch.device) -> list[Row]:
+def run(device: torch.device) -> Iterator[Row]:
     """The kernels as an engine calls them, beside the limits of the same run."""
     copy = copy_bandwidth(device)
-    rows: list[Row] = []
     for quantised in (False, True):
         for num_rows, length in DECODES:
             batch = make_batch(num_rows, 1, length, device, quantised=quantised)
             us = microseconds(partial(paged_attention, *batch.tensors, **batch.bounds))
             cache = "f8e4m3" if quantised else "bf16"
-            rows.append(decode_row(batch, f"{num_rows} x {length}, {cache}", us, copy))
+            yield decode_row(batch, f"{num_rows} x {length}, {cache}", us, copy)
     for length in PREFILLS:
         batch = make_batch(1, length, length, device)
         us = microseconds(partial(paged_attention, *batch.tensors, **batch.bounds))
-        rows.append(prefill_row(batch, f"1 x {length}, bf16", us, torch_times(batch, device)))
-    return rows
+        yield prefill_row(batch, f"1 x {length}, bf16", us, torch_times(batch, device))
 
 
 def sweep(device: torch.device) -> Iterator[Row]:

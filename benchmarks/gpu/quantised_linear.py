@@ -12,13 +12,13 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
-from typing import Any, Final
+from typing import Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.gpu.paged_attention import copy_bandwidth, microseconds
+from benchmarks.gpu.timing import Row, copy_bandwidth, microseconds
 from paged_sdk.kernels.gguf_blocks import block_format, tensor_type_of
 from paged_sdk.kernels.quantised_linear import quantised_linear, quantised_swiglu
 from paged_sdk.kernels.repacked import REPACKED_FORMATS, RepackedMatrix
@@ -26,8 +26,6 @@ from paged_sdk.kernels.triton.quantised_few_rows import FewRowsPlan, linear_few_
 from paged_sdk.kernels.triton.quantised_tiles import TilePlan, linear_by_tiles
 
 __all__ = ["run", "sweep"]
-
-Row = dict[str, Any]
 
 # Rows and columns of the matrix.
 SHAPES: Final = ((4096, 4096), (14_336, 4096), (4096, 14_336), (1536, 8960))
@@ -118,7 +116,7 @@ def _tiles(x: Tensor, plan: TilePlan, matrix: RepackedMatrix) -> Tensor:
     return linear_by_tiles(x, matrix, None, plan)
 
 
-def run(device: torch.device) -> list[Row]:
+def run(device: torch.device) -> Iterator[Row]:
     """Every type with one row, Q4_K and Q6_K with more, and Q4_K's gate, up and activation in one kernel.
 
     :param device: a CUDA device
@@ -127,7 +125,6 @@ def run(device: torch.device) -> list[Row]:
     """
     copied = copy_bandwidth(device)
     often = [tensor_type_of(name) for name in ("Q4_K", "Q6_K")]
-    rows: list[Row] = []
     for height, width in SHAPES:
         dense = dense_times(height, width, device)
         for tensor_type in REPACKED_FORMATS:
@@ -136,12 +133,11 @@ def run(device: torch.device) -> list[Row]:
                 x = torch.randn(num_rows, width, dtype=torch.bfloat16, device=device)
                 us = time_each(partial(quantised_linear, x), matrices)
                 reference = {"copy_gbps": copied, "torch_bf16_us": dense[num_rows]}
-                rows.append(describe("quantised_linear", matrices[0], num_rows, us, reference))
+                yield describe("quantised_linear", matrices[0], num_rows, us, reference)
             if tensor_type == often[0] and height > width:
                 x = torch.randn(1, width, dtype=torch.bfloat16, device=device)
                 us = microseconds(partial(_gate_and_up, x, matrices)) / len(matrices)
-                rows.append(describe("quantised_swiglu, per matrix", matrices[0], 1, us, {"copy_gbps": copied}))
-    return rows
+                yield describe("quantised_swiglu, per matrix", matrices[0], 1, us, {"copy_gbps": copied})
 
 
 def sweep(device: torch.device) -> Iterator[Row]:

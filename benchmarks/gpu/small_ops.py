@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.paged_attention import copy_bandwidth, microseconds
+from benchmarks.gpu.timing import Row, copy_bandwidth, microseconds
 from paged_sdk.kernels.activation import gated_activation, gated_activation_reference
 from paged_sdk.kernels.kv_cache import copy_blocks, copy_blocks_reference
 from paged_sdk.kernels.norm import add_rms_norm, add_rms_norm_reference
@@ -23,7 +23,6 @@ from paged_sdk.kernels.sampling import argmax, argmax_reference, draw, draw_refe
 
 __all__ = ["run"]
 
-Row = dict[str, Any]
 Case = tuple[str, str, int, Callable[[], object], Callable[[], object]]
 
 NUM_TOKENS: Final = (1, 256, 4096)
@@ -37,7 +36,7 @@ NUM_LAYERS: Final = 32
 BLOCK_SIZE: Final = 32
 
 
-def run(device: torch.device) -> list[Row]:
+def run(device: torch.device) -> Iterator[Row]:
     """Each op at its sizes.
 
     :param device: a CUDA device
@@ -45,14 +44,10 @@ def run(device: torch.device) -> list[Row]:
         torch's operations and the device's copy in GB/s
     """
     copied = copy_bandwidth(device)
-    rows: list[Row] = []
     for kernel, case, num_bytes, call, reference in _cases(device):
         us = microseconds(call)
         row_reference = {"torch_us": microseconds(reference), "copy_gbps": copied}
-        rows.append(
-            {"kernel": kernel, "case": case, "us": us, "gbps": num_bytes / us / 1000, "reference": row_reference}
-        )
-    return rows
+        yield {"kernel": kernel, "case": case, "us": us, "gbps": num_bytes / us / 1000, "reference": row_reference}
 
 
 def _cases(device: torch.device) -> Iterator[Case]:

@@ -1,0 +1,151 @@
+"""Tests and benchmarks on a CUDA device, within a few minutes: `python -m benchmarks.gpu [--only PART ...]`.
+
+Each part runs in a process of its own, for as long as it may; what it found by then counts. After each, everything
+found so far is written to a JSON file and shown.
+
+No model is downloaded and nothing is installed. What is needed beside torch with CUDA and Triton, all but the two last
+in pure Python: attrs, anyio (idna, typing_extensions), rich (markdown-it-py, mdurl, pygments), typer (click, shellingham),
+jinja2 (markupsafe), numpy, tokenizers, huggingface_hub (which tokenizers imports). The tests want pytest (pluggy,
+iniconfig, packaging), gguf, transformers and safetensors as well, and the parts named after transformers want that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import torch
+import typer
+from attrs import field, frozen
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.gpu.parts import PARTS, ROOT
+from benchmarks.gpu.timing import Row
+from benchmarks.machine import describe_machine
+from benchmarks.paths import cache_directory
+
+__all__ = ["Findings", "run_part"]
+
+_LOG_LINES: Final = 30
+
+
+@frozen
+class Findings:
+    """What the parts found.
+
+    :ivar rows: by part
+    :ivar problems: by part, why there are no more rows, and the last lines that it wrote
+    :ivar seconds: that each part took
+    """
+
+    rows: dict[str, list[Row]] = field(factory=dict)
+    problems: dict[str, str] = field(factory=dict)
+    seconds: dict[str, float] = field(factory=dict)
+
+    def write(self, path: Path, machine: Mapping[str, Any]) -> None:
+        """Replace the file."""
+        found = {"machine": machine, "seconds": self.seconds, "rows": self.rows, "problems": self.problems}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(found, indent=1))
+
+    def table(self, part: str) -> Table:
+        """A part's rows."""
+        table = Table(title=f"{part}: {self.seconds[part]:.0f} s", title_justify="left")
+        for heading in ("", "case", "us", "rate", "beside"):
+            table.add_column(heading, justify="right" if heading in ("us", "rate") else "left")
+        for row in self.rows[part]:
+            us = f"{row['us']:,.1f}" if "us" in row else ""
+            beside = row.get("error") or ", ".join(f"{key} {_short(value)}" for key, value in _beside(row).items())
+            table.add_row(row["kernel"], row["case"], us, _rate(row), beside)
+        return table
+
+
+def _beside(row: Row) -> dict[str, Any]:
+    return row.get("reference", {}) | row.get("parts", {})
+
+
+def _rate(row: Row) -> str:
+    units = {"gbps": "GB/s", "tflops": "TFLOP/s", "tok_per_s": "tok/s"}
+    return "\n".join(f"{_short(row[key])} {unit}" for key, unit in units.items() if key in row)
+
+
+def _short(value: object) -> str:
+    return (
+        f"{value:,.4g}"
+        if isinstance(value, float) and abs(value) < 1000
+        else f"{value:,.0f}"
+        if isinstance(value, float)
+        else str(value)
+    )
+
+
+def run_part(name: str, command: Sequence[str], seconds: float, findings: Findings) -> None:
+    """Run a process that writes rows to a file, whose path follows ``command``, and keep what it found in any case."""
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory() as directory:
+        rows, log = Path(directory, "rows"), Path(directory, "log")
+        with log.open("w") as output:
+            process = subprocess.Popen(
+                [*command, str(rows)], stdout=output, stderr=subprocess.STDOUT, cwd=ROOT, start_new_session=True
+            )
+            problem = ""
+            try:
+                code = process.wait(seconds)
+                if code:
+                    problem = f"it ended with code {code}"
+            except subprocess.TimeoutExpired:
+                problem = f"it was ended after {seconds:.0f} s"
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)  # with what it started itself
+                    process.wait()
+        lines = rows.read_text().splitlines(keepends=True) if rows.exists() else []
+        findings.rows[name] = [json.loads(line) for line in lines if line.endswith("\n")]
+        if problem:
+            last = log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
+            findings.problems[name] = "\n".join([problem, *last])
+    findings.seconds[name] = time.monotonic() - start
+
+
+def main(
+    only: Annotated[list[str] | None, typer.Option(help=f"One of {', '.join(PARTS)}; may be repeated")] = None,
+    output: Annotated[Path | None, typer.Option(help="Where to write JSON")] = None,
+    minutes: Annotated[float, typer.Option(min=0, help="For all parts together")] = 8.0,
+    dry_run: Annotated[bool, typer.Option(help="Tiny shapes on the CPU; parts that need a GPU are left out")] = False,
+) -> None:
+    """Test and measure on the CUDA device of this machine."""
+    if unknown := set(only or ()) - set(PARTS):
+        raise typer.BadParameter(f"no part is called {', '.join(sorted(unknown))}: there are {', '.join(PARTS)}")
+    if not dry_run and not torch.cuda.is_available():
+        raise typer.BadParameter("there is no CUDA device: --dry-run shows that everything runs")
+    console = Console()
+    names = [name for name in PARTS if name in (only or PARTS) and not (dry_run and PARTS[name].needs_gpu)]
+    path = output or cache_directory() / "results" / f"gpu-{time.strftime('%Y%m%d-%H%M%S')}.json"
+    machine = describe_machine() | {"device": "none" if dry_run else torch.cuda.get_device_name()}
+    findings = Findings()
+    end = time.monotonic() + 60 * minutes
+    for name in names:
+        seconds = min(float(PARTS[name].seconds), end - time.monotonic())
+        if seconds <= 0:
+            findings.problems[name] = "no time was left"
+        else:
+            command = [sys.executable, "-m", "benchmarks.gpu.parts", *(["--dry-run"] if dry_run else []), name]
+            run_part(name, command, seconds, findings)
+            console.print(findings.table(name))
+        if problem := findings.problems.get(name):
+            console.print(f"{name}: {problem}", markup=False)
+        findings.write(path, machine)
+    console.print(f"{path}", markup=False)
+
+
+if __name__ == "__main__":
+    typer.run(main)

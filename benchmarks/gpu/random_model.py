@@ -1,0 +1,249 @@
+"""Models of the usual shapes with random weights, made on the device: their speed is that of the real ones."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+from unittest.mock import patch
+
+import tokenizers
+import torch
+from attrs import frozen
+from tokenizers import decoders, models, pre_tokenizers
+from torch import Tensor
+
+from benchmarks.inside import OpenEngine, open_engine
+from paged_sdk import TextModelBuilder, loading
+from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, BlockMatrix, tensor_type_of
+from paged_sdk.weights.checkpoint import Checkpoint
+
+__all__ = ["SHAPES", "TINY_SHAPES", "Shape", "open_random_engine"]
+
+_Q4_K: Final = tensor_type_of("Q4_K")
+
+
+@frozen
+class Shape:
+    """A model without its weights.
+
+    :ivar config: ``config.json``'s content
+    """
+
+    name: str
+    config: Mapping[str, Any]
+
+    @property
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Shapes by the names of a checkpoint."""
+        config = self.config
+        hidden, vocab = config["hidden_size"], config["vocab_size"]
+        shapes: dict[str, tuple[int, ...]] = {
+            "model.embed_tokens.weight": (vocab, hidden),
+            "model.norm.weight": (hidden,),
+            "lm_head.weight": (vocab, hidden),
+        }
+        for layer in range(config["num_hidden_layers"]):
+            own = self._attention | self._mlp
+            shapes.update({f"model.layers.{layer}.{name}.weight": shape for name, shape in own.items() if shape})
+        # Experts are stacked, and such tensors' names end without ".weight".
+        return {name.removesuffix(".weight") if ".experts." in name else name: shape for name, shape in shapes.items()}
+
+    @property
+    def read_per_token(self) -> int:
+        """Weights that decoding one token reads: all but the embeddings, and of experts those that are chosen."""
+        share = self.config.get("num_experts_per_tok", 1) / self.config.get("num_experts", 1)
+        sizes = {name: torch.Size(shape).numel() for name, shape in self.tensors.items() if "embed_tokens" not in name}
+        return round(sum(size * (share if ".experts." in name else 1) for name, size in sizes.items()))
+
+    def kv_elements(self, depth: int) -> int:
+        """Elements of keys and values that decoding one token after ``depth`` others reads."""
+        config = self.config
+        return 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"] * depth
+
+    @property
+    def _attention(self) -> dict[str, tuple[int, ...]]:
+        config = self.config
+        hidden, size = config["hidden_size"], config["head_dim"]
+        query, key = config["num_attention_heads"] * size, config["num_key_value_heads"] * size
+        head_norm = (size,) if config["model_type"].startswith("qwen3") else ()
+        return {
+            "input_layernorm": (hidden,),
+            "post_attention_layernorm": (hidden,),
+            "self_attn.q_proj": (query, hidden),
+            "self_attn.k_proj": (key, hidden),
+            "self_attn.v_proj": (key, hidden),
+            "self_attn.o_proj": (hidden, query),
+            "self_attn.q_norm": head_norm,
+            "self_attn.k_norm": head_norm,
+        }
+
+    @property
+    def _mlp(self) -> dict[str, tuple[int, ...]]:
+        config = self.config
+        hidden = config["hidden_size"]
+        if num_experts := config.get("num_experts"):
+            size = config["moe_intermediate_size"]
+            return {
+                "mlp.gate": (num_experts, hidden),
+                "mlp.experts.gate_up_proj": (num_experts, 2 * size, hidden),
+                "mlp.experts.down_proj": (num_experts, hidden, size),
+            }
+        size = config["intermediate_size"]
+        return {"mlp.gate_proj": (size, hidden), "mlp.up_proj": (size, hidden), "mlp.down_proj": (hidden, size)}
+
+
+_LLAMA: Final = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500_000.0,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "max_position_embeddings": 131_072,
+}
+_QWEN3_MOE: Final = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1_000_000.0,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "max_position_embeddings": 40_960,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "norm_topk_prob": True,
+}
+_TINY: Final = {
+    "vocab_size": 512,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 2048,
+}
+
+SHAPES: Final = {
+    "llama": Shape(
+        "Llama-3.1-8B",
+        _LLAMA
+        | {
+            "vocab_size": 128_256,
+            "hidden_size": 4096,
+            "intermediate_size": 14_336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+        },
+    ),
+    "qwen3_moe": Shape(
+        "Qwen3-30B-A3B",
+        _QWEN3_MOE
+        | {
+            "vocab_size": 151_936,
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
+            "num_hidden_layers": 48,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
+        },
+    ),
+}
+TINY_SHAPES: Final = {
+    "llama": Shape("a tiny llama", _LLAMA | _TINY),
+    "qwen3_moe": Shape(
+        "a tiny mixture of experts",
+        _QWEN3_MOE | _TINY | {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
+    ),
+}
+
+
+class RandomSource:
+    """A checkpoint of random numbers, a :class:`~paged_sdk.weights.source.WeightSource`.
+
+    :param device: where quantised matrices are made
+    :param quantised: whether matrices are stored in Q4_K blocks
+    """
+
+    def __init__(self, shape: Shape, device: torch.device, *, quantised: bool) -> None:
+        self._shapes = shape.tensors
+        self._device = device
+        self._quantised = quantised
+
+    def names(self) -> Collection[str]:
+        return self._shapes
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._shapes
+
+    def tensor(self, name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
+        shape = self._shapes[name]
+        if len(shape) == 1:
+            return torch.ones(shape, dtype=dtype, device=device)
+        if (matrix := self.block_matrix(name)) is not None:
+            return matrix.decoded(dtype).to(device)
+        return torch.empty(shape, dtype=dtype, device=device).normal_(std=shape[-1] ** -0.5)
+
+    def block_matrix(self, name: str) -> BlockMatrix | None:
+        shape = self._shapes[name]
+        if not self._quantised or len(shape) != 2:
+            return None
+        form = BLOCK_FORMATS[_Q4_K]
+        size = (shape[0], shape[1] // form.elements, form.num_bytes)
+        blocks = torch.randint(256, size, dtype=torch.uint8, device=self._device)
+        # A weight is scale * six bits * four bits, less its minimum: so that weights lie around zero, and are small.
+        scale = shape[1] ** -0.5 / 200
+        blocks[..., :4] = torch.tensor([scale, 7.5 * scale], dtype=torch.float16).view(torch.uint8).to(self._device)
+        return BlockMatrix(_Q4_K, blocks.view(shape[0], -1))
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
+
+@contextmanager
+def open_random_engine(
+    shape: Shape, device: torch.device, *, max_model_len: int, max_num_seqs: int, quantised: bool = False
+) -> Iterator[OpenEngine]:
+    """An engine with a random model, put together as an application's is; for as long as the context lasts.
+
+    :param quantised: keep matrices in Q4_K
+    """
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        config = dict(shape.config)
+        _tokenizer(config["vocab_size"]).save(str(directory / "tokenizer.json"))
+        (directory / "config.json").write_text(json.dumps(config))
+        source = RandomSource(shape, device, quantised=quantised)
+        checkpoint = Checkpoint(path=directory, config=config, source=source, kind="huggingface")
+        builder = (
+            TextModelBuilder(directory)
+            .with_device(str(device))
+            .with_max_model_len(max_model_len)
+            .with_max_num_seqs(max_num_seqs)
+        )
+        with patch.object(loading, "open_checkpoint", lambda _: checkpoint):
+            engine = open_engine(builder)
+        yield engine
+
+
+def _tokenizer(vocab_size: int) -> tokenizers.Tokenizer:
+    """A text for every token: the bytes, then words."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pieces = [*alphabet, *(f"Ġw{number}" for number in range(vocab_size - len(alphabet)))]
+    tokenizer = tokenizers.Tokenizer(models.BPE({piece: number for number, piece in enumerate(pieces)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
