@@ -33,7 +33,11 @@ WIDTHS = (HEADS * SIZE, KV_HEADS * SIZE, KV_HEADS * SIZE)
 DTYPES = [torch.float32, torch.bfloat16, torch.float8_e4m3fn]
 
 every_cache = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-every_form = pytest.mark.parametrize("rotated", [False, True], ids=["packed", "rotated"])
+MATRICES = frozenset({"qkv", "output", "gate", "up", "down"})
+# Of a file whose matrices have several types, only some can be packed.
+FORMS = [frozenset[str](), MATRICES, frozenset({"qkv", "down"}), frozenset({"output", "gate", "up"})]
+
+every_form = pytest.mark.parametrize("rotated", FORMS, ids=["packed", "rotated", "outer rotated", "inner rotated"])
 
 
 def empty_cache(shape: AttentionShape, dtype: torch.dtype) -> LayerCache:
@@ -49,33 +53,39 @@ class Stack:
 
     :param fused: query, key and value are one matrix
     :param extras: biases, norms of heads, a sliding window, GELU
-    :param rotated: the weights' form for many rows
+    :param rotated: the matrices that are in their form for many rows
     :param dtype: of the cache
     """
 
     def __init__(
-        self, *, fused: bool, extras: bool, rotated: bool = False, dtype: torch.dtype = torch.float32, seed: int = 0
+        self,
+        *,
+        fused: bool,
+        extras: bool,
+        rotated: frozenset[str] = frozenset(),
+        dtype: torch.dtype = torch.float32,
+        seed: int = 0,
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
 
-        def random_form(tensor_type: int, rows: int, cols: int) -> tuple[PackedWeight, Tensor]:
+        def random_form(name: str, tensor_type: int, rows: int, cols: int) -> tuple[PackedWeight, Tensor]:
             packed, weight = random_weight(tensor_type, rows, cols, generator)
-            if rotated:
+            if name in rotated:
                 return rotate_packed(library(), packed, num_threads=1), rotated_int8(weight)
             return packed, weight
 
-        self.quantise = rotated_int8 if rotated else quantise_activations
+        self._rotated = rotated
         self.shape = AttentionShape(HEADS, KV_HEADS, SIZE, scale=SIZE**-0.5, window=20 if extras else None)
         self.dtype = dtype
         self.layers: list[DecoderLayer] = []
         self.weights: list[dict[str, Tensor]] = []
         for _ in range(2):
             rows = (sum(WIDTHS),) if fused else WIDTHS
-            qkv = [random_form(12, n, HIDDEN) for n in rows]
-            output, output_weight = random_form(3, HIDDEN, HEADS * SIZE)
-            gate, gate_weight = random_form(12, INNER, HIDDEN)
-            up, up_weight = random_form(14, INNER, HIDDEN)
-            down, down_weight = random_form(13, HIDDEN, INNER)
+            qkv = [random_form("qkv", 12, n, HIDDEN) for n in rows]
+            output, output_weight = random_form("output", 3, HIDDEN, HEADS * SIZE)
+            gate, gate_weight = random_form("gate", 12, INNER, HIDDEN)
+            up, up_weight = random_form("up", 14, INNER, HIDDEN)
+            down, down_weight = random_form("down", 13, HIDDEN, INNER)
             norms = {
                 name: 0.2 * (1 + 0.1 * torch.randn(size, generator=generator))
                 for name, size in (
@@ -116,6 +126,10 @@ class Stack:
         """The same layers with empty caches."""
         return [evolve(layer, cache=empty_cache(self.shape, self.dtype)) for layer in self.layers]
 
+    def quantise(self, name: str, rows: Tensor) -> Tensor:
+        """What the input of a matrix becomes."""
+        return rotated_int8(rows) if name in self._rotated else quantise_activations(rows)
+
     def stored(self, vectors: Tensor) -> Tensor:
         """What a cache makes of vectors."""
         if self.dtype == torch.float8_e4m3fn:
@@ -139,7 +153,7 @@ class Stack:
 
         for w in self.weights:
             normed = F.rms_norm(x, (HIDDEN,), w["attention_norm"], 1e-6)
-            projected = self.quantise(normed) @ w["qkv"].T + w["bias"]
+            projected = self.quantise("qkv", normed) @ w["qkv"].T + w["bias"]
             q, k, v = (part.reshape(count, -1, SIZE) for part in torch.split(projected, list(WIDTHS), dim=1))
             if self.extras:
                 q, k = (F.rms_norm(t, (SIZE,), w[name], 1e-6) for t, name in ((q, "query_norm"), (k, "key_norm")))
@@ -148,11 +162,11 @@ class Stack:
             k, v = (t.repeat_interleave(HEADS // KV_HEADS, 1) for t in (k, v))
             scores = torch.einsum("thd,shd->hts", q, k) * self.shape.scale
             attended = torch.einsum("hts,shd->thd", scores.masked_fill(hidden_keys, -torch.inf).softmax(-1), v)
-            x = x + self.quantise(attended.flatten(1)) @ w["output"].T
-            normed = self.quantise(F.rms_norm(x, (HIDDEN,), w["mlp_norm"], 1e-6))
+            x = x + self.quantise("output", attended.flatten(1)) @ w["output"].T
+            normed = self.quantise("gate", F.rms_norm(x, (HIDDEN,), w["mlp_norm"], 1e-6))
             gated = normed @ w["gate"].T
             gated = F.gelu(gated, approximate="tanh") if self.extras else F.silu(gated)
-            x = x + self.quantise(gated * (normed @ w["up"].T)) @ w["down"].T
+            x = x + self.quantise("down", gated * (normed @ w["up"].T)) @ w["down"].T
         return x
 
 
@@ -191,20 +205,23 @@ def relative(got: Tensor, expected: Tensor) -> float:
 @pytest.mark.parametrize("fused", [False, True], ids=["separate", "fused"])
 @every_form
 @pytest.mark.parametrize("extras", [False, True], ids=["plain", "extras"])
-def test_layers(isa: str, dtype: torch.dtype, fused: bool, extras: bool, rotated: bool) -> None:
+def test_layers(isa: str, dtype: torch.dtype, fused: bool, extras: bool, rotated: frozenset[str]) -> None:
     """Extras: biases, norms of heads, a sliding window, GELU, rotary embedding of 48 of the 64 elements of a head."""
     stack = Stack(fused=fused, extras=extras, rotated=rotated, dtype=dtype)
     prompt = Prompt(24 if extras else SIZE // 2)
     expected = stack.expected(prompt.hidden, prompt.cosines, prompt.sines)
     got = prompt.run(NativeDecoder(workspace(isa, 2), stack.layers), [prompt.count])
     # Values on a rounding boundary fall either way: of int8 activations, and of the cache, whose f8e4m3 steps are 6 %.
-    assert relative(got, expected) < (2e-2 if dtype == torch.float8_e4m3fn else 4e-3)
+    assert relative(got, expected) < (2e-2 if dtype == torch.float8_e4m3fn else 1e-2)
+    if dtype == torch.float32:  # most tokens have none
+        errors = [relative(row, each) for row, each in zip(got, expected, strict=True)]
+        assert sorted(errors)[len(errors) // 2] < 1e-3
 
 
 @every_level
 @every_form
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
-def test_a_token_depends_on_no_chunk_or_thread(isa: str, dtype: torch.dtype, rotated: bool) -> None:
+def test_a_token_depends_on_no_chunk_or_thread(isa: str, dtype: torch.dtype, rotated: frozenset[str]) -> None:
     stack, prompt = Stack(fused=False, extras=True, rotated=rotated, dtype=dtype), Prompt(16)
     whole = prompt.run(NativeDecoder(workspace(isa, 1), stack.fresh()), [45])
     for num_threads, chunks in ((2, [45]), (1, [1] * 45), (1, [2, 30, 1, 12]), (2, [16, 9, 20])):
@@ -374,6 +391,7 @@ def test_what_does_not_fit_is_refused() -> None:
     calls: list[Callable[[], Tensor]] = [
         lambda: decoder(hidden[:, :128], cosines, sines, slots, batch),
         lambda: decoder(hidden, cosines.double(), sines, slots, batch),
+        lambda: decoder(hidden, cosines.repeat(1, 2), sines.repeat(1, 2), slots, batch),
         lambda: decoder(hidden, cosines, sines[1:], slots, batch),
         lambda: decoder(hidden, cosines, sines, slots.int(), batch),
     ]

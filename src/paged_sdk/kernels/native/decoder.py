@@ -95,6 +95,7 @@ class NativeDecoder:
         self.hidden_size = layers[0].qkv[0].cols
         self._workspace = workspace
         self._layers = tuple(layers)
+        self._head_size = min(layer.shape.head_size for layer in layers)
         self._kept: list[Tensor | None] = []  # what the C structures point to, beside the layers' own
         self._table = (Layer * len(layers))()
         for target, layer in zip(self._table, layers, strict=True):
@@ -133,7 +134,8 @@ class NativeDecoder:
         """Run every layer.
 
         :param hidden: [num_tokens, hidden] float32, contiguous; changed in place
-        :param cosines: [num_tokens, n] float32, contiguous: rotation of elements i and n + i of each head
+        :param cosines: [num_tokens, n] float32, contiguous: rotation of elements i and n + i of each head; n is half a
+            head at most
         :param sines: likewise
         :param slots: [num_tokens] int64: where the tokens' keys and values go, ``block * block_size + offset``
         :param batch: whose contexts include the new tokens
@@ -142,6 +144,8 @@ class NativeDecoder:
         """
         num_tokens = hidden.shape[0]
         half = cosines.shape[-1]
+        if 2 * half > self._head_size:
+            raise ConfigError.of("cosines.shape", tuple(cosines.shape), f"at most {self._head_size} / 2 columns")
         for name, tensor, shape, dtype in (
             ("hidden", hidden, (num_tokens, self.hidden_size), torch.float32),
             ("cosines", cosines, (num_tokens, half), torch.float32),
