@@ -26,7 +26,7 @@ enum PagedDtype : int32_t { PAGED_FLOAT32 = 0, PAGED_BFLOAT16 = 1, PAGED_FLOAT8_
 
 enum PagedActivation : int32_t { PAGED_SILU = 0, PAGED_GELU_TANH = 1 };
 
-// A weight matrix [rows, cols] in panels of 16 rows (formats.h), with an optional float32 bias [rows].
+// A weight matrix [rows, cols] in panels of 16 rows (layout.h), with an optional float32 bias [rows].
 struct paged_weight {
   const uint8_t* data;
   const float* bias;
@@ -138,20 +138,6 @@ struct paged_decoder_args {
   int32_t num_rows;
   int32_t rotary_half;
   int32_t num_threads;
-};
-
-// What becomes of new queries, keys and values: norms of heads, rotation, places in the cache. cosines and sines are
-// [num_rows, rotary_half]: element i of a head is paired with element rotary_half + i.
-struct paged_placement {
-  paged_heads heads;
-  paged_cache cache;
-  const float* query_norm;  // RMSNorm of each query head before rotation, [head_size]; null: none
-  const float* key_norm;
-  const float* cosines;
-  const float* sines;
-  const int64_t* slots;
-  int32_t rotary_half;
-  float norm_eps;
 };
 
 // out = rotated panels of a matrix [rows, cols]: of `packed`, or of float32 rows where that is null.

@@ -266,8 +266,8 @@ inline void attend_batch(const AttentionPlan& plan, const paged_cache& cache, co
     }
     return item;
   };
-  Upcoming none;
-  for (int64_t item = take(none); item < total;) {
+  Upcoming unused;  // nothing is computed before the first item
+  for (int64_t item = take(unused); item < total;) {
     const int here = seq;
     Upcoming upcoming;
     const int64_t next = take(upcoming);

@@ -39,8 +39,8 @@ inline int heads_together(const paged_heads& heads) {
 
 #if defined(__AVX512BF16__)
 
-// Rows that are taken at once, as many as registers hold: queries and one sum each for scores, two sums for each chunk of
-// values.
+// Rows that are taken at once, as many as registers hold: queries and one sum each for scores, two sums for each chunk
+// of values.
 template <int kChunks>
 constexpr int kScoreRows = kChunks <= 4 ? 4 : 2;
 template <int kChunks>
@@ -157,8 +157,9 @@ inline void score_rows(const Pages& pages, const int64_t* vectors, int head, int
   for (int i = 0; i < kStrip; i += 16) store_transposed<kRows>(sums[i], scores + first + i, kSpan);
 }
 
-// Adds the values of the keys [begin, end), weighted, to kRows rows of one of the item's heads; begin and end are even, and the weights of keys that a row does not see are zero. Interleaving takes elements 0-3 of every eight
-// into the first half of a chunk's sums, 4-7 into the second.
+// Adds the values of the keys [begin, end), weighted, to kRows rows of one of the item's heads; begin and end are even,
+// and the weights of keys that a row does not see are zero. Interleaving takes elements 0-3 of every eight into the
+// first half of a chunk's sums, 4-7 into the second.
 template <int kChunks, int kRows>
 inline void weigh_values(const Pages& pages, const int64_t* vectors, int head, int begin, int end,
                          const uint32_t* weights, float* out, KeysAhead& shared) {
@@ -248,8 +249,9 @@ inline void attend_few_of(const QueryTile& tile, const Pages& pages, int num_hea
   };
   for (int first = even_begin / kStrip * kStrip; first < end; first += kStrip) {
     const int last = std::min(first + kStrip, end);
-    KeysAhead next = last < end ? strip_after(pages.cache.key, last, std::min(last + kStrip, end))
-                            : strip_after(pages.cache.value, begin, std::min(begin / kStrip * kStrip + kStrip, end));
+    KeysAhead next = last < end
+                         ? strip_after(pages.cache.key, last, std::min(last + kStrip, end))
+                         : strip_after(pages.cache.value, begin, std::min((begin / kStrip + 1) * kStrip, end));
     for (int head = 0; head < num_heads; ++head) {
       in_row_blocks<kScoreRows<kChunks>>(rows, [&](int row, auto count) {
         const int at = head * rows + row;
@@ -286,9 +288,9 @@ inline void attend_few_of(const QueryTile& tile, const Pages& pages, int num_hea
   for (int head = 0; head < num_heads; ++head) restore_order(partial(head).values, rows * size);
 }
 
-// Attends over the keys of one span, [first_key, first_key + 128), as far as any row sees them, for `num_heads` KV heads
-// from pages.kv_head on, whose scaled queries are in scratch.query_floats. Head by head fills a Partial of
-// `partial_floats`. Meanwhile fetches `upcoming`.
+// Attends over the keys of one span, [first_key, first_key + 128), as far as any row sees them, for `num_heads` KV
+// heads from pages.kv_head on, whose scaled queries are in scratch.query_floats. Fills a Partial of each head,
+// `partial_floats` apart, and meanwhile fetches `upcoming`.
 inline void attend_few(const QueryTile& tile, const Pages& pages, int num_heads, int first_key,
                        const FewScratch& scratch, float* partials, size_t partial_floats, KeysAhead& upcoming) {
   for (int i = 0; i < num_heads * tile.rows() * pages.heads.head_size; i += 16)
@@ -299,10 +301,14 @@ inline void attend_few(const QueryTile& tile, const Pages& pages, int num_heads,
                                            upcoming);
   };
   switch (pages.heads.head_size) {
-    case 64: return attend(std::integral_constant<int, 2>{});
-    case 96: return attend(std::integral_constant<int, 3>{});
-    case 128: return attend(std::integral_constant<int, 4>{});
-    default: return attend(std::integral_constant<int, 8>{});
+    case 64:
+      return attend(std::integral_constant<int, 2>{});
+    case 96:
+      return attend(std::integral_constant<int, 3>{});
+    case 128:
+      return attend(std::integral_constant<int, 4>{});
+    default:
+      return attend(std::integral_constant<int, 8>{});
   }
 }
 

@@ -1,6 +1,7 @@
 // Each packed format: how a kernel reads a block's scales and a group's weights (layout.h says where they lie).
 #pragma once
 
+#include "abi.h"
 #include "layout.h"
 #include "simd.h"
 
@@ -110,6 +111,29 @@ struct Q6K {
     for (int g = 0; g < 16; ++g) store_floats(out.scale[g], mul(unit, load_int8(block + kHalves + g * kPanelRows)));
   }
 };
+
+// take(Format{}) for the packed format of this number, which has been checked where the weight was packed.
+template <class Take>
+inline auto with_format(int32_t format, const Take& take) {
+  switch (format) {
+    case PAGED_Q4_0:
+      return take(Legacy<kQ4_0>{});
+    case PAGED_Q4_1:
+      return take(Legacy<kQ4_1>{});
+    case PAGED_Q5_0:
+      return take(Legacy<kQ5_0>{});
+    case PAGED_Q5_1:
+      return take(Legacy<kQ5_1>{});
+    case PAGED_Q8_0:
+      return take(Legacy<kQ8_0>{});
+    case PAGED_Q4_K:
+      return take(SixBitScales<kQ4_K>{});
+    case PAGED_Q5_K:
+      return take(SixBitScales<kQ5_K>{});
+    default:
+      return take(Q6K{});
+  }
+}
 
 }  // namespace
 }  // namespace paged

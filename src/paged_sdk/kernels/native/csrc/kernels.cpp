@@ -68,7 +68,7 @@ int decoder(const paged_decoder_args& args) {
 }
 
 int rotate(const paged_rotate_args& args) {
-  const int64_t panels = (args.rows + kPanelRows - 1) / kPanelRows;
+  const int64_t panels = num_panels(args.rows);
   advise_huge_pages(args.out, panels * rotated_panel_bytes(args.cols));
   bool done = true;
 #pragma omp parallel num_threads(args.num_threads) reduction(&& : done)
@@ -85,7 +85,7 @@ int rotate(const paged_rotate_args& args) {
 
 int quantise(const paged_quantise_args& args) {
   const BlockForm& form = *block_form(args.format);
-  const int64_t row_bytes = static_cast<int64_t>(args.cols / (form.layout->groups * kGroup)) * form.block_bytes;
+  const int64_t row_bytes = static_cast<int64_t>(args.cols / form.layout->block_cols()) * form.block_bytes;
   bool finite = true;
 #pragma omp parallel for num_threads(args.num_threads) schedule(dynamic, 16) reduction(&& : finite)
   for (int64_t row = 0; row < args.rows; ++row)

@@ -47,8 +47,6 @@ struct Output {
   }
 };
 
-inline int64_t num_panels(const paged_weight& weight) { return (weight.rows + kPanelRows - 1) / kPanelRows; }
-
 // Bytes of one thread's sums of a panel, [num_rows][16].
 inline size_t sums_bytes(int num_rows) { return sizeof(float) * kPanelRows * num_rows; }
 
@@ -56,16 +54,16 @@ inline size_t sums_bytes(int num_rows) { return sizeof(float) * kPanelRows * num
 inline void multiply_packed(const paged_weight* weights, int num_weights, const Activations& x, const Output& out,
                             float (*sums)[kPanelRows], const Team& team) {
   int64_t total = 0;
-  for (int i = 0; i < num_weights; ++i) total += num_panels(weights[i]);
+  for (int i = 0; i < num_weights; ++i) total += num_panels(weights[i].rows);
   const auto [first, last] = team.share(total);
   int64_t before = 0, col = 0;
   for (int i = 0; i < num_weights; ++i) {
     const paged_weight& w = weights[i];
-    const int64_t count = num_panels(w);
+    const int64_t count = num_panels(w.rows);
     const PanelKernel kernel = panel_kernel(w.format);
     const int64_t begin = first > before ? first - before : 0, end = last - before < count ? last - before : count;
     for (int64_t p = begin; p < end; ++p) {
-      kernel.multiply(w.data + p * kernel.panel_bytes(w.cols), w.cols, x, sums);
+      kernel.multiply(w.data + p * kernel.layout.panel_bytes(w.cols), w.cols, x, sums);
       const int64_t row0 = p * kPanelRows;
       const int width = w.rows - row0 < kPanelRows ? static_cast<int>(w.rows - row0) : kPanelRows;
       const float* bias = w.bias != nullptr ? w.bias + row0 : nullptr;
@@ -81,10 +79,10 @@ inline void multiply_packed_gated(const paged_weight& gate, const paged_weight& 
                                   int32_t activation, float* hidden, float (*sums)[kPanelRows], const Team& team) {
   const PanelKernel gate_kernel = panel_kernel(gate.format), up_kernel = panel_kernel(up.format);
   float (*up_sums)[kPanelRows] = sums + x.num_rows;
-  const auto [first, last] = team.share(num_panels(gate));
+  const auto [first, last] = team.share(num_panels(gate.rows));
   for (int64_t p = first; p < last; ++p) {
-    gate_kernel.multiply(gate.data + p * gate_kernel.panel_bytes(gate.cols), gate.cols, x, sums);
-    up_kernel.multiply(up.data + p * up_kernel.panel_bytes(up.cols), up.cols, x, up_sums);
+    gate_kernel.multiply(gate.data + p * gate_kernel.layout.panel_bytes(gate.cols), gate.cols, x, sums);
+    up_kernel.multiply(up.data + p * up_kernel.layout.panel_bytes(up.cols), up.cols, x, up_sums);
     for (int r = 0; r < x.num_rows; ++r)
       store_floats(hidden + static_cast<int64_t>(r) * gate.rows + p * kPanelRows,
                    mul(activate(load_floats(sums[r]), activation), load_floats(up_sums[r])));

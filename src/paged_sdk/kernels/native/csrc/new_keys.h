@@ -6,6 +6,20 @@
 namespace paged {
 namespace {
 
+// What becomes of new queries, keys and values: norms of heads, rotation, places in the cache. cosines and sines are
+// [num_rows, rotary_half].
+struct Placement {
+  const paged_heads& heads;
+  const paged_cache& cache;
+  const float* query_norm;  // [head_size]; null: none
+  const float* key_norm;
+  const float* cosines;
+  const float* sines;
+  const int64_t* slots;
+  int rotary_half;
+  float norm_eps;
+};
+
 // One head in place: x / rms(x) * weight.
 inline void normalise_head(float* head, int size, const float* weight, float eps) {
   const Matrix row{head, size, PAGED_FLOAT32};
@@ -74,7 +88,7 @@ inline void store_vector(const float* vector, int size, int32_t dtype, void* dat
 }
 
 // Rows of one product, [queries | keys | values] per token: queries are rotated in place, keys and values cached.
-inline void place_token(const paged_placement& placement, float* row, int64_t token) {
+inline void place_token(const Placement& placement, float* row, int64_t token) {
   const paged_heads& heads = placement.heads;
   const int size = heads.head_size, half = placement.rotary_half;
   const float* cosines = placement.cosines + token * half;

@@ -70,12 +70,11 @@ void write_block(const Layout& layout, const Block* rows, uint8_t* out) {
 PAGED_EXPORT int64_t paged_packed_bytes(int32_t format, int32_t rows, int32_t cols) {
   if (format == PAGED_ROTATED_INT8) {
     if (cols % paged::kGroup != 0) return -1;
-    return (rows + paged::kPanelRows - 1) / paged::kPanelRows * paged::rotated_panel_bytes(cols);
+    return paged::num_panels(rows) * paged::rotated_panel_bytes(cols);
   }
   const paged::BlockForm* source = paged::block_form(format);
-  if (source == nullptr || cols % (source->layout->groups * paged::kGroup) != 0) return -1;
-  const int64_t panels = (rows + paged::kPanelRows - 1) / paged::kPanelRows;
-  return panels * (cols / (source->layout->groups * paged::kGroup)) * source->layout->block_bytes();
+  if (source == nullptr || cols % source->layout->block_cols() != 0) return -1;
+  return paged::num_panels(rows) * source->layout->panel_bytes(cols);
 }
 
 // Packs [rows, cols] of GGUF blocks into `out` (paged_packed_bytes); rows past the last are zero.
@@ -84,9 +83,9 @@ PAGED_EXPORT void paged_pack(int32_t format, const uint8_t* raw, int32_t rows, i
   using namespace paged;
   const BlockForm& source = *block_form(format);
   const Layout& layout = *source.layout;
-  const int64_t blocks = cols / (layout.groups * kGroup), row_bytes = blocks * source.block_bytes;
-  const int64_t panels = (rows + kPanelRows - 1) / kPanelRows;
-  advise_huge_pages(out, panels * blocks * layout.block_bytes());
+  const int64_t blocks = cols / layout.block_cols(), row_bytes = blocks * source.block_bytes;
+  const int64_t panels = num_panels(rows);
+  advise_huge_pages(out, panels * layout.panel_bytes(cols));
 #pragma omp parallel for num_threads(num_threads) schedule(static)
   for (int64_t p = 0; p < panels; ++p) {
     Block block[kPanelRows] = {};

@@ -79,36 +79,13 @@ void multiply_rows(const uint8_t* panel, int cols, const Activations& x, float (
 struct PanelKernel {
   void (*multiply)(const uint8_t* panel, int cols, const Activations& x, float (*sums)[kPanelRows]);
   const Layout& layout;
-
-  template <class Format>
-  static PanelKernel of() {
-    return {multiply_rows<Format>, Format::kLayout};
-  }
-  int64_t panel_bytes(int cols) const {
-    return static_cast<int64_t>(cols / (kGroup * layout.groups)) * layout.block_bytes();
-  }
 };
 
-// The format has been checked where the weight was packed.
 inline PanelKernel panel_kernel(int32_t format) {
-  switch (format) {
-    case PAGED_Q4_0:
-      return PanelKernel::of<Legacy<kQ4_0>>();
-    case PAGED_Q4_1:
-      return PanelKernel::of<Legacy<kQ4_1>>();
-    case PAGED_Q5_0:
-      return PanelKernel::of<Legacy<kQ5_0>>();
-    case PAGED_Q5_1:
-      return PanelKernel::of<Legacy<kQ5_1>>();
-    case PAGED_Q8_0:
-      return PanelKernel::of<Legacy<kQ8_0>>();
-    case PAGED_Q4_K:
-      return PanelKernel::of<SixBitScales<kQ4_K>>();
-    case PAGED_Q5_K:
-      return PanelKernel::of<SixBitScales<kQ5_K>>();
-    default:
-      return PanelKernel::of<Q6K>();
-  }
+  return with_format(format, [](auto of) {
+    using Format = decltype(of);
+    return PanelKernel{multiply_rows<Format>, Format::kLayout};
+  });
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Products with weights of either kind, packed (linear.h) or rotated (rotated.h): whoever multiplies does not ask which.
+// Products with weights of either kind, packed (linear.h) or rotated (rotated.h): who multiplies does not ask which.
 #pragma once
 
 #include "rotated.h"
@@ -27,7 +27,7 @@ inline Operand prepare_rows(const paged_weight& weight, const Matrix& x, int num
   return {quantise_rows(x, num_rows, weight.cols, norm_weight, eps, scratch, team), {}};
 }
 
-// out[:, concat of the weights' rows] = x . W^T: the thread's share. `sums` is its memory for two panels' worth.
+// out[:, concat of the weights' rows] = x . W^T: the thread's share. `sums` is its memory for a panel's (linear.h).
 inline void multiply(const paged_weight* weights, int num_weights, const Operand& x, const Output& out,
                      float (*sums)[kPanelRows], const Team& team) {
   if (is_rotated(weights[0])) {
@@ -37,7 +37,7 @@ inline void multiply(const paged_weight* weights, int num_weights, const Operand
   }
 }
 
-// hidden = activation(gate x) * (up x): the thread's share of columns.
+// hidden = activation(gate x) * (up x): the thread's share of columns. `sums` is its memory for two panels'.
 inline void multiply_gated(const paged_weight& gate, const paged_weight& up, const Operand& x, int32_t activation,
                            float* hidden, float (*sums)[kPanelRows], const Team& team) {
   if (is_rotated(gate)) {

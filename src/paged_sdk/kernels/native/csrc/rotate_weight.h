@@ -16,7 +16,7 @@ void unpack_panel(const uint8_t* block, int cols, float* out) {
   constexpr float kOffset = kLayout.offset_shift < 0 ? 0.0f : static_cast<float>(1 << (kLayout.offset_shift & 7));
   typename Format::BlockScales scales;
   alignas(64) uint8_t bytes[8][kVector];
-  for (int first = 0; first < cols; first += kLayout.groups * kGroup, block += kLayout.block_bytes()) {
+  for (int first = 0; first < cols; first += kLayout.block_cols(), block += kLayout.block_bytes()) {
     Format::load_scales(block, scales);
     for (int g = 0; g < kLayout.groups; ++g) {
       Bytes w[8];
@@ -36,30 +36,10 @@ void unpack_panel(const uint8_t* block, int cols, float* out) {
 }
 
 inline void unpack_panel(const paged_weight& weight, int64_t panel, float* out) {
-  const auto unpack = [&](auto format) {
-    using Format = decltype(format);
-    constexpr const Layout& kLayout = Format::kLayout;
-    const int64_t bytes = static_cast<int64_t>(weight.cols / (kGroup * kLayout.groups)) * kLayout.block_bytes();
-    unpack_panel<Format>(weight.data + panel * bytes, weight.cols, out);
-  };
-  switch (weight.format) {
-    case PAGED_Q4_0:
-      return unpack(Legacy<kQ4_0>{});
-    case PAGED_Q4_1:
-      return unpack(Legacy<kQ4_1>{});
-    case PAGED_Q5_0:
-      return unpack(Legacy<kQ5_0>{});
-    case PAGED_Q5_1:
-      return unpack(Legacy<kQ5_1>{});
-    case PAGED_Q8_0:
-      return unpack(Legacy<kQ8_0>{});
-    case PAGED_Q4_K:
-      return unpack(SixBitScales<kQ4_K>{});
-    case PAGED_Q5_K:
-      return unpack(SixBitScales<kQ5_K>{});
-    default:
-      return unpack(Q6K{});
-  }
+  with_format(weight.format, [&](auto of) {
+    using Format = decltype(of);
+    unpack_panel<Format>(weight.data + panel * Format::kLayout.panel_bytes(weight.cols), weight.cols, out);
+  });
 }
 
 inline void load_panel(const paged_rotate_args& args, int64_t panel, float* out) {

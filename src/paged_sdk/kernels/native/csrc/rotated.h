@@ -47,7 +47,7 @@ inline RotatedRows rotate_rows(const Matrix& x, int num_rows, int cols, const fl
   const int block = rotation_block(cols);
   const float norm = 1.0f / __builtin_sqrtf(static_cast<float>(block));
   float* own = out.own + team.index * (line_aligned(sizeof(float) * cols) / sizeof(float));
-  // Whole tiles: two threads never write one cache line.
+  // Whole tiles: two threads never write codes in one cache line.
   const auto [first, last] = team.share(RotatedRows::tiles(num_rows));
   for (int64_t row = first * kTokenTile; row < last * kTokenTile; ++row) {
     int8_t* quads = out.tile(row / kTokenTile) + row % kTokenTile * 4;
@@ -67,7 +67,7 @@ inline RotatedRows rotate_rows(const Matrix& x, int num_rows, int cols, const fl
 }
 
 // Which part of the next panels to fetch while this one is multiplied: every tile of rows fetches its own, so that
-// memory is busy all the time. Beyond four tiles the first four have fetched everything, and later ones repeat a line.
+// memory is busy all the time. One, two or four tiles fetch everything between them; those after them repeat a line.
 struct Ahead {
   int64_t first;  // byte of a panel
   int step;       // bytes for every quad
@@ -79,7 +79,8 @@ struct Ahead {
   }
 };
 
-// kPanels panels times kRows rows of one tile; emit(row, products) takes what is finished but for biases.
+// kPanels panels times kRows rows of one tile; emit(row, products) takes what is finished but for biases. Sums fit
+// 32 bits all the way up to 2^31 / (127 * 128) = 132,000 columns.
 template <int kPanels, int kRows, class Emit>
 inline void multiply_rotated_tile(const uint8_t* const (&panels)[kPanels], const uint8_t* const (&next)[kPanels],
                                   const RotatedRows& x, int tile, const Ahead& ahead, const Emit& emit) {
@@ -135,12 +136,12 @@ inline void multiply_rotated(const paged_weight* weights, int num_weights, const
                              const Team& team) {
   const int64_t bytes = rotated_panel_bytes(x.cols);
   int64_t total = 0;
-  for (int i = 0; i < num_weights; ++i) total += (num_panels(weights[i]) + 1) / 2;
+  for (int i = 0; i < num_weights; ++i) total += (num_panels(weights[i].rows) + 1) / 2;
   const auto [first, last] = team.share(total);
   int64_t before = 0, col = 0;
   for (int i = 0; i < num_weights; ++i) {
     const paged_weight& w = weights[i];
-    const int64_t count = num_panels(w), pairs = (count + 1) / 2;
+    const int64_t count = num_panels(w.rows), pairs = (count + 1) / 2;
     const int64_t begin = first > before ? first - before : 0, end = last - before < pairs ? last - before : pairs;
     for (int64_t pair = begin; pair < end; ++pair) {
       const uint8_t* panel = w.data + 2 * pair * bytes;
@@ -169,7 +170,7 @@ inline void multiply_rotated(const paged_weight* weights, int num_weights, const
 inline void multiply_rotated_gated(const paged_weight& gate, const paged_weight& up, const RotatedRows& x,
                                    int32_t activation, float* hidden, const Team& team) {
   const int64_t bytes = rotated_panel_bytes(x.cols);
-  const auto [first, last] = team.share(num_panels(gate));
+  const auto [first, last] = team.share(num_panels(gate.rows));
   for (int64_t p = first; p < last; ++p) {
     const uint8_t *a = gate.data + p * bytes, *b = up.data + p * bytes;
     multiply_rotated_panels<2>({a, b}, {a + bytes, b + bytes}, x, [&](int64_t row, const Floats(&products)[2]) {

@@ -46,8 +46,6 @@ inline Ints rotate_blocks(float* row, int cols) {
 
 inline Ints rotate_row(float* row, int cols, int block) {
   switch (block) {
-    case 16:
-      return rotate_blocks<1>(row, cols);
     case 32:
       return rotate_blocks<2>(row, cols);
     case 64:
@@ -59,8 +57,8 @@ inline Ints rotate_row(float* row, int cols, int block) {
   }
 }
 
-// Columns that are rotated together: the largest power of two that divides all of them, up to 256. Larger blocks spread
-// no better and cost more.
+// Columns that are rotated together: the largest power of two that divides all of them, a multiple of 32, up to 256.
+// Larger blocks spread no better and cost more.
 inline int rotation_block(int cols) { return std::min(cols & -cols, 256); }
 
 // What a code of a row stands for whose largest magnitude has the bits `largest`. NaN carries NaN and Inf to every
