@@ -66,19 +66,21 @@ inline void in_row_blocks(int rows, const Take& take) {
   }
 }
 
-// Lines of keys or values that will be read soon: some tokens' vectors of some heads, in the order in which they lie.
+// Keys or values that will be read soon: some tokens' vectors of an item's heads, in the order in which they lie.
 struct KeysAhead {
   const uint8_t* data = nullptr;
   const int64_t* vectors = nullptr;  // of the tokens' first head
-  int64_t vector_bytes = 0;
-  int lines = 0;  // of a token
   int token = 0, end = 0;
-  int line = 0;
+  int head = 0, num_heads = 0;
 
+  // Asks for one vector.
+  template <int kChunks>
   void fetch() {
     if (token >= end) return;
-    __builtin_prefetch(data + vectors[token] * vector_bytes + static_cast<int64_t>(line) * 64, 0, 2);
-    if (++line == lines) line = 0, ++token;
+    const uint8_t* vector = data + (vectors[token] + head) * (kChunks * 64);
+#pragma GCC unroll 8
+    for (int c = 0; c < kChunks; ++c) __builtin_prefetch(vector + c * 64, 0, 2);
+    if (++head == num_heads) head = 0, ++token;
   }
 };
 
@@ -149,8 +151,8 @@ inline void score_rows(const Pages& pages, const int64_t* vectors, int head, int
     for (int c = 0; c < kChunks; ++c) {
       const Pairs key = load_chunk(pages.cache.key, vectors[i] + head, kChunks * kChunk, c);
       for (int r = 0; r < kRows; ++r) row_sums[r] = dot_pairs(key, q[r][c], row_sums[r]);
-      ahead.fetch();
     }
+    ahead.fetch<kChunks>();
     _mm_store_ps(sums[i - first], sums_of(row_sums));
   }
   shared = ahead;
@@ -184,9 +186,9 @@ inline void weigh_values(const Pages& pages, const int64_t* vectors, int head, i
         low[r][c] = dot_pairs(a, w[r], low[r][c]);
         high[r][c] = dot_pairs(b, w[r], high[r][c]);
       }
-      ahead.fetch();
-      ahead.fetch();
     }
+    ahead.fetch<kChunks>();
+    ahead.fetch<kChunks>();
   }
   shared = ahead;
   for (int r = 0; r < kRows; ++r) {
@@ -210,9 +212,8 @@ inline void restore_order(float* values, int count) {
 
 // The first strip of the keys [begin, end) of a span, whose vectors are given.
 inline KeysAhead keys_ahead(const Pages& pages, const int64_t* vectors, int num_heads, int begin, int end) {
-  const int64_t bytes = 2 * pages.heads.head_size;
-  const int lines = static_cast<int>(num_heads * bytes / 64), strip_end = (begin / kStrip + 1) * kStrip;
-  return {static_cast<const uint8_t*>(pages.cache.key), vectors, bytes, lines, begin, std::min(end, strip_end), 0};
+  const int strip_end = std::min((begin / kStrip + 1) * kStrip, end);
+  return {static_cast<const uint8_t*>(pages.cache.key), vectors, begin, strip_end, 0, num_heads};
 }
 
 // The part of a span that an item's rows see, [begin, end) of it.
