@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,8 @@ import torch
 from benchmarks import claims
 from benchmarks.compare import Comparison
 from benchmarks.environments import OWN
+from benchmarks.gpu.__main__ import Findings, run_part
+from benchmarks.gpu.parts import PARTS
 from benchmarks.inside import OpenEngine, open_engine
 from benchmarks.process import EngineFailedError, EngineProcess
 from benchmarks.prompts import PromptMaker
@@ -154,3 +158,29 @@ def test_the_prefix_cache_costs_time_and_memory() -> None:
     first_use, second_use, memory = claims.prefix_cache_cost(claims.QUICK)
     assert memory.without < 50 < memory.with_feature < 1000
     assert 0 < second_use.with_feature < first_use.with_feature < 1e6
+
+
+@pytest.mark.parametrize("name", [name for name, part in PARTS.items() if not part.needs_gpu])
+def test_whole_engines_on_a_gpu_are_measured(name: str) -> None:
+    """On the CPU and tiny, but for what only CUDA has."""
+    rows = list(PARTS[name].rows(torch.device("cpu"), True))
+    assert not [row for row in rows if "error" in row]
+    cases = [row["case"] for row in rows]
+    assert {"decode, 1 stream after 16 tokens", "decode, 4 streams", "first token of 128 tokens"} <= set(cases)
+    assert all(row[unit] > 0 for row in rows for unit in ("us", "tok_per_s") if unit in row)
+
+
+def test_a_part_that_fails_or_hangs_keeps_what_it_found(tmp_path: Path) -> None:
+    found = Findings()
+    row = {"kernel": "k", "case": "c", "us": 1.0}
+    script = f"import sys, json; print(json.dumps({row}), file=open(sys.argv[1], 'w'), flush=True); "
+    endings = {"good": "", "bad": "sys.exit('no GPU')", "hung": "import time; time.sleep(60)"}
+    for name, ending in endings.items():
+        run_part(name, [sys.executable, "-c", script + ending], 2 if name == "hung" else 30, found)
+        assert [row["us"] for row in found.rows[name]] == [1.0]
+        assert found.table(name).row_count == 1
+    assert list(found.problems) == ["bad", "hung"]
+    assert "no GPU" in found.problems["bad"]
+    assert "ended after 2 s" in found.problems["hung"]
+    found.write(tmp_path / "found.json", {"device": "none"})
+    assert json.loads((tmp_path / "found.json").read_text())["rows"] == found.rows

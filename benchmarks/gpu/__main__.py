@@ -3,10 +3,14 @@
 Each part runs in a process of its own, for as long as it may; what it found by then counts. After each, everything
 found so far is written to a JSON file and shown.
 
-No model is downloaded and nothing is installed. What is needed beside torch with CUDA and Triton, all but the two last
-in pure Python: attrs, anyio (idna, typing_extensions), rich (markdown-it-py, mdurl, pygments), typer (click, shellingham),
-jinja2 (markupsafe), numpy, tokenizers, huggingface_hub (which tokenizers imports). The tests want pytest (pluggy,
-iniconfig, packaging), gguf, transformers and safetensors as well, and the parts named after transformers want that.
+No model is downloaded and nothing is installed: `PYTHONPATH=src` does. What has to be there:
+
+- for everything: torch with CUDA, Triton, numpy, tokenizers, markupsafe, and in pure Python attrs, anyio (idna,
+  sniffio), jinja2, rich (markdown-it-py, mdurl, pygments), typer (click, shellingham, annotated-doc), tqdm and
+  typing-extensions
+- for the tests besides: safetensors, transformers with all that it asks for, and in pure Python pytest (pluggy,
+  iniconfig, packaging) and gguf
+- for the parts named after transformers: transformers
 """
 
 from __future__ import annotations
@@ -64,13 +68,10 @@ class Findings:
             table.add_column(heading, justify="right" if heading in ("us", "rate") else "left")
         for row in self.rows[part]:
             us = f"{row['us']:,.1f}" if "us" in row else ""
-            beside = row.get("error") or ", ".join(f"{key} {_short(value)}" for key, value in _beside(row).items())
+            reference = row.get("reference", {})
+            beside = row.get("error") or "\n".join(f"{key} {_short(value)}" for key, value in reference.items())
             table.add_row(row["kernel"], row["case"], us, _rate(row), beside)
         return table
-
-
-def _beside(row: Row) -> dict[str, Any]:
-    return row.get("reference", {}) | row.get("parts", {})
 
 
 def _rate(row: Row) -> str:
@@ -79,13 +80,9 @@ def _rate(row: Row) -> str:
 
 
 def _short(value: object) -> str:
-    return (
-        f"{value:,.4g}"
-        if isinstance(value, float) and abs(value) < 1000
-        else f"{value:,.0f}"
-        if isinstance(value, float)
-        else str(value)
-    )
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:,.3g}" if abs(value) < 100 else f"{value:,.0f}"
 
 
 def run_part(name: str, command: Sequence[str], seconds: float, findings: Findings) -> None:

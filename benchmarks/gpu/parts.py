@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -28,6 +29,7 @@ __all__ = ["PARTS", "Part"]
 ROOT: Final = Path(__file__).resolve().parents[2]
 #: A test file with one of these is worth running on a GPU.
 _TESTED_ON_GPUS: Final = ("triton_device", "cuda.is_available")
+_TESTS_AT_ONCE: Final = 8
 
 
 @frozen(kw_only=True)
@@ -52,26 +54,38 @@ def _limits(device: torch.device, dry: bool) -> Iterator[Row]:
 
 
 def _tests(device: torch.device, dry: bool) -> Iterator[Row]:
-    """Every test that differs on a GPU; pytest's own plugins suffice."""
+    """Every test that differs on a GPU, files side by side: most of their time goes into compiling kernels."""
     paths = sorted((ROOT / "tests").rglob("test_*.py"))
-    chosen = [str(path) for path in paths if any(mark in path.read_text() for mark in _TESTED_ON_GPUS)]
+    chosen = [path for path in paths if any(mark in path.read_text() for mark in _TESTED_ON_GPUS)]
+    with ThreadPoolExecutor(_TESTS_AT_ONCE) as pool:
+        for done in as_completed([pool.submit(_test, path) for path in chosen]):
+            yield from done.result()
+
+
+def _test(path: Path) -> list[Row]:
+    """One file, with pytest's own plugins."""
+    kernel = f"tests, {path.relative_to(ROOT / 'tests')}"
     with tempfile.TemporaryDirectory() as directory:
         settings, report = Path(directory, "pytest.ini"), Path(directory, "report.xml")
         settings.write_text("[pytest]\n")  # the project's asks for plugins that need not be there
         command = [sys.executable, "-m", "pytest", "-q", "-c", str(settings), "--rootdir", str(ROOT)]
-        options = ["-p", "no:cacheprovider", "--import-mode=prepend", f"--junitxml={report}"]
-        subprocess.run([*command, *options, *chosen], cwd=ROOT, check=False)
-        suite = ElementTree.parse(report).getroot().find("testsuite")
-    assert suite is not None
-    counts = {name: int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")}
-    failed = counts["failures"] + counts["errors"]
-    passed = counts["tests"] - failed - counts["skipped"]
-    case = f"{passed} passed, {failed} failed, {counts['skipped']} skipped"
-    yield {"kernel": "tests", "case": case, "us": float(suite.get("time", 0)) * 1e6}
-    for test in suite.iter("testcase"):
-        for problem in (*test.findall("failure"), *test.findall("error")):
-            name = f"{test.get('classname')}::{test.get('name')}"
-            yield {"kernel": "tests", "case": name, "error": problem.get("message", "")[:500]}
+        options = ["-p", "no:cacheprovider", f"--junitxml={report}", str(path)]
+        ended = subprocess.run([*command, *options], cwd=ROOT, check=False, capture_output=True, text=True)
+        if not report.exists():
+            return [{"kernel": kernel, "case": "did not run", "error": (ended.stderr or ended.stdout)[-1000:]}]
+        cases = list(ElementTree.parse(report).getroot().iter("testcase"))
+    failed = {
+        case: problem for case in cases for kind in ("failure", "error") if (problem := case.find(kind)) is not None
+    }
+    skipped = sum(case.find("skipped") is not None for case in cases)
+    summary = f"{len(cases) - len(failed) - skipped} passed, {len(failed)} failed, {skipped} skipped"
+    return [
+        {"kernel": kernel, "case": summary, "us": sum(float(case.get("time", 0)) for case in cases) * 1e6},
+        *(
+            {"kernel": kernel, "case": f"{case.get('name')} failed", "error": problem.get("message", "")[:500]}
+            for case, problem in failed.items()
+        ),
+    ]
 
 
 def _kernel(name: str, device: torch.device, dry: bool) -> Iterator[Row]:
@@ -95,7 +109,7 @@ def _transformers(shape: str, device: torch.device, dry: bool) -> Iterator[Row]:
 PARTS: Final[Mapping[str, Part]] = MappingProxyType(
     {
         "limits": Part(seconds=30, rows=_limits, needs_gpu=True),
-        "tests": Part(seconds=120, rows=_tests, needs_gpu=True),
+        "tests": Part(seconds=100, rows=_tests, needs_gpu=True),
         "llama": Part(seconds=75, rows=partial(_own, "llama")),
         "paged_attention": Part(seconds=45, rows=partial(_kernel, "paged_attention"), needs_gpu=True),
         "llama_q4_k": Part(seconds=60, rows=partial(_own, "llama", quantised=True)),
@@ -103,8 +117,8 @@ PARTS: Final[Mapping[str, Part]] = MappingProxyType(
         "quantised_linear": Part(seconds=60, rows=partial(_kernel, "quantised_linear"), needs_gpu=True),
         "fused_moe": Part(seconds=30, rows=partial(_kernel, "fused_moe"), needs_gpu=True),
         "small_ops": Part(seconds=30, rows=partial(_kernel, "small_ops"), needs_gpu=True),
-        "transformers_llama": Part(seconds=75, rows=partial(_transformers, "llama")),
-        "transformers_qwen3_moe": Part(seconds=75, rows=partial(_transformers, "qwen3_moe")),
+        "transformers_llama": Part(seconds=60, rows=partial(_transformers, "llama")),
+        "transformers_qwen3_moe": Part(seconds=60, rows=partial(_transformers, "qwen3_moe")),
     }
 )
 

@@ -61,8 +61,8 @@ class Shape:
 
     def kv_elements(self, depth: int) -> int:
         """Elements of keys and values that decoding one token after ``depth`` others reads."""
-        config = self.config
-        return 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"] * depth
+        layers, heads, size = (self.config[name] for name in ("num_hidden_layers", "num_key_value_heads", "head_dim"))
+        return 2 * int(layers * heads * size) * depth
 
     @property
     def _attention(self) -> dict[str, tuple[int, ...]]:

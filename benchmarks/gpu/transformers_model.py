@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
 
 import torch
 
 from benchmarks.gpu.random_model import Shape
 from benchmarks.protocol import Prompt, RequestTimes, UnsupportedError
 
-__all__ = ["TransformersModel"]
+__all__ = ["Generate", "TransformersModel"]
+
+Generate: TypeAlias = Callable[[Sequence[Prompt], int], list[RequestTimes]]
+"""What :meth:`~benchmarks.protocol.BenchmarkEngine.generate` is."""
 
 
 class TransformersModel:
@@ -28,30 +32,62 @@ class TransformersModel:
         self._device = device
         config = transformers.AutoConfig.for_model(**shape.config)
         with torch.device("meta"):
-            self._model: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+            self._model = self._transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
         self._model = self._model.to_empty(device=device).eval()
         for parameter in self._model.parameters():
             if parameter.ndim == 1:
                 torch.nn.init.ones_(parameter)
             else:
                 torch.nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
+        # No token ends a text, so each is as long as every other engine's.
+        self._model.config.eos_token_id = self._model.generation_config.eos_token_id = None
         # Frequencies of positions are no parameters: without storage they would be what memory held before.
         body = self._model.model
         body.rotary_emb = type(body.rotary_emb)(config).to(device)
 
-    def continuous_batching(self, prompts: Sequence[Prompt], max_tokens: int) -> list[RequestTimes]:
-        """Paged attention, requests batched as they come. Times of first tokens are those of a run for them alone.
+    @contextmanager
+    def continuous_batching(self) -> Iterator[Generate]:
+        """Paged attention, requests batched as they come, as ``transformers serve`` has it.
 
         :raises UnsupportedError: this version has no such thing
         """
-        if not hasattr(self._model, "generate_batch"):
-            raise UnsupportedError(f"transformers {self.version} has no generate_batch")
-        first = self._timed_batch(prompts, 1)
-        last = self._timed_batch(prompts, max_tokens) if max_tokens > 1 else first
-        return [RequestTimes(first, last, max_tokens, len(prompt.token_ids)) for prompt in prompts]
+        if not hasattr(self._model, "init_continuous_batching"):
+            raise UnsupportedError(f"transformers {self.version} has no continuous batching")
+        # On a CPU the pool would be all of its memory.
+        pool = {} if self._device.type == "cuda" else {"num_blocks": 16, "max_batch_tokens": 256}
+        manager: Any = self._model.init_continuous_batching(
+            generation_config=self._settings(1),
+            continuous_batching_config=self._transformers.ContinuousBatchingConfig(**pool),
+        )
+        manager.start()
 
-    def generate(self, prompts: Sequence[Prompt], max_tokens: int) -> list[RequestTimes]:
-        """One static batch of prompts of one length."""
+        def generate(prompts: Sequence[Prompt], max_tokens: int) -> list[RequestTimes]:
+            start = time.perf_counter()
+            inputs = [prompt.token_ids for prompt in prompts]
+            manager.add_requests(inputs=inputs, max_new_tokens=max_tokens, record_timestamps=True)
+            times: list[RequestTimes] = []
+            while len(times) < len(prompts):
+                result = manager.get_result(timeout=1)
+                if result is None and not manager.is_running():
+                    raise RuntimeError("the manager of continuous batching stopped")
+                if result is not None and result.is_finished():
+                    if result.error is not None:
+                        raise RuntimeError(result.error)
+                    first, last = (result.timestamps[place] - start for place in (0, -1))
+                    times.append(RequestTimes(first, last, len(result.timestamps), len(result.prompt_ids)))
+            return times
+
+        try:
+            yield generate
+        finally:
+            manager.stop(block=True)
+
+    @contextmanager
+    def static_batch(self) -> Iterator[Generate]:
+        """``generate``: one batch of prompts of one length."""
+        yield self._generate
+
+    def _generate(self, prompts: Sequence[Prompt], max_tokens: int) -> list[RequestTimes]:
         token_ids = torch.tensor([prompt.token_ids for prompt in prompts], device=self._device)
         times: list[float] = []
 
@@ -70,31 +106,9 @@ class TransformersModel:
         )
         return [RequestTimes(times[0], times[-1], len(times), len(prompt.token_ids)) for prompt in prompts]
 
-    def _timed_batch(self, prompts: Sequence[Prompt], max_tokens: int) -> float:
-        """Seconds, without what making a manager takes."""
-        inputs = [prompt.token_ids for prompt in prompts]
-        settings = self._settings(max_tokens)
-        manager = self._model.init_continuous_batching(generation_config=settings)
-        manager.start()
-        try:
-            self._synchronise()
-            start = time.perf_counter()
-            manager.add_requests(inputs=inputs, max_new_tokens=max_tokens)
-            finished = 0
-            while finished < len(inputs):
-                result = manager.get_result(timeout=1)
-                if result is not None and result.is_finished():
-                    finished += 1
-                elif not manager.is_running():
-                    raise RuntimeError("the manager of continuous batching stopped")
-            return time.perf_counter() - start
-        finally:
-            manager.stop(block=True)
-
     def _settings(self, max_tokens: int) -> Any:
-        # No token ends a text, so each is as long as every other engine's.
         return self._transformers.GenerationConfig(
-            max_new_tokens=max_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0, use_cache=True
+            max_new_tokens=max_tokens, do_sample=False, pad_token_id=0, use_cache=True
         )
 
     def _synchronise(self) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from statistics import median
-from typing import Final, TypeAlias
+from typing import Final
 
 import torch
 from attrs import frozen
@@ -15,7 +17,7 @@ from attrs import frozen
 from benchmarks.engines.paged_sdk import read_streams
 from benchmarks.gpu.random_model import SHAPES, TINY_SHAPES, open_random_engine
 from benchmarks.gpu.timing import Row, copy_bandwidth
-from benchmarks.gpu.transformers_model import TransformersModel
+from benchmarks.gpu.transformers_model import Generate, TransformersModel
 from benchmarks.inside import OpenEngine
 from benchmarks.protocol import Prompt, RequestTimes
 from benchmarks.step_profile import Stopwatch, profile_steps
@@ -23,8 +25,6 @@ from benchmarks.tasks import decode_rate
 from paged_sdk import Model
 
 __all__ = ["run_own", "run_transformers"]
-
-Generate: TypeAlias = Callable[[Sequence[Prompt], int], list[RequestTimes]]
 
 _Q4_K_BYTES: Final = 4.625 / 8
 # Parts of a step, as the stopwatch names them, that do not wait for the device.
@@ -115,13 +115,20 @@ def run_transformers(name: str, device: torch.device, *, dry: bool = False) -> I
     shape, sizes = (TINY_SHAPES[name], TINY) if dry else (SHAPES[name], Sizes())
     prompts = Prompts(shape.config["vocab_size"])
     model = TransformersModel(shape, device)
-    for way, generate in (("continuous batching", model.continuous_batching), ("generate", model.generate)):
-        label = f"transformers {model.version} {way}, {shape.name}, bfloat16"
+    for name_of_way, way in (("continuous batching", model.continuous_batching), ("generate", model.static_batch)):
+        label = f"transformers {model.version} {name_of_way}, {shape.name}, bfloat16"
         try:
-            for row in _figures(generate, prompts, sizes):
+            for row in _figures_of(way, prompts, sizes):
                 yield {"kernel": label, **row}
         except Exception as error:  # the next way may work
             yield {"kernel": label, "case": "failed", "error": repr(error)}
+        gc.collect()  # the next way needs the memory
+        torch.cuda.empty_cache()
+
+
+def _figures_of(way: Callable[[], AbstractContextManager[Generate]], prompts: Prompts, sizes: Sizes) -> Iterator[Row]:
+    with way() as generate:
+        yield from _figures(generate, prompts, sizes)
 
 
 def _generate(model: Model, prompts: Sequence[Prompt], max_tokens: int) -> list[RequestTimes]:

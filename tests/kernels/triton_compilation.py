@@ -116,11 +116,13 @@ def attention_cases(
     """Decodes of many and of few sequences, and prompts."""
     num_heads, num_kv_heads, head_size = heads
     caches, scales = caches_of((num_kv_heads, head_size), dtype, quantised=quantised)
+    arguments: dict[str, Any] = {"scale": head_size**-0.5, **scales, **options}
+    attend: Callable[..., Tensor] = partial(paged_attention, **arguments)
     for kind, num_rows, num_tokens in (("decodes", 256, 1), ("one decode", 1, 1), ("prompts", 4, 2048)):
         yield (
             f"{name}: {kind}",
             partial(
-                paged_attention,
+                attend,
                 empty(num_rows * num_tokens, num_heads, head_size, dtype=dtype),
                 *caches,
                 empty(num_rows, 128, dtype=torch.int32),
@@ -128,9 +130,6 @@ def attention_cases(
                 empty(num_rows + 1, dtype=torch.int32),
                 max_seqlen_q=num_tokens,
                 max_context_len=4096,
-                scale=head_size**-0.5,
-                **scales,
-                **options,
             ),
         )
 
@@ -214,7 +213,7 @@ def resource_usage(cubin: bytes) -> dict[str, int]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [Path(package, "backends", "nvidia", "bin", "cuobjdump"), "-res-usage", file.name]
+        command = [str(Path(package, "backends", "nvidia", "bin", "cuobjdump")), "-res-usage", file.name]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     if (found := re.search(r"REG:(\d+) STACK:(\d+)", said)) is None:
         raise RuntimeError(f"cuobjdump said: {said}")
