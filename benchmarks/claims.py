@@ -1,4 +1,4 @@
-"""What paged attention, the prefix cache and FP8 KV are said to gain, measured on this engine.
+"""What paged attention, the prefix cache, FP8 KV and quantised weights are said to gain, measured on this engine.
 
 python -m benchmarks.claims --model smollm2
 """
@@ -9,6 +9,7 @@ import asyncio
 import gc
 import json
 import random
+import statistics
 import sys
 import time
 import tracemalloc
@@ -28,11 +29,28 @@ from benchmarks.machine import describe_machine, usable_cpus
 from benchmarks.models import model_path
 from benchmarks.paths import cache_directory
 from benchmarks.prompts import PromptMaker, prose
-from paged_sdk import MemoryGpuConfig, Model, PagedAttentionMeta, PagedCacheType, SamplingParams, TextModelBuilder
+from paged_sdk import (
+    IsqType,
+    MemoryGpuConfig,
+    Model,
+    PagedAttentionMeta,
+    PagedCacheType,
+    SamplingParams,
+    TextModelBuilder,
+)
 from paged_sdk.kv.manager import KvTable
 from paged_sdk.kv.paged import KvCacheManager
 
-__all__ = ["QUICK", "Claim", "Sizes", "fp8_kv", "paged_attention", "prefix_cache", "prefix_cache_cost"]
+__all__ = [
+    "QUICK",
+    "Claim",
+    "Sizes",
+    "fp8_kv",
+    "in_situ_quantisation",
+    "paged_attention",
+    "prefix_cache",
+    "prefix_cache_cost",
+]
 
 _BLOCK_SIZE: Final = PagedAttentionMeta().block_size
 _CHUNK: Final = 512
@@ -179,6 +197,26 @@ def fp8_kv(builder: TextModelBuilder, sizes: Sizes) -> Iterator[Claim]:
     yield Claim(title, "tok/s", speed, fp8_speed, fp8_speed / speed)
 
 
+def in_situ_quantisation(builder: TextModelBuilder, sizes: Sizes) -> Iterator[Claim]:
+    """One stream's decode on weights in bfloat16, and on the same weights quantised to Q4K while they are loaded."""
+    figures: list[float] = []
+
+    async def measure(variant: TextModelBuilder) -> None:
+        engine = open_engine(variant)
+        prompt = PromptMaker(engine.parts.preparer.text.tokenizer).make(sizes.question, "Short").token_ids
+        sampling = evolve(SamplingParams.deterministic(), max_len=sizes.output, ignore_eos=True)
+        async with engine.start() as model:
+            usage = [(await model.send_completion_request(prompt, sampling)).usage for _ in range(3)]
+        figures.append(
+            statistics.median((each.completion_tokens - 1) / each.total_completion_time_sec for each in usage)
+        )
+
+    for variant in (builder.with_dtype("bfloat16"), builder.with_isq(IsqType.Q4K)):
+        asyncio.run(measure(variant))
+    dense, quantised = figures
+    yield Claim("Q4K while loading against bfloat16: decode, 1 stream", "tok/s", dense, quantised, quantised / dense)
+
+
 def prefix_cache_cost(sizes: Sizes) -> Iterator[Claim]:
     """What the prefix cache itself costs per block: no tensors, only the book-keeping."""
     token_ids = random.Random(0).choices(range(2**16), k=sizes.blocks * _BLOCK_SIZE)
@@ -258,6 +296,7 @@ def main(
         *paged_attention(builder, sizes),
         *prefix_cache(builder, sizes),
         *fp8_kv(builder, sizes),
+        *in_situ_quantisation(builder, sizes),
         *prefix_cache_cost(sizes),
     ]
     report = {
