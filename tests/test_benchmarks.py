@@ -23,6 +23,7 @@ from benchmarks.quality import batch_dependence, own_paths
 from benchmarks.step_profile import Stopwatch, profile_steps
 from benchmarks.tasks import LOAD, QUICK, make_tasks
 
+from native_weights import needs_library
 from paged_sdk import TextModelBuilder
 
 
@@ -152,6 +153,12 @@ def test_the_claims_are_measured(builder: TextModelBuilder) -> None:
     # Four bytes of float32 against one of FP8 and its share of a four-byte scale per token and head.
     assert tokens.gain is not None
     assert 2 < tokens.gain < 4
+
+
+@needs_library
+def test_quantising_while_loading_is_measured(builder: TextModelBuilder) -> None:
+    (claim,) = claims.in_situ_quantisation(builder, claims.QUICK)
+    assert claim.gain == pytest.approx(claim.with_feature / claim.without)
 
 
 def test_the_prefix_cache_costs_time_and_memory() -> None:

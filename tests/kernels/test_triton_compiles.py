@@ -1,4 +1,4 @@
-"""Every Triton kernel compiles for the GPUs that it is for, and takes no more of them than they have. No GPU is needed."""
+"""Every Triton kernel compiles for the GPUs that it is for, and takes no more of them than they have; without a GPU."""
 
 from __future__ import annotations
 
