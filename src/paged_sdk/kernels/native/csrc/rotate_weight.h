@@ -1,8 +1,6 @@
 // Weights into rotated panels (layout.h). Runs once, at load.
 #pragma once
 
-#include <cstdlib>
-
 #include "formats.h"
 #include "rotation.h"
 
