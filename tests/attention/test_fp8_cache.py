@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from naive_attention import CPU, Text, shape
+from naive_attention import CPU, Text, naive_attention, shape
 
+from native_weights import needs_library, workspace
 from paged_sdk.attention.backend import RowSpan
+from paged_sdk.attention.native_paged import NativePagedBackend
 from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.kernels.fp8 import F8E4M3_MAX, dequantise_f8e4m3, quantise_f8e4m3
@@ -78,6 +82,50 @@ def test_chunks_change_nothing() -> None:
         return torch.cat(parts)
 
     torch.testing.assert_close(outputs((50, 1, 49)), outputs((100,)), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("windows", [(None,), (150,)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("native", [False, pytest.param(True, marks=needs_library)], ids=["torch", "native"])
+def test_what_keys_have_in_common_is_no_loss(
+    windows: tuple[int | None, ...], dtype: torch.dtype, *, native: bool
+) -> None:
+    """Keys near one large vector per 128 positions: within what they are within without it, beside decodes too."""
+    config = shape(windows=windows, head_dim=64)
+    texts = [Text(config, length, seed=length, dtype=torch.float64, spread=1) for length in (300, 140)]
+    common = 6 * torch.randn(3, 2, 64, generator=torch.Generator().manual_seed(0))
+    for text in texts:
+        text.key += common[torch.arange(text.key.shape[1]) // 128]
+        text.expected[0] = naive_attention(config, 0, *(each[0] for each in (text.query, text.key, text.value)))
+
+    def error(key_offsets: tuple[torch.Tensor, ...]) -> float:
+        options: dict[str, Any] = {
+            "num_blocks": 32,
+            "block_size": 16,
+            "dtype": dtype,
+            "cache_type": PagedCacheType.F8E4M3,
+            "key_offsets": key_offsets,
+        }
+        if native:
+            backend: PagedBackend = NativePagedBackend(config, workspace=workspace(), exact=False, **options)
+        else:
+            backend = PagedBackend(config, device=CPU, **options)
+        tables = (list(range(19)), list(range(19, 28)))
+        outputs, expected = [], []
+        for parts in (((0, 200), (0, 1)), ((200, 298), (1, 139)), ((298, 299), (139, 140)), ((299, 300), None)):
+            chosen = [(text, table, part) for text, table, part in zip(texts, tables, parts, strict=True) if part]
+            step = backend.prepare([RowSpan(first, last - first, table) for _, table, (first, last) in chosen])
+            heads = (
+                torch.cat([getattr(text, name)[0, first:last] for text, _, (first, last) in chosen]).to(dtype)
+                for name in ("query", "key", "value")
+            )
+            outputs.append(step.forward(0, *heads))
+            expected += [text.expected[0, first:last] for text, _, (first, last) in chosen]
+        right = torch.cat(expected)
+        return float((torch.cat(outputs).double() - right).square().mean().sqrt() / right.square().mean().sqrt())
+
+    assert error((common,)) < (0.04 if dtype == torch.float32 else 0.06)
+    assert error(()) > 0.1
 
 
 def test_half_the_bytes_and_the_scales() -> None:

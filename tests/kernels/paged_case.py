@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from paged_sdk.kernels.fp8 import quantise_f8e4m3
+from paged_sdk.kernels.key_offsets import KEY_SPAN
 
 #: What table entries hold that nobody may look at.
 ARBITRARY: Final = -(1 << 30)
@@ -47,6 +48,7 @@ class PagedCase:
     :param rows: (query tokens, context length) of each sequence
     :param heads: (query heads, KV heads, head size)
     :param quantised: the cache is f8e4m3
+    :param offset: size of what its keys are stored without; None: they are whole
     :param window: entries of blocks that have left it are arbitrary
     """
 
@@ -58,6 +60,7 @@ class PagedCase:
         dtype: torch.dtype = torch.float32,
         block_size: int = 8,
         quantised: bool = False,
+        offset: float | None = None,
         window: int | None = None,
         seed: int = 0,
     ) -> None:
@@ -99,6 +102,10 @@ class PagedCase:
         self.query = torch.randn(ends[-1], num_heads, head_size, generator=generator).to(dtype)
         self.alibi_slopes = 2.0 ** -torch.arange(1.0, num_heads + 1)
         self.sinks = torch.randn(num_heads, generator=generator)
+        self.key_offsets: Tensor | None = None
+        if offset is not None:
+            num_spans = -(-self.max_context_len // KEY_SPAN)
+            self.key_offsets = offset * torch.randn(num_spans, num_kv_heads, head_size, generator=generator)
 
     def expected(
         self, *, scale: float, softcap: float | None = None, alibi: bool = False, sinks: bool = False
@@ -108,6 +115,8 @@ class PagedCase:
         num_heads, num_kv_heads = self.query.shape[1], self._vectors.shape[2]
         for row, (num_tokens, length) in enumerate(self.rows):
             key, value = self._vectors[:, self.slots[row]]
+            if self.key_offsets is not None:
+                key = key + self.key_offsets.double()[torch.arange(length) // KEY_SPAN]
             for i, head in itertools.product(range(num_tokens), range(num_heads)):
                 token = int(self.cu_seqlens_q[row]) + i
                 kv_head = head // (num_heads // num_kv_heads)

@@ -11,6 +11,7 @@ from torch import Tensor
 from native_weights import every_level, needs_library, workspace
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.fp8 import quantise_f8e4m3
+from paged_sdk.kernels.key_offsets import KEY_SPAN
 from paged_sdk.kernels.native.paged_attention import AttentionShape, LayerCache, VarlenBatch, native_paged_attention
 
 pytestmark = needs_library
@@ -20,10 +21,19 @@ CACHE_DTYPES = [torch.float32, torch.bfloat16, torch.float8_e4m3fn]
 
 
 class Case:
-    """Sequences with random keys and values in shuffled pages; unused slots hold NaN."""
+    """Sequences with random keys and values in shuffled pages; unused slots hold NaN.
+
+    :param offset: size of what the keys of an f8e4m3 cache are stored without; None: they are whole
+    """
 
     def __init__(
-        self, shape: AttentionShape, lengths: list[tuple[int, int]], dtype: torch.dtype, seed: int = 0
+        self,
+        shape: AttentionShape,
+        lengths: list[tuple[int, int]],
+        dtype: torch.dtype,
+        *,
+        offset: float | None = None,
+        seed: int = 0,
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.shape = shape
@@ -44,7 +54,11 @@ class Case:
                 tables[s, : max(0, context - tokens - shape.window + 1) // BLOCK_SIZE] = -(1 << 30)
         if dtype == torch.float8_e4m3fn:
             (k_codes, k_scale), (v_codes, v_scale) = quantise_f8e4m3(key), quantise_f8e4m3(value)
-            self.cache = LayerCache(k_codes, v_codes, k_scale, v_scale)
+            offsets = None
+            if offset is not None:
+                num_spans = -(-max(context for _, context in lengths) // KEY_SPAN)
+                offsets = offset * torch.randn(num_spans, *size[2:], generator=generator)
+            self.cache = LayerCache(k_codes, v_codes, k_scale, v_scale, offsets)
             key, value = (c.double() * s.double()[..., None] for c, s in ((k_codes, k_scale), (v_codes, v_scale)))
         else:
             self.cache = LayerCache(key.to(dtype), value.to(dtype))
@@ -71,6 +85,9 @@ class Case:
                 vectors[self._slots[s]].repeat_interleave(shape.num_heads // shape.num_kv_heads, 1)
                 for vectors in self._vectors
             )
+            if self.cache.key_offsets is not None:
+                offsets = self.cache.key_offsets.double()[torch.arange(context) // KEY_SPAN]
+                key = key + offsets.repeat_interleave(shape.num_heads // shape.num_kv_heads, 1)
             scores = torch.einsum("thd,shd->hts", query, key) * shape.scale
             if shape.softcap is not None:
                 scores = shape.softcap * torch.tanh(scores / shape.softcap)
@@ -93,6 +110,16 @@ def test_mixed_batches(isa: str, dtype: torch.dtype, heads: tuple[int, int, int]
     case = Case(AttentionShape(*heads, scale=heads[2] ** -0.5), MIXED, dtype)
     got = native_paged_attention(workspace(isa, 2), case.query, case.cache, case.batch, case.shape)
     torch.testing.assert_close(got.double(), case.expected(), rtol=1e-5, atol=1e-5)
+
+
+@every_level
+@pytest.mark.parametrize("window", [None, 150])
+@pytest.mark.parametrize("softcap", [None, 30.0])
+def test_keys_stored_without_their_offsets(isa: str, softcap: float | None, window: int | None) -> None:
+    shape = AttentionShape(6, 2, 48, scale=0.15, window=window, softcap=softcap)
+    case = Case(shape, MIXED, torch.float8_e4m3fn, offset=2.0)
+    got = native_paged_attention(workspace(isa, 2), case.query, case.cache, case.batch, case.shape)
+    torch.testing.assert_close(got.double(), case.expected(), rtol=2e-5, atol=2e-5)
 
 
 @every_level
@@ -163,6 +190,7 @@ def test_what_does_not_fit_is_refused() -> None:
         lambda: AttentionShape(5, 2, 32, scale=1.0),
         lambda: LayerCache(case.cache.key, case.cache.value.bfloat16()),
         lambda: LayerCache(case.cache.key, case.cache.value, torch.ones(1), torch.ones(1)),
+        lambda: LayerCache(case.cache.key, case.cache.value, key_offsets=torch.zeros(1, 2, 32)),
         lambda: VarlenBatch(case.batch.cu_seqlens_q.long(), case.batch.block_tables, case.batch.context_lens),
         lambda: VarlenBatch(case.batch.context_lens, case.batch.block_tables, case.batch.context_lens),
         lambda: native_paged_attention(workspace(), case.query[:, :3], *good[1:]),

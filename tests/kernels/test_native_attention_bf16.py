@@ -44,13 +44,34 @@ def test_mixed_batches(isa: str, dtype: torch.dtype, heads: tuple[int, int, int]
 @pytest.mark.parametrize("window", [None, 1, 20, 128, 200])
 @pytest.mark.parametrize("softcap", [None, 5.0])
 @pytest.mark.parametrize("heads", [(6, 2, 64), (5, 1, 96), (12, 2, 128), (2, 2, 256)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
 def test_few_tokens_over_pages_in_place(
-    isa: str, heads: tuple[int, int, int], softcap: float | None, window: int | None
+    isa: str, dtype: torch.dtype, heads: tuple[int, int, int], softcap: float | None, window: int | None
 ) -> None:
     lengths = [(1, 1), (1, 2), (1, 127), (1, 128), (1, 129), (1, 400), (3, 131), (8, 300), (2, 2)]
     shape = AttentionShape(*heads, scale=heads[2] ** -0.5, window=window, softcap=softcap, exact=False)
-    case = Case(shape, lengths, torch.bfloat16)
+    case = Case(shape, lengths, dtype)
     check(run(isa, case, shape), case)
+
+
+@every_level
+@pytest.mark.parametrize("window", [None, 150])
+@pytest.mark.parametrize("heads", [(4, 2, 32), (6, 2, 64), (12, 2, 128)], ids=str)
+def test_keys_stored_without_their_offsets(isa: str, heads: tuple[int, int, int], window: int | None) -> None:
+    """Few tokens and many."""
+    shape = AttentionShape(*heads, scale=heads[2] ** -0.5, window=window, exact=False)
+    case = Case(shape, [*CHUNKS, (1, 400), (3, 257)], torch.float8_e4m3fn, offset=2.0)
+    case.query = case.query.bfloat16().float()  # rounding would be of each score, of which the offset's part is large
+    check(run(isa, case, shape), case)
+
+
+@every_level
+@pytest.mark.parametrize("magnitude", [1e-20, 1e8])
+def test_f8e4m3_values_of_any_size(isa: str, magnitude: float) -> None:
+    case = Case(AttentionShape(6, 2, 64, scale=0.2, exact=False), [(1, 300), (3, 131)], torch.float8_e4m3fn)
+    assert case.cache.v_scale is not None
+    case.cache.v_scale.mul_(magnitude)
+    check(run(isa, case, case.shape) / magnitude, case)
 
 
 @every_level

@@ -246,6 +246,39 @@ def test_cached_values_are_the_references(isa: str) -> None:
         assert torch.equal(got, expected_codes.view(torch.uint8))
 
 
+@every_level
+def test_keys_are_stored_without_their_offsets(isa: str) -> None:
+    """Bit for bit, of chunks and decodes of several sequences: each token's position chooses its vector."""
+    stack = Stack(fused=True, extras=True, dtype=torch.float8_e4m3fn)
+    generator = torch.Generator().manual_seed(6)
+    offsets = 5 * torch.randn(3, KV_HEADS, SIZE, generator=generator)
+    lengths = [(3, 129), (0, 7), (1, 300), (1, 1), (2, 256)]  # new tokens, context
+    positions = torch.cat([torch.arange(context - count, context) for count, context in lengths])
+    slots = torch.randperm(16 * BLOCK, generator=generator)[: len(positions)]
+    batch = VarlenBatch(
+        torch.tensor([0, 3, 3, 4, 5, 7], dtype=torch.int32),
+        torch.zeros(5, 38, dtype=torch.int32),
+        torch.tensor([context for _, context in lengths], dtype=torch.int32),
+    )
+    hidden = torch.randn(len(positions), HIDDEN, generator=generator)
+    angles = torch.randn(len(positions), 24, generator=generator)
+    caches = []
+    for dtype, key_offsets in ((torch.float32, None), (torch.float8_e4m3fn, offsets)):
+        cache = evolve(empty_cache(stack.shape, dtype), key_offsets=key_offsets)
+        layer = evolve(stack.layers[0], cache=cache)
+        NativeDecoder(workspace(isa, 2), [layer])(hidden.clone(), angles.cos(), angles.sin(), slots, batch)
+        caches.append(cache)
+    whole, stored = caches
+    for pages, codes, scales, offset in (
+        (whole.key, stored.key, stored.k_scale, offsets[positions // 128]),
+        (whole.value, stored.value, stored.v_scale, torch.zeros(())),
+    ):
+        expected_codes, expected_scales = quantise_f8e4m3(pages.flatten(0, 1)[slots] - offset)
+        assert scales is not None
+        assert torch.equal(scales.flatten(0, 1)[slots], expected_scales)
+        assert torch.equal(codes.view(torch.uint8).flatten(0, 1)[slots], expected_codes.view(torch.uint8))
+
+
 class Tokens:
     """Nine tokens of nine sequences in one layer, all zeros: their queries, keys and values are its biases."""
 

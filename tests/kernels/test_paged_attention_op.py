@@ -56,7 +56,14 @@ def run(attention: Attention, case: PagedCase, **options: Any) -> Tensor:
         case.cu_seqlens_q,
         max_seqlen_q=case.max_seqlen_q,
         max_context_len=case.max_context_len,
-        **{"scale": SCALE, "window": case.window, "k_scale": case.k_scale, "v_scale": case.v_scale} | options,
+        **{
+            "scale": SCALE,
+            "window": case.window,
+            "k_scale": case.k_scale,
+            "v_scale": case.v_scale,
+            "key_offsets": case.key_offsets,
+        }
+        | options,
     )
 
 
@@ -120,6 +127,20 @@ def test_an_fp8_cache(attention: Attention, dtype: torch.dtype) -> None:
     """Against the values that the codes stand for: nothing is lost beyond the query's dtype."""
     case = PagedCase(MIXED, dtype=dtype, quantised=True)
     check(run(attention, case), case.expected(scale=SCALE), TOLERANCE[dtype])
+
+
+@EITHER
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (150, None), (None, 5.0)])
+@pytest.mark.parametrize("block_size", [5, 16])
+def test_keys_stored_without_their_offsets(
+    attention: Attention, dtype: torch.dtype, window: int | None, softcap: float | None, block_size: int
+) -> None:
+    """Over several spans of keys, the last of which has begun; the offsets decide which keys matter."""
+    rows = [(1, 270), (3, 129), (40, 300), (9, 40)]
+    case = PagedCase(rows, dtype=dtype, block_size=block_size, quantised=True, offset=2.0, window=window)
+    output = run(attention, case, softcap=softcap)
+    check(output, case.expected(scale=SCALE, softcap=softcap), TOLERANCE[dtype])
 
 
 @EITHER
@@ -212,14 +233,14 @@ def test_a_cuda_device_is_served_without_waiting_for_it(*, quantised: bool, capl
 
 @pytest.mark.parametrize("quantised", [False, True])
 def test_torch_finds_the_op_well_made(*, quantised: bool) -> None:
-    case = PagedCase([(2, 9), (1, 4)], quantised=quantised, window=5)
+    case = PagedCase([(2, 9), (1, 4)], quantised=quantised, offset=1.0 if quantised else None, window=5)
     # torch's check of the schema multiplies every argument, which it cannot do in f8e4m3.
     checks = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(
         torch.ops.paged_sdk.paged_attention.default,
         (
             *(case.query, case.key_cache, case.value_cache, case.block_tables, case.context_lens, case.cu_seqlens_q),
-            *(2, 9, SCALE, 5, 30.0, case.alibi_slopes, case.sinks, case.k_scale, case.v_scale),
+            *(2, 9, SCALE, 5, 30.0, case.alibi_slopes, case.sinks, case.k_scale, case.v_scale, case.key_offsets),
         ),
         test_utils=checks if quantised else (*checks, "test_schema"),
     )
@@ -258,6 +279,7 @@ WRONG: Final[dict[str, tuple[str, Callable[[PagedCase], dict[str, Any]]]]] = {
         "k_scale",
         lambda c: {k: getattr(c, k).to(torch.float8_e4m3fn) for k in ("key_cache", "value_cache")},
     ),
+    "offsets without fp8": ("key_offsets", lambda c: {"key_offsets": torch.zeros(1, 2, 16)}),
     "int64 tables": ("block_tables.dtype", lambda c: {"block_tables": c.block_tables.long()}),
     "too few tables": ("block_tables.shape", lambda c: {"block_tables": c.block_tables[1:]}),
     "too few ends": ("cu_seqlens_q.shape", lambda c: {"cu_seqlens_q": c.cu_seqlens_q[1:]}),

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.fp8 import quantise_f8e4m3
 from paged_sdk.kernels.kv_cache import copy_blocks_reference, reshape_and_cache_reference
 from paged_sdk.kernels.rotary import rotate_and_cache, rotate_and_cache_reference
@@ -142,6 +143,50 @@ def test_rotation_and_cache_in_one(triton_device: torch.device, dtype: torch.dty
         rotated[:, 5:8], heads[:, 8:], again.key, again.value, slots, again.k_scale, again.v_scale
     )
     assert_same_bits(cache, again)
+
+
+@every_dtype
+@pytest.mark.parametrize("n", [20, 7])
+def test_rotated_keys_are_stored_without_their_offsets(triton_device: torch.device, dtype: torch.dtype, n: int) -> None:
+    from paged_sdk.kernels.triton.rotary import rotate_and_cache
+
+    generator = torch.Generator().manual_seed(1)
+    heads = torch.randn(6, 5 + 3 + 3, 40, generator=generator).to(dtype)
+    angles = torch.randn(6, n, generator=generator) * 10
+    offsets = 20 * torch.randn(3, 3, 40, generator=generator)
+    slots, positions = torch.tensor(SLOTS), torch.tensor([0, 0, 127, 128, 300, 255])
+
+    def run(serve: Callable[..., None], device: torch.device) -> tuple[Tensor, Cache]:
+        own = heads.clone().to(device)
+        cache = new_cache(3, 40, dtype, quantised=True, device=device)
+        rotation = angles.cos().to(device), angles.sin().to(device)
+        numbers = (slots.to(device), *cache[2:], offsets.to(device), positions.to(device))
+        serve(own[:, :5], own[:, 5:8], own[:, 8:], *rotation, *cache[:2], *numbers)
+        return own.cpu(), cache
+
+    rotated, cache = run(rotate_and_cache, triton_device)
+    expected, expected_cache = run(rotate_and_cache_reference, CPU)
+    torch.testing.assert_close(rotated, expected, rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
+    assert_same_bits([cache.value, cache.v_scale], [expected_cache.value, expected_cache.v_scale])
+    again = new_cache(3, 40, torch.float32, quantised=True)
+    stored = rotated[:, 5:8].float() - offsets[positions // 128]
+    reshape_and_cache_reference(stored, heads[:, 8:], again.key, again.value, slots, again.k_scale, again.v_scale)
+    assert_same_bits(cache, again)
+
+
+def test_offsets_come_with_positions() -> None:
+    key = torch.zeros(1, 1, 32)
+    cache = new_cache(1, 32, torch.float32, quantised=True)
+    written_to = (key[:, 0, :4], key[:, 0, :4], *cache[:2], torch.tensor([0]), *cache[2:])
+    rotate_and_cache(key, key, key, *written_to, torch.zeros(2, 1, 32), torch.tensor([255]))
+    for offsets, positions in (
+        (torch.zeros(2, 1, 32), None),
+        (None, torch.tensor([0])),
+        (torch.zeros(2, 1, 32), torch.tensor([256])),
+        (torch.zeros(2, 1, 32), torch.tensor([0], dtype=torch.int32)),
+    ):
+        with pytest.raises(ConfigError):
+            rotate_and_cache(key, key, key, *written_to, offsets, positions)
 
 
 def test_the_op_is_its_reference_without_a_device() -> None:

@@ -36,7 +36,13 @@ def run(kernel: str, case: PagedCase, device: torch.device, **options: Any) -> T
     def place(value: Any) -> Any:
         return value.to(device) if isinstance(value, Tensor) else value
 
-    named = {"scale": SCALE, "window": case.window, "k_scale": case.k_scale, "v_scale": case.v_scale} | options
+    named = {
+        "scale": SCALE,
+        "window": case.window,
+        "k_scale": case.k_scale,
+        "v_scale": case.v_scale,
+        "key_offsets": case.key_offsets,
+    } | options
     bounds = {"max_seqlen_q": case.max_seqlen_q, "max_context_len": case.max_context_len}
     by_kernel: dict[str, tuple[Callable[..., Tensor], dict[str, Any]]] = {
         "decode": (paged_decode_attention, bounds | {"num_splits": 1, "tile": SMALL}),
@@ -147,6 +153,18 @@ def test_an_fp8_cache(kernel: str, dtype: torch.dtype, magnitude: float, triton_
     smallest = 6e-8 if dtype == torch.float16 else 0.0  # of an output in float16
     output = run(kernel, case, triton_device)
     torch.testing.assert_close(output.double(), expected, rtol=tolerance / magnitude, atol=tolerance + smallest)
+
+
+@EVERY_KERNEL
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(("window", "head_size"), [(None, 16), (40, 24)])
+def test_keys_stored_without_their_offsets(
+    kernel: str, dtype: torch.dtype, window: int | None, head_size: int, triton_device: torch.device
+) -> None:
+    """Over several spans of keys, the last of which has begun; the offsets decide which keys matter."""
+    rows = [(1, 270), (3, 129), (9, 40)]
+    case = PagedCase(rows, (4, 2, head_size), dtype=dtype, quantised=True, offset=2.0, window=window)
+    check(run(kernel, case, triton_device), case.expected(scale=SCALE), dtype)
 
 
 @EVERY_KERNEL
@@ -265,10 +283,11 @@ def test_offsets_past_32_bits(kernel: str) -> None:
 @NEEDS_GPU
 @pytest.mark.parametrize("head_size", [64, 80, 128, 256])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("quantised", [False, True])
-def test_default_tiles(head_size: int, dtype: torch.dtype, *, quantised: bool) -> None:
+@pytest.mark.parametrize(("quantised", "offset"), [(False, None), (True, None), (True, 2.0)])
+def test_default_tiles(head_size: int, dtype: torch.dtype, *, quantised: bool, offset: float | None) -> None:
     """What is slow to interpret: prompts of many tiles, one decode beside them."""
-    case = PagedCase([(1, 700), (300, 500), (130, 130)], (8, 2, head_size), dtype=dtype, quantised=quantised)
+    rows = [(1, 700), (300, 500), (130, 130)]
+    case = PagedCase(rows, (8, 2, head_size), dtype=dtype, quantised=quantised, offset=offset)
     tolerance = torch.bfloat16 if quantised else dtype
     output = run("choice", case, torch.device("cuda"), scale=head_size**-0.5)
     check(output, case.expected(scale=head_size**-0.5), tolerance)

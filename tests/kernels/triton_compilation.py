@@ -59,6 +59,10 @@ def more_cases() -> Iterator[Case]:
         yield from attention_cases(f"llama, {dtype}", (32, 8, 128), dtype)
         yield from small_cases(dtype)
     yield from attention_cases("llama, fp8", (32, 8, 128), BF16, quantised=True)
+    for num_heads, num_kv_heads, head_size in ((28, 4, 128), (14, 2, 64)):
+        offsets = empty(32, num_kv_heads, head_size, dtype=torch.float32)
+        heads = (num_heads, num_kv_heads, head_size)
+        yield from attention_cases(f"qwen2.5, fp8, {heads}", heads, BF16, quantised=True, key_offsets=offsets)
     yield from attention_cases("gemma", (8, 4, 256), BF16, window=1024, softcap=50.0)
     yield from attention_cases("phi", (32, 32, 96), BF16)
     yield from attention_cases("sinks", (64, 8, 64), BF16, sinks=empty(64, dtype=torch.float32))
@@ -91,6 +95,9 @@ def small_cases(dtype: torch.dtype) -> Iterator[Case]:
         caches, scales = caches_of((8, 128), dtype, quantised=quantised)
         rotate = partial(rotary.rotate_and_cache, query, key, value, angles, angles, *caches, slots)
         yield f"rotate and cache, fp8 {quantised}", partial(rotate, **scales)
+        if quantised:
+            offsets = {"key_offsets": empty(32, 8, 128, dtype=torch.float32), "positions": slots}
+            yield "rotate and cache, fp8 with offsets", partial(rotate, **scales, **offsets)
         yield f"cache, fp8 {quantised}", partial(kv_cache.reshape_and_cache, key, value, *caches, slots, **scales)
     pairs = empty(4, 2, dtype=torch.int64)
     yield "copy blocks", partial(kv_cache.copy_blocks, [caches[0]], [caches[1]], pairs)

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from paged_sdk.attention.backend import AttentionStep, RowSpan
-from paged_sdk.attention.paged import PagedBackend
+from paged_sdk.attention.paged import PagedBackend, new_positions
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.paged import PagedCacheType
+from paged_sdk.kernels.key_offsets import subtract_key_offsets
 from paged_sdk.kernels.kv_cache import write_slots
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.paged_attention import (
@@ -49,6 +50,7 @@ class NativePagedBackend(PagedBackend):
         block_size: int,
         dtype: torch.dtype,
         cache_type: PagedCacheType = PagedCacheType.AUTO,
+        key_offsets: Sequence[Tensor] = (),
         exact: bool = True,
     ) -> None:
         super().__init__(
@@ -58,9 +60,13 @@ class NativePagedBackend(PagedBackend):
             dtype=dtype,
             device=torch.device("cpu"),
             cache_type=cache_type,
+            key_offsets=key_offsets,
         )
         self.workspace = workspace
-        self.caches = tuple(LayerCache(layer.key, layer.value, layer.k_scale, layer.v_scale) for layer in self._layers)
+        self.caches = tuple(
+            LayerCache(layer.key, layer.value, layer.k_scale, layer.v_scale, layer.key_offsets)
+            for layer in self._layers
+        )
         self.shapes = tuple(
             AttentionShape(
                 num_heads=config.num_heads,
@@ -82,7 +88,8 @@ class NativePagedBackend(PagedBackend):
             block_tables=torch.from_numpy(arrays.block_tables),
             context_lens=torch.from_numpy(arrays.context_lens),
         )
-        return NativePagedStep(self, torch.from_numpy(arrays.slot_mapping), batch)
+        positions = self._where_offsets(new_positions(rows))
+        return NativePagedStep(self, torch.from_numpy(arrays.slot_mapping), batch, positions)
 
 
 class NativePagedStep(AttentionStep):
@@ -92,14 +99,20 @@ class NativePagedStep(AttentionStep):
     :ivar batch: which tokens belong to which sequence
     """
 
-    def __init__(self, backend: NativePagedBackend, slots: Tensor, batch: VarlenBatch) -> None:
+    def __init__(
+        self, backend: NativePagedBackend, slots: Tensor, batch: VarlenBatch, positions: Tensor | None
+    ) -> None:
         self.slots = slots
         self.batch = batch
         self._backend = backend
+        self._positions = positions
 
     def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """See :meth:`AttentionStep.forward`."""
         cache = self._backend.caches[layer]
+        if cache.key_offsets is not None:
+            assert self._positions is not None
+            key = subtract_key_offsets(key, cache.key_offsets, self._positions)
         write_slots(key, value, cache.key, cache.value, self.slots, cache.k_scale, cache.v_scale)
         return self.attend(layer, query)
 

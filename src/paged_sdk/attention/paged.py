@@ -15,10 +15,11 @@ from paged_sdk.attention.backend import AttentionBackend, AttentionStep, RowSpan
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.errors import OutOfMemoryError
+from paged_sdk.kernels.key_offsets import KEY_SPAN, check_key_offsets, subtract_key_offsets
 from paged_sdk.kernels.kv_cache import copy_block, write_slots
 from paged_sdk.kernels.paged_attention import paged_decode_attention, paged_prefill_attention
 
-__all__ = ["PagedBackend"]
+__all__ = ["PagedBackend", "new_positions"]
 
 # Decodes are batched with others of similar length, so that filling up to the longest at most doubles the keys that
 # are gathered, and the gathered copies of a group stay small beside the pool. Below 256 keys a second group costs more
@@ -38,7 +39,10 @@ class PagedBackend(AttentionBackend):
     :param block_size: tokens per block
     :param cache_type: ``AUTO`` stores ``dtype``; ``F8E4M3`` bytes with a float32 scale per token and KV head
     :param dtype: of keys and values
+    :param key_offsets: of each layer ``[num_spans, num_kv_heads, head_dim]`` float32, as far as the longest context:
+        what its keys are stored without (:mod:`paged_sdk.kernels.key_offsets`). For ``F8E4M3`` only; empty: nothing
     :raises OutOfMemoryError: the pool cannot be allocated
+    :raises ConfigError: ``key_offsets`` do not fit
     """
 
     def __init__(
@@ -50,6 +54,7 @@ class PagedBackend(AttentionBackend):
         dtype: torch.dtype,
         device: torch.device,
         cache_type: PagedCacheType = PagedCacheType.AUTO,
+        key_offsets: Sequence[Tensor] = (),
     ) -> None:
         self.num_blocks = num_blocks
         self._config = config
@@ -66,14 +71,18 @@ class PagedBackend(AttentionBackend):
                     value=torch.empty(shape, dtype=stored, device=device),
                     k_scale=torch.empty(shape[:3], device=device) if quantised else None,
                     v_scale=torch.empty(shape[:3], device=device) if quantised else None,
+                    key_offsets=offsets,
                 )
-                for _ in range(config.num_layers)
+                for offsets in key_offsets or (None,) * config.num_layers
             )
         except RuntimeError as error:
             needed = num_blocks * block_size * config.kv_elements_per_token * stored.itemsize
             raise OutOfMemoryError(
                 f"cannot allocate {num_blocks} KV blocks of {block_size} tokens: {needed} bytes", needed=needed
             ) from error
+        for layer in self._layers:
+            check_key_offsets(layer.key_offsets, layer.key, 0)
+        self._max_positions = len(key_offsets[0]) * KEY_SPAN if key_offsets else None
 
     @property
     def num_bytes(self) -> int:
@@ -84,7 +93,8 @@ class PagedBackend(AttentionBackend):
         """See :meth:`AttentionBackend.prepare`."""
         slot_mapping = np.concatenate([self._slots(row, row.start) for row in rows])
         plans = {window: self._plan(rows, window) for window in self._windows}
-        return _PagedStep(self._config, self._layers, self._tensor(slot_mapping), plans)
+        positions = self._where_offsets(new_positions(rows))
+        return _PagedStep(self._config, self._layers, self._tensor(slot_mapping), positions, plans)
 
     def copy(self, source: int, target: int, num_tokens: int) -> None:
         """Copy a whole block, however many of its tokens are used."""
@@ -112,6 +122,13 @@ class PagedBackend(AttentionBackend):
             context_lens=ends,
         )
 
+    def _where_offsets(self, positions: npt.NDArray[np.int64]) -> Tensor | None:
+        """Positions on the device, if there are key offsets; else None."""
+        if self._max_positions is None:
+            return None
+        assert positions.max() < self._max_positions, (positions.max(), self._max_positions)
+        return self._tensor(positions)
+
     def _slots(self, row: RowSpan, first: int) -> _Slots:
         """The slots of a row's positions from ``first`` to its end."""
         position = np.arange(first, row.end)
@@ -122,38 +139,41 @@ class PagedBackend(AttentionBackend):
         """Where the keys lie that layers of one window read."""
         prefills: list[_PrefillRow] = []
         decode_tokens: list[int] = []
-        decode_slots: list[_Slots] = []
+        decode_keys: list[_Keys] = []
         token = 0
         for row in rows:
             first = 0 if window is None else max(0, row.start + 1 - window)
-            slots = self._slots(row, first)
+            keys = _Keys(self._slots(row, first), np.arange(first, row.end))
             if row.num_new_tokens == 1:
                 decode_tokens.append(token)
-                decode_slots.append(slots)
+                decode_keys.append(keys)
             else:
-                prefills.append(_PrefillRow(token, token + row.num_new_tokens, self._tensor(slots)))
+                slots, positions = self._tensor(keys.slots), self._where_offsets(keys.positions)
+                prefills.append(_PrefillRow(token, token + row.num_new_tokens, slots, positions))
             token += row.num_new_tokens
-        groups = _group_by_length([len(slots) for slots in decode_slots])
+        groups = _group_by_length([len(keys.slots) for keys in decode_keys])
         if len(groups) == 1 and not prefills:
-            return _WindowPlan(batch=self._decode_group(decode_slots))
+            return _WindowPlan(batch=self._decode_group(decode_keys))
         decodes = tuple(
             (
                 self._tensor(np.array([decode_tokens[index] for index in group])),
-                self._decode_group([decode_slots[index] for index in group]),
+                self._decode_group([decode_keys[index] for index in group]),
             )
             for group in groups
         )
         return _WindowPlan(decodes=decodes, prefills=tuple(prefills))
 
-    def _decode_group(self, rows: Sequence[_Slots]) -> _DecodeGroup:
-        lengths = np.array([len(row) for row in rows])
+    def _decode_group(self, rows: Sequence[_Keys]) -> _DecodeGroup:
+        lengths = np.array([len(row.slots) for row in rows])
         longest = int(lengths.max())
-        slots = np.empty((len(rows), longest), dtype=np.int64)
-        for filled, row in zip(slots, rows, strict=True):
-            filled[: len(row)] = row
-            filled[len(row) :] = row[-1]  # the row's newest slot, which this very step writes
+        # Filled up with the row's newest slot, which this very step writes.
+        filled = np.minimum(np.arange(longest), lengths[:, None] - 1)
+        slots, positions = (
+            np.stack([numbers[index] for numbers, index in zip(each, filled, strict=True)])
+            for each in ([row.slots for row in rows], [row.positions for row in rows])
+        )
         mask = None if int(lengths.min()) == longest else self._tensor(np.arange(longest) < lengths[:, None])
-        return _DecodeGroup(self._tensor(slots), mask)
+        return _DecodeGroup(self._tensor(slots), self._where_offsets(positions), mask)
 
 
 @frozen(kw_only=True)
@@ -164,6 +184,7 @@ class _LayerCache:
     value: Tensor
     k_scale: Tensor | None
     v_scale: Tensor | None
+    key_offsets: Tensor | None
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -181,19 +202,32 @@ class _VarlenArrays:
 
 
 @frozen
+class _Keys:
+    """Where the keys lie that a row sees, and their positions in the row."""
+
+    slots: _Slots
+    positions: npt.NDArray[np.int64]
+
+
+@frozen
 class _PrefillRow:
-    """A chunk of one sequence: its tokens ``first`` to ``last`` (exclusive) of the step, and the slots of its keys."""
+    """A chunk of one sequence: its tokens ``first`` to ``last`` (exclusive) of the step, and the slots of its keys.
+
+    :ivar positions: of the keys, if there are key offsets
+    """
 
     first: int
     last: int
     slots: Tensor
+    positions: Tensor | None
 
 
 @frozen
 class _DecodeGroup:
-    """Slots and mask of decodes of similar length, as :func:`paged_decode_attention` takes them."""
+    """Decodes of similar length, as :func:`paged_decode_attention` takes them."""
 
     slots: Tensor
+    positions: Tensor | None
     mask: Tensor | None
 
 
@@ -212,15 +246,20 @@ class _PagedStep(AttentionStep):
         config: DecoderConfig,
         layers: Sequence[_LayerCache],
         slot_mapping: Tensor,
+        positions: Tensor | None,
         plans: dict[int | None, _WindowPlan],
     ) -> None:
         self._config = config
         self._layers = layers
         self._slot_mapping = slot_mapping
+        self._positions = positions
         self._plans = plans
 
     def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         cache = self._layers[layer]
+        if cache.key_offsets is not None:
+            assert self._positions is not None
+            key = subtract_key_offsets(key, cache.key_offsets, self._positions)
         write_slots(key, value, cache.key, cache.value, self._slot_mapping, cache.k_scale, cache.v_scale)
         window = self._config.sliding_windows[layer]
         plan = self._plans[window]
@@ -240,6 +279,8 @@ class _PagedStep(AttentionStep):
                 softcap=self._config.attention_softcap,
                 k_scale=cache.k_scale,
                 v_scale=cache.v_scale,
+                key_offsets=cache.key_offsets,
+                positions=row.positions,
             )
         return output
 
@@ -254,7 +295,14 @@ class _PagedStep(AttentionStep):
             softcap=self._config.attention_softcap,
             k_scale=cache.k_scale,
             v_scale=cache.v_scale,
+            key_offsets=cache.key_offsets,
+            positions=group.positions,
         )
+
+
+def new_positions(rows: Sequence[RowSpan]) -> npt.NDArray[np.int64]:
+    """``[num_tokens]``, of each new token within its sequence."""
+    return np.concatenate([np.arange(row.start, row.end) for row in rows])
 
 
 def _group_by_length(lengths: Sequence[int]) -> list[list[int]]:

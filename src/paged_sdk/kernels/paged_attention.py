@@ -23,6 +23,7 @@ from paged_sdk.kernels.checks import (
     check_score_options,
     check_tensor,
 )
+from paged_sdk.kernels.key_offsets import add_key_offsets, check_key_offsets
 from paged_sdk.kernels.kv_cache import gather_slots
 from paged_sdk.kernels.native import library
 from paged_sdk.kernels.native.paged_attention import (
@@ -62,6 +63,7 @@ def paged_attention(
     sinks: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
+    key_offsets: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of a batch of rows, each some consecutive tokens of a sequence: decodes, prefills and chunks.
 
@@ -89,6 +91,8 @@ def paged_attention(
     :param sinks: ``[num_heads]`` float32: one more logit in each head's softmax, which has no value; neither scaled nor
         capped
     :param k_scale: ``[num_blocks, block_size, num_kv_heads]`` float32, of an f8e4m3 cache only; ``v_scale`` likewise
+    :param key_offsets: ``[num_spans, num_kv_heads, head_size]`` float32, of an f8e4m3 cache only: what the keys at
+        positions 128 s to 128 s + 127 of every row were stored without (:mod:`paged_sdk.kernels.key_offsets`)
     :returns: ``[num_tokens, num_heads, head_size]`` of the query's dtype, contiguous
     :raises ConfigError: shapes, dtypes, strides or devices do not fit; for tensors in CPU memory, also lengths and
         blocks that are out of range. On other devices these are the caller's to keep: nothing waits for the device
@@ -109,6 +113,7 @@ def paged_attention(
         sinks,
         k_scale,
         v_scale,
+        key_offsets,
     )
     return output
 
@@ -159,6 +164,7 @@ def _paged_attention(
     sinks: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
+    key_offsets: Tensor | None = None,
 ) -> Tensor:
     check_score_options(scale, window, softcap)
     check_tensor("query", query, ("num_tokens", "num_heads", "head_size"), FLOATS, query.device)
@@ -173,6 +179,7 @@ def _paged_attention(
         check_tensor(name, tensor, shape, (torch.int32,), query.device)
     check_head_vector("alibi_slopes", alibi_slopes, query.shape[1], query.device)
     check_head_vector("sinks", sinks, query.shape[1], query.device)
+    check_key_offsets(key_offsets, key_cache, max_context_len)
     if query.numel() == 0:
         return query.new_empty(query.shape)
     # Kernels read rows of heads, and lengths and tables one after another.
@@ -194,7 +201,7 @@ def _paged_attention(
         if reason is None:
             return _native(
                 query,
-                LayerCache(key_cache, value_cache, k_scale, v_scale),
+                LayerCache(key_cache, value_cache, k_scale, v_scale, key_offsets),
                 VarlenBatch(cu_seqlens_q, block_tables, context_lens),
                 scale=scale,
                 window=window,
@@ -225,6 +232,7 @@ def _paged_attention(
         sinks=sinks,
         k_scale=k_scale,
         v_scale=v_scale,
+        key_offsets=key_offsets,
     )
 
 
@@ -275,6 +283,7 @@ def paged_attention_reference(
     sinks: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
+    key_offsets: Tensor | None = None,
 ) -> Tensor:
     """:func:`paged_attention` row by row, by torch's operations. Memory is linear in the context's length.
 
@@ -304,6 +313,8 @@ def paged_attention_reference(
             sinks=sinks,
             k_scale=k_scale,
             v_scale=v_scale,
+            key_offsets=key_offsets,
+            positions=position,
         )
     return output
 
@@ -319,6 +330,8 @@ def paged_decode_attention(
     softcap: float | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
+    key_offsets: Tensor | None = None,
+    positions: Tensor | None = None,
 ) -> Tensor:
     """One query token per sequence.
 
@@ -328,9 +341,10 @@ def paged_decode_attention(
         of the same sequence, never with an unused one: those may hold NaN, which no mask takes out of a product.
     :param mask: ``[batch, length]`` bool, False where ``slots`` is filled up; None: nowhere
     :param k_scale: ``[num_blocks, block_size, num_kv_heads]`` float32, scales of an f8e4m3 cache
+    :param key_offsets: as of :func:`paged_attention`, with ``positions``: of the slots' tokens, like ``slots``
     :returns: ``[batch, num_heads, head_size]``, contiguous
     """
-    key = gather_slots(key_cache, slots, k_scale, query.dtype)
+    key = _gather_keys(key_cache, slots, k_scale, key_offsets, positions, query.dtype)
     value = gather_slots(value_cache, slots, v_scale, query.dtype)
     return decode_attention(query, key, value, mask, scale=scale, softcap=softcap)
 
@@ -348,16 +362,35 @@ def paged_prefill_attention(
     sinks: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
+    key_offsets: Tensor | None = None,
+    positions: Tensor | None = None,
 ) -> Tensor:
     """Some consecutive query tokens of one sequence, after whatever of it is in the cache.
 
     :param query: ``[num_tokens, num_heads, head_size]``
     :param slots: ``[length]`` int64: the sequence's keys in order, the last ``num_tokens`` of them the queries' own
     :param window: keys that a query sees, its own included; None: all
+    :param key_offsets: as of :func:`paged_attention`, with ``positions``: of the slots' tokens, like ``slots``
     :returns: ``[num_tokens, num_heads, head_size]``, contiguous
     """
-    key = gather_slots(key_cache, slots, k_scale, query.dtype)
+    key = _gather_keys(key_cache, slots, k_scale, key_offsets, positions, query.dtype)
     value = gather_slots(value_cache, slots, v_scale, query.dtype)
     return prefill_attention(
         query, key, value, scale=scale, window=window, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks
     )
+
+
+def _gather_keys(
+    cache: Tensor,
+    slots: Tensor,
+    scales: Tensor | None,
+    key_offsets: Tensor | None,
+    positions: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """:func:`gather_slots` of keys, what they were stored without included; rounded once."""
+    if key_offsets is None:
+        return gather_slots(cache, slots, scales, dtype)
+    assert positions is not None, "key_offsets without positions"
+    stored = gather_slots(cache, slots, scales, torch.promote_types(dtype, torch.float32))
+    return add_key_offsets(stored, key_offsets, positions).to(dtype)

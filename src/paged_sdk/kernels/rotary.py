@@ -11,6 +11,7 @@ from torch import Tensor
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.checks import FLOATS, check_cache, check_slots, check_tensor
 from paged_sdk.kernels.fallback import log_fallback, why_not_triton
+from paged_sdk.kernels.key_offsets import check_key_offsets, subtract_key_offsets
 from paged_sdk.kernels.kv_cache import reshape_and_cache_reference
 
 __all__ = ["Rotation", "rotate_and_cache", "rotate_and_cache_reference"]
@@ -58,6 +59,8 @@ def rotate_and_cache(
     slot_mapping: Tensor,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
+    key_offsets: Tensor | None = None,
+    positions: Tensor | None = None,
 ) -> None:
     """Rotate queries and keys in place, and write keys and values into their slots.
 
@@ -70,8 +73,11 @@ def rotate_and_cache(
     :param value: like ``key``
     :param cosines: ``[num_tokens, n]`` float32, contiguous, of the tokens' positions; ``sines`` likewise
     :param key_cache: with the arguments after it, as in :func:`paged_sdk.kernels.kv_cache.reshape_and_cache`
+    :param key_offsets: ``[num_spans, num_kv_heads, head_size]`` float32, of an f8e4m3 cache only: what keys are stored
+        without (:mod:`paged_sdk.kernels.key_offsets`); ``key`` stays whole
+    :param positions: ``[num_tokens]`` int64 of each token within its sequence, where ``key_offsets`` are given
     :raises ConfigError: shapes, dtypes, strides or devices do not fit; for tensors in CPU memory, also slots past the
-        cache's end
+        cache's end and positions past ``key_offsets``
     """
     check_tensor("query", query, ("num_tokens", "num_heads", "head_size"), FLOATS, query.device)
     num_tokens, _, head_size = query.shape
@@ -91,8 +97,16 @@ def rotate_and_cache(
     if key_cache.shape[2] != key.shape[1]:
         raise ConfigError.of("key.shape", tuple(key.shape), f"num_kv_heads = {key_cache.shape[2]}, as in the cache")
     check_tensor("slot_mapping", slot_mapping, (num_tokens,), (torch.int64,), key.device)
+    if (key_offsets is None) != (positions is None):
+        missing = "key_offsets" if key_offsets is None else "positions"
+        raise ConfigError.of(missing, None, "both key_offsets and positions, or neither")
+    if positions is not None:
+        check_tensor("positions", positions, (num_tokens,), (torch.int64,), key.device)
+    num_positions = 0
     if key.device.type == "cpu":
         check_slots(slot_mapping, key_cache.shape[0] * key_cache.shape[1])
+        num_positions = 0 if positions is None else int(positions.numpy().max(initial=-1)) + 1
+    check_key_offsets(key_offsets, key_cache, num_positions)
     serve = rotate_and_cache_reference
     if (reason := why_not_triton(query)) is None:
         from paged_sdk.kernels.triton import rotary as triton_kernels
@@ -100,7 +114,20 @@ def rotate_and_cache(
         serve = triton_kernels.rotate_and_cache
     else:
         log_fallback("rotate_and_cache", reason)
-    serve(query, key, value, cosines, sines, key_cache, value_cache, slot_mapping, k_scale, v_scale)
+    serve(
+        query,
+        key,
+        value,
+        cosines,
+        sines,
+        key_cache,
+        value_cache,
+        slot_mapping,
+        k_scale,
+        v_scale,
+        key_offsets,
+        positions,
+    )
 
 
 def rotate_and_cache_reference(
@@ -114,6 +141,8 @@ def rotate_and_cache_reference(
     slot_mapping: Tensor,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
+    key_offsets: Tensor | None = None,
+    positions: Tensor | None = None,
 ) -> None:
     """:func:`rotate_and_cache` by torch's operations."""
     n = cosines.shape[1]
@@ -123,4 +152,7 @@ def rotate_and_cache_reference(
         rotated = first * cos - second * sin, second * cos + first * sin
         first.copy_(rotated[0])
         second.copy_(rotated[1])
+    if key_offsets is not None:
+        assert positions is not None, "key_offsets without positions"
+        key = subtract_key_offsets(key, key_offsets, positions)
     reshape_and_cache_reference(key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale)

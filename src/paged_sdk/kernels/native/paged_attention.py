@@ -13,6 +13,7 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.errors import ConfigError
+from paged_sdk.kernels.key_offsets import check_key_offsets
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.linear import pointer
 from paged_sdk.kernels.native.structures import DTYPES, Attention, Batch, Cache, Heads
@@ -56,12 +57,15 @@ class LayerCache:
     :ivar value: likewise
     :ivar k_scale: [num_blocks, block_size, num_kv_heads] float32, of an f8e4m3 cache only
     :ivar v_scale: likewise
+    :ivar key_offsets: [num_spans, num_kv_heads, head_size] float32, of an f8e4m3 cache only: what keys are stored
+        without (:mod:`paged_sdk.kernels.key_offsets`), at least as far as the longest context; None: nothing
     """
 
     key: Tensor
     value: Tensor
     k_scale: Tensor | None = None
     v_scale: Tensor | None = None
+    key_offsets: Tensor | None = None
 
     def __attrs_post_init__(self) -> None:
         if self.key.dtype not in DTYPES or self.value.dtype != self.key.dtype:
@@ -78,6 +82,7 @@ class LayerCache:
         for scale in (self.k_scale, self.v_scale):
             if (scale is not None) != quantised or (scale is not None and not _is_vector(scale, torch.float32)):
                 raise ConfigError.of("cache scales", scale, "contiguous float32 scales for f8e4m3, none otherwise")
+        check_key_offsets(self.key_offsets, self.key, 0)
 
 
 @frozen(eq=False)
@@ -135,6 +140,7 @@ def describe_cache(cache: LayerCache) -> Cache:
         value=cache.value.data_ptr(),
         key_scale=pointer(cache.k_scale),
         value_scale=pointer(cache.v_scale),
+        key_offsets=pointer(cache.key_offsets),
     )
 
 

@@ -70,7 +70,13 @@ class Linear(Structure):
 class Cache(Structure):
     """``paged_cache``."""
 
-    _fields_ = (("key", c_void_p), ("value", c_void_p), ("key_scale", c_void_p), ("value_scale", c_void_p))
+    _fields_ = (
+        ("key", c_void_p),
+        ("value", c_void_p),
+        ("key_scale", c_void_p),
+        ("value_scale", c_void_p),
+        ("key_offsets", c_void_p),
+    )
 
 
 class Batch(Structure):

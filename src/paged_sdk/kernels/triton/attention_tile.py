@@ -18,6 +18,8 @@ import triton.language as tl
 from attrs import frozen
 from torch import Tensor
 
+from paged_sdk.kernels.key_offsets import KEY_SPAN
+
 __all__ = [
     "Tile",
     "attend",
@@ -27,6 +29,7 @@ __all__ = [
     "wide_matrix_units",
 ]
 
+SPAN: tl.constexpr = tl.constexpr(KEY_SPAN)
 LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 _FP8_IN_HARDWARE = (8, 9)
 
@@ -36,7 +39,7 @@ class Tile:
     """How a kernel is cut.
 
     :ivar block_m: rows of queries, a power of two, at least 16: a matrix instruction has no fewer
-    :ivar block_n: keys, a power of two, at least 16
+    :ivar block_n: keys, a power of two, 16 to 128: a tile lies in one span of ``key_offsets``
     :ivar num_warps: warps of a program
     :ivar num_stages: tiles of keys and values on their way at once
     """
@@ -59,7 +62,12 @@ def _decodes_fp8(device: torch.device) -> bool:
 
 
 def cache_arguments(
-    key_cache: Tensor, value_cache: Tensor, block_tables: Tensor, k_scale: Tensor | None, v_scale: Tensor | None
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+    key_offsets: Tensor | None,
 ) -> dict[str, Any]:
     """The arguments of a kernel that say where keys and values lie.
 
@@ -70,6 +78,7 @@ def cache_arguments(
     assert key_cache.stride(3) == 1, key_cache.stride()
     assert block_tables.stride(1) == 1, block_tables.stride()
     assert (k_scale is None) == (v_scale is None) == (key_cache.dtype != torch.float8_e4m3fn)
+    assert key_offsets is None or (k_scale is not None and key_offsets.is_contiguous())
     scale_strides: tuple[int, ...] = (0, 0, 0)
     if k_scale is not None and v_scale is not None:
         assert k_scale.stride() == v_scale.stride(), (k_scale.stride(), v_scale.stride())
@@ -81,6 +90,8 @@ def cache_arguments(
         "value_cache": value_cache,
         "k_scale": k_scale,
         "v_scale": v_scale,
+        "key_offsets": key_offsets,
+        "offset_stride": 0 if key_offsets is None else key_offsets.stride(0),
         "block_tables": block_tables,
         "table_stride": block_tables.stride(0),
         "block_stride": key_cache.stride(0),
@@ -136,6 +147,8 @@ def attend(
     value_cache: tl.tensor,
     k_scale: tl.tensor,
     v_scale: tl.tensor,
+    key_offsets: tl.tensor,
+    offset_stride: tl.tensor,
     block_table: tl.tensor,
     block_stride: tl.tensor,
     slot_stride: tl.tensor,
@@ -159,7 +172,7 @@ def attend(
     :param total: ``[block_m]`` float32: sum of the weights
     :param query_position: ``[block_m]`` int32
     :param slope: ``[block_m]`` float32 or None: ALiBi
-    :param key_cache: at the KV head concerned; ``value_cache``, ``k_scale``, ``v_scale`` likewise
+    :param key_cache: at the KV head concerned; ``value_cache``, ``k_scale``, ``v_scale``, ``key_offsets`` likewise
     :param block_table: of the sequence concerned
     :param begin: a multiple of ``block_n``
     :param first_key: no key, scale or table entry below is read, nor one from ``end`` on: there may be NaN, or no block
@@ -171,7 +184,7 @@ def attend(
     # Looked up per key, since a tile may straddle blocks, and a tile ahead: with the look-up and the loads that depend
     # on it in one turn, Triton 3.6 keeps one buffer of keys and waits for it; so it keeps num_stages of them in flight.
     block = tl.load(block_table + position // block_size, mask=(position >= first_key) & (position < end), other=0)
-    for _ in range(begin, end, block_n):
+    for first in range(begin, end, block_n):
         present = tl.full((block_n,), True, tl.int1)
         if masked:
             present = (position >= first_key) & (position < end)
@@ -187,9 +200,15 @@ def attend(
             key_scales = tl.load(k_scale + scale_element, mask=present, other=0.0)
             value_scales = tl.load(v_scale + scale_element, mask=present, other=0.0)
 
-        keys = _decode(tl.load(key_cache + element, mask=mask, other=0.0), query.dtype)
+        stored_keys = tl.load(key_cache + element, mask=mask, other=0.0)
+        if key_offsets is not None:
+            # On the keys: a product of each query with the offset would take as long, and more registers.
+            offset = tl.load(key_offsets + first // SPAN * offset_stride + dim, mask=dim < head_size, other=0.0)
+            keys = (_decode(stored_keys, tl.float32) * key_scales[:, None] + offset[None, :]).to(query.dtype)
+        else:
+            keys = _decode(stored_keys, query.dtype)
         scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
-        if k_scale is not None:
+        if k_scale is not None and key_offsets is None:
             # On the product rather than on the keys: codes are exact in any dtype, and block_m rows are fewer
             # multiplications than head_size.
             scores *= key_scales[None, :]

@@ -36,6 +36,7 @@ def paged_attention(
     sinks: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
+    key_offsets: Tensor | None = None,
 ) -> Tensor:
     """:func:`~paged_sdk.kernels.paged_attention.paged_attention` by Triton kernels.
 
@@ -78,6 +79,7 @@ def paged_attention(
             sinks=sinks,
             k_scale=k_scale,
             v_scale=v_scale,
+            key_offsets=key_offsets,
             out=out,
         )
 
@@ -100,6 +102,7 @@ def paged_attention(
         sinks=sinks,
         k_scale=k_scale,
         v_scale=v_scale,
+        key_offsets=key_offsets,
         min_seqlen_q=few + 1,
     )
     return decode(output, few) if few else output

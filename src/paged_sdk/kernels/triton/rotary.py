@@ -8,11 +8,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paged_sdk.kernels.key_offsets import KEY_SPAN
 from paged_sdk.kernels.triton.kv_cache import as_bytes, cache_heads, peak_of_heads, scale_of_peak, store_head_parts
 
 __all__ = ["rotate_and_cache"]
 
 _ELEMENTS: Final = 1024  # of heads to a program
+SPAN: tl.constexpr = tl.constexpr(KEY_SPAN)
 
 
 def rotate_and_cache(
@@ -26,6 +28,8 @@ def rotate_and_cache(
     slot_mapping: Tensor,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
+    key_offsets: Tensor | None = None,
+    positions: Tensor | None = None,
 ) -> None:
     """See :func:`paged_sdk.kernels.rotary.rotate_and_cache`."""
     num_tokens, num_heads, head_size = query.shape
@@ -47,6 +51,8 @@ def rotate_and_cache(
         slot_mapping,
         k_scale,
         v_scale,
+        key_offsets,
+        positions,
         query.stride(0),
         query.stride(1),
         key.stride(0),
@@ -101,6 +107,8 @@ def _rotate_and_cache_kernel(
     slot_ptr: tl.tensor,
     k_scale_ptr: tl.tensor,
     v_scale_ptr: tl.tensor,
+    key_offsets_ptr: tl.tensor,
+    positions_ptr: tl.tensor,
     query_stride: tl.tensor,
     query_head_stride: tl.tensor,
     key_stride: tl.tensor,
@@ -137,6 +145,13 @@ def _rotate_and_cache_kernel(
         rest_column = 2 * n + tl.arange(0, block_rest)[None, :]
         rest_mask = live & (rest_column < head_size)
         rest = tl.load(key_heads + rest_column, mask=rest_mask, other=0.0)
+        if key_offsets_ptr is not None:
+            span = tl.load(positions_ptr + token) // SPAN
+            offsets = key_offsets_ptr + (span * num_kv_heads + key_head)[:, None] * head_size
+            half_offsets = offsets + tl.arange(0, block_n)[None, :]
+            first = first.to(tl.float32) - tl.load(half_offsets, mask=live & in_half, other=0.0)
+            second = second.to(tl.float32) - tl.load(half_offsets + n, mask=live & in_half, other=0.0)
+            rest = rest.to(tl.float32) - tl.load(offsets + rest_column, mask=rest_mask, other=0.0)
         key_slot = slot * num_kv_heads + key_head
         quantised: tl.constexpr = k_scale_ptr is not None
         scale = key_slot

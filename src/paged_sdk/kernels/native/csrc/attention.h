@@ -13,7 +13,7 @@ namespace paged {
 namespace {
 
 constexpr int kKeyTile = 64;
-constexpr int kSpan = 128;
+constexpr int kSpan = 128;  // also of the vectors that keys are stored without (abi.h)
 constexpr float kMaskedScore = -1e30f;  // finite: the difference of two of them is 0 and not NaN
 
 // Softmax state of some rows, scores in powers of two: weights so far sum to `sum`, in units of 2^maximum; values
@@ -94,6 +94,12 @@ struct Pages {
       if (++offset == heads.block_size) offset = 0, ++block;
     }
   }
+  // What the keys of the span at `first_key` are stored without, for the KV head `head` after this one; or null.
+  const float* key_offset(int first_key, int head = 0) const {
+    if (cache.key_offsets == nullptr) return nullptr;
+    return cache.key_offsets +
+           (static_cast<int64_t>(first_key / kSpan) * heads.num_kv_heads + kv_head + head) * heads.head_size;
+  }
   Floats load(const void* data, const float* scales, int64_t vector, int c) const {
     const int64_t i = vector * heads.head_size + c;
     if (heads.cache_dtype == PAGED_FLOAT32) return load_floats(static_cast<const float*>(data) + i);
@@ -130,6 +136,14 @@ struct QueryTile {
 
   int rows() const { return num_tokens * group; }
 };
+
+// A row's product with what the keys of a span are stored without: belongs to each of their scores.
+template <class Load>
+inline Floats offset_score(const float* offset, int size, const Load& load_query) {
+  Floats sum = zero_floats();
+  for (int c = 0; c < size; c += 16) sum = fma(load_query(c), load_floats(offset + c), sum);
+  return broadcast(sum_of(sum));
+}
 
 // Weights of one tile of keys from its scores, in place; rescales what the span holds.
 inline void update_softmax(const QueryTile& tile, int first_key, const paged_heads& heads, float* scores,
@@ -178,6 +192,7 @@ inline void attend_span(const QueryTile& tile, const Pages& pages, int first_key
   const int last_position = tile.first_position + tile.num_tokens - 1;
   out.clear(tile.rows(), heads.head_size);
   const int oldest = heads.window > 0 ? tile.first_position - heads.window + 1 : 0;
+  const float* offset = pages.key_offset(first_key);
   for (int key = first_key; key < first_key + kSpan && key <= last_position; key += kKeyTile) {
     if (key + kKeyTile <= oldest) continue;
     const int begin = key > oldest ? key : oldest;
@@ -185,6 +200,12 @@ inline void attend_span(const QueryTile& tile, const Pages& pages, int first_key
     pages.load_tile(key, begin, end, scratch);
     multiply_dense<FloatDot>(tile.rows(), scratch.query, heads.head_size, scratch.keys, kKeyTile, heads.head_size,
                              scratch.scores, kKeyTile, kKeyTile, false);
+    for (int r = 0; offset != nullptr && r < tile.rows(); ++r) {
+      const float* query = scratch.query + r * heads.head_size;
+      const Floats common = offset_score(offset, heads.head_size, [&](int c) { return load_floats(query + c); });
+      for (float* s = scratch.scores + r * kKeyTile; s < scratch.scores + (r + 1) * kKeyTile; s += 16)
+        store_floats(s, add(load_floats(s), common));
+    }
     update_softmax(tile, key, heads, scratch.scores, out);
     multiply_dense<FloatDot>(tile.rows(), scratch.scores, kKeyTile, scratch.key_values, heads.head_size, end - key,
                              out.values, heads.head_size, heads.head_size, true);

@@ -109,9 +109,9 @@ inline Floats rough_exponential2(Floats x) {
 }
 
 // Weights of one row from its scores of the first `width` keys of a span, of which it sees [begin, end); rescales what
-// the row holds.
+// the row holds. With `value_scales`, the weights that are stored are times those.
 inline void weigh_row(float* scores, int width, int begin, int end, const paged_heads& heads, float& row_maximum,
-                      float& row_sum, float* values, uint32_t* weights) {
+                      float& row_sum, float* values, uint32_t* weights, const float* value_scales = nullptr) {
   const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   const bool whole = begin <= 0 && end >= width;
   Floats s[kSpan / 16], most = broadcast(2.0f * kMaskedScore);
@@ -135,7 +135,8 @@ inline void weigh_row(float* scores, int width, int begin, int end, const paged_
     if (16 * i >= width) break;
     const Floats weight = rough_exponential2(sub(s[i], broadcast(highest)));
     total = add(total, weight);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(weights + 8 * i), round_to_bfloat16(weight));
+    const Floats stored = value_scales == nullptr ? weight : mul(weight, load_floats(value_scales + 16 * i));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(weights + 8 * i), round_to_bfloat16(stored));
   }
   if (highest != before) {
     const Floats factor = exponential2(broadcast(before - highest));
@@ -160,6 +161,7 @@ inline void attend_tile(const QueryTile& tile, const Pages& pages, int first_key
   for (int key = first_key; key <= last_position; key += kSpan) {
     const int begin = std::max(key, oldest_of(tile.first_position));
     const int end = std::min(key + kSpan, last_position + 1);
+    const float* offset = pages.key_offset(key);
     // Columns past what the last row of a block sees are left out: their weights would be zero.
     const auto width_of = [&](int position) { return (std::min(position + 1 - key, kSpan) + 31) & ~31; };
     pack_span(pages, key, begin, end, width_of(last_position), scratch);
@@ -170,6 +172,12 @@ inline void attend_tile(const QueryTile& tile, const Pages& pages, int first_key
       multiply_dense<PairDot>(count, scratch.query + row * size / 2, size / 2, scratch.keys, kSpan, size / 2,
                               scratch.scores, kSpan, width, false);
       for (int r = 0; r < count; ++r) {
+        if (offset != nullptr) {
+          const auto* query = reinterpret_cast<const uint16_t*>(scratch.query) + static_cast<int64_t>(row + r) * size;
+          const Floats common = offset_score(offset, size, [&](int c) { return load_bfloat16(query + c); });
+          for (float* s = scratch.scores + r * kSpan; s < scratch.scores + r * kSpan + width; s += 16)
+            store_floats(s, add(load_floats(s), common));
+        }
         const int position = tile.first_position + (row + r) / tile.group;
         weigh_row(scratch.scores + r * kSpan, width, oldest_of(position) - key, position + 1 - key, heads,
                   scratch.total.maximum[row + r], scratch.total.sum[row + r], scratch.total.values + (row + r) * size,

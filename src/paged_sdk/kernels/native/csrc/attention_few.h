@@ -9,6 +9,7 @@
 // tokens, all heads of an item within each, and while one strip is computed, the next one's lines are fetched in order.
 #pragma once
 
+#include <optional>
 #include <type_traits>
 
 #include "attention_bf16.h"
@@ -23,7 +24,7 @@ constexpr int kStrip = 32;  // tokens
 
 // Whether split sequences of these heads are taken by this header.
 inline bool reads_in_place(const paged_heads& heads) {
-  return has_pairs(heads) && heads.cache_dtype == PAGED_BFLOAT16 &&
+  return has_pairs(heads) && (heads.cache_dtype == PAGED_BFLOAT16 || heads.cache_dtype == PAGED_FLOAT8_E4M3) &&
          (heads.head_size == 64 || heads.head_size == 96 || heads.head_size == 128 || heads.head_size == 256);
 }
 
@@ -32,12 +33,39 @@ constexpr int kTokenBytes = 1024;
 
 // KV heads of an item that are read together.
 inline int heads_together(const paged_heads& heads) {
+  const int vector_bytes = heads.head_size * (heads.cache_dtype == PAGED_FLOAT8_E4M3 ? 1 : 2);
   int count = heads.num_kv_heads;
-  while (count > 1 && (heads.num_kv_heads % count != 0 || count * heads.head_size * 2 > kTokenBytes)) --count;
+  while (count > 1 && (heads.num_kv_heads % count != 0 || count * vector_bytes > kTokenBytes)) --count;
   return count;
 }
 
 #if defined(__AVX512BF16__)
+
+// How a cache's elements become pairs of bfloat16: as they are ...
+struct StoredBfloat16 {
+  static constexpr int kBytes = 2;
+
+  static Pairs load(const void* data, int64_t element) {
+    return _mm512_loadu_si512(static_cast<const uint16_t*>(data) + element);
+  }
+};
+
+// ... or times 2^-120, the signs, exponents and mantissas of f8e4m3 moved to the same places. Subnormal codes count as
+// zero in a dot product: at most 2^-6 of the 448 that a vector's largest element is.
+struct StoredFloat8 {
+  static constexpr int kBytes = 1;
+
+  static Pairs load(const void* data, int64_t element) {
+    const auto* codes = static_cast<const uint8_t*>(data) + element;
+    const __m512i wide = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes)));
+    return _mm512_and_si512(_mm512_slli_epi16(wide, 4), _mm512_set1_epi16(static_cast<short>(0x87f0)));
+  }
+};
+
+// The other factor of a product with f8e4m3 is taken times 2^100, the product times 2^20: neither leaves the range of
+// bfloat16 for vectors whose largest element is between 2^-80 and 2^30.
+constexpr float kFactorUnit = 0x1p100f;
+constexpr float kProductUnit = 0x1p20f;
 
 // Rows that are taken at once, as many as registers hold: queries and one sum each for scores, two sums for each chunk
 // of values.
@@ -74,12 +102,13 @@ struct KeysAhead {
   int head = 0, num_heads = 0;
 
   // Asks for one vector.
-  template <int kChunks>
+  template <class Stored, int kChunks>
   void fetch() {
+    constexpr int kVectorBytes = kChunks * kChunk * Stored::kBytes;
     if (token >= end) return;
-    const uint8_t* vector = data + (vectors[token] + head) * (kChunks * 64);
+    const uint8_t* vector = data + (vectors[token] + head) * kVectorBytes;
 #pragma GCC unroll 8
-    for (int c = 0; c < kChunks; ++c) __builtin_prefetch(vector + c * 64, 0, 2);
+    for (int i = 0; i < kVectorBytes; i += 64) __builtin_prefetch(vector + i, 0, 2);
     if (++head == num_heads) head = 0, ++token;
   }
 };
@@ -107,10 +136,6 @@ struct FewScratch {
   }
 };
 
-inline Pairs load_chunk(const void* data, int64_t vector, int head_size, int chunk) {
-  return _mm512_loadu_si512(static_cast<const uint16_t*>(data) + vector * head_size + chunk * kChunk);
-}
-
 // The sums of four vectors, in order: adding across lanes one by one takes three times the instructions.
 inline __m128 sums_of(const Floats (&v)[4]) {
   const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(v[0], v[1]), _mm512_unpackhi_ps(v[0], v[1]));
@@ -136,7 +161,7 @@ inline void store_transposed(const float* fours, float* rows, int stride) {
 
 // Scores of kRows rows of one of the item's heads against the keys [begin, end) of the strip at `first`. The strip's
 // other scores are left undefined.
-template <int kChunks, int kRows>
+template <class Stored, int kChunks, int kRows>
 inline void score_rows(const Pages& pages, const int64_t* vectors, int head, int first, int begin, int end,
                        const uint32_t* query, float* scores, KeysAhead& shared) {
   KeysAhead ahead = shared;  // in registers: through memory, each fetch would wait for the one before
@@ -149,10 +174,10 @@ inline void score_rows(const Pages& pages, const int64_t* vectors, int head, int
     for (int r = 0; r < 4; ++r) row_sums[r] = zero_floats();
 #pragma GCC unroll 8
     for (int c = 0; c < kChunks; ++c) {
-      const Pairs key = load_chunk(pages.cache.key, vectors[i] + head, kChunks * kChunk, c);
+      const Pairs key = Stored::load(pages.cache.key, (vectors[i] + head) * (kChunks * kChunk) + c * kChunk);
       for (int r = 0; r < kRows; ++r) row_sums[r] = dot_pairs(key, q[r][c], row_sums[r]);
     }
-    ahead.fetch<kChunks>();
+    ahead.fetch<Stored, kChunks>();
     _mm_store_ps(sums[i - first], sums_of(row_sums));
   }
   shared = ahead;
@@ -162,7 +187,7 @@ inline void score_rows(const Pages& pages, const int64_t* vectors, int head, int
 // Adds the values of the keys [begin, end), weighted, to kRows rows of one of the item's heads; begin and end are even,
 // and the weights of keys that a row does not see are zero. Interleaving takes elements 0-3 of every eight into the
 // first half of a chunk's sums, 4-7 into the second.
-template <int kChunks, int kRows>
+template <class Stored, int kChunks, int kRows>
 inline void weigh_values(const Pages& pages, const int64_t* vectors, int head, int begin, int end,
                          const uint32_t* weights, float* out, KeysAhead& shared) {
   KeysAhead ahead = shared;
@@ -179,16 +204,16 @@ inline void weigh_values(const Pages& pages, const int64_t* vectors, int head, i
     for (int r = 0; r < kRows; ++r) w[r] = broadcast_pair(weights[r * kSpanPairs + i / 2]);
 #pragma GCC unroll 8
     for (int c = 0; c < kChunks; ++c) {
-      const Pairs first = load_chunk(pages.cache.value, vectors[i] + head, kSize, c);
-      const Pairs second = load_chunk(pages.cache.value, vectors[i + 1] + head, kSize, c);
+      const Pairs first = Stored::load(pages.cache.value, (vectors[i] + head) * kSize + c * kChunk);
+      const Pairs second = Stored::load(pages.cache.value, (vectors[i + 1] + head) * kSize + c * kChunk);
       const Pairs a = _mm512_unpacklo_epi16(first, second), b = _mm512_unpackhi_epi16(first, second);
       for (int r = 0; r < kRows; ++r) {
         low[r][c] = dot_pairs(a, w[r], low[r][c]);
         high[r][c] = dot_pairs(b, w[r], high[r][c]);
       }
     }
-    ahead.fetch<kChunks>();
-    ahead.fetch<kChunks>();
+    ahead.fetch<Stored, kChunks>();
+    ahead.fetch<Stored, kChunks>();
   }
   shared = ahead;
   for (int r = 0; r < kRows; ++r) {
@@ -199,12 +224,13 @@ inline void weigh_values(const Pages& pages, const int64_t* vectors, int head, i
   }
 }
 
-// Undoes the interleaving.
-inline void restore_order(float* values, int count) {
+// Undoes the interleaving, and multiplies.
+inline void restore_order(float* values, int count, float unit) {
   const __m512i front = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
   const __m512i back = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
   for (int i = 0; i < count; i += kChunk) {
-    const Floats low = load_floats(values + i), high = load_floats(values + i + 16);
+    const Floats low = mul(load_floats(values + i), broadcast(unit));
+    const Floats high = mul(load_floats(values + i + 16), broadcast(unit));
     store_floats(values + i, _mm512_permutex2var_ps(low, front, high));
     store_floats(values + i + 16, _mm512_permutex2var_ps(low, back, high));
   }
@@ -225,14 +251,39 @@ struct SpanKeys {
         end(std::min(tile.first_position + tile.num_tokens - first_key, kSpan)) {}
 };
 
-template <int kChunks>
+// The scales of a head's keys and values in a span of f8e4m3, and what its keys are stored without.
+struct SpanScales {
+  alignas(64) float key[kSpan] = {};  // zero where there is no key, so that what lies there counts for nothing
+  alignas(64) float value[kSpan] = {};
+  const float* offset;
+
+  SpanScales(const Pages& pages, const int64_t* vectors, int head, int first_key, const SpanKeys& span)
+      : offset(pages.key_offset(first_key, head)) {
+    for (int i = span.begin; i < span.end; ++i) {
+      key[i] = kProductUnit * pages.cache.key_scale[vectors[i] + head];
+      value[i] = kFactorUnit * pages.cache.value_scale[vectors[i] + head];
+    }
+  }
+  // Scores of a scaled query from its products with the codes.
+  void finish_scores(float* scores, int width, const float* query, int size) const {
+    const Floats common = offset == nullptr
+                              ? zero_floats()
+                              : offset_score(offset, size, [&](int c) { return load_floats(query + c); });
+    for (int i = 0; i < width; i += 16)
+      store_floats(scores + i, fma(load_floats(scores + i), load_floats(key + i), common));
+  }
+};
+
+template <class Stored, int kChunks>
 inline void attend_few_of(const QueryTile& tile, const Pages& pages, int num_heads, int first_key,
                           const FewScratch& scratch, float* partials, size_t partial_floats, KeysAhead& upcoming) {
+  constexpr bool kScaled = std::is_same_v<Stored, StoredFloat8>;
   const paged_heads& heads = pages.heads;
   const int rows = tile.rows(), size = heads.head_size;
   const auto partial = [&](int head) { return Partial::at(partials + head * partial_floats, rows, size); };
   for (int head = 0; head < num_heads; ++head) partial(head).clear(rows, size);
-  const auto [begin, end] = SpanKeys(tile, heads, first_key);
+  const SpanKeys span(tile, heads, first_key);
+  const auto [begin, end] = span;
   if (begin >= end) return;
   // An odd neighbour is read with weight zero: it is the key beside it once more, never a page that may be another's.
   const int even_begin = begin & ~1, even_end = (end + 1) & ~1, width = (end + 31) & ~31;
@@ -256,22 +307,26 @@ inline void attend_few_of(const QueryTile& tile, const Pages& pages, int num_hea
     for (int head = 0; head < num_heads; ++head) {
       in_row_blocks<kScoreRows<kChunks>>(rows, [&](int row, auto count) {
         const int at = head * rows + row;
-        score_rows<kChunks, decltype(count)::value>(pages, vectors, head, first, std::max(first, begin), last,
+        score_rows<Stored, kChunks, decltype(count)::value>(pages, vectors, head, first, std::max(first, begin), last,
                                                     scratch.query + at * size / 2, scratch.scores + at * kSpan, next);
       });
     }
   }
   for (int head = 0; head < num_heads; ++head) {
     const Partial out = partial(head);
+    std::optional<SpanScales> scales;
+    if constexpr (kScaled) scales.emplace(pages, vectors, head, first_key, span);
     for (int row = 0; row < rows; ++row) {
       const int position = tile.first_position + row / tile.group, at = head * rows + row;
       float* scores = scratch.scores + at * kSpan;
       // weigh_row masks what the row does not see; what was never written must be numbers all the same.
       std::fill(scores, scores + begin, 0.0f);
       std::fill(scores + end, scores + width, 0.0f);
+      if (scales) scales->finish_scores(scores, width, scratch.query_floats + at * size, size);
       const int oldest = heads.window > 0 ? position - heads.window + 1 - first_key : 0;
       weigh_row(scores, width, std::max(oldest, begin), std::min(position + 1 - first_key, end), heads,
-                out.maximum[row], out.sum[row], out.values + row * size, scratch.weights + at * kSpanPairs);
+                out.maximum[row], out.sum[row], out.values + row * size, scratch.weights + at * kSpanPairs,
+                scales ? scales->value : nullptr);
     }
   }
   for (int first = even_begin / kStrip * kStrip; first < even_end; first += kStrip) {
@@ -280,13 +335,14 @@ inline void attend_few_of(const QueryTile& tile, const Pages& pages, int num_hea
     KeysAhead& ahead = last < end ? next : upcoming;
     for (int head = 0; head < num_heads; ++head) {
       in_row_blocks<kValueRows<kChunks>>(rows, [&](int row, auto count) {
-        weigh_values<kChunks, decltype(count)::value>(pages, vectors, head, std::max(first, even_begin), last,
+        weigh_values<Stored, kChunks, decltype(count)::value>(pages, vectors, head, std::max(first, even_begin), last,
                                                       scratch.weights + (head * rows + row) * kSpanPairs,
                                                       partial(head).values + row * size, ahead);
       });
     }
   }
-  for (int head = 0; head < num_heads; ++head) restore_order(partial(head).values, rows * size);
+  for (int head = 0; head < num_heads; ++head)
+    restore_order(partial(head).values, rows * size, kScaled ? kProductUnit : 1.0f);
 }
 
 // Attends over the keys of one span, [first_key, first_key + 128), as far as any row sees them, for `num_heads` KV
@@ -294,12 +350,15 @@ inline void attend_few_of(const QueryTile& tile, const Pages& pages, int num_hea
 // `partial_floats` apart, and meanwhile fetches `upcoming`.
 inline void attend_few(const QueryTile& tile, const Pages& pages, int num_heads, int first_key,
                        const FewScratch& scratch, float* partials, size_t partial_floats, KeysAhead& upcoming) {
+  const bool scaled = pages.heads.cache_dtype == PAGED_FLOAT8_E4M3;
+  const Floats unit = broadcast(scaled ? kFactorUnit : 1.0f);
   for (int i = 0; i < num_heads * tile.rows() * pages.heads.head_size; i += 16)
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(scratch.query + i / 2),
-                        round_to_bfloat16(load_floats(scratch.query_floats + i)));
+                        round_to_bfloat16(mul(unit, load_floats(scratch.query_floats + i))));
   const auto attend = [&](auto chunks) {
-    attend_few_of<decltype(chunks)::value>(tile, pages, num_heads, first_key, scratch, partials, partial_floats,
-                                           upcoming);
+    constexpr int kChunks = decltype(chunks)::value;
+    const auto attend_stored = scaled ? attend_few_of<StoredFloat8, kChunks> : attend_few_of<StoredBfloat16, kChunks>;
+    attend_stored(tile, pages, num_heads, first_key, scratch, partials, partial_floats, upcoming);
   };
   switch (pages.heads.head_size) {
     case 64:

@@ -75,8 +75,8 @@ inline void run_layer(const paged_decoder_args& args, const paged_layer& layer, 
   multiply(layer.qkv, layer.num_qkv, input, plain(scratch.projected, width), sums, team);
   team.barrier();
 
-  const Placement placement{heads,      layer.cache, layer.query_norm, layer.key_norm, args.cosines,
-                            args.sines, args.slots,  args.rotary_half, layer.norm_eps};
+  const Placement placement{heads,        layer.cache, args.batch, layer.query_norm, layer.key_norm,
+                            args.cosines, args.sines,  args.slots, args.rotary_half, layer.norm_eps};
   const AttentionPlan plan(heads, args.batch, args.num_threads);
   const AttentionScratch attention = AttentionScratch::at(scratch.attention, plan);
   const auto [first, last] = team.share(rows);

@@ -1,6 +1,9 @@
 // Between the query-key-value product and attention: norms of heads, rotation, and the new tokens' places in the cache.
 #pragma once
 
+#include <algorithm>
+
+#include "attention.h"
 #include "linear.h"
 
 namespace paged {
@@ -11,6 +14,7 @@ namespace {
 struct Placement {
   const paged_heads& heads;
   const paged_cache& cache;
+  const paged_batch& batch;
   const float* query_norm;  // [head_size]; null: none
   const float* key_norm;
   const float* cosines;
@@ -87,6 +91,12 @@ inline void store_vector(const float* vector, int size, int32_t dtype, void* dat
   }
 }
 
+// Of a token within its sequence.
+inline int position_of(const paged_batch& batch, int64_t token) {
+  const int32_t* next = std::upper_bound(batch.cu_seqlens_q, batch.cu_seqlens_q + batch.num_seqs, token);
+  return batch.context_lens[next - 1 - batch.cu_seqlens_q] - static_cast<int>(*next - token);
+}
+
 // Rows of one product, [queries | keys | values] per token: queries are rotated in place, keys and values cached.
 inline void place_token(const Placement& placement, float* row, int64_t token) {
   const paged_heads& heads = placement.heads;
@@ -98,8 +108,14 @@ inline void place_token(const Placement& placement, float* row, int64_t token) {
     if (norm != nullptr) normalise_head(row + h * size, size, norm, placement.norm_eps);
     rotate_head(row + h * size, cosines, sines, half);
   }
-  const float* keys = row + heads.num_heads * size;
+  float* keys = row + heads.num_heads * size;
   const float* values = keys + heads.num_kv_heads * size;
+  if (placement.cache.key_offsets != nullptr) {
+    const int width = heads.num_kv_heads * size;
+    const int64_t span = position_of(placement.batch, token) / kSpan;
+    const float* offsets = placement.cache.key_offsets + span * width;
+    for (int c = 0; c < width; c += 16) store_floats(keys + c, sub(load_floats(keys + c), load_floats(offsets + c)));
+  }
   for (int h = 0; h < heads.num_kv_heads; ++h) {
     const int64_t vector = placement.slots[token] * heads.num_kv_heads + h;
     store_vector(keys + h * size, size, heads.cache_dtype, placement.cache.key, placement.cache.key_scale, vector);

@@ -1,0 +1,47 @@
+"""What an FP8 cache stores a model's keys without: the mean of their rotated bias."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from paged_sdk.kernels.key_offsets import KEY_SPAN
+from paged_sdk.kernels.rotary import Rotation
+from paged_sdk.layers.rotary import RotaryEmbedding
+from paged_sdk.models.decoder import DecoderModel
+from paged_sdk.quant.linear import Linear
+
+__all__ = ["key_offsets"]
+
+
+def key_offsets(model: DecoderModel, max_model_len: int) -> tuple[Tensor, ...]:
+    """The vectors of each layer, as :class:`~paged_sdk.attention.paged.PagedBackend` takes them.
+
+    :param max_model_len: positions that there may be
+    :returns: per layer ``[num_spans, num_kv_heads, head_dim]`` float32; empty where keys have no bias, or a norm, of
+        which nothing is left that all keys have in common
+    """
+    config = model.config
+    if not config.qkv_bias or config.qk_norm:
+        return ()
+    num_spans = -(-max_model_len // KEY_SPAN)
+    rotations = {settings: _mean_rotation(rope, num_spans, model.device) for settings, rope in model.ropes.items()}
+    offsets = []
+    for layer, settings in zip(model.layers, config.ropes, strict=True):
+        bias = torch.unflatten(_bias(layer.attention.qkv, model), 0, (-1, config.head_dim))
+        heads = bias[config.num_heads : config.num_heads + config.num_kv_heads].repeat(num_spans, 1, 1)
+        rotations[settings].rotate_(heads)
+        offsets.append(heads)
+    return tuple(offsets)
+
+
+def _bias(linear: Linear, model: DecoderModel) -> Tensor:
+    """``[out_features]`` float32, whatever the form of the weight: what comes of nothing."""
+    return linear.forward(torch.zeros(1, linear.in_features, dtype=model.dtype, device=model.device))[0].float()
+
+
+def _mean_rotation(rope: RotaryEmbedding, num_spans: int, device: torch.device) -> Rotation:
+    """Rotation is linear in its cosines and sines: by the means of a span's it gives the mean of the span's."""
+    rotation = rope.at(torch.arange(num_spans * KEY_SPAN, device=device))
+    cos, sin = (torch.unflatten(each, 0, (num_spans, KEY_SPAN)).mean(1) for each in (rotation.cos, rotation.sin))
+    return Rotation(cos, sin)
