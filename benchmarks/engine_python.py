@@ -35,7 +35,7 @@ from paged_sdk.engine.output import OutputProcessor
 from paged_sdk.kv.paged import KvCacheManager
 from paged_sdk.model import CompletionStream, ModelParts
 from paged_sdk.preparation import RequestPreparer
-from paged_sdk.runner.output import RunnerOutput
+from paged_sdk.runner.output import FinishedStep, RunnerOutput
 from paged_sdk.scheduler.output import SchedulerOutput
 from paged_sdk.scheduler.scheduler import Scheduler
 from paged_sdk.weights.checkpoint import open_checkpoint
@@ -65,14 +65,13 @@ class RandomTokens:
         self._seconds = seconds
         self._random = random.Random(0)
 
-    def execute(self, output: SchedulerOutput) -> RunnerOutput:
+    def submit(self, output: SchedulerOutput) -> FinishedStep:
         if self._seconds:
             time.sleep(self._seconds)
         rows = output.scheduled
         drawn = self._random.choices(self._token_ids, k=len(rows))
-        return RunnerOutput(
-            [[token] * row.num_samples for row, token in zip(rows, drawn, strict=True)], [None] * len(rows)
-        )
+        tokens = [[token] * row.num_samples for row, token in zip(rows, drawn, strict=True)]
+        return FinishedStep(RunnerOutput(tokens, [None] * len(rows)))
 
     def close(self) -> None:
         pass
@@ -110,7 +109,7 @@ class StepClock:
             (Engine, "stats", "stats"),
             (Scheduler, "schedule", "schedule"),
             (Scheduler, "update", "update"),
-            (RandomTokens, "execute", "runner"),
+            (RandomTokens, "submit", "runner"),
             (OutputProcessor, "process", "output"),
         ]
         with ExitStack() as stack:

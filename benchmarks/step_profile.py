@@ -55,7 +55,7 @@ def _parts(engine: OpenEngine) -> Iterator[tuple[type[Any] | ModuleType, str, st
     yield Engine, "stats", "worker: stats"
     yield Scheduler, "schedule", "schedule"
     yield Scheduler, "update", "update"
-    yield ModelRunner, "execute", "runner, the rest"
+    yield ModelRunner, "submit", "runner, the rest"
     yield model_runner, "make_input_batch", "input batch"
     for model in {DecoderModel, engine.model_class}:
         yield model, "forward", f"{model.__name__}, the rest"
