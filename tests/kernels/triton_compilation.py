@@ -61,12 +61,13 @@ def few_cases() -> Iterator[Case]:
     yield "Q6_K, embeddings", partial(embeddings, "Q6_K", BF16)
     yield "route, 128 experts", partial(routes, 128, 8, BF16)
     yield from small_cases(BF16)
-    logits, numbers = empty(64, 128_256, dtype=torch.float32), empty(64, dtype=torch.float32)
-    yield "draw", partial(sampling.draw, logits, numbers, numbers, numbers.double())
+    yield from sampling_cases(128_256)
 
 
 def more_cases() -> Iterator[Case]:
     """Other dtypes, and the branches of each kernel."""
+    for vocab_size in (1000, 32_000, 262_144):
+        yield from sampling_cases(vocab_size)
     for dtype in (torch.float16, torch.float32):
         yield from attention_cases(f"llama, {dtype}", (32, 8, 128), dtype)
         yield from small_cases(dtype)
@@ -93,6 +94,14 @@ def more_cases() -> Iterator[Case]:
         yield f"{name}, embeddings, {dtype}", partial(embeddings, name, dtype)
     for num_experts, num_selected in ((8, 2), (60, 4), (256, 16)):
         yield f"route, {num_experts} experts", partial(routes, num_experts, num_selected, torch.float32)
+
+
+def sampling_cases(vocab_size: int) -> Iterator[Case]:
+    logits = empty(64, vocab_size, dtype=torch.float32)
+    fractions, counts, places = (empty(64, dtype=dtype) for dtype in (torch.float32, torch.int32, torch.int64))
+    settings = DrawSettings(fractions, counts, fractions, fractions, places, places)
+    yield f"likeliest of {vocab_size}", partial(sampling.argmax, logits)
+    yield f"draw from {vocab_size}", partial(sampling.draw, logits, settings)
 
 
 def small_cases(dtype: torch.dtype) -> Iterator[Case]:
