@@ -4,7 +4,6 @@ float64; torch's own kernels, and the choice between them and Triton's, where th
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -17,10 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from paged_sdk.kernels import flash_prefill as module
 from paged_sdk.kernels import prefill_choice
-from paged_sdk.kernels.attention import prefill_attention
 from paged_sdk.kernels.flash_prefill import PrefillRows, VarlenAttention, flash_prefill, torch_flash, why_not
 from paged_sdk.kernels.paged_attention import paged_attention_reference
 from paged_sdk.kernels.prefill_choice import PagedPrefill, PrefillShape, compare_prefills, faster_for_prefill
+from plain_varlen import plain_varlen
 
 CPU: Final = torch.device("cpu")
 CUDA: Final = torch.device("cuda")
@@ -48,36 +47,6 @@ def own_keys(case: PagedCase) -> tuple[Tensor, Tensor]:
     rows = zip(case.slots, case.rows, strict=True)
     slots = torch.cat([slots[len(slots) - num_tokens :] for slots, (num_tokens, _) in rows])
     return case.key_cache.flatten(0, 1)[slots], case.value_cache.flatten(0, 1)[slots]
-
-
-def plain_varlen(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    *,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    scale: float,
-    window: int | None = None,
-    out: Tensor | None = None,
-) -> Tensor:
-    """Row by row; refuses what FlashAttention could not take or would misunderstand."""
-    assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
-    assert len(cu_seqlens_q) == len(cu_seqlens_k)
-    assert query.stride(-1) == key.stride(-1) == value.stride(-1) == 1
-    assert int(cu_seqlens_q.diff().max()) <= max_seqlen_q
-    assert int(cu_seqlens_k.diff().max()) <= max_seqlen_k
-    assert int(cu_seqlens_k[-1]) <= len(key) == len(value)
-    output = torch.zeros_like(query) if out is None else out
-    queries, keys = (itertools.pairwise(ends.tolist()) for ends in (cu_seqlens_q, cu_seqlens_k))
-    for (first, last), (first_key, last_key) in zip(queries, keys, strict=True):
-        if last > first:
-            output[first:last] = prefill_attention(
-                query[first:last], key[first_key:last_key], value[first_key:last_key], scale=scale, window=window
-            )
-    return output
 
 
 def check(output: Tensor, expected: Tensor, dtype: torch.dtype = torch.float32) -> None:

@@ -107,7 +107,7 @@ class PagedPrefill:
         :returns: ``[num_tokens, num_heads, head_size]`` of the query's dtype
         """
         scale, window = self.shape.scale, self.shape.window_of(rows)
-        if self.flash is not None and self._suits_flash(rows):
+        if self.flash is not None and self.suits_flash(rows):
             return flash_prefill(
                 *(query, key, value, key_cache, value_cache, rows),
                 scale=scale,
@@ -127,9 +127,10 @@ class PagedPrefill:
         )
         return output if out is None else out.copy_(output)
 
-    def _suits_flash(self, rows: PrefillRows) -> bool:
+    def suits_flash(self, rows: PrefillRows) -> bool:
+        """Whether torch's FlashAttention is to serve some rows."""
         shape = self.shape
-        if rows.num_tokens * shape.num_heads < _TILE * num_multiprocessors(shape.device):
+        if self.flash is None or rows.num_tokens * shape.num_heads < _TILE * num_multiprocessors(shape.device):
             return False
         elements_per_key = 2 * shape.num_kv_heads * shape.head_size
         gathered = rows.num_keys(shape.window_of(rows)) * elements_per_key * shape.dtype.itemsize
