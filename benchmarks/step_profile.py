@@ -33,8 +33,8 @@ from paged_sdk.engine.engine import Engine
 from paged_sdk.engine.output import OutputProcessor
 from paged_sdk.kernels.rotary import Rotation
 from paged_sdk.layers.norm import RMSNorm
-from paged_sdk.models import gated_mlp
 from paged_sdk.models.decoder import DecoderModel
+from paged_sdk.quant import linear
 from paged_sdk.quant.linear import Linear
 from paged_sdk.runner import model_runner
 from paged_sdk.runner.model_runner import ModelRunner
@@ -55,7 +55,7 @@ def _parts(engine: OpenEngine) -> Iterator[tuple[type[Any] | ModuleType, str, st
     yield Engine, "stats", "worker: stats"
     yield Scheduler, "schedule", "schedule"
     yield Scheduler, "update", "update"
-    yield ModelRunner, "execute", "runner, the rest"
+    yield ModelRunner, "submit", "runner, the rest"
     yield model_runner, "make_input_batch", "input batch"
     for model in {DecoderModel, engine.model_class}:
         yield model, "forward", f"{model.__name__}, the rest"
@@ -64,11 +64,16 @@ def _parts(engine: OpenEngine) -> Iterator[tuple[type[Any] | ModuleType, str, st
         yield backend, "prepare", "attention: prepare"
     for step in _subclasses(AttentionStep, "forward"):
         yield step, "forward", "attention"
-    for linear in _subclasses(Linear, "forward"):
-        yield linear, "forward", f"linears: {linear.__name__}"
+    for step in _subclasses(AttentionStep, "rotate_and_forward"):
+        yield step, "rotate_and_forward", "attention, rotary embedding included"
+    for method in ("forward", "forward_gated"):
+        for kind in _subclasses(Linear, method):
+            yield kind, method, f"linears: {kind.__name__}"
     yield Rotation, "rotate_", "rotary embedding"
-    yield RMSNorm, "forward", "norms"
-    yield gated_mlp, "gated_activation", "activation"
+    for method in ("forward", "add_and_forward"):
+        yield RMSNorm, method, "norms"
+    for name in ("gated_activation", "gated_activation_reference"):
+        yield linear, name, "activation"
     yield Sampler, "sample", "sampler"
     yield OutputProcessor, "process", "detokenise, stop strings, events"
 

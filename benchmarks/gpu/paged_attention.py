@@ -1,14 +1,15 @@
 """Paged attention on a CUDA device: `python -m benchmarks.gpu.paged_attention [--sweep]` prints a row per line.
 
 Times are medians over replays of a CUDA graph, so that they are the device's and not the launch's. Decoding stands
-beside a copy on the device in the same run, prefill beside torch's own attention over the same keys, contiguous.
+beside a copy on the device in the same run, prefill beside torch's own attention over the same keys: contiguous, and
+gathered from the same pages.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.gpu.timing import Row, copy_bandwidth, microseconds
+from paged_sdk.kernels.flash_prefill import PrefillRows, flash_prefill, why_not
 from paged_sdk.kernels.fp8 import quantise_f8e4m3
 from paged_sdk.kernels.triton.attention_tile import Tile
 from paged_sdk.kernels.triton.paged_attention import paged_attention
@@ -34,7 +36,8 @@ BLOCK_SIZE: Final = 32
 SCALE: Final = HEAD_SIZE**-0.5
 # sequences, tokens of context each
 DECODES: Final = ((64, 4096), (1, 65_536), (16, 1024), (256, 1024))
-PREFILLS: Final = (2048, 16_384)
+# tokens of a chunk, its context: whole prompts, and a chunk at the end of a long one
+PREFILLS: Final = ((2048, 2048), (16_384, 16_384), (2048, 16_384))
 
 DECODE_TILES: Final = tuple(
     Tile(16, block_n, warps, stages) for block_n, warps, stages in ((64, 4, 3), (64, 4, 4), (64, 2, 3), (128, 4, 3))
@@ -98,8 +101,34 @@ def make_batch(num_rows: int, num_tokens: int, length: int, device: torch.device
     return Batch((query, *caches, tables, lengths, ends), scales, num_rows, num_tokens, length)
 
 
+def prefill_references(batch: Batch, device: torch.device) -> dict[str, float]:
+    """Microseconds of torch's attention."""
+    times = torch_times(batch, device) if batch.num_tokens == batch.length else {}
+    if why_not(torch.bfloat16, HEAD_SIZE, device) is None:
+        times["torch flash over pages"] = microseconds(flash_over_pages(batch, device))
+    return times
+
+
+def flash_over_pages(batch: Batch, device: torch.device) -> Callable[[], Tensor]:
+    """Torch's FlashAttention as an engine calls it: in a chunk of a prompt, the gathering of keys is part of it."""
+    query, key_cache, value_cache, tables, lengths, ends = batch.tensors
+    rows = PrefillRows(
+        tables,
+        lengths,
+        ends,
+        block_size=BLOCK_SIZE,
+        num_tokens=len(query),
+        max_seqlen_q=batch.num_tokens,
+        max_context_len=batch.length,
+        total_context_len=batch.num_rows * batch.length,
+    )
+    shape = (len(query), NUM_KV_HEADS, HEAD_SIZE)
+    key, value = (torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(2))
+    return partial(flash_prefill, query, key, value, key_cache, value_cache, rows, scale=SCALE)
+
+
 def torch_times(batch: Batch, device: torch.device) -> dict[str, float]:
-    """Microseconds of torch's attention over contiguous keys, by the backends that take the shape."""
+    """Microseconds of torch's attention over contiguous keys of whole prompts, by the backends that take the shape."""
     shape = (batch.num_rows, NUM_HEADS, batch.length, HEAD_SIZE)
     query = torch.randn((*shape[:2], batch.num_tokens, HEAD_SIZE), dtype=torch.bfloat16, device=device)
     key, value = (torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(2))
@@ -124,10 +153,11 @@ def run(device: torch.device) -> Iterator[Row]:
             us = microseconds(partial(paged_attention, *batch.tensors, **batch.bounds))
             cache = "f8e4m3" if quantised else "bf16"
             yield decode_row(batch, f"{num_rows} x {length}, {cache}", us, copy)
-    for length in PREFILLS:
-        batch = make_batch(1, length, length, device)
+    for num_tokens, length in PREFILLS:
+        batch = make_batch(1, num_tokens, length, device)
         us = microseconds(partial(paged_attention, *batch.tensors, **batch.bounds))
-        yield prefill_row(batch, f"1 x {length}, bf16", us, torch_times(batch, device))
+        case = f"1 x {length}, bf16" if num_tokens == length else f"1 x {num_tokens} of {length}, bf16"
+        yield prefill_row(batch, case, us, prefill_references(batch, device))
 
 
 def sweep(device: torch.device) -> Iterator[Row]:
@@ -140,11 +170,11 @@ def sweep(device: torch.device) -> Iterator[Row]:
                 options = batch.bounds | {"tile": tile, "num_splits": num_splits}
                 us = microseconds(partial(paged_decode_attention, *batch.tensors, **options))
                 yield decode_row(batch, f"{num_rows} x {length}, {num_splits} splits, {tile}", us, copy)
-    for length in PREFILLS:
-        batch = make_batch(1, length, length, device)
+    for num_tokens, length in PREFILLS:
+        batch = make_batch(1, num_tokens, length, device)
         for tile in PREFILL_TILES:
             us = microseconds(partial(paged_prefill_attention, *batch.tensors, scale=SCALE, tile=tile))
-            yield prefill_row(batch, f"1 x {length}, {tile}", us, {})
+            yield prefill_row(batch, f"1 x {num_tokens} of {length}, {tile}", us, {})
 
 
 def decode_row(batch: Batch, case: str, us: float, copy: float) -> Row:

@@ -19,7 +19,7 @@ from paged_sdk.kernels.activation import gated_activation, gated_activation_refe
 from paged_sdk.kernels.kv_cache import copy_blocks, copy_blocks_reference, write_slots
 from paged_sdk.kernels.norm import add_rms_norm, add_rms_norm_reference
 from paged_sdk.kernels.rotary import Rotation, rotate_and_cache
-from paged_sdk.kernels.sampling import argmax, argmax_reference, draw, draw_reference
+from paged_sdk.kernels.sampling import DrawSettings, argmax, argmax_reference, draw, draw_reference
 
 __all__ = ["run"]
 
@@ -74,25 +74,7 @@ def _cases(device: torch.device) -> Iterator[Case]:
             partial(gated_activation_reference, gate_up),
         )
         yield from _rotations(num_tokens, device)
-    for num_rows in (1, 256):
-        logits = normal(num_rows, VOCAB_SIZE, dtype=torch.float32)
-        ones = torch.ones(num_rows, device=device)
-        settings = ones, ones * 0, ones.double() / 2
-        case = f"{num_rows} rows of {VOCAB_SIZE}"
-        yield (
-            "argmax",
-            case,
-            logits.nbytes,
-            partial(argmax, logits),
-            partial(argmax_reference, logits),
-        )
-        yield (
-            "draw",
-            case,
-            2 * logits.nbytes,
-            partial(draw, logits, *settings),
-            partial(draw_reference, logits, *settings),
-        )
+    yield from _choices(device)
     caches = [normal(64, BLOCK_SIZE, NUM_KV_HEADS, HEAD_SIZE) for _ in range(2 * NUM_LAYERS)]
     pairs = torch.arange(16, device=device).view(8, 2)
     yield (
@@ -128,6 +110,23 @@ def _rotations(num_tokens: int, device: torch.device) -> Iterator[Case]:
             partial(rotate_and_cache, query, key, value, cos, sin, *written_to),
             partial(_rotate_and_write, rotation, query, key, value, *written_to),
         )
+
+
+def _choices(device: torch.device) -> Iterator[Case]:
+    """The likeliest token and draws, from logits spread like a language model's, and from flat ones: the worst case."""
+    for num_rows, spread in ((1, 4), (32, 4), (256, 4), (1, 1), (256, 1)):
+        logits = torch.randn(num_rows, VOCAB_SIZE, device=device) * spread
+        case = f"{num_rows} rows of {VOCAB_SIZE}, standard deviation {spread}"
+        yield "argmax", case, logits.nbytes, partial(argmax, logits), partial(argmax_reference, logits)
+        for name, top_k, top_p in (
+            ("draw", VOCAB_SIZE, 1.0),
+            ("draw, top-k 50", 50, 1.0),
+            ("draw, top-p 0.95", VOCAB_SIZE, 0.95),
+            ("draw, top-k 50, top-p 0.95", 50, 0.95),
+        ):
+            ones, places = torch.ones(num_rows, device=device), torch.arange(num_rows, device=device)
+            settings = DrawSettings(ones, (ones * top_k).int(), ones * top_p, ones * 0, places, places)
+            yield name, case, logits.nbytes, partial(draw, logits, settings), partial(draw_reference, logits, settings)
 
 
 def _rotate_and_write(rotation: Rotation, query: Tensor, key: Tensor, value: Tensor, *written_to: Any) -> None:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 import pytest
 import torch
-from naive_attention import CPU, Text, shape
+from attrs import evolve
+from naive_attention import CPU, Text, naive_attention, shape
 from torch import Tensor
+
+from plain_varlen import plain_varlen
 
 pytest.importorskip("triton")
 
 from paged_sdk.attention.backend import AttentionBackend, RowSpan
 from paged_sdk.attention.paged import PagedBackend
-from paged_sdk.attention.triton_paged import TritonPagedBackend, _to_device
+from paged_sdk.attention.triton_paged import TritonPagedBackend
 from paged_sdk.config.decoder import DecoderConfig, RopeConfig
 from paged_sdk.config.paged import PagedCacheType
+from paged_sdk.kernels.transfer import to_device
 from paged_sdk.layers.rotary import RotaryEmbedding
 
 NUM_BLOCKS: Final = 40
@@ -43,11 +47,16 @@ def pool(
     return backend
 
 
-def attended(backend: AttentionBackend, texts: Sequence[Text], device: torch.device) -> list[Tensor]:
+def attended(
+    backend: AttentionBackend,
+    texts: Sequence[Text],
+    device: torch.device,
+    steps: Sequence[Mapping[int, int]] = STEPS,
+) -> list[Tensor]:
     """What every step's tokens attend to in every layer."""
     computed = [0] * len(texts)
     outputs = []
-    for step in STEPS:
+    for step in steps:
         spans = [RowSpan(computed[i], count, TABLES[i]) for i, count in step.items()]
         attention = backend.prepare(spans)
         for layer in range(len(texts[0].query)):
@@ -84,6 +93,31 @@ def test_what_torchs_backend_gives(
         torch.testing.assert_close(got, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("windows", [(None, 9), (9,)])
+def test_chunks_by_another_backend(
+    windows: tuple[int | None, ...], triton_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks go to what was chosen for them, decodes beside them stay."""
+    monkeypatch.setattr("paged_sdk.kernels.prefill_choice._TILE", 1)
+    config = shape(windows=windows)
+    texts = [Text(config, length, seed=length, dtype=torch.float32) for length in LENGTHS]
+    backend = pool(TritonPagedBackend, config, triton_device, dtype=torch.float32)
+    assert isinstance(backend, TritonPagedBackend)
+    calls: list[int] = []
+
+    def flash(query: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        calls.append(len(query))
+        return plain_varlen(query, *arguments, **options)
+
+    backend._prefills = {window: evolve(choice, flash=flash) for window, choice in backend._prefills.items()}
+    torchs = pool(PagedBackend, config, CPU, dtype=torch.float32)
+    steps = [dict(sorted(step.items(), key=lambda item: item[1] > 1)) for step in STEPS]
+    expected = attended(torchs, texts, CPU, steps)
+    for got, wanted in zip(attended(backend, texts, triton_device, steps), expected, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=2e-5)
+    assert calls == [count for count in (17, 7, 11, 5) for _ in windows]
+
+
 @pytest.mark.parametrize("cache_type", CACHE_TYPES)
 @pytest.mark.parametrize("rotary_dim", [16, 8])
 def test_rotation_and_write_are_one(rotary_dim: int, cache_type: PagedCacheType, triton_device: torch.device) -> None:
@@ -104,6 +138,39 @@ def test_rotation_and_write_are_one(rotary_dim: int, cache_type: PagedCacheType,
         torch.testing.assert_close(output(own, triton_device), output(torchs, CPU), rtol=0, atol=2e-5)
 
 
+def test_decodes_whose_indices_are_made_on_the_device(triton_device: torch.device) -> None:
+    """What a CUDA graph records: the same results, and rows that only fill up the batch write and read nothing."""
+    config = shape(windows=(None, 9))
+    texts = [Text(config, length, seed=length, dtype=torch.float32) for length in LENGTHS]
+    backend = pool(TritonPagedBackend, config, triton_device, dtype=torch.float32)
+    assert isinstance(backend, TritonPagedBackend)
+    for i, text in enumerate(texts):
+        step = backend.prepare([RowSpan(0, LENGTHS[i] - 1, TABLES[i])])
+        for layer in range(2):
+            heads = (getattr(text, name)[layer, : LENGTHS[i] - 1] for name in ("query", "key", "value"))
+            step.forward(layer, *(each.to(triton_device) for each in heads))
+    before = [tensor.clone() for layer in backend._layers for tensor in layer.tensors]
+    seats = [*backend.seats(TABLES).tolist(), backend.empty_seat, backend.empty_seat]
+    positions = torch.tensor([*(length - 1 for length in LENGTHS), -1, -1], device=triton_device)
+    step = backend.decode(torch.tensor(seats, device=triton_device), positions)
+    for layer in range(2):
+        query, key, value = (
+            torch.cat([*(getattr(text, name)[layer, -1:] for text in texts), torch.ones(2, heads, 16)])
+            for name, heads in (("query", 4), ("key", 2), ("value", 2))
+        )
+        output = step.forward(layer, query.to(triton_device), key.to(triton_device), value.to(triton_device)).cpu()
+        for i, text in enumerate(texts):
+            whole = naive_attention(config, layer, text.query[layer], text.key[layer], text.value[layer])
+            torch.testing.assert_close(output[i].double(), whole[-1], rtol=0, atol=2e-5)
+        assert output[3:].eq(0).all()
+    written = [
+        tensor.cpu().nan_to_num() != old.cpu().nan_to_num()
+        for tensor, old in zip((tensor for layer in backend._layers for tensor in layer.tensors), before, strict=True)
+    ]
+    for mask in written:
+        assert mask.flatten(2).any(-1).sum() == len(texts)
+
+
 @pytest.mark.parametrize("cache_type", CACHE_TYPES)
 def test_a_copied_block_holds_the_same(cache_type: PagedCacheType, triton_device: torch.device) -> None:
     config = shape(windows=(None, 9, None))
@@ -120,7 +187,7 @@ def test_a_copied_block_holds_the_same(cache_type: PagedCacheType, triton_device
 
 def test_arrays_go_to_the_device_as_one(triton_device: torch.device) -> None:
     arrays = (np.arange(5), np.arange(6, dtype=np.int32).reshape(2, 3), np.array([-1], dtype=np.int32))
-    tensors = _to_device(triton_device, *arrays)
+    tensors = to_device(triton_device, *arrays)
     assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1
     for tensor, array in zip(tensors, arrays, strict=True):
         assert tensor.device.type == triton_device.type

@@ -129,3 +129,15 @@ class TestRoute:
         weights, ids = route(torch.tensor([[1e4, -1e4, 9.9e3, 1e4]]), 2, renormalise=True)
         assert sorted(ids[0].tolist()) == [0, 3]
         assert weights.tolist() == [[0.5, 0.5]]
+
+    def test_the_operator_is_a_good_citizen(self) -> None:
+        for dtype in (torch.bfloat16, torch.float64):
+            logits = torch.randn(3, 6, generator=torch.Generator().manual_seed(0)).to(dtype)
+            torch.library.opcheck(torch.ops.paged_sdk.route.default, (logits, 2, True))
+
+    @pytest.mark.parametrize("num_selected", [0, 7])
+    def test_what_does_not_fit_is_named(self, num_selected: int) -> None:
+        with pytest.raises(ConfigError, match=f"num_selected = {num_selected}.*1 to num_experts = 6"):
+            route(torch.zeros(3, 6), num_selected, renormalise=True)
+        with pytest.raises(ConfigError, match=r"logits\.shape"):
+            route(torch.zeros(6), 2, renormalise=True)

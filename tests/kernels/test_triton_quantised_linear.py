@@ -13,7 +13,7 @@ from paged_sdk.errors import ConfigError, UnsupportedQuantizationError
 from paged_sdk.kernels import quantised_linear as ops
 from paged_sdk.kernels.activation import GatedActivation
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, BlockMatrix, tensor_type_of
-from paged_sdk.kernels.repacked import REPACKED_FORMATS, RepackedMatrix, concatenate, repack
+from paged_sdk.kernels.repacked import REPACKED_FORMATS, RepackedMatrix, concatenate, decode_rows, repack
 
 pytest.importorskip("triton")
 
@@ -60,6 +60,7 @@ def test_repacking_keeps_every_weight(tensor_type: int, blocks: int) -> None:
     assert (repacked.rows, repacked.cols) == matrix.shape
     assert torch.equal(repacked.decoded(), matrix.decoded())
     assert torch.equal(repacked.to(torch.device("cpu")).decoded(torch.bfloat16), matrix.decoded(torch.bfloat16))
+    assert torch.equal(repacked.at(slice(1, 3)).decoded(), matrix.decoded()[1:3])
 
 
 def test_repacking_goes_by_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,6 +176,19 @@ def test_decoding_on_the_device(triton_device: torch.device, tensor_type: int) -
         torch.testing.assert_close(result.cpu().double(), expected, rtol=tolerance, atol=tolerance * largest)
 
 
+@pytest.mark.parametrize("indices", [[], [4], [3, 3, 0, 1, 4, 2]])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_decoding_some_rows(triton_device: torch.device, indices: list[int], dtype: torch.dtype) -> None:
+    from paged_sdk.kernels.triton.repacked import dequantise, dequantise_rows
+
+    matrix = repack(random_matrix(Q6_K, 5, 768, generator()))
+    chosen = torch.tensor(indices, dtype=dtype)
+    on_device = matrix.to(triton_device)
+    expected = dequantise(on_device, torch.float16)[chosen.long().to(triton_device)]
+    assert torch.equal(dequantise_rows(on_device, chosen.to(triton_device), torch.float16), expected)
+    assert torch.equal(decode_rows(matrix, chosen, torch.float16), matrix.decoded(torch.float16)[chosen.long()])
+
+
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 @pytest.mark.parametrize("num_rows", [1, 3, 5])
 def test_swiglu_of_two_formats(triton_device: torch.device, num_rows: int, activation: GatedActivation) -> None:
@@ -225,6 +239,8 @@ def test_what_does_not_fit_is_refused() -> None:
     matrix = repack(random_matrix(Q6_K, 3, 256, generator()))
     with pytest.raises(ConfigError, match=r"x\.shape"):
         ops.quantised_linear(torch.zeros(2, 255), matrix)
+    with pytest.raises(ConfigError, match=r"indices\.dtype"):
+        decode_rows(matrix, torch.zeros(2), torch.float32)
     with pytest.raises(ConfigError, match=r"bias\.shape"):
         ops.quantised_linear(torch.zeros(2, 256), matrix, torch.zeros(4))
     with pytest.raises(ConfigError, match=r"up.*3 rows of 256 columns"):

@@ -1,28 +1,147 @@
-"""Choosing tokens in Triton against numpy and the sampler's own arithmetic."""
+"""Choosing tokens, in Triton and by torch's operations, against numpy in float64."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
+from attrs import frozen
 from torch import Tensor
 
-from paged_sdk.config.sampling import SamplingParams
+from paged_sdk.errors import ConfigError
 from paged_sdk.kernels import sampling as ops
-from paged_sdk.runner.truncation import Settings, draw_from_all
+from paged_sdk.kernels.sampling import DrawSettings
 
 pytest.importorskip("triton")
 
+import triton
+import triton.language as tl
 
-@pytest.fixture(autouse=True)
+from paged_sdk.kernels.triton.sampling import uniform
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+Draw: TypeAlias = Callable[[Tensor, DrawSettings], list[int]]
+
+
+@pytest.fixture
 def _short_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paged_sdk.kernels.triton.sampling._TILE", 64)
+    monkeypatch.setattr("paged_sdk.kernels.triton.sampling._GROUP", 16)
 
 
-def random_logits(num_rows: int, vocab_size: int) -> Tensor:
-    return torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(0)) * 3
+short_tiles = pytest.mark.usefixtures("_short_tiles")
 
 
+@pytest.fixture(params=["triton", "torch"])
+def draw(request: pytest.FixtureRequest, triton_device: torch.device) -> Draw:
+    from paged_sdk.kernels.triton import sampling as kernels
+
+    def by_triton(logits: Tensor, settings: DrawSettings) -> list[int]:
+        tokens: list[int] = kernels.draw(logits.to(triton_device), moved(settings, triton_device)).tolist()
+        return tokens
+
+    def by_torch(logits: Tensor, settings: DrawSettings) -> list[int]:
+        tokens: list[int] = ops.draw(logits, settings).tolist()
+        return tokens
+
+    return by_triton if request.param == "triton" else by_torch
+
+
+def moved(settings: DrawSettings, device: torch.device) -> DrawSettings:
+    return DrawSettings(
+        settings.temperature.to(device),
+        settings.top_k.to(device),
+        settings.top_p.to(device),
+        settings.min_p.to(device),
+        settings.streams.to(device),
+        settings.positions.to(device),
+    )
+
+
+@frozen
+class Row:
+    """The settings of one row."""
+
+    temperature: float = 1.0
+    top_k: int = 2**31 - 1
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+
+def settings_of(rows: Sequence[Row], streams: Sequence[int] | None = None) -> DrawSettings:
+    """Unless there are streams, each row has its own."""
+    return DrawSettings(
+        torch.tensor([row.temperature for row in rows]),
+        torch.tensor([row.top_k for row in rows], dtype=torch.int32),
+        torch.tensor([row.top_p for row in rows]),
+        torch.tensor([row.min_p for row in rows]),
+        torch.arange(len(rows)) * 2**40 if streams is None else torch.tensor(streams),
+        torch.arange(len(rows)) if streams is None else torch.zeros(len(rows), dtype=torch.int64),
+    )
+
+
+def random_logits(num_rows: int, vocab_size: int, spread: float = 3) -> Tensor:
+    return torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(vocab_size)) * spread
+
+
+def probabilities(logits: Tensor, row: Row) -> tuple[Floats, float]:
+    """Of every token, and how near a decision was to falling otherwise: float32 may fall to the other side."""
+    values = logits.double().numpy()
+    if row.temperature == 0:
+        return (np.arange(len(values)) == values.argmax()).astype(np.float64), 1.0
+    weights = np.exp((values - values.max()) / np.float32(row.temperature).astype(np.float64))
+    falling = np.sort(values)[::-1]
+    kept = values >= falling[min(row.top_k, len(values)) - 1]
+    margin = 1.0
+    if row.top_p < 1:
+        # The larger logits alone do not have enough, for each that is kept.
+        _, rank = np.unique(-values, return_inverse=True)
+        masses = np.bincount(rank, weights * kept)
+        share = (masses.cumsum() - masses)[rank] / masses.sum()
+        kept &= share < row.top_p
+        margin = min(margin, np.abs(share - row.top_p).min())
+    if row.min_p > 0:
+        margin = min(margin, np.abs(weights - row.min_p)[weights < 1].min(initial=1.0))
+        kept &= weights >= row.min_p
+    weights = np.where(kept, weights, 0)
+    return weights / weights.sum(), margin
+
+
+def assert_drawn(logits: Tensor, rows: Sequence[Row], settings: DrawSettings, drawn: Sequence[int]) -> None:
+    """The tokens at the rows' numbers, where those are not within rounding of another token."""
+    numbers = ops.uniforms(settings.streams, settings.positions).numpy()
+    skipped = 0
+    for values, row, number, token in zip(logits, rows, numbers, drawn, strict=True):
+        expected, margin = probabilities(values, row)
+        cumulative = expected.cumsum()
+        if row.temperature > 0 and min(margin, np.abs(cumulative - number).min()) < 1e-6:
+            skipped += 1
+        else:
+            assert token == (cumulative <= number).sum(), row
+    assert skipped <= len(rows) // 10
+
+
+EVERY_KIND = [
+    Row(),
+    Row(temperature=0.0),
+    Row(temperature=0.6),
+    Row(temperature=2.5, min_p=0.05),
+    Row(top_k=1),
+    Row(top_k=7),
+    Row(temperature=3.0, top_k=40, min_p=0.3),
+    Row(temperature=1.5, top_p=0.9),
+    Row(temperature=4.0, top_p=0.999),
+    Row(top_p=0.01),
+    Row(temperature=2.0, top_k=50, top_p=0.8),
+    Row(temperature=1.2, top_k=20, top_p=0.95, min_p=0.02),
+]
+
+
+@short_tiles
 @pytest.mark.parametrize("vocab_size", [1, 64, 65, 300])
 def test_the_likeliest_token(triton_device: torch.device, vocab_size: int) -> None:
     from paged_sdk.kernels.triton.sampling import argmax
@@ -33,65 +152,152 @@ def test_the_likeliest_token(triton_device: torch.device, vocab_size: int) -> No
     assert torch.equal(ops.argmax(logits), tokens.cpu())
 
 
+@short_tiles
+@pytest.mark.parametrize("rounding", [None, 4], ids=["distinct", "ties"])
+@pytest.mark.parametrize("vocab_size", [1, 50, 300])
+def test_draws_with_every_setting(draw: Draw, vocab_size: int, rounding: int | None) -> None:
+    logits = random_logits(len(EVERY_KIND), vocab_size)
+    if rounding:
+        logits = (logits * rounding).round() / rounding
+    settings = settings_of(EVERY_KIND)
+    assert_drawn(logits, EVERY_KIND, settings, draw(logits, settings))
+
+
+@pytest.mark.parametrize("spread", [0.5, 4.0], ids=["flat", "peaked"])
+def test_large_vocabularies(draw: Draw, spread: float) -> None:
+    rows = [Row(), Row(top_k=50), Row(top_p=0.9), Row(top_k=2000, top_p=0.5), Row(min_p=0.2)]
+    logits = random_logits(len(rows), 20_000, spread)
+    settings = settings_of(rows)
+    assert_drawn(logits, rows, settings, draw(logits, settings))
+
+
+@short_tiles
+def test_the_last_token_kept(draw: Draw) -> None:
+    """With numbers near 1, tokens in falling order draw the least likely one that is left."""
+    streams = torch.arange(300_000)
+    near_one = streams[ops.uniforms(streams, torch.zeros_like(streams)) > 1 - 1e-4].tolist()
+    falling = torch.linspace(2, 1, 200)
+    tied = torch.tensor([5.0] * 3 + [4.0] * 5 + [3.5, 3.5, 1.0])
+    # After 3 and 5 tokens the latter have a share of 3 / (3 + 5 / e) = 0.62 and 0.38.
+    for logits, row, last in (
+        (falling, Row(), 199),
+        (falling, Row(top_k=199), 198),
+        (falling, Row(top_k=100), 99),
+        (falling, Row(top_k=2), 1),
+        (falling, Row(top_k=1000), 199),
+        (falling, Row(min_p=1.0), 0),
+        (tied, Row(top_k=1), 2),
+        (tied, Row(top_k=3), 2),
+        (tied, Row(top_k=4), 7),
+        (tied, Row(top_k=9), 9),
+        (tied, Row(top_k=8, top_p=0.61), 2),
+        (tied, Row(top_k=8, top_p=0.63), 7),
+        (tied, Row(top_k=8, top_p=0.61, min_p=0.0), 2),
+        (tied, Row(min_p=0.3), 7),
+        (tied, Row(temperature=1e-7), 2),
+        (tied, Row(temperature=1e30), 10),
+        (tied, Row(top_p=1e-30), 2),
+    ):
+        settings = settings_of([row], [near_one[0]])
+        assert draw(logits[None], settings) == [last], row
+
+
+@short_tiles
+def test_the_bound_of_top_p(draw: Draw) -> None:
+    """Every share, to the token: of equal weights, a share of n / 40 takes n tokens and half a share takes one more."""
+    streams = torch.arange(300_000)
+    near_one = streams[ops.uniforms(streams, torch.zeros_like(streams)) > 1 - 1e-4].tolist()
+    logits = torch.linspace(1e-4, 0, 40)
+    rows = [Row(top_p=(count + 0.5) / 40) for count in range(0, 40, 3)]
+    drawn = draw(logits.expand(len(rows), -1), settings_of(rows, near_one[:1] * len(rows)))
+    assert drawn == list(range(0, 40, 3))
+
+
+@short_tiles
+def test_banned_tokens_are_not_drawn(draw: Draw) -> None:
+    logits = torch.full((4, 100), -torch.inf)
+    logits[:, [17, 55, 99]] = torch.tensor([1.0, 1.5, 0.5])
+    rows = [Row(), Row(top_k=50), Row(top_p=0.99), Row(top_k=90, top_p=0.9999, min_p=0.01)]
+    for start in range(3):
+        settings = settings_of(rows, [start, start + 10, start + 20, start + 30])
+        assert_drawn(logits, rows, settings, draw(logits, settings))
+
+
+@short_tiles
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_rows_without_a_token(triton_device: torch.device, bad: float) -> None:
-    from paged_sdk.kernels.triton.sampling import argmax, draw
+def test_rows_without_a_token(draw: Draw, triton_device: torch.device, bad: float) -> None:
+    from paged_sdk.kernels.triton.sampling import argmax
 
     logits = random_logits(4, 100)
     logits[1] = -torch.inf
     logits[2, 70] = bad
     logits[3, 5:] = -torch.inf
-    ones = torch.ones(4)
-    settings = ones, 0 * ones, ones.double() / 2
-    moved = logits.to(triton_device)
-    for tokens in (argmax(moved), ops.argmax(logits), ops.draw(logits, *settings)):
-        assert (tokens.cpu() == ops.NOT_DRAWN).tolist() == [False, True, True, False]
-    if bad != bad:  # weights of +inf overflow, of which the interpreter warns
-        drawn = draw(moved, *(setting.to(triton_device) for setting in settings)).cpu()
-        assert torch.equal(drawn, ops.draw(logits, *settings))
+    expected = [False, True, True, False]
+    for row in (Row(), Row(temperature=0.0), Row(top_k=9, top_p=0.7, min_p=0.1)):
+        assert [token == ops.NOT_DRAWN for token in draw(logits, settings_of([row] * 4))] == expected
+    for tokens in (argmax(logits.to(triton_device)), ops.argmax(logits)):
+        assert [token == ops.NOT_DRAWN for token in tokens.tolist()] == expected
 
 
-@pytest.mark.parametrize("vocab_size", [1, 64, 300])
-@pytest.mark.parametrize("min_p", [0.0, 0.1])
-def test_draws_are_the_samplers(triton_device: torch.device, vocab_size: int, min_p: float) -> None:
-    """The same token for the same number: numbers that fall within rounding of a token's edge are not among these."""
-    from paged_sdk.kernels.triton.sampling import draw
-
-    num_rows = 24
-    logits = random_logits(num_rows, vocab_size)
-    uniforms = np.random.default_rng(0).random(num_rows)
-    uniforms[:2] = 0, np.nextafter(1, 0)
-    temperatures = np.linspace(0.3, 2, num_rows)
-    params = [SamplingParams(temperature=float(each), min_p=min_p) for each in temperatures]
-    expected = draw_from_all(logits.clone(), Settings.of(params, vocab_size), np.arange(num_rows), uniforms)
-    settings = (
-        torch.from_numpy(temperatures).float(),
-        torch.full((num_rows,), min_p),
-        torch.from_numpy(uniforms),
-    )
-    drawn = draw(logits.to(triton_device), *(setting.to(triton_device) for setting in settings))
-    assert drawn.tolist() == expected.tolist()
-    assert ops.draw(logits, *settings).tolist() == expected.tolist()
+@short_tiles
+def test_rows_do_not_depend_on_each_other(draw: Draw) -> None:
+    """Nor on where they lie in memory."""
+    logits = random_logits(len(EVERY_KIND), 150).repeat(1, 2)[:, 7:157]
+    settings = settings_of(EVERY_KIND)
+    together = draw(logits, settings)
+    for index in range(0, len(EVERY_KIND), 5):
+        own = DrawSettings(
+            settings.temperature[index : index + 1],
+            settings.top_k[index : index + 1],
+            settings.top_p[index : index + 1],
+            settings.min_p[index : index + 1],
+            settings.streams[index : index + 1],
+            settings.positions[index : index + 1],
+        )
+        assert draw(logits[index : index + 1].clone(), own) == [together[index]]
 
 
-def test_draws_follow_the_distribution(triton_device: torch.device) -> None:
-    """Evenly spaced numbers draw each token as often as its probability says, to one draw."""
-    from paged_sdk.kernels.triton.sampling import draw
+@pytest.mark.parametrize("row", [Row(), Row(top_k=12), Row(top_p=0.8), Row(temperature=0.5, min_p=0.05)])
+def test_draws_follow_the_distribution(row: Row) -> None:
+    """Chi-square over positions of one stream; by torch's operations, whose draws Triton's are."""
+    logits, num_draws = random_logits(1, 60, spread=1), 20_000
+    settings = settings_of([row] * num_draws, [5] * num_draws)
+    settings.positions.copy_(torch.arange(num_draws))
+    observed = ops.draw(logits.expand(num_draws, -1), settings).bincount(minlength=60).numpy()
+    expected = probabilities(logits[0], row)[0] * num_draws
+    assert observed[expected == 0].sum() == 0
+    likely = expected > 0
+    statistic = ((observed - expected)[likely] ** 2 / expected[likely]).sum()
+    assert statistic < likely.sum() + 5 * np.sqrt(2 * likely.sum())
 
-    num_draws = 60
-    logits = random_logits(1, 130) / 6
-    uniforms = (torch.arange(num_draws, dtype=torch.float64) + 0.5) / num_draws
-    rows = logits.expand(num_draws, -1)
-    settings = torch.full((num_draws,), 0.7), torch.zeros(num_draws), uniforms
-    drawn = draw(rows.to(triton_device), *(setting.to(triton_device) for setting in settings)).cpu()
-    counts = drawn.bincount(minlength=130)
-    expected = (logits[0].double() / 0.7).softmax(0) * num_draws
-    assert (counts - expected).abs().max() <= 1
+
+@triton.jit
+def _uniform_kernel(streams_ptr: tl.tensor, positions_ptr: tl.tensor, out_ptr: tl.tensor) -> None:
+    row = tl.program_id(0)
+    tl.store(out_ptr + row, uniform(tl.load(streams_ptr + row), tl.load(positions_ptr + row)))
 
 
-def test_no_rows(triton_device: torch.device) -> None:
-    from paged_sdk.kernels.triton.sampling import argmax, draw
+def test_random_numbers_are_the_same_bits(triton_device: torch.device) -> None:
+    generator = torch.Generator().manual_seed(0)
+    streams = torch.randint(-(2**63), 2**63 - 1, (50,), generator=generator)
+    streams[:3] = torch.tensor([-1, 0, -(2**63)])
+    positions = torch.randint(0, 2**31, (50,), generator=generator)
+    out = torch.empty(50, dtype=torch.float64, device=triton_device)
+    _uniform_kernel[(50,)](streams.to(triton_device), positions.to(triton_device), out)
+    assert torch.equal(out.cpu(), ops.uniforms(streams, positions))
 
-    logits = torch.zeros(0, 10, device=triton_device)
-    none = logits[:, 0]
-    assert argmax(logits).shape == draw(logits, none, none, none.double()).shape == (0,)
+
+@short_tiles
+def test_no_rows(draw: Draw, triton_device: torch.device) -> None:
+    from paged_sdk.kernels.triton.sampling import argmax
+
+    assert argmax(torch.zeros(0, 10, device=triton_device)).shape == (0,)
+    assert draw(torch.zeros(0, 10), settings_of([])) == []
+
+
+def test_settings_that_do_not_fit() -> None:
+    settings = settings_of([Row()] * 3)
+    with pytest.raises(ConfigError, match="temperature"):
+        ops.draw(torch.zeros(2, 10), settings)
+    with pytest.raises(ConfigError, match="logits"):
+        ops.draw(torch.zeros(3, 10, dtype=torch.float64), settings)

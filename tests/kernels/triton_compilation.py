@@ -30,7 +30,17 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, BlockMatrix, tensor_type_of
 from paged_sdk.kernels.repacked import REPACKED_FORMATS, RepackedMatrix, repack
-from paged_sdk.kernels.triton import activation, fused_moe, kv_cache, norm, quantised_linear, rotary, sampling
+from paged_sdk.kernels.triton import (
+    activation,
+    fused_moe,
+    kv_cache,
+    norm,
+    quantised_linear,
+    repacked,
+    rotary,
+    routing,
+    sampling,
+)
 from paged_sdk.kernels.triton.paged_attention import paged_attention
 
 Case = tuple[str, Callable[[], object]]
@@ -48,13 +58,16 @@ def few_cases() -> Iterator[Case]:
     for num_rows in (1, 16, 512):
         yield f"Q4_K, {num_rows} rows", partial(linear, "Q4_K", num_rows, BF16)
     yield "Q4_K, swiglu", partial(swiglu, "Q4_K")
+    yield "Q6_K, embeddings", partial(embeddings, "Q6_K", BF16)
+    yield "route, 128 experts", partial(routes, 128, 8, BF16)
     yield from small_cases(BF16)
-    logits, numbers = empty(64, 128_256, dtype=torch.float32), empty(64, dtype=torch.float32)
-    yield "draw", partial(sampling.draw, logits, numbers, numbers, numbers.double())
+    yield from sampling_cases(128_256)
 
 
 def more_cases() -> Iterator[Case]:
     """Other dtypes, and the branches of each kernel."""
+    for vocab_size in (1000, 32_000, 262_144):
+        yield from sampling_cases(vocab_size)
     for dtype in (torch.float16, torch.float32):
         yield from attention_cases(f"llama, {dtype}", (32, 8, 128), dtype)
         yield from small_cases(dtype)
@@ -75,10 +88,24 @@ def more_cases() -> Iterator[Case]:
     ):
         name = BLOCK_FORMATS[tensor_type].name
         yield f"{name}, {num_rows} rows, {dtype}", partial(linear, name, num_rows, dtype)
+    for name in (BLOCK_FORMATS[tensor_type].name for tensor_type in REPACKED_FORMATS):
+        yield f"{name}, swiglu of 4 rows", partial(swiglu, name, 4)
     for name in ("Q6_K", "Q8_0"):
         yield f"{name}, float32", partial(linear, name, 16, torch.float32)
         yield f"{name}, 64 outputs", partial(linear, name, 1, BF16, rows=64)
         yield f"{name}, swiglu", partial(swiglu, name)
+    for name, dtype in product(("Q4_0", "Q5_1", "Q8_0", "Q4_K"), (BF16, torch.float32)):
+        yield f"{name}, embeddings, {dtype}", partial(embeddings, name, dtype)
+    for num_experts, num_selected in ((8, 2), (60, 4), (256, 16)):
+        yield f"route, {num_experts} experts", partial(routes, num_experts, num_selected, torch.float32)
+
+
+def sampling_cases(vocab_size: int) -> Iterator[Case]:
+    logits = empty(64, vocab_size, dtype=torch.float32)
+    fractions, counts, places = (empty(64, dtype=dtype) for dtype in (torch.float32, torch.int32, torch.int64))
+    settings = DrawSettings(fractions, counts, fractions, fractions, places, places)
+    yield f"likeliest of {vocab_size}", partial(sampling.argmax, logits)
+    yield f"draw from {vocab_size}", partial(sampling.draw, logits, settings)
 
 
 def small_cases(dtype: torch.dtype) -> Iterator[Case]:
@@ -163,8 +190,17 @@ def linear(name: str, num_rows: int, dtype: torch.dtype, rows: int = 4096) -> Te
     return quantised_linear.quantised_linear(empty(num_rows, 4096, dtype=dtype), matrix(name, rows))
 
 
-def swiglu(name: str) -> Tensor:
-    return quantised_linear.quantised_swiglu(empty(1, 4096, dtype=BF16), matrix(name, 4096), matrix(name, 4096))
+def swiglu(name: str, num_rows: int = 1) -> Tensor:
+    gate, up = matrix(name, 4096), matrix(name, 4096)
+    return quantised_linear.quantised_swiglu(empty(num_rows, 4096, dtype=BF16), gate, up)
+
+
+def embeddings(name: str, dtype: torch.dtype) -> Tensor:
+    return repacked.dequantise_rows(matrix(name, 512), empty(64, dtype=torch.int64), dtype)
+
+
+def routes(num_experts: int, num_selected: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return routing.route(empty(64, num_experts, dtype=dtype), num_selected, renormalise=True)
 
 
 class FakeDriver:

@@ -289,6 +289,7 @@ def test_a_window_makes_any_length_possible_if_the_pool_holds_it() -> None:
         room = manager.grow(table, computed, 60 - computed)
         assert room > 0
         computed += room
+        manager.commit(table, token_ids, computed)
     manager.free(table, token_ids, 60)
     assert manager.usage.free == 3
 

@@ -1,4 +1,4 @@
-"""Embeddings in quantised blocks equal those of the decoded matrix."""
+"""Embeddings in quantised blocks, repacked or not, equal those of the decoded matrix."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import torch
 
 from native_weights import IQ4_NL, Q2_K, TYPES, random_matrix
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS
-from paged_sdk.layers.embedding import BlockEmbedding, DenseEmbedding
+from paged_sdk.kernels.repacked import REPACKED_FORMATS, repack
+from paged_sdk.layers.embedding import BlockEmbedding, DenseEmbedding, Embedding, RepackedEmbedding
 
 VOCAB, HIDDEN = 50, 512
 
@@ -17,12 +18,16 @@ VOCAB, HIDDEN = 50, 512
 @pytest.mark.parametrize("scale", [None, 3072**0.5])  # 55.4256, but 55.5 in bfloat16
 def test_rows_are_those_of_the_decoded_matrix(tensor_type: int, dtype: torch.dtype, scale: float | None) -> None:
     matrix = random_matrix(tensor_type, VOCAB, HIDDEN, torch.Generator().manual_seed(tensor_type))
-    blocks = BlockEmbedding(matrix, dtype=dtype, scale=scale)
+    embeddings: list[Embedding] = [BlockEmbedding(matrix, dtype=dtype, scale=scale)]
+    if tensor_type in REPACKED_FORMATS:
+        embeddings.append(RepackedEmbedding(repack(matrix), dtype=dtype, scale=scale))
     dense = DenseEmbedding(matrix.decoded(dtype), scale=scale)
     for token_ids in ([3], [7, 7, 0, VOCAB - 1], list(range(VOCAB))):
-        rows = blocks.forward(torch.tensor(token_ids))
-        assert rows.dtype == dtype
-        assert torch.equal(rows, dense.forward(torch.tensor(token_ids)))
+        expected = dense.forward(torch.tensor(token_ids))
+        for embedding in embeddings:
+            rows = embedding.forward(torch.tensor(token_ids))
+            assert rows.dtype == dtype
+            assert torch.equal(rows, expected)
 
 
 def test_looking_up_leaves_the_blocks_alone() -> None:

@@ -7,7 +7,7 @@ import torch
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from paged_sdk.kernels.norm import rms_norm
+from paged_sdk.kernels.norm import add_rms_norm, rms_norm
 from paged_sdk.layers.norm import RMSNorm
 
 
@@ -52,3 +52,19 @@ def test_the_op_that_cuda_devices_run_is_the_same(shape: tuple[int, ...], offset
     norm = RMSNorm(torch.randn(shape, generator=generator).to(dtype), 1e-5, offset=offset)
     x = torch.randn(5, 3, 24, generator=generator).to(dtype)
     assert torch.equal(rms_norm(x, norm.weight, norm.eps), norm.forward(x))
+    added = torch.randn(5, 3, 24, generator=generator).to(dtype)
+    normed, total = add_rms_norm(added, x, norm.weight, norm.eps)
+    own_normed, own_total = norm.add_and_forward(added, x)
+    assert torch.equal(total, own_total)
+    assert torch.equal(normed, own_normed)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_the_norm_of_a_sum(offset: float) -> None:
+    norm = RMSNorm(torch.randn(24), 1e-5, offset=offset)
+    x, residual = torch.randn(2, 5, 24).bfloat16()
+    kept, expected = x.clone(), x + residual
+    normed, total = norm.add_and_forward(x, residual)
+    assert torch.equal(total, expected)
+    assert torch.equal(normed, norm.forward(expected))
+    assert torch.equal(x, kept)

@@ -1,5 +1,5 @@
-"""Whole tiny models on the Triton backend and on repacked weights. Without CUDA, Triton's interpreter runs these, while
-the layers around them take their way for the CPU.
+"""Whole tiny models on the Triton backend and on repacked weights. Without CUDA, Triton's interpreter runs these, and
+the layers around them take their way for the CPU unless tensors are said to be on CUDA.
 """
 
 from __future__ import annotations
@@ -66,13 +66,18 @@ def texts(builder: TextModelBuilder) -> list[str]:
 
 def logits_of(model: DecoderModel, text: Sequence[int]) -> Tensor:
     """All logits of a text, ``[num_tokens, vocab_size]``; on CUDA its attention is Triton's."""
+    with torch.inference_mode():
+        return model.logits(hidden_of(model, text)).cpu()
+
+
+def hidden_of(model: DecoderModel, text: Sequence[int]) -> Tensor:
+    """The same before the output projection, ``[num_tokens, hidden_size]``."""
     kind = TritonPagedBackend if model.device.type == "cuda" else PagedBackend
     backend = kind(model.config, num_blocks=8, block_size=8, dtype=model.dtype, device=model.device)
     with torch.inference_mode():
         context = StepContext(attention=backend.prepare([RowSpan(0, len(text), range(8))]))
         tokens, positions = torch.tensor(text), torch.arange(len(text))
-        hidden = model.forward(tokens.to(model.device), positions.to(model.device), context)
-        return model.logits(hidden).cpu()
+        return model.forward(tokens.to(model.device), positions.to(model.device), context)
 
 
 @INTERPRETED
@@ -137,6 +142,38 @@ def test_repacked_weights_are_the_files(tmp_path: Path, triton_device: torch.dev
     text = random_prompt(5)
     expected = logits_of(dense, text)
     assert (logits_of(repacked, text) - expected).norm() < 1e-4 * expected.norm()
+
+
+@INTERPRETED
+@pytest.mark.usefixtures("triton_device")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_way_for_cuda_gives_the_same_logits(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norms that add, activations, routing and experts by their kernels, attention by torch."""
+    model, text = ours(build_model(family)), random_prompt(6)
+    expected = logits_of(model, text)
+    say_that_tensors_are_on_cuda(monkeypatch)
+    assert (logits_of(model, text) - expected).norm() < 1e-4 * expected.norm()
+
+
+@INTERPRETED
+@pytest.mark.usefixtures("triton_device")
+@pytest.mark.parametrize("num_tokens", [3, 6])
+def test_the_way_for_cuda_on_repacked_weights(num_tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gate and up in one launch while tokens are few."""
+    source = GgufSource(make_gguf(tmp_path, family="llama", quantization="Q8_0", **TINIEST))
+    model = load_model(source.config, source, dtype=torch.float32, device=CPU)
+    repacked = load_model(
+        source.config, source, dtype=torch.float32, device=CPU, policy=EverywhereRepacked(keep_blocks=True)
+    )
+    text = random_prompt(num_tokens)
+    expected = hidden_of(model, text)
+    say_that_tensors_are_on_cuda(monkeypatch)
+    assert (hidden_of(repacked, text) - expected).norm() < 1e-4 * expected.norm()
+
+
+def say_that_tensors_are_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
+    monkeypatch.setattr("paged_sdk.kernels.triton.availability.why_not", lambda _: None)
 
 
 @NEEDS_GPU

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from native_weights import IQ4_NL, Q2_K, TYPES, random_matrix
+from paged_sdk.kernels.activation import GatedActivation
 from paged_sdk.kernels.gguf_blocks import BlockMatrix
+from paged_sdk.kernels.repacked import repack
 from paged_sdk.quant.policy import LinearPolicy
 
 pytest.importorskip("triton")
 
+from paged_sdk.kernels.triton.quantised_linear import quantised_linear
 from paged_sdk.quant.repacked import RepackedLinear
 
 COLS = 256
@@ -53,6 +59,52 @@ def test_outputs_lie_side_by_side(
     assert got.is_contiguous()
     assert (num_rows, layer.in_features, layer.out_features) == (len(x), COLS, got.shape[1])
     assert (got.cpu().double() - expected).norm() <= TOLERANCE[dtype] * expected.norm()
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 4, 5])
+@pytest.mark.parametrize("tensor_types", [(12,), (12, 12), (12, 14), (12, 12, 14, 14)], ids=str)
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_gate_and_up(
+    tensor_types: tuple[int, ...], num_rows: int, triton_device: torch.device, *, with_bias: bool
+) -> None:
+    """In one launch where they can be; whatever the matrices, the first half of the outputs is the gate."""
+    generator = torch.Generator().manual_seed(0)
+    stored = [random_matrix(number, 24 // len(tensor_types), COLS, generator) for number in tensor_types]
+    biases = [torch.ones(len(each.blocks), device=triton_device) if with_bias else None for each in stored]
+    layer = RepackedLinear(stored, biases, device=triton_device)
+    x = torch.randn(num_rows, COLS, generator=generator) * 0.01  # the interpreter's exp warns of saturated gates
+    weight = torch.cat([matrix.decoded() for matrix in stored]).double()
+    gate, up = (x.double() @ weight.T + with_bias).chunk(2, dim=1)
+    activations: dict[GatedActivation, Tensor] = {"silu": F.silu(gate), "gelu_tanh": F.gelu(gate, approximate="tanh")}
+    for activation, activated in activations.items():
+        expected = activated * up
+        got = layer.forward_gated(x.to(triton_device), activation)
+        assert got.shape == expected.shape
+        assert (got.cpu().double() - expected).norm() <= TOLERANCE[torch.float32] * expected.norm()
+
+
+def test_few_rows_of_gate_and_up_are_one_launch(triton_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = RepackedLinear([random_matrix(12, 4, COLS, torch.Generator())], [None], device=triton_device)
+    products: list[int] = []
+
+    def count(x: Tensor, *arguments: Any) -> Tensor:
+        products.append(len(x))
+        return quantised_linear(x, *arguments)
+
+    monkeypatch.setattr("paged_sdk.quant.repacked.quantised_linear", count)
+    for num_rows in (1, 4, 5):
+        layer.forward_gated(torch.zeros(num_rows, COLS, device=triton_device), "silu")
+    assert products == [5]
+
+
+def test_a_repacked_matrix_is_shared(triton_device: torch.device) -> None:
+    matrix = repack(random_matrix(14, 4, COLS, torch.Generator().manual_seed(0))).to(triton_device)
+    layer = RepackedLinear([matrix], [None], device=triton_device)
+    x = torch.randn(1, COLS, device=triton_device)
+    before = layer.forward(x)
+    matrix.supers.zero_()  # type: ignore[union-attr]  # a Q6_K matrix has supers
+    assert before.any()
+    assert not layer.forward(x).any()
 
 
 def test_bytes_are_about_the_files(triton_device: torch.device) -> None:

@@ -124,7 +124,7 @@ class Harness:
 
     def step(self) -> None:
         output = self.scheduler.schedule()
-        result = self.runner.execute(output)
+        result = self.runner.submit(output).result()
         for index, reason in result.failed.items():
             assert result.token_ids[index] == []
             self.failed[output.scheduled[index].sequence.seq_id] = reason
@@ -248,7 +248,7 @@ def test_a_text_whose_every_token_is_banned_fails_alone() -> None:
 
 def test_an_empty_step() -> None:
     harness = Harness(build(reference()))
-    result = harness.runner.execute(SchedulerOutput([], [], [], [], [3]))
+    result = harness.runner.submit(SchedulerOutput([], [], [], [], [3])).result()
     assert (result.token_ids, result.logprobs, result.failed) == ([], [], {})
 
 
@@ -257,4 +257,4 @@ def test_closing_twice() -> None:
     harness.runner.close()
     harness.runner.close()
     with pytest.raises(ModelClosedError):
-        harness.runner.execute(SchedulerOutput([], [], [], [], []))
+        harness.runner.submit(SchedulerOutput([], [], [], [], [])).result()

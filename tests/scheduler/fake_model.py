@@ -50,6 +50,7 @@ class Harness:
     sequences: dict[int, Sequence] = field(factory=dict)
     admitted: list[int] = field(factory=list)
     ended: list[int] = field(factory=list)
+    flight: tuple[SchedulerOutput, list[list[int]]] | None = None
     forgotten: list[int] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
@@ -103,8 +104,9 @@ class Harness:
     def schedule(self) -> SchedulerOutput:
         """Choose a step and check that it may be executed."""
         had_work = self.scheduler.has_unfinished
+        before = {s.seq_id: (s.num_computed_tokens + s.num_in_flight, s.num_awaited) for s in self.sequences.values()}
         output = self.scheduler.schedule()
-        assert output.scheduled or output.dropped or not had_work, "no progress"
+        assert output.scheduled or output.dropped or self.flight or not had_work, "no progress"
         assert sum(row.num_new_tokens for row in output.scheduled) <= self.config.max_num_batched_tokens
         rows = [row.sequence.seq_id for row in output.scheduled]
         assert len(set(rows)) == len(rows)
@@ -115,11 +117,14 @@ class Harness:
             sequence = row.sequence
             assert sequence.status is SequenceStatus.RUNNING
             assert row.num_new_tokens > 0
-            assert row.start == sequence.num_computed_tokens
-            is_last = row.start + row.num_new_tokens == len(sequence.token_ids)
-            assert row.num_samples == (sequence.num_choices if is_last else 0)
-            if sequence.seq_id not in self.admitted:
+            start, num_awaited = before[sequence.seq_id]
+            if self.admitted.count(sequence.seq_id) > sequence.num_preemptions:
+                assert row.start == start
+            else:
                 self.admitted.append(sequence.seq_id)
+                num_awaited = 0
+            is_last = row.end == len(sequence.token_ids) + num_awaited
+            assert row.num_samples == (sequence.num_choices if is_last else 0)
         for sequence in output.dropped:
             assert sequence.finish_reason == "length"
             assert sequence.num_computed_tokens == self.manager.max_sequence_tokens
@@ -133,17 +138,23 @@ class Harness:
         self.num_steps += 1
         self.shadow.copy(output.copies)
         self.shadow.release(output.released)
-        histories = [history_marks(row.sequence.token_ids, row.sequence.extra_keys) for row in output.scheduled]
+        handed_on = self._handed_on()
+        histories = []
+        for row in output.scheduled:
+            token_ids = row.sequence.token_ids
+            if row.end > len(token_ids):
+                token_ids = [*token_ids, handed_on[row.sequence.seq_id]]
+            histories.append(history_marks(token_ids, row.sequence.extra_keys))
         for row, marks in zip(output.scheduled, histories, strict=True):
             prompt_end = row.sequence.num_prompt_tokens
-            for position in range(row.start, row.start + row.num_new_tokens):
+            for position in range(row.start, row.end):
                 self.shadow.write(row.kv_ids, position, marks[position])
                 self.num_prompt_tokens_computed += position < prompt_end
         sampled = []
         for row, marks in zip(output.scheduled, histories, strict=True):
             window = self.config.sliding_window
             first = 0 if window is None else max(0, row.start - window + 1)
-            for position in range(first, row.start + row.num_new_tokens):
+            for position in range(first, row.end):
                 assert self.shadow.read(row.kv_ids, position) == marks[position]
             choices = range(row.sequence.choice_index, row.sequence.choice_index + row.num_samples)
             sampled.append([next_token(marks[-1], choice) for choice in choices])
@@ -164,17 +175,39 @@ class Harness:
         self.check_memory()
         return advances
 
-    def step(self) -> SchedulerOutput:
+    def step(self, *, ahead: bool = False) -> SchedulerOutput:
+        """One step, chosen before the results of the previous one are taken in; afterwards one may be under way.
+
+        :param ahead: leave it under way, unless sequences are to be forked
+        """
         output = self.schedule()
-        self.update(output, self.execute(output))
+        sampled = self.execute(output) if output.scheduled else []
+        self.land()
+        if output.scheduled:
+            self.flight = output, sampled
+            if not ahead or any(row.num_samples > 1 for row in output.scheduled):
+                self.land()
         return output
 
-    def run(self, max_steps: int = 20_000) -> None:
+    def land(self) -> None:
+        """Take in the step that is under way."""
+        if self.flight is not None:
+            flight, self.flight = self.flight, None
+            self.update(*flight)
+
+    def _handed_on(self) -> dict[int, int]:
+        """Tokens that the step under way has sampled, by sequence."""
+        if self.flight is None:
+            return {}
+        output, sampled = self.flight
+        return {row.sequence.seq_id: tokens[0] for row, tokens in zip(output.scheduled, sampled, strict=True) if tokens}
+
+    def run(self, max_steps: int = 20_000, *, ahead: bool = False) -> None:
         """Until all have ended."""
         for _ in range(max_steps):
-            if not self.scheduler.has_unfinished:
+            if not self.scheduler.has_unfinished and self.flight is None:
                 return
-            self.step()
+            self.step(ahead=ahead)
         raise AssertionError(f"still at work after {max_steps} steps")
 
     def check_memory(self) -> None:

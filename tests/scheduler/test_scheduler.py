@@ -442,3 +442,57 @@ def chat(harness: Harness, turns: int) -> list[Sequence]:
 def test_each_turn_of_a_chat_finds_all_before_it(paged: bool, expected: list[int]) -> None:
     harness = make(paged=paged)
     assert [sequence.num_cached_tokens for sequence in chat(harness, 4)] == expected
+
+
+def test_a_step_ahead_continues_with_the_token_under_way() -> None:
+    harness = make()
+    sequence = harness.add([1] * 5, max_tokens=3)
+    assert [(row.start, row.num_new_tokens) for row in harness.step(ahead=True).scheduled] == [(0, 5)]
+    assert (sequence.num_computed_tokens, sequence.num_in_flight, sequence.num_awaited) == (0, 5, 1)
+    assert [(row.start, row.num_new_tokens) for row in harness.step(ahead=True).scheduled] == [(5, 1)]
+    assert (sequence.num_computed_tokens, sequence.num_in_flight, sequence.num_awaited) == (5, 1, 1)
+    assert sequence.num_output_tokens == 1
+    assert harness.step(ahead=True).scheduled[0].start == 6
+    # The third token is under way, and whatever it is, it is the last.
+    assert harness.step(ahead=True).scheduled == []
+    assert sequence.finish_reason == "length"
+    harness.check_end()
+
+
+def test_a_row_scheduled_after_the_last_token_is_passed_over() -> None:
+    harness = make()
+    sequence = harness.add([3] * 4, stops=True, max_tokens=20)
+    num_steps = 0
+    while sequence.finish_reason is None:
+        assert harness.step(ahead=True).scheduled
+        num_steps += 1
+    assert sequence.finish_reason == "stop"
+    # Of the steps, one was under way when the token came that ended the text.
+    assert num_steps == sequence.num_output_tokens + 1
+    assert harness.flight is not None
+    harness.run(ahead=True)
+    harness.check_end()
+
+
+def test_a_row_from_before_a_preemption_is_passed_over() -> None:
+    harness = make()
+    sequence, _ = harness.add([1] * 6), harness.add([2] * 6)
+    output = harness.schedule()
+    sampled = harness.execute(output)
+    harness.scheduler._preempt(sequence)
+    again = harness.schedule()
+    assert [row.sequence for row in again.scheduled][-1] is sequence
+    assert harness.update(output, sampled)[0].sequence is not sequence
+    assert (sequence.num_computed_tokens, sequence.num_output_tokens) == (0, 0)
+    harness.update(again, harness.execute(again))
+    assert sequence.num_output_tokens == 1
+
+
+@pytest.mark.parametrize("paged", [True, False])
+def test_texts_are_the_same_a_step_ahead(*, paged: bool) -> None:
+    harness = make(num_blocks=9, seats=4, paged=paged)
+    for index in range(12):
+        harness.add([index % 3] * (3 + index), max_tokens=9, stops=index % 2 == 0, num_choices=1 + index % 3)
+    harness.run(ahead=True)
+    assert harness.scheduler.num_preemptions > 0 or not paged
+    harness.check_end()

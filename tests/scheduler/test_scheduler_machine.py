@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from paged_sdk.config.engine import EngineConfig
-from paged_sdk.scheduler.output import SchedulerOutput
 from paged_sdk.scheduler.sequence import SequenceStatus
 
 prompts = st.lists(st.integers(0, 1), min_size=1, max_size=16)
@@ -25,7 +24,6 @@ class PagedMachine(RuleBasedStateMachine):
         cache=st.sampled_from([0, 2, 2, 2]),
     )
     def start(self, num_blocks: int, seats: int, budget: int, cache: int) -> None:
-        self.flight: SchedulerOutput | None = None
         self.harness = Harness(
             EngineConfig(
                 paged=self.paged,
@@ -75,13 +73,15 @@ class PagedMachine(RuleBasedStateMachine):
         prompt = sequence.token_ids + data.draw(st.lists(st.integers(0, 1), max_size=3))
         self.harness.add(prompt[:17], max_tokens=4)
 
-    @rule(num_steps=st.integers(1, 6))
-    def steps(self, num_steps: int) -> None:
+    @rule(num_steps=st.integers(1, 6), ahead=st.booleans())
+    def steps(self, num_steps: int, *, ahead: bool) -> None:
+        """Results are taken in before the next step is chosen, or after; a step may be under way when this ends."""
         for _ in range(num_steps):
-            self.harness.step()
+            self.harness.step(ahead=ahead)
 
     @rule(data=st.data())
     def step_with_cancels_in_flight(self, data: st.DataObject) -> None:
+        self.harness.land()
         output = self.harness.schedule()
         sampled = self.harness.execute(output)
         for row in output.scheduled:
@@ -106,7 +106,7 @@ class PagedMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "harness"):
-            self.harness.run()
+            self.harness.run(ahead=True)
             self.harness.check_end()
 
 

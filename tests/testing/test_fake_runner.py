@@ -53,7 +53,7 @@ def run(
     results = []
     while scheduler.has_unfinished:
         output = scheduler.schedule()
-        result = runner.execute(output)
+        result = runner.submit(output).result()
         results.append(result)
         for row in result.failed:
             scheduler.finish(output.scheduled[row].sequence, "canceled")

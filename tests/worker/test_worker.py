@@ -23,7 +23,7 @@ from paged_sdk import (
     TextModelBuilder,
 )
 from paged_sdk.runner.model_runner import ModelRunner
-from paged_sdk.runner.output import RunnerOutput
+from paged_sdk.runner.output import PendingStep
 from paged_sdk.scheduler.output import SchedulerOutput
 from paged_sdk.worker.event_loop import EventLoop
 
@@ -33,17 +33,17 @@ SHORT = SamplingParams(temperature=0, max_len=10, ignore_eos=True)
 
 def fail_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     """Have the runner raise in the step after that many."""
-    execute = ModelRunner.execute
+    submit = ModelRunner.submit
     count = 0
 
-    def failing(self: ModelRunner, output: SchedulerOutput) -> RunnerOutput:
+    def failing(self: ModelRunner, output: SchedulerOutput) -> PendingStep:
         nonlocal count
         count += 1
         if count > steps:
             raise MemoryError("out of something")
-        return execute(self, output)
+        return submit(self, output)
 
-    monkeypatch.setattr(ModelRunner, "execute", failing)
+    monkeypatch.setattr(ModelRunner, "submit", failing)
 
 
 @pytest.mark.anyio

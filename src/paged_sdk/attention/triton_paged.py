@@ -3,39 +3,157 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.attention.backend import AttentionStep, RowSpan
+from paged_sdk.attention.block_tables import BlockTables
 from paged_sdk.attention.paged import PagedBackend
+from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.config.paged import PagedCacheType
+from paged_sdk.kernels.flash_prefill import PrefillRows
+from paged_sdk.kernels.prefill_choice import PagedPrefill, PrefillShape, faster_for_prefill
 from paged_sdk.kernels.rotary import Rotation
+from paged_sdk.kernels.transfer import to_device
 from paged_sdk.kernels.triton.kv_cache import copy_blocks, reshape_and_cache
 from paged_sdk.kernels.triton.paged_attention import paged_attention
 from paged_sdk.kernels.triton.rotary import rotate_and_cache
 
 __all__ = ["TritonPagedBackend", "TritonPagedStep"]
 
-_ALIGNMENT: Final = 16  # kernels are compiled anew for pointers that are aligned to less
+_MAX_NUM_SEQS: Final = 32
 
 
 class TritonPagedBackend(PagedBackend):
-    """A pool of KV blocks on a CUDA device. Takes what :class:`PagedBackend` takes.
+    """A pool of KV blocks on a CUDA device. Takes what :class:`PagedBackend` takes, and:
 
-    A step makes one copy to the device and launches two kernels per layer, and does not wait for any of it. It calls
-    what launches the kernels instead of the custom ops, whose dispatch takes as long as a launch.
+    A step makes one or two copies to the device and launches two kernels per layer, and does not wait for any of it. It
+    calls what launches the kernels instead of the custom ops, whose dispatch takes as long as a launch.
+
+    :param max_num_seqs: rows of a step at most
+    :param max_model_len: tokens of a row at most; None: the model's context
     """
 
+    def __init__(
+        self,
+        config: DecoderConfig,
+        *,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        cache_type: PagedCacheType = PagedCacheType.AUTO,
+        max_num_seqs: int = _MAX_NUM_SEQS,
+        max_model_len: int | None = None,
+    ) -> None:
+        super().__init__(
+            config, num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=device, cache_type=cache_type
+        )
+        width = -(-(max_model_len or config.max_position) // block_size)
+        self._tables = BlockTables(max_num_seqs, width, device)
+        self._prefills = {
+            window: faster_for_prefill(
+                PrefillShape(
+                    num_heads=config.num_heads,
+                    num_kv_heads=config.num_kv_heads,
+                    head_size=config.head_dim,
+                    block_size=block_size,
+                    dtype=dtype,
+                    device=device,
+                    scale=config.attention_scale,
+                    window=window,
+                    softcap=config.attention_softcap,
+                    quantised=cache_type is PagedCacheType.F8E4M3,
+                )
+            )
+            for window in self._windows
+        }
+
+    @property
+    def prefills(self) -> tuple[PagedPrefill, ...]:
+        """What attends in chunks of prompts, for each kind of layer."""
+        return tuple(self._prefills.values())
+
     def prepare(self, rows: Sequence[RowSpan]) -> TritonPagedStep:
-        """See :meth:`AttentionBackend.prepare`."""
-        return TritonPagedStep(self, rows)
+        """See :meth:`AttentionBackend.prepare`. Rows of one token come first, if others are to go to FlashAttention."""
+        counts = np.array([row.num_new_tokens for row in rows])
+        ends = np.array([row.end for row in rows])
+        starts_of_next = counts.cumsum()
+        num_decodes = len(rows) if counts.max() == 1 else int((counts != 1).argmax())
+        row_of_token = np.repeat(np.arange(len(rows)), counts)
+        seats, lengths, cu_seqlens, prefill_cu_seqlens, token_row, position = to_device(
+            self._device,
+            self._tables.place([row.kv_ids for row in rows]),
+            ends.astype(np.int32),
+            np.concatenate(([0], starts_of_next)).astype(np.int32),
+            np.concatenate(([0], starts_of_next[num_decodes:] - num_decodes)).astype(np.int32),
+            row_of_token,
+            np.arange(len(row_of_token)) + (ends - starts_of_next)[row_of_token],
+        )
+        longest = int(ends.max())
+        tables = self._tables.tensor[:, : -(-longest // self._block_size)].index_select(0, seats)
+        step = TritonPagedStep(
+            self,
+            slot_mapping=self._slots_of(tables[token_row, position // self._block_size], position),
+            block_tables=tables,
+            context_lens=lengths,
+            cu_seqlens_q=cu_seqlens,
+            max_seqlen_q=int(counts.max()),
+            max_context_len=longest,
+        )
+        if num_decodes < len(rows):
+            step.prefills = _Prefills(
+                num_decodes,
+                PrefillRows(
+                    tables[num_decodes:],
+                    lengths[num_decodes:],
+                    prefill_cu_seqlens,
+                    block_size=self._block_size,
+                    num_tokens=len(row_of_token) - num_decodes,
+                    max_seqlen_q=int(counts.max()),
+                    max_context_len=int(ends[num_decodes:].max()),
+                    total_context_len=int(ends[num_decodes:].sum()),
+                ),
+            )
+        return step
+
+    def seats(self, tables: Sequence[Sequence[int]]) -> npt.NDArray[np.int64]:
+        """See :meth:`BlockTables.place`."""
+        return self._tables.place(tables)
+
+    @property
+    def empty_seat(self) -> int:
+        """Of rows that only fill up a batch."""
+        return self._tables.nobody
+
+    def decode(self, seats: Tensor, positions: Tensor) -> TritonPagedStep:
+        """A step of rows with one token each, whose indices are worked out on the device: a CUDA graph can record it.
+
+        :param seats: ``[num_rows]`` int64: of :meth:`seats`
+        :param positions: ``[num_rows]`` int64: of the tokens; below 0: the row only fills up the batch, nothing is
+            written for it and its result is 0
+        """
+        tables = self._tables.tensor.index_select(0, seats)
+        block = positions.clamp(min=0) // self._block_size
+        slots = self._slots_of(tables.gather(1, block[:, None])[:, 0], positions)
+        return TritonPagedStep(
+            self,
+            slot_mapping=slots.where(positions >= 0, -1),
+            block_tables=tables,
+            context_lens=(positions + 1).int(),
+            cu_seqlens_q=torch.arange(len(seats) + 1, dtype=torch.int32, device=self._device),
+            max_seqlen_q=1,
+            max_context_len=tables.shape[1] * self._block_size,
+        )
 
     def copy(self, source: int, target: int, num_tokens: int) -> None:
         """Copy a whole block of all layers in one launch, and its scales in another."""
-        (pairs,) = _to_device(self._device, np.array([[source, target]]))
+        (pairs,) = to_device(self._device, np.array([[source, target]]))
         copy_blocks(
             [layer.key for layer in self._layers],
             [layer.value for layer in self._layers],
@@ -44,25 +162,53 @@ class TritonPagedBackend(PagedBackend):
             [layer.v_scale for layer in self._layers if layer.v_scale is not None],
         )
 
+    def _slots_of(self, block: Tensor, position: Tensor) -> Tensor:
+        return block.long() * self._block_size + position % self._block_size
+
+
+@frozen(eq=False)
+class _Prefills:
+    """Rows of several tokens.
+
+    :ivar first: their first row, and token: before it are rows of one token
+    """
+
+    first: int
+    rows: PrefillRows
+
 
 class TritonPagedStep(AttentionStep):
-    """One step of a :class:`TritonPagedBackend`."""
+    """One step of a :class:`TritonPagedBackend`. Tensors as in
+    :func:`~paged_sdk.kernels.paged_attention.paged_attention`.
 
-    def __init__(self, backend: TritonPagedBackend, rows: Sequence[RowSpan]) -> None:
-        arrays = backend._varlen(rows)
+    :ivar prefills: rows that may be served by another backend; None: there are none
+    """
+
+    def __init__(
+        self,
+        backend: TritonPagedBackend,
+        *,
+        slot_mapping: Tensor,
+        block_tables: Tensor,
+        context_lens: Tensor,
+        cu_seqlens_q: Tensor,
+        max_seqlen_q: int,
+        max_context_len: int,
+    ) -> None:
+        self.prefills: _Prefills | None = None
         self._config = backend._config
         self._layers = backend._layers
-        self._slot_mapping, *self._batch = _to_device(
-            backend._device, arrays.slot_mapping, arrays.block_tables, arrays.context_lens, arrays.cu_seqlens_q
-        )
-        self._max_seqlen_q = max(row.num_new_tokens for row in rows)
-        self._max_context_len = max(row.end for row in rows)
+        self._choices = backend._prefills
+        self._slot_mapping = slot_mapping
+        self._rows = (block_tables, context_lens, cu_seqlens_q)
+        self._max_seqlen_q = max_seqlen_q
+        self._max_context_len = max_context_len
 
     def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """See :meth:`AttentionStep.forward`."""
         cache = self._layers[layer]
         reshape_and_cache(key, value, cache.key, cache.value, self._slot_mapping, cache.k_scale, cache.v_scale)
-        return self._attend(layer, query)
+        return self._attend(layer, query, key, value)
 
     def rotate_and_forward(self, layer: int, query_key: Tensor, value: Tensor, rotation: Rotation) -> Tensor:
         """See :meth:`AttentionStep.rotate_and_forward`; rotation and write are one launch."""
@@ -81,16 +227,41 @@ class TritonPagedStep(AttentionStep):
             cache.k_scale,
             cache.v_scale,
         )
-        return self._attend(layer, query)
+        return self._attend(layer, query, key, value)
 
-    def _attend(self, layer: int, query: Tensor) -> Tensor:
+    def _attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        prefills, choice = self.prefills, self._choices[self._config.sliding_windows[layer]]
+        if prefills is None or not choice.suits_flash(prefills.rows):
+            return self._attend_to_pages(layer, query, *self._rows, max_seqlen_q=self._max_seqlen_q)
+        cache, first = self._layers[layer], prefills.first
+        output = query.new_empty(query.shape)
+        if first:
+            tables, lengths, cu_seqlens = self._rows
+            decodes = query[:first], tables[:first], lengths[:first], cu_seqlens[: first + 1]
+            output[:first] = self._attend_to_pages(layer, *decodes, max_seqlen_q=1)
+        chunks = query[first:], key[first:], value[first:]
+        choice(*chunks, cache.key, cache.value, prefills.rows, out=output[first:])
+        return output
+
+    def _attend_to_pages(
+        self,
+        layer: int,
+        query: Tensor,
+        block_tables: Tensor,
+        context_lens: Tensor,
+        cu_seqlens_q: Tensor,
+        *,
+        max_seqlen_q: int,
+    ) -> Tensor:
         cache = self._layers[layer]
         return paged_attention(
             query,
             cache.key,
             cache.value,
-            *self._batch,
-            max_seqlen_q=self._max_seqlen_q,
+            block_tables,
+            context_lens,
+            cu_seqlens_q,
+            max_seqlen_q=max_seqlen_q,
             max_context_len=self._max_context_len,
             scale=self._config.attention_scale,
             window=self._config.sliding_windows[layer],
@@ -98,16 +269,3 @@ class TritonPagedStep(AttentionStep):
             k_scale=cache.k_scale,
             v_scale=cache.v_scale,
         )
-
-
-def _to_device(device: torch.device, *arrays: npt.NDArray[Any]) -> list[Tensor]:
-    """Tensors like some arrays, by one copy, which nobody waits for: pinned memory is kept until it is done."""
-    sizes = [-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays]
-    host = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=device.type == "cuda")
-    for part, array in zip(torch.split(host, sizes), arrays, strict=True):
-        part.numpy()[: array.nbytes] = array.view(np.uint8).ravel()
-    parts = torch.split(host.to(device, non_blocking=True), sizes)
-    return [
-        part[: array.nbytes].view(torch.from_numpy(array).dtype).view(array.shape)
-        for part, array in zip(parts, arrays, strict=True)
-    ]

@@ -1,8 +1,10 @@
-"""One step of inference, read top to bottom: schedule, execute, update, publish."""
+"""One step of inference, read top to bottom: schedule, submit, update, publish."""
 
 from __future__ import annotations
 
 import time
+
+from attrs import frozen
 
 from paged_sdk.chat.tokenizer import Tokenizer
 from paged_sdk.engine.events import RequestEvent
@@ -12,7 +14,7 @@ from paged_sdk.engine.output import OutputProcessor
 from paged_sdk.engine.request import EngineRequest
 from paged_sdk.errors import NumericalError
 from paged_sdk.kv.manager import KvManager
-from paged_sdk.runner.output import Runner, RunnerOutput
+from paged_sdk.runner.output import PendingStep, Runner, RunnerOutput
 from paged_sdk.scheduler.output import SchedulerOutput
 from paged_sdk.scheduler.scheduler import Scheduler
 from paged_sdk.scheduler.sequence import Sequence
@@ -20,6 +22,18 @@ from paged_sdk.types.response import FinishReason
 from paged_sdk.types.stats import ModelStats
 
 __all__ = ["Engine"]
+
+
+@frozen(eq=False)
+class _Submitted:
+    """A step that the runner has.
+
+    :ivar at: when, in seconds of the monotonic clock
+    """
+
+    output: SchedulerOutput
+    step: PendingStep
+    at: float
 
 
 class Engine:
@@ -40,10 +54,12 @@ class Engine:
         self._metrics = Metrics()
         self._live: dict[str, LiveRequest] = {}
         self._next_seq_id = 0
+        self._under_way: _Submitted | None = None
+        self._last_end = 0.0
 
     @property
     def has_work(self) -> bool:
-        return bool(self._live)
+        return bool(self._live) or self._under_way is not None
 
     def submit(self, request: EngineRequest) -> None:
         """Queue a request.
@@ -78,26 +94,22 @@ class Engine:
         return self._output.end(owner, unfinished, "canceled", time.monotonic())
 
     def step(self) -> list[RequestEvent]:
-        """Compute one batch and return what it means for each request."""
+        """Submit one batch, and return what the batches that are done mean for each request.
+
+        Where the device hands sampled tokens on, one batch is left under way: the next call prepares and submits its
+        successor before it waits for it, so that the device never waits for Python.
+        """
         start = time.monotonic()
         output = self._scheduler.schedule()
         events = self._outgrown(output, start)
-        if not output.scheduled:
-            return events
-        result = self._runner.execute(output)
-        events += self._failures(output, result)
-        advances = self._scheduler.update(output, result.token_ids)
-        now = time.monotonic()
-        events += self._output.process(self._live, advances, output, result, now)
-        for advance in advances:
-            owner = self._live.get(advance.sequence.request_id)
-            if owner is None:  # its last choice ended with an earlier advance of this step
-                continue
-            if owner.choices[advance.sequence.choice_index].finish_reason is not None:
-                self._scheduler.finish(advance.sequence, "stop")
-            if owner.is_finished:
-                del self._live[owner.request.request_id]
-        self._count(output, sum(len(advance.token_ids) for advance in advances), start, now)
+        earlier, self._under_way = self._under_way, None
+        if output.scheduled:
+            self._under_way = _Submitted(output, self._runner.submit(output), start)
+        if earlier is not None:
+            events += self._take_in(earlier)
+        if self._under_way is not None and not self._under_way.step.hands_on:
+            events += self._take_in(self._under_way)
+            self._under_way = None
         return events
 
     def reset_prefix_cache(self) -> None:
@@ -127,6 +139,25 @@ class Engine:
     def close(self) -> None:
         """Give back the tensors and files; the engine is of no use afterwards."""
         self._runner.close()
+
+    def _take_in(self, submitted: _Submitted) -> list[RequestEvent]:
+        """The results of a step, once the device is done with it."""
+        output, result = submitted.output, submitted.step.result()
+        events = self._failures(output, result)
+        advances = self._scheduler.update(output, result.token_ids)
+        now = time.monotonic()
+        events += self._output.process(self._live, advances, output, result, now)
+        for advance in advances:
+            owner = self._live[advance.sequence.request_id]
+            if owner.choices[advance.sequence.choice_index].finish_reason is not None:
+                self._scheduler.finish(advance.sequence, "stop")  # by a stop string, of which the scheduler knows nothing
+        for request_id in {advance.sequence.request_id for advance in advances}:
+            if self._live[request_id].is_finished:
+                del self._live[request_id]
+        # Of two steps that overlap, the time of both counts once.
+        start, self._last_end = max(submitted.at, self._last_end), now
+        self._count(output, sum(len(advance.token_ids) for advance in advances), start, now)
+        return events
 
     def _outgrown(self, output: SchedulerOutput, now: float) -> list[RequestEvent]:
         """Sequences that outgrew the pool all alone end here, with their text."""

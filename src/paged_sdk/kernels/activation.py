@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -38,4 +37,4 @@ def gated_activation_reference(gate_up: Tensor, activation: GatedActivation = "s
     """:func:`gated_activation` by torch's operations."""
     gate, up = gate_up.chunk(2, dim=-1)
     activated = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
-    return torch.mul(activated, up)
+    return activated.mul_(up)

@@ -3,7 +3,7 @@
 Reading weights is what costs time while the tokens are few, so an expert's matrices are read once for all its tokens,
 and those of an expert that no token uses not at all.
 
-:func:`fused_moe` is a custom op, by Triton on CUDA and by its reference elsewhere.
+:func:`route` and :func:`fused_moe` are custom ops, by Triton on CUDA and by their references elsewhere.
 """
 
 from __future__ import annotations
@@ -16,17 +16,28 @@ from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.checks import FLOATS, check_tensor
 from paged_sdk.kernels.fallback import log_fallback, why_not_triton
 
-__all__ = ["fused_moe", "fused_moe_reference", "route"]
+__all__ = ["fused_moe", "fused_moe_reference", "route", "route_reference"]
 
 
 def route(logits: Tensor, num_selected: int, *, renormalise: bool) -> tuple[Tensor, Tensor]:
     """Choose each token's experts: the likeliest of a softmax over all of them.
 
-    :param logits: the router's, ``[num_tokens, num_experts]``
+    The custom op is ``torch.ops.paged_sdk.route``; with Triton it is one launch.
+
+    :param logits: the router's, ``[num_tokens, num_experts]`` float32, float16, bfloat16 or float64
+    :param num_selected: experts of each token, at most ``num_experts``
     :param renormalise: divide the weights by their sum; False: they are what the softmax gave
     :returns: ``topk_weights`` float32 (float64 of float64 logits) and ``topk_ids`` int64, ``[num_tokens,
-        num_selected]`` each, the likeliest first
+        num_selected]`` each, the likeliest first; of a token whose logits hold NaN or +inf, NaN and any
+        experts
+    :raises ConfigError: shape, dtype or ``num_selected`` do not fit
     """
+    weights, ids = _route(logits, num_selected, renormalise)
+    return weights, ids
+
+
+def route_reference(logits: Tensor, num_selected: int, *, renormalise: bool) -> tuple[Tensor, Tensor]:
+    """:func:`route` by torch's operations."""
     weights, ids = logits.softmax(-1, dtype=_accumulator(logits)).topk(num_selected)
     return (weights / weights.sum(-1, keepdim=True) if renormalise else weights), ids
 
@@ -69,6 +80,27 @@ def fused_moe_reference(
         out.index_add_(0, tokens[own], mapped * weights[own])
         first += count
     return out.to(hidden.dtype)
+
+
+@torch.library.custom_op("paged_sdk::route", mutates_args=())
+def _route(logits: Tensor, num_selected: int, renormalise: bool) -> tuple[Tensor, Tensor]:
+    check_tensor("logits", logits, ("num_tokens", "num_experts"), FLOATS, logits.device)
+    if not 1 <= num_selected <= logits.shape[1]:
+        raise ConfigError.of("num_selected", num_selected, f"1 to num_experts = {logits.shape[1]}")
+    serve = route_reference
+    if (reason := why_not_triton(logits)) is None:
+        from paged_sdk.kernels.triton import routing as triton_kernels
+
+        serve = triton_kernels.route
+    else:
+        log_fallback("route", reason)
+    return serve(logits, num_selected, renormalise=renormalise)
+
+
+@_route.register_fake
+def _route_fake(logits: Tensor, num_selected: int, renormalise: bool) -> tuple[Tensor, Tensor]:
+    shape = logits.shape[0], num_selected
+    return logits.new_empty(shape, dtype=_accumulator(logits)), logits.new_empty(shape, dtype=torch.int64)
 
 
 @torch.library.custom_op("paged_sdk::fused_moe", mutates_args=())

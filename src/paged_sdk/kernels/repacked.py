@@ -34,6 +34,8 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from paged_sdk.errors import UnsupportedQuantizationError
+from paged_sdk.kernels.checks import check_tensor
+from paged_sdk.kernels.fallback import log_fallback, why_not_triton
 from paged_sdk.kernels.gguf_blocks import (
     BlockMatrix,
     bit_pairs,
@@ -45,7 +47,16 @@ from paged_sdk.kernels.gguf_blocks import (
     tensor_type_of,
 )
 
-__all__ = ["CHUNK", "REPACKED_FORMATS", "RepackedFormat", "RepackedMatrix", "concatenate", "repack"]
+__all__ = [
+    "CHUNK",
+    "REPACKED_FORMATS",
+    "RepackedFormat",
+    "RepackedMatrix",
+    "concatenate",
+    "decode_rows",
+    "decode_rows_reference",
+    "repack",
+]
 
 CHUNK = 64
 """Weights of a row that share a word of scales."""
@@ -153,6 +164,17 @@ class RepackedMatrix:
             supers=None if self.supers is None else self.supers.to(device),
         )
 
+    def at(self, index: slice | Tensor) -> RepackedMatrix:
+        """Some rows: a slice's share the memory, those at int indices ``[n]`` are copied."""
+        return evolve(
+            self,
+            quants=self.quants[index],
+            high=None if self.high is None else self.high[index],
+            scales=self.scales[index],
+            minima=None if self.minima is None else self.minima[index],
+            supers=None if self.supers is None else self.supers[index],
+        )
+
     def decoded(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The weights, ``[rows, cols]``: in float32 exactly the file's."""
         form, rows = self.format, self.rows
@@ -169,7 +191,29 @@ class RepackedMatrix:
         grouped *= scales.unsqueeze(-1)
         if minima is not None:
             grouped -= minima.unsqueeze(-1)
-        return grouped.view(rows, -1)[:, : self.cols].to(dtype)
+        return grouped.view(rows, chunks * CHUNK)[:, : self.cols].to(dtype)
+
+
+def decode_rows(matrix: RepackedMatrix, indices: Tensor, dtype: torch.dtype) -> Tensor:
+    """Some rows of a matrix's weights.
+
+    :param indices: ``[n]`` int64 or int32, on the matrix's device
+    :param dtype: float32, float16 or bfloat16
+    :returns: ``[n, cols]``
+    :raises ConfigError: ``indices`` have another shape, dtype or device
+    """
+    check_tensor("indices", indices, ("n",), (torch.int64, torch.int32), matrix.quants.device)
+    if (reason := why_not_triton(matrix.quants)) is None:
+        from paged_sdk.kernels.triton import repacked as triton_kernels
+
+        return triton_kernels.dequantise_rows(matrix, indices, dtype)
+    log_fallback("decode_rows", reason)
+    return decode_rows_reference(matrix, indices, dtype)
+
+
+def decode_rows_reference(matrix: RepackedMatrix, indices: Tensor, dtype: torch.dtype) -> Tensor:
+    """:func:`decode_rows` by torch's operations."""
+    return matrix.at(indices).decoded(dtype)
 
 
 def repack(matrix: BlockMatrix) -> RepackedMatrix:
@@ -351,13 +395,14 @@ def _high(fields: Tensor, form: RepackedFormat) -> Tensor | None:
 
 def _decoded_scales(matrix: RepackedMatrix) -> tuple[Tensor, Tensor | None]:
     """Scales and minima multiplied out, float32 ``[rows, C, groups of a chunk]``."""
-    form, shape = matrix.format, (matrix.rows, matrix.scales.shape[1], -1)
+    form, (rows, chunks) = matrix.format, matrix.scales.shape
+    shape = (rows, chunks, CHUNK // form.group)
     if matrix.supers is None:
         scales = matrix.scales.view(torch.float16).view(shape).float()
         return scales, None if matrix.minima is None else matrix.minima.view(torch.float16).view(shape).float()
-    supers = matrix.supers.view(torch.float16).view(matrix.rows, -1, 1, 1 + form.has_minima).float()
-    supers = supers.expand(-1, -1, _SUPER_BLOCK_CHUNKS, -1).reshape(*shape[:2], -1)
+    supers = matrix.supers.view(torch.float16).view(rows, chunks // _SUPER_BLOCK_CHUNKS, 1, 1 + form.has_minima).float()
+    supers = supers.expand(-1, -1, _SUPER_BLOCK_CHUNKS, -1).reshape(rows, chunks, 1 + form.has_minima)
     if not form.has_minima:
         return supers * matrix.scales.view(torch.int8).view(shape), None
-    numbers = matrix.scales.view(torch.uint8).view(shape)
+    numbers = matrix.scales.view(torch.uint8).view(rows, chunks, 4)
     return supers[..., :1] * numbers[..., :2], supers[..., 1:] * numbers[..., 2:]

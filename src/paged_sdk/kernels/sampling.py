@@ -1,21 +1,64 @@
-"""Choosing tokens on the device, without sorting: the likeliest, or one drawn with temperature and min-p.
+"""Choosing tokens on the device, in launches that nobody waits for: the likeliest, or one drawn.
 
-As in :mod:`paged_sdk.runner.truncation`, a draw is the inverse CDF over the vocabulary in the order of token ids, at a
-uniform number that the caller gives: results do not depend on the batch, and are the same again for the same numbers.
+A draw is the inverse CDF over what temperature, top-k, top-p and min-p leave of the vocabulary, in the order of token
+ids, at a random number that is a function of the row's stream and position alone: results do not depend on the batch.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
+from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.kernels.checks import check_tensor
 from paged_sdk.kernels.fallback import log_fallback, why_not_triton
 
-__all__ = ["NOT_DRAWN", "argmax", "argmax_reference", "draw", "draw_reference"]
+__all__ = ["NOT_DRAWN", "DrawSettings", "argmax", "argmax_reference", "draw", "draw_reference", "uniforms"]
 
 NOT_DRAWN = -1
 """In place of a token id, where there is nothing to choose: all logits are -inf, or one is NaN or +inf."""
+
+# SplitMix64's constants, as torch's signed integers.
+_GAMMA: Final = 0x9E3779B97F4A7C15 - 2**64
+_FIRST_FACTOR: Final = 0xBF58476D1CE4E5B9 - 2**64
+_SECOND_FACTOR: Final = 0x94D049BB133111EB - 2**64
+
+
+@frozen(eq=False)
+class DrawSettings:
+    """How to draw a token of each of N rows.
+
+    Top-k keeps the k likeliest tokens, top-p the likeliest of these that make up a share p of their weight, min-p those
+    with at least that share of the likeliest token's weight. Of tokens that tie with the last one kept, all stay.
+
+    :ivar temperature: ``[N]`` float32; 0: the likeliest token, whatever the other settings
+    :ivar top_k: ``[N]`` int32, at least 1; V or more keep all
+    :ivar top_p: ``[N]`` float32, above 0; 1 keeps all
+    :ivar min_p: ``[N]`` float32, 0 to 1; 0 keeps all
+    :ivar streams: ``[N]`` int64, the 64 bits at which the row's random numbers start
+    :ivar positions: ``[N]`` int64, at least 0: which of them to draw with
+    """
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    streams: Tensor
+    positions: Tensor
+
+    def check(self, num_rows: int, device: torch.device) -> None:
+        """:raises ConfigError: shapes, dtypes or devices do not fit"""
+        for name, tensor, dtype in (
+            ("temperature", self.temperature, torch.float32),
+            ("top_k", self.top_k, torch.int32),
+            ("top_p", self.top_p, torch.float32),
+            ("min_p", self.min_p, torch.float32),
+            ("streams", self.streams, torch.int64),
+            ("positions", self.positions, torch.int64),
+        ):
+            check_tensor(name, tensor, (num_rows,), (dtype,), device)
 
 
 def argmax(logits: Tensor) -> Tensor:
@@ -34,26 +77,21 @@ def argmax(logits: Tensor) -> Tensor:
     return argmax_reference(logits)
 
 
-def draw(logits: Tensor, temperature: Tensor, min_p: Tensor, uniforms: Tensor) -> Tensor:
-    """A token of each row, drawn by weight ``exp((logit - largest) / temperature)`` from those of weight >= ``min_p``.
+def draw(logits: Tensor, settings: DrawSettings) -> Tensor:
+    """A token of each row, drawn by weight ``exp(logit / temperature)`` from those that the settings keep.
 
     :param logits: ``[N, V]`` float32, V at least 1, columns adjacent
-    :param temperature: ``[N]`` float32, above 0
-    :param min_p: ``[N]`` float32, 0 to 1
-    :param uniforms: ``[N]`` float64 in [0, 1)
     :returns: ``[N]`` int64, :data:`NOT_DRAWN` where there is nothing to choose
     :raises ConfigError: shapes, dtypes or devices do not fit
     """
     check_tensor("logits", logits, ("N", "V"), (torch.float32,), logits.device)
-    check_tensor("temperature", temperature, (len(logits),), (torch.float32,), logits.device)
-    check_tensor("min_p", min_p, (len(logits),), (torch.float32,), logits.device)
-    check_tensor("uniforms", uniforms, (len(logits),), (torch.float64,), logits.device)
+    settings.check(len(logits), logits.device)
     if (reason := why_not_triton(logits)) is None:
         from paged_sdk.kernels.triton import sampling as triton_kernels
 
-        return triton_kernels.draw(logits, temperature, min_p, uniforms)
+        return triton_kernels.draw(logits, settings)
     log_fallback("draw", reason)
-    return draw_reference(logits, temperature, min_p, uniforms)
+    return draw_reference(logits, settings)
 
 
 def argmax_reference(logits: Tensor) -> Tensor:
@@ -62,11 +100,42 @@ def argmax_reference(logits: Tensor) -> Tensor:
     return torch.where(values.isfinite(), tokens, NOT_DRAWN)
 
 
-def draw_reference(logits: Tensor, temperature: Tensor, min_p: Tensor, uniforms: Tensor) -> Tensor:
+def draw_reference(logits: Tensor, settings: DrawSettings) -> Tensor:
     """:func:`draw` by torch's operations."""
-    largest = logits.amax(dim=-1, keepdim=True)
-    weights = ((logits - largest) / temperature[:, None]).exp()
-    weights = torch.where(weights >= min_p[:, None], weights, 0.0)
-    cumulative = weights.double().cumsum(dim=-1)
-    tokens = torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)[:, 0]
-    return torch.where(largest[:, 0].isfinite(), tokens, NOT_DRAWN)
+    is_greedy = settings.temperature == 0
+    temperature = torch.where(is_greedy, 1.0, settings.temperature)[:, None]
+    weights = ((logits - logits.amax(dim=-1, keepdim=True)) / temperature).exp().double()
+    kept = (logits >= _thresholds(logits, weights, settings)) & (weights >= settings.min_p[:, None])
+    cumulative = torch.where(kept, weights, 0.0).cumsum(dim=-1)
+    targets = uniforms(settings.streams, settings.positions)[:, None] * cumulative[:, -1:]
+    drawn = torch.searchsorted(cumulative, targets, right=True)[:, 0]
+    likeliest = argmax_reference(logits)
+    return torch.where(is_greedy | (likeliest == NOT_DRAWN), likeliest, drawn)
+
+
+def uniforms(streams: Tensor, positions: Tensor) -> Tensor:
+    """Numbers in [0, 1) with 53 random bits: SplitMix64 (Steele, Lea and Flood, 2014), at a position of each stream.
+
+    :param streams: ``[N]`` int64
+    :param positions: ``[N]`` int64, at least 0
+    :returns: ``[N]`` float64
+    """
+    bits = streams + _GAMMA * (positions + 1)
+    bits = (bits ^ _shift(bits, 30)) * _FIRST_FACTOR
+    bits = (bits ^ _shift(bits, 27)) * _SECOND_FACTOR
+    return _shift(bits ^ _shift(bits, 31), 11).double() * 2.0**-53
+
+
+def _shift(bits: Tensor, count: int) -> Tensor:
+    """To the right, with zeros from the left."""
+    return (bits >> count) & ((1 << (64 - count)) - 1)
+
+
+def _thresholds(logits: Tensor, weights: Tensor, settings: DrawSettings) -> Tensor:
+    """The least logit that top-k and top-p keep, ``[N, 1]``."""
+    vocab_size = logits.shape[-1]
+    values, tokens = logits.sort(dim=-1, descending=True)
+    last = values.gather(-1, settings.top_k[:, None].long().clamp(max=vocab_size) - 1)
+    cumulative = torch.where(values >= last, weights.gather(-1, tokens), 0.0).cumsum(dim=-1)
+    num_missing = (cumulative < settings.top_p[:, None] * cumulative[:, -1:]).sum(dim=-1, keepdim=True)
+    return torch.maximum(last, values.gather(-1, num_missing.clamp(max=vocab_size - 1)))

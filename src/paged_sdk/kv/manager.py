@@ -12,9 +12,12 @@ __all__ = ["KvCopy", "KvManager", "KvTable", "KvUsage", "Prefix"]
 class KvTable:
     """The KV memory of one sequence: it lives as long as the sequence and is empty while the sequence waits.
 
-    Only ``ids`` is of interest outside ``kv/``; the rest is the manager's own.
+    Only ``ids``, ``room`` and ``next_commit`` are of interest outside ``kv/``; the rest is the manager's own.
 
-    :ivar ids: block table (paged), or the one slot (contiguous)
+    :ivar ids: block table (paged), or the one slot (contiguous). It grows at its end; where an entry that will be read
+        changes, there is a new list. So who has seen a list before has only its new end to look at
+    :ivar room: tokens of the sequence that may be written without asking ``grow``
+    :ivar next_commit: computed tokens from which ``commit`` has something to do
     :ivar extra_keys: what, beside the tokens, the KV depends on: adapter, image content, cache salt
     :ivar share: whether to look for KV computed by others (no for a sequence that needs every prompt logit)
     :ivar hashes: chain hashes of the leading full blocks of the sequence's tokens, as far as they were needed
@@ -23,10 +26,12 @@ class KvTable:
     :ivar epoch: the manager's epoch when the table was filled: KV from before a reset is never shared
     """
 
-    __slots__ = ("epoch", "extra_keys", "hashes", "ids", "num_dead", "num_published", "share")
+    __slots__ = ("epoch", "extra_keys", "hashes", "ids", "next_commit", "num_dead", "num_published", "room", "share")
 
     def __init__(self, extra_keys: tuple[bytes, ...] = (), *, share: bool = True) -> None:
         self.ids: list[int] = []
+        self.room = 0
+        self.next_commit = 0
         self.extra_keys = extra_keys
         self.share = share
         self.hashes: list[bytes] = []
@@ -82,7 +87,8 @@ class KvManager(Protocol):
     """KV memory as the scheduler sees it.
 
     The life of a table: ``match`` finds a prefix (changes nothing), ``attach`` takes it, ``grow`` makes room before
-    each step, ``commit`` says after each step what is computed, ``free`` gives everything back.
+    a step, ``commit`` says after a step what is computed, ``free`` gives everything back. Room may be made for a step
+    while an earlier one is still being computed: what the device writes and reads, it does in the order of the steps.
     """
 
     @property
@@ -126,7 +132,7 @@ class KvManager(Protocol):
     def grow(self, table: KvTable, start: int, num_tokens: int) -> int:
         """Make room to write the KV of tokens ``start`` to ``start + num_tokens``, to which nobody else refers.
 
-        :param start: tokens of the sequence that are computed
+        :param start: tokens of the sequence that are computed, or will be by steps under way
         :returns: how many of the tokens have room, 0 if none has
         """
         ...

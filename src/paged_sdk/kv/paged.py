@@ -99,6 +99,9 @@ class KvCacheManager:
         table.num_published = len(prefix.ids)
         table.num_dead = 0
         table.epoch = self._epoch
+        table.room = len(table.ids) * self.block_size
+        table.next_commit = 0
+        self._give_back_dead(table, prefix.num_tokens)
         if self._prefix_caching:
             self._extend_hashes(table, token_ids, len(token_ids))
             for digest in islice(table.hashes, len(prefix.ids), None):
@@ -108,11 +111,12 @@ class KvCacheManager:
                 self._prefix_hits += prefix.num_tokens
 
     def grow(self, table: KvTable, start: int, num_tokens: int) -> int:
-        """Give back blocks that the window has left, copy shared blocks that would be written, take new ones."""
-        if self._window is not None:
-            self._give_back_dead(table, start)
+        """Copy shared blocks that would be written, take new ones."""
+        end = start + num_tokens
+        if end <= table.room:
+            return num_tokens
         ids, size, pool = table.ids, self.block_size, self._pool
-        num_needed = self._num_blocks(start + num_tokens)
+        num_needed = self._num_blocks(end)
         for index in range(start // size, min(len(ids), num_needed)):
             shared = pool.blocks[ids[index]]
             if shared.ref_count > 1:
@@ -121,23 +125,29 @@ class KvCacheManager:
                 block = pool.take()
                 self._copies[block.id] = KvCopy(shared.id, block.id, size)
                 pool.release(shared)
-                ids[index] = block.id
+                ids = table.ids = [*ids[:index], block.id, *ids[index + 1 :]]
         for _ in range(min(num_needed - len(ids), pool.num_available)):
             ids.append(pool.take().id)
-        return min(num_tokens, len(ids) * size - start)
+        table.room = len(ids) * size
+        return min(num_tokens, table.room - start)
 
     def commit(self, table: KvTable, token_ids: list[int], num_computed: int) -> None:
-        """Publish the blocks that are full now."""
-        num_full = num_computed // self.block_size
-        if num_full <= table.num_published or not self._prefix_caching or table.epoch != self._epoch:
+        """Publish the blocks that are full now, and give back those that the window has left."""
+        if num_computed < table.next_commit:
             return
-        self._extend_hashes(table, token_ids, num_computed)
-        for index in range(table.num_published, num_full):
-            digest = table.hashes[index]
-            self._pool.publish(self._pool.blocks[table.ids[index]], digest)
-            if self._pending.get(digest) is table:
-                del self._pending[digest]
-        table.num_published = num_full
+        num_full = num_computed // self.block_size
+        if self._prefix_caching and table.epoch == self._epoch and num_full > table.num_published:
+            self._extend_hashes(table, token_ids, num_computed)
+            for index in range(table.num_published, num_full):
+                digest = table.hashes[index]
+                self._pool.publish(self._pool.blocks[table.ids[index]], digest)
+                if self._pending.get(digest) is table:
+                    del self._pending[digest]
+            table.num_published = num_full
+        self._give_back_dead(table, num_computed)
+        table.next_commit = (num_full + 1) * self.block_size
+        if self._window is not None:
+            table.next_commit = min(table.next_commit, (table.num_dead + 1) * self.block_size + self._window - 1)
 
     def fork(self, table: KvTable, num_computed: int) -> KvTable:
         """A second table over the same blocks; whoever writes to a shared one first gets a copy."""
@@ -146,7 +156,9 @@ class KvCacheManager:
         child.hashes = table.hashes[: num_computed // self.block_size]
         child.num_published = table.num_published
         child.num_dead = table.num_dead
+        child.next_commit = table.next_commit
         child.epoch = table.epoch
+        table.room = 0
         for block_id in islice(child.ids, child.num_dead, None):
             self._pool.acquire(self._pool.blocks[block_id])
         return child
@@ -159,7 +171,7 @@ class KvCacheManager:
         for index in range(len(table.ids) - 1, table.num_dead - 1, -1):
             self._release(self._pool.blocks[table.ids[index]])
         table.ids = []
-        table.num_published = table.num_dead = 0
+        table.room = table.num_published = table.num_dead = 0
 
     def take_copies(self) -> list[KvCopy]:
         copies = list(self._copies.values())

@@ -9,49 +9,72 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paged_sdk.kernels.gguf_blocks import BlockMatrix
+from paged_sdk.kernels.repacked import RepackedMatrix, decode_rows
 
-__all__ = ["BlockEmbedding", "DenseEmbedding", "Embedding"]
+__all__ = ["BlockEmbedding", "DenseEmbedding", "Embedding", "RepackedEmbedding"]
 
 
 class Embedding(ABC):
-    """One row per token of the vocabulary."""
+    """One row per token of the vocabulary.
 
-    @abstractmethod
+    :param dtype: of the rows
+    :param scale: multiplies them, itself rounded to their dtype as gemma was trained; None: 1
+    """
+
+    def __init__(self, *, dtype: torch.dtype, scale: float | None) -> None:
+        self._dtype = dtype
+        self._scale = None if scale is None else torch.tensor(scale, dtype=dtype)
+
     def forward(self, token_ids: Tensor) -> Tensor:
         """Look up ``[num_tokens]`` int64; a new tensor ``[num_tokens, hidden_size]`` of the model's dtype."""
+        rows = self._rows(token_ids)
+        return rows if self._scale is None else rows.mul_(self._scale)
+
+    @abstractmethod
+    def _rows(self, token_ids: Tensor) -> Tensor:
+        """The rows before they are scaled, a new tensor."""
 
 
 class DenseEmbedding(Embedding):
     """Rows as they are.
 
     :param weight: ``[vocab_size, hidden_size]``
-    :param scale: multiplies the rows, itself rounded to their dtype as gemma was trained; None: 1
+    :param scale: as of :class:`Embedding`
     """
 
     def __init__(self, weight: Tensor, *, scale: float | None = None) -> None:
+        super().__init__(dtype=weight.dtype, scale=scale)
         self.weight = weight
-        self._scale = None if scale is None else weight.new_tensor(scale)
 
-    def forward(self, token_ids: Tensor) -> Tensor:
-        """See :meth:`Embedding.forward`."""
-        rows = F.embedding(token_ids, self.weight)
-        return rows if self._scale is None else rows.mul_(self._scale)
+    def _rows(self, token_ids: Tensor) -> Tensor:
+        return F.embedding(token_ids, self.weight)
 
 
 class BlockEmbedding(Embedding):
     """Rows in quantised blocks, decoded as they are looked up: a step needs a few hundred of 150,000.
 
     :param matrix: ``[vocab_size, hidden_size]``
-    :param dtype: of the rows
-    :param scale: as of :class:`DenseEmbedding`
+    :param dtype: as of :class:`Embedding`, and ``scale``
     """
 
     def __init__(self, matrix: BlockMatrix, *, dtype: torch.dtype, scale: float | None = None) -> None:
+        super().__init__(dtype=dtype, scale=scale)
         self.matrix = matrix
-        self._dtype = dtype
-        self._scale = None if scale is None else torch.tensor(scale, dtype=dtype)
 
-    def forward(self, token_ids: Tensor) -> Tensor:
-        """See :meth:`Embedding.forward`."""
-        rows = BlockMatrix(self.matrix.tensor_type, self.matrix.blocks[token_ids]).decoded(self._dtype)
-        return rows if self._scale is None else rows.mul_(self._scale)
+    def _rows(self, token_ids: Tensor) -> Tensor:
+        return BlockMatrix(self.matrix.tensor_type, self.matrix.blocks[token_ids]).decoded(self._dtype)
+
+
+class RepackedEmbedding(Embedding):
+    """Rows in the layout for GPUs, decoded in one launch as they are looked up.
+
+    :param matrix: ``[vocab_size, hidden_size]``, which an output projection may share
+    :param dtype: as of :class:`Embedding`, and ``scale``
+    """
+
+    def __init__(self, matrix: RepackedMatrix, *, dtype: torch.dtype, scale: float | None = None) -> None:
+        super().__init__(dtype=dtype, scale=scale)
+        self.matrix = matrix
+
+    def _rows(self, token_ids: Tensor) -> Tensor:
+        return decode_rows(self.matrix, token_ids, self._dtype)

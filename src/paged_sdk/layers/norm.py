@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paged_sdk.kernels.norm import rms_norm
+from paged_sdk.kernels.norm import add_rms_norm, rms_norm
 
 __all__ = ["RMSNorm"]
 
@@ -37,3 +37,15 @@ class RMSNorm:
             return rms_norm(x, self.weight, self.eps)
         wide = x.to(self.weight.dtype) if self._rounds_last else x
         return F.rms_norm(wide, x.shape[-1:], None, self.eps).mul_(self.weight).to(x.dtype)
+
+    def add_and_forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Add to the residual stream, and normalise the sum: on CUDA in one launch.
+
+        :param x: ``[..., hidden_size]`` of the model's dtype
+        :param residual: like ``x``; its memory may be used for the sum
+        :returns: the normalised sum, and the sum
+        """
+        if x.is_cuda:
+            return add_rms_norm(x, residual, self.weight, self.eps)
+        residual += x
+        return self.forward(residual), residual

@@ -54,11 +54,13 @@ class DecoderModel:
         :param positions: ``[num_tokens]`` int64, of each within its sequence
         :returns: ``[num_tokens, hidden_size]``, normed, what :meth:`logits` takes
         """
-        x = self.embedding.forward(token_ids)
         rotations = {settings: rope.at(positions) for settings, rope in self.ropes.items()}
-        for layer, settings in zip(self.layers, self.config.ropes, strict=True):
-            layer.forward(x, rotations[settings], ctx)
-        return self.norm.forward(x)
+        residual = self.embedding.forward(token_ids)
+        first_norm, *next_norms = (*(layer.attention_norm for layer in self.layers), self.norm)
+        normed = first_norm.forward(residual)
+        for layer, settings, next_norm in zip(self.layers, self.config.ropes, next_norms, strict=True):
+            normed, residual = layer.forward(normed, residual, rotations[settings], ctx, next_norm)
+        return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores over the vocabulary.

@@ -50,12 +50,24 @@ class DecoderLayer:
         attention = (self.attention.qkv, self.attention.output)
         return (*attention, self.mlp.gate_up, self.mlp.down) if isinstance(self.mlp, GatedMlp) else attention
 
-    def forward(self, x: Tensor, rotation: Rotation, ctx: StepContext) -> None:
-        """Add the layer's output to the residual stream ``x``, ``[num_tokens, hidden_size]``, in place."""
-        attended = self.attention.forward(self.attention_norm.forward(x), rotation, ctx)
-        x += attended if self._attention_output_norm is None else self._attention_output_norm.forward(attended)
-        transformed = self.mlp.forward(self.mlp_norm.forward(x))
-        x += transformed if self._mlp_output_norm is None else self._mlp_output_norm.forward(transformed)
+    def forward(
+        self, normed: Tensor, residual: Tensor, rotation: Rotation, ctx: StepContext, next_norm: RMSNorm
+    ) -> tuple[Tensor, Tensor]:
+        """Add attention's output and the MLP's to the residual stream; the norm after an addition goes along with it.
+
+        :param normed: the residual stream after :attr:`attention_norm`, ``[num_tokens, hidden_size]``
+        :param residual: like ``normed``; its memory may be used again
+        :param next_norm: what follows the layer: the next one's attention norm, or the model's last norm
+        :returns: the residual stream after ``next_norm``, and as it is
+        """
+        attended = self.attention.forward(normed, rotation, ctx)
+        if self._attention_output_norm is not None:
+            attended = self._attention_output_norm.forward(attended)
+        normed, residual = self.mlp_norm.add_and_forward(attended, residual)
+        transformed = self.mlp.forward(normed)
+        if self._mlp_output_norm is not None:
+            transformed = self._mlp_output_norm.forward(transformed)
+        return next_norm.add_and_forward(transformed, residual)
 
 
 def load_decoder_layer(loader: WeightLoader, config: DecoderConfig, names: TensorNames, layer: int) -> DecoderLayer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from paged_sdk.config.decoder import Activation, DecoderConfig
-from paged_sdk.layers.activation import gated_activation
+from paged_sdk.kernels.activation import GatedActivation
 from paged_sdk.models.family import TensorNames
 from paged_sdk.models.weight_loader import WeightLoader
 from paged_sdk.quant.linear import Linear
@@ -23,10 +23,11 @@ class GatedMlp:
         self.gate_up = gate_up
         self.down = down
         self.activation = activation
+        self._kernel: GatedActivation = "silu" if activation is Activation.SILU else "gelu_tanh"
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply to ``[num_tokens, hidden_size]``."""
-        return self.down.forward(gated_activation(self.activation, self.gate_up.forward(x)))
+        return self.down.forward(self.gate_up.forward_gated(x, self._kernel))
 
 
 def load_gated_mlp(loader: WeightLoader, config: DecoderConfig, names: TensorNames, prefix: str) -> GatedMlp:

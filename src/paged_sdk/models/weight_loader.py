@@ -9,7 +9,8 @@ from torch import Tensor
 
 from paged_sdk.errors import CheckpointError
 from paged_sdk.kernels.gguf_blocks import BlockMatrix
-from paged_sdk.layers.embedding import BlockEmbedding, DenseEmbedding, Embedding
+from paged_sdk.kernels.repacked import REPACKED_FORMATS, repack
+from paged_sdk.layers.embedding import BlockEmbedding, DenseEmbedding, Embedding, RepackedEmbedding
 from paged_sdk.logs import get_logger
 from paged_sdk.quant.dense import DenseLinear
 from paged_sdk.quant.linear import Linear
@@ -116,7 +117,8 @@ class WeightLoader:
         return self._merge([(name, (rows, in_features)) for name, rows in parts]).view(num_experts, height, in_features)
 
     def embedding(self, name: str, *, vocab_size: int, hidden_size: int, scale: float | None) -> Embedding:
-        """The token embeddings; rows of a quantised matrix are decoded as they are looked up.
+        """The token embeddings. Rows of a quantised matrix are decoded as they are looked up, but for the types that
+        cannot be repacked for CUDA.
 
         :raises CheckpointError: the tensor is missing or has another shape
         """
@@ -126,14 +128,22 @@ class WeightLoader:
         self._check_shape(name, matrix.shape, (vocab_size, hidden_size))
         self._loaded(name)
         on_device = BlockMatrix(matrix.tensor_type, matrix.blocks.to(self._device))
-        return BlockEmbedding(on_device, dtype=self._dtype, scale=scale)
+        if self._device.type == "cpu":
+            return BlockEmbedding(on_device, dtype=self._dtype, scale=scale)
+        if matrix.tensor_type in REPACKED_FORMATS:
+            return RepackedEmbedding(repack(on_device), dtype=self._dtype, scale=scale)
+        return DenseEmbedding(on_device.decoded(self._dtype), scale=scale)
 
     def tied_head(self, embedding: Embedding) -> Linear:
         """The output projection of a model that uses its embeddings for it."""
+        if isinstance(embedding, RepackedEmbedding):
+            from paged_sdk.quant.repacked import RepackedLinear
+
+            return RepackedLinear([embedding.matrix], [None], device=self._device)
         if isinstance(embedding, BlockEmbedding):
-            matrix = embedding.matrix
-            head = self._policy.quantised([matrix], [None], is_head=True)
-            return head or DenseLinear(matrix.decoded(self._dtype))
+            head = self._policy.quantised([embedding.matrix], [None], is_head=True)
+            assert head is not None  # every type of blocks has a form on the CPU
+            return head
         assert isinstance(embedding, DenseEmbedding)
         weight = embedding.weight
         in_blocks = self._policy.in_situ(weight.float(), is_head=True) if self._policy.isq else None

@@ -10,9 +10,11 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from paged_sdk.kernels.activation import GatedActivation
 from paged_sdk.kernels.gguf_blocks import BlockMatrix
 from paged_sdk.kernels.repacked import RepackedMatrix, concatenate, repack
-from paged_sdk.kernels.triton.quantised_linear import quantised_linear
+from paged_sdk.kernels.triton.quantised_few_rows import MAX_FEW_ROWS
+from paged_sdk.kernels.triton.quantised_linear import quantised_linear, quantised_swiglu
 from paged_sdk.quant.linear import Linear
 
 __all__ = ["RepackedLinear"]
@@ -22,22 +24,26 @@ class RepackedLinear(Linear):
     """Matrices of one input, whose outputs lie side by side. Neighbours of one type are one launch.
 
     :param matrices: in the order of their outputs, each of a type in
-        :data:`~paged_sdk.kernels.repacked.REPACKED_FORMATS`
+        :data:`~paged_sdk.kernels.repacked.REPACKED_FORMATS`; one that is repacked already is shared
     :param biases: one per matrix, of the model's dtype, or None
     :param device: where the weights are to be
     """
 
     def __init__(
-        self, matrices: Sequence[BlockMatrix], biases: Sequence[Tensor | None], *, device: torch.device
+        self,
+        matrices: Sequence[BlockMatrix | RepackedMatrix],
+        biases: Sequence[Tensor | None],
+        *,
+        device: torch.device,
     ) -> None:
         self._weights: list[RepackedMatrix] = []
         self._biases: list[Tensor | None] = []
-        for tensor_type, pairs in groupby(zip(matrices, biases, strict=True), lambda pair: pair[0].tensor_type):
+        for _, pairs in groupby(zip(matrices, biases, strict=True), lambda pair: pair[0].tensor_type):
             own_matrices, own_biases = zip(*pairs, strict=True)
-            self._weights.append(
-                concatenate([repack(BlockMatrix(tensor_type, matrix.blocks.to(device))) for matrix in own_matrices])
-            )
-            self._biases.append(_side_by_side(own_biases, [matrix.shape[0] for matrix in own_matrices]))
+            repacked = [_repacked(matrix, device) for matrix in own_matrices]
+            self._weights.append(concatenate(repacked))
+            self._biases.append(_side_by_side(own_biases, [matrix.rows for matrix in repacked]))
+        self._gate_up = self._as_gate_and_up()
 
     @property
     def in_features(self) -> int:
@@ -58,6 +64,35 @@ class RepackedLinear(Linear):
         """See :meth:`Linear.forward`; float32, float16 or bfloat16."""
         outputs = [quantised_linear(x, weight, bias) for weight, bias in zip(self._weights, self._biases, strict=True)]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+
+    def forward_gated(self, x: Tensor, activation: GatedActivation) -> Tensor:
+        """See :meth:`Linear.forward_gated`; of few rows in one launch."""
+        # Beyond few rows no kernel serves both matrices, unless they are of one type and so one product.
+        is_one_product = len(self._weights) == 1 and len(x) > MAX_FEW_ROWS
+        if self._gate_up is None or is_one_product:
+            return super().forward_gated(x, activation)
+        return quantised_swiglu(x, *self._gate_up, activation)
+
+    def _as_gate_and_up(self) -> tuple[RepackedMatrix, RepackedMatrix] | None:
+        """Both halves of the rows, sharing the weights' memory; None: types change within a half, or there are biases,
+        which the kernel for both does not add.
+        """
+        if any(bias is not None for bias in self._biases):
+            return None
+        match self._weights:
+            case [whole] if whole.rows % 2 == 0:
+                half = whole.rows // 2
+                return whole.at(slice(half)), whole.at(slice(half, None))
+            case [gate, up] if gate.rows == up.rows:
+                return gate, up
+            case _:
+                return None
+
+
+def _repacked(matrix: BlockMatrix | RepackedMatrix, device: torch.device) -> RepackedMatrix:
+    if isinstance(matrix, RepackedMatrix):
+        return matrix.to(device)
+    return repack(BlockMatrix(matrix.tensor_type, matrix.blocks.to(device)))
 
 
 def _side_by_side(biases: Sequence[Tensor | None], heights: Sequence[int]) -> Tensor | None:

@@ -14,7 +14,7 @@ from paged_sdk.attention.context import StepContext
 from paged_sdk.errors import ModelClosedError
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.runner.input_batch import InputBatch, make_input_batch
-from paged_sdk.runner.output import RawLogprobs, RunnerOutput
+from paged_sdk.runner.output import FinishedStep, PendingStep, RawLogprobs, RunnerOutput
 from paged_sdk.runner.sampler import Sampler, SampleRow
 from paged_sdk.scheduler.output import ScheduledSequence, SchedulerOutput
 
@@ -36,7 +36,7 @@ class ModelRunner:
     def __init__(self, model: CausalModel, backend: AttentionBackend, sampler: Sampler) -> None:
         self._parts: _Parts | None = _Parts(model, backend, sampler)
 
-    def execute(self, output: SchedulerOutput) -> RunnerOutput:
+    def submit(self, output: SchedulerOutput) -> PendingStep:
         """Copy, compute and sample one step. Rows whose logits are not finite fail alone.
 
         :raises ModelClosedError: after :meth:`close`
@@ -44,7 +44,7 @@ class ModelRunner:
         if self._parts is None:
             raise ModelClosedError("the runner is closed")
         with torch.inference_mode():
-            return self._parts.execute(output)
+            return FinishedStep(self._parts.execute(output))
 
     def close(self) -> None:
         """Let go of weights, KV and sampler; nothing happens the second time."""

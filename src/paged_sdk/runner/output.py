@@ -1,4 +1,4 @@
-"""What a runner makes of one step. No tensors here, so that a runner for tests needs none."""
+"""What a runner makes of a step, now or later. No tensors here, so that a runner for tests needs none."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from attrs import field, frozen
 
 from paged_sdk.scheduler.output import SchedulerOutput
 
-__all__ = ["RawLogprobs", "Runner", "RunnerOutput"]
+__all__ = ["FinishedStep", "PendingStep", "RawLogprobs", "Runner", "RunnerOutput"]
 
 
 @frozen
@@ -40,11 +40,40 @@ class RunnerOutput:
     failed: dict[int, str] = field(factory=dict)
 
 
+class PendingStep(Protocol):
+    """A step that has been submitted."""
+
+    @property
+    def hands_on(self) -> bool:
+        """Whether the next step can be submitted before this one's result is taken: it finds the tokens that this one
+        samples on the device. So no row here has several samples."""
+        ...
+
+    def result(self) -> RunnerOutput:
+        """Wait for the device. To be called once."""
+        ...
+
+
+@frozen(eq=False)
+class FinishedStep:
+    """A step that was done by the time it had been submitted."""
+
+    output: RunnerOutput
+    hands_on: bool = field(default=False, kw_only=True)
+
+    def result(self) -> RunnerOutput:
+        """What it made."""
+        return self.output
+
+
 class Runner(Protocol):
     """Executes steps, one after the other."""
 
-    def execute(self, output: SchedulerOutput) -> RunnerOutput:
-        """Compute and sample one step."""
+    def submit(self, output: SchedulerOutput) -> PendingStep:
+        """Begin to compute and sample one step of at least one row.
+
+        Rows may end with a token that the scheduler does not know, if the step before hands it on.
+        """
         ...
 
     def close(self) -> None:

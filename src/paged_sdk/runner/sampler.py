@@ -29,7 +29,7 @@ from paged_sdk.runner.truncation import (
 )
 from paged_sdk.runner.uniform import uniforms
 
-__all__ = ["SampleRow", "Sampled", "Sampler"]
+__all__ = ["SampleRow", "Sampled", "Sampler", "is_greedy", "takes_bare_logits"]
 
 SparseChange: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]
 """Distinct token ids of a row, and what to add to the logit of each."""
@@ -135,7 +135,8 @@ class Sampler:
         """Everything before temperature, in place."""
         states = {index: self._state(row) for index, row in enumerate(rows) if _has_processors(row.params)}
         add_sparse(logits, [(index, *state.bias) for index, state in states.items() if state.params.logits_bias])
-        add_sparse(logits, [(index, *self._stop_ban(row)) for index, row in enumerate(rows) if _bans_stop(row)])
+        banned = [index for index, row in enumerate(rows) if _bans_stop(row.params, row.num_output_tokens)]
+        add_sparse(logits, [(index, *self._stop_ban(rows[index])) for index in banned])
         penalised = [(index, state) for index, state in states.items() if _has_penalties(state.params)]
         apply_penalties(logits, [(index, state.params, state.history) for index, state in penalised])
         add_sparse(logits, [(index, *state.dry()) for index, state in states.items() if _has_dry(state.params)])
@@ -185,18 +186,26 @@ def _has_processors(params: SamplingParams) -> bool:
     return bool(params.logits_bias) or _has_penalties(params) or _has_dry(params)
 
 
-def _bans_stop(row: SampleRow) -> bool:
-    return row.num_output_tokens < row.params.min_tokens
+def _bans_stop(params: SamplingParams, num_output_tokens: int) -> bool:
+    return num_output_tokens < params.min_tokens
 
 
-def _is_greedy(params: SamplingParams) -> bool:
+def is_greedy(params: SamplingParams) -> bool:
+    """Whether the likeliest token is taken."""
     return params.is_greedy or params.top_k == 1
+
+
+def takes_bare_logits(params: SamplingParams, num_output_tokens: int) -> bool:
+    """Whether a token is chosen from the logits as they are, and nothing but the token is asked for.
+
+    :param num_output_tokens: before it
+    """
+    return params.top_n_logprobs is None and not _has_processors(params) and not _bans_stop(params, num_output_tokens)
 
 
 def _is_plain(row: SampleRow) -> bool:
     """Whether the row's token is its largest logit's and nothing else is asked for."""
-    params = row.params
-    return _is_greedy(params) and params.top_n_logprobs is None and not _has_processors(params) and not _bans_stop(row)
+    return is_greedy(row.params) and takes_bare_logits(row.params, row.num_output_tokens)
 
 
 def _as_float32(values: Sequence[float]) -> npt.NDArray[np.float32]:
@@ -211,7 +220,7 @@ def _choose(logits: Tensor, rows: Sequence[SampleRow]) -> list[list[int]]:
     # Rows go together by what is done to them; each row's way depends on its own settings alone.
     ways: defaultdict[int | None, list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
-        ways[None if _is_greedy(row.params) else num_candidates(row.params, logits.shape[1])].append(index)
+        ways[None if is_greedy(row.params) else num_candidates(row.params, logits.shape[1])].append(index)
     for width, indices in ways.items():
         part = select_rows(logits, indices)
         owners = np.repeat(np.arange(len(indices)), [rows[index].num_samples for index in indices])

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["uniforms"]
+__all__ = ["stream_starts", "uniforms"]
 
 _GAMMA: Final = np.uint64(0x9E3779B97F4A7C15)
 _LARGEST_64_BIT_PRIME: Final = 2**64 - 59
@@ -18,18 +18,28 @@ def uniforms(seeds: Sequence[int], choice_indices: Sequence[int], positions: Seq
     """Numbers in [0, 1) with 53 random bits, one per (seed, choice, position).
 
     There is no state: a number is the same in every batch, and again after preemption. Position counts along a
-    SplitMix64 stream (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014) whose start is
-    hashed from seed and choice by the same mixer.
+    SplitMix64 stream (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014), as in
+    :func:`paged_sdk.kernels.sampling.uniforms`, which gives the same numbers on a device.
 
     :param seeds: any ints >= 0
     :param choice_indices: which of a request's texts
     :param positions: number of output tokens before the one to choose
     :returns: ``[len(seeds)]``
     """
-    start = _mix(np.array([seed % _LARGEST_64_BIT_PRIME for seed in seeds], np.uint64) + _GAMMA)
-    start = _mix(start + _GAMMA * (np.array(choice_indices, np.uint64) + np.uint64(1)))
+    start = stream_starts(seeds, choice_indices)
     bits = _mix(start + _GAMMA * (np.array(positions, np.uint64) + np.uint64(1)))
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def stream_starts(seeds: Sequence[int], choice_indices: Sequence[int]) -> npt.NDArray[np.uint64]:
+    """Where the streams of some (seed, choice) start: hashed from both by SplitMix64's own mixer.
+
+    :param seeds: any ints >= 0
+    :param choice_indices: which of a request's texts
+    :returns: ``[len(seeds)]``
+    """
+    start = _mix(np.array([seed % _LARGEST_64_BIT_PRIME for seed in seeds], np.uint64) + _GAMMA)
+    return _mix(start + _GAMMA * (np.array(choice_indices, np.uint64) + np.uint64(1)))
 
 
 def _mix(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

@@ -30,6 +30,10 @@ class Scheduler:
 
     Why it always gets on: the first by rank of those running is never preempted and always gets a token, since it
     may take the whole memory; what outgrows even that is ended with "length".
+
+    A step may be scheduled while the one before it is under way, if the device can hand the tokens that one samples to
+    the next: a sequence goes on as if it had got its token, unless that token is its last for sure. If the token then
+    turns out to end the text, the row that has been scheduled since is passed over.
     """
 
     def __init__(self, config: EngineConfig, kv: KvManager) -> None:
@@ -85,6 +89,7 @@ class Scheduler:
                 request_id=request_id,
                 limit=self._config.max_queue,
             )
+        sequence.max_length = min(sequence.max_length, self._config.max_model_len)
         self._waiting.add(sequence)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
@@ -104,12 +109,13 @@ class Scheduler:
         self._finished_seq_ids.append(sequence.seq_id)
 
     def schedule(self) -> SchedulerOutput:
-        """Choose the rows of the next step and make room for them. ``update`` must follow."""
-        limit = self._kv.max_sequence_tokens
-        dropped = [sequence for sequence in self._running if len(sequence.token_ids) > limit]
-        for sequence in dropped:
-            self.finish(sequence, "length")
-        rows, budget = self._continue_running()
+        """Choose the rows of the next step and make room for them.
+
+        ``update`` must follow, in the order of the steps: before the next call or, where the device hands on what it
+        samples, after it. A row of several samples, whose sequence forks, has to be updated first.
+        """
+        dropped: list[Sequence] = []
+        rows, budget = self._continue_running(dropped)
         rows += self._admit_waiting(budget)
         if not rows:
             # Nobody executes such a step: what it would have carried waits for the next.
@@ -127,36 +133,55 @@ class Scheduler:
         advances: list[Advance] = []
         for index, (row, token_ids) in enumerate(zip(output.scheduled, sampled, strict=True)):
             sequence = row.sequence
-            failed = row.num_samples > 0 and not token_ids
-            if failed or sequence.status is not SequenceStatus.RUNNING:
+            if sequence.status is not SequenceStatus.RUNNING or sequence.num_preemptions != row.num_preemptions:
                 continue
-            sequence.num_computed_tokens = row.start + row.num_new_tokens
-            self._kv.commit(sequence.table, sequence.token_ids, sequence.num_computed_tokens)
-            choices = self._choices(row)
-            for sample, (choice, token_id) in enumerate(zip(choices, token_ids, strict=True)):
-                advances.append(self._append(choice, token_id, index, sample))
+            if row.num_samples and not token_ids:
+                continue
+            sequence.num_in_flight -= row.num_new_tokens
+            sequence.num_computed_tokens = num_computed = row.start + row.num_new_tokens
+            if num_computed >= sequence.table.next_commit:
+                self._kv.commit(sequence.table, sequence.token_ids, num_computed)
+            if row.num_samples:
+                sequence.num_awaited -= 1
+                for sample, (choice, token_id) in enumerate(zip(self._choices(row), token_ids, strict=True)):
+                    advances.append(self._append(choice, token_id, index, sample))
         return advances
 
-    def _continue_running(self) -> tuple[list[ScheduledSequence], int]:
-        """Rows for the running sequences, and what they leave of the budget."""
+    def _continue_running(self, dropped: list[Sequence]) -> tuple[list[ScheduledSequence], int]:
+        """Rows for the running sequences, and what they leave of the budget.
+
+        :param dropped: gets those that outgrew the memory, and end here
+        """
         rows: list[ScheduledSequence] = []
-        budget = self._config.max_num_batched_tokens
-        num_decodes = sum(len(s.token_ids) - s.num_computed_tokens == 1 for s in self._running)
-        prompt_budget = budget - num_decodes
+        budget, limit = self._config.max_num_batched_tokens, self._kv.max_sequence_tokens
+        prompt_budget: int | None = None
         for sequence in tuple(self._running):
-            if budget == 0:
-                break
             if sequence.status is not SequenceStatus.RUNNING:
                 continue  # preempted for one before it
-            num_missing = len(sequence.token_ids) - sequence.num_computed_tokens
-            num_wanted = 1 if num_missing == 1 else min(num_missing, prompt_budget)
-            num_new = self._make_room(sequence, num_wanted) if num_wanted > 0 else 0
-            if num_new == 0:
+            length = len(sequence.token_ids) + sequence.num_awaited
+            if length > limit or (sequence.num_awaited and length >= sequence.max_length):
+                if not sequence.num_awaited:
+                    self.finish(sequence, "length")
+                    dropped.append(sequence)
                 continue
-            rows.append(_row(sequence, num_new))
-            budget -= num_new
-            if num_missing > 1:
-                prompt_budget -= num_new
+            start = sequence.num_computed_tokens + sequence.num_in_flight
+            num_wanted = length - start
+            if num_wanted > 1:
+                if prompt_budget is None:
+                    prompt_budget = self._config.max_num_batched_tokens - self._num_decodes()
+                num_wanted = min(num_wanted, prompt_budget)
+            num_wanted = min(num_wanted, budget)
+            if num_wanted <= 0:
+                continue
+            if start + num_wanted > sequence.table.room:
+                num_wanted = self._make_room(sequence, start, num_wanted)
+                if num_wanted == 0:
+                    continue
+            if length - start > 1:
+                assert prompt_budget is not None
+                prompt_budget -= num_wanted
+            rows.append(_row(sequence, start, num_wanted, length))
+            budget -= num_wanted
         return rows, budget
 
     def _admit_waiting(self, budget: int) -> list[ScheduledSequence]:
@@ -189,6 +214,13 @@ class Scheduler:
         num_growing = self._config.max_num_seqs - num_seats + sequence.num_choices - 1
         return not self._running or self._kv.fits(prefix, len(sequence.token_ids), num_growing=num_growing)
 
+    def _num_decodes(self) -> int:
+        """Running sequences that only generate: their tokens have their place in every step."""
+        return sum(
+            len(each.token_ids) + each.num_awaited - each.num_computed_tokens - each.num_in_flight == 1
+            for each in self._running
+        )
+
     def _admit(self, sequence: Sequence, prefix: Prefix, budget: int) -> ScheduledSequence:
         self._waiting.remove(sequence)
         self._waiting.count_passed_by(sequence)
@@ -199,14 +231,14 @@ class Scheduler:
             sequence.first_scheduled_at = time.monotonic()
             sequence.num_cached_tokens = prefix.num_tokens
         insort(self._running, sequence, key=rank)
-        num_wanted = min(budget, len(sequence.token_ids) - prefix.num_tokens)
-        num_new = self._kv.grow(sequence.table, prefix.num_tokens, num_wanted)
+        length = len(sequence.token_ids)
+        num_new = self._kv.grow(sequence.table, prefix.num_tokens, min(budget, length - prefix.num_tokens))
         assert num_new > 0, f"{sequence} was admitted without room"
-        return _row(sequence, num_new)
+        return _row(sequence, prefix.num_tokens, num_new, length)
 
-    def _make_room(self, sequence: Sequence, num_wanted: int) -> int:
+    def _make_room(self, sequence: Sequence, start: int, num_wanted: int) -> int:
         """Room for at most ``num_wanted`` more tokens, at the cost of those behind; 0 if it was itself the last."""
-        while not (room := self._kv.grow(sequence.table, sequence.num_computed_tokens, num_wanted)):
+        while not (room := self._kv.grow(sequence.table, start, num_wanted)):
             last = self._running[-1]
             self._preempt(last)
             if last is sequence:
@@ -217,7 +249,9 @@ class Scheduler:
         assert len(self._running) > 1, f"{sequence} has the whole memory and no room"
         self._running.remove(sequence)
         self._kv.free(sequence.table, sequence.token_ids, sequence.num_computed_tokens)
-        sequence.num_computed_tokens = 0
+        # A token that is under way is lost, and will be sampled again: the same one.
+        sequence.num_computed_tokens = sequence.num_in_flight = sequence.num_awaited = 0
+        sequence.num_preemptions += 1
         sequence.status = SequenceStatus.WAITING
         self._waiting.add(sequence)
         self._num_preemptions += 1
@@ -225,8 +259,8 @@ class Scheduler:
     def _choices(self, row: ScheduledSequence) -> list[Sequence]:
         """The sequence that each of the row's samples belongs to. Siblings are forked, and independent from then on."""
         sequence = row.sequence
-        if row.num_samples == 0:
-            return []
+        if row.num_samples == 1:
+            return [sequence]
         siblings = [
             sequence.fork(index, self._kv.fork(sequence.table, sequence.num_computed_tokens))
             for index in range(1, row.num_samples)
@@ -241,14 +275,16 @@ class Scheduler:
         token_ids.append(token_id)
         if token_id in sequence.stop_token_ids:
             self.finish(sequence, "stop")
-        elif sequence.num_output_tokens >= sequence.max_tokens or len(token_ids) >= self._config.max_model_len:
+        elif len(token_ids) >= sequence.max_length:
             self.finish(sequence, "length")
         return Advance(sequence, [token_id], row, sample, sequence.finish_reason)
 
 
-def _row(sequence: Sequence, num_new_tokens: int) -> ScheduledSequence:
-    start = sequence.num_computed_tokens
-    is_complete = start + num_new_tokens == len(sequence.token_ids)
-    return ScheduledSequence(
-        sequence, start, num_new_tokens, sequence.num_choices if is_complete else 0, sequence.table.ids
-    )
+def _row(sequence: Sequence, start: int, num_new_tokens: int, length: int) -> ScheduledSequence:
+    """:param length: tokens of the sequence, the awaited ones included"""
+    num_samples = sequence.num_choices if start + num_new_tokens == length else 0
+    if num_samples:
+        assert num_samples == 1 or not sequence.num_awaited, f"{sequence} is to be forked first"
+        sequence.num_awaited += 1
+    sequence.num_in_flight += num_new_tokens
+    return ScheduledSequence(sequence, start, num_new_tokens, num_samples, sequence.table.ids, sequence.num_preemptions)

@@ -28,10 +28,17 @@ class Sequence:
     There is no prefill and no decode state: ``num_computed_tokens`` catches up with ``token_ids``. The token sampled
     last has no KV yet, so a sequence that only generates has ``num_computed_tokens == len(token_ids) - 1``.
 
+    Steps may be under way: then ``num_in_flight`` tokens beyond the computed ones are being computed, and the text is
+    ``num_awaited`` tokens longer than ``token_ids``.
+
     :ivar seq_id: unique in the engine. A sequence with n choices owns the n ids from ``seq_id`` on
     :ivar choice_index: which choice of the request this is
     :ivar token_ids: prompt and output
     :ivar num_computed_tokens: leading tokens whose KV is there
+    :ivar num_in_flight: tokens after them that steps under way compute
+    :ivar num_awaited: tokens that these steps sample
+    :ivar num_preemptions: times that it lost its KV
+    :ivar max_length: tokens, prompt included, that the text ends with at the latest
     :ivar num_cached_tokens: prompt tokens that the prefix cache had at the first admission
     :ivar sampling: with defaults filled in and a seed
     :ivar stop_token_ids: tokens that end the text
@@ -52,10 +59,14 @@ class Sequence:
         "extra_keys",
         "finish_reason",
         "first_scheduled_at",
+        "max_length",
         "max_tokens",
+        "num_awaited",
         "num_cached_tokens",
         "num_choices",
         "num_computed_tokens",
+        "num_in_flight",
+        "num_preemptions",
         "num_prompt_tokens",
         "priority",
         "request_id",
@@ -90,6 +101,10 @@ class Sequence:
         self.token_ids = list(prompt_token_ids)
         self.num_prompt_tokens = len(prompt_token_ids)
         self.num_computed_tokens = 0
+        self.num_in_flight = 0
+        self.num_awaited = 0
+        self.num_preemptions = 0
+        self.max_length = len(prompt_token_ids) + max_tokens
         self.num_cached_tokens = 0
         self.status = SequenceStatus.WAITING
         self.finish_reason: FinishReason | None = None
@@ -136,6 +151,7 @@ class Sequence:
         )
         child.choice_index = choice_index
         child.num_prompt_tokens = self.num_prompt_tokens
+        child.max_length = self.max_length
         child.num_computed_tokens = self.num_computed_tokens
         child.num_cached_tokens = self.num_cached_tokens
         child.status = self.status

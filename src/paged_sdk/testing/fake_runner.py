@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from paged_sdk.errors import ConfigError, ModelClosedError
-from paged_sdk.runner.output import RawLogprobs, RunnerOutput
+from paged_sdk.runner.output import FinishedStep, PendingStep, RawLogprobs, RunnerOutput
 from paged_sdk.scheduler.output import ScheduledSequence, SchedulerOutput
 from paged_sdk.testing.next_token import NextToken
 
@@ -26,6 +26,8 @@ class FakeRunner:
     :param row_failure: of a row's prompt and output, why its logits should pass for not finite, or None: that request
         ends with :class:`~paged_sdk.errors.NumericalError`
     :param crashes: number of the step, from 0, to the exception that it raises: the engine dies of it
+    :param hands_on: be a device that hands sampled tokens on: the engine then submits a step before it takes the
+        results of the one before
     :raises ConfigError: for a vocabulary or delay that cannot be
     """
 
@@ -37,6 +39,7 @@ class FakeRunner:
         delay: float = 0.0,
         row_failure: Callable[[Sequence[int], Sequence[int]], str | None] | None = None,
         crashes: Mapping[int, Exception] | None = None,
+        hands_on: bool = False,
     ) -> None:
         if vocab_size < 2:
             raise ConfigError.of("vocab_size", vocab_size, "an int >= 2")
@@ -47,6 +50,8 @@ class FakeRunner:
         self._delay = delay
         self._row_failure = row_failure
         self._crashes = dict(crashes or {})
+        self._hands_on = hands_on
+        self._said: dict[int, int] = {}
         self._num_steps = 0
         self._closed = False
 
@@ -59,7 +64,7 @@ class FakeRunner:
     def is_closed(self) -> bool:
         return self._closed
 
-    def execute(self, output: SchedulerOutput) -> RunnerOutput:
+    def submit(self, output: SchedulerOutput) -> PendingStep:
         """One step.
 
         :raises ModelClosedError: after :meth:`close`
@@ -75,30 +80,35 @@ class FakeRunner:
             raise self._crashes[step]
         result = RunnerOutput(token_ids=[], logprobs=[])
         for index, row in enumerate(output.scheduled):
-            failure = self._failure(row)
+            prompt, text = self._texts(row)
+            failure = None if self._row_failure is None else self._row_failure(prompt, text)
             if failure is not None:
                 result.failed[index] = failure
-            tokens = self._sample(row) if failure is None else []
+            choices = range(row.sequence.choice_index, row.sequence.choice_index + row.num_samples)
+            tokens = [self._say(prompt, text, choice) for choice in choices] if failure is None else []
             result.token_ids.append(tokens)
             result.logprobs.append(self._sampled_logprobs(row, tokens))
             if row.sequence.sampling.prompt_logprobs is not None and failure is None:
                 result.prompt_logprobs[index] = self._prompt_logprobs(row, row.sequence.sampling.prompt_logprobs)
-        return result
+        self._said = {
+            row.sequence.seq_id: tokens[0]
+            for row, tokens in zip(output.scheduled, result.token_ids, strict=True)
+            if tokens
+        }
+        hands_on = self._hands_on and all(row.num_samples < 2 for row in output.scheduled)
+        return FinishedStep(result, hands_on=hands_on)
 
     def close(self) -> None:
         """Refuse further steps; nothing happens the second time."""
         self._closed = True
 
-    def _failure(self, row: ScheduledSequence) -> str | None:
-        if self._row_failure is None:
-            return None
+    def _texts(self, row: ScheduledSequence) -> tuple[list[int], list[int]]:
+        """Prompt and output of a row, with the token that only the step before knows."""
         sequence = row.sequence
-        return self._row_failure(sequence.token_ids[: sequence.num_prompt_tokens], sequence.output_token_ids)
-
-    def _sample(self, row: ScheduledSequence) -> list[int]:
-        sequence = row.sequence
-        prompt, output = sequence.token_ids[: sequence.num_prompt_tokens], sequence.output_token_ids
-        return [self._say(prompt, output, sequence.choice_index + sample) for sample in range(row.num_samples)]
+        output = sequence.output_token_ids
+        if row.end > len(sequence.token_ids):
+            output.append(self._said.get(sequence.seq_id, 0))  # 0: that row failed
+        return sequence.token_ids[: sequence.num_prompt_tokens], output
 
     def _sampled_logprobs(self, row: ScheduledSequence, tokens: Sequence[int]) -> list[RawLogprobs] | None:
         top_n = row.sequence.sampling.top_n_logprobs

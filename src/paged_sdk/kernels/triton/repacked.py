@@ -16,6 +16,7 @@ __all__ = [
     "decode_pair",
     "decode_tile",
     "dequantise",
+    "dequantise_rows",
     "format_arguments",
     "group_minimum",
     "group_scale",
@@ -35,12 +36,24 @@ _DECODED_CHUNKS: Final = 8
 
 def dequantise(matrix: RepackedMatrix, dtype: torch.dtype) -> Tensor:
     """The weights, ``[rows, cols]``, as :meth:`RepackedMatrix.decoded` gives them but for their last bits."""
-    out = torch.empty(matrix.rows, matrix.cols, dtype=dtype, device=matrix.quants.device)
+    return _decode(matrix, None, matrix.rows, dtype)
+
+
+def dequantise_rows(matrix: RepackedMatrix, indices: Tensor, dtype: torch.dtype) -> Tensor:
+    """See :func:`paged_sdk.kernels.repacked.decode_rows`."""
+    return _decode(matrix, indices.contiguous(), len(indices), dtype)
+
+
+def _decode(matrix: RepackedMatrix, indices: Tensor | None, num_rows: int, dtype: torch.dtype) -> Tensor:
+    out = torch.empty(num_rows, matrix.cols, dtype=dtype, device=matrix.quants.device)
+    if num_rows == 0:
+        return out
     chunks = matrix.scales.shape[1]
-    _dequantise_kernel[(triton.cdiv(matrix.rows, _DECODED_ROWS), triton.cdiv(chunks, _DECODED_CHUNKS))](
+    _dequantise_kernel[(triton.cdiv(num_rows, _DECODED_ROWS), triton.cdiv(chunks, _DECODED_CHUNKS))](
         *matrix.parts,
+        indices,
         out,
-        matrix.rows,
+        num_rows,
         matrix.cols,
         chunks,
         ONE,
@@ -237,6 +250,7 @@ def _dequantise_kernel(
     scales_ptr: tl.tensor,
     minima_ptr: tl.tensor,
     supers_ptr: tl.tensor,
+    indices_ptr: tl.tensor,
     out_ptr: tl.tensor,
     rows: tl.tensor,
     cols: tl.tensor,
@@ -250,11 +264,14 @@ def _dequantise_kernel(
     has_minima: tl.constexpr,
     has_supers: tl.constexpr,
 ) -> None:
-    """``out[n, k]``."""
+    """``out[n, k]``, of row n or of the one whose index is given."""
     words: tl.constexpr = 16 if bits == 8 else 8
     groups: tl.constexpr = 64 // group
     pairs: tl.constexpr = 32 // words // groups
     n = tl.program_id(0) * block_n + tl.arange(0, block_n)
+    row = tl.minimum(n, rows - 1)
+    if indices_ptr is not None:
+        row = tl.load(indices_ptr + row)
     start = tl.program_id(1) * block_c
     tile = load_tile(
         quants_ptr,
@@ -262,7 +279,7 @@ def _dequantise_kernel(
         scales_ptr,
         minima_ptr,
         supers_ptr,
-        tl.minimum(n, rows - 1).to(tl.int64)[:, None],
+        row.to(tl.int64)[:, None],
         start,
         chunks,
         chunks,

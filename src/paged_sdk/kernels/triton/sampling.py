@@ -1,7 +1,9 @@
-"""Choosing tokens: rows of logits are cut into tiles, so that one row alone keeps a device busy.
+"""Choosing tokens in two launches: one over tiles of all rows, so that a row alone keeps a device busy, one over rows.
 
-A draw takes four short launches: the largest logit of each tile and of the row, the weight of each tile, and the search
-for the token within the tile where the uniform number falls. Nothing of the size of the vocabulary is written.
+For the likeliest token the first finds that of each tile. For a draw it finds the largest logit and the weight of every
+group of tokens, from which the second picks a group, and then a token in it. Where top-k, top-p or min-p leave only a
+part of a row, the second reads again the groups that may hold some of it: few of them, unless the distribution is flat.
+Nothing of the size of the vocabulary is written.
 """
 
 from __future__ import annotations
@@ -13,59 +15,87 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["argmax", "draw"]
+from paged_sdk.kernels.sampling import DrawSettings
+from paged_sdk.kernels.triton.truncation import is_kept, kept_masses, threshold_by_count, threshold_by_weight
+
+__all__ = ["argmax", "draw", "uniform"]
 
 _TILE: Final = 4096
+_GROUP: Final = 128  # tokens
+
+_LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
+_GAMMA: tl.constexpr = tl.constexpr(0x9E3779B97F4A7C15)
+_FIRST_FACTOR: tl.constexpr = tl.constexpr(0xBF58476D1CE4E5B9)
+_SECOND_FACTOR: tl.constexpr = tl.constexpr(0x94D049BB133111EB)
 
 
 def argmax(logits: Tensor) -> Tensor:
     """See :func:`paged_sdk.kernels.sampling.argmax`."""
-    return _largest(logits)[0]
-
-
-def draw(logits: Tensor, temperature: Tensor, min_p: Tensor, uniforms: Tensor) -> Tensor:
-    """See :func:`paged_sdk.kernels.sampling.draw`."""
-    tokens, largest = _largest(logits)
-    num_rows, vocab_size = logits.shape
-    num_tiles = triton.cdiv(vocab_size, _TILE)
-    sums = logits.new_empty(num_rows, num_tiles)
-    if num_rows:
-        settings = largest, temperature.contiguous(), min_p.contiguous()
-        _tile_weight_kernel[(num_rows, num_tiles)](
-            logits, *settings, sums, logits.stride(0), vocab_size, num_tiles, block=_TILE, num_warps=4
-        )
-        _draw_kernel[(num_rows,)](
-            logits,
-            *settings,
-            sums,
-            uniforms.contiguous(),
-            tokens,
-            logits.stride(0),
-            vocab_size,
-            num_tiles,
-            block_tiles=triton.next_power_of_2(num_tiles),
-            block=_TILE,
-            num_warps=8,
-        )
-    return tokens
-
-
-def _largest(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The likeliest token of each row, or -1, and its logit."""
     num_rows, vocab_size = logits.shape
     num_tiles = triton.cdiv(vocab_size, _TILE)
     values = logits.new_empty(num_rows, num_tiles)
     places = torch.empty(num_rows, num_tiles, dtype=torch.int32, device=logits.device)
     tokens = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
-    largest = logits.new_empty(num_rows)
     if num_rows:
         _tile_argmax_kernel[(num_rows, num_tiles)](
             logits, values, places, logits.stride(0), vocab_size, num_tiles, block=_TILE, num_warps=4
         )
         _join_argmax_kernel[(num_rows,)](
-            values, places, tokens, largest, num_tiles, block_tiles=triton.next_power_of_2(num_tiles), num_warps=1
+            values, places, tokens, num_tiles, block_tiles=triton.next_power_of_2(num_tiles), num_warps=1
         )
-    return tokens, largest
+    return tokens
+
+
+def draw(logits: Tensor, settings: DrawSettings) -> Tensor:
+    """See :func:`paged_sdk.kernels.sampling.draw`; settings are contiguous."""
+    num_rows, vocab_size = logits.shape
+    num_tiles = triton.cdiv(vocab_size, _TILE)
+    num_groups = num_tiles * (_TILE // _GROUP)
+    maxima, masses = logits.new_empty(2, num_rows, num_groups)
+    live = torch.empty(num_rows, num_groups, dtype=torch.int32, device=logits.device)
+    tokens = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
+    if num_rows:
+        _group_kernel[(num_rows, num_tiles)](
+            logits,
+            settings.temperature,
+            maxima,
+            masses,
+            logits.stride(0),
+            vocab_size,
+            num_groups,
+            groups=_TILE // _GROUP,
+            group=_GROUP,
+            num_warps=4,
+        )
+        _draw_kernel[(num_rows,)](
+            logits,
+            settings.temperature,
+            settings.top_k,
+            settings.top_p,
+            settings.min_p,
+            settings.streams,
+            settings.positions,
+            maxima,
+            masses,
+            live,
+            tokens,
+            logits.stride(0),
+            vocab_size,
+            num_groups,
+            block_groups=triton.next_power_of_2(num_groups),
+            group=_GROUP,
+            num_warps=8,
+        )
+    return tokens
+
+
+@triton.jit
+def uniform(stream: tl.tensor, position: tl.tensor) -> tl.tensor:
+    """See :func:`paged_sdk.kernels.sampling.uniforms`."""
+    bits = stream.to(tl.uint64, bitcast=True) + _GAMMA * (position + 1).to(tl.uint64, bitcast=True)
+    bits = (bits ^ (bits >> 30)) * _FIRST_FACTOR
+    bits = (bits ^ (bits >> 27)) * _SECOND_FACTOR
+    return ((bits ^ (bits >> 31)) >> 11).to(tl.float64) * 2.0**-53
 
 
 @triton.jit
@@ -93,7 +123,6 @@ def _join_argmax_kernel(
     values_ptr: tl.tensor,
     places_ptr: tl.tensor,
     tokens_ptr: tl.tensor,
-    largest_ptr: tl.tensor,
     num_tiles: tl.tensor,
     block_tiles: tl.constexpr,
 ) -> None:
@@ -102,76 +131,115 @@ def _join_argmax_kernel(
     values = tl.load(values_ptr + row * num_tiles + tile, mask=tile < num_tiles, other=float("-inf"))
     value, first = tl.max(values, 0, return_indices=True)
     token = tl.load(places_ptr + row * num_tiles + first).to(tl.int64)
-    finite = tl.abs(value) < float("inf")
-    tl.store(tokens_ptr + row, tl.where(finite, token, -1))
-    tl.store(largest_ptr + row, tl.where(finite, value, 0.0))
+    tl.store(tokens_ptr + row, tl.where(tl.abs(value) < float("inf"), token, -1))
 
 
 @triton.jit
-def _weights(
+def _group_kernel(
     logits_ptr: tl.tensor,
-    largest_ptr: tl.tensor,
     temperature_ptr: tl.tensor,
-    min_p_ptr: tl.tensor,
-    row: tl.tensor,
-    token: tl.tensor,
+    maxima_ptr: tl.tensor,
+    masses_ptr: tl.tensor,
     stride: tl.tensor,
     vocab_size: tl.tensor,
-) -> tl.tensor:
-    mask = token < vocab_size
-    logits = tl.load(logits_ptr + row * stride + token, mask=mask, other=float("-inf"))
-    weights = tl.exp((logits - tl.load(largest_ptr + row)) / tl.load(temperature_ptr + row))
-    return tl.where(mask & (weights >= tl.load(min_p_ptr + row)), weights, 0.0)
-
-
-@triton.jit
-def _tile_weight_kernel(
-    logits_ptr: tl.tensor,
-    largest_ptr: tl.tensor,
-    temperature_ptr: tl.tensor,
-    min_p_ptr: tl.tensor,
-    sums_ptr: tl.tensor,
-    stride: tl.tensor,
-    vocab_size: tl.tensor,
-    num_tiles: tl.tensor,
-    block: tl.constexpr,
+    num_groups: tl.tensor,
+    groups: tl.constexpr,
+    group: tl.constexpr,
 ) -> None:
-    row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    token = tile * block + tl.arange(0, block)
-    weights = _weights(logits_ptr, largest_ptr, temperature_ptr, min_p_ptr, row, token, stride, vocab_size)
-    tl.store(sums_ptr + row * num_tiles + tile, tl.sum(weights, 0))
+    """The largest logit of each group, and the weight of all, relative to it."""
+    row = tl.program_id(0).to(tl.int64)
+    place = tl.program_id(1) * groups + tl.arange(0, groups)
+    token = place[:, None] * group + tl.arange(0, group)[None, :]
+    logits = tl.load(logits_ptr + row * stride + token, mask=token < vocab_size, other=float("-inf"))
+    logits = tl.where(logits != logits, float("inf"), logits)
+    largest = tl.max(logits, 1)
+    tl.store(maxima_ptr + row * num_groups + place, largest)
+    temperature = tl.load(temperature_ptr + row)
+    if temperature > 0:
+        finite = tl.where(tl.abs(largest) < float("inf"), largest, 0.0)[:, None]
+        weights = tl.exp2(tl.minimum(logits - finite, 0.0) * (_LOG2_E / temperature))
+        tl.store(masses_ptr + row * num_groups + place, tl.sum(weights, 1))
 
 
 @triton.jit
 def _draw_kernel(
     logits_ptr: tl.tensor,
-    largest_ptr: tl.tensor,
     temperature_ptr: tl.tensor,
+    top_k_ptr: tl.tensor,
+    top_p_ptr: tl.tensor,
     min_p_ptr: tl.tensor,
-    sums_ptr: tl.tensor,
-    uniforms_ptr: tl.tensor,
+    streams_ptr: tl.tensor,
+    positions_ptr: tl.tensor,
+    maxima_ptr: tl.tensor,
+    masses_ptr: tl.tensor,
+    live_ptr: tl.tensor,
     tokens_ptr: tl.tensor,
     stride: tl.tensor,
     vocab_size: tl.tensor,
-    num_tiles: tl.tensor,
-    block_tiles: tl.constexpr,
-    block: tl.constexpr,
+    num_groups: tl.tensor,
+    block_groups: tl.constexpr,
+    group: tl.constexpr,
 ) -> None:
-    """Replaces the tokens of rows in which there is one to draw."""
     row = tl.program_id(0).to(tl.int64)
-    if tl.load(tokens_ptr + row) >= 0:
-        tile = tl.arange(0, block_tiles)
-        sums = tl.load(sums_ptr + row * num_tiles + tile, mask=tile < num_tiles, other=0.0).to(tl.float64)
-        cumulative = tl.cumsum(sums, 0)
-        target = tl.load(uniforms_ptr + row) * tl.sum(sums, 0)
-        chosen = tl.minimum(tl.sum((cumulative <= target).to(tl.int32), 0), num_tiles - 1)
-        start = tl.sum(tl.where(tile < chosen, sums, 0.0), 0)
-        mass = tl.sum(tl.where(tile == chosen, sums, 0.0), 0)
-        token = chosen * block + tl.arange(0, block)
-        weights = _weights(logits_ptr, largest_ptr, temperature_ptr, min_p_ptr, row, token, stride, vocab_size)
+    logits_ptr += row * stride
+    live_ptr += row * num_groups
+    masses_ptr += row * num_groups
+    place = tl.arange(0, block_groups)
+    exists = place < num_groups
+    maxima = tl.load(maxima_ptr + row * num_groups + place, mask=exists, other=float("-inf"))
+    largest = tl.max(maxima, 0)
+    temperature = tl.load(temperature_ptr + row)
+    if tl.abs(largest) == float("inf"):
+        tl.store(tokens_ptr + row, -1)
+    elif temperature == 0:
+        first = tl.min(tl.where(maxima == largest, place, block_groups), 0)
+        token = first * group + tl.arange(0, group)
+        logits = tl.load(logits_ptr + token, mask=token < vocab_size, other=float("-inf"))
+        tl.store(tokens_ptr + row, tl.min(tl.where(logits == largest, token, vocab_size), 0))
+    else:
+        rate = _LOG2_E / temperature
+        top_k, top_p = tl.load(top_k_ptr + row), tl.load(top_p_ptr + row)
+        min_p = tl.load(min_p_ptr + row)
+        masses = tl.load(masses_ptr + place, mask=exists, other=0.0) * tl.exp2((maxima - largest) * rate)
+        threshold = largest * 0 - float("inf")
+        if top_k < vocab_size:
+            threshold = threshold_by_count(logits_ptr, live_ptr, maxima, exists, largest, top_k, vocab_size, group)
+        if top_p < 1:
+            if top_k < vocab_size:
+                masses = kept_masses(
+                    logits_ptr, live_ptr, masses_ptr, maxima, exists, largest, rate, threshold, 0.0, vocab_size, group
+                )
+            threshold = threshold_by_weight(
+                logits_ptr,
+                live_ptr,
+                maxima,
+                exists,
+                threshold,
+                largest,
+                rate,
+                tl.sum(masses, 0),
+                top_p,
+                vocab_size,
+                group,
+            )
+        if (threshold > float("-inf")) | (min_p > 0):
+            masses = kept_masses(
+                logits_ptr, live_ptr, masses_ptr, maxima, exists, largest, rate, threshold, min_p, vocab_size, group
+            )
+        number = uniform(tl.load(streams_ptr + row), tl.load(positions_ptr + row))
+        cumulative = tl.cumsum(masses.to(tl.float64), 0)
+        total = tl.max(cumulative, 0)
+        target = number * total
+        chosen = tl.sum(((cumulative <= target) & (cumulative < total)).to(tl.int32), 0)
+        start = tl.max(tl.where(place < chosen, cumulative, 0.0), 0)
+        mass = tl.sum(tl.where(place == chosen, masses, 0.0), 0)
+        token = chosen * group + tl.arange(0, group)
+        logits = tl.load(logits_ptr + token, mask=token < vocab_size, other=float("-inf"))
+        weights = tl.exp2((logits - largest) * rate)
+        weights = tl.where(is_kept(logits, largest, rate, threshold, min_p), weights, 0.0)
         inner = tl.cumsum(weights.to(tl.float64), 0)
-        # Relative to the tile, whose float32 sum differs from the float64 one in its last bits.
-        total = tl.sum(weights.to(tl.float64), 0)
-        within = tl.maximum((target - start) / mass, 0.0) * total
-        drawn = tl.sum(((inner <= within) & (inner < total)).to(tl.int32), 0)
-        tl.store(tokens_ptr + row, (chosen * block + drawn).to(tl.int64))
+        # Relative to the group, whose sum above differs from this one in its last bits.
+        inner_total = tl.max(inner, 0)
+        within = tl.maximum((target - start) / mass, 0.0) * inner_total
+        drawn = tl.sum(((inner <= within) & (inner < inner_total)).to(tl.int32), 0)
+        tl.store(tokens_ptr + row, chosen * group + drawn)

@@ -1,0 +1,250 @@
+"""Prefill by the FlashAttention that is compiled into torch ("FlashAttention-2", Dao, 2023, arXiv 2307.08691).
+
+It reads keys that lie side by side. In a step whose rows all begin their sequences, these are the step's own; otherwise
+they are gathered from their pages first. That costs a read and a write of each key, against the work of every query
+token of its row.
+
+Other ways that torch has do not serve here. FlashAttention over block tables (torch 2.12 and later) takes blocks of 256
+tokens, or multiples of that, only, and by kernels that are meant for decoding. cuDNN's attention aligns the causal mask
+at the first key, where chunks need it at the last, and plans anew for every shape.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Protocol
+
+import torch
+import torch.nn.functional as F
+from attrs import frozen
+from torch import Tensor
+
+__all__ = ["KeySpans", "PrefillRows", "VarlenAttention", "flash_prefill", "torch_flash", "why_not"]
+
+_OLDEST: Final = (8, 0)
+_LARGEST_HEAD: Final = 256
+_HEAD_MULTIPLE: Final = 8
+
+# Called directly: torch.nn.attention.varlen, which wraps them, takes a second to import and launches one kernel more.
+_FORWARD: Final[Any] = torch.ops.aten._flash_attention_forward
+_FORWARD_INTO: Final[Any] = getattr(torch.ops.aten, "_flash_attention_forward_no_dropout_inplace", None)  # torch 2.12
+
+
+class VarlenAttention(Protocol):
+    """Causal attention of rows over keys that lie side by side.
+
+    Query token i of a row with n query tokens and L keys sees the keys 0 to L - n + i, or the last ``window`` of them.
+    """
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
+        *,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        scale: float,
+        window: int | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Attend.
+
+        :param query: ``[num_tokens, num_heads, head_size]``
+        :param key: ``[num_keys, num_kv_heads, head_size]``; ``value`` likewise
+        :param cu_seqlens_q: ``[num_rows + 1]`` int32; ``cu_seqlens_k`` likewise
+        :param max_seqlen_q: at least the most query tokens of a row; ``max_seqlen_k`` likewise of keys
+        :param out: like ``query``, written and returned; None: a new tensor
+        """
+
+
+def why_not(
+    dtype: torch.dtype,
+    head_size: int,
+    device: torch.device,
+    *,
+    softcap: float | None = None,
+    quantised: bool = False,
+    alibi: bool = False,
+    sinks: bool = False,
+) -> str | None:
+    """Why torch's FlashAttention cannot serve a layer, or None if it can. Sliding windows it serves.
+
+    :param dtype: of queries
+    :param quantised: the cache is f8e4m3
+    """
+    if device.type != "cuda":
+        return f"it runs on CUDA devices, not on {device.type!r}"
+    if dtype not in (torch.float16, torch.bfloat16):
+        return f"it computes in float16 and bfloat16, not in {dtype}"
+    if head_size % _HEAD_MULTIPLE or head_size > _LARGEST_HEAD:
+        return f"it takes head sizes up to {_LARGEST_HEAD} that are multiples of {_HEAD_MULTIPLE}, not {head_size}"
+    for asked, what in ((softcap is not None, "softcap"), (alibi, "alibi"), (sinks, "sinks")):
+        if asked:
+            return f"it has no {what}"
+    if quantised:
+        return "it reads no f8e4m3 cache"
+    if not torch.backends.cuda.is_flash_attention_available():
+        return "this build of torch comes without it"
+    if torch.cuda.get_device_capability(device) < _OLDEST:
+        return f"it needs compute capability 8.0 (Ampere) or newer, unlike {torch.cuda.get_device_name(device)}"
+    return None
+
+
+def torch_flash(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    *,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    scale: float,
+    window: int | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """:class:`VarlenAttention` by torch, where :func:`why_not` finds nothing against it; elements of heads adjacent.
+
+    If another implementation is active in torch (``torch.nn.attention.activate_flash_attention_impl``), it is that.
+    """
+    arguments = (query, key, value, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    dropout, causal, debug_mask = 0.0, window is None, False
+    # The width on each side of a token's own position; -1: all.
+    sides = {"window_size_left": -1 if window is None else window - 1, "window_size_right": 0}
+    if out is not None and _FORWARD_INTO is not None:
+        _FORWARD_INTO(out, *arguments, dropout, causal, debug_mask, scale=scale, **sides)
+        return out
+    output: Tensor = _FORWARD(*arguments, dropout, causal, debug_mask, scale=scale, **sides)[0]
+    return output if out is None else out.copy_(output)
+
+
+@frozen(eq=False)
+class KeySpans:
+    """The keys that some rows see, row by row.
+
+    :ivar cu_seqlens: ``[num_rows + 1]`` int32: row r has the keys ``cu_seqlens[r]:cu_seqlens[r + 1]``
+    :ivar slots: ``[num_keys]`` int64: where each lies in the cache. There may be more than the rows have: the last key
+        again
+    :ivar max_seqlen: at least the most keys of a row
+    """
+
+    cu_seqlens: Tensor
+    slots: Tensor
+    max_seqlen: int
+
+
+class PrefillRows:
+    """The prefill rows of a step, made once for all layers. Nothing waits for the device.
+
+    :param block_tables: ``[num_rows, max_blocks]`` int32; entries of blocks that no query token of the row sees are
+        arbitrary
+    :param context_lens: ``[num_rows]`` int32: keys of each row, its own query tokens included, which are no more
+    :param cu_seqlens_q: ``[num_rows + 1]`` int32, beginning with 0: row r has the query tokens
+        ``cu_seqlens_q[r]:cu_seqlens_q[r + 1]``
+    :param num_tokens: query tokens of all rows
+    :param max_seqlen_q: at least the most query tokens of a row
+    :param max_context_len: at least the largest context length
+    :param total_context_len: the context lengths, summed up
+    """
+
+    def __init__(
+        self,
+        block_tables: Tensor,
+        context_lens: Tensor,
+        cu_seqlens_q: Tensor,
+        *,
+        block_size: int,
+        num_tokens: int,
+        max_seqlen_q: int,
+        max_context_len: int,
+        total_context_len: int,
+    ) -> None:
+        self.block_tables = block_tables
+        self.context_lens = context_lens
+        self.cu_seqlens_q = cu_seqlens_q
+        self.block_size = block_size
+        self.num_tokens = num_tokens
+        self.max_seqlen_q = max_seqlen_q
+        self.max_context_len = max_context_len
+        self.total_context_len = total_context_len
+        self._spans: dict[int | None, KeySpans] = {}
+
+    @property
+    def begin_sequences(self) -> bool:
+        """Whether the rows see no keys but their own tokens'."""
+        return self.total_context_len == self.num_tokens
+
+    def num_keys(self, window: int | None) -> int:
+        """At least how many keys the rows see together, without a window exactly as many."""
+        if window is None:
+            return self.total_context_len
+        return min(self.total_context_len, self.num_tokens + len(self.context_lens) * (window - 1))
+
+    def key_spans(self, window: int | None) -> KeySpans:
+        """Where the keys lie that rows see, worked out on the device when first asked for."""
+        if window not in self._spans:
+            self._spans[window] = self._find_keys(window)
+        return self._spans[window]
+
+    def _find_keys(self, window: int | None) -> KeySpans:
+        lengths, longest = self.context_lens, self.max_context_len
+        if window is not None:
+            lengths = torch.minimum(lengths, self.cu_seqlens_q.diff() + (window - 1))
+            longest = min(longest, self.max_seqlen_q + window - 1)
+        ends = lengths.cumsum(0)
+        key = torch.arange(self.num_keys(window), device=ends.device).clamp(max=ends[-1] - 1)
+        row = torch.searchsorted(ends, key, right=True)
+        position = self.context_lens[row] - (ends[row] - key)
+        block = self.block_tables[row, position // self.block_size].long()
+        return KeySpans(
+            cu_seqlens=F.pad(ends, (1, 0)).int(),
+            slots=block * self.block_size + position % self.block_size,
+            max_seqlen=longest,
+        )
+
+
+def flash_prefill(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    rows: PrefillRows,
+    *,
+    scale: float,
+    window: int | None = None,
+    out: Tensor | None = None,
+    attend: VarlenAttention = torch_flash,
+) -> Tensor:
+    """Causal attention of a step's prefill rows over a paged cache to which their keys and values are written already.
+
+    :param query: ``[num_tokens, num_heads, head_size]`` float16 or bfloat16, elements of heads adjacent
+    :param key: ``[num_tokens, num_kv_heads, head_size]``, of the rows' own tokens; ``value`` likewise
+    :param key_cache: ``[num_blocks, block_size, num_kv_heads, head_size]`` of the query's dtype, contiguous;
+        ``value_cache`` likewise
+    :param scale: multiplies the scores
+    :param window: keys that a query sees, its own included; None: all
+    :param out: like ``query``, written and returned; None: a new tensor
+    :param attend: over the keys when they lie side by side
+    :returns: ``[num_tokens, num_heads, head_size]`` of the query's dtype
+    """
+    cu_seqlens_k, max_seqlen_k = rows.cu_seqlens_q, rows.max_seqlen_q
+    if not rows.begin_sequences:
+        spans = rows.key_spans(window)
+        cu_seqlens_k, max_seqlen_k = spans.cu_seqlens, spans.max_seqlen
+        # By index: on CUDA it copies 16 bytes at a time where index_select copies an element.
+        key, value = (cache.flatten(0, 1)[spans.slots] for cache in (key_cache, value_cache))
+    return attend(
+        query,
+        key,
+        value,
+        rows.cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q=rows.max_seqlen_q,
+        max_seqlen_k=max_seqlen_k,
+        scale=scale,
+        window=window,
+        out=out,
+    )

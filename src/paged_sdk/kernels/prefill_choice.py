@@ -1,0 +1,230 @@
+"""Who attends in prefill rows on a CUDA device: Triton's kernels, or torch's FlashAttention where that is faster."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from functools import partial
+from itertools import accumulate
+from typing import Any, Final
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from paged_sdk.kernels.flash_prefill import PrefillRows, VarlenAttention, flash_prefill, torch_flash, why_not
+from paged_sdk.kernels.triton.availability import num_multiprocessors
+
+__all__ = ["PagedPrefill", "PrefillShape", "compare_prefills", "faster_for_prefill", "microseconds"]
+
+# Query tokens of one head that FlashAttention takes at once. Fewer tiles than multiprocessors leave some of these idle,
+# where Triton's kernels share long contexts out among all.
+_TILE: Final = 128
+# Keys and values gathered at once, 65,536 tokens of 8 heads of 128 elements: memory that no KV block can have.
+_MOST_GATHERED_BYTES: Final = 2**28
+
+# What is timed: (query tokens, context length) of each row. One continues a sequence, so its keys are gathered.
+_PROBED_ROWS: Final = ((1024, 2048), (1024, 1024))
+_ROUNDS: Final = 5
+_CALLS: Final = 3  # in a row, so that the device does not wait for each launch
+# Relative to a head's vector. Rounding to bfloat16 makes it 2**-8; one key too few or too many among the first tokens,
+# where keys are few, about 1.
+_LARGEST_DIFFERENCE: Final = 2.0**-5
+_WORTHWHILE: Final = 1.05  # times as fast: less may be the clock's noise
+
+
+@frozen(kw_only=True)
+class PrefillShape:
+    """A layer's attention, as far as the choice depends on it.
+
+    :ivar dtype: of queries
+    :ivar scale: multiplies the scores; above 0
+    :ivar window: keys that a query sees, its own included; None: all
+    :ivar softcap: scores become ``softcap * tanh(score / softcap)``
+    :ivar quantised: the cache is f8e4m3
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    block_size: int
+    dtype: torch.dtype
+    device: torch.device
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    quantised: bool = False
+
+    def window_of(self, rows: PrefillRows) -> int | None:
+        """The window, or None if the rows' contexts all fit into it."""
+        return None if self.window is None or self.window >= rows.max_context_len else self.window
+
+
+@frozen(kw_only=True, eq=False)
+class PagedPrefill:
+    """Attention of a step's prefill rows, as chosen for one kind of layer. ``str()`` is for the log.
+
+    :ivar shape: the kind of layer
+    :ivar paged: Triton's :func:`~paged_sdk.kernels.paged_attention.paged_attention`, which serves what flash does not
+    :ivar flash: the other, where it is faster; None: never
+    :ivar reason: why
+    """
+
+    shape: PrefillShape
+    paged: Callable[..., Tensor]
+    flash: VarlenAttention | None
+    reason: str
+
+    @property
+    def name(self) -> str:
+        """Who serves long prefills."""
+        return "Triton" if self.flash is None else "torch flash"
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.reason})"
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        rows: PrefillRows,
+        *,
+        k_scale: Tensor | None = None,
+        v_scale: Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Attend over a cache to which the rows' keys and values are written already.
+
+        :param query: ``[num_tokens, num_heads, head_size]`` of the shape's dtype, elements of heads adjacent
+        :param key: ``[num_tokens, num_kv_heads, head_size]``, of the rows' own tokens, position applied; ``value``
+            likewise
+        :param key_cache: ``[num_blocks, block_size, num_kv_heads, head_size]``, contiguous; ``value_cache`` likewise
+        :param k_scale: ``[num_blocks, block_size, num_kv_heads]`` float32, of an f8e4m3 cache; ``v_scale`` likewise
+        :param out: like ``query``, written and returned; None: a new tensor
+        :returns: ``[num_tokens, num_heads, head_size]`` of the query's dtype
+        """
+        scale, window = self.shape.scale, self.shape.window_of(rows)
+        if self.flash is not None and self.suits_flash(rows):
+            return flash_prefill(
+                *(query, key, value, key_cache, value_cache, rows),
+                scale=scale,
+                window=window,
+                out=out,
+                attend=self.flash,
+            )
+        output = self.paged(
+            *(query, key_cache, value_cache, rows.block_tables, rows.context_lens, rows.cu_seqlens_q),
+            max_seqlen_q=rows.max_seqlen_q,
+            max_context_len=rows.max_context_len,
+            scale=scale,
+            window=window,
+            softcap=self.shape.softcap,
+            k_scale=k_scale,
+            v_scale=v_scale,
+        )
+        return output if out is None else out.copy_(output)
+
+    def suits_flash(self, rows: PrefillRows) -> bool:
+        """Whether torch's FlashAttention is to serve some rows."""
+        shape = self.shape
+        if self.flash is None or rows.num_tokens * shape.num_heads < _TILE * num_multiprocessors(shape.device):
+            return False
+        elements_per_key = 2 * shape.num_kv_heads * shape.head_size
+        gathered = rows.num_keys(shape.window_of(rows)) * elements_per_key * shape.dtype.itemsize
+        return rows.begin_sequences or gathered <= _MOST_GATHERED_BYTES
+
+
+def faster_for_prefill(shape: PrefillShape) -> PagedPrefill:
+    """Time both on some prefill rows, for a few milliseconds and some 100 MB of the device; to be asked once for each
+    kind of layer, when an engine starts. Whatever is the matter with torch's FlashAttention is a reason, not an error.
+
+    :param shape: of layers that Triton's kernels serve
+    """
+    from paged_sdk.kernels.triton.paged_attention import paged_attention
+
+    refusal = why_not(shape.dtype, shape.head_size, shape.device, softcap=shape.softcap, quantised=shape.quantised)
+    if refusal is not None:
+        return _only_paged(shape, paged_attention, refusal)
+    return compare_prefills(shape, paged_attention, torch_flash, partial(microseconds, device=shape.device))
+
+
+def compare_prefills(
+    shape: PrefillShape,
+    paged: Callable[..., Tensor],
+    flash: VarlenAttention,
+    time: Callable[[Callable[[], Tensor]], float],
+) -> PagedPrefill:
+    """``flash`` if its results are those of ``paged`` and it is faster, else ``paged``.
+
+    :param time: how long a call takes
+    """
+    try:
+        batch = _probed_batch(shape)
+        by_paged = partial(_only_paged(shape, paged, "being timed"), *batch)
+        window = shape.window_of(batch[-1])
+        by_flash = partial(flash_prefill, *batch, scale=shape.scale, window=window, attend=flash)
+        difference = _difference(by_flash(out=torch.empty_like(batch[0])), by_paged())
+        speed = time(by_paged) / time(by_flash)
+    except Exception as error:
+        message = next(iter(str(error).splitlines()), "no message")
+        return _only_paged(shape, paged, f"{type(error).__name__}: {message}")
+    if not difference <= _LARGEST_DIFFERENCE:  # NaN is not
+        return _only_paged(shape, paged, f"its results differ, by {difference:.1%} of a vector")
+    if speed < _WORTHWHILE:
+        return _only_paged(shape, paged, f"{speed:.2f} x as fast")
+    return PagedPrefill(shape=shape, paged=paged, flash=flash, reason=f"{speed:.2f} x as fast as Triton")
+
+
+def microseconds(call: Callable[[], object], device: torch.device) -> float:
+    """The time of a call on a CUDA device, which is waited for: the median of some rounds."""
+    stream = torch.cuda.current_stream(device)
+    event: Any = torch.cuda.Event  # it has no annotations
+    times: list[float] = []
+    call()  # compiles what has to be
+    for _ in range(_ROUNDS):
+        begin, end = event(enable_timing=True), event(enable_timing=True)
+        begin.record(stream)
+        for _ in range(_CALLS):
+            call()
+        end.record(stream)
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1000 / _CALLS)
+    return statistics.median(times)
+
+
+def _only_paged(shape: PrefillShape, paged: Callable[..., Tensor], why_not_flash: str) -> PagedPrefill:
+    return PagedPrefill(shape=shape, paged=paged, flash=None, reason=f"torch flash: {why_not_flash}")
+
+
+def _probed_batch(shape: PrefillShape) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, PrefillRows]:
+    """What a :class:`PagedPrefill` is called with: random vectors, blocks in any order."""
+    device = shape.device
+    generator = torch.Generator(device).manual_seed(0)
+    counts, lengths = zip(*_PROBED_ROWS, strict=True)
+    blocks_of_row = -(-max(lengths) // shape.block_size)
+    num_blocks = len(counts) * blocks_of_row
+    tables = torch.randperm(num_blocks, generator=generator, device=device).int().view(len(counts), blocks_of_row)
+    rows = PrefillRows(
+        tables,
+        torch.tensor(lengths, dtype=torch.int32, device=device),
+        torch.tensor([0, *accumulate(counts)], dtype=torch.int32, device=device),
+        block_size=shape.block_size,
+        num_tokens=sum(counts),
+        max_seqlen_q=max(counts),
+        max_context_len=max(lengths),
+        total_context_len=sum(lengths),
+    )
+    random = partial(torch.randn, generator=generator, dtype=shape.dtype, device=device)
+    pages = (num_blocks, shape.block_size, shape.num_kv_heads, shape.head_size)
+    key_cache, value_cache = random(pages), random(pages)
+    key, value = (cache.flatten(0, 1)[: rows.num_tokens] for cache in (key_cache, value_cache))  # not looked at
+    return random(rows.num_tokens, shape.num_heads, shape.head_size), key, value, key_cache, value_cache, rows
+
+
+def _difference(output: Tensor, expected: Tensor) -> float:
+    """The largest error of a head's vector, relative to its length."""
+    error = (output.float() - expected.float()).norm(dim=-1)
+    return float((error / expected.float().norm(dim=-1)).max())

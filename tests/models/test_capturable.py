@@ -1,0 +1,188 @@
+"""A forward pass can be recorded in a CUDA graph: it waits for nothing, moves nothing between host and device, and has
+no shape that depends on values.
+
+Without a GPU, meta tensors stand for those on one: they have a shape and no values, so that torch itself refuses
+whatever would look at them. Kernels are not launched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+from reference_decoding import DictSource, random_prompt
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+pytest.importorskip("triton")
+
+from paged_sdk.attention.backend import RowSpan
+from paged_sdk.attention.context import StepContext
+from paged_sdk.attention.triton_paged import TritonPagedBackend
+from paged_sdk.layers.embedding import RepackedEmbedding
+from paged_sdk.models.decoder import DecoderModel
+from paged_sdk.models.loading import load_model
+from paged_sdk.quant.policy import LinearPolicy
+from paged_sdk.quant.repacked import RepackedLinear
+from paged_sdk.weights.gguf_source import GgufSource
+from tiny import FAMILIES, build_model, make_gguf
+
+META: Final = torch.device("meta")
+#: One launch for gate and up, products by tiles, and decoded matrices; few pairs of tokens and experts, and many.
+NUM_TOKENS: Final = (1, 4, 40, 600)
+WITHOUT_GPU: Final = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels would be launched")
+NEEDS_GPU: Final = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+class _DeviceOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses to take or make tensors on the host, but for numbers, which operations of the device take along."""
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        taken = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor) and each.dim() > 0]
+        made = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
+        assert all(each.is_meta for each in taken + made), f"{func} with tensors on the host"
+        return result
+
+
+class _NoValues(TorchFunctionMode):
+    """Refuses to make tensors of the host's values, which for meta tensors is no operation at all."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        assert func not in (torch.tensor, torch.as_tensor, torch.from_numpy, Tensor.new_tensor), "values of the host"
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def device_only() -> Iterator[None]:
+    """As while a graph is captured."""
+    with torch.inference_mode(), _DeviceOnly(), _NoValues():  # type: ignore[no-untyped-call]
+        yield
+
+
+@pytest.fixture
+def meta_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Meta tensors take the way of those on a device that Triton serves."""
+    interpreter: Any = pytest.importorskip("triton.runtime.interpreter")
+    monkeypatch.setattr(interpreter.GridExecutor, "__call__", lambda *_, **__: None)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: tensor.is_meta), raising=False)
+    monkeypatch.setattr("paged_sdk.kernels.triton.availability.why_not", lambda _: None)
+
+
+def check_steps(model: DecoderModel) -> None:
+    """A prompt of some tokens, whose indices are made beforehand, and as many decodes, whose are part of the step."""
+    pool = TritonPagedBackend(
+        model.config, num_blocks=64, block_size=16, dtype=model.dtype, device=META, max_num_seqs=max(NUM_TOKENS)
+    )
+    for num_tokens in NUM_TOKENS:
+        tokens = torch.empty(num_tokens, dtype=torch.int64, device=META)
+        prompt = pool.prepare([RowSpan(0, num_tokens, range(64))])
+        with device_only():
+            for step in (prompt, pool.decode(tokens, tokens)):
+                logits = model.logits(model.forward(tokens, tokens, StepContext(attention=step)))
+                assert logits.shape == (num_tokens, model.config.vocab_size)
+
+
+@WITHOUT_GPU
+@pytest.mark.usefixtures("meta_for_cuda")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_dense_models(family: str) -> None:
+    reference = build_model(family)
+    source = DictSource(reference.state_dict())
+    check_steps(load_model(reference.config.to_dict(), source, dtype=torch.bfloat16, device=META))
+
+
+@WITHOUT_GPU
+@pytest.mark.usefixtures("meta_for_cuda")
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "phi3", "gemma2", "qwen3_moe", "mixtral"])
+def test_models_in_blocks(family: str, tmp_path: Path) -> None:
+    source = GgufSource(make_gguf(tmp_path, family=family, quantization="Q8_0"))
+    policy = LinearPolicy(keep_blocks=True, device=META)
+    model = load_model(source.config, source, dtype=torch.bfloat16, device=META, policy=policy)
+    assert isinstance(model.embedding, RepackedEmbedding)
+    assert isinstance(model.head, RepackedLinear)
+    check_steps(model)
+
+
+@WITHOUT_GPU
+@pytest.mark.usefixtures("meta_for_cuda")
+@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+def test_what_launches_the_kernels_of_experts(num_tokens: int) -> None:
+    """In whole models it is hidden behind the custom ops' fake kernels."""
+    from paged_sdk.kernels.triton.fused_moe import fused_moe
+    from paged_sdk.kernels.triton.routing import route
+
+    with device_only():
+        hidden = torch.empty(num_tokens, 64, device=META)
+        weights, ids = route(torch.empty(num_tokens, 16, device=META), 2, renormalise=True)
+        gate_up, down = torch.empty(16, 2 * 32, 64, device=META), torch.empty(16, 64, 32, device=META)
+        assert fused_moe(hidden, gate_up, down, weights, ids).shape == hidden.shape
+
+
+REFUSED: Final[dict[str, Callable[[Tensor], object]]] = {
+    "a number": lambda x: x.sum().item(),
+    "a condition": lambda x: bool(x.isnan().any()),
+    "values": lambda x: x.cpu(),
+    "a list": lambda x: x.tolist(),
+    "a shape that depends on values": lambda x: x.nonzero(),
+    "a mask": lambda x: x[x > 0],
+    "the host's values": lambda x: torch.tensor([1.0, 2.0], device=x.device),
+    "the host's number": lambda x: x.new_tensor(2.0),
+    "a tensor of the host": lambda x: torch.ones(4).to(x.device),
+}
+
+
+@WITHOUT_GPU
+@pytest.mark.parametrize("refused", REFUSED)
+def test_what_cannot_be_captured_is_seen(refused: str) -> None:
+    with device_only(), pytest.raises((AssertionError, RuntimeError, NotImplementedError)):
+        REFUSED[refused](torch.empty(4, device=META))
+
+
+@NEEDS_GPU
+@pytest.mark.parametrize("quantization", ["F32", "Q8_0"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3", "qwen3_moe", "mixtral"])
+def test_a_replayed_step_is_the_step(family: str, quantization: str, tmp_path: Path) -> None:
+    """Captured with some tokens and replayed with others, whose logits are nowhere near."""
+    cuda = torch.device("cuda", 0)
+    source = GgufSource(make_gguf(tmp_path, family=family, quantization=quantization))
+    policy = LinearPolicy(keep_blocks=quantization != "F32", device=cuda)
+    model = load_model(source.config, source, dtype=torch.bfloat16, device=cuda, policy=policy)
+    pool = TritonPagedBackend(
+        model.config,
+        num_blocks=max(NUM_TOKENS),
+        block_size=16,
+        dtype=torch.bfloat16,
+        device=cuda,
+        max_num_seqs=max(NUM_TOKENS),
+    )
+    for num_tokens in NUM_TOKENS:
+        seats = torch.from_numpy(pool.seats([[block] for block in range(num_tokens)])).to(cuda)
+        texts = [torch.tensor(random_prompt(num_tokens, seed=seed), device=cuda) for seed in (1, 2)]
+        tokens = texts[0].clone()
+        with torch.inference_mode():
+            logits_of_first_tokens(model, pool, tokens, seats)  # compiles the kernels
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                captured = logits_of_first_tokens(model, pool, tokens, seats)
+            for text in reversed(texts):
+                expected = logits_of_first_tokens(model, pool, text, seats)
+                tokens.copy_(text)
+                graph.replay()
+                assert (captured - expected).norm() < 1e-2 * expected.norm()
+
+
+def logits_of_first_tokens(model: DecoderModel, pool: TritonPagedBackend, tokens: Tensor, seats: Tensor) -> Tensor:
+    positions = torch.zeros_like(tokens)
+    step = pool.decode(seats, positions)
+    return model.logits(model.forward(tokens, positions, StepContext(attention=step)))

@@ -1,0 +1,40 @@
+"""What FlashAttention computes over keys that lie side by side, row by row."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor
+
+from paged_sdk.kernels.attention import prefill_attention
+
+
+def plain_varlen(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    *,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    scale: float,
+    window: int | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Row by row; refuses what FlashAttention could not take or would misunderstand."""
+    assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
+    assert len(cu_seqlens_q) == len(cu_seqlens_k)
+    assert query.stride(-1) == key.stride(-1) == value.stride(-1) == 1
+    assert int(cu_seqlens_q.diff().max()) <= max_seqlen_q
+    assert int(cu_seqlens_k.diff().max()) <= max_seqlen_k
+    assert int(cu_seqlens_k[-1]) <= len(key) == len(value)
+    output = torch.zeros_like(query) if out is None else out
+    queries, keys = (itertools.pairwise(ends.tolist()) for ends in (cu_seqlens_q, cu_seqlens_k))
+    for (first, last), (first_key, last_key) in zip(queries, keys, strict=True):
+        if last > first:
+            output[first:last] = prefill_attention(
+                query[first:last], key[first_key:last_key], value[first_key:last_key], scale=scale, window=window
+            )
+    return output

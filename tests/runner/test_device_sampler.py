@@ -1,0 +1,155 @@
+"""The sampler that stays on the device against the one on the host and naive float64 sampling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from naive_sampler import naive_distribution, naive_uniform
+from torch import Tensor
+
+from paged_sdk.config.sampling import DryParams, SamplingParams
+from paged_sdk.kernels.sampling import NOT_DRAWN
+from paged_sdk.runner.device_sampler import DeviceRow, DeviceSampler
+from paged_sdk.runner.sampler import Sampler, SampleRow
+
+CPU = torch.device("cpu")
+
+MIXED = [
+    SamplingParams.deterministic(),
+    SamplingParams(temperature=0.8, seed=1),
+    SamplingParams(temperature=0.8, seed=2, min_p=0.02),
+    SamplingParams(temperature=2.0, seed=10, top_k=100),
+    SamplingParams(seed=3, top_p=0.9),
+    SamplingParams(seed=5, top_k=1),
+    SamplingParams(temperature=1.3, seed=2**80, top_k=30, top_p=0.95, min_p=0.01),
+]
+
+
+def random_logits(num_rows: int, vocab_size: int = 300, seed: int = 0) -> Tensor:
+    return torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+def sample_row(params: SamplingParams, choice_index: int, num_output_tokens: int) -> SampleRow:
+    return SampleRow(0, params, [1, *[2] * num_output_tokens], 1, choice_index, 1, frozenset())
+
+
+def test_tokens_are_those_of_naive_float64() -> None:
+    sampler = DeviceSampler(CPU, 300)
+    rows = [DeviceRow(params, choice_index=index % 3) for index, params in enumerate(MIXED)]
+    num_compared = 0
+    for step in range(20):
+        logits = random_logits(len(rows), seed=step)
+        positions = [step + 2 * index for index in range(len(rows))]
+        tokens = sampler.sample(logits, rows, positions)
+        assert tokens.dtype == torch.int64
+        for values, row, position, token in zip(logits, rows, positions, tokens.tolist(), strict=True):
+            if row.is_greedy:
+                assert token == values.argmax()
+                continue
+            assert row.params.seed is not None
+            own = naive_distribution(values.double().numpy(), sample_row(row.params, row.choice_index, position))
+            uniform = naive_uniform(row.params.seed, row.choice_index, position)
+            by_id = np.argsort(own.tokens)
+            cumulative = own.probabilities[by_id].cumsum()
+            if min(own.margin, np.abs(cumulative - uniform).min()) > 1e-6:
+                assert token == own.tokens[by_id[(cumulative <= uniform).sum()]]
+                num_compared += 1
+    assert num_compared > 15 * len(rows) / 2
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.6, "min_p": 0.1}, {"temperature": 0.0}])
+def test_tokens_are_the_host_samplers_without_top_k_and_top_p(settings: dict[str, Any]) -> None:
+    logits = random_logits(40)
+    params = [SamplingParams(seed=index, **settings) for index in range(40)]
+    positions = list(range(40))
+    drawn = DeviceSampler(CPU, 300).sample(logits, [DeviceRow(each, 1) for each in params], positions)
+    rows = [sample_row(each, 1, position) for each, position in zip(params, positions, strict=True)]
+    on_host = Sampler(300, CPU, lambda _: []).sample(logits.clone(), rows)
+    assert [[token] for token in drawn.tolist()] == [[token.token_id for token in tokens] for tokens in on_host]
+
+
+def test_batches_and_pauses_do_not_matter() -> None:
+    """Rows come, go, move and rest; each gets the tokens that it gets alone."""
+    rows = [DeviceRow(params, choice_index=0) for params in MIXED]
+    logits = torch.stack([random_logits(len(rows), seed=step) for step in range(6)])
+    alone = [
+        [
+            DeviceSampler(CPU, 300).sample(step[index : index + 1], [row], [position]).item()
+            for position, step in enumerate(logits)
+        ]
+        for index, row in enumerate(rows)
+    ]
+    sampler = DeviceSampler(CPU, 300)
+    lengths = [0] * len(rows)
+    everyone = list(range(len(rows)))
+    for batch in ([0], [0, 5], everyone, everyone, everyone, everyone[::-1], [4], [4], [6, 3], [3], [6, 3], [0, 5]):
+        going = [index for index in batch if lengths[index] < len(logits)]
+        given = torch.stack([logits[lengths[index], index] for index in going])
+        tokens = sampler.sample(given, [rows[index] for index in going], [lengths[index] for index in going])
+        assert tokens.tolist() == [alone[index][lengths[index]] for index in going]
+        for index in going:
+            lengths[index] += 1
+
+
+def test_settings_are_sent_only_when_the_batch_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from paged_sdk.runner import device_sampler
+
+    uploads: list[list[int]] = []
+    upload = device_sampler._upload
+
+    def counted(rows: Any, positions: list[int], device: torch.device) -> Any:
+        uploads.append(positions)
+        return upload(rows, positions, device)
+
+    monkeypatch.setattr(device_sampler, "_upload", counted)
+    sampler = DeviceSampler(CPU, 300)
+    first, second, greedy = (DeviceRow(params, 0) for params in (MIXED[1], MIXED[4], MIXED[0]))
+    logits = random_logits(2)
+    for positions in ([3, 7], [4, 8], [5, 9]):
+        sampler.sample(logits, [first, second], positions)
+    assert uploads == [[3, 7]]
+    sampler.sample(logits, [first, second], [5, 9])  # again, as after preemption
+    sampler.sample(logits, [first, second], [6, 10])
+    sampler.sample(logits, [second, first], [11, 7])
+    assert uploads == [[3, 7], [5, 9], [11, 7]]
+    sampler.sample(logits, [greedy, greedy], [0, 0])
+    assert len(uploads) == 3
+
+
+def test_rows_without_a_choice() -> None:
+    logits = random_logits(len(MIXED))
+    logits[::2] = torch.nan
+    tokens = DeviceSampler(CPU, 300).sample(logits, [DeviceRow(params, 0) for params in MIXED], [0] * len(MIXED))
+    assert (tokens == NOT_DRAWN).tolist() == [True, False] * 3 + [True]
+
+
+def test_no_rows_are_no_work() -> None:
+    assert DeviceSampler(CPU, 5).sample(torch.empty(0, 5), [], []).shape == (0,)
+
+
+@pytest.mark.parametrize("params", MIXED)
+def test_what_is_served(params: SamplingParams) -> None:
+    assert DeviceSampler.serves(params, 0)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"top_n_logprobs": 0},
+        {"repetition_penalty": 1.1},
+        {"presence_penalty": 0.5},
+        {"frequency_penalty": 0.5},
+        {"logits_bias": {1: 1.0}},
+        {"dry_params": DryParams(multiplier=1.0)},
+    ],
+)
+def test_what_is_not_served(settings: dict[str, Any]) -> None:
+    assert not DeviceSampler.serves(SamplingParams(temperature=0.0, **settings), 100)
+
+
+def test_stop_tokens_are_banned_on_the_host() -> None:
+    params = SamplingParams(min_tokens=3)
+    assert [DeviceSampler.serves(params, length) for length in (0, 2, 3)] == [False, False, True]
