@@ -154,7 +154,7 @@ def test_rotated_keys_are_stored_without_their_offsets(triton_device: torch.devi
     heads = torch.randn(6, 5 + 3 + 3, 40, generator=generator).to(dtype)
     angles = torch.randn(6, n, generator=generator) * 10
     offsets = 20 * torch.randn(3, 3, 40, generator=generator)
-    slots, positions = torch.tensor(SLOTS), torch.tensor([0, 0, 127, 128, 300, 255])
+    slots, positions = torch.tensor(SLOTS), torch.tensor([0, -1, 127, 128, 300, 255])
 
     def run(serve: Callable[..., None], device: torch.device) -> tuple[Tensor, Cache]:
         own = heads.clone().to(device)
@@ -169,7 +169,7 @@ def test_rotated_keys_are_stored_without_their_offsets(triton_device: torch.devi
     torch.testing.assert_close(rotated, expected, rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
     assert_same_bits([cache.value, cache.v_scale], [expected_cache.value, expected_cache.v_scale])
     again = new_cache(3, 40, torch.float32, quantised=True)
-    stored = rotated[:, 5:8].float() - offsets[positions // 128]
+    stored = rotated[:, 5:8].float() - offsets[positions.clamp(min=0) // 128]
     reshape_and_cache_reference(stored, heads[:, 8:], again.key, again.value, slots, again.k_scale, again.v_scale)
     assert_same_bits(cache, again)
 

@@ -75,7 +75,8 @@ def rotate_and_cache(
     :param key_cache: with the arguments after it, as in :func:`paged_sdk.kernels.kv_cache.reshape_and_cache`
     :param key_offsets: ``[num_spans, num_kv_heads, head_size]`` float32, of an f8e4m3 cache only: what keys are stored
         without (:mod:`paged_sdk.kernels.key_offsets`); ``key`` stays whole
-    :param positions: ``[num_tokens]`` int64 of each token within its sequence, where ``key_offsets`` are given
+    :param positions: ``[num_tokens]`` int64 of each token within its sequence, where ``key_offsets`` are given;
+        tokens that are not written may have a negative one
     :raises ConfigError: shapes, dtypes, strides or devices do not fit; for tensors in CPU memory, also slots past the
         cache's end and positions past ``key_offsets``
     """
@@ -154,5 +155,5 @@ def rotate_and_cache_reference(
         second.copy_(rotated[1])
     if key_offsets is not None:
         assert positions is not None, "key_offsets without positions"
-        key = subtract_key_offsets(key, key_offsets, positions)
+        key = subtract_key_offsets(key, key_offsets, positions.clamp(min=0))
     reshape_and_cache_reference(key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale)

@@ -146,7 +146,7 @@ def _rotate_and_cache_kernel(
         rest_mask = live & (rest_column < head_size)
         rest = tl.load(key_heads + rest_column, mask=rest_mask, other=0.0)
         if key_offsets_ptr is not None:
-            span = tl.load(positions_ptr + token) // SPAN
+            span = tl.maximum(tl.load(positions_ptr + token), 0) // SPAN
             offsets = key_offsets_ptr + (span * num_kv_heads + key_head)[:, None] * head_size
             half_offsets = offsets + tl.arange(0, block_n)[None, :]
             first = first.to(tl.float32) - tl.load(half_offsets, mask=live & in_half, other=0.0)

@@ -60,8 +60,8 @@ struct paged_linear_args {
 };
 
 // Keys and values of one layer in pages: [num_blocks, block_size, num_kv_heads, head_size], and for f8e4m3 one float32
-// scale per token and KV head [num_blocks, block_size, num_kv_heads]. Keys may be stored less a vector that those of 128
-// positions have in common, [positions / 128, num_kv_heads, head_size].
+// scale per token and KV head [num_blocks, block_size, num_kv_heads]. Keys may be stored less a vector that those of
+// 128 positions have in common, [positions / 128, num_kv_heads, head_size].
 struct paged_cache {
   void* key;
   void* value;

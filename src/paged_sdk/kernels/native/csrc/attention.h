@@ -2,7 +2,8 @@
 //
 // A row's keys are taken in spans of 128, each span in tiles of 64; a span gives (maximum, sum, weighted values), and
 // spans are merged in order. Tiles and spans start at fixed key positions, so a row's result depends neither on the
-// batch, nor on how a prompt was cut into chunks, nor on whether one thread or several took its spans.
+// batch, nor on how a prompt was cut into chunks, nor on whether one thread or several took its spans. A span's keys may
+// be stored less a vector that they have in common: a row's product with it belongs to all of their scores.
 #pragma once
 
 #include "activations.h"
@@ -13,7 +14,7 @@ namespace paged {
 namespace {
 
 constexpr int kKeyTile = 64;
-constexpr int kSpan = 128;  // also of the vectors that keys are stored without (abi.h)
+constexpr int kSpan = 128;
 constexpr float kMaskedScore = -1e30f;  // finite: the difference of two of them is 0 and not NaN
 
 // Softmax state of some rows, scores in powers of two: weights so far sum to `sum`, in units of 2^maximum; values

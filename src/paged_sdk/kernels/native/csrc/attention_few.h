@@ -1,4 +1,5 @@
-// Attention of a few query rows - decodes, drafts - by dot products of bfloat16 pairs over pages where they lie.
+// Attention of a few query rows - decodes, drafts - by dot products of bfloat16 pairs over pages where they lie, in
+// bfloat16 or f8e4m3.
 //
 // With three to six rows for each key, copying keys into another order costs more than the products: the float path of
 // attention.h reads pages at 6 GB/s with two threads. Here a key is loaded once, multiplied with every row, and summed
@@ -266,9 +267,8 @@ struct SpanScales {
   }
   // Scores of a scaled query from its products with the codes.
   void finish_scores(float* scores, int width, const float* query, int size) const {
-    const Floats common = offset == nullptr
-                              ? zero_floats()
-                              : offset_score(offset, size, [&](int c) { return load_floats(query + c); });
+    const Floats common =
+        offset == nullptr ? zero_floats() : offset_score(offset, size, [&](int c) { return load_floats(query + c); });
     for (int i = 0; i < width; i += 16)
       store_floats(scores + i, fma(load_floats(scores + i), load_floats(key + i), common));
   }
@@ -301,14 +301,14 @@ inline void attend_few_of(const QueryTile& tile, const Pages& pages, int num_hea
   };
   for (int first = even_begin / kStrip * kStrip; first < end; first += kStrip) {
     const int last = std::min(first + kStrip, end);
-    KeysAhead next = last < end
-                         ? strip_after(pages.cache.key, last, std::min(last + kStrip, end))
-                         : strip_after(pages.cache.value, begin, std::min((begin / kStrip + 1) * kStrip, end));
+    KeysAhead next = last < end ? strip_after(pages.cache.key, last, std::min(last + kStrip, end))
+                                : strip_after(pages.cache.value, begin, std::min((begin / kStrip + 1) * kStrip, end));
     for (int head = 0; head < num_heads; ++head) {
       in_row_blocks<kScoreRows<kChunks>>(rows, [&](int row, auto count) {
         const int at = head * rows + row;
         score_rows<Stored, kChunks, decltype(count)::value>(pages, vectors, head, first, std::max(first, begin), last,
-                                                    scratch.query + at * size / 2, scratch.scores + at * kSpan, next);
+                                                            scratch.query + at * size / 2, scratch.scores + at * kSpan,
+                                                            next);
       });
     }
   }
@@ -336,8 +336,8 @@ inline void attend_few_of(const QueryTile& tile, const Pages& pages, int num_hea
     for (int head = 0; head < num_heads; ++head) {
       in_row_blocks<kValueRows<kChunks>>(rows, [&](int row, auto count) {
         weigh_values<Stored, kChunks, decltype(count)::value>(pages, vectors, head, std::max(first, even_begin), last,
-                                                      scratch.weights + (head * rows + row) * kSpanPairs,
-                                                      partial(head).values + row * size, ahead);
+                                                              scratch.weights + (head * rows + row) * kSpanPairs,
+                                                              partial(head).values + row * size, ahead);
       });
     }
   }
