@@ -250,6 +250,14 @@ def test_top_p_is_of_what_top_k_leaves(draw: Draw) -> None:
 
 
 @short_tiles
+def test_tokens_that_all_tie_are_all_kept(draw: Draw) -> None:
+    zeros = torch.tensor([-0.0, 0.0] * 10)  # they compare equal, but their bits differ
+    for row in (Row(top_p=0.3), Row(top_k=3), Row(top_k=19, top_p=0.01, min_p=1.0)):
+        numbers = [0.024, 0.526, 0.976]
+        assert draw(zeros.expand(3, -1), settings_of([row] * 3, streams_at(numbers))) == [0, 10, 19]
+
+
+@short_tiles
 def test_banned_tokens_are_not_drawn(draw: Draw) -> None:
     logits = torch.full((4, 100), -torch.inf)
     logits[:, [17, 55, 99]] = torch.tensor([1.0, 1.5, 0.5])

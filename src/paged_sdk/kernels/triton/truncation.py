@@ -15,9 +15,10 @@ _LOWEST_KEY: tl.constexpr = tl.constexpr(-2139095040)  # of the least finite flo
 _SMALLEST: tl.constexpr = tl.constexpr(-(2**31))
 _LARGEST: tl.constexpr = tl.constexpr(2**31 - 1)
 
-# More of either take the registers that let a multiprocessor run two programs of 8 warps.
+# More pivots or groups to count in take the registers that let a multiprocessor run two programs of 8 warps.
 _NUM_PIVOTS: tl.constexpr = tl.constexpr(8)
-_GROUPS_AT_ONCE: tl.constexpr = tl.constexpr(8)
+_GROUPS_TO_COUNT: tl.constexpr = tl.constexpr(8)
+_GROUPS_TO_WEIGH: tl.constexpr = tl.constexpr(32)
 
 
 @triton.jit
@@ -43,7 +44,7 @@ def top_k_threshold(
     :param maxima: largest logit of each group, as many as a power of two
     :param exists: which of them are groups
     """
-    num_logits: tl.constexpr = _GROUPS_AT_ONCE * group
+    num_logits: tl.constexpr = _GROUPS_TO_COUNT * group
     step = tl.arange(0, _NUM_PIVOTS)
     part = step.to(tl.float32) / (_NUM_PIVOTS - 1)
     largest_keys = _key(maxima)
@@ -57,8 +58,9 @@ def top_k_threshold(
         counts = tl.zeros([_NUM_PIVOTS, num_logits], tl.int32)
         above = tl.full([num_logits], _LARGEST, tl.int32)
         below = tl.full([num_logits], _SMALLEST, tl.int32)
-        for first in range(0, num_live, _GROUPS_AT_ONCE):
-            _, logits = _load_groups(row_ptr, live_ptr, first, num_live, vocab_size, group)
+        for first in range(0, num_live, _GROUPS_TO_COUNT):
+            place = first + tl.arange(0, _GROUPS_TO_COUNT)
+            _, logits = _load_groups(row_ptr, live_ptr, place, place < num_live, vocab_size, group)
             keys = _key(tl.reshape(logits, [num_logits], can_reorder=True))
             counts += (keys[None, :] >= pivots[:, None]).to(tl.int32)
             above = tl.minimum(above, tl.where(keys >= low, keys, _LARGEST))
@@ -105,10 +107,10 @@ def kept_masses(
     """
     live = exists & (maxima >= threshold)
     num_live = _list_groups(live_ptr, live)
-    for first in range(0, num_live, _GROUPS_AT_ONCE):
-        groups, logits = _load_groups(row_ptr, live_ptr, first, num_live, vocab_size, group)
+    for first in range(0, num_live, _GROUPS_TO_WEIGH):
+        place = first + tl.arange(0, _GROUPS_TO_WEIGH)
+        groups, logits = _load_groups(row_ptr, live_ptr, place, place < num_live, vocab_size, group)
         weights = tl.where(logits >= threshold, tl.exp2((logits - largest) * rate), 0.0)
-        place = first + tl.arange(0, _GROUPS_AT_ONCE)
         tl.store(masses_ptr + groups, tl.sum(weights, 1), mask=place < num_live)
     tl.debug_barrier()  # other threads stored what is loaded
     return tl.load(masses_ptr + tl.arange(0, maxima.shape[0]), mask=live, other=0.0)
@@ -139,17 +141,15 @@ def _list_groups(live_ptr: tl.tensor, live: tl.tensor) -> tl.tensor:
 def _load_groups(
     row_ptr: tl.tensor,
     live_ptr: tl.tensor,
-    first: tl.tensor,
-    num_live: tl.tensor,
+    place: tl.tensor,
+    mask: tl.tensor,
     vocab_size: tl.tensor,
     group: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
     """The numbers of some live groups, and their logits ``[groups, group]``, -inf where there are none."""
-    place = first + tl.arange(0, _GROUPS_AT_ONCE)
-    groups = tl.load(live_ptr + place, mask=place < num_live, other=0)
+    groups = tl.load(live_ptr + place, mask=mask, other=0)
     token = groups[:, None] * group + tl.arange(0, group)[None, :]
-    mask = (place < num_live)[:, None] & (token < vocab_size)
-    return groups, tl.load(row_ptr + token, mask=mask, other=float("-inf"))
+    return groups, tl.load(row_ptr + token, mask=mask[:, None] & (token < vocab_size), other=float("-inf"))
 
 
 @triton.jit
