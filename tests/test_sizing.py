@@ -17,7 +17,7 @@ from paged_sdk.config.memory import MemoryGpuConfig
 from paged_sdk.config.paged import PagedAttentionMeta, PagedCacheType
 from paged_sdk.errors import ConfigError, OutOfMemoryError
 from paged_sdk.kv.pool_size import DeviceMemory
-from paged_sdk.sizing import resolve_engine_config, resolve_max_model_len
+from paged_sdk.sizing import resolve_engine_config, resolve_max_model_len, size_pool
 
 MIB = 2**20
 
@@ -55,15 +55,12 @@ def resolve(
     dtype: torch.dtype = torch.bfloat16,
     device: str = "cpu",
     max_model_len: int = 8192,
+    activations: int = 0,
 ) -> EngineConfig:
-    return resolve_engine_config(
-        model,
-        settings or BuildSettings(),
-        environment,
-        dtype=dtype,
-        device=torch.device(device),
-        max_model_len=max_model_len,
+    config = resolve_engine_config(
+        model, settings or BuildSettings(), environment, device=torch.device(device), max_model_len=max_model_len
     )
+    return size_pool(config, model, dtype=dtype, device=torch.device(device), activations=activations)
 
 
 def with_memory(memory: MemoryGpuConfig, **options: Any) -> BuildSettings:
@@ -231,3 +228,11 @@ def test_the_window_is_the_widest_if_every_layer_has_one() -> None:
     windows: tuple[int | None, ...] = (64, 32, 64, 16)
     assert resolve(model=evolve(MODEL, sliding_windows=windows)).sliding_window == 64
     assert resolve(model=evolve(MODEL, sliding_windows=(*windows[:3], None))).sliding_window is None
+
+
+def test_what_steps_need_is_not_the_pools() -> None:
+    whole, less = (resolve(with_memory(MemoryGpuConfig.Fraction(0.9)), device="cuda", activations=size) for size in (0, 100 * MIB))
+    layout_bytes = 100 * MIB / (whole.num_blocks - less.num_blocks)
+    assert less.num_blocks * layout_bytes == pytest.approx(400 * MIB, rel=0.01)
+    with pytest.raises(OutOfMemoryError, match=r"500\.0 MiB"):
+        resolve(with_memory(MemoryGpuConfig.MB(550)), device="cuda", activations=100 * MIB)

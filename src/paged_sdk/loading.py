@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from paged_sdk.attention.backend import AttentionBackend
-from paged_sdk.attention.contiguous import ContiguousBackend
-from paged_sdk.attention.native_paged import NativePagedBackend, why_not_native
-from paged_sdk.attention.paged import PagedBackend
+from paged_sdk.attention.native_paged import NativePagedBackend
 from paged_sdk.chat.text_processor import TextProcessor, load_text_processor, text_processor_from_gguf
 from paged_sdk.config.build import BuildSettings, ModelSource
-from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.env import ISQ, Environment, read_variable
 from paged_sdk.engine.engine import Engine
-from paged_sdk.errors import ConfigError
+from paged_sdk.errors import ConfigError, OutOfMemoryError
 from paged_sdk.kernels.native.library import Workspace, load, why_not
-from paged_sdk.kernels.paged_attention import why_not_triton
 from paged_sdk.kernels.triton import availability
-from paged_sdk.kv.contiguous import SequenceKvManager
-from paged_sdk.kv.manager import KvManager
-from paged_sdk.kv.paged import KvCacheManager
+from paged_sdk.kv_memory import KvStorage, choose_storage, make_kv_manager
 from paged_sdk.logs import get_logger
 from paged_sdk.model import ModelParts
 from paged_sdk.models.causal_model import CausalModel
@@ -36,11 +32,17 @@ from paged_sdk.preparation import RequestPreparer
 from paged_sdk.progress import LoadingBar
 from paged_sdk.quant.dense import DenseLinear
 from paged_sdk.quant.policy import FEW_ROWS, LinearPolicy
-from paged_sdk.runner.device import choose_device, choose_dtype
+from paged_sdk.runner.activations import activation_bytes, cuda_peak_bytes
+from paged_sdk.runner.cuda_graph import CudaGraphRecorder
+from paged_sdk.runner.decode_graphs import DecodeBackend, DecodeGraphs, batch_sizes
+from paged_sdk.runner.device import choose_device, choose_dtype, device_memory
+from paged_sdk.runner.device_path import DevicePath
+from paged_sdk.runner.device_sampler import DeviceSampler
+from paged_sdk.runner.handed_on import HandedOn
 from paged_sdk.runner.model_runner import ModelRunner
 from paged_sdk.runner.sampler import Sampler
 from paged_sdk.scheduler.scheduler import Scheduler
-from paged_sdk.sizing import resolve_engine_config, resolve_max_model_len
+from paged_sdk.sizing import resolve_engine_config, resolve_max_model_len, size_pool
 from paged_sdk.weights.checkpoint import Checkpoint, open_checkpoint
 from paged_sdk.weights.hub import resolve_model
 
@@ -69,7 +71,7 @@ def load_parts(source: ModelSource, settings: BuildSettings, environment: Enviro
     try:
         max_model_len = resolve_max_model_len(settings, read_config(checkpoint.config))
         text = _text_processor(checkpoint, settings)
-        with LoadingBar(f"Loading {path.name}", visible=settings.logging) as bar:
+        with _weights_must_fit(path, device), LoadingBar(f"Loading {path.name}", visible=settings.logging) as bar:
             model = load_model(
                 checkpoint.config,
                 checkpoint.source,
@@ -81,10 +83,8 @@ def load_parts(source: ModelSource, settings: BuildSettings, environment: Enviro
             )
     finally:
         checkpoint.source.close()
-    config = resolve_engine_config(
-        model.config, settings, environment, dtype=dtype, device=device, max_model_len=max_model_len
-    )
-    kv, backend = _kv_memory(
+    config = resolve_engine_config(model.config, settings, environment, device=device, max_model_len=max_model_len)
+    storage = choose_storage(
         config,
         model.config,
         dtype=dtype,
@@ -92,8 +92,20 @@ def load_parts(source: ModelSource, settings: BuildSettings, environment: Enviro
         workspace=workspace,
         exact=settings.batch_invariance or dtype is not torch.bfloat16,
     )
-    encode = partial(text.tokenizer.encode, add_special_tokens=False)
-    runner = ModelRunner(_fused(model, backend, settings), backend, Sampler(model.config.vocab_size, device, encode))
+    activations = _activations(model, storage, config, device)
+    config = size_pool(config, model.config, dtype=dtype, device=device, activations=activations)
+    kv, backend = make_kv_manager(config), storage.make(config.num_blocks)
+    if config.paged:
+        pool = config.num_blocks, config.block_size, backend.num_bytes / 2**20, config.cache_type.value
+        _log.info("KV pool: %d blocks of %d tokens, %.1f MiB (%s).", *pool)
+    vocab_size = model.config.vocab_size
+    fused = _fused(model, backend, settings)
+    runner = ModelRunner(
+        fused,
+        backend,
+        Sampler(vocab_size, device, partial(text.tokenizer.encode, add_special_tokens=False)),
+        _device_path(fused, backend, config, vocab_size=vocab_size, visible=settings.logging),
+    )
     _log.info(
         "%s: %s, %s on %s, context %d tokens", path.name, model.config.model_type, dtype, device, config.max_model_len
     )
@@ -111,6 +123,24 @@ def load_parts(source: ModelSource, settings: BuildSettings, environment: Enviro
         on_worker_start=None if settings.num_threads is None else partial(torch.set_num_threads, settings.num_threads),
         log_throughput=settings.throughput_logging,
     )
+
+
+@contextmanager
+def _weights_must_fit(path: Path, device: torch.device) -> Iterator[None]:
+    """:raises OutOfMemoryError: the device runs out of memory meanwhile"""
+    available = device_memory(device).free
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        files = [path] if path.is_file() else path.glob("*.safetensors")
+        needed = sum(file.stat().st_size for file in files)
+        raise OutOfMemoryError(
+            f"the weights of {path.name}, {needed / 2**20:.1f} MiB of files, do not fit {device}: "
+            f"{available / 2**20:.1f} MiB were free",
+            path=path,
+            needed=needed,
+            available=available,
+        ) from error
 
 
 def _workspace(device: torch.device, settings: BuildSettings) -> Workspace | None:
@@ -206,84 +236,67 @@ def _text_processor(checkpoint: Checkpoint, settings: BuildSettings) -> TextProc
     )
 
 
-def _kv_memory(
-    config: EngineConfig,
-    model: DecoderConfig,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    workspace: Workspace | None,
-    exact: bool,
-) -> tuple[KvManager, AttentionBackend]:
-    """The book-keeping and the storage of one kind of KV memory."""
-    kind = "block-level, PagedAttention" if config.paged else "sequence-level, non-paged attention"
-    _log.info("Prefix caching %s (%s).", "enabled" if config.prefix_cache_n else "disabled", kind)
-    if not config.paged:
-        slots = SequenceKvManager(
-            max_sequence_tokens=config.max_model_len, max_num_seqs=config.max_num_seqs, num_kept=config.prefix_cache_n
+def _activations(model: DecoderModel, storage: KvStorage, config: EngineConfig, device: torch.device) -> int:
+    """Bytes that steps need beside weights and KV: what a CUDA device shows while it runs the largest.
+
+    :raises OutOfMemoryError: the weights leave too little
+    """
+    if device.type != "cuda" or not config.paged:
+        return 0
+    available = device_memory(device).free
+    try:
+        shown = activation_bytes(
+            model,
+            storage.make,
+            block_size=config.block_size,
+            num_tokens=min(config.max_num_batched_tokens, config.max_num_seqs * config.max_model_len),
+            num_rows=config.max_num_seqs,
+            peak_bytes=cuda_peak_bytes(device),
         )
-        return slots, ContiguousBackend(model, dtype=dtype, device=device)
-    blocks = KvCacheManager(
-        config.num_blocks,
-        config.block_size,
-        prefix_caching=config.prefix_cache_n > 0,
-        sliding_window=config.sliding_window,
-    )
-    storage = _paged_backend(config, model, dtype=dtype, device=device, workspace=workspace, exact=exact)
-    _log.info(
-        "KV pool: %d blocks of %d tokens, %.1f MiB (%s).",
-        config.num_blocks,
-        config.block_size,
-        storage.num_bytes / 2**20,
-        config.cache_type.value,
-    )
-    return blocks, storage
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemoryError(
+            f"a step of {config.max_num_batched_tokens} tokens does not fit into the {available / 2**20:.1f} MiB that "
+            "the weights leave: a smaller with_max_num_batched_tokens, or quantised weights, need less",
+            available=available,
+        ) from error
+    _log.info("Activations: %.1f MiB for steps of %d tokens.", shown / 2**20, config.max_num_batched_tokens)
+    return shown + storage.scratch
 
 
-def _paged_backend(
-    config: EngineConfig,
-    model: DecoderConfig,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    workspace: Workspace | None,
-    exact: bool,
-) -> PagedBackend:
-    """The storage of the pool, with the fastest attention that can serve it; the log says which."""
-    if device.type == "cpu":
-        reason = "they are absent" if workspace is None else why_not_native(model, dtype)
-        if workspace is not None and reason is None:
-            _log.info("Attention: native CPU kernels.")
-            return NativePagedBackend(
+def _device_path(
+    model: CausalModel, backend: AttentionBackend, config: EngineConfig, *, vocab_size: int, visible: bool
+) -> DevicePath | None:
+    """What lets a CUDA device go on without waiting for Python; None on other devices."""
+    if model.device.type != "cuda":
+        return None
+    handed_on = HandedOn(config.max_num_seqs, model.device)
+    graphs = None
+    if availability.why_not(model.device) is None:
+        from paged_sdk.attention.triton_paged import TritonPagedBackend
+
+        if isinstance(backend, TritonPagedBackend):
+            graphs = _decode_graphs(model, backend, handed_on, config, visible=visible)
+    return DevicePath(DeviceSampler(model.device, vocab_size), handed_on, graphs)
+
+
+def _decode_graphs(
+    model: CausalModel, backend: DecodeBackend, handed_on: HandedOn, config: EngineConfig, *, visible: bool
+) -> DecodeGraphs | None:
+    """Recorded decode steps; None if the model does something that cannot be recorded, which the log says."""
+    start = time.monotonic()
+    try:
+        with LoadingBar("Recording decode steps", visible=visible) as bar, torch.inference_mode():
+            graphs = DecodeGraphs(
                 model,
-                workspace=workspace,
-                num_blocks=config.num_blocks,
-                block_size=config.block_size,
-                dtype=dtype,
-                cache_type=config.cache_type,
-                exact=exact,
+                backend,
+                handed_on.tokens,
+                sizes=batch_sizes(config.max_num_seqs),
+                record=CudaGraphRecorder(model.device),
+                on_progress=bar.update,
             )
-        _log.info("Attention: torch (native CPU kernels: %s).", reason)
-        backend = PagedBackend
-    else:
-        backend = _backend_of(torch.empty(0, model.num_heads, model.head_dim, dtype=dtype, device=device))
-    return backend(
-        model,
-        num_blocks=config.num_blocks,
-        block_size=config.block_size,
-        dtype=dtype,
-        device=device,
-        cache_type=config.cache_type,
-    )
-
-
-def _backend_of(query: Tensor) -> type[PagedBackend]:
-    """What attends to queries on a device other than the CPU."""
-    reason = why_not_triton(query)
-    if reason is not None:
-        _log.info("Attention: torch (%s).", reason)
-        return PagedBackend
-    from paged_sdk.attention.triton_paged import TritonPagedBackend
-
-    _log.info("Attention: Triton kernels.")
-    return TritonPagedBackend
+    except RuntimeError as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        _log.warning("Decode steps are launched one operation at a time: they cannot be recorded (%s).", reason)
+        return None
+    _log.info("Decode steps of up to %d rows recorded in %.1f s.", graphs.largest, time.monotonic() - start)
+    return graphs

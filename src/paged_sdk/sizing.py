@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from attrs import evolve
 
 from paged_sdk.config.build import BuildSettings
 from paged_sdk.config.decoder import DecoderConfig
@@ -14,7 +15,7 @@ from paged_sdk.kv.pool_size import DEFAULT_CUDA_MEMORY, BlockLayout, auto_cpu_bl
 from paged_sdk.logs import get_logger
 from paged_sdk.runner.device import device_memory
 
-__all__ = ["resolve_engine_config", "resolve_max_model_len"]
+__all__ = ["resolve_engine_config", "resolve_max_model_len", "size_pool"]
 
 _log = get_logger(__name__)
 
@@ -37,33 +38,22 @@ def resolve_max_model_len(settings: BuildSettings, model: DecoderConfig) -> int:
 
 
 def resolve_engine_config(
-    model: DecoderConfig,
-    settings: BuildSettings,
-    environment: Environment,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    max_model_len: int,
+    model: DecoderConfig, settings: BuildSettings, environment: Environment, *, device: torch.device, max_model_len: int
 ) -> EngineConfig:
     """Fill in what was left open: builder first, then environment, then what suits model and machine.
 
-    Called once the weights are loaded: what is free then is what the KV pool can have.
-
-    :raises OutOfMemoryError: the KV pool does not fit
+    All but the size of the pool, which depends on what the weights leave of the memory: see :func:`size_pool`.
     """
     prefix_cache_n = next(
         n for n in (settings.prefix_cache_n, environment.prefix_cache_n, DEFAULT_PREFIX_CACHE_N) if n is not None
     )
-    meta = _paged_meta(settings, environment, device)
+    asked = _paged_meta(settings, environment, device)
+    meta = asked or PagedAttentionMeta()
     return EngineConfig(
-        paged=meta is not None,
-        num_blocks=0
-        if meta is None
-        else _num_blocks(
-            meta, model, dtype=dtype, device=device, max_num_seqs=settings.max_num_seqs, max_model_len=max_model_len
-        ),
-        block_size=PagedAttentionMeta().block_size if meta is None else meta.block_size,
-        cache_type=PagedCacheType.AUTO if meta is None else meta.cache_type,
+        paged=asked is not None,
+        gpu_memory=meta.gpu_memory,
+        block_size=meta.block_size,
+        cache_type=meta.cache_type,
         prefix_cache_n=prefix_cache_n,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens
@@ -72,6 +62,37 @@ def resolve_engine_config(
         max_queue=settings.max_queue,
         sliding_window=model.window,
     )
+
+
+def size_pool(
+    config: EngineConfig, model: DecoderConfig, *, dtype: torch.dtype, device: torch.device, activations: int = 0
+) -> EngineConfig:
+    """The same with blocks, if it is paged. Called once the weights are loaded: what is free then is to be had.
+
+    :param dtype: of keys and values, if the cache's elements have the model's
+    :param activations: bytes that steps need beside weights and KV
+    :raises OutOfMemoryError: the pool does not fit the device
+    """
+    if not config.paged:
+        return config
+    is_fp8 = config.cache_type is PagedCacheType.F8E4M3
+    layout = BlockLayout(
+        block_size=config.block_size,
+        elements_per_token=model.kv_elements_per_token,
+        bytes_per_element=1 if is_fp8 else dtype.itemsize,
+        scale_bytes_per_token=fp8_scale_bytes(num_layers=model.num_layers, num_kv_heads=model.num_kv_heads)
+        if is_fp8
+        else 0,
+    )
+    memory = device_memory(device)
+    memory = evolve(memory, free=max(0, memory.free - activations))
+    pool = config.gpu_memory or (DEFAULT_CUDA_MEMORY if device.type == "cuda" else None)
+    num_blocks = (
+        auto_cpu_blocks(layout, memory, max_num_seqs=config.max_num_seqs, max_model_len=config.max_model_len)
+        if pool is None
+        else blocks_for(pool, layout, memory)
+    )
+    return evolve(config, num_blocks=num_blocks)
 
 
 def _paged_meta(settings: BuildSettings, environment: Environment, device: torch.device) -> PagedAttentionMeta | None:
@@ -83,30 +104,3 @@ def _paged_meta(settings: BuildSettings, environment: Environment, device: torch
     if asked is False:
         return None
     return settings.paged_meta or environment.paged_meta or PagedAttentionMeta()
-
-
-def _num_blocks(
-    meta: PagedAttentionMeta,
-    model: DecoderConfig,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    max_num_seqs: int,
-    max_model_len: int,
-) -> int:
-    """:raises OutOfMemoryError: the pool does not fit the device"""
-    is_fp8 = meta.cache_type is PagedCacheType.F8E4M3
-    layout = BlockLayout(
-        block_size=meta.block_size,
-        elements_per_token=model.kv_elements_per_token,
-        bytes_per_element=1 if is_fp8 else dtype.itemsize,
-        scale_bytes_per_token=fp8_scale_bytes(num_layers=model.num_layers, num_kv_heads=model.num_kv_heads)
-        if is_fp8
-        else 0,
-    )
-    memory = device_memory(device)
-    if meta.gpu_memory is not None:
-        return blocks_for(meta.gpu_memory, layout, memory)
-    if device.type == "cuda":
-        return blocks_for(DEFAULT_CUDA_MEMORY, layout, memory)
-    return auto_cpu_blocks(layout, memory, max_num_seqs=max_num_seqs, max_model_len=max_model_len)

@@ -30,6 +30,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, BlockMatrix, tensor_type_of
 from paged_sdk.kernels.repacked import REPACKED_FORMATS, RepackedMatrix, repack
+from paged_sdk.kernels.sampling import DrawSettings
 from paged_sdk.kernels.triton import (
     activation,
     fused_moe,

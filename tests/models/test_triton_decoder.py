@@ -27,8 +27,6 @@ from paged_sdk.attention.backend import RowSpan
 from paged_sdk.attention.context import StepContext
 from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.attention.triton_paged import TritonPagedBackend
-from paged_sdk.config.decoder import DecoderConfig
-from paged_sdk.config.engine import EngineConfig
 from paged_sdk.kernels.gguf_blocks import BlockMatrix
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.loading import load_model
@@ -93,29 +91,6 @@ def test_greedy_tokens_are_transformers(family: str) -> None:
 
     expected = reference_greedy(reference, prompt, NUM_TOKENS)
     assert greedy(ours(reference), pool, prompt, NUM_TOKENS, chunk=11) == expected
-
-
-@INTERPRETED
-@pytest.mark.usefixtures("triton_device")
-def test_the_engine_gives_the_same_text(builder: TextModelBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[TritonPagedBackend] = []
-
-    def triton_backend(config: EngineConfig, model: DecoderConfig, **options: Any) -> TritonPagedBackend:
-        made.append(
-            TritonPagedBackend(
-                model,
-                num_blocks=config.num_blocks,
-                block_size=config.block_size,
-                dtype=options["dtype"],
-                device=options["device"],
-            )
-        )
-        return made[-1]
-
-    expected = texts(builder)
-    monkeypatch.setattr("paged_sdk.loading._paged_backend", triton_backend)
-    assert texts(builder) == expected
-    assert len(made) == 1
 
 
 @frozen(kw_only=True)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from naive_sampler import naive_distribution, naive_uniform
+from naive_sampler import naive_distribution
 from torch import Tensor
 
 from paged_sdk.config.sampling import DryParams, SamplingParams
@@ -36,28 +36,30 @@ def sample_row(params: SamplingParams, choice_index: int, num_output_tokens: int
     return SampleRow(0, params, [1, *[2] * num_output_tokens], 1, choice_index, 1, frozenset())
 
 
-def test_tokens_are_those_of_naive_float64() -> None:
-    sampler = DeviceSampler(CPU, 300)
-    rows = [DeviceRow(params, choice_index=index % 3) for index, params in enumerate(MIXED)]
-    num_compared = 0
-    for step in range(20):
-        logits = random_logits(len(rows), seed=step)
-        positions = [step + 2 * index for index in range(len(rows))]
-        tokens = sampler.sample(logits, rows, positions)
-        assert tokens.dtype == torch.int64
-        for values, row, position, token in zip(logits, rows, positions, tokens.tolist(), strict=True):
-            if row.is_greedy:
-                assert token == values.argmax()
-                continue
-            assert row.params.seed is not None
-            own = naive_distribution(values.double().numpy(), sample_row(row.params, row.choice_index, position))
-            uniform = naive_uniform(row.params.seed, row.choice_index, position)
-            by_id = np.argsort(own.tokens)
-            cumulative = own.probabilities[by_id].cumsum()
-            if min(own.margin, np.abs(cumulative - uniform).min()) > 1e-6:
-                assert token == own.tokens[by_id[(cumulative <= uniform).sum()]]
-                num_compared += 1
-    assert num_compared > 15 * len(rows) / 2
+@pytest.mark.parametrize("params", MIXED)
+def test_frequencies_are_those_of_naive_float64(params: SamplingParams) -> None:
+    """Chi-square over the tokens of a text."""
+    logits, num_steps, num_texts = random_logits(1, vocab_size=50) / 2, 40, 100
+    rows = [DeviceRow(params, choice_index) for choice_index in range(num_texts)]
+    sampler = DeviceSampler(CPU, 50)
+    steps = [sampler.sample(logits.expand(num_texts, -1), rows, [step] * num_texts) for step in range(num_steps)]
+    tokens = torch.cat(steps)
+    if rows[0].is_greedy:
+        assert (tokens == logits.argmax()).all()
+        return
+    distribution = naive_distribution(logits[0].double().numpy(), sample_row(params, 0, 0))
+    expected = np.zeros(50)
+    expected[distribution.tokens] = distribution.probabilities * num_steps * num_texts
+    observed = tokens.bincount(minlength=50).numpy()
+    assert observed[expected == 0].sum() == 0
+    likely = expected >= 5
+    expected, observed = (
+        np.append(expected[likely], expected[~likely].sum()),
+        np.append(observed[likely], observed[~likely].sum()),
+    )
+    expected, observed = expected[expected > 0], observed[expected > 0]
+    statistic = ((observed - expected) ** 2 / expected).sum()
+    assert statistic < len(expected) - 1 + 5 * np.sqrt(2 * len(expected))
 
 
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.6, "min_p": 0.1}, {"temperature": 0.0}])

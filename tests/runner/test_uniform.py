@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from naive_sampler import naive_uniform
 
-from paged_sdk.runner.uniform import uniforms
+from paged_sdk.kernels import sampling
+from paged_sdk.runner.uniform import stream_starts, uniforms
 
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2**130), st.integers(0, 1000), st.integers(0, 10**6)), max_size=5))
 def test_numbers_are_splitmix64s(arguments: list[tuple[int, int, int]]) -> None:
-    numbers = uniforms(
-        [seed for seed, _, _ in arguments],
-        [choice for _, choice, _ in arguments],
-        [position for _, _, position in arguments],
-    )
-    assert numbers.tolist() == [naive_uniform(*each) for each in arguments]
+    """On the host, and on a device from where the stream starts."""
+    seeds, choices, positions = [list(column) for column in zip(*arguments, strict=True)] or ([], [], [])
+    expected = [naive_uniform(*each) for each in arguments]
+    assert uniforms(seeds, choices, positions).tolist() == expected
+    starts = torch.from_numpy(stream_starts(seeds, choices).view(np.int64))
+    assert sampling.uniforms(starts, torch.tensor(positions, dtype=torch.int64)).tolist() == expected
 
 
 def test_numbers_are_even_and_unrelated_along_every_argument() -> None:

@@ -65,7 +65,7 @@ def test_a_prompt_of_higher_rank_leaves_the_decodes_their_tokens() -> None:
     assert rows(harness) == [(0, 0, 2, 1), (1, 0, 2, 1)]
     long = harness.add([3] * 30, priority=1)
     assert rows(harness) == [(0, 2, 1, 1), (1, 2, 1, 1), (2, 0, 2, 0)]
-    assert rows(harness) == [(2, 2, 2, 0), (0, 3, 1, 1), (1, 3, 1, 1)]
+    assert rows(harness) == [(0, 3, 1, 1), (1, 3, 1, 1), (2, 2, 2, 0)]
     harness.scheduler.finish(long, "canceled")
     assert rows(harness) == [(0, 4, 1, 1), (1, 4, 1, 1)]
 

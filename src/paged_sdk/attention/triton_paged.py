@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -24,9 +24,32 @@ from paged_sdk.kernels.triton.kv_cache import copy_blocks, reshape_and_cache
 from paged_sdk.kernels.triton.paged_attention import paged_attention
 from paged_sdk.kernels.triton.rotary import rotate_and_cache
 
-__all__ = ["TritonPagedBackend", "TritonPagedStep"]
+__all__ = ["TritonPagedBackend", "TritonPagedStep", "choose_prefills"]
 
 _MAX_NUM_SEQS: Final = 32
+
+
+def choose_prefills(
+    config: DecoderConfig, *, block_size: int, dtype: torch.dtype, device: torch.device, cache_type: PagedCacheType
+) -> dict[int | None, PagedPrefill]:
+    """By window, what is faster in chunks of prompts: measured now, for some milliseconds and 100 MB of the device."""
+    return {
+        window: faster_for_prefill(
+            PrefillShape(
+                num_heads=config.num_heads,
+                num_kv_heads=config.num_kv_heads,
+                head_size=config.head_dim,
+                block_size=block_size,
+                dtype=dtype,
+                device=device,
+                scale=config.attention_scale,
+                window=window,
+                softcap=config.attention_softcap,
+                quantised=cache_type is PagedCacheType.F8E4M3,
+            )
+        )
+        for window in dict.fromkeys(config.sliding_windows)
+    }
 
 
 class TritonPagedBackend(PagedBackend):
@@ -37,6 +60,7 @@ class TritonPagedBackend(PagedBackend):
 
     :param max_num_seqs: rows of a step at most
     :param max_model_len: tokens of a row at most; None: the model's context
+    :param prefills: by window, what may serve chunks of prompts in place of Triton; see :func:`choose_prefills`
     """
 
     def __init__(
@@ -50,34 +74,14 @@ class TritonPagedBackend(PagedBackend):
         cache_type: PagedCacheType = PagedCacheType.AUTO,
         max_num_seqs: int = _MAX_NUM_SEQS,
         max_model_len: int | None = None,
+        prefills: Mapping[int | None, PagedPrefill] | None = None,
     ) -> None:
         super().__init__(
             config, num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=device, cache_type=cache_type
         )
         width = -(-(max_model_len or config.max_position) // block_size)
         self._tables = BlockTables(max_num_seqs, width, device)
-        self._prefills = {
-            window: faster_for_prefill(
-                PrefillShape(
-                    num_heads=config.num_heads,
-                    num_kv_heads=config.num_kv_heads,
-                    head_size=config.head_dim,
-                    block_size=block_size,
-                    dtype=dtype,
-                    device=device,
-                    scale=config.attention_scale,
-                    window=window,
-                    softcap=config.attention_softcap,
-                    quantised=cache_type is PagedCacheType.F8E4M3,
-                )
-            )
-            for window in self._windows
-        }
-
-    @property
-    def prefills(self) -> tuple[PagedPrefill, ...]:
-        """What attends in chunks of prompts, for each kind of layer."""
-        return tuple(self._prefills.values())
+        self._prefills = dict(prefills or {})
 
     def prepare(self, rows: Sequence[RowSpan]) -> TritonPagedStep:
         """See :meth:`AttentionBackend.prepare`. Rows of one token come first, if others are to go to FlashAttention."""
@@ -230,8 +234,8 @@ class TritonPagedStep(AttentionStep):
         return self._attend(layer, query, key, value)
 
     def _attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        prefills, choice = self.prefills, self._choices[self._config.sliding_windows[layer]]
-        if prefills is None or not choice.suits_flash(prefills.rows):
+        prefills, choice = self.prefills, self._choices.get(self._config.sliding_windows[layer])
+        if prefills is None or choice is None or not choice.suits_flash(prefills.rows):
             return self._attend_to_pages(layer, query, *self._rows, max_seqlen_q=self._max_seqlen_q)
         cache, first = self._layers[layer], prefills.first
         output = query.new_empty(query.shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 __all__ = ["StopStrings"]
@@ -12,15 +13,18 @@ class StopStrings:
 
     The first one is the one that is complete first; of several complete at the same character, the longest. So the
     result does not depend on where the pieces are cut. The stop string and what follows it are dropped. What could be
-    its beginning, and nothing more, is held back. Time is linear in the text (Knuth, Morris and Pratt 1977).
+    its beginning, and nothing more, is held back. Time is linear in the text (Knuth, Morris and Pratt 1977), and almost
+    none where no stop string begins.
 
     :param stops: non-empty strings
     """
 
-    __slots__ = ("_held", "_matched", "_matchers")
+    __slots__ = ("_beginning", "_held", "_matched", "_matchers")
 
     def __init__(self, stops: Iterable[str]) -> None:
-        self._matchers = [_Matcher(stop) for stop in dict.fromkeys(stops)]
+        stops = list(dict.fromkeys(stops))
+        self._matchers = [_Matcher(stop) for stop in stops]
+        self._beginning = re.compile("|".join(re.escape(stop[0]) for stop in stops))
         self._held = ""
         self._matched = False
 
@@ -34,13 +38,21 @@ class StopStrings:
         if not self._matchers:
             return text, False
         seen = self._held + text
-        for end, character in enumerate(text, start=len(self._held) + 1):
-            found = [matcher.size for matcher in self._matchers if matcher.advance(character)]
+        position = progress = len(self._held)
+        while position < len(seen):
+            if not progress:
+                beginning = self._beginning.search(seen, position)
+                if beginning is None:
+                    break
+                position = beginning.start()
+            found = [matcher.size for matcher in self._matchers if matcher.advance(seen[position])]
+            position += 1
             if found:
                 self._matched = True
                 self._held = ""
-                return seen[: end - max(found)], True
-        safe = len(seen) - max(matcher.progress for matcher in self._matchers)
+                return seen[: position - max(found)], True
+            progress = max(matcher.progress for matcher in self._matchers)
+        safe = len(seen) - progress
         self._held = seen[safe:]
         return seen[:safe], False
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -48,10 +48,9 @@ class Tokenizer:
 
     def __init__(self, backend: tokenizers.Tokenizer, special: SpecialTokens) -> None:
         self._backend = backend
-        self._pieces = PieceDecoder.of(backend)
-        self._added = backend.get_added_tokens_decoder()
-        self._special_ids = frozenset(id for id, token in self._added.items() if token.special)
-        self._bytes: dict[int, bytes] = {}
+        self._special_ids = frozenset(id for id, token in backend.get_added_tokens_decoder().items() if token.special)
+        self._bytes = _TokenBytes(backend)
+        self._text_bytes = _TokenBytes(backend, without=self._special_ids)
         self.special = special
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
 
@@ -103,18 +102,12 @@ class Tokenizer:
 
     def decode_bytes(self, ids: Iterable[int], *, skip_special_tokens: bool) -> bytes:
         """The bytes of tokens, one after the other."""
-        if skip_special_tokens:
-            return b"".join(self.token_bytes(id) for id in ids if id not in self._special_ids)
-        return b"".join(map(self.token_bytes, ids))
+        token_bytes = self._text_bytes if skip_special_tokens else self._bytes
+        return b"".join(map(token_bytes.__getitem__, ids))
 
     def token_bytes(self, id: int) -> bytes:
         """The bytes of one token; none for an id beyond the vocabulary."""
-        data = self._bytes.get(id)
-        if data is None:
-            piece = self._backend.id_to_token(id)
-            data = b"" if piece is None else self._pieces.to_bytes(piece, literal=id in self._added)
-            self._bytes[id] = data
-        return data
+        return self._bytes[id]
 
     def token_id(self, piece: str) -> int | None:
         """The id of a token from its spelling in the vocabulary, or None."""
@@ -127,7 +120,25 @@ class Tokenizer:
     @property
     def strips_leading_space(self) -> bool:
         """Whether decoding takes away one space at the beginning, because encoding puts one there."""
-        return self._pieces.strips_leading_space
+        return self._bytes.pieces.strips_leading_space
+
+
+class _TokenBytes(dict[int, bytes]):
+    """The bytes of the tokens that have been looked up, none for ids beyond the vocabulary and for those ``without``.
+
+    A dict, because text that is being generated looks up one token at a time.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, *, without: Container[int] = ()) -> None:
+        self.pieces = PieceDecoder.of(backend)
+        self._backend = backend
+        self._added = backend.get_added_tokens_decoder()
+        self._without = without
+
+    def __missing__(self, id: int) -> bytes:
+        piece = None if id in self._without else self._backend.id_to_token(id)
+        data = self[id] = b"" if piece is None else self.pieces.to_bytes(piece, literal=id in self._added)
+        return data
 
 
 def _ids_put_around(backend: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -1,10 +1,11 @@
-"""The resolved settings of one engine: nothing left to choose, nothing read from the environment any more."""
+"""The resolved settings of one engine: nothing read from the environment any more."""
 
 from __future__ import annotations
 
 from attrs import field, frozen
 
 from paged_sdk.config.checks import IntAtLeast
+from paged_sdk.config.memory import MemoryGpuConfig
 from paged_sdk.config.paged import PagedCacheType
 
 __all__ = ["EngineConfig"]
@@ -15,7 +16,8 @@ class EngineConfig:
     """Settings of the scheduler and of the KV memory.
 
     :ivar paged: block-level paged KV; False: contiguous KV per sequence
-    :ivar num_blocks: blocks in the pool (0 if not paged)
+    :ivar gpu_memory: what the pool may take; None: what suits the device
+    :ivar num_blocks: blocks in the pool; 0 if it has not been sized yet, or there is none
     :ivar block_size: tokens per block
     :ivar cache_type: what a KV element is stored as
     :ivar prefix_cache_n: 0 is off; paged: otherwise on; not paged: finished sequences that are kept
@@ -27,6 +29,7 @@ class EngineConfig:
     """
 
     paged: bool = True
+    gpu_memory: MemoryGpuConfig | None = None
     num_blocks: int = field(default=0, validator=IntAtLeast(0))
     block_size: int = field(default=32, validator=IntAtLeast(1))
     cache_type: PagedCacheType = PagedCacheType.AUTO

@@ -150,7 +150,7 @@ class Engine:
         for advance in advances:
             owner = self._live[advance.sequence.request_id]
             if owner.choices[advance.sequence.choice_index].finish_reason is not None:
-                self._scheduler.finish(advance.sequence, "stop")  # by a stop string, of which the scheduler knows nothing
+                self._scheduler.finish(advance.sequence, "stop")  # the scheduler knows nothing of stop strings
         for request_id in {advance.sequence.request_id for advance in advances}:
             if self._live[request_id].is_finished:
                 del self._live[request_id]

@@ -80,6 +80,11 @@ class PagedPrefill:
         """Who serves long prefills."""
         return "Triton" if self.flash is None else "torch flash"
 
+    @property
+    def most_gathered_bytes(self) -> int:
+        """Memory that keys gathered from their pages take at most."""
+        return 0 if self.flash is None else _MOST_GATHERED_BYTES
+
     def __str__(self) -> str:
         return f"{self.name} ({self.reason})"
 

@@ -1,7 +1,12 @@
 """Choosing tokens on the device, in launches that nobody waits for: the likeliest, or one drawn.
 
-A draw is the inverse CDF over what temperature, top-k, top-p and min-p leave of the vocabulary, in the order of token
-ids, at a random number that is a function of the row's stream and position alone: results do not depend on the batch.
+A draw is the inverse CDF over what temperature, top-k and min-p leave of the vocabulary, in the order of token ids, at
+a random number that is a function of the row's stream and position alone: results do not depend on the batch.
+
+Top-p is by rejection, which draws from the same distribution: if the tokens likelier than the one drawn make up the
+share p, one of these is drawn instead, with another number. A first draw is good with probability p or more, and to
+judge it only what is likelier is read, whereas finding the least likely token that is kept takes several passes over a
+flat distribution. Xing et al., "Sorting-free GPU kernels for LLM sampling" (FlashInfer, 2025), reject in this way.
 """
 
 from __future__ import annotations
@@ -15,10 +20,13 @@ from torch import Tensor
 from paged_sdk.kernels.checks import check_tensor
 from paged_sdk.kernels.fallback import log_fallback, why_not_triton
 
-__all__ = ["NOT_DRAWN", "DrawSettings", "argmax", "argmax_reference", "draw", "draw_reference", "uniforms"]
+__all__ = ["NEXT_TRY", "NOT_DRAWN", "DrawSettings", "argmax", "argmax_reference", "draw", "draw_reference", "uniforms"]
 
 NOT_DRAWN = -1
 """In place of a token id, where there is nothing to choose: all logits are -inf, or one is NaN or +inf."""
+
+NEXT_TRY: Final = 2**40
+"""How much further along its stream the number for drawing anew is: beyond every position."""
 
 # SplitMix64's constants, as torch's signed integers.
 _GAMMA: Final = 0x9E3779B97F4A7C15 - 2**64
@@ -38,7 +46,7 @@ class DrawSettings:
     :ivar top_p: ``[N]`` float32, above 0; 1 keeps all
     :ivar min_p: ``[N]`` float32, 0 to 1; 0 keeps all
     :ivar streams: ``[N]`` int64, the 64 bits at which the row's random numbers start
-    :ivar positions: ``[N]`` int64, at least 0: which of them to draw with
+    :ivar positions: ``[N]`` int64, 0 to :data:`NEXT_TRY`: which of them to draw with
     """
 
     temperature: Tensor
@@ -101,16 +109,32 @@ def argmax_reference(logits: Tensor) -> Tensor:
 
 
 def draw_reference(logits: Tensor, settings: DrawSettings) -> Tensor:
-    """:func:`draw` by torch's operations."""
-    is_greedy = settings.temperature == 0
-    temperature = torch.where(is_greedy, 1.0, settings.temperature)[:, None]
-    weights = ((logits - logits.amax(dim=-1, keepdim=True)) / temperature).exp().double()
-    kept = (logits >= _thresholds(logits, weights, settings)) & (weights >= settings.min_p[:, None])
-    cumulative = torch.where(kept, weights, 0.0).cumsum(dim=-1)
-    targets = uniforms(settings.streams, settings.positions)[:, None] * cumulative[:, -1:]
-    drawn = torch.searchsorted(cumulative, targets, right=True)[:, 0]
+    """:func:`draw` by torch's operations; waits for the device, to learn whether all draws are good."""
     likeliest = argmax_reference(logits)
-    return torch.where(is_greedy | (likeliest == NOT_DRAWN), likeliest, drawn)
+    is_fixed = (settings.temperature == 0) | (likeliest == NOT_DRAWN)
+    temperature = torch.where(is_fixed, 1.0, settings.temperature)[:, None]
+    weights = ((logits - logits.amax(dim=-1, keepdim=True)) / temperature).exp().double()
+    last = settings.top_k[:, None].long().clamp(max=logits.shape[-1]) - 1
+    kept = logits >= logits.sort(dim=-1, descending=True).values.gather(-1, last)
+    enough = torch.where(settings.top_p < 1, settings.top_p * torch.where(kept, weights, 0.0).sum(dim=-1), torch.inf)
+    kept &= weights >= settings.min_p[:, None]
+    positions = settings.positions
+    while True:
+        drawn = _inverse_cdf(torch.where(kept, weights, 0.0), uniforms(settings.streams, positions))
+        likelier = kept & (logits > logits.gather(-1, drawn))
+        above = torch.where(likelier, weights, 0.0).sum(dim=-1)
+        is_bad = ~is_fixed & (above > 0) & (above >= enough)
+        if not is_bad.any():
+            return torch.where(is_fixed, likeliest, drawn[:, 0])
+        kept = torch.where(is_bad[:, None], likelier, kept)
+        positions = torch.where(is_bad, positions + NEXT_TRY, positions)
+
+
+def _inverse_cdf(weights: Tensor, numbers: Tensor) -> Tensor:
+    """A token of each row, ``[N, 1]``."""
+    cumulative = weights.cumsum(dim=-1)
+    targets = numbers[:, None] * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, targets, right=True).clamp(max=weights.shape[-1] - 1)
 
 
 def uniforms(streams: Tensor, positions: Tensor) -> Tensor:
@@ -129,13 +153,3 @@ def uniforms(streams: Tensor, positions: Tensor) -> Tensor:
 def _shift(bits: Tensor, count: int) -> Tensor:
     """To the right, with zeros from the left."""
     return (bits >> count) & ((1 << (64 - count)) - 1)
-
-
-def _thresholds(logits: Tensor, weights: Tensor, settings: DrawSettings) -> Tensor:
-    """The least logit that top-k and top-p keep, ``[N, 1]``."""
-    vocab_size = logits.shape[-1]
-    values, tokens = logits.sort(dim=-1, descending=True)
-    last = values.gather(-1, settings.top_k[:, None].long().clamp(max=vocab_size) - 1)
-    cumulative = torch.where(values >= last, weights.gather(-1, tokens), 0.0).cumsum(dim=-1)
-    num_missing = (cumulative < settings.top_p[:, None] * cumulative[:, -1:]).sum(dim=-1, keepdim=True)
-    return torch.maximum(last, values.gather(-1, num_missing.clamp(max=vocab_size - 1)))

@@ -21,7 +21,7 @@ __all__ = ["DecoderLayer", "load_decoder_layer"]
 class DecoderLayer:
     """Attention and MLP with their norms.
 
-    :param attention_norm: before attention
+    :param attention_norm: before attention; applied with the addition to the residual stream that goes before the layer
     :param attention_output_norm: after it, before its output is added (gemma)
     :param mlp_norm: before the MLP
     :param mlp_output_norm: after it, before its output is added (gemma)

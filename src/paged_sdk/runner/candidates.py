@@ -10,10 +10,10 @@ from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from paged_sdk.kernels import sampling
+from paged_sdk.kernels.transfer import to_device
 
 __all__ = ["argmax", "likeliest", "likeliest_from", "select_rows"]
 
@@ -69,7 +69,8 @@ def select_rows(tensor: Tensor, rows: Sequence[int]) -> Tensor:
     """
     if rows[-1] - rows[0] == len(rows) - 1:
         return tensor[rows[0] : rows[-1] + 1]
-    return tensor.index_select(0, torch.tensor(rows, device=tensor.device))
+    (index,) = to_device(tensor.device, np.array(rows))
+    return tensor.index_select(0, index)
 
 
 def _partition(logits: Logits, width: int) -> tuple[Logits, Ids]:

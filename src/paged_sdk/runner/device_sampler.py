@@ -71,10 +71,9 @@ class DeviceRow:
 class DeviceSampler:
     """Chooses tokens on the device: temperature, top-k, top-p and min-p, in this order, or the likeliest.
 
-    A token depends on its own row alone, as :class:`~paged_sdk.runner.sampler.Sampler`'s do, and is drawn with the same
-    random number. The two agree in distribution, not in every token: with top-k or top-p that one goes through the
-    tokens by weight, this one by id, and of those that tie with the last one kept this one keeps all. So which of them
-    a row goes to must depend on that row alone.
+    A token depends on its own row alone, as :class:`~paged_sdk.runner.sampler.Sampler`'s do. The two draw from the same
+    distribution, and without top-k and top-p the same token; with them not, and of tokens that tie with the last one
+    kept this one keeps all. So which of them a row goes to must depend on that row alone.
 
     As long as the batch consists of the same rows and each has got one more token, nothing is sent to the device.
 

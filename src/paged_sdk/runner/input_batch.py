@@ -10,6 +10,8 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.attention.backend import RowSpan
+from paged_sdk.kernels.transfer import to_device
+from paged_sdk.runner.handed_on import HandedOn
 from paged_sdk.scheduler.output import ScheduledSequence
 
 __all__ = ["InputBatch", "make_input_batch"]
@@ -31,20 +33,33 @@ class InputBatch:
     first_tokens: list[int]
 
 
-def make_input_batch(scheduled: Sequence[ScheduledSequence], device: torch.device) -> InputBatch:
-    """Make the input of a step of at least one row."""
+def make_input_batch(
+    scheduled: Sequence[ScheduledSequence], device: torch.device, handed_on: HandedOn | None = None
+) -> InputBatch:
+    """Make the input of a step of at least one row.
+
+    :param handed_on: the last token of rows that the host does not know all of
+    """
     token_ids: list[int] = []
     spans: list[RowSpan] = []
     first_tokens: list[int] = []
+    unknown: list[int] = []
+    unknown_of: list[int] = []
     for row in scheduled:
-        span = RowSpan(row.start, row.num_new_tokens, row.kv_ids)
+        known = row.sequence.token_ids
         first_tokens.append(len(token_ids))
-        spans.append(span)
-        token_ids += row.sequence.token_ids[span.start : span.end]
+        spans.append(RowSpan(row.start, row.num_new_tokens, row.kv_ids))
+        token_ids += known[row.start : row.end]
+        if row.end > len(known):
+            unknown.append(len(token_ids))
+            unknown_of.append(row.sequence.seq_id)
+            token_ids.append(0)
     positions = np.concatenate([np.arange(span.start, span.end) for span in spans])
-    return InputBatch(
-        token_ids=torch.tensor(token_ids).to(device),
-        positions=torch.from_numpy(positions).to(device),
-        spans=spans,
-        first_tokens=first_tokens,
-    )
+    tokens = np.array(token_ids)
+    if handed_on is None or not unknown:
+        on_device, its_positions = to_device(device, tokens, positions)
+    else:
+        places = np.array(handed_on.places(unknown_of))
+        on_device, its_positions, targets, sources = to_device(device, tokens, positions, np.array(unknown), places)
+        on_device.index_copy_(0, targets, handed_on.tokens.index_select(0, sources))
+    return InputBatch(token_ids=on_device, positions=its_positions, spans=spans, first_tokens=first_tokens)

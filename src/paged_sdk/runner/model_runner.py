@@ -13,8 +13,11 @@ from paged_sdk.attention.backend import AttentionBackend
 from paged_sdk.attention.context import StepContext
 from paged_sdk.errors import ModelClosedError
 from paged_sdk.models.causal_model import CausalModel
-from paged_sdk.runner.input_batch import InputBatch, make_input_batch
+from paged_sdk.runner.candidates import select_rows
+from paged_sdk.runner.device_path import DevicePath
+from paged_sdk.runner.input_batch import make_input_batch
 from paged_sdk.runner.output import FinishedStep, PendingStep, RawLogprobs, RunnerOutput
+from paged_sdk.runner.sampled_step import NOT_FINITE, SampledStep
 from paged_sdk.runner.sampler import Sampler, SampleRow
 from paged_sdk.scheduler.output import ScheduledSequence, SchedulerOutput
 
@@ -23,7 +26,6 @@ __all__ = ["ModelRunner"]
 # Logits of a prompt are made a few rows at a time: a row of 150,000 float32 is 0.6 MB.
 _LOGITS_TILE: Final = 64
 
-_NOT_FINITE: Final = "the logits hold NaN or Inf"
 _NOTHING_LEFT: Final = "every token is banned"
 
 
@@ -31,10 +33,15 @@ class ModelRunner:
     """Runs a model over the steps that a scheduler makes.
 
     :param backend: keeps the KV; its ids are the scheduler's
+    :param sampler: chooses tokens on the host
+    :param device_path: chooses those that need no host, and lets the next step begin before they are seen; None: all
+        are chosen on the host
     """
 
-    def __init__(self, model: CausalModel, backend: AttentionBackend, sampler: Sampler) -> None:
-        self._parts: _Parts | None = _Parts(model, backend, sampler)
+    def __init__(
+        self, model: CausalModel, backend: AttentionBackend, sampler: Sampler, device_path: DevicePath | None = None
+    ) -> None:
+        self._parts: _Parts | None = _Parts(model, backend, sampler, device_path)
 
     def submit(self, output: SchedulerOutput) -> PendingStep:
         """Copy, compute and sample one step. Rows whose logits are not finite fail alone.
@@ -44,7 +51,7 @@ class ModelRunner:
         if self._parts is None:
             raise ModelClosedError("the runner is closed")
         with torch.inference_mode():
-            return FinishedStep(self._parts.execute(output))
+            return self._parts.submit(output)
 
     def close(self) -> None:
         """Let go of weights, KV and sampler; nothing happens the second time."""
@@ -58,24 +65,74 @@ class _Parts:
     model: CausalModel
     backend: AttentionBackend
     sampler: Sampler
+    device_path: DevicePath | None
 
-    def execute(self, output: SchedulerOutput) -> RunnerOutput:
+    def submit(self, output: SchedulerOutput) -> PendingStep:
         for copy in output.copies:
             self.backend.copy(copy.src, copy.dst, copy.num_tokens)
         self.backend.release(output.released)
         self.sampler.forget(output.finished_seq_ids)
+        if self.device_path is not None:
+            self.device_path.forget(output.finished_seq_ids)
         scheduled = output.scheduled
-        result = RunnerOutput(token_ids=[[] for _ in scheduled], logprobs=[None for _ in scheduled])
-        if scheduled:
-            batch = make_input_batch(scheduled, self.model.device)
-            context = StepContext(attention=self.backend.prepare(batch.spans))
-            hidden = self.model.forward(batch.token_ids, batch.positions, context)
-            self._add_prompt_logprobs(scheduled, batch, hidden, result)
-            self._add_samples(scheduled, batch, hidden, result)
-        return result
+        result = RunnerOutput(token_ids=[[] for _ in scheduled], logprobs=[None] * len(scheduled))
+        if not scheduled:
+            return FinishedStep(result)
+        hidden, first_tokens = self._forward(scheduled)
+        self._add_prompt_logprobs(scheduled, first_tokens, hidden, result)
+        sampled = [index for index, row in enumerate(scheduled) if row.num_samples and index not in result.failed]
+        if not sampled:
+            return self._unsampled(hidden, result)
+        last_tokens = [first_tokens[index] + scheduled[index].num_new_tokens - 1 for index in sampled]
+        logits = self.model.logits(select_rows(hidden, last_tokens))
+        return self._sample(scheduled, sampled, logits, result)
+
+    def _forward(self, scheduled: Sequence[ScheduledSequence]) -> tuple[Tensor, Sequence[int]]:
+        """The hidden states of a step's tokens, and the index of each row's first."""
+        handed_on = None
+        if self.device_path is not None:
+            hidden = self.device_path.decode(scheduled)
+            if hidden is not None:
+                return hidden, range(len(scheduled))
+            handed_on = self.device_path.handed_on
+        batch = make_input_batch(scheduled, self.model.device, handed_on)
+        context = StepContext(attention=self.backend.prepare(batch.spans))
+        return self.model.forward(batch.token_ids, batch.positions, context), batch.first_tokens
+
+    def _unsampled(self, hidden: Tensor, result: RunnerOutput) -> PendingStep:
+        """A step of chunks alone. It is waited for all the same: else a long prompt's would all queue up on the device,
+        before anything that is submitted meanwhile."""
+        if self.device_path is None:
+            return FinishedStep(result)
+        return SampledStep(result, (), hidden.new_empty(0, dtype=torch.int64), hands_on=not result.failed)
+
+    def _sample(
+        self, scheduled: Sequence[ScheduledSequence], sampled: list[int], logits: Tensor, result: RunnerOutput
+    ) -> PendingStep:
+        """Sample each row where that can be done.
+
+        :param sampled: the rows
+        :param logits: float32 ``[len(sampled), vocab_size]``
+        """
+        path = self.device_path
+        if path is None:
+            self._sample_on_host(scheduled, sampled, logits, result)
+            return FinishedStep(result)
+        device_rows = [path.row_of(scheduled[index]) for index in sampled]
+        served = [row for row in device_rows if row is not None]
+        hands_on = len(served) == len(sampled)
+        if not hands_on:
+            on_host = [place for place, row in enumerate(device_rows) if row is None]
+            self._sample_on_host(scheduled, [sampled[place] for place in on_host], select_rows(logits, on_host), result)
+            if not served:
+                return FinishedStep(result)
+            on_device = [place for place, row in enumerate(device_rows) if row is not None]
+            sampled, logits = [sampled[place] for place in on_device], select_rows(logits, on_device)
+        tokens = path.sample(logits, [scheduled[index] for index in sampled], served)
+        return SampledStep(result, sampled, tokens, hands_on=hands_on and not result.failed)
 
     def _add_prompt_logprobs(
-        self, scheduled: Sequence[ScheduledSequence], batch: InputBatch, hidden: Tensor, result: RunnerOutput
+        self, scheduled: Sequence[ScheduledSequence], first_tokens: Sequence[int], hidden: Tensor, result: RunnerOutput
     ) -> None:
         """Every token of a prompt predicts the next one: collect how well, where that was asked for."""
         for index, row in enumerate(scheduled):
@@ -86,28 +143,23 @@ class _Parts:
             entries: list[RawLogprobs] = []
             for start in range(row.start, last, _LOGITS_TILE):
                 end = min(start + _LOGITS_TILE, last)
-                offset = batch.first_tokens[index] - row.start
+                offset = first_tokens[index] - row.start
                 logits = self.model.logits(hidden[offset + start : offset + end])
                 if not _are_finite(logits).all():
-                    result.failed[index] = _NOT_FINITE
+                    result.failed[index] = NOT_FINITE
                     break
                 entries += self.sampler.prompt_logprobs(logits, sequence.token_ids[start + 1 : end + 1], top_n)
             else:
                 result.prompt_logprobs[index] = entries
 
-    def _add_samples(
-        self, scheduled: Sequence[ScheduledSequence], batch: InputBatch, hidden: Tensor, result: RunnerOutput
+    def _sample_on_host(
+        self, scheduled: Sequence[ScheduledSequence], indices: list[int], logits: Tensor, result: RunnerOutput
     ) -> None:
-        """Sample after the last token of each row that reaches the end of its sequence."""
-        indices = [index for index, row in enumerate(scheduled) if row.num_samples and index not in result.failed]
-        if not indices:
-            return
-        last_tokens = [batch.first_tokens[index] + scheduled[index].num_new_tokens - 1 for index in indices]
-        logits = self.model.logits(hidden[torch.tensor(last_tokens).to(hidden.device)])
+        """Sample some rows, whose logits are given, and wait for the tokens."""
         finite = _are_finite(logits)
         if not finite.all():
             is_good = finite.tolist()
-            result.failed.update((index, _NOT_FINITE) for index, good in zip(indices, is_good, strict=True) if not good)
+            result.failed.update((index, NOT_FINITE) for index, good in zip(indices, is_good, strict=True) if not good)
             indices = [index for index, good in zip(indices, is_good, strict=True) if good]
             logits = logits[finite]
         sampled = self.sampler.sample(logits, [_sample_row(scheduled[index]) for index in indices])

@@ -46,7 +46,8 @@ class ScheduledSequence:
 class SchedulerOutput:
     """One step. The order on the device: copies, then released slots may go, then the rows' writes.
 
-    :ivar scheduled: the rows; if there are none, nothing is to be executed and only ``dropped`` can have entries
+    :ivar scheduled: the rows, those that only generate before chunks of prompts; if there are none, nothing is to be
+        executed and only ``dropped`` can have entries
     :ivar copies: to be done before the rows' writes; paged: whole blocks; contiguous: the first ``num_tokens`` tokens
     :ivar released: contiguous only: slots whose storage may be dropped
     :ivar dropped: ended here with "length", because they outgrew the KV memory

@@ -152,7 +152,8 @@ class Scheduler:
 
         :param dropped: gets those that outgrew the memory, and end here
         """
-        rows: list[ScheduledSequence] = []
+        decodes: list[ScheduledSequence] = []
+        chunks: list[ScheduledSequence] = []
         budget, limit = self._config.max_num_batched_tokens, self._kv.max_sequence_tokens
         prompt_budget: int | None = None
         for sequence in tuple(self._running):
@@ -166,7 +167,9 @@ class Scheduler:
                 continue
             start = sequence.num_computed_tokens + sequence.num_in_flight
             num_wanted = length - start
+            rows = decodes
             if num_wanted > 1:
+                rows = chunks
                 if prompt_budget is None:
                     prompt_budget = self._config.max_num_batched_tokens - self._num_decodes()
                 num_wanted = min(num_wanted, prompt_budget)
@@ -177,12 +180,11 @@ class Scheduler:
                 num_wanted = self._make_room(sequence, start, num_wanted)
                 if num_wanted == 0:
                     continue
-            if length - start > 1:
-                assert prompt_budget is not None
+            if prompt_budget is not None and rows is chunks:
                 prompt_budget -= num_wanted
             rows.append(_row(sequence, start, num_wanted, length))
             budget -= num_wanted
-        return rows, budget
+        return decodes + chunks, budget
 
     def _admit_waiting(self, budget: int) -> list[ScheduledSequence]:
         """Rows for waiting sequences that there is budget, a seat and memory for."""

@@ -1,9 +1,9 @@
 """Choosing tokens in two launches: one over tiles of all rows, so that a row alone keeps a device busy, one over rows.
 
 For the likeliest token the first finds that of each tile. For a draw it finds the largest logit and the weight of every
-group of tokens, from which the second picks a group, and then a token in it. Where top-k, top-p or min-p leave only a
-part of a row, the second reads again the groups that may hold some of it: few of them, unless the distribution is flat.
-Nothing of the size of the vocabulary is written.
+group of tokens, from which the second picks a group, and then a token in it. For top-k, top-p and min-p the second also
+reads again the groups with a logit that is not below a threshold, or above the one picked: few of them, unless the
+distribution is flat. Nothing of the size of the vocabulary is written.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paged_sdk.kernels.sampling import DrawSettings
-from paged_sdk.kernels.triton.truncation import is_kept, kept_masses, threshold_by_count, threshold_by_weight
+from paged_sdk.kernels.sampling import NEXT_TRY, DrawSettings
+from paged_sdk.kernels.triton.truncation import just_above, kept_masses, min_p_threshold, top_k_threshold
 
 __all__ = ["argmax", "draw", "uniform"]
 
@@ -24,6 +24,7 @@ _TILE: Final = 4096
 _GROUP: Final = 128  # tokens
 
 _LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
+_NEXT_TRY: tl.constexpr = tl.constexpr(NEXT_TRY)
 _GAMMA: tl.constexpr = tl.constexpr(0x9E3779B97F4A7C15)
 _FIRST_FACTOR: tl.constexpr = tl.constexpr(0xBF58476D1CE4E5B9)
 _SECOND_FACTOR: tl.constexpr = tl.constexpr(0x94D049BB133111EB)
@@ -192,54 +193,80 @@ def _draw_kernel(
     if tl.abs(largest) == float("inf"):
         tl.store(tokens_ptr + row, -1)
     elif temperature == 0:
-        first = tl.min(tl.where(maxima == largest, place, block_groups), 0)
-        token = first * group + tl.arange(0, group)
-        logits = tl.load(logits_ptr + token, mask=token < vocab_size, other=float("-inf"))
-        tl.store(tokens_ptr + row, tl.min(tl.where(logits == largest, token, vocab_size), 0))
+        tl.store(tokens_ptr + row, _find(logits_ptr, maxima, largest, vocab_size, group))
     else:
         rate = _LOG2_E / temperature
-        top_k, top_p = tl.load(top_k_ptr + row), tl.load(top_p_ptr + row)
-        min_p = tl.load(min_p_ptr + row)
+        top_k, top_p, min_p = tl.load(top_k_ptr + row), tl.load(top_p_ptr + row), tl.load(min_p_ptr + row)
+        stream, position = tl.load(streams_ptr + row), tl.load(positions_ptr + row)
         masses = tl.load(masses_ptr + place, mask=exists, other=0.0) * tl.exp2((maxima - largest) * rate)
-        threshold = largest * 0 - float("inf")
+        threshold = tl.full((), float("-inf"), tl.float32)
         if top_k < vocab_size:
-            threshold = threshold_by_count(logits_ptr, live_ptr, maxima, exists, largest, top_k, vocab_size, group)
-        if top_p < 1:
-            if top_k < vocab_size:
-                masses = kept_masses(
-                    logits_ptr, live_ptr, masses_ptr, maxima, exists, largest, rate, threshold, 0.0, vocab_size, group
-                )
-            threshold = threshold_by_weight(
-                logits_ptr,
-                live_ptr,
-                maxima,
-                exists,
-                threshold,
-                largest,
-                rate,
-                tl.sum(masses, 0),
-                top_p,
-                vocab_size,
-                group,
-            )
-        if (threshold > float("-inf")) | (min_p > 0):
+            threshold = top_k_threshold(logits_ptr, live_ptr, maxima, exists, top_k, vocab_size, group)
             masses = kept_masses(
-                logits_ptr, live_ptr, masses_ptr, maxima, exists, largest, rate, threshold, min_p, vocab_size, group
+                logits_ptr, live_ptr, masses_ptr, maxima, exists, largest, rate, threshold, vocab_size, group
             )
-        number = uniform(tl.load(streams_ptr + row), tl.load(positions_ptr + row))
-        cumulative = tl.cumsum(masses.to(tl.float64), 0)
-        total = tl.max(cumulative, 0)
-        target = number * total
-        chosen = tl.sum(((cumulative <= target) & (cumulative < total)).to(tl.int32), 0)
-        start = tl.max(tl.where(place < chosen, cumulative, 0.0), 0)
-        mass = tl.sum(tl.where(place == chosen, masses, 0.0), 0)
-        token = chosen * group + tl.arange(0, group)
-        logits = tl.load(logits_ptr + token, mask=token < vocab_size, other=float("-inf"))
-        weights = tl.exp2((logits - largest) * rate)
-        weights = tl.where(is_kept(logits, largest, rate, threshold, min_p), weights, 0.0)
-        inner = tl.cumsum(weights.to(tl.float64), 0)
-        # Relative to the group, whose sum above differs from this one in its last bits.
-        inner_total = tl.max(inner, 0)
-        within = tl.maximum((target - start) / mass, 0.0) * inner_total
-        drawn = tl.sum(((inner <= within) & (inner < inner_total)).to(tl.int32), 0)
-        tl.store(tokens_ptr + row, chosen * group + drawn)
+        enough = top_p * tl.sum(masses, 0)
+        if min_p > 0:
+            threshold = tl.maximum(threshold, min_p_threshold(largest, rate, min_p))
+            masses = kept_masses(
+                logits_ptr, live_ptr, masses_ptr, maxima, exists, largest, rate, threshold, vocab_size, group
+            )
+        token = tl.full((), -1, tl.int32)
+        while token < 0:
+            number = uniform(stream, position)
+            token, logit = _pick(logits_ptr, masses, number, largest, rate, threshold, vocab_size, group)
+            if top_p < 1:
+                threshold = just_above(logit)
+                masses = kept_masses(
+                    logits_ptr, live_ptr, masses_ptr, maxima, exists, largest, rate, threshold, vocab_size, group
+                )
+                # Larger logits would do without this one. Nothing lies above the largest, even if that is enough.
+                above = tl.sum(masses, 0)
+                token = tl.where((above > 0) & (above >= enough), -1, token)
+                position += _NEXT_TRY
+        tl.store(tokens_ptr + row, token)
+
+
+@triton.jit
+def _find(
+    row_ptr: tl.tensor, maxima: tl.tensor, largest: tl.tensor, vocab_size: tl.tensor, group: tl.constexpr
+) -> tl.tensor:
+    """The first token with the largest logit."""
+    place = tl.arange(0, maxima.shape[0])
+    token = tl.min(tl.where(maxima == largest, place, maxima.shape[0]), 0) * group + tl.arange(0, group)
+    logits = tl.load(row_ptr + token, mask=token < vocab_size, other=float("-inf"))
+    return tl.min(tl.where(logits == largest, token, vocab_size), 0)
+
+
+@triton.jit
+def _pick(
+    row_ptr: tl.tensor,
+    masses: tl.tensor,
+    number: tl.tensor,
+    largest: tl.tensor,
+    rate: tl.tensor,
+    threshold: tl.tensor,
+    vocab_size: tl.tensor,
+    group: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """A token by weight, of those whose logits do not lie below a threshold, and its logit.
+
+    :param masses: what they weigh in each group
+    """
+    place = tl.arange(0, masses.shape[0])
+    cumulative = tl.cumsum(masses.to(tl.float64), 0)
+    total = tl.max(cumulative, 0)
+    target = number * total
+    chosen = tl.sum(((cumulative <= target) & (cumulative < total)).to(tl.int32), 0)
+    start = tl.max(tl.where(place < chosen, cumulative, 0.0), 0)
+    mass = tl.sum(tl.where(place == chosen, masses, 0.0), 0)
+    offset = tl.arange(0, group)
+    token = chosen * group + offset
+    logits = tl.load(row_ptr + token, mask=token < vocab_size, other=float("-inf"))
+    weights = tl.where(logits >= threshold, tl.exp2((logits - largest) * rate), 0.0)
+    inner = tl.cumsum(weights.to(tl.float64), 0)
+    # Relative to the group, whose sum above differs from this one in its last bits.
+    inner_total = tl.max(inner, 0)
+    within = tl.maximum((target - start) / mass, 0.0) * inner_total
+    drawn = tl.sum(((inner <= within) & (inner < inner_total)).to(tl.int32), 0)
+    return chosen * group + drawn, tl.sum(tl.where(offset == drawn, logits, 0.0), 0)

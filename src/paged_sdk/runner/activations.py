@@ -1,0 +1,67 @@
+"""How much memory a model's steps need beside weights and KV, found out by running the largest ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+
+from paged_sdk.attention.backend import AttentionBackend, RowSpan
+from paged_sdk.attention.context import StepContext
+from paged_sdk.models.causal_model import CausalModel
+
+__all__ = ["PeakBytes", "activation_bytes", "cuda_peak_bytes"]
+
+PeakBytes: TypeAlias = Callable[[Callable[[], None]], int]
+"""Runs something, and says how many bytes more than before were in use at the worst."""
+
+
+def activation_bytes(
+    model: CausalModel,
+    make_backend: Callable[[int], AttentionBackend],
+    *,
+    block_size: int,
+    num_tokens: int,
+    num_rows: int,
+    peak_bytes: PeakBytes,
+) -> int:
+    """What the largest step takes: as many tokens as a step may have, shared out among as many rows, all sampled.
+
+    :param make_backend: KV memory of so many blocks; it is not in use any more when this returns, and does not count
+    :param num_tokens: of a step at most
+    :param num_rows: of a step at most
+    """
+    num_rows = min(num_rows, num_tokens)
+    counts = [num_tokens // num_rows + (row < num_tokens % num_rows) for row in range(num_rows)]
+    blocks_per_row = -(-counts[0] // block_size)
+    backend = make_backend(num_rows * blocks_per_row)
+    spans = [
+        RowSpan(0, count, range(row * blocks_per_row, (row + 1) * blocks_per_row)) for row, count in enumerate(counts)
+    ]
+
+    def step() -> None:
+        tokens = torch.zeros(num_tokens, dtype=torch.int64, device=model.device)
+        positions = torch.cat([torch.arange(count, device=model.device) for count in counts])
+        hidden = model.forward(tokens, positions, StepContext(attention=backend.prepare(spans)))
+        model.logits(hidden[-num_rows:]).argmax(-1)
+
+    with torch.inference_mode():
+        return peak_bytes(step)
+
+
+def cuda_peak_bytes(device: torch.device) -> PeakBytes:
+    """By the counters of torch's allocator; memory that it holds back for later is given up."""
+
+    def peak_bytes(run: Callable[[], None]) -> int:
+        run()  # compiles kernels, and lets libraries make their workspaces, which stay
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        run()
+        torch.cuda.synchronize(device)
+        peak = torch.cuda.max_memory_allocated(device) - before
+        torch.cuda.empty_cache()
+        return peak
+
+    return peak_bytes

@@ -1,0 +1,39 @@
+"""Recording work on a CUDA device, to launch it as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+__all__ = ["CudaGraphRecorder"]
+
+
+class CudaGraphRecorder:
+    """Records functions as CUDA graphs, which share one pool of memory: only one of them runs at a time.
+
+    :param device: of everything that the functions touch
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+        stream: Any = torch.cuda.Stream  # it has no annotations
+        self._stream = stream(device)
+
+    def __call__(self, function: Callable[[], None]) -> Callable[[], None]:
+        """Run a function twice, the second time to record it, and return what replays it on the current stream.
+
+        :raises RuntimeError: it waits for the device, or does something else that cannot be recorded
+        """
+        with torch.cuda.device(self._device):
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                function()  # compiles kernels, and lets libraries make their workspaces
+            torch.cuda.current_stream().wait_stream(self._stream)
+            graph = torch.cuda.CUDAGraph()
+            # What other threads do on the device meanwhile is their own: another model may be at work.
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                function()
+        return graph.replay

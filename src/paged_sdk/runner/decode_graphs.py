@@ -1,0 +1,174 @@
+"""Decode steps recorded once and replayed: one launch in place of some hundreds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from paged_sdk.attention.backend import AttentionStep
+from paged_sdk.attention.context import StepContext
+from paged_sdk.models.causal_model import CausalModel
+
+__all__ = ["DecodeBackend", "DecodeGraphs", "Record", "batch_sizes"]
+
+Record: TypeAlias = Callable[[Callable[[], None]], Callable[[], None]]
+"""Takes what is to be recorded, and returns what replays it: the same operations on the same memory."""
+
+# Up to which size, in steps of how many rows: beyond 16 rows a step is filled up by a quarter at most.
+_STEPS: Final = ((4, 1), (16, 4), (64, 8), (256, 16), (1 << 30, 32))
+
+
+class DecodeBackend(Protocol):
+    """An attention backend whose indices a decode step can work out on the device."""
+
+    @property
+    def empty_seat(self) -> int:
+        """Of rows that only fill up a batch."""
+        ...
+
+    def seats(self, tables: Sequence[Sequence[int]]) -> npt.NDArray[np.int64]:
+        """Where the device has some block tables, once it has been sent what it does not have of them."""
+        ...
+
+    def decode(self, seats: Tensor, positions: Tensor) -> AttentionStep:
+        """A step of rows with one token each.
+
+        :param seats: ``[num_rows]`` int64
+        :param positions: ``[num_rows]`` int64; below 0: the row only fills up the batch
+        """
+        ...
+
+
+def batch_sizes(largest: int) -> list[int]:
+    """Numbers of rows to record steps for, ascending: a step is filled up to the next."""
+    sizes: list[int] = []
+    for bound, step in _STEPS:
+        first = sizes[-1] + step if sizes else step
+        sizes += range(first, min(bound, largest) + 1, step)
+    return sizes if sizes and sizes[-1] == largest else [*sizes, largest]
+
+
+class DecodeGraphs:
+    """Decode steps of any number of rows up to the largest that was recorded.
+
+    A step's input is one copy to the device. Tokens that the step before has sampled are taken from where that one has
+    left them.
+
+    :param handed_on: int64: the tokens that the previous step sampled
+    :param sizes: numbers of rows to record, ascending
+    :param record: records a step; what it calls then runs as often as it likes
+    """
+
+    def __init__(
+        self,
+        model: CausalModel,
+        backend: DecodeBackend,
+        handed_on: Tensor,
+        *,
+        sizes: Iterable[int],
+        record: Record,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self._backend = backend
+        self._device = handed_on.device
+        self._graphs: dict[int, _Graph] = {}
+        hidden: Tensor | None = None
+        # The largest first: the others find room in its memory.
+        descending = sorted(sizes, reverse=True)
+        for num_done, size in enumerate(descending):
+            step = _RecordedStep(model, backend, handed_on, size, self._empty_input(size).to(self._device), hidden)
+            replay = record(step.run)
+            assert step.hidden is not None, "nothing was run while recording"
+            hidden = step.hidden if hidden is None else hidden
+            self._graphs[size] = _Graph(step.input, step.hidden, replay)
+            if on_progress is not None:
+                on_progress(num_done + 1, len(descending))
+        self._sizes = np.array(descending[::-1])
+
+    @property
+    def largest(self) -> int:
+        """Rows of the largest step."""
+        return int(self._sizes[-1])
+
+    def forward(
+        self,
+        tables: Sequence[Sequence[int]],
+        positions: Sequence[int],
+        token_ids: Sequence[int] | int,
+        sources: Sequence[int],
+    ) -> Tensor:
+        """Run a step of one token per row.
+
+        :param tables: block tables of the rows, at most :attr:`largest`
+        :param positions: of the tokens
+        :param token_ids: the tokens, where they are known on the host
+        :param sources: index into what the previous step handed on; -1: the token is known
+        :returns: ``[num_rows, hidden_size]``, good until the next call
+        """
+        num_rows = len(tables)
+        size = int(self._sizes[np.searchsorted(self._sizes, num_rows)])
+        graph = self._graphs[size]
+        host = self._empty_input(size)
+        columns = host.numpy()
+        columns[0, :num_rows] = self._backend.seats(tables)
+        for column, values in zip(columns[1:], (positions, token_ids, sources), strict=True):
+            column[:num_rows] = values
+        graph.input.copy_(host, non_blocking=True)
+        graph.replay()
+        return graph.hidden[:num_rows]
+
+    def _empty_input(self, size: int) -> Tensor:
+        """Rows that only fill up the batch: seats, positions, tokens, sources."""
+        host = torch.empty(4, size, dtype=torch.int64, pin_memory=self._device.type == "cuda")
+        for column, value in zip(host.numpy(), (self._backend.empty_seat, -1, 0, -1), strict=True):
+            column.fill(value)
+        return host
+
+
+@frozen(eq=False)
+class _Graph:
+    """A recorded step: what it reads, what it writes, and how to run it."""
+
+    input: Tensor
+    hidden: Tensor
+    replay: Callable[[], None]
+
+
+class _RecordedStep:
+    """A step of so many rows.
+
+    :ivar input: ``[4, size]`` int64: seats, positions, tokens, sources
+    :ivar hidden: ``[size, hidden_size]``: its result, None before the first run
+    """
+
+    def __init__(
+        self,
+        model: CausalModel,
+        backend: DecodeBackend,
+        handed_on: Tensor,
+        size: int,
+        input_: Tensor,
+        largest_hidden: Tensor | None,
+    ) -> None:
+        self.input = input_
+        self.hidden = None if largest_hidden is None else largest_hidden[:size]
+        self._model = model
+        self._backend = backend
+        self._handed_on = handed_on
+
+    def run(self) -> None:
+        """Operations on the device alone, of shapes that do not depend on what the input holds."""
+        seats, positions, token_ids, sources = self.input.unbind()
+        handed_on = self._handed_on.index_select(0, sources.clamp(min=0))
+        context = StepContext(attention=self._backend.decode(seats, positions))
+        token_ids = token_ids.where(sources < 0, handed_on)
+        hidden = self._model.forward(token_ids, positions.clamp(min=0), context)
+        if self.hidden is None:
+            self.hidden = torch.empty_like(hidden)
+        self.hidden.copy_(hidden)

@@ -1,0 +1,108 @@
+"""How much memory steps need, and what is said when it is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from paged_sdk import BlockingModel, OutOfMemoryError, TextModelBuilder
+from paged_sdk.attention.backend import AttentionBackend, AttentionStep, RowSpan
+from paged_sdk.attention.context import StepContext
+from paged_sdk.attention.paged import PagedBackend
+from paged_sdk.config.decoder import DecoderConfig, RopeConfig
+from paged_sdk.runner.activations import activation_bytes, cuda_peak_bytes
+
+CPU = torch.device("cpu")
+CONFIG = DecoderConfig(
+    model_type="none",
+    vocab_size=11,
+    hidden_size=16,
+    intermediate_size=1,
+    num_layers=1,
+    num_heads=1,
+    num_kv_heads=1,
+    head_dim=16,
+    max_position=64,
+    norm_eps=1e-6,
+    ropes=(RopeConfig(rotary_dim=16),),
+    sliding_windows=(None,),
+    attention_scale=1.0,
+)
+
+
+class Watched:
+    """A model that notes what it is asked for."""
+
+    device = CPU
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, ...]] = []
+
+    def forward(self, token_ids: Tensor, positions: Tensor, ctx: StepContext) -> Tensor:
+        self.calls.append((len(token_ids), int(positions.max())))
+        heads = torch.zeros(len(token_ids), 1, 16)
+        return ctx.attention.forward(0, heads, heads, heads)[:, 0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        self.calls.append(tuple(hidden.shape))
+        return hidden
+
+
+class WatchedBackend(PagedBackend):
+    """Storage that notes the rows it is given."""
+
+    rows: Sequence[RowSpan] = ()
+
+    def prepare(self, rows: Sequence[RowSpan]) -> AttentionStep:
+        self.rows = rows
+        return super().prepare(rows)
+
+
+@pytest.mark.parametrize(("tokens", "rows", "counts"), [(10, 4, [3, 3, 2, 2]), (3, 8, [1, 1, 1]), (9, 1, [9])])
+def test_the_largest_step_is_run(tokens: int, rows: int, counts: list[int]) -> None:
+    model = Watched()
+    made: list[WatchedBackend] = []
+
+    def make(num_blocks: int) -> AttentionBackend:
+        made.append(WatchedBackend(CONFIG, num_blocks=num_blocks, block_size=4, dtype=torch.float32, device=CPU))
+        return made[-1]
+
+    def peak(run: Callable[[], None]) -> int:
+        run()
+        return 77
+
+    found = activation_bytes(model, make, block_size=4, num_tokens=tokens, num_rows=rows, peak_bytes=peak)
+    assert found == 77
+    assert model.calls == [(tokens, counts[0] - 1), (len(counts), 16)]
+    (backend,) = made
+    assert [row.num_new_tokens for row in backend.rows] == counts
+    used = [block for row in backend.rows for block in row.kv_ids]
+    assert sorted(used) == list(range(backend.num_blocks))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_peak_on_a_gpu() -> None:
+    device = torch.device("cuda")
+    kept = []
+
+    def run() -> None:
+        for _ in range(3):
+            torch.empty(1 << 20, device=device)
+        kept.append(torch.empty(1 << 10, device=device))
+
+    assert 1 << 22 <= cuda_peak_bytes(device)(run) < 3 << 22
+
+
+def test_weights_that_do_not_fit(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("paged_sdk.loading.load_model", load)
+    with pytest.raises(OutOfMemoryError, match=r"do not fit cpu: [\d.]+ MiB were free") as caught:
+        BlockingModel(TextModelBuilder(tiny_checkpoint).with_force_cpu().build())
+    assert caught.value.needed == sum(file.stat().st_size for file in tiny_checkpoint.glob("*.safetensors"))
+    assert caught.value.available > 0

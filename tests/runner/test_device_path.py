@@ -1,0 +1,240 @@
+"""Engines that decode on the device: recorded steps, tokens handed on, sampling without the host.
+
+Without CUDA, Triton's interpreter runs the attention, and "recorded" steps are run again as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from paged_sdk import (
+    CompletionResponse,
+    MemoryGpuConfig,
+    Model,
+    NumericalError,
+    PagedAttentionMeta,
+    SamplingParams,
+    TextModelBuilder,
+)
+from paged_sdk.attention.backend import AttentionBackend
+from paged_sdk.attention.triton_paged import TritonPagedBackend
+from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.config.engine import EngineConfig
+from paged_sdk.kv_memory import KvStorage
+from paged_sdk.models.causal_model import CausalModel
+from paged_sdk.models.decoder import DecoderModel
+from paged_sdk.runner.decode_graphs import DecodeGraphs, batch_sizes
+from paged_sdk.runner.device_path import DevicePath
+from paged_sdk.runner.device_sampler import DeviceSampler
+from paged_sdk.runner.handed_on import HandedOn
+from paged_sdk.runner.output import RunnerOutput
+from paged_sdk.runner.sampled_step import SampledStep
+
+CPU: Final = torch.device("cpu")
+INTERPRETED: Final = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled for CUDA here")
+GREEDY: Final = SamplingParams(temperature=0.0, max_len=6, ignore_eos=True)
+SMALL: Final = PagedAttentionMeta(block_size=8, gpu_memory=MemoryGpuConfig.ContextSize(512))
+PROMPTS: Final = ("What is paging? It is", "What is paging? Nothing", "So", "One two three four five six")
+
+
+class Recorder:
+    """Counts how often each step of so many rows is replayed."""
+
+    def __init__(self) -> None:
+        self.replays: list[int] = []
+        self._num_recorded = 0
+
+    def __call__(self, function: Callable[[], None]) -> Callable[[], None]:
+        function()
+        index = self._num_recorded
+        self._num_recorded += 1
+
+        def replay() -> None:
+            self.replays.append(index)
+            function()
+
+        return replay
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch, triton_device: torch.device) -> Recorder:
+    """Engines built in the test take the way for CUDA."""
+    recorder = Recorder()
+
+    def storage(config: EngineConfig, model: DecoderConfig, **options: Any) -> KvStorage:
+        return KvStorage(
+            make=lambda num_blocks: TritonPagedBackend(
+                model,
+                num_blocks=num_blocks,
+                block_size=config.block_size,
+                dtype=options["dtype"],
+                device=triton_device,
+                max_num_seqs=config.max_num_seqs,
+                max_model_len=config.max_model_len,
+            )
+        )
+
+    def path(
+        model: CausalModel, backend: AttentionBackend, config: EngineConfig, *, vocab_size: int, visible: bool
+    ) -> DevicePath:
+        assert isinstance(backend, TritonPagedBackend)
+        handed_on = HandedOn(config.max_num_seqs, triton_device)
+        with torch.inference_mode():
+            graphs = DecodeGraphs(
+                model, backend, handed_on.tokens, sizes=batch_sizes(config.max_num_seqs), record=recorder
+            )
+        return DevicePath(DeviceSampler(triton_device, vocab_size), handed_on, graphs)
+
+    monkeypatch.setattr("paged_sdk.loading.choose_storage", storage)
+    monkeypatch.setattr("paged_sdk.loading._device_path", path)
+    return recorder
+
+
+def small(builder: TextModelBuilder) -> TextModelBuilder:
+    return builder.with_paged_attn(SMALL).with_max_num_batched_tokens(13).with_max_num_seqs(4).with_max_model_len(64)
+
+
+def texts(builder: TextModelBuilder, sampling: SamplingParams, *, together: bool) -> list[list[str]]:
+    """What a model makes of the prompts, side by side or one after the other."""
+
+    async def send(model: Model) -> list[CompletionResponse]:
+        if together:
+            return await asyncio.gather(*(model.send_completion_request(prompt, sampling) for prompt in PROMPTS))
+        return [await model.send_completion_request(prompt, sampling) for prompt in PROMPTS]
+
+    async def run() -> list[CompletionResponse]:
+        async with small(builder).build() as model:
+            responses = await send(model)
+            assert model.stats().blocks_used == 0
+            return responses
+
+    return [[choice.text for choice in response.choices] for response in asyncio.run(run())]
+
+
+@INTERPRETED
+@pytest.mark.parametrize("together", [True, False])
+def test_greedy_texts_are_the_same(
+    builder: TextModelBuilder, request: pytest.FixtureRequest, *, together: bool
+) -> None:
+    expected = texts(builder, GREEDY, together=together)
+    recorder: Recorder = request.getfixturevalue("recorder")
+    assert texts(builder, GREEDY, together=together) == expected
+    # Of 6 tokens, the first comes out of the prompt's last step.
+    assert len(recorder.replays) >= 5 if together else len(recorder.replays) == 5 * len(PROMPTS)
+
+
+@INTERPRETED
+def test_sampled_texts_do_not_depend_on_their_batch(builder: TextModelBuilder, recorder: Recorder) -> None:
+    sampling = SamplingParams(temperature=0.8, top_k=20, top_p=0.9, min_p=0.01, seed=7, max_len=4, ignore_eos=True)
+    alone = texts(builder, sampling, together=False)
+    assert texts(builder, sampling, together=True) == alone
+    assert recorder.replays
+
+
+@INTERPRETED
+def test_rows_that_need_the_host_beside_rows_that_do_not(builder: TextModelBuilder, recorder: Recorder) -> None:
+    """Penalties, logprobs and several choices are the host's; their steps wait for it."""
+    host = SamplingParams(
+        temperature=0.0, repetition_penalty=1.3, top_n_logprobs=2, n_choices=2, max_len=5, ignore_eos=True, min_tokens=2
+    )
+
+    async def run() -> tuple[list[CompletionResponse], CompletionResponse]:
+        async with small(builder).with_prefix_cache_n(None).build() as model:
+            alone = [await model.send_completion_request(PROMPTS[i], each) for i, each in ((0, GREEDY), (1, host))]
+            plain, penalised = await asyncio.gather(
+                model.send_completion_request(PROMPTS[0], GREEDY), model.send_completion_request(PROMPTS[1], host)
+            )
+            assert plain.choices[0].text == alone[0].choices[0].text
+            assert [choice.text for choice in penalised.choices] == [choice.text for choice in alone[1].choices]
+            return alone, penalised
+
+    _, penalised = asyncio.run(run())
+    assert all(choice.logprobs is not None for choice in penalised.choices)
+    assert recorder.replays
+
+
+@INTERPRETED
+def test_logits_that_are_not_finite_end_their_request_alone(
+    builder: TextModelBuilder, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits = DecoderModel.logits
+    count = 0
+
+    def spoiled(self: DecoderModel, hidden: Tensor) -> Tensor:
+        nonlocal count
+        result = logits(self, hidden)
+        if len(result) == 2:
+            count += 1
+            if count == 2:
+                result[1] = torch.nan
+        return result
+
+    monkeypatch.setattr(DecoderModel, "logits", spoiled)
+
+    async def run() -> list[CompletionResponse | BaseException]:
+        async with small(builder).build() as model:
+            requests = [model.send_completion_request(prompt, GREEDY) for prompt in ("So", "Or")]
+            responses = await asyncio.gather(*requests, return_exceptions=True)
+            assert model.stats().blocks_used == 0
+            return responses
+
+    good, bad = asyncio.run(run())
+    assert isinstance(bad, NumericalError)
+    assert not isinstance(good, BaseException)
+    assert good.usage.completion_tokens == 6
+
+
+@INTERPRETED
+def test_a_step_is_submitted_before_the_last_one_is_waited_for(
+    builder: TextModelBuilder, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    result = SampledStep.result
+    forward = DecodeGraphs.forward
+
+    def watched_result(self: SampledStep) -> RunnerOutput:
+        order.append("wait")
+        return result(self)
+
+    def watched_forward(self: DecodeGraphs, *arguments: Any) -> Tensor:
+        order.append("submit")
+        return forward(self, *arguments)
+
+    monkeypatch.setattr(SampledStep, "result", watched_result)
+    monkeypatch.setattr(DecodeGraphs, "forward", watched_forward)
+
+    async def run() -> None:
+        async with small(builder).build() as model:
+            await model.send_completion_request("So", GREEDY)
+
+    asyncio.run(run())
+    # The prompt's step comes first; each decode step is submitted before the step before it is waited for.
+    assert order == ["submit", "wait"] * 5 + ["wait"]
+    assert recorder.replays == [recorder.replays[0]] * 5
+
+
+def test_sizes_of_recorded_steps() -> None:
+    assert batch_sizes(1) == [1]
+    assert batch_sizes(6) == [1, 2, 3, 4, 6]
+    sizes = batch_sizes(256)
+    assert sizes[:6] == [1, 2, 3, 4, 8, 12]
+    assert sizes[-1] == 256
+    for rows in range(1, 257):
+        filled_up = next(size for size in sizes if size >= rows)
+        assert filled_up < rows + 8 if rows <= 32 else filled_up <= 1.25 * rows
+
+
+def test_tokens_are_handed_on() -> None:
+    handed_on = HandedOn(4, CPU)
+    handed_on.put([7, 3, 9], torch.tensor([5, -1, 6]))
+    assert handed_on.tokens[:3].tolist() == [5, 0, 6]
+    assert list(handed_on.places([7, 3, 9])) == [0, 1, 2]
+    assert list(handed_on.places([9, 7])) == [2, 0]
