@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from attrs import frozen
+from torch import Tensor
 
 from paged_sdk.attention.backend import AttentionBackend
 from paged_sdk.attention.contiguous import ContiguousBackend
@@ -61,11 +62,13 @@ def choose_storage(
     device: torch.device,
     workspace: Workspace | None,
     exact: bool,
+    key_offsets: Sequence[Tensor] = (),
 ) -> KvStorage:
     """The storage, with the fastest attention that can serve it; the log says which.
 
     :param workspace: of the native CPU kernels; None: they are absent
     :param exact: float32 arithmetic for every token on the CPU
+    :param key_offsets: per layer, what FP8 keys are stored without (:mod:`paged_sdk.models.key_offsets`)
     """
     if not config.paged:
         return KvStorage(make=lambda num_blocks: ContiguousBackend(model, dtype=dtype, device=device))
@@ -81,6 +84,7 @@ def choose_storage(
                     block_size=config.block_size,
                     dtype=dtype,
                     cache_type=config.cache_type,
+                    key_offsets=key_offsets,
                     exact=exact,
                 )
             )
@@ -88,7 +92,7 @@ def choose_storage(
     else:
         reason = why_not_triton(torch.empty(0, model.num_heads, model.head_dim, dtype=dtype, device=device))
         if reason is None:
-            return _triton_storage(config, model, dtype=dtype, device=device)
+            return _triton_storage(config, model, dtype=dtype, device=device, key_offsets=key_offsets)
         _log.info("Attention: torch (%s).", reason)
     return KvStorage(
         make=lambda num_blocks: PagedBackend(
@@ -98,12 +102,18 @@ def choose_storage(
             dtype=dtype,
             device=device,
             cache_type=config.cache_type,
+            key_offsets=key_offsets,
         )
     )
 
 
 def _triton_storage(
-    config: EngineConfig, model: DecoderConfig, *, dtype: torch.dtype, device: torch.device
+    config: EngineConfig,
+    model: DecoderConfig,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    key_offsets: Sequence[Tensor],
 ) -> KvStorage:
     from paged_sdk.attention.triton_paged import TritonPagedBackend, choose_prefills
 
@@ -121,6 +131,7 @@ def _triton_storage(
             dtype=dtype,
             device=device,
             cache_type=config.cache_type,
+            key_offsets=key_offsets,
             max_num_seqs=config.max_num_seqs,
             max_model_len=config.max_model_len,
             prefills=prefills,

@@ -16,6 +16,7 @@ from paged_sdk.chat.text_processor import TextProcessor, load_text_processor, te
 from paged_sdk.config.build import BuildSettings, ModelSource
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.env import ISQ, Environment, read_variable
+from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.engine.engine import Engine
 from paged_sdk.errors import ConfigError, OutOfMemoryError
 from paged_sdk.kernels.native.library import Workspace, load, why_not
@@ -27,6 +28,7 @@ from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.family import read_config
 from paged_sdk.models.fused_decoder import FusedDecoderModel, why_not_fused
+from paged_sdk.models.key_offsets import key_offsets
 from paged_sdk.models.loading import load_model
 from paged_sdk.preparation import RequestPreparer
 from paged_sdk.progress import LoadingBar
@@ -91,6 +93,7 @@ def load_parts(source: ModelSource, settings: BuildSettings, environment: Enviro
         device=device,
         workspace=workspace,
         exact=settings.batch_invariance or dtype is not torch.bfloat16,
+        key_offsets=key_offsets(model, max_model_len) if config.cache_type is PagedCacheType.F8E4M3 else (),
     )
     activations = _activations(model, storage, config, device)
     config = size_pool(config, model.config, dtype=dtype, device=device, activations=activations)

@@ -173,6 +173,37 @@ def test_decodes_whose_indices_are_made_on_the_device(triton_device: torch.devic
         assert mask.flatten(2).any(-1).sum() == len(texts)
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_keys_are_stored_without_their_offsets(dtype: torch.dtype, triton_device: torch.device) -> None:
+    """Rotated in the same launch, or before: prompts, chunks and decodes, over a span's end."""
+    config = shape()
+    text = Text(config, 140, seed=0, dtype=dtype, spread=1)
+    offsets = 3 * torch.randn(2, 2, 16, generator=torch.Generator().manual_seed(0))
+    rope = RotaryEmbedding(RopeConfig(rotary_dim=16), max_model_len=256, device=triton_device)
+    table = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(1)).tolist()
+
+    def outputs(kind: type[PagedBackend], device: torch.device, *, at_once: bool) -> Tensor:
+        options: dict[str, Any] = {"dtype": dtype, "cache_type": PagedCacheType.F8E4M3}
+        backend = pool(kind, config, device, key_offsets=(offsets.to(device),), **options)
+        parts = []
+        for first, last in ((0, 120), (120, 139), (139, 140)):
+            heads = torch.cat((text.query[0], text.key[0], text.value[0]), dim=1)[first:last].to(device)
+            rotation = rope.at(torch.arange(first, last, device=triton_device))
+            step = backend.prepare([RowSpan(first, last - first, table)])
+            if at_once:
+                parts.append(step.rotate_and_forward(0, heads[:, :6], heads[:, 6:], rotation).cpu())
+            else:
+                heads = heads.to(triton_device)
+                rotation.rotate_(heads[:, :6])
+                parts.append(step.forward(0, *torch.split(heads.to(device), [4, 2, 2], dim=1)).cpu())
+        return torch.cat(parts)
+
+    expected = outputs(PagedBackend, CPU, at_once=False)
+    for at_once in (True, False):
+        got = outputs(TritonPagedBackend, triton_device, at_once=at_once)
+        torch.testing.assert_close(got, expected, rtol=TOLERANCE[dtype], atol=2 * TOLERANCE[dtype])
+
+
 @pytest.mark.parametrize("cache_type", CACHE_TYPES)
 def test_a_copied_block_holds_the_same(cache_type: PagedCacheType, triton_device: torch.device) -> None:
     config = shape(windows=(None, 9, None))

@@ -17,6 +17,7 @@ from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.kernels.flash_prefill import PrefillRows
+from paged_sdk.kernels.key_offsets import subtract_key_offsets
 from paged_sdk.kernels.prefill_choice import PagedPrefill, PrefillShape, faster_for_prefill
 from paged_sdk.kernels.rotary import Rotation
 from paged_sdk.kernels.transfer import to_device
@@ -72,12 +73,19 @@ class TritonPagedBackend(PagedBackend):
         dtype: torch.dtype,
         device: torch.device,
         cache_type: PagedCacheType = PagedCacheType.AUTO,
+        key_offsets: Sequence[Tensor] = (),
         max_num_seqs: int = _MAX_NUM_SEQS,
         max_model_len: int | None = None,
         prefills: Mapping[int | None, PagedPrefill] | None = None,
     ) -> None:
         super().__init__(
-            config, num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=device, cache_type=cache_type
+            config,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            dtype=dtype,
+            device=device,
+            cache_type=cache_type,
+            key_offsets=key_offsets,
         )
         width = -(-(max_model_len or config.max_position) // block_size)
         self._tables = BlockTables(max_num_seqs, width, device)
@@ -104,6 +112,7 @@ class TritonPagedBackend(PagedBackend):
         step = TritonPagedStep(
             self,
             slot_mapping=self._slots_of(tables[token_row, position // self._block_size], position),
+            positions=position,
             block_tables=tables,
             context_lens=lengths,
             cu_seqlens_q=cu_seqlens,
@@ -148,6 +157,7 @@ class TritonPagedBackend(PagedBackend):
         return TritonPagedStep(
             self,
             slot_mapping=slots.where(positions >= 0, -1),
+            positions=positions,
             block_tables=tables,
             context_lens=(positions + 1).int(),
             cu_seqlens_q=torch.arange(len(seats) + 1, dtype=torch.int32, device=self._device),
@@ -193,6 +203,7 @@ class TritonPagedStep(AttentionStep):
         backend: TritonPagedBackend,
         *,
         slot_mapping: Tensor,
+        positions: Tensor,
         block_tables: Tensor,
         context_lens: Tensor,
         cu_seqlens_q: Tensor,
@@ -204,6 +215,7 @@ class TritonPagedStep(AttentionStep):
         self._layers = backend._layers
         self._choices = backend._prefills
         self._slot_mapping = slot_mapping
+        self._positions = positions
         self._rows = (block_tables, context_lens, cu_seqlens_q)
         self._max_seqlen_q = max_seqlen_q
         self._max_context_len = max_context_len
@@ -211,7 +223,10 @@ class TritonPagedStep(AttentionStep):
     def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """See :meth:`AttentionStep.forward`."""
         cache = self._layers[layer]
-        reshape_and_cache(key, value, cache.key, cache.value, self._slot_mapping, cache.k_scale, cache.v_scale)
+        stored = key
+        if cache.key_offsets is not None:
+            stored = subtract_key_offsets(key, cache.key_offsets, self._positions.clamp(min=0))
+        reshape_and_cache(stored, value, cache.key, cache.value, self._slot_mapping, cache.k_scale, cache.v_scale)
         return self._attend(layer, query, key, value)
 
     def rotate_and_forward(self, layer: int, query_key: Tensor, value: Tensor, rotation: Rotation) -> Tensor:
@@ -230,6 +245,8 @@ class TritonPagedStep(AttentionStep):
             self._slot_mapping,
             cache.k_scale,
             cache.v_scale,
+            cache.key_offsets,
+            self._positions,
         )
         return self._attend(layer, query, key, value)
 
@@ -272,4 +289,5 @@ class TritonPagedStep(AttentionStep):
             softcap=self._config.attention_softcap,
             k_scale=cache.k_scale,
             v_scale=cache.v_scale,
+            key_offsets=cache.key_offsets,
         )
