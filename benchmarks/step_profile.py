@@ -37,12 +37,18 @@ from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.quant import linear
 from paged_sdk.quant.linear import Linear
 from paged_sdk.runner import model_runner
+from paged_sdk.runner.decode_graphs import DecodeGraphs
+from paged_sdk.runner.device_sampler import DeviceSampler
 from paged_sdk.runner.model_runner import ModelRunner
+from paged_sdk.runner.sampled_step import SampledStep
 from paged_sdk.runner.sampler import Sampler
 from paged_sdk.scheduler.scheduler import Scheduler
 from paged_sdk.worker.worker import Worker
 
-__all__ = ["Stopwatch", "profile_steps"]
+__all__ = ["WAITING", "Stopwatch", "profile_steps"]
+
+WAITING: Final = "waiting for the device"
+"""The part of a step that is not Python's. Without steps that are submitted ahead, others wait for the device too."""
 
 _STEP: Final = "engine, the rest"
 
@@ -56,6 +62,9 @@ def _parts(engine: OpenEngine) -> Iterator[tuple[type[Any] | ModuleType, str, st
     yield Scheduler, "schedule", "schedule"
     yield Scheduler, "update", "update"
     yield ModelRunner, "submit", "runner, the rest"
+    yield SampledStep, "result", WAITING
+    yield DecodeGraphs, "forward", "recorded step: input and launch"
+    yield DeviceSampler, "sample", "sampler: launches"
     yield model_runner, "make_input_batch", "input batch"
     for model in {DecoderModel, engine.model_class}:
         yield model, "forward", f"{model.__name__}, the rest"

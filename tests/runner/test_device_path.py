@@ -6,7 +6,9 @@ Without CUDA, Triton's interpreter runs the attention, and "recorded" steps are 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -35,10 +37,13 @@ from paged_sdk.runner.decode_graphs import DecodeGraphs, batch_sizes
 from paged_sdk.runner.device_path import DevicePath
 from paged_sdk.runner.device_sampler import DeviceSampler
 from paged_sdk.runner.handed_on import HandedOn
-from paged_sdk.runner.output import RunnerOutput
+from paged_sdk.runner.model_runner import ModelRunner
+from paged_sdk.runner.output import PendingStep, RunnerOutput
 from paged_sdk.runner.sampled_step import SampledStep
+from paged_sdk.scheduler.output import SchedulerOutput
 
 CPU: Final = torch.device("cpu")
+NEEDS_GPU: Final = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 INTERPRETED: Final = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled for CUDA here")
 GREEDY: Final = SamplingParams(temperature=0.0, max_len=6, ignore_eos=True)
 SMALL: Final = PagedAttentionMeta(block_size=8, gpu_memory=MemoryGpuConfig.ContextSize(512))
@@ -238,3 +243,40 @@ def test_tokens_are_handed_on() -> None:
     assert handed_on.tokens[:3].tolist() == [5, 0, 6]
     assert list(handed_on.places([7, 3, 9])) == [0, 1, 2]
     assert list(handed_on.places([9, 7])) == [2, 0]
+
+
+@NEEDS_GPU
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_decode_steps_on_a_gpu_are_replayed_and_wait_for_nothing(
+    tiny_checkpoint: Path, dtype: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    submit, go_on = ModelRunner.submit, DevicePath.go_on
+    num_replayed = 0
+
+    def watched_submit(self: ModelRunner, output: SchedulerOutput) -> PendingStep:
+        if any(row.num_new_tokens > 1 for row in output.scheduled):
+            return submit(self, output)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return submit(self, output)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    def watched_go_on(self: DevicePath, *arguments: Any) -> Tensor | None:
+        nonlocal num_replayed
+        tokens = go_on(self, *arguments)
+        num_replayed += tokens is not None
+        return tokens
+
+    monkeypatch.setattr(ModelRunner, "submit", watched_submit)
+    monkeypatch.setattr(DevicePath, "go_on", watched_go_on)
+    long = SamplingParams(temperature=0.8, top_p=0.9, seed=3, max_len=40, ignore_eos=True)
+    builder = TextModelBuilder(tiny_checkpoint).with_dtype(dtype).with_device("cuda")
+    with caplog.at_level(logging.INFO, logger="paged_sdk"):
+        both = [texts(builder, sampling, together=True) for sampling in (long, GREEDY)]
+    assert "Decode steps of up to 4 rows recorded" in caplog.text
+    assert num_replayed > 30
+    assert [len(each) for each in both] == [len(PROMPTS)] * 2
+    if dtype == "float32":
+        assert both[1] == texts(builder.with_device("cpu"), GREEDY, together=True)

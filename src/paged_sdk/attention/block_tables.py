@@ -34,6 +34,10 @@ class BlockTables:
         self._lengths = [0] * num_seats
         self._last_used = np.zeros(num_seats, dtype=np.int64)
         self._time = 0
+        # The last step's, because most steps have the same rows as the one before.
+        self._placed: list[int] = []
+        self._placed_lengths: list[int] = []
+        self._placed_seats = np.zeros(0, dtype=np.int64)
 
     def place(self, tables: Sequence[Sequence[int]]) -> npt.NDArray[np.int64]:
         """The seats of a step's tables, once the device has been sent what it does not have of them.
@@ -41,16 +45,23 @@ class BlockTables:
         :returns: ``[len(tables)]``
         """
         assert len(tables) <= len(self._tables), f"{len(tables)} tables, {len(self._tables)} seats"
+        identities = [id(table) for table in tables]
+        lengths = [len(table) for table in tables]
+        if identities != self._placed:
+            self._placed, self._placed_lengths = identities, []
+            self._placed_seats = self._find_seats(identities, tables)
+        if lengths != self._placed_lengths:
+            self._placed_lengths = lengths
+            self._send_what_has_grown(tables)
+        return self._placed_seats
+
+    def _find_seats(self, identities: Sequence[int], tables: Sequence[Sequence[int]]) -> npt.NDArray[np.int64]:
         self._time += 1
-        seats = [self._seats.get(id(table), -1) for table in tables]
+        seats = [self._seats.get(identity, -1) for identity in identities]
         known = np.array(seats, dtype=np.int64)
         self._last_used[known[known >= 0]] = self._time
         if -1 in seats:
             self._seat_newcomers(tables, seats)
-        lengths = self._lengths
-        grown = [(seat, table) for seat, table in zip(seats, tables, strict=True) if len(table) != lengths[seat]]
-        if grown:
-            self._send(grown)
         return np.array(seats, dtype=np.int64)
 
     def _seat_newcomers(self, tables: Sequence[Sequence[int]], seats: list[int]) -> None:
@@ -69,14 +80,15 @@ class BlockTables:
             self._last_used[seat] = self._time
             seats[row] = seat
 
-    def _send(self, grown: Sequence[tuple[int, Sequence[int]]]) -> None:
-        """Write the new ends of tables."""
+    def _send_what_has_grown(self, tables: Sequence[Sequence[int]]) -> None:
         width = self.tensor.shape[1]
         places, entries = [], []
-        for seat, table in grown:
+        for seat, table in zip(self._placed_seats.tolist(), tables, strict=True):
             start = self._lengths[seat]
-            places.append(np.arange(seat * width + start, seat * width + len(table)))
-            entries.append(np.array(table[start:], dtype=np.int32))
-            self._lengths[seat] = len(table)
-        index, values = to_device(self.tensor.device, np.concatenate(places), np.concatenate(entries))
-        self.tensor.view(-1).index_copy_(0, index, values)
+            if start < len(table):
+                places.append(np.arange(seat * width + start, seat * width + len(table)))
+                entries.append(np.array(table[start:], dtype=np.int32))
+                self._lengths[seat] = len(table)
+        if places:
+            index, values = to_device(self.tensor.device, np.concatenate(places), np.concatenate(entries))
+            self.tensor.view(-1).index_copy_(0, index, values)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from attrs import define
 from torch import Tensor
 
+from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.runner.decode_graphs import DecodeGraphs
 from paged_sdk.runner.device_sampler import DeviceRow, DeviceSampler
 from paged_sdk.runner.handed_on import HandedOn
 from paged_sdk.scheduler.output import ScheduledSequence
+from paged_sdk.scheduler.sequence import Sequence as TokenSequence
 
 __all__ = ["DevicePath"]
 
@@ -25,28 +28,44 @@ class DevicePath:
         self._sampler = sampler
         self._graphs = graphs
         self._rows: dict[int, DeviceRow] = {}
+        self._last: _Batch | None = None
+
+    def go_on(self, scheduled: Sequence[ScheduledSequence], model: CausalModel) -> Tensor | None:
+        """Run a whole step, if its rows are those of the last one, each with the token that it got there.
+
+        Most steps are such: nothing about their rows has to be found out again.
+
+        :returns: the tokens that it samples, as of :meth:`sample`; None: it is no such step, and has not begun
+        """
+        last, graphs = self._last, self._graphs
+        if last is None or graphs is None or [row.sequence for row in scheduled] != last.sequences:
+            return None
+        # A row that was preempted meanwhile begins elsewhere.
+        positions = [row.start for row in scheduled]
+        if positions != last.next_positions:
+            return None
+        places = range(len(positions))
+        logits = model.logits(graphs.forward([row.kv_ids for row in scheduled], positions, 0, places))
+        last.next_positions = [position + 1 for position in positions]
+        last.num_output_tokens = [number + 1 for number in last.num_output_tokens]
+        return self._draw(logits, last)
 
     def decode(self, scheduled: Sequence[ScheduledSequence]) -> Tensor | None:
-        """Run a step by a recorded one.
+        """Run the layers of a step by a recorded one.
 
         :returns: ``[len(scheduled), hidden_size]``, good until the next step; None: there is none that fits
         """
         graphs = self._graphs
         if graphs is None or len(scheduled) > graphs.largest or any(row.num_new_tokens != 1 for row in scheduled):
             return None
-        positions = [row.start for row in scheduled]
-        sequences = [row.sequence for row in scheduled]
-        known = [len(sequence.token_ids) > start for sequence, start in zip(sequences, positions, strict=True)]
-        if not any(known):
-            places = self.handed_on.places([sequence.seq_id for sequence in sequences])
-            return graphs.forward([row.kv_ids for row in scheduled], positions, 0, places)
-        unknown = [sequence.seq_id for sequence, is_known in zip(sequences, known, strict=True) if not is_known]
-        places_of_unknown = iter(self.handed_on.places(unknown))
+        unknown = [row.sequence.seq_id for row in scheduled if row.end > len(row.sequence.token_ids)]
+        places = dict(zip(unknown, self.handed_on.places(unknown), strict=True))
+        sources = [places.get(row.sequence.seq_id, -1) for row in scheduled]
         token_ids = [
-            row.sequence.token_ids[row.start] if is_known else 0 for row, is_known in zip(scheduled, known, strict=True)
+            row.sequence.token_ids[row.start] if source < 0 else 0
+            for row, source in zip(scheduled, sources, strict=True)
         ]
-        sources = [-1 if is_known else next(places_of_unknown) for is_known in known]
-        return graphs.forward([row.kv_ids for row in scheduled], positions, token_ids, sources)
+        return graphs.forward([row.kv_ids for row in scheduled], [row.start for row in scheduled], token_ids, sources)
 
     def row_of(self, row: ScheduledSequence) -> DeviceRow | None:
         """By what the device samples for a row; None: the host has to."""
@@ -64,12 +83,36 @@ class DevicePath:
         :param logits: float32 ``[len(rows), vocab_size]``
         :returns: ``[len(rows)]`` int64, on the device; -1: nothing could be chosen
         """
-        positions = [row.end - row.sequence.num_prompt_tokens for row in scheduled]
-        tokens = self._sampler.sample(logits, rows, positions)
-        self.handed_on.put([row.sequence.seq_id for row in scheduled], tokens)
-        return tokens
+        self._last = _Batch(
+            sequences=[row.sequence for row in scheduled],
+            seq_ids=[row.sequence.seq_id for row in scheduled],
+            rows=rows,
+            next_positions=[row.end for row in scheduled],
+            num_output_tokens=[row.end - row.sequence.num_prompt_tokens for row in scheduled],
+        )
+        return self._draw(logits, self._last)
 
     def forget(self, seq_ids: Iterable[int]) -> None:
         """Drop what is kept of sequences that have ended; unknown ones are fine."""
         for seq_id in seq_ids:
             self._rows.pop(seq_id, None)
+
+    def _draw(self, logits: Tensor, batch: _Batch) -> Tensor:
+        tokens = self._sampler.sample(logits, batch.rows, batch.num_output_tokens)
+        self.handed_on.put(batch.seq_ids, tokens)
+        return tokens
+
+
+@define(kw_only=True, eq=False)
+class _Batch:
+    """The rows that tokens were last handed on of.
+
+    :ivar next_positions: where the next step's tokens are
+    :ivar num_output_tokens: of each text, before the token that was sampled
+    """
+
+    sequences: list[TokenSequence]
+    seq_ids: list[int]
+    rows: list[DeviceRow]
+    next_positions: list[int]
+    num_output_tokens: list[int]

@@ -75,9 +75,13 @@ class _Parts:
         if self.device_path is not None:
             self.device_path.forget(output.finished_seq_ids)
         scheduled = output.scheduled
-        result = RunnerOutput(token_ids=[[] for _ in scheduled], logprobs=[None] * len(scheduled))
+        result = RunnerOutput(token_ids=[[]] * len(scheduled), logprobs=[None] * len(scheduled))
         if not scheduled:
             return FinishedStep(result)
+        if self.device_path is not None:
+            tokens = self.device_path.go_on(scheduled, self.model)
+            if tokens is not None:
+                return SampledStep(result, range(len(scheduled)), tokens, hands_on=True)
         hidden, first_tokens = self._forward(scheduled)
         self._add_prompt_logprobs(scheduled, first_tokens, hidden, result)
         sampled = [index for index, row in enumerate(scheduled) if row.num_samples and index not in result.failed]

@@ -143,8 +143,11 @@ class Scheduler:
                 self._kv.commit(sequence.table, sequence.token_ids, num_computed)
             if row.num_samples:
                 sequence.num_awaited -= 1
-                for sample, (choice, token_id) in enumerate(zip(self._choices(row), token_ids, strict=True)):
-                    advances.append(self._append(choice, token_id, index, sample))
+                if row.num_samples > 1:
+                    advances += self._fork(index, row, token_ids)
+                else:
+                    self._append(sequence, token_ids[0])
+                    advances.append(Advance(sequence, token_ids, index, 0, sequence.finish_reason))
         return advances
 
     def _continue_running(self, dropped: list[Sequence]) -> tuple[list[ScheduledSequence], int]:
@@ -166,24 +169,27 @@ class Scheduler:
                     dropped.append(sequence)
                 continue
             start = sequence.num_computed_tokens + sequence.num_in_flight
-            num_wanted = length - start
-            rows = decodes
-            if num_wanted > 1:
-                rows = chunks
+            num_wanted = 1
+            if start + 1 < length:
                 if prompt_budget is None:
                     prompt_budget = self._config.max_num_batched_tokens - self._num_decodes()
-                num_wanted = min(num_wanted, prompt_budget)
-            num_wanted = min(num_wanted, budget)
+                num_wanted = min(length - start, prompt_budget)
+            if num_wanted > budget:
+                num_wanted = budget
             if num_wanted <= 0:
                 continue
             if start + num_wanted > sequence.table.room:
                 num_wanted = self._make_room(sequence, start, num_wanted)
                 if num_wanted == 0:
                     continue
-            if prompt_budget is not None and rows is chunks:
-                prompt_budget -= num_wanted
-            rows.append(_row(sequence, start, num_wanted, length))
             budget -= num_wanted
+            row = _row(sequence, start, num_wanted, length)
+            if start + 1 == length:
+                decodes.append(row)
+            else:
+                assert prompt_budget is not None
+                prompt_budget -= num_wanted
+                chunks.append(row)
         return decodes + chunks, budget
 
     def _admit_waiting(self, budget: int) -> list[ScheduledSequence]:
@@ -258,28 +264,29 @@ class Scheduler:
         self._waiting.add(sequence)
         self._num_preemptions += 1
 
-    def _choices(self, row: ScheduledSequence) -> list[Sequence]:
-        """The sequence that each of the row's samples belongs to. Siblings are forked, and independent from then on."""
+    def _append(self, sequence: Sequence, token_id: int) -> None:
+        """Add a token, which may be the last."""
+        sequence.token_ids.append(token_id)
+        if token_id in sequence.stop_token_ids:
+            self.finish(sequence, "stop")
+        elif len(sequence.token_ids) >= sequence.max_length:
+            self.finish(sequence, "length")
+
+    def _fork(self, index: int, row: ScheduledSequence, token_ids: list[int]) -> list[Advance]:
+        """Give each of a row's samples to a sequence of its own; they are independent from now on."""
         sequence = row.sequence
-        if row.num_samples == 1:
-            return [sequence]
         siblings = [
-            sequence.fork(index, self._kv.fork(sequence.table, sequence.num_computed_tokens))
-            for index in range(1, row.num_samples)
+            sequence.fork(choice, self._kv.fork(sequence.table, sequence.num_computed_tokens))
+            for choice in range(1, row.num_samples)
         ]
         for sibling in siblings:
             insort(self._running, sibling, key=rank)
         sequence.num_choices = 1
-        return [sequence, *siblings]
-
-    def _append(self, sequence: Sequence, token_id: int, row: int, sample: int) -> Advance:
-        token_ids = sequence.token_ids
-        token_ids.append(token_id)
-        if token_id in sequence.stop_token_ids:
-            self.finish(sequence, "stop")
-        elif len(token_ids) >= sequence.max_length:
-            self.finish(sequence, "length")
-        return Advance(sequence, [token_id], row, sample, sequence.finish_reason)
+        advances = []
+        for sample, (choice, token_id) in enumerate(zip([sequence, *siblings], token_ids, strict=True)):
+            self._append(choice, token_id)
+            advances.append(Advance(choice, [token_id], index, sample, choice.finish_reason))
+        return advances
 
 
 def _row(sequence: Sequence, start: int, num_new_tokens: int, length: int) -> ScheduledSequence:
