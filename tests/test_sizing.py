@@ -231,7 +231,9 @@ def test_the_window_is_the_widest_if_every_layer_has_one() -> None:
 
 
 def test_what_steps_need_is_not_the_pools() -> None:
-    whole, less = (resolve(with_memory(MemoryGpuConfig.Fraction(0.9)), device="cuda", activations=size) for size in (0, 100 * MIB))
+    whole, less = (
+        resolve(with_memory(MemoryGpuConfig.Fraction(0.9)), device="cuda", activations=size) for size in (0, 100 * MIB)
+    )
     layout_bytes = 100 * MIB / (whole.num_blocks - less.num_blocks)
     assert less.num_blocks * layout_bytes == pytest.approx(400 * MIB, rel=0.01)
     with pytest.raises(OutOfMemoryError, match=r"500\.0 MiB"):
