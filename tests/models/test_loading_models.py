@@ -89,7 +89,7 @@ def test_a_wrong_shape_of_an_expert_is_named(tmp_path: Path, name: str, expected
 
 
 @pytest.mark.parametrize(("quantization", "says"), [("Q8_0", True), ("F16", False)])
-def test_experts_of_quantised_files_are_decoded_and_the_log_says_so(
+def test_experts_are_decoded_without_the_native_kernels_and_the_log_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, quantization: str, *, says: bool
 ) -> None:
     checkpoint = open_checkpoint(make_gguf(tmp_path, family="qwen3_moe", quantization=quantization))
@@ -104,7 +104,8 @@ def test_experts_of_quantised_files_are_decoded_and_the_log_says_so(
     assert ("Experts are kept in torch.bfloat16: only the other matrices are quantised." in caplog.messages) is says
     mlp = model.layers[0].mlp
     assert isinstance(mlp, MoeMlp)
-    assert mlp.gate_up.dtype is mlp.down.dtype is torch.bfloat16
+    assert isinstance(mlp.experts, DenseExperts)
+    assert mlp.experts.gate_up.dtype is mlp.experts.down.dtype is torch.bfloat16
 
 
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])

@@ -6,9 +6,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paged_sdk.config.decoder import DecoderConfig, MoeConfig
-from paged_sdk.kernels.fused_moe import fused_moe, route
+from paged_sdk.kernels.fused_moe import route
 from paged_sdk.models.family import ExpertNames, TensorNames
 from paged_sdk.models.weight_loader import WeightLoader
+from paged_sdk.quant.experts import Experts
 
 __all__ = ["MoeMlp", "load_moe_mlp"]
 
@@ -17,21 +18,18 @@ class MoeMlp:
     """A router, and experts of which each token uses a few.
 
     :param router: ``[num_experts, hidden_size]``
-    :param gate_up: ``[num_experts, 2 * intermediate_size, hidden_size]``
-    :param down: ``[num_experts, hidden_size, intermediate_size]``
     """
 
-    def __init__(self, config: MoeConfig, *, router: Tensor, gate_up: Tensor, down: Tensor) -> None:
+    def __init__(self, config: MoeConfig, *, router: Tensor, experts: Experts) -> None:
         self._config = config
         self.router = router
-        self.gate_up = gate_up
-        self.down = down
+        self.experts = experts
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply to ``[num_tokens, hidden_size]``."""
         logits = F.linear(x, self.router)
         weights, ids = route(logits, self._config.num_experts_per_token, renormalise=self._config.renormalise)
-        return fused_moe(x, self.gate_up, self.down, weights, ids)
+        return self.experts.forward(x, weights, ids)
 
 
 def load_moe_mlp(
@@ -44,21 +42,15 @@ def load_moe_mlp(
     """
     own = _names_in(loader, names, prefix)
     block = prefix + own.block
-    experts = [f"{block}.experts.{index}." for index in range(moe.num_experts)]
     return MoeMlp(
         moe,
         router=loader.tensor(f"{block}.gate.weight", moe.num_experts, config.hidden_size),
-        gate_up=loader.experts(
-            f"{block}.experts.gate_up_proj",
-            [(expert + own.gate, expert + own.up) for expert in experts],
-            in_features=config.hidden_size,
-            out_features=(moe.intermediate_size, moe.intermediate_size),
-        ),
-        down=loader.experts(
-            f"{block}.experts.down_proj",
-            [(expert + own.down,) for expert in experts],
-            in_features=moe.intermediate_size,
-            out_features=(config.hidden_size,),
+        experts=loader.experts(
+            f"{block}.experts",
+            (own.gate, own.up, own.down),
+            num_experts=moe.num_experts,
+            hidden_size=config.hidden_size,
+            intermediate_size=moe.intermediate_size,
         ),
     )
 

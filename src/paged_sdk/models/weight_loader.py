@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+from attrs import field, frozen
 from torch import Tensor
 
 from paged_sdk.errors import CheckpointError
@@ -13,6 +14,8 @@ from paged_sdk.kernels.repacked import REPACKED_FORMATS, repack
 from paged_sdk.layers.embedding import BlockEmbedding, DenseEmbedding, Embedding, RepackedEmbedding
 from paged_sdk.logs import get_logger
 from paged_sdk.quant.dense import DenseLinear
+from paged_sdk.quant.dense_experts import DenseExperts
+from paged_sdk.quant.experts import Experts
 from paged_sdk.quant.linear import Linear
 from paged_sdk.quant.policy import LinearPolicy
 from paged_sdk.weights.source import WeightSource
@@ -20,6 +23,30 @@ from paged_sdk.weights.source import WeightSource
 __all__ = ["WeightLoader"]
 
 _log = get_logger(__name__)
+
+
+@frozen
+class _Projections:
+    """Matrices of a layer's experts that have the same input.
+
+    :ivar stacked: what the tensor of them all is called, where the checkpoint has one
+    :ivar names: what they are called otherwise, by expert
+    :ivar heights: rows of each of an expert's matrices
+    """
+
+    stacked: str
+    names: list[list[str]]
+    heights: tuple[int, ...] = field(kw_only=True)
+    cols: int = field(kw_only=True)
+
+    @property
+    def all_names(self) -> list[str]:
+        return [name for names in self.names for name in names]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of the tensor of them all."""
+        return len(self.names), sum(self.heights), self.cols
 
 
 class WeightLoader:
@@ -98,23 +125,72 @@ class WeightLoader:
         )
 
     def experts(
-        self, stacked: str, names: Sequence[Sequence[str]], *, in_features: int, out_features: Sequence[int]
-    ) -> Tensor:
-        """The matrices of a layer's experts, each decoded into its place.
+        self,
+        block: str,
+        names: tuple[str, str, str],
+        *,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size: int,
+    ) -> Experts:
+        """A layer's experts. No more than one layer's are in memory twice while they are put together.
 
-        :param stacked: what the tensor of them all is called, where the checkpoint has one
-        :param names: per expert, without ``.weight``: the matrices whose outputs it gives one after the other
-        :param out_features: of each name
-        :returns: ``[num_experts, sum of out_features, in_features]`` of the model's dtype
+        :param block: what their tensors are below: ``gate_up_proj`` and ``down_proj`` of all, or by number each one's
+        :param names: of each one's gate, up and down, without ``.weight``
         :raises CheckpointError: a tensor is missing or has another shape
         """
-        num_experts, height = len(names), sum(out_features)
-        if stacked in self._source:
-            return self.tensor(stacked, num_experts, height, in_features)
-        parts = [(f"{name}.weight", rows) for expert in names for name, rows in zip(expert, out_features, strict=True)]
-        in_blocks = self._policy.keep_blocks and self._source.block_matrix(parts[0][0]) is not None
-        self._has_decoded_experts |= in_blocks or self._policy.isq is not None
-        return self._merge([(name, (rows, in_features)) for name, rows in parts]).view(num_experts, height, in_features)
+        *gate_up_names, down_name = names
+        gate_up = _Projections(
+            f"{block}.gate_up_proj",
+            [[f"{block}.{expert}.{name}.weight" for name in gate_up_names] for expert in range(num_experts)],
+            heights=(intermediate_size, intermediate_size),
+            cols=hidden_size,
+        )
+        down = _Projections(
+            f"{block}.down_proj",
+            [[f"{block}.{expert}.{down_name}.weight"] for expert in range(num_experts)],
+            heights=(hidden_size,),
+            cols=intermediate_size,
+        )
+        stacks = [stack for part in (gate_up, down) for stack in self._expert_blocks(part)]
+        match [stack for stack in stacks if stack is not None]:
+            case [gate, up, down_stack]:
+                quantised = self._policy.experts(gate, up, down_stack, num_experts=num_experts)
+            case _:
+                quantised = None
+        if quantised is not None:
+            self._loaded(*(name for part in (gate_up, down) for name in part.all_names))
+            return quantised
+        self._has_decoded_experts |= self._policy.isq is not None or any(stack is not None for stack in stacks)
+        return DenseExperts(self._decoded_experts(gate_up), self._decoded_experts(down))
+
+    def _expert_blocks(self, part: _Projections) -> list[BlockMatrix | None]:
+        """For each name of an expert, the matrices of all experts in blocks; None: they stay in plain numbers."""
+        if part.stacked not in self._source:
+            named = [
+                [
+                    self._block_matrix(name, (rows, part.cols), is_head=False)
+                    for name, rows in zip(names, part.heights, strict=True)
+                ]
+                for names in part.names
+            ]
+            return [_stacked(matrices) for matrices in zip(*named, strict=True)]
+        if self._policy.isq is None:
+            return [None] * len(part.heights)
+        weights = self._source.tensor(part.stacked, torch.float32, self._device)
+        self._check_shape(part.stacked, tuple(weights.shape), part.shape)
+        in_blocks = self._policy.in_situ(weights.flatten(0, 1), is_head=False)
+        if in_blocks is None:
+            return [None] * len(part.heights)
+        of_experts = in_blocks.split(part.heights * len(part.names))
+        return [_stacked(of_experts[i :: len(part.heights)]) for i in range(len(part.heights))]
+
+    def _decoded_experts(self, part: _Projections) -> Tensor:
+        """``[num_experts, sum of heights, cols]`` of the model's dtype, each matrix decoded into its place."""
+        if part.stacked in self._source:
+            return self.tensor(part.stacked, *part.shape)
+        shapes = [(rows, part.cols) for rows in part.heights] * len(part.names)
+        return self._merge(list(zip(part.all_names, shapes, strict=True))).view(part.shape)
 
     def embedding(self, name: str, *, vocab_size: int, hidden_size: int, scale: float | None) -> Embedding:
         """The token embeddings. Rows of a quantised matrix are decoded as they are looked up, but for the types that
@@ -194,3 +270,11 @@ class WeightLoader:
     def _report(self, done: int) -> None:
         if self._on_progress is not None:
             self._on_progress(done, self._total)
+
+
+def _stacked(matrices: Sequence[BlockMatrix | None]) -> BlockMatrix | None:
+    """Matrices one below the other; None: one is in plain numbers, or not all are of one type."""
+    blocks = [matrix for matrix in matrices if matrix is not None]
+    if len(blocks) < len(matrices) or len({matrix.tensor_type for matrix in blocks}) != 1:
+        return None
+    return BlockMatrix(blocks[0].tensor_type, torch.cat([matrix.blocks for matrix in blocks]))

@@ -11,13 +11,15 @@ from torch import Tensor
 
 from paged_sdk.config.isq import IsqType
 from paged_sdk.kernels.gguf_blocks import BlockMatrix, tensor_type_of
-from paged_sdk.kernels.native.library import Workspace
+from paged_sdk.kernels.native.library import NativeLibrary, Workspace
 from paged_sdk.kernels.native.packed import PACKED_TYPES, pack_gguf
 from paged_sdk.kernels.native.quantize import quantize_blocks
 from paged_sdk.kernels.native.rotated import rotate_blocks, rotate_packed
 from paged_sdk.kernels.repacked import REPACKED_FORMATS
+from paged_sdk.quant.experts import Experts
 from paged_sdk.quant.linear import Linear
 from paged_sdk.quant.packed import PackedLinear
+from paged_sdk.quant.packed_experts import PackedExperts
 from paged_sdk.quant.rotated_int8 import RotatedInt8Linear
 
 __all__ = ["DENSE", "FEW_ROWS", "LinearPolicy"]
@@ -31,6 +33,8 @@ WIDE_BLOCK = 256
 """Elements of a row that share a block: in the legacy formats, and in the K formats."""
 
 _CPU: Final = torch.device("cpu")
+
+_ROWS_AT_ONCE: Final = 1024  # that are in plain numbers
 
 
 @frozen(kw_only=True)
@@ -89,12 +93,35 @@ class LinearPolicy:
         many_rows = None if self.one_form or is_head else [rotate_packed(library, weight) for weight in packed]
         return PackedLinear(self.workspace, packed, biases, many_rows=many_rows, few_rows=FEW_ROWS)
 
+    def experts(self, gate: BlockMatrix, up: BlockMatrix, down: BlockMatrix, *, num_experts: int) -> Experts | None:
+        """Quantised experts; None: they are to be decoded.
+
+        :param gate: of all experts, one below the other; ``up`` and ``down`` likewise
+        """
+        if self.device.type != "cpu" or self.workspace is None:
+            return None
+        library = self.workspace.library
+        packed = [
+            pack_gguf(library, each.blocks, each.tensor_type, *each.shape)
+            for each in (_packable(library, matrix) for matrix in (gate, up, down))
+        ]
+        return PackedExperts(self.workspace, *packed, num_experts=num_experts)
+
     def _repacked(self, matrices: Sequence[BlockMatrix], biases: Sequence[Tensor | None]) -> Linear | None:
         if any(matrix.tensor_type not in REPACKED_FORMATS for matrix in matrices):
             return None
         from paged_sdk.quant.repacked import RepackedLinear
 
         return RepackedLinear(matrices, biases, device=self.device)
+
+
+def _packable(library: NativeLibrary, matrix: BlockMatrix) -> BlockMatrix:
+    """The matrix; of a type that cannot be packed, its weights in Q8_0: int8 with a scale for every 32 of them."""
+    if matrix.tensor_type in PACKED_TYPES:
+        return matrix
+    target = tensor_type_of("Q8_0")
+    parts = [BlockMatrix(matrix.tensor_type, rows) for rows in torch.split(matrix.blocks, _ROWS_AT_ONCE)]
+    return BlockMatrix(target, torch.cat([quantize_blocks(library, part.decoded(), target) for part in parts]))
 
 
 DENSE = LinearPolicy()

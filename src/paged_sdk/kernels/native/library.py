@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from paged_sdk.errors import ConfigError
-from paged_sdk.kernels.native.structures import Attention, Decoder, Linear, Quantise, Rotate
+from paged_sdk.kernels.native.structures import Attention, Decoder, Experts, Linear, Quantise, Rotate
 from paged_sdk.logs import get_logger
 
 __all__ = ["NativeLibrary", "Workspace", "available_levels", "load", "why_not"]
@@ -72,6 +72,7 @@ def _declare(functions: ctypes.CDLL) -> None:
     functions.paged_pack.argtypes = (c_int32, c_void_p, c_int32, c_int32, c_void_p, c_int32)
     functions.paged_pack.restype = None
     functions.paged_linear.argtypes = (c_int32, POINTER(Linear))
+    functions.paged_experts.argtypes = (c_int32, POINTER(Experts))
     functions.paged_attention.argtypes = (c_int32, POINTER(Attention))
     functions.paged_decoder.argtypes = (c_int32, POINTER(Decoder))
     functions.paged_rotate.argtypes = (c_int32, POINTER(Rotate))

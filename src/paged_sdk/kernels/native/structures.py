@@ -14,6 +14,7 @@ __all__ = [
     "Batch",
     "Cache",
     "Decoder",
+    "Experts",
     "Heads",
     "Layer",
     "Linear",
@@ -63,6 +64,29 @@ class Linear(Structure):
         ("dtype", c_int32),
         ("num_threads", c_int32),
         ("norm_eps", c_float),
+        ("reserved", c_int32),
+    )
+
+
+class Experts(Structure):
+    """``paged_experts_args``."""
+
+    _fields_ = (
+        ("x", c_void_p),
+        ("out", c_void_p),
+        ("topk_weights", c_void_p),
+        ("topk_ids", c_void_p),
+        ("workspace", c_void_p),
+        ("gate", Weight),
+        ("up", Weight),
+        ("down", Weight),
+        ("x_stride", c_int64),
+        ("out_stride", c_int64),
+        ("num_experts", c_int32),
+        ("num_tokens", c_int32),
+        ("num_selected", c_int32),
+        ("dtype", c_int32),
+        ("num_threads", c_int32),
         ("reserved", c_int32),
     )
 

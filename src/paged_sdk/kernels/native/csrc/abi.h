@@ -59,6 +59,27 @@ struct paged_linear_args {
   int32_t reserved;
 };
 
+// out[t, :] = sum_k topk_weights[t, k] * down_e . (silu(gate_e . x[t, :]) * (up_e . x[t, :])), e = topk_ids[t, k]. Each
+// weight is a stack of num_experts packed matrices, one below the other, of a multiple of 32 rows each.
+struct paged_experts_args {
+  const void* x;  // [num_tokens, hidden]
+  void* out;      // likewise, of the same dtype
+  const float* topk_weights;  // [num_tokens, num_selected], contiguous
+  const int64_t* topk_ids;    // likewise
+  paged_workspace* workspace;
+  paged_weight gate;  // [num_experts * inner, hidden]
+  paged_weight up;
+  paged_weight down;  // [num_experts * hidden, inner]
+  int64_t x_stride;   // in elements
+  int64_t out_stride;
+  int32_t num_experts;
+  int32_t num_tokens;
+  int32_t num_selected;
+  int32_t dtype;
+  int32_t num_threads;
+  int32_t reserved;
+};
+
 // Keys and values of one layer in pages: [num_blocks, block_size, num_kv_heads, head_size], and for f8e4m3 one float32
 // scale per token and KV head [num_blocks, block_size, num_kv_heads]. Keys may be stored less a vector that those of
 // 128 positions have in common, [positions / 128, num_kv_heads, head_size].

@@ -87,9 +87,9 @@ inline float inverse_rms(const Matrix& x, int64_t row, int cols, float eps) {
   return 1.0f / __builtin_sqrtf(total / static_cast<float>(cols) + eps);
 }
 
-// Quantises row `row` of x, times 1 / rms and norm_weight where that is given.
+// Quantises row `row` of x, times 1 / rms and norm_weight where that is given, to row `place` of out.
 inline void quantise_row(const Matrix& x, int64_t row, int cols, const float* norm_weight, float eps,
-                         const Activations& out) {
+                         const Activations& out, int64_t place) {
   const Floats factor = broadcast(norm_weight != nullptr ? inverse_rms(x, row, cols, eps) : 1.0f);
   for (int g = 0; g < cols / kGroup; ++g) {
     const int c = g * kGroup;
@@ -98,7 +98,7 @@ inline void quantise_row(const Matrix& x, int64_t row, int cols, const float* no
       a = mul(mul(a, factor), load_floats(norm_weight + c));
       b = mul(mul(b, factor), load_floats(norm_weight + c + 16));
     }
-    ActivationGroup& group = *out.at(g, row);
+    ActivationGroup& group = *out.at(g, place);
     const float sum = quantise_half(a, group, 0);
     group.scaled_sum = sum + quantise_half(b, group, 1);
   }
@@ -119,7 +119,7 @@ inline Activations quantise_rows(const Matrix& x, int num_rows, int cols, const 
       reinterpret_cast<ActivationGroup*>(scratch + (own ? team.index * Activations::bytes(num_rows, cols) : 0)),
       num_rows};
   const auto [first, last] = own ? Team::Range{0, num_rows} : team.share(num_rows);
-  for (int64_t row = first; row < last; ++row) quantise_row(x, row, cols, norm_weight, eps, out);
+  for (int64_t row = first; row < last; ++row) quantise_row(x, row, cols, norm_weight, eps, out, row);
   if (!own) team.barrier();
   return out;
 }

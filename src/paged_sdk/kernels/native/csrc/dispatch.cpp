@@ -71,6 +71,11 @@ PAGED_EXPORT int32_t paged_linear(int32_t level, const paged_linear_args* args) 
   return paged::kLevels[level].kernels->linear(*args);
 }
 
+// As the others; 3: a token asks for an expert that there is not.
+PAGED_EXPORT int32_t paged_experts(int32_t level, const paged_experts_args* args) {
+  return paged::kLevels[level].kernels->experts(*args);
+}
+
 PAGED_EXPORT int32_t paged_attention(int32_t level, const paged_attention_args* args) {
   return paged::kLevels[level].kernels->attention(*args);
 }

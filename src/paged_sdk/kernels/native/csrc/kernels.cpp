@@ -3,6 +3,7 @@
 #include "kernels.h"
 
 #include "decoder.h"
+#include "experts.h"
 #include "pages.h"
 #include "quantise.h"
 #include "rotate_weight.h"
@@ -13,6 +14,7 @@ namespace {
 constexpr int kOk = 0;
 constexpr int kNoMemory = 1;
 constexpr int kNotFinite = 2;
+constexpr int kNoSuchExpert = 3;
 
 // Runs body(team) on the threads of the pool; on this thread alone where one is asked for.
 template <class Body>
@@ -38,6 +40,18 @@ int linear(const paged_linear_args& args) {
     auto* own = reinterpret_cast<float (*)[kPanelRows]>(scratch + activations + team.index * sums);
     multiply(args.weights, args.num_weights, rows, out, own, team);
   });
+  return kOk;
+}
+
+int experts(const paged_experts_args& args) {
+  const ExpertsScratch::Sizes sizes(args);
+  uint8_t* memory = reserve(*args.workspace, sizes.total(args.num_threads));
+  if (memory == nullptr) return kNoMemory;
+  const ExpertsScratch scratch = ExpertsScratch::at(memory, sizes, args.num_threads);
+  if (!all_exist(args)) return kNoSuchExpert;
+  const int num_segments = sort_pairs(args, scratch);
+  run_team(*args.workspace, args.num_threads,
+           [&](const Team& team) { run_experts(args, scratch, num_segments, team); });
   return kOk;
 }
 
@@ -95,6 +109,6 @@ int quantise(const paged_quantise_args& args) {
 
 }  // namespace
 
-extern const KernelTable PAGED_TABLE{linear, attention, decoder, rotate, quantise};
+extern const KernelTable PAGED_TABLE{linear, experts, attention, decoder, rotate, quantise};
 
 }  // namespace paged

@@ -7,6 +7,7 @@ namespace paged {
 
 struct KernelTable {
   int (*linear)(const paged_linear_args& args);
+  int (*experts)(const paged_experts_args& args);
   int (*attention)(const paged_attention_args& args);
   int (*decoder)(const paged_decoder_args& args);
   int (*rotate)(const paged_rotate_args& args);

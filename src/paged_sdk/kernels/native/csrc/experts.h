@@ -1,0 +1,222 @@
+// Mixtures of experts on packed weights: for each token a few gated MLPs of many, added up by weight.
+//
+// A token and one of its experts are a pair. Pairs are sorted by expert, so that an expert's weights are read once for
+// all its tokens, and then there are two phases: all experts' gates and ups, all experts' downs.
+#pragma once
+
+#include "functions.h"
+#include "linear.h"
+
+namespace paged {
+namespace {
+
+// Pairs of one expert that go through its weights together, in the order of their tokens.
+struct Segment {
+  int32_t expert;
+  int32_t first;  // of the sorted pairs
+  int32_t count;
+};
+
+// Of more pairs an expert has several segments, and its weights are read again for each: what 64 rows of 2,048 columns
+// take stays in the second-level cache.
+constexpr int kSegmentRows = 64;
+
+// Up to so many rows memory sets the pace: they take as long as one.
+constexpr int kFreeRows = 8;
+
+// Columns of an expert's inner layer that are computed together: they share a group of activations for its down.
+constexpr int kUnitPanels = kGroup / kPanelRows;
+
+struct ExpertsScratch {
+  int32_t* places;    // [num_experts]
+  int32_t* pairs;     // [num_pairs], sorted: token * num_selected + which of its experts
+  Segment* segments;  // as many as there can be
+  uint8_t* input;     // activations of every pair's token
+  uint8_t* gated;     // activations of every pair's inner layer
+  float* totals;      // [num_tokens, hidden]
+  uint8_t* sums;      // per thread, four panels' of a segment
+
+  struct Sizes {
+    size_t places, pairs, segments, input, gated, totals, sums;
+
+    explicit Sizes(const paged_experts_args& args) {
+      const int64_t num_pairs = static_cast<int64_t>(args.num_tokens) * args.num_selected;
+      const int64_t used = num_pairs < args.num_experts ? num_pairs : args.num_experts;
+      places = line_aligned(sizeof(int32_t) * args.num_experts);
+      pairs = line_aligned(sizeof(int32_t) * num_pairs);
+      segments = line_aligned(sizeof(Segment) * (used + num_pairs / kSegmentRows));
+      input = Activations::bytes(num_pairs, args.gate.cols);
+      gated = Activations::bytes(num_pairs, args.down.cols);
+      totals = line_aligned(sizeof(float) * args.num_tokens * args.gate.cols);
+      sums = line_aligned(2 * kUnitPanels * sums_bytes(kSegmentRows));
+    }
+    size_t total(int num_threads) const {
+      return places + pairs + segments + input + gated + totals + sums * num_threads;
+    }
+  };
+
+  static ExpertsScratch at(uint8_t* memory, const Sizes& sizes, int num_threads) {
+    const auto take = [&memory](size_t bytes) {
+      uint8_t* taken = memory;
+      memory += bytes;
+      return taken;
+    };
+    ExpertsScratch out{};
+    out.places = reinterpret_cast<int32_t*>(take(sizes.places));
+    out.pairs = reinterpret_cast<int32_t*>(take(sizes.pairs));
+    out.segments = reinterpret_cast<Segment*>(take(sizes.segments));
+    out.input = take(sizes.input);
+    out.gated = take(sizes.gated);
+    out.totals = reinterpret_cast<float*>(take(sizes.totals));
+    out.sums = take(sizes.sums * num_threads);
+    return out;
+  }
+};
+
+inline bool all_exist(const paged_experts_args& args) {
+  const int64_t num_pairs = static_cast<int64_t>(args.num_tokens) * args.num_selected;
+  for (int64_t pair = 0; pair < num_pairs; ++pair)
+    if (args.topk_ids[pair] < 0 || args.topk_ids[pair] >= args.num_experts) return false;
+  return true;
+}
+
+// Sorts pairs and cuts them into segments, whose number is returned.
+inline int sort_pairs(const paged_experts_args& args, const ExpertsScratch& scratch) {
+  const int num_pairs = args.num_tokens * args.num_selected;
+  int32_t* places = scratch.places;
+  __builtin_memset(places, 0, sizeof(int32_t) * args.num_experts);
+  for (int pair = 0; pair < num_pairs; ++pair) ++places[args.topk_ids[pair]];
+  int num_segments = 0, first = 0;
+  for (int expert = 0; expert < args.num_experts; ++expert) {
+    const int end = first + places[expert];
+    places[expert] = first;
+    for (; first < end; first += scratch.segments[num_segments++].count)
+      scratch.segments[num_segments] = {expert, first, end - first < kSegmentRows ? end - first : kSegmentRows};
+  }
+  for (int pair = 0; pair < num_pairs; ++pair) scratch.pairs[places[args.topk_ids[pair]]++] = pair;
+  return num_segments;
+}
+
+// One projection of all experts.
+struct Stack {
+  const paged_weight& weight;
+  PanelKernel kernel;
+  int64_t panel_bytes;
+  int64_t panels;  // of one expert
+
+  Stack(const paged_weight& weight, int num_experts)
+      : weight(weight),
+        kernel(panel_kernel(weight.format)),
+        panel_bytes(kernel.layout.panel_bytes(weight.cols)),
+        panels(num_panels(weight.rows) / num_experts) {}
+
+  Activations rows(uint8_t* activations, const Segment& segment) const {
+    return {reinterpret_cast<ActivationGroup*>(activations + Activations::bytes(segment.first, weight.cols)),
+            segment.count};
+  }
+  void multiply(const Segment& segment, int64_t panel, const Activations& x, float (*sums)[kPanelRows]) const {
+    kernel.multiply(weight.data + (segment.expert * panels + panel) * panel_bytes, weight.cols, x, sums);
+  }
+};
+
+// The thread's share of pairs.
+inline void quantise_pairs(const paged_experts_args& args, const Stack& gate, const ExpertsScratch& scratch,
+                           int num_segments, const Team& team) {
+  const Matrix x{args.x, args.x_stride, args.dtype};
+  const auto [first, last] = team.share(static_cast<int64_t>(args.num_tokens) * args.num_selected);
+  for (int s = 0; s < num_segments; ++s) {
+    const Segment& segment = scratch.segments[s];
+    const Activations rows = gate.rows(scratch.input, segment);
+    for (int r = 0; r < segment.count; ++r) {
+      const int pair = segment.first + r;
+      if (pair >= first && pair < last)
+        quantise_row(x, scratch.pairs[pair] / args.num_selected, gate.weight.cols, nullptr, 0.0f, rows, r);
+    }
+  }
+}
+
+// silu(gate x) * (up x) of one unit's columns, quantised.
+inline void gate_unit(const Stack& gate, const Stack& up, const Segment& segment, int64_t unit, const Activations& x,
+                      const Activations& out, float (*sums)[kPanelRows]) {
+  float (*up_sums)[kPanelRows] = sums + kUnitPanels * segment.count;
+  for (int p = 0; p < kUnitPanels; ++p)
+    gate.multiply(segment, kUnitPanels * unit + p, x, sums + p * segment.count);
+  for (int p = 0; p < kUnitPanels; ++p)
+    up.multiply(segment, kUnitPanels * unit + p, x, up_sums + p * segment.count);
+  for (int r = 0; r < segment.count; ++r) {
+    ActivationGroup& group = *out.at(unit, r);
+    float scaled[kUnitPanels];
+    for (int p = 0; p < kUnitPanels; ++p) {
+      const int at = p * segment.count + r;
+      scaled[p] = quantise_half(mul(activate(load_floats(sums[at]), PAGED_SILU), load_floats(up_sums[at])), group, p);
+    }
+    group.scaled_sum = scaled[0] + scaled[1];
+  }
+}
+
+// The thread's share of all units of all segments, by what they cost: one run of each weight, so that it streams.
+inline void gate_segments(const Stack& gate, const Stack& up, const Stack& down, const ExpertsScratch& scratch,
+                          int num_segments, float (*sums)[kPanelRows], const Team& team) {
+  const int64_t units = gate.panels / kUnitPanels;
+  const auto cost_of = [&](int s) {
+    const int count = scratch.segments[s].count;
+    return count > kFreeRows ? count : kFreeRows;
+  };
+  int64_t total = 0, before = 0;
+  for (int s = 0; s < num_segments; ++s) total += units * cost_of(s);
+  const auto [first, last] = team.share(total);
+  for (int s = 0; s < num_segments; ++s) {
+    const Segment& segment = scratch.segments[s];
+    const int64_t cost = cost_of(s);
+    // The first unit that begins at `place` or later.
+    const auto unit_at = [&](int64_t place) {
+      const int64_t unit = place > before ? (place - before + cost - 1) / cost : 0;
+      return unit < units ? unit : units;
+    };
+    const Activations x = gate.rows(scratch.input, segment), out = down.rows(scratch.gated, segment);
+    for (int64_t unit = unit_at(first), end = unit_at(last); unit < end; ++unit)
+      gate_unit(gate, up, segment, unit, x, out, sums);
+    before += units * cost;
+  }
+}
+
+// The thread's share of columns, of all tokens: a token's experts are added up in one order and by one thread.
+inline void add_down(const paged_experts_args& args, const Stack& down, const ExpertsScratch& scratch,
+                     int num_segments, float (*sums)[kPanelRows], const Team& team) {
+  const int64_t width = down.panels * kPanelRows;
+  const auto [first, last] = team.share(down.panels);
+  for (int64_t token = 0; token < args.num_tokens; ++token)
+    __builtin_memset(scratch.totals + token * width + first * kPanelRows, 0,
+                     sizeof(float) * kPanelRows * (last - first));
+  for (int s = 0; s < num_segments; ++s) {
+    const Segment& segment = scratch.segments[s];
+    const Activations x = down.rows(scratch.gated, segment);
+    for (int64_t panel = first; panel < last; ++panel) {
+      down.multiply(segment, panel, x, sums);
+      for (int r = 0; r < segment.count; ++r) {
+        const int pair = scratch.pairs[segment.first + r];
+        float* total = scratch.totals + pair / args.num_selected * width + panel * kPanelRows;
+        store_floats(total, fma(load_floats(sums[r]), broadcast(args.topk_weights[pair]), load_floats(total)));
+      }
+    }
+  }
+  const Output out{args.out, args.out_stride, args.dtype, {}};
+  for (int64_t token = 0; token < args.num_tokens; ++token)
+    for (int64_t panel = first; panel < last; ++panel)
+      out.store(token, panel * kPanelRows, load_floats(scratch.totals + token * width + panel * kPanelRows));
+}
+
+inline void run_experts(const paged_experts_args& args, const ExpertsScratch& scratch, int num_segments,
+                        const Team& team) {
+  const Stack gate(args.gate, args.num_experts), up(args.up, args.num_experts), down(args.down, args.num_experts);
+  const size_t bytes = line_aligned(2 * kUnitPanels * sums_bytes(kSegmentRows));
+  auto* sums = reinterpret_cast<float (*)[kPanelRows]>(scratch.sums + team.index * bytes);
+  quantise_pairs(args, gate, scratch, num_segments, team);
+  team.barrier();
+  gate_segments(gate, up, down, scratch, num_segments, sums, team);
+  team.barrier();
+  add_down(args, down, scratch, num_segments, sums, team);
+}
+
+}  // namespace
+}  // namespace paged

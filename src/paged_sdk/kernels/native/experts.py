@@ -1,0 +1,86 @@
+"""Mixtures of experts on packed weights, one native call for a layer's.
+
+Arithmetic is that of :mod:`paged_sdk.kernels.native.linear`, and a token's experts are added up in the order of their
+numbers: its result depends neither on the other tokens nor on the number of threads.
+"""
+
+from __future__ import annotations
+
+from ctypes import byref
+
+import torch
+from torch import Tensor
+
+from paged_sdk.errors import ConfigError
+from paged_sdk.kernels.checks import check_tensor
+from paged_sdk.kernels.native.library import Workspace
+from paged_sdk.kernels.native.linear import check_matrix, describe
+from paged_sdk.kernels.native.packed import ROTATED_INT8, PackedWeight
+from paged_sdk.kernels.native.structures import DTYPES, Experts
+
+__all__ = ["NativeExperts"]
+
+_GROUP = 32
+_NO_SUCH_EXPERT = 3
+
+
+class NativeExperts:
+    """SwiGLU experts, each projection a stack of packed matrices, one below the other.
+
+    :param workspace: of the engine that calls; one call at a time
+    :param gate: ``[num_experts * inner, hidden]``, inner a multiple of 32
+    :param up: likewise
+    :param down: ``[num_experts * hidden, inner]``
+    :raises ConfigError: shapes do not fit, or a weight is rotated
+    """
+
+    def __init__(
+        self, workspace: Workspace, gate: PackedWeight, up: PackedWeight, down: PackedWeight, *, num_experts: int
+    ) -> None:
+        self.hidden_size, self.inner_size, self.num_experts = gate.cols, down.cols, num_experts
+        self._workspace = workspace
+        self._weights = {"gate": gate, "up": up, "down": down}
+        shapes = {"gate": (self.inner_size, self.hidden_size), "up": (self.inner_size, self.hidden_size)}
+        shapes["down"] = (self.hidden_size, self.inner_size)
+        self._args = Experts(workspace=workspace.handle, num_threads=workspace.num_threads, num_experts=num_experts)
+        for name, weight in self._weights.items():
+            rows, cols = shapes[name]
+            if (weight.rows, weight.cols) != (num_experts * rows, cols) or rows % _GROUP:
+                due = f"{num_experts} times {rows} rows, a multiple of {_GROUP}, of {cols} columns"
+                raise ConfigError.of(name, f"{weight.rows} x {weight.cols}", due)
+            if weight.tensor_type == ROTATED_INT8:
+                raise ConfigError.of(name, weight.format, "a packed weight")
+            describe(getattr(self._args, name), weight, None)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all experts."""
+        return sum(weight.num_bytes for weight in self._weights.values())
+
+    def __call__(self, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
+        """``sum of weight * down @ (silu(gate @ x) * (up @ x))`` over each token's experts.
+
+        :param x: ``[num_tokens, hidden]`` float32 or bfloat16; rows contiguous
+        :param topk_weights: ``[num_tokens, num_selected]`` float32
+        :param topk_ids: likewise, int64
+        :returns: like ``x``; a row that holds NaN or Inf gives NaN, and touches no other row
+        :raises ConfigError: shapes, dtypes or strides do not fit, or there is no such expert
+        """
+        check_matrix("x", x, (len(x), self.hidden_size))
+        check_tensor("topk_ids", topk_ids, (len(x), "num_selected"), (torch.int64,), x.device)
+        check_tensor("topk_weights", topk_weights, tuple(topk_ids.shape), (torch.float32,), x.device)
+        topk_weights, topk_ids = topk_weights.contiguous(), topk_ids.contiguous()
+        out = torch.empty(x.shape, dtype=x.dtype)
+        args = self._args
+        args.x, args.x_stride, args.dtype = x.data_ptr(), x.stride(0), DTYPES[x.dtype]
+        args.out, args.out_stride = out.data_ptr(), out.stride(0)
+        args.topk_weights, args.topk_ids = topk_weights.data_ptr(), topk_ids.data_ptr()
+        args.num_tokens, args.num_selected = topk_ids.shape
+        library = self._workspace.library
+        match library.functions.paged_experts(library.level, byref(args)):
+            case 0:
+                return out
+            case code if code == _NO_SUCH_EXPERT:
+                raise ConfigError.of("topk_ids", topk_ids.tolist(), f"experts 0 to {self.num_experts - 1}")
+            case _:
+                raise MemoryError("no memory for the scratch of native experts")

@@ -1,0 +1,163 @@
+"""Native experts against each token and expert on its own in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from native_weights import every_level, every_type, needs_library, quantise_activations, random_weight, workspace
+from paged_sdk.errors import ConfigError
+from paged_sdk.kernels.native.experts import NativeExperts
+from paged_sdk.kernels.native.rotated import rotate_packed
+
+pytestmark = needs_library
+
+NUM_EXPERTS, NUM_SELECTED, INNER, HIDDEN = 6, 3, 256, 512
+Q8_0, Q4_K, Q6_K = 8, 12, 14
+
+#: Inner activations are rounded to codes, and rarely one lies so near to the middle of two that float32 takes the other.
+TOLERANCE = 1e-3
+
+
+class Case:
+    """Random experts.
+
+    :ivar weights: gate, up and down in float64, ``[num_experts, rows, cols]``
+    """
+
+    def __init__(self, *tensor_types: int, isa: str | None = None, num_threads: int = 1, inner: int = INNER) -> None:
+        self.generator = torch.Generator().manual_seed(sum(tensor_types))
+        shapes = ((inner, HIDDEN), (inner, HIDDEN), (HIDDEN, inner))
+        stacks = [
+            random_weight(tensor_type, NUM_EXPERTS * rows, cols, self.generator)
+            for tensor_type, (rows, cols) in zip(tensor_types, shapes, strict=True)
+        ]
+        self.packed = [packed for packed, _ in stacks]
+        self.weights = [values.view(NUM_EXPERTS, -1, values.shape[1]) for _, values in stacks]
+        self.experts = NativeExperts(workspace(isa, num_threads), *self.packed, num_experts=NUM_EXPERTS)
+
+    def tokens(self, num_tokens: int, *, num_experts: int = NUM_EXPERTS) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows, and weights and numbers of their experts."""
+        shape = (num_tokens, NUM_SELECTED)
+        ids = torch.rand(num_tokens, num_experts, generator=self.generator).argsort(-1)[:, :NUM_SELECTED]
+        return (
+            torch.randn(num_tokens, HIDDEN, generator=self.generator),
+            torch.rand(shape, generator=self.generator),
+            ids,
+        )
+
+    def expected(self, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
+        out = torch.zeros(x.shape, dtype=torch.float64)
+        rows = quantise_activations(x)
+        for token, (weights, ids) in enumerate(zip(topk_weights.double(), topk_ids.tolist(), strict=True)):
+            for weight, expert in zip(weights, ids, strict=True):
+                gate, up, down = (stack[expert] for stack in self.weights)
+                inner = F.silu(gate @ rows[token]) * (up @ rows[token])
+                out[token] += weight * (down @ quantise_activations(inner[None])[0])
+        return out
+
+
+def assert_near(result: Tensor, expected: Tensor, tolerance: float = TOLERANCE) -> None:
+    assert (result.double() - expected).norm() < tolerance * expected.norm()
+
+
+@every_level
+@pytest.mark.parametrize("num_tokens", [1, 5, 40])
+def test_each_token_gets_its_experts(isa: str, num_tokens: int) -> None:
+    case = Case(Q4_K, Q4_K, Q6_K, isa=isa)
+    tokens = case.tokens(num_tokens)
+    assert_near(case.experts(*tokens), case.expected(*tokens))
+
+
+@every_type
+def test_every_type(tensor_type: int) -> None:
+    """In any place, and beside others."""
+    for types in ((tensor_type, Q8_0, Q4_K), (Q8_0, tensor_type, Q6_K), (Q4_K, Q8_0, tensor_type)):
+        case = Case(*types)
+        tokens = case.tokens(3)
+        assert_near(case.experts(*tokens), case.expected(*tokens))
+
+
+@pytest.mark.parametrize("inner", [32, 96, 160])
+def test_any_inner_size_of_whole_groups(inner: int) -> None:
+    case = Case(Q4_K, Q4_K, Q8_0, inner=inner, num_threads=2)
+    tokens = case.tokens(4)
+    assert_near(case.experts(*tokens), case.expected(*tokens))
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+@pytest.mark.parametrize("num_tokens", [1, 5, 200])
+def test_a_token_depends_on_no_other_and_on_no_thread(num_tokens: int, num_threads: int) -> None:
+    """Of 200 tokens, experts have several segments."""
+    x, weights, ids = Case(Q4_K, Q4_K, Q6_K).tokens(num_tokens)
+    alone = Case(Q4_K, Q4_K, Q6_K).experts
+    one_by_one = torch.cat([alone(*(each[i : i + 1] for each in (x, weights, ids))) for i in range(num_tokens)])
+    assert torch.equal(Case(Q4_K, Q4_K, Q6_K, num_threads=num_threads).experts(x, weights, ids), one_by_one)
+
+
+def test_one_expert_of_all_tokens() -> None:
+    case = Case(Q8_0, Q8_0, Q8_0, num_threads=2)
+    x, weights, _ = case.tokens(70)
+    tokens = (x, weights, torch.full((70, NUM_SELECTED), 4))  # which counts as often as it is named
+    assert_near(case.experts(*tokens), case.expected(*tokens))
+
+
+def test_bfloat16_and_rows_apart() -> None:
+    case = Case(Q8_0, Q8_0, Q8_0)
+    x, weights, ids = case.tokens(6)
+    rows = torch.zeros(6, HIDDEN + 8, dtype=torch.bfloat16)
+    rows[:, :HIDDEN] = x
+    result = case.experts(rows[:, :HIDDEN], weights, ids)
+    assert result.dtype is torch.bfloat16
+    assert_near(result, case.expected(x.bfloat16(), weights, ids), 4e-3)
+
+
+def test_no_tokens() -> None:
+    assert Case(Q8_0, Q8_0, Q8_0).experts(*Case(Q8_0, Q8_0, Q8_0).tokens(0)).shape == (0, HIDDEN)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_row_that_is_not_finite_is_alone(bad: float) -> None:
+    case = Case(Q4_K, Q4_K, Q6_K)
+    x, weights, ids = case.tokens(5)
+    good = case.experts(x, weights, ids)
+    x[2, 100] = bad
+    result = case.experts(x, weights, ids)
+    assert result[2].isnan().all()
+    others = [0, 1, 3, 4]
+    assert torch.equal(result[others], good[others])
+
+
+def test_bytes_are_the_files() -> None:
+    case = Case(Q4_K, Q4_K, Q6_K)
+    weights = NUM_EXPERTS * INNER * HIDDEN
+    assert case.experts.num_bytes == weights * (144 + 144 + 210) // 256
+
+
+def test_an_expert_that_is_not_there() -> None:
+    case = Case(Q8_0, Q8_0, Q8_0)
+    x, weights, ids = case.tokens(2)
+    for wrong in (-1, NUM_EXPERTS):
+        ids[1, 1] = wrong
+        with pytest.raises(ConfigError, match=f"topk_ids .* expected experts 0 to {NUM_EXPERTS - 1}"):
+            case.experts(x, weights, ids)
+
+
+def test_shapes_and_dtypes_that_do_not_fit() -> None:
+    case = Case(Q8_0, Q8_0, Q8_0)
+    x, weights, ids = case.tokens(2)
+    for name, arguments in {
+        "x": (x[:, 1:], weights, ids),
+        "topk_weights": (x, weights.double(), ids),
+        "topk_ids": (x, weights, ids.int()),
+    }.items():
+        with pytest.raises(ConfigError, match=name):
+            case.experts(*arguments)
+    gate, up, down = case.packed
+    for weights_of_wrong_shape in ((gate, down, up), (down, up, gate)):
+        with pytest.raises(ConfigError, match="rows"):
+            NativeExperts(workspace(), *weights_of_wrong_shape, num_experts=NUM_EXPERTS)
+    with pytest.raises(ConfigError, match="a packed weight"):
+        NativeExperts(workspace(), rotate_packed(workspace().library, gate), up, down, num_experts=NUM_EXPERTS)
