@@ -17,7 +17,7 @@ pytestmark = needs_library
 NUM_EXPERTS, NUM_SELECTED, INNER, HIDDEN = 6, 3, 256, 512
 Q8_0, Q4_K, Q6_K = 8, 12, 14
 
-#: Inner activations are rounded to codes, and rarely one lies so near to the middle of two that float32 takes the other.
+#: Inner activations are rounded to codes: where one lies in the middle of two, float32 may take the other.
 TOLERANCE = 1e-3
 
 

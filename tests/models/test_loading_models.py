@@ -13,10 +13,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
+from native_weights import needs_library, workspace
 from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.errors import CheckpointError
 from paged_sdk.models.loading import load_model
 from paged_sdk.models.moe_mlp import MoeMlp
+from paged_sdk.quant.dense_experts import DenseExperts
+from paged_sdk.quant.packed_experts import PackedExperts
 from paged_sdk.quant.policy import LinearPolicy
 from paged_sdk.weights.checkpoint import open_checkpoint
 from tiny import build_gguf_model, build_model, make_checkpoint, make_gguf
@@ -106,6 +109,30 @@ def test_experts_are_decoded_without_the_native_kernels_and_the_log_says_so(
     assert isinstance(mlp, MoeMlp)
     assert isinstance(mlp.experts, DenseExperts)
     assert mlp.experts.gate_up.dtype is mlp.experts.down.dtype is torch.bfloat16
+
+
+@needs_library
+@pytest.mark.parametrize(("family", "hidden", "inner"), [("qwen3_moe", 64, 32), ("mixtral", 64, 128)])
+def test_experts_of_quantised_files_take_what_they_take_in_the_file(
+    tmp_path: Path, family: str, hidden: int, inner: int
+) -> None:
+    checkpoint = open_checkpoint(make_gguf(tmp_path, family=family, quantization="Q4_0"))
+    progress: list[tuple[int, int]] = []
+    model = load_model(
+        checkpoint.config,
+        checkpoint.source,
+        dtype=torch.float32,
+        device=CPU,
+        policy=LinearPolicy(keep_blocks=True, workspace=workspace()),
+        on_progress=lambda done, total: progress.append((done, total)),
+    )
+    assert len({total for _, total in progress}) == 1
+    assert progress[-2][0] == progress[-1][0] == progress[-1][1]  # every tensor was used before loading was over
+    assert model.config.moe is not None
+    for layer in model.layers:
+        assert isinstance(layer.mlp, MoeMlp)
+        assert isinstance(layer.mlp.experts, PackedExperts)
+        assert layer.mlp.experts.num_bytes == model.config.moe.num_experts * 3 * hidden * inner * 18 // 32
 
 
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])

@@ -1,0 +1,94 @@
+"""Which form experts take on the CPU, and that it is near to their decoded weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from native_weights import IQ4_NL, Q2_K, TYPES, needs_library, random_matrix, workspace
+from paged_sdk.kernels.fused_moe import fused_moe
+from paged_sdk.kernels.gguf_blocks import BlockMatrix
+from paged_sdk.quant.dense_experts import DenseExperts
+from paged_sdk.quant.experts import Experts
+from paged_sdk.quant.packed_experts import PackedExperts
+from paged_sdk.quant.policy import LinearPolicy
+
+NUM_EXPERTS, INNER, HIDDEN = 4, 256, 256
+Q8_0 = 8
+
+#: Activations in int8, before and after the gate.
+TOLERANCE = 0.02
+
+
+def stacks(gate: int, up: int, down: int) -> list[BlockMatrix]:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        random_matrix(tensor_type, NUM_EXPERTS * rows, cols, generator)
+        for tensor_type, rows, cols in ((gate, INNER, HIDDEN), (up, INNER, HIDDEN), (down, HIDDEN, INNER))
+    ]
+
+
+def decoded(blocks: list[BlockMatrix]) -> tuple[Tensor, Tensor]:
+    gate, up, down = (each.decoded().view(NUM_EXPERTS, -1, each.shape[1]) for each in blocks)
+    return torch.cat((gate, up), dim=1), down
+
+
+def tokens(num_tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return (
+        torch.randn(num_tokens, HIDDEN, generator=generator),
+        torch.rand(num_tokens, 2, generator=generator),
+        torch.rand(num_tokens, NUM_EXPERTS, generator=generator).argsort(-1)[:, :2],
+    )
+
+
+def packed(blocks: list[BlockMatrix]) -> Experts | None:
+    return LinearPolicy(keep_blocks=True, workspace=workspace()).experts(*blocks, num_experts=NUM_EXPERTS)
+
+
+@needs_library
+@pytest.mark.parametrize("types", [(12, 12, 14), (8, 2, 6), (13, 13, 13)], ids=str)
+@pytest.mark.parametrize("num_tokens", [1, 30])
+def test_packed_experts_are_near_to_their_decoded_weights(types: tuple[int, int, int], num_tokens: int) -> None:
+    blocks = stacks(*types)
+    experts = packed(blocks)
+    assert isinstance(experts, PackedExperts)
+    inputs = tokens(num_tokens)
+    expected = fused_moe(inputs[0], *decoded(blocks), *inputs[1:])
+    assert (experts.forward(*inputs) - expected).norm() < TOLERANCE * expected.norm()
+
+
+@needs_library
+@pytest.mark.parametrize("tensor_type", TYPES)
+def test_packed_experts_take_the_bytes_of_the_file(tensor_type: int) -> None:
+    blocks = stacks(tensor_type, tensor_type, tensor_type)
+    experts = packed(blocks)
+    assert experts is not None
+    assert experts.num_bytes == sum(each.blocks.nbytes for each in blocks)
+
+
+@needs_library
+@pytest.mark.parametrize("types", [(Q2_K, Q2_K, 12), (12, 12, IQ4_NL)], ids=str)
+def test_what_cannot_be_packed_takes_eight_bits(types: tuple[int, int, int]) -> None:
+    blocks = stacks(*types)
+    experts = packed(blocks)
+    assert isinstance(experts, PackedExperts)
+    in_eight_bits = stacks(*(tensor_type if tensor_type in TYPES else Q8_0 for tensor_type in types))
+    assert experts.num_bytes == sum(each.blocks.nbytes for each in in_eight_bits)
+    inputs = tokens(5)
+    expected = fused_moe(inputs[0], *decoded(blocks), *inputs[1:])
+    assert (experts.forward(*inputs) - expected).norm() < TOLERANCE * expected.norm()
+
+
+def test_without_the_library_experts_are_decoded() -> None:
+    policy = LinearPolicy(keep_blocks=True, workspace=None)
+    assert policy.experts(*stacks(8, 8, 8), num_experts=NUM_EXPERTS) is None
+
+
+def test_dense_experts() -> None:
+    gate_up, down = decoded(stacks(8, 8, 8))
+    experts = DenseExperts(gate_up, down)
+    inputs = tokens(3)
+    assert torch.equal(experts.forward(*inputs), fused_moe(inputs[0], gate_up, down, *inputs[1:]))
+    assert experts.num_bytes == NUM_EXPERTS * 3 * INNER * HIDDEN * 4
