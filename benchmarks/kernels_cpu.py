@@ -1,8 +1,9 @@
 """Micro-benchmark of the native CPU kernels: `python benchmarks/kernels_cpu.py [PART ...] [--isa LEVEL] [--threads N]`.
 
 Every figure is the best of several rounds, beside its limit in the same run: a plain read of the same bytes for linear
-layers and quantisers, oneDNN's int8 product for those of many rows, torch's own matrix product for attention. Weights
-of linear layers stream from memory, not from a cache: copies of each matrix are used in turn, 512 MB in all.
+layers, experts and quantisers, oneDNN's int8 product for those of many rows, torch's own matrix product for attention.
+Weights stream from memory, not from a cache: copies of each matrix are used in turn, 512 MB in all, and every call has
+other experts.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from attrs import evolve
 from torch import Tensor
 
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS
+from paged_sdk.kernels.native.experts import NativeExperts
 from paged_sdk.kernels.native.library import NativeLibrary, Workspace, load, why_not
 from paged_sdk.kernels.native.linear import NativeLinear
 from paged_sdk.kernels.native.packed import PACKED_TYPES, PackedWeight, pack_gguf
@@ -29,7 +31,7 @@ from paged_sdk.kernels.native.rotated import rotate_packed
 STREAMED_BYTES = 512 << 20
 ROUNDS = 7
 BLOCK_SIZE = 32
-PARTS = ("linear", "attention", "quantize")
+PARTS = ("linear", "experts", "attention", "quantize")
 
 
 def best(run: Callable[[], object], calls: int = 1) -> float:
@@ -114,6 +116,34 @@ def small_table(workspace: Workspace, shapes: Sequence[tuple[int, int]], num_row
         print(f"  {cols:5} -> {rows:5}" + " |".join(cells))
 
 
+def experts_table(workspace: Workspace, shape: tuple[int, int, int, int], num_tokens: Sequence[int]) -> None:
+    num_experts, num_selected, inner, hidden = shape
+    print(
+        f"{num_selected} of {num_experts} experts, {hidden} -> {inner}: us, GB/s of those used (share of a plain read)"
+    )
+    bytes_read = torch.ones(STREAMED_BYTES // 8, dtype=torch.int64)
+    read_rate = bytes_read.nbytes / best(bytes_read.sum)
+    for gate_type, down_type in ((12, 12), (12, 14), (8, 8)):
+        gate, up = (random_weight(workspace.library, gate_type, num_experts * inner, hidden) for _ in range(2))
+        down = random_weight(workspace.library, down_type, num_experts * hidden, inner)
+        experts = NativeExperts(workspace, gate, up, down, num_experts=num_experts)
+        cells = []
+        for tokens in num_tokens:
+            choices = [
+                torch.rand(tokens, num_experts).argsort(dim=-1)[:, :num_selected].contiguous() for _ in range(16)
+            ]
+            used = sum(len(set(ids.flatten().tolist())) for ids in choices) / len(choices)
+            x, weights, ids = torch.randn(tokens, hidden), torch.rand(tokens, num_selected), cycle(choices)
+            seconds = best(partial(multiply_experts, experts, x, weights, ids), calls=len(choices))
+            rate = used / num_experts * experts.num_bytes / seconds
+            cells.append(f"{tokens:3}: {seconds * 1e6:7.0f} {rate / 1e9:5.1f} ({rate / read_rate:4.2f})")
+        print(f"  {gate.format} {down.format}" + " |".join(cells))
+
+
+def multiply_experts(experts: NativeExperts, x: Tensor, weights: Tensor, ids: Iterator[Tensor]) -> None:
+    experts(x, weights, next(ids))
+
+
 def product_rate(dtype: torch.dtype) -> float:
     """FLOP/s of torch's matrix product: what attention's products are held against."""
     size = 1024
@@ -189,6 +219,8 @@ def main() -> None:
         linear_table(workspace, 8960, 1536, (1, 4, 16, 32))
         rotated_table(workspace, 8960, 1536, (16, 64, 512))
         small_table(workspace, ((576, 576), (1536, 576), (576, 1536)), (1, 4, 16))
+    if "experts" in parts:
+        experts_table(workspace, (128, 8, 768, 2048), (1, 4, 16, 64, 512))  # Qwen3-30B-A3B
     if "attention" in parts:
         attention_table(workspace, (9, 3, 64))
         attention_table(workspace, (12, 2, 128))
