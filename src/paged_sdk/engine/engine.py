@@ -144,7 +144,7 @@ class Engine:
             self._scheduler.finish(sequence, "stop")  # it knows nothing of stop strings
         # Of two steps that overlap, the time of both counts once.
         start, self._last_end = max(submitted.at, self._last_end), now
-        self._count(output, sum(len(advance.token_ids) for advance in advances), start, now)
+        self._count(output, len(advances), start, now)
 
     def _end_failed(self, output: SchedulerOutput, result: RunnerOutput) -> None:
         """Requests with non-finite logits end here; nobody else is touched."""

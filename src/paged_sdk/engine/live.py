@@ -33,6 +33,13 @@ class LiveChoice:
         self.finish_reason: FinishReason | None = None
         self.is_plain = False
 
+    def post(self, token_id: int) -> None:
+        """Tell the reader of one more token."""
+        outbox = self.outbox
+        outbox.readers.append(self.reader)
+        outbox.indices.append(self.index)
+        outbox.token_ids.append(token_id)
+
     def end(self, reason: FinishReason) -> None:
         """No more tokens. A stop string may be complete only now that nothing can follow."""
         if self.text is not None and not self.text.is_stopped:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import count
 
 from paged_sdk.chat.tokenizer import Tokenizer
@@ -10,7 +9,7 @@ from paged_sdk.engine.events import Outbox, Reader, RequestEvent
 from paged_sdk.engine.live import LiveChoice, LiveRequest
 from paged_sdk.engine.request import EngineRequest
 from paged_sdk.runner.output import RawLogprobs, RunnerOutput
-from paged_sdk.scheduler.output import Advance, SchedulerOutput
+from paged_sdk.scheduler.output import Advances, SchedulerOutput
 from paged_sdk.scheduler.sequence import Sequence
 from paged_sdk.types.response import FinishReason
 
@@ -45,9 +44,7 @@ class OutputProcessor:
         self._requests[request.request_id] = live
         self._choices.update(zip(count(root.seq_id), live.choices, strict=False))
 
-    def process(
-        self, advances: Iterable[Advance], output: SchedulerOutput, result: RunnerOutput, now: float
-    ) -> list[Sequence]:
+    def process(self, advances: Advances, output: SchedulerOutput, result: RunnerOutput, now: float) -> list[Sequence]:
         """Pass on what a step has brought.
 
         :param advances: what the scheduler made of the sampled tokens
@@ -62,15 +59,18 @@ class OutputProcessor:
                     owner.prompt_logprobs.clear()
                 owner.prompt_logprobs.extend(entries)
         stopped: list[Sequence] = []
-        for advance in advances:
-            choice = self._choices[advance.sequence.seq_id]
-            if choice.is_plain and advance.finish_reason is None:
-                _post_tokens(choice, advance.token_ids)
+        choices = self._choices
+        for sequence, token_id, row, sample in zip(
+            advances.sequences, advances.token_ids, advances.rows, advances.samples, strict=True
+        ):
+            choice = choices[sequence.seq_id]
+            if choice.is_plain and sequence.finish_reason is None:
+                choice.post(token_id)
                 continue
-            raw = result.logprobs[advance.row]
-            self._advance(choice, advance, () if raw is None else (raw[advance.sample],), now)
-            if choice.finish_reason is not None and advance.finish_reason is None:
-                stopped.append(advance.sequence)
+            raw = result.logprobs[row]
+            self._advance(choice, sequence, token_id, () if raw is None else (raw[sample],), now)
+            if choice.finish_reason is not None and sequence.finish_reason is None:
+                stopped.append(sequence)
         return stopped
 
     def end(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
@@ -103,29 +103,30 @@ class OutputProcessor:
         self._forget(owner)
         return owner.sequences
 
-    def _advance(self, choice: LiveChoice, advance: Advance, logprobs: tuple[RawLogprobs, ...], now: float) -> None:
-        owner = self._requests[advance.sequence.request_id]
+    def _advance(
+        self, choice: LiveChoice, sequence: Sequence, token_id: int, logprobs: tuple[RawLogprobs, ...], now: float
+    ) -> None:
+        owner = self._requests[sequence.request_id]
         prompt_logprobs: tuple[RawLogprobs, ...] = ()
         if owner.first_token_at is None:
             owner.first_token_at = now
             prompt_logprobs = tuple(owner.prompt_logprobs)
-        choice.sequence = advance.sequence
+        choice.sequence = sequence
         choice.is_plain = choice.text is None and not logprobs
-        # The token that ends a text is not part of it.
-        token_ids = advance.token_ids[:-1] if advance.finish_reason == "stop" else advance.token_ids
-        _post_tokens(choice, token_ids)
-        if choice.text is not None:
-            choice.text.push(token_ids)
+        if sequence.finish_reason != "stop":  # the token that ends a text is not part of it
+            choice.post(token_id)
+            if choice.text is not None:
+                choice.text.push((token_id,))
         if logprobs or prompt_logprobs:
             event = RequestEvent(
-                request_id=advance.sequence.request_id,
+                request_id=sequence.request_id,
                 index=choice.index,
                 logprobs=logprobs,
                 prompt_logprobs=prompt_logprobs,
             )
             owner.outbox.events.append((owner.reader, event))
-        if advance.finish_reason is not None:
-            self._end(owner, choice, advance.finish_reason, now)
+        if sequence.finish_reason is not None:
+            self._end(owner, choice, sequence.finish_reason, now)
         elif choice.text is not None and choice.text.is_stopped:
             self._end(owner, choice, "stop", now)
 
@@ -146,11 +147,3 @@ class OutputProcessor:
         del self._requests[owner.request.request_id]
         for choice in owner.choices:
             del self._choices[owner.root.seq_id + choice.index]
-
-
-def _post_tokens(choice: LiveChoice, token_ids: Iterable[int]) -> None:
-    outbox = choice.outbox
-    for token_id in token_ids:
-        outbox.readers.append(choice.reader)
-        outbox.indices.append(choice.index)
-        outbox.token_ids.append(token_id)
