@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from engine_driver import Driver
+from engine_driver import STOP, Driver
 
 from paged_sdk.chat.text_processor import TextProcessor
 from paged_sdk.errors import NumericalError
@@ -93,4 +93,20 @@ def test_choices_that_meet_a_stop_string_in_the_same_step(smollm2_text: TextProc
     assert driver.texts["both", 0] == driver.texts["both", 1] == ""
     assert driver.ends["both"].completion_tokens == 2
     assert driver.ends["other"].completion_tokens == 4
+    assert driver.kv.usage.used == 0
+
+
+def test_a_row_that_fails_when_its_text_has_ended_already(smollm2_text: TextProcessor) -> None:
+    """It was scheduled before the text was known to end; the request's other choice goes on."""
+
+    def next_token(prompt: Sequence[int], output: Sequence[int], choice_index: int) -> int:
+        return STOP if choice_index == 0 and len(output) == 2 else 350
+
+    def fails(prompt: Sequence[int], output: Sequence[int]) -> str | None:
+        return "bad" if output and output[-1] == STOP else None
+
+    driver = Driver(smollm2_text.tokenizer, hands_on=True, next_token=next_token, row_failure=fails)
+    driver.submit("two", [301] * 5, max_tokens=6, n_choices=2)
+    driver.run()
+    assert driver.ends["two"].completion_tokens == 3 + 6
     assert driver.kv.usage.used == 0

@@ -149,6 +149,8 @@ class Engine:
     def _end_failed(self, output: SchedulerOutput, result: RunnerOutput) -> None:
         """Requests with non-finite logits end here; nobody else is touched."""
         for row, reason in result.failed.items():
+            if not output.scheduled[row].is_current:  # scheduled before its text was known to have ended
+                continue
             request_id = output.scheduled[row].sequence.request_id
             error = NumericalError(f"request {request_id}: {reason}", request_id=request_id)
             for sequence in self._output.fail(request_id, error):

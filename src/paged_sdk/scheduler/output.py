@@ -5,7 +5,7 @@ from __future__ import annotations
 from attrs import define, field, frozen
 
 from paged_sdk.kv.manager import KvCopy
-from paged_sdk.scheduler.sequence import Sequence
+from paged_sdk.scheduler.sequence import Sequence, SequenceStatus
 
 __all__ = ["Advances", "ScheduledSequence", "SchedulerOutput"]
 
@@ -22,7 +22,7 @@ class ScheduledSequence:
         it completes the prompt of a request with n choices, otherwise 1
     :ivar kv_ids: block table, or ``[slot]`` when contiguous; the sequence's own list, not to be changed. Entries of
         blocks that a sliding window has left are 0 and are not to be read
-    :ivar num_preemptions: of the sequence, when the row was made: one that has been preempted since is not advanced
+    :ivar num_preemptions: of the sequence, when the row was made
     """
 
     sequence: Sequence
@@ -36,6 +36,12 @@ class ScheduledSequence:
     def end(self) -> int:
         """Tokens of the sequence with KV after the step."""
         return self.start + self.num_new_tokens
+
+    @property
+    def is_current(self) -> bool:
+        """Whether its results still count: the sequence has neither ended nor been preempted since it was made."""
+        sequence = self.sequence
+        return sequence.status is SequenceStatus.RUNNING and sequence.num_preemptions == self.num_preemptions
 
 
 @frozen(eq=False)

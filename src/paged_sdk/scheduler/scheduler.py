@@ -132,9 +132,7 @@ class Scheduler:
         advances = Advances()
         for index, (row, token_ids) in enumerate(zip(output.scheduled, sampled, strict=True)):
             sequence = row.sequence
-            if sequence.status is not SequenceStatus.RUNNING or sequence.num_preemptions != row.num_preemptions:
-                continue
-            if row.num_samples and not token_ids:
+            if not row.is_current or (row.num_samples and not token_ids):
                 continue
             sequence.num_in_flight -= row.num_new_tokens
             sequence.num_computed_tokens = num_computed = row.start + row.num_new_tokens
