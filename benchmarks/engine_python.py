@@ -41,14 +41,15 @@ from paged_sdk.scheduler.scheduler import Scheduler
 from paged_sdk.weights.checkpoint import open_checkpoint
 from paged_sdk.worker.worker import Worker
 
-__all__ = ["RandomTokens", "StepClock", "measure"]
+__all__ = ["PARTS", "RandomTokens", "StepClock", "measure"]
 
 _PROMPT_TOKENS: Final = 16
 _WARM_UP_STEPS: Final = 20
 
 _REST: Final = "worker, the rest"
 _GARBAGE: Final = "garbage collection"
-_ON_WORKER: Final = ("schedule", "runner", "update", "output", "publish", "stats", "engine, the rest", _REST, _GARBAGE)
+PARTS: Final = ("schedule", "runner", "update", "output", "publish", "stats", "engine, the rest", _REST)
+"""Of a step on the worker's thread, but for garbage collection, which not every step has."""
 _ON_LOOP: Final = "event loop: delivery"
 _WALL: Final = "wall"
 
@@ -253,10 +254,10 @@ def main(
         us = [sum(clock.nanoseconds[part] for part in parts) / steps / 1e3 - less for clock in clocks]
         table.add_row(name, *(f"{value:,.0f}" for value in us))
 
-    for part in _ON_WORKER:
+    for part in (*PARTS, _GARBAGE):
         add_row(part, part)
     table.add_section()
-    add_row("worker, all", *_ON_WORKER)
+    add_row("worker, all", *PARTS, _GARBAGE)
     add_row(_ON_LOOP, _ON_LOOP)
     add_row("wall, less the device", _WALL, less=device_ms * 1e3)
     Console().print(table)

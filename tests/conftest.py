@@ -22,6 +22,8 @@ from paged_sdk import (
     TextModelBuilder,
     embedded_model_path,
 )
+from paged_sdk.chat.text_processor import TextProcessor, text_processor_from_gguf
+from paged_sdk.weights.checkpoint import open_checkpoint
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -64,6 +66,17 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def smollm2() -> Path:
     """The embedded SmolLM2-135M-Instruct, a GGUF file."""
     return embedded_model_path()
+
+
+@pytest.fixture(scope="session")
+def smollm2_text(smollm2: Path) -> TextProcessor:
+    """Its text side alone."""
+    checkpoint = open_checkpoint(smollm2)
+    assert checkpoint.metadata is not None
+    try:
+        return text_processor_from_gguf(checkpoint.metadata)
+    finally:
+        checkpoint.source.close()
 
 
 @pytest.fixture

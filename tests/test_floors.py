@@ -76,7 +76,7 @@ def _units() -> Mapping[str, Unit]:
     }
     faces = (
         *("model", "builders", "streaming", "blocking", "conversation"),
-        *("responses", "preparation", "loading", "progress", "sizing", "kv_memory"),
+        *("responses", "preparation", "loading", "progress", "sizing", "kv_memory", "device_setup"),
     )
     return packages | dict.fromkeys(("errors", "logs"), ground) | dict.fromkeys(faces, face)
 

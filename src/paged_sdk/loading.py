@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -14,14 +11,14 @@ from paged_sdk.attention.backend import AttentionBackend
 from paged_sdk.attention.native_paged import NativePagedBackend
 from paged_sdk.chat.text_processor import TextProcessor, load_text_processor, text_processor_from_gguf
 from paged_sdk.config.build import BuildSettings, ModelSource
-from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.env import ISQ, Environment, read_variable
 from paged_sdk.config.paged import PagedCacheType
+from paged_sdk.device_setup import activations_of, alone_on, make_device_path, prepare_thread, weights_must_fit
 from paged_sdk.engine.engine import Engine
-from paged_sdk.errors import ConfigError, OutOfMemoryError
+from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.native.library import Workspace, load, why_not
 from paged_sdk.kernels.triton import availability
-from paged_sdk.kv_memory import KvStorage, choose_storage, make_kv_manager
+from paged_sdk.kv_memory import choose_storage, make_kv_manager
 from paged_sdk.logs import get_logger
 from paged_sdk.model import ModelParts
 from paged_sdk.models.causal_model import CausalModel
@@ -34,13 +31,7 @@ from paged_sdk.preparation import RequestPreparer
 from paged_sdk.progress import LoadingBar
 from paged_sdk.quant.dense import DenseLinear
 from paged_sdk.quant.policy import FEW_ROWS, LinearPolicy
-from paged_sdk.runner.activations import activation_bytes, cuda_peak_bytes
-from paged_sdk.runner.cuda_graph import CudaGraphRecorder
-from paged_sdk.runner.decode_graphs import DecodeBackend, DecodeGraphs, batch_sizes
-from paged_sdk.runner.device import choose_device, choose_dtype, device_memory
-from paged_sdk.runner.device_path import DevicePath
-from paged_sdk.runner.device_sampler import DeviceSampler
-from paged_sdk.runner.handed_on import HandedOn
+from paged_sdk.runner.device import choose_device, choose_dtype
 from paged_sdk.runner.model_runner import ModelRunner
 from paged_sdk.runner.sampler import Sampler
 from paged_sdk.scheduler.scheduler import Scheduler
@@ -60,6 +51,11 @@ def load_parts(source: ModelSource, settings: BuildSettings, environment: Enviro
     :raises ModelLoadError: a model that cannot be loaded
     """
     device = choose_device(settings.device)
+    with alone_on(device):
+        return _load(source, settings, environment, device)
+
+
+def _load(source: ModelSource, settings: BuildSettings, environment: Environment, device: torch.device) -> ModelParts:
     dtype = choose_dtype(settings.dtype, device)
     path = resolve_model(
         source.location,
@@ -73,7 +69,7 @@ def load_parts(source: ModelSource, settings: BuildSettings, environment: Enviro
     try:
         max_model_len = resolve_max_model_len(settings, read_config(checkpoint.config))
         text = _text_processor(checkpoint, settings)
-        with _weights_must_fit(path, device), LoadingBar(f"Loading {path.name}", visible=settings.logging) as bar:
+        with weights_must_fit(path, device), LoadingBar(f"Loading {path.name}", visible=settings.logging) as bar:
             model = load_model(
                 checkpoint.config,
                 checkpoint.source,
@@ -95,7 +91,7 @@ def load_parts(source: ModelSource, settings: BuildSettings, environment: Enviro
         exact=settings.batch_invariance or dtype is not torch.bfloat16,
         key_offsets=key_offsets(model, max_model_len) if config.cache_type is PagedCacheType.F8E4M3 else (),
     )
-    activations = _activations(model, storage, config, device)
+    activations = activations_of(model, storage, config, device)
     config = size_pool(config, model.config, dtype=dtype, device=device, activations=activations)
     kv, backend = make_kv_manager(config), storage.make(config.num_blocks)
     if config.paged:
@@ -107,7 +103,7 @@ def load_parts(source: ModelSource, settings: BuildSettings, environment: Enviro
         fused,
         backend,
         Sampler(vocab_size, device, partial(text.tokenizer.encode, add_special_tokens=False)),
-        _device_path(fused, backend, config, vocab_size=vocab_size, visible=settings.logging),
+        make_device_path(fused, backend, config, vocab_size=vocab_size, visible=settings.logging),
     )
     _log.info(
         "%s: %s, %s on %s, context %d tokens", path.name, model.config.model_type, dtype, device, config.max_model_len
@@ -123,27 +119,9 @@ def load_parts(source: ModelSource, settings: BuildSettings, environment: Enviro
             # The last token of a sequence needs a place in the context, but no KV.
             max_prompt_tokens=min(config.max_model_len - 1, kv.max_sequence_tokens),
         ),
-        on_worker_start=None if settings.num_threads is None else partial(torch.set_num_threads, settings.num_threads),
+        on_worker_start=partial(prepare_thread, device, settings.num_threads),
         log_throughput=settings.throughput_logging,
     )
-
-
-@contextmanager
-def _weights_must_fit(path: Path, device: torch.device) -> Iterator[None]:
-    """:raises OutOfMemoryError: the device runs out of memory meanwhile"""
-    available = device_memory(device).free
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        files = [path] if path.is_file() else path.glob("*.safetensors")
-        needed = sum(file.stat().st_size for file in files)
-        raise OutOfMemoryError(
-            f"the weights of {path.name}, {needed / 2**20:.1f} MiB of files, do not fit {device}: "
-            f"{available / 2**20:.1f} MiB were free",
-            path=path,
-            needed=needed,
-            available=available,
-        ) from error
 
 
 def _workspace(device: torch.device, settings: BuildSettings) -> Workspace | None:
@@ -237,69 +215,3 @@ def _text_processor(checkpoint: Checkpoint, settings: BuildSettings) -> TextProc
     return load_text_processor(
         checkpoint.path, chat_template=settings.chat_template, tokenizer_json=settings.tokenizer_json
     )
-
-
-def _activations(model: DecoderModel, storage: KvStorage, config: EngineConfig, device: torch.device) -> int:
-    """Bytes that steps need beside weights and KV: what a CUDA device shows while it runs the largest.
-
-    :raises OutOfMemoryError: the weights leave too little
-    """
-    if device.type != "cuda" or not config.paged:
-        return 0
-    available = device_memory(device).free
-    try:
-        shown = activation_bytes(
-            model,
-            storage.make,
-            block_size=config.block_size,
-            num_tokens=min(config.max_num_batched_tokens, config.max_num_seqs * config.max_model_len),
-            num_rows=config.max_num_seqs,
-            peak_bytes=cuda_peak_bytes(device),
-        )
-    except torch.OutOfMemoryError as error:
-        raise OutOfMemoryError(
-            f"a step of {config.max_num_batched_tokens} tokens does not fit into the {available / 2**20:.1f} MiB that "
-            "the weights leave: a smaller with_max_num_batched_tokens, or quantised weights, need less",
-            available=available,
-        ) from error
-    _log.info("Activations: %.1f MiB for steps of %d tokens.", shown / 2**20, config.max_num_batched_tokens)
-    return shown + storage.scratch
-
-
-def _device_path(
-    model: CausalModel, backend: AttentionBackend, config: EngineConfig, *, vocab_size: int, visible: bool
-) -> DevicePath | None:
-    """What lets a CUDA device go on without waiting for Python; None on other devices."""
-    if model.device.type != "cuda":
-        return None
-    handed_on = HandedOn(config.max_num_seqs, model.device)
-    graphs = None
-    if availability.why_not(model.device) is None:
-        from paged_sdk.attention.triton_paged import TritonPagedBackend
-
-        if isinstance(backend, TritonPagedBackend):
-            graphs = _decode_graphs(model, backend, handed_on, config, visible=visible)
-    return DevicePath(DeviceSampler(model.device, vocab_size), handed_on, graphs)
-
-
-def _decode_graphs(
-    model: CausalModel, backend: DecodeBackend, handed_on: HandedOn, config: EngineConfig, *, visible: bool
-) -> DecodeGraphs | None:
-    """Recorded decode steps; None if the model does something that cannot be recorded, which the log says."""
-    start = time.monotonic()
-    try:
-        with LoadingBar("Recording decode steps", visible=visible) as bar, torch.inference_mode():
-            graphs = DecodeGraphs(
-                model,
-                backend,
-                handed_on.tokens,
-                sizes=batch_sizes(config.max_num_seqs),
-                record=CudaGraphRecorder(model.device),
-                on_progress=bar.update,
-            )
-    except RuntimeError as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        _log.warning("Decode steps are launched one operation at a time: they cannot be recorded (%s).", reason)
-        return None
-    _log.info("Decode steps of up to %d rows recorded in %.1f s.", graphs.largest, time.monotonic() - start)
-    return graphs

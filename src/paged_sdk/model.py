@@ -14,12 +14,13 @@ import anyio
 import anyio.to_thread
 from attrs import frozen
 
+from paged_sdk.chat.output_text import OutputText
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.sampling import GenerationDefaults, SamplingParams
 from paged_sdk.engine.engine import Engine
 from paged_sdk.engine.request import EngineRequest
 from paged_sdk.preparation import RequestPreparer
-from paged_sdk.responses import ChatShape, CompletionShape, ResponseShape
+from paged_sdk.responses import ChatShape, CompletionShape, ResponseParts, ResponseShape
 from paged_sdk.streaming import ResponseStream
 from paged_sdk.types.request import ChatRequestLike, PromptLike, RequestOptions, as_request
 from paged_sdk.types.response import (
@@ -220,6 +221,8 @@ class Model:
     ) -> ResponseStream[ResponseT, ChunkT]:
         preparer = self._preparer
         sampling = preparer.sampling(options)
+        tokenizer = preparer.text.tokenizer
+        texts = [OutputText(tokenizer, sampling.stop, continues_prompt=not is_chat) for _ in range(sampling.n_choices)]
         request_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
 
         async def prepare() -> EngineRequest:
@@ -238,9 +241,9 @@ class Model:
             self._worker,
             prepare,
             shape,
+            ResponseParts(tokenizer, texts),
             request_id=request_id,
             model=self._name,
-            num_choices=sampling.n_choices,
             timeout=options.timeout,
         )
 

@@ -1,12 +1,15 @@
-"""From engine events to responses: two shapes, chat and plain text, of the same parts."""
+"""From an engine's output to responses: two shapes, chat and plain text, of the same parts."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from attrs import frozen
+from attrs import define, frozen
 
-from paged_sdk.engine.events import RequestEvent
+from paged_sdk.chat.output_text import OutputText
+from paged_sdk.chat.tokenizer import Tokenizer
+from paged_sdk.runner.output import RawLogprobs
 from paged_sdk.types.response import (
     ChatCompletionChunkResponse,
     ChatCompletionResponse,
@@ -21,10 +24,12 @@ from paged_sdk.types.response import (
     Logprobs,
     ResponseMessage,
     TokenLogprob,
+    TopLogprob,
     Usage,
 )
+from paged_sdk.worker.subscription import Subscription
 
-__all__ = ["ChatShape", "CompletionShape", "Header", "ResponseParts", "ResponseShape"]
+__all__ = ["ChatShape", "ChoiceDelta", "CompletionShape", "Header", "ResponseParts", "ResponseShape"]
 
 ResponseT_co = TypeVar("ResponseT_co", covariant=True)
 ChunkT_co = TypeVar("ChunkT_co", covariant=True)
@@ -42,45 +47,96 @@ class Header:
     model: str
 
 
-class ResponseParts:
-    """A response as it comes together, choice by choice."""
+@define
+class ChoiceDelta:
+    """What is new in one choice. Not frozen, which takes four times as long to make: there is one for every token.
 
-    def __init__(self, num_choices: int) -> None:
-        self.texts: list[list[str]] = [[] for _ in range(num_choices)]
-        self.logprobs: list[list[TokenLogprob]] = [[] for _ in range(num_choices)]
-        self.finish_reasons: list[FinishReason | None] = [None] * num_choices
+    :ivar finish_reason: set once, in the choice's last delta
+    """
+
+    index: int
+    text: str
+    logprobs: Logprobs | None
+    finish_reason: FinishReason | None
+
+
+class ResponseParts:
+    """A response as it comes together, choice by choice.
+
+    :param tokenizer: for logprobs
+    :param texts: of the choices, nothing pushed yet
+    """
+
+    def __init__(self, tokenizer: Tokenizer, texts: Sequence[OutputText]) -> None:
+        self.num_choices = len(texts)
+        self._tokenizer = tokenizer
+        self._output_texts = texts
+        self._texts: list[list[str]] = [[] for _ in texts]
+        self._logprobs: list[list[TokenLogprob]] = [[] for _ in texts]
+        self._finish_reasons: list[FinishReason | None] = [None] * len(texts)
         self.prompt_logprobs: Logprobs | None = None
         self.usage: Usage | None = None
 
-    def add(self, event: RequestEvent) -> None:
-        for delta in event.choices:
-            self.texts[delta.index].append(delta.text)
-            self.logprobs[delta.index].extend(delta.logprobs)
-            self.finish_reasons[delta.index] = delta.finish_reason or self.finish_reasons[delta.index]
-        self.prompt_logprobs = event.prompt_logprobs or self.prompt_logprobs
-        self.usage = event.usage or self.usage
+    def read(self, subscription: Subscription) -> list[ChoiceDelta]:
+        """Take in what has not been read yet.
+
+        :returns: what can be shown of it, in order of index; at most one delta per choice
+        """
+        deltas = []
+        for index, unread in enumerate(subscription.choices):
+            output_text = self._output_texts[index]
+            text = output_text.push(unread.token_ids)
+            unread.token_ids.clear()
+            reason, unread.finish_reason = unread.finish_reason, None
+            if reason is not None:
+                text += output_text.flush()
+                self._finish_reasons[index] = reason
+            logprobs = None
+            if unread.logprobs:
+                logprobs = self._as_logprobs(unread.logprobs)
+                unread.logprobs.clear()
+                self._logprobs[index].extend(logprobs.content)
+            if text or logprobs or reason:
+                self._texts[index].append(text)
+                deltas.append(ChoiceDelta(index, text, logprobs, reason))
+        if subscription.prompt_logprobs and self.prompt_logprobs is None:
+            self.prompt_logprobs = self._as_logprobs(subscription.prompt_logprobs)
+        self.usage = subscription.usage
+        return deltas
 
     def choices(self) -> list[tuple[FinishReason, str, Logprobs | None]]:
         """Finish reason, text and logprobs of each choice; one that has not ended reads "canceled"."""
         return [
-            (reason or "canceled", "".join(text), _logprobs(logprobs))
-            for reason, text, logprobs in zip(self.finish_reasons, self.texts, self.logprobs, strict=True)
+            (reason or "canceled", "".join(text), Logprobs(content=tuple(logprobs)) if logprobs else None)
+            for reason, text, logprobs in zip(self._finish_reasons, self._texts, self._logprobs, strict=True)
         ]
 
     def usage_so_far(self) -> Usage:
         return self.usage or Usage(prompt_tokens=0, completion_tokens=0, total_tokens=0)
 
+    def _as_logprobs(self, entries: Iterable[RawLogprobs]) -> Logprobs:
+        return Logprobs(content=tuple(map(self._token_logprob, entries)))
 
-def _logprobs(content: list[TokenLogprob] | tuple[TokenLogprob, ...]) -> Logprobs | None:
-    return Logprobs(content=tuple(content)) if content else None
+    def _token_logprob(self, raw: RawLogprobs) -> TokenLogprob:
+        token, data = self._text_and_bytes(raw.token_id)
+        top = tuple(self._top_logprob(token_id, logprob) for token_id, logprob in raw.top)
+        return TokenLogprob(token=token, token_id=raw.token_id, logprob=raw.logprob, bytes=data, top_logprobs=top)
+
+    def _top_logprob(self, token_id: int, logprob: float) -> TopLogprob:
+        token, data = self._text_and_bytes(token_id)
+        return TopLogprob(token=token, token_id=token_id, logprob=logprob, bytes=data)
+
+    def _text_and_bytes(self, token_id: int) -> tuple[str, tuple[int, ...]]:
+        data = self._tokenizer.token_bytes(token_id)
+        return data.decode("utf-8", errors="replace"), tuple(data)
 
 
 class ResponseShape(Protocol, Generic[ResponseT_co, ChunkT_co]):
-    """How parts become a response, and an event a chunk."""
+    """How parts become a response, and deltas a chunk."""
 
     def response(self, header: Header, parts: ResponseParts) -> ResponseT_co: ...
 
-    def chunk(self, header: Header, event: RequestEvent) -> ChunkT_co: ...
+    def chunk(self, header: Header, deltas: Sequence[ChoiceDelta], usage: Usage | None) -> ChunkT_co: ...
 
 
 class ChatShape:
@@ -99,7 +155,7 @@ class ChatShape:
             prompt_logprobs=parts.prompt_logprobs,
         )
 
-    def chunk(self, header: Header, event: RequestEvent) -> ChatCompletionChunkResponse:
+    def chunk(self, header: Header, deltas: Sequence[ChoiceDelta], usage: Usage | None) -> ChatCompletionChunkResponse:
         return ChatCompletionChunkResponse(
             id=header.id,
             created=header.created,
@@ -109,11 +165,11 @@ class ChatShape:
                     index=delta.index,
                     delta=Delta(content=delta.text),
                     finish_reason=delta.finish_reason,
-                    logprobs=_logprobs(delta.logprobs),
+                    logprobs=delta.logprobs,
                 )
-                for delta in event.choices
+                for delta in deltas
             ),
-            usage=event.usage,
+            usage=usage,
         )
 
 
@@ -133,7 +189,7 @@ class CompletionShape:
             prompt_logprobs=parts.prompt_logprobs,
         )
 
-    def chunk(self, header: Header, event: RequestEvent) -> CompletionChunkResponse:
+    def chunk(self, header: Header, deltas: Sequence[ChoiceDelta], usage: Usage | None) -> CompletionChunkResponse:
         return CompletionChunkResponse(
             id=header.id,
             created=header.created,
@@ -143,9 +199,9 @@ class CompletionShape:
                     index=delta.index,
                     text=delta.text,
                     finish_reason=delta.finish_reason,
-                    logprobs=_logprobs(delta.logprobs),
+                    logprobs=delta.logprobs,
                 )
-                for delta in event.choices
+                for delta in deltas
             ),
-            usage=event.usage,
+            usage=usage,
         )

@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import anyio
 
-from paged_sdk.engine.events import RequestEvent
 from paged_sdk.engine.request import EngineRequest
 from paged_sdk.errors import RequestError, RequestTimeoutError
-from paged_sdk.responses import Header, ResponseParts, ResponseShape
+from paged_sdk.responses import ChoiceDelta, Header, ResponseParts, ResponseShape
 from paged_sdk.types.response import ChatCompletionResponse, CompletionResponse
 from paged_sdk.worker.subscription import Subscription
 from paged_sdk.worker.worker import Worker
@@ -46,17 +45,17 @@ class ResponseStream(Generic[ResponseT, ChunkT]):
         worker: Worker,
         prepare: Callable[[], Awaitable[EngineRequest]],
         shape: ResponseShape[ResponseT, ChunkT],
+        parts: ResponseParts,
         *,
         request_id: str,
         model: str,
-        num_choices: int,
         timeout: float | None,
     ) -> None:
         self._worker = worker
         self._prepare = prepare
         self._shape = shape
         self._header = Header(id=request_id, created=int(time.time()), model=model)
-        self._parts = ResponseParts(num_choices)
+        self._parts = parts
         self._timeout = timeout
         self._deadline = math.inf
         self._subscription: Subscription | None = None
@@ -72,9 +71,9 @@ class ResponseStream(Generic[ResponseT, ChunkT]):
 
     async def __anext__(self) -> ChunkT:
         while not self._ended:
-            event = await self._next_event()
-            if event.is_last or any(delta.text or delta.logprobs or delta.finish_reason for delta in event.choices):
-                return self._shape.chunk(self._header, event)
+            deltas = await self._read()
+            if deltas or self._ended:
+                return self._shape.chunk(self._header, deltas, self._parts.usage)
         raise StopAsyncIteration
 
     async def __aenter__(self) -> ResponseStream[ResponseT, ChunkT]:
@@ -94,8 +93,8 @@ class ResponseStream(Generic[ResponseT, ChunkT]):
     async def collect(self) -> ResponseT:
         """Read what is left and return the whole response."""
         try:
-            while not self._ended:
-                await self._next_event()
+            if not self._ended:
+                await self._read(until_end=True)
         finally:
             self._abort()
         return self.response_so_far()
@@ -112,46 +111,53 @@ class ResponseStream(Generic[ResponseT, ChunkT]):
             self._deadline = anyio.current_time() + self._timeout
         with self._limit():
             request = await self._prepare()
-            subscription = Subscription()
+            subscription = Subscription(self._parts.num_choices)
             self._worker.submit(request, subscription)
             self._subscription = subscription
             self._is_live = True
 
-    async def _next_event(self) -> RequestEvent:
-        await self._start()
-        assert self._subscription is not None
+    async def _read(self, *, until_end: bool = False) -> list[ChoiceDelta]:
+        """Wait for news, or for all there will be, and take them in."""
+        if self._subscription is None:
+            await self._start()
+        subscription = self._subscription
+        assert subscription is not None
         try:
             with self._limit():
-                event = await self._subscription.receive()
+                try:
+                    await subscription.wait(until_end=until_end)
+                finally:  # what came before a timeout belongs to the partial response
+                    deltas = self._parts.read(subscription)
         except BaseException:
             # Cancelled while waiting: nobody will read the rest.
             self._ended = True
             self._abort()
             raise
-        self._parts.add(event)
-        if event.is_last:
+        if subscription.has_ended:
             self._is_live = False
             self._ended = True
-        if event.error is not None:
-            if isinstance(event.error, RequestError):
-                event.error.partial_response = self._partial_response()
-            raise event.error
-        return event
+        if subscription.error is not None:
+            if isinstance(subscription.error, RequestError):
+                subscription.error.partial_response = self._partial_response()
+            raise subscription.error
+        return deltas
+
+    def _limit(self) -> AbstractContextManager[None]:
+        """The request's own timeout around one wait."""
+        return nullcontext() if self._timeout is None else self._limit_to(self._timeout)
 
     @contextmanager
-    def _limit(self) -> Iterator[None]:
-        """The request's own timeout around one wait."""
+    def _limit_to(self, timeout: float) -> Iterator[None]:
         with anyio.CancelScope(deadline=self._deadline) as scope:
             yield
         if scope.cancelled_caught:
-            assert self._timeout is not None
             self._ended = True
             self._abort()
             raise RequestTimeoutError(
-                f"request {self.request_id} did not finish within its timeout of {self._timeout:g} s",
+                f"request {self.request_id} did not finish within its timeout of {timeout:g} s",
                 request_id=self.request_id,
                 partial_response=self._partial_response(),
-                timeout=self._timeout,
+                timeout=timeout,
             )
 
     def _partial_response(self) -> PartialResponse | None:

@@ -96,10 +96,12 @@ def recorder(monkeypatch: pytest.MonkeyPatch, triton_device: torch.device) -> Re
             graphs = DecodeGraphs(
                 model, backend, handed_on.tokens, sizes=batch_sizes(config.max_num_seqs), record=recorder
             )
-        return DevicePath(DeviceSampler(triton_device, vocab_size), handed_on, graphs)
+            path = DevicePath(DeviceSampler(triton_device, vocab_size), handed_on, graphs)
+            path.warm_up(model)
+        return path
 
     monkeypatch.setattr("paged_sdk.loading.choose_storage", storage)
-    monkeypatch.setattr("paged_sdk.loading._device_path", path)
+    monkeypatch.setattr("paged_sdk.loading.make_device_path", path)
     return recorder
 
 

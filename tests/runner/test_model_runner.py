@@ -133,9 +133,9 @@ class Harness:
             self.prompt_logprobs.setdefault(output.scheduled[index].sequence.seq_id, []).extend(entries)
         for index, entries_or_none in enumerate(result.logprobs):
             self.logprobs.setdefault(output.scheduled[index].sequence.seq_id, []).extend(entries_or_none or [])
-        for advance in self.scheduler.update(output, result.token_ids):
-            key = advance.sequence.seq_id, advance.sequence.choice_index
-            self.texts.setdefault(key, []).extend(advance.token_ids)
+        advances = self.scheduler.update(output, result.token_ids)
+        for sequence, token_id in zip(advances.sequences, advances.token_ids, strict=True):
+            self.texts.setdefault((sequence.seq_id, sequence.choice_index), []).append(token_id)
 
     def run(self) -> None:
         while self.scheduler.has_unfinished:

@@ -9,7 +9,7 @@ from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.kv.contiguous import SequenceKvManager
 from paged_sdk.kv.manager import KvTable
 from paged_sdk.kv.paged import KvCacheManager
-from paged_sdk.scheduler.output import Advance, SchedulerOutput
+from paged_sdk.scheduler.output import Advances, SchedulerOutput
 from paged_sdk.scheduler.scheduler import Scheduler
 from paged_sdk.scheduler.sequence import Sequence, SequenceStatus
 from shadow_kv import ShadowKv, check_paged, history_marks
@@ -160,15 +160,15 @@ class Harness:
             sampled.append([next_token(marks[-1], choice) for choice in choices])
         return sampled
 
-    def update(self, output: SchedulerOutput, sampled: list[list[int]]) -> list[Advance]:
+    def update(self, output: SchedulerOutput, sampled: list[list[int]]) -> Advances:
         """Take in a step and check what it is said to have done."""
         advances = self.scheduler.update(output, sampled)
-        for advance in advances:
-            sequence = advance.sequence
+        for sequence, token_id, row, sample in zip(
+            advances.sequences, advances.token_ids, advances.rows, advances.samples, strict=True
+        ):
             self.sequences.setdefault(sequence.seq_id, sequence)
-            assert sampled[advance.row][advance.sample] == advance.token_ids[0] == sequence.token_ids[-1]
-            assert sequence.finish_reason == advance.finish_reason
-            if advance.finish_reason is not None:
+            assert sampled[row][sample] == token_id == sequence.token_ids[-1]
+            if sequence.finish_reason is not None:
                 self.ended.append(sequence.seq_id)
             else:
                 assert sequence.num_computed_tokens == len(sequence.token_ids) - 1

@@ -365,7 +365,7 @@ def test_a_cancel_in_flight_is_tolerated() -> None:
     harness.scheduler.finish(sequence, "canceled")
     assert harness.manager.usage.used == 2
     advances = harness.update(output, sampled)
-    assert [advance.sequence for advance in advances] == [other]
+    assert advances.sequences == [other]
     assert sequence.output_token_ids == []
     harness.scheduler.finish(sequence, "stop")
     assert sequence.finish_reason == "canceled"
@@ -378,7 +378,7 @@ def test_a_failed_row_changes_nothing() -> None:
     output = harness.schedule()
     sampled = harness.execute(output)
     advances = harness.update(output, [[], sampled[1]])
-    assert [advance.sequence for advance in advances] == [other]
+    assert advances.sequences == [other]
     assert (sequence.num_computed_tokens, sequence.output_token_ids) == (0, [])
     harness.scheduler.finish(sequence, "canceled")
     # What it computed is not offered to others.
@@ -482,7 +482,7 @@ def test_a_row_from_before_a_preemption_is_passed_over() -> None:
     harness.scheduler._preempt(sequence)
     again = harness.schedule()
     assert [row.sequence for row in again.scheduled][-1] is sequence
-    assert harness.update(output, sampled)[0].sequence is not sequence
+    assert harness.update(output, sampled).sequences[0] is not sequence
     assert (sequence.num_computed_tokens, sequence.num_output_tokens) == (0, 0)
     harness.update(again, harness.execute(again))
     assert sequence.num_output_tokens == 1

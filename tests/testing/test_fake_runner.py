@@ -57,9 +57,9 @@ def run(
         results.append(result)
         for row in result.failed:
             scheduler.finish(output.scheduled[row].sequence, "canceled")
-        for advance in scheduler.update(output, result.token_ids):
-            key = advance.sequence.request_id, advance.sequence.choice_index
-            texts.setdefault(key, []).extend(advance.token_ids)
+        advances = scheduler.update(output, result.token_ids)
+        for each, token_id in zip(advances.sequences, advances.token_ids, strict=True):
+            texts.setdefault((each.request_id, each.choice_index), []).append(token_id)
     return texts, results, scheduler
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import anyio
 import pytest
 import trio
+from attrs import evolve
 
 from paged_sdk import (
     EngineDeadError,
@@ -82,17 +83,19 @@ async def test_nan_logits_end_one_request_only(builder: TextModelBuilder, monkey
             result[0, 3] = float("nan")
         return result
 
+    # For the two to meet in a step: one may begin milliseconds before the other.
+    long_enough = evolve(SHORT, max_len=200)
     outcomes: dict[str, object] = {}
 
     async def send(name: str, prompt: list[int]) -> None:
         try:
-            outcomes[name] = (await model.send_completion_request(prompt, SHORT)).choices
+            outcomes[name] = (await model.send_completion_request(prompt, long_enough)).choices
         except NumericalError as error:
             outcomes[name] = error
 
     monkeypatch.setattr(DecoderModel, "logits", spoiled)
     async with builder.build() as model:
-        alone = (await model.send_completion_request([4, 5, 6], SHORT)).choices
+        alone = (await model.send_completion_request([4, 5, 6], long_enough)).choices
         spoil = True
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(send, "first", [1, 2, 3])

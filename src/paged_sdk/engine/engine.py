@@ -7,8 +7,7 @@ import time
 from attrs import frozen
 
 from paged_sdk.chat.tokenizer import Tokenizer
-from paged_sdk.engine.events import RequestEvent
-from paged_sdk.engine.live import LiveRequest
+from paged_sdk.engine.events import Outbox, Reader
 from paged_sdk.engine.metrics import Metrics
 from paged_sdk.engine.output import OutputProcessor
 from paged_sdk.engine.request import EngineRequest
@@ -18,7 +17,6 @@ from paged_sdk.runner.output import PendingStep, Runner, RunnerOutput
 from paged_sdk.scheduler.output import SchedulerOutput
 from paged_sdk.scheduler.scheduler import Scheduler
 from paged_sdk.scheduler.sequence import Sequence
-from paged_sdk.types.response import FinishReason
 from paged_sdk.types.stats import ModelStats
 
 __all__ = ["Engine"]
@@ -42,28 +40,28 @@ class Engine:
     :param scheduler: decides what each step computes
     :param kv: the scheduler's KV memory
     :param runner: computes it
-    :param tokenizer: for text, stop strings and logprobs
+    :param tokenizer: for stop strings
     """
 
     def __init__(self, scheduler: Scheduler, kv: KvManager, runner: Runner, tokenizer: Tokenizer) -> None:
         self._scheduler = scheduler
         self._kv = kv
         self._runner = runner
-        self._tokenizer = tokenizer
         self._output = OutputProcessor(tokenizer)
         self._metrics = Metrics()
-        self._live: dict[str, LiveRequest] = {}
         self._next_seq_id = 0
         self._under_way: _Submitted | None = None
         self._last_end = 0.0
 
     @property
     def has_work(self) -> bool:
-        return bool(self._live) or self._under_way is not None
+        return self._output.has_requests or self._under_way is not None
 
-    def submit(self, request: EngineRequest) -> None:
+    def submit(self, request: EngineRequest, reader: Reader, outbox: Outbox) -> None:
         """Queue a request.
 
+        :param reader: of its output
+        :param outbox: where its output goes in each step; whoever steps the engine delivers it
         :raises QueueFullError: too many are waiting
         """
         root = Sequence(
@@ -82,35 +80,31 @@ class Engine:
         )
         self._scheduler.add(root)
         self._next_seq_id += request.sampling.n_choices
-        self._live[request.request_id] = LiveRequest(request, root, self._tokenizer)
+        self._output.add(request, root, reader, outbox)
 
-    def abort(self, request_id: str) -> RequestEvent | None:
-        """End a request with "canceled" and give its KV back; None if it has ended already."""
-        owner = self._live.pop(request_id, None)
-        if owner is None:
-            return None
-        unfinished = [index for index, choice in enumerate(owner.choices) if choice.finish_reason is None]
-        self._finish_sequences(owner, "canceled")
-        return self._output.end(owner, unfinished, "canceled", time.monotonic())
+    def abort(self, request_id: str) -> None:
+        """End a request with "canceled" and give its KV back; nothing happens if it has ended already."""
+        for sequence in self._output.cancel(request_id, time.monotonic()):
+            self._scheduler.finish(sequence, "canceled")
 
-    def step(self) -> list[RequestEvent]:
-        """Submit one batch, and return what the batches that are done mean for each request.
+    def step(self) -> None:
+        """Submit one batch, and put what the batches that are done mean for each request into the outboxes.
 
         Where the device hands sampled tokens on, one batch is left under way: the next call prepares and submits its
         successor before it waits for it, so that the device never waits for Python.
         """
         start = time.monotonic()
         output = self._scheduler.schedule()
-        events = self._outgrown(output, start)
+        for sequence in output.dropped:  # it outgrew the pool all alone, and keeps its text
+            self._output.end(sequence, "length", start)
         earlier, self._under_way = self._under_way, None
         if output.scheduled:
             self._under_way = _Submitted(output, self._runner.submit(output), start)
         if earlier is not None:
-            events += self._take_in(earlier)
+            self._take_in(earlier)
         if self._under_way is not None and not self._under_way.step.hands_on:
-            events += self._take_in(self._under_way)
+            self._take_in(self._under_way)
             self._under_way = None
-        return events
 
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix; live sequences keep their KV."""
@@ -140,51 +134,27 @@ class Engine:
         """Give back the tensors and files; the engine is of no use afterwards."""
         self._runner.close()
 
-    def _take_in(self, submitted: _Submitted) -> list[RequestEvent]:
+    def _take_in(self, submitted: _Submitted) -> None:
         """The results of a step, once the device is done with it."""
         output, result = submitted.output, submitted.step.result()
-        events = self._failures(output, result)
+        self._end_failed(output, result)
         advances = self._scheduler.update(output, result.token_ids)
         now = time.monotonic()
-        events += self._output.process(self._live, advances, output, result, now)
-        for advance in advances:
-            owner = self._live[advance.sequence.request_id]
-            if owner.choices[advance.sequence.choice_index].finish_reason is not None:
-                self._scheduler.finish(advance.sequence, "stop")  # the scheduler knows nothing of stop strings
-        for request_id in {advance.sequence.request_id for advance in advances}:
-            if self._live[request_id].is_finished:
-                del self._live[request_id]
+        for sequence in self._output.process(advances, output, result, now):
+            self._scheduler.finish(sequence, "stop")  # it knows nothing of stop strings
         # Of two steps that overlap, the time of both counts once.
         start, self._last_end = max(submitted.at, self._last_end), now
-        self._count(output, sum(len(advance.token_ids) for advance in advances), start, now)
-        return events
+        self._count(output, len(advances), start, now)
 
-    def _outgrown(self, output: SchedulerOutput, now: float) -> list[RequestEvent]:
-        """Sequences that outgrew the pool all alone end here, with their text."""
-        events = []
-        for sequence in output.dropped:
-            owner = self._live[sequence.request_id]
-            events.append(self._output.end(owner, [sequence.choice_index], "length", now))
-            if owner.is_finished:
-                self._live.pop(sequence.request_id)
-        return events
-
-    def _failures(self, output: SchedulerOutput, result: RunnerOutput) -> list[RequestEvent]:
+    def _end_failed(self, output: SchedulerOutput, result: RunnerOutput) -> None:
         """Requests with non-finite logits end here; nobody else is touched."""
-        events = []
         for row, reason in result.failed.items():
+            if not output.scheduled[row].is_current:  # scheduled before its text was known to have ended
+                continue
             request_id = output.scheduled[row].sequence.request_id
-            owner = self._live.pop(request_id, None)
-            if owner is not None:  # another choice of it may have failed in the same step
-                self._finish_sequences(owner, "canceled")
-                error = NumericalError(f"request {request_id}: {reason}", request_id=request_id)
-                events.append(RequestEvent(request_id=request_id, error=error))
-        return events
-
-    def _finish_sequences(self, owner: LiveRequest, reason: FinishReason) -> None:
-        for choice in owner.choices:
-            if choice.sequence is not None:
-                self._scheduler.finish(choice.sequence, reason)
+            error = NumericalError(f"request {request_id}: {reason}", request_id=request_id)
+            for sequence in self._output.fail(request_id, error):
+                self._scheduler.finish(sequence, "canceled")
 
     def _count(self, output: SchedulerOutput, completion_tokens: int, start: float, end: float) -> None:
         # A decoding row computes the one token that was sampled last; everything else is prompt.

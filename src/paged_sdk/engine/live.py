@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from paged_sdk.chat.detokenizer import Detokenizer
-from paged_sdk.chat.stop_strings import StopStrings
+from paged_sdk.chat.output_text import OutputText
 from paged_sdk.chat.tokenizer import Tokenizer
+from paged_sdk.engine.events import Outbox, Reader
 from paged_sdk.engine.request import EngineRequest
-from paged_sdk.scheduler.sequence import Sequence as TokenSequence
-from paged_sdk.types.response import FinishReason, PromptTokensDetails, TokenLogprob, Usage
+from paged_sdk.runner.output import RawLogprobs
+from paged_sdk.scheduler.sequence import Sequence
+from paged_sdk.types.response import FinishReason, PromptTokensDetails, Usage
 
 __all__ = ["LiveChoice", "LiveRequest"]
 
@@ -19,28 +18,34 @@ class LiveChoice:
 
     :ivar sequence: its tokens; None until the prompt is computed, for every choice but the first
     :ivar finish_reason: None until it has ended
+    :ivar text: what stop strings are looked for in; None if there are none
+    :ivar is_plain: it has begun, and until it ends there is nothing to say of it but tokens
     """
 
-    def __init__(self, tokenizer: Tokenizer, request: EngineRequest) -> None:
-        self.sequence: TokenSequence | None = None
-        self.finish_reason: FinishReason | None = None
-        self._detokenizer = Detokenizer(tokenizer, continues_prompt=request.continues_prompt)
-        self._stop_strings = StopStrings(request.sampling.stop) if request.sampling.stop else None
+    __slots__ = ("finish_reason", "index", "is_plain", "outbox", "reader", "sequence", "text")
 
-    def push(self, token_ids: Sequence[int], finish_reason: FinishReason | None) -> str:
-        """New tokens in; out comes the text that can be shown now. A stop string may end the choice here."""
-        # The token that ends a text is not part of it.
-        text = self._detokenizer.append(token_ids[:-1] if finish_reason == "stop" else token_ids)
-        if finish_reason is not None:
-            text += self._detokenizer.flush()
-        self.finish_reason = finish_reason
-        if self._stop_strings is not None:
-            text, matched = self._stop_strings.push(text)
-            if matched:
-                self.finish_reason = "stop"
-            elif finish_reason is not None:
-                text += self._stop_strings.flush()
-        return text
+    def __init__(self, index: int, reader: Reader, outbox: Outbox, text: OutputText | None) -> None:
+        self.index = index
+        self.reader = reader
+        self.outbox = outbox
+        self.text = text
+        self.sequence: Sequence | None = None
+        self.finish_reason: FinishReason | None = None
+        self.is_plain = False
+
+    def post(self, token_id: int) -> None:
+        """Tell the reader of one more token."""
+        outbox = self.outbox
+        outbox.readers.append(self.reader)
+        outbox.indices.append(self.index)
+        outbox.token_ids.append(token_id)
+
+    def end(self, reason: FinishReason) -> None:
+        """No more tokens. A stop string may be complete only now that nothing can follow."""
+        if self.text is not None and not self.text.is_stopped:
+            self.text.flush()
+        self.finish_reason = "stop" if self.text is not None and self.text.is_stopped else reason
+        self.is_plain = False
 
 
 class LiveRequest:
@@ -50,22 +55,40 @@ class LiveRequest:
     :ivar first_token_at: seconds of the monotonic clock, None until then
     """
 
-    def __init__(self, request: EngineRequest, root: TokenSequence, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, request: EngineRequest, root: Sequence, reader: Reader, outbox: Outbox, tokenizer: Tokenizer
+    ) -> None:
+        stops = request.sampling.stop
         self.request = request
-        self.choices = [LiveChoice(tokenizer, request) for _ in range(request.sampling.n_choices)]
-        self.choices[0].sequence = root
         self.root = root
-        self.prompt_logprobs: list[TokenLogprob] = []
+        self.reader = reader
+        self.outbox = outbox
+        self.choices = [
+            LiveChoice(
+                index,
+                reader,
+                outbox,
+                OutputText(tokenizer, stops, continues_prompt=request.continues_prompt) if stops else None,
+            )
+            for index in range(request.sampling.n_choices)
+        ]
+        self.choices[0].sequence = root
+        self.prompt_logprobs: list[RawLogprobs] = []
         self.first_token_at: float | None = None
 
     @property
     def is_finished(self) -> bool:
         return all(choice.finish_reason is not None for choice in self.choices)
 
+    @property
+    def sequences(self) -> list[Sequence]:
+        """Of the choices that there are so far."""
+        return [choice.sequence for choice in self.choices if choice.sequence is not None]
+
     def usage(self, now: float) -> Usage:
         """What it cost, up to ``now``."""
         prompt = len(self.request.prompt_token_ids)
-        completion = sum(choice.sequence.num_output_tokens for choice in self.choices if choice.sequence is not None)
+        completion = sum(sequence.num_output_tokens for sequence in self.sequences)
         arrival = self.request.arrival
         scheduled = self.root.first_scheduled_at if self.root.first_scheduled_at is not None else now
         first = self.first_token_at if self.first_token_at is not None else now

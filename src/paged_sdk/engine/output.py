@@ -1,102 +1,149 @@
-"""From the tokens of a step to the events of its requests: text, logprobs, finish reasons, usage."""
+"""From the tokens of a step to what the readers of its requests are told."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from itertools import count
 
 from paged_sdk.chat.tokenizer import Tokenizer
-from paged_sdk.engine.events import ChoiceDelta, RequestEvent
-from paged_sdk.engine.live import LiveRequest
+from paged_sdk.engine.events import Outbox, Reader, RequestEvent
+from paged_sdk.engine.live import LiveChoice, LiveRequest
+from paged_sdk.engine.request import EngineRequest
 from paged_sdk.runner.output import RawLogprobs, RunnerOutput
-from paged_sdk.scheduler.output import Advance, SchedulerOutput
-from paged_sdk.types.response import FinishReason, Logprobs, TokenLogprob, TopLogprob
+from paged_sdk.scheduler.output import Advances, SchedulerOutput
+from paged_sdk.scheduler.sequence import Sequence
+from paged_sdk.types.response import FinishReason
 
 __all__ = ["OutputProcessor"]
 
 
 class OutputProcessor:
-    """Turns tokens into events. It ends choices (``finish_reason``), never sequences: that is the scheduler's."""
+    """The requests under way, as their readers see them.
+
+    Readers get tokens and make text of them themselves, each on its own thread; only for stop strings is text made
+    here. It ends choices (``finish_reason``), never sequences: that is the scheduler's, so it returns those to end.
+
+    :param tokenizer: for stop strings
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        self._requests: dict[str, LiveRequest] = {}
+        self._choices: dict[int, LiveChoice] = {}  # by the id of their sequence
 
-    def process(
-        self,
-        live: Mapping[str, LiveRequest],
-        advances: Iterable[Advance],
-        output: SchedulerOutput,
-        result: RunnerOutput,
-        now: float,
-    ) -> list[RequestEvent]:
-        """The events of one step.
+    @property
+    def has_requests(self) -> bool:
+        return bool(self._requests)
 
-        :param live: the requests that the advances belong to, by id
+    def add(self, request: EngineRequest, root: Sequence, reader: Reader, outbox: Outbox) -> None:
+        """Begin with a request.
+
+        :param root: its first choice's sequence; the other choices have the ids that follow
+        :param outbox: where news for the reader go
+        """
+        live = LiveRequest(request, root, reader, outbox, self._tokenizer)
+        self._requests[request.request_id] = live
+        self._choices.update(zip(count(root.seq_id), live.choices, strict=False))
+
+    def process(self, advances: Advances, output: SchedulerOutput, result: RunnerOutput, now: float) -> list[Sequence]:
+        """Pass on what a step has brought.
+
         :param advances: what the scheduler made of the sampled tokens
         :param output: the step that was executed, whose rows the advances and the logprobs refer to
         :param now: seconds of the monotonic clock
+        :returns: sequences that a stop string ends
         """
         for row, entries in result.prompt_logprobs.items():
-            owner = live.get(output.scheduled[row].sequence.request_id)
+            owner = self._requests.get(output.scheduled[row].sequence.request_id)
             if owner is not None:
                 if output.scheduled[row].start == 0:  # after a preemption the prompt is computed again
                     owner.prompt_logprobs.clear()
-                owner.prompt_logprobs.extend(map(self._token_logprob, entries))
+                owner.prompt_logprobs.extend(entries)
+        stopped: list[Sequence] = []
+        choices = self._choices
+        for sequence, token_id, row, sample in zip(
+            advances.sequences, advances.token_ids, advances.rows, advances.samples, strict=True
+        ):
+            choice = choices[sequence.seq_id]
+            if choice.is_plain and sequence.finish_reason is None:
+                choice.post(token_id)
+                continue
+            raw = result.logprobs[row]
+            self._advance(choice, sequence, token_id, () if raw is None else (raw[sample],), now)
+            if choice.finish_reason is not None and sequence.finish_reason is None:
+                stopped.append(sequence)
+        return stopped
 
-        deltas: defaultdict[str, list[ChoiceDelta]] = defaultdict(list)
-        events = []
-        for advance in advances:
-            owner = live[advance.sequence.request_id]
-            choice = owner.choices[advance.sequence.choice_index]
-            choice.sequence = advance.sequence
-            text = choice.push(advance.token_ids, advance.finish_reason)
-            raw = result.logprobs[advance.row]
-            deltas[owner.request.request_id].append(
-                ChoiceDelta(
-                    index=advance.sequence.choice_index,
-                    text=text,
-                    logprobs=() if raw is None else (self._token_logprob(raw[advance.sample]),),
-                    finish_reason=choice.finish_reason,
-                )
-            )
-        for request_id, choices in deltas.items():
-            owner = live[request_id]
-            is_first = owner.first_token_at is None
-            if owner.first_token_at is None:
-                owner.first_token_at = now
-            events.append(
-                RequestEvent(
-                    request_id=request_id,
-                    choices=tuple(choices),
-                    prompt_logprobs=Logprobs(content=tuple(owner.prompt_logprobs))
-                    if is_first and owner.prompt_logprobs
-                    else None,
-                    usage=owner.usage(now) if owner.is_finished else None,
-                )
-            )
-        return events
+    def end(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
+        """A choice ends without a new token."""
+        owner = self._requests[sequence.request_id]
+        self._end(owner, owner.choices[sequence.choice_index], reason, now)
 
-    def end(self, owner: LiveRequest, indices: Iterable[int], reason: FinishReason, now: float) -> RequestEvent:
-        """The choices ``indices`` end without a new token; text that was held back comes out."""
-        deltas = []
-        for index in indices:
-            text = owner.choices[index].push((), reason)
-            deltas.append(ChoiceDelta(index=index, text=text, finish_reason=owner.choices[index].finish_reason))
-        return RequestEvent(
+    def cancel(self, request_id: str, now: float) -> list[Sequence]:
+        """End a request with "canceled"; nothing happens if it has ended already.
+
+        :returns: its sequences
+        """
+        owner = self._requests.get(request_id)
+        if owner is None:
+            return []
+        for choice in owner.choices:
+            if choice.finish_reason is None:
+                self._end(owner, choice, "canceled", now)
+        return owner.sequences
+
+    def fail(self, request_id: str, error: Exception) -> list[Sequence]:
+        """End a request with an error; nothing happens if it has ended already.
+
+        :returns: its sequences
+        """
+        owner = self._requests.get(request_id)
+        if owner is None:
+            return []
+        owner.outbox.events.append((owner.reader, RequestEvent(request_id=request_id, error=error)))
+        self._forget(owner)
+        return owner.sequences
+
+    def _advance(
+        self, choice: LiveChoice, sequence: Sequence, token_id: int, logprobs: tuple[RawLogprobs, ...], now: float
+    ) -> None:
+        owner = self._requests[sequence.request_id]
+        prompt_logprobs: tuple[RawLogprobs, ...] = ()
+        if owner.first_token_at is None:
+            owner.first_token_at = now
+            prompt_logprobs = tuple(owner.prompt_logprobs)
+        choice.sequence = sequence
+        choice.is_plain = choice.text is None and not logprobs
+        if sequence.finish_reason != "stop":  # the token that ends a text is not part of it
+            choice.post(token_id)
+            if choice.text is not None:
+                choice.text.push((token_id,))
+        if logprobs or prompt_logprobs:
+            event = RequestEvent(
+                request_id=sequence.request_id,
+                index=choice.index,
+                logprobs=logprobs,
+                prompt_logprobs=prompt_logprobs,
+            )
+            owner.outbox.events.append((owner.reader, event))
+        if sequence.finish_reason is not None:
+            self._end(owner, choice, sequence.finish_reason, now)
+        elif choice.text is not None and choice.text.is_stopped:
+            self._end(owner, choice, "stop", now)
+
+    def _end(self, owner: LiveRequest, choice: LiveChoice, reason: FinishReason, now: float) -> None:
+        choice.end(reason)
+        is_last = owner.is_finished
+        event = RequestEvent(
             request_id=owner.request.request_id,
-            choices=tuple(deltas),
-            usage=owner.usage(now) if owner.is_finished else None,
+            index=choice.index,
+            finish_reason=choice.finish_reason,
+            usage=owner.usage(now) if is_last else None,
         )
+        owner.outbox.events.append((owner.reader, event))
+        if is_last:
+            self._forget(owner)
 
-    def _token_logprob(self, raw: RawLogprobs) -> TokenLogprob:
-        token, data = self._text_and_bytes(raw.token_id)
-        top = tuple(self._top_logprob(token_id, logprob) for token_id, logprob in raw.top)
-        return TokenLogprob(token=token, token_id=raw.token_id, logprob=raw.logprob, bytes=data, top_logprobs=top)
-
-    def _top_logprob(self, token_id: int, logprob: float) -> TopLogprob:
-        token, data = self._text_and_bytes(token_id)
-        return TopLogprob(token=token, token_id=token_id, logprob=logprob, bytes=data)
-
-    def _text_and_bytes(self, token_id: int) -> tuple[str, tuple[int, ...]]:
-        data = self._tokenizer.token_bytes(token_id)
-        return data.decode("utf-8", errors="replace"), tuple(data)
+    def _forget(self, owner: LiveRequest) -> None:
+        del self._requests[owner.request.request_id]
+        for choice in owner.choices:
+            del self._choices[owner.root.seq_id + choice.index]

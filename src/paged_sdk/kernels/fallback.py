@@ -19,7 +19,10 @@ def why_not_triton(tensor: Tensor) -> str | None:
     """Why Triton's kernels cannot serve a tensor's device and dtype, or None if they can."""
     if tensor.dtype == torch.float64:
         return "Triton kernels serve no float64"
-    return availability.why_not(tensor.device)
+    device = tensor.device
+    if device.type == "cuda" and device.index != torch.cuda.current_device():
+        return f"Triton launches on the current device, which is not {device}: see torch.cuda.set_device"
+    return availability.why_not(device)
 
 
 @cache

@@ -147,7 +147,9 @@ def _copy_blocks(
         serve = triton_kernels.copy_blocks
     else:
         log_fallback("copy_blocks", reason)
-    serve(key_caches, value_caches, block_pairs.to(first.device, non_blocking=True), k_scales, v_scales)
+    # Elsewhere nothing keeps the host's memory until the copy is done.
+    pairs = block_pairs.to(first.device, non_blocking=first.is_cuda)
+    serve(key_caches, value_caches, pairs, k_scales, v_scales)
 
 
 @_copy_blocks.register_fake

@@ -27,11 +27,11 @@ class CudaGraphRecorder:
 
         :raises RuntimeError: it waits for the device, or does something else that cannot be recorded
         """
-        with torch.cuda.device(self._device):
-            self._stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._stream):
-                function()  # compiles kernels, and lets libraries make their workspaces
-            torch.cuda.current_stream().wait_stream(self._stream)
+        # Where recording fails, torch leaves its stream the current one: the outer context puts that right.
+        with torch.cuda.device(self._device), torch.cuda.stream(torch.cuda.current_stream(self._device)):
+            # Compiles kernels. Not on the stream of the recording: a workspace that cuBLAS got there before would not
+            # be the graph's own, and others might free it.
+            function()
             graph = torch.cuda.CUDAGraph()
             # What other threads do on the device meanwhile is their own: another model may be at work.
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):

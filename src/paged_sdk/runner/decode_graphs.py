@@ -63,6 +63,7 @@ class DecodeGraphs:
     :param handed_on: int64: the tokens that the previous step sampled
     :param sizes: numbers of rows to record, ascending
     :param record: records a step; what it calls then runs as often as it likes
+    :ivar hidden: ``[largest, hidden_size]``: where steps leave their results
     """
 
     def __init__(
@@ -89,6 +90,8 @@ class DecodeGraphs:
             self._graphs[size] = _Graph(step.input, step.hidden, replay)
             if on_progress is not None:
                 on_progress(num_done + 1, len(descending))
+        assert hidden is not None, "no sizes"
+        self.hidden = hidden
         self._sizes = np.array(descending[::-1])
 
     @property

@@ -14,12 +14,13 @@ __all__ = ["choose_device", "choose_dtype", "device_memory"]
 
 
 def choose_device(name: str) -> torch.device:
-    """The device by name; "auto" is CUDA where there is one, else the CPU.
+    """The device by name; "auto" is CUDA where there is one, else the CPU. A CUDA device has its index: without one it
+    would be another for each thread.
 
     :raises ConfigError: an unknown device, or one that this machine does not have
     """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -32,6 +33,8 @@ def choose_device(name: str) -> torch.device:
     if not there.get(device.type, False):
         allowed = ", ".join(f'"{kind}"' for kind, is_there in there.items() if is_there)
         raise ConfigError.of("device", name, f"a device that this machine has: {allowed}")
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
     return device
 
 
@@ -47,7 +50,8 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     if device.type == "cpu":
         return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
     if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+        with torch.cuda.device(device):
+            return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
     return torch.float16
 
 

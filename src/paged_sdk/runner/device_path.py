@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from attrs import define
 from torch import Tensor
 
+from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.runner.decode_graphs import DecodeGraphs
 from paged_sdk.runner.device_sampler import DeviceRow, DeviceSampler
@@ -91,6 +92,14 @@ class DevicePath:
             num_output_tokens=[row.end - row.sequence.num_prompt_tokens for row in scheduled],
         )
         return self._draw(logits, self._last)
+
+    def warm_up(self, model: CausalModel) -> None:
+        """Compile what follows a recorded step, so that no request waits for that."""
+        if self._graphs is None:
+            return
+        for sampling in (SamplingParams.deterministic(), SamplingParams(temperature=1.0, top_k=8, top_p=0.9, seed=0)):
+            logits = model.logits(self._graphs.hidden[:1])
+            self._sampler.sample(logits, [DeviceRow(sampling, choice_index=0)], [0])
 
     def forget(self, seq_ids: Iterable[int]) -> None:
         """Drop what is kept of sequences that have ended; unknown ones are fine."""

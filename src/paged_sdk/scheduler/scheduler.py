@@ -8,7 +8,7 @@ from bisect import insort
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.errors import ContextLengthError, InvalidRequestError, QueueFullError
 from paged_sdk.kv.manager import KvManager, Prefix
-from paged_sdk.scheduler.output import Advance, ScheduledSequence, SchedulerOutput
+from paged_sdk.scheduler.output import Advances, ScheduledSequence, SchedulerOutput
 from paged_sdk.scheduler.sequence import Sequence, SequenceStatus
 from paged_sdk.scheduler.waiting_queue import WaitingQueue, is_overdue, rank
 from paged_sdk.types.response import FinishReason
@@ -123,19 +123,16 @@ class Scheduler:
         finished, self._finished_seq_ids = self._finished_seq_ids, []
         return SchedulerOutput(rows, self._kv.take_copies(), self._kv.take_released(), dropped, finished)
 
-    def update(self, output: SchedulerOutput, sampled: list[list[int]]) -> list[Advance]:
+    def update(self, output: SchedulerOutput, sampled: list[list[int]]) -> Advances:
         """Take in the results of a step.
 
         :param sampled: per row of ``output.scheduled`` its ``num_samples`` tokens. A row that failed has none; its
             sequence stays as it was, for the caller to finish
-        :returns: what each sequence got, in the order of rows and samples
         """
-        advances: list[Advance] = []
+        advances = Advances()
         for index, (row, token_ids) in enumerate(zip(output.scheduled, sampled, strict=True)):
             sequence = row.sequence
-            if sequence.status is not SequenceStatus.RUNNING or sequence.num_preemptions != row.num_preemptions:
-                continue
-            if row.num_samples and not token_ids:
+            if not row.is_current or (row.num_samples and not token_ids):
                 continue
             sequence.num_in_flight -= row.num_new_tokens
             sequence.num_computed_tokens = num_computed = row.start + row.num_new_tokens
@@ -144,10 +141,12 @@ class Scheduler:
             if row.num_samples:
                 sequence.num_awaited -= 1
                 if row.num_samples > 1:
-                    advances += self._fork(index, row, token_ids)
+                    for sample, choice in enumerate(self._fork(row)):
+                        self._append(choice, token_ids[sample])
+                        advances.add(choice, token_ids[sample], index, sample)
                 else:
                     self._append(sequence, token_ids[0])
-                    advances.append(Advance(sequence, token_ids, index, 0, sequence.finish_reason))
+                    advances.add(sequence, token_ids[0], index, 0)
         return advances
 
     def _continue_running(self, dropped: list[Sequence]) -> tuple[list[ScheduledSequence], int]:
@@ -272,8 +271,8 @@ class Scheduler:
         elif len(sequence.token_ids) >= sequence.max_length:
             self.finish(sequence, "length")
 
-    def _fork(self, index: int, row: ScheduledSequence, token_ids: list[int]) -> list[Advance]:
-        """Give each of a row's samples to a sequence of its own; they are independent from now on."""
+    def _fork(self, row: ScheduledSequence) -> list[Sequence]:
+        """A sequence for each of a row's samples, the first its own; they are independent from now on."""
         sequence = row.sequence
         siblings = [
             sequence.fork(choice, self._kv.fork(sequence.table, sequence.num_computed_tokens))
@@ -282,11 +281,7 @@ class Scheduler:
         for sibling in siblings:
             insort(self._running, sibling, key=rank)
         sequence.num_choices = 1
-        advances = []
-        for sample, (choice, token_id) in enumerate(zip([sequence, *siblings], token_ids, strict=True)):
-            self._append(choice, token_id)
-            advances.append(Advance(choice, [token_id], index, sample, choice.finish_reason))
-        return advances
+        return [sequence, *siblings]
 
 
 def _row(sequence: Sequence, start: int, num_new_tokens: int, length: int) -> ScheduledSequence:

@@ -1,41 +1,82 @@
-"""One request's events on their way from the worker thread to one task."""
+"""One request's output on its way from the worker thread to one task."""
 
 from __future__ import annotations
 
-from collections import deque
-
-import anyio
-
 from paged_sdk.engine.events import RequestEvent
-from paged_sdk.worker.event_loop import EventLoop
+from paged_sdk.runner.output import RawLogprobs
+from paged_sdk.types.response import FinishReason, Usage
+from paged_sdk.worker.event_loop import EventLoop, Waiter
 
-__all__ = ["Subscription"]
+__all__ = ["Subscription", "UnreadChoice"]
+
+
+class UnreadChoice:
+    """What nobody has read yet of one choice; whoever reads it takes it out.
+
+    :ivar finish_reason: set once the choice has ended and no more tokens can come
+    """
+
+    __slots__ = ("finish_reason", "logprobs", "token_ids")
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self.logprobs: list[RawLogprobs] = []
+        self.finish_reason: FinishReason | None = None
 
 
 class Subscription:
-    """The worker posts, one task of the loop it was made in receives. Posting never waits for the reader.
+    """Where a request's output gathers until one task of the loop that it was made in reads it.
 
-    ``post`` may be called from any thread, ``notify`` on the loop's thread only: so ``receive`` needs no lock, since
-    between its look at the queue and its wait nothing else runs on that loop.
+    Everything but the constructor happens on the loop's thread: the worker hands over a step's output in a callback of
+    the loop. So there is no lock, and what a slow reader has missed lies here as one.
+
+    :ivar choices: unread, in order of index
+    :ivar prompt_logprobs: of every prompt token but the first; empty until they come, or if not asked for
+    :ivar usage: set when the request has ended, unless with an error
+    :ivar error: the request has ended with this
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_choices: int) -> None:
         self.loop = EventLoop()
-        self._events: deque[RequestEvent] = deque()
-        self._ready = anyio.Event()
+        self.choices = [UnreadChoice() for _ in range(num_choices)]
+        self.prompt_logprobs: tuple[RawLogprobs, ...] = ()
+        self.usage: Usage | None = None
+        self.error: Exception | None = None
+        self._has_news = False
+        self._until_end = False
+        self._waiter: Waiter | None = None
 
-    def post(self, event: RequestEvent) -> None:
-        self._events.append(event)
+    @property
+    def has_ended(self) -> bool:
+        """Whether there will be no more news."""
+        return self.usage is not None or self.error is not None
 
-    def notify(self) -> None:
-        self._ready.set()
+    def add_token(self, index: int, token_id: int) -> None:
+        self.choices[index].token_ids.append(token_id)
+        self._has_news = True
+        if self._waiter is not None and not self._until_end:
+            self._wake()
 
-    async def receive(self) -> RequestEvent:
-        """Everything since the last call, merged into one event; waits for the first."""
-        while not self._events:
-            self._ready = anyio.Event()
-            await self._ready.wait()
-        events = []
-        while self._events:
-            events.append(self._events.popleft())
-        return RequestEvent.merge(events)
+    def add(self, event: RequestEvent) -> None:
+        choice = self.choices[event.index]
+        choice.logprobs.extend(event.logprobs)
+        choice.finish_reason = event.finish_reason or choice.finish_reason
+        self.prompt_logprobs = event.prompt_logprobs or self.prompt_logprobs
+        self.usage = event.usage
+        self.error = event.error
+        self._has_news = True
+        if self._waiter is not None and (self.has_ended or not self._until_end):
+            self._wake()
+
+    async def wait(self, *, until_end: bool) -> None:
+        """Wait for news since the last call, or for the request's end. To be read before the task waits again."""
+        self._until_end = until_end
+        while not (self.has_ended or (self._has_news and not until_end)):
+            self._waiter = self.loop.waiter()
+            await self._waiter.wait()
+        self._has_news = False
+
+    def _wake(self) -> None:
+        assert self._waiter is not None
+        self._waiter.set()
+        self._waiter = None

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
@@ -21,6 +20,7 @@ from paged_sdk.logs import get_logger
 from paged_sdk.types.stats import ModelStats
 from paged_sdk.worker.event_loop import EventLoop
 from paged_sdk.worker.mailbox import Abort, Call, Close, Command, Mailbox, Submit
+from paged_sdk.worker.readers import LoopReaders
 from paged_sdk.worker.subscription import Subscription
 from paged_sdk.worker.throughput import ThroughputLog
 
@@ -33,9 +33,9 @@ _T = TypeVar("_T")
 class Worker:
     """Owns an engine and the thread that steps it; every method may be called from any thread.
 
-    The thread takes commands from the mailbox between steps and posts each step's events to the subscriptions, with
-    one wake-up per event loop and step. It never waits for an event loop. If a step raises, that first exception is
-    kept: every live request and every later one gets :class:`EngineDeadError` raised from it.
+    The thread takes commands from the mailbox between steps and hands each step's output over to the subscriptions'
+    event loops, with one wake-up per loop and step. It never waits for an event loop. If a step raises, that first
+    exception is kept: every live request and every later one gets :class:`EngineDeadError` raised from it.
 
     :param engine: closed by the thread when it ends
     :param on_start: run first, on the thread (thread-local settings of the tensor library)
@@ -49,7 +49,7 @@ class Worker:
         self._on_start = on_start
         self._throughput = ThroughputLog() if log_throughput else None
         self._mailbox = Mailbox()
-        self._subscriptions: dict[str, Subscription] = {}
+        self._readers: dict[EventLoop, LoopReaders] = {}
         self._stats = engine.stats()
         self._death: BaseException | None = None
         self._closing: Close | None = None
@@ -125,12 +125,14 @@ class Worker:
             if self._on_start is not None:
                 self._on_start()
             while self._take_commands():
-                events = self._engine.step()
+                self._engine.step()
                 self._stats = self._engine.stats()
-                self._publish(events)
+                self._publish()
                 if self._throughput is not None:
                     self._throughput.step_done(self._stats, time.monotonic())
-            self._publish(filter(None, map(self._engine.abort, list(self._subscriptions))))
+            for readers in self._readers.values():
+                self._abort_all(readers)
+            self._publish()
         except BaseException as exception:
             self._death = exception
             _log.exception("the engine stopped")
@@ -156,16 +158,10 @@ class Worker:
     def _obey(self, command: Command) -> None:
         match command:
             case Submit(request, subscription):
-                self._subscriptions[request.request_id] = subscription
-                try:
-                    self._engine.submit(request)
-                except RequestError as error:
-                    error.request_id = request.request_id
-                    self._publish([RequestEvent(request_id=request.request_id, error=error)])
+                self._submit(request, subscription)
             case Abort(request_id):
-                event = self._engine.abort(request_id)
-                if event is not None:
-                    self._publish([event])
+                self._engine.abort(request_id)
+                self._publish()
             case Call(function, future):
                 try:
                     result = function(self._engine)
@@ -179,30 +175,39 @@ class Worker:
                 # A second, impatient close overrides a patient one.
                 self._closing = Close(drain and (self._closing is None or self._closing.drain))
 
-    def _publish(self, events: Iterable[RequestEvent]) -> None:
-        """Post events to their readers and wake each event loop once."""
-        wake: defaultdict[EventLoop, list[Subscription]] = defaultdict(list)
-        for event in events:
-            subscription = self._subscriptions[event.request_id]
-            if event.is_last:
-                del self._subscriptions[event.request_id]
-            subscription.post(event)
-            wake[subscription.loop].append(subscription)
-        for loop, subscriptions in wake.items():
-            if not loop.call_soon(partial(_notify, subscriptions)):
+    def _submit(self, request: EngineRequest, subscription: Subscription) -> None:
+        loop = subscription.loop
+        readers = self._readers.get(loop) or self._readers.setdefault(loop, LoopReaders(loop))
+        readers.subscriptions[request.request_id] = subscription
+        try:
+            self._engine.submit(request, subscription, readers.outbox)
+        except RequestError as error:
+            error.request_id = request.request_id
+            readers.outbox.events.append((subscription, RequestEvent(request_id=request.request_id, error=error)))
+            self._publish()
+
+    def _publish(self) -> None:
+        """Post what there is to say and wake each event loop once."""
+        for readers in list(self._readers.values()):
+            if readers.outbox and not readers.post():
                 # The loop ended without closing its requests: nobody will read them.
-                gone = [key for key, value in self._subscriptions.items() if value.loop == loop]
-                for request_id in gone:
-                    del self._subscriptions[request_id]
-                    self._engine.abort(request_id)
+                self._abort_all(readers)
+                readers.subscriptions.clear()
+            if not readers.subscriptions:
+                del self._readers[readers.loop]
+
+    def _abort_all(self, readers: LoopReaders) -> None:
+        for request_id in readers.subscriptions:
+            self._engine.abort(request_id)
 
     def _sweep(self) -> None:
         """Once the thread has ended nobody reads the mailbox: whoever put something last answers what is there."""
         if not self._ended:
             return
-        for request_id, subscription in list(self._subscriptions.items()):
-            self._refuse(request_id, subscription)
-        self._subscriptions.clear()
+        for readers in list(self._readers.values()):
+            for request_id, subscription in readers.subscriptions.items():
+                self._refuse(request_id, subscription)
+        self._readers.clear()
         for command in self._mailbox.drain():
             match command:
                 case Submit(request, subscription):
@@ -213,8 +218,8 @@ class Worker:
                     pass
 
     def _refuse(self, request_id: str, subscription: Subscription) -> None:
-        subscription.post(RequestEvent(request_id=request_id, error=self._ending()))
-        subscription.loop.call_soon(subscription.notify)
+        event = RequestEvent(request_id=request_id, error=self._ending())
+        subscription.loop.call_soon(partial(subscription.add, event))
 
     def _ending(self) -> PagedError:
         return self._dead() if self._death is not None else ModelClosedError("the model is closed: build another one")
@@ -223,8 +228,3 @@ class Worker:
         error = EngineDeadError(f"the engine stopped: {self._death!r}")
         error.__cause__ = self._death
         return error
-
-
-def _notify(subscriptions: list[Subscription]) -> None:
-    for subscription in subscriptions:
-        subscription.notify()

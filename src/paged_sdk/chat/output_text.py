@@ -1,0 +1,44 @@
+"""The text of an output while its tokens arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from paged_sdk.chat.detokenizer import Detokenizer
+from paged_sdk.chat.stop_strings import StopStrings
+from paged_sdk.chat.tokenizer import Tokenizer
+
+__all__ = ["OutputText"]
+
+
+class OutputText:
+    """The text up to the first stop string. It depends on the tokens alone, not on where they are cut into pieces.
+
+    So an engine that looks out for stop strings and a reader that shows the text need not exchange it.
+
+    :param stops: non-empty strings
+    :param continues_prompt: see :class:`Detokenizer`
+    :ivar is_stopped: a stop string is complete; nothing more is shown
+    """
+
+    __slots__ = ("_detokenizer", "_stop_strings", "is_stopped")
+
+    def __init__(self, tokenizer: Tokenizer, stops: Iterable[str] = (), *, continues_prompt: bool = False) -> None:
+        self._detokenizer = Detokenizer(tokenizer, continues_prompt=continues_prompt)
+        stops = tuple(stops)
+        self._stop_strings = StopStrings(stops) if stops else None
+        self.is_stopped = False
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """The next tokens in; out comes the text that can be shown now."""
+        return self._show(self._detokenizer.append(token_ids))
+
+    def flush(self) -> str:
+        """The end of the text, as far as it was held back."""
+        text = self._show(self._detokenizer.flush())
+        return text if self._stop_strings is None or self.is_stopped else text + self._stop_strings.flush()
+
+    def _show(self, text: str) -> str:
+        if self._stop_strings is not None:
+            text, self.is_stopped = self._stop_strings.push(text)
+        return text

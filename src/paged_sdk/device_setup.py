@@ -1,0 +1,151 @@
+"""What a device is asked for before an engine runs on it: memory, recorded steps, and nobody else at it meanwhile."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from paged_sdk.attention.backend import AttentionBackend
+from paged_sdk.config.engine import EngineConfig
+from paged_sdk.errors import OutOfMemoryError
+from paged_sdk.kernels.triton import availability
+from paged_sdk.kv_memory import KvStorage
+from paged_sdk.logs import get_logger
+from paged_sdk.models.causal_model import CausalModel
+from paged_sdk.progress import LoadingBar
+from paged_sdk.runner.activations import activation_bytes, cuda_peak_bytes
+from paged_sdk.runner.cuda_graph import CudaGraphRecorder
+from paged_sdk.runner.decode_graphs import DecodeBackend, DecodeGraphs, batch_sizes
+from paged_sdk.runner.device import device_memory
+from paged_sdk.runner.device_path import DevicePath
+from paged_sdk.runner.device_sampler import DeviceSampler
+from paged_sdk.runner.handed_on import HandedOn
+
+__all__ = ["activations_of", "alone_on", "make_device_path", "prepare_thread", "weights_must_fit"]
+
+_log = get_logger(__name__)
+
+# Of a process, for the driver knows no smaller unit: who waits for a device ends what others are recording on it.
+_ONE_AT_A_TIME: Final = threading.Lock()
+
+# For what comes after the pool is sized: workspaces of cuBLAS, twice 32 MiB on Hopper, and what graphs need themselves.
+_CUDA_RESERVE: Final = 256 * 2**20
+
+
+@contextmanager
+def alone_on(device: torch.device) -> Iterator[None]:
+    """Make a device this thread's current one, and set up one model at a time on CUDA devices.
+
+    Pools are sized by what is free, and a recording must not be disturbed. Models at work already do not disturb it.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    with _ONE_AT_A_TIME, torch.cuda.device(device):
+        yield
+
+
+def prepare_thread(device: torch.device, num_threads: int | None) -> None:
+    """Settings of torch that are a thread's own: to be called on the one that steps an engine.
+
+    :param num_threads: of the CPU; None: torch's choice
+    """
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
+@contextmanager
+def weights_must_fit(path: Path, device: torch.device) -> Iterator[None]:
+    """:raises OutOfMemoryError: the device runs out of memory meanwhile"""
+    available = device_memory(device).free
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        files = [path] if path.is_file() else path.glob("*.safetensors")
+        needed = sum(file.stat().st_size for file in files)
+        raise OutOfMemoryError(
+            f"the weights of {path.name}, {needed / 2**20:.1f} MiB of files, do not fit {device}: "
+            f"{available / 2**20:.1f} MiB were free",
+            path=path,
+            needed=needed,
+            available=available,
+        ) from error
+
+
+def activations_of(model: CausalModel, storage: KvStorage, config: EngineConfig, device: torch.device) -> int:
+    """Bytes that steps need beside weights and KV: what a CUDA device shows while it runs the largest.
+
+    :raises OutOfMemoryError: the weights leave too little
+    """
+    if device.type != "cuda" or not config.paged:
+        return 0
+    available = device_memory(device).free
+    try:
+        shown = activation_bytes(
+            model,
+            storage.make,
+            block_size=config.block_size,
+            num_tokens=min(config.max_num_batched_tokens, config.max_num_seqs * config.max_model_len),
+            num_rows=config.max_num_seqs,
+            peak_bytes=cuda_peak_bytes(device),
+        )
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemoryError(
+            f"a step of {config.max_num_batched_tokens} tokens does not fit into the {available / 2**20:.1f} MiB that "
+            "the weights leave: a smaller with_max_num_batched_tokens, or quantised weights, need less",
+            available=available,
+        ) from error
+    torch.cuda.empty_cache()  # of the pool that the step ran on
+    _log.info("Activations: %.1f MiB for steps of %d tokens.", shown / 2**20, config.max_num_batched_tokens)
+    return shown + storage.scratch + _CUDA_RESERVE
+
+
+def make_device_path(
+    model: CausalModel, backend: AttentionBackend, config: EngineConfig, *, vocab_size: int, visible: bool
+) -> DevicePath | None:
+    """What lets a CUDA device go on without waiting for Python; None on other devices."""
+    if model.device.type != "cuda":
+        return None
+    handed_on = HandedOn(config.max_num_seqs, model.device)
+    graphs = None
+    if availability.why_not(model.device) is None:
+        from paged_sdk.attention.triton_paged import TritonPagedBackend
+
+        if isinstance(backend, TritonPagedBackend):
+            graphs = _decode_graphs(model, backend, handed_on, config, visible=visible)
+    path = DevicePath(DeviceSampler(model.device, vocab_size), handed_on, graphs)
+    with torch.inference_mode():
+        path.warm_up(model)
+    return path
+
+
+def _decode_graphs(
+    model: CausalModel, backend: DecodeBackend, handed_on: HandedOn, config: EngineConfig, *, visible: bool
+) -> DecodeGraphs | None:
+    """Recorded decode steps; None if the model does something that cannot be recorded, which the log says."""
+    start = time.monotonic()
+    try:
+        with LoadingBar("Recording decode steps", visible=visible) as bar, torch.inference_mode():
+            graphs = DecodeGraphs(
+                model,
+                backend,
+                handed_on.tokens,
+                sizes=batch_sizes(config.max_num_seqs),
+                record=CudaGraphRecorder(model.device),
+                on_progress=bar.update,
+            )
+    except RuntimeError as error:
+        cause = error.__context__ or error  # torch raises another one when it ends the recording
+        reason = next(iter(str(cause).splitlines()), type(cause).__name__)
+        _log.warning("Decode steps are launched one operation at a time: they cannot be recorded (%s).", reason)
+        return None
+    _log.info("Decode steps of up to %d rows recorded in %.1f s.", graphs.largest, time.monotonic() - start)
+    return graphs

@@ -1,0 +1,103 @@
+"""An engine without weights, stepped by hand, and readers that write down what they are told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from paged_sdk.chat.output_text import OutputText
+from paged_sdk.chat.tokenizer import Tokenizer
+from paged_sdk.config.engine import EngineConfig
+from paged_sdk.config.sampling import SamplingParams
+from paged_sdk.engine.engine import Engine
+from paged_sdk.engine.events import Outbox, RequestEvent
+from paged_sdk.engine.request import EngineRequest
+from paged_sdk.kv.paged import KvCacheManager
+from paged_sdk.scheduler.scheduler import Scheduler
+from paged_sdk.testing.fake_runner import FakeRunner
+from paged_sdk.testing.next_token import HashedTokens, NextToken
+
+VOCAB = 400
+STOP = 399
+HASHED = HashedTokens(range(300, VOCAB))
+
+
+class RecordingReader:
+    """Everything that was said of one request.
+
+    :ivar texts: of the choices that have begun, by index
+    """
+
+    def __init__(self, texts: Sequence[OutputText]) -> None:
+        self.token_ids: list[list[int]] = [[] for _ in texts]
+        self.events: list[RequestEvent] = []
+        self.texts: dict[int, str] = {}
+        self.has_ended = False
+        self._output_texts = texts
+
+    def add_token(self, index: int, token_id: int) -> None:
+        assert not self.has_ended
+        self.token_ids[index].append(token_id)
+        self._show(index, self._output_texts[index].push([token_id]))
+
+    def add(self, event: RequestEvent) -> None:
+        assert not self.has_ended
+        self.events.append(event)
+        self.has_ended = event.is_last
+        if event.finish_reason is not None:
+            self._show(event.index, self._output_texts[event.index].flush())
+
+    def _show(self, index: int, text: str) -> None:
+        self.texts[index] = self.texts.get(index, "") + text
+
+
+class Driver:
+    """An engine, and what its requests have been told."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, num_blocks: int = 64, next_token: NextToken = HASHED, **runner: Any
+    ) -> None:
+        config = EngineConfig(num_blocks=num_blocks, block_size=4, max_num_seqs=6, max_num_batched_tokens=16)
+        self.kv = KvCacheManager(num_blocks, 4)
+        self.runner = FakeRunner(next_token, vocab_size=VOCAB, **runner)
+        self.engine = Engine(Scheduler(config, self.kv), self.kv, self.runner, tokenizer)
+        self.readers: dict[str, RecordingReader] = {}
+        self._tokenizer = tokenizer
+        self.outbox = Outbox()
+
+    @property
+    def texts(self) -> dict[tuple[str, int], str]:
+        """By name and index."""
+        return {(name, index): text for name, reader in self.readers.items() for index, text in reader.texts.items()}
+
+    @property
+    def ends(self) -> dict[str, Any]:
+        """Usage or error of the requests that have ended."""
+        ended = {name: reader.events[-1] for name, reader in self.readers.items() if reader.has_ended}
+        return {name: event.usage or event.error for name, event in ended.items()}
+
+    def submit(self, name: str, prompt: Sequence[int], max_tokens: int = 20, **sampling: Any) -> RecordingReader:
+        request = EngineRequest(
+            request_id=name,
+            prompt_token_ids=list(prompt),
+            sampling=SamplingParams(temperature=0.0, seed=0, **sampling),
+            stop_token_ids=frozenset({STOP}),
+            max_tokens=max_tokens,
+            arrival=0.0,
+        )
+        choices = range(request.sampling.n_choices)
+        reader = RecordingReader([OutputText(self._tokenizer, request.sampling.stop) for _ in choices])
+        self.engine.submit(request, reader, self.outbox)
+        self.readers[name] = reader
+        return reader
+
+    def step(self) -> None:
+        self.engine.step()
+        self.deliver()
+
+    def deliver(self) -> None:
+        self.outbox.take().deliver()
+
+    def run(self) -> None:
+        while self.engine.has_work:
+            self.step()

@@ -1,0 +1,163 @@
+"""Streams of a model without weights, whose every token is known."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, TypeAlias
+
+import anyio
+import pytest
+
+from paged_sdk import Model, NumericalError, RequestBuilder, RequestTimeoutError, SamplingParams
+from paged_sdk.chat.text_processor import TextProcessor
+from paged_sdk.config.engine import EngineConfig
+from paged_sdk.engine.engine import Engine
+from paged_sdk.kv.paged import KvCacheManager
+from paged_sdk.model import CompletionStream, ModelParts
+from paged_sdk.preparation import RequestPreparer
+from paged_sdk.scheduler.scheduler import Scheduler
+from paged_sdk.testing.fake_runner import FakeRunner
+
+pytestmark = pytest.mark.anyio
+
+TEXT = "Blocks of memory, tables of blocks – and 🦩 flamingos. The end"
+GREEDY = SamplingParams(temperature=0, max_len=200)
+
+Saying: TypeAlias = Callable[..., AbstractAsyncContextManager[Model]]
+
+
+@pytest.fixture
+def saying(smollm2_text: TextProcessor) -> Saying:
+    """A model that says this, in all choices, and its settings."""
+
+    text = smollm2_text
+
+    @asynccontextmanager
+    async def start(said: str = TEXT, **runner: Any) -> AsyncIterator[Model]:
+        token_ids = [*text.tokenizer.encode(said, add_special_tokens=False), min(text.stop_token_ids)]
+
+        def next_token(prompt: Sequence[int], output: Sequence[int], choice_index: int) -> int:
+            return token_ids[len(output)]
+
+        config = EngineConfig(num_blocks=64, max_num_seqs=8, max_model_len=256)
+        kv = KvCacheManager(config.num_blocks, config.block_size, prefix_caching=True, sliding_window=None)
+        vocab_size = text.tokenizer.vocab_size
+        parts = ModelParts(
+            name="fake",
+            architecture="fake",
+            engine=Engine(
+                Scheduler(config, kv),
+                kv,
+                FakeRunner(next_token, vocab_size=vocab_size, **runner),
+                text.tokenizer,
+            ),
+            preparer=RequestPreparer(text=text, config=config, vocab_size=vocab_size, max_prompt_tokens=255),
+        )
+        async with Model(parts) as model:
+            yield model
+
+    return start
+
+
+async def test_chunks_add_up_and_characters_are_whole(saying: Saying) -> None:
+    async with saying(delay=0.001) as model:
+        whole = await model.send_completion_request([5, 6], GREEDY)
+        chunks = [chunk async for chunk in model.stream_completion_request([5, 6], GREEDY)]
+    assert whole.choices[0].text == TEXT
+    assert whole.choices[0].finish_reason == "stop"
+    texts = [choice.text for chunk in chunks for choice in chunk.choices]
+    assert "".join(texts) == TEXT
+    assert not any("\ufffd" in each for each in texts)
+    assert len(texts) > 1
+    assert [choice.finish_reason for choice in chunks[-1].choices] == ["stop"]
+    assert [chunk.usage is None for chunk in chunks] == [True] * (len(chunks) - 1) + [False]
+
+
+async def test_a_slow_reader_gets_what_it_has_missed_as_one_chunk(saying: Saying) -> None:
+    async with saying() as model, model.stream_completion_request([5, 6], GREEDY) as stream:
+        while model.stats().completion_tokens == 0 or model.stats().running:
+            await anyio.sleep(0.001)
+        await anyio.sleep(0.01)
+        (chunk,) = [chunk async for chunk in stream]
+    assert [(choice.text, choice.finish_reason) for choice in chunk.choices] == [(TEXT, "stop")]
+    assert chunk.usage is not None
+
+
+async def test_a_stop_string_is_never_shown(saying: Saying) -> None:
+    for stop in ("flamingos. The", "end", "s"):
+        sampling = SamplingParams(temperature=0, max_len=200, stop=(stop, "never"))
+        async with saying(delay=0.001) as model:
+            streamed = [chunk async for chunk in model.stream_completion_request([5, 6], sampling)]
+            whole = await model.send_completion_request([5, 6], sampling)
+        expected = TEXT[: TEXT.index(stop)]
+        assert "".join(choice.text for chunk in streamed for choice in chunk.choices) == expected
+        assert (whole.choices[0].text, whole.choices[0].finish_reason) == (expected, "stop")
+
+
+async def test_what_was_held_back_comes_with_the_end(saying: Saying) -> None:
+    sampling = SamplingParams(temperature=0, max_len=200, stop="The end of it")
+    async with saying() as model:
+        response = await model.send_completion_request([5, 6], sampling)
+    assert response.choices[0].text == TEXT
+
+
+async def test_a_chunk_has_the_logprobs_of_its_own_tokens(saying: Saying) -> None:
+    said = "plain words have whole tokens"
+    sampling = SamplingParams(temperature=0, max_len=200, top_n_logprobs=2, prompt_logprobs=1, n_choices=2)
+    async with saying(said, delay=0.001) as model:
+        texts = ["", ""]
+        async for chunk in model.stream_completion_request([5, 6, 7], sampling):
+            for choice in chunk.choices:
+                assert choice.logprobs is not None
+                tokens = [logprob.token for logprob in choice.logprobs.content]
+                if choice.finish_reason == "stop":
+                    tokens.pop()
+                assert "".join(tokens) == choice.text
+                texts[choice.index] += choice.text
+        assert texts == [said, said]
+        response = await model.send_completion_request([5, 6, 7], sampling)
+    assert response.prompt_logprobs is not None
+    assert [logprob.token_id for logprob in response.prompt_logprobs.content] == [6, 7]
+
+
+async def test_a_timeout_has_the_text_so_far(saying: Saying) -> None:
+    async with saying(delay=0.05) as model:
+        request = RequestBuilder().add_message("user", "Hello").with_sampling(GREEDY).with_timeout(0.5)
+        with pytest.raises(RequestTimeoutError) as caught:
+            await model.send_chat_request(request)
+    assert caught.value.partial_response is not None
+    (choice,) = caught.value.partial_response.choices
+    assert choice.finish_reason == "canceled"
+    partial = choice.message.content  # type: ignore[union-attr]
+    assert 0 < len(partial) < len(TEXT)
+    assert TEXT.startswith(partial)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_text_before_an_error_is_kept(saying: Saying, smollm2_text: TextProcessor, *, at_once: bool) -> None:
+    def fails(prompt: Sequence[int], output: Sequence[int]) -> str | None:
+        return "not finite" if len(output) == 4 else None
+
+    async def read(stream: CompletionStream) -> None:
+        async for _ in stream:
+            pass
+
+    async with saying(row_failure=fails) as model:
+        stream = model.stream_completion_request([5, 6], GREEDY)
+        with pytest.raises(NumericalError):
+            await (stream.collect() if at_once else read(stream))
+    (choice,) = stream.response_so_far().choices
+    assert choice.finish_reason == "canceled"
+    tokenizer = smollm2_text.tokenizer
+    assert choice.text == tokenizer.decode(tokenizer.encode(TEXT, add_special_tokens=False)[:4])
+
+
+async def test_the_rest_of_a_stream_can_be_collected(saying: Saying) -> None:
+    async with saying(delay=0.001) as model:
+        stream = model.stream_completion_request([5, 6], GREEDY)
+        first = await stream.__anext__()
+        assert first.choices[0].text
+        response = await stream.collect()
+    assert response.choices[0].text == TEXT
+    assert stream.response_so_far() == response
