@@ -21,7 +21,7 @@ from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.progress import LoadingBar
 from paged_sdk.runner.activations import activation_bytes, cuda_peak_bytes
 from paged_sdk.runner.cuda_graph import CudaGraphRecorder
-from paged_sdk.runner.decode_graphs import DecodeBackend, DecodeGraphs, batch_sizes
+from paged_sdk.runner.decode_graphs import DecodeBackend, DecodeGraphs, batch_sizes, context_bounds
 from paged_sdk.runner.device import device_memory
 from paged_sdk.runner.device_path import DevicePath
 from paged_sdk.runner.device_sampler import DeviceSampler
@@ -139,6 +139,7 @@ def _decode_graphs(
                 backend,
                 handed_on.tokens,
                 sizes=batch_sizes(config.max_num_seqs),
+                bounds=context_bounds(config.max_model_len),
                 record=CudaGraphRecorder(model.device),
                 on_progress=bar.update,
             )

@@ -154,7 +154,7 @@ def test_decodes_whose_indices_are_made_on_the_device(triton_device: torch.devic
     before = [tensor.clone() for layer in backend._layers for tensor in layer.tensors]
     seats = [*backend.seats(TABLES).tolist(), backend.empty_seat, backend.empty_seat]
     positions = torch.tensor([*(length - 1 for length in LENGTHS), -1, -1], device=triton_device)
-    step = backend.decode(torch.tensor(seats, device=triton_device), positions)
+    step = backend.decode(torch.tensor(seats, device=triton_device), positions, max(LENGTHS))
     for layer in range(2):
         query, key, value = (
             torch.cat([*(getattr(text, name)[layer, -1:] for text in texts), torch.ones(2, heads, 16)])

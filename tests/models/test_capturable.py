@@ -88,7 +88,7 @@ def check_steps(model: DecoderModel) -> None:
         tokens = torch.empty(num_tokens, dtype=torch.int64, device=META)
         prompt = pool.prepare([RowSpan(0, num_tokens, range(64))])
         with device_only():
-            for step in (prompt, pool.decode(tokens, tokens)):
+            for step in (prompt, pool.decode(tokens, tokens, 64)):
                 logits = model.logits(model.forward(tokens, tokens, StepContext(attention=step)))
                 assert logits.shape == (num_tokens, model.config.vocab_size)
 
@@ -184,5 +184,5 @@ def test_a_replayed_step_is_the_step(family: str, quantization: str, tmp_path: P
 
 def logits_of_first_tokens(model: DecoderModel, pool: TritonPagedBackend, tokens: Tensor, seats: Tensor) -> Tensor:
     positions = torch.zeros_like(tokens)
-    step = pool.decode(seats, positions)
+    step = pool.decode(seats, positions, 64)
     return model.logits(model.forward(tokens, positions, StepContext(attention=step)))

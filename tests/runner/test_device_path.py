@@ -33,7 +33,7 @@ from paged_sdk.config.engine import EngineConfig
 from paged_sdk.kv_memory import KvStorage
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.decoder import DecoderModel
-from paged_sdk.runner.decode_graphs import DecodeGraphs, batch_sizes
+from paged_sdk.runner.decode_graphs import DecodeGraphs, batch_sizes, context_bounds
 from paged_sdk.runner.device_path import DevicePath
 from paged_sdk.runner.device_sampler import DeviceSampler
 from paged_sdk.runner.handed_on import HandedOn
@@ -94,7 +94,12 @@ def recorder(monkeypatch: pytest.MonkeyPatch, triton_device: torch.device) -> Re
         handed_on = HandedOn(config.max_num_seqs, triton_device)
         with torch.inference_mode():
             graphs = DecodeGraphs(
-                model, backend, handed_on.tokens, sizes=batch_sizes(config.max_num_seqs), record=recorder
+                model,
+                backend,
+                handed_on.tokens,
+                sizes=batch_sizes(config.max_num_seqs),
+                bounds=[24, config.max_model_len],
+                record=recorder,
             )
             path = DevicePath(DeviceSampler(triton_device, vocab_size), handed_on, graphs)
             path.warm_up(model)
@@ -228,6 +233,25 @@ def test_a_step_is_submitted_before_the_last_one_is_waited_for(
     assert recorder.replays == [recorder.replays[0]] * 5
 
 
+@INTERPRETED
+def test_a_text_that_outgrows_a_bound(builder: TextModelBuilder, request: pytest.FixtureRequest) -> None:
+    """Steps over longer contexts are others of the same size."""
+    sampling = SamplingParams(temperature=0.0, max_len=9, ignore_eos=True)
+    prompt = list(range(20))
+
+    async def run() -> str:
+        async with small(builder).build() as model:
+            return (await model.send_completion_request(prompt, sampling)).choices[0].text
+
+    expected = asyncio.run(run())
+    recorder: Recorder = request.getfixturevalue("recorder")
+    assert asyncio.run(run()) == expected
+    short, long = recorder.replays[0], recorder.replays[-1]
+    # Positions 20 to 23 are below the bound of 24, and 24 to 27 are not.
+    assert recorder.replays == [short] * 4 + [long] * 4
+    assert short != long
+
+
 def test_sizes_of_recorded_steps() -> None:
     assert batch_sizes(1) == [1]
     assert batch_sizes(6) == [1, 2, 3, 4, 6]
@@ -237,6 +261,11 @@ def test_sizes_of_recorded_steps() -> None:
     for rows in range(1, 257):
         filled_up = next(size for size in sizes if size >= rows)
         assert filled_up < rows + 8 if rows <= 32 else filled_up <= 1.25 * rows
+
+
+def test_bounds_of_recorded_steps() -> None:
+    assert context_bounds(4096) == [4096]
+    assert context_bounds(131_072) == [8192, 131_072]
 
 
 def test_tokens_are_handed_on() -> None:

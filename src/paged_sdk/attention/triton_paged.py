@@ -144,14 +144,15 @@ class TritonPagedBackend(PagedBackend):
         """Of rows that only fill up a batch."""
         return self._tables.nobody
 
-    def decode(self, seats: Tensor, positions: Tensor) -> TritonPagedStep:
+    def decode(self, seats: Tensor, positions: Tensor, max_context_len: int) -> TritonPagedStep:
         """A step of rows with one token each, whose indices are worked out on the device: a CUDA graph can record it.
 
         :param seats: ``[num_rows]`` int64: of :meth:`seats`
         :param positions: ``[num_rows]`` int64: of the tokens; below 0: the row only fills up the batch, nothing is
             written for it and its result is 0
+        :param max_context_len: positions are below it
         """
-        tables = self._tables.tensor.index_select(0, seats)
+        tables = self._tables.tensor[:, : -(-max_context_len // self._block_size)].index_select(0, seats)
         block = positions.clamp(min=0) // self._block_size
         slots = self._slots_of(tables.gather(1, block[:, None])[:, 0], positions)
         return TritonPagedStep(
@@ -162,7 +163,7 @@ class TritonPagedBackend(PagedBackend):
             context_lens=(positions + 1).int(),
             cu_seqlens_q=torch.arange(len(seats) + 1, dtype=torch.int32, device=self._device),
             max_seqlen_q=1,
-            max_context_len=tables.shape[1] * self._block_size,
+            max_context_len=max_context_len,
         )
 
     def copy(self, source: int, target: int, num_tokens: int) -> None:

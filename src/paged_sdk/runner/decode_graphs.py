@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol, TypeAlias
 
@@ -15,10 +16,14 @@ from paged_sdk.attention.backend import AttentionStep
 from paged_sdk.attention.context import StepContext
 from paged_sdk.models.causal_model import CausalModel
 
-__all__ = ["DecodeBackend", "DecodeGraphs", "Record", "batch_sizes"]
+__all__ = ["DecodeBackend", "DecodeGraphs", "Record", "batch_sizes", "context_bounds"]
 
 Record: TypeAlias = Callable[[Callable[[], None]], Callable[[], None]]
 """Takes what is to be recorded, and returns what replays it: the same operations on the same memory."""
+
+# A recorded step is launched for the longest context that it may meet. Attention cuts longer ones than this into parts
+# even where rows alone keep a device busy, and most steps would launch those parts for nothing.
+_USUAL_CONTEXT: Final = 8192
 
 # Up to which size, in steps of how many rows: beyond 16 rows a step is filled up by a quarter at most.
 _STEPS: Final = ((4, 1), (16, 4), (64, 8), (256, 16), (1 << 30, 32))
@@ -36,11 +41,12 @@ class DecodeBackend(Protocol):
         """Where the device has some block tables, once it has been sent what it does not have of them."""
         ...
 
-    def decode(self, seats: Tensor, positions: Tensor) -> AttentionStep:
+    def decode(self, seats: Tensor, positions: Tensor, max_context_len: int) -> AttentionStep:
         """A step of rows with one token each.
 
         :param seats: ``[num_rows]`` int64
         :param positions: ``[num_rows]`` int64; below 0: the row only fills up the batch
+        :param max_context_len: positions are below it
         """
         ...
 
@@ -54,14 +60,20 @@ def batch_sizes(largest: int) -> list[int]:
     return sizes if sizes and sizes[-1] == largest else [*sizes, largest]
 
 
+def context_bounds(max_model_len: int) -> list[int]:
+    """Lengths of context to record steps for, ascending."""
+    return [max_model_len] if max_model_len <= _USUAL_CONTEXT else [_USUAL_CONTEXT, max_model_len]
+
+
 class DecodeGraphs:
-    """Decode steps of any number of rows up to the largest that was recorded.
+    """Decode steps of any number of rows, and over any context, up to the largest that was recorded.
 
     A step's input is one copy to the device. Tokens that the step before has sampled are taken from where that one has
     left them.
 
     :param handed_on: int64: the tokens that the previous step sampled
-    :param sizes: numbers of rows to record, ascending
+    :param sizes: numbers of rows to record steps for
+    :param bounds: lengths of context, of each size
     :param record: records a step; what it calls then runs as often as it likes
     :ivar hidden: ``[largest, hidden_size]``: where steps leave their results
     """
@@ -73,26 +85,29 @@ class DecodeGraphs:
         handed_on: Tensor,
         *,
         sizes: Iterable[int],
+        bounds: Iterable[int],
         record: Record,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
         self._backend = backend
         self._device = handed_on.device
-        self._graphs: dict[int, _Graph] = {}
+        self._sizes = np.array(sorted(sizes))
+        self._bounds = sorted(bounds)
+        self._graphs: dict[tuple[int, int], _Graph] = {}
         hidden: Tensor | None = None
         # The largest first: the others find room in its memory.
-        descending = sorted(sizes, reverse=True)
-        for num_done, size in enumerate(descending):
-            step = _RecordedStep(model, backend, handed_on, size, self._empty_input(size).to(self._device), hidden)
+        wanted = list(itertools.product(self._sizes[::-1].tolist(), self._bounds[::-1]))
+        for size, bound in wanted:
+            input_ = self._empty_input(size).to(self._device)
+            step = _RecordedStep(model, backend, handed_on, input_, bound, hidden)
             replay = record(step.run)
             assert step.hidden is not None, "nothing was run while recording"
             hidden = step.hidden if hidden is None else hidden
-            self._graphs[size] = _Graph(step.input, step.hidden, replay)
+            self._graphs[size, bound] = _Graph(step.input, step.hidden, replay)
             if on_progress is not None:
-                on_progress(num_done + 1, len(descending))
-        assert hidden is not None, "no sizes"
+                on_progress(len(self._graphs), len(wanted))
+        assert hidden is not None, "nothing to record"
         self.hidden = hidden
-        self._sizes = np.array(descending[::-1])
 
     @property
     def largest(self) -> int:
@@ -109,14 +124,14 @@ class DecodeGraphs:
         """Run a step of one token per row.
 
         :param tables: block tables of the rows, at most :attr:`largest`
-        :param positions: of the tokens
+        :param positions: of the tokens, below the largest bound
         :param token_ids: the tokens, where they are known on the host
         :param sources: index into what the previous step handed on; -1: the token is known
         :returns: ``[num_rows, hidden_size]``, good until the next call
         """
-        num_rows = len(tables)
+        num_rows, longest = len(tables), max(positions) + 1
         size = int(self._sizes[np.searchsorted(self._sizes, num_rows)])
-        graph = self._graphs[size]
+        graph = self._graphs[size, next(bound for bound in self._bounds if bound >= longest)]
         host = self._empty_input(size)
         columns = host.numpy()
         columns[0, :num_rows] = self._backend.seats(tables)
@@ -144,7 +159,7 @@ class _Graph:
 
 
 class _RecordedStep:
-    """A step of so many rows.
+    """A step of so many rows, over contexts up to a bound.
 
     :ivar input: ``[4, size]`` int64: seats, positions, tokens, sources
     :ivar hidden: ``[size, hidden_size]``: its result, None before the first run
@@ -155,12 +170,13 @@ class _RecordedStep:
         model: CausalModel,
         backend: DecodeBackend,
         handed_on: Tensor,
-        size: int,
         input_: Tensor,
+        bound: int,
         largest_hidden: Tensor | None,
     ) -> None:
         self.input = input_
-        self.hidden = None if largest_hidden is None else largest_hidden[:size]
+        self.hidden = None if largest_hidden is None else largest_hidden[: input_.shape[1]]
+        self._bound = bound
         self._model = model
         self._backend = backend
         self._handed_on = handed_on
@@ -169,7 +185,7 @@ class _RecordedStep:
         """Operations on the device alone, of shapes that do not depend on what the input holds."""
         seats, positions, token_ids, sources = self.input.unbind()
         handed_on = self._handed_on.index_select(0, sources.clamp(min=0))
-        context = StepContext(attention=self._backend.decode(seats, positions))
+        context = StepContext(attention=self._backend.decode(seats, positions, self._bound))
         token_ids = token_ids.where(sources < 0, handed_on)
         hidden = self._model.forward(token_ids, positions.clamp(min=0), context)
         if self.hidden is None:
