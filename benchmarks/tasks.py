@@ -155,12 +155,18 @@ def _depth(sizes: Sizes) -> Task:
     kept = Metric("depth_kept", "of the speed at depth 0", "%")
 
     def measure(engine: EngineProcess, prompts: PromptMaker, key: str) -> Figures:
-        shallow = engine.generate([prompts.make(sizes.prompt, f"{key} shallow")], sizes.depth_output)
+        def shallow(when: str) -> float:
+            prompt = prompts.make(sizes.prompt, f"{key} shallow {when}")
+            return decode_rate(engine.generate([prompt], sizes.depth_output))
+
+        before = shallow("before")
         (times,) = engine.generate([prompts.make(sizes.depth, key)], sizes.depth_output)
+        # The faster of two: what slows one of them down must not pass for speed at depth.
+        speed = max(before, shallow("after"))
         return {
             rate.key: times.num_prompt_tokens / times.first,
             deep.key: decode_rate([times]),
-            kept.key: 100 * decode_rate([times]) / decode_rate(shallow),
+            kept.key: 100 * decode_rate([times]) / speed,
         }
 
     return Task("depth", (rate, deep, kept), measure)
