@@ -35,6 +35,7 @@ from paged_sdk.kernels.rotary import Rotation
 from paged_sdk.layers.norm import RMSNorm
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.quant import linear
+from paged_sdk.quant.experts import Experts
 from paged_sdk.quant.linear import Linear
 from paged_sdk.runner import model_runner
 from paged_sdk.runner.decode_graphs import DecodeGraphs
@@ -78,6 +79,8 @@ def _parts(engine: OpenEngine) -> Iterator[tuple[type[Any] | ModuleType, str, st
     for method in ("forward", "forward_gated"):
         for kind in _subclasses(Linear, method):
             yield kind, method, f"linears: {kind.__name__}"
+    for kind in _subclasses(Experts, "forward"):
+        yield kind, "forward", f"experts: {kind.__name__}"
     yield Rotation, "rotate_", "rotary embedding"
     for method in ("forward", "add_and_forward"):
         yield RMSNorm, method, "norms"

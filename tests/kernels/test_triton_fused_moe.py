@@ -84,10 +84,10 @@ def test_an_expert_that_no_token_uses_is_not_read(triton_device: torch.device, n
 @pytest.mark.parametrize("num_experts", [1, 5, 16])
 @pytest.mark.parametrize("block_m", [16, 64])
 def test_pairs_are_sorted_into_tiles_of_one_expert(triton_device: torch.device, num_experts: int, block_m: int) -> None:
-    from paged_sdk.kernels.triton.fused_moe import _sort_by_expert
+    from paged_sdk.kernels.triton.expert_tiles import sort_by_expert
 
     ids = torch.randint(0, num_experts, (150, 2), generator=torch.Generator().manual_seed(num_experts))
-    pairs, tiles = (each.tolist() for each in _sort_by_expert(ids.to(triton_device), num_experts, block_m))
+    pairs, tiles = (each.tolist() for each in sort_by_expert(ids.to(triton_device), num_experts, block_m))
     assert sorted(pairs) == list(range(300))
     flat = ids.flatten().tolist()
     rows: list[int] = []

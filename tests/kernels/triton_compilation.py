@@ -36,6 +36,7 @@ from paged_sdk.kernels.triton import (
     fused_moe,
     kv_cache,
     norm,
+    quantised_experts,
     quantised_linear,
     repacked,
     rotary,
@@ -59,6 +60,8 @@ def few_cases() -> Iterator[Case]:
     for num_rows in (1, 16, 512):
         yield f"Q4_K, {num_rows} rows", partial(linear, "Q4_K", num_rows, BF16)
     yield "Q4_K, swiglu", partial(swiglu, "Q4_K")
+    for num_tokens in (1, 64):
+        yield f"experts in Q4_K, {num_tokens} tokens", partial(experts, ("Q4_K", "Q4_K", "Q6_K"), num_tokens, BF16)
     yield "Q6_K, embeddings", partial(embeddings, "Q6_K", BF16)
     yield "route, 128 experts", partial(routes, 128, 8, BF16)
     yield from small_cases(BF16)
@@ -91,6 +94,14 @@ def more_cases() -> Iterator[Case]:
         yield f"{name}, {num_rows} rows, {dtype}", partial(linear, name, num_rows, dtype)
     for name in (BLOCK_FORMATS[tensor_type].name for tensor_type in REPACKED_FORMATS):
         yield f"{name}, swiglu of 4 rows", partial(swiglu, name, 4)
+    for name, (num_tokens, dtype) in product(
+        (BLOCK_FORMATS[tensor_type].name for tensor_type in REPACKED_FORMATS),
+        ((1, BF16), (8, BF16), (64, torch.float16), (512, BF16), (2048, BF16)),
+    ):
+        yield f"experts in {name}, {num_tokens} tokens", partial(experts, (name, name, name), num_tokens, dtype)
+    for num_tokens in (1, 512):
+        yield "experts of three types", partial(experts, ("Q4_K", "Q8_0", "Q6_K"), num_tokens, BF16)
+        yield "experts in Q6_K, float32", partial(experts, ("Q6_K", "Q6_K", "Q6_K"), num_tokens, torch.float32)
     for name in ("Q6_K", "Q8_0"):
         yield f"{name}, float32", partial(linear, name, 16, torch.float32)
         yield f"{name}, 64 outputs", partial(linear, name, 1, BF16, rows=64)
@@ -179,10 +190,21 @@ def mixture_of_experts(num_tokens: int, dtype: torch.dtype = BF16) -> Tensor:
     )
 
 
-def matrix(name: str, rows: int) -> RepackedMatrix:
+def experts(names: tuple[str, str, str], num_tokens: int, dtype: torch.dtype) -> Tensor:
+    """Qwen3-30B-A3B's, in gate's, up's and down's type."""
+    gate, up, down = (
+        matrix(name, 128 * rows, cols)
+        for name, (rows, cols) in zip(names, ((768, 2048), (768, 2048), (2048, 768)), strict=True)
+    )
+    weights, ids = (empty(num_tokens, 8, dtype=dtype) for dtype in (torch.float32, torch.int64))
+    x = empty(num_tokens, 2048, dtype=dtype)
+    return quantised_experts.quantised_experts(x, gate, up, down, weights, ids, num_experts=128)
+
+
+def matrix(name: str, rows: int, cols: int = 4096) -> RepackedMatrix:
     tensor_type = tensor_type_of(name)
     form = BLOCK_FORMATS[tensor_type]
-    blocks = torch.empty(rows, 4096 // form.elements * form.num_bytes, dtype=torch.uint8)
+    blocks = torch.empty(rows, cols // form.elements * form.num_bytes, dtype=torch.uint8)
     # Moved afterwards: without CUDA, torch takes no slices of what is said to be there.
     return repack(BlockMatrix(tensor_type, blocks)).to(DEVICE)
 

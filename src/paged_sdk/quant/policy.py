@@ -98,7 +98,13 @@ class LinearPolicy:
 
         :param gate: of all experts, one below the other; ``up`` and ``down`` likewise
         """
-        if self.device.type != "cpu" or self.workspace is None:
+        if self.device.type != "cpu":
+            if any(matrix.tensor_type not in REPACKED_FORMATS for matrix in (gate, up, down)):
+                return None
+            from paged_sdk.quant.repacked_experts import RepackedExperts
+
+            return RepackedExperts(gate, up, down, num_experts=num_experts, device=self.device)
+        if self.workspace is None:
             return None
         library = self.workspace.library
         packed = [

@@ -14,6 +14,8 @@ import triton.language as tl
 from attrs import frozen
 from torch import Tensor
 
+from paged_sdk.kernels.triton.expert_tiles import sort_by_expert
+
 __all__ = ["fused_moe"]
 
 
@@ -73,7 +75,7 @@ def _many_pairs(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Ten
     num_tokens, num_selected = topk_ids.shape
     num_pairs = num_tokens * num_selected
     tile = _choose_tile(num_pairs / num_experts, hidden.dtype)
-    pairs, tiles = _sort_by_expert(topk_ids, num_experts, tile.block_m)
+    pairs, tiles = sort_by_expert(topk_ids, num_experts, tile.block_m)
     num_tiles = tiles.shape[1]
     activated = hidden.new_empty(num_pairs, intermediate_size)
     block_n = tile.block_n // 2  # rows of gate and as many of up
@@ -145,86 +147,6 @@ def _choose_tile(rows_per_expert: float, dtype: torch.dtype) -> _Tile:
             return _Tile(block_m, 128, 64, num_warps=4, num_stages=4)
         case _:
             return _Tile(block_m, 256, 64, num_warps=8, num_stages=3)
-
-
-def _sort_by_expert(topk_ids: Tensor, num_experts: int, block_m: int) -> tuple[Tensor, Tensor]:
-    """Order pairs by expert and cut them into tiles, without waiting for the device.
-
-    :returns: ``pairs`` ``[num_pairs]`` int32, by expert, and ``tiles`` ``[3, num_tiles]`` int32: each tile's expert,
-        its first place in ``pairs``, and its expert's last place plus one. Tiles past the last have expert
-        ``num_experts`` or more
-    """
-    num_pairs = topk_ids.numel()
-    num_tiles = (num_pairs + min(num_experts, num_pairs) * (block_m - 1)) // block_m
-    counts = torch.zeros(num_experts, dtype=torch.int32, device=topk_ids.device)
-    ranks = torch.empty(num_pairs, dtype=torch.int32, device=topk_ids.device)
-    pairs = torch.empty_like(ranks)
-    tiles = torch.empty(3, num_tiles, dtype=torch.int32, device=topk_ids.device)
-    _rank[(triton.cdiv(num_pairs, 256),)](topk_ids, counts, ranks, num_pairs, block=256)
-    padded_experts = triton.next_power_of_2(num_experts)
-    block = min(256, max(16, 8192 // padded_experts))  # each program compares so many items with all experts
-    _place[(triton.cdiv(max(num_pairs, num_tiles), block),)](
-        topk_ids,
-        counts,
-        ranks,
-        pairs,
-        tiles,
-        num_pairs,
-        num_tiles,
-        num_experts=num_experts,
-        padded_experts=padded_experts,
-        block_m=block_m,
-        block=block,
-    )
-    return pairs, tiles
-
-
-@triton.jit(do_not_specialize=["num_pairs"])
-def _rank(topk_ids: tl.tensor, counts: tl.tensor, ranks: tl.tensor, num_pairs: tl.tensor, block: tl.constexpr) -> None:
-    """Count each expert's pairs; a pair's rank is how many its expert had when it came. Which, no result depends on."""
-    pair = tl.program_id(0) * block + tl.arange(0, block)
-    valid = pair < num_pairs
-    expert = tl.load(topk_ids + pair, mask=valid, other=0)
-    rank = tl.atomic_add(counts + expert, 1, mask=valid, sem="relaxed")
-    tl.store(ranks + pair, rank, mask=valid)
-
-
-@triton.jit(do_not_specialize=["num_pairs", "num_tiles"])
-def _place(
-    topk_ids: tl.tensor,
-    counts: tl.tensor,
-    ranks: tl.tensor,
-    pairs: tl.tensor,
-    tiles: tl.tensor,
-    num_pairs: tl.tensor,
-    num_tiles: tl.tensor,
-    num_experts: tl.constexpr,
-    padded_experts: tl.constexpr,
-    block_m: tl.constexpr,
-    block: tl.constexpr,
-) -> None:
-    """Put each pair in its place, and say what each tile holds; a program does as many of both."""
-    expert = tl.arange(0, padded_experts)
-    count = tl.load(counts + expert, mask=expert < num_experts, other=0)
-    end = tl.cumsum(count, 0)
-    start = end - count
-    item = tl.program_id(0) * block + tl.arange(0, block)
-
-    own = tl.load(topk_ids + item, mask=item < num_pairs, other=0).to(tl.int32)
-    first = tl.sum(tl.where(own[:, None] == expert[None, :], start[None, :], 0), axis=1)
-    rank = tl.load(ranks + item, mask=item < num_pairs, other=0)
-    tl.store(pairs + first + rank, item, mask=item < num_pairs)
-
-    num_own_tiles = (count + block_m - 1) // block_m
-    tile_end = tl.cumsum(num_own_tiles, 0)
-    tile_expert = tl.sum((tile_end[None, :] <= item[:, None]).to(tl.int32), axis=1)
-    is_own = tile_expert[:, None] == expert[None, :]
-    tile_start = tl.sum(tl.where(is_own, (tile_end - num_own_tiles)[None, :], 0), axis=1)
-    first_row = tl.sum(tl.where(is_own, start[None, :], 0), axis=1) + (item - tile_start) * block_m
-    row_end = tl.sum(tl.where(is_own, end[None, :], 0), axis=1)
-    tl.store(tiles + item, tile_expert, mask=item < num_tiles)
-    tl.store(tiles + num_tiles + item, first_row, mask=item < num_tiles)
-    tl.store(tiles + 2 * num_tiles + item, row_end, mask=item < num_tiles)
 
 
 @triton.jit(do_not_specialize=["num_tiles"])

@@ -12,7 +12,7 @@ from paged_sdk.kernels.repacked import CHUNK, RepackedMatrix
 from paged_sdk.kernels.triton.quantised_splits import join, load_x, room_for_sums, split_evenly, with_adjacent_columns
 from paged_sdk.kernels.triton.repacked import ONE, decode_tile, format_arguments, load_tile
 
-__all__ = ["TilePlan", "linear_by_tiles", "plan_tiles"]
+__all__ = ["TilePlan", "linear_by_tiles", "plan_tiles", "tile_product"]
 
 
 @frozen
@@ -88,50 +88,42 @@ def linear_by_tiles(x: Tensor, matrix: RepackedMatrix, bias: Tensor | None, plan
 
 
 @triton.jit
-def _tile_kernel(
-    x_ptr: tl.tensor,
-    x_stride: tl.tensor,
+def tile_product(
+    x_row: tl.tensor,
     quants_ptr: tl.tensor,
     high_ptr: tl.tensor,
     scales_ptr: tl.tensor,
     minima_ptr: tl.tensor,
     supers_ptr: tl.tensor,
-    bias_ptr: tl.tensor,
-    out_ptr: tl.tensor,
-    num_rows: tl.tensor,
-    rows: tl.tensor,
+    row: tl.tensor,
     cols: tl.tensor,
     chunks: tl.tensor,
-    split_chunks: tl.tensor,
+    first_chunk: tl.tensor,
+    last_chunk: tl.tensor,
     one: tl.tensor,
     block_m: tl.constexpr,
     block_n: tl.constexpr,
     block_c: tl.constexpr,
     masked: tl.constexpr,
-    upcast: tl.constexpr,
+    dtype: tl.constexpr,
     bits: tl.constexpr,
     offset: tl.constexpr,
     group: tl.constexpr,
     has_minima: tl.constexpr,
     has_supers: tl.constexpr,
-) -> None:
-    """``out[split, m, n]``, one sum over each split's chunks.
+) -> tl.tensor:
+    """The product of rows of a matrix with rows of activations over a range of chunks, float32 ``[block_n, block_m]``.
 
     In which order a dot adds up does not matter, so each field of all words is one dot, with the activations that
     belong to it.
+
+    :param x_row: where each row of activations begins, ``[1, block_m]``
+    :param row: of the matrix, int64 ``[block_n, 1]``
+    :param dtype: of the dots
     """
     words: tl.constexpr = 16 if bits == 8 else 8
     groups: tl.constexpr = 64 // group
     pairs: tl.constexpr = 32 // words // groups
-    dtype: tl.constexpr = tl.float32 if upcast else x_ptr.dtype.element_ty
-    m = tl.program_id(0) * block_m + tl.arange(0, block_m)
-    n = tl.program_id(1) * block_n + tl.arange(0, block_n)
-    split = tl.program_id(2)
-    first_chunk = split * split_chunks
-    last_chunk = tl.minimum(first_chunk + split_chunks, chunks)
-    # Past the last row, the last one again: no mask is needed, and its result is not stored.
-    row = tl.minimum(n, rows - 1).to(tl.int64)[:, None]
-    x_row = x_ptr + tl.minimum(m, num_rows - 1).to(tl.int64)[None, :] * x_stride
     word = tl.arange(0, block_c * words)
     acc = tl.zeros([block_n, block_m], tl.float32)
     for start in range(first_chunk, last_chunk, block_c):
@@ -163,6 +155,67 @@ def _tile_kernel(
                 x_odd = load_x(x_row + odd_k, odd_k, limit, masked)
                 acc = tl.dot(even, x_even.to(dtype), acc, input_precision="ieee")
                 acc = tl.dot(odd, x_odd.to(dtype), acc, input_precision="ieee")
+    return acc
+
+
+@triton.jit
+def _tile_kernel(
+    x_ptr: tl.tensor,
+    x_stride: tl.tensor,
+    quants_ptr: tl.tensor,
+    high_ptr: tl.tensor,
+    scales_ptr: tl.tensor,
+    minima_ptr: tl.tensor,
+    supers_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    num_rows: tl.tensor,
+    rows: tl.tensor,
+    cols: tl.tensor,
+    chunks: tl.tensor,
+    split_chunks: tl.tensor,
+    one: tl.tensor,
+    block_m: tl.constexpr,
+    block_n: tl.constexpr,
+    block_c: tl.constexpr,
+    masked: tl.constexpr,
+    upcast: tl.constexpr,
+    bits: tl.constexpr,
+    offset: tl.constexpr,
+    group: tl.constexpr,
+    has_minima: tl.constexpr,
+    has_supers: tl.constexpr,
+) -> None:
+    """``out[split, m, n]``, one sum over each split's chunks."""
+    m = tl.program_id(0) * block_m + tl.arange(0, block_m)
+    n = tl.program_id(1) * block_n + tl.arange(0, block_n)
+    split = tl.program_id(2)
+    first_chunk = split * split_chunks
+    # Past the last row, the last one again: no mask is needed, and its result is not stored.
+    acc = tile_product(
+        x_ptr + tl.minimum(m, num_rows - 1).to(tl.int64)[None, :] * x_stride,
+        quants_ptr,
+        high_ptr,
+        scales_ptr,
+        minima_ptr,
+        supers_ptr,
+        tl.minimum(n, rows - 1).to(tl.int64)[:, None],
+        cols,
+        chunks,
+        first_chunk,
+        tl.minimum(first_chunk + split_chunks, chunks),
+        one,
+        block_m,
+        block_n,
+        block_c,
+        masked,
+        tl.float32 if upcast else x_ptr.dtype.element_ty,
+        bits,
+        offset,
+        group,
+        has_minima,
+        has_supers,
+    )
     if bias_ptr is not None:
         acc += tl.load(bias_ptr + n, mask=n < rows, other=0.0).to(tl.float32)[:, None]
     out = out_ptr + (split * num_rows + m).to(tl.int64)[:, None] * rows + n[None, :]
