@@ -1,4 +1,4 @@
-"""The mixture of experts of Qwen3-30B-A3B (128 experts, 8 per token) on CUDA.
+"""The mixture of experts of Qwen3-30B-A3B (128 experts, 8 per token) on CUDA, in bfloat16 and in Q4_K.
 
 Beside it, in the same run: torch's grouped matrix products with the routing around them, as transformers uses them, and
 how fast the device copies, which is what few tokens are held against. Every call has other experts than the one before,
@@ -15,8 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.gpu.quantised_linear import random_matrix
 from benchmarks.gpu.timing import Row, copy_bandwidth, launched_microseconds, microseconds
 from paged_sdk.kernels.fused_moe import fused_moe, route
+from paged_sdk.kernels.gguf_blocks import tensor_type_of
+from paged_sdk.kernels.triton.quantised_experts import quantised_experts
 
 __all__ = ["run"]
 
@@ -27,7 +30,8 @@ INTERMEDIATE_SIZE: Final = 768
 NUM_TOKENS: Final = (1, 8, 32, 256, 2048, 8192)
 NUM_BATCHES: Final = 8
 
-Moe = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+Moe = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Of hidden states, weights and numbers of their experts."""
 
 
 class _Batch(NamedTuple):
@@ -37,11 +41,12 @@ class _Batch(NamedTuple):
 
 
 def run(device: torch.device) -> Iterator[Row]:
-    """Time each number of tokens in bfloat16.
+    """Time each number of tokens.
 
     :param device: a CUDA device
-    :returns: per number of tokens, microseconds by CUDA graph and called from Python, TFLOP/s, and GB/s of the weights
-        of the experts that are used; under ``reference`` torch's microseconds and the device's copy in GB/s
+    :returns: per number of tokens and form of the weights, microseconds by CUDA graph and called from Python, TFLOP/s,
+        and GB/s of the weights of the experts that are used; under ``reference`` torch's microseconds, in bfloat16, and
+        the device's copy in GB/s
     """
     generator = torch.Generator(device).manual_seed(0)
 
@@ -50,6 +55,20 @@ def run(device: torch.device) -> Iterator[Row]:
 
     gate_up = normal(NUM_EXPERTS, 2 * INTERMEDIATE_SIZE, HIDDEN_SIZE).mul_(HIDDEN_SIZE**-0.5)
     down = normal(NUM_EXPERTS, HIDDEN_SIZE, INTERMEDIATE_SIZE).mul_(INTERMEDIATE_SIZE**-0.5)
+    in_blocks = [
+        random_matrix(tensor_type_of("Q4_K"), NUM_EXPERTS * rows, cols, device)
+        for rows, cols in (*((INTERMEDIATE_SIZE, HIDDEN_SIZE),) * 2, (HIDDEN_SIZE, INTERMEDIATE_SIZE))
+    ]
+    gate, up, quantised_down = in_blocks
+    forms: dict[str, tuple[Moe, int]] = {
+        "bfloat16": (lambda x, *choice: fused_moe(x, gate_up, down, *choice), gate_up.nbytes + down.nbytes),
+        "Q4_K": (
+            lambda x, weights, ids: quantised_experts(
+                x, gate, up, quantised_down, weights, ids, num_experts=NUM_EXPERTS
+            ),
+            sum(matrix.num_bytes for matrix in in_blocks),
+        ),
+    }
     copied = copy_bandwidth(device)
     for num_tokens in NUM_TOKENS:
         batches = [
@@ -58,20 +77,21 @@ def run(device: torch.device) -> Iterator[Row]:
             )
             for _ in range(NUM_BATCHES)
         ]
-        own, grouped = (_calls(moe, batches, gate_up, down) for moe in (fused_moe, _grouped_mm))
-        us = microseconds(own) / NUM_BATCHES
-        expert_bytes = (gate_up[0].numel() + down[0].numel()) * gate_up.element_size()
+        grouped = microseconds(_calls(lambda x, *choice: _grouped_mm(x, gate_up, down, *choice), batches)) / NUM_BATCHES
         used = statistics.mean(int(batch.topk_ids.flatten().bincount().count_nonzero()) for batch in batches)
-        operations = 2 * num_tokens * NUM_SELECTED * (gate_up[0].numel() + down[0].numel())
-        yield {
-            "kernel": "fused_moe",
-            "case": f"Qwen3-30B-A3B, {num_tokens} tokens, bfloat16",
-            "us": us,
-            "us_from_python": launched_microseconds(own) / NUM_BATCHES,
-            "gbps": used * expert_bytes / us / 1000,
-            "tflops": operations / us / 1e6,
-            "reference": {"torch_grouped_mm_us": microseconds(grouped) / NUM_BATCHES, "copy_gbps": copied},
-        }
+        operations = 2 * num_tokens * NUM_SELECTED * 3 * HIDDEN_SIZE * INTERMEDIATE_SIZE
+        for form, (moe, num_bytes) in forms.items():
+            own = _calls(moe, batches)
+            us = microseconds(own) / NUM_BATCHES
+            yield {
+                "kernel": "fused_moe",
+                "case": f"Qwen3-30B-A3B, {num_tokens} tokens, {form}",
+                "us": us,
+                "us_from_python": launched_microseconds(own) / NUM_BATCHES,
+                "gbps": used / NUM_EXPERTS * num_bytes / us / 1000,
+                "tflops": operations / us / 1e6,
+                "reference": {"torch_grouped_mm_us": grouped, "copy_gbps": copied},
+            }
 
 
 def _grouped_mm(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
@@ -88,11 +108,11 @@ def _grouped_mm(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Ten
     return weighted.view(-1, NUM_SELECTED, HIDDEN_SIZE).sum(1)
 
 
-def _calls(moe: Moe, batches: Sequence[_Batch], gate_up: Tensor, down: Tensor) -> Callable[[], None]:
+def _calls(moe: Moe, batches: Sequence[_Batch]) -> Callable[[], None]:
     """One call for each batch."""
 
     def call() -> None:
         for batch in batches:
-            moe(batch.hidden, gate_up, down, batch.topk_weights, batch.topk_ids)
+            moe(batch.hidden, batch.topk_weights, batch.topk_ids)
 
     return call

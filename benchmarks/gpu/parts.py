@@ -115,7 +115,7 @@ PARTS: Final[Mapping[str, Part]] = MappingProxyType(
         "llama_q4_k": Part(seconds=60, rows=partial(_own, "llama", quantised=True)),
         "qwen3_moe": Part(seconds=75, rows=partial(_own, "qwen3_moe")),
         "quantised_linear": Part(seconds=60, rows=partial(_kernel, "quantised_linear"), needs_gpu=True),
-        "fused_moe": Part(seconds=30, rows=partial(_kernel, "fused_moe"), needs_gpu=True),
+        "fused_moe": Part(seconds=45, rows=partial(_kernel, "fused_moe"), needs_gpu=True),
         "small_ops": Part(seconds=30, rows=partial(_kernel, "small_ops"), needs_gpu=True),
         "transformers_llama": Part(seconds=60, rows=partial(_transformers, "llama")),
         "transformers_qwen3_moe": Part(seconds=60, rows=partial(_transformers, "qwen3_moe")),

@@ -28,8 +28,10 @@ from paged_sdk.attention.triton_paged import TritonPagedBackend
 from paged_sdk.layers.embedding import RepackedEmbedding
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.loading import load_model
+from paged_sdk.models.moe_mlp import MoeMlp
 from paged_sdk.quant.policy import LinearPolicy
 from paged_sdk.quant.repacked import RepackedLinear
+from paged_sdk.quant.repacked_experts import RepackedExperts
 from paged_sdk.weights.gguf_source import GgufSource
 from tiny import FAMILIES, build_model, make_gguf
 
@@ -111,6 +113,9 @@ def test_models_in_blocks(family: str, tmp_path: Path) -> None:
     model = load_model(source.config, source, dtype=torch.bfloat16, device=META, policy=policy)
     assert isinstance(model.embedding, RepackedEmbedding)
     assert isinstance(model.head, RepackedLinear)
+    mixtures = [layer.mlp for layer in model.layers if isinstance(layer.mlp, MoeMlp)]
+    assert len(mixtures) == (model.config.num_layers if model.config.moe else 0)
+    assert all(isinstance(mixture.experts, RepackedExperts) for mixture in mixtures)
     check_steps(model)
 
 

@@ -30,9 +30,11 @@ from paged_sdk.attention.triton_paged import TritonPagedBackend
 from paged_sdk.kernels.gguf_blocks import BlockMatrix
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.loading import load_model
+from paged_sdk.quant.experts import Experts
 from paged_sdk.quant.linear import Linear
 from paged_sdk.quant.policy import DENSE, LinearPolicy
 from paged_sdk.quant.repacked import RepackedLinear
+from paged_sdk.quant.repacked_experts import RepackedExperts
 from paged_sdk.weights.gguf_source import GgufSource
 from tiny import FAMILIES, build_model, make_gguf
 
@@ -103,10 +105,14 @@ class EverywhereRepacked(LinearPolicy):
         blocks = [matrix for matrix in matrices if matrix is not None]
         return RepackedLinear(blocks, biases, device=self.device) if len(blocks) == len(matrices) else None
 
+    def experts(self, gate: BlockMatrix, up: BlockMatrix, down: BlockMatrix, *, num_experts: int) -> Experts:
+        return RepackedExperts(gate, up, down, num_experts=num_experts, device=self.device)
 
-def test_repacked_weights_are_the_files(tmp_path: Path, triton_device: torch.device) -> None:
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3_moe"])
+def test_repacked_weights_are_the_files(family: str, tmp_path: Path, triton_device: torch.device) -> None:
     """Products in float32 of the very weights: nothing is lost but the last bits."""
-    source = GgufSource(make_gguf(tmp_path, family="qwen2", quantization="Q8_0", **TINIEST))
+    source = GgufSource(make_gguf(tmp_path, family=family, quantization="Q8_0", **TINIEST))
 
     def model(policy: LinearPolicy) -> DecoderModel:
         return load_model(source.config, source, dtype=torch.float32, device=triton_device, policy=policy)
@@ -114,9 +120,10 @@ def test_repacked_weights_are_the_files(tmp_path: Path, triton_device: torch.dev
     dense, repacked = model(DENSE), model(EverywhereRepacked(keep_blocks=True, device=triton_device))
     assert all(isinstance(linear, RepackedLinear) for layer in repacked.layers for linear in layer.linears)
     assert isinstance(repacked.head, RepackedLinear)
-    text = random_prompt(5)
-    expected = logits_of(dense, text)
-    assert (logits_of(repacked, text) - expected).norm() < 1e-4 * expected.norm()
+    for length in (1, 5):  # one token's experts are multiplied one by one, those of several by tiles
+        text = random_prompt(length)
+        expected = logits_of(dense, text)
+        assert (logits_of(repacked, text) - expected).norm() < 1e-4 * expected.norm()
 
 
 @INTERPRETED

@@ -1,4 +1,4 @@
-"""Which form experts take on the CPU, and that it is near to their decoded weights."""
+"""Which form experts take, and that it is near to their decoded weights."""
 
 from __future__ import annotations
 
@@ -84,6 +84,30 @@ def test_what_cannot_be_packed_takes_eight_bits(types: tuple[int, int, int]) -> 
 def test_without_the_library_experts_are_decoded() -> None:
     policy = LinearPolicy(keep_blocks=True, workspace=None)
     assert policy.experts(*stacks(8, 8, 8), num_experts=NUM_EXPERTS) is None
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 3])
+def test_repacked_experts_are_near_to_their_decoded_weights(triton_device: torch.device, num_tokens: int) -> None:
+    pytest.importorskip("triton")
+    from paged_sdk.quant.repacked_experts import RepackedExperts
+
+    generator = torch.Generator().manual_seed(0)
+    inner, hidden = 128, 64
+    gate, up = (random_matrix(Q8_0, NUM_EXPERTS * inner, hidden, generator) for _ in range(2))
+    down = random_matrix(Q8_0, NUM_EXPERTS * hidden, inner, generator)
+    experts = RepackedExperts(gate, up, down, num_experts=NUM_EXPERTS, device=triton_device)
+    assert experts.num_bytes == sum(each.blocks.nbytes for each in (gate, up, down))
+    x, weights, ids = tokens(num_tokens)
+    x = x[:, :hidden] * 0.01
+    expected = fused_moe(x, *decoded([gate, up, down]), weights, ids)
+    got = experts.forward(*(each.to(triton_device) for each in (x, weights, ids)))
+    torch.testing.assert_close(got.cpu(), expected, rtol=0, atol=1e-5 * max(1.0, float(expected.norm())))
+
+
+@pytest.mark.parametrize("types", [(Q2_K, Q2_K, 12), (12, 12, IQ4_NL)], ids=str)
+def test_what_cannot_be_repacked_is_decoded_on_cuda(types: tuple[int, int, int]) -> None:
+    policy = LinearPolicy(keep_blocks=True, device=torch.device("cuda"))
+    assert policy.experts(*stacks(*types), num_experts=NUM_EXPERTS) is None
 
 
 def test_dense_experts() -> None:

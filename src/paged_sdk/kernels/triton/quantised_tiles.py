@@ -51,7 +51,8 @@ def plan_tiles(matrix: RepackedMatrix, num_rows: int, dtype: torch.dtype, multip
         block_w=block_w,
         num_splits=min(triton.cdiv(shared * multiprocessors, programs), triton.cdiv(steps, 4)),
         num_warps=4 if block_m < 128 else 8,
-        num_stages=3 if block_m < 64 else 2,  # more would not fit the 99 KiB of shared memory of smaller GPUs
+        # More would not fit the 99 KiB of shared memory of smaller GPUs.
+        num_stages=3 if block_m < 64 and dtype != torch.float32 else 2,
     )
 
 
