@@ -75,20 +75,20 @@ class Experts:
         return quantised_experts(x, gate, up, down, weights, ids, num_experts=NUM_EXPERTS)
 
     def run_by_tiles(self, inputs: MoeInputs, block_m: int = 16) -> Tensor:
-        from paged_sdk.kernels.triton.quantised_experts import many_pairs
+        from paged_sdk.kernels.triton.quantised_expert_tiles import experts_by_tiles
         from paged_sdk.kernels.triton.quantised_tiles import TilePlan
 
         plan = TilePlan(block_m=block_m, block_n=64, block_w=32, num_splits=1, num_warps=4, num_stages=2)
         gate, up, down = self.matrices
         x, weights, ids = (each.to(self.device) for each in (inputs.hidden, inputs.topk_weights, inputs.topk_ids))
-        return many_pairs(x, gate, up, down, weights, ids, plan, num_experts=NUM_EXPERTS)
+        return experts_by_tiles(x, gate, up, down, weights, ids, plan, num_experts=NUM_EXPERTS)
 
 
 @every_dtype
 @pytest.mark.parametrize("types", [*((each, each) for each in TYPES), (Q4_K, Q8_0), (Q8_0, Q5_K)], ids=str)
 def test_gate_and_up_of_pairs(triton_device: torch.device, types: tuple[int, int], dtype: torch.dtype) -> None:
     """Of each expert three rows, which do not fill the last program."""
-    from paged_sdk.kernels.triton.quantised_experts import gate_up_of_pairs
+    from paged_sdk.kernels.triton.quantised_expert_pairs import gate_up_of_pairs
 
     gate, up = (stack(each, 3, 256, i) for i, each in enumerate(types))
     x = (torch.randn(2, 256, generator=generator()) * 0.01).to(dtype)
@@ -109,7 +109,7 @@ def test_gate_and_up_of_pairs(triton_device: torch.device, types: tuple[int, int
 @every_type
 @pytest.mark.parametrize("num_tokens", [1, 3])
 def test_down_of_tokens(triton_device: torch.device, tensor_type: int, num_tokens: int, dtype: torch.dtype) -> None:
-    from paged_sdk.kernels.triton.quantised_experts import down_of_tokens
+    from paged_sdk.kernels.triton.quantised_expert_pairs import down_of_tokens
 
     down = stack(tensor_type, 3, 256)
     x = torch.randn(num_tokens, NUM_SELECTED * 256, generator=generator()).to(dtype)
@@ -122,7 +122,7 @@ def test_down_of_tokens(triton_device: torch.device, tensor_type: int, num_token
 
 @pytest.mark.parametrize("cols", [32, 96, 352])
 def test_down_of_rows_that_do_not_fill_a_chunk(triton_device: torch.device, cols: int) -> None:
-    from paged_sdk.kernels.triton.quantised_experts import down_of_tokens
+    from paged_sdk.kernels.triton.quantised_expert_pairs import down_of_tokens
 
     down = stack(Q5_0, 3, cols)
     x = torch.randn(2, NUM_SELECTED * cols, generator=generator())
