@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
 from native_weights import needs_library, workspace
+from paged_sdk.config.isq import IsqType
 from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.errors import CheckpointError
 from paged_sdk.models.loading import load_model
@@ -133,6 +134,24 @@ def test_experts_of_quantised_files_take_what_they_take_in_the_file(
         assert isinstance(layer.mlp, MoeMlp)
         assert isinstance(layer.mlp.experts, PackedExperts)
         assert layer.mlp.experts.num_bytes == model.config.moe.num_experts * 3 * hidden * inner * 18 // 32
+
+
+@needs_library
+def test_stacked_experts_are_quantised_and_counted() -> None:
+    reference = build_model("qwen3_moe")
+    progress: list[tuple[int, int]] = []
+    model = load_model(
+        reference.config.to_dict(),
+        DictSource(reference.state_dict()),
+        dtype=torch.float32,
+        device=CPU,
+        policy=LinearPolicy(workspace=workspace(), isq=IsqType.Q8_0),
+        on_progress=lambda done, total: progress.append((done, total)),
+    )
+    mixtures = [layer.mlp for layer in model.layers if isinstance(layer.mlp, MoeMlp)]
+    assert len(mixtures) == 2
+    assert all(isinstance(mixture.experts, PackedExperts) for mixture in mixtures)
+    assert progress[-2][0] == progress[-1][0] == progress[-1][1]  # every tensor was used before loading was over
 
 
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])

@@ -159,7 +159,7 @@ class WeightLoader:
             case _:
                 quantised = None
         if quantised is not None:
-            self._loaded(*(name for part in (gate_up, down) for name in part.all_names))
+            self._loaded(*(name for part in (gate_up, down) for name in (part.stacked, *part.all_names)))
             return quantised
         self._has_decoded_experts |= self._policy.isq is not None or any(stack is not None for stack in stacks)
         return DenseExperts(self._decoded_experts(gate_up), self._decoded_experts(down))
