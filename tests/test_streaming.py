@@ -7,9 +7,20 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, TypeAlias
 
 import anyio
+import anyio.lowlevel
 import pytest
 
-from paged_sdk import Model, NumericalError, RequestBuilder, RequestTimeoutError, SamplingParams
+from paged_sdk import (
+    BlockingModel,
+    InvalidRequestError,
+    Model,
+    ModelClosedError,
+    NumericalError,
+    RequestBuilder,
+    RequestTimeoutError,
+    SamplingParams,
+    TextModelBuilder,
+)
 from paged_sdk.chat.text_processor import TextProcessor
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.engine.engine import Engine
@@ -161,3 +172,57 @@ async def test_the_rest_of_a_stream_can_be_collected(saying: Saying) -> None:
         response = await stream.collect()
     assert response.choices[0].text == TEXT
     assert stream.response_so_far() == response
+
+
+@pytest.mark.parametrize("begun", [True, False])
+async def test_a_stream_has_one_reader_at_a_time(saying: Saying, *, begun: bool) -> None:
+    """The second is told so; the first, and everybody else, read on."""
+    refused: list[InvalidRequestError] = []
+    texts: list[str] = []
+
+    async def read(stream: CompletionStream) -> None:
+        try:
+            texts.append("".join([chunk.choices[0].text async for chunk in stream if chunk.choices]))
+        except InvalidRequestError as error:
+            refused.append(error)
+
+    async with saying(delay=0.002) as model:
+        stream = model.stream_completion_request("Tell me.", GREEDY)
+        if begun:
+            await stream.__aenter__()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(read, stream)
+            tasks.start_soon(read, stream)
+            other = await model.send_completion_request("Tell me, too.", GREEDY)
+        assert texts == [other.choices[0].text] == [TEXT]
+        assert [error.request_id for error in refused] == [stream.request_id]
+        assert model.stats().blocks_used == 0
+
+
+async def test_a_stream_that_is_closed_before_it_has_begun(saying: Saying) -> None:
+    """By another task, while its prompt is made into tokens."""
+    async with saying() as model:
+        stream = model.stream_completion_request("Tell me.", GREEDY)
+        async with anyio.create_task_group() as tasks:
+
+            async def read() -> None:
+                assert [chunk async for chunk in stream] == []
+
+            tasks.start_soon(read)
+            await anyio.lowlevel.checkpoint()
+            await stream.aclose()
+        assert stream.response_so_far().choices[0].finish_reason == "canceled"
+        assert (await model.send_completion_request("Tell me.", GREEDY)).choices[0].text == TEXT
+        assert model.stats().completion_tokens < 2 * 30
+
+
+def test_a_blocking_stream_whose_model_was_closed(builder: TextModelBuilder) -> None:
+    """Leaving it is no error: closing the model has ended it."""
+    model = BlockingModel(builder.build())
+    with model.stream_completion_request(
+        [1, 2, 3], SamplingParams(temperature=0, max_len=500, ignore_eos=True)
+    ) as stream:
+        next(stream)
+        model.close()
+        with pytest.raises(ModelClosedError):
+            list(stream)

@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -62,7 +63,8 @@ class BlockingStream(Generic[ResponseT, ChunkT]):
 
     def close(self) -> None:
         """End the request if it has not ended."""
-        self._call(self._stream.aclose)
+        with suppress(ModelClosedError):  # that has ended it
+            self._call(self._stream.aclose)
 
     def collect(self) -> ResponseT:
         """Read what is left and return the whole response."""
@@ -195,5 +197,8 @@ def _stop_portal(portal: BlockingPortal, thread: threading.Thread) -> None:
 
 
 def _close(portal: BlockingPortal, thread: threading.Thread, model: Model) -> None:
+    if threading.current_thread() is thread:  # collected there as garbage: it cannot wait for itself
+        threading.Thread(target=_close, args=(portal, thread, model), daemon=True).start()
+        return
     portal.call(model.aclose)
     _stop_portal(portal, thread)

@@ -23,11 +23,11 @@ from paged_sdk.runner.activations import activation_bytes, cuda_peak_bytes
 from paged_sdk.runner.cuda_graph import CudaGraphRecorder
 from paged_sdk.runner.decode_graphs import DecodeBackend, DecodeGraphs, batch_sizes, context_bounds
 from paged_sdk.runner.device import device_memory
-from paged_sdk.runner.device_path import DevicePath
+from paged_sdk.runner.device_decoding import DeviceDecoding
 from paged_sdk.runner.device_sampler import DeviceSampler
 from paged_sdk.runner.handed_on import HandedOn
 
-__all__ = ["activations_of", "alone_on", "make_device_path", "prepare_thread", "weights_must_fit"]
+__all__ = ["activations_of", "alone_on", "make_device_decoding", "prepare_thread", "weights_must_fit"]
 
 _log = get_logger(__name__)
 
@@ -108,9 +108,9 @@ def activations_of(model: CausalModel, storage: KvStorage, config: EngineConfig,
     return shown + storage.scratch + _CUDA_RESERVE
 
 
-def make_device_path(
+def make_device_decoding(
     model: CausalModel, backend: AttentionBackend, config: EngineConfig, *, vocab_size: int, visible: bool
-) -> DevicePath | None:
+) -> DeviceDecoding | None:
     """What lets a CUDA device go on without waiting for Python; None on other devices."""
     if model.device.type != "cuda":
         return None
@@ -121,7 +121,7 @@ def make_device_path(
 
         if isinstance(backend, TritonPagedBackend):
             graphs = _decode_graphs(model, backend, handed_on, config, visible=visible)
-    path = DevicePath(DeviceSampler(model.device, vocab_size), handed_on, graphs)
+    path = DeviceDecoding(DeviceSampler(model.device, vocab_size), handed_on, graphs)
     with torch.inference_mode():
         path.warm_up(model)
     return path

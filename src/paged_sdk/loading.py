@@ -13,7 +13,7 @@ from paged_sdk.chat.text_processor import TextProcessor, load_text_processor, te
 from paged_sdk.config.build import BuildSettings, ModelSource
 from paged_sdk.config.env import ISQ, Environment, read_variable
 from paged_sdk.config.paged import PagedCacheType
-from paged_sdk.device_setup import activations_of, alone_on, make_device_path, prepare_thread, weights_must_fit
+from paged_sdk.device_setup import activations_of, alone_on, make_device_decoding, prepare_thread, weights_must_fit
 from paged_sdk.engine.engine import Engine
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.native.library import Workspace, load, why_not
@@ -51,12 +51,6 @@ def load_parts(source: ModelSource, settings: BuildSettings, environment: Enviro
     :raises ModelLoadError: a model that cannot be loaded
     """
     device = choose_device(settings.device)
-    with alone_on(device):
-        return _load(source, settings, environment, device)
-
-
-def _load(source: ModelSource, settings: BuildSettings, environment: Environment, device: torch.device) -> ModelParts:
-    dtype = choose_dtype(settings.dtype, device)
     path = resolve_model(
         source.location,
         filenames=source.filenames,
@@ -64,6 +58,12 @@ def _load(source: ModelSource, settings: BuildSettings, environment: Environment
         token=_token(settings.token_source),
         gguf=source.gguf,
     )
+    with alone_on(device):
+        return _load(path, settings, environment, device)
+
+
+def _load(path: Path, settings: BuildSettings, environment: Environment, device: torch.device) -> ModelParts:
+    dtype = choose_dtype(settings.dtype, device)
     checkpoint = open_checkpoint(path)
     workspace = _workspace(device, settings)
     try:
@@ -103,7 +103,7 @@ def _load(source: ModelSource, settings: BuildSettings, environment: Environment
         fused,
         backend,
         Sampler(vocab_size, device, partial(text.tokenizer.encode, add_special_tokens=False)),
-        make_device_path(fused, backend, config, vocab_size=vocab_size, visible=settings.logging),
+        make_device_decoding(fused, backend, config, vocab_size=vocab_size, visible=settings.logging),
     )
     _log.info(
         "%s: %s, %s on %s, context %d tokens", path.name, model.config.model_type, dtype, device, config.max_model_len

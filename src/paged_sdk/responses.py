@@ -63,15 +63,15 @@ class ChoiceDelta:
 class ResponseParts:
     """A response as it comes together, choice by choice.
 
-    :param tokenizer: for logprobs
-    :param texts: of the choices, nothing pushed yet
+    :param tokenizer: for the tokens of logprobs
+    :param texts: what makes each choice's text of its tokens, nothing pushed yet
     """
 
     def __init__(self, tokenizer: Tokenizer, texts: Sequence[OutputText]) -> None:
         self.num_choices = len(texts)
         self._tokenizer = tokenizer
         self._output_texts = texts
-        self._texts: list[list[str]] = [[] for _ in texts]
+        self._shown: list[list[str]] = [[] for _ in texts]
         self._logprobs: list[list[TokenLogprob]] = [[] for _ in texts]
         self._finish_reasons: list[FinishReason | None] = [None] * len(texts)
         self.prompt_logprobs: Logprobs | None = None
@@ -97,7 +97,7 @@ class ResponseParts:
                 unread.logprobs.clear()
                 self._logprobs[index].extend(logprobs.content)
             if text or logprobs or reason:
-                self._texts[index].append(text)
+                self._shown[index].append(text)
                 deltas.append(ChoiceDelta(index, text, logprobs, reason))
         if subscription.prompt_logprobs and self.prompt_logprobs is None:
             self.prompt_logprobs = self._as_logprobs(subscription.prompt_logprobs)
@@ -108,7 +108,7 @@ class ResponseParts:
         """Finish reason, text and logprobs of each choice; one that has not ended reads "canceled"."""
         return [
             (reason or "canceled", "".join(text), Logprobs(content=tuple(logprobs)) if logprobs else None)
-            for reason, text, logprobs in zip(self._finish_reasons, self._texts, self._logprobs, strict=True)
+            for reason, text, logprobs in zip(self._finish_reasons, self._shown, self._logprobs, strict=True)
         ]
 
     def usage_so_far(self) -> Usage:

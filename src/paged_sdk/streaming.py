@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import anyio
 
 from paged_sdk.engine.request import EngineRequest
-from paged_sdk.errors import RequestError, RequestTimeoutError
+from paged_sdk.errors import InvalidRequestError, RequestError, RequestTimeoutError
 from paged_sdk.responses import ChoiceDelta, Header, ResponseParts, ResponseShape
 from paged_sdk.types.response import ChatCompletionResponse, CompletionResponse
 from paged_sdk.worker.subscription import Subscription
@@ -60,6 +60,7 @@ class ResponseStream(Generic[ResponseT, ChunkT]):
         self._deadline = math.inf
         self._subscription: Subscription | None = None
         self._is_live = False
+        self._is_read = False
         self._ended = False
 
     @property
@@ -70,14 +71,16 @@ class ResponseStream(Generic[ResponseT, ChunkT]):
         return self
 
     async def __anext__(self) -> ChunkT:
-        while not self._ended:
-            deltas = await self._read()
-            if deltas or self._ended:
-                return self._shape.chunk(self._header, deltas, self._parts.usage)
+        with self._reading():
+            while not self._ended:
+                deltas = await self._read()
+                if deltas or self._parts.usage is not None:
+                    return self._shape.chunk(self._header, deltas, self._parts.usage)
         raise StopAsyncIteration
 
     async def __aenter__(self) -> ResponseStream[ResponseT, ChunkT]:
-        await self._start()
+        with self._reading():
+            await self._start()
         return self
 
     async def __aexit__(
@@ -86,22 +89,39 @@ class ResponseStream(Generic[ResponseT, ChunkT]):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """End the request if it has not ended; what was generated stays in :meth:`response_so_far`. Idempotent."""
+        """End the request if it has not ended; what was read stays in :meth:`response_so_far`. Idempotent."""
         self._ended = True
         self._abort()
 
     async def collect(self) -> ResponseT:
         """Read what is left and return the whole response."""
-        try:
-            if not self._ended:
-                await self._read(until_end=True)
-        finally:
-            self._abort()
+        with self._reading():
+            try:
+                if not self._ended:
+                    await self._read(until_end=True)
+            finally:
+                self._abort()
         return self.response_so_far()
 
     def response_so_far(self) -> ResponseT:
         """A response of what has been read; a choice that has not ended has finish reason "canceled"."""
         return self._shape.response(self._header, self._parts)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """:raises InvalidRequestError: another task is at it: a stream has one reader at a time"""
+        if self._is_read:
+            raise InvalidRequestError(
+                f"another task is reading the stream of request {self.request_id}",
+                request_id=self.request_id,
+                field="stream",
+                allowed="one reader at a time",
+            )
+        self._is_read = True
+        try:
+            yield
+        finally:
+            self._is_read = False
 
     async def _start(self) -> None:
         if self._subscription is not None or self._ended:
@@ -111,6 +131,8 @@ class ResponseStream(Generic[ResponseT, ChunkT]):
             self._deadline = anyio.current_time() + self._timeout
         with self._limit():
             request = await self._prepare()
+            if self._ended:  # closed meanwhile, by another task
+                return
             subscription = Subscription(self._parts.num_choices)
             self._worker.submit(request, subscription)
             self._subscription = subscription
@@ -121,7 +143,8 @@ class ResponseStream(Generic[ResponseT, ChunkT]):
         if self._subscription is None:
             await self._start()
         subscription = self._subscription
-        assert subscription is not None
+        if subscription is None:
+            return []
         try:
             with self._limit():
                 try:

@@ -1,4 +1,4 @@
-"""An engine without weights, stepped by hand, and readers that write down what they are told."""
+"""An engine without weights, stepped by hand, and listeners that write down what they are told."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STOP = 399
 HASHED = HashedTokens(range(300, VOCAB))
 
 
-class RecordingReader:
+class RecordingListener:
     """Everything that was said of one request.
 
     :ivar texts: of the choices that have begun, by index
@@ -61,22 +61,24 @@ class Driver:
         self.kv = KvCacheManager(num_blocks, 4)
         self.runner = FakeRunner(next_token, vocab_size=VOCAB, **runner)
         self.engine = Engine(Scheduler(config, self.kv), self.kv, self.runner, tokenizer)
-        self.readers: dict[str, RecordingReader] = {}
+        self.listeners: dict[str, RecordingListener] = {}
         self._tokenizer = tokenizer
         self.outbox = Outbox()
 
     @property
     def texts(self) -> dict[tuple[str, int], str]:
         """By name and index."""
-        return {(name, index): text for name, reader in self.readers.items() for index, text in reader.texts.items()}
+        return {
+            (name, index): text for name, listener in self.listeners.items() for index, text in listener.texts.items()
+        }
 
     @property
     def ends(self) -> dict[str, Any]:
         """Usage or error of the requests that have ended."""
-        ended = {name: reader.events[-1] for name, reader in self.readers.items() if reader.has_ended}
+        ended = {name: listener.events[-1] for name, listener in self.listeners.items() if listener.has_ended}
         return {name: event.usage or event.error for name, event in ended.items()}
 
-    def submit(self, name: str, prompt: Sequence[int], max_tokens: int = 20, **sampling: Any) -> RecordingReader:
+    def submit(self, name: str, prompt: Sequence[int], max_tokens: int = 20, **sampling: Any) -> RecordingListener:
         request = EngineRequest(
             request_id=name,
             prompt_token_ids=list(prompt),
@@ -86,10 +88,10 @@ class Driver:
             arrival=0.0,
         )
         choices = range(request.sampling.n_choices)
-        reader = RecordingReader([OutputText(self._tokenizer, request.sampling.stop) for _ in choices])
-        self.engine.submit(request, reader, self.outbox)
-        self.readers[name] = reader
-        return reader
+        listener = RecordingListener([OutputText(self._tokenizer, request.sampling.stop) for _ in choices])
+        self.engine.submit(request, listener, self.outbox)
+        self.listeners[name] = listener
+        return listener
 
     def step(self) -> None:
         self.engine.step()

@@ -1,4 +1,4 @@
-"""What readers are told, step by step."""
+"""What listeners are told, step by step."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def stopping(prompt: Sequence[int], output: Sequence[int], choice_index: int) ->
 
 def test_a_text_that_goes_on_is_tokens_and_nothing_else(smollm2_text: TextProcessor) -> None:
     driver = Driver(smollm2_text.tokenizer, next_token=counting)
-    reader = driver.submit("one", [5, 6, 7], max_tokens=6)
+    listener = driver.submit("one", [5, 6, 7], max_tokens=6)
     for _ in range(5):
         driver.step()
-    assert reader.token_ids == [[300, 301, 302, 303, 304]]
-    assert reader.events == []
+    assert listener.token_ids == [[300, 301, 302, 303, 304]]
+    assert listener.events == []
     driver.step()
-    assert reader.token_ids == [[300, 301, 302, 303, 304, 305]]
-    (event,) = reader.events
+    assert listener.token_ids == [[300, 301, 302, 303, 304, 305]]
+    (event,) = listener.events
     assert event.finish_reason == "length"
     assert event.usage is not None
     assert (event.usage.prompt_tokens, event.usage.completion_tokens) == (3, 6)
@@ -41,35 +41,35 @@ def test_a_text_that_goes_on_is_tokens_and_nothing_else(smollm2_text: TextProces
 
 def test_the_token_that_ends_a_text_is_counted_but_not_told(smollm2_text: TextProcessor) -> None:
     driver = Driver(smollm2_text.tokenizer, next_token=stopping)
-    reader = driver.submit("two", [5, 6, 7], max_tokens=4, n_choices=2)
+    listener = driver.submit("two", [5, 6, 7], max_tokens=4, n_choices=2)
     driver.run()
-    assert reader.token_ids == [[300, 301, 302, 303], [310, 311]]
-    ends = [(event.index, event.finish_reason, event.usage is None) for event in reader.events]
+    assert listener.token_ids == [[300, 301, 302, 303], [310, 311]]
+    ends = [(event.index, event.finish_reason, event.usage is None) for event in listener.events]
     assert ends == [(1, "stop", True), (0, "length", False)]
     assert driver.ends["two"].completion_tokens == 4 + 3
 
 
 def test_every_token_comes_with_its_logprobs(smollm2_text: TextProcessor) -> None:
     driver = Driver(smollm2_text.tokenizer, next_token=stopping)
-    reader = driver.submit("two", [5, 6, 7], max_tokens=4, n_choices=2, top_n_logprobs=1)
+    listener = driver.submit("two", [5, 6, 7], max_tokens=4, n_choices=2, top_n_logprobs=1)
     while driver.engine.has_work:
         driver.step()
-        for index, token_ids in enumerate(reader.token_ids):
-            told = [raw.token_id for event in reader.events if event.index == index for raw in event.logprobs]
+        for index, token_ids in enumerate(listener.token_ids):
+            told = [raw.token_id for event in listener.events if event.index == index for raw in event.logprobs]
             # The token that ends a text has logprobs too.
             assert told in (token_ids, [*token_ids, STOP])
-            assert all(raw.top for event in reader.events for raw in event.logprobs)
+            assert all(raw.top for event in listener.events for raw in event.logprobs)
 
 
 def test_prompt_logprobs_come_once_with_the_first_token(smollm2_text: TextProcessor) -> None:
     driver = Driver(smollm2_text.tokenizer, next_token=counting)
     prompt = [*range(5, 45)]
-    reader = driver.submit("long", prompt, max_tokens=3, prompt_logprobs=1)
+    listener = driver.submit("long", prompt, max_tokens=3, prompt_logprobs=1)
     for _ in range(2):  # 16 tokens a step
         driver.step()
-        assert reader.events == []
+        assert listener.events == []
     driver.run()
-    first, *others = reader.events
+    first, *others = listener.events
     assert [raw.token_id for raw in first.prompt_logprobs] == prompt[1:]
     assert not any(event.prompt_logprobs for event in others)
 
@@ -77,25 +77,28 @@ def test_prompt_logprobs_come_once_with_the_first_token(smollm2_text: TextProces
 def test_a_stop_string_ends_one_choice_and_its_sequence(smollm2_text: TextProcessor) -> None:
     driver = Driver(smollm2_text.tokenizer, next_token=counting)
     stop = smollm2_text.tokenizer.decode([301, 302])
-    reader = driver.submit("two", [5, 6, 7], max_tokens=8, n_choices=2, stop=(stop,))
+    listener = driver.submit("two", [5, 6, 7], max_tokens=8, n_choices=2, stop=(stop,))
     driver.run()
-    assert [(event.index, event.finish_reason) for event in reader.events] == [(0, "stop"), (1, "length")]
-    assert reader.token_ids[0] == [300, 301, 302]
-    assert reader.texts == {0: smollm2_text.tokenizer.decode([300]), 1: smollm2_text.tokenizer.decode(range(310, 318))}
+    assert [(event.index, event.finish_reason) for event in listener.events] == [(0, "stop"), (1, "length")]
+    assert listener.token_ids[0] == [300, 301, 302]
+    assert listener.texts == {
+        0: smollm2_text.tokenizer.decode([300]),
+        1: smollm2_text.tokenizer.decode(range(310, 318)),
+    }
     assert driver.ends["two"].completion_tokens == 3 + 8
     assert driver.kv.usage.used == 0
 
 
 def test_cancelling_ends_every_choice_once(smollm2_text: TextProcessor) -> None:
     driver = Driver(smollm2_text.tokenizer, next_token=stopping)
-    reader = driver.submit("two", [5, 6, 7], max_tokens=100, n_choices=2)
+    listener = driver.submit("two", [5, 6, 7], max_tokens=100, n_choices=2)
     for _ in range(4):
         driver.step()
     driver.engine.abort("two")
     driver.engine.abort("two")
     driver.engine.abort("never heard of")
     driver.deliver()
-    assert [(event.index, event.finish_reason) for event in reader.events] == [(1, "stop"), (0, "canceled")]
+    assert [(event.index, event.finish_reason) for event in listener.events] == [(1, "stop"), (0, "canceled")]
     assert driver.ends["two"].completion_tokens == 4 + 3
     assert not driver.engine.has_work
     assert driver.kv.usage.used == 0
@@ -106,12 +109,12 @@ def test_a_request_fails_once_with_all_its_choices(smollm2_text: TextProcessor) 
         return "not finite" if len(output) == 2 else None
 
     driver = Driver(smollm2_text.tokenizer, next_token=counting, row_failure=fails)
-    reader = driver.submit("two", [5, 6, 7], n_choices=2)
+    listener = driver.submit("two", [5, 6, 7], n_choices=2)
     driver.run()
-    (event,) = reader.events
+    (event,) = listener.events
     assert isinstance(event.error, NumericalError)
     assert event.error.request_id == "two"
-    assert reader.token_ids == [[300, 301], [310, 311]]
+    assert listener.token_ids == [[300, 301], [310, 311]]
     assert driver.kv.usage.used == 0
 
 
@@ -119,14 +122,14 @@ def test_an_outbox_is_empty_once_taken(smollm2_text: TextProcessor) -> None:
     outbox = Outbox()
     assert not outbox
     driver = Driver(smollm2_text.tokenizer, next_token=counting)
-    reader = driver.submit("one", [5, 6, 7], max_tokens=2)
+    listener = driver.submit("one", [5, 6, 7], max_tokens=2)
     driver.engine.step()
     taken = driver.outbox.take()
     assert taken
     assert not driver.outbox
-    assert reader.token_ids == [[]]
+    assert listener.token_ids == [[]]
     taken.deliver()
-    assert reader.token_ids == [[300]]
+    assert listener.token_ids == [[300]]
 
 
 @pytest.mark.parametrize("num_choices", [1, 3])
@@ -135,9 +138,9 @@ def test_requests_leave_no_garbage(smollm2_text: TextProcessor, num_choices: int
     driver = Driver(smollm2_text.tokenizer, next_token=lambda prompt, output, choice_index: len(output) % (VOCAB - 1))
     driver.submit("before", [5, 6, 7], n_choices=num_choices, stop=("never",))
     driver.run()
-    driver.readers.clear()
+    driver.listeners.clear()
     gc.collect()
     driver.submit("measured", [5, 6, 7], n_choices=num_choices, stop=("never",))
     driver.run()
-    driver.readers.clear()
+    driver.listeners.clear()
     assert gc.collect() == 0

@@ -138,7 +138,7 @@ class Harness:
             self.texts.setdefault((sequence.seq_id, sequence.choice_index), []).append(token_id)
 
     def run(self) -> None:
-        while self.scheduler.has_unfinished:
+        while self.scheduler.num_running or self.scheduler.num_waiting:
             self.step()
 
 

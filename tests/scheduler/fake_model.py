@@ -72,6 +72,10 @@ class Harness:
         self.scheduler = Scheduler(config, self.manager)
         self.shadow = ShadowKv(config.block_size if config.paged else None)
 
+    @property
+    def has_work(self) -> bool:
+        return bool(self.scheduler.num_running or self.scheduler.num_waiting)
+
     def add(
         self,
         prompt: list[int],
@@ -103,7 +107,7 @@ class Harness:
 
     def schedule(self) -> SchedulerOutput:
         """Choose a step and check that it may be executed."""
-        had_work = self.scheduler.has_unfinished
+        had_work = self.has_work
         before = {s.seq_id: (s.num_computed_tokens + s.num_in_flight, s.num_awaited) for s in self.sequences.values()}
         output = self.scheduler.schedule()
         assert output.scheduled or output.dropped or self.flight or not had_work, "no progress"
@@ -167,6 +171,8 @@ class Harness:
             advances.sequences, advances.token_ids, advances.rows, advances.samples, strict=True
         ):
             self.sequences.setdefault(sequence.seq_id, sequence)
+            if sample:
+                self.admitted.append(sequence.seq_id)  # forked, and running at once
             assert sampled[row][sample] == token_id == sequence.token_ids[-1]
             if sequence.finish_reason is not None:
                 self.ended.append(sequence.seq_id)
@@ -205,7 +211,7 @@ class Harness:
     def run(self, max_steps: int = 20_000, *, ahead: bool = False) -> None:
         """Until all have ended."""
         for _ in range(max_steps):
-            if not self.scheduler.has_unfinished and self.flight is None:
+            if not self.has_work and self.flight is None:
                 return
             self.step(ahead=ahead)
         raise AssertionError(f"still at work after {max_steps} steps")

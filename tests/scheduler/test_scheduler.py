@@ -405,7 +405,7 @@ def test_an_idle_step_keeps_what_it_would_have_said() -> None:
     harness.scheduler.finish(sequence, "canceled")
     idle = harness.scheduler.schedule()
     assert (idle.scheduled, idle.released, idle.finished_seq_ids) == ([], [], [])
-    assert not harness.scheduler.has_unfinished
+    assert harness.scheduler.num_running == harness.scheduler.num_waiting == 0
     harness.add([2])
     output = harness.schedule()
     assert (output.released, output.finished_seq_ids) == ([0], [0])
@@ -495,4 +495,16 @@ def test_texts_are_the_same_a_step_ahead(*, paged: bool) -> None:
         harness.add([index % 3] * (3 + index), max_tokens=9, stops=index % 2 == 0, num_choices=1 + index % 3)
     harness.run(ahead=True)
     assert harness.scheduler.num_preemptions > 0 or not paged
+    harness.check_end()
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_window_in_the_smallest_pool_that_holds_it(*, ahead: bool) -> None:
+    """A step ahead needs blocks that only the step under way lets go."""
+    harness = Harness(
+        EngineConfig(num_blocks=3, block_size=4, sliding_window=6, max_num_seqs=2, max_num_batched_tokens=8)
+    )
+    sequence = harness.add([1] * 30, max_tokens=10)
+    harness.run(ahead=ahead)
+    assert sequence.num_output_tokens == 10
     harness.check_end()

@@ -16,6 +16,9 @@ prompts = st.lists(st.integers(0, 1), min_size=1, max_size=16)
 class PagedMachine(RuleBasedStateMachine):
     paged = True
     window: int | None = None
+    fewer_blocks = 0
+    longest_prompt = 17
+    max_model_len = 28
 
     @initialize(
         num_blocks=st.integers(6, 12),
@@ -27,12 +30,12 @@ class PagedMachine(RuleBasedStateMachine):
         self.harness = Harness(
             EngineConfig(
                 paged=self.paged,
-                num_blocks=num_blocks,
+                num_blocks=num_blocks - self.fewer_blocks,
                 block_size=3,
                 prefix_cache_n=cache,
                 max_num_seqs=seats,
                 max_num_batched_tokens=budget,
-                max_model_len=28,
+                max_model_len=self.max_model_len,
                 sliding_window=self.window,
             )
         )
@@ -45,6 +48,7 @@ class PagedMachine(RuleBasedStateMachine):
         priority=st.sampled_from([0, 0, 0, 1, -1]),
         extra_keys=st.sampled_from([(), (), (b"salt",)]),
         skip=st.sampled_from([False, False, False, True]),
+        repeats=st.sampled_from([1, 1, 1, 3]),
     )
     def add(
         self,
@@ -55,9 +59,10 @@ class PagedMachine(RuleBasedStateMachine):
         priority: int,
         extra_keys: tuple[bytes, ...],
         skip: bool,
+        repeats: int,
     ) -> None:
         self.harness.add(
-            prompt,
+            (prompt * repeats)[: self.longest_prompt],
             max_tokens=max_tokens,
             stops=stops,
             num_choices=num_choices,
@@ -71,7 +76,7 @@ class PagedMachine(RuleBasedStateMachine):
     def add_next_turn(self, data: st.DataObject) -> None:
         sequence = data.draw(st.sampled_from(list(self.harness.sequences.values())))
         prompt = sequence.token_ids + data.draw(st.lists(st.integers(0, 1), max_size=3))
-        self.harness.add(prompt[:17], max_tokens=4)
+        self.harness.add(prompt[: self.longest_prompt], max_tokens=4)
 
     @rule(num_steps=st.integers(1, 6), ahead=st.booleans())
     def steps(self, num_steps: int, *, ahead: bool) -> None:
@@ -111,7 +116,12 @@ class PagedMachine(RuleBasedStateMachine):
 
 
 class WindowMachine(PagedMachine):
+    """Texts longer than the pool, which holds a window and little more."""
+
     window = 5
+    fewer_blocks = 3
+    longest_prompt = 45
+    max_model_len = 60
 
 
 class ContiguousMachine(PagedMachine):

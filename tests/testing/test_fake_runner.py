@@ -51,7 +51,7 @@ def run(
         scheduler.add(each)
     texts: dict[tuple[str, int], list[int]] = {}
     results = []
-    while scheduler.has_unfinished:
+    while scheduler.num_running or scheduler.num_waiting:
         output = scheduler.schedule()
         result = runner.submit(output).result()
         results.append(result)

@@ -27,7 +27,7 @@ def post(subscription: Subscription, *news: int | RequestEvent) -> None:
         if isinstance(item, RequestEvent):
             outbox.events.append((subscription, item))
         else:
-            outbox.readers.append(subscription)
+            outbox.listeners.append(subscription)
             outbox.indices.append(0)
             outbox.token_ids.append(item)
     thread = threading.Thread(target=lambda: subscription.loop.call_soon(outbox.deliver))

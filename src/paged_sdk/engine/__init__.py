@@ -1,1 +1,1 @@
-"""The engine: one ``step()`` that joins the scheduler to the runner and turns tokens into text."""
+"""The engine: one ``step()`` that joins the scheduler to the runner and tells listeners of new tokens."""

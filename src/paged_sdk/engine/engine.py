@@ -7,7 +7,7 @@ import time
 from attrs import frozen
 
 from paged_sdk.chat.tokenizer import Tokenizer
-from paged_sdk.engine.events import Outbox, Reader
+from paged_sdk.engine.events import Listener, Outbox
 from paged_sdk.engine.metrics import Metrics
 from paged_sdk.engine.output import OutputProcessor
 from paged_sdk.engine.request import EngineRequest
@@ -57,10 +57,10 @@ class Engine:
     def has_work(self) -> bool:
         return self._output.has_requests or self._under_way is not None
 
-    def submit(self, request: EngineRequest, reader: Reader, outbox: Outbox) -> None:
+    def submit(self, request: EngineRequest, listener: Listener, outbox: Outbox) -> None:
         """Queue a request.
 
-        :param reader: of its output
+        :param listener: of its output
         :param outbox: where its output goes in each step; whoever steps the engine delivers it
         :raises QueueFullError: too many are waiting
         """
@@ -80,7 +80,7 @@ class Engine:
         )
         self._scheduler.add(root)
         self._next_seq_id += request.sampling.n_choices
-        self._output.add(request, root, reader, outbox)
+        self._output.add(request, root, listener, outbox)
 
     def abort(self, request_id: str) -> None:
         """End a request with "canceled" and give its KV back; nothing happens if it has ended already."""

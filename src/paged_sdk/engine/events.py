@@ -1,4 +1,4 @@
-"""What a step tells the readers of its requests."""
+"""What a step tells the listeners of its requests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from attrs import frozen
 from paged_sdk.runner.output import RawLogprobs
 from paged_sdk.types.response import FinishReason, Usage
 
-__all__ = ["Outbox", "Reader", "RequestEvent"]
+__all__ = ["Listener", "Outbox", "RequestEvent"]
 
 
 @frozen(kw_only=True)
@@ -37,7 +37,7 @@ class RequestEvent:
         return self.usage is not None or self.error is not None
 
 
-class Reader(Protocol):
+class Listener(Protocol):
     """Who reads a request's output. Its methods are called where :meth:`Outbox.deliver` is, nowhere else."""
 
     def add_token(self, index: int, token_id: int) -> None:
@@ -50,23 +50,23 @@ class Reader(Protocol):
 
 
 class Outbox:
-    """What a step has to say to a group of readers, on its way to their thread.
+    """What a step has to say to a group of listeners, on its way to their thread.
 
     Nearly all of it is one token each. These lie in three lists side by side: of a step of 256 sequences, an object for
     each took 0.8 ms, and the collections of garbage that so many objects set off took another.
 
-    :ivar readers: of the tokens
+    :ivar listeners: of the tokens
     :ivar indices: of the tokens' choices
     :ivar events: what is said after the tokens, in order
     """
 
-    __slots__ = ("events", "indices", "readers", "token_ids")
+    __slots__ = ("events", "indices", "listeners", "token_ids")
 
     def __init__(self) -> None:
-        self.readers: list[Reader] = []
+        self.listeners: list[Listener] = []
         self.indices: list[int] = []
         self.token_ids: list[int] = []
-        self.events: list[tuple[Reader, RequestEvent]] = []
+        self.events: list[tuple[Listener, RequestEvent]] = []
 
     def __bool__(self) -> bool:
         return bool(self.token_ids or self.events)
@@ -74,15 +74,15 @@ class Outbox:
     def take(self) -> Outbox:
         """What is in it, which leaves it empty."""
         taken = Outbox()
-        taken.readers, self.readers = self.readers, []
+        taken.listeners, self.listeners = self.listeners, []
         taken.indices, self.indices = self.indices, []
         taken.token_ids, self.token_ids = self.token_ids, []
         taken.events, self.events = self.events, []
         return taken
 
     def deliver(self) -> None:
-        """Tell the readers, on their thread."""
-        for reader, index, token_id in zip(self.readers, self.indices, self.token_ids, strict=True):
-            reader.add_token(index, token_id)
-        for reader, event in self.events:
-            reader.add(event)
+        """Tell the listeners, on their thread."""
+        for listener, index, token_id in zip(self.listeners, self.indices, self.token_ids, strict=True):
+            listener.add_token(index, token_id)
+        for listener, event in self.events:
+            listener.add(event)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paged_sdk.chat.output_text import OutputText
 from paged_sdk.chat.tokenizer import Tokenizer
-from paged_sdk.engine.events import Outbox, Reader
+from paged_sdk.engine.events import Listener, Outbox
 from paged_sdk.engine.request import EngineRequest
 from paged_sdk.runner.output import RawLogprobs
 from paged_sdk.scheduler.sequence import Sequence
@@ -22,11 +22,11 @@ class LiveChoice:
     :ivar is_plain: it has begun, and until it ends there is nothing to say of it but tokens
     """
 
-    __slots__ = ("finish_reason", "index", "is_plain", "outbox", "reader", "sequence", "text")
+    __slots__ = ("finish_reason", "index", "is_plain", "listener", "outbox", "sequence", "text")
 
-    def __init__(self, index: int, reader: Reader, outbox: Outbox, text: OutputText | None) -> None:
+    def __init__(self, index: int, listener: Listener, outbox: Outbox, text: OutputText | None) -> None:
         self.index = index
-        self.reader = reader
+        self.listener = listener
         self.outbox = outbox
         self.text = text
         self.sequence: Sequence | None = None
@@ -34,9 +34,9 @@ class LiveChoice:
         self.is_plain = False
 
     def post(self, token_id: int) -> None:
-        """Tell the reader of one more token."""
+        """Tell the listener of one more token."""
         outbox = self.outbox
-        outbox.readers.append(self.reader)
+        outbox.listeners.append(self.listener)
         outbox.indices.append(self.index)
         outbox.token_ids.append(token_id)
 
@@ -56,17 +56,17 @@ class LiveRequest:
     """
 
     def __init__(
-        self, request: EngineRequest, root: Sequence, reader: Reader, outbox: Outbox, tokenizer: Tokenizer
+        self, request: EngineRequest, root: Sequence, listener: Listener, outbox: Outbox, tokenizer: Tokenizer
     ) -> None:
         stops = request.sampling.stop
         self.request = request
         self.root = root
-        self.reader = reader
+        self.listener = listener
         self.outbox = outbox
         self.choices = [
             LiveChoice(
                 index,
-                reader,
+                listener,
                 outbox,
                 OutputText(tokenizer, stops, continues_prompt=request.continues_prompt) if stops else None,
             )

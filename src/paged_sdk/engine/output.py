@@ -1,11 +1,11 @@
-"""From the tokens of a step to what the readers of its requests are told."""
+"""From the tokens of a step to what the listeners of its requests are told."""
 
 from __future__ import annotations
 
 from itertools import count
 
 from paged_sdk.chat.tokenizer import Tokenizer
-from paged_sdk.engine.events import Outbox, Reader, RequestEvent
+from paged_sdk.engine.events import Listener, Outbox, RequestEvent
 from paged_sdk.engine.live import LiveChoice, LiveRequest
 from paged_sdk.engine.request import EngineRequest
 from paged_sdk.runner.output import RawLogprobs, RunnerOutput
@@ -17,9 +17,9 @@ __all__ = ["OutputProcessor"]
 
 
 class OutputProcessor:
-    """The requests under way, as their readers see them.
+    """The requests under way, as their listeners see them.
 
-    Readers get tokens and make text of them themselves, each on its own thread; only for stop strings is text made
+    Listeners get tokens and make text of them themselves, each on its own thread; only for stop strings is text made
     here. It ends choices (``finish_reason``), never sequences: that is the scheduler's, so it returns those to end.
 
     :param tokenizer: for stop strings
@@ -34,13 +34,13 @@ class OutputProcessor:
     def has_requests(self) -> bool:
         return bool(self._requests)
 
-    def add(self, request: EngineRequest, root: Sequence, reader: Reader, outbox: Outbox) -> None:
+    def add(self, request: EngineRequest, root: Sequence, listener: Listener, outbox: Outbox) -> None:
         """Begin with a request.
 
         :param root: its first choice's sequence; the other choices have the ids that follow
-        :param outbox: where news for the reader go
+        :param outbox: where news for the listener go
         """
-        live = LiveRequest(request, root, reader, outbox, self._tokenizer)
+        live = LiveRequest(request, root, listener, outbox, self._tokenizer)
         self._requests[request.request_id] = live
         self._choices.update(zip(count(root.seq_id), live.choices, strict=False))
 
@@ -99,7 +99,7 @@ class OutputProcessor:
         owner = self._requests.get(request_id)
         if owner is None:
             return []
-        owner.outbox.events.append((owner.reader, RequestEvent(request_id=request_id, error=error)))
+        owner.outbox.events.append((owner.listener, RequestEvent(request_id=request_id, error=error)))
         self._forget(owner)
         return owner.sequences
 
@@ -124,7 +124,7 @@ class OutputProcessor:
                 logprobs=logprobs,
                 prompt_logprobs=prompt_logprobs,
             )
-            owner.outbox.events.append((owner.reader, event))
+            owner.outbox.events.append((owner.listener, event))
         if sequence.finish_reason is not None:
             self._end(owner, choice, sequence.finish_reason, now)
         elif choice.text is not None and choice.text.is_stopped:
@@ -139,7 +139,7 @@ class OutputProcessor:
             finish_reason=choice.finish_reason,
             usage=owner.usage(now) if is_last else None,
         )
-        owner.outbox.events.append((owner.reader, event))
+        owner.outbox.events.append((owner.listener, event))
         if is_last:
             self._forget(owner)
 

@@ -118,14 +118,14 @@ class DecodeGraphs:
         self,
         tables: Sequence[Sequence[int]],
         positions: Sequence[int],
-        token_ids: Sequence[int] | int,
+        token_ids: Sequence[int] | None,
         sources: Sequence[int],
     ) -> Tensor:
         """Run a step of one token per row.
 
         :param tables: block tables of the rows, at most :attr:`largest`
         :param positions: of the tokens, below the largest bound
-        :param token_ids: the tokens, where they are known on the host
+        :param token_ids: the tokens, where they are known on the host; None: nowhere
         :param sources: index into what the previous step handed on; -1: the token is known
         :returns: ``[num_rows, hidden_size]``, good until the next call
         """
@@ -136,7 +136,8 @@ class DecodeGraphs:
         columns = host.numpy()
         columns[0, :num_rows] = self._backend.seats(tables)
         for column, values in zip(columns[1:], (positions, token_ids, sources), strict=True):
-            column[:num_rows] = values
+            if values is not None:
+                column[:num_rows] = values
         graph.input.copy_(host, non_blocking=True)
         graph.replay()
         return graph.hidden[:num_rows]

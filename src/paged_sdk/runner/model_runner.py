@@ -14,7 +14,7 @@ from paged_sdk.attention.context import StepContext
 from paged_sdk.errors import ModelClosedError
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.runner.candidates import select_rows
-from paged_sdk.runner.device_path import DevicePath
+from paged_sdk.runner.device_decoding import DeviceDecoding
 from paged_sdk.runner.input_batch import make_input_batch
 from paged_sdk.runner.output import FinishedStep, PendingStep, RawLogprobs, RunnerOutput
 from paged_sdk.runner.sampled_step import NOT_FINITE, SampledStep
@@ -34,14 +34,18 @@ class ModelRunner:
 
     :param backend: keeps the KV; its ids are the scheduler's
     :param sampler: chooses tokens on the host
-    :param device_path: chooses those that need no host, and lets the next step begin before they are seen; None: all
-        are chosen on the host
+    :param device_decoding: chooses those that need no host, and lets the next step begin before they are seen; None:
+        all are chosen on the host
     """
 
     def __init__(
-        self, model: CausalModel, backend: AttentionBackend, sampler: Sampler, device_path: DevicePath | None = None
+        self,
+        model: CausalModel,
+        backend: AttentionBackend,
+        sampler: Sampler,
+        device_decoding: DeviceDecoding | None = None,
     ) -> None:
-        self._parts: _Parts | None = _Parts(model, backend, sampler, device_path)
+        self._parts: _Parts | None = _Parts(model, backend, sampler, device_decoding)
 
     def submit(self, output: SchedulerOutput) -> PendingStep:
         """Copy, compute and sample one step. Rows whose logits are not finite fail alone.
@@ -65,21 +69,21 @@ class _Parts:
     model: CausalModel
     backend: AttentionBackend
     sampler: Sampler
-    device_path: DevicePath | None
+    device_decoding: DeviceDecoding | None
 
     def submit(self, output: SchedulerOutput) -> PendingStep:
         for copy in output.copies:
             self.backend.copy(copy.src, copy.dst, copy.num_tokens)
         self.backend.release(output.released)
         self.sampler.forget(output.finished_seq_ids)
-        if self.device_path is not None:
-            self.device_path.forget(output.finished_seq_ids)
+        if self.device_decoding is not None:
+            self.device_decoding.forget(output.finished_seq_ids)
         scheduled = output.scheduled
         result = RunnerOutput(token_ids=[[]] * len(scheduled), logprobs=[None] * len(scheduled))
         if not scheduled:
             return FinishedStep(result)
-        if self.device_path is not None:
-            tokens = self.device_path.go_on(scheduled, self.model)
+        if self.device_decoding is not None:
+            tokens = self.device_decoding.go_on(scheduled, self.model)
             if tokens is not None:
                 return SampledStep(result, range(len(scheduled)), tokens, hands_on=True)
         hidden, first_tokens = self._forward(scheduled)
@@ -94,11 +98,11 @@ class _Parts:
     def _forward(self, scheduled: Sequence[ScheduledSequence]) -> tuple[Tensor, Sequence[int]]:
         """The hidden states of a step's tokens, and the index of each row's first."""
         handed_on = None
-        if self.device_path is not None:
-            hidden = self.device_path.decode(scheduled)
+        if self.device_decoding is not None:
+            hidden = self.device_decoding.decode(scheduled)
             if hidden is not None:
                 return hidden, range(len(scheduled))
-            handed_on = self.device_path.handed_on
+            handed_on = self.device_decoding.handed_on
         batch = make_input_batch(scheduled, self.model.device, handed_on)
         context = StepContext(attention=self.backend.prepare(batch.spans))
         return self.model.forward(batch.token_ids, batch.positions, context), batch.first_tokens
@@ -106,7 +110,7 @@ class _Parts:
     def _unsampled(self, hidden: Tensor, result: RunnerOutput) -> PendingStep:
         """A step of chunks alone. It is waited for all the same: else a long prompt's would all queue up on the device,
         before anything that is submitted meanwhile."""
-        if self.device_path is None:
+        if self.device_decoding is None:
             return FinishedStep(result)
         return SampledStep(result, (), hidden.new_empty(0, dtype=torch.int64), hands_on=not result.failed)
 
@@ -118,7 +122,7 @@ class _Parts:
         :param sampled: the rows
         :param logits: float32 ``[len(sampled), vocab_size]``
         """
-        path = self.device_path
+        path = self.device_decoding
         if path is None:
             self._sample_on_host(scheduled, sampled, logits, result)
             return FinishedStep(result)

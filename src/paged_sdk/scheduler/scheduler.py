@@ -45,10 +45,6 @@ class Scheduler:
         self._num_preemptions = 0
 
     @property
-    def has_unfinished(self) -> bool:
-        return bool(self._running or self._waiting)
-
-    @property
     def num_running(self) -> int:
         """Sequences that hold KV."""
         return len(self._running)
@@ -247,6 +243,8 @@ class Scheduler:
         """Room for at most ``num_wanted`` more tokens, at the cost of those behind; 0 if it was itself the last."""
         while not (room := self._kv.grow(sequence.table, start, num_wanted)):
             last = self._running[-1]
+            if last is sequence and sequence.num_in_flight:
+                break  # when the step under way is taken in, its window may give blocks back
             self._preempt(last)
             if last is sequence:
                 break

@@ -18,7 +18,7 @@ __all__ = ["Abort", "Call", "Close", "Command", "Mailbox", "Submit"]
 
 @frozen
 class Submit:
-    """Queue a request; its events go to the subscription."""
+    """Queue a request; what becomes of it goes to the subscription."""
 
     request: EngineRequest
     subscription: Subscription

@@ -19,8 +19,8 @@ from paged_sdk.errors import EngineDeadError, ModelClosedError, PagedError, Requ
 from paged_sdk.logs import get_logger
 from paged_sdk.types.stats import ModelStats
 from paged_sdk.worker.event_loop import EventLoop
+from paged_sdk.worker.listeners import LoopListeners
 from paged_sdk.worker.mailbox import Abort, Call, Close, Command, Mailbox, Submit
-from paged_sdk.worker.readers import LoopReaders
 from paged_sdk.worker.subscription import Subscription
 from paged_sdk.worker.throughput import ThroughputLog
 
@@ -49,7 +49,7 @@ class Worker:
         self._on_start = on_start
         self._throughput = ThroughputLog() if log_throughput else None
         self._mailbox = Mailbox()
-        self._readers: dict[EventLoop, LoopReaders] = {}
+        self._listeners: dict[EventLoop, LoopListeners] = {}
         self._stats = engine.stats()
         self._death: BaseException | None = None
         self._closing: Close | None = None
@@ -130,12 +130,13 @@ class Worker:
                 self._publish()
                 if self._throughput is not None:
                     self._throughput.step_done(self._stats, time.monotonic())
-            for readers in self._readers.values():
-                self._abort_all(readers)
+            for listeners in self._listeners.values():
+                self._abort_all(listeners)
             self._publish()
         except BaseException as exception:
             self._death = exception
             _log.exception("the engine stopped")
+            self._publish()  # what it had to say before that
         finally:
             self._closing = self._closing or Close(drain=False)
             self._stats = self._engine.stats()
@@ -177,37 +178,37 @@ class Worker:
 
     def _submit(self, request: EngineRequest, subscription: Subscription) -> None:
         loop = subscription.loop
-        readers = self._readers.get(loop) or self._readers.setdefault(loop, LoopReaders(loop))
-        readers.subscriptions[request.request_id] = subscription
+        listeners = self._listeners.get(loop) or self._listeners.setdefault(loop, LoopListeners(loop))
+        listeners.subscriptions[request.request_id] = subscription
         try:
-            self._engine.submit(request, subscription, readers.outbox)
+            self._engine.submit(request, subscription, listeners.outbox)
         except RequestError as error:
             error.request_id = request.request_id
-            readers.outbox.events.append((subscription, RequestEvent(request_id=request.request_id, error=error)))
+            listeners.outbox.events.append((subscription, RequestEvent(request_id=request.request_id, error=error)))
             self._publish()
 
     def _publish(self) -> None:
         """Post what there is to say and wake each event loop once."""
-        for readers in list(self._readers.values()):
-            if readers.outbox and not readers.post():
+        for listeners in list(self._listeners.values()):
+            if listeners.outbox and not listeners.post():
                 # The loop ended without closing its requests: nobody will read them.
-                self._abort_all(readers)
-                readers.subscriptions.clear()
-            if not readers.subscriptions:
-                del self._readers[readers.loop]
+                self._abort_all(listeners)
+                listeners.subscriptions.clear()
+            if not listeners.subscriptions:
+                del self._listeners[listeners.loop]
 
-    def _abort_all(self, readers: LoopReaders) -> None:
-        for request_id in readers.subscriptions:
+    def _abort_all(self, listeners: LoopListeners) -> None:
+        for request_id in listeners.subscriptions:
             self._engine.abort(request_id)
 
     def _sweep(self) -> None:
         """Once the thread has ended nobody reads the mailbox: whoever put something last answers what is there."""
         if not self._ended:
             return
-        for readers in list(self._readers.values()):
-            for request_id, subscription in readers.subscriptions.items():
+        for listeners in list(self._listeners.values()):
+            for request_id, subscription in listeners.subscriptions.items():
                 self._refuse(request_id, subscription)
-        self._readers.clear()
+        self._listeners.clear()
         for command in self._mailbox.drain():
             match command:
                 case Submit(request, subscription):

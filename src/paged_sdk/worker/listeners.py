@@ -1,4 +1,4 @@
-"""The readers of one event loop, as the worker thread sees them."""
+"""The listeners of one event loop, as the worker thread sees them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from paged_sdk.engine.events import Outbox
 from paged_sdk.worker.event_loop import EventLoop
 from paged_sdk.worker.subscription import Subscription
 
-__all__ = ["LoopReaders"]
+__all__ = ["LoopListeners"]
 
 
-class LoopReaders:
+class LoopListeners:
     """The subscriptions made in one event loop, and what there is to tell them.
 
     :ivar subscriptions: of the requests that have not ended, by id

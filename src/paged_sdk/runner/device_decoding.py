@@ -15,10 +15,10 @@ from paged_sdk.runner.handed_on import HandedOn
 from paged_sdk.scheduler.output import ScheduledSequence
 from paged_sdk.scheduler.sequence import Sequence as TokenSequence
 
-__all__ = ["DevicePath"]
+__all__ = ["DeviceDecoding"]
 
 
-class DevicePath:
+class DeviceDecoding:
     """Sampling on the device, tokens that go from step to step without the host, and recorded decode steps.
 
     :param graphs: recorded steps; None: layers are launched one operation at a time
@@ -46,7 +46,7 @@ class DevicePath:
         if positions != last.next_positions:
             return None
         places = range(len(positions))
-        logits = model.logits(graphs.forward([row.kv_ids for row in scheduled], positions, 0, places))
+        logits = model.logits(graphs.forward([row.kv_ids for row in scheduled], positions, None, places))
         last.next_positions = [position + 1 for position in positions]
         last.num_output_tokens = [number + 1 for number in last.num_output_tokens]
         return self._draw(logits, last)

@@ -34,7 +34,7 @@ from paged_sdk.kv_memory import KvStorage
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.runner.decode_graphs import DecodeGraphs, batch_sizes, context_bounds
-from paged_sdk.runner.device_path import DevicePath
+from paged_sdk.runner.device_decoding import DeviceDecoding
 from paged_sdk.runner.device_sampler import DeviceSampler
 from paged_sdk.runner.handed_on import HandedOn
 from paged_sdk.runner.model_runner import ModelRunner
@@ -89,7 +89,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch, triton_device: torch.device) -> Re
 
     def path(
         model: CausalModel, backend: AttentionBackend, config: EngineConfig, *, vocab_size: int, visible: bool
-    ) -> DevicePath:
+    ) -> DeviceDecoding:
         assert isinstance(backend, TritonPagedBackend)
         handed_on = HandedOn(config.max_num_seqs, triton_device)
         with torch.inference_mode():
@@ -101,12 +101,12 @@ def recorder(monkeypatch: pytest.MonkeyPatch, triton_device: torch.device) -> Re
                 bounds=[24, config.max_model_len],
                 record=recorder,
             )
-            path = DevicePath(DeviceSampler(triton_device, vocab_size), handed_on, graphs)
+            path = DeviceDecoding(DeviceSampler(triton_device, vocab_size), handed_on, graphs)
             path.warm_up(model)
         return path
 
     monkeypatch.setattr("paged_sdk.loading.choose_storage", storage)
-    monkeypatch.setattr("paged_sdk.loading.make_device_path", path)
+    monkeypatch.setattr("paged_sdk.loading.make_device_decoding", path)
     return recorder
 
 
@@ -282,7 +282,7 @@ def test_tokens_are_handed_on() -> None:
 def test_decode_steps_on_a_gpu_are_replayed_and_wait_for_nothing(
     tiny_checkpoint: Path, dtype: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    submit, go_on = ModelRunner.submit, DevicePath.go_on
+    submit, go_on = ModelRunner.submit, DeviceDecoding.go_on
     num_replayed = 0
 
     def watched_submit(self: ModelRunner, output: SchedulerOutput) -> PendingStep:
@@ -294,14 +294,14 @@ def test_decode_steps_on_a_gpu_are_replayed_and_wait_for_nothing(
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
-    def watched_go_on(self: DevicePath, *arguments: Any) -> Tensor | None:
+    def watched_go_on(self: DeviceDecoding, *arguments: Any) -> Tensor | None:
         nonlocal num_replayed
         tokens = go_on(self, *arguments)
         num_replayed += tokens is not None
         return tokens
 
     monkeypatch.setattr(ModelRunner, "submit", watched_submit)
-    monkeypatch.setattr(DevicePath, "go_on", watched_go_on)
+    monkeypatch.setattr(DeviceDecoding, "go_on", watched_go_on)
     long = SamplingParams(temperature=0.8, top_p=0.9, seed=3, max_len=40, ignore_eos=True)
     builder = TextModelBuilder(tiny_checkpoint).with_dtype(dtype).with_device("cuda")
     with caplog.at_level(logging.INFO, logger="paged_sdk"):
