@@ -109,8 +109,8 @@ class _WatchedBackend(AttentionBackend):
         self._after_prepare()
         return step
 
-    def copy(self, source: int, target: int, num_tokens: int) -> None:
-        self._backend.copy(source, target, num_tokens)
+    def copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
+        self._backend.copy(copies)
 
     def release(self, kv_ids: Iterable[int]) -> None:
         self._backend.release(kv_ids)

@@ -196,7 +196,7 @@ def test_a_copy_goes_its_own_way(*, paged: bool) -> None:
     backend, _ = make_backend(config, paged=paged)
     kv_ids = [[3, 5, 7], [3, 6, 8]] if paged else [[0], [1]]
     assert run(backend, [original], {0: 20}, kv_ids) < 1e-12
-    backend.copy(*((5, 6, 16) if paged else (0, 1, 20)))
+    backend.copy([(5, 6, 16) if paged else (0, 1, 20)])
     step = backend.prepare([RowSpan(20, 20, kv_ids[1])])
     for layer in range(config.num_layers):
         query, key, value = fork.query[layer], fork.key[layer], fork.value[layer]

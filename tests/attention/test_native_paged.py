@@ -179,7 +179,7 @@ def test_a_copy_goes_its_own_way() -> None:
     kv_ids = [[3, 5, 7], [3, 6, 8]]
     tolerance = TOLERANCE[torch.float32]
     assert run(backend, [original], {0: 20}, kv_ids) < tolerance
-    backend.copy(5, 6, 16)
+    backend.copy([(5, 6, 16)])
     step = backend.prepare([RowSpan(20, 20, kv_ids[1])])
     for layer in range(config.num_layers):
         query, key, value = fork.query[layer], fork.key[layer], fork.value[layer]

@@ -205,16 +205,16 @@ def test_keys_are_stored_without_their_offsets(dtype: torch.dtype, triton_device
 
 
 @pytest.mark.parametrize("cache_type", CACHE_TYPES)
-def test_a_copied_block_holds_the_same(cache_type: PagedCacheType, triton_device: torch.device) -> None:
+def test_copied_blocks_hold_the_same(cache_type: PagedCacheType, triton_device: torch.device) -> None:
     config = shape(windows=(None, 9, None))
     backend = pool(TritonPagedBackend, config, triton_device, dtype=torch.float32, cache_type=cache_type)
     tensors = [tensor for layer in backend._layers for tensor in layer.tensors]
     for seed, tensor in enumerate(tensors):
         tensor.copy_(torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed)))
     before = [tensor.cpu().float() for tensor in tensors]
-    backend.copy(5, 39, 8)
+    backend.copy([(5, 39, 8), (7, 2, 8), (5, 3, 8)])
     for tensor, old in zip(tensors, before, strict=True):
-        old[39] = old[5]
+        old[[39, 2, 3]] = old[[5, 7, 5]]
         assert torch.equal(tensor.cpu().float(), old)
 
 
@@ -237,13 +237,13 @@ def test_a_step_waits_for_nothing(cache_type: PagedCacheType, triton_device: tor
     texts = [Text(config, length, seed=length, dtype=torch.bfloat16) for length in LENGTHS]
     backend = pool(TritonPagedBackend, config, triton_device, dtype=torch.bfloat16, cache_type=cache_type)
     attended(backend, texts, triton_device)  # compiles
-    backend.copy(0, 1, 8)
+    backend.copy([(0, 1, 8)])
     heads = [torch.randn(3, count, 16, dtype=torch.bfloat16, device=triton_device) for count in (4, 2, 2)]
     torch.cuda.set_sync_debug_mode("error")
     try:
         step = backend.prepare([RowSpan(length, 1, table) for length, table in zip(LENGTHS, TABLES, strict=True)])
         for layer in range(2):
             step.forward(layer, *heads)
-        backend.copy(0, 1, 8)
+        backend.copy([(0, 1, 8)])
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -66,8 +66,12 @@ class AttentionBackend(ABC):
         """
 
     @abstractmethod
-    def copy(self, source: int, target: int, num_tokens: int) -> None:
-        """Copy KV within every layer: a whole block, or the first ``num_tokens`` of a contiguous slot."""
+    def copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
+        """Copy KV within every layer.
+
+        :param copies: source, target and number of tokens: whole blocks, or the first tokens of contiguous slots. No
+            target is touched by another of them
+        """
 
     @abstractmethod
     def release(self, kv_ids: Iterable[int]) -> None:

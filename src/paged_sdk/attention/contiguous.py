@@ -42,10 +42,11 @@ class ContiguousBackend(AttentionBackend):
             self._reserve(_slot(row), row.end)
         return _ContiguousStep(self._config, rows, [self._slots[_slot(row)] for row in rows])
 
-    def copy(self, source: int, target: int, num_tokens: int) -> None:
-        """Copy the first tokens of a slot to another slot."""
-        self._reserve(target, num_tokens)
-        self._slots[target][:, :, :num_tokens] = self._slots[source][:, :, :num_tokens]
+    def copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
+        """Copy the first tokens of slots to other slots."""
+        for source, target, num_tokens in copies:
+            self._reserve(target, num_tokens)
+            self._slots[target][:, :, :num_tokens] = self._slots[source][:, :, :num_tokens]
 
     def release(self, kv_ids: Iterable[int]) -> None:
         """Free the storage of slots; one that never held anything is fine."""

@@ -96,10 +96,11 @@ class PagedBackend(AttentionBackend):
         positions = self._where_offsets(new_positions(rows))
         return _PagedStep(self._config, self._layers, self._tensor(slot_mapping), positions, plans)
 
-    def copy(self, source: int, target: int, num_tokens: int) -> None:
-        """Copy a whole block, however many of its tokens are used."""
+    def copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
+        """Copy whole blocks, however many of their tokens are used."""
         for layer in self._layers:
-            copy_block(layer.tensors, source, target)
+            for source, target, _ in copies:
+                copy_block(layer.tensors, source, target)
 
     def release(self, kv_ids: Iterable[int]) -> None:
         """The pool stays allocated; whoever hands out blocks knows which are free."""

@@ -166,9 +166,9 @@ class TritonPagedBackend(PagedBackend):
             max_context_len=max_context_len,
         )
 
-    def copy(self, source: int, target: int, num_tokens: int) -> None:
-        """Copy a whole block of all layers in one launch, and its scales in another."""
-        (pairs,) = to_device(self._device, np.array([[source, target]]))
+    def copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
+        """Copy whole blocks of all layers in one launch, and their scales in another."""
+        (pairs,) = to_device(self._device, np.array([(source, target) for source, target, _ in copies]))
         copy_blocks(
             [layer.key for layer in self._layers],
             [layer.value for layer in self._layers],

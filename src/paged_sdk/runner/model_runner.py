@@ -72,8 +72,8 @@ class _Parts:
     device_decoding: DeviceDecoding | None
 
     def submit(self, output: SchedulerOutput) -> PendingStep:
-        for copy in output.copies:
-            self.backend.copy(copy.src, copy.dst, copy.num_tokens)
+        if output.copies:
+            self.backend.copy([(copy.src, copy.dst, copy.num_tokens) for copy in output.copies])
         self.backend.release(output.released)
         self.sampler.forget(output.finished_seq_ids)
         if self.device_decoding is not None:
