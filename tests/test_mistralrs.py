@@ -178,12 +178,13 @@ def test_without_a_temperature_the_checkpoint_decides(tmp_path: Path, runner: Ru
 
 
 def test_streaming_adds_up(runner: Runner) -> None:
-    request = ChatCompletionRequest(QUESTION, "default", max_tokens=20, stream=True)
+    # So many tokens that not all of them are here when the first is read.
+    request = ChatCompletionRequest(QUESTION, "default", max_tokens=300, stream=True)
     stream = runner.send_chat_completion_request(request)
     assert not isinstance(stream, ChatCompletionResponse)
     chunks = list(stream)
     assert len(chunks) > 1
-    assert "".join(chunk.choices[0].delta.content for chunk in chunks) == texts(chat(runner, max_tokens=20))[0]
+    assert "".join(chunk.choices[0].delta.content for chunk in chunks) == texts(chat(runner, max_tokens=300))[0]
     assert chunks[-1].choices[0].finish_reason == "length"
 
 
