@@ -24,16 +24,18 @@ from paged_sdk.kernels.triton.attention_tile import (
 __all__ = ["default_tile", "paged_prefill_attention"]
 
 
-def default_tile(head_size: int, dtype: torch.dtype, device: torch.device) -> Tile:
+def default_tile(head_size: int, dtype: torch.dtype, device: torch.device, *, quantised: bool) -> Tile:
     """The largest tiles that leave the compiler enough registers.
 
     Hopper's matrix instructions, 64 rows for each four warps, read keys and values from shared memory. Before Hopper
     they go through registers; compute capability 8.6, 8.9 and 12 have 99 KB of shared memory besides.
+
+    :param quantised: the cache is f8e4m3, which is decoded in registers: 128 keys of 64 elements spill 1.5 KB of them
     """
     if dtype == torch.float32:  # no tensor cores: their TF32 is not float32
         return Tile(block_m=16, block_n=16, num_warps=4, num_stages=2)
     if wide_matrix_units(device):
-        if head_size <= 64:
+        if head_size <= 64 and not quantised:
             return Tile(block_m=128, block_n=128, num_warps=8, num_stages=3)
         if head_size <= 128:
             return Tile(block_m=128, block_n=64, num_warps=8, num_stages=3)
@@ -84,7 +86,7 @@ def paged_prefill_attention(
     if num_rows == 0 or query.numel() == 0:
         return output
 
-    tile = tile or default_tile(head_size, query.dtype, query.device)
+    tile = tile or default_tile(head_size, query.dtype, query.device, quantised=k_scale is not None)
     # How many tiles each row has is known on the device only; this is the most that all can have together.
     num_tiles = num_tokens * group // tile.block_m + num_rows
     _attend_tile[(num_tiles, num_kv_heads)](
