@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,9 @@ from paged_sdk import (
     TextMessages,
     TextModelBuilder,
 )
+from paged_sdk.runner.model_runner import ModelRunner
+from paged_sdk.runner.output import PendingStep
+from paged_sdk.scheduler.output import SchedulerOutput
 
 pytestmark = pytest.mark.anyio
 
@@ -235,6 +239,24 @@ async def wait_for_running(model: Model) -> None:
             await anyio.sleep(0.001)
 
 
+async def wait_for_waiting(model: Model, number: int) -> None:
+    with anyio.fail_after(5):
+        while model.stats().waiting < number:
+            await anyio.sleep(0.001)
+
+
+@pytest.fixture
+def slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of 10 ms, so that a long request is still under way whatever else the machine does."""
+    submit = ModelRunner.submit
+
+    def submit_late(runner: ModelRunner, output: SchedulerOutput) -> PendingStep:
+        time.sleep(0.01)
+        return submit(runner, output)
+
+    monkeypatch.setattr(ModelRunner, "submit", submit_late)
+
+
 async def assert_freed_within_two_steps(model: Model, steps_before: int) -> None:
     stats = await settled(model)
     # One step may be in flight when the abort is posted, one more may begin before it is read.
@@ -242,6 +264,7 @@ async def assert_freed_within_two_steps(model: Model, steps_before: int) -> None
     assert_nothing_leaked(stats)
 
 
+@pytest.mark.usefixtures("slow_steps")
 async def test_cancelling_the_task_frees_the_blocks(model: Model) -> None:
     async def send() -> None:
         await model.send_completion_request([1, 2, 3], LONG)
@@ -254,6 +277,7 @@ async def test_cancelling_the_task_frees_the_blocks(model: Model) -> None:
     await assert_freed_within_two_steps(model, steps)
 
 
+@pytest.mark.usefixtures("slow_steps")
 async def test_closing_a_stream_frees_the_blocks(model: Model) -> None:
     stream = model.stream_completion_request([1, 2, 3], LONG)
     await stream.__anext__()
@@ -265,6 +289,7 @@ async def test_closing_a_stream_frees_the_blocks(model: Model) -> None:
         await stream.__anext__()
 
 
+@pytest.mark.usefixtures("slow_steps")
 async def test_leaving_the_context_frees_the_blocks(model: Model) -> None:
     async with model.stream_completion_request([1, 2, 3], LONG) as stream:
         await stream.__anext__()
@@ -272,6 +297,7 @@ async def test_leaving_the_context_frees_the_blocks(model: Model) -> None:
     await assert_freed_within_two_steps(model, steps)
 
 
+@pytest.mark.usefixtures("slow_steps")
 async def test_dropping_a_stream_frees_the_blocks(model: Model) -> None:
     stream = model.stream_completion_request([1, 2, 3], LONG)
     await stream.__anext__()
@@ -313,6 +339,7 @@ async def test_the_first_error_ends_the_others(model: Model) -> None:
 # Closing
 
 
+@pytest.mark.usefixtures("slow_steps")
 async def test_closing_ends_what_is_under_way_with_its_text(builder: TextModelBuilder) -> None:
     responses = []
 
@@ -418,6 +445,7 @@ async def test_a_full_queue_refuses(builder: TextModelBuilder) -> None:
         assert_nothing_leaked(await settled(model))
 
 
+@pytest.mark.usefixtures("slow_steps")
 async def test_priorities_decide_who_goes_first(builder: TextModelBuilder) -> None:
     order: list[str] = []
 
@@ -426,13 +454,17 @@ async def test_priorities_decide_who_goes_first(builder: TextModelBuilder) -> No
         await model.send_chat_request(request)
         order.append(name)
 
-    async with builder.with_max_num_seqs(1).build() as model, anyio.create_task_group() as tasks:
-        tasks.start_soon(send, "first", 0)
-        await wait_for_running(model)
+    async with (
+        builder.with_max_num_seqs(1).build() as model,
+        anyio.create_task_group() as tasks,
+        model.stream_completion_request([1, 2, 3], LONG) as first,
+    ):
+        await first.__anext__()
         tasks.start_soon(send, "low", 0)
-        await anyio.sleep(0.005)
+        await wait_for_waiting(model, 1)
         tasks.start_soon(send, "high", 5)
-    assert order == ["first", "high", "low"]
+        await wait_for_waiting(model, 2)
+    assert order == ["high", "low"]
 
 
 # Several models
