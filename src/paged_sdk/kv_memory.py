@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from attrs import frozen
@@ -12,6 +13,7 @@ from paged_sdk.attention.backend import AttentionBackend
 from paged_sdk.attention.contiguous import ContiguousBackend
 from paged_sdk.attention.native_paged import NativePagedBackend, why_not_native
 from paged_sdk.attention.paged import PagedBackend
+from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.kernels.native.library import Workspace
@@ -72,66 +74,35 @@ def choose_storage(
     """
     if not config.paged:
         return KvStorage(make=lambda num_blocks: ContiguousBackend(model, dtype=dtype, device=device))
+    settings = PoolSettings(
+        block_size=config.block_size, dtype=dtype, device=device, cache_type=config.cache_type, key_offsets=key_offsets
+    )
     if device.type == "cpu":
         reason = "they are absent" if workspace is None else why_not_native(model, dtype)
         if workspace is not None and reason is None:
             _log.info("Attention: native CPU kernels.")
-            return KvStorage(
-                make=lambda num_blocks: NativePagedBackend(
-                    model,
-                    workspace=workspace,
-                    num_blocks=num_blocks,
-                    block_size=config.block_size,
-                    dtype=dtype,
-                    cache_type=config.cache_type,
-                    key_offsets=key_offsets,
-                    exact=exact,
-                )
-            )
+            return KvStorage(make=partial(NativePagedBackend, model, settings, workspace=workspace, exact=exact))
         _log.info("Attention: torch (native CPU kernels: %s).", reason)
     else:
         reason = why_not_triton(torch.empty(0, model.num_heads, model.head_dim, dtype=dtype, device=device))
         if reason is None:
-            return _triton_storage(config, model, dtype=dtype, device=device, key_offsets=key_offsets)
+            return _triton_storage(config, model, settings)
         _log.info("Attention: torch (%s).", reason)
-    return KvStorage(
-        make=lambda num_blocks: PagedBackend(
-            model,
-            num_blocks=num_blocks,
-            block_size=config.block_size,
-            dtype=dtype,
-            device=device,
-            cache_type=config.cache_type,
-            key_offsets=key_offsets,
-        )
-    )
+    return KvStorage(make=partial(PagedBackend, model, settings))
 
 
-def _triton_storage(
-    config: EngineConfig,
-    model: DecoderConfig,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    key_offsets: Sequence[Tensor],
-) -> KvStorage:
+def _triton_storage(config: EngineConfig, model: DecoderConfig, settings: PoolSettings) -> KvStorage:
     from paged_sdk.attention.triton_paged import TritonPagedBackend, choose_prefills
 
-    prefills = choose_prefills(
-        model, block_size=config.block_size, dtype=dtype, device=device, cache_type=config.cache_type
-    )
+    prefills = choose_prefills(model, settings)
     for window, choice in prefills.items():
         of_what = "prompts" if window is None else f"prompts in windows of {window} tokens"
         _log.info("Attention: Triton kernels; %s: %s.", of_what, choice)
     return KvStorage(
-        make=lambda num_blocks: TritonPagedBackend(
+        make=partial(
+            TritonPagedBackend,
             model,
-            num_blocks=num_blocks,
-            block_size=config.block_size,
-            dtype=dtype,
-            device=device,
-            cache_type=config.cache_type,
-            key_offsets=key_offsets,
+            settings,
             max_num_seqs=config.max_num_seqs,
             max_model_len=config.max_model_len,
             prefills=prefills,

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from paged_sdk.attention.backend import AttentionBackend, RowSpan
 from paged_sdk.attention.contiguous import ContiguousBackend
 from paged_sdk.attention.paged import PagedBackend
+from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.kernels.attention import prefill_attention
 
@@ -62,9 +63,8 @@ def tables(block_size: int, *, seed: int = 0) -> list[list[int]]:
 
 def poisoned(config: DecoderConfig, block_size: int, dtype: torch.dtype) -> PagedBackend:
     """A pool whose every slot holds NaN."""
-    backend = PagedBackend(
-        config, num_blocks=NUM_BLOCKS * 64 // block_size, block_size=block_size, dtype=dtype, device=CPU
-    )
+    settings = PoolSettings(block_size=block_size, dtype=dtype, device=CPU)
+    backend = PagedBackend(config, settings, NUM_BLOCKS * 64 // block_size)
     for layer in backend._layers:
         for tensor in layer.tensors:
             tensor.fill_(torch.nan)
@@ -222,7 +222,7 @@ def test_contiguous_storage_doubles_and_goes() -> None:
 
 def test_the_pool_has_the_stated_size() -> None:
     config = shape(windows=(None, None))
-    backend = PagedBackend(config, num_blocks=10, block_size=16, dtype=torch.bfloat16, device=CPU)
+    backend = PagedBackend(config, PoolSettings(block_size=16, dtype=torch.bfloat16, device=CPU), 10)
     assert backend.num_bytes == 10 * 16 * config.kv_elements_per_token * 2
     backend.release([1])
     assert backend.num_bytes == 10 * 16 * config.kv_elements_per_token * 2

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from naive_attention import CPU, Text, naive_attention, shape
@@ -12,8 +10,15 @@ from native_weights import needs_library, workspace
 from paged_sdk.attention.backend import RowSpan
 from paged_sdk.attention.native_paged import NativePagedBackend
 from paged_sdk.attention.paged import PagedBackend
+from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.kernels.fp8 import F8E4M3_MAX, dequantise_f8e4m3, quantise_f8e4m3
+
+
+def fp8(block_size: int, dtype: torch.dtype, key_offsets: tuple[torch.Tensor, ...] = ()) -> PoolSettings:
+    return PoolSettings(
+        block_size=block_size, dtype=dtype, device=CPU, cache_type=PagedCacheType.F8E4M3, key_offsets=key_offsets
+    )
 
 
 def test_every_code_is_decoded_as_torch_does() -> None:
@@ -47,9 +52,7 @@ def test_zeros_stay_zeros_and_nan_stays_visible() -> None:
 def test_attention_is_within_four_percent(windows: tuple[int | None, ...]) -> None:
     """Root mean square, with independent random keys and values; measured: 3.2 % and 3.3 %."""
     config = shape(windows=windows, head_dim=64)
-    backend = PagedBackend(
-        config, num_blocks=8, block_size=32, dtype=torch.float32, device=CPU, cache_type=PagedCacheType.F8E4M3
-    )
+    backend = PagedBackend(config, fp8(32, torch.float32), 8)
     for layer in backend._layers:
         for scales in (layer.k_scale, layer.v_scale):
             assert scales is not None
@@ -68,9 +71,7 @@ def test_chunks_change_nothing() -> None:
     config = shape(head_dim=64)
 
     def outputs(chunks: tuple[int, ...]) -> torch.Tensor:
-        backend = PagedBackend(
-            config, num_blocks=8, block_size=16, dtype=torch.float64, device=CPU, cache_type=PagedCacheType.F8E4M3
-        )
+        backend = PagedBackend(config, fp8(16, torch.float64), 8)
         text = Text(config, 100, seed=0, dtype=torch.float64)
         parts = []
         first = 0
@@ -99,17 +100,11 @@ def test_what_keys_have_in_common_is_no_loss(
         text.expected[0] = naive_attention(config, 0, *(each[0] for each in (text.query, text.key, text.value)))
 
     def error(key_offsets: tuple[torch.Tensor, ...]) -> float:
-        options: dict[str, Any] = {
-            "num_blocks": 32,
-            "block_size": 16,
-            "dtype": dtype,
-            "cache_type": PagedCacheType.F8E4M3,
-            "key_offsets": key_offsets,
-        }
+        settings = fp8(16, dtype, key_offsets)
         if native:
-            backend: PagedBackend = NativePagedBackend(config, workspace=workspace(), exact=False, **options)
+            backend: PagedBackend = NativePagedBackend(config, settings, 32, workspace=workspace(), exact=False)
         else:
-            backend = PagedBackend(config, device=CPU, **options)
+            backend = PagedBackend(config, settings, 32)
         tables = (list(range(19)), list(range(19, 28)))
         outputs, expected = [], []
         for parts in (((0, 200), (0, 1)), ((200, 298), (1, 139)), ((298, 299), (139, 140)), ((299, 300), None)):
@@ -131,8 +126,8 @@ def test_what_keys_have_in_common_is_no_loss(
 def test_half_the_bytes_and_the_scales() -> None:
     config = shape(head_dim=64)
     pools = [
-        PagedBackend(config, num_blocks=4, block_size=16, dtype=torch.bfloat16, device=CPU, cache_type=cache_type)
-        for cache_type in (PagedCacheType.AUTO, PagedCacheType.F8E4M3)
+        PagedBackend(config, settings, 4)
+        for settings in (PoolSettings(block_size=16, dtype=torch.bfloat16, device=CPU), fp8(16, torch.bfloat16))
     ]
     scales = 4 * 16 * 2 * config.num_kv_heads * 4
     assert pools[1].num_bytes == pools[0].num_bytes // 2 + scales

@@ -16,6 +16,7 @@ from paged_sdk.attention.backend import AttentionBackend, RowSpan
 from paged_sdk.attention.contiguous import ContiguousBackend
 from paged_sdk.attention.native_paged import NativePagedBackend, why_not_native
 from paged_sdk.attention.paged import PagedBackend
+from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.paged import PagedCacheType
 
@@ -28,11 +29,11 @@ WINDOWS_AND_CAPS: tuple[tuple[tuple[int | None, ...], float | None], ...] = (
 )
 
 
-def native(config: DecoderConfig, *, block_size: int = 16, **options: Any) -> NativePagedBackend:
+def native(config: DecoderConfig, *, block_size: int = 16, exact: bool = True, **settings: Any) -> NativePagedBackend:
     """A pool whose every slot, and every scale, holds NaN."""
-    backend = NativePagedBackend(
-        config, workspace=workspace(), num_blocks=NUM_BLOCKS * 64 // block_size, block_size=block_size, **options
-    )
+    pool = PoolSettings(block_size=block_size, device=CPU, **settings)
+    num_blocks = NUM_BLOCKS * 64 // block_size
+    backend = NativePagedBackend(config, pool, num_blocks, workspace=workspace(), exact=exact)
     for cache in backend.caches:
         for tensor in (cache.key, cache.value, cache.k_scale, cache.v_scale):
             if tensor is not None:
@@ -89,7 +90,7 @@ def test_what_torchs_backends_give(windows: tuple[int | None, ...], softcap: flo
     config = shape(windows=windows, softcap=softcap)
     texts = [Text(config, length, seed=length, dtype=torch.float32) for length in LENGTHS]
     own = attended(native(config, dtype=torch.float32), texts, STEPS, tables(16))
-    paged = PagedBackend(config, num_blocks=NUM_BLOCKS * 4, block_size=16, dtype=torch.float32, device=CPU)
+    paged = PagedBackend(config, PoolSettings(block_size=16, dtype=torch.float32, device=CPU), NUM_BLOCKS * 4)
     contiguous = ContiguousBackend(config, dtype=torch.float32, device=CPU)
     for backend, kv_ids in ((paged, tables(16)), (contiguous, [[0], [1], [2]])):
         for got, expected in zip(own, attended(backend, texts, STEPS, kv_ids), strict=True):
@@ -105,7 +106,8 @@ def test_f8e4m3_caches_hold_what_torchs_do(windows: tuple[int | None, ...], dtyp
     texts = [Text(config, length, seed=length, dtype=dtype) for length in LENGTHS]
     kind = PagedCacheType.F8E4M3
     own = native(config, dtype=dtype, cache_type=kind)
-    paged = PagedBackend(config, num_blocks=NUM_BLOCKS * 4, block_size=16, dtype=dtype, device=CPU, cache_type=kind)
+    settings = PoolSettings(block_size=16, dtype=dtype, device=CPU, cache_type=kind)
+    paged = PagedBackend(config, settings, NUM_BLOCKS * 4)
     assert own.num_bytes == paged.num_bytes
     pairs = zip(attended(own, texts, STEPS, tables(16)), attended(paged, texts, STEPS, tables(16)), texts, strict=True)
     for got, expected, text in pairs:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +19,7 @@ pytest.importorskip("triton")
 
 from paged_sdk.attention.backend import AttentionBackend, RowSpan
 from paged_sdk.attention.paged import PagedBackend
+from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.attention.triton_paged import TritonPagedBackend, choose_prefills
 from paged_sdk.config.decoder import DecoderConfig, RopeConfig
 from paged_sdk.config.paged import PagedCacheType
@@ -37,10 +39,13 @@ NEEDS_GPU: Final = pytest.mark.skipif(not torch.cuda.is_available(), reason="nee
 
 
 def pool(
-    kind: type[PagedBackend], config: DecoderConfig, device: torch.device, *, block_size: int = 8, **options: Any
+    kind: Callable[[DecoderConfig, PoolSettings, int], PagedBackend],
+    config: DecoderConfig,
+    device: torch.device,
+    **settings: Any,
 ) -> PagedBackend:
     """A pool whose every slot, and every scale, holds NaN."""
-    backend = kind(config, num_blocks=NUM_BLOCKS, block_size=block_size, device=device, **options)
+    backend = kind(config, PoolSettings(block_size=8, device=device, **settings), NUM_BLOCKS)
     for layer in backend._layers:
         for tensor in layer.tensors:
             tensor.copy_(torch.full(tensor.shape, torch.nan))
@@ -107,11 +112,10 @@ def test_chunks_by_another_backend(
         calls.append(len(query))
         return plain_varlen(query, *arguments, **options)
 
-    chosen = choose_prefills(
-        config, block_size=8, dtype=torch.float32, device=triton_device, cache_type=PagedCacheType.AUTO
-    )
+    chosen = choose_prefills(config, PoolSettings(block_size=8, dtype=torch.float32, device=triton_device))
     prefills = {window: evolve(choice, flash=flash) for window, choice in chosen.items()}
-    backend = pool(TritonPagedBackend, config, triton_device, dtype=torch.float32, prefills=prefills)
+    kind = partial(TritonPagedBackend, prefills=prefills)
+    backend = pool(kind, config, triton_device, dtype=torch.float32)
     torchs = pool(PagedBackend, config, CPU, dtype=torch.float32)
     steps = [dict(sorted(step.items(), key=lambda item: item[1] > 1)) for step in STEPS]
     expected = attended(torchs, texts, CPU, steps)

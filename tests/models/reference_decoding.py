@@ -13,6 +13,7 @@ from paged_sdk.attention.backend import AttentionBackend, RowSpan
 from paged_sdk.attention.context import StepContext
 from paged_sdk.attention.contiguous import ContiguousBackend
 from paged_sdk.attention.paged import PagedBackend
+from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.errors import CheckpointError
 from paged_sdk.models.causal_model import CausalModel
@@ -57,14 +58,12 @@ def ours(reference: PreTrainedModel, *, dtype: torch.dtype = torch.float32, **op
 
 def paged(block_size: int, cache_type: PagedCacheType = PagedCacheType.AUTO) -> MakeBackend:
     """A pool with room for :data:`MAX_TOKENS`."""
-    return lambda model: PagedBackend(
-        model.config,
-        num_blocks=-(-MAX_TOKENS // block_size),
-        block_size=block_size,
-        dtype=model.dtype,
-        device=CPU,
-        cache_type=cache_type,
-    )
+
+    def make(model: DecoderModel) -> PagedBackend:
+        settings = PoolSettings(block_size=block_size, dtype=model.dtype, device=CPU, cache_type=cache_type)
+        return PagedBackend(model.config, settings, -(-MAX_TOKENS // block_size))
+
+    return make
 
 
 def contiguous(model: DecoderModel) -> AttentionBackend:

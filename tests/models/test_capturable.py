@@ -24,6 +24,7 @@ pytest.importorskip("triton")
 
 from paged_sdk.attention.backend import RowSpan
 from paged_sdk.attention.context import StepContext
+from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.attention.triton_paged import TritonPagedBackend
 from paged_sdk.layers.embedding import RepackedEmbedding
 from paged_sdk.models.decoder import DecoderModel
@@ -83,9 +84,8 @@ def meta_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def check_steps(model: DecoderModel) -> None:
     """A prompt of some tokens, whose indices are made beforehand, and as many decodes, whose are part of the step."""
-    pool = TritonPagedBackend(
-        model.config, num_blocks=64, block_size=16, dtype=model.dtype, device=META, max_num_seqs=max(NUM_TOKENS)
-    )
+    settings = PoolSettings(block_size=16, dtype=model.dtype, device=META)
+    pool = TritonPagedBackend(model.config, settings, 64, max_num_seqs=max(NUM_TOKENS))
     for num_tokens in NUM_TOKENS:
         tokens = torch.empty(num_tokens, dtype=torch.int64, device=META)
         prompt = pool.prepare([RowSpan(0, num_tokens, range(64))])
@@ -163,14 +163,8 @@ def test_a_replayed_step_is_the_step(family: str, quantization: str, tmp_path: P
     source = GgufSource(make_gguf(tmp_path, family=family, quantization=quantization))
     policy = LinearPolicy(keep_blocks=quantization != "F32", device=cuda)
     model = load_model(source.config, source, dtype=torch.bfloat16, device=cuda, policy=policy)
-    pool = TritonPagedBackend(
-        model.config,
-        num_blocks=max(NUM_TOKENS),
-        block_size=16,
-        dtype=torch.bfloat16,
-        device=cuda,
-        max_num_seqs=max(NUM_TOKENS),
-    )
+    settings = PoolSettings(block_size=16, dtype=torch.bfloat16, device=cuda)
+    pool = TritonPagedBackend(model.config, settings, max(NUM_TOKENS), max_num_seqs=max(NUM_TOKENS))
     for num_tokens in NUM_TOKENS:
         seats = torch.from_numpy(pool.seats([[block] for block in range(num_tokens)])).to(cuda)
         texts = [torch.tensor(random_prompt(num_tokens, seed=seed), device=cuda) for seed in (1, 2)]

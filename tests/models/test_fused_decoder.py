@@ -13,6 +13,7 @@ from torch import Tensor
 
 from native_weights import needs_library, workspace
 from paged_sdk.attention.native_paged import NativePagedBackend
+from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.kernels.gguf_blocks import BlockMatrix
 from paged_sdk.models.causal_model import CausalModel
@@ -83,9 +84,8 @@ def whole(model: DecoderModel, text: Sequence[int]) -> Tensor:
 
 def pool(model: DecoderModel, *, cache_type: PagedCacheType = PagedCacheType.AUTO) -> NativePagedBackend:
     """As much as :func:`reference_decoding.paged` has."""
-    return NativePagedBackend(
-        model.config, workspace=workspace(), num_blocks=64, block_size=16, dtype=model.dtype, cache_type=cache_type
-    )
+    settings = PoolSettings(block_size=16, dtype=model.dtype, device=CPU, cache_type=cache_type)
+    return NativePagedBackend(model.config, settings, 64, workspace=workspace())
 
 
 def fused(model: DecoderModel, *, few_rows: int = FEW_ROWS) -> tuple[FusedDecoderModel, NativePagedBackend]:

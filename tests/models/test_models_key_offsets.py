@@ -14,6 +14,7 @@ from torch import Tensor
 from native_weights import needs_library, workspace
 from paged_sdk.attention.native_paged import NativePagedBackend
 from paged_sdk.attention.paged import PagedBackend
+from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.fused_decoder import FusedDecoderModel
@@ -62,16 +63,12 @@ def test_keys_without_a_bias_are_stored_whole(family: str) -> None:
 
 
 def fp8(model: DecoderModel, offsets: tuple[Tensor, ...], *, native: bool) -> PagedBackend:
-    options: dict[str, Any] = {
-        "num_blocks": NUM_BLOCKS,
-        "block_size": 16,
-        "dtype": model.dtype,
-        "cache_type": PagedCacheType.F8E4M3,
-        "key_offsets": offsets,
-    }
+    settings = PoolSettings(
+        block_size=16, dtype=model.dtype, device=CPU, cache_type=PagedCacheType.F8E4M3, key_offsets=offsets
+    )
     if native:
-        return NativePagedBackend(model.config, workspace=workspace(), **options)
-    return PagedBackend(model.config, device=CPU, **options)
+        return NativePagedBackend(model.config, settings, NUM_BLOCKS, workspace=workspace())
+    return PagedBackend(model.config, settings, NUM_BLOCKS)
 
 
 @pytest.mark.parametrize("native", [False, pytest.param(True, marks=needs_library)], ids=["torch", "native"])

@@ -26,6 +26,7 @@ from paged_sdk import (
 from paged_sdk.attention.backend import RowSpan
 from paged_sdk.attention.context import StepContext
 from paged_sdk.attention.paged import PagedBackend
+from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.attention.triton_paged import TritonPagedBackend
 from paged_sdk.kernels.gguf_blocks import BlockMatrix
 from paged_sdk.models.decoder import DecoderModel
@@ -73,7 +74,7 @@ def logits_of(model: DecoderModel, text: Sequence[int]) -> Tensor:
 def hidden_of(model: DecoderModel, text: Sequence[int]) -> Tensor:
     """The same before the output projection, ``[num_tokens, hidden_size]``."""
     kind = TritonPagedBackend if model.device.type == "cuda" else PagedBackend
-    backend = kind(model.config, num_blocks=8, block_size=8, dtype=model.dtype, device=model.device)
+    backend = kind(model.config, PoolSettings(block_size=8, dtype=model.dtype, device=model.device), 8)
     with torch.inference_mode():
         context = StepContext(attention=backend.prepare([RowSpan(0, len(text), range(8))]))
         tokens, positions = torch.tensor(text), torch.arange(len(text))
@@ -89,7 +90,7 @@ def test_greedy_tokens_are_transformers(family: str) -> None:
     prompt = random_prompt(19)
 
     def pool(model: DecoderModel) -> TritonPagedBackend:
-        return TritonPagedBackend(model.config, num_blocks=8, block_size=8, dtype=model.dtype, device=CPU)
+        return TritonPagedBackend(model.config, PoolSettings(block_size=8, dtype=model.dtype, device=CPU), 8)
 
     expected = reference_greedy(reference, prompt, NUM_TOKENS)
     assert greedy(ours(reference), pool, prompt, NUM_TOKENS, chunk=11) == expected

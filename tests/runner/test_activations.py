@@ -13,6 +13,7 @@ from paged_sdk import BlockingModel, OutOfMemoryError, TextModelBuilder
 from paged_sdk.attention.backend import AttentionBackend, AttentionStep, RowSpan
 from paged_sdk.attention.context import StepContext
 from paged_sdk.attention.paged import PagedBackend
+from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig, RopeConfig
 from paged_sdk.runner.activations import activation_bytes, cuda_peak_bytes
 
@@ -68,7 +69,7 @@ def test_the_largest_step_is_run(tokens: int, rows: int, counts: list[int]) -> N
     made: list[WatchedBackend] = []
 
     def make(num_blocks: int) -> AttentionBackend:
-        made.append(WatchedBackend(CONFIG, num_blocks=num_blocks, block_size=4, dtype=torch.float32, device=CPU))
+        made.append(WatchedBackend(CONFIG, PoolSettings(block_size=4, dtype=torch.float32, device=CPU), num_blocks))
         return made[-1]
 
     def peak(run: Callable[[], None]) -> int:

@@ -27,6 +27,7 @@ from paged_sdk import (
     TextModelBuilder,
 )
 from paged_sdk.attention.backend import AttentionBackend
+from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.attention.triton_paged import TritonPagedBackend
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.engine import EngineConfig
@@ -75,13 +76,12 @@ def recorder(monkeypatch: pytest.MonkeyPatch, triton_device: torch.device) -> Re
     recorder = Recorder()
 
     def storage(config: EngineConfig, model: DecoderConfig, **options: Any) -> KvStorage:
+        settings = PoolSettings(block_size=config.block_size, dtype=options["dtype"], device=triton_device)
         return KvStorage(
             make=lambda num_blocks: TritonPagedBackend(
                 model,
-                num_blocks=num_blocks,
-                block_size=config.block_size,
-                dtype=options["dtype"],
-                device=triton_device,
+                settings,
+                num_blocks,
                 max_num_seqs=config.max_num_seqs,
                 max_model_len=config.max_model_len,
             )

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from paged_sdk.attention.contiguous import ContiguousBackend
 from paged_sdk.attention.paged import PagedBackend
+from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.errors import CheckpointError, ModelClosedError
@@ -90,9 +91,8 @@ class Harness:
         self.kv: KvManager
         if paged:
             self.kv = KvCacheManager(num_blocks, 8, sliding_window=model.config.window)
-            self.backend: PagedBackend | ContiguousBackend = PagedBackend(
-                model.config, num_blocks=num_blocks, block_size=8, dtype=model.dtype, device=CPU
-            )
+            pool = PoolSettings(block_size=8, dtype=model.dtype, device=CPU)
+            self.backend: PagedBackend | ContiguousBackend = PagedBackend(model.config, pool, num_blocks)
         else:
             self.kv = SequenceKvManager(max_sequence_tokens=512, max_num_seqs=config.max_num_seqs, num_kept=4)
             self.backend = ContiguousBackend(model.config, dtype=model.dtype, device=CPU)

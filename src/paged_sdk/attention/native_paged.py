@@ -9,8 +9,8 @@ from torch import Tensor
 
 from paged_sdk.attention.backend import AttentionStep, RowSpan
 from paged_sdk.attention.paged import PagedBackend, new_positions
+from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig
-from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.kernels.key_offsets import subtract_key_offsets
 from paged_sdk.kernels.kv_cache import write_slots
 from paged_sdk.kernels.native.library import Workspace
@@ -44,24 +44,14 @@ class NativePagedBackend(PagedBackend):
     def __init__(
         self,
         config: DecoderConfig,
+        settings: PoolSettings,
+        num_blocks: int,
         *,
         workspace: Workspace,
-        num_blocks: int,
-        block_size: int,
-        dtype: torch.dtype,
-        cache_type: PagedCacheType = PagedCacheType.AUTO,
-        key_offsets: Sequence[Tensor] = (),
         exact: bool = True,
     ) -> None:
-        super().__init__(
-            config,
-            num_blocks=num_blocks,
-            block_size=block_size,
-            dtype=dtype,
-            device=torch.device("cpu"),
-            cache_type=cache_type,
-            key_offsets=key_offsets,
-        )
+        assert settings.device.type == "cpu", settings.device
+        super().__init__(config, settings, num_blocks)
         self.workspace = workspace
         self.caches = tuple(
             LayerCache(layer.key, layer.value, layer.k_scale, layer.v_scale, layer.key_offsets)

@@ -12,8 +12,8 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.attention.backend import AttentionBackend, AttentionStep, RowSpan
+from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig
-from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.errors import OutOfMemoryError
 from paged_sdk.kernels.key_offsets import KEY_SPAN, check_key_offsets, subtract_key_offsets
 from paged_sdk.kernels.kv_cache import copy_block, write_slots
@@ -36,53 +36,37 @@ class PagedBackend(AttentionBackend):
     Blocks are not cleared: what lies in an unused slot, NaN included, never reaches a result.
 
     :param num_blocks: blocks in the pool
-    :param block_size: tokens per block
-    :param cache_type: ``AUTO`` stores ``dtype``; ``F8E4M3`` bytes with a float32 scale per token and KV head
-    :param dtype: of keys and values
-    :param key_offsets: of each layer ``[num_spans, num_kv_heads, head_dim]`` float32, as far as the longest context:
-        what its keys are stored without (:mod:`paged_sdk.kernels.key_offsets`). For ``F8E4M3`` only; empty: nothing
     :raises OutOfMemoryError: the pool cannot be allocated
-    :raises ConfigError: ``key_offsets`` do not fit
+    :raises ConfigError: the settings' key offsets do not fit
     """
 
-    def __init__(
-        self,
-        config: DecoderConfig,
-        *,
-        num_blocks: int,
-        block_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        cache_type: PagedCacheType = PagedCacheType.AUTO,
-        key_offsets: Sequence[Tensor] = (),
-    ) -> None:
+    def __init__(self, config: DecoderConfig, settings: PoolSettings, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self._config = config
-        self._block_size = block_size
-        self._device = device
+        self._block_size = settings.block_size
+        self._device = settings.device
         self._windows = tuple(dict.fromkeys(config.sliding_windows))
-        shape = (num_blocks, block_size, config.num_kv_heads, config.head_dim)
-        quantised = cache_type is PagedCacheType.F8E4M3
-        stored = torch.float8_e4m3fn if quantised else dtype
+        shape = (num_blocks, settings.block_size, config.num_kv_heads, config.head_dim)
+        stored, device = settings.stored_dtype, settings.device
         try:
             self._layers = tuple(
                 _LayerCache(
                     key=torch.empty(shape, dtype=stored, device=device),
                     value=torch.empty(shape, dtype=stored, device=device),
-                    k_scale=torch.empty(shape[:3], device=device) if quantised else None,
-                    v_scale=torch.empty(shape[:3], device=device) if quantised else None,
+                    k_scale=torch.empty(shape[:3], device=device) if settings.quantised else None,
+                    v_scale=torch.empty(shape[:3], device=device) if settings.quantised else None,
                     key_offsets=offsets,
                 )
-                for offsets in key_offsets or (None,) * config.num_layers
+                for offsets in settings.key_offsets or (None,) * config.num_layers
             )
         except RuntimeError as error:
-            needed = num_blocks * block_size * config.kv_elements_per_token * stored.itemsize
+            needed = num_blocks * settings.block_size * config.kv_elements_per_token * stored.itemsize
             raise OutOfMemoryError(
-                f"cannot allocate {num_blocks} KV blocks of {block_size} tokens: {needed} bytes", needed=needed
+                f"cannot allocate {num_blocks} KV blocks of {settings.block_size} tokens: {needed} bytes", needed=needed
             ) from error
         for layer in self._layers:
             check_key_offsets(layer.key_offsets, layer.key, 0)
-        self._max_positions = len(key_offsets[0]) * KEY_SPAN if key_offsets else None
+        self._max_positions = len(settings.key_offsets[0]) * KEY_SPAN if settings.key_offsets else None
 
     @property
     def num_bytes(self) -> int:

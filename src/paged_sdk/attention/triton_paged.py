@@ -14,8 +14,8 @@ from torch import Tensor
 from paged_sdk.attention.backend import AttentionStep, RowSpan
 from paged_sdk.attention.block_tables import BlockTables
 from paged_sdk.attention.paged import PagedBackend
+from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig
-from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.kernels.flash_prefill import PrefillRows
 from paged_sdk.kernels.key_offsets import subtract_key_offsets
 from paged_sdk.kernels.prefill_choice import PagedPrefill, PrefillShape, faster_for_prefill
@@ -30,9 +30,7 @@ __all__ = ["TritonPagedBackend", "TritonPagedStep", "choose_prefills"]
 _MAX_NUM_SEQS: Final = 32
 
 
-def choose_prefills(
-    config: DecoderConfig, *, block_size: int, dtype: torch.dtype, device: torch.device, cache_type: PagedCacheType
-) -> dict[int | None, PagedPrefill]:
+def choose_prefills(config: DecoderConfig, settings: PoolSettings) -> dict[int | None, PagedPrefill]:
     """By window, what is faster in chunks of prompts: measured now, for some milliseconds and 100 MB of the device."""
     return {
         window: faster_for_prefill(
@@ -40,13 +38,13 @@ def choose_prefills(
                 num_heads=config.num_heads,
                 num_kv_heads=config.num_kv_heads,
                 head_size=config.head_dim,
-                block_size=block_size,
-                dtype=dtype,
-                device=device,
+                block_size=settings.block_size,
+                dtype=settings.dtype,
+                device=settings.device,
                 scale=config.attention_scale,
                 window=window,
                 softcap=config.attention_softcap,
-                quantised=cache_type is PagedCacheType.F8E4M3,
+                quantised=settings.quantised,
             )
         )
         for window in dict.fromkeys(config.sliding_windows)
@@ -67,28 +65,16 @@ class TritonPagedBackend(PagedBackend):
     def __init__(
         self,
         config: DecoderConfig,
-        *,
+        settings: PoolSettings,
         num_blocks: int,
-        block_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        cache_type: PagedCacheType = PagedCacheType.AUTO,
-        key_offsets: Sequence[Tensor] = (),
+        *,
         max_num_seqs: int = _MAX_NUM_SEQS,
         max_model_len: int | None = None,
         prefills: Mapping[int | None, PagedPrefill] | None = None,
     ) -> None:
-        super().__init__(
-            config,
-            num_blocks=num_blocks,
-            block_size=block_size,
-            dtype=dtype,
-            device=device,
-            cache_type=cache_type,
-            key_offsets=key_offsets,
-        )
-        width = -(-(max_model_len or config.max_position) // block_size)
-        self._tables = BlockTables(max_num_seqs, width, device)
+        super().__init__(config, settings, num_blocks)
+        width = -(-(max_model_len or config.max_position) // settings.block_size)
+        self._tables = BlockTables(max_num_seqs, width, settings.device)
         self._prefills = dict(prefills or {})
 
     def prepare(self, rows: Sequence[RowSpan]) -> TritonPagedStep:
