@@ -33,6 +33,8 @@ def plain_varlen(
     output = torch.zeros_like(query) if out is None else out
     queries, keys = (itertools.pairwise(ends.tolist()) for ends in (cu_seqlens_q, cu_seqlens_k))
     for (first, last), (first_key, last_key) in zip(queries, keys, strict=True):
+        output[first:last] = 0
+        first = max(first, last - (last_key - first_key))  # tokens before it see nothing
         if last > first:
             output[first:last] = prefill_attention(
                 query[first:last], key[first_key:last_key], value[first_key:last_key], scale=scale, window=window

@@ -121,6 +121,7 @@ def flash_over_pages(batch: Batch, device: torch.device) -> Callable[[], Tensor]
         max_seqlen_q=batch.num_tokens,
         max_context_len=batch.length,
         total_context_len=batch.num_rows * batch.length,
+        begin_sequences=batch.num_tokens == batch.length,
     )
     shape = (len(query), NUM_KV_HEADS, HEAD_SIZE)
     key, value = (torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(2))

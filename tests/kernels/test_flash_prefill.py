@@ -24,7 +24,7 @@ from plain_varlen import plain_varlen
 CPU: Final = torch.device("cpu")
 CUDA: Final = torch.device("cuda")
 SCALE: Final = 0.3
-MIXED: Final = [(9, 9), (1, 37), (0, 0), (0, 9), (5, 40), (3, 3)]
+MIXED: Final = [(9, 9), (1, 37), (0, 0), (0, 9), (5, 40), (3, 3), (5, 2), (4, 0)]
 TOLERANCE: Final = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 NEEDS_GPU: Final = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -39,6 +39,7 @@ def rows_of(case: PagedCase, device: torch.device = CPU) -> PrefillRows:
         max_seqlen_q=case.max_seqlen_q,
         max_context_len=case.max_context_len,
         total_context_len=int(case.context_lens.sum()),
+        begin_sequences=all(num_tokens == length for num_tokens, length in case.rows),
     )
 
 
@@ -163,6 +164,7 @@ def test_nothing_waits_for_the_device(window: int | None) -> None:
         max_seqlen_q=200,
         max_context_len=500,
         total_context_len=700,
+        begin_sequences=False,
     )
     query, key, cache = empty(300, 8, 64), empty(300, 2, 64), empty(100, 16, 2, 64)
     output = flash_prefill(query, key, key, cache, cache, rows, scale=SCALE, window=window)
@@ -355,7 +357,8 @@ def test_triton_serves_the_rest() -> None:
 def test_torch_flash_on_a_gpu(
     window: int | None, heads: tuple[int, int, int], dtype: torch.dtype, *, into: bool
 ) -> None:
-    for rows in ([(9, 9), (1, 37), (0, 0), (0, 9), (70, 150), (3, 3)], [(9, 9), (70, 70), (0, 0), (1, 1)]):
+    mixed = [(9, 9), (1, 37), (0, 0), (0, 9), (70, 150), (3, 3)]
+    for rows in (mixed, [*mixed, (5, 3), (4, 0)], [(9, 9), (70, 70), (0, 0), (1, 1)]):
         case = PagedCase(rows, heads, dtype=dtype, window=window)
         out = torch.full(case.query.shape, torch.nan, dtype=dtype, device=CUDA) if into else None
         scale = heads[2] ** -0.5

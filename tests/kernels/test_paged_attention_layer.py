@@ -7,18 +7,24 @@ from typing import Any, Final
 
 import pytest
 import torch
+import torch.nn.functional as F
 from paged_case import attend
 from torch import Tensor
 
 from paged_sdk.errors import ConfigError
-from paged_sdk.kernels import InputMetadata, PagedAttention
+from paged_sdk.kernels import InputMetadata, PagedAttention, paged_attention_layer, prefill_choice
 from paged_sdk.kernels.attention import masked_attention
+from paged_sdk.kernels.flash_prefill import why_not
+from paged_sdk.kernels.paged_attention import paged_attention_reference
+from paged_sdk.kernels.prefill_choice import PagedPrefill, PrefillShape
+from plain_varlen import plain_varlen
 
 HEADS: Final = 6
 KV_HEADS: Final = 2
 SIZE: Final = 16
 SCALE: Final = SIZE**-0.5
 BLOCK_SIZE: Final = 4
+CUDA: Final = torch.device("cuda")
 
 
 class Text:
@@ -356,3 +362,142 @@ def test_what_does_not_fit_is_named(setting: str, changed: dict[str, Any]) -> No
         layer(**arguments | changed)
     assert caught.value.setting == setting
     assert caught.value.allowed
+
+
+# Prefill by torch's FlashAttention
+
+
+class CountedFlash:
+    """Stands in for torch's FlashAttention where there is no CUDA device."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def __call__(self, *arguments: Any, **options: Any) -> Tensor:
+        self.num_calls += 1
+        return plain_varlen(*arguments, **options)
+
+
+@pytest.fixture
+def flash(monkeypatch: pytest.MonkeyPatch) -> CountedFlash:
+    """Has won against Triton wherever it may serve, on a device of one multiprocessor with tiles of 8 tokens."""
+    counted = CountedFlash()
+
+    def fastest(shape: PrefillShape) -> PagedPrefill:
+        refusal = why_not(torch.bfloat16, shape.head_size, CUDA, softcap=shape.softcap, quantised=shape.quantised)
+        serves = refusal is None or "build of torch" in refusal
+        return PagedPrefill(
+            shape=shape, paged=paged_attention_reference, flash=counted if serves else None, reason="it is a test"
+        )
+
+    monkeypatch.setattr(paged_attention_layer, "_may_be_timed", lambda tokens: True)
+    monkeypatch.setattr(paged_attention_layer, "_fastest_prefill", fastest)
+    monkeypatch.setattr(prefill_choice, "_TILE", 8)
+    return counted
+
+
+@pytest.mark.parametrize("window", [None, 6])
+def test_flash_serves_prefills_and_no_decodes(window: int | None, flash: CountedFlash) -> None:
+    text, cache = Text(24), Cache()
+    layer = PagedAttention(HEADS, SIZE, SCALE, KV_HEADS, sliding_window=window)
+    outputs = []
+    for first, last in ((0, 9), (9, 20)):
+        metadata = InputMetadata(True, cache.slots(first, last), cache.table, torch.tensor([last]))
+        outputs.append(run(layer, text, cache, first, last, metadata))
+    for first in range(20, 24):
+        metadata = InputMetadata(False, cache.slots(first, first + 1), cache.table, torch.tensor([first + 1]))
+        outputs.append(run(layer, text, cache, first, first + 1, metadata))
+    close(torch.cat(outputs), text.expected(window=window))
+    assert flash.num_calls == 2
+
+
+@pytest.mark.parametrize("max_context_len", [None, 20, 29])
+def test_flash_takes_chunks_of_one_prompt_in_one_call(max_context_len: int | None, flash: CountedFlash) -> None:
+    text, cache = Text(20), Cache()
+    layer = PagedAttention(HEADS, SIZE, SCALE, KV_HEADS)
+    whole = InputMetadata(
+        is_prefill=True,
+        slot_mapping=cache.slots(0, 20),
+        block_tables=cache.table,
+        context_lens=torch.tensor([20]),
+        cu_seqlens_q=torch.tensor([0, 4, 13, 20]),
+        max_context_len=max_context_len,
+    )
+    close(run(layer, text, cache, 0, 20, whole), text.expected())
+    assert flash.num_calls == 1
+
+
+def test_flash_gives_zero_for_tokens_that_only_fill_up_a_row(flash: CountedFlash) -> None:
+    text, cache = Text(20), Cache()
+    layer = PagedAttention(HEADS, SIZE, SCALE, KV_HEADS)
+    slots = torch.cat((torch.full((4,), -1), cache.slots(0, 20)))
+    query, key, value = (F.pad(each, (0, 0, 0, 0, 4, 0), value=3.0) for each in (text.query, text.key, text.value))
+    metadata = InputMetadata(True, slots, cache.table, torch.tensor([20]), max_context_len=24)
+    output = layer(query, key, value, None, cache.key, cache.value, metadata)
+    close(output, F.pad(text.expected(), (0, 0, 0, 0, 4, 0)))
+    assert flash.num_calls == 1
+
+
+@pytest.mark.parametrize("first", [0, 5])
+def test_flash_without_a_cache(first: int, flash: CountedFlash) -> None:
+    text = Text(12)
+    layer = PagedAttention(HEADS, SIZE, SCALE, KV_HEADS)
+    metadata = InputMetadata(
+        is_prefill=True,
+        slot_mapping=torch.full((12,), -1),
+        cu_seqlens_q=torch.tensor([0, 12 - first]),
+        cu_seqlens_k=torch.tensor([0, 12]) if first else None,
+    )
+    output = layer(text.query[first:], text.key, text.value, None, None, None, metadata)
+    close(output, text.expected()[first:])
+    assert flash.num_calls == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "dtype"),
+    [
+        ({"softcap": 0.8}, torch.float32),
+        ({"slopes": [0.5, 0.25, 0.1, 0.05, 0.02, 0.01]}, torch.float32),
+        ({}, torch.float8_e4m3fn),
+    ],
+    ids=str,
+)
+def test_what_flash_cannot_do_is_done_all_the_same(
+    options: dict[str, Any], dtype: torch.dtype, flash: CountedFlash
+) -> None:
+    text, cache = Text(20), Cache(dtype=dtype)
+    layer = PagedAttention(
+        *(HEADS, SIZE, SCALE, KV_HEADS), alibi_slopes=options.get("slopes"), softcap=options.get("softcap")
+    )
+    metadata = InputMetadata(True, cache.slots(0, 20), cache.table, torch.tensor([20]))
+    tolerance = 2e-5 if dtype is torch.float32 else 0.1
+    close(run(layer, text, cache, 0, 20, metadata), text.expected(**options), tolerance)
+    assert flash.num_calls == 0
+
+
+def test_layers_share_what_is_known_of_a_batch(flash: CountedFlash) -> None:
+    text, cache = Text(20), Cache()
+    metadata = InputMetadata(True, cache.slots(0, 20), cache.table, torch.tensor([20]))
+    for _ in range(2):
+        run(PagedAttention(HEADS, SIZE, SCALE, KV_HEADS), text, cache, 0, 20, metadata)
+    assert flash.num_calls == 2
+    assert metadata.prefill_rows(20, BLOCK_SIZE) is metadata.prefill_rows(20, BLOCK_SIZE)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("cached", [False, True])
+def test_prefill_on_a_gpu_whoever_is_faster(*, cached: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(1, heads, 3000, 128, generator=generator) for heads in (32, 8, 8))
+    expected = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+    layer = PagedAttention(32, 128, 128**-0.5, 8)
+    cache = torch.zeros(2, 100, 32, 8, 128, dtype=torch.bfloat16, device=CUDA)
+    metadata = InputMetadata(
+        is_prefill=True,
+        slot_mapping=torch.arange(3000, device=CUDA),
+        block_tables=torch.arange(100, device=CUDA)[None] if cached else None,
+        context_lens=torch.tensor([3000], device=CUDA) if cached else None,
+    )
+    tensors = (each[0].transpose(0, 1).to(CUDA, torch.bfloat16) for each in (query, key, value))
+    output: Tensor = layer(*tensors, None, *(cache if cached else (None, None)), metadata)
+    torch.testing.assert_close(output.cpu().float(), expected[0].transpose(0, 1), rtol=3e-2, atol=3e-2)

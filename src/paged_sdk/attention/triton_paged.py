@@ -117,6 +117,7 @@ class TritonPagedBackend(PagedBackend):
                     max_seqlen_q=int(counts.max()),
                     max_context_len=int(ends[num_decodes:].max()),
                     total_context_len=int(ends[num_decodes:].sum()),
+                    begin_sequences=not (ends - counts)[num_decodes:].any(),
                 ),
             )
         return step

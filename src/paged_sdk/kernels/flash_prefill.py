@@ -146,7 +146,8 @@ class PrefillRows:
     :param num_tokens: query tokens of all rows
     :param max_seqlen_q: at least the most query tokens of a row
     :param max_context_len: at least the largest context length
-    :param total_context_len: the context lengths, summed up
+    :param total_context_len: at least the context lengths, summed up
+    :param begin_sequences: the rows see no keys but their own tokens', and each token its own
     """
 
     def __init__(
@@ -160,6 +161,7 @@ class PrefillRows:
         max_seqlen_q: int,
         max_context_len: int,
         total_context_len: int,
+        begin_sequences: bool,
     ) -> None:
         self.block_tables = block_tables
         self.context_lens = context_lens
@@ -169,15 +171,11 @@ class PrefillRows:
         self.max_seqlen_q = max_seqlen_q
         self.max_context_len = max_context_len
         self.total_context_len = total_context_len
+        self.begin_sequences = begin_sequences
         self._spans: dict[int | None, KeySpans] = {}
 
-    @property
-    def begin_sequences(self) -> bool:
-        """Whether the rows see no keys but their own tokens'."""
-        return self.total_context_len == self.num_tokens
-
     def num_keys(self, window: int | None) -> int:
-        """At least how many keys the rows see together, without a window exactly as many."""
+        """At least how many keys the rows see together."""
         if window is None:
             return self.total_context_len
         return min(self.total_context_len, self.num_tokens + len(self.context_lens) * (window - 1))

@@ -7,6 +7,7 @@ from attrs import field, frozen
 from torch import Tensor
 
 from paged_sdk.errors import ConfigError
+from paged_sdk.kernels.flash_prefill import PrefillRows
 
 __all__ = ["InputMetadata", "Rows"]
 
@@ -76,6 +77,31 @@ class InputMetadata:
     max_seqlen_k: int | None = None
     max_context_len: int | None = None
     rows: Rows = field(init=False, repr=False)
+    _prefill_rows: dict[int, PrefillRows] = field(init=False, repr=False, factory=dict)
+
+    def prefill_rows(self, num_tokens: int, block_size: int) -> PrefillRows:
+        """The same for torch's FlashAttention, made when the first layer asks.
+
+        How many keys there are together is on the device, so that this is as many as there may be.
+
+        :param num_tokens: query tokens
+        :param block_size: of the caches; 1 without
+        """
+        if block_size not in self._prefill_rows:
+            rows = self.rows
+            longest = rows.block_tables.shape[1] * block_size if rows.max_context_len is None else rows.max_context_len
+            self._prefill_rows[block_size] = PrefillRows(
+                rows.block_tables,
+                rows.context_lens,
+                rows.cu_seqlens_q,
+                block_size=block_size,
+                num_tokens=num_tokens,
+                max_seqlen_q=rows.max_seqlen_q,
+                max_context_len=longest,
+                total_context_len=longest * len(rows.context_lens),
+                begin_sequences=self.block_tables is None and self.cu_seqlens_k is None,
+            )
+        return self._prefill_rows[block_size]
 
     @rows.default
     def _make_rows(self) -> Rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -12,15 +13,23 @@ from paged_sdk.kernels.attention import masked_attention
 from paged_sdk.kernels.checks import check_heads, check_score_options
 from paged_sdk.kernels.input_metadata import InputMetadata
 from paged_sdk.kernels.kv_cache import reshape_and_cache
-from paged_sdk.kernels.paged_attention import paged_attention
+from paged_sdk.kernels.paged_attention import paged_attention, why_not_triton
+from paged_sdk.kernels.prefill_choice import PagedPrefill, PrefillShape, faster_for_prefill
+from paged_sdk.logs import get_logger
 
 __all__ = ["PagedAttention"]
+
+_log = get_logger(__name__)
 
 
 class PagedAttention(nn.Module):
     """Writes the keys and values of new tokens into a paged cache, then attends; no parameters, no gradient.
 
     Attention is causal, whatever the batch: the metadata says at which position of its sequence each token is.
+
+    On CUDA devices, prefill is Triton's or that of torch's FlashAttention, whichever is faster: both are timed, for
+    some milliseconds, when the first layer of a kind meets a prefill, and the log says what came of it. What is
+    compiled by ``torch.compile`` or recorded as a CUDA graph is Triton's.
 
     :param num_heads: query heads, a multiple of ``num_kv_heads``
     :param head_size: elements of a head
@@ -119,6 +128,11 @@ class PagedAttention(nn.Module):
             # Each key is a page of its own. Pages of a fixed size: kernels are compiled for theirs.
             key_cache, value_cache = keys[:, None].contiguous(), values[:, None].contiguous()
             k_scale = v_scale = None
+        prefill = self._prefill(tokens, key_cache, softcap) if input_metadata.is_prefill else None
+        if prefill is not None:
+            prefill_rows = input_metadata.prefill_rows(len(tokens), key_cache.shape[1])
+            if prefill.suits_flash(prefill_rows):
+                return prefill(tokens, keys, values, key_cache, value_cache, prefill_rows).view(query.shape)
         rows = input_metadata.rows
         capacity = rows.block_tables.shape[1] * key_cache.shape[1]
         return paged_attention(
@@ -143,6 +157,25 @@ class PagedAttention(nn.Module):
         return (
             f"num_heads={self.num_heads}, head_size={self.head_size}, num_kv_heads={self.num_kv_heads}, "
             f"sliding_window={self.sliding_window}, softcap={self.softcap}"
+        )
+
+    def _prefill(self, tokens: Tensor, key_cache: Tensor, softcap: float | None) -> PagedPrefill | None:
+        """Who is to attend in prefills; None: the op, without a question."""
+        if self.alibi_slopes is not None or not _may_be_timed(tokens):
+            return None
+        return _fastest_prefill(
+            PrefillShape(
+                num_heads=self.num_heads,
+                num_kv_heads=self.num_kv_heads,
+                head_size=self.head_size,
+                block_size=key_cache.shape[1],
+                dtype=tokens.dtype,
+                device=tokens.device,
+                scale=self.scale,
+                window=self.sliding_window,
+                softcap=softcap,
+                quantised=key_cache.dtype == torch.float8_e4m3fn,
+            )
         )
 
     def _heads(self, name: str, vectors: Tensor, num_heads: int) -> Tensor:
@@ -185,3 +218,18 @@ class PagedAttention(nn.Module):
         if mask.dtype != torch.bool and not mask.is_floating_point():
             raise ConfigError.of("attention_mask.dtype", mask.dtype, "bool or floating point")
         return mask.reshape(heads, *shape[-2:])
+
+
+def _may_be_timed(tokens: Tensor) -> bool:
+    """Whether there is a choice, and what runs now really runs: tracing and recording do not."""
+    if torch.compiler.is_compiling() or type(tokens) is not Tensor or not tokens.is_cuda:
+        return False
+    return why_not_triton(tokens) is None and not torch.cuda.is_current_stream_capturing()
+
+
+@functools.cache
+def _fastest_prefill(shape: PrefillShape) -> PagedPrefill:
+    """Timed once for each kind of layer: what a device is good at stays the same."""
+    choice = faster_for_prefill(shape)
+    _log.info("PagedAttention with %d heads of %d: prefill by %s.", shape.num_heads, shape.head_size, choice)
+    return choice

@@ -221,6 +221,7 @@ def _probed_batch(shape: PrefillShape) -> tuple[Tensor, Tensor, Tensor, Tensor, 
         max_seqlen_q=max(counts),
         max_context_len=max(lengths),
         total_context_len=sum(lengths),
+        begin_sequences=False,
     )
     random = partial(torch.randn, generator=generator, dtype=shape.dtype, device=device)
     pages = (num_blocks, shape.block_size, shape.num_kv_heads, shape.head_size)
