@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from enum import Enum
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Final
 
@@ -221,6 +222,12 @@ def test_modules_import_only_what_lies_below() -> None:
         if not module.unit.may_import(unit)
     }
     assert not violations, "\n".join(sorted(violations))
+
+
+def test_no_two_modules_need_each_other() -> None:
+    """What both sides of a dispatch know lies in a third module. The error names the circle."""
+    trees = {module.name: module.tree for module in MODULES if module.path.name != "__init__.py"}
+    TopologicalSorter({name: trees.keys() & dict(imported_names(tree)) for name, tree in trees.items()}).prepare()
 
 
 def test_errors_import_other_floors_for_type_checkers_only() -> None:

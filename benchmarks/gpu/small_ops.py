@@ -16,10 +16,11 @@ from torch import Tensor
 
 from benchmarks.gpu.timing import Row, copy_bandwidth, microseconds
 from paged_sdk.kernels.activation import gated_activation, gated_activation_reference
+from paged_sdk.kernels.draw_settings import DrawSettings
 from paged_sdk.kernels.kv_cache import copy_blocks, copy_blocks_reference, write_slots
 from paged_sdk.kernels.norm import add_rms_norm, add_rms_norm_reference
 from paged_sdk.kernels.rotary import Rotation, rotate_and_cache
-from paged_sdk.kernels.sampling import DrawSettings, argmax, argmax_reference, draw
+from paged_sdk.kernels.sampling import argmax, argmax_reference, draw
 
 __all__ = ["run"]
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from native_weights import TYPES, random_matrix
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, BlockMatrix
-from paged_sdk.kernels.repacked import RepackedMatrix, repack
+from paged_sdk.kernels.repack import repack
+from paged_sdk.kernels.repacked import RepackedMatrix
 
 pytest.importorskip("triton")
 

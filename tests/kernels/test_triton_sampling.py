@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels import sampling as ops
-from paged_sdk.kernels.sampling import DrawSettings
+from paged_sdk.kernels.draw_settings import NEXT_TRY, DrawSettings
 
 pytest.importorskip("triton")
 
@@ -127,7 +127,7 @@ def naive_draw(values: Floats, row: Row, stream: int, position: int) -> tuple[in
         if above == 0 or above < enough:
             return token, margin
         weights[values <= values[token]] = 0
-        position += ops.NEXT_TRY
+        position += NEXT_TRY
 
 
 def assert_drawn(logits: Tensor, rows: Sequence[Row], settings: DrawSettings, drawn: Sequence[int]) -> None:

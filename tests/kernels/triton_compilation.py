@@ -28,9 +28,10 @@ import triton
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from paged_sdk.kernels.draw_settings import DrawSettings
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, BlockMatrix, tensor_type_of
-from paged_sdk.kernels.repacked import REPACKED_FORMATS, RepackedMatrix, repack
-from paged_sdk.kernels.sampling import DrawSettings
+from paged_sdk.kernels.repack import repack
+from paged_sdk.kernels.repacked import REPACKED_FORMATS, RepackedMatrix
 from paged_sdk.kernels.triton import (
     activation,
     fused_moe,
@@ -125,8 +126,8 @@ def small_cases(dtype: torch.dtype) -> Iterator[Case]:
     yield "norm", partial(norm.rms_norm, x, weight, 1e-5)
     yield "add and norm", partial(norm.add_rms_norm, x, x, weight, 1e-5)
     yield "norm of heads", partial(norm.rms_norm, empty(64, 32, 128, dtype=dtype), empty(128, dtype=dtype), 1e-5)
-    yield "silu", partial(activation.gated_activation, x)
-    yield "gelu", partial(activation.gated_activation, x, "gelu_tanh")
+    yield "silu", partial(activation.gated_activation, x, gelu=False)
+    yield "gelu", partial(activation.gated_activation, x, gelu=True)
     heads = empty(64, 48, 128, dtype=dtype)
     query, key, value = torch.split(heads, [32, 8, 8], dim=1)
     angles, slots = empty(64, 64, dtype=torch.float32), empty(64, dtype=torch.int64)

@@ -7,7 +7,8 @@ import torch
 
 from native_weights import IQ4_NL, Q2_K, TYPES, random_matrix
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS
-from paged_sdk.kernels.repacked import REPACKED_FORMATS, repack
+from paged_sdk.kernels.repack import repack
+from paged_sdk.kernels.repacked import REPACKED_FORMATS
 from paged_sdk.layers.embedding import BlockEmbedding, DenseEmbedding, Embedding, RepackedEmbedding
 
 VOCAB, HIDDEN = 50, 512

@@ -12,7 +12,7 @@ from torch import Tensor
 from native_weights import IQ4_NL, Q2_K, TYPES, random_matrix
 from paged_sdk.kernels.activation import GatedActivation
 from paged_sdk.kernels.gguf_blocks import BlockMatrix
-from paged_sdk.kernels.repacked import repack
+from paged_sdk.kernels.repack import repack
 from paged_sdk.quant.policy import LinearPolicy
 
 pytest.importorskip("triton")

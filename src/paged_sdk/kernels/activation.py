@@ -28,7 +28,7 @@ def gated_activation(gate_up: Tensor, activation: GatedActivation = "silu") -> T
     if (reason := why_not_triton(gate_up)) is None:
         from paged_sdk.kernels.triton import activation as triton_kernels
 
-        return triton_kernels.gated_activation(gate_up, activation)
+        return triton_kernels.gated_activation(gate_up, gelu=activation == "gelu_tanh")
     log_fallback("gated_activation", reason)
     return gated_activation_reference(gate_up, activation)
 

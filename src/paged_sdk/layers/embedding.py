@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paged_sdk.kernels.decode_rows import decode_rows
 from paged_sdk.kernels.gguf_blocks import BlockMatrix
-from paged_sdk.kernels.repacked import RepackedMatrix, decode_rows
+from paged_sdk.kernels.repacked import RepackedMatrix
 
 __all__ = ["BlockEmbedding", "DenseEmbedding", "Embedding", "RepackedEmbedding"]
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from paged_sdk.errors import CheckpointError
 from paged_sdk.kernels.gguf_blocks import BlockMatrix
-from paged_sdk.kernels.repacked import REPACKED_FORMATS, repack
+from paged_sdk.kernels.repack import repack
+from paged_sdk.kernels.repacked import REPACKED_FORMATS
 from paged_sdk.layers.embedding import BlockEmbedding, DenseEmbedding, Embedding, RepackedEmbedding
 from paged_sdk.logs import get_logger
 from paged_sdk.quant.dense import DenseLinear

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from paged_sdk.kernels.activation import GatedActivation
 from paged_sdk.kernels.gguf_blocks import BlockMatrix
-from paged_sdk.kernels.repacked import RepackedMatrix, concatenate, repack
+from paged_sdk.kernels.repack import repack
+from paged_sdk.kernels.repacked import RepackedMatrix, concatenate
 from paged_sdk.kernels.triton.quantised_few_rows import MAX_FEW_ROWS
 from paged_sdk.kernels.triton.quantised_linear import quantised_linear, quantised_swiglu
 from paged_sdk.quant.linear import Linear

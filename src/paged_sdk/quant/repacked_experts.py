@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from paged_sdk.kernels.gguf_blocks import BlockMatrix
-from paged_sdk.kernels.repacked import repack
+from paged_sdk.kernels.repack import repack
 from paged_sdk.kernels.triton.quantised_experts import quantised_experts
 from paged_sdk.quant.experts import Experts
 

@@ -12,7 +12,8 @@ from attrs import field, frozen
 from torch import Tensor
 
 from paged_sdk.config.sampling import SamplingParams
-from paged_sdk.kernels.sampling import DrawSettings, argmax, draw
+from paged_sdk.kernels.draw_settings import DrawSettings
+from paged_sdk.kernels.sampling import argmax, draw
 from paged_sdk.runner.sampler import is_greedy, takes_bare_logits
 from paged_sdk.runner.truncation import Settings
 from paged_sdk.runner.uniform import stream_starts

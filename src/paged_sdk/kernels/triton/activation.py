@@ -8,21 +8,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paged_sdk.kernels.activation import GatedActivation
-
 __all__ = ["activate", "gated_activation", "gated_activation_of"]
 
 _BLOCK: Final = 1024
 
 
-def gated_activation(gate_up: Tensor, activation: GatedActivation = "silu") -> Tensor:
-    """See :func:`paged_sdk.kernels.activation.gated_activation`."""
+def gated_activation(gate_up: Tensor, *, gelu: bool) -> Tensor:
+    """See :func:`paged_sdk.kernels.activation.gated_activation`.
+
+    :param gelu: GELU by its approximation with tanh; False: SiLU
+    """
     size = gate_up.shape[-1] // 2
     gate, up = gate_up.reshape(-1, 2 * size).chunk(2, dim=-1)
-    return gated_activation_of(gate, up, activation).view(*gate_up.shape[:-1], size)
+    return gated_activation_of(gate, up, gelu=gelu).view(*gate_up.shape[:-1], size)
 
 
-def gated_activation_of(gate: Tensor, up: Tensor, activation: GatedActivation = "silu") -> Tensor:
+def gated_activation_of(gate: Tensor, up: Tensor, *, gelu: bool) -> Tensor:
     """The same of two tensors, each ``[rows, size]`` with adjacent columns."""
     rows, size = gate.shape
     out = gate.new_empty(rows, size)
@@ -34,7 +35,7 @@ def gated_activation_of(gate: Tensor, up: Tensor, activation: GatedActivation = 
             gate.stride(0),
             up.stride(0),
             size,
-            gelu=activation == "gelu_tanh",
+            gelu=gelu,
             block=_BLOCK,
             num_warps=4,
         )

@@ -51,4 +51,4 @@ def quantised_swiglu(
     if 0 < num_rows <= MAX_FEW_ROWS:
         plan = plan_few_rows(gate, num_rows, num_multiprocessors(x.device))
         return swiglu_few_rows(x, gate, up, plan, activation)
-    return gated_activation_of(quantised_linear(x, gate), quantised_linear(x, up), activation)
+    return gated_activation_of(quantised_linear(x, gate), quantised_linear(x, up), gelu=activation == "gelu_tanh")

@@ -40,7 +40,7 @@ def dequantise(matrix: RepackedMatrix, dtype: torch.dtype) -> Tensor:
 
 
 def dequantise_rows(matrix: RepackedMatrix, indices: Tensor, dtype: torch.dtype) -> Tensor:
-    """See :func:`paged_sdk.kernels.repacked.decode_rows`."""
+    """See :func:`paged_sdk.kernels.decode_rows.decode_rows`."""
     return _decode(matrix, indices.contiguous(), len(indices), dtype)
 
 

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paged_sdk.kernels.sampling import NEXT_TRY, DrawSettings
+from paged_sdk.kernels.draw_settings import NEXT_TRY, DrawSettings
 from paged_sdk.kernels.triton.truncation import just_above, kept_masses, min_p_threshold, top_k_threshold
 
 __all__ = ["argmax", "draw", "uniform"]

@@ -1,0 +1,34 @@
+"""Some rows of a repacked matrix (:mod:`paged_sdk.kernels.repacked`) as plain numbers: embeddings of tokens."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from paged_sdk.kernels.checks import check_tensor
+from paged_sdk.kernels.fallback import log_fallback, why_not_triton
+from paged_sdk.kernels.repacked import RepackedMatrix
+
+__all__ = ["decode_rows", "decode_rows_reference"]
+
+
+def decode_rows(matrix: RepackedMatrix, indices: Tensor, dtype: torch.dtype) -> Tensor:
+    """Some rows of a matrix's weights.
+
+    :param indices: ``[n]`` int64 or int32, on the matrix's device
+    :param dtype: float32, float16 or bfloat16
+    :returns: ``[n, cols]``
+    :raises ConfigError: ``indices`` have another shape, dtype or device
+    """
+    check_tensor("indices", indices, ("n",), (torch.int64, torch.int32), matrix.quants.device)
+    if (reason := why_not_triton(matrix.quants)) is None:
+        from paged_sdk.kernels.triton import repacked as triton_kernels
+
+        return triton_kernels.dequantise_rows(matrix, indices, dtype)
+    log_fallback("decode_rows", reason)
+    return decode_rows_reference(matrix, indices, dtype)
+
+
+def decode_rows_reference(matrix: RepackedMatrix, indices: Tensor, dtype: torch.dtype) -> Tensor:
+    """:func:`decode_rows` by torch's operations."""
+    return matrix.at(indices).decoded(dtype)

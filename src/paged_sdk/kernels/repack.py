@@ -1,0 +1,182 @@
+"""Repacking GGUF's blocks for GPUs (:mod:`paged_sdk.kernels.repacked`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import torch
+import torch.nn.functional as F
+from attrs import evolve, frozen
+from torch import Tensor
+
+from paged_sdk.errors import UnsupportedQuantizationError
+from paged_sdk.kernels.gguf_blocks import (
+    BlockMatrix,
+    bit_pairs,
+    bit_planes,
+    bits_in_order,
+    block_format,
+    nibbles,
+    six_bit_scales,
+    tensor_type_of,
+)
+from paged_sdk.kernels.repacked import CHUNK, REPACKED_FORMATS, RepackedFormat, RepackedMatrix, concatenate
+
+__all__ = ["repack"]
+
+# Weights repacked at once: temporaries of some tens of MiB, whatever the matrix's size.
+_WEIGHTS_AT_ONCE = 1 << 22
+
+
+def repack(matrix: BlockMatrix) -> RepackedMatrix:
+    """Repack a matrix on the device where it lies; no weight changes its value.
+
+    :raises UnsupportedQuantizationError: the type is not one of :data:`REPACKED_FORMATS`
+    """
+    split = _SPLITTERS.get(matrix.tensor_type)
+    if split is None:
+        name = block_format(matrix.tensor_type).name
+        supported = tuple(block_format(number).name for number in sorted(REPACKED_FORMATS))
+        raise UnsupportedQuantizationError(
+            f"{name} weights cannot be repacked for a GPU: supported are {', '.join(supported)}",
+            quantization=name,
+            supported=supported,
+        )
+    rows, cols = matrix.shape
+    step = max(1, _WEIGHTS_AT_ONCE // cols)
+    return concatenate(
+        [
+            _repack_rows(evolve(matrix, blocks=matrix.blocks[start : start + step]), split)
+            for start in range(0, rows, step)
+        ]
+    )
+
+
+@frozen(eq=False)
+class _Split:
+    """Blocks taken apart.
+
+    :ivar fields: uint8 ``[blocks, elements]``, in the order of the weights
+    :ivar scales: ``[blocks, groups]``, float16, uint8 or int8
+    :ivar minima: likewise or None
+    :ivar supers: float16 ``[blocks, 1]``, or with minima ``[blocks, 2]``, or None
+    """
+
+    fields: Tensor
+    scales: Tensor
+    minima: Tensor | None = None
+    supers: Tensor | None = None
+
+
+def _halves(blocks: Tensor, offset: int, count: int = 1) -> Tensor:
+    return blocks[:, offset : offset + 2 * count].contiguous().view(torch.float16)
+
+
+def _split_q4_0(blocks: Tensor) -> _Split:
+    return _Split(nibbles(blocks[:, 2:], 16), _halves(blocks, 0))
+
+
+def _split_q4_1(blocks: Tensor) -> _Split:
+    return _Split(nibbles(blocks[:, 4:], 16), _halves(blocks, 0), -_halves(blocks, 2))
+
+
+def _split_q5_0(blocks: Tensor) -> _Split:
+    return _Split(nibbles(blocks[:, 6:], 16) | (bits_in_order(blocks[:, 2:6]) << 4), _halves(blocks, 0))
+
+
+def _split_q5_1(blocks: Tensor) -> _Split:
+    low, high = nibbles(blocks[:, 8:], 16), bits_in_order(blocks[:, 4:8])
+    return _Split(low | (high << 4), _halves(blocks, 0), -_halves(blocks, 2))
+
+
+def _split_q8_0(blocks: Tensor) -> _Split:
+    return _Split(blocks[:, 2:] ^ 128, _halves(blocks, 0))  # two's complement to an offset of 128
+
+
+def _split_q4_k(blocks: Tensor) -> _Split:
+    return _Split(nibbles(blocks[:, 16:], 32), *six_bit_scales(blocks), _halves(blocks, 0, 2))
+
+
+def _split_q5_k(blocks: Tensor) -> _Split:
+    low, high = nibbles(blocks[:, 48:], 32), bit_planes(blocks[:, 16:48])
+    return _Split(low | (high << 4), *six_bit_scales(blocks), _halves(blocks, 0, 2))
+
+
+def _split_q6_k(blocks: Tensor) -> _Split:
+    low, high = nibbles(blocks[:, :128], 64), bit_pairs(blocks[:, 128:192], 32)
+    return _Split(low | (high << 4), blocks[:, 192:208].view(torch.int8), supers=_halves(blocks, 208))
+
+
+_SPLITTERS: Mapping[int, Callable[[Tensor], _Split]] = MappingProxyType(
+    {
+        tensor_type_of(name): split
+        for name, split in {
+            "Q4_0": _split_q4_0,
+            "Q4_1": _split_q4_1,
+            "Q5_0": _split_q5_0,
+            "Q5_1": _split_q5_1,
+            "Q8_0": _split_q8_0,
+            "Q4_K": _split_q4_k,
+            "Q5_K": _split_q5_k,
+            "Q6_K": _split_q6_k,
+        }.items()
+    }
+)
+
+
+def _repack_rows(matrix: BlockMatrix, split: Callable[[Tensor], _Split]) -> RepackedMatrix:
+    """Repack all rows at once."""
+    rows, cols = matrix.shape
+    form = REPACKED_FORMATS[matrix.tensor_type]
+    parts = split(matrix.blocks.reshape(-1, block_format(matrix.tensor_type).num_bytes))
+    # Only formats with blocks of 32 leave half a chunk to fill up.
+    chunks = -(-cols // CHUNK)
+    groups = chunks * CHUNK // form.group
+    fields = _fill_up(parts.fields.view(rows, cols), chunks * CHUNK).view(rows, chunks, form.fields, form.words)
+    scales = _fill_up(parts.scales.reshape(rows, -1), groups)
+    minima = None if parts.minima is None else _words(_fill_up(parts.minima.reshape(rows, -1), groups))
+    supers = None if parts.supers is None else parts.supers.reshape(rows, -1)
+    if parts.minima is not None and supers is not None:
+        pair = (rows, chunks, 2)
+        scales = torch.stack((scales.view(pair), parts.minima.reshape(pair)), dim=2)
+        minima, supers = None, _words(supers)
+    return RepackedMatrix(
+        tensor_type=matrix.tensor_type,
+        cols=cols,
+        quants=_quants(fields),
+        high=_high(fields, form),
+        scales=_words(scales),
+        minima=minima,
+        supers=supers,
+    )
+
+
+def _fill_up(values: Tensor, width: int) -> Tensor:
+    """``[rows, n]`` to ``[rows, width]``, zeros behind the last."""
+    return values if values.shape[1] == width else F.pad(values, (0, width - values.shape[1]))
+
+
+def _words(values: Tensor) -> Tensor:
+    """``[rows, ...]`` of small numbers to ``[rows, n]`` int32."""
+    # A copy: a slice of a block need not be aligned to words.
+    values = values.clone(memory_format=torch.contiguous_format)
+    return values.view(len(values), -1).view(torch.int32)
+
+
+def _quants(fields: Tensor) -> Tensor:
+    """uint8 ``[rows, C, fields, words]`` to int32 ``[rows, C * words]``: fields of 8 bits, else the low 4 bits."""
+    if fields.shape[2] == 8:
+        fields = (fields[:, :, 0::2] & 15) | (fields[:, :, 1::2] << 4)
+    return _words(fields.transpose(2, 3))
+
+
+def _high(fields: Tensor, form: RepackedFormat) -> Tensor | None:
+    """The bits above the lowest four."""
+    if not form.high_positions:
+        return None
+    dtype = torch.uint8 if form.bits == 5 else torch.int16
+    high = torch.zeros(*fields.shape[:2], form.words, dtype=dtype, device=fields.device)
+    for field, position in enumerate(form.high_positions):
+        high |= (fields[:, :, field] >> 4).to(dtype) << position
+    return high.view(len(fields), -1)
