@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.protocol import BenchmarkEngine, EngineSettings, Prompt, RequestTimes
+from benchmarks.protocol import BenchmarkEngine, EngineSettings, Prompt, RequestTimes, UnsupportedError
 
 __all__ = ["Engine"]
 
@@ -32,16 +31,17 @@ class Engine(BenchmarkEngine):
         return version("mistralrs")
 
     def generate(self, prompts: Sequence[Prompt], max_tokens: int) -> list[RequestTimes]:
-        start = time.perf_counter()
-        with ThreadPoolExecutor(len(prompts)) as pool:
-            return list(pool.map(lambda prompt: self._complete(prompt, max_tokens, start), prompts))
-
-    def _complete(self, prompt: Prompt, max_tokens: int, start: float) -> RequestTimes:
         from mistralrs import CompletionRequest
 
+        if len(prompts) > 1:
+            # Chats do stream side by side, but prompts that arrive together fail: "input tensor is not contiguous".
+            raise UnsupportedError("its completions run one at a time")
+        (prompt,) = prompts
+        start = time.perf_counter()
         request = CompletionRequest(
             prompt=prompt.text, model="default", max_tokens=max_tokens, temperature=0.0, ignore_eos=True
         )
         usage: Any = self._runner.send_completion_request(request).usage
         last = time.perf_counter() - start
-        return RequestTimes(last - usage.total_completion_time_sec, last, usage.completion_tokens, usage.prompt_tokens)
+        first = last - usage.total_completion_time_sec
+        return [RequestTimes(first, last, usage.completion_tokens, usage.prompt_tokens)]
