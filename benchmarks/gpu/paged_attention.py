@@ -24,6 +24,7 @@ from paged_sdk.kernels.flash_prefill import PrefillRows, flash_prefill, why_not
 from paged_sdk.kernels.fp8 import quantise_f8e4m3
 from paged_sdk.kernels.triton.attention_tile import Tile
 from paged_sdk.kernels.triton.paged_attention import paged_attention
+from paged_sdk.kernels.triton.paged_batch import PagedBatch
 from paged_sdk.kernels.triton.paged_decode import paged_decode_attention
 from paged_sdk.kernels.triton.paged_prefill import paged_prefill_attention
 
@@ -79,6 +80,10 @@ class Batch:
         """Multiplications and additions of causal attention, without the softmax's."""
         pairs = sum(self.length - self.num_tokens + i + 1 for i in range(self.num_tokens))
         return self.num_rows * 4 * HEAD_SIZE * NUM_HEADS * pairs
+
+    @property
+    def as_kernels_take_it(self) -> PagedBatch:
+        return PagedBatch(*self.tensors, scale=SCALE, **self.scales)
 
     @property
     def bounds(self) -> dict[str, Any]:
@@ -168,13 +173,13 @@ def sweep(device: torch.device) -> Iterator[Row]:
         batch = make_batch(num_rows, 1, length, device)
         for tile in DECODE_TILES:
             for num_splits in splits:
-                options = batch.bounds | {"tile": tile, "num_splits": num_splits}
-                us = microseconds(partial(paged_decode_attention, *batch.tensors, **options))
+                decode = partial(paged_decode_attention, max_seqlen_q=1, max_context_len=length)
+                us = microseconds(partial(decode, batch.as_kernels_take_it, tile=tile, num_splits=num_splits))
                 yield decode_row(batch, f"{num_rows} x {length}, {num_splits} splits, {tile}", us, copy)
     for num_tokens, length in PREFILLS:
         batch = make_batch(1, num_tokens, length, device)
         for tile in PREFILL_TILES:
-            us = microseconds(partial(paged_prefill_attention, *batch.tensors, scale=SCALE, tile=tile))
+            us = microseconds(partial(paged_prefill_attention, batch.as_kernels_take_it, tile=tile))
             yield prefill_row(batch, f"1 x {num_tokens} of {length}, {tile}", us, {})
 
 

@@ -5,7 +5,6 @@ Tolerances are those of the query's dtype: weights are rounded to it before they
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
 import pytest
@@ -17,6 +16,7 @@ pytest.importorskip("triton")
 
 from paged_sdk.kernels.triton.attention_tile import Tile
 from paged_sdk.kernels.triton.paged_attention import paged_attention
+from paged_sdk.kernels.triton.paged_batch import PagedBatch
 from paged_sdk.kernels.triton.paged_decode import SplitPlan, paged_decode_attention, plan_splits
 from paged_sdk.kernels.triton.paged_prefill import paged_prefill_attention
 
@@ -25,41 +25,35 @@ TOLERANCE: Final = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e
 MIXED: Final = [(1, 1), (1, 37), (0, 0), (9, 9), (0, 9), (5, 40)]
 HEADS: Final = (2, 1, 16)
 SMALL: Final = Tile(block_m=16, block_n=16, num_warps=4, num_stages=2)
+OF_A_CASE: Final = (
+    *("query", "key_cache", "value_cache", "block_tables", "context_lens", "cu_seqlens_q"),
+    *("window", "k_scale", "v_scale", "key_offsets"),
+)
 KERNELS: Final = ("decode", "splits", "prefill")
 EVERY_KERNEL: Final = pytest.mark.parametrize("kernel", KERNELS)
 NEEDS_GPU: Final = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
-def run(kernel: str, case: PagedCase, device: torch.device, **options: Any) -> Tensor:
-    """One kernel over a whole batch, by tiles small enough that rows have several."""
+def run(
+    kernel: str, case: PagedCase, device: torch.device, *, launch: dict[str, Any] | None = None, **options: Any
+) -> Tensor:
+    """One kernel over a whole batch, by tiles small enough that rows have several.
 
-    def place(value: Any) -> Any:
-        return value.to(device) if isinstance(value, Tensor) else value
+    :param launch: arguments of what launches the kernel, in place of those for all rows
+    """
 
-    named = {
-        "scale": SCALE,
-        "window": case.window,
-        "k_scale": case.k_scale,
-        "v_scale": case.v_scale,
-        "key_offsets": case.key_offsets,
-    } | options
-    bounds = {"max_seqlen_q": case.max_seqlen_q, "max_context_len": case.max_context_len}
-    by_kernel: dict[str, tuple[Callable[..., Tensor], dict[str, Any]]] = {
-        "decode": (paged_decode_attention, bounds | {"num_splits": 1, "tile": SMALL}),
-        "splits": (paged_decode_attention, bounds | {"num_splits": 3, "tile": SMALL}),
-        "prefill": (paged_prefill_attention, {"tile": SMALL}),
-        "choice": (paged_attention, bounds),
+    shared = {name: getattr(case, name) for name in OF_A_CASE} | {"scale": SCALE} | options
+    placed: dict[str, Any] = {
+        name: value.to(device) if isinstance(value, Tensor) else value for name, value in shared.items()
     }
-    attention, defaults = by_kernel[kernel]
-    return attention(
-        place(case.query),
-        place(case.key_cache),
-        place(case.value_cache),
-        place(case.block_tables),
-        place(case.context_lens),
-        place(case.cu_seqlens_q),
-        **{name: place(value) for name, value in (defaults | named).items()},
-    ).cpu()
+    bounds: dict[str, Any] = {"max_seqlen_q": case.max_seqlen_q, "max_context_len": case.max_context_len}
+    if kernel == "choice":
+        return paged_attention(**placed, **bounds).cpu()
+    batch = PagedBatch(**placed)
+    if kernel == "prefill":
+        return paged_prefill_attention(batch, tile=SMALL, **launch or {}).cpu()
+    splits = {"num_splits": 1 if kernel == "decode" else 3}
+    return paged_decode_attention(batch, tile=SMALL, **bounds | splits | (launch or {})).cpu()
 
 
 def check(output: Tensor, expected: Tensor, dtype: torch.dtype = torch.float32) -> None:
@@ -193,8 +187,8 @@ def test_chunks_are_the_whole(kernel: str, triton_device: torch.device) -> None:
 def test_one_split_is_many(num_splits: int, triton_device: torch.device) -> None:
     """Also where most splits are empty, and where one program joins more than it holds at once."""
     case = PagedCase([(1, 300), (2, 19), (1, 1)], (2, 1, 128), block_size=16)
-    one = run("splits", case, triton_device, num_splits=1, sinks=case.sinks)
-    many = run("splits", case, triton_device, num_splits=num_splits, sinks=case.sinks)
+    one = run("splits", case, triton_device, launch={"num_splits": 1}, sinks=case.sinks)
+    many = run("splits", case, triton_device, launch={"num_splits": num_splits}, sinks=case.sinks)
     check(many, one.double())
 
 
@@ -212,7 +206,7 @@ def test_rows_left_out_are_not_written(kernel: str, triton_device: torch.device)
     case = PagedCase([(1, 20), (6, 9), (2, 30)], HEADS)
     out = torch.full(case.query.shape, 7.0, device=triton_device)
     limit = {"min_seqlen_q": 3} if kernel == "prefill" else {"max_seqlen_q": 2}
-    output = run(kernel, case, triton_device, out=out, **limit)
+    output = run(kernel, case, triton_device, launch={"out": out, **limit})
     few = torch.tensor([True] + [False] * 6 + [True] * 2)
     taken = ~few if kernel == "prefill" else few
     assert (output[~taken] == 7.0).all()

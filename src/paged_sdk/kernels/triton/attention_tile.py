@@ -10,28 +10,18 @@ begin between two heads of a token, so no row is idle whatever the group size, a
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from attrs import frozen
-from torch import Tensor
 
 from paged_sdk.kernels.key_offsets import KEY_SPAN
 
-__all__ = [
-    "Tile",
-    "attend",
-    "cache_arguments",
-    "load_query",
-    "normalise",
-    "wide_matrix_units",
-]
+__all__ = ["Tile", "attend", "load_query", "normalise", "wide_matrix_units"]
 
 SPAN: tl.constexpr = tl.constexpr(KEY_SPAN)
 LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
-_FP8_IN_HARDWARE = (8, 9)
 
 
 @frozen
@@ -54,55 +44,6 @@ class Tile:
 def wide_matrix_units(device: torch.device) -> bool:
     """Whether matrix instructions read both of keys and values from shared memory: Hopper and data-centre Blackwell."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] in (9, 10)
-
-
-@functools.cache
-def _decodes_fp8(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _FP8_IN_HARDWARE
-
-
-def cache_arguments(
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_tables: Tensor,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    key_offsets: Tensor | None,
-) -> dict[str, Any]:
-    """The arguments of a kernel that say where keys and values lie.
-
-    Triton refuses f8e4m3 where the hardware has no conversion from it: the bytes then go in as integers.
-    """
-    assert key_cache.shape == value_cache.shape, (key_cache.shape, value_cache.shape)
-    assert key_cache.stride() == value_cache.stride(), (key_cache.stride(), value_cache.stride())
-    assert key_cache.stride(3) == 1, key_cache.stride()
-    assert block_tables.stride(1) == 1, block_tables.stride()
-    assert (k_scale is None) == (v_scale is None) == (key_cache.dtype != torch.float8_e4m3fn)
-    assert key_offsets is None or (k_scale is not None and key_offsets.is_contiguous())
-    scale_strides: tuple[int, ...] = (0, 0, 0)
-    if k_scale is not None and v_scale is not None:
-        assert k_scale.stride() == v_scale.stride(), (k_scale.stride(), v_scale.stride())
-        scale_strides = k_scale.stride()
-        if not _decodes_fp8(key_cache.device):
-            key_cache, value_cache = key_cache.view(torch.int8), value_cache.view(torch.int8)
-    return {
-        "key_cache": key_cache,
-        "value_cache": value_cache,
-        "k_scale": k_scale,
-        "v_scale": v_scale,
-        "key_offsets": key_offsets,
-        "offset_stride": 0 if key_offsets is None else key_offsets.stride(0),
-        "block_tables": block_tables,
-        "table_stride": block_tables.stride(0),
-        "block_stride": key_cache.stride(0),
-        "slot_stride": key_cache.stride(1),
-        "head_stride": key_cache.stride(2),
-        "scale_block_stride": scale_strides[0],
-        "scale_slot_stride": scale_strides[1],
-        "scale_head_stride": scale_strides[2],
-        "block_size": key_cache.shape[1],
-        "head_size": key_cache.shape[3],
-    }
 
 
 @triton.jit

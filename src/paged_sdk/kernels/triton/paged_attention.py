@@ -9,6 +9,7 @@ import triton
 from torch import Tensor
 
 from paged_sdk.kernels.triton.availability import num_multiprocessors
+from paged_sdk.kernels.triton.paged_batch import PagedBatch
 from paged_sdk.kernels.triton.paged_decode import paged_decode_attention
 from paged_sdk.kernels.triton.paged_prefill import paged_prefill_attention
 
@@ -48,61 +49,35 @@ def paged_attention(
     Nothing waits for the device; launches are sized by the host integers only. Query tokens past the last row's, and no
     others, are left unwritten.
     """
-    num_kv_heads, num_rows = key_cache.shape[2], len(context_lens)
-    group = query.shape[1] // num_kv_heads
     if scale <= 0:  # the kernels scale what they have taken the maximum of
         query, scale = (-query, -scale) if scale < 0 else (torch.zeros_like(query), 1.0)
     if window is not None and window >= max_context_len:
         window = None  # without masks at that edge
     if query.stride(2) != 1:
         query = query.contiguous()
-    if block_tables.stride(1) != 1:
-        block_tables = block_tables.contiguous()
-    context_lens, cu_seqlens_q = context_lens.contiguous(), cu_seqlens_q.contiguous()
-    alibi_slopes = None if alibi_slopes is None else alibi_slopes.contiguous()
-    sinks = None if sinks is None else sinks.contiguous()
-
-    def decode(out: Tensor | None, most_tokens: int) -> Tensor:
-        return paged_decode_attention(
-            query,
-            key_cache,
-            value_cache,
-            block_tables,
-            context_lens,
-            cu_seqlens_q,
-            max_seqlen_q=most_tokens,
-            max_context_len=max_context_len,
-            scale=scale,
-            window=window,
-            softcap=softcap,
-            alibi_slopes=alibi_slopes,
-            sinks=sinks,
-            k_scale=k_scale,
-            v_scale=v_scale,
-            key_offsets=key_offsets,
-            out=out,
-        )
-
-    tiles_of_row = triton.cdiv(max_seqlen_q * group, _DECODE_ROWS)
-    idle = num_rows * num_kv_heads * tiles_of_row < num_multiprocessors(query.device)
-    if max_seqlen_q == 1 or tiles_of_row == 1 or idle:
-        return decode(None, max_seqlen_q)
-    few = max(1, _FEWEST_ROWS // group) if num_rows > 1 else 0
-    output = paged_prefill_attention(
+    batch = PagedBatch(
         query,
         key_cache,
         value_cache,
-        block_tables,
-        context_lens,
-        cu_seqlens_q,
+        block_tables if block_tables.stride(1) == 1 else block_tables.contiguous(),
+        context_lens.contiguous(),
+        cu_seqlens_q.contiguous(),
         scale=scale,
         window=window,
         softcap=softcap,
-        alibi_slopes=alibi_slopes,
-        sinks=sinks,
+        alibi_slopes=None if alibi_slopes is None else alibi_slopes.contiguous(),
+        sinks=None if sinks is None else sinks.contiguous(),
         k_scale=k_scale,
         v_scale=v_scale,
         key_offsets=key_offsets,
-        min_seqlen_q=few + 1,
     )
-    return decode(output, few) if few else output
+    num_rows, group = batch.num_rows, batch.group
+    tiles_of_row = triton.cdiv(max_seqlen_q * group, _DECODE_ROWS)
+    idle = num_rows * batch.num_kv_heads * tiles_of_row < num_multiprocessors(query.device)
+    if max_seqlen_q == 1 or tiles_of_row == 1 or idle:
+        return paged_decode_attention(batch, max_seqlen_q=max_seqlen_q, max_context_len=max_context_len)
+    few = max(1, _FEWEST_ROWS // group) if num_rows > 1 else 0
+    output = paged_prefill_attention(batch, min_seqlen_q=few + 1)
+    if few:
+        paged_decode_attention(batch, max_seqlen_q=few, max_context_len=max_context_len, out=output)
+    return output

@@ -16,14 +16,9 @@ import triton.language as tl
 from attrs import frozen
 from torch import Tensor
 
-from paged_sdk.kernels.triton.attention_tile import (
-    Tile,
-    attend,
-    cache_arguments,
-    load_query,
-    normalise,
-)
+from paged_sdk.kernels.triton.attention_tile import Tile, attend, load_query, normalise
 from paged_sdk.kernels.triton.availability import num_multiprocessors
+from paged_sdk.kernels.triton.paged_batch import PagedBatch
 
 __all__ = ["SplitPlan", "default_tile", "paged_decode_attention", "plan_splits"]
 
@@ -81,49 +76,31 @@ def default_tile(num_rows: int, head_size: int, dtype: torch.dtype) -> Tile:
 
 
 def paged_decode_attention(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_tables: Tensor,
-    context_lens: Tensor,
-    cu_seqlens_q: Tensor,
+    batch: PagedBatch,
     *,
     max_seqlen_q: int,
     max_context_len: int,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    alibi_slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    key_offsets: Tensor | None = None,
     out: Tensor | None = None,
     num_splits: int | None = None,
     tile: Tile | None = None,
 ) -> Tensor:
     """Attention with the keys of each row split among programs.
 
-    Parameters are those of :func:`~paged_sdk.kernels.paged_attention.paged_attention`, but ``scale`` is
-    positive, the last dimensions are contiguous, and:
-
     :param max_seqlen_q: rows with more query tokens are left out: their part of ``out`` is not written
+    :param max_context_len: contexts are no longer
     :param out: ``[num_tokens, num_heads, head_size]``, written and returned; None: a new tensor
     :param num_splits: cut every row into so many splits, whatever the batch; None: as many as fill the device
     :param tile: None: by :func:`default_tile`
     """
+    query, num_rows, num_kv_heads, window = batch.query, batch.num_rows, batch.num_kv_heads, batch.window
     _, num_heads, head_size = query.shape
-    num_kv_heads, num_rows = key_cache.shape[2], len(context_lens)
-    assert num_heads % num_kv_heads == 0, (num_heads, num_kv_heads)
-    assert scale > 0, scale
-    assert query.stride(2) == 1, query.stride()
-    group = num_heads // num_kv_heads
     output = query.new_empty(query.shape) if out is None else out
     if num_rows == 0 or query.numel() == 0:
         return output
 
-    tile = tile or default_tile(max_seqlen_q * group, head_size, query.dtype)
-    num_tiles = triton.cdiv(max_seqlen_q * group, tile.block_m)
+    tile_rows = max_seqlen_q * batch.group
+    tile = tile or default_tile(tile_rows, head_size, query.dtype)
+    num_tiles = triton.cdiv(tile_rows, tile.block_m)
     # The first visible key of a window may be the last of its tile.
     visible = max_context_len if window is None else window + max_seqlen_q + tile.block_n
     num_keys = min(max_context_len, visible)
@@ -140,31 +117,16 @@ def paged_decode_attention(
         partial = query.new_empty((*size, head_size), dtype=torch.float32)
         partial_lse = query.new_empty(size, dtype=torch.float32)
     splits = {"parts": plan.parts, "shortest": plan.shortest, "longest": plan.longest, "num_splits": plan.num_splits}
-    rows = {"context_lens": context_lens, "cu_seqlens_q": cu_seqlens_q, "max_seqlen_q": max_seqlen_q, "window": window}
-    padded_size = max(16, triton.next_power_of_2(head_size))
     _attend_split[(num_kv_heads * num_tiles, plan.num_splits, num_rows)](
-        output=output,
-        output_token_stride=output.stride(0),
-        output_head_stride=output.stride(1),
+        **batch.arguments(output),
+        **splits,
         partial=partial,
         partial_lse=partial_lse,
-        query=query,
-        query_token_stride=query.stride(0),
-        query_head_stride=query.stride(1),
-        **cache_arguments(key_cache, value_cache, block_tables, k_scale, v_scale, key_offsets),
-        **rows,
-        **splits,
-        scale=scale,
-        softcap=softcap,
-        alibi_slopes=alibi_slopes,
-        sinks=sinks,
+        max_seqlen_q=max_seqlen_q,
         num_tiles=num_tiles,
         num_heads=num_heads,
-        group=group,
-        padded_size=padded_size,
         block_m=tile.block_m,
         block_n=tile.block_n,
-        upcast=not query.is_cuda,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
@@ -175,14 +137,17 @@ def paged_decode_attention(
             output_head_stride=output.stride(1),
             partial=partial,
             partial_lse=partial_lse,
-            **rows,
+            context_lens=batch.context_lens,
+            cu_seqlens_q=batch.cu_seqlens_q,
+            max_seqlen_q=max_seqlen_q,
+            window=window,
             **splits,
-            sinks=sinks,
+            sinks=batch.sinks,
             num_heads=num_heads,
             head_size=head_size,
-            padded_size=padded_size,
+            padded_size=batch.padded_size,
             block_n=tile.block_n,
-            block_splits=max(1, _JOINED_AT_ONCE // padded_size),
+            block_splits=max(1, _JOINED_AT_ONCE // batch.padded_size),
             num_warps=4,
         )
     return output

@@ -12,14 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paged_sdk.kernels.triton.attention_tile import (
-    Tile,
-    attend,
-    cache_arguments,
-    load_query,
-    normalise,
-    wide_matrix_units,
-)
+from paged_sdk.kernels.triton.attention_tile import Tile, attend, load_query, normalise, wide_matrix_units
+from paged_sdk.kernels.triton.paged_batch import PagedBatch
 
 __all__ = ["default_tile", "paged_prefill_attention"]
 
@@ -48,69 +42,33 @@ def default_tile(head_size: int, dtype: torch.dtype, device: torch.device, *, qu
 
 
 def paged_prefill_attention(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_tables: Tensor,
-    context_lens: Tensor,
-    cu_seqlens_q: Tensor,
+    batch: PagedBatch,
     *,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    alibi_slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    key_offsets: Tensor | None = None,
     out: Tensor | None = None,
     min_seqlen_q: int = 1,
     tile: Tile | None = None,
 ) -> Tensor:
     """Attention with one program per tile of queries.
 
-    Parameters are those of :func:`~paged_sdk.kernels.paged_attention.paged_attention`, but ``scale`` is
-    positive, the last dimensions are contiguous, and:
-
     :param out: ``[num_tokens, num_heads, head_size]``, written and returned; None: a new tensor
     :param min_seqlen_q: rows with fewer query tokens are left out: their part of ``out`` is not written
     :param tile: None: by :func:`default_tile`
     """
-    num_tokens, num_heads, head_size = query.shape
-    num_kv_heads, num_rows = key_cache.shape[2], len(context_lens)
-    assert num_heads % num_kv_heads == 0, (num_heads, num_kv_heads)
-    assert scale > 0, scale
-    assert query.stride(2) == 1, query.stride()
-    group = num_heads // num_kv_heads
+    query, num_rows = batch.query, batch.num_rows
+    num_tokens, _, head_size = query.shape
     output = query.new_empty(query.shape) if out is None else out
     if num_rows == 0 or query.numel() == 0:
         return output
 
-    tile = tile or default_tile(head_size, query.dtype, query.device, quantised=k_scale is not None)
+    tile = tile or default_tile(head_size, query.dtype, query.device, quantised=batch.k_scale is not None)
     # How many tiles each row has is known on the device only; this is the most that all can have together.
-    num_tiles = num_tokens * group // tile.block_m + num_rows
-    _attend_tile[(num_tiles, num_kv_heads)](
-        output=output,
-        output_token_stride=output.stride(0),
-        output_head_stride=output.stride(1),
-        query=query,
-        query_token_stride=query.stride(0),
-        query_head_stride=query.stride(1),
-        **cache_arguments(key_cache, value_cache, block_tables, k_scale, v_scale, key_offsets),
-        context_lens=context_lens,
-        cu_seqlens_q=cu_seqlens_q,
+    num_tiles = num_tokens * batch.group // tile.block_m + num_rows
+    _attend_tile[(num_tiles, batch.num_kv_heads)](
+        **batch.arguments(output),
         num_rows=num_rows,
         min_seqlen_q=min_seqlen_q,
-        window=window,
-        scale=scale,
-        softcap=softcap,
-        alibi_slopes=alibi_slopes,
-        sinks=sinks,
-        group=group,
-        padded_size=max(16, triton.next_power_of_2(head_size)),
         block_m=tile.block_m,
         block_n=tile.block_n,
-        upcast=not query.is_cuda,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )

@@ -1,0 +1,118 @@
+"""What both paged attention kernels are given: queries, the pages that they attend to, and what shapes the scores."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Final
+
+import torch
+from attrs import field, frozen
+from torch import Tensor
+
+__all__ = ["PagedBatch"]
+
+_FP8_IN_HARDWARE: Final = (8, 9)
+
+
+@functools.cache
+def _decodes_fp8(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _FP8_IN_HARDWARE
+
+
+@frozen(eq=False)
+class PagedBatch:
+    """Parameters of :func:`~paged_sdk.kernels.paged_attention.paged_attention`, but ``scale`` is positive and the last
+    dimensions are contiguous.
+    """
+
+    query: Tensor
+    key_cache: Tensor
+    value_cache: Tensor
+    block_tables: Tensor
+    context_lens: Tensor
+    cu_seqlens_q: Tensor
+    scale: float = field(kw_only=True)
+    window: int | None = field(default=None, kw_only=True)
+    softcap: float | None = field(default=None, kw_only=True)
+    alibi_slopes: Tensor | None = field(default=None, kw_only=True)
+    sinks: Tensor | None = field(default=None, kw_only=True)
+    k_scale: Tensor | None = field(default=None, kw_only=True)
+    v_scale: Tensor | None = field(default=None, kw_only=True)
+    key_offsets: Tensor | None = field(default=None, kw_only=True)
+
+    @property
+    def num_rows(self) -> int:
+        """Sequences, or parts of them."""
+        return len(self.context_lens)
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.key_cache.shape[2]
+
+    @property
+    def group(self) -> int:
+        """Query heads of a KV head."""
+        return self.query.shape[1] // self.num_kv_heads
+
+    @property
+    def padded_size(self) -> int:
+        """Elements of a head in a tile: a power of two, as many as a matrix instruction has at least."""
+        return max(16, 1 << (self.query.shape[2] - 1).bit_length())  # triton.next_power_of_2 takes 1.4 us
+
+    def arguments(self, output: Tensor) -> dict[str, Any]:
+        """The arguments of a kernel that attends; results go to ``output``.
+
+        Triton refuses f8e4m3 where the hardware has no conversion from it: the bytes then go in as integers.
+        """
+        query, key_cache, value_cache = self.query, self.key_cache, self.value_cache
+        k_scale, v_scale, key_offsets = self.k_scale, self.v_scale, self.key_offsets
+        assert query.shape[1] % self.num_kv_heads == 0, (query.shape, key_cache.shape)
+        assert self.scale > 0, self.scale
+        assert query.stride(2) == 1, query.stride()
+        assert key_cache.shape == value_cache.shape, (key_cache.shape, value_cache.shape)
+        assert key_cache.stride() == value_cache.stride(), (key_cache.stride(), value_cache.stride())
+        assert key_cache.stride(3) == 1, key_cache.stride()
+        assert self.block_tables.stride(1) == 1, self.block_tables.stride()
+        assert (k_scale is None) == (v_scale is None) == (key_cache.dtype != torch.float8_e4m3fn)
+        assert key_offsets is None or (k_scale is not None and key_offsets.is_contiguous())
+        scale_strides: tuple[int, ...] = (0, 0, 0)
+        if k_scale is not None and v_scale is not None:
+            assert k_scale.stride() == v_scale.stride(), (k_scale.stride(), v_scale.stride())
+            scale_strides = k_scale.stride()
+            if not _decodes_fp8(key_cache.device):
+                key_cache, value_cache = key_cache.view(torch.int8), value_cache.view(torch.int8)
+        return {
+            "output": output,
+            "output_token_stride": output.stride(0),
+            "output_head_stride": output.stride(1),
+            "query": query,
+            "query_token_stride": query.stride(0),
+            "query_head_stride": query.stride(1),
+            "key_cache": key_cache,
+            "value_cache": value_cache,
+            "k_scale": k_scale,
+            "v_scale": v_scale,
+            "key_offsets": key_offsets,
+            "offset_stride": 0 if key_offsets is None else key_offsets.stride(0),
+            "block_tables": self.block_tables,
+            "table_stride": self.block_tables.stride(0),
+            "block_stride": key_cache.stride(0),
+            "slot_stride": key_cache.stride(1),
+            "head_stride": key_cache.stride(2),
+            "scale_block_stride": scale_strides[0],
+            "scale_slot_stride": scale_strides[1],
+            "scale_head_stride": scale_strides[2],
+            "context_lens": self.context_lens,
+            "cu_seqlens_q": self.cu_seqlens_q,
+            "window": self.window,
+            "scale": self.scale,
+            "softcap": self.softcap,
+            "alibi_slopes": self.alibi_slopes,
+            "sinks": self.sinks,
+            "group": self.group,
+            "head_size": query.shape[2],
+            "padded_size": self.padded_size,
+            "block_size": key_cache.shape[1],
+            "upcast": not query.is_cuda,
+        }
