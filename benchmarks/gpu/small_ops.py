@@ -19,6 +19,8 @@ from paged_sdk.kernels.activation import gated_activation, gated_activation_refe
 from paged_sdk.kernels.draw_settings import DrawSettings
 from paged_sdk.kernels.kv_cache import copy_blocks, copy_blocks_reference, write_slots
 from paged_sdk.kernels.norm import add_rms_norm, add_rms_norm_reference
+from paged_sdk.kernels.penalties import penalise, penalise_reference
+from paged_sdk.kernels.penalty_settings import PenaltySettings
 from paged_sdk.kernels.rotary import Rotation, rotate_and_cache
 from paged_sdk.kernels.sampling import argmax, argmax_reference, draw
 
@@ -129,6 +131,10 @@ def _choices(device: torch.device) -> Iterator[Case]:
             settings = DrawSettings(ones, (ones * top_k).int(), ones * top_p, ones * 0, places, places)
             reference = partial(_sort_and_draw, logits, top_k, top_p)
             yield name, case, logits.nbytes, partial(draw, logits, settings), reference
+        # Texts of some hundred different tokens: their counts are read whole, their logits hardly.
+        occurrences = (torch.rand(num_rows, VOCAB_SIZE, device=device) < 0.004).int() * 3
+        costs = (logits, occurrences, PenaltySettings(places, ones * 1.1, ones * 0, ones * 0))
+        yield "penalise", case, occurrences.nbytes, partial(penalise, *costs), partial(penalise_reference, *costs)
 
 
 def _sort_and_draw(logits: Tensor, top_k: int, top_p: float) -> Tensor:

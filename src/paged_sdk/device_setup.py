@@ -24,6 +24,7 @@ from paged_sdk.runner.cuda_graph import CudaGraphRecorder
 from paged_sdk.runner.decode_graphs import DecodeBackend, DecodeGraphs, batch_sizes, context_bounds
 from paged_sdk.runner.device import device_memory
 from paged_sdk.runner.device_decoding import DeviceDecoding
+from paged_sdk.runner.device_penalties import DevicePenalties
 from paged_sdk.runner.device_sampler import DeviceSampler
 from paged_sdk.runner.handed_on import HandedOn
 
@@ -80,7 +81,9 @@ def weights_must_fit(path: Path, device: torch.device) -> Iterator[None]:
         ) from error
 
 
-def activations_of(model: CausalModel, storage: KvStorage, config: EngineConfig, device: torch.device) -> int:
+def activations_of(
+    model: CausalModel, storage: KvStorage, config: EngineConfig, *, vocab_size: int, device: torch.device
+) -> int:
     """Bytes that steps need beside weights and KV: what a CUDA device shows while it runs the largest.
 
     :raises OutOfMemoryError: the weights leave too little
@@ -105,7 +108,8 @@ def activations_of(model: CausalModel, storage: KvStorage, config: EngineConfig,
         ) from error
     torch.cuda.empty_cache()  # of the pool that the step ran on
     _log.info("Activations: %.1f MiB for steps of %d tokens.", shown / 2**20, config.max_num_batched_tokens)
-    return shown + storage.scratch + _CUDA_RESERVE
+    penalties = DevicePenalties.num_bytes(config.max_num_seqs, vocab_size)
+    return shown + storage.scratch + penalties + _CUDA_RESERVE
 
 
 def make_device_decoding(
@@ -121,7 +125,8 @@ def make_device_decoding(
 
         if isinstance(backend, TritonPagedBackend):
             graphs = _decode_graphs(model, backend, handed_on, config, visible=visible)
-    path = DeviceDecoding(DeviceSampler(model.device, vocab_size), handed_on, graphs)
+    penalties = DevicePenalties(config.max_num_seqs, vocab_size, model.device)
+    path = DeviceDecoding(DeviceSampler(model.device, vocab_size), penalties, handed_on, graphs)
     with torch.inference_mode():
         path.warm_up(model)
     return path

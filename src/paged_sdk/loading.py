@@ -91,13 +91,13 @@ def _load(path: Path, settings: BuildSettings, environment: Environment, device:
         exact=settings.batch_invariance or dtype is not torch.bfloat16,
         key_offsets=key_offsets(model, max_model_len) if config.cache_type is PagedCacheType.F8E4M3 else (),
     )
-    activations = activations_of(model, storage, config, device)
+    vocab_size = model.config.vocab_size
+    activations = activations_of(model, storage, config, vocab_size=vocab_size, device=device)
     config = size_pool(config, model.config, dtype=dtype, device=device, activations=activations)
     kv, backend = make_kv_manager(config), storage.make(config.num_blocks)
     if config.paged:
         pool = config.num_blocks, config.block_size, backend.num_bytes / 2**20, config.cache_type.value
         _log.info("KV pool: %d blocks of %d tokens, %.1f MiB (%s).", *pool)
-    vocab_size = model.config.vocab_size
     fused = _fused(model, backend, settings)
     runner = ModelRunner(
         fused,
@@ -115,7 +115,7 @@ def _load(path: Path, settings: BuildSettings, environment: Environment, device:
         preparer=RequestPreparer(
             text=text,
             config=config,
-            vocab_size=model.config.vocab_size,
+            vocab_size=vocab_size,
             # The last token of a sequence needs a place in the context, but no KV.
             max_prompt_tokens=min(config.max_model_len - 1, kv.max_sequence_tokens),
         ),

@@ -30,6 +30,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from paged_sdk.kernels.draw_settings import DrawSettings
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, BlockMatrix, tensor_type_of
+from paged_sdk.kernels.penalty_settings import PenaltySettings
 from paged_sdk.kernels.repack import repack
 from paged_sdk.kernels.repacked import REPACKED_FORMATS, RepackedMatrix
 from paged_sdk.kernels.triton import (
@@ -37,6 +38,7 @@ from paged_sdk.kernels.triton import (
     fused_moe,
     kv_cache,
     norm,
+    penalties,
     quantised_experts,
     quantised_linear,
     repacked,
@@ -119,6 +121,9 @@ def sampling_cases(vocab_size: int) -> Iterator[Case]:
     settings = DrawSettings(fractions, counts, fractions, fractions, places, places)
     yield f"likeliest of {vocab_size}", partial(sampling.argmax, logits)
     yield f"draw from {vocab_size}", partial(sampling.draw, logits, settings)
+    occurrences, costs = empty(256, vocab_size, dtype=torch.int32), PenaltySettings(places, *[fractions] * 3)
+    yield f"penalties for {vocab_size}", partial(penalties.penalise, logits, occurrences, costs)
+    yield f"what was sampled of {vocab_size}", partial(penalties.count, occurrences, costs, places)
 
 
 def small_cases(dtype: torch.dtype) -> Iterator[Case]:

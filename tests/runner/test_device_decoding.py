@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import pytest
 import torch
+from attrs import evolve
 from torch import Tensor
 
 pytest.importorskip("triton")
@@ -36,6 +37,7 @@ from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.runner.decode_graphs import DecodeGraphs, batch_sizes, context_bounds
 from paged_sdk.runner.device_decoding import DeviceDecoding
+from paged_sdk.runner.device_penalties import DevicePenalties
 from paged_sdk.runner.device_sampler import DeviceSampler
 from paged_sdk.runner.handed_on import HandedOn
 from paged_sdk.runner.model_runner import ModelRunner
@@ -101,7 +103,8 @@ def recorder(monkeypatch: pytest.MonkeyPatch, triton_device: torch.device) -> Re
                 bounds=[24, config.max_model_len],
                 record=recorder,
             )
-            path = DeviceDecoding(DeviceSampler(triton_device, vocab_size), handed_on, graphs)
+            penalties = DevicePenalties(config.max_num_seqs, vocab_size, triton_device)
+            path = DeviceDecoding(DeviceSampler(triton_device, vocab_size), penalties, handed_on, graphs)
             path.warm_up(model)
         return path
 
@@ -152,8 +155,24 @@ def test_sampled_texts_do_not_depend_on_their_batch(builder: TextModelBuilder, r
 
 
 @INTERPRETED
+@pytest.mark.parametrize("together", [True, False])
+def test_penalised_texts_are_the_same(
+    builder: TextModelBuilder, request: pytest.FixtureRequest, *, together: bool
+) -> None:
+    """With a penalty that favours what there is already, since random weights hardly repeat themselves."""
+    sampling = SamplingParams(
+        temperature=0.0, repetition_penalty=0.5, frequency_penalty=0.3, presence_penalty=0.2, max_len=9, ignore_eos=True
+    )
+    expected = texts(builder, sampling, together=together)
+    assert expected != texts(builder, evolve(GREEDY, max_len=9), together=together)
+    recorder: Recorder = request.getfixturevalue("recorder")
+    assert texts(builder, sampling, together=together) == expected
+    assert len(recorder.replays) >= 8
+
+
+@INTERPRETED
 def test_rows_that_need_the_host_beside_rows_that_do_not(builder: TextModelBuilder, recorder: Recorder) -> None:
-    """Penalties, logprobs and several choices are the host's; their steps wait for it."""
+    """Logprobs, several choices and a minimum length are the host's; their steps wait for it."""
     host = SamplingParams(
         temperature=0.0, repetition_penalty=1.3, top_n_logprobs=2, n_choices=2, max_len=5, ignore_eos=True, min_tokens=2
     )

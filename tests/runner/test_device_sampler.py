@@ -132,7 +132,13 @@ def test_no_rows_are_no_work() -> None:
     assert DeviceSampler(CPU, 5).sample(torch.empty(0, 5), [], []).shape == (0,)
 
 
-@pytest.mark.parametrize("params", MIXED)
+PENALISED = [
+    SamplingParams(repetition_penalty=1.1),
+    SamplingParams(temperature=0.0, presence_penalty=0.5, frequency_penalty=0.5),
+]
+
+
+@pytest.mark.parametrize("params", [*MIXED, *PENALISED])
 def test_what_is_served(params: SamplingParams) -> None:
     assert DeviceSampler.serves(params, 0)
 
@@ -141,9 +147,6 @@ def test_what_is_served(params: SamplingParams) -> None:
     "settings",
     [
         {"top_n_logprobs": 0},
-        {"repetition_penalty": 1.1},
-        {"presence_penalty": 0.5},
-        {"frequency_penalty": 0.5},
         {"logits_bias": {1: 1.0}},
         {"dry_params": DryParams(multiplier=1.0)},
     ],

@@ -10,6 +10,7 @@ from torch import Tensor
 from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.runner.decode_graphs import DecodeGraphs
+from paged_sdk.runner.device_penalties import DevicePenalties, StepPenalties
 from paged_sdk.runner.device_sampler import DeviceRow, DeviceSampler
 from paged_sdk.runner.handed_on import HandedOn
 from paged_sdk.scheduler.output import ScheduledSequence
@@ -24,9 +25,12 @@ class DeviceDecoding:
     :param graphs: recorded steps; None: layers are launched one operation at a time
     """
 
-    def __init__(self, sampler: DeviceSampler, handed_on: HandedOn, graphs: DecodeGraphs | None) -> None:
+    def __init__(
+        self, sampler: DeviceSampler, penalties: DevicePenalties, handed_on: HandedOn, graphs: DecodeGraphs | None
+    ) -> None:
         self.handed_on = handed_on
         self._sampler = sampler
+        self._penalties = penalties
         self._graphs = graphs
         self._rows: dict[int, DeviceRow] = {}
         self._last: _Batch | None = None
@@ -81,7 +85,7 @@ class DeviceDecoding:
     def sample(self, logits: Tensor, scheduled: Sequence[ScheduledSequence], rows: list[DeviceRow]) -> Tensor:
         """Choose a token for each of some rows, and leave them for the next step.
 
-        :param logits: float32 ``[len(rows), vocab_size]``
+        :param logits: float32 ``[len(rows), vocab_size]``; contents are lost
         :returns: ``[len(rows)]`` int64, on the device; -1: nothing could be chosen
         """
         self._last = _Batch(
@@ -90,6 +94,7 @@ class DeviceDecoding:
             rows=rows,
             next_positions=[row.end for row in scheduled],
             num_output_tokens=[row.end - row.sequence.num_prompt_tokens for row in scheduled],
+            penalties=self._penalties.of_step(scheduled),
         )
         return self._draw(logits, self._last)
 
@@ -99,15 +104,21 @@ class DeviceDecoding:
             return
         for sampling in (SamplingParams.deterministic(), SamplingParams(temperature=1.0, top_k=8, top_p=0.9, seed=0)):
             logits = model.logits(self._graphs.hidden[:1])
+            self._penalties.warm_up(logits)
             self._sampler.sample(logits, [DeviceRow(sampling, choice_index=0)], [0])
 
     def forget(self, seq_ids: Iterable[int]) -> None:
         """Drop what is kept of sequences that have ended; unknown ones are fine."""
         for seq_id in seq_ids:
             self._rows.pop(seq_id, None)
+            self._penalties.forget(seq_id)
 
     def _draw(self, logits: Tensor, batch: _Batch) -> Tensor:
+        if batch.penalties is not None:
+            self._penalties.lower(logits, batch.penalties)
         tokens = self._sampler.sample(logits, batch.rows, batch.num_output_tokens)
+        if batch.penalties is not None:
+            self._penalties.count(batch.penalties, tokens)
         self.handed_on.put(batch.seq_ids, tokens)
         return tokens
 
@@ -118,6 +129,7 @@ class _Batch:
 
     :ivar next_positions: where the next step's tokens are
     :ivar num_output_tokens: of each text, before the token that was sampled
+    :ivar penalties: None: no row has any
     """
 
     sequences: list[TokenSequence]
@@ -125,3 +137,4 @@ class _Batch:
     rows: list[DeviceRow]
     next_positions: list[int]
     num_output_tokens: list[int]
+    penalties: StepPenalties | None

@@ -29,7 +29,14 @@ from paged_sdk.runner.truncation import (
 )
 from paged_sdk.runner.uniform import uniforms
 
-__all__ = ["SampleRow", "Sampled", "Sampler", "is_greedy", "takes_bare_logits"]
+__all__ = [
+    "SampleRow",
+    "Sampled",
+    "Sampler",
+    "has_penalties",
+    "is_greedy",
+    "takes_penalised_logits",
+]
 
 SparseChange: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]
 """Distinct token ids of a row, and what to add to the logit of each."""
@@ -137,7 +144,7 @@ class Sampler:
         add_sparse(logits, [(index, *state.bias) for index, state in states.items() if state.params.logits_bias])
         banned = [index for index, row in enumerate(rows) if _bans_stop(row.params, row.num_output_tokens)]
         add_sparse(logits, [(index, *self._stop_ban(rows[index])) for index in banned])
-        penalised = [(index, state) for index, state in states.items() if _has_penalties(state.params)]
+        penalised = [(index, state) for index, state in states.items() if has_penalties(state.params)]
         apply_penalties(logits, [(index, state.params, state.history) for index, state in penalised])
         add_sparse(logits, [(index, *state.dry()) for index, state in states.items() if _has_dry(state.params)])
 
@@ -174,7 +181,8 @@ class _SequenceState:
         return tokens, -amounts
 
 
-def _has_penalties(params: SamplingParams) -> bool:
+def has_penalties(params: SamplingParams) -> bool:
+    """Whether a token's earlier occurrences cost it something."""
     return params.repetition_penalty not in (None, 1.0) or params.frequency_penalty != 0 or params.presence_penalty != 0
 
 
@@ -183,7 +191,7 @@ def _has_dry(params: SamplingParams) -> bool:
 
 
 def _has_processors(params: SamplingParams) -> bool:
-    return bool(params.logits_bias) or _has_penalties(params) or _has_dry(params)
+    return bool(params.logits_bias) or has_penalties(params) or _has_dry(params)
 
 
 def _bans_stop(params: SamplingParams, num_output_tokens: int) -> bool:
@@ -195,17 +203,19 @@ def is_greedy(params: SamplingParams) -> bool:
     return params.is_greedy or params.top_k == 1
 
 
-def takes_bare_logits(params: SamplingParams, num_output_tokens: int) -> bool:
-    """Whether a token is chosen from the logits as they are, and nothing but the token is asked for.
+def takes_penalised_logits(params: SamplingParams, num_output_tokens: int) -> bool:
+    """Whether nothing but penalties changes the logits that a token is chosen by, and nothing but it is asked for.
 
     :param num_output_tokens: before it
     """
-    return params.top_n_logprobs is None and not _has_processors(params) and not _bans_stop(params, num_output_tokens)
+    is_changed = bool(params.logits_bias) or _has_dry(params) or _bans_stop(params, num_output_tokens)
+    return params.top_n_logprobs is None and not is_changed
 
 
 def _is_plain(row: SampleRow) -> bool:
     """Whether the row's token is its largest logit's and nothing else is asked for."""
-    return is_greedy(row.params) and takes_bare_logits(row.params, row.num_output_tokens)
+    params = row.params
+    return is_greedy(params) and not has_penalties(params) and takes_penalised_logits(params, row.num_output_tokens)
 
 
 def _as_float32(values: Sequence[float]) -> npt.NDArray[np.float32]:

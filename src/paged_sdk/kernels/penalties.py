@@ -1,0 +1,72 @@
+"""Repetition, frequency and presence penalties on the device, where the tokens that were sampled last already are.
+
+Occurrences are counted in a table ``[num_seats, V]`` int32, a row for each text: twice as often as the token occurs in
+the output, plus one if it occurs in the prompt.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from paged_sdk.kernels.checks import check_tensor
+from paged_sdk.kernels.fallback import log_fallback, why_not_triton
+from paged_sdk.kernels.penalty_settings import PenaltySettings
+
+__all__ = ["count", "count_reference", "penalise", "penalise_reference"]
+
+
+def penalise(logits: Tensor, occurrences: Tensor, settings: PenaltySettings) -> None:
+    """Lower the logits of tokens that occur already, in place: first for repetition, then by frequency and presence.
+
+    :param logits: ``[N, V]`` float32, columns adjacent
+    :param occurrences: ``[num_seats, V]`` int32, contiguous
+    :raises ConfigError: shapes, dtypes or devices do not fit
+    """
+    check_tensor("logits", logits, ("N", "V"), (torch.float32,), logits.device)
+    check_tensor("occurrences", occurrences, ("num_seats", logits.shape[1]), (torch.int32,), logits.device)
+    settings.check(len(logits), logits.device)
+    if (reason := why_not_triton(logits)) is None:
+        from paged_sdk.kernels.triton import penalties as triton_kernels
+
+        triton_kernels.penalise(logits, occurrences, settings)
+        return
+    log_fallback("penalise", reason)
+    penalise_reference(logits, occurrences, settings)
+
+
+def count(occurrences: Tensor, settings: PenaltySettings, tokens: Tensor) -> None:
+    """Take in the token that each row's output has gained, in place.
+
+    :param occurrences: ``[num_seats, V]`` int32, contiguous
+    :param tokens: ``[N]`` int64; below 0: none
+    :raises ConfigError: shapes, dtypes or devices do not fit
+    """
+    check_tensor("occurrences", occurrences, ("num_seats", "V"), (torch.int32,), tokens.device)
+    check_tensor("tokens", tokens, ("N",), (torch.int64,), tokens.device)
+    settings.check(len(tokens), tokens.device)
+    if (reason := why_not_triton(tokens)) is None:
+        from paged_sdk.kernels.triton import penalties as triton_kernels
+
+        triton_kernels.count(occurrences, settings, tokens)
+        return
+    log_fallback("count", reason)
+    count_reference(occurrences, settings, tokens)
+
+
+def penalise_reference(logits: Tensor, occurrences: Tensor, settings: PenaltySettings) -> None:
+    """:func:`penalise` by torch's operations."""
+    counted = occurrences[settings.seats.clamp(min=0)].where(settings.seats[:, None] >= 0, 0)
+    in_output = counted >> 1
+    repetition, frequency, presence = (
+        each[:, None] for each in (settings.repetition, settings.frequency, settings.presence)
+    )
+    scores = torch.where(logits < 0, logits * repetition, logits / repetition)
+    scores = scores - (frequency * in_output + presence * (in_output > 0))
+    logits.copy_(torch.where(counted > 0, scores, logits))
+
+
+def count_reference(occurrences: Tensor, settings: PenaltySettings, tokens: Tensor) -> None:
+    """:func:`count` by torch's operations; waits for the device."""
+    counts = (settings.seats >= 0) & (tokens >= 0)
+    occurrences[settings.seats[counts], tokens[counts]] += 2
