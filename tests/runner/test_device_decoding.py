@@ -321,12 +321,14 @@ def test_decode_steps_on_a_gpu_are_replayed_and_wait_for_nothing(
 
     monkeypatch.setattr(ModelRunner, "submit", watched_submit)
     monkeypatch.setattr(DeviceDecoding, "go_on", watched_go_on)
+    penalised = evolve(GREEDY, repetition_penalty=1.3, frequency_penalty=0.1)
     long = SamplingParams(temperature=0.8, top_p=0.9, seed=3, max_len=40, ignore_eos=True)
     builder = TextModelBuilder(tiny_checkpoint).with_dtype(dtype).with_device("cuda")
     with caplog.at_level(logging.INFO, logger="paged_sdk"):
-        both = [texts(builder, sampling, together=True) for sampling in (long, GREEDY)]
+        found = [texts(builder, sampling, together=True) for sampling in (long, penalised, GREEDY)]
     assert "Decode steps of up to 4 rows recorded" in caplog.text
     assert num_replayed > 30
-    assert [len(each) for each in both] == [len(PROMPTS)] * 2
+    assert [len(each) for each in found] == [len(PROMPTS)] * 3
     if dtype == "float32":
-        assert both[1] == texts(builder.with_device("cpu"), GREEDY, together=True)
+        on_cpu = [texts(builder.with_device("cpu"), sampling, together=True) for sampling in (penalised, GREEDY)]
+        assert found[1:] == on_cpu
