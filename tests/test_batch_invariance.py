@@ -7,10 +7,11 @@ from pathlib import Path
 import anyio
 import pytest
 
+import tiny
 from paged_sdk import ConfigError, GgufModelBuilder, Model, SamplingParams, TextModelBuilder
 from paged_sdk.kernels.native.library import why_not
 
-pytestmark = [pytest.mark.anyio, pytest.mark.smollm2]
+pytestmark = pytest.mark.anyio
 
 NUM_TOKENS = 24
 
@@ -40,10 +41,18 @@ async def all_at_once(model: Model, prompts: list[list[int]]) -> list[list[tuple
     return [results[index] for index in range(len(prompts))]
 
 
+@pytest.fixture(params=[pytest.param("smollm2", marks=pytest.mark.smollm2), "mixtral", "qwen3_moe"])
+def file(request: pytest.FixtureRequest, smollm2: Path, tmp_path: Path) -> Path:
+    """A real model, or a tiny one with mixtures of experts."""
+    if request.param == "smollm2":
+        return smollm2
+    return tiny.make_gguf(tmp_path, family=request.param, quantization="Q8_0")
+
+
 @pytest.mark.skipif(why_not() is not None, reason=f"native kernels: {why_not()}")
-async def test_the_same_logits_alone_and_in_a_batch_chunked_or_cached(smollm2: Path) -> None:
+async def test_the_same_logits_alone_and_in_a_batch_chunked_or_cached(file: Path) -> None:
     prompts = [[100 + 7 * i + j for j in range(length)] for i, length in enumerate((3, 40, 90, 150, 7, 65, 33, 128))]
-    builder = GgufModelBuilder(smollm2).with_batch_invariance().with_num_threads(2)
+    builder = GgufModelBuilder(file).with_force_cpu().with_batch_invariance().with_num_threads(2)
     async with builder.with_prefix_cache_n(0).build() as model:
         alone = [await continuation(model, prompt) for prompt in prompts]
     async with builder.with_max_num_batched_tokens(70).build() as model:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +18,28 @@ from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.kernels.gguf_blocks import BlockMatrix
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.decoder import DecoderModel
+from paged_sdk.models.decoder_layer import DecoderLayer
 from paged_sdk.models.fused_decoder import FusedDecoderModel, why_not_fused
 from paged_sdk.models.loading import load_model
+from paged_sdk.models.moe_mlp import MoeMlp
 from paged_sdk.quant.dense import DenseLinear
+from paged_sdk.quant.dense_experts import DenseExperts
 from paged_sdk.quant.policy import DENSE, FEW_ROWS, LinearPolicy
 from paged_sdk.weights.gguf_source import GgufSource
 from tiny import make_gguf
 
 pytestmark = needs_library
 
-#: Biases of q, k and v; norms of q and k; one matrix for q, k and v, and one for gate and up; a window of 32 tokens.
+#: Biases of q, k and v; norms of q and k; one matrix for q, k and v, and one for gate and up; a window of 32 tokens;
+#: experts, of which every token uses all: otherwise any error decides who is chosen where two are nearly as likely.
 FUSED: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {},
     "qwen3": {},
     "phi3": {},
     "mistral": {"sliding_window": 32},
+    "mixtral": {"num_experts_per_tok": 4},
+    "qwen3_moe": {"num_experts_per_tok": 8},
 }
 # tiny's own weights attend so sharply that any error decides what is seen; these leave errors near their size.
 MILD = {"initializer_range": 0.1}
@@ -52,10 +58,8 @@ class Checkpoint:
         self._noisy = self.load(DENSE)
         generator = torch.Generator().manual_seed(0)
         for layer in self._noisy.layers:
-            for linear in layer.linears:
-                assert isinstance(linear, DenseLinear)
-                noise = torch.randn(linear.weight.shape, generator=generator)
-                linear.weight += 0.01 * linear.weight.std() * noise
+            for weight in all_weights(layer):
+                weight += 0.01 * weight.std() * torch.randn(weight.shape, generator=generator)
 
     def load(self, policy: LinearPolicy, *, dtype: torch.dtype = torch.float32) -> DecoderModel:
         return load_model(self.source.config, self.source, dtype=dtype, device=CPU, policy=policy)
@@ -75,6 +79,16 @@ class Checkpoint:
         """
         expected = self.expected(text)
         return relative(got, expected) / relative(whole(self._noisy, text), expected)
+
+
+def all_weights(layer: DecoderLayer) -> Iterator[Tensor]:
+    """Matrices of a dense layer."""
+    for linear in layer.linears:
+        assert isinstance(linear, DenseLinear)
+        yield linear.weight
+    if isinstance(layer.mlp, MoeMlp):
+        assert isinstance(layer.mlp.experts, DenseExperts)
+        yield from (layer.mlp.router, layer.mlp.experts.gate_up, layer.mlp.experts.down)
 
 
 def whole(model: DecoderModel, text: Sequence[int]) -> Tensor:
@@ -140,6 +154,19 @@ def check_packed_arithmetic(checkpoint: Checkpoint, packed: DecoderModel, prompt
     # The same arithmetic, but for sums in another order: now and then an activation is rounded to the next code.
     assert relative(own, one_by_one) < 2e-3
     assert checkpoint.error(own, prompt) < FEW_ERROR
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("length", [1, 40])
+def test_the_same_experts_are_chosen(family: str, length: int, tmp_path: Path) -> None:
+    """A few of them, as the model says; by most tokens exactly those, as two may be nearly as likely."""
+    packed = Checkpoint(tmp_path, family).packed(one_form=True)
+    model, backend = fused(packed)
+    prompt = random_prompt(length)
+    (own,) = logits(model, backend, [(prompt, 0, range(9, 14))])
+    (one_by_one,) = logits(packed, pool(packed), [(prompt, 0, range(9, 14))])
+    errors = [relative(row, each) for row, each in zip(own, one_by_one, strict=True)]
+    assert sorted(errors)[len(errors) // 2] < 2e-3
 
 
 @pytest.mark.parametrize("length", [FEW_ROWS + 1, 200])
@@ -237,6 +264,13 @@ def test_weights_that_cannot_be_packed_have_one_form_and_are_fused(tmp_path: Pat
     assert torch.equal(in_chunks(model, backend, text, (20, 50, 51)), at_once)
 
 
+class PlainExperts(GgufSource):
+    """A file whose experts are not quantised."""
+
+    def block_matrix(self, name: str) -> BlockMatrix | None:
+        return None if ".experts." in name else super().block_matrix(name)
+
+
 class PlainHead(GgufSource):
     """A file whose embeddings and output projection are not quantised, as some are for quality's sake."""
 
@@ -299,3 +333,7 @@ def test_why_layers_cannot_be_fused(llama: Checkpoint, tmp_path: Path) -> None:
         overrides: dict[str, Any] = {where: True}
         biased = Checkpoint(tmp_path, "llama", **overrides).packed()
         assert why_not_fused(biased, pool(biased)) == "its output or MLP has biases"
+    mixture = Checkpoint(tmp_path, "mixtral")
+    mixture.source = PlainExperts(tmp_path / "tiny-mixtral.Q8_0.gguf")
+    model = mixture.packed()
+    assert why_not_fused(model, pool(model)) == "its experts are not packed"

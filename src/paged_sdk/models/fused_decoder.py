@@ -7,7 +7,6 @@ and a dozen separate operations around them cost as much again. Between the laye
 from __future__ import annotations
 
 import torch.nn.functional as F
-from attrs import evolve
 from torch import Tensor
 
 from paged_sdk.attention.backend import AttentionBackend
@@ -15,12 +14,16 @@ from paged_sdk.attention.context import StepContext
 from paged_sdk.attention.native_paged import NativePagedBackend, NativePagedStep
 from paged_sdk.config.decoder import Activation, DecoderConfig
 from paged_sdk.kernels.native.decoder import DecoderLayer as NativeLayer
-from paged_sdk.kernels.native.decoder import NativeDecoder
+from paged_sdk.kernels.native.decoder import NativeDecoder, Router
+from paged_sdk.kernels.native.packed import PackedWeight
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.decoder_layer import DecoderLayer
 from paged_sdk.models.gated_mlp import GatedMlp
+from paged_sdk.models.moe_mlp import MoeMlp
 from paged_sdk.quant.dense import DenseLinear
+from paged_sdk.quant.linear import Linear
 from paged_sdk.quant.packed import PackedLinear
+from paged_sdk.quant.packed_experts import PackedExperts
 
 __all__ = ["FusedDecoderModel", "why_not_fused"]
 
@@ -30,10 +33,11 @@ def why_not_fused(model: DecoderModel, backend: AttentionBackend) -> str | None:
     config = model.config
     if not isinstance(backend, NativePagedBackend):
         return "its attention is not native"
-    if config.moe is not None:
-        return "its layers have experts"
     if any(not isinstance(linear, PackedLinear) for layer in model.layers for linear in layer.linears):
         return "its weights are not packed"
+    mixtures = [layer.mlp for layer in model.layers if isinstance(layer.mlp, MoeMlp)]
+    if any(not isinstance(mixture.experts, PackedExperts) for mixture in mixtures):
+        return "its experts are not packed"
     if config.sandwich_norms or config.norm_offset or len(set(config.ropes)) > 1:
         return f"{config.model_type} layers have more norms or rotations than the kernel"
     if config.output_bias or config.mlp_bias:
@@ -56,10 +60,12 @@ class FusedDecoderModel:
         self._model = model
         self._few_rows = few_rows
         self._norm = model.norm.weight.float()
-        few = [_native_layer(layer, backend, index) for index, layer in enumerate(model.layers)]
-        self._few = NativeDecoder(backend.workspace, few)
-        self._many = NativeDecoder(
-            backend.workspace, [_for_many_rows(native, layer) for native, layer in zip(few, model.layers, strict=True)]
+        self._few, self._many = (
+            NativeDecoder(
+                backend.workspace,
+                [_native_layer(layer, backend, index, many_rows=many) for index, layer in enumerate(model.layers)],
+            )
+            for many in (False, True)
         )
 
     def forward(self, token_ids: Tensor, positions: Tensor, ctx: StepContext) -> Tensor:
@@ -79,39 +85,50 @@ class FusedDecoderModel:
         return self._model.logits(normed.to(self.dtype) if is_dense else normed)
 
 
-def _native_layer(layer: DecoderLayer, backend: NativePagedBackend, index: int) -> NativeLayer:
-    assert isinstance(layer.mlp, GatedMlp)
-    qkv, output, gate_up, down = (_packed(linear) for linear in layer.linears)
-    gate, up = gate_up.weights
-    shape = backend.shapes[index]
-    query_norm = key_norm = None
-    if layer.attention.qk_norm is not None:
+def _native_layer(layer: DecoderLayer, backend: NativePagedBackend, index: int, *, many_rows: bool) -> NativeLayer:
+    """One layer, its weights in their form for many rows or for few."""
+    attention, mlp, shape = layer.attention, layer.mlp, backend.shapes[index]
+    (output,) = _weights(attention.output, many_rows=many_rows)
+    query_norm = key_norm = router = None
+    if attention.qk_norm is not None:
         # One row for each head, all queries' alike and all keys' alike.
-        query_norm, key_norm = layer.attention.qk_norm.weight[[0, shape.num_heads]].float()
+        query_norm, key_norm = attention.qk_norm.weight[[0, shape.num_heads]].float()
+    if isinstance(mlp, MoeMlp):
+        assert isinstance(mlp.experts, PackedExperts)
+        gate, up, down = mlp.experts.gate, mlp.experts.up, mlp.experts.down
+        router = Router(
+            weight=mlp.router.contiguous(),
+            num_selected=mlp.config.num_experts_per_token,
+            renormalise=mlp.config.renormalise,
+        )
+    else:
+        gate, up = _weights(mlp.gate_up, many_rows=many_rows)
+        (down,) = _weights(mlp.down, many_rows=many_rows)
     return NativeLayer(
         shape=shape,
         cache=backend.caches[index],
-        qkv=qkv.weights,
-        qkv_biases=qkv.biases,
-        output=output.weights[0],
+        qkv=_weights(attention.qkv, many_rows=many_rows),
+        qkv_biases=_packed(attention.qkv).biases,
+        output=output,
+        router=router,
         gate=gate,
         up=up,
-        down=down.weights[0],
+        down=down,
         attention_norm=layer.attention_norm.weight.float(),
         mlp_norm=layer.mlp_norm.weight.float(),
         query_norm=query_norm,
         key_norm=key_norm,
         norm_eps=layer.attention_norm.eps,
-        activation="silu" if layer.mlp.activation is Activation.SILU else "gelu_tanh",
+        activation="gelu_tanh" if isinstance(mlp, GatedMlp) and mlp.activation is Activation.GELU_TANH else "silu",
     )
 
 
-def _for_many_rows(native: NativeLayer, layer: DecoderLayer) -> NativeLayer:
-    """The same layer with each weight in its form for many rows, where it has one."""
-    qkv, output, gate_up, down = ((packed := _packed(linear)).many_rows or packed.weights for linear in layer.linears)
-    return evolve(native, qkv=qkv, output=output[0], gate=gate_up[0], up=gate_up[1], down=down[0])
+def _weights(linear: Linear, *, many_rows: bool) -> tuple[PackedWeight, ...]:
+    """In the form for many rows, where there is one and it is asked for."""
+    packed = _packed(linear)
+    return (packed.many_rows if many_rows else None) or packed.weights
 
 
-def _packed(linear: object) -> PackedLinear:
+def _packed(linear: Linear) -> PackedLinear:
     assert isinstance(linear, PackedLinear)
     return linear

@@ -21,14 +21,14 @@ class MoeMlp:
     """
 
     def __init__(self, config: MoeConfig, *, router: Tensor, experts: Experts) -> None:
-        self._config = config
+        self.config = config
         self.router = router
         self.experts = experts
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply to ``[num_tokens, hidden_size]``."""
         logits = F.linear(x, self.router)
-        weights, ids = route(logits, self._config.num_experts_per_token, renormalise=self._config.renormalise)
+        weights, ids = route(logits, self.config.num_experts_per_token, renormalise=self.config.renormalise)
         return self.experts.forward(x, weights, ids)
 
 

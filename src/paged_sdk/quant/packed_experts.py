@@ -22,11 +22,15 @@ class PackedExperts(Experts):
     :param gate: ``[num_experts * intermediate_size, hidden_size]``
     :param up: likewise
     :param down: ``[num_experts * hidden_size, intermediate_size]``
+    :ivar gate: as given, for whoever fuses several layers into one call; ``up`` and ``down`` likewise
     """
 
     def __init__(
         self, workspace: Workspace, gate: PackedWeight, up: PackedWeight, down: PackedWeight, *, num_experts: int
     ) -> None:
+        self.gate = gate
+        self.up = up
+        self.down = down
         self._experts = NativeExperts(workspace, gate, up, down, num_experts=num_experts)
 
     @property

@@ -1,7 +1,8 @@
 """A stack of decoder layers on packed weights and a paged KV cache: one native call per step.
 
 The layer is llama's: RMSNorm, attention with rotary embedding, residual; RMSNorm, gated feed-forward, residual; with
-biases on query, key and value (Qwen2) and norms of query and key heads (Qwen3) where given.
+biases on query, key and value (Qwen2) and norms of query and key heads (Qwen3) where given, and with a mixture of
+experts in the place of the feed-forward network (Mixtral) where there is a router.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.errors import ConfigError
+from paged_sdk.kernels.native.experts import check_experts
 from paged_sdk.kernels.native.library import Workspace
-from paged_sdk.kernels.native.linear import check_weights, describe, float_vector, pointer
+from paged_sdk.kernels.native.linear import check_matrix, check_weights, describe, float_vector, pointer
 from paged_sdk.kernels.native.packed import PackedWeight
 from paged_sdk.kernels.native.paged_attention import (
     AttentionShape,
@@ -26,9 +28,33 @@ from paged_sdk.kernels.native.paged_attention import (
     describe_cache,
     describe_heads,
 )
-from paged_sdk.kernels.native.structures import ACTIVATIONS, Decoder, Layer
+from paged_sdk.kernels.native.structures import ACTIVATIONS, DTYPES, Decoder, Layer
 
-__all__ = ["DecoderLayer", "NativeDecoder"]
+__all__ = ["DecoderLayer", "NativeDecoder", "Router"]
+
+
+@frozen(eq=False, kw_only=True)
+class Router:
+    """Chooses the experts of each token: the likeliest of a softmax over all of them.
+
+    :ivar weight: [num_experts, hidden] float32 or bfloat16, contiguous
+    :ivar num_selected: experts of each token
+    :ivar renormalise: their weights add up to 1; False: they are what the softmax gave
+    """
+
+    weight: Tensor
+    num_selected: int
+    renormalise: bool
+
+    def __attrs_post_init__(self) -> None:
+        if not self.weight.is_contiguous():
+            raise ConfigError.of("router.weight.stride()", self.weight.stride(), "a contiguous tensor")
+        if not 1 <= self.num_selected <= self.num_experts:
+            raise ConfigError.of("num_selected", self.num_selected, f"1 to num_experts = {self.num_experts}")
+
+    @property
+    def num_experts(self) -> int:
+        return len(self.weight)
 
 
 @frozen(eq=False, kw_only=True)
@@ -38,6 +64,8 @@ class DecoderLayer:
     :ivar qkv: query, key and value [.., hidden], or one matrix that is all three
     :ivar qkv_biases: one per matrix of ``qkv``, or None
     :ivar output: [hidden, num_heads * head_size]
+    :ivar router: of experts, which ``gate``, ``up`` and ``down`` then hold one below the other, packed; None: there is
+        one feed-forward network for all tokens
     :ivar gate: [inner, hidden], inner a multiple of 32
     :ivar up: [inner, hidden]
     :ivar down: [hidden, inner]
@@ -52,6 +80,7 @@ class DecoderLayer:
     qkv: tuple[PackedWeight, ...]
     qkv_biases: tuple[Tensor | None, ...]
     output: PackedWeight
+    router: Router | None = None
     gate: PackedWeight
     up: PackedWeight
     down: PackedWeight
@@ -65,19 +94,22 @@ class DecoderLayer:
     def __attrs_post_init__(self) -> None:
         hidden, size = self.qkv[0].cols, self.shape.head_size
         queries = self.shape.num_heads * size
-        expected = {
-            "qkv": (queries + 2 * self.shape.num_kv_heads * size, hidden),
-            "output": (hidden, queries),
-            "gate": (self.gate.rows, hidden),
-            "up": (self.gate.rows, hidden),
-            "down": (hidden, self.gate.rows),
-        }
-        found = {"qkv": (sum(weight.rows for weight in self.qkv), self.qkv[0].cols)} | {
-            name: (weight.rows, weight.cols)
-            for name, weight in (("output", self.output), ("gate", self.gate), ("up", self.up), ("down", self.down))
-        }
         check_weights(self.qkv)
-        check_weights((self.gate, self.up))
+        expected = {"qkv": (queries + 2 * self.shape.num_kv_heads * size, hidden), "output": (hidden, queries)}
+        found = {
+            "qkv": (sum(weight.rows for weight in self.qkv), hidden),
+            "output": (self.output.rows, self.output.cols),
+        }
+        if self.router is None:
+            check_weights((self.gate, self.up))
+            inner = self.gate.rows
+            expected |= {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
+            found |= {name: (getattr(self, name).rows, getattr(self, name).cols) for name in ("gate", "up", "down")}
+        else:
+            check_matrix("router.weight", self.router.weight, (self.router.num_experts, hidden))
+            check_experts(self.gate, self.up, self.down, num_experts=self.router.num_experts)
+            if self.activation != "silu":
+                raise ConfigError.of("activation", self.activation, "silu, which experts have")
         if found != expected:
             raise ConfigError.of("shapes of a layer's weights", found, str(expected))
         if len(self.qkv) not in (1, 3) or len(self.qkv_biases) != len(self.qkv):
@@ -115,6 +147,10 @@ class NativeDecoder:
             describe(matrix, weight, vector)
         for name in ("output", "gate", "up", "down"):
             describe(getattr(target, name), getattr(layer, name), None)
+        if (router := layer.router) is not None:
+            target.router.weight, target.router.dtype = router.weight.data_ptr(), DTYPES[router.weight.dtype]
+            target.router.num_experts, target.router.num_selected = router.num_experts, router.num_selected
+            target.router.renormalise = router.renormalise
         for name, length in (
             ("attention_norm", hidden),
             ("mlp_norm", hidden),

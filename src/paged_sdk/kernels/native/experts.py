@@ -18,10 +18,28 @@ from paged_sdk.kernels.native.linear import check_matrix, describe
 from paged_sdk.kernels.native.packed import ROTATED_INT8, PackedWeight
 from paged_sdk.kernels.native.structures import DTYPES, Experts
 
-__all__ = ["NativeExperts"]
+__all__ = ["NativeExperts", "check_experts"]
 
 _GROUP = 32
 _NO_SUCH_EXPERT = 3
+
+
+def check_experts(gate: PackedWeight, up: PackedWeight, down: PackedWeight, *, num_experts: int) -> None:
+    """Stacks of matrices that are experts together.
+
+    :raises ConfigError: shapes do not fit, or a weight is rotated
+    """
+    hidden, inner = gate.cols, down.cols
+    for name, weight, rows, cols in (
+        ("gate", gate, inner, hidden),
+        ("up", up, inner, hidden),
+        ("down", down, hidden, inner),
+    ):
+        if (weight.rows, weight.cols) != (num_experts * rows, cols) or rows % _GROUP:
+            due = f"{num_experts} times {rows} rows, a multiple of {_GROUP}, of {cols} columns"
+            raise ConfigError.of(name, f"{weight.rows} x {weight.cols}", due)
+        if weight.tensor_type == ROTATED_INT8:
+            raise ConfigError.of(name, weight.format, "a packed weight")
 
 
 class NativeExperts:
@@ -37,19 +55,12 @@ class NativeExperts:
     def __init__(
         self, workspace: Workspace, gate: PackedWeight, up: PackedWeight, down: PackedWeight, *, num_experts: int
     ) -> None:
-        self.hidden_size, self.inner_size, self.num_experts = gate.cols, down.cols, num_experts
+        check_experts(gate, up, down, num_experts=num_experts)
+        self.hidden_size, self.num_experts = gate.cols, num_experts
         self._workspace = workspace
         self._weights = {"gate": gate, "up": up, "down": down}
-        shapes = {"gate": (self.inner_size, self.hidden_size), "up": (self.inner_size, self.hidden_size)}
-        shapes["down"] = (self.hidden_size, self.inner_size)
         self._args = Experts(workspace=workspace.handle, num_threads=workspace.num_threads, num_experts=num_experts)
         for name, weight in self._weights.items():
-            rows, cols = shapes[name]
-            if (weight.rows, weight.cols) != (num_experts * rows, cols) or rows % _GROUP:
-                due = f"{num_experts} times {rows} rows, a multiple of {_GROUP}, of {cols} columns"
-                raise ConfigError.of(name, f"{weight.rows} x {weight.cols}", due)
-            if weight.tensor_type == ROTATED_INT8:
-                raise ConfigError.of(name, weight.format, "a packed weight")
             describe(getattr(self._args, name), weight, None)
 
     @property

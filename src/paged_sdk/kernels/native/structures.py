@@ -20,6 +20,7 @@ __all__ = [
     "Linear",
     "Quantise",
     "Rotate",
+    "Router",
     "Weight",
 ]
 
@@ -148,12 +149,25 @@ class Attention(Structure):
     )
 
 
+class Router(Structure):
+    """``paged_router``."""
+
+    _fields_ = (
+        ("weight", c_void_p),
+        ("dtype", c_int32),
+        ("num_experts", c_int32),
+        ("num_selected", c_int32),
+        ("renormalise", c_int32),
+    )
+
+
 class Layer(Structure):
     """``paged_layer``."""
 
     _fields_ = (
         ("qkv", Weight * 3),
         ("output", Weight),
+        ("router", Router),
         ("gate", Weight),
         ("up", Weight),
         ("down", Weight),

@@ -127,10 +127,21 @@ struct paged_attention_args {
   int32_t num_threads;
 };
 
-// One decoder layer: attention and gated feed-forward, each after an RMSNorm and added to the residual stream.
+// Chooses a token's experts: the num_selected likeliest of softmax(weight . x).
+struct paged_router {
+  const void* weight;  // [num_experts, hidden], contiguous; null: there are no experts
+  int32_t dtype;
+  int32_t num_experts;
+  int32_t num_selected;
+  int32_t renormalise;  // divide the weights of a token's experts by their sum
+};
+
+// One decoder layer: attention and gated feed-forward, each after an RMSNorm and added to the residual stream. With a
+// router, gate, up and down are stacks of matrices as in paged_experts_args.
 struct paged_layer {
   paged_weight qkv[3];  // or one that is all three
   paged_weight output;
+  paged_router router;
   paged_weight gate;
   paged_weight up;
   paged_weight down;

@@ -87,6 +87,13 @@ inline float inverse_rms(const Matrix& x, int64_t row, int cols, float eps) {
   return 1.0f / __builtin_sqrtf(total / static_cast<float>(cols) + eps);
 }
 
+// A row in place: x / rms(x) * weight.
+inline void normalise(float* row, int size, const float* weight, float eps) {
+  const Floats factor = broadcast(inverse_rms({row, size, PAGED_FLOAT32}, 0, size, eps));
+  for (int c = 0; c < size; c += 16)
+    store_floats(row + c, mul(mul(load_floats(row + c), factor), load_floats(weight + c)));
+}
+
 // Quantises row `row` of x, times 1 / rms and norm_weight where that is given, to row `place` of out.
 inline void quantise_row(const Matrix& x, int64_t row, int cols, const float* norm_weight, float eps,
                          const Activations& out, int64_t place) {

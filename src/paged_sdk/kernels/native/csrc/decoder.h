@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention_batch.h"
+#include "mixture.h"
 #include "new_keys.h"
 #include "product.h"
 
@@ -16,11 +17,13 @@ struct DecoderScratch {
   float* gated;      // [rows, inner]
   uint8_t* sums;     // per thread, two panels' worth
   uint8_t* attention;
+  uint8_t* mixture;
 
   struct Sizes {
-    size_t activations, projected, attended, gated, sums, attention;
+    size_t activations, projected, attended, gated, sums, attention, mixture;
 
-    explicit Sizes(const paged_decoder_args& args) : activations(0), projected(0), attended(0), gated(0), attention(0) {
+    explicit Sizes(const paged_decoder_args& args)
+        : activations(0), projected(0), attended(0), gated(0), attention(0), mixture(0) {
       const size_t row = sizeof(float) * args.num_rows;
       for (int i = 0; i < args.num_layers; ++i) {
         const paged_layer& layer = args.layers[i];
@@ -28,15 +31,21 @@ struct DecoderScratch {
         const int queries = heads.num_heads * heads.head_size;
         grow(projected, row * (queries + 2 * heads.num_kv_heads * heads.head_size));
         grow(attended, row * queries);
-        grow(gated, row * layer.gate.rows);
-        for (const paged_weight* weight : {&layer.qkv[0], &layer.output, &layer.gate, &layer.down})
+        for (const paged_weight* weight : {&layer.qkv[0], &layer.output})
           grow(activations, Operand::bytes(*weight, args.num_rows, args.num_threads));
+        if (layer.router.weight != nullptr) {
+          grow(mixture, MixtureScratch::Sizes(args, layer).total());
+        } else {
+          grow(gated, row * layer.gate.rows);
+          for (const paged_weight* weight : {&layer.gate, &layer.down})
+            grow(activations, Operand::bytes(*weight, args.num_rows, args.num_threads));
+        }
         grow(attention, AttentionScratch::bytes(AttentionPlan(heads, args.batch, args.num_threads), args.num_threads));
       }
       sums = line_aligned(2 * sums_bytes(args.num_rows));
     }
     size_t total(int num_threads) const {
-      return activations + projected + attended + gated + sums * num_threads + attention;
+      return activations + projected + attended + gated + sums * num_threads + attention + mixture;
     }
 
    private:
@@ -56,6 +65,7 @@ struct DecoderScratch {
     out.gated = reinterpret_cast<float*>(take(sizes.gated));
     out.sums = take(sizes.sums * num_threads);
     out.attention = take(sizes.attention);
+    out.mixture = take(sizes.mixture);
     return out;
   }
 };
@@ -94,6 +104,10 @@ inline void run_layer(const paged_decoder_args& args, const paged_layer& layer, 
   multiply(&layer.output, 1, heads_out, back, sums, team);
   team.barrier();
 
+  if (layer.router.weight != nullptr) {
+    run_mixture(args, layer, back, scratch.mixture, team);
+    return;
+  }
   const Operand mlp_input =
       prepare_rows(layer.gate, stream, rows, layer.mlp_norm, layer.norm_eps, scratch.activations, team);
   multiply_gated(layer.gate, layer.up, mlp_input, layer.activation, scratch.gated, sums, team);

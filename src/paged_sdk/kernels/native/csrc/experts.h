@@ -30,7 +30,7 @@ constexpr int kUnitPanels = kGroup / kPanelRows;
 struct ExpertsScratch {
   int32_t* places;    // [num_experts]
   int32_t* pairs;     // [num_pairs], sorted: token * num_selected + which of its experts
-  Segment* segments;  // as many as there can be
+  Segment* segments;  // and one of no pairs after the last
   uint8_t* input;     // activations of every pair's token
   uint8_t* gated;     // activations of every pair's inner layer
   float* totals;      // [num_tokens, hidden]
@@ -44,7 +44,7 @@ struct ExpertsScratch {
       const int64_t used = num_pairs < args.num_experts ? num_pairs : args.num_experts;
       places = line_aligned(sizeof(int32_t) * args.num_experts);
       pairs = line_aligned(sizeof(int32_t) * num_pairs);
-      segments = line_aligned(sizeof(Segment) * (used + num_pairs / kSegmentRows));
+      segments = line_aligned(sizeof(Segment) * (used + num_pairs / kSegmentRows + 1));
       input = Activations::bytes(num_pairs, args.gate.cols);
       gated = Activations::bytes(num_pairs, args.down.cols);
       totals = line_aligned(sizeof(float) * args.num_tokens * args.gate.cols);
@@ -80,21 +80,22 @@ inline bool all_exist(const paged_experts_args& args) {
   return true;
 }
 
-// Sorts pairs and cuts them into segments, whose number is returned.
-inline int sort_pairs(const paged_experts_args& args, const ExpertsScratch& scratch) {
+// Sorts pairs and cuts them into segments.
+inline void sort_pairs(const paged_experts_args& args, const ExpertsScratch& scratch) {
   const int num_pairs = args.num_tokens * args.num_selected;
   int32_t* places = scratch.places;
   __builtin_memset(places, 0, sizeof(int32_t) * args.num_experts);
   for (int pair = 0; pair < num_pairs; ++pair) ++places[args.topk_ids[pair]];
-  int num_segments = 0, first = 0;
+  Segment* segment = scratch.segments;
+  int first = 0;
   for (int expert = 0; expert < args.num_experts; ++expert) {
     const int end = first + places[expert];
     places[expert] = first;
-    for (; first < end; first += scratch.segments[num_segments++].count)
-      scratch.segments[num_segments] = {expert, first, end - first < kSegmentRows ? end - first : kSegmentRows};
+    for (; first < end; first += segment++->count)
+      *segment = {expert, first, end - first < kSegmentRows ? end - first : kSegmentRows};
   }
+  *segment = {};
   for (int pair = 0; pair < num_pairs; ++pair) scratch.pairs[places[args.topk_ids[pair]]++] = pair;
-  return num_segments;
 }
 
 // One projection of all experts.
@@ -121,14 +122,13 @@ struct Stack {
 
 // The thread's share of pairs.
 inline void quantise_pairs(const paged_experts_args& args, const Stack& gate, const ExpertsScratch& scratch,
-                           int num_segments, const Team& team) {
+                           const Team& team) {
   const Matrix x{args.x, args.x_stride, args.dtype};
   const auto [first, last] = team.share(static_cast<int64_t>(args.num_tokens) * args.num_selected);
-  for (int s = 0; s < num_segments; ++s) {
-    const Segment& segment = scratch.segments[s];
-    const Activations rows = gate.rows(scratch.input, segment);
-    for (int r = 0; r < segment.count; ++r) {
-      const int pair = segment.first + r;
+  for (const Segment* segment = scratch.segments; segment->count > 0; ++segment) {
+    const Activations rows = gate.rows(scratch.input, *segment);
+    for (int r = 0; r < segment->count; ++r) {
+      const int pair = segment->first + r;
       if (pair >= first && pair < last)
         quantise_row(x, scratch.pairs[pair] / args.num_selected, gate.weight.cols, nullptr, 0.0f, rows, r);
     }
@@ -156,18 +156,15 @@ inline void gate_unit(const Stack& gate, const Stack& up, const Segment& segment
 
 // The thread's share of all units of all segments, by what they cost: one run of each weight, so that it streams.
 inline void gate_segments(const Stack& gate, const Stack& up, const Stack& down, const ExpertsScratch& scratch,
-                          int num_segments, float (*sums)[kPanelRows], const Team& team) {
+                          float (*sums)[kPanelRows], const Team& team) {
   const int64_t units = gate.panels / kUnitPanels;
-  const auto cost_of = [&](int s) {
-    const int count = scratch.segments[s].count;
-    return count > kFreeRows ? count : kFreeRows;
-  };
+  const auto cost_of = [](const Segment& segment) { return segment.count > kFreeRows ? segment.count : kFreeRows; };
   int64_t total = 0, before = 0;
-  for (int s = 0; s < num_segments; ++s) total += units * cost_of(s);
+  for (const Segment* segment = scratch.segments; segment->count > 0; ++segment) total += units * cost_of(*segment);
   const auto [first, last] = team.share(total);
-  for (int s = 0; s < num_segments; ++s) {
-    const Segment& segment = scratch.segments[s];
-    const int64_t cost = cost_of(s);
+  for (const Segment* next = scratch.segments; next->count > 0; ++next) {
+    const Segment& segment = *next;
+    const int64_t cost = cost_of(segment);
     // The first unit that begins at `place` or later.
     const auto unit_at = [&](int64_t place) {
       const int64_t unit = place > before ? (place - before + cost - 1) / cost : 0;
@@ -181,41 +178,43 @@ inline void gate_segments(const Stack& gate, const Stack& up, const Stack& down,
 }
 
 // The thread's share of columns, of all tokens: a token's experts are added up in one order and by one thread.
-inline void add_down(const paged_experts_args& args, const Stack& down, const ExpertsScratch& scratch,
-                     int num_segments, float (*sums)[kPanelRows], const Team& team) {
+inline void add_down(const paged_experts_args& args, const Stack& down, const Output& out,
+                     const ExpertsScratch& scratch, float (*sums)[kPanelRows], const Team& team) {
   const int64_t width = down.panels * kPanelRows;
   const auto [first, last] = team.share(down.panels);
   for (int64_t token = 0; token < args.num_tokens; ++token)
     __builtin_memset(scratch.totals + token * width + first * kPanelRows, 0,
                      sizeof(float) * kPanelRows * (last - first));
-  for (int s = 0; s < num_segments; ++s) {
-    const Segment& segment = scratch.segments[s];
-    const Activations x = down.rows(scratch.gated, segment);
+  for (const Segment* segment = scratch.segments; segment->count > 0; ++segment) {
+    const Activations x = down.rows(scratch.gated, *segment);
     for (int64_t panel = first; panel < last; ++panel) {
-      down.multiply(segment, panel, x, sums);
-      for (int r = 0; r < segment.count; ++r) {
-        const int pair = scratch.pairs[segment.first + r];
+      down.multiply(*segment, panel, x, sums);
+      for (int r = 0; r < segment->count; ++r) {
+        const int pair = scratch.pairs[segment->first + r];
         float* total = scratch.totals + pair / args.num_selected * width + panel * kPanelRows;
         store_floats(total, fma(load_floats(sums[r]), broadcast(args.topk_weights[pair]), load_floats(total)));
       }
     }
   }
-  const Output out{args.out, args.out_stride, args.dtype, {}};
   for (int64_t token = 0; token < args.num_tokens; ++token)
     for (int64_t panel = first; panel < last; ++panel)
-      out.store(token, panel * kPanelRows, load_floats(scratch.totals + token * width + panel * kPanelRows));
+      out.store(token, panel * kPanelRows, kPanelRows,
+                load_floats(scratch.totals + token * width + panel * kPanelRows), nullptr);
 }
 
-inline void run_experts(const paged_experts_args& args, const ExpertsScratch& scratch, int num_segments,
+// One thread's part. Where it ends, other threads may still be at work.
+inline void run_experts(const paged_experts_args& args, const Output& out, const ExpertsScratch& scratch,
                         const Team& team) {
   const Stack gate(args.gate, args.num_experts), up(args.up, args.num_experts), down(args.down, args.num_experts);
   const size_t bytes = line_aligned(2 * kUnitPanels * sums_bytes(kSegmentRows));
   auto* sums = reinterpret_cast<float (*)[kPanelRows]>(scratch.sums + team.index * bytes);
-  quantise_pairs(args, gate, scratch, num_segments, team);
+  if (team.index == 0) sort_pairs(args, scratch);
   team.barrier();
-  gate_segments(gate, up, down, scratch, num_segments, sums, team);
+  quantise_pairs(args, gate, scratch, team);
   team.barrier();
-  add_down(args, down, scratch, num_segments, sums, team);
+  gate_segments(gate, up, down, scratch, sums, team);
+  team.barrier();
+  add_down(args, down, out, scratch, sums, team);
 }
 
 }  // namespace

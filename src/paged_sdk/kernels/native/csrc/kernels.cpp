@@ -49,9 +49,8 @@ int experts(const paged_experts_args& args) {
   if (memory == nullptr) return kNoMemory;
   const ExpertsScratch scratch = ExpertsScratch::at(memory, sizes, args.num_threads);
   if (!all_exist(args)) return kNoSuchExpert;
-  const int num_segments = sort_pairs(args, scratch);
-  run_team(*args.workspace, args.num_threads,
-           [&](const Team& team) { run_experts(args, scratch, num_segments, team); });
+  const Output out{args.out, args.out_stride, args.dtype, {}};
+  run_team(*args.workspace, args.num_threads, [&](const Team& team) { run_experts(args, out, scratch, team); });
   return kOk;
 }
 

@@ -24,14 +24,6 @@ struct Placement {
   float norm_eps;
 };
 
-// One head in place: x / rms(x) * weight.
-inline void normalise_head(float* head, int size, const float* weight, float eps) {
-  const Matrix row{head, size, PAGED_FLOAT32};
-  const Floats factor = broadcast(inverse_rms(row, 0, size, eps));
-  for (int c = 0; c < size; c += 16)
-    store_floats(head + c, mul(mul(load_floats(head + c), factor), load_floats(weight + c)));
-}
-
 // Rotary embedding (Su et al., 2021, arXiv 2104.09864) of one head in place.
 inline void rotate_head(float* head, const float* cosines, const float* sines, int half) {
   int i = 0;
@@ -105,7 +97,7 @@ inline void place_token(const Placement& placement, float* row, int64_t token) {
   const float* sines = placement.sines + token * half;
   for (int h = 0; h < heads.num_heads + heads.num_kv_heads; ++h) {
     const float* norm = h < heads.num_heads ? placement.query_norm : placement.key_norm;
-    if (norm != nullptr) normalise_head(row + h * size, size, norm, placement.norm_eps);
+    if (norm != nullptr) normalise(row + h * size, size, norm, placement.norm_eps);
     rotate_head(row + h * size, cosines, sines, half);
   }
   float* keys = row + heads.num_heads * size;

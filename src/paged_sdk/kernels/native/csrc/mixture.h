@@ -1,0 +1,148 @@
+// The feed-forward part of a layer with experts: a router chooses a few for each token.
+#pragma once
+
+#include <limits>
+
+#include "experts.h"
+
+namespace paged {
+namespace {
+
+// Memory of one layer's.
+struct MixtureScratch {
+  float* normed;         // [rows, hidden]
+  float* probabilities;  // [rows, num_experts, padded to whole vectors]
+  float* topk_weights;   // [rows, num_selected]
+  int64_t* topk_ids;     // likewise
+  uint8_t* experts;
+
+  struct Sizes {
+    size_t normed, probabilities, topk_weights, topk_ids, experts;
+
+    Sizes(const paged_decoder_args& args, const paged_layer& layer)
+        : normed(line_aligned(sizeof(float) * args.num_rows * layer.gate.cols)),
+          probabilities(line_aligned(sizeof(float) * args.num_rows * padded(layer.router.num_experts))),
+          topk_weights(line_aligned(sizeof(float) * args.num_rows * layer.router.num_selected)),
+          topk_ids(line_aligned(sizeof(int64_t) * args.num_rows * layer.router.num_selected)),
+          experts(ExpertsScratch::Sizes(MixtureScratch{}.chosen(args, layer)).total(args.num_threads)) {}
+
+    size_t total() const { return normed + probabilities + topk_weights + topk_ids + experts; }
+  };
+
+  static MixtureScratch at(uint8_t* memory, const Sizes& sizes) {
+    const auto take = [&memory](size_t bytes) {
+      uint8_t* taken = memory;
+      memory += bytes;
+      return taken;
+    };
+    MixtureScratch out{};
+    out.normed = reinterpret_cast<float*>(take(sizes.normed));
+    out.probabilities = reinterpret_cast<float*>(take(sizes.probabilities));
+    out.topk_weights = reinterpret_cast<float*>(take(sizes.topk_weights));
+    out.topk_ids = reinterpret_cast<int64_t*>(take(sizes.topk_ids));
+    out.experts = take(sizes.experts);
+    return out;
+  }
+
+  static int padded(int num_experts) { return (num_experts + 15) / 16 * 16; }
+
+  // What experts are to do once they are chosen.
+  paged_experts_args chosen(const paged_decoder_args& args, const paged_layer& layer) const {
+    paged_experts_args out{};
+    out.x = normed;
+    out.topk_weights = topk_weights;
+    out.topk_ids = topk_ids;
+    out.gate = layer.gate;
+    out.up = layer.up;
+    out.down = layer.down;
+    out.x_stride = layer.gate.cols;
+    out.num_experts = layer.router.num_experts;
+    out.num_tokens = args.num_rows;
+    out.num_selected = layer.router.num_selected;
+    out.dtype = PAGED_FLOAT32;
+    return out;
+  }
+};
+
+// out[r][expert] = router . x[r] for kRows rows: each product has one order, whatever kRows is.
+template <int kRows>
+inline void score_rows(const Matrix& router, int64_t expert, const float* x, int cols, float* out, int64_t out_stride) {
+  Floats sums[kRows];
+  for (int r = 0; r < kRows; ++r) sums[r] = zero_floats();
+  for (int c = 0; c < cols; c += 16) {
+    const Floats w = router.load(expert, c);
+    for (int r = 0; r < kRows; ++r) sums[r] = fma(w, load_floats(x + static_cast<int64_t>(r) * cols + c), sums[r]);
+  }
+  for (int r = 0; r < kRows; ++r) out[r * out_stride + expert] = sum_of(sums[r]);
+}
+
+// The thread's share of experts, for all rows: a few rows stay in the first-level cache while the router goes by.
+inline void score_experts(const paged_router& description, const float* x, int num_rows, int cols, float* out,
+                          const Team& team) {
+  constexpr int kTile = 4;
+  const Matrix router{description.weight, cols, description.dtype};
+  const int64_t width = MixtureScratch::padded(description.num_experts);
+  const auto [first, last] = team.share(description.num_experts);
+  int64_t row = 0;
+  for (; row + kTile <= num_rows; row += kTile)
+    for (int64_t expert = first; expert < last; ++expert)
+      score_rows<kTile>(router, expert, x + row * cols, cols, out + row * width, width);
+  for (; row < num_rows; ++row)
+    for (int64_t expert = first; expert < last; ++expert)
+      score_rows<1>(router, expert, x + row * cols, cols, out + row * width, width);
+}
+
+// A token's experts from their scores, which become probabilities. Of scores that hold NaN, NaN and any experts.
+inline void choose_experts(const paged_router& router, float* scores, float* topk_weights, int64_t* topk_ids) {
+  const int num_experts = router.num_experts, width = MixtureScratch::padded(num_experts);
+  for (int e = num_experts; e < width; ++e) scores[e] = -std::numeric_limits<float>::infinity();
+  Floats largest = load_floats(scores), sum = zero_floats();
+  for (int e = 16; e < width; e += 16) largest = maximum(largest, load_floats(scores + e));
+  const Floats top = broadcast(max_of(largest));
+  for (int e = 0; e < width; e += 16) {
+    const Floats power = exponential(sub(load_floats(scores + e), top));
+    store_floats(scores + e, power);
+    sum = add(sum, power);
+  }
+  const Floats total = broadcast(sum_of(sum));
+  for (int e = 0; e < width; e += 16) store_floats(scores + e, div(load_floats(scores + e), total));
+  float chosen = 0.0f;
+  for (int k = 0; k < router.num_selected; ++k) {
+    int best = 0;
+    for (int e = 1; e < num_experts; ++e)
+      if (scores[e] > scores[best]) best = e;
+    topk_ids[k] = best;
+    topk_weights[k] = scores[best];
+    chosen += scores[best];
+    scores[best] = -1.0f;  // below every probability
+  }
+  if (router.renormalise)
+    for (int k = 0; k < router.num_selected; ++k) topk_weights[k] /= chosen;
+}
+
+// One thread's part. It begins and ends with all threads past a barrier.
+inline void run_mixture(const paged_decoder_args& args, const paged_layer& layer, const Output& back, uint8_t* memory,
+                        const Team& team) {
+  const MixtureScratch::Sizes sizes(args, layer);
+  const MixtureScratch scratch = MixtureScratch::at(memory, sizes);
+  const paged_router& router = layer.router;
+  const int hidden = layer.gate.cols, width = MixtureScratch::padded(router.num_experts);
+  const auto [first, last] = team.share(args.num_rows);
+  for (int64_t t = first; t < last; ++t) {
+    __builtin_memcpy(scratch.normed + t * hidden, args.hidden + t * hidden, sizeof(float) * hidden);
+    normalise(scratch.normed + t * hidden, hidden, layer.mlp_norm, layer.norm_eps);
+  }
+  team.barrier();
+  score_experts(router, scratch.normed, args.num_rows, hidden, scratch.probabilities, team);
+  team.barrier();
+  for (int64_t t = first; t < last; ++t)
+    choose_experts(router, scratch.probabilities + t * width, scratch.topk_weights + t * router.num_selected,
+                   scratch.topk_ids + t * router.num_selected);
+  team.barrier();
+  const paged_experts_args chosen = scratch.chosen(args, layer);
+  run_experts(chosen, back, ExpertsScratch::at(scratch.experts, ExpertsScratch::Sizes(chosen), args.num_threads), team);
+  team.barrier();
+}
+
+}  // namespace
+}  // namespace paged

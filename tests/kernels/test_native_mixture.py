@@ -1,0 +1,219 @@
+"""Layers with experts of the native decoder, against each token and expert on its own in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from attrs import evolve
+from torch import Tensor
+
+from native_weights import every_level, library, needs_library, quantise_activations, random_weight, workspace
+from paged_sdk.errors import ConfigError
+from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS
+from paged_sdk.kernels.native.decoder import DecoderLayer, NativeDecoder, Router
+from paged_sdk.kernels.native.packed import PackedWeight, pack_gguf
+from paged_sdk.kernels.native.paged_attention import AttentionShape, LayerCache, VarlenBatch
+from paged_sdk.kernels.native.rotated import rotate_packed
+
+pytestmark = needs_library
+
+HIDDEN, INNER, SIZE, BLOCK = 256, 96, 32, 8
+Q4_0, Q8_0, Q4_K = 2, 8, 12
+
+#: Activations are rounded to codes: where one lies in the middle of two, float32 may take the other.
+TOLERANCE = 2e-3
+
+
+def zeros(rows: int, cols: int) -> PackedWeight:
+    raw = torch.zeros(rows, cols // 32 * BLOCK_FORMATS[Q4_0].num_bytes, dtype=torch.uint8)
+    return pack_gguf(library(), raw, Q4_0, rows, cols, num_threads=1)
+
+
+class Mixture:
+    """A layer of random experts, whose attention adds nothing.
+
+    :ivar weights: gate, up and down in float64, ``[num_experts, rows, cols]``
+    """
+
+    def __init__(
+        self,
+        num_experts: int = 40,
+        num_selected: int = 3,
+        *,
+        renormalise: bool = True,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.generator = torch.Generator().manual_seed(num_experts)
+        stacks = [
+            random_weight(tensor_type, num_experts * rows, cols, self.generator)
+            for tensor_type, rows, cols in ((Q4_K, INNER, HIDDEN), (Q8_0, INNER, HIDDEN), (Q8_0, HIDDEN, INNER))
+        ]
+        gate, up, down = (packed for packed, _ in stacks)
+        self.weights = [values.view(num_experts, -1, values.shape[1]) for _, values in stacks]
+        router = torch.randn(num_experts, HIDDEN, generator=self.generator) / 8
+        pages = torch.zeros(16, BLOCK, 1, SIZE)
+        self.layer = DecoderLayer(
+            shape=AttentionShape(1, 1, SIZE, scale=1.0),
+            cache=LayerCache(pages, pages.clone()),
+            qkv=(zeros(3 * SIZE, HIDDEN),),
+            qkv_biases=(None,),
+            output=zeros(HIDDEN, SIZE),
+            router=Router(weight=router.to(dtype), num_selected=num_selected, renormalise=renormalise),
+            gate=gate,
+            up=up,
+            down=down,
+            attention_norm=torch.ones(HIDDEN),
+            mlp_norm=1 + 0.1 * torch.randn(HIDDEN, generator=self.generator),
+            norm_eps=1e-6,
+        )
+
+    @property
+    def router(self) -> Router:
+        assert self.layer.router is not None
+        return self.layer.router
+
+    def rows(self, num_rows: int) -> Tensor:
+        return torch.randn(num_rows, HIDDEN, generator=self.generator)
+
+    def chosen(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights and numbers of each row's experts, and the rows as experts see them."""
+        normed = F.rms_norm(rows.double(), (HIDDEN,), self.layer.mlp_norm.double(), 1e-6)
+        likelihoods = (normed @ self.router.weight.double().T).softmax(-1)
+        weights, ids = likelihoods.topk(self.router.num_selected)
+        return (weights / weights.sum(-1, keepdim=True) if self.router.renormalise else weights), ids
+
+    def expected(self, rows: Tensor) -> Tensor:
+        normed = quantise_activations(F.rms_norm(rows, (HIDDEN,), self.layer.mlp_norm, 1e-6))
+        out = rows.double()
+        for token, (weights, ids) in enumerate(zip(*self.chosen(rows), strict=True)):
+            for weight, expert in zip(weights, ids.tolist(), strict=True):
+                gate, up, down = (stack[expert] for stack in self.weights)
+                inner = F.silu(gate @ normed[token]) * (up @ normed[token])
+                out[token] += weight * (down @ quantise_activations(inner[None])[0])
+        return out
+
+    def spoil(self, experts: Iterable[int]) -> None:
+        """Make NaN of all that they are."""
+        for weight in (self.layer.gate, self.layer.up, self.layer.down):
+            weight.data.view(len(self.router.weight), -1)[list(experts)] = 255
+
+    def run(self, rows: Tensor, *, isa: str | None = None, num_threads: int = 1) -> Tensor:
+        """Each row is the first token of a sequence of its own."""
+        count = len(rows)
+        batch = VarlenBatch(
+            torch.arange(count + 1).int(), torch.arange(count).int()[:, None] % 16, torch.ones(count).int()
+        )
+        decoder = NativeDecoder(workspace(isa, num_threads), [self.layer])
+        angles = torch.zeros(count, SIZE // 2)
+        return decoder(rows.clone(), angles, angles, torch.arange(count) * BLOCK % (16 * BLOCK), batch)
+
+
+def assert_near(mixture: Mixture, rows: Tensor, got: Tensor) -> None:
+    """Of what experts add."""
+    expected = mixture.expected(rows)
+    assert (got.double() - expected).norm() < TOLERANCE * (expected - rows.double()).norm()
+
+
+@every_level
+@pytest.mark.parametrize("num_rows", [1, 2, 16])
+def test_each_token_gets_its_experts(isa: str, num_rows: int) -> None:
+    mixture = Mixture()
+    rows = mixture.rows(num_rows)
+    assert_near(mixture, rows, mixture.run(rows, isa=isa))
+
+
+@every_level
+@pytest.mark.parametrize("renormalise", [False, True])
+@pytest.mark.parametrize(("num_experts", "num_selected"), [(1, 1), (4, 2), (5, 5), (16, 1), (17, 16)])
+def test_every_number_of_experts(isa: str, num_experts: int, num_selected: int, *, renormalise: bool) -> None:
+    mixture = Mixture(num_experts, num_selected, renormalise=renormalise)
+    rows = mixture.rows(7)
+    assert_near(mixture, rows, mixture.run(rows, isa=isa, num_threads=2))
+
+
+def test_a_router_in_bfloat16() -> None:
+    mixture = Mixture(dtype=torch.bfloat16)
+    rows = mixture.rows(7)
+    assert_near(mixture, rows, mixture.run(rows))
+
+
+@every_level
+def test_likelihoods_far_apart(isa: str) -> None:
+    """All but the likeliest few are 0 in float32: some take part with no weight."""
+    mixture = Mixture(40, 6)
+    mixture.router.weight.mul_(1000)
+    rows = mixture.rows(5)
+    assert mixture.chosen(rows)[0].float().eq(0).any()
+    assert_near(mixture, rows, mixture.run(rows, isa=isa))
+
+
+def test_experts_that_nobody_chose_are_not_touched() -> None:
+    mixture = Mixture()
+    rows = mixture.rows(2)
+    good = mixture.run(rows)
+    mixture.spoil(set(range(40)) - set(mixture.chosen(rows)[1].flatten().tolist()))
+    assert torch.equal(mixture.run(rows), good)
+
+
+def test_of_experts_that_are_as_likely_the_first_are_taken() -> None:
+    mixture = Mixture(20, 4)
+    rows = mixture.rows(2)
+    mixture.router.weight.zero_()
+    good = mixture.run(rows)
+    mixture.spoil(range(4, 20))
+    assert torch.equal(mixture.run(rows), good)
+    mixture.spoil([3])
+    assert mixture.run(rows).isnan().all()
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+@pytest.mark.parametrize("num_rows", [1, 2, 7, 200])
+def test_a_token_depends_on_no_other_and_on_no_thread(num_rows: int, num_threads: int) -> None:
+    """Of 200 tokens, experts have several segments."""
+    mixture = Mixture(6)
+    rows = mixture.rows(num_rows)
+    alone = torch.cat([mixture.run(row[None]) for row in rows])
+    assert torch.equal(mixture.run(rows, num_threads=num_threads), alone)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_row_that_is_not_finite_is_alone(bad: float) -> None:
+    mixture = Mixture()
+    rows = mixture.rows(5)
+    good = mixture.run(rows)
+    rows[2, 100] = bad
+    result = mixture.run(rows)
+    assert result[2].isnan().all()
+    others = [0, 1, 3, 4]
+    assert torch.equal(result[others], good[others])
+
+
+def test_scores_that_overflow_are_not_a_number() -> None:
+    mixture = Mixture()
+    mixture.router.weight.sign_().mul_(3e38)
+    assert mixture.run(mixture.rows(2)).isnan().all()
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    layer, router = Mixture().layer, Mixture().router
+    changes: list[dict[str, Any]] = [
+        {"gate": layer.down},
+        {"down": layer.gate},
+        {"gate": rotate_packed(library(), layer.gate, num_threads=1)},
+        {"activation": "gelu_tanh"},
+        {"router": evolve(router, weight=router.weight[:, 32:].contiguous())},
+        {"router": evolve(router, weight=router.weight[1:])},
+        {"router": evolve(router, weight=router.weight.double())},
+    ]
+    for change in changes:
+        with pytest.raises(ConfigError):
+            evolve(layer, **change)
+    for num_selected in (0, 41):
+        with pytest.raises(ConfigError, match="num_selected"):
+            evolve(router, num_selected=num_selected)
+    with pytest.raises(ConfigError, match="contiguous"):
+        evolve(router, weight=router.weight[:, 1:])
