@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from attrs import evolve
 from benchmarks import claims
 from benchmarks.compare import Comparison
 from benchmarks.environments import OWN
 from benchmarks.gpu.__main__ import Findings, run_part
 from benchmarks.gpu.parts import PARTS
+from benchmarks.gpu.random_model import TINY_SHAPES
 from benchmarks.inside import OpenEngine, open_engine
+from benchmarks.mixture_cpu import Layers
 from benchmarks.process import EngineFailedError, EngineProcess
 from benchmarks.prompts import PromptMaker
 from benchmarks.protocol import EngineSettings, Prompt, UnsupportedError
@@ -23,7 +26,7 @@ from benchmarks.quality import batch_dependence, own_paths
 from benchmarks.step_profile import Stopwatch, profile_steps
 from benchmarks.tasks import LOAD, QUICK, make_tasks
 
-from native_weights import needs_library
+from native_weights import needs_library, workspace
 from paged_sdk import TextModelBuilder
 
 
@@ -192,3 +195,14 @@ def test_a_part_that_fails_or_hangs_keeps_what_it_found(tmp_path: Path) -> None:
     assert "ended after 2 s" in found.problems["hung"]
     found.write(tmp_path / "found.json", {"device": "none"})
     assert json.loads((tmp_path / "found.json").read_text())["rows"] == found.rows
+
+
+@needs_library
+def test_layers_with_experts_are_timed_in_both_ways() -> None:
+    tiny = TINY_SHAPES["qwen3_moe"]
+    # Rows of Q4_K are blocks of 256.
+    layers = Layers(evolve(tiny, config={**tiny.config, "moe_intermediate_size": 256}), workspace(), num_tokens=128)
+    for step in ((2, 1, 5), (1, 40)):
+        figures = layers.measure(*step)
+        assert 0 < figures.experts < figures.separate
+        assert figures.fused > 0

@@ -21,7 +21,7 @@ from paged_sdk import TextModelBuilder, loading
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, BlockMatrix, tensor_type_of
 from paged_sdk.weights.checkpoint import Checkpoint
 
-__all__ = ["SHAPES", "TINY_SHAPES", "Shape", "open_random_engine"]
+__all__ = ["SHAPES", "TINY_SHAPES", "RandomSource", "Shape", "open_random_engine"]
 
 _Q4_K: Final = tensor_type_of("Q4_K")
 
@@ -175,11 +175,11 @@ class RandomSource:
     """A checkpoint of random numbers, a :class:`~paged_sdk.weights.source.WeightSource`.
 
     :param device: where quantised matrices are made
-    :param quantised: whether matrices are stored in Q4_K blocks
+    :param quantised: whether matrices are stored in Q4_K blocks, and then each expert's by themselves
     """
 
     def __init__(self, shape: Shape, device: torch.device, *, quantised: bool) -> None:
-        self._shapes = shape.tensors
+        self._shapes = _unstacked(shape.tensors) if quantised else shape.tensors
         self._device = device
         self._quantised = quantised
 
@@ -211,6 +211,22 @@ class RandomSource:
 
     def close(self) -> None:
         """There is nothing to let go of."""
+
+
+def _unstacked(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Shapes with a tensor for each matrix of each expert, as a GGUF file's are named."""
+    matrices: dict[str, tuple[int, ...]] = {}
+    for name, shape in shapes.items():
+        block, is_experts, projection = name.partition(".experts.")
+        if not is_experts:
+            matrices[name] = shape
+            continue
+        num_experts, rows, cols = shape
+        parts = ("gate_proj", "up_proj") if projection == "gate_up_proj" else ("down_proj",)
+        for expert in range(num_experts):
+            for part in parts:
+                matrices[f"{block}.experts.{expert}.{part}.weight"] = rows // len(parts), cols
+    return matrices
 
 
 @contextmanager

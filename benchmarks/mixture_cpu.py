@@ -1,0 +1,154 @@
+"""Layers with mixtures of experts on the CPU: `python -m benchmarks.mixture_cpu [--layers N] [--threads N]`.
+
+Layers as Qwen3-30B-A3B has them, with random weights in Q4_K, run one operation at a time and in one native call a
+step, in turns. Their tokens differ from step to step, so experts come from memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from attrs import evolve, frozen
+from torch import Tensor
+
+from benchmarks.gpu.random_model import SHAPES, RandomSource, Shape
+from paged_sdk.attention.backend import RowSpan
+from paged_sdk.attention.context import StepContext
+from paged_sdk.attention.native_paged import NativePagedBackend
+from paged_sdk.attention.pool_settings import PoolSettings
+from paged_sdk.kernels.native.library import Workspace, load, why_not
+from paged_sdk.models.causal_model import CausalModel
+from paged_sdk.models.fused_decoder import FusedDecoderModel
+from paged_sdk.models.loading import load_model
+from paged_sdk.models.moe_mlp import MoeMlp
+from paged_sdk.quant.experts import Experts
+from paged_sdk.quant.policy import FEW_ROWS, LinearPolicy
+
+__all__ = ["Figures", "Layers"]
+
+_BLOCK_SIZE: Final = 32
+_ROUNDS: Final = 15
+
+
+class _TimedExperts(Experts):
+    """Experts that note how long they take.
+
+    :ivar seconds: since it was last set to 0
+    """
+
+    def __init__(self, experts: Experts) -> None:
+        self._experts = experts
+        self.seconds = 0.0
+
+    @property
+    def num_bytes(self) -> int:
+        return self._experts.num_bytes
+
+    def forward(self, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
+        start = time.perf_counter()
+        out = self._experts.forward(x, topk_weights, topk_ids)
+        self.seconds += time.perf_counter() - start
+        return out
+
+
+@frozen
+class Figures:
+    """Medians, in seconds of one layer.
+
+    :ivar separate: one operation at a time
+    :ivar experts: the part of that which experts take
+    :ivar fused: in one native call
+    """
+
+    separate: float
+    experts: float
+    fused: float
+
+
+class Layers:
+    """A random model, to be run in both ways.
+
+    :param shape: of the model; its layers should be more than a cache holds
+    :param num_tokens: the most that all sequences of a step have, those before the step's own included
+    """
+
+    def __init__(self, shape: Shape, workspace: Workspace, *, num_tokens: int) -> None:
+        device = torch.device("cpu")
+        self._model = load_model(
+            shape.config,
+            RandomSource(shape, device, quantised=True),
+            dtype=torch.bfloat16,
+            device=device,
+            policy=LinearPolicy(keep_blocks=True, workspace=workspace),
+        )
+        settings = PoolSettings(block_size=_BLOCK_SIZE, dtype=torch.bfloat16, device=device)
+        self._backend = NativePagedBackend(
+            self._model.config, settings, num_tokens // _BLOCK_SIZE, workspace=workspace, exact=False
+        )
+        self._fused = FusedDecoderModel(self._model, self._backend, few_rows=FEW_ROWS)
+        self._experts = []
+        for layer in self._model.layers:
+            assert isinstance(layer.mlp, MoeMlp)
+            layer.mlp.experts = _TimedExperts(layer.mlp.experts)
+            self._experts.append(layer.mlp.experts)
+
+    def measure(self, num_sequences: int, num_new: int, num_before: int = 0) -> Figures:
+        """A step of sequences that have ``num_new`` tokens each, after ``num_before`` others."""
+        blocks = -(-(num_before + num_new) // _BLOCK_SIZE)
+        rows = [RowSpan(num_before, num_new, range(i * blocks, (i + 1) * blocks)) for i in range(num_sequences)]
+        if num_before:
+            self._seconds(self._fused, [RowSpan(0, num_before, row.kv_ids) for row in rows])
+        separate, experts, fused = [], [], []
+        for _ in range(_ROUNDS):
+            for each in self._experts:
+                each.seconds = 0.0
+            separate.append(self._seconds(self._model, rows))
+            experts.append(sum(each.seconds for each in self._experts))
+            fused.append(self._seconds(self._fused, rows))
+        return Figures(*(statistics.median(times) / len(self._experts) for times in (separate, experts, fused)))
+
+    def _seconds(self, model: CausalModel, rows: Sequence[RowSpan]) -> float:
+        """Of one step with tokens that no other step had."""
+        num_tokens = sum(row.num_new_tokens for row in rows)
+        token_ids = torch.randint(self._model.config.vocab_size, (num_tokens,))
+        positions = torch.cat([torch.arange(row.start, row.start + row.num_new_tokens) for row in rows])
+        with torch.inference_mode():
+            context = StepContext(attention=self._backend.prepare(rows))
+            start = time.perf_counter()
+            model.forward(token_ids, positions, context)
+            return time.perf_counter() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=4, help="340 MB each")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    options = parser.parse_args()
+    library = load()
+    if library is None:
+        raise SystemExit(f"the native kernels are not available: {why_not()}")
+    torch.set_num_threads(options.threads)
+    shape = SHAPES["qwen3_moe"]
+    # The vocabulary has no part in what is measured.
+    few = evolve(shape, config={**shape.config, "num_hidden_layers": options.layers, "vocab_size": 4096})
+    layers = Layers(few, Workspace(library, num_threads=options.threads), num_tokens=16 * 256)
+    print(f"{shape.name}, Q4_K, {library.isa}, {options.threads} threads: us a layer")
+    print(f"{'':36} one by one | experts | the rest | fused")
+    for title, step in (
+        ("decode, 1 stream after 128 tokens", (1, 1, 128)),
+        ("decode, 4 streams after 128 tokens", (4, 1, 128)),
+        ("decode, 16 streams after 128 tokens", (16, 1, 128)),
+        ("a prompt of 512 tokens", (1, 512)),
+    ):
+        figures = layers.measure(*step)
+        cells = figures.separate, figures.experts, figures.separate - figures.experts, figures.fused
+        print(f"{title:36} " + " | ".join(f"{seconds * 1e6:8.0f}" for seconds in cells))
+
+
+if __name__ == "__main__":
+    main()
