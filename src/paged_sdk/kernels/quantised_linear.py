@@ -91,17 +91,7 @@ def _linear(
 
 
 @_linear.register_fake
-def _(
-    x: Tensor,
-    quants: Tensor,
-    high: Tensor | None,
-    scales: Tensor,
-    minima: Tensor | None,
-    supers: Tensor | None,
-    bias: Tensor | None,
-    tensor_type: int,
-    cols: int,
-) -> Tensor:
+def _(x: Tensor, quants: Tensor, *_: object) -> Tensor:
     return x.new_empty(x.shape[0], quants.shape[0])
 
 
@@ -126,7 +116,7 @@ def _swiglu(
     gate = RepackedMatrix(gate_type, cols, gate_quants, gate_high, gate_scales, gate_minima, gate_supers)
     up = RepackedMatrix(up_type, cols, up_quants, up_high, up_scales, up_minima, up_supers)
     check_tensor("x", x, ("num_rows", cols), FLOATS, gate_quants.device)
-    if (up.rows, up_scales.shape[1]) != (gate.rows, gate_scales.shape[1]):
+    if (up.rows, up.chunks) != (gate.rows, gate.chunks):
         raise ConfigError.of("up", f"{up.rows} rows", f"{gate.rows} rows of {cols} columns, as gate has")
     kind: GatedActivation = "silu" if activation == "silu" else "gelu_tanh"
     if (reason := why_not_triton(x)) is None:
@@ -138,21 +128,5 @@ def _swiglu(
 
 
 @_swiglu.register_fake
-def _(
-    x: Tensor,
-    gate_quants: Tensor,
-    gate_high: Tensor | None,
-    gate_scales: Tensor,
-    gate_minima: Tensor | None,
-    gate_supers: Tensor | None,
-    gate_type: int,
-    up_quants: Tensor,
-    up_high: Tensor | None,
-    up_scales: Tensor,
-    up_minima: Tensor | None,
-    up_supers: Tensor | None,
-    up_type: int,
-    cols: int,
-    activation: str,
-) -> Tensor:
+def _(x: Tensor, gate_quants: Tensor, *_: object) -> Tensor:
     return x.new_empty(x.shape[0], gate_quants.shape[0])

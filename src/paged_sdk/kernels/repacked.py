@@ -125,6 +125,11 @@ class RepackedMatrix:
         return self.quants.shape[0]
 
     @property
+    def chunks(self) -> int:
+        """Of a row."""
+        return self.scales.shape[1]
+
+    @property
     def format(self) -> RepackedFormat:
         """How the weights are stored."""
         return REPACKED_FORMATS[self.tensor_type]
@@ -163,8 +168,7 @@ class RepackedMatrix:
 
     def decoded(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The weights, ``[rows, cols]``: in float32 exactly the file's."""
-        form, rows = self.format, self.rows
-        chunks = self.scales.shape[1]
+        form, rows, chunks = self.format, self.rows, self.chunks
         shifts = torch.arange(form.fields, dtype=torch.int32, device=self.quants.device) * (32 // form.fields)
         words = self.quants.view(rows, chunks, 1, form.words)
         quants = (words >> shifts[:, None]) & (255 if form.bits == 8 else 15)

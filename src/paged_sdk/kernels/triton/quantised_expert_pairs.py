@@ -10,12 +10,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paged_sdk.kernels.repacked import CHUNK, RepackedMatrix
+from paged_sdk.kernels.repacked import RepackedMatrix
 from paged_sdk.kernels.triton.activation import activate
 from paged_sdk.kernels.triton.availability import num_multiprocessors
 from paged_sdk.kernels.triton.quantised_few_rows import plan_rows
 from paged_sdk.kernels.triton.quantised_row_sums import row_sums
-from paged_sdk.kernels.triton.repacked import ONE, format_arguments
+from paged_sdk.kernels.triton.repacked import ONE, loop_arguments
 
 __all__ = ["down_of_tokens", "gate_up_of_pairs"]
 
@@ -29,9 +29,8 @@ def gate_up_of_pairs(
     :returns: ``[num_tokens, num_selected * inner]``
     """
     (num_tokens, num_selected), inner = topk_ids.shape, gate.rows // num_experts
-    num_pairs, chunks = num_tokens * num_selected, gate.scales.shape[1]
-    plan = plan_rows(gate.format, num_pairs * inner, chunks, 1, num_multiprocessors(x.device))
-    up_block_c = plan.block_c * gate.format.words // up.format.words
+    num_pairs = num_tokens * num_selected
+    plan = plan_rows(gate.format, num_pairs * inner, gate.chunks, 1, num_multiprocessors(x.device))
     out = x.new_empty(num_tokens, num_selected * inner)
     _gate_up_of_pairs[(triton.cdiv(inner, plan.block_n), num_pairs)](
         x,
@@ -42,16 +41,12 @@ def gate_up_of_pairs(
         out,
         inner,
         gate.cols,
-        chunks,
+        gate.chunks,
         ONE,
         num_selected=num_selected,
         block_n=plan.block_n,
-        block_c=plan.block_c,
-        masked=chunks % plan.block_c != 0 or gate.cols % CHUNK != 0,
-        up_block_c=up_block_c,
-        up_masked=chunks % up_block_c != 0 or up.cols % CHUNK != 0,
-        **format_arguments(gate),
-        **{f"up_{name}": value for name, value in format_arguments(up).items()},
+        **loop_arguments(gate, plan.block_c),
+        **loop_arguments(up, plan.block_c * gate.format.words // up.format.words, prefix="up_"),
         num_warps=plan.num_warps,
     )
     return out
@@ -64,8 +59,7 @@ def down_of_tokens(x: Tensor, down: RepackedMatrix, topk_ids: Tensor, *, num_exp
     :returns: ``[num_tokens, hidden]``
     """
     (num_tokens, num_selected), hidden = topk_ids.shape, down.rows // num_experts
-    chunks = down.scales.shape[1]
-    plan = plan_rows(down.format, num_tokens * hidden, num_selected * chunks, 1, num_multiprocessors(x.device))
+    plan = plan_rows(down.format, num_tokens * hidden, num_selected * down.chunks, 1, num_multiprocessors(x.device))
     out = x.new_empty(num_tokens, hidden)
     _down_of_tokens[(triton.cdiv(hidden, plan.block_n), num_tokens)](
         x,
@@ -74,13 +68,11 @@ def down_of_tokens(x: Tensor, down: RepackedMatrix, topk_ids: Tensor, *, num_exp
         out,
         hidden,
         down.cols,
-        chunks,
+        down.chunks,
         ONE,
         num_selected=num_selected,
         block_n=plan.block_n,
-        block_c=plan.block_c,
-        masked=num_selected * chunks % plan.block_c != 0 or down.cols % CHUNK != 0,
-        **format_arguments(down),
+        **loop_arguments(down, plan.block_c, num_matrices=num_selected),
         num_warps=plan.num_warps,
     )
     return out

@@ -6,11 +6,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paged_sdk.kernels.repacked import CHUNK, RepackedMatrix
+from paged_sdk.kernels.repacked import RepackedMatrix
 from paged_sdk.kernels.triton.activation import activate
 from paged_sdk.kernels.triton.expert_tiles import sort_by_expert
 from paged_sdk.kernels.triton.quantised_tiles import TilePlan, tile_product
-from paged_sdk.kernels.triton.repacked import ONE, format_arguments
+from paged_sdk.kernels.triton.repacked import ONE, loop_arguments
 
 __all__ = ["experts_by_tiles"]
 
@@ -33,8 +33,6 @@ def experts_by_tiles(
     hidden, upcast = x.shape[1], not x.is_cuda
     pairs, tiles = sort_by_expert(topk_ids, num_experts, plan.block_m)
     num_tiles = tiles.shape[1]
-    chunks = gate.scales.shape[1]
-    block_c, up_block_c = (plan.block_w // matrix.format.words for matrix in (gate, up))
     activated = x.new_empty(num_tokens * num_selected, inner)
     _gate_up_of_tiles[(num_tiles * triton.cdiv(inner, plan.block_n),)](
         x,
@@ -46,23 +44,18 @@ def experts_by_tiles(
         num_tiles,
         inner,
         gate.cols,
-        chunks,
+        gate.chunks,
         ONE,
         num_experts=num_experts,
         num_selected=num_selected,
         block_m=plan.block_m,
         block_n=plan.block_n,
-        block_c=block_c,
-        masked=chunks % block_c != 0 or gate.cols % CHUNK != 0,
-        up_block_c=up_block_c,
-        up_masked=chunks % up_block_c != 0 or gate.cols % CHUNK != 0,
         upcast=upcast,
-        **format_arguments(gate),
-        **{f"up_{name}": value for name, value in format_arguments(up).items()},
+        **loop_arguments(gate, plan.block_w // gate.format.words),
+        **loop_arguments(up, plan.block_w // up.format.words, prefix="up_"),
         num_warps=plan.num_warps,
         num_stages=plan.num_stages,
     )
-    chunks, block_c = down.scales.shape[1], plan.block_w // down.format.words
     weighted = x.new_empty(num_tokens, num_selected, hidden)
     _down_of_tiles[(num_tiles * triton.cdiv(hidden, plan.block_n),)](
         activated,
@@ -74,15 +67,13 @@ def experts_by_tiles(
         num_tiles,
         hidden,
         down.cols,
-        chunks,
+        down.chunks,
         ONE,
         num_experts=num_experts,
         block_m=plan.block_m,
         block_n=plan.block_n,
-        block_c=block_c,
-        masked=chunks % block_c != 0 or down.cols % CHUNK != 0,
         upcast=upcast,
-        **format_arguments(down),
+        **loop_arguments(down, plan.block_w // down.format.words),
         num_warps=plan.num_warps,
         num_stages=plan.num_stages,
     )

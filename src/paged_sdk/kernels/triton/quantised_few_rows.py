@@ -12,11 +12,11 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.kernels.activation import GatedActivation
-from paged_sdk.kernels.repacked import CHUNK, RepackedFormat, RepackedMatrix
+from paged_sdk.kernels.repacked import RepackedFormat, RepackedMatrix
 from paged_sdk.kernels.triton.activation import activate
 from paged_sdk.kernels.triton.quantised_row_sums import row_sums
 from paged_sdk.kernels.triton.quantised_splits import join, room_for_sums, split_evenly, with_adjacent_columns
-from paged_sdk.kernels.triton.repacked import ONE, format_arguments
+from paged_sdk.kernels.triton.repacked import ONE, format_arguments, loop_arguments
 
 __all__ = ["MAX_FEW_ROWS", "FewRowsPlan", "linear_few_rows", "plan_few_rows", "plan_rows", "swiglu_few_rows"]
 
@@ -44,7 +44,7 @@ class FewRowsPlan:
 
 def plan_few_rows(matrix: RepackedMatrix, num_rows: int, multiprocessors: int) -> FewRowsPlan:
     """How to cut the product of a matrix with ``num_rows`` rows of activations."""
-    return plan_rows(matrix.format, matrix.rows, matrix.scales.shape[1], num_rows, multiprocessors)
+    return plan_rows(matrix.format, matrix.rows, matrix.chunks, num_rows, multiprocessors)
 
 
 def plan_rows(form: RepackedFormat, rows: int, chunks: int, num_rows: int, multiprocessors: int) -> FewRowsPlan:
@@ -78,9 +78,7 @@ def plan_rows(form: RepackedFormat, rows: int, chunks: int, num_rows: int, multi
 def linear_few_rows(x: Tensor, matrix: RepackedMatrix, bias: Tensor | None, plan: FewRowsPlan) -> Tensor:
     """:func:`quantised_linear` of 1 to 4 rows of activations."""
     x = with_adjacent_columns(x)
-    num_rows, chunks = x.shape[0], matrix.scales.shape[1]
     sums = room_for_sums(x, matrix, plan.num_splits)
-    split_chunks = split_evenly(chunks, plan.num_splits, plan.block_c)
     _few_rows_kernel[(triton.cdiv(matrix.rows, plan.block_n), plan.num_splits)](
         x,
         x.stride(0),
@@ -89,14 +87,12 @@ def linear_few_rows(x: Tensor, matrix: RepackedMatrix, bias: Tensor | None, plan
         sums,
         matrix.rows,
         matrix.cols,
-        chunks,
-        split_chunks,
+        matrix.chunks,
+        split_evenly(matrix.chunks, plan.num_splits, plan.block_c),
         ONE,
-        num_rows=num_rows,
+        num_rows=x.shape[0],
         block_n=plan.block_n,
-        block_c=plan.block_c,
-        masked=chunks % plan.block_c != 0 or matrix.cols % CHUNK != 0,
-        **format_arguments(matrix),
+        **loop_arguments(matrix, plan.block_c),
         num_warps=plan.num_warps,
     )
     return sums if plan.num_splits == 1 else join(sums, bias, x.dtype)
@@ -107,8 +103,7 @@ def swiglu_few_rows(
 ) -> Tensor:
     """``activation(x @ gate.T) * (x @ up.T)`` of 1 to 4 rows of activations; the plan's splits are not used."""
     x = with_adjacent_columns(x)
-    num_rows, chunks = x.shape[0], gate.scales.shape[1]
-    out = x.new_empty(num_rows, gate.rows)
+    out = x.new_empty(x.shape[0], gate.rows)
     _swiglu_kernel[(triton.cdiv(gate.rows, plan.block_n),)](
         x,
         x.stride(0),
@@ -117,15 +112,13 @@ def swiglu_few_rows(
         out,
         gate.rows,
         gate.cols,
-        chunks,
+        gate.chunks,
         ONE,
         gelu=activation == "gelu_tanh",
-        num_rows=num_rows,
+        num_rows=x.shape[0],
         block_n=plan.block_n,
-        block_c=plan.block_c,
-        masked=chunks % plan.block_c != 0 or gate.cols % CHUNK != 0,
-        **format_arguments(gate),
-        **{f"up_{name}": value for name, value in format_arguments(up).items()},
+        **loop_arguments(gate, plan.block_c),
+        **format_arguments(up, prefix="up_"),
         num_warps=plan.num_warps,
     )
     return out

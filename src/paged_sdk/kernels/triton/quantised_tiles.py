@@ -8,9 +8,9 @@ import triton.language as tl
 from attrs import frozen
 from torch import Tensor
 
-from paged_sdk.kernels.repacked import CHUNK, RepackedMatrix
+from paged_sdk.kernels.repacked import RepackedMatrix
 from paged_sdk.kernels.triton.quantised_splits import join, load_x, room_for_sums, split_evenly, with_adjacent_columns
-from paged_sdk.kernels.triton.repacked import ONE, decode_tile, format_arguments, load_tile
+from paged_sdk.kernels.triton.repacked import ONE, decode_tile, load_tile, loop_arguments
 
 __all__ = ["TilePlan", "linear_by_tiles", "plan_tiles", "tile_product"]
 
@@ -59,8 +59,7 @@ def plan_tiles(matrix: RepackedMatrix, num_rows: int, dtype: torch.dtype, multip
 def linear_by_tiles(x: Tensor, matrix: RepackedMatrix, bias: Tensor | None, plan: TilePlan) -> Tensor:
     """:func:`quantised_linear` of any number of rows of activations."""
     x = with_adjacent_columns(x)
-    num_rows, chunks = x.shape[0], matrix.scales.shape[1]
-    block_c = plan.block_w // matrix.format.words
+    num_rows, block_c = x.shape[0], plan.block_w // matrix.format.words
     sums = room_for_sums(x, matrix, plan.num_splits)
     # Programs that run side by side share tiles of the matrix, not of the activations, which are smaller.
     grid = (triton.cdiv(num_rows, plan.block_m), triton.cdiv(matrix.rows, plan.block_n), plan.num_splits)
@@ -73,15 +72,13 @@ def linear_by_tiles(x: Tensor, matrix: RepackedMatrix, bias: Tensor | None, plan
         num_rows,
         matrix.rows,
         matrix.cols,
-        chunks,
-        split_evenly(chunks, plan.num_splits, block_c),
+        matrix.chunks,
+        split_evenly(matrix.chunks, plan.num_splits, block_c),
         ONE,
         block_m=plan.block_m,
         block_n=plan.block_n,
-        block_c=block_c,
-        masked=chunks % block_c != 0 or matrix.cols % CHUNK != 0,
         upcast=not x.is_cuda,
-        **format_arguments(matrix),
+        **loop_arguments(matrix, block_c),
         num_warps=plan.num_warps,
         num_stages=plan.num_stages,
     )

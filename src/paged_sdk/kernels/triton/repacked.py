@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paged_sdk.kernels.repacked import RepackedMatrix
+from paged_sdk.kernels.repacked import CHUNK, RepackedMatrix
 
 __all__ = [
     "ONE",
@@ -24,6 +24,7 @@ __all__ = [
     "load_scales",
     "load_tile",
     "load_words",
+    "loop_arguments",
 ]
 
 # The float32 number 1. An argument of the kernels, because ptxas makes one instruction of ``(word & mask) | one`` only
@@ -48,14 +49,13 @@ def _decode(matrix: RepackedMatrix, indices: Tensor | None, num_rows: int, dtype
     out = torch.empty(num_rows, matrix.cols, dtype=dtype, device=matrix.quants.device)
     if num_rows == 0:
         return out
-    chunks = matrix.scales.shape[1]
-    _dequantise_kernel[(triton.cdiv(num_rows, _DECODED_ROWS), triton.cdiv(chunks, _DECODED_CHUNKS))](
+    _dequantise_kernel[(triton.cdiv(num_rows, _DECODED_ROWS), triton.cdiv(matrix.chunks, _DECODED_CHUNKS))](
         *matrix.parts,
         indices,
         out,
         num_rows,
         matrix.cols,
-        chunks,
+        matrix.chunks,
         ONE,
         block_n=_DECODED_ROWS,
         block_c=_DECODED_CHUNKS,
@@ -65,14 +65,23 @@ def _decode(matrix: RepackedMatrix, indices: Tensor | None, num_rows: int, dtype
     return out
 
 
-def format_arguments(matrix: RepackedMatrix) -> dict[str, Any]:
+def format_arguments(matrix: RepackedMatrix, *, prefix: str = "") -> dict[str, Any]:
     form = matrix.format
     return {
-        "bits": form.bits,
-        "offset": form.offset,
-        "group": form.group,
-        "has_minima": form.has_minima,
-        "has_supers": form.has_supers,
+        f"{prefix}bits": form.bits,
+        f"{prefix}offset": form.offset,
+        f"{prefix}group": form.group,
+        f"{prefix}has_minima": form.has_minima,
+        f"{prefix}has_supers": form.has_supers,
+    }
+
+
+def loop_arguments(matrix: RepackedMatrix, block_c: int, *, num_matrices: int = 1, prefix: str = "") -> dict[str, Any]:
+    """Of a kernel that goes over a row by ``block_c`` chunks, or over rows of several matrices as if they were one."""
+    return {
+        f"{prefix}block_c": block_c,
+        f"{prefix}masked": num_matrices * matrix.chunks % block_c != 0 or matrix.cols % CHUNK != 0,
+        **format_arguments(matrix, prefix=prefix),
     }
 
 
