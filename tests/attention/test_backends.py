@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
 from naive_attention import CPU, Text, naive_attention, shape
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from largest_tensor import LargestTensor
 from paged_sdk.attention.backend import AttentionBackend, RowSpan
 from paged_sdk.attention.contiguous import ContiguousBackend
 from paged_sdk.attention.paged import PagedBackend
@@ -226,22 +225,6 @@ def test_the_pool_has_the_stated_size() -> None:
     assert backend.num_bytes == 10 * 16 * config.kv_elements_per_token * 2
     backend.release([1])
     assert backend.num_bytes == 10 * 16 * config.kv_elements_per_token * 2
-
-
-class LargestTensor(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Watches how large the tensors are that operations make."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.num_elements = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor):
-            self.num_elements = max(self.num_elements, result.untyped_storage().nbytes() // result.element_size())
-        return result
 
 
 @pytest.mark.parametrize("softcap", [None, 30.0])

@@ -10,8 +10,8 @@ import pytest
 import torch
 from paged_case import ARBITRARY, PagedCase
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from largest_tensor import LargestTensor
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels import fallback
 from paged_sdk.kernels.checks import check_tensor
@@ -28,22 +28,6 @@ TOLERANCE: Final = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 4e
 
 Attention = Callable[..., Tensor]
 EITHER: Final = pytest.mark.parametrize("attention", [paged_attention, paged_attention_reference])
-
-
-class LargestTensor(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Watches how large the tensors are that operations make."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.num_elements = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor):
-            self.num_elements = max(self.num_elements, result.numel())
-        return result
 
 
 def run(attention: Attention, case: PagedCase, **options: Any) -> Tensor:
