@@ -42,7 +42,7 @@ from paged_sdk.runner.device_sampler import DeviceSampler
 from paged_sdk.runner.handed_on import HandedOn
 from paged_sdk.runner.model_runner import ModelRunner
 from paged_sdk.runner.output import PendingStep, RunnerOutput
-from paged_sdk.runner.sampled_step import SampledStep
+from paged_sdk.runner.sampled_step import Drawn, SampledStep
 from paged_sdk.scheduler.output import SchedulerOutput
 
 CPU: Final = torch.device("cpu")
@@ -171,8 +171,43 @@ def test_penalised_texts_are_the_same(
 
 
 @INTERPRETED
+def test_logprobs_are_the_same(builder: TextModelBuilder, request: pytest.FixtureRequest) -> None:
+    """Of the raw logits, whatever penalties make of them; each text lists as many as it asks for."""
+    samplings = [evolve(GREEDY, repetition_penalty=0.5, top_n_logprobs=top_n) for top_n in (3, None, 0, 5)]
+
+    async def run() -> list[CompletionResponse]:
+        async with small(builder).build() as model:
+            pairs = zip(PROMPTS, samplings, strict=True)
+            return await asyncio.gather(
+                *(model.send_completion_request(prompt, sampling) for prompt, sampling in pairs)
+            )
+
+    expected = asyncio.run(run())
+    recorder: Recorder = request.getfixturevalue("recorder")
+    found = asyncio.run(run())
+    assert recorder.replays
+    for response, one, sampling in zip(found, expected, samplings, strict=True):
+        assert response.choices[0].text == one.choices[0].text
+        assert (response.choices[0].logprobs is None) == (sampling.top_n_logprobs is None)
+        compare_logprobs(response, one)
+
+
+def compare_logprobs(response: CompletionResponse, expected: CompletionResponse) -> None:
+    (choice,), (expected_choice,) = response.choices, expected.choices
+    if choice.logprobs is None or expected_choice.logprobs is None:
+        return
+    assert len(choice.logprobs.content) == len(expected_choice.logprobs.content) == 6
+    for one, other in zip(choice.logprobs.content, expected_choice.logprobs.content, strict=True):
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+        assert [each.token for each in one.top_logprobs] == [each.token for each in other.top_logprobs]
+        assert [each.logprob for each in one.top_logprobs] == pytest.approx(
+            [each.logprob for each in other.top_logprobs], abs=1e-4
+        )
+
+
+@INTERPRETED
 def test_rows_that_need_the_host_beside_rows_that_do_not(builder: TextModelBuilder, recorder: Recorder) -> None:
-    """Logprobs, several choices and a minimum length are the host's; their steps wait for it."""
+    """Several choices and a minimum length are the host's; their steps wait for it."""
     host = SamplingParams(
         temperature=0.0, repetition_penalty=1.3, top_n_logprobs=2, n_choices=2, max_len=5, ignore_eos=True, min_tokens=2
     )
@@ -313,11 +348,11 @@ def test_decode_steps_on_a_gpu_are_replayed_and_wait_for_nothing(
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
-    def watched_go_on(self: DeviceDecoding, *arguments: Any) -> Tensor | None:
+    def watched_go_on(self: DeviceDecoding, *arguments: Any) -> Drawn | None:
         nonlocal num_replayed
-        tokens = go_on(self, *arguments)
-        num_replayed += tokens is not None
-        return tokens
+        drawn = go_on(self, *arguments)
+        num_replayed += drawn is not None
+        return drawn
 
     monkeypatch.setattr(ModelRunner, "submit", watched_submit)
     monkeypatch.setattr(DeviceDecoding, "go_on", watched_go_on)

@@ -134,7 +134,7 @@ def test_no_rows_are_no_work() -> None:
 
 PENALISED = [
     SamplingParams(repetition_penalty=1.1),
-    SamplingParams(temperature=0.0, presence_penalty=0.5, frequency_penalty=0.5),
+    SamplingParams(temperature=0.0, presence_penalty=0.5, frequency_penalty=0.5, top_n_logprobs=3),
 ]
 
 
@@ -146,7 +146,6 @@ def test_what_is_served(params: SamplingParams) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"top_n_logprobs": 0},
         {"logits_bias": {1: 1.0}},
         {"dry_params": DryParams(multiplier=1.0)},
     ],

@@ -1,4 +1,4 @@
-"""From the host to a device without waiting for it."""
+"""Between the host and a device without waiting for it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = ["to_device"]
+__all__ = ["HostCopies", "to_device"]
 
 _ALIGNMENT: Final = 16  # Triton compiles a kernel anew for pointers that are aligned to less
 
@@ -30,3 +30,29 @@ def to_device(device: torch.device, *arrays: npt.NDArray[Any]) -> list[Tensor]:
         part[: array.nbytes].view(torch.from_numpy(array).dtype).view(array.shape)
         for part, array in zip(parts, arrays, strict=True)
     ]
+
+
+class HostCopies:
+    """Copies of tensors of one device that are on their way to the host, into pinned memory.
+
+    On the CPU, and on devices other than CUDA's, they are waited for at once.
+    """
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self._event: Any = None
+        device = tensors[0].device
+        if device.type != "cuda":
+            self._copies = [tensor.cpu() for tensor in tensors]
+            return
+        self._copies = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
+        for copy, tensor in zip(self._copies, tensors, strict=True):
+            copy.copy_(tensor, non_blocking=True)
+        event: Any = torch.cuda.Event  # it has no annotations
+        self._event = event()
+        self._event.record(torch.cuda.current_stream(device))
+
+    def wait(self) -> list[Tensor]:
+        """Until they are there, without the interpreter's lock."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._copies

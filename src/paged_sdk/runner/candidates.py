@@ -15,7 +15,7 @@ from torch import Tensor
 from paged_sdk.kernels import sampling
 from paged_sdk.kernels.transfer import to_device
 
-__all__ = ["argmax", "likeliest", "likeliest_from", "select_rows"]
+__all__ = ["argmax", "likeliest", "likeliest_from", "select_rows", "sort_likeliest"]
 
 Ids: TypeAlias = npt.NDArray[np.int64]
 Logits: TypeAlias = npt.NDArray[np.float32]
@@ -49,7 +49,7 @@ def likeliest(logits: Tensor, width: int) -> tuple[Logits, Ids]:
     else:
         top = logits.topk(width, dim=-1, sorted=False)
         values, tokens = top.values.cpu().numpy(), _ids(top.indices)
-    return _sort(values, tokens)
+    return sort_likeliest(values, tokens)
 
 
 def likeliest_from(logits: Tensor, threshold: float) -> tuple[Logits, Ids]:
@@ -59,7 +59,7 @@ def likeliest_from(logits: Tensor, threshold: float) -> tuple[Logits, Ids]:
     :param threshold: rounded to float32
     """
     tokens = (logits >= threshold).nonzero()[:, 0]
-    return _sort(logits[tokens].cpu().numpy(), _ids(tokens))
+    return sort_likeliest(logits[tokens].cpu().numpy(), _ids(tokens))
 
 
 def select_rows(tensor: Tensor, rows: Sequence[int]) -> Tensor:
@@ -99,7 +99,7 @@ def _take_largest(values: Logits, tokens: Ids, width: int) -> tuple[Logits, Ids]
     return np.take_along_axis(values, largest, axis=1), np.take_along_axis(tokens, largest, axis=1)
 
 
-def _sort(values: Logits, tokens: Ids) -> tuple[Logits, Ids]:
+def sort_likeliest(values: Logits, tokens: Ids) -> tuple[Logits, Ids]:
     """Sort the last axis by falling value, then by rising id.
 
     Both are packed into one integer, which numpy sorts several times faster than it computes a stable order: a

@@ -10,9 +10,11 @@ from torch import Tensor
 from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.runner.decode_graphs import DecodeGraphs
+from paged_sdk.runner.device_logprobs import LogprobRows
 from paged_sdk.runner.device_penalties import DevicePenalties, StepPenalties
 from paged_sdk.runner.device_sampler import DeviceRow, DeviceSampler
 from paged_sdk.runner.handed_on import HandedOn
+from paged_sdk.runner.sampled_step import Drawn
 from paged_sdk.scheduler.output import ScheduledSequence
 from paged_sdk.scheduler.sequence import Sequence as TokenSequence
 
@@ -35,12 +37,12 @@ class DeviceDecoding:
         self._rows: dict[int, DeviceRow] = {}
         self._last: _Batch | None = None
 
-    def go_on(self, scheduled: Sequence[ScheduledSequence], model: CausalModel) -> Tensor | None:
+    def go_on(self, scheduled: Sequence[ScheduledSequence], model: CausalModel) -> Drawn | None:
         """Run a whole step, if its rows are those of the last one, each with the token that it got there.
 
         Most steps are such: nothing about their rows has to be found out again.
 
-        :returns: the tokens that it samples, as of :meth:`sample`; None: it is no such step, and has not begun
+        :returns: what it samples, as of :meth:`sample`; None: it is no such step, and has not begun
         """
         last, graphs = self._last, self._graphs
         if last is None or graphs is None or [row.sequence for row in scheduled] != last.sequences:
@@ -82,11 +84,10 @@ class DeviceDecoding:
                 found = self._rows[sequence.seq_id] = DeviceRow(sequence.sampling, sequence.choice_index)
         return found
 
-    def sample(self, logits: Tensor, scheduled: Sequence[ScheduledSequence], rows: list[DeviceRow]) -> Tensor:
-        """Choose a token for each of some rows, and leave them for the next step.
+    def sample(self, logits: Tensor, scheduled: Sequence[ScheduledSequence], rows: list[DeviceRow]) -> Drawn:
+        """Choose a token for each of some rows, and leave the tokens for the next step.
 
         :param logits: float32 ``[len(rows), vocab_size]``; contents are lost
-        :returns: ``[len(rows)]`` int64, on the device; -1: nothing could be chosen
         """
         self._last = _Batch(
             sequences=[row.sequence for row in scheduled],
@@ -95,6 +96,7 @@ class DeviceDecoding:
             next_positions=[row.end for row in scheduled],
             num_output_tokens=[row.end - row.sequence.num_prompt_tokens for row in scheduled],
             penalties=self._penalties.of_step(scheduled),
+            logprobs=_logprob_rows(scheduled),
         )
         return self._draw(logits, self._last)
 
@@ -113,14 +115,18 @@ class DeviceDecoding:
             self._rows.pop(seq_id, None)
             self._penalties.forget(seq_id)
 
-    def _draw(self, logits: Tensor, batch: _Batch) -> Tensor:
+    def _draw(self, logits: Tensor, batch: _Batch) -> Drawn:
+        rows = batch.logprobs
+        all_logprobs = None if rows is None else rows.all_logprobs(logits)
         if batch.penalties is not None:
             self._penalties.lower(logits, batch.penalties)
         tokens = self._sampler.sample(logits, batch.rows, batch.num_output_tokens)
         if batch.penalties is not None:
             self._penalties.count(batch.penalties, tokens)
         self.handed_on.put(batch.seq_ids, tokens)
-        return tokens
+        if rows is None or all_logprobs is None:
+            return Drawn(tokens)
+        return Drawn(tokens, (rows, rows.look_up(all_logprobs, tokens)))
 
 
 @define(kw_only=True, eq=False)
@@ -130,6 +136,7 @@ class _Batch:
     :ivar next_positions: where the next step's tokens are
     :ivar num_output_tokens: of each text, before the token that was sampled
     :ivar penalties: None: no row has any
+    :ivar logprobs: None: no row asks for any
     """
 
     sequences: list[TokenSequence]
@@ -138,3 +145,13 @@ class _Batch:
     next_positions: list[int]
     num_output_tokens: list[int]
     penalties: StepPenalties | None
+    logprobs: LogprobRows | None
+
+
+def _logprob_rows(scheduled: Sequence[ScheduledSequence]) -> LogprobRows | None:
+    top_ns = {
+        index: row.sequence.sampling.top_n_logprobs
+        for index, row in enumerate(scheduled)
+        if row.sequence.sampling.top_n_logprobs is not None
+    }
+    return LogprobRows(list(top_ns), list(top_ns.values())) if top_ns else None

@@ -17,7 +17,7 @@ from paged_sdk.runner.candidates import select_rows
 from paged_sdk.runner.device_decoding import DeviceDecoding
 from paged_sdk.runner.input_batch import make_input_batch
 from paged_sdk.runner.output import FinishedStep, PendingStep, RawLogprobs, RunnerOutput
-from paged_sdk.runner.sampled_step import NOT_FINITE, SampledStep
+from paged_sdk.runner.sampled_step import NOT_FINITE, Drawn, SampledStep
 from paged_sdk.runner.sampler import Sampler, SampleRow
 from paged_sdk.scheduler.output import ScheduledSequence, SchedulerOutput
 
@@ -83,9 +83,9 @@ class _Parts:
         if not scheduled:
             return FinishedStep(result)
         if self.device_decoding is not None:
-            tokens = self.device_decoding.go_on(scheduled, self.model)
-            if tokens is not None:
-                return SampledStep(result, range(len(scheduled)), tokens, hands_on=True)
+            drawn = self.device_decoding.go_on(scheduled, self.model)
+            if drawn is not None:
+                return SampledStep(result, range(len(scheduled)), drawn, hands_on=True)
         hidden, first_tokens = self._forward(scheduled)
         self._add_prompt_logprobs(scheduled, first_tokens, hidden, result)
         sampled = [index for index, row in enumerate(scheduled) if row.num_samples and index not in result.failed]
@@ -112,7 +112,8 @@ class _Parts:
         before anything that is submitted meanwhile."""
         if self.device_decoding is None:
             return FinishedStep(result)
-        return SampledStep(result, (), hidden.new_empty(0, dtype=torch.int64), hands_on=not result.failed)
+        nothing = Drawn(hidden.new_empty(0, dtype=torch.int64))
+        return SampledStep(result, (), nothing, hands_on=not result.failed)
 
     def _sample(
         self, scheduled: Sequence[ScheduledSequence], sampled: list[int], logits: Tensor, result: RunnerOutput
@@ -136,8 +137,8 @@ class _Parts:
                 return FinishedStep(result)
             on_device = [place for place, row in enumerate(device_rows) if row is not None]
             sampled, logits = [sampled[place] for place in on_device], select_rows(logits, on_device)
-        tokens = path.sample(logits, [scheduled[index] for index in sampled], served)
-        return SampledStep(result, sampled, tokens, hands_on=hands_on and not result.failed)
+        drawn = path.sample(logits, [scheduled[index] for index in sampled], served)
+        return SampledStep(result, sampled, drawn, hands_on=hands_on and not result.failed)
 
     def _add_prompt_logprobs(
         self, scheduled: Sequence[ScheduledSequence], first_tokens: Sequence[int], hidden: Tensor, result: RunnerOutput

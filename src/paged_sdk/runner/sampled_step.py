@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
-import torch
+from attrs import frozen
 from torch import Tensor
 
+from paged_sdk.kernels.transfer import HostCopies
+from paged_sdk.runner.device_logprobs import LogprobRows, LogprobTensors
 from paged_sdk.runner.output import RunnerOutput
 
-__all__ = ["NOT_FINITE", "SampledStep"]
+__all__ = ["NOT_FINITE", "Drawn", "SampledStep"]
 
 NOT_FINITE: Final = "the logits hold NaN or Inf"
+
+
+@frozen(eq=False)
+class Drawn:
+    """What was chosen on the device.
+
+    :ivar tokens: ``[num_rows]`` int64; -1: nothing could be chosen
+    :ivar logprobs: whose are to be listed, and these; None: nobody's
+    """
+
+    tokens: Tensor
+    logprobs: tuple[LogprobRows, LogprobTensors] | None = None
 
 
 class SampledStep:
@@ -20,31 +34,30 @@ class SampledStep:
 
     :param output: all that is known already
     :param rows: which rows the tokens belong to
-    :param tokens: ``[len(rows)]`` int64; -1: nothing could be chosen
     :param hands_on: whether these are all the tokens that the step samples
     """
 
-    def __init__(self, output: RunnerOutput, rows: Sequence[int], tokens: Tensor, *, hands_on: bool) -> None:
+    def __init__(self, output: RunnerOutput, rows: Sequence[int], drawn: Drawn, *, hands_on: bool) -> None:
         self.hands_on = hands_on
         self._output = output
         self._rows = rows
-        self._event: Any = None
-        self._tokens = tokens
-        if tokens.is_cuda:
-            self._tokens = torch.empty(len(tokens), dtype=tokens.dtype, pin_memory=True)
-            self._tokens.copy_(tokens, non_blocking=True)
-            event: Any = torch.cuda.Event  # it has no annotations
-            self._event = event()
-            self._event.record(torch.cuda.current_stream(tokens.device))
+        self._logprob_rows = None if drawn.logprobs is None else drawn.logprobs[0]
+        self._copies = HostCopies(drawn.tokens, *(() if drawn.logprobs is None else drawn.logprobs[1]))
 
     def result(self) -> RunnerOutput:
         """Wait for the device, without the interpreter's lock."""
-        if self._event is not None:
-            self._event.synchronize()
-        output = self._output
-        for row, token in zip(self._rows, self._tokens.tolist(), strict=True):
+        tokens, *logprobs = self._copies.wait()
+        output, token_ids = self._output, tokens.tolist()
+        for row, token in zip(self._rows, token_ids, strict=True):
             if token >= 0:
                 output.token_ids[row] = [token]
             else:
                 output.failed[row] = NOT_FINITE
+        if self._logprob_rows is not None:
+            chosen, values, likeliest = logprobs
+            places = self._logprob_rows.rows
+            entries = self._logprob_rows.entries([token_ids[place] for place in places], (chosen, values, likeliest))
+            for place, entry in zip(places, entries, strict=True):
+                if token_ids[place] >= 0:
+                    output.logprobs[self._rows[place]] = [entry]
         return output

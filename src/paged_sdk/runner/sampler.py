@@ -204,18 +204,18 @@ def is_greedy(params: SamplingParams) -> bool:
 
 
 def takes_penalised_logits(params: SamplingParams, num_output_tokens: int) -> bool:
-    """Whether nothing but penalties changes the logits that a token is chosen by, and nothing but it is asked for.
+    """Whether nothing but penalties changes the logits that a token is chosen by.
 
     :param num_output_tokens: before it
     """
-    is_changed = bool(params.logits_bias) or _has_dry(params) or _bans_stop(params, num_output_tokens)
-    return params.top_n_logprobs is None and not is_changed
+    return not (params.logits_bias or _has_dry(params) or _bans_stop(params, num_output_tokens))
 
 
 def _is_plain(row: SampleRow) -> bool:
     """Whether the row's token is its largest logit's and nothing else is asked for."""
     params = row.params
-    return is_greedy(params) and not has_penalties(params) and takes_penalised_logits(params, row.num_output_tokens)
+    asks_for_more = has_penalties(params) or params.top_n_logprobs is not None
+    return is_greedy(params) and not asks_for_more and takes_penalised_logits(params, row.num_output_tokens)
 
 
 def _as_float32(values: Sequence[float]) -> npt.NDArray[np.float32]:

@@ -1,0 +1,62 @@
+"""Logprobs of tokens that are chosen on the device: worked out there, and listed when the host takes the tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from paged_sdk.runner.candidates import select_rows, sort_likeliest
+from paged_sdk.runner.output import RawLogprobs
+
+__all__ = ["LogprobRows", "LogprobTensors"]
+
+LogprobTensors: TypeAlias = tuple[Tensor, Tensor, Tensor]
+"""``[R]`` float32, of the tokens chosen; ``[R, width]`` float32, of the likeliest in any order; ``[R, width]`` int64,
+which these are."""
+
+
+class LogprobRows:
+    """The R rows of a step that ask for logprobs, of the raw logits.
+
+    :param rows: which of the step's, ascending
+    :param top_ns: how many of the likeliest tokens each asks for; more than V are V
+    """
+
+    def __init__(self, rows: Sequence[int], top_ns: Sequence[int]) -> None:
+        self.rows = rows
+        self._top_ns = top_ns
+
+    def all_logprobs(self, logits: Tensor) -> Tensor:
+        """Of every token, before penalties change the logits.
+
+        :param logits: ``[N, V]`` float32, of the whole step
+        :returns: ``[R, V]`` float32
+        """
+        return torch.log_softmax(select_rows(logits, self.rows), dim=-1)
+
+    def look_up(self, all_logprobs: Tensor, tokens: Tensor) -> LogprobTensors:
+        """Those that are to be listed.
+
+        :param all_logprobs: ``[R, V]`` float32
+        :param tokens: ``[N]`` int64: what was chosen in the whole step; below 0: nothing
+        """
+        chosen = select_rows(tokens, self.rows).clamp(min=0)
+        top = all_logprobs.topk(min(max(self._top_ns), all_logprobs.shape[1]), dim=-1, sorted=False)
+        return all_logprobs.gather(-1, chosen[:, None])[:, 0], top.values, top.indices
+
+    def entries(self, token_ids: Sequence[int], logprobs: LogprobTensors) -> list[RawLogprobs]:
+        """One for each of the rows.
+
+        :param token_ids: ``[R]``, what was chosen
+        :param logprobs: on the host
+        """
+        chosen, values, tokens = logprobs
+        sorted_values, sorted_tokens = sort_likeliest(values.numpy(), tokens.numpy())
+        columns = (token_ids, chosen.tolist(), self._top_ns, sorted_tokens.tolist(), sorted_values.tolist())
+        return [
+            RawLogprobs(token, logprob, tuple(zip(top_tokens[:top_n], top_logprobs[:top_n], strict=True)))
+            for token, logprob, top_n, top_tokens, top_logprobs in zip(*columns, strict=True)
+        ]
