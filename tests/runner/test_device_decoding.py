@@ -177,10 +177,7 @@ def test_logprobs_are_the_same(builder: TextModelBuilder, request: pytest.Fixtur
 
     async def run() -> list[CompletionResponse]:
         async with small(builder).build() as model:
-            pairs = zip(PROMPTS, samplings, strict=True)
-            return await asyncio.gather(
-                *(model.send_completion_request(prompt, sampling) for prompt, sampling in pairs)
-            )
+            return await asyncio.gather(*map(model.send_completion_request, PROMPTS, samplings))
 
     expected = asyncio.run(run())
     recorder: Recorder = request.getfixturevalue("recorder")
@@ -356,7 +353,7 @@ def test_decode_steps_on_a_gpu_are_replayed_and_wait_for_nothing(
 
     monkeypatch.setattr(ModelRunner, "submit", watched_submit)
     monkeypatch.setattr(DeviceDecoding, "go_on", watched_go_on)
-    penalised = evolve(GREEDY, repetition_penalty=1.3, frequency_penalty=0.1)
+    penalised = evolve(GREEDY, repetition_penalty=1.3, frequency_penalty=0.1, top_n_logprobs=2)
     long = SamplingParams(temperature=0.8, top_p=0.9, seed=3, max_len=40, ignore_eos=True)
     builder = TextModelBuilder(tiny_checkpoint).with_dtype(dtype).with_device("cuda")
     with caplog.at_level(logging.INFO, logger="paged_sdk"):
