@@ -76,13 +76,13 @@ def test_tokens_go_to_their_slots(
 
 
 def test_every_f8e4m3_code_and_every_tie_between_two(triton_device: torch.device) -> None:
-    """One head whose largest element is 448: its scale is 1, so that its elements are the codes' own values."""
+    """One head whose largest elements are exact only as 448: its scale is 1, and its elements are the codes' values."""
     from paged_sdk.kernels.triton.kv_cache import reshape_and_cache
 
     codes = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     ties = (codes[1:] + codes[:-1]) / 2
     near = torch.cat([torch.nextafter(ties, torch.tensor(bound)) for bound in (0.0, 500.0)])
-    values = torch.cat([codes, ties, near])
+    values = torch.cat([codes, ties, near, torch.tensor([448.0, 416, 384, 352, 320, 288, 256]).repeat(100)])
     head = torch.cat([values, -values])[None, None]
     cache = new_cache(1, head.shape[2], torch.float32, quantised=True, device=triton_device)
     own = head.to(triton_device)

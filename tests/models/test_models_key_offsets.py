@@ -73,7 +73,7 @@ def fp8(model: DecoderModel, offsets: tuple[Tensor, ...], *, native: bool) -> Pa
 
 @pytest.mark.parametrize("native", [False, pytest.param(True, marks=needs_library)], ids=["torch", "native"])
 def test_a_bias_that_drowns_the_keys_is_no_loss(*, native: bool) -> None:
-    """Two prompts in chunks and decodes; measured: 18 % of the logits' size, and 95 % with the keys stored whole."""
+    """Two prompts in chunks and decodes; measured: 13 % of the logits' size, and 46 % with the keys stored whole."""
     model = ours(with_large_bias())
     prompts = [random_prompt(LENGTH, seed=seed) for seed in range(2)]
     tables = (range(19), range(19, 19 + 13))
@@ -100,8 +100,8 @@ def test_a_bias_that_drowns_the_keys_is_no_loss(*, native: bool) -> None:
         got = outputs(fp8(model, offsets, native=native))
         return float((got - exact).square().mean().sqrt() / exact.square().mean().sqrt())
 
-    assert error(key_offsets(model, LENGTH)) < 0.25
-    assert error(()) > 0.8
+    assert error(key_offsets(model, LENGTH)) < 0.2
+    assert error(()) > 0.4
 
 
 @needs_library

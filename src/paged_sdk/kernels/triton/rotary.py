@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from paged_sdk.kernels.key_offsets import KEY_SPAN
-from paged_sdk.kernels.triton.kv_cache import as_bytes, cache_heads, peak_of_heads, scale_of_peak, store_head_parts
+from paged_sdk.kernels.triton.kv_cache import as_bytes, cache_heads, num_warps, scale_of_heads, store_head_parts
 
 __all__ = ["rotate_and_cache"]
 
@@ -69,7 +69,7 @@ def rotate_and_cache(
         block=block,
         block_n=triton.next_power_of_2(max(n, 1)),
         block_rest=triton.next_power_of_2(max(head_size - 2 * n, 1)),
-        num_warps=2,
+        num_warps=num_warps(k_scale),
     )
 
 
@@ -156,8 +156,7 @@ def _rotate_and_cache_kernel(
         quantised: tl.constexpr = k_scale_ptr is not None
         scale = key_slot
         if quantised:
-            peak = tl.maximum(tl.maximum(peak_of_heads(first), peak_of_heads(second)), peak_of_heads(rest))
-            scale = scale_of_peak(peak)
+            scale = scale_of_heads((first, second, rest))
             tl.store(k_scale_ptr + key_slot, scale, mask=(key_head < num_kv_heads) & (slot >= 0))
         page = key_cache_ptr + key_slot[:, None] * head_size
         half_page = page + tl.arange(0, block_n)[None, :]

@@ -52,7 +52,7 @@ struct StoredBfloat16 {
 };
 
 // ... or times 2^-120, the signs, exponents and mantissas of f8e4m3 moved to the same places. Subnormal codes count as
-// zero in a dot product: at most 2^-6 of the 448 that a vector's largest element is.
+// zero in a dot product: at most 2^-6, where a vector's largest element is 256 or more.
 struct StoredFloat8 {
   static constexpr int kBytes = 1;
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "attention.h"
+#include "float8.h"
 #include "linear.h"
 
 namespace paged {
@@ -40,25 +41,7 @@ inline void rotate_head(float* head, const float* cosines, const float* sines, i
   }
 }
 
-// |x| <= 448, rounded to nearest even; NaN becomes f8e4m3's NaN.
-inline uint8_t to_float8(float x) {
-  uint32_t bits;
-  __builtin_memcpy(&bits, &x, 4);
-  const uint32_t sign = bits >> 24 & 0x80, magnitude = bits & 0x7fffffff;
-  if (magnitude > 0x7f800000) return static_cast<uint8_t>(sign | 0x7f);
-  if (magnitude < 0x3c800000) {  // below 2^-6, where steps are 2^-9: the last bit of a float32 near 2^14
-    float rounded;
-    __builtin_memcpy(&rounded, &magnitude, 4);
-    rounded += 16384.0f;
-    uint32_t code;
-    __builtin_memcpy(&code, &rounded, 4);
-    return static_cast<uint8_t>(sign | (code - 0x46800000));
-  }
-  const uint32_t rounded = magnitude + 0x7ffff + (magnitude >> 20 & 1);
-  return static_cast<uint8_t>(sign | ((rounded >> 20) - (120 << 3)));
-}
-
-// One vector of the cache, in its dtype. f8e4m3 takes the scale amax / 448.
+// One vector of the cache, in its dtype. f8e4m3 takes a scale.
 inline void store_vector(const float* vector, int size, int32_t dtype, void* data, float* scales, int64_t index) {
   if (dtype == PAGED_FLOAT32) {
     __builtin_memcpy(static_cast<float*>(data) + index * size, vector, sizeof(float) * size);
@@ -66,19 +49,9 @@ inline void store_vector(const float* vector, int size, int32_t dtype, void* dat
     for (int c = 0; c < size; c += 16)
       store_bfloat16(static_cast<uint16_t*>(data) + index * size + c, load_floats(vector + c));
   } else {
-    uint32_t bits = 0;
-    for (int c = 0; c < size; c += 16) {
-      const uint32_t here = magnitude_bits(load_floats(vector + c));
-      bits = here > bits ? here : bits;
-    }
-    float largest;
-    __builtin_memcpy(&largest, &bits, 4);
-    const float unit = largest / 448.0f;
-    const float scale = unit < 1.17549435e-38f ? 1.17549435e-38f : unit;
-    for (int i = 0; i < size; ++i) {
-      const float v = vector[i] / scale;
-      static_cast<uint8_t*>(data)[index * size + i] = to_float8(v > 448.0f ? 448.0f : v < -448.0f ? -448.0f : v);
-    }
+    const float scale = float8_scale(vector, size), inverse = 1.0f / scale;
+    for (int i = 0; i < size; ++i)
+      static_cast<uint8_t*>(data)[index * size + i] = to_float8(vector[i] * inverse);
     scales[index] = scale;
   }
 }

@@ -169,6 +169,13 @@ inline Floats scale_by_power(Floats p, Floats n) {
   };
   return {power(p.lo, n.lo), power(p.hi, n.hi)};
 }
+inline Floats round_to_4_bits(Floats a) {
+  const auto rounded = [](__m256 v) {
+    const __m256i bits = _mm256_add_epi32(_mm256_castps_si256(v), _mm256_set1_epi32(0x80000));
+    return _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32(~0xfffff)));
+  };
+  return {rounded(a.lo), rounded(a.hi)};
+}
 inline Floats round_to_integral(Floats a) {
   constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
   return {_mm256_round_ps(a.lo, kNearest), _mm256_round_ps(a.hi, kNearest)};

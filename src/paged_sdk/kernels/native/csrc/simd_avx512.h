@@ -94,6 +94,11 @@ inline Ints max_magnitude(Ints so_far, Floats a) {
 inline int32_t max_of(Ints a) { return _mm512_reduce_max_epi32(a); }
 // p * 2^n for an integral n
 inline Floats scale_by_power(Floats p, Floats n) { return _mm512_scalef_ps(p, n); }
+// To 4 significant bits, halves away from zero.
+inline Floats round_to_4_bits(Floats a) {
+  const __m512i bits = _mm512_add_epi32(_mm512_castps_si512(a), _mm512_set1_epi32(0x80000));
+  return _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(~0xfffff)));
+}
 inline Floats round_to_integral(Floats a) {
   return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }

@@ -174,6 +174,9 @@ inline Floats scale_by_power(Floats p, Floats n) {
   return each_float(
       [&](int i) { return p.v[i] * from_bits(static_cast<uint32_t>(static_cast<int32_t>(n.v[i]) + 127) << 23); });
 }
+inline Floats round_to_4_bits(Floats a) {
+  return each_float([&](int i) { return from_bits((bits_of(a.v[i]) + 0x80000) & ~0xfffffu); });
+}
 inline Floats round_to_integral(Floats a) {
   return each_float([&](int i) { return nearest(a.v[i]); });
 }

@@ -1,0 +1,53 @@
+// Vectors in f8e4m3 with one float32 scale, bit for bit as kernels/fp8.py defines them.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "simd.h"
+
+namespace paged {
+namespace {
+
+constexpr float kErrorSteps = 128.0f;  // of a scale, in which rounding errors are counted
+
+// What rounding a vector to codes costs, in squares of a step.
+inline int32_t float8_error(const float* vector, int size, float inverse) {
+  Ints sum = zero_ints();
+  for (int c = 0; c < size; c += 16) {
+    const Floats ratio = mul(load_floats(vector + c), broadcast(inverse));
+    const Floats error = sub(ratio, round_to_4_bits(ratio));
+    const Floats steps = round_to_integral(mul(error, broadcast(kErrorSteps)));
+    sum = add(sum, to_nearest(mul(steps, steps)));
+  }
+  return sum_of(sum);
+}
+
+// The scale with the least error of those that make the largest element a code from 256 to 448.
+inline float float8_scale(const float* vector, int size) {
+  uint32_t bits = 0;
+  for (int c = 0; c < size; c += 16) bits = std::max(bits, magnitude_bits(load_floats(vector + c)));
+  const float peak = from_bits(bits);
+  if (bits >= 0x7f800000) return peak;  // NaN or Inf
+  float best = 0.0f, least = INFINITY;
+  for (int code = 448; code >= 256; code -= 32) {
+    const float scale = std::max(peak / code, 1.17549435e-38f);
+    const float error = static_cast<float>(float8_error(vector, size, 1.0f / scale)) / (code * code);
+    best = error < least ? scale : best;
+    least = std::min(least, error);
+  }
+  return best;
+}
+
+// |x| < 464, rounded to nearest even; NaN becomes f8e4m3's NaN.
+inline uint8_t to_float8(float x) {
+  const uint32_t sign = bits_of(x) >> 24 & 0x80, magnitude = bits_of(x) & 0x7fffffff;
+  if (magnitude > 0x7f800000) return static_cast<uint8_t>(sign | 0x7f);
+  if (magnitude < 0x3c800000)  // below 2^-6, where steps are 2^-9: the last bit of a float32 near 2^14
+    return static_cast<uint8_t>(sign | (bits_of(from_bits(magnitude) + 16384.0f) - 0x46800000));
+  const uint32_t rounded = magnitude + 0x7ffff + (magnitude >> 20 & 1);
+  return static_cast<uint8_t>(sign | ((rounded >> 20) - (120 << 3)));
+}
+
+}  // namespace
+}  // namespace paged
