@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.gpu.timing import Row, copy_bandwidth, microseconds
 from paged_sdk.kernels.flash_prefill import PrefillRows, flash_prefill, why_not
-from paged_sdk.kernels.fp8 import quantise_f8e4m3
+from paged_sdk.kernels.kv_cache import reshape_and_cache
 from paged_sdk.kernels.triton.attention_tile import Tile
 from paged_sdk.kernels.triton.paged_attention import paged_attention
 from paged_sdk.kernels.triton.paged_batch import PagedBatch
@@ -97,8 +97,10 @@ def make_batch(num_rows: int, num_tokens: int, length: int, device: torch.device
     caches = [torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(2)]
     scales = {}
     if quantised:
-        (key_cache, k_scale), (value_cache, v_scale) = map(quantise_f8e4m3, caches)
-        caches, scales = [key_cache, value_cache], {"k_scale": k_scale, "v_scale": v_scale}
+        vectors = [cache.flatten(0, 1) for cache in caches]
+        caches = [torch.empty(shape, dtype=torch.float8_e4m3fn, device=device) for _ in range(2)]
+        scales = {name: torch.empty(shape[:-1], device=device) for name in ("k_scale", "v_scale")}
+        reshape_and_cache(*vectors, *caches, torch.arange(len(vectors[0]), device=device), **scales)
     query = torch.randn(num_rows * num_tokens, NUM_HEADS, HEAD_SIZE, dtype=torch.bfloat16, device=device)
     tables = torch.randperm(num_blocks, device=device).int().view(num_rows, blocks_of_row)
     lengths = torch.full((num_rows,), length, dtype=torch.int32, device=device)
