@@ -26,7 +26,10 @@ def plain_varlen(
     """Row by row; refuses what FlashAttention could not take or would misunderstand."""
     assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
     assert len(cu_seqlens_q) == len(cu_seqlens_k)
-    assert query.stride(-1) == key.stride(-1) == value.stride(-1) == 1
+    for tensor in (query, key, value):  # it loads 16 bytes at a time
+        assert tensor.stride(2) == 1
+        assert tensor.data_ptr() % 16 == 0
+        assert not any(stride * tensor.itemsize % 16 for stride in tensor.stride()[:2])
     assert int(cu_seqlens_q.diff().max()) <= max_seqlen_q
     assert int(cu_seqlens_k.diff().max()) <= max_seqlen_k
     assert int(cu_seqlens_k[-1]) <= len(key) == len(value)

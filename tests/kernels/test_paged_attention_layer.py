@@ -8,6 +8,7 @@ from typing import Any, Final
 import pytest
 import torch
 import torch.nn.functional as F
+from attrs import evolve
 from paged_case import attend
 from torch import Tensor
 
@@ -322,6 +323,9 @@ TWO: Final = InputMetadata(True, torch.arange(6), cu_seqlens_q=torch.tensor([0, 
         ("key.shape", {"key": torch.zeros(6, 6, 16)}),
         ("value.shape", {"value": torch.zeros(32)}),
         ("key.shape", {"query": torch.zeros(5, 6, 16)}),
+        ("key.dtype", {"query": torch.zeros(6, 6, 16, dtype=torch.bfloat16)}),
+        ("value.dtype", {"value": torch.zeros(6, 2, 16, dtype=torch.float16)}),
+        ("slot_mapping.device", {"input_metadata": InputMetadata(True, torch.arange(6, device="meta"))}),
         ("slot_mapping.shape", {"input_metadata": InputMetadata(True, torch.arange(5))}),
         ("value_cache", {"key_cache": PAGES.key}),
         ("key_cache", {"value_cache": PAGES.value}),
@@ -345,7 +349,13 @@ TWO: Final = InputMetadata(True, torch.arange(6), cu_seqlens_q=torch.tensor([0, 
         ("softcap", {"softcapping": 0.0, "attention_mask": torch.zeros(6, 6)}),
     ],
 )
-def test_what_does_not_fit_is_named(setting: str, changed: dict[str, Any]) -> None:
+@pytest.mark.parametrize("prefill", ["op", "flash"])
+def test_what_does_not_fit_is_named(
+    setting: str, changed: dict[str, Any], prefill: str, request: pytest.FixtureRequest
+) -> None:
+    """Whoever attends."""
+    if prefill == "flash":
+        request.getfixturevalue("flash")
     text = Text(6)
     arguments: dict[str, Any] = {
         "query": text.query,
@@ -438,6 +448,38 @@ def test_flash_gives_zero_for_tokens_that_only_fill_up_a_row(flash: CountedFlash
     assert flash.num_calls == 1
 
 
+@pytest.mark.parametrize("window", [None, 6])
+def test_flash_gives_zero_where_no_row_has_keys(window: int | None, flash: CountedFlash) -> None:
+    """The block table is arbitrary then."""
+    text, cache = Text(20), Cache()
+    layer = PagedAttention(HEADS, SIZE, SCALE, KV_HEADS, sliding_window=window)
+    slots, nowhere = torch.full((20,), -1), torch.full((1, 8), 10**6)
+    metadata = InputMetadata(True, slots, nowhere, torch.tensor([0]))
+    close(run(layer, text, cache, 0, 20, metadata), torch.zeros(20, HEADS, SIZE, dtype=torch.float64))
+    assert flash.num_calls == 1
+
+
+@pytest.mark.parametrize("layout", ["heads last", "a column more", "an element further"])
+@pytest.mark.parametrize("cached", [False, True])
+def test_flash_is_given_what_it_can_read(layout: str, flash: CountedFlash, *, cached: bool) -> None:
+    def laid_out(tensor: Tensor) -> Tensor:
+        if layout == "heads last":
+            return tensor.transpose(1, 2).contiguous().transpose(1, 2)
+        if layout == "a column more":
+            return F.pad(tensor.flatten(1), (0, 1))[:, :-1].view(tensor.shape)
+        return F.pad(tensor.flatten(), (1, 0))[1:].view(tensor.shape)
+
+    text, cache = Text(20), Cache()
+    text.query, text.key, text.value = (laid_out(each) for each in (text.query, text.key, text.value))
+    layer = PagedAttention(HEADS, SIZE, SCALE, KV_HEADS)
+    metadata = InputMetadata(True, cache.slots(0, 20))
+    if cached:
+        metadata = evolve(metadata, block_tables=cache.table, context_lens=torch.tensor([20]))
+    pages = (cache.key, cache.value) if cached else (None, None)
+    close(layer(text.query, text.key, text.value, None, *pages, metadata), text.expected())
+    assert flash.num_calls == 1
+
+
 @pytest.mark.parametrize("first", [0, 5])
 def test_flash_without_a_cache(first: int, flash: CountedFlash) -> None:
     text = Text(12)
@@ -473,6 +515,29 @@ def test_what_flash_cannot_do_is_done_all_the_same(
     tolerance = 2e-5 if dtype is torch.float32 else 0.1
     close(run(layer, text, cache, 0, 20, metadata), text.expected(**options), tolerance)
     assert flash.num_calls == 0
+
+
+def test_flash_takes_no_scale_below_zero(flash: CountedFlash) -> None:
+    """It subtracts the largest product before it scales, which then is the smallest score."""
+    text, cache = Text(20), Cache()
+    layer = PagedAttention(HEADS, SIZE, -SCALE, KV_HEADS)
+    metadata = InputMetadata(True, cache.slots(0, 20), cache.table, torch.tensor([20]))
+    close(layer(-text.query, text.key, text.value, None, cache.key, cache.value, metadata), text.expected())
+    assert flash.num_calls == 0
+
+
+@pytest.mark.parametrize("name", ["query", "key", "value"])
+def test_flash_does_not_hide_that_there_is_no_gradient(name: str, flash: CountedFlash) -> None:
+    """It has one of its own, which knows nothing of keys and values that went through a cache."""
+    text, cache = Text(20), Cache()
+    getattr(text, name).requires_grad_()
+    layer = PagedAttention(HEADS, SIZE, SCALE, KV_HEADS)
+    metadata = InputMetadata(True, cache.slots(0, 20), cache.table, torch.tensor([20]))
+    with torch.no_grad():
+        run(layer, text, cache, 0, 20, metadata)
+    assert flash.num_calls == 1
+    run(layer, text, cache, 0, 20, metadata)
+    assert flash.num_calls == 1
 
 
 def test_layers_share_what_is_known_of_a_batch(flash: CountedFlash) -> None:

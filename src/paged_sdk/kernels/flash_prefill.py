@@ -196,9 +196,10 @@ class PrefillRows:
         row = torch.searchsorted(ends, key, right=True)
         position = self.context_lens[row] - (ends[row] - key)
         block = self.block_tables[row, position // self.block_size].long()
+        slots = block * self.block_size + position % self.block_size
         return KeySpans(
             cu_seqlens=F.pad(ends, (1, 0)).int(),
-            slots=block * self.block_size + position % self.block_size,
+            slots=slots * (ends[-1] > 0),  # where there is no key at all, one that no table has to name
             max_seqlen=longest,
         )
 

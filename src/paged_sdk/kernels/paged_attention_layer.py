@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.attention import masked_attention
-from paged_sdk.kernels.checks import check_heads, check_score_options
+from paged_sdk.kernels.checks import check_heads, check_score_options, check_tensor
 from paged_sdk.kernels.input_metadata import InputMetadata
 from paged_sdk.kernels.kv_cache import reshape_and_cache
 from paged_sdk.kernels.paged_attention import paged_attention, why_not_triton
@@ -29,7 +29,7 @@ class PagedAttention(nn.Module):
 
     On CUDA devices, prefill is Triton's or that of torch's FlashAttention, whichever is faster: both are timed, for
     some milliseconds, when the first layer of a kind meets a prefill, and the log says what came of it. What is
-    compiled by ``torch.compile`` or recorded as a CUDA graph is Triton's.
+    compiled by ``torch.compile``, recorded as a CUDA graph or followed by autograd is Triton's.
 
     :param num_heads: query heads, a multiple of ``num_kv_heads``
     :param head_size: elements of a head
@@ -108,6 +108,7 @@ class PagedAttention(nn.Module):
         values = self._heads("value", value, self.num_kv_heads)
         softcap = self.softcap if softcapping is None else softcapping
         check_score_options(self.scale, self.sliding_window, softcap)
+        self._check_tensors(tokens, keys, values, input_metadata)
         self._check_caches(tokens, keys, key_cache, value_cache, input_metadata)
         mask = None if attention_mask is None else self._mask(attention_mask, tokens, keys, input_metadata)
         if key_cache is not None and value_cache is not None:
@@ -128,10 +129,12 @@ class PagedAttention(nn.Module):
             # Each key is a page of its own. Pages of a fixed size: kernels are compiled for theirs.
             key_cache, value_cache = keys[:, None].contiguous(), values[:, None].contiguous()
             k_scale = v_scale = None
-        prefill = self._prefill(tokens, key_cache, softcap) if input_metadata.is_prefill else None
-        if prefill is not None:
+        # FlashAttention has a gradient, which would leave out what went through the cache. The op refuses.
+        followed = torch.is_grad_enabled() and any(each.requires_grad for each in (tokens, keys, values))
+        if input_metadata.is_prefill and not followed and (prefill := self._prefill(tokens, key_cache, softcap)):
             prefill_rows = input_metadata.prefill_rows(len(tokens), key_cache.shape[1])
             if prefill.suits_flash(prefill_rows):
+                tokens, keys, values = map(_readable, (tokens, keys, values))
                 return prefill(tokens, keys, values, key_cache, value_cache, prefill_rows).view(query.shape)
         rows = input_metadata.rows
         capacity = rows.block_tables.shape[1] * key_cache.shape[1]
@@ -161,7 +164,7 @@ class PagedAttention(nn.Module):
 
     def _prefill(self, tokens: Tensor, key_cache: Tensor, softcap: float | None) -> PagedPrefill | None:
         """Who is to attend in prefills; None: the op, without a question."""
-        if self.alibi_slopes is not None or not _may_be_timed(tokens):
+        if self.alibi_slopes is not None or self.scale <= 0 or not _may_be_timed(tokens):
             return None
         return _fastest_prefill(
             PrefillShape(
@@ -187,6 +190,11 @@ class PagedAttention(nn.Module):
         allowed = f"[..., {num_heads}, {self.head_size}] or [..., {num_heads * self.head_size}]"
         raise ConfigError.of(f"{name}.shape", tuple(vectors.shape), allowed)
 
+    def _check_tensors(self, tokens: Tensor, keys: Tensor, values: Tensor, metadata: InputMetadata) -> None:
+        check_tensor("key", keys, ("num_keys", self.num_kv_heads, self.head_size), (tokens.dtype,), tokens.device)
+        check_tensor("value", values, tuple(keys.shape), (tokens.dtype,), tokens.device)
+        check_tensor("slot_mapping", metadata.slot_mapping, (len(keys),), (torch.int32, torch.int64), tokens.device)
+
     def _check_caches(
         self,
         tokens: Tensor,
@@ -199,9 +207,6 @@ class PagedAttention(nn.Module):
             raise ConfigError.of("key_cache" if key_cache is None else "value_cache", None, "both caches, or neither")
         if metadata.block_tables is not None and key_cache is None:
             raise ConfigError.of("key_cache", None, "both caches, as the metadata has block tables")
-        if metadata.slot_mapping.shape != keys.shape[:1]:
-            given = tuple(metadata.slot_mapping.shape)
-            raise ConfigError.of("slot_mapping.shape", given, f"a slot for each of {len(keys)} keys")
         more_keys = metadata.block_tables is None and metadata.cu_seqlens_k is not None
         if len(tokens) != len(keys) and not more_keys:
             raise ConfigError.of("key.shape", tuple(keys.shape), f"a key for each of {len(tokens)} query tokens")
@@ -218,6 +223,14 @@ class PagedAttention(nn.Module):
         if mask.dtype != torch.bool and not mask.is_floating_point():
             raise ConfigError.of("attention_mask.dtype", mask.dtype, "bool or floating point")
         return mask.reshape(heads, *shape[-2:])
+
+
+def _readable(vectors: Tensor) -> Tensor:
+    """``[num_tokens, heads, head_size]`` as FlashAttention takes it, which loads 16 bytes at a time."""
+    *strides, adjacent = vectors.stride()
+    if adjacent == 1 and not any(place * vectors.itemsize % 16 for place in strides) and vectors.data_ptr() % 16 == 0:
+        return vectors
+    return vectors.clone(memory_format=torch.contiguous_format)
 
 
 def _may_be_timed(tokens: Tensor) -> bool:
