@@ -30,6 +30,7 @@ from benchmarks.machine import describe_machine, usable_cpus
 from benchmarks.models import model_path
 from benchmarks.paths import cache_directory
 from benchmarks.prompts import PromptMaker, prose
+from benchmarks.results import as_text
 from paged_sdk import (
     IsqType,
     MemoryGpuConfig,
@@ -284,7 +285,7 @@ def _as_table(claims: Sequence[Claim], title: str) -> Table:
         table.add_column(heading, justify="right" if heading else "left")
     for claim in claims:
         gain = "" if claim.gain is None else f"{claim.gain:.2f}"
-        table.add_row(claim.title, f"{claim.without:,.4g}", f"{claim.with_feature:,.4g}", claim.unit, gain)
+        table.add_row(claim.title, as_text(claim.without), as_text(claim.with_feature), claim.unit, gain)
     return table
 
 

@@ -26,7 +26,7 @@ from benchmarks.paths import cache_directory
 from benchmarks.process import EngineFailedError, EngineProcess
 from benchmarks.prompts import PromptMaker
 from benchmarks.protocol import EngineSettings, UnsupportedError
-from benchmarks.results import Results
+from benchmarks.results import Results, as_text
 from benchmarks.tasks import LOAD, QUICK, Sizes, Task, load_figures, make_tasks, warm_up
 from benchmarks.worker import engine_class
 from paged_sdk.chat.text_processor import text_processor_from_gguf
@@ -115,7 +115,7 @@ class Comparison:
             self.results.add_reason(engine.name, task.metrics, reason)
             self._given_up.add((engine.name, task.name))
             return
-        shown = ", ".join(f"{metric.key} {figures[metric.key]:.4g} {metric.unit}" for metric in task.metrics)
+        shown = ", ".join(f"{metric.key} {as_text(figures[metric.key])} {metric.unit}" for metric in task.metrics)
         _console.log(f"{key}: {engine.name}: {shown}")
         self.results.add(engine.name, figures)
 
@@ -149,7 +149,7 @@ def _as_table(results: Results, title: str) -> Table:
     table.add_column("own / best peer", justify="right")
     for metric in results.metrics:
         medians = [results.median(engine, metric) for engine in results.engines]
-        cells = ["-" if value is None else f"{value:,.4g}" for value in medians]
+        cells = ["-" if value is None else as_text(value) for value in medians]
         ratio = results.ratio(metric)
         shown = "" if ratio is None else f"{ratio.value:.2f} ({ratio.peer})"
         table.add_row(f"{metric.title}, {metric.unit}", *cells, shown)

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from benchmarks.environments import OWN
+from benchmarks.results import as_text
 
 __all__ = ["draw"]
 
@@ -43,7 +44,7 @@ def draw(report: dict[str, Any], target: Path) -> None:
     for panel, metric in zip(panels.flat, metrics, strict=False):
         values = [metric["median"][engine] for engine in engines]
         bars = panel.barh(engines, [value or 0 for value in values], color=[_colour(engine) for engine in engines])
-        panel.bar_label(bars, ["" if value is None else f"{value:,.4g}" for value in values], padding=3)
+        panel.bar_label(bars, ["" if value is None else as_text(value) for value in values], padding=3)
         note = "" if metric["higher_is_better"] else ", less is better"
         panel.set_title(f"{metric['title']}\n{metric['unit']}{note}")
         panel.invert_yaxis()

@@ -11,7 +11,12 @@ from attrs import field, frozen
 from benchmarks.environments import OWN
 from benchmarks.tasks import Figures, Metric
 
-__all__ = ["Ratio", "Results"]
+__all__ = ["Ratio", "Results", "as_text"]
+
+
+def as_text(figure: float) -> str:
+    """Four digits, or all those before the point."""
+    return f"{figure:,.0f}" if abs(figure) >= 1000 else f"{figure:.4g}"
 
 
 @frozen
