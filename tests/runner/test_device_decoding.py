@@ -171,6 +171,24 @@ def test_penalised_texts_are_the_same(
 
 
 @INTERPRETED
+def test_penalised_texts_that_are_preempted(builder: TextModelBuilder, request: pytest.FixtureRequest) -> None:
+    """A token that was under way is lost: the device has counted it, and chooses it once more."""
+    sampling = SamplingParams(temperature=0.0, repetition_penalty=3.0, max_len=20, ignore_eos=True)
+
+    async def run(memory: MemoryGpuConfig) -> tuple[list[str], int]:
+        async with small(builder).with_paged_attn(evolve(SMALL, gpu_memory=memory)).build() as model:
+            requests = [model.send_completion_request(prompt, sampling) for prompt in PROMPTS[:2]]
+            responses = await asyncio.gather(*requests)
+            return [response.choices[0].text for response in responses], model.stats().preemptions
+
+    expected, _ = asyncio.run(run(MemoryGpuConfig.ContextSize(512)))
+    request.getfixturevalue("recorder")
+    found, num_preemptions = asyncio.run(run(MemoryGpuConfig.ContextSize(40)))
+    assert found == expected
+    assert num_preemptions > 0
+
+
+@INTERPRETED
 def test_logprobs_are_the_same(builder: TextModelBuilder, request: pytest.FixtureRequest) -> None:
     """Of the raw logits, whatever penalties make of them; each text lists as many as it asks for."""
     samplings = [evolve(GREEDY, repetition_penalty=0.5, top_n_logprobs=top_n) for top_n in (3, None, 0, 5)]
