@@ -402,7 +402,8 @@ def flash(monkeypatch: pytest.MonkeyPatch) -> CountedFlash:
         )
 
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: False)
-    monkeypatch.setattr(paged_attention_layer, "_may_be_timed", lambda tokens: True)
+    monkeypatch.setattr(paged_attention_layer, "_has_choice", lambda tokens: True)
+    monkeypatch.setattr(paged_attention_layer, "_is_recording", lambda: False)
     monkeypatch.setattr(paged_attention_layer, "_fastest_prefill", fastest)
     monkeypatch.setattr(prefill_choice, "_TILE", 8)
     return counted
@@ -540,6 +541,24 @@ def test_flash_does_not_hide_that_there_is_no_gradient(name: str, flash: Counted
     assert flash.num_calls == 1
     run(layer, text, cache, 0, 20, metadata)
     assert flash.num_calls == 1
+
+
+def test_a_recording_goes_on_as_the_layer_did_before(flash: CountedFlash, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its warm-up has compiled that, and nothing else."""
+    text, layers = Text(20), [PagedAttention(HEADS, SIZE, SCALE, KV_HEADS) for _ in range(2)]
+
+    def attend_in(layer: PagedAttention) -> None:
+        cache = Cache()
+        metadata = InputMetadata(True, cache.slots(0, 20), cache.table, torch.tensor([20]))
+        close(run(layer, text, cache, 0, 20, metadata), text.expected())
+
+    attend_in(layers[0])
+    monkeypatch.setattr(paged_attention_layer, "_is_recording", lambda: True)
+    assert flash.num_calls == 1
+    attend_in(layers[0])
+    assert flash.num_calls == 2
+    attend_in(layers[1])
+    assert flash.num_calls == 2
 
 
 def test_layers_share_what_is_known_of_a_batch(flash: CountedFlash) -> None:

@@ -28,8 +28,9 @@ class PagedAttention(nn.Module):
     Attention is causal, whatever the batch: the metadata says at which position of its sequence each token is.
 
     On CUDA devices, prefill is Triton's or that of torch's FlashAttention, whichever is faster: both are timed, for
-    some milliseconds, when the first layer of a kind meets a prefill, and the log says what came of it. What is
-    compiled by ``torch.compile``, recorded as a CUDA graph or followed by autograd is Triton's.
+    some milliseconds, when the first layer of a kind meets a prefill, and the log says what came of it. While a CUDA
+    graph is recorded, a layer goes on as it did before. What it meets there first, and what is compiled by
+    ``torch.compile`` or followed by autograd, is Triton's.
 
     :param num_heads: query heads, a multiple of ``num_kv_heads``
     :param head_size: elements of a head
@@ -61,6 +62,7 @@ class PagedAttention(nn.Module):
         self.scale = scale
         self.sliding_window = sliding_window
         self.softcap = softcap
+        self._prefills: dict[PrefillShape, PagedPrefill] = {}
         check_heads(num_heads, self.num_kv_heads)
         check_score_options(scale, sliding_window, softcap)
         if head_size < 1:
@@ -164,22 +166,23 @@ class PagedAttention(nn.Module):
 
     def _prefill(self, tokens: Tensor, key_cache: Tensor, softcap: float | None) -> PagedPrefill | None:
         """Who is to attend in prefills; None: the op, without a question."""
-        if self.alibi_slopes is not None or self.scale <= 0 or not _may_be_timed(tokens):
+        if self.alibi_slopes is not None or self.scale <= 0 or not _has_choice(tokens):
             return None
-        return _fastest_prefill(
-            PrefillShape(
-                num_heads=self.num_heads,
-                num_kv_heads=self.num_kv_heads,
-                head_size=self.head_size,
-                block_size=key_cache.shape[1],
-                dtype=tokens.dtype,
-                device=tokens.device,
-                scale=self.scale,
-                window=self.sliding_window,
-                softcap=softcap,
-                quantised=key_cache.dtype == torch.float8_e4m3fn,
-            )
+        shape = PrefillShape(
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_size=self.head_size,
+            block_size=key_cache.shape[1],
+            dtype=tokens.dtype,
+            device=tokens.device,
+            scale=self.scale,
+            window=self.sliding_window,
+            softcap=softcap,
+            quantised=key_cache.dtype == torch.float8_e4m3fn,
         )
+        if not _is_recording():
+            self._prefills[shape] = _fastest_prefill(shape)
+        return self._prefills.get(shape)
 
     def _heads(self, name: str, vectors: Tensor, num_heads: int) -> Tensor:
         """``[num_tokens, num_heads, head_size]``."""
@@ -233,11 +236,16 @@ def _readable(vectors: Tensor) -> Tensor:
     return vectors.clone(memory_format=torch.contiguous_format)
 
 
-def _may_be_timed(tokens: Tensor) -> bool:
-    """Whether there is a choice, and what runs now really runs: tracing and recording do not."""
+def _has_choice(tokens: Tensor) -> bool:
+    """Whether both may serve, and this is no tracing."""
     if torch.compiler.is_compiling() or type(tokens) is not Tensor or not tokens.is_cuda:
         return False
-    return why_not_triton(tokens) is None and not torch.cuda.is_current_stream_capturing()
+    return why_not_triton(tokens) is None
+
+
+def _is_recording() -> bool:
+    """Whether a CUDA graph is recorded, in which nothing can be timed."""
+    return torch.cuda.is_current_stream_capturing()
 
 
 @functools.cache
