@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import logging
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -96,6 +97,16 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
 async def model(builder: TextModelBuilder) -> AsyncIterator[Model]:
     async with builder.build() as model:
         yield model
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_they_were() -> Iterator[None]:
+    """A test that turns logs on does so for itself."""
+    logger = logging.getLogger("paged_sdk")
+    level, handlers = logger.level, list(logger.handlers)
+    yield
+    logger.setLevel(level)
+    logger.handlers[:] = handlers
 
 
 @pytest.fixture(autouse=True)

@@ -102,6 +102,7 @@ async def test_experts_stay_in_their_blocks(
     builder = GgufModelBuilder(file).with_force_cpu().with_num_threads(1)
     async with builder.with_dtype("float32").build() as model:
         exact = await prompt_logprobs(model, 150)
+    caplog.clear()
     with caplog.at_level(logging.INFO, logger="paged_sdk"):
         async with builder.build() as model:
             assert 0 < distance(await prompt_logprobs(model, 150), exact) < 0.1
