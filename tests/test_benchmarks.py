@@ -178,7 +178,7 @@ def test_whole_engines_on_a_gpu_are_measured(name: str) -> None:
     assert not [row for row in rows if "error" in row]
     cases = [row["case"] for row in rows]
     assert {"decode, 1 stream after 16 tokens", "decode, 4 streams", "first token of 128 tokens"} <= set(cases)
-    assert all(row[unit] > 0 for row in rows for unit in ("us", "tok_per_s") if unit in row)
+    assert not [row for row in rows for unit in ("us", "tok_per_s") if not row.get(unit, 1.0) > 0]
 
 
 def test_a_part_that_fails_or_hangs_keeps_what_it_found(tmp_path: Path) -> None:

@@ -70,6 +70,9 @@ async def read_streams(model: Model, prompts: Sequence[Prompt], max_tokens: int)
             last = time.perf_counter() - start
             first = first or last
         usage = stream.response_so_far().usage
+        if first == last:
+            # All tokens came at once, to a reader who was late: when the first was there, only the engine knows.
+            first = max(0.0, last - usage.total_completion_time_sec)
         return RequestTimes(first, last, usage.completion_tokens, usage.prompt_tokens)
 
     return await asyncio.gather(*map(read, prompts))

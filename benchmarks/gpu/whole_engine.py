@@ -57,7 +57,7 @@ class Sizes:
 
 
 TINY: Final = Sizes(
-    depths=(16, 64), depth_output=16, streams=(2, 4), stream_prompt=8, stream_output=16, prefill=128, question=4
+    depths=(16, 64), depth_output=16, streams=(2, 4), stream_prompt=8, stream_output=120, prefill=128, question=4
 )
 
 
