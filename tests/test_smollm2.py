@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import subprocess
 import sys
 import time
@@ -86,13 +85,13 @@ asyncio.run(main())
 
 @pytest.mark.timeout(120)
 def test_the_first_token_comes_within_three_seconds_of_process_start() -> None:
-    seconds = [math.inf]
-    # The best of some tries: a busy machine says nothing about the code.
-    while min(seconds) >= 3.0 and len(seconds) < 8:
+    seconds = []
+    for _ in range(3):
         start = time.monotonic()
         with subprocess.Popen([sys.executable, "-c", FIRST_TOKEN], stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             assert process.stdout.readline()
             seconds.append(time.monotonic() - start)
         assert process.returncode == 0
+    # The best of three: a busy machine says nothing about the code.
     assert min(seconds) < 3.0

@@ -32,7 +32,7 @@ def with_large_bias(family: str = "qwen2") -> Any:
     for layer in reference.model.layers:
         bias = layer.self_attn.k_proj.bias.data
         bias.copy_(torch.randn(bias.shape, generator=torch.Generator().manual_seed(len(bias))))
-        bias.view(2, 16)[:, [7, 15]] = torch.tensor([[300.0, -200.0], [-100.0, 250.0]])
+        bias.view(2, 16)[:, [7, 15]] = torch.tensor([[1500.0, -1000.0], [-500.0, 1250.0]])
     return reference
 
 
@@ -73,7 +73,7 @@ def fp8(model: DecoderModel, offsets: tuple[Tensor, ...], *, native: bool) -> Pa
 
 @pytest.mark.parametrize("native", [False, pytest.param(True, marks=needs_library)], ids=["torch", "native"])
 def test_a_bias_that_drowns_the_keys_is_no_loss(*, native: bool) -> None:
-    """Two prompts in chunks and decodes; measured: 13 % of the logits' size, and 46 % with the keys stored whole."""
+    """Two prompts in chunks and decodes; measured: 15 % of the logits' size, and 91 % with the keys stored whole."""
     model = ours(with_large_bias())
     prompts = [random_prompt(LENGTH, seed=seed) for seed in range(2)]
     tables = (range(19), range(19, 19 + 13))
@@ -101,7 +101,7 @@ def test_a_bias_that_drowns_the_keys_is_no_loss(*, native: bool) -> None:
         return float((got - exact).square().mean().sqrt() / exact.square().mean().sqrt())
 
     assert error(key_offsets(model, LENGTH)) < 0.2
-    assert error(()) > 0.4
+    assert error(()) > 0.8
 
 
 @needs_library
