@@ -1,4 +1,4 @@
-"""What paged attention, the prefix cache, FP8 KV and quantised weights are said to gain, measured on this engine.
+"""What paged attention, the prefix cache, FP8 KV and quantized weights are said to gain, measured on this engine.
 
 python -m benchmarks.claims --model smollm2
 """
@@ -48,7 +48,7 @@ __all__ = [
     "Claim",
     "Sizes",
     "fp8_kv",
-    "in_situ_quantisation",
+    "in_situ_quantization",
     "paged_attention",
     "prefix_cache",
     "prefix_cache_cost",
@@ -204,8 +204,8 @@ def fp8_kv(builder: TextModelBuilder, sizes: Sizes) -> Iterator[Claim]:
     yield Claim(title, "tok/s", speeds[0], speeds[1], speeds[1] / speeds[0])
 
 
-def in_situ_quantisation(builder: TextModelBuilder, sizes: Sizes) -> Iterator[Claim]:
-    """One stream's decode on weights in bfloat16, and on the same weights quantised to Q4K while they are loaded."""
+def in_situ_quantization(builder: TextModelBuilder, sizes: Sizes) -> Iterator[Claim]:
+    """One stream's decode on weights in bfloat16, and on the same weights quantized to Q4K while they are loaded."""
     figures: list[float] = []
 
     async def measure(variant: TextModelBuilder) -> None:
@@ -220,8 +220,8 @@ def in_situ_quantisation(builder: TextModelBuilder, sizes: Sizes) -> Iterator[Cl
 
     for variant in (builder.with_dtype("bfloat16"), builder.with_isq(IsqType.Q4K)):
         asyncio.run(measure(variant))
-    dense, quantised = figures
-    yield Claim("Q4K while loading against bfloat16: decode, 1 stream", "tok/s", dense, quantised, quantised / dense)
+    dense, quantized = figures
+    yield Claim("Q4K while loading against bfloat16: decode, 1 stream", "tok/s", dense, quantized, quantized / dense)
 
 
 def prefix_cache_cost(sizes: Sizes) -> Iterator[Claim]:
@@ -303,7 +303,7 @@ def main(
         *paged_attention(builder, sizes),
         *prefix_cache(builder, sizes),
         *fp8_kv(builder, sizes),
-        *in_situ_quantisation(builder, sizes),
+        *in_situ_quantization(builder, sizes),
         *prefix_cache_cost(sizes),
     ]
     report = {

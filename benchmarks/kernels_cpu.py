@@ -1,7 +1,7 @@
 """Micro-benchmark of the native CPU kernels: `python benchmarks/kernels_cpu.py [PART ...] [--isa LEVEL] [--threads N]`.
 
 Every figure is the best of several rounds, beside its limit in the same run: a plain read of the same bytes for linear
-layers, experts and quantisers, oneDNN's int8 product for those of many rows, torch's own matrix product for attention.
+layers, experts and quantizers, oneDNN's int8 product for those of many rows, torch's own matrix product for attention.
 Weights stream from memory, not from a cache: copies of each matrix are used in turn, 512 MB in all, and every call has
 other experts.
 """
@@ -21,12 +21,12 @@ from torch import Tensor
 
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS
 from paged_sdk.kernels.native.experts import NativeExperts
+from paged_sdk.kernels.native.hadamard import hadamard_from_packed
 from paged_sdk.kernels.native.library import NativeLibrary, Workspace, load, why_not
 from paged_sdk.kernels.native.linear import NativeLinear
 from paged_sdk.kernels.native.packed import PACKED_TYPES, PackedWeight, pack_gguf
 from paged_sdk.kernels.native.paged_attention import AttentionShape, LayerCache, VarlenBatch, native_paged_attention
 from paged_sdk.kernels.native.quantize import quantize, quantize_blocks
-from paged_sdk.kernels.native.rotated import rotate_packed
 
 STREAMED_BYTES = 512 << 20
 ROUNDS = 7
@@ -84,8 +84,8 @@ def linear_table(workspace: Workspace, rows: int, cols: int, num_rows: Sequence[
 
 
 def rotated_table(workspace: Workspace, rows: int, cols: int, num_rows: Sequence[int]) -> None:
-    print(f"rotated int8 {cols} -> {rows}: us, TOP/s | oneDNN's product of int8 rows, ready quantised")
-    copies = copies_of(rotate_packed(workspace.library, random_weight(workspace.library, 8, rows, cols)))
+    print(f"Hadamard int8 {cols} -> {rows}: us, TOP/s | oneDNN's product of int8 rows, ready quantized")
+    copies = copies_of(hadamard_from_packed(workspace.library, random_weight(workspace.library, 8, rows, cols)))
     layers = cycle([NativeLinear(workspace, [weight]) for weight in copies])
     codes = torch.randint(-127, 128, (rows, cols), dtype=torch.int8)
     scales, zeros = torch.rand(rows), torch.zeros(rows, dtype=torch.int64)
@@ -99,8 +99,8 @@ def rotated_table(workspace: Workspace, rows: int, cols: int, num_rows: Sequence
 
     for m in num_rows:
         x, out = torch.randn(m, cols), torch.empty(m, rows)
-        quantised = torch.randint(0, 256, (m, cols), dtype=torch.uint8)
-        times = [best(partial(multiply_next, layers, x, out), calls=4), best(partial(onednn, quantised), calls=4)]
+        quantized = torch.randint(0, 256, (m, cols), dtype=torch.uint8)
+        times = [best(partial(multiply_next, layers, x, out), calls=4), best(partial(onednn, quantized), calls=4)]
         cells = [f"{seconds * 1e6:7.0f} {2 * m * rows * cols / seconds / 1e12:4.2f}" for seconds in times]
         print(f"  {m:3}: " + " |".join(cells))
 
@@ -152,10 +152,10 @@ def product_rate(dtype: torch.dtype) -> float:
 
 
 def attention_table(workspace: Workspace, heads: tuple[int, int, int]) -> None:
-    num_heads, num_kv_heads, head_size = heads
+    num_heads, num_kv_heads, head_dim = heads
     limits = {True: product_rate(torch.float32), False: product_rate(torch.bfloat16)}
     print(
-        f"paged attention, {num_heads} heads / {num_kv_heads} of {head_size}, bfloat16 pages: us, GFLOP/s "
+        f"paged attention, {num_heads} heads / {num_kv_heads} of {head_dim}, bfloat16 pages: us, GFLOP/s "
         f"(share of torch's product), GB/s of pages; exact | not exact"
     )
     for sequences, tokens, context in (
@@ -167,19 +167,19 @@ def attention_table(workspace: Workspace, heads: tuple[int, int, int]) -> None:
         (1, 512, 4000),
     ):
         blocks = -(-context // BLOCK_SIZE)
-        size = (sequences * blocks, BLOCK_SIZE, num_kv_heads, head_size)
+        size = (sequences * blocks, BLOCK_SIZE, num_kv_heads, head_dim)
         cache = LayerCache(torch.randn(size).bfloat16(), torch.randn(size).bfloat16())
         batch = VarlenBatch(
             torch.arange(sequences + 1, dtype=torch.int32) * tokens,
             torch.randperm(sequences * blocks).int().view(sequences, blocks),
             torch.full((sequences,), context, dtype=torch.int32),
         )
-        query = torch.randn(sequences * tokens, num_heads, head_size)
-        operations = 4 * sequences * tokens * (context - tokens / 2) * num_heads * head_size
-        read = 4 * sequences * context * num_kv_heads * head_size
+        query = torch.randn(sequences * tokens, num_heads, head_dim)
+        operations = 4 * sequences * tokens * (context - tokens / 2) * num_heads * head_dim
+        read = 4 * sequences * context * num_kv_heads * head_dim
         cells = []
         for exact, limit in limits.items():
-            shape = AttentionShape(num_heads, num_kv_heads, head_size, scale=head_size**-0.5, exact=exact)
+            shape = AttentionShape(num_heads, num_kv_heads, head_dim, scale=head_dim**-0.5, exact=exact)
             seconds = best(partial(native_paged_attention, workspace, query, cache, batch, shape), calls=3)
             rate = operations / seconds
             cells.append(f"{seconds * 1e6:8.0f} {rate / 1e9:6.0f} ({rate / limit:4.2f}) {read / seconds / 1e9:6.1f}")
@@ -190,7 +190,7 @@ def quantize_table(workspace: Workspace, rows: int, cols: int) -> None:
     weight = torch.randn(rows, cols).bfloat16()
     read = best(partial(torch.sum, weight.view(torch.int64)))
     limit = weight.numel() / read / 1e6
-    print(f"quantisers of bfloat16 weights: million weights/s, and packed (a plain read: {limit:.0f})")
+    print(f"quantizers of bfloat16 weights: million weights/s, and packed (a plain read: {limit:.0f})")
     for tensor_type in sorted(PACKED_TYPES):
         rates = [
             weight.numel()

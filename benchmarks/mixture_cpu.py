@@ -81,7 +81,7 @@ class Layers:
         device = torch.device("cpu")
         self._model = load_model(
             shape.config,
-            RandomSource(shape, device, quantised=True),
+            RandomSource(shape, device, quantized=True),
             dtype=torch.bfloat16,
             device=device,
             policy=LinearPolicy(keep_blocks=True, workspace=workspace),

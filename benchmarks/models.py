@@ -85,7 +85,7 @@ def _append_part(package: str, version: str, target: Path) -> None:
 
 
 def bfloat16_checkpoint(gguf: Path) -> Path:
-    """The weights of a GGUF file, dequantised to bfloat16, as a directory for engines that load no GGUF."""
+    """The weights of a GGUF file, dequantized to bfloat16, as a directory for engines that load no GGUF."""
     directory = cache_directory("models") / f"{gguf.stem}-bfloat16"
     if directory.exists():
         return directory

@@ -1,4 +1,4 @@
-"""Quality beside speed: how far this engine, as it runs by default, is from the float32 dequantised model.
+"""Quality beside speed: how far this engine, as it runs by default, is from the float32 dequantized model.
 
 python -m benchmarks.quality --model smollm2
 

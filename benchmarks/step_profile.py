@@ -87,7 +87,7 @@ def _parts(engine: OpenEngine) -> Iterator[tuple[type[Any] | ModuleType, str, st
     for name in ("gated_activation", "gated_activation_reference"):
         yield linear, name, "activation"
     yield Sampler, "sample", "sampler"
-    yield OutputProcessor, "process", "detokenise, stop strings, events"
+    yield OutputProcessor, "process", "detokenize, stop strings, events"
 
 
 def _subclasses(base: type[Any], method: str) -> Iterator[type[Any]]:

@@ -9,21 +9,21 @@ import torch
 
 from paged_sdk.kernels import InputMetadata, PagedAttention
 
-NUM_HEADS, NUM_KV_HEADS, HEAD_SIZE = 4, 2, 32
+NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 2, 32
 CHUNK, BLOCK_SIZE = 4096, 64
 LENGTH = 3 * CHUNK
 
 
 def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    attention = PagedAttention(NUM_HEADS, HEAD_SIZE, HEAD_SIZE**-0.5, NUM_KV_HEADS)
+    attention = PagedAttention(NUM_HEADS, HEAD_DIM, HEAD_DIM**-0.5, NUM_KV_HEADS)
     num_blocks = LENGTH // BLOCK_SIZE
-    cache_shape = (num_blocks, BLOCK_SIZE, NUM_KV_HEADS, HEAD_SIZE)
+    cache_shape = (num_blocks, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM)
     key_cache, value_cache = (torch.zeros(cache_shape, device=device) for _ in range(2))
     blocks = torch.randperm(num_blocks, device=device)
     position = torch.arange(LENGTH, device=device)
-    query = torch.randn(LENGTH, NUM_HEADS, HEAD_SIZE, device=device)
-    key, value = (torch.randn(LENGTH, NUM_KV_HEADS, HEAD_SIZE, device=device) for _ in range(2))
+    query = torch.randn(LENGTH, NUM_HEADS, HEAD_DIM, device=device)
+    key, value = (torch.randn(LENGTH, NUM_KV_HEADS, HEAD_DIM, device=device) for _ in range(2))
 
     # Each chunk is a row with a block table and a context length of its own. One row of block tables for all of them
     # says that they are chunks of one sequence; its context length is that of the last one.

@@ -9,15 +9,15 @@ import torch
 
 from paged_sdk.kernels import InputMetadata, PagedAttention
 
-NUM_HEADS, NUM_KV_HEADS, HEAD_SIZE = 32, 8, 128
+NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 32, 8, 128
 NUM_BLOCKS, BLOCK_SIZE = 32, 64
 PROMPT, DECODES = 1024, 4
 
 
 def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    attention = PagedAttention(NUM_HEADS, HEAD_SIZE, HEAD_SIZE**-0.5, NUM_KV_HEADS)
-    cache_shape = (NUM_BLOCKS, BLOCK_SIZE, NUM_KV_HEADS, HEAD_SIZE)
+    attention = PagedAttention(NUM_HEADS, HEAD_DIM, HEAD_DIM**-0.5, NUM_KV_HEADS)
+    cache_shape = (NUM_BLOCKS, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM)
     key_cache, value_cache = (torch.zeros(cache_shape, device=device) for _ in range(2))
 
     # The sequence's blocks, wherever they are; token i is in block i // 64 of them, at place i % 64.
@@ -25,9 +25,9 @@ def main() -> None:
     position = torch.arange(PROMPT + DECODES, device=device)
     slots = blocks[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
 
-    # What a model's projections would give, for all tokens: [1, tokens, heads * head_size].
-    query = torch.randn(1, PROMPT + DECODES, NUM_HEADS * HEAD_SIZE, device=device)
-    key, value = (torch.randn(1, PROMPT + DECODES, NUM_KV_HEADS * HEAD_SIZE, device=device) for _ in range(2))
+    # What a model's projections would give, for all tokens: [1, tokens, heads * head_dim].
+    query = torch.randn(1, PROMPT + DECODES, NUM_HEADS * HEAD_DIM, device=device)
+    key, value = (torch.randn(1, PROMPT + DECODES, NUM_KV_HEADS * HEAD_DIM, device=device) for _ in range(2))
 
     outputs = []
     ends = [PROMPT, *range(PROMPT + 1, PROMPT + DECODES + 1)]

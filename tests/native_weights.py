@@ -59,7 +59,7 @@ def random_weight(tensor_type: int, rows: int, cols: int, generator: torch.Gener
     return packed, dequantize(tensor_type, raw).double()
 
 
-def quantise_activations(x: Tensor) -> Tensor:
+def quantize_activations(x: Tensor) -> Tensor:
     """What the kernels make of activations: int8 in groups of 16, the largest of a group at 127. -> float64."""
     groups = x.float().reshape(len(x), -1, 16)
     largest = groups.abs().amax(-1, keepdim=True)
@@ -84,7 +84,7 @@ def rotate(rows: Tensor) -> Tensor:
     return rotated.flatten(-2)
 
 
-def rotated_int8(rows: Tensor) -> Tensor:
+def hadamard_int8(rows: Tensor) -> Tensor:
     """What products of rotated weights make of rows: 127 codes on either side. Still rotated. -> float64"""
     rotated = rotate(rows)
     scale = (rotated.abs().amax(-1, keepdim=True) / 127).clamp_min(1e-300)

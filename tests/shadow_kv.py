@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from paged_sdk.kv.manager import KvCopy, KvTable
-from paged_sdk.kv.paged import DEAD_BLOCK, KvCacheManager
+from paged_sdk.kv.paged import OUT_OF_WINDOW_BLOCK, KvCacheManager
 
 
 def history_marks(token_ids: Sequence[int], extra_keys: Sequence[bytes] = ()) -> list[int]:
@@ -76,13 +76,17 @@ class ShadowKv:
 def check_paged(manager: KvCacheManager, tables: Iterable[KvTable]) -> None:
     """Everything that must hold of a manager and all tables that live, whatever was done."""
     pool, tables = manager._pool, list(tables)
-    references = Counter(block_id for table in tables for block_id in table.ids[table.num_dead :])
+    references = Counter(block_id for table in tables for block_id in table.ids[table.num_out_of_window :])
     for block in pool.blocks:
         assert block.ref_count == references[block.id]
     for table in tables:
-        assert all(block_id == DEAD_BLOCK for block_id in table.ids[: table.num_dead])
-        assert len(set(table.ids[table.num_dead :])) == len(table.ids) - table.num_dead
-        assert table.num_dead <= table.num_published or not manager._prefix_caching or table.epoch != manager._epoch
+        assert all(block_id == OUT_OF_WINDOW_BLOCK for block_id in table.ids[: table.num_out_of_window])
+        assert len(set(table.ids[table.num_out_of_window :])) == len(table.ids) - table.num_out_of_window
+        assert (
+            table.num_out_of_window <= table.num_published
+            or not manager._prefix_caching
+            or table.epoch != manager._epoch
+        )
 
     free = list(pool._free_list)
     assert len(free) == len(pool._free_list) == pool.num_available

@@ -1,4 +1,4 @@
-"""With one arithmetic for every row count, a quantised model's text does not depend on the batch around it."""
+"""With one arithmetic for every row count, a quantized model's text does not depend on the batch around it."""
 
 from __future__ import annotations
 

@@ -160,8 +160,8 @@ def test_the_claims_are_measured(builder: TextModelBuilder) -> None:
 
 
 @needs_library
-def test_quantising_while_loading_is_measured(builder: TextModelBuilder) -> None:
-    (claim,) = claims.in_situ_quantisation(builder, claims.QUICK)
+def test_quantizing_while_loading_is_measured(builder: TextModelBuilder) -> None:
+    (claim,) = claims.in_situ_quantization(builder, claims.QUICK)
     assert claim.gain == pytest.approx(claim.with_feature / claim.without)
 
 

@@ -1,4 +1,4 @@
-"""Quantising while loading, through the public face."""
+"""Quantizing while loading, through the public face."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def test_auto_isq_takes_bits(wide_checkpoint: Path) -> None:
         builder.with_auto_isq(7)
 
 
-async def test_the_environment_leaves_quantised_checkpoints_alone(
+async def test_the_environment_leaves_quantized_checkpoints_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     gguf = GgufModelBuilder(tiny.make_gguf(tmp_path, quantization="Q8_0")).with_force_cpu().with_num_threads(1)
@@ -80,12 +80,12 @@ async def test_the_environment_leaves_quantised_checkpoints_alone(
     with caplog.at_level(logging.INFO, logger="paged_sdk"):
         async with gguf.build() as model:
             assert await prompt_logprobs(model) == plain
-    assert "quantised already" in caplog.text
+    assert "quantized already" in caplog.text
     async with gguf.with_isq(IsqType.Q4_0).build() as model:
         assert await prompt_logprobs(model) != plain
 
 
-async def test_the_environment_quantises_what_is_not(wide_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_environment_quantizes_what_is_not(wide_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     builder = TextModelBuilder(wide_checkpoint).with_force_cpu().with_num_threads(1)
     async with builder.with_isq(IsqType.Q8_0).build() as model:
         expected = await prompt_logprobs(model)

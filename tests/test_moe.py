@@ -115,7 +115,7 @@ async def test_experts_stay_in_their_blocks(
 
 @needs_library
 @pytest.mark.parametrize("stacked", [True, False])
-async def test_experts_are_quantised_while_loading(tmp_path: Path, *, stacked: bool) -> None:
+async def test_experts_are_quantized_while_loading(tmp_path: Path, *, stacked: bool) -> None:
     """Of both kinds of checkpoint: with a tensor of all experts, and with one for each."""
     directory = tiny.make_checkpoint("qwen3_moe", tmp_path, initializer_range=0.1)
     if stacked:

@@ -116,7 +116,7 @@ async def test_an_output_projection_of_plain_numbers(file: Path, monkeypatch: py
     monkeypatch.setattr(GgufSource, "block_matrix", block_matrix)
     async with builder(file).build() as model:
         assert 0 < distance(await prompt_logprobs(model, 30), await exact_logprobs(file, 30)) < 0.05
-    with pytest.raises(ConfigError, match=r"with_batch_invariance.* here its output projection is not quantised"):
+    with pytest.raises(ConfigError, match=r"with_batch_invariance.* here its output projection is not quantized"):
         await builder(file).with_batch_invariance().build()
 
 

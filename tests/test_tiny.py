@@ -90,7 +90,7 @@ def test_gguf_holds_the_same_model(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("quantization", ["F16", "Q4_0", "Q5_1", "Q8_0"])
-def test_gguf_quantises_every_matrix(quantization: str, tmp_path: Path) -> None:
+def test_gguf_quantizes_every_matrix(quantization: str, tmp_path: Path) -> None:
     path = tiny.make_gguf(tmp_path, quantization=quantization)
     types = {tensor.name: tensor.tensor_type.name for tensor in GGUFReader(path).tensors}
     assert {kind for name, kind in types.items() if "norm" not in name} == {quantization}

@@ -251,8 +251,8 @@ def make_gguf(
         gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert gguf_name is not None, name
         array = _gguf_array(name, tensor.numpy(), architecture, model.config)
-        is_quantised = array.ndim > 1 and "ffn_gate_inp" not in gguf_name
-        tensor_type = matrix_type if is_quantised else gguf.GGMLQuantizationType.F32
+        is_quantized = array.ndim > 1 and "ffn_gate_inp" not in gguf_name
+        tensor_type = matrix_type if is_quantized else gguf.GGMLQuantizationType.F32
         writer.add_tensor(gguf_name, gguf.quants.quantize(array, tensor_type), raw_dtype=tensor_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

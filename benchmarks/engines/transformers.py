@@ -1,4 +1,4 @@
-"""transformers: ``generate`` in bfloat16 on the file's weights, dequantised; a batch is static."""
+"""transformers: ``generate`` in bfloat16 on the file's weights, dequantized; a batch is static."""
 
 from __future__ import annotations
 

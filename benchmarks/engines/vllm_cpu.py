@@ -1,4 +1,4 @@
-"""vLLM's CPU build, in bfloat16 on the file's weights, dequantised."""
+"""vLLM's CPU build, in bfloat16 on the file's weights, dequantized."""
 
 from __future__ import annotations
 

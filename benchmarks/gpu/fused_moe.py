@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.gpu.quantised_linear import random_matrix
+from benchmarks.gpu.quantized_linear import random_matrix
 from benchmarks.gpu.timing import Row, copy_bandwidth, launched_microseconds, microseconds
 from paged_sdk.kernels.fused_moe import fused_moe, route
 from paged_sdk.kernels.gguf_blocks import tensor_type_of
-from paged_sdk.kernels.triton.quantised_experts import quantised_experts
+from paged_sdk.kernels.triton.quantized_experts import quantized_experts
 
 __all__ = ["run"]
 
@@ -59,12 +59,12 @@ def run(device: torch.device) -> Iterator[Row]:
         random_matrix(tensor_type_of("Q4_K"), NUM_EXPERTS * rows, cols, device)
         for rows, cols in (*((INTERMEDIATE_SIZE, HIDDEN_SIZE),) * 2, (HIDDEN_SIZE, INTERMEDIATE_SIZE))
     ]
-    gate, up, quantised_down = in_blocks
+    gate, up, quantized_down = in_blocks
     forms: dict[str, tuple[Moe, int]] = {
         "bfloat16": (lambda x, *choice: fused_moe(x, gate_up, down, *choice), gate_up.nbytes + down.nbytes),
         "Q4_K": (
-            lambda x, weights, ids: quantised_experts(
-                x, gate, up, quantised_down, weights, ids, num_experts=NUM_EXPERTS
+            lambda x, weights, ids: quantized_experts(
+                x, gate, up, quantized_down, weights, ids, num_experts=NUM_EXPERTS
             ),
             sum(matrix.num_bytes for matrix in in_blocks),
         ),
@@ -73,7 +73,7 @@ def run(device: torch.device) -> Iterator[Row]:
     for num_tokens in NUM_TOKENS:
         batches = [
             _Batch(
-                normal(num_tokens, HIDDEN_SIZE), *route(normal(num_tokens, NUM_EXPERTS), NUM_SELECTED, renormalise=True)
+                normal(num_tokens, HIDDEN_SIZE), *route(normal(num_tokens, NUM_EXPERTS), NUM_SELECTED, renormalize=True)
             )
             for _ in range(NUM_BATCHES)
         ]

@@ -32,9 +32,9 @@ __all__ = ["run", "sweep"]
 
 NUM_HEADS: Final = 32
 NUM_KV_HEADS: Final = 8
-HEAD_SIZE: Final = 128
+HEAD_DIM: Final = 128
 BLOCK_SIZE: Final = 32
-SCALE: Final = HEAD_SIZE**-0.5
+SCALE: Final = HEAD_DIM**-0.5
 # sequences, tokens of context each
 DECODES: Final = ((64, 4096), (1, 65_536), (16, 1024), (256, 1024))
 # tokens of a chunk, its context: whole prompts, and a chunk at the end of a long one
@@ -79,7 +79,7 @@ class Batch:
     def num_operations(self) -> int:
         """Multiplications and additions of causal attention, without the softmax's."""
         pairs = sum(self.length - self.num_tokens + i + 1 for i in range(self.num_tokens))
-        return self.num_rows * 4 * HEAD_SIZE * NUM_HEADS * pairs
+        return self.num_rows * 4 * HEAD_DIM * NUM_HEADS * pairs
 
     @property
     def as_kernels_take_it(self) -> PagedBatch:
@@ -90,18 +90,18 @@ class Batch:
         return {"max_seqlen_q": self.num_tokens, "max_context_len": self.length, "scale": SCALE, **self.scales}
 
 
-def make_batch(num_rows: int, num_tokens: int, length: int, device: torch.device, *, quantised: bool = False) -> Batch:
+def make_batch(num_rows: int, num_tokens: int, length: int, device: torch.device, *, quantized: bool = False) -> Batch:
     blocks_of_row = -(-length // BLOCK_SIZE)
     num_blocks = num_rows * blocks_of_row
-    shape = (num_blocks, BLOCK_SIZE, NUM_KV_HEADS, HEAD_SIZE)
+    shape = (num_blocks, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM)
     caches = [torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(2)]
     scales = {}
-    if quantised:
+    if quantized:
         vectors = [cache.flatten(0, 1) for cache in caches]
         caches = [torch.empty(shape, dtype=torch.float8_e4m3fn, device=device) for _ in range(2)]
         scales = {name: torch.empty(shape[:-1], device=device) for name in ("k_scale", "v_scale")}
         reshape_and_cache(*vectors, *caches, torch.arange(len(vectors[0]), device=device), **scales)
-    query = torch.randn(num_rows * num_tokens, NUM_HEADS, HEAD_SIZE, dtype=torch.bfloat16, device=device)
+    query = torch.randn(num_rows * num_tokens, NUM_HEADS, HEAD_DIM, dtype=torch.bfloat16, device=device)
     tables = torch.randperm(num_blocks, device=device).int().view(num_rows, blocks_of_row)
     lengths = torch.full((num_rows,), length, dtype=torch.int32, device=device)
     ends = torch.arange(num_rows + 1, dtype=torch.int32, device=device) * num_tokens
@@ -111,7 +111,7 @@ def make_batch(num_rows: int, num_tokens: int, length: int, device: torch.device
 def prefill_references(batch: Batch, device: torch.device) -> dict[str, float]:
     """Microseconds of torch's attention."""
     times = torch_times(batch, device) if batch.num_tokens == batch.length else {}
-    if why_not(torch.bfloat16, HEAD_SIZE, device) is None:
+    if why_not(torch.bfloat16, HEAD_DIM, device) is None:
         times["torch flash over pages"] = microseconds(flash_over_pages(batch, device))
     return times
 
@@ -130,15 +130,15 @@ def flash_over_pages(batch: Batch, device: torch.device) -> Callable[[], Tensor]
         total_context_len=batch.num_rows * batch.length,
         begin_sequences=batch.num_tokens == batch.length,
     )
-    shape = (len(query), NUM_KV_HEADS, HEAD_SIZE)
+    shape = (len(query), NUM_KV_HEADS, HEAD_DIM)
     key, value = (torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(2))
     return partial(flash_prefill, query, key, value, key_cache, value_cache, rows, scale=SCALE)
 
 
 def torch_times(batch: Batch, device: torch.device) -> dict[str, float]:
     """Microseconds of torch's attention over contiguous keys of whole prompts, by the backends that take the shape."""
-    shape = (batch.num_rows, NUM_HEADS, batch.length, HEAD_SIZE)
-    query = torch.randn((*shape[:2], batch.num_tokens, HEAD_SIZE), dtype=torch.bfloat16, device=device)
+    shape = (batch.num_rows, NUM_HEADS, batch.length, HEAD_DIM)
+    query = torch.randn((*shape[:2], batch.num_tokens, HEAD_DIM), dtype=torch.bfloat16, device=device)
     key, value = (torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(2))
     times = {}
     for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
@@ -155,11 +155,11 @@ def torch_times(batch: Batch, device: torch.device) -> dict[str, float]:
 def run(device: torch.device) -> Iterator[Row]:
     """The kernels as an engine calls them, beside the limits of the same run."""
     copy = copy_bandwidth(device)
-    for quantised in (False, True):
+    for quantized in (False, True):
         for num_rows, length in DECODES:
-            batch = make_batch(num_rows, 1, length, device, quantised=quantised)
+            batch = make_batch(num_rows, 1, length, device, quantized=quantized)
             us = microseconds(partial(paged_attention, *batch.tensors, **batch.bounds))
-            cache = "f8e4m3" if quantised else "bf16"
+            cache = "f8e4m3" if quantized else "bf16"
             yield decode_row(batch, f"{num_rows} x {length}, {cache}", us, copy)
     for num_tokens, length in PREFILLS:
         batch = make_batch(1, num_tokens, length, device)

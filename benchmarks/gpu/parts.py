@@ -93,10 +93,10 @@ def _kernel(name: str, device: torch.device, dry: bool) -> Iterator[Row]:
     return rows
 
 
-def _own(shape: str, device: torch.device, dry: bool, *, quantised: bool = False) -> Iterator[Row]:
+def _own(shape: str, device: torch.device, dry: bool, *, quantized: bool = False) -> Iterator[Row]:
     from benchmarks.gpu.whole_engine import run_own
 
-    return run_own(shape, device, quantised=quantised, dry=dry)
+    return run_own(shape, device, quantized=quantized, dry=dry)
 
 
 def _transformers(shape: str, device: torch.device, dry: bool) -> Iterator[Row]:
@@ -112,9 +112,9 @@ PARTS: Final[Mapping[str, Part]] = MappingProxyType(
         "tests": Part(seconds=100, rows=_tests, needs_gpu=True),
         "llama": Part(seconds=75, rows=partial(_own, "llama")),
         "paged_attention": Part(seconds=45, rows=partial(_kernel, "paged_attention"), needs_gpu=True),
-        "llama_q4_k": Part(seconds=60, rows=partial(_own, "llama", quantised=True)),
+        "llama_q4_k": Part(seconds=60, rows=partial(_own, "llama", quantized=True)),
         "qwen3_moe": Part(seconds=75, rows=partial(_own, "qwen3_moe")),
-        "quantised_linear": Part(seconds=60, rows=partial(_kernel, "quantised_linear"), needs_gpu=True),
+        "quantized_linear": Part(seconds=60, rows=partial(_kernel, "quantized_linear"), needs_gpu=True),
         "fused_moe": Part(seconds=45, rows=partial(_kernel, "fused_moe"), needs_gpu=True),
         "small_ops": Part(seconds=30, rows=partial(_kernel, "small_ops"), needs_gpu=True),
         "transformers_llama": Part(seconds=60, rows=partial(_transformers, "llama")),

@@ -174,14 +174,14 @@ TINY_SHAPES: Final = {
 class RandomSource:
     """A checkpoint of random numbers, a :class:`~paged_sdk.weights.source.WeightSource`.
 
-    :param device: where quantised matrices are made
-    :param quantised: whether matrices are stored in Q4_K blocks, and then each expert's by themselves
+    :param device: where quantized matrices are made
+    :param quantized: whether matrices are stored in Q4_K blocks, and then each expert's by themselves
     """
 
-    def __init__(self, shape: Shape, device: torch.device, *, quantised: bool) -> None:
-        self._shapes = _unstacked(shape.tensors) if quantised else shape.tensors
+    def __init__(self, shape: Shape, device: torch.device, *, quantized: bool) -> None:
+        self._shapes = _unstacked(shape.tensors) if quantized else shape.tensors
         self._device = device
-        self._quantised = quantised
+        self._quantized = quantized
 
     def names(self) -> Collection[str]:
         return self._shapes
@@ -199,7 +199,7 @@ class RandomSource:
 
     def block_matrix(self, name: str) -> BlockMatrix | None:
         shape = self._shapes[name]
-        if not self._quantised or len(shape) != 2:
+        if not self._quantized or len(shape) != 2:
             return None
         form = BLOCK_FORMATS[_Q4_K]
         size = (shape[0], shape[1] // form.elements, form.num_bytes)
@@ -231,18 +231,18 @@ def _unstacked(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ..
 
 @contextmanager
 def open_random_engine(
-    shape: Shape, device: torch.device, *, max_model_len: int, max_num_seqs: int, quantised: bool = False
+    shape: Shape, device: torch.device, *, max_model_len: int, max_num_seqs: int, quantized: bool = False
 ) -> Iterator[OpenEngine]:
     """An engine with a random model, put together as an application's is; for as long as the context lasts.
 
-    :param quantised: keep matrices in Q4_K
+    :param quantized: keep matrices in Q4_K
     """
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         config = dict(shape.config)
         _tokenizer(config["vocab_size"]).save(str(directory / "tokenizer.json"))
         (directory / "config.json").write_text(json.dumps(config))
-        source = RandomSource(shape, device, quantised=quantised)
+        source = RandomSource(shape, device, quantized=quantized)
         checkpoint = Checkpoint(path=directory, config=config, source=source, kind="huggingface")
         builder = (
             TextModelBuilder(directory)

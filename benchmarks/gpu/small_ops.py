@@ -19,7 +19,7 @@ from paged_sdk.kernels.activation import gated_activation, gated_activation_refe
 from paged_sdk.kernels.draw_settings import DrawSettings
 from paged_sdk.kernels.kv_cache import copy_blocks, copy_blocks_reference, write_slots
 from paged_sdk.kernels.norm import add_rms_norm, add_rms_norm_reference
-from paged_sdk.kernels.penalties import penalise, penalise_reference
+from paged_sdk.kernels.penalties import penalize, penalize_reference
 from paged_sdk.kernels.penalty_settings import PenaltySettings
 from paged_sdk.kernels.rotary import Rotation, rotate_and_cache
 from paged_sdk.kernels.sampling import argmax, argmax_reference, draw
@@ -33,7 +33,7 @@ HIDDEN_SIZE: Final = 4096
 INTERMEDIATE_SIZE: Final = 14_336
 NUM_HEADS: Final = 32
 NUM_KV_HEADS: Final = 8
-HEAD_SIZE: Final = 128
+HEAD_DIM: Final = 128
 VOCAB_SIZE: Final = 128_256
 NUM_LAYERS: Final = 32
 BLOCK_SIZE: Final = 32
@@ -78,7 +78,7 @@ def _cases(device: torch.device) -> Iterator[Case]:
         )
         yield from _rotations(num_tokens, device)
     yield from _choices(device)
-    caches = [normal(64, BLOCK_SIZE, NUM_KV_HEADS, HEAD_SIZE) for _ in range(2 * NUM_LAYERS)]
+    caches = [normal(64, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM) for _ in range(2 * NUM_LAYERS)]
     pairs = torch.arange(16, device=device).view(8, 2)
     yield (
         "copy_blocks",
@@ -92,15 +92,15 @@ def _cases(device: torch.device) -> Iterator[Case]:
 def _rotations(num_tokens: int, device: torch.device) -> Iterator[Case]:
     """Rotation and the write to the cache, as it is and in f8e4m3."""
     for stored in (torch.bfloat16, torch.float8_e4m3fn):
-        heads = torch.randn(num_tokens, NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_SIZE, dtype=torch.bfloat16, device=device)
+        heads = torch.randn(num_tokens, NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_DIM, dtype=torch.bfloat16, device=device)
         query, key, value = torch.split(heads, [NUM_HEADS, NUM_KV_HEADS, NUM_KV_HEADS], dim=1)
-        angles = torch.randn(num_tokens, HEAD_SIZE // 2, device=device)
-        shape = (-(-num_tokens // BLOCK_SIZE), BLOCK_SIZE, NUM_KV_HEADS, HEAD_SIZE)
+        angles = torch.randn(num_tokens, HEAD_DIM // 2, device=device)
+        shape = (-(-num_tokens // BLOCK_SIZE), BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM)
         key_cache, value_cache = (torch.zeros(shape, device=device).to(stored) for _ in range(2))
-        quantised = stored == torch.float8_e4m3fn
-        k_scale, v_scale = (torch.zeros(shape[:3], device=device) if quantised else None for _ in range(2))
+        quantized = stored == torch.float8_e4m3fn
+        k_scale, v_scale = (torch.zeros(shape[:3], device=device) if quantized else None for _ in range(2))
         slots = torch.randperm(num_tokens, device=device)
-        written = 2 * key.numel() * stored.itemsize + (8 * num_tokens * NUM_KV_HEADS if quantised else 0)
+        written = 2 * key.numel() * stored.itemsize + (8 * num_tokens * NUM_KV_HEADS if quantized else 0)
         read = heads.nbytes + 2 * angles.nbytes
         rotated = (query.numel() + key.numel()) * heads.itemsize
         cos, sin = angles.cos(), angles.sin()
@@ -108,7 +108,7 @@ def _rotations(num_tokens: int, device: torch.device) -> Iterator[Case]:
         rotation = Rotation(cos[:, None, None], torch.stack((-sin, sin), dim=1)[:, None])
         yield (
             "rotate_and_cache",
-            f"{num_tokens} tokens, {NUM_HEADS} + {NUM_KV_HEADS} heads of {HEAD_SIZE}, {stored} pages",
+            f"{num_tokens} tokens, {NUM_HEADS} + {NUM_KV_HEADS} heads of {HEAD_DIM}, {stored} pages",
             read + rotated + written,
             partial(rotate_and_cache, query, key, value, cos, sin, *written_to),
             partial(_rotate_and_write, rotation, query, key, value, *written_to),
@@ -134,7 +134,7 @@ def _choices(device: torch.device) -> Iterator[Case]:
         # Texts of some hundred different tokens: their counts are read whole, their logits hardly.
         occurrences = (torch.rand(num_rows, VOCAB_SIZE, device=device) < 0.004).int() * 3
         costs = (logits, occurrences, PenaltySettings(places, ones * 1.1, ones * 0, ones * 0))
-        yield "penalise", case, occurrences.nbytes, partial(penalise, *costs), partial(penalise_reference, *costs)
+        yield "penalize", case, occurrences.nbytes, partial(penalize, *costs), partial(penalize_reference, *costs)
 
 
 def _sort_and_draw(logits: Tensor, top_k: int, top_p: float) -> Tensor:

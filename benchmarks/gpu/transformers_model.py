@@ -92,11 +92,11 @@ class TransformersModel:
         times: list[float] = []
 
         def note_time(ids: Any, scores: Any, **_: Any) -> Any:
-            self._synchronise()
+            self._synchronize()
             times.append(time.perf_counter() - start)
             return torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)
 
-        self._synchronise()
+        self._synchronize()
         start = time.perf_counter()
         self._model.generate(
             token_ids,
@@ -111,6 +111,6 @@ class TransformersModel:
             max_new_tokens=max_tokens, do_sample=False, pad_token_id=0, use_cache=True
         )
 
-    def _synchronise(self) -> None:
+    def _synchronize(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)

@@ -73,21 +73,21 @@ class Prompts:
         return Prompt("", [*prefix, *(self._random.randrange(self._vocab_size) for _ in range(num_tokens))])
 
 
-def run_own(name: str, device: torch.device, *, quantised: bool = False, dry: bool = False) -> Iterator[Row]:
+def run_own(name: str, device: torch.device, *, quantized: bool = False, dry: bool = False) -> Iterator[Row]:
     """This project: prefill, decode, and where the time of a step goes.
 
     :param name: of the shape
-    :param quantised: matrices in Q4_K instead of bfloat16
+    :param quantized: matrices in Q4_K instead of bfloat16
     :param dry: a tiny model and short prompts
     """
     shape, sizes = (TINY_SHAPES[name], TINY) if dry else (SHAPES[name], Sizes())
-    weight_bytes = _Q4_K_BYTES if quantised else 2.0
-    label = f"paged_sdk, {shape.name}, {'Q4_K' if quantised else 'bfloat16'}"
+    weight_bytes = _Q4_K_BYTES if quantized else 2.0
+    label = f"paged_sdk, {shape.name}, {'Q4_K' if quantized else 'bfloat16'}"
     # Before the engine takes what memory there is.
     bandwidth = copy_bandwidth(device) if device.type == "cuda" else None
     prompts = Prompts(shape.config["vocab_size"])
     with open_random_engine(
-        shape, device, max_model_len=sizes.max_model_len, max_num_seqs=max(sizes.streams), quantised=quantised
+        shape, device, max_model_len=sizes.max_model_len, max_num_seqs=max(sizes.streams), quantized=quantized
     ) as opened:
         model = opened.start()
         try:

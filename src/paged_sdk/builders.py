@@ -94,7 +94,7 @@ class _ModelBuilder(ABC):
         return self._with(dtype=dtype)
 
     def with_isq(self, isq: IsqType) -> Self:
-        """Quantise the weights while loading, layer by layer, so that the peak of memory stays near their final size.
+        """Quantize the weights while loading, layer by layer, so that the peak of memory stays near their final size.
 
         :raises ConfigError: for anything but an :class:`IsqType`
         """
@@ -179,12 +179,12 @@ class _ModelBuilder(ABC):
     def with_batch_invariance(self) -> Self:
         """One arithmetic for every row count, so that a text does not depend on the batch around it.
 
-        For quantised weights on the CPU's native kernels. Long prompts take longer: they do without the int8 products.
+        For quantized weights on the CPU's native kernels. Long prompts take longer: they do without the int8 products.
         """
         return self._with(batch_invariance=True)
 
     def with_lean_memory(self) -> Self:
-        """Keep one form of each quantised weight: about half the memory, and slower long prompts."""
+        """Keep one form of each quantized weight: about half the memory, and slower long prompts."""
         return self._with(lean_memory=True)
 
     def build(self) -> Building:

@@ -26,7 +26,7 @@ from paged_sdk.runner.device import device_memory
 from paged_sdk.runner.device_decoding import DeviceDecoding
 from paged_sdk.runner.device_penalties import DevicePenalties
 from paged_sdk.runner.device_sampler import DeviceSampler
-from paged_sdk.runner.handed_on import HandedOn
+from paged_sdk.runner.overlap import OverlapTokens
 
 __all__ = ["activations_of", "alone_on", "make_device_decoding", "prepare_thread", "weights_must_fit"]
 
@@ -103,7 +103,7 @@ def activations_of(
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(
             f"a step of {config.max_num_batched_tokens} tokens does not fit into the {available / 2**20:.1f} MiB that "
-            "the weights leave: a smaller with_max_num_batched_tokens, or quantised weights, need less",
+            "the weights leave: a smaller with_max_num_batched_tokens, or quantized weights, need less",
             available=available,
         ) from error
     torch.cuda.empty_cache()  # of the pool that the step ran on
@@ -118,22 +118,22 @@ def make_device_decoding(
     """What lets a CUDA device go on without waiting for Python; None on other devices."""
     if model.device.type != "cuda":
         return None
-    handed_on = HandedOn(config.max_num_seqs, model.device)
+    overlap = OverlapTokens(config.max_num_seqs, model.device)
     graphs = None
     if availability.why_not(model.device) is None:
         from paged_sdk.attention.triton_paged import TritonPagedBackend
 
         if isinstance(backend, TritonPagedBackend):
-            graphs = _decode_graphs(model, backend, handed_on, config, visible=visible)
+            graphs = _decode_graphs(model, backend, overlap, config, visible=visible)
     penalties = DevicePenalties(config.max_num_seqs, vocab_size, model.device)
-    path = DeviceDecoding(DeviceSampler(model.device, vocab_size), penalties, handed_on, graphs)
+    path = DeviceDecoding(DeviceSampler(model.device, vocab_size), penalties, overlap, graphs)
     with torch.inference_mode():
         path.warm_up(model)
     return path
 
 
 def _decode_graphs(
-    model: CausalModel, backend: DecodeBackend, handed_on: HandedOn, config: EngineConfig, *, visible: bool
+    model: CausalModel, backend: DecodeBackend, overlap: OverlapTokens, config: EngineConfig, *, visible: bool
 ) -> DecodeGraphs | None:
     """Recorded decode steps; None if the model does something that cannot be recorded, which the log says."""
     start = time.monotonic()
@@ -142,7 +142,7 @@ def _decode_graphs(
             graphs = DecodeGraphs(
                 model,
                 backend,
-                handed_on.tokens,
+                overlap.tokens,
                 sizes=batch_sizes(config.max_num_seqs),
                 bounds=context_bounds(config.max_model_len),
                 record=CudaGraphRecorder(model.device),

@@ -140,12 +140,12 @@ def _policy(
 ) -> LinearPolicy:
     """Which form the weights take.
 
-    :raises ConfigError: weights are to be quantised where that cannot be done
+    :raises ConfigError: weights are to be quantized where that cannot be done
     """
     isq = settings.isq
     if isq is None and environment.isq is not None:
         if checkpoint.is_quantized:
-            _log.info("%s = %s leaves %s alone: it is quantised already.", ISQ, environment.isq.value, checkpoint.path)
+            _log.info("%s = %s leaves %s alone: it is quantized already.", ISQ, environment.isq.value, checkpoint.path)
         else:
             isq = environment.isq
     if isq is not None and workspace is None:
@@ -170,11 +170,11 @@ def _fused(model: DecoderModel, backend: AttentionBackend, settings: BuildSettin
     """
     reason = why_not_fused(model, backend)
     if settings.batch_invariance and reason is None and isinstance(model.head, DenseLinear):
-        reason = "its output projection is not quantised"
+        reason = "its output projection is not quantized"
     if reason is not None:
         if settings.batch_invariance:
             raise ConfigError.of(
-                "with_batch_invariance", True, f"a quantised model on the native CPU kernels; here {reason}"
+                "with_batch_invariance", True, f"a quantized model on the native CPU kernels; here {reason}"
             )
         _log.info("Layers run one operation at a time: %s.", reason)
         return model

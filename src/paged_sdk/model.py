@@ -249,7 +249,7 @@ class Model:
 
 
 async def _in_thread(function: Callable[[], _T]) -> _T:
-    """Tokenising a long text takes milliseconds: never on the event loop."""
+    """Tokenizing a long text takes milliseconds: never on the event loop."""
     return await anyio.to_thread.run_sync(function, abandon_on_cancel=True)
 
 

@@ -13,7 +13,7 @@ from paged_sdk.attention.native_paged import NativePagedBackend
 from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.paged import PagedCacheType
-from paged_sdk.kernels.fp8 import F8E4M3_MAX, dequantise_f8e4m3, quantise_f8e4m3
+from paged_sdk.kernels.fp8 import F8E4M3_MAX, dequantize_f8e4m3, quantize_f8e4m3
 
 
 def fp8(block_size: int, dtype: torch.dtype, key_offsets: tuple[torch.Tensor, ...] = ()) -> PoolSettings:
@@ -25,7 +25,7 @@ def fp8(block_size: int, dtype: torch.dtype, key_offsets: tuple[torch.Tensor, ..
 def test_every_code_is_decoded_as_torch_does() -> None:
     codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
     codes = codes[~codes.float().isnan()]
-    decoded = dequantise_f8e4m3(codes[:, None], torch.ones(len(codes)), torch.float32)
+    decoded = dequantize_f8e4m3(codes[:, None], torch.ones(len(codes)), torch.float32)
     assert torch.equal(decoded[:, 0], codes.float())
 
 
@@ -49,8 +49,8 @@ def test_rounding_is_the_only_loss(magnitude: float) -> None:
     largest element loses nothing.
     """
     x = vectors(0) * magnitude
-    codes, scale = quantise_f8e4m3(x)
-    decoded = dequantise_f8e4m3(codes, scale, torch.float32)
+    codes, scale = quantize_f8e4m3(x)
+    decoded = dequantize_f8e4m3(codes, scale, torch.float32)
     assert ((decoded - x).abs() <= torch.maximum(x.abs() / 16, scale[..., None] * 2**-10) * 1.0001).all()
     largest = codes.float().abs().amax(-1)
     assert set(largest.flatten().tolist()) == {448, 416, 384, 352, 320, 288, 256}
@@ -62,7 +62,7 @@ def test_rounding_is_the_only_loss(magnitude: float) -> None:
 def test_no_scale_of_the_seven_loses_less(tail: float, size: int) -> None:
     """Errors are counted in 1/128 of a scale, so each is known to half of that."""
     x = vectors(tail, size)
-    codes, scale = quantise_f8e4m3(x)
+    codes, scale = quantize_f8e4m3(x)
     peak = x.abs().amax(-1)
     error = (codes.double() * scale.double()[..., None] - x.double()).square().sum(-1).sqrt()
     candidates = torch.stack([errors(x, peak / code) for code in (448, 416, 384, 352, 320, 288, 256)])
@@ -78,15 +78,15 @@ def test_of_equal_scales_the_usual_one(size: int) -> None:
     """A vector whose elements are all codes loses nothing at 448, and its scale is amax / 448."""
     x = torch.zeros(3, size)
     x[0], x[1, 0], x[2] = 3.7, -1e-3, torch.tensor([448.0, -224.0, 1.75, 0.0]).repeat(12)[:size]
-    _, scale = quantise_f8e4m3(x)
+    _, scale = quantize_f8e4m3(x)
     assert torch.equal(scale, x.abs().amax(-1) / 448)
 
 
-def test_a_vector_is_quantised_alone() -> None:
+def test_a_vector_is_quantized_alone() -> None:
     x = vectors(1)
-    codes, scale = quantise_f8e4m3(x)
+    codes, scale = quantize_f8e4m3(x)
     for part in (slice(0, 1), slice(7, 90)):
-        part_codes, part_scale = quantise_f8e4m3(x[part, 1:])
+        part_codes, part_scale = quantize_f8e4m3(x[part, 1:])
         assert torch.equal(part_codes.view(torch.uint8), codes[part, 1:].view(torch.uint8))
         assert torch.equal(part_scale, scale[part, 1:])
 
@@ -95,7 +95,7 @@ def test_a_vector_is_quantised_alone() -> None:
 def test_scales_stay_normal_numbers(peak: float) -> None:
     x = vectors(0)
     x *= peak / x.abs().amax()
-    codes, scale = quantise_f8e4m3(x)
+    codes, scale = quantize_f8e4m3(x)
     assert (scale >= torch.finfo(torch.float32).tiny).all()
     error = (codes.double() * scale.double()[..., None] - x.double()).abs()
     assert (error <= torch.maximum(x.double().abs() / 16, scale.double()[..., None] * 2**-10) * 1.0001).all()
@@ -104,7 +104,7 @@ def test_scales_stay_normal_numbers(peak: float) -> None:
 def test_zeros_stay_zeros_and_nan_stays_visible() -> None:
     x = torch.zeros(3, 4)
     x[1, 2], x[2, 1] = torch.nan, torch.inf
-    decoded = dequantise_f8e4m3(*quantise_f8e4m3(x), torch.float32)
+    decoded = dequantize_f8e4m3(*quantize_f8e4m3(x), torch.float32)
     assert torch.equal(decoded[0], torch.zeros(4))
     assert decoded[1].isnan().any()
     assert not decoded[2].isfinite().all()

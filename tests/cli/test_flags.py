@@ -118,7 +118,7 @@ def test_the_tokenizer_may_be_a_directory(command_line: CommandLine, tmp_path: P
     assert builder == TextModelBuilder("some/model").with_tokenizer_json(tmp_path / "tokenizer.json")
 
 
-def test_gguf_is_recognised(command_line: CommandLine, tmp_path: Path) -> None:
+def test_gguf_is_recognized(command_line: CommandLine, tmp_path: Path) -> None:
     plain, gguf = tmp_path / "plain", tmp_path / "gguf"
     for directory in (plain, gguf):
         directory.mkdir()

@@ -19,7 +19,7 @@ def submit_many(driver: Driver) -> None:
 
 def test_texts_and_usage_are_the_same(smollm2_text: TextProcessor) -> None:
     """In chunks, with preemptions, choices, stop tokens and stop strings."""
-    ahead, behind = (Driver(smollm2_text.tokenizer, num_blocks=24, hands_on=hands_on) for hands_on in (True, False))
+    ahead, behind = (Driver(smollm2_text.tokenizer, num_blocks=24, overlaps=overlaps) for overlaps in (True, False))
     for driver in (ahead, behind):
         submit_many(driver)
         driver.run()
@@ -33,7 +33,7 @@ def test_texts_and_usage_are_the_same(smollm2_text: TextProcessor) -> None:
 
 
 def test_results_come_a_step_later(smollm2_text: TextProcessor) -> None:
-    driver = Driver(smollm2_text.tokenizer, hands_on=True)
+    driver = Driver(smollm2_text.tokenizer, overlaps=True)
     driver.submit("one", [301, 302], max_tokens=2)
     driver.step()
     assert (driver.runner.num_steps, driver.texts) == (1, {})
@@ -48,7 +48,7 @@ def test_results_come_a_step_later(smollm2_text: TextProcessor) -> None:
 
 
 def test_a_step_with_several_samples_is_not_overtaken(smollm2_text: TextProcessor) -> None:
-    driver = Driver(smollm2_text.tokenizer, hands_on=True)
+    driver = Driver(smollm2_text.tokenizer, overlaps=True)
     driver.submit("two", [301, 302], max_tokens=3, n_choices=2)
     driver.step()
     assert set(driver.texts) == {("two", 0), ("two", 1)}
@@ -57,7 +57,7 @@ def test_a_step_with_several_samples_is_not_overtaken(smollm2_text: TextProcesso
 
 
 def test_an_abort_while_a_step_is_under_way(smollm2_text: TextProcessor) -> None:
-    driver = Driver(smollm2_text.tokenizer, hands_on=True)
+    driver = Driver(smollm2_text.tokenizer, overlaps=True)
     driver.submit("gone", [301] * 5)
     driver.submit("stays", [302] * 5, max_tokens=4)
     driver.step()
@@ -74,7 +74,7 @@ def test_a_row_that_fails_after_its_successor_was_submitted(smollm2_text: TextPr
     def fails(prompt: Sequence[int], output: Sequence[int]) -> str | None:
         return "bad" if prompt[0] == 301 and len(output) == 2 else None
 
-    driver = Driver(smollm2_text.tokenizer, hands_on=True, row_failure=fails)
+    driver = Driver(smollm2_text.tokenizer, overlaps=True, row_failure=fails)
     driver.submit("bad", [301] * 5)
     driver.submit("good", [302] * 5, max_tokens=6)
     driver.run()
@@ -83,9 +83,9 @@ def test_a_row_that_fails_after_its_successor_was_submitted(smollm2_text: TextPr
     assert driver.kv.usage.used == 0
 
 
-@pytest.mark.parametrize("hands_on", [True, False])
-def test_choices_that_meet_a_stop_string_in_the_same_step(smollm2_text: TextProcessor, *, hands_on: bool) -> None:
-    driver = Driver(smollm2_text.tokenizer, hands_on=hands_on, next_token=lambda prompt, output, choice_index: 350)
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_choices_that_meet_a_stop_string_in_the_same_step(smollm2_text: TextProcessor, *, overlaps: bool) -> None:
+    driver = Driver(smollm2_text.tokenizer, overlaps=overlaps, next_token=lambda prompt, output, choice_index: 350)
     text = smollm2_text.tokenizer.decode([350])
     driver.submit("both", [301] * 5, stop=(text,), n_choices=2)
     driver.submit("other", [302] * 5, max_tokens=4)
@@ -105,7 +105,7 @@ def test_a_row_that_fails_when_its_text_has_ended_already(smollm2_text: TextProc
     def fails(prompt: Sequence[int], output: Sequence[int]) -> str | None:
         return "bad" if output and output[-1] == STOP else None
 
-    driver = Driver(smollm2_text.tokenizer, hands_on=True, next_token=next_token, row_failure=fails)
+    driver = Driver(smollm2_text.tokenizer, overlaps=True, next_token=next_token, row_failure=fails)
     driver.submit("two", [301] * 5, max_tokens=6, n_choices=2)
     driver.run()
     assert driver.ends["two"].completion_tokens == 3 + 6

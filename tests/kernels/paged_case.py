@@ -9,7 +9,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from paged_sdk.kernels.fp8 import quantise_f8e4m3
+from paged_sdk.kernels.fp8 import quantize_f8e4m3
 from paged_sdk.kernels.key_offsets import KEY_SPAN
 
 #: What table entries hold that nobody may look at.
@@ -28,7 +28,7 @@ def attend(
     slope: float = 0.0,
     sink: float | None = None,
 ) -> Tensor:
-    """One query vector ``[head_size]`` at a position, over one head's keys and values ``[length, head_size]``."""
+    """One query vector ``[head_dim]`` at a position, over one head's keys and values ``[length, head_dim]``."""
     first = 0 if window is None else max(0, position - window + 1)
     seen = torch.arange(first, max(first, position + 1))
     if len(seen) == 0:
@@ -47,7 +47,7 @@ class PagedCase:
 
     :param rows: (query tokens, context length) of each sequence
     :param heads: (query heads, KV heads, head size)
-    :param quantised: the cache is f8e4m3
+    :param quantized: the cache is f8e4m3
     :param offset: size of what its keys are stored without; None: they are whole
     :param window: entries of blocks that have left it are arbitrary
     """
@@ -59,25 +59,25 @@ class PagedCase:
         *,
         dtype: torch.dtype = torch.float32,
         block_size: int = 8,
-        quantised: bool = False,
+        quantized: bool = False,
         offset: float | None = None,
         window: int | None = None,
         seed: int = 0,
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
-        num_heads, num_kv_heads, head_size = heads
+        num_heads, num_kv_heads, head_dim = heads
         self.rows = rows
         self.window = window
         counts = [-(-length // block_size) for _, length in rows]
         blocks = torch.randperm(sum(counts) + 2, generator=generator)
         self.block_tables = torch.full((len(rows), max(counts) + 1), ARBITRARY, dtype=torch.int32)
-        cache_shape = (len(blocks), block_size, num_kv_heads, head_size)
+        cache_shape = (len(blocks), block_size, num_kv_heads, head_dim)
         caches = torch.full((2, *cache_shape), torch.nan)
         self.slots: list[Tensor] = []
         for row, own in enumerate(torch.split(blocks[: sum(counts)], counts)):
             num_tokens, length = rows[row]
             slots = (own[:, None] * block_size + torch.arange(block_size)).flatten()[:length]
-            caches.flatten(1, 2)[:, slots] = torch.randn(2, length, num_kv_heads, head_size, generator=generator)
+            caches.flatten(1, 2)[:, slots] = torch.randn(2, length, num_kv_heads, head_dim, generator=generator)
             self.slots.append(slots)
             self.block_tables[row, : len(own)] = own
             if window is not None:
@@ -86,8 +86,8 @@ class PagedCase:
         self.k_scale: Tensor | None = None
         self.v_scale: Tensor | None = None
         self._vectors = caches.to(dtype).double().flatten(1, 2)
-        if quantised:
-            (self.key_cache, self.k_scale), (self.value_cache, self.v_scale) = map(quantise_f8e4m3, caches)
+        if quantized:
+            (self.key_cache, self.k_scale), (self.value_cache, self.v_scale) = map(quantize_f8e4m3, caches)
             self._vectors = torch.stack(
                 (
                     self.key_cache.double() * self.k_scale.double()[..., None],
@@ -99,18 +99,18 @@ class PagedCase:
         self.context_lens = torch.tensor([length for _, length in rows], dtype=torch.int32)
         self.max_seqlen_q = max(num_tokens for num_tokens, _ in rows)
         self.max_context_len = max(length for _, length in rows)
-        self.query = torch.randn(ends[-1], num_heads, head_size, generator=generator).to(dtype)
+        self.query = torch.randn(ends[-1], num_heads, head_dim, generator=generator).to(dtype)
         self.alibi_slopes = 2.0 ** -torch.arange(1.0, num_heads + 1)
         self.sinks = torch.randn(num_heads, generator=generator)
         self.key_offsets: Tensor | None = None
         if offset is not None:
             num_spans = -(-self.max_context_len // KEY_SPAN)
-            self.key_offsets = offset * torch.randn(num_spans, num_kv_heads, head_size, generator=generator)
+            self.key_offsets = offset * torch.randn(num_spans, num_kv_heads, head_dim, generator=generator)
 
     def expected(
         self, *, scale: float, softcap: float | None = None, alibi: bool = False, sinks: bool = False
     ) -> Tensor:
-        """``[num_tokens, num_heads, head_size]`` float64."""
+        """``[num_tokens, num_heads, head_dim]`` float64."""
         output = torch.zeros(self.query.shape, dtype=torch.float64)
         num_heads, num_kv_heads = self.query.shape[1], self._vectors.shape[2]
         for row, (num_tokens, length) in enumerate(self.rows):

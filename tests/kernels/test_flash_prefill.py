@@ -176,18 +176,18 @@ def test_nothing_waits_for_the_device(window: int | None) -> None:
     [
         ("CUDA devices, not on 'cpu'", {"device": CPU}),
         ("not in torch.float32", {"dtype": torch.float32}),
-        ("not 100", {"head_size": 100}),
-        ("not 264", {"head_size": 264}),
+        ("not 100", {"head_dim": 100}),
+        ("not 264", {"head_dim": 264}),
         ("softcap", {"softcap": 30.0}),
         ("alibi", {"alibi": True}),
         ("sinks", {"sinks": True}),
-        ("f8e4m3", {"quantised": True}),
+        ("f8e4m3", {"quantized": True}),
         ("without it", {}),
     ],
 )
 def test_why_not(reason: str, arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: False)
-    defaults: dict[str, Any] = {"dtype": torch.float16, "head_size": 128, "device": CUDA}
+    defaults: dict[str, Any] = {"dtype": torch.float16, "head_dim": 128, "device": CUDA}
     said = why_not(**defaults | arguments)
     assert said is not None
     assert reason in said
@@ -207,7 +207,7 @@ def shape_of(case: PagedCase, dtype: torch.dtype = torch.float32, device: torch.
     return PrefillShape(
         num_heads=case.query.shape[1],
         num_kv_heads=case.key_cache.shape[2],
-        head_size=case.query.shape[2],
+        head_dim=case.query.shape[2],
         block_size=case.key_cache.shape[1],
         dtype=dtype,
         device=device,
@@ -217,7 +217,7 @@ def shape_of(case: PagedCase, dtype: torch.dtype = torch.float32, device: torch.
 
 
 TINY: Final = PrefillShape(
-    num_heads=2, num_kv_heads=1, head_size=8, block_size=16, dtype=torch.float32, device=CPU, scale=0.3
+    num_heads=2, num_kv_heads=1, head_dim=8, block_size=16, dtype=torch.float32, device=CPU, scale=0.3
 )
 
 
@@ -341,8 +341,8 @@ def test_each_step_goes_to_whom_it_suits(
 
 
 def test_triton_serves_the_rest() -> None:
-    case = PagedCase([(40, 40)], (4, 2, 16), quantised=True)
-    shape = evolve(shape_of(case), softcap=0.7, quantised=True)
+    case = PagedCase([(40, 40)], (4, 2, 16), quantized=True)
+    shape = evolve(shape_of(case), softcap=0.7, quantized=True)
     prefill = PagedPrefill(shape=shape, paged=paged_attention_reference, flash=None, reason="")
     arguments = (case.query, *own_keys(case), case.key_cache, case.value_cache, rows_of(case))
     output = prefill(*arguments, k_scale=case.k_scale, v_scale=case.v_scale)
@@ -378,7 +378,7 @@ def test_the_choice_on_a_gpu(window: int | None) -> None:
     shape = PrefillShape(
         num_heads=32,
         num_kv_heads=8,
-        head_size=128,
+        head_dim=128,
         block_size=32,
         dtype=torch.bfloat16,
         device=CUDA,
@@ -386,7 +386,7 @@ def test_the_choice_on_a_gpu(window: int | None) -> None:
         window=window,
     )
     choice = faster_for_prefill(shape)
-    if why_not(shape.dtype, shape.head_size, CUDA) is None:
+    if why_not(shape.dtype, shape.head_dim, CUDA) is None:
         assert "x as fast" in choice.reason, str(choice)
     batch = prefill_choice._probed_batch(shape)
     expected = evolve(choice, flash=None)(*batch)

@@ -110,23 +110,23 @@ def test_what_does_not_fit_is_named(changes: dict[str, Any], message: str) -> No
 
 
 class TestRoute:
-    @pytest.mark.parametrize("renormalise", [False, True])
+    @pytest.mark.parametrize("renormalize", [False, True])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-    def test_it_is_transformers(self, dtype: torch.dtype, renormalise: bool) -> None:
-        config = Qwen3MoeConfig(hidden_size=16, num_experts=12, num_experts_per_tok=3, norm_topk_prob=renormalise)
+    def test_it_is_transformers(self, dtype: torch.dtype, renormalize: bool) -> None:
+        config = Qwen3MoeConfig(hidden_size=16, num_experts=12, num_experts_per_tok=3, norm_topk_prob=renormalize)
         router_class: Any = Qwen3MoeTopKRouter  # it has no annotations
         router = router_class(config)
         router.weight.data.copy_(torch.randn(12, 16, generator=torch.Generator().manual_seed(0)))
         hidden = torch.randn(50, 16, generator=torch.Generator().manual_seed(1)).to(dtype)
         with torch.no_grad():
             logits, weights, ids = router.to(dtype)(hidden)
-        own_weights, own_ids = route(logits, 3, renormalise=renormalise)
+        own_weights, own_ids = route(logits, 3, renormalize=renormalize)
         assert torch.equal(own_ids, ids)
         assert own_weights.dtype is torch.float32
         assert torch.equal(own_weights.to(dtype), weights)  # which transformers rounds
 
     def test_large_logits(self) -> None:
-        weights, ids = route(torch.tensor([[1e4, -1e4, 9.9e3, 1e4]]), 2, renormalise=True)
+        weights, ids = route(torch.tensor([[1e4, -1e4, 9.9e3, 1e4]]), 2, renormalize=True)
         assert sorted(ids[0].tolist()) == [0, 3]
         assert weights.tolist() == [[0.5, 0.5]]
 
@@ -138,6 +138,6 @@ class TestRoute:
     @pytest.mark.parametrize("num_selected", [0, 7])
     def test_what_does_not_fit_is_named(self, num_selected: int) -> None:
         with pytest.raises(ConfigError, match=f"num_selected = {num_selected}.*1 to num_experts = 6"):
-            route(torch.zeros(3, 6), num_selected, renormalise=True)
+            route(torch.zeros(3, 6), num_selected, renormalize=True)
         with pytest.raises(ConfigError, match=r"logits\.shape"):
-            route(torch.zeros(6), 2, renormalise=True)
+            route(torch.zeros(6), 2, renormalize=True)

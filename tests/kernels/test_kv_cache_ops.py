@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paged_sdk.errors import ConfigError
-from paged_sdk.kernels.fp8 import quantise_f8e4m3
+from paged_sdk.kernels.fp8 import quantize_f8e4m3
 from paged_sdk.kernels.kv_cache import (
     copy_blocks,
     copy_blocks_reference,
@@ -68,7 +68,7 @@ def test_an_fp8_cache_gets_codes_and_scales(write: Write) -> None:
     k_scale, v_scale = scales(), scales()
     write(key, value, *caches, torch.tensor([9, 2, -1, 3]), k_scale, v_scale)
     for new, cache, scale in ((key, caches[0], k_scale), (value, caches[1], v_scale)):
-        codes, expected = quantise_f8e4m3(new[[1, 3, 0]])
+        codes, expected = quantize_f8e4m3(new[[1, 3, 0]])
         written = torch.tensor([2, 3, 9])
         assert torch.equal(bits(cache.flatten(0, 1))[written], bits(codes))
         assert torch.equal(scale.flatten(0, 1)[written], expected)
@@ -95,9 +95,9 @@ def test_strided_keys_are_written() -> None:
 @EITHER_COPY
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float8_e4m3fn], ids=str)
 def test_blocks_are_copied_in_every_layer(copy: Write, dtype: torch.dtype) -> None:
-    quantised = dtype == torch.float8_e4m3fn
+    quantized = dtype == torch.float8_e4m3fn
     keys, values = ([draw(NUM_BLOCKS, 4, 3, 16, seed=s + n).to(dtype) for n in range(2)] for s in (0, 2))
-    k_scales, v_scales = ([draw(NUM_BLOCKS, 4, 3, seed=s + n) for n in range(2)] if quantised else [] for s in (4, 6))
+    k_scales, v_scales = ([draw(NUM_BLOCKS, 4, 3, seed=s + n) for n in range(2)] if quantized else [] for s in (4, 6))
     every = [*keys, *values, *k_scales, *v_scales]
     expected = [tensor.clone() for tensor in every]
     pairs = [(0, 5), (3, 1), (0, 2)]
@@ -110,19 +110,19 @@ def test_blocks_are_copied_in_every_layer(copy: Write, dtype: torch.dtype) -> No
     assert all(torch.equal(bits(a), bits(b)) for a, b in zip(every, expected, strict=True))
 
 
-@pytest.mark.parametrize("quantised", [False, True])
-def test_torch_finds_the_ops_well_made(*, quantised: bool) -> None:
-    checks = CHECKS if quantised else (*CHECKS, "test_schema")
+@pytest.mark.parametrize("quantized", [False, True])
+def test_torch_finds_the_ops_well_made(*, quantized: bool) -> None:
+    checks = CHECKS if quantized else (*CHECKS, "test_schema")
     key = draw(3, 3, 16)
-    kind = torch.float8_e4m3fn if quantised else torch.float32
+    kind = torch.float8_e4m3fn if quantized else torch.float32
     caches = [draw(NUM_BLOCKS, 4, 3, 16).to(kind) for _ in range(2)]
-    own = [draw(NUM_BLOCKS, 4, 3) for _ in range(2)] if quantised else [None, None]
+    own = [draw(NUM_BLOCKS, 4, 3) for _ in range(2)] if quantized else [None, None]
     torch.library.opcheck(
         torch.ops.paged_sdk.reshape_and_cache.default,
         (key, key.clone(), *caches, torch.tensor([4, -1, 2]), *own),
         test_utils=checks,
     )
-    layers = [draw(NUM_BLOCKS, 4, 3) for _ in range(2)] if quantised else []
+    layers = [draw(NUM_BLOCKS, 4, 3) for _ in range(2)] if quantized else []
     torch.library.opcheck(
         torch.ops.paged_sdk.copy_blocks.default,
         (caches[:1], caches[1:], torch.tensor([[0, 1]]), layers[:1], layers[1:]),
@@ -195,13 +195,13 @@ def test_pairs_that_cannot_be_copied_are_named(setting: str, pairs: list[list[in
 
 def test_caches_that_are_not_layers_of_one_model_are_named() -> None:
     pairs = torch.tensor([[0, 1]])
-    one, other, quantised = cache_of(torch.float32), cache_of(torch.float16), cache_of(torch.float8_e4m3fn)
+    one, other, quantized = cache_of(torch.float32), cache_of(torch.float16), cache_of(torch.float8_e4m3fn)
     for setting, arguments in (
         ("key_caches", ([], [], pairs)),
         ("key_caches", ([one], [one, one], pairs)),
         ("key_caches.dtype", ([one, other], [one, other], pairs)),
-        ("k_scales", ([quantised], [quantised], pairs, [scales()])),
-        ("k_scale", ([quantised], [quantised], pairs)),
+        ("k_scales", ([quantized], [quantized], pairs, [scales()])),
+        ("k_scale", ([quantized], [quantized], pairs)),
         ("block_pairs.dtype", ([one], [one], pairs.int())),
     ):
         with pytest.raises(ConfigError) as caught:

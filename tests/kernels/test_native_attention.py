@@ -10,7 +10,7 @@ from torch import Tensor
 
 from native_weights import every_level, needs_library, workspace
 from paged_sdk.errors import ConfigError
-from paged_sdk.kernels.fp8 import quantise_f8e4m3
+from paged_sdk.kernels.fp8 import quantize_f8e4m3
 from paged_sdk.kernels.key_offsets import KEY_SPAN
 from paged_sdk.kernels.native.paged_attention import AttentionShape, LayerCache, VarlenBatch, native_paged_attention
 
@@ -41,7 +41,7 @@ class Case:
         counts = [-(-context // BLOCK_SIZE) for _, context in lengths]
         order = torch.randperm(sum(counts) + 3, generator=generator).int()
         tables = torch.full((len(lengths), max(counts)), -(1 << 30), dtype=torch.int32)
-        size = (len(order), BLOCK_SIZE, shape.num_kv_heads, shape.head_size)
+        size = (len(order), BLOCK_SIZE, shape.num_kv_heads, shape.head_dim)
         key, value = torch.full(size, torch.nan), torch.full(size, torch.nan)
         starts = list(itertools.accumulate(counts, initial=0))
         for s, (tokens, context) in enumerate(lengths):
@@ -53,7 +53,7 @@ class Case:
             if shape.window is not None:  # what left the window may be gone
                 tables[s, : max(0, context - tokens - shape.window + 1) // BLOCK_SIZE] = -(1 << 30)
         if dtype == torch.float8_e4m3fn:
-            (k_codes, k_scale), (v_codes, v_scale) = quantise_f8e4m3(key), quantise_f8e4m3(value)
+            (k_codes, k_scale), (v_codes, v_scale) = quantize_f8e4m3(key), quantize_f8e4m3(value)
             offsets = None
             if offset is not None:
                 num_spans = -(-max(context for _, context in lengths) // KEY_SPAN)
@@ -74,7 +74,7 @@ class Case:
         self.batch = VarlenBatch(
             torch.tensor(ends, dtype=torch.int32), tables, torch.tensor([c for _, c in lengths], dtype=torch.int32)
         )
-        self.query = torch.randn(ends[-1], shape.num_heads, shape.head_size, generator=generator)
+        self.query = torch.randn(ends[-1], shape.num_heads, shape.head_dim, generator=generator)
 
     def expected(self) -> Tensor:
         shape, parts = self.shape, []

@@ -12,19 +12,19 @@ from torch import Tensor
 
 from native_weights import (
     every_level,
+    hadamard_int8,
     library,
     needs_library,
-    quantise_activations,
+    quantize_activations,
     random_weight,
-    rotated_int8,
     workspace,
 )
 from paged_sdk.errors import ConfigError
-from paged_sdk.kernels.fp8 import quantise_f8e4m3
+from paged_sdk.kernels.fp8 import quantize_f8e4m3
 from paged_sdk.kernels.native.decoder import DecoderLayer, NativeDecoder
+from paged_sdk.kernels.native.hadamard import hadamard_from_packed
 from paged_sdk.kernels.native.packed import PackedWeight
 from paged_sdk.kernels.native.paged_attention import AttentionShape, LayerCache, VarlenBatch
-from paged_sdk.kernels.native.rotated import rotate_packed
 
 pytestmark = needs_library
 
@@ -42,7 +42,7 @@ every_form = pytest.mark.parametrize("rotated", FORMS, ids=["packed", "rotated",
 
 def empty_cache(shape: AttentionShape, dtype: torch.dtype) -> LayerCache:
     """16 blocks of NaN."""
-    size = (16, BLOCK, shape.num_kv_heads, shape.head_size)
+    size = (16, BLOCK, shape.num_kv_heads, shape.head_dim)
     scales = [torch.full(size[:3], torch.nan) if dtype == torch.float8_e4m3fn else None for _ in range(2)]
     key, value = (torch.full(size, torch.nan).to(dtype) for _ in range(2))
     return LayerCache(key, value, *scales)
@@ -71,7 +71,7 @@ class Stack:
         def random_form(name: str, tensor_type: int, rows: int, cols: int) -> tuple[PackedWeight, Tensor]:
             packed, weight = random_weight(tensor_type, rows, cols, generator)
             if name in rotated:
-                return rotate_packed(library(), packed, num_threads=1), rotated_int8(weight)
+                return hadamard_from_packed(library(), packed, num_threads=1), hadamard_int8(weight)
             return packed, weight
 
         self._rotated = rotated
@@ -126,14 +126,14 @@ class Stack:
         """The same layers with empty caches."""
         return [evolve(layer, cache=empty_cache(self.shape, self.dtype)) for layer in self.layers]
 
-    def quantise(self, name: str, rows: Tensor) -> Tensor:
+    def quantize(self, name: str, rows: Tensor) -> Tensor:
         """What the input of a matrix becomes."""
-        return rotated_int8(rows) if name in self._rotated else quantise_activations(rows)
+        return hadamard_int8(rows) if name in self._rotated else quantize_activations(rows)
 
     def stored(self, vectors: Tensor) -> Tensor:
         """What a cache makes of vectors."""
         if self.dtype == torch.float8_e4m3fn:
-            codes, scale = quantise_f8e4m3(vectors)
+            codes, scale = quantize_f8e4m3(vectors)
             return codes.double() * scale.double()[..., None]
         return vectors.to(self.dtype).double()
 
@@ -153,7 +153,7 @@ class Stack:
 
         for w in self.weights:
             normed = F.rms_norm(x, (HIDDEN,), w["attention_norm"], 1e-6)
-            projected = self.quantise("qkv", normed) @ w["qkv"].T + w["bias"]
+            projected = self.quantize("qkv", normed) @ w["qkv"].T + w["bias"]
             q, k, v = (part.reshape(count, -1, SIZE) for part in torch.split(projected, list(WIDTHS), dim=1))
             if self.extras:
                 q, k = (F.rms_norm(t, (SIZE,), w[name], 1e-6) for t, name in ((q, "query_norm"), (k, "key_norm")))
@@ -162,11 +162,11 @@ class Stack:
             k, v = (t.repeat_interleave(HEADS // KV_HEADS, 1) for t in (k, v))
             scores = torch.einsum("thd,shd->hts", q, k) * self.shape.scale
             attended = torch.einsum("hts,shd->thd", scores.masked_fill(hidden_keys, -torch.inf).softmax(-1), v)
-            x = x + self.quantise("output", attended.flatten(1)) @ w["output"].T
-            normed = self.quantise("gate", F.rms_norm(x, (HIDDEN,), w["mlp_norm"], 1e-6))
+            x = x + self.quantize("output", attended.flatten(1)) @ w["output"].T
+            normed = self.quantize("gate", F.rms_norm(x, (HIDDEN,), w["mlp_norm"], 1e-6))
             gated = normed @ w["gate"].T
             gated = F.gelu(gated, approximate="tanh") if self.extras else F.silu(gated)
-            x = x + self.quantise("down", gated * (normed @ w["up"].T)) @ w["down"].T
+            x = x + self.quantize("down", gated * (normed @ w["up"].T)) @ w["down"].T
         return x
 
 
@@ -230,7 +230,7 @@ def test_a_token_depends_on_no_chunk_or_thread(isa: str, dtype: torch.dtype, rot
 
 @every_level
 def test_cached_values_are_the_references(isa: str) -> None:
-    """The f8e4m3 codes and scales of a value head are those of the torch quantiser."""
+    """The f8e4m3 codes and scales of a value head are those of the torch quantizer."""
     stack, prompt = Stack(fused=True, extras=True, dtype=torch.float8_e4m3fn), Prompt(16)
     other = Stack(fused=True, extras=True, dtype=torch.float32)
     for each in (stack, other):
@@ -240,7 +240,7 @@ def test_cached_values_are_the_references(isa: str) -> None:
     assert cache.k_scale is not None
     assert cache.v_scale is not None
     for codes, scales, vectors in ((cache.key, cache.k_scale, exact.key), (cache.value, cache.v_scale, exact.value)):
-        expected_codes, expected_scales = quantise_f8e4m3(vectors.flatten(0, 1)[prompt.slots])
+        expected_codes, expected_scales = quantize_f8e4m3(vectors.flatten(0, 1)[prompt.slots])
         assert torch.equal(scales.flatten(0, 1)[prompt.slots], expected_scales)
         got = codes.view(torch.uint8).flatten(0, 1)[prompt.slots]
         assert torch.equal(got, expected_codes.view(torch.uint8))
@@ -273,7 +273,7 @@ def test_keys_are_stored_without_their_offsets(isa: str) -> None:
         (whole.key, stored.key, stored.k_scale, offsets[positions // 128]),
         (whole.value, stored.value, stored.v_scale, torch.zeros(())),
     ):
-        expected_codes, expected_scales = quantise_f8e4m3(pages.flatten(0, 1)[slots] - offset)
+        expected_codes, expected_scales = quantize_f8e4m3(pages.flatten(0, 1)[slots] - offset)
         assert scales is not None
         assert torch.equal(scales.flatten(0, 1)[slots], expected_scales)
         assert torch.equal(codes.view(torch.uint8).flatten(0, 1)[slots], expected_codes.view(torch.uint8))
@@ -291,7 +291,7 @@ class Tokens:
 
     def cached(self, isa: str, dtype: torch.dtype, norms: tuple[Tensor, Tensor] | None = None) -> LayerCache:
         """What the cache holds then."""
-        hidden, queries = 32, self.shape.num_heads * self.shape.head_size
+        hidden, queries = 32, self.shape.num_heads * self.shape.head_dim
         query_norm, key_norm = norms or (None, None)
         layer = DecoderLayer(
             shape=self.shape,
@@ -327,7 +327,7 @@ class Tokens:
 
 
 def values_of(codes: Tensor, scales: Tensor | None) -> Tensor:
-    """[slots, heads, head_size] of pages, in float64."""
+    """[slots, heads, head_dim] of pages, in float64."""
     values = codes.flatten(0, 1).double()
     return values if scales is None else values * scales.flatten(0, 1).double()[..., None]
 
@@ -392,7 +392,7 @@ def test_the_cache_holds_what_torch_would_store(isa: str, dtype: torch.dtype) ->
         got = codes.flatten(0, 1)[tokens.slots]
         expected_codes = expected.to(dtype)
         if scales is not None:
-            expected_codes, expected_scales = quantise_f8e4m3(expected)
+            expected_codes, expected_scales = quantize_f8e4m3(expected)
             torch.testing.assert_close(
                 scales.flatten(0, 1)[tokens.slots], expected_scales.expand(9, -1), rtol=0, atol=0, equal_nan=True
             )
@@ -406,7 +406,7 @@ def test_what_does_not_fit_is_refused() -> None:
     stack, prompt = Stack(fused=False, extras=False), Prompt(32)
     layer = stack.layers[0]
     query, *key_and_value = layer.qkv
-    rotated_gate, rotated_query = (rotate_packed(library(), weight) for weight in (layer.gate, query))
+    rotated_gate, rotated_query = (hadamard_from_packed(library(), weight) for weight in (layer.gate, query))
     for change in (
         {"output": layer.gate},
         {"qkv": layer.qkv[:2]},

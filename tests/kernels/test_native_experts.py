@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from native_weights import every_level, every_type, needs_library, quantise_activations, random_weight, workspace
+from native_weights import every_level, every_type, needs_library, quantize_activations, random_weight, workspace
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.native.experts import NativeExperts
-from paged_sdk.kernels.native.rotated import rotate_packed
+from paged_sdk.kernels.native.hadamard import hadamard_from_packed
 
 pytestmark = needs_library
 
@@ -50,12 +50,12 @@ class Case:
 
     def expected(self, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
         out = torch.zeros(x.shape, dtype=torch.float64)
-        rows = quantise_activations(x)
+        rows = quantize_activations(x)
         for token, (weights, ids) in enumerate(zip(topk_weights.double(), topk_ids.tolist(), strict=True)):
             for weight, expert in zip(weights, ids, strict=True):
                 gate, up, down = (stack[expert] for stack in self.weights)
                 inner = F.silu(gate @ rows[token]) * (up @ rows[token])
-                out[token] += weight * (down @ quantise_activations(inner[None])[0])
+                out[token] += weight * (down @ quantize_activations(inner[None])[0])
         return out
 
 
@@ -160,4 +160,4 @@ def test_shapes_and_dtypes_that_do_not_fit() -> None:
         with pytest.raises(ConfigError, match="rows"):
             NativeExperts(workspace(), *weights_of_wrong_shape, num_experts=NUM_EXPERTS)
     with pytest.raises(ConfigError, match="a packed weight"):
-        NativeExperts(workspace(), rotate_packed(workspace().library, gate), up, down, num_experts=NUM_EXPERTS)
+        NativeExperts(workspace(), hadamard_from_packed(workspace().library, gate), up, down, num_experts=NUM_EXPERTS)

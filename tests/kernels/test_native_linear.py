@@ -1,4 +1,4 @@
-"""Native linear layers against float64 products of the dequantised weights."""
+"""Native linear layers against float64 products of the dequantized weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from native_weights import (
     every_type,
     library,
     needs_library,
-    quantise_activations,
+    quantize_activations,
     random_blocks,
     random_weight,
     workspace,
@@ -29,7 +29,7 @@ pytestmark = needs_library
 # The scheme itself: int8 activations in groups of 16, exact integer products, float32 sums.
 SCHEME = 2e-6
 # Against activations as they are: errors uniform within a step of 1/127 of a group's largest are 0.5 % of the norm.
-QUANTISATION = 0.01
+QUANTIZATION = 0.01
 
 
 def relative(got: Tensor, expected: Tensor) -> float:
@@ -38,7 +38,7 @@ def relative(got: Tensor, expected: Tensor) -> float:
 
 @every_level
 @every_type
-def test_linear_is_the_product_of_quantised_activations(isa: str, tensor_type: int) -> None:
+def test_linear_is_the_product_of_quantized_activations(isa: str, tensor_type: int) -> None:
     generator = torch.Generator().manual_seed(tensor_type)
     block = BLOCK_FORMATS[tensor_type].elements
     for rows, cols in ((1, block), (16, 2 * block), (75, 512)):
@@ -46,8 +46,8 @@ def test_linear_is_the_product_of_quantised_activations(isa: str, tensor_type: i
         linear = NativeLinear(workspace(isa), [packed])
         for num_rows in (1, 2, 3, 5, 8, 17, 33):
             x = torch.randn(num_rows, cols, generator=generator)
-            assert relative(linear(x), quantise_activations(x) @ weight.T) < SCHEME
-    assert relative(linear(x), x.double() @ weight.T) < QUANTISATION
+            assert relative(linear(x), quantize_activations(x) @ weight.T) < SCHEME
+    assert relative(linear(x), x.double() @ weight.T) < QUANTIZATION
 
 
 @every_level
@@ -99,7 +99,7 @@ def test_norm_biases_residual_and_several_weights(isa: str, dtype: torch.dtype) 
     residual = torch.randn(7, 116, generator=generator).to(dtype)
     normed = torch.nn.functional.rms_norm(x.double(), (512,), norm.double(), 1e-6)
     parts = [
-        quantise_activations(normed) @ weight.T + (0 if bias is None else bias.double())
+        quantize_activations(normed) @ weight.T + (0 if bias is None else bias.double())
         for weight, bias in zip(weights, biases, strict=True)
     ]
     expected = torch.cat(parts, dim=1)
@@ -139,7 +139,7 @@ def test_zero_and_tiny_and_huge_activations_and_none(isa: str) -> None:
     assert NativeLinear(workspace(isa), [packed])(torch.zeros(0, 64)).shape == (0, 40)  # no scratch yet
     x = torch.randn(3, 64, generator=generator)
     for factor in (1e-20, 1e30):
-        assert relative(layer(x * factor), quantise_activations(x * factor) @ weight.T) < SCHEME
+        assert relative(layer(x * factor), quantize_activations(x * factor) @ weight.T) < SCHEME
 
 
 @every_type

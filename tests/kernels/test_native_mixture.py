@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from attrs import evolve
 from torch import Tensor
 
-from native_weights import every_level, library, needs_library, quantise_activations, random_weight, workspace
+from native_weights import every_level, library, needs_library, quantize_activations, random_weight, workspace
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS
 from paged_sdk.kernels.native.decoder import DecoderLayer, NativeDecoder, Router
+from paged_sdk.kernels.native.hadamard import hadamard_from_packed
 from paged_sdk.kernels.native.packed import PackedWeight, pack_gguf
 from paged_sdk.kernels.native.paged_attention import AttentionShape, LayerCache, VarlenBatch
-from paged_sdk.kernels.native.rotated import rotate_packed
 
 pytestmark = needs_library
 
@@ -44,7 +44,7 @@ class Mixture:
         num_experts: int = 40,
         num_selected: int = 3,
         *,
-        renormalise: bool = True,
+        renormalize: bool = True,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.generator = torch.Generator().manual_seed(num_experts)
@@ -62,7 +62,7 @@ class Mixture:
             qkv=(zeros(3 * SIZE, HIDDEN),),
             qkv_biases=(None,),
             output=zeros(HIDDEN, SIZE),
-            router=Router(weight=router.to(dtype), num_selected=num_selected, renormalise=renormalise),
+            router=Router(weight=router.to(dtype), num_selected=num_selected, renormalize=renormalize),
             gate=gate,
             up=up,
             down=down,
@@ -84,16 +84,16 @@ class Mixture:
         normed = F.rms_norm(rows.double(), (HIDDEN,), self.layer.mlp_norm.double(), 1e-6)
         likelihoods = (normed @ self.router.weight.double().T).softmax(-1)
         weights, ids = likelihoods.topk(self.router.num_selected)
-        return (weights / weights.sum(-1, keepdim=True) if self.router.renormalise else weights), ids
+        return (weights / weights.sum(-1, keepdim=True) if self.router.renormalize else weights), ids
 
     def expected(self, rows: Tensor) -> Tensor:
-        normed = quantise_activations(F.rms_norm(rows, (HIDDEN,), self.layer.mlp_norm, 1e-6))
+        normed = quantize_activations(F.rms_norm(rows, (HIDDEN,), self.layer.mlp_norm, 1e-6))
         out = rows.double()
         for token, (weights, ids) in enumerate(zip(*self.chosen(rows), strict=True)):
             for weight, expert in zip(weights, ids.tolist(), strict=True):
                 gate, up, down = (stack[expert] for stack in self.weights)
                 inner = F.silu(gate @ normed[token]) * (up @ normed[token])
-                out[token] += weight * (down @ quantise_activations(inner[None])[0])
+                out[token] += weight * (down @ quantize_activations(inner[None])[0])
         return out
 
     def spoil(self, experts: Iterable[int]) -> None:
@@ -127,10 +127,10 @@ def test_each_token_gets_its_experts(isa: str, num_rows: int) -> None:
 
 
 @every_level
-@pytest.mark.parametrize("renormalise", [False, True])
+@pytest.mark.parametrize("renormalize", [False, True])
 @pytest.mark.parametrize(("num_experts", "num_selected"), [(1, 1), (4, 2), (5, 5), (16, 1), (17, 16)])
-def test_every_number_of_experts(isa: str, num_experts: int, num_selected: int, *, renormalise: bool) -> None:
-    mixture = Mixture(num_experts, num_selected, renormalise=renormalise)
+def test_every_number_of_experts(isa: str, num_experts: int, num_selected: int, *, renormalize: bool) -> None:
+    mixture = Mixture(num_experts, num_selected, renormalize=renormalize)
     rows = mixture.rows(7)
     assert_near(mixture, rows, mixture.run(rows, isa=isa, num_threads=2))
 
@@ -203,7 +203,7 @@ def test_what_does_not_fit_is_refused() -> None:
     changes: list[dict[str, Any]] = [
         {"gate": layer.down},
         {"down": layer.gate},
-        {"gate": rotate_packed(library(), layer.gate, num_threads=1)},
+        {"gate": hadamard_from_packed(library(), layer.gate, num_threads=1)},
         {"activation": "gelu_tanh"},
         {"router": evolve(router, weight=router.weight[:, 32:].contiguous())},
         {"router": evolve(router, weight=router.weight[1:])},

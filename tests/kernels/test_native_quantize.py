@@ -1,4 +1,4 @@
-"""Quantised weights: squared error beside the gguf package's quantisers, blocks read back by its dequantisers."""
+"""Quantized weights: squared error beside the gguf package's quantizers, blocks read back by its dequantizers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paged_sdk.kernels.native.quantize import quantize, quantize_blocks
 
 pytestmark = needs_library
 
-#: The gguf package has no quantisers for these: the error of llama.cpp's own (llama-cpp-python 0.3.36), in units of a
+#: The gguf package has no quantizers for these: the error of llama.cpp's own (llama-cpp-python 0.3.36), in units of a
 #: normal weight's sigma.
 LLAMA_CPP_ERROR = {12: 0.07147, 13: 0.03611, 14: 0.01774}
 

@@ -61,8 +61,8 @@ class Cache:
     def __init__(self, *, dtype: torch.dtype = torch.float32) -> None:
         shape = (16, BLOCK_SIZE, KV_HEADS, SIZE)
         self.key, self.value = torch.full(shape, torch.nan).to(dtype), torch.full(shape, torch.nan).to(dtype)
-        quantised = dtype == torch.float8_e4m3fn
-        self.k_scale, self.v_scale = (torch.full(shape[:3], torch.nan) if quantised else None for _ in range(2))
+        quantized = dtype == torch.float8_e4m3fn
+        self.k_scale, self.v_scale = (torch.full(shape[:3], torch.nan) if quantized else None for _ in range(2))
         self.table = torch.tensor([[9, 3, 12, 0, 7, 5, 14, 1]])
 
     def slots(self, first: int, last: int) -> Tensor:
@@ -394,7 +394,7 @@ def flash(monkeypatch: pytest.MonkeyPatch) -> CountedFlash:
     counted = CountedFlash()
 
     def fastest(shape: PrefillShape) -> PagedPrefill:
-        refusal = why_not(torch.bfloat16, shape.head_size, CUDA, softcap=shape.softcap, quantised=shape.quantised)
+        refusal = why_not(torch.bfloat16, shape.head_dim, CUDA, softcap=shape.softcap, quantized=shape.quantized)
         assert refusal is not None
         serves = "this build of torch" in refusal
         return PagedPrefill(

@@ -109,7 +109,7 @@ def test_what_shapes_the_scores(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_an_fp8_cache(attention: Attention, dtype: torch.dtype) -> None:
     """Against the values that the codes stand for: nothing is lost beyond the query's dtype."""
-    case = PagedCase(MIXED, dtype=dtype, quantised=True)
+    case = PagedCase(MIXED, dtype=dtype, quantized=True)
     check(run(attention, case), case.expected(scale=SCALE), TOLERANCE[dtype])
 
 
@@ -122,7 +122,7 @@ def test_keys_stored_without_their_offsets(
 ) -> None:
     """Over several spans of keys, the last of which has begun; the offsets decide which keys matter."""
     rows = [(1, 270), (3, 129), (40, 300), (9, 40)]
-    case = PagedCase(rows, dtype=dtype, block_size=block_size, quantised=True, offset=2.0, window=window)
+    case = PagedCase(rows, dtype=dtype, block_size=block_size, quantized=True, offset=2.0, window=window)
     output = run(attention, case, softcap=softcap)
     check(output, case.expected(scale=SCALE, softcap=softcap), TOLERANCE[dtype])
 
@@ -196,9 +196,9 @@ def test_memory_is_linear_in_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("quantised", [False, True])
-def test_a_cuda_device_is_served_without_waiting_for_it(*, quantised: bool, caplog: pytest.LogCaptureFixture) -> None:
-    case = PagedCase(MIXED, dtype=torch.float16, block_size=16, quantised=quantised)
+@pytest.mark.parametrize("quantized", [False, True])
+def test_a_cuda_device_is_served_without_waiting_for_it(*, quantized: bool, caplog: pytest.LogCaptureFixture) -> None:
+    case = PagedCase(MIXED, dtype=torch.float16, block_size=16, quantized=quantized)
     expected = case.expected(scale=SCALE)
     for name, tensor in vars(case).items():
         if isinstance(tensor, Tensor):
@@ -215,9 +215,9 @@ def test_a_cuda_device_is_served_without_waiting_for_it(*, quantised: bool, capl
     check(output.cpu(), expected, TOLERANCE[torch.float16])
 
 
-@pytest.mark.parametrize("quantised", [False, True])
-def test_torch_finds_the_op_well_made(*, quantised: bool) -> None:
-    case = PagedCase([(2, 9), (1, 4)], quantised=quantised, offset=1.0 if quantised else None, window=5)
+@pytest.mark.parametrize("quantized", [False, True])
+def test_torch_finds_the_op_well_made(*, quantized: bool) -> None:
+    case = PagedCase([(2, 9), (1, 4)], quantized=quantized, offset=1.0 if quantized else None, window=5)
     # torch's check of the schema multiplies every argument, which it cannot do in f8e4m3.
     checks = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(
@@ -226,7 +226,7 @@ def test_torch_finds_the_op_well_made(*, quantised: bool) -> None:
             *(case.query, case.key_cache, case.value_cache, case.block_tables, case.context_lens, case.cu_seqlens_q),
             *(2, 9, SCALE, 5, 30.0, case.alibi_slopes, case.sinks, case.k_scale, case.v_scale, case.key_offsets),
         ),
-        test_utils=checks if quantised else (*checks, "test_schema"),
+        test_utils=checks if quantized else (*checks, "test_schema"),
     )
 
 

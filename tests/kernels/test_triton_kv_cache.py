@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paged_sdk.errors import ConfigError
-from paged_sdk.kernels.fp8 import quantise_f8e4m3
+from paged_sdk.kernels.fp8 import quantize_f8e4m3
 from paged_sdk.kernels.kv_cache import copy_blocks_reference, reshape_and_cache_reference
 from paged_sdk.kernels.rotary import rotate_and_cache, rotate_and_cache_reference
 
@@ -20,13 +20,13 @@ DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
 CPU: Final = torch.device("cpu")
 SLOTS: Final = (3, -1, 31, 0, 7, 12)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
-every_cache = pytest.mark.parametrize("quantised", [False, True], ids=["plain", "f8e4m3"])
+every_cache = pytest.mark.parametrize("quantized", [False, True], ids=["plain", "f8e4m3"])
 
 
-def random_heads(num_heads: int, head_size: int, dtype: torch.dtype) -> Tensor:
+def random_heads(num_heads: int, head_dim: int, dtype: torch.dtype) -> Tensor:
     """A view into a wider tensor, as of a fused projection: six tokens, of which one has a head of zeros."""
     generator = torch.Generator().manual_seed(num_heads)
-    heads = (torch.randn(6, num_heads + 2, head_size, generator=generator) * 3).to(dtype)
+    heads = (torch.randn(6, num_heads + 2, head_dim, generator=generator) * 3).to(dtype)
     heads[2, 1] = 0
     heads[3] *= 1e-4
     return heads[:, 1 : num_heads + 1]
@@ -40,13 +40,13 @@ class Cache(NamedTuple):
 
 
 def new_cache(
-    num_heads: int, head_size: int, dtype: torch.dtype, *, quantised: bool, device: torch.device = CPU
+    num_heads: int, head_dim: int, dtype: torch.dtype, *, quantized: bool, device: torch.device = CPU
 ) -> Cache:
     """Pages of 4 blocks of 8 tokens, all 7: what is not written stays."""
-    shape = (4, 8, num_heads, head_size)
-    stored = torch.float8_e4m3fn if quantised else dtype
+    shape = (4, 8, num_heads, head_dim)
+    stored = torch.float8_e4m3fn if quantized else dtype
     key, value = (torch.full(shape, 7.0).to(stored).to(device) for _ in range(2))
-    k_scale, v_scale = (torch.full(shape[:3], 7.0, device=device) if quantised else None for _ in range(2))
+    k_scale, v_scale = (torch.full(shape[:3], 7.0, device=device) if quantized else None for _ in range(2))
     return Cache(key, value, k_scale, v_scale)
 
 
@@ -59,16 +59,16 @@ def assert_same_bits(actual: Iterable[Tensor | None], expected: Iterable[Tensor 
 
 @every_dtype
 @every_cache
-@pytest.mark.parametrize(("num_heads", "head_size"), [(1, 32), (3, 40), (17, 96)])
+@pytest.mark.parametrize(("num_heads", "head_dim"), [(1, 32), (3, 40), (17, 96)])
 def test_tokens_go_to_their_slots(
-    triton_device: torch.device, dtype: torch.dtype, quantised: bool, num_heads: int, head_size: int
+    triton_device: torch.device, dtype: torch.dtype, quantized: bool, num_heads: int, head_dim: int
 ) -> None:
     from paged_sdk.kernels.triton.kv_cache import reshape_and_cache
 
-    key, value = random_heads(num_heads, head_size, dtype), random_heads(num_heads, head_size, dtype).flip(0)
+    key, value = random_heads(num_heads, head_dim, dtype), random_heads(num_heads, head_dim, dtype).flip(0)
     slots = torch.tensor(SLOTS)
-    expected = new_cache(num_heads, head_size, dtype, quantised=quantised)
-    actual = new_cache(num_heads, head_size, dtype, quantised=quantised, device=triton_device)
+    expected = new_cache(num_heads, head_dim, dtype, quantized=quantized)
+    actual = new_cache(num_heads, head_dim, dtype, quantized=quantized, device=triton_device)
     reshape_and_cache_reference(key, value, expected.key, expected.value, slots, expected.k_scale, expected.v_scale)
     key, value, slots = (tensor.to(triton_device) for tensor in (key, value, slots))
     reshape_and_cache(key, value, actual.key, actual.value, slots, actual.k_scale, actual.v_scale)
@@ -84,12 +84,12 @@ def test_every_f8e4m3_code_and_every_tie_between_two(triton_device: torch.device
     near = torch.cat([torch.nextafter(ties, torch.tensor(bound)) for bound in (0.0, 500.0)])
     values = torch.cat([codes, ties, near, torch.tensor([448.0, 416, 384, 352, 320, 288, 256]).repeat(100)])
     head = torch.cat([values, -values])[None, None]
-    cache = new_cache(1, head.shape[2], torch.float32, quantised=True, device=triton_device)
+    cache = new_cache(1, head.shape[2], torch.float32, quantized=True, device=triton_device)
     own = head.to(triton_device)
     reshape_and_cache(
         own, own, cache.key, cache.value, torch.tensor([5], device=triton_device), cache.k_scale, cache.v_scale
     )
-    expected, scale = quantise_f8e4m3(head)
+    expected, scale = quantize_f8e4m3(head)
     assert scale.item() == 1
     assert cache.k_scale is not None
     assert cache.k_scale[0, 5].item() == 1
@@ -104,7 +104,7 @@ def test_a_head_that_is_not_finite_stays_visible_and_alone(triton_device: torch.
 
     key = torch.ones(1, 2, 32, device=triton_device)
     key[0, 0, 3] = bad
-    cache = new_cache(2, 32, torch.float32, quantised=True, device=triton_device)
+    cache = new_cache(2, 32, torch.float32, quantized=True, device=triton_device)
     reshape_and_cache(
         key, key, cache.key, cache.value, torch.tensor([0], device=triton_device), cache.k_scale, cache.v_scale
     )
@@ -116,7 +116,7 @@ def test_a_head_that_is_not_finite_stays_visible_and_alone(triton_device: torch.
 @every_dtype
 @every_cache
 @pytest.mark.parametrize("n", [20, 7, 0])
-def test_rotation_and_cache_in_one(triton_device: torch.device, dtype: torch.dtype, quantised: bool, n: int) -> None:
+def test_rotation_and_cache_in_one(triton_device: torch.device, dtype: torch.dtype, quantized: bool, n: int) -> None:
     from paged_sdk.kernels.triton.rotary import rotate_and_cache
 
     generator = torch.Generator().manual_seed(1)
@@ -126,7 +126,7 @@ def test_rotation_and_cache_in_one(triton_device: torch.device, dtype: torch.dty
 
     def run(serve: Callable[..., None], device: torch.device) -> tuple[Tensor, Cache]:
         own = heads.clone().to(device)
-        cache = new_cache(3, 40, dtype, quantised=quantised, device=device)
+        cache = new_cache(3, 40, dtype, quantized=quantized, device=device)
         rotation = angles.cos().to(device), angles.sin().to(device)
         serve(own[:, :5], own[:, 5:8], own[:, 8:], *rotation, *cache[:2], slots.to(device), *cache[2:])
         return own.cpu(), cache
@@ -137,8 +137,8 @@ def test_rotation_and_cache_in_one(triton_device: torch.device, dtype: torch.dty
     torch.testing.assert_close(rotated, expected, rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
     assert torch.equal(rotated[:, 8:], heads[:, 8:])
     assert_same_bits([cache.value, cache.v_scale], [expected_cache.value, expected_cache.v_scale])
-    # The keys in the cache are the rotated keys, quantised or not.
-    again = new_cache(3, 40, dtype, quantised=quantised)
+    # The keys in the cache are the rotated keys, quantized or not.
+    again = new_cache(3, 40, dtype, quantized=quantized)
     reshape_and_cache_reference(
         rotated[:, 5:8], heads[:, 8:], again.key, again.value, slots, again.k_scale, again.v_scale
     )
@@ -158,7 +158,7 @@ def test_rotated_keys_are_stored_without_their_offsets(triton_device: torch.devi
 
     def run(serve: Callable[..., None], device: torch.device) -> tuple[Tensor, Cache]:
         own = heads.clone().to(device)
-        cache = new_cache(3, 40, dtype, quantised=True, device=device)
+        cache = new_cache(3, 40, dtype, quantized=True, device=device)
         rotation = angles.cos().to(device), angles.sin().to(device)
         numbers = (slots.to(device), *cache[2:], offsets.to(device), positions.to(device))
         serve(own[:, :5], own[:, 5:8], own[:, 8:], *rotation, *cache[:2], *numbers)
@@ -168,7 +168,7 @@ def test_rotated_keys_are_stored_without_their_offsets(triton_device: torch.devi
     expected, expected_cache = run(rotate_and_cache_reference, CPU)
     torch.testing.assert_close(rotated, expected, rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
     assert_same_bits([cache.value, cache.v_scale], [expected_cache.value, expected_cache.v_scale])
-    again = new_cache(3, 40, torch.float32, quantised=True)
+    again = new_cache(3, 40, torch.float32, quantized=True)
     stored = rotated[:, 5:8].float() - offsets[positions.clamp(min=0) // 128]
     reshape_and_cache_reference(stored, heads[:, 8:], again.key, again.value, slots, again.k_scale, again.v_scale)
     assert_same_bits(cache, again)
@@ -176,7 +176,7 @@ def test_rotated_keys_are_stored_without_their_offsets(triton_device: torch.devi
 
 def test_offsets_come_with_positions() -> None:
     key = torch.zeros(1, 1, 32)
-    cache = new_cache(1, 32, torch.float32, quantised=True)
+    cache = new_cache(1, 32, torch.float32, quantized=True)
     written_to = (key[:, 0, :4], key[:, 0, :4], *cache[:2], torch.tensor([0]), *cache[2:])
     rotate_and_cache(key, key, key, *written_to, torch.zeros(2, 1, 32), torch.tensor([255]))
     for offsets, positions in (
@@ -205,16 +205,16 @@ def test_the_op_is_its_reference_without_a_device() -> None:
 
 
 @every_cache
-@pytest.mark.parametrize(("num_heads", "head_size"), [(2, 32), (1, 5)])
+@pytest.mark.parametrize(("num_heads", "head_dim"), [(2, 32), (1, 5)])
 def test_blocks_are_copied_in_all_layers(
-    triton_device: torch.device, quantised: bool, num_heads: int, head_size: int
+    triton_device: torch.device, quantized: bool, num_heads: int, head_dim: int
 ) -> None:
     from paged_sdk.kernels.triton.kv_cache import copy_blocks
 
     generator = torch.Generator().manual_seed(2)
-    dtype = torch.float8_e4m3fn if quantised else torch.float16
-    caches = [torch.randn(6, 8, num_heads, head_size, generator=generator).to(dtype) for _ in range(6)]
-    scales = [torch.randn(6, 8, num_heads, generator=generator) for _ in range(6 if quantised else 0)]
+    dtype = torch.float8_e4m3fn if quantized else torch.float16
+    caches = [torch.randn(6, 8, num_heads, head_dim, generator=generator).to(dtype) for _ in range(6)]
+    scales = [torch.randn(6, 8, num_heads, generator=generator) for _ in range(6 if quantized else 0)]
     pairs = torch.tensor([[0, 3], [1, 5], [0, 4]])
     moved = [[tensor.clone().to(triton_device) for tensor in tensors] for tensors in (caches, scales)]
     copy_blocks_reference(caches[:3], caches[3:], pairs, scales[:3], scales[3:])

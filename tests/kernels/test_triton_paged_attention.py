@@ -138,7 +138,7 @@ def test_a_sink_far_above_and_below_every_score(kernel: str, triton_device: torc
 @pytest.mark.parametrize("magnitude", [1.0, 1e-6])
 def test_an_fp8_cache(kernel: str, dtype: torch.dtype, magnitude: float, triton_device: torch.device) -> None:
     """Against the values that the codes stand for: nothing is lost beyond the query's dtype, however small they are."""
-    case = PagedCase([(1, 37), (3, 22)], HEADS, dtype=dtype, quantised=True)
+    case = PagedCase([(1, 37), (3, 22)], HEADS, dtype=dtype, quantized=True)
     assert case.v_scale is not None
     case.v_scale *= magnitude
     expected = case.expected(scale=SCALE) * magnitude
@@ -151,13 +151,13 @@ def test_an_fp8_cache(kernel: str, dtype: torch.dtype, magnitude: float, triton_
 
 @EVERY_KERNEL
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize(("window", "head_size"), [(None, 16), (40, 24)])
+@pytest.mark.parametrize(("window", "head_dim"), [(None, 16), (40, 24)])
 def test_keys_stored_without_their_offsets(
-    kernel: str, dtype: torch.dtype, window: int | None, head_size: int, triton_device: torch.device
+    kernel: str, dtype: torch.dtype, window: int | None, head_dim: int, triton_device: torch.device
 ) -> None:
     """Over several spans of keys, the last of which has begun; the offsets decide which keys matter."""
     rows = [(1, 270), (3, 129), (9, 40)]
-    case = PagedCase(rows, (4, 2, head_size), dtype=dtype, quantised=True, offset=2.0, window=window)
+    case = PagedCase(rows, (4, 2, head_dim), dtype=dtype, quantized=True, offset=2.0, window=window)
     check(run(kernel, case, triton_device), case.expected(scale=SCALE), dtype)
 
 
@@ -275,16 +275,16 @@ def test_offsets_past_32_bits(kernel: str) -> None:
 
 
 @NEEDS_GPU
-@pytest.mark.parametrize("head_size", [64, 80, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("quantised", "offset"), [(False, None), (True, None), (True, 2.0)])
-def test_default_tiles(head_size: int, dtype: torch.dtype, *, quantised: bool, offset: float | None) -> None:
+@pytest.mark.parametrize(("quantized", "offset"), [(False, None), (True, None), (True, 2.0)])
+def test_default_tiles(head_dim: int, dtype: torch.dtype, *, quantized: bool, offset: float | None) -> None:
     """What is slow to interpret: prompts of many tiles, one decode beside them."""
     rows = [(1, 700), (300, 500), (130, 130)]
-    case = PagedCase(rows, (8, 2, head_size), dtype=dtype, quantised=quantised, offset=offset)
-    tolerance = torch.bfloat16 if quantised else dtype
-    output = run("choice", case, torch.device("cuda"), scale=head_size**-0.5)
-    check(output, case.expected(scale=head_size**-0.5), tolerance)
+    case = PagedCase(rows, (8, 2, head_dim), dtype=dtype, quantized=quantized, offset=offset)
+    tolerance = torch.bfloat16 if quantized else dtype
+    output = run("choice", case, torch.device("cuda"), scale=head_dim**-0.5)
+    check(output, case.expected(scale=head_dim**-0.5), tolerance)
 
 
 @NEEDS_GPU

@@ -23,7 +23,7 @@ SEATS = [3, -1, 0, 4]
 
 @pytest.fixture(params=["triton", "torch"])
 def kernels(request: pytest.FixtureRequest, triton_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Functions with ``penalise`` and ``count``, the former by tiles of which a row has several."""
+    """Functions with ``penalize`` and ``count``, the former by tiles of which a row has several."""
     from paged_sdk.kernels.triton import penalties
 
     monkeypatch.setattr(penalties, "_TILE", 64)
@@ -52,7 +52,7 @@ def random_occurrences() -> Tensor:
     return counts * (torch.rand(NUM_SEATS, VOCAB_SIZE, generator=generator) < 0.1)
 
 
-def penalised(logits: npt.NDArray[np.float64], occurrences: Tensor, settings: PenaltySettings) -> Tensor:
+def penalized(logits: npt.NDArray[np.float64], occurrences: Tensor, settings: PenaltySettings) -> Tensor:
     """Token by token."""
     columns = (settings.seats, settings.repetition, settings.frequency, settings.presence)
     result = logits.copy()
@@ -72,8 +72,8 @@ def test_penalties_are_those_of_numpy(kernels: Any, to: Callable[[Tensor], Tenso
     logits = torch.randn(4, VOCAB_SIZE, generator=torch.Generator().manual_seed(0)) * 4
     occurrences, settings = random_occurrences(), settings_on(to)
     given, counted = to(logits.clone()), to(occurrences.clone())
-    kernels.penalise(given, counted, settings)
-    expected = penalised(logits.double().numpy(), occurrences, settings)
+    kernels.penalize(given, counted, settings)
+    expected = penalized(logits.double().numpy(), occurrences, settings)
     assert (expected != logits).sum() > 20
     torch.testing.assert_close(given.cpu().double(), expected, rtol=1e-6, atol=1e-6)
     assert torch.equal(given.cpu()[1], logits[1])
@@ -84,7 +84,7 @@ def test_logits_that_are_not_finite_stay_so(kernels: Any, to: Callable[[Tensor],
     logits = torch.full((1, VOCAB_SIZE), torch.nan)
     logits[0, ::2] = -torch.inf
     given = to(logits.clone())
-    kernels.penalise(given, to(torch.full((1, VOCAB_SIZE), 3, dtype=torch.int32)), settings_on(to, [0]))
+    kernels.penalize(given, to(torch.full((1, VOCAB_SIZE), 3, dtype=torch.int32)), settings_on(to, [0]))
     torch.testing.assert_close(given.cpu(), logits, equal_nan=True)
 
 
@@ -102,7 +102,7 @@ def test_what_was_sampled_is_counted(kernels: Any, to: Callable[[Tensor], Tensor
 
 def test_no_rows(kernels: Any, to: Callable[[Tensor], Tensor]) -> None:
     occurrences, settings = to(random_occurrences()), settings_on(to, [])
-    kernels.penalise(to(torch.empty(0, VOCAB_SIZE)), occurrences, settings)
+    kernels.penalize(to(torch.empty(0, VOCAB_SIZE)), occurrences, settings)
     kernels.count(occurrences, settings, to(torch.empty(0, dtype=torch.int64)))
     assert torch.equal(occurrences.cpu(), random_occurrences())
 
@@ -110,10 +110,10 @@ def test_no_rows(kernels: Any, to: Callable[[Tensor], Tensor]) -> None:
 def test_what_does_not_fit_is_refused() -> None:
     logits, occurrences, settings = torch.randn(4, VOCAB_SIZE), random_occurrences(), settings_on(lambda tensor: tensor)
     with pytest.raises(ConfigError, match="occurrences"):
-        ops.penalise(logits[:, 1:].contiguous(), occurrences, settings)
+        ops.penalize(logits[:, 1:].contiguous(), occurrences, settings)
     with pytest.raises(ConfigError, match="logits"):
-        ops.penalise(logits.half(), occurrences, settings)
+        ops.penalize(logits.half(), occurrences, settings)
     with pytest.raises(ConfigError, match="seats"):
-        ops.penalise(logits[:3], occurrences, settings)
+        ops.penalize(logits[:3], occurrences, settings)
     with pytest.raises(ConfigError, match="tokens"):
         ops.count(occurrences, settings, torch.zeros(4, dtype=torch.int32))

@@ -1,4 +1,4 @@
-"""Normalisation and activations in Triton against torch in float64."""
+"""Normalization and activations in Triton against torch in float64."""
 
 from __future__ import annotations
 

@@ -32,21 +32,21 @@ from paged_sdk.kernels.draw_settings import DrawSettings
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, BlockMatrix, tensor_type_of
 from paged_sdk.kernels.penalty_settings import PenaltySettings
 from paged_sdk.kernels.repack import repack
-from paged_sdk.kernels.repacked import REPACKED_FORMATS, RepackedMatrix
 from paged_sdk.kernels.triton import (
     activation,
+    blocks,
     fused_moe,
     kv_cache,
     norm,
     penalties,
-    quantised_experts,
-    quantised_linear,
-    repacked,
+    quantized_experts,
+    quantized_linear,
     rotary,
     routing,
     sampling,
 )
 from paged_sdk.kernels.triton.paged_attention import paged_attention
+from paged_sdk.kernels.triton_blocks import TRITON_BLOCK_FORMATS, TritonBlockMatrix
 
 Case = tuple[str, Callable[[], object]]
 
@@ -78,11 +78,11 @@ def more_cases() -> Iterator[Case]:
     for dtype in (torch.float16, torch.float32):
         yield from attention_cases(f"llama, {dtype}", (32, 8, 128), dtype)
         yield from small_cases(dtype)
-    yield from attention_cases("llama, fp8", (32, 8, 128), BF16, quantised=True)
-    for num_heads, num_kv_heads, head_size in ((28, 4, 128), (14, 2, 64)):
-        offsets = empty(32, num_kv_heads, head_size, dtype=torch.float32)
-        heads = (num_heads, num_kv_heads, head_size)
-        yield from attention_cases(f"qwen2.5, fp8, {heads}", heads, BF16, quantised=True, key_offsets=offsets)
+    yield from attention_cases("llama, fp8", (32, 8, 128), BF16, quantized=True)
+    for num_heads, num_kv_heads, head_dim in ((28, 4, 128), (14, 2, 64)):
+        offsets = empty(32, num_kv_heads, head_dim, dtype=torch.float32)
+        heads = (num_heads, num_kv_heads, head_dim)
+        yield from attention_cases(f"qwen2.5, fp8, {heads}", heads, BF16, quantized=True, key_offsets=offsets)
     yield from attention_cases("gemma", (8, 4, 256), BF16, window=1024, softcap=50.0)
     yield from attention_cases("phi", (32, 32, 96), BF16)
     yield from attention_cases("sinks", (64, 8, 64), BF16, sinks=empty(64, dtype=torch.float32))
@@ -91,14 +91,14 @@ def more_cases() -> Iterator[Case]:
         yield f"experts, {num_tokens} tokens", partial(mixture_of_experts, num_tokens)
     yield "experts, float32", partial(mixture_of_experts, 512, torch.float32)
     for tensor_type, (num_rows, dtype) in product(
-        REPACKED_FORMATS, ((1, BF16), (2, BF16), (4, BF16), (32, torch.float16), (64, BF16), (512, BF16))
+        TRITON_BLOCK_FORMATS, ((1, BF16), (2, BF16), (4, BF16), (32, torch.float16), (64, BF16), (512, BF16))
     ):
         name = BLOCK_FORMATS[tensor_type].name
         yield f"{name}, {num_rows} rows, {dtype}", partial(linear, name, num_rows, dtype)
-    for name in (BLOCK_FORMATS[tensor_type].name for tensor_type in REPACKED_FORMATS):
+    for name in (BLOCK_FORMATS[tensor_type].name for tensor_type in TRITON_BLOCK_FORMATS):
         yield f"{name}, swiglu of 4 rows", partial(swiglu, name, 4)
     for name, (num_tokens, dtype) in product(
-        (BLOCK_FORMATS[tensor_type].name for tensor_type in REPACKED_FORMATS),
+        (BLOCK_FORMATS[tensor_type].name for tensor_type in TRITON_BLOCK_FORMATS),
         ((1, BF16), (8, BF16), (64, torch.float16), (512, BF16), (2048, BF16)),
     ):
         yield f"experts in {name}, {num_tokens} tokens", partial(experts, (name, name, name), num_tokens, dtype)
@@ -122,7 +122,7 @@ def sampling_cases(vocab_size: int) -> Iterator[Case]:
     yield f"likeliest of {vocab_size}", partial(sampling.argmax, logits)
     yield f"draw from {vocab_size}", partial(sampling.draw, logits, settings)
     occurrences, costs = empty(256, vocab_size, dtype=torch.int32), PenaltySettings(places, *[fractions] * 3)
-    yield f"penalties for {vocab_size}", partial(penalties.penalise, logits, occurrences, costs)
+    yield f"penalties for {vocab_size}", partial(penalties.penalize, logits, occurrences, costs)
     yield f"what was sampled of {vocab_size}", partial(penalties.count, occurrences, costs, places)
 
 
@@ -136,14 +136,14 @@ def small_cases(dtype: torch.dtype) -> Iterator[Case]:
     heads = empty(64, 48, 128, dtype=dtype)
     query, key, value = torch.split(heads, [32, 8, 8], dim=1)
     angles, slots = empty(64, 64, dtype=torch.float32), empty(64, dtype=torch.int64)
-    for quantised in (False, True):
-        caches, scales = caches_of((8, 128), dtype, quantised=quantised)
+    for quantized in (False, True):
+        caches, scales = caches_of((8, 128), dtype, quantized=quantized)
         rotate = partial(rotary.rotate_and_cache, query, key, value, angles, angles, *caches, slots)
-        yield f"rotate and cache, fp8 {quantised}", partial(rotate, **scales)
-        if quantised:
+        yield f"rotate and cache, fp8 {quantized}", partial(rotate, **scales)
+        if quantized:
             offsets = {"key_offsets": empty(32, 8, 128, dtype=torch.float32), "positions": slots}
             yield "rotate and cache, fp8 with offsets", partial(rotate, **scales, **offsets)
-        yield f"cache, fp8 {quantised}", partial(kv_cache.reshape_and_cache, key, value, *caches, slots, **scales)
+        yield f"cache, fp8 {quantized}", partial(kv_cache.reshape_and_cache, key, value, *caches, slots, **scales)
     pairs = empty(4, 2, dtype=torch.int64)
     yield "copy blocks", partial(kv_cache.copy_blocks, [caches[0]], [caches[1]], pairs)
 
@@ -153,29 +153,29 @@ def empty(*shape: int, dtype: torch.dtype) -> Tensor:
 
 
 def caches_of(
-    heads: tuple[int, int], dtype: torch.dtype, *, quantised: bool
+    heads: tuple[int, int], dtype: torch.dtype, *, quantized: bool
 ) -> tuple[tuple[Tensor, Tensor], dict[str, Tensor]]:
     """Keys and values, and their scales."""
     shape = (1024, 32, *heads)
-    cache = empty(*shape, dtype=torch.float8_e4m3fn if quantised else dtype)
+    cache = empty(*shape, dtype=torch.float8_e4m3fn if quantized else dtype)
     scale = empty(*shape[:3], dtype=torch.float32)
-    return (cache, cache), {"k_scale": scale, "v_scale": scale} if quantised else {}
+    return (cache, cache), {"k_scale": scale, "v_scale": scale} if quantized else {}
 
 
 def attention_cases(
-    name: str, heads: tuple[int, int, int], dtype: torch.dtype, *, quantised: bool = False, **options: Any
+    name: str, heads: tuple[int, int, int], dtype: torch.dtype, *, quantized: bool = False, **options: Any
 ) -> Iterator[Case]:
     """Decodes of many and of few sequences, and prompts."""
-    num_heads, num_kv_heads, head_size = heads
-    caches, scales = caches_of((num_kv_heads, head_size), dtype, quantised=quantised)
-    arguments: dict[str, Any] = {"scale": head_size**-0.5, **scales, **options}
+    num_heads, num_kv_heads, head_dim = heads
+    caches, scales = caches_of((num_kv_heads, head_dim), dtype, quantized=quantized)
+    arguments: dict[str, Any] = {"scale": head_dim**-0.5, **scales, **options}
     attend: Callable[..., Tensor] = partial(paged_attention, **arguments)
     for kind, num_rows, num_tokens in (("decodes", 256, 1), ("one decode", 1, 1), ("prompts", 4, 2048)):
         yield (
             f"{name}: {kind}",
             partial(
                 attend,
-                empty(num_rows * num_tokens, num_heads, head_size, dtype=dtype),
+                empty(num_rows * num_tokens, num_heads, head_dim, dtype=dtype),
                 *caches,
                 empty(num_rows, 128, dtype=torch.int32),
                 empty(num_rows, dtype=torch.int32),
@@ -204,10 +204,10 @@ def experts(names: tuple[str, str, str], num_tokens: int, dtype: torch.dtype) ->
     )
     weights, ids = (empty(num_tokens, 8, dtype=dtype) for dtype in (torch.float32, torch.int64))
     x = empty(num_tokens, 2048, dtype=dtype)
-    return quantised_experts.quantised_experts(x, gate, up, down, weights, ids, num_experts=128)
+    return quantized_experts.quantized_experts(x, gate, up, down, weights, ids, num_experts=128)
 
 
-def matrix(name: str, rows: int, cols: int = 4096) -> RepackedMatrix:
+def matrix(name: str, rows: int, cols: int = 4096) -> TritonBlockMatrix:
     tensor_type = tensor_type_of(name)
     form = BLOCK_FORMATS[tensor_type]
     blocks = torch.empty(rows, cols // form.elements * form.num_bytes, dtype=torch.uint8)
@@ -216,20 +216,20 @@ def matrix(name: str, rows: int, cols: int = 4096) -> RepackedMatrix:
 
 
 def linear(name: str, num_rows: int, dtype: torch.dtype, rows: int = 4096) -> Tensor:
-    return quantised_linear.quantised_linear(empty(num_rows, 4096, dtype=dtype), matrix(name, rows))
+    return quantized_linear.quantized_linear(empty(num_rows, 4096, dtype=dtype), matrix(name, rows))
 
 
 def swiglu(name: str, num_rows: int = 1) -> Tensor:
     gate, up = matrix(name, 4096), matrix(name, 4096)
-    return quantised_linear.quantised_swiglu(empty(num_rows, 4096, dtype=BF16), gate, up)
+    return quantized_linear.quantized_swiglu(empty(num_rows, 4096, dtype=BF16), gate, up)
 
 
 def embeddings(name: str, dtype: torch.dtype) -> Tensor:
-    return repacked.dequantise_rows(matrix(name, 512), empty(64, dtype=torch.int64), dtype)
+    return blocks.dequantize_rows(matrix(name, 512), empty(64, dtype=torch.int64), dtype)
 
 
 def routes(num_experts: int, num_selected: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    return routing.route(empty(64, num_experts, dtype=dtype), num_selected, renormalise=True)
+    return routing.route(empty(64, num_experts, dtype=dtype), num_selected, renormalize=True)
 
 
 class FakeDriver:

@@ -188,7 +188,7 @@ class PagedMachine(RuleBasedStateMachine):
         for position in range(sequence.num_computed, sequence.num_computed + num_tokens):
             if isinstance(self.manager, KvCacheManager):
                 block = self.manager._pool.blocks[table.ids[position // BLOCK_SIZE]]
-                assert position // BLOCK_SIZE >= table.num_dead
+                assert position // BLOCK_SIZE >= table.num_out_of_window
                 assert block.ref_count == 1
                 assert block.hash is None
             self.shadow.write(table.ids, position, sequence.marks[position])

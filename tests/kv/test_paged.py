@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from paged_sdk.kv.manager import KvCopy, KvTable, Prefix
-from paged_sdk.kv.paged import DEAD_BLOCK, KvCacheManager
+from paged_sdk.kv.paged import OUT_OF_WINDOW_BLOCK, KvCacheManager
 from shadow_kv import check_paged
 
 SIZE = 4
@@ -261,7 +261,7 @@ def test_a_window_gives_back_what_it_left() -> None:
     ids = list(table.ids)
     # The query at 12 sees 7 to 12: block 0 is dead, block 1 is not.
     assert manager.grow(table, 12, 1) == 1
-    assert table.ids == [DEAD_BLOCK, *ids[1:], table.ids[3]]
+    assert table.ids == [OUT_OF_WINDOW_BLOCK, *ids[1:], table.ids[3]]
     assert (manager.usage.used, manager.usage.cached) == (3, 1)
     manager.commit(table, [*prompt, 12], 13)
     child = manager.fork(table, 13)
@@ -272,7 +272,7 @@ def test_a_window_gives_back_what_it_left() -> None:
     assert prefix.num_tokens == 12
     manager.attach(second, prefix, [*prompt, 12])
     manager.grow(second, 12, 1)
-    assert second.ids[:3] == [DEAD_BLOCK, *ids[1:]]
+    assert second.ids[:3] == [OUT_OF_WINDOW_BLOCK, *ids[1:]]
     check_paged(manager, [table, child, second])
 
 

@@ -1,4 +1,4 @@
-"""Embeddings in quantised blocks, repacked or not, equal those of the decoded matrix."""
+"""Embeddings in quantized blocks, repacked or not, equal those of the decoded matrix."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 from native_weights import IQ4_NL, Q2_K, TYPES, random_matrix
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS
 from paged_sdk.kernels.repack import repack
-from paged_sdk.kernels.repacked import REPACKED_FORMATS
-from paged_sdk.layers.embedding import BlockEmbedding, DenseEmbedding, Embedding, RepackedEmbedding
+from paged_sdk.kernels.triton_blocks import TRITON_BLOCK_FORMATS
+from paged_sdk.layers.embedding import BlockEmbedding, DenseEmbedding, Embedding, TritonBlockEmbedding
 
 VOCAB, HIDDEN = 50, 512
 
@@ -20,8 +20,8 @@ VOCAB, HIDDEN = 50, 512
 def test_rows_are_those_of_the_decoded_matrix(tensor_type: int, dtype: torch.dtype, scale: float | None) -> None:
     matrix = random_matrix(tensor_type, VOCAB, HIDDEN, torch.Generator().manual_seed(tensor_type))
     embeddings: list[Embedding] = [BlockEmbedding(matrix, dtype=dtype, scale=scale)]
-    if tensor_type in REPACKED_FORMATS:
-        embeddings.append(RepackedEmbedding(repack(matrix), dtype=dtype, scale=scale))
+    if tensor_type in TRITON_BLOCK_FORMATS:
+        embeddings.append(TritonBlockEmbedding(repack(matrix), dtype=dtype, scale=scale))
     dense = DenseEmbedding(matrix.decoded(dtype), scale=scale)
     for token_ids in ([3], [7, 7, 0, VOCAB - 1], list(range(VOCAB))):
         expected = dense.forward(torch.tensor(token_ids))

@@ -1,4 +1,4 @@
-"""Embeddings of plain numbers."""
+"""Embeddings of dense and of quantized matrices."""
 
 from __future__ import annotations
 

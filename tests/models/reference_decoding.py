@@ -44,7 +44,7 @@ class DictSource:
         return self._tensors[name].to(dtype=dtype, device=device)
 
     def block_matrix(self, name: str) -> None:
-        """Every tensor is of plain numbers."""
+        """Every tensor is dense."""
 
     def close(self) -> None:
         """Nothing is open."""

@@ -26,13 +26,13 @@ from paged_sdk.attention.backend import RowSpan
 from paged_sdk.attention.context import StepContext
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.attention.triton_paged import TritonPagedBackend
-from paged_sdk.layers.embedding import RepackedEmbedding
+from paged_sdk.layers.embedding import TritonBlockEmbedding
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.loading import load_model
 from paged_sdk.models.moe_mlp import MoeMlp
 from paged_sdk.quant.policy import LinearPolicy
-from paged_sdk.quant.repacked import RepackedLinear
-from paged_sdk.quant.repacked_experts import RepackedExperts
+from paged_sdk.quant.triton_block import TritonBlockLinear
+from paged_sdk.quant.triton_block_experts import TritonBlockExperts
 from paged_sdk.weights.gguf_source import GgufSource
 from tiny import FAMILIES, build_model, make_gguf
 
@@ -111,11 +111,11 @@ def test_models_in_blocks(family: str, tmp_path: Path) -> None:
     source = GgufSource(make_gguf(tmp_path, family=family, quantization="Q8_0"))
     policy = LinearPolicy(keep_blocks=True, device=META)
     model = load_model(source.config, source, dtype=torch.bfloat16, device=META, policy=policy)
-    assert isinstance(model.embedding, RepackedEmbedding)
-    assert isinstance(model.head, RepackedLinear)
+    assert isinstance(model.embedding, TritonBlockEmbedding)
+    assert isinstance(model.head, TritonBlockLinear)
     mixtures = [layer.mlp for layer in model.layers if isinstance(layer.mlp, MoeMlp)]
     assert len(mixtures) == (model.config.num_layers if model.config.moe else 0)
-    assert all(isinstance(mixture.experts, RepackedExperts) for mixture in mixtures)
+    assert all(isinstance(mixture.experts, TritonBlockExperts) for mixture in mixtures)
     check_steps(model)
 
 
@@ -129,7 +129,7 @@ def test_what_launches_the_kernels_of_experts(num_tokens: int) -> None:
 
     with device_only():
         hidden = torch.empty(num_tokens, 64, device=META)
-        weights, ids = route(torch.empty(num_tokens, 16, device=META), 2, renormalise=True)
+        weights, ids = route(torch.empty(num_tokens, 16, device=META), 2, renormalize=True)
         gate_up, down = torch.empty(16, 2 * 32, 64, device=META), torch.empty(16, 64, 32, device=META)
         assert fused_moe(hidden, gate_up, down, weights, ids).shape == hidden.shape
 

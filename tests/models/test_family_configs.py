@@ -147,7 +147,7 @@ def test_what_configs_of_experts_leave_out(family: str, config_class: Any) -> No
     assert config.moe.num_experts == expected.num_experts
     assert config.moe.num_experts_per_token == expected.num_experts_per_tok
     assert config.moe.intermediate_size == getattr(expected, "moe_intermediate_size", expected.intermediate_size)
-    assert config.moe.renormalise == getattr(expected, "norm_topk_prob", True)
+    assert config.moe.renormalize == getattr(expected, "norm_topk_prob", True)
     assert config.norm_eps == expected.rms_norm_eps
     assert config.num_kv_heads == expected.num_key_value_heads
     assert config.max_position == expected.max_position_embeddings

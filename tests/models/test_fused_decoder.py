@@ -265,14 +265,14 @@ def test_weights_that_cannot_be_packed_have_one_form_and_are_fused(tmp_path: Pat
 
 
 class PlainExperts(GgufSource):
-    """A file whose experts are not quantised."""
+    """A file whose experts are not quantized."""
 
     def block_matrix(self, name: str) -> BlockMatrix | None:
         return None if ".experts." in name else super().block_matrix(name)
 
 
 class PlainHead(GgufSource):
-    """A file whose embeddings and output projection are not quantised, as some are for quality's sake."""
+    """A file whose embeddings and output projection are not quantized, as some are for quality's sake."""
 
     def block_matrix(self, name: str) -> BlockMatrix | None:
         return None if name in ("lm_head.weight", "model.embed_tokens.weight") else super().block_matrix(name)

@@ -20,7 +20,7 @@ from paged_sdk.errors import CheckpointError
 from paged_sdk.models.loading import load_model
 from paged_sdk.models.moe_mlp import MoeMlp
 from paged_sdk.quant.dense_experts import DenseExperts
-from paged_sdk.quant.packed_experts import PackedExperts
+from paged_sdk.quant.native_block_experts import NativeBlockExperts
 from paged_sdk.quant.policy import LinearPolicy
 from paged_sdk.weights.checkpoint import open_checkpoint
 from tiny import build_gguf_model, build_model, make_checkpoint, make_gguf
@@ -105,7 +105,7 @@ def test_experts_are_decoded_without_the_native_kernels_and_the_log_says_so(
             device=CPU,
             policy=LinearPolicy(keep_blocks=True),
         )
-    assert ("Experts are kept in torch.bfloat16: only the other matrices are quantised." in caplog.messages) is says
+    assert ("Experts are kept in torch.bfloat16: only the other matrices are quantized." in caplog.messages) is says
     mlp = model.layers[0].mlp
     assert isinstance(mlp, MoeMlp)
     assert isinstance(mlp.experts, DenseExperts)
@@ -114,7 +114,7 @@ def test_experts_are_decoded_without_the_native_kernels_and_the_log_says_so(
 
 @needs_library
 @pytest.mark.parametrize(("family", "hidden", "inner"), [("qwen3_moe", 64, 32), ("mixtral", 64, 128)])
-def test_experts_of_quantised_files_take_what_they_take_in_the_file(
+def test_experts_of_quantized_files_take_what_they_take_in_the_file(
     tmp_path: Path, family: str, hidden: int, inner: int
 ) -> None:
     checkpoint = open_checkpoint(make_gguf(tmp_path, family=family, quantization="Q4_0"))
@@ -132,12 +132,12 @@ def test_experts_of_quantised_files_take_what_they_take_in_the_file(
     assert model.config.moe is not None
     for layer in model.layers:
         assert isinstance(layer.mlp, MoeMlp)
-        assert isinstance(layer.mlp.experts, PackedExperts)
+        assert isinstance(layer.mlp.experts, NativeBlockExperts)
         assert layer.mlp.experts.num_bytes == model.config.moe.num_experts * 3 * hidden * inner * 18 // 32
 
 
 @needs_library
-def test_stacked_experts_are_quantised_and_counted() -> None:
+def test_stacked_experts_are_quantized_and_counted() -> None:
     reference = build_model("qwen3_moe")
     progress: list[tuple[int, int]] = []
     model = load_model(
@@ -150,7 +150,7 @@ def test_stacked_experts_are_quantised_and_counted() -> None:
     )
     mixtures = [layer.mlp for layer in model.layers if isinstance(layer.mlp, MoeMlp)]
     assert len(mixtures) == 2
-    assert all(isinstance(mixture.experts, PackedExperts) for mixture in mixtures)
+    assert all(isinstance(mixture.experts, NativeBlockExperts) for mixture in mixtures)
     assert progress[-2][0] == progress[-1][0] == progress[-1][1]  # every tensor was used before loading was over
 
 

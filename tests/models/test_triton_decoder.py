@@ -34,8 +34,8 @@ from paged_sdk.models.loading import load_model
 from paged_sdk.quant.experts import Experts
 from paged_sdk.quant.linear import Linear
 from paged_sdk.quant.policy import DENSE, LinearPolicy
-from paged_sdk.quant.repacked import RepackedLinear
-from paged_sdk.quant.repacked_experts import RepackedExperts
+from paged_sdk.quant.triton_block import TritonBlockLinear
+from paged_sdk.quant.triton_block_experts import TritonBlockExperts
 from paged_sdk.weights.gguf_source import GgufSource
 from tiny import FAMILIES, build_model, make_gguf
 
@@ -97,17 +97,17 @@ def test_greedy_tokens_are_transformers(family: str) -> None:
 
 
 @frozen(kw_only=True)
-class EverywhereRepacked(LinearPolicy):
+class EverywhereTritonBlocks(LinearPolicy):
     """What is chosen for CUDA, on any device."""
 
-    def quantised(
+    def quantized(
         self, matrices: Sequence[BlockMatrix | None], biases: Sequence[Tensor | None], *, is_head: bool
     ) -> Linear | None:
         blocks = [matrix for matrix in matrices if matrix is not None]
-        return RepackedLinear(blocks, biases, device=self.device) if len(blocks) == len(matrices) else None
+        return TritonBlockLinear(blocks, biases, device=self.device) if len(blocks) == len(matrices) else None
 
     def experts(self, gate: BlockMatrix, up: BlockMatrix, down: BlockMatrix, *, num_experts: int) -> Experts:
-        return RepackedExperts(gate, up, down, num_experts=num_experts, device=self.device)
+        return TritonBlockExperts(gate, up, down, num_experts=num_experts, device=self.device)
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3_moe"])
@@ -118,9 +118,9 @@ def test_repacked_weights_are_the_files(family: str, tmp_path: Path, triton_devi
     def model(policy: LinearPolicy) -> DecoderModel:
         return load_model(source.config, source, dtype=torch.float32, device=triton_device, policy=policy)
 
-    dense, repacked = model(DENSE), model(EverywhereRepacked(keep_blocks=True, device=triton_device))
-    assert all(isinstance(linear, RepackedLinear) for layer in repacked.layers for linear in layer.linears)
-    assert isinstance(repacked.head, RepackedLinear)
+    dense, repacked = model(DENSE), model(EverywhereTritonBlocks(keep_blocks=True, device=triton_device))
+    assert all(isinstance(linear, TritonBlockLinear) for layer in repacked.layers for linear in layer.linears)
+    assert isinstance(repacked.head, TritonBlockLinear)
     for length in (1, 5):  # one token's experts are multiplied one by one, those of several by tiles
         text = random_prompt(length)
         expected = logits_of(dense, text)
@@ -146,7 +146,7 @@ def test_the_way_for_cuda_on_repacked_weights(num_tokens: int, tmp_path: Path, m
     source = GgufSource(make_gguf(tmp_path, family="llama", quantization="Q8_0", **TINIEST))
     model = load_model(source.config, source, dtype=torch.float32, device=CPU)
     repacked = load_model(
-        source.config, source, dtype=torch.float32, device=CPU, policy=EverywhereRepacked(keep_blocks=True)
+        source.config, source, dtype=torch.float32, device=CPU, policy=EverywhereTritonBlocks(keep_blocks=True)
     )
     text = random_prompt(num_tokens)
     expected = hidden_of(model, text)

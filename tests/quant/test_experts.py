@@ -11,7 +11,7 @@ from paged_sdk.kernels.fused_moe import fused_moe
 from paged_sdk.kernels.gguf_blocks import BlockMatrix
 from paged_sdk.quant.dense_experts import DenseExperts
 from paged_sdk.quant.experts import Experts
-from paged_sdk.quant.packed_experts import PackedExperts
+from paged_sdk.quant.native_block_experts import NativeBlockExperts
 from paged_sdk.quant.policy import LinearPolicy
 
 NUM_EXPERTS, INNER, HIDDEN = 4, 256, 256
@@ -53,7 +53,7 @@ def packed(blocks: list[BlockMatrix]) -> Experts | None:
 def test_packed_experts_are_near_to_their_decoded_weights(types: tuple[int, int, int], num_tokens: int) -> None:
     blocks = stacks(*types)
     experts = packed(blocks)
-    assert isinstance(experts, PackedExperts)
+    assert isinstance(experts, NativeBlockExperts)
     inputs = tokens(num_tokens)
     expected = fused_moe(inputs[0], *decoded(blocks), *inputs[1:])
     assert (experts.forward(*inputs) - expected).norm() < TOLERANCE * expected.norm()
@@ -73,7 +73,7 @@ def test_packed_experts_take_the_bytes_of_the_file(tensor_type: int) -> None:
 def test_what_cannot_be_packed_takes_eight_bits(types: tuple[int, int, int]) -> None:
     blocks = stacks(*types)
     experts = packed(blocks)
-    assert isinstance(experts, PackedExperts)
+    assert isinstance(experts, NativeBlockExperts)
     in_eight_bits = stacks(*(tensor_type if tensor_type in TYPES else Q8_0 for tensor_type in types))
     assert experts.num_bytes == sum(each.blocks.nbytes for each in in_eight_bits)
     inputs = tokens(5)
@@ -89,13 +89,13 @@ def test_without_the_library_experts_are_decoded() -> None:
 @pytest.mark.parametrize("num_tokens", [0, 1, 3])
 def test_repacked_experts_are_near_to_their_decoded_weights(triton_device: torch.device, num_tokens: int) -> None:
     pytest.importorskip("triton")
-    from paged_sdk.quant.repacked_experts import RepackedExperts
+    from paged_sdk.quant.triton_block_experts import TritonBlockExperts
 
     generator = torch.Generator().manual_seed(0)
     inner, hidden = 128, 64
     gate, up = (random_matrix(Q8_0, NUM_EXPERTS * inner, hidden, generator) for _ in range(2))
     down = random_matrix(Q8_0, NUM_EXPERTS * hidden, inner, generator)
-    experts = RepackedExperts(gate, up, down, num_experts=NUM_EXPERTS, device=triton_device)
+    experts = TritonBlockExperts(gate, up, down, num_experts=NUM_EXPERTS, device=triton_device)
     assert experts.num_bytes == sum(each.blocks.nbytes for each in (gate, up, down))
     x, weights, ids = tokens(num_tokens)
     x = x[:, :hidden] * 0.01

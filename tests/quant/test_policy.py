@@ -11,14 +11,14 @@ from torch import Tensor
 from native_weights import IQ4_NL, Q2_K, TYPES, needs_library, random_matrix, workspace
 from paged_sdk.kernels.gguf_blocks import BlockMatrix
 from paged_sdk.kernels.native.linear import NativeLinear
-from paged_sdk.kernels.native.packed import ROTATED_INT8
+from paged_sdk.kernels.native.packed import HADAMARD_INT8
+from paged_sdk.quant.hadamard_int8 import HadamardInt8Linear
 from paged_sdk.quant.linear import Linear
-from paged_sdk.quant.packed import PackedLinear
+from paged_sdk.quant.native_block import NativeBlockLinear
 from paged_sdk.quant.policy import FEW_ROWS, LinearPolicy
-from paged_sdk.quant.rotated_int8 import RotatedInt8Linear
 
 # Random blocks have means, which trained weights do not, and one large column after the rotation.
-ROTATED_QUANTISATION = 0.06
+ROTATED_QUANTIZATION = 0.06
 
 every_kind_of_layer = pytest.mark.parametrize("is_head", [False, True])
 
@@ -29,7 +29,7 @@ def matrices(*tensor_types: int) -> list[BlockMatrix]:
 
 
 def form(policy: LinearPolicy, stored: Sequence[BlockMatrix | None], *, is_head: bool = False) -> Linear | None:
-    return policy.quantised(stored, [None] * len(stored), is_head=is_head)
+    return policy.quantized(stored, [None] * len(stored), is_head=is_head)
 
 
 @pytest.mark.parametrize("native", [pytest.param(True, marks=needs_library), False])
@@ -43,10 +43,10 @@ def test_a_matrix_of_plain_numbers_is_decoded_with_its_neighbours(*, native: boo
 @pytest.mark.parametrize("tensor_type", TYPES)
 def test_every_packable_type_has_a_form_for_few_and_one_for_many_rows(tensor_type: int) -> None:
     layer = form(LinearPolicy(keep_blocks=True, workspace=workspace()), matrices(tensor_type))
-    assert isinstance(layer, PackedLinear)
+    assert isinstance(layer, NativeBlockLinear)
     assert layer.many_rows is not None
     assert [weight.tensor_type for weight in layer.weights] == [tensor_type]
-    assert [weight.tensor_type for weight in layer.many_rows] == [ROTATED_INT8]
+    assert [weight.tensor_type for weight in layer.many_rows] == [HADAMARD_INT8]
     x = torch.randn(FEW_ROWS + 1, 256, generator=torch.Generator().manual_seed(0))
     alone = form(LinearPolicy(keep_blocks=True, workspace=workspace(), one_form=True), matrices(tensor_type))
     assert alone is not None
@@ -61,7 +61,7 @@ def test_one_form_and_heads_are_packed_only() -> None:
         form(LinearPolicy(keep_blocks=True, workspace=workspace(), one_form=True), stored),
         form(LinearPolicy(keep_blocks=True, workspace=workspace()), stored, is_head=True),
     ):
-        assert isinstance(layer, PackedLinear)
+        assert isinstance(layer, NativeBlockLinear)
         assert layer.many_rows is None
         assert layer.num_bytes == stored[0].blocks.nbytes
 
@@ -69,10 +69,10 @@ def test_one_form_and_heads_are_packed_only() -> None:
 @needs_library
 def test_matrices_of_several_types_are_one_layer() -> None:
     layer = form(LinearPolicy(keep_blocks=True, workspace=workspace()), matrices(12, 12, 14))
-    assert isinstance(layer, PackedLinear)
+    assert isinstance(layer, NativeBlockLinear)
     assert [weight.tensor_type for weight in layer.weights] == [12, 12, 14]
     assert layer.many_rows is not None
-    assert [weight.tensor_type for weight in layer.many_rows] == [ROTATED_INT8] * 3
+    assert [weight.tensor_type for weight in layer.many_rows] == [HADAMARD_INT8] * 3
     assert layer.out_features == 48
 
 
@@ -82,13 +82,13 @@ def test_matrices_of_several_types_are_one_layer() -> None:
 def test_what_cannot_be_packed_has_one_form_for_all_rows(tensor_types: tuple[int, ...], *, is_head: bool) -> None:
     stored = matrices(*tensor_types)
     layer = form(LinearPolicy(keep_blocks=True, workspace=workspace()), stored, is_head=is_head)
-    assert isinstance(layer, PackedLinear)
-    assert [weight.tensor_type for weight in layer.weights] == [ROTATED_INT8] * len(stored)
+    assert isinstance(layer, NativeBlockLinear)
+    assert [weight.tensor_type for weight in layer.weights] == [HADAMARD_INT8] * len(stored)
     assert layer.many_rows is None
     x = torch.randn(FEW_ROWS + 1, 256, generator=torch.Generator().manual_seed(0))
     whole = layer.forward(x)
     expected = x @ torch.cat([matrix.decoded() for matrix in stored]).T
-    assert (whole - expected).norm() < ROTATED_QUANTISATION * expected.norm()
+    assert (whole - expected).norm() < ROTATED_QUANTIZATION * expected.norm()
     assert torch.equal(layer.forward(x[1:]), whole[1:])
 
 
@@ -97,19 +97,19 @@ def test_what_cannot_be_packed_has_one_form_for_all_rows(tensor_types: tuple[int
 def test_without_the_library_torch_serves_every_number_of_rows(tensor_type: int, *, is_head: bool) -> None:
     stored = matrices(tensor_type)
     layer = form(LinearPolicy(keep_blocks=True, workspace=None), stored, is_head=is_head)
-    assert isinstance(layer, RotatedInt8Linear)
+    assert isinstance(layer, HadamardInt8Linear)
     generator = torch.Generator().manual_seed(0)
     for num_rows in (1, FEW_ROWS + 1):
         x = torch.randn(num_rows, 256, generator=generator)
         expected = x @ stored[0].decoded().T
-        assert (layer.forward(x) - expected).norm() < ROTATED_QUANTISATION * expected.norm()
+        assert (layer.forward(x) - expected).norm() < ROTATED_QUANTIZATION * expected.norm()
 
 
 @pytest.mark.parametrize("native", [pytest.param(True, marks=needs_library), False])
 def test_biases_go_with_their_matrices(*, native: bool) -> None:
     policy = LinearPolicy(keep_blocks=True, workspace=workspace() if native else None)
     biases: list[Tensor | None] = [torch.full((16,), value) for value in (1.0, 2.0)]
-    layer = policy.quantised(matrices(8, 8), biases, is_head=False)
+    layer = policy.quantized(matrices(8, 8), biases, is_head=False)
     assert layer is not None
     for num_rows in (1, FEW_ROWS + 1):
         expected = torch.cat([bias for bias in biases if bias is not None]).expand(num_rows, -1)

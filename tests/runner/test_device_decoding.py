@@ -39,9 +39,9 @@ from paged_sdk.runner.decode_graphs import DecodeGraphs, batch_sizes, context_bo
 from paged_sdk.runner.device_decoding import DeviceDecoding
 from paged_sdk.runner.device_penalties import DevicePenalties
 from paged_sdk.runner.device_sampler import DeviceSampler
-from paged_sdk.runner.handed_on import HandedOn
 from paged_sdk.runner.model_runner import ModelRunner
 from paged_sdk.runner.output import PendingStep, RunnerOutput
+from paged_sdk.runner.overlap import OverlapTokens
 from paged_sdk.runner.sampled_step import Drawn, SampledStep
 from paged_sdk.scheduler.output import SchedulerOutput
 
@@ -93,18 +93,18 @@ def recorder(monkeypatch: pytest.MonkeyPatch, triton_device: torch.device) -> Re
         model: CausalModel, backend: AttentionBackend, config: EngineConfig, *, vocab_size: int, visible: bool
     ) -> DeviceDecoding:
         assert isinstance(backend, TritonPagedBackend)
-        handed_on = HandedOn(config.max_num_seqs, triton_device)
+        overlap = OverlapTokens(config.max_num_seqs, triton_device)
         with torch.inference_mode():
             graphs = DecodeGraphs(
                 model,
                 backend,
-                handed_on.tokens,
+                overlap.tokens,
                 sizes=batch_sizes(config.max_num_seqs),
                 bounds=[24, config.max_model_len],
                 record=recorder,
             )
             penalties = DevicePenalties(config.max_num_seqs, vocab_size, triton_device)
-            path = DeviceDecoding(DeviceSampler(triton_device, vocab_size), penalties, handed_on, graphs)
+            path = DeviceDecoding(DeviceSampler(triton_device, vocab_size), penalties, overlap, graphs)
             path.warm_up(model)
         return path
 
@@ -156,7 +156,7 @@ def test_sampled_texts_do_not_depend_on_their_batch(builder: TextModelBuilder, r
 
 @INTERPRETED
 @pytest.mark.parametrize("together", [True, False])
-def test_penalised_texts_are_the_same(
+def test_penalized_texts_are_the_same(
     builder: TextModelBuilder, request: pytest.FixtureRequest, *, together: bool
 ) -> None:
     """With a penalty that favours what there is already, since random weights hardly repeat themselves."""
@@ -171,7 +171,7 @@ def test_penalised_texts_are_the_same(
 
 
 @INTERPRETED
-def test_penalised_texts_that_are_preempted(builder: TextModelBuilder, request: pytest.FixtureRequest) -> None:
+def test_penalized_texts_that_are_preempted(builder: TextModelBuilder, request: pytest.FixtureRequest) -> None:
     """A token that was under way is lost: the device has counted it, and chooses it once more."""
     sampling = SamplingParams(temperature=0.0, repetition_penalty=3.0, max_len=20, ignore_eos=True)
 
@@ -230,15 +230,15 @@ def test_rows_that_need_the_host_beside_rows_that_do_not(builder: TextModelBuild
     async def run() -> tuple[list[CompletionResponse], CompletionResponse]:
         async with small(builder).with_prefix_cache_n(None).build() as model:
             alone = [await model.send_completion_request(PROMPTS[i], each) for i, each in ((0, GREEDY), (1, host))]
-            plain, penalised = await asyncio.gather(
+            plain, penalized = await asyncio.gather(
                 model.send_completion_request(PROMPTS[0], GREEDY), model.send_completion_request(PROMPTS[1], host)
             )
             assert plain.choices[0].text == alone[0].choices[0].text
-            assert [choice.text for choice in penalised.choices] == [choice.text for choice in alone[1].choices]
-            return alone, penalised
+            assert [choice.text for choice in penalized.choices] == [choice.text for choice in alone[1].choices]
+            return alone, penalized
 
-    _, penalised = asyncio.run(run())
-    assert all(choice.logprobs is not None for choice in penalised.choices)
+    _, penalized = asyncio.run(run())
+    assert all(choice.logprobs is not None for choice in penalized.choices)
     assert recorder.replays
 
 
@@ -338,11 +338,11 @@ def test_bounds_of_recorded_steps() -> None:
 
 
 def test_tokens_are_handed_on() -> None:
-    handed_on = HandedOn(4, CPU)
-    handed_on.put([7, 3, 9], torch.tensor([5, -1, 6]))
-    assert handed_on.tokens[:3].tolist() == [5, 0, 6]
-    assert list(handed_on.places([7, 3, 9])) == [0, 1, 2]
-    assert list(handed_on.places([9, 7])) == [2, 0]
+    overlap = OverlapTokens(4, CPU)
+    overlap.put([7, 3, 9], torch.tensor([5, -1, 6]))
+    assert overlap.tokens[:3].tolist() == [5, 0, 6]
+    assert list(overlap.places([7, 3, 9])) == [0, 1, 2]
+    assert list(overlap.places([9, 7])) == [2, 0]
 
 
 @NEEDS_GPU
@@ -371,14 +371,14 @@ def test_decode_steps_on_a_gpu_are_replayed_and_wait_for_nothing(
 
     monkeypatch.setattr(ModelRunner, "submit", watched_submit)
     monkeypatch.setattr(DeviceDecoding, "go_on", watched_go_on)
-    penalised = evolve(GREEDY, repetition_penalty=1.3, frequency_penalty=0.1, top_n_logprobs=2)
+    penalized = evolve(GREEDY, repetition_penalty=1.3, frequency_penalty=0.1, top_n_logprobs=2)
     long = SamplingParams(temperature=0.8, top_p=0.9, seed=3, max_len=40, ignore_eos=True)
     builder = TextModelBuilder(tiny_checkpoint).with_dtype(dtype).with_device("cuda")
     with caplog.at_level(logging.INFO, logger="paged_sdk"):
-        found = [texts(builder, sampling, together=True) for sampling in (long, penalised, GREEDY)]
+        found = [texts(builder, sampling, together=True) for sampling in (long, penalized, GREEDY)]
     assert "Decode steps of up to 4 rows recorded" in caplog.text
     assert num_replayed > 30
     assert [len(each) for each in found] == [len(PROMPTS)] * 3
     if dtype == "float32":
-        on_cpu = [texts(builder.with_device("cpu"), sampling, together=True) for sampling in (penalised, GREEDY)]
+        on_cpu = [texts(builder.with_device("cpu"), sampling, together=True) for sampling in (penalized, GREEDY)]
         assert found[1:] == on_cpu

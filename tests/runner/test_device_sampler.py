@@ -132,13 +132,13 @@ def test_no_rows_are_no_work() -> None:
     assert DeviceSampler(CPU, 5).sample(torch.empty(0, 5), [], []).shape == (0,)
 
 
-PENALISED = [
+PENALIZED = [
     SamplingParams(repetition_penalty=1.1),
     SamplingParams(temperature=0.0, presence_penalty=0.5, frequency_penalty=0.5, top_n_logprobs=3),
 ]
 
 
-@pytest.mark.parametrize("params", [*MIXED, *PENALISED])
+@pytest.mark.parametrize("params", [*MIXED, *PENALIZED])
 def test_what_is_served(params: SamplingParams) -> None:
     assert DeviceSampler.serves(params, 0)
 

@@ -54,7 +54,7 @@ class StateSource:
         return self._tensors[name].to(device, dtype)
 
     def block_matrix(self, name: str) -> None:
-        """Every tensor is of plain numbers."""
+        """Every tensor is dense."""
 
     def close(self) -> None:
         """Nothing is open."""
@@ -133,8 +133,8 @@ class Harness:
             self.prompt_logprobs.setdefault(output.scheduled[index].sequence.seq_id, []).extend(entries)
         for index, entries_or_none in enumerate(result.logprobs):
             self.logprobs.setdefault(output.scheduled[index].sequence.seq_id, []).extend(entries_or_none or [])
-        advances = self.scheduler.update(output, result.token_ids)
-        for sequence, token_id in zip(advances.sequences, advances.token_ids, strict=True):
+        new_tokens = self.scheduler.update(output, result.token_ids)
+        for sequence, token_id in zip(new_tokens.sequences, new_tokens.token_ids, strict=True):
             self.texts.setdefault((sequence.seq_id, sequence.choice_index), []).append(token_id)
 
     def run(self) -> None:

@@ -9,7 +9,7 @@ from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.kv.contiguous import SequenceKvManager
 from paged_sdk.kv.manager import KvTable
 from paged_sdk.kv.paged import KvCacheManager
-from paged_sdk.scheduler.output import Advances, SchedulerOutput
+from paged_sdk.scheduler.output import NewTokens, SchedulerOutput
 from paged_sdk.scheduler.scheduler import Scheduler
 from paged_sdk.scheduler.sequence import Sequence, SequenceStatus
 from shadow_kv import ShadowKv, check_paged, history_marks
@@ -142,12 +142,12 @@ class Harness:
         self.num_steps += 1
         self.shadow.copy(output.copies)
         self.shadow.release(output.released)
-        handed_on = self._handed_on()
+        overlap = self._overlap()
         histories = []
         for row in output.scheduled:
             token_ids = row.sequence.token_ids
             if row.end > len(token_ids):
-                token_ids = [*token_ids, handed_on[row.sequence.seq_id]]
+                token_ids = [*token_ids, overlap[row.sequence.seq_id]]
             histories.append(history_marks(token_ids, row.sequence.extra_keys))
         for row, marks in zip(output.scheduled, histories, strict=True):
             prompt_end = row.sequence.num_prompt_tokens
@@ -164,11 +164,11 @@ class Harness:
             sampled.append([next_token(marks[-1], choice) for choice in choices])
         return sampled
 
-    def update(self, output: SchedulerOutput, sampled: list[list[int]]) -> Advances:
+    def update(self, output: SchedulerOutput, sampled: list[list[int]]) -> NewTokens:
         """Take in a step and check what it is said to have done."""
-        advances = self.scheduler.update(output, sampled)
+        new_tokens = self.scheduler.update(output, sampled)
         for sequence, token_id, row, sample in zip(
-            advances.sequences, advances.token_ids, advances.rows, advances.samples, strict=True
+            new_tokens.sequences, new_tokens.token_ids, new_tokens.rows, new_tokens.samples, strict=True
         ):
             self.sequences.setdefault(sequence.seq_id, sequence)
             if sample:
@@ -179,7 +179,7 @@ class Harness:
             else:
                 assert sequence.num_computed_tokens == len(sequence.token_ids) - 1
         self.check_memory()
-        return advances
+        return new_tokens
 
     def step(self, *, ahead: bool = False) -> SchedulerOutput:
         """One step, chosen before the results of the previous one are taken in; afterwards one may be under way.
@@ -201,7 +201,7 @@ class Harness:
             flight, self.flight = self.flight, None
             self.update(*flight)
 
-    def _handed_on(self) -> dict[int, int]:
+    def _overlap(self) -> dict[int, int]:
         """Tokens that the step under way has sampled, by sequence."""
         if self.flight is None:
             return {}

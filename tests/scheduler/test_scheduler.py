@@ -364,8 +364,8 @@ def test_a_cancel_in_flight_is_tolerated() -> None:
     sampled = harness.execute(output)
     harness.scheduler.finish(sequence, "canceled")
     assert harness.manager.usage.used == 2
-    advances = harness.update(output, sampled)
-    assert advances.sequences == [other]
+    new_tokens = harness.update(output, sampled)
+    assert new_tokens.sequences == [other]
     assert sequence.output_token_ids == []
     harness.scheduler.finish(sequence, "stop")
     assert sequence.finish_reason == "canceled"
@@ -377,8 +377,8 @@ def test_a_failed_row_changes_nothing() -> None:
     sequence, other = harness.add([1] * 9), harness.add([2] * 9)
     output = harness.schedule()
     sampled = harness.execute(output)
-    advances = harness.update(output, [[], sampled[1]])
-    assert advances.sequences == [other]
+    new_tokens = harness.update(output, [[], sampled[1]])
+    assert new_tokens.sequences == [other]
     assert (sequence.num_computed_tokens, sequence.output_token_ids) == (0, [])
     harness.scheduler.finish(sequence, "canceled")
     # What it computed is not offered to others.

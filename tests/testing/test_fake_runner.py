@@ -57,8 +57,8 @@ def run(
         results.append(result)
         for row in result.failed:
             scheduler.finish(output.scheduled[row].sequence, "canceled")
-        advances = scheduler.update(output, result.token_ids)
-        for each, token_id in zip(advances.sequences, advances.token_ids, strict=True):
+        new_tokens = scheduler.update(output, result.token_ids)
+        for each, token_id in zip(new_tokens.sequences, new_tokens.token_ids, strict=True):
             texts.setdefault((each.request_id, each.choice_index), []).append(token_id)
     return texts, results, scheduler
 

@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("quantization", ["Q4_0", "Q8_0"])
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_every_matrix_and_nothing_else_has_blocks(family: str, quantization: str, tmp_path: Path) -> None:
-    """Not the norms, nor biases, nor routers, which nobody quantises; of llama's queries and keys the values are in
+    """Not the norms, nor biases, nor routers, which nobody quantizes; of llama's queries and keys the values are in
     Hugging Face's order, and so these."""
     source = GgufSource(tiny.make_gguf(tmp_path, family=family, quantization=quantization))
     for name in source.names():

@@ -54,10 +54,10 @@ def test_config_that_is_none(tmp_path: Path, content: str | None, message: str) 
         open_checkpoint(tmp_path)
 
 
-def test_quantised_safetensors_are_refused_by_name(tmp_path: Path) -> None:
+def test_quantized_safetensors_are_refused_by_name(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(1)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "gptq"}}))
-    with pytest.raises(UnsupportedQuantizationError, match="quantised by 'gptq'") as caught:
+    with pytest.raises(UnsupportedQuantizationError, match="quantized by 'gptq'") as caught:
         open_checkpoint(tmp_path)
     assert caught.value.quantization == "gptq"
 

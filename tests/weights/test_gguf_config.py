@@ -62,7 +62,7 @@ def test_untied_output(tmp_path: Path) -> None:
         ({}, 8),
     ],
 )
-def test_head_size(tmp_path: Path, values: dict[str, Any], head_dim: int) -> None:
+def test_head_dim(tmp_path: Path, values: dict[str, Any], head_dim: int) -> None:
     assert config_of(tmp_path, **values)["head_dim"] == head_dim
 
 

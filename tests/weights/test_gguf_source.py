@@ -68,7 +68,7 @@ def test_config_is_the_models(family: str, overrides: dict[str, Any], tmp_path: 
 
 
 @pytest.mark.parametrize("quantization", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
-def test_quantised_values_equal_transformers(quantization: str, tmp_path: Path) -> None:
+def test_quantized_values_equal_transformers(quantization: str, tmp_path: Path) -> None:
     path = tiny.make_gguf(tmp_path, quantization=quantization)
     load: Any = load_gguf_checkpoint  # it has no annotations
     expected = load(str(path), return_tensors=True, model_to_load=tiny.build_gguf_model("llama"))["tensors"]

@@ -114,7 +114,7 @@ class TestLocal:
         with pytest.raises(ModelLoadError, match=r"no file 'other\.gguf': there is"):
             resolve_model(tmp_path, filenames=["other.gguf"])
         for quantization in ("Q5_K_M", "Q4_K", "4_K_M", "8_0"):
-            with pytest.raises(ModelLoadError, match=f"no GGUF file of quantisation '{quantization}': there is"):
+            with pytest.raises(ModelLoadError, match=f"no GGUF file of quantization '{quantization}': there is"):
                 resolve_model(f"{tmp_path}:{quantization}")
 
     def test_only_gguf_file_of_a_directory(self, tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ class TestHub:
         hub(GGUFS)
         with pytest.raises(ModelLoadError, match=r"more than one GGUF file.*tiny-Q8_0\.gguf"):
             resolve_model("org/tiny", gguf=True)
-        with pytest.raises(ModelLoadError, match=r"no GGUF file of quantisation 'Q2_K': there is .*tiny-Q8_0\.gguf"):
+        with pytest.raises(ModelLoadError, match=r"no GGUF file of quantization 'Q2_K': there is .*tiny-Q8_0\.gguf"):
             resolve_model("org/tiny:Q2_K")
         with pytest.raises(ModelLoadError, match=r"no file 'nope\.gguf': there is .*tiny-Q8_0\.gguf"):
             resolve_model("org/tiny", filenames=["nope.gguf"])
@@ -193,7 +193,7 @@ class TestHub:
         offline = errors.OfflineModeIsEnabled("offline")
         fake.model_info = lambda *_, **__: (_ for _ in ()).throw(offline)  # type: ignore[method-assign]
         assert resolve_model("org/tiny:Q8_0") == fake.cache / "tiny-Q8_0.gguf"
-        with pytest.raises(ModelLoadError, match=r"no GGUF file of quantisation 'Q4_K_M': there is tiny-Q8_0\.gguf"):
+        with pytest.raises(ModelLoadError, match=r"no GGUF file of quantization 'Q4_K_M': there is tiny-Q8_0\.gguf"):
             resolve_model("org/tiny:Q4_K_M")
 
     @pytest.mark.parametrize(

@@ -39,15 +39,15 @@ class AttentionStep(ABC):
     def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Write the new keys and values to the cache, then attend.
 
-        :param query: ``[num_tokens, num_heads, head_size]``, the tokens of all rows in the order of the rows
-        :param key: ``[num_tokens, num_kv_heads, head_size]``, position already applied; ``value`` likewise
-        :returns: ``[num_tokens, num_heads, head_size]``, contiguous
+        :param query: ``[num_tokens, num_heads, head_dim]``, the tokens of all rows in the order of the rows
+        :param key: ``[num_tokens, num_kv_heads, head_dim]``, position already applied; ``value`` likewise
+        :returns: ``[num_tokens, num_heads, head_dim]``, contiguous
         """
 
     def rotate_and_forward(self, layer: int, query_key: Tensor, value: Tensor, rotation: Rotation) -> Tensor:
         """:meth:`forward` of queries and keys to which their positions are yet to be applied.
 
-        :param query_key: ``[num_tokens, num_heads + num_kv_heads, head_size]``, changed in place
+        :param query_key: ``[num_tokens, num_heads + num_kv_heads, head_dim]``, changed in place
         :param rotation: of the tokens' positions
         """
         rotation.rotate_(query_key)

@@ -18,7 +18,7 @@ _MIN_CAPACITY: Final = 64
 
 
 class ContiguousBackend(AttentionBackend):
-    """Keys and values of each slot in one tensor, ``[num_layers, 2, capacity, num_kv_heads, head_size]``.
+    """Keys and values of each slot in one tensor, ``[num_layers, 2, capacity, num_kv_heads, head_dim]``.
 
     Its capacity doubles when it is full, so a sequence of n tokens copies fewer than n tokens in all.
 

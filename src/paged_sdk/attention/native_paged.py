@@ -61,7 +61,7 @@ class NativePagedBackend(PagedBackend):
             AttentionShape(
                 num_heads=config.num_heads,
                 num_kv_heads=config.num_kv_heads,
-                head_size=config.head_dim,
+                head_dim=config.head_dim,
                 scale=config.attention_scale,
                 window=window,
                 softcap=config.attention_softcap,

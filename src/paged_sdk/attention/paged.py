@@ -53,8 +53,8 @@ class PagedBackend(AttentionBackend):
                 _LayerCache(
                     key=torch.empty(shape, dtype=stored, device=device),
                     value=torch.empty(shape, dtype=stored, device=device),
-                    k_scale=torch.empty(shape[:3], device=device) if settings.quantised else None,
-                    v_scale=torch.empty(shape[:3], device=device) if settings.quantised else None,
+                    k_scale=torch.empty(shape[:3], device=device) if settings.quantized else None,
+                    v_scale=torch.empty(shape[:3], device=device) if settings.quantized else None,
                     key_offsets=offsets,
                 )
                 for offsets in settings.key_offsets or (None,) * config.num_layers

@@ -31,11 +31,11 @@ class PoolSettings:
     key_offsets: Sequence[Tensor] = ()
 
     @property
-    def quantised(self) -> bool:
+    def quantized(self) -> bool:
         """Scales are kept beside keys and values."""
         return self.cache_type is PagedCacheType.F8E4M3
 
     @property
     def stored_dtype(self) -> torch.dtype:
         """Of what lies in the pool."""
-        return torch.float8_e4m3fn if self.quantised else self.dtype
+        return torch.float8_e4m3fn if self.quantized else self.dtype

@@ -37,14 +37,14 @@ def choose_prefills(config: DecoderConfig, settings: PoolSettings) -> dict[int |
             PrefillShape(
                 num_heads=config.num_heads,
                 num_kv_heads=config.num_kv_heads,
-                head_size=config.head_dim,
+                head_dim=config.head_dim,
                 block_size=settings.block_size,
                 dtype=settings.dtype,
                 device=settings.device,
                 scale=config.attention_scale,
                 window=window,
                 softcap=config.attention_softcap,
-                quantised=settings.quantised,
+                quantized=settings.quantized,
             )
         )
         for window in dict.fromkeys(config.sliding_windows)

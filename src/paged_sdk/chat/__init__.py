@@ -1,1 +1,1 @@
-"""Text in, text out: chat templates, tokenizers, incremental detokenisation, stop strings. No torch."""
+"""Text in, text out: chat templates, tokenizers, incremental detokenization, stop strings. No torch."""

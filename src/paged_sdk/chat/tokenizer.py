@@ -37,7 +37,7 @@ class SpecialTokens:
 class Tokenizer:
     """A vocabulary with its rules. Safe to use from several threads.
 
-    Special tokens written out in a text are always recognised, as transformers does it: chat templates are plain text
+    Special tokens written out in a text are always recognized, as transformers does it: chat templates are plain text
     that holds them. So a user's text can contain them too; what must not be taken for a turn of its own has to be
     cleaned by the application.
 

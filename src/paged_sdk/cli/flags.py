@@ -106,7 +106,7 @@ class ModelFlags:
         path = Path(location).expanduser()
         if path.is_dir():
             return not (path / "config.json").exists()
-        # What is not there is a hub id, in which a colon can only be followed by a quantisation.
+        # What is not there is a hub id, in which a colon can only be followed by a quantization.
         return path.suffix == ".gguf" if path.exists() else ":" in location
 
 

@@ -101,7 +101,7 @@ Dtype = Annotated[
 ]
 Isq = Annotated[
     str | None,
-    typer.Option("--isq", metavar="TYPE", help="Quantise while loading: 4, 8, Q4K, Q8_0 ...", rich_help_panel=MODEL),
+    typer.Option("--isq", metavar="TYPE", help="Quantize while loading: 4, 8, Q4K, Q8_0 ...", rich_help_panel=MODEL),
 ]
 NumThreads = Annotated[
     int | None, typer.Option("--num-threads", help="CPU threads of one operation.", rich_help_panel=MODEL)

@@ -71,7 +71,7 @@ class ModelSource:
 class BuildSettings:
     """What was asked for; None is left to the environment, the checkpoint and the machine, in this order.
 
-    :ivar isq: quantise weights while loading
+    :ivar isq: quantize weights while loading
     :ivar batch_invariance: one arithmetic for every row count
     :ivar lean_memory: one form of each weight
     :ivar paged_attn: True and False were asked for explicitly

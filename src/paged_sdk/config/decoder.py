@@ -65,14 +65,14 @@ class MoeConfig:
     :ivar layers: which layers, by index; the others have one MLP for all tokens
     :ivar num_experts_per_token: how many of a layer's ``num_experts`` each token uses
     :ivar intermediate_size: of one expert
-    :ivar renormalise: the weights of a token's experts add up to 1; False: they are what the softmax over all gave
+    :ivar renormalize: the weights of a token's experts add up to 1; False: they are what the softmax over all gave
     """
 
     layers: frozenset[int]
     num_experts: int
     num_experts_per_token: int
     intermediate_size: int
-    renormalise: bool
+    renormalize: bool
 
 
 @frozen(kw_only=True)

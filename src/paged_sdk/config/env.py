@@ -40,7 +40,7 @@ class Environment:
     :ivar paged_attn: whether paged attention was asked for or forbidden
     :ivar paged_meta: settings of the KV pool
     :ivar prefix_cache_n: 0 is off
-    :ivar isq: quantise weights while loading; checkpoints that are quantised already are left alone
+    :ivar isq: quantize weights while loading; checkpoints that are quantized already are left alone
     """
 
     paged_attn: bool | None = None

@@ -1,4 +1,4 @@
-"""In-situ quantisation (ISQ): quantising a checkpoint's weights while they are loaded."""
+"""In-situ quantization (ISQ): quantizing a checkpoint's weights while they are loaded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["IsqType"]
 
 
 class IsqType(Enum):
-    """The block formats that weights can be quantised to; the number is the bits of a weight's code."""
+    """The block formats that weights can be quantized to; the number is the bits of a weight's code."""
 
     Q4_0 = "Q4_0"
     Q4_1 = "Q4_1"

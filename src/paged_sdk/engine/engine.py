@@ -102,7 +102,7 @@ class Engine:
             self._under_way = _Submitted(output, self._runner.submit(output), start)
         if earlier is not None:
             self._take_in(earlier)
-        if self._under_way is not None and not self._under_way.step.hands_on:
+        if self._under_way is not None and not self._under_way.step.overlaps:
             self._take_in(self._under_way)
             self._under_way = None
 
@@ -138,13 +138,13 @@ class Engine:
         """The results of a step, once the device is done with it."""
         output, result = submitted.output, submitted.step.result()
         self._end_failed(output, result)
-        advances = self._scheduler.update(output, result.token_ids)
+        new_tokens = self._scheduler.update(output, result.token_ids)
         now = time.monotonic()
-        for sequence in self._output.process(advances, output, result, now):
+        for sequence in self._output.process(new_tokens, output, result, now):
             self._scheduler.finish(sequence, "stop")  # it knows nothing of stop strings
         # Of two steps that overlap, the time of both counts once.
         start, self._last_end = max(submitted.at, self._last_end), now
-        self._count(output, len(advances), start, now)
+        self._count(output, len(new_tokens), start, now)
 
     def _end_failed(self, output: SchedulerOutput, result: RunnerOutput) -> None:
         """Requests with non-finite logits end here; nobody else is touched."""

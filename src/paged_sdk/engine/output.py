@@ -6,10 +6,10 @@ from itertools import count
 
 from paged_sdk.chat.tokenizer import Tokenizer
 from paged_sdk.engine.events import Listener, Outbox, RequestEvent
-from paged_sdk.engine.live import LiveChoice, LiveRequest
 from paged_sdk.engine.request import EngineRequest
+from paged_sdk.engine.request_state import ChoiceState, RequestState
 from paged_sdk.runner.output import RawLogprobs, RunnerOutput
-from paged_sdk.scheduler.output import Advances, SchedulerOutput
+from paged_sdk.scheduler.output import NewTokens, SchedulerOutput
 from paged_sdk.scheduler.sequence import Sequence
 from paged_sdk.types.response import FinishReason
 
@@ -27,8 +27,8 @@ class OutputProcessor:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._requests: dict[str, LiveRequest] = {}
-        self._choices: dict[int, LiveChoice] = {}  # by the id of their sequence
+        self._requests: dict[str, RequestState] = {}
+        self._choices: dict[int, ChoiceState] = {}  # by the id of their sequence
 
     @property
     def has_requests(self) -> bool:
@@ -40,15 +40,17 @@ class OutputProcessor:
         :param root: its first choice's sequence; the other choices have the ids that follow
         :param outbox: where news for the listener go
         """
-        live = LiveRequest(request, root, listener, outbox, self._tokenizer)
+        live = RequestState(request, root, listener, outbox, self._tokenizer)
         self._requests[request.request_id] = live
         self._choices.update(zip(count(root.seq_id), live.choices, strict=False))
 
-    def process(self, advances: Advances, output: SchedulerOutput, result: RunnerOutput, now: float) -> list[Sequence]:
+    def process(
+        self, new_tokens: NewTokens, output: SchedulerOutput, result: RunnerOutput, now: float
+    ) -> list[Sequence]:
         """Pass on what a step has brought.
 
-        :param advances: what the scheduler made of the sampled tokens
-        :param output: the step that was executed, whose rows the advances and the logprobs refer to
+        :param new_tokens: what the scheduler made of the sampled tokens
+        :param output: the step that was executed, whose rows the new_tokens and the logprobs refer to
         :param now: seconds of the monotonic clock
         :returns: sequences that a stop string ends
         """
@@ -61,7 +63,7 @@ class OutputProcessor:
         stopped: list[Sequence] = []
         choices = self._choices
         for sequence, token_id, row, sample in zip(
-            advances.sequences, advances.token_ids, advances.rows, advances.samples, strict=True
+            new_tokens.sequences, new_tokens.token_ids, new_tokens.rows, new_tokens.samples, strict=True
         ):
             choice = choices[sequence.seq_id]
             if choice.is_plain and sequence.finish_reason is None:
@@ -104,7 +106,7 @@ class OutputProcessor:
         return owner.sequences
 
     def _advance(
-        self, choice: LiveChoice, sequence: Sequence, token_id: int, logprobs: tuple[RawLogprobs, ...], now: float
+        self, choice: ChoiceState, sequence: Sequence, token_id: int, logprobs: tuple[RawLogprobs, ...], now: float
     ) -> None:
         owner = self._requests[sequence.request_id]
         prompt_logprobs: tuple[RawLogprobs, ...] = ()
@@ -130,7 +132,7 @@ class OutputProcessor:
         elif choice.text is not None and choice.text.is_stopped:
             self._end(owner, choice, "stop", now)
 
-    def _end(self, owner: LiveRequest, choice: LiveChoice, reason: FinishReason, now: float) -> None:
+    def _end(self, owner: RequestState, choice: ChoiceState, reason: FinishReason, now: float) -> None:
         choice.end(reason)
         is_last = owner.is_finished
         event = RequestEvent(
@@ -143,7 +145,7 @@ class OutputProcessor:
         if is_last:
             self._forget(owner)
 
-    def _forget(self, owner: LiveRequest) -> None:
+    def _forget(self, owner: RequestState) -> None:
         del self._requests[owner.request.request_id]
         for choice in owner.choices:
             del self._choices[owner.root.seq_id + choice.index]

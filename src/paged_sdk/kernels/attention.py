@@ -1,7 +1,7 @@
 """Causal attention over keys and values that lie side by side: the plain torch reference of every attention kernel.
 
 Grouped-query attention folds the query heads that share a KV head into rows of one matrix product: ``[KV heads, rows,
-head_size]``. With one query row per head, torch's own ``enable_gqa`` takes 5 to 15 times as long on a CPU.
+head_dim]``. With one query row per head, torch's own ``enable_gqa`` takes 5 to 15 times as long on a CPU.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def decode_attention(
 ) -> Tensor:
     """One query token per sequence.
 
-    :param query: ``[batch, num_heads, head_size]``
-    :param key: ``[batch, length, num_kv_heads, head_size]``; ``value`` likewise. What is masked must still be finite.
+    :param query: ``[batch, num_heads, head_dim]``
+    :param key: ``[batch, length, num_kv_heads, head_dim]``; ``value`` likewise. What is masked must still be finite.
     :param mask: ``[batch, length]`` bool, True where a key is seen; None: every key is seen
     :param scale: multiplies the scores
     :param softcap: scores become ``softcap * tanh(score / softcap)``
-    :returns: ``[batch, num_heads, head_size]``, contiguous
+    :returns: ``[batch, num_heads, head_dim]``, contiguous
     """
     groups = torch.unflatten(query, 1, (key.shape[2], -1))
     seen = None if mask is None else mask[:, None, None]
@@ -51,19 +51,19 @@ def prefill_attention(
 ) -> Tensor:
     """Some consecutive query tokens of one sequence, causally. Memory is linear in both lengths.
 
-    :param query: ``[num_tokens, num_heads, head_size]``
-    :param key: ``[length, num_kv_heads, head_size]``, of which the last ``num_tokens`` are the queries' own; ``value``
+    :param query: ``[num_tokens, num_heads, head_dim]``
+    :param key: ``[length, num_kv_heads, head_dim]``, of which the last ``num_tokens`` are the queries' own; ``value``
         likewise
     :param window: keys that a query sees, its own included; None: all
     :param alibi_slopes: ``[num_heads]``: each adds ``slope * (key position - query position)`` to its head's scores,
         after the cap (Press et al., 2021, arXiv 2108.12409)
     :param sinks: ``[num_heads]``: one more logit in each head's softmax, which has no value (Xiao et al., 2023, arXiv
         2309.17453, as learned numbers); neither scaled nor capped
-    :returns: ``[num_tokens, num_heads, head_size]``, contiguous
+    :returns: ``[num_tokens, num_heads, head_dim]``, contiguous
     """
     num_tokens, num_heads, _ = query.shape
     length, num_kv_heads, _ = key.shape
-    groups = torch.unflatten(query, 1, (num_kv_heads, -1)).transpose(0, 1)  # [KV heads, tokens, group, head_size]
+    groups = torch.unflatten(query, 1, (num_kv_heads, -1)).transpose(0, 1)  # [KV heads, tokens, group, head_dim]
     heads_key, heads_value = key.transpose(0, 1)[None], value.transpose(0, 1)[None]
     output = query.new_empty(query.shape)
     tile = max(_MIN_TILE, min(_MAX_TILE, _MAX_SCORES // (num_heads * length)))
@@ -110,13 +110,13 @@ def masked_attention(
 ) -> Tensor:
     """Attention of one sequence where a mask, instead of causality, says which keys a query sees.
 
-    :param query: ``[num_tokens, num_heads, head_size]``
-    :param key: ``[length, num_kv_heads, head_size]``; the queries are at the last positions; ``value`` likewise
+    :param query: ``[num_tokens, num_heads, head_dim]``
+    :param key: ``[length, num_kv_heads, head_dim]``; the queries are at the last positions; ``value`` likewise
     :param mask: ``[1 or num_heads, num_tokens, length]`` bool, True where a key is seen, or floating point, added to
         the scores. The output of a query that sees no key is zero
     :param window: keys that are further back are not seen, whatever the mask says; None: no such limit
     :param softcap: as in :func:`prefill_attention`; ``alibi_slopes`` likewise
-    :returns: ``[num_tokens, num_heads, head_size]``, contiguous
+    :returns: ``[num_tokens, num_heads, head_dim]``, contiguous
     """
     num_tokens, num_heads, _ = query.shape
     length, num_kv_heads, _ = key.shape
@@ -154,7 +154,7 @@ def _attend(
     bias: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """``[batch, KV heads, rows, head_size]`` of queries to ``[batch, KV heads, length, head_size]`` of keys.
+    """``[batch, KV heads, rows, head_dim]`` of queries to ``[batch, KV heads, length, head_dim]`` of keys.
 
     :param mask: bool, True where a key is seen; broadcasts to the scores, ``[batch, KV heads, rows, length]``
     :param bias: added to the scores, to which it broadcasts

@@ -67,16 +67,16 @@ def check_cache(
     v_scale: Tensor | None,
     like: Tensor,
 ) -> None:
-    """Pages of keys and values for tokens like ``like``, ``[num_tokens, heads, head_size]``.
+    """Pages of keys and values for tokens like ``like``, ``[num_tokens, heads, head_dim]``.
 
     :raises ConfigError: shapes, dtypes, strides or devices do not fit
     """
     layout = ("num_blocks", "block_size", "num_kv_heads", like.shape[-1])
     check_tensor("key_cache", key_cache, layout, (like.dtype, torch.float8_e4m3fn), like.device)
     check_tensor("value_cache", value_cache, tuple(key_cache.shape), (key_cache.dtype,), like.device)
-    quantised = key_cache.dtype == torch.float8_e4m3fn
+    quantized = key_cache.dtype == torch.float8_e4m3fn
     for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
-        if (scale is not None) != quantised:
+        if (scale is not None) != quantized:
             given = "None" if scale is None else f"a tensor of shape {tuple(scale.shape)}"
             raise ConfigError.of(name, given, f"scales with a float8_e4m3fn cache only; the cache is {key_cache.dtype}")
         if scale is not None:

@@ -1,4 +1,4 @@
-"""Some rows of a repacked matrix (:mod:`paged_sdk.kernels.repacked`) as plain numbers: embeddings of tokens."""
+"""Some rows of a repacked matrix (:mod:`paged_sdk.kernels.triton_blocks`), decoded: embeddings of tokens."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from torch import Tensor
 
 from paged_sdk.kernels.checks import check_tensor
 from paged_sdk.kernels.fallback import log_fallback, why_not_triton
-from paged_sdk.kernels.repacked import RepackedMatrix
+from paged_sdk.kernels.triton_blocks import TritonBlockMatrix
 
 __all__ = ["decode_rows", "decode_rows_reference"]
 
 
-def decode_rows(matrix: RepackedMatrix, indices: Tensor, dtype: torch.dtype) -> Tensor:
+def decode_rows(matrix: TritonBlockMatrix, indices: Tensor, dtype: torch.dtype) -> Tensor:
     """Some rows of a matrix's weights.
 
     :param indices: ``[n]`` int64 or int32, on the matrix's device
@@ -22,13 +22,13 @@ def decode_rows(matrix: RepackedMatrix, indices: Tensor, dtype: torch.dtype) -> 
     """
     check_tensor("indices", indices, ("n",), (torch.int64, torch.int32), matrix.quants.device)
     if (reason := why_not_triton(matrix.quants)) is None:
-        from paged_sdk.kernels.triton import repacked as triton_kernels
+        from paged_sdk.kernels.triton import blocks as triton_kernels
 
-        return triton_kernels.dequantise_rows(matrix, indices, dtype)
+        return triton_kernels.dequantize_rows(matrix, indices, dtype)
     log_fallback("decode_rows", reason)
     return decode_rows_reference(matrix, indices, dtype)
 
 
-def decode_rows_reference(matrix: RepackedMatrix, indices: Tensor, dtype: torch.dtype) -> Tensor:
+def decode_rows_reference(matrix: TritonBlockMatrix, indices: Tensor, dtype: torch.dtype) -> Tensor:
     """:func:`decode_rows` by torch's operations."""
     return matrix.at(indices).decoded(dtype)

@@ -51,8 +51,8 @@ class VarlenAttention(Protocol):
     ) -> Tensor:
         """Attend.
 
-        :param query: ``[num_tokens, num_heads, head_size]``
-        :param key: ``[num_keys, num_kv_heads, head_size]``; ``value`` likewise
+        :param query: ``[num_tokens, num_heads, head_dim]``
+        :param key: ``[num_keys, num_kv_heads, head_dim]``; ``value`` likewise
         :param cu_seqlens_q: ``[num_rows + 1]`` int32; ``cu_seqlens_k`` likewise
         :param max_seqlen_q: at least the most query tokens of a row; ``max_seqlen_k`` likewise of keys
         :param out: like ``query``, written and returned; None: a new tensor
@@ -61,29 +61,29 @@ class VarlenAttention(Protocol):
 
 def why_not(
     dtype: torch.dtype,
-    head_size: int,
+    head_dim: int,
     device: torch.device,
     *,
     softcap: float | None = None,
-    quantised: bool = False,
+    quantized: bool = False,
     alibi: bool = False,
     sinks: bool = False,
 ) -> str | None:
     """Why torch's FlashAttention cannot serve a layer, or None if it can. Sliding windows it serves.
 
     :param dtype: of queries
-    :param quantised: the cache is f8e4m3
+    :param quantized: the cache is f8e4m3
     """
     if device.type != "cuda":
         return f"it runs on CUDA devices, not on {device.type!r}"
     if dtype not in (torch.float16, torch.bfloat16):
         return f"it computes in float16 and bfloat16, not in {dtype}"
-    if head_size % _HEAD_MULTIPLE or head_size > _LARGEST_HEAD:
-        return f"it takes head sizes up to {_LARGEST_HEAD} that are multiples of {_HEAD_MULTIPLE}, not {head_size}"
+    if head_dim % _HEAD_MULTIPLE or head_dim > _LARGEST_HEAD:
+        return f"it takes head sizes up to {_LARGEST_HEAD} that are multiples of {_HEAD_MULTIPLE}, not {head_dim}"
     for asked, what in ((softcap is not None, "softcap"), (alibi, "alibi"), (sinks, "sinks")):
         if asked:
             return f"it has no {what}"
-    if quantised:
+    if quantized:
         return "it reads no f8e4m3 cache"
     if not torch.backends.cuda.is_flash_attention_available():
         return "this build of torch comes without it"
@@ -219,15 +219,15 @@ def flash_prefill(
 ) -> Tensor:
     """Causal attention of a step's prefill rows over a paged cache to which their keys and values are written already.
 
-    :param query: ``[num_tokens, num_heads, head_size]`` float16 or bfloat16, elements of heads adjacent
-    :param key: ``[num_tokens, num_kv_heads, head_size]``, of the rows' own tokens; ``value`` likewise
-    :param key_cache: ``[num_blocks, block_size, num_kv_heads, head_size]`` of the query's dtype, contiguous;
+    :param query: ``[num_tokens, num_heads, head_dim]`` float16 or bfloat16, elements of heads adjacent
+    :param key: ``[num_tokens, num_kv_heads, head_dim]``, of the rows' own tokens; ``value`` likewise
+    :param key_cache: ``[num_blocks, block_size, num_kv_heads, head_dim]`` of the query's dtype, contiguous;
         ``value_cache`` likewise
     :param scale: multiplies the scores
     :param window: keys that a query sees, its own included; None: all
     :param out: like ``query``, written and returned; None: a new tensor
     :param attend: over the keys when they lie side by side
-    :returns: ``[num_tokens, num_heads, head_size]`` of the query's dtype
+    :returns: ``[num_tokens, num_heads, head_dim]`` of the query's dtype
     """
     cu_seqlens_k, max_seqlen_k = rows.cu_seqlens_q, rows.max_seqlen_q
     if not rows.begin_sequences:

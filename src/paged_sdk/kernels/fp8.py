@@ -6,7 +6,7 @@ calibration, and no value overflows. f8e4m3 is the finite format of Micikevicius
 
 What the largest element becomes is free: it is exact as 448, but as any other code too, and how well the others are
 rounded depends on it. Of the seven codes of the uppermost binade the one is taken that leaves the least squared error.
-On SmolLM2-135M that lowers the mean KL against unquantised keys and values by 29 % over four texts of 768 tokens; four
+On SmolLM2-135M that lowers the mean KL against unquantized keys and values by 29 % over four texts of 768 tokens; four
 of the codes lower it by 24 %, four scales that are evenly spaced by 14 %.
 """
 
@@ -17,7 +17,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-__all__ = ["ERROR_STEPS", "F8E4M3_MAX", "PEAK_CODES", "dequantise_f8e4m3", "quantise_f8e4m3"]
+__all__ = ["ERROR_STEPS", "F8E4M3_MAX", "PEAK_CODES", "dequantize_f8e4m3", "quantize_f8e4m3"]
 
 F8E4M3_MAX: Final = 448.0
 PEAK_CODES: Final = range(448, 255, -32)
@@ -27,11 +27,11 @@ ERROR_STEPS: Final = 128
 choose the same scale. Each is at most 16, and the squares of 256 of them fit 31 bits."""
 
 
-def quantise_f8e4m3(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantise along the last dimension.
+def quantize_f8e4m3(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantize along the last dimension.
 
-    :param x: ``[..., head_size]``, any floating dtype
-    :returns: codes ``[..., head_size]`` float8_e4m3fn and scales ``[...]`` float32, with ``x = codes * scale``.
+    :param x: ``[..., head_dim]``, any floating dtype
+    :returns: codes ``[..., head_dim]`` float8_e4m3fn and scales ``[...]`` float32, with ``x = codes * scale``.
         A vector that holds NaN or Inf has a scale of NaN or Inf: it stays visible, and stays in its own vector.
     """
     x = x.float()
@@ -53,12 +53,12 @@ def _squared_error(x: Tensor, scale: Tensor) -> Tensor:
     return steps.square().sum(-1).float()
 
 
-def dequantise_f8e4m3(codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """The inverse of :func:`quantise_f8e4m3`.
+def dequantize_f8e4m3(codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """The inverse of :func:`quantize_f8e4m3`.
 
-    :param codes: ``[..., head_size]`` float8_e4m3fn, none of them NaN
+    :param codes: ``[..., head_dim]`` float8_e4m3fn, none of them NaN
     :param scale: ``[...]`` float32
-    :returns: ``[..., head_size]`` of ``dtype``
+    :returns: ``[..., head_dim]`` of ``dtype``
     """
     # An f8e4m3 value, subnormals included, is 256 times the float16 with its sign, exponent and mantissa bits in the
     # same places: one sign-extending shift, less the bit that the extension put on the exponent. On a CPU this takes a

@@ -19,27 +19,27 @@ from paged_sdk.kernels.fallback import log_fallback, why_not_triton
 __all__ = ["fused_moe", "fused_moe_reference", "route", "route_reference"]
 
 
-def route(logits: Tensor, num_selected: int, *, renormalise: bool) -> tuple[Tensor, Tensor]:
+def route(logits: Tensor, num_selected: int, *, renormalize: bool) -> tuple[Tensor, Tensor]:
     """Choose each token's experts: the likeliest of a softmax over all of them.
 
     The custom op is ``torch.ops.paged_sdk.route``; with Triton it is one launch.
 
     :param logits: the router's, ``[num_tokens, num_experts]`` float32, float16, bfloat16 or float64
     :param num_selected: experts of each token, at most ``num_experts``
-    :param renormalise: divide the weights by their sum; False: they are what the softmax gave
+    :param renormalize: divide the weights by their sum; False: they are what the softmax gave
     :returns: ``topk_weights`` float32 (float64 of float64 logits) and ``topk_ids`` int64, ``[num_tokens,
         num_selected]`` each, the likeliest first; of a token whose logits hold NaN or +inf, NaN and any
         experts
     :raises ConfigError: shape, dtype or ``num_selected`` do not fit
     """
-    weights, ids = _route(logits, num_selected, renormalise)
+    weights, ids = _route(logits, num_selected, renormalize)
     return weights, ids
 
 
-def route_reference(logits: Tensor, num_selected: int, *, renormalise: bool) -> tuple[Tensor, Tensor]:
+def route_reference(logits: Tensor, num_selected: int, *, renormalize: bool) -> tuple[Tensor, Tensor]:
     """:func:`route` by torch's operations."""
     weights, ids = logits.softmax(-1, dtype=_accumulator(logits)).topk(num_selected)
-    return (weights / weights.sum(-1, keepdim=True) if renormalise else weights), ids
+    return (weights / weights.sum(-1, keepdim=True) if renormalize else weights), ids
 
 
 def fused_moe(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ def fused_moe_reference(
 
 
 @torch.library.custom_op("paged_sdk::route", mutates_args=())
-def _route(logits: Tensor, num_selected: int, renormalise: bool) -> tuple[Tensor, Tensor]:
+def _route(logits: Tensor, num_selected: int, renormalize: bool) -> tuple[Tensor, Tensor]:
     check_tensor("logits", logits, ("num_tokens", "num_experts"), FLOATS, logits.device)
     if not 1 <= num_selected <= logits.shape[1]:
         raise ConfigError.of("num_selected", num_selected, f"1 to num_experts = {logits.shape[1]}")
@@ -94,11 +94,11 @@ def _route(logits: Tensor, num_selected: int, renormalise: bool) -> tuple[Tensor
         serve = triton_kernels.route
     else:
         log_fallback("route", reason)
-    return serve(logits, num_selected, renormalise=renormalise)
+    return serve(logits, num_selected, renormalize=renormalize)
 
 
 @_route.register_fake
-def _route_fake(logits: Tensor, num_selected: int, renormalise: bool) -> tuple[Tensor, Tensor]:
+def _route_fake(logits: Tensor, num_selected: int, renormalize: bool) -> tuple[Tensor, Tensor]:
     shape = logits.shape[0], num_selected
     return logits.new_empty(shape, dtype=_accumulator(logits)), logits.new_empty(shape, dtype=torch.int64)
 

@@ -250,7 +250,7 @@ def dequantize(tensor_type: int, data: Tensor, *, dtype: torch.dtype = torch.flo
 
 @frozen(eq=False)
 class BlockMatrix:
-    """A matrix in quantised blocks, row by row.
+    """A matrix in quantized blocks, row by row.
 
     :ivar tensor_type: ggml's number of the type
     :ivar blocks: contiguous uint8 [rows, bytes of a row]

@@ -30,8 +30,8 @@ KEY_SPAN: Final = 128
 def subtract_key_offsets(key: Tensor, key_offsets: Tensor, positions: Tensor) -> Tensor:
     """What is stored of some keys.
 
-    :param key: ``[num_tokens, num_kv_heads, head_size]``
-    :param key_offsets: ``[num_spans, num_kv_heads, head_size]`` float32
+    :param key: ``[num_tokens, num_kv_heads, head_dim]``
+    :param key_offsets: ``[num_spans, num_kv_heads, head_dim]`` float32
     :param positions: ``[num_tokens]`` int64, of each token within its sequence
     :returns: like ``key``, of float32 or the wider dtype of ``key``
     """
@@ -41,7 +41,7 @@ def subtract_key_offsets(key: Tensor, key_offsets: Tensor, positions: Tensor) ->
 def add_key_offsets(stored: Tensor, key_offsets: Tensor, positions: Tensor) -> Tensor:
     """The inverse of :func:`subtract_key_offsets`.
 
-    :param stored: ``[..., num_kv_heads, head_size]``, decoded
+    :param stored: ``[..., num_kv_heads, head_dim]``, decoded
     :param positions: ``[...]`` int64
     """
     offsets = key_offsets.index_select(0, positions.flatten() // KEY_SPAN)

@@ -1,6 +1,6 @@
 """Reading and writing a paged KV cache.
 
-A cache of keys or values is ``[num_blocks, block_size, num_kv_heads, head_size]``; token ``i`` of block ``b`` is slot
+A cache of keys or values is ``[num_blocks, block_size, num_kv_heads, head_dim]``; token ``i`` of block ``b`` is slot
 ``b * block_size + i``. A cache in f8e4m3 comes with scales ``[num_blocks, block_size, num_kv_heads]`` in float32.
 
 :func:`reshape_and_cache` and :func:`copy_blocks` are custom ops, by Triton on CUDA and by their references elsewhere.
@@ -16,7 +16,7 @@ from torch import Tensor
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.checks import FLOATS, check_block_pairs, check_cache, check_slots, check_tensor
 from paged_sdk.kernels.fallback import log_fallback, why_not_triton
-from paged_sdk.kernels.fp8 import dequantise_f8e4m3, quantise_f8e4m3
+from paged_sdk.kernels.fp8 import dequantize_f8e4m3, quantize_f8e4m3
 
 __all__ = [
     "copy_block",
@@ -42,13 +42,13 @@ def reshape_and_cache(
 
     The custom op is ``torch.ops.paged_sdk.reshape_and_cache``.
 
-    :param key: ``[num_tokens, num_kv_heads, head_size]`` float32, float16 or bfloat16; ``value`` likewise
-    :param key_cache: ``[num_blocks, block_size, num_kv_heads, head_size]`` of the dtype of ``key`` or float8_e4m3fn,
+    :param key: ``[num_tokens, num_kv_heads, head_dim]`` float32, float16 or bfloat16; ``value`` likewise
+    :param key_cache: ``[num_blocks, block_size, num_kv_heads, head_dim]`` of the dtype of ``key`` or float8_e4m3fn,
         contiguous, changed in place; ``value_cache`` likewise
     :param slot_mapping: ``[num_tokens]`` int64, ``block * block_size + offset``, no slot twice; a token whose slot is
         negative (padding) is not written
     :param k_scale: ``[num_blocks, block_size, num_kv_heads]`` float32, changed in place, for an f8e4m3 cache only;
-        ``v_scale`` likewise. Quantisation is that of :func:`~paged_sdk.kernels.fp8.quantise_f8e4m3`: a scale per token
+        ``v_scale`` likewise. Quantization is that of :func:`~paged_sdk.kernels.fp8.quantize_f8e4m3`: a scale per token
         and head
     :raises ConfigError: shapes, dtypes, strides or devices do not fit; for tensors in CPU memory, also slots past the
         cache's end
@@ -68,7 +68,7 @@ def _reshape_and_cache(
     k_scale: Tensor | None,
     v_scale: Tensor | None,
 ) -> None:
-    check_tensor("key", key, ("num_tokens", "num_kv_heads", "head_size"), FLOATS, key.device)
+    check_tensor("key", key, ("num_tokens", "num_kv_heads", "head_dim"), FLOATS, key.device)
     check_tensor("value", value, tuple(key.shape), (key.dtype,), key.device)
     check_cache(key_cache, value_cache, k_scale, v_scale, key)
     if key_cache.shape[2] != key.shape[1]:
@@ -102,7 +102,7 @@ def copy_blocks(
 
     The custom op is ``torch.ops.paged_sdk.copy_blocks``.
 
-    :param key_caches: one ``[num_blocks, block_size, num_kv_heads, head_size]`` per layer, all alike, contiguous,
+    :param key_caches: one ``[num_blocks, block_size, num_kv_heads, head_dim]`` per layer, all alike, contiguous,
         changed in place; ``value_caches`` likewise
     :param block_pairs: ``[num_pairs, 2]`` int64 (source, target), on the caches' device or in CPU memory. A block is a
         target at most once, and no target is a source: the pairs are independent, in whatever order they are done
@@ -168,7 +168,7 @@ def write_slots(
 ) -> None:
     """Write the keys and values of new tokens into their slots.
 
-    :param key: ``[num_tokens, num_kv_heads, head_size]``; ``value`` likewise
+    :param key: ``[num_tokens, num_kv_heads, head_dim]``; ``value`` likewise
     :param key_cache: changed in place; ``value_cache`` likewise
     :param slot_mapping: ``[num_tokens]`` int64, no slot twice, none negative
     :param k_scale: scales of an f8e4m3 cache, changed in place; None: the cache has the dtype of ``key``
@@ -178,7 +178,7 @@ def write_slots(
         if scales is None:
             slots.index_copy_(0, slot_mapping, new)
         else:
-            codes, scale = quantise_f8e4m3(new)
+            codes, scale = quantize_f8e4m3(new)
             slots.view(torch.uint8).index_copy_(0, slot_mapping, codes.view(torch.uint8))
             scales.flatten(0, 1).index_copy_(0, slot_mapping, scale)
 
@@ -203,14 +203,14 @@ def gather_slots(cache: Tensor, slots: Tensor, scales: Tensor | None, dtype: tor
     :param slots: ``[...]`` int64
     :param scales: of an f8e4m3 cache, else None
     :param dtype: what to decode an f8e4m3 cache to
-    :returns: ``[..., num_kv_heads, head_size]``, contiguous
+    :returns: ``[..., num_kv_heads, head_dim]``, contiguous
     """
     index = slots.flatten()
     if scales is None:
         vectors = cache.flatten(0, 1).index_select(0, index)
     else:
         codes = cache.view(torch.int8).flatten(0, 1).index_select(0, index).view(torch.float8_e4m3fn)
-        vectors = dequantise_f8e4m3(codes, scales.flatten(0, 1).index_select(0, index), dtype)
+        vectors = dequantize_f8e4m3(codes, scales.flatten(0, 1).index_select(0, index), dtype)
     return vectors.view(*slots.shape, *vectors.shape[1:])
 
 

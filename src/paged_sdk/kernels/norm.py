@@ -1,4 +1,4 @@
-"""Root mean square normalisation (Zhang and Sennrich, 2019, arXiv 1910.07467), alone and after a residual addition."""
+"""Root mean square normalization (Zhang and Sennrich, 2019, arXiv 1910.07467), alone and after a residual addition."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["add_rms_norm", "add_rms_norm_reference", "rms_norm", "rms_norm_refer
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """``x / rms(x) * weight`` over the last dimension, the mean in float32.
 
-    Models differ in where they round, and the weight's dtype says which way it is: the normalised vector is rounded to
+    Models differ in where they round, and the weight's dtype says which way it is: the normalized vector is rounded to
     it before the multiplication. So llama and its kin pass weights in the dtype of ``x``; gemma, which rounds last,
     passes float32 weights, with its 1 already added.
 
@@ -36,10 +36,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Add, then normalise the sum.
+    """Add, then normalize the sum.
 
     :param x: as in :func:`rms_norm`; ``residual`` likewise
-    :returns: the normalised sum, and the sum in the dtype of ``x``; new tensors, contiguous
+    :returns: the normalized sum, and the sum in the dtype of ``x``; new tensors, contiguous
     :raises ConfigError: shapes, dtypes or devices do not fit
     """
     _check(x, weight)

@@ -73,8 +73,8 @@ def paged_attention(
 
     All tensors are on one device. The custom op is ``torch.ops.paged_sdk.paged_attention``; it has no gradient.
 
-    :param query: ``[num_tokens, num_heads, head_size]`` float32, float16 or bfloat16
-    :param key_cache: ``[num_blocks, block_size, num_kv_heads, head_size]`` of the query's dtype or float8_e4m3fn,
+    :param query: ``[num_tokens, num_heads, head_dim]`` float32, float16 or bfloat16
+    :param key_cache: ``[num_blocks, block_size, num_kv_heads, head_dim]`` of the query's dtype or float8_e4m3fn,
         contiguous; ``value_cache`` likewise
     :param block_tables: ``[num_rows, max_blocks]`` int32; entries of blocks that no query token of the row sees are
         arbitrary
@@ -91,9 +91,9 @@ def paged_attention(
     :param sinks: ``[num_heads]`` float32: one more logit in each head's softmax, which has no value; neither scaled nor
         capped
     :param k_scale: ``[num_blocks, block_size, num_kv_heads]`` float32, of an f8e4m3 cache only; ``v_scale`` likewise
-    :param key_offsets: ``[num_spans, num_kv_heads, head_size]`` float32, of an f8e4m3 cache only: what the keys at
+    :param key_offsets: ``[num_spans, num_kv_heads, head_dim]`` float32, of an f8e4m3 cache only: what the keys at
         positions 128 s to 128 s + 127 of every row were stored without (:mod:`paged_sdk.kernels.key_offsets`)
-    :returns: ``[num_tokens, num_heads, head_size]`` of the query's dtype, contiguous
+    :returns: ``[num_tokens, num_heads, head_dim]`` of the query's dtype, contiguous
     :raises ConfigError: shapes, dtypes, strides or devices do not fit; for tensors in CPU memory, also lengths and
         blocks that are out of range. On other devices these are the caller's to keep: nothing waits for the device
     """
@@ -167,7 +167,7 @@ def _paged_attention(
     key_offsets: Tensor | None = None,
 ) -> Tensor:
     check_score_options(scale, window, softcap)
-    check_tensor("query", query, ("num_tokens", "num_heads", "head_size"), FLOATS, query.device)
+    check_tensor("query", query, ("num_tokens", "num_heads", "head_dim"), FLOATS, query.device)
     check_cache(key_cache, value_cache, k_scale, v_scale, query)
     check_heads(query.shape[1], key_cache.shape[2])
     num_rows = context_lens.numel()
@@ -252,11 +252,11 @@ def _native(
 ) -> Tensor:
     native = library.load()
     assert native is not None, "asked without why_not_native"
-    _, num_heads, head_size = query.shape
+    _, num_heads, head_dim = query.shape
     shape = AttentionShape(
         num_heads=num_heads,
         num_kv_heads=cache.key.shape[2],
-        head_size=head_size,
+        head_dim=head_dim,
         scale=scale,
         window=window,
         softcap=softcap,
@@ -335,14 +335,14 @@ def paged_decode_attention(
 ) -> Tensor:
     """One query token per sequence.
 
-    :param query: ``[batch, num_heads, head_size]``
-    :param key_cache: ``[num_blocks, block_size, num_kv_heads, head_size]``; ``value_cache`` likewise
+    :param query: ``[batch, num_heads, head_dim]``
+    :param key_cache: ``[num_blocks, block_size, num_kv_heads, head_dim]``; ``value_cache`` likewise
     :param slots: ``[batch, length]`` int64: the keys that each sequence sees. Shorter rows are filled up with any slot
         of the same sequence, never with an unused one: those may hold NaN, which no mask takes out of a product.
     :param mask: ``[batch, length]`` bool, False where ``slots`` is filled up; None: nowhere
     :param k_scale: ``[num_blocks, block_size, num_kv_heads]`` float32, scales of an f8e4m3 cache
     :param key_offsets: as of :func:`paged_attention`, with ``positions``: of the slots' tokens, like ``slots``
-    :returns: ``[batch, num_heads, head_size]``, contiguous
+    :returns: ``[batch, num_heads, head_dim]``, contiguous
     """
     key = _gather_keys(key_cache, slots, k_scale, key_offsets, positions, query.dtype)
     value = gather_slots(value_cache, slots, v_scale, query.dtype)
@@ -367,11 +367,11 @@ def paged_prefill_attention(
 ) -> Tensor:
     """Some consecutive query tokens of one sequence, after whatever of it is in the cache.
 
-    :param query: ``[num_tokens, num_heads, head_size]``
+    :param query: ``[num_tokens, num_heads, head_dim]``
     :param slots: ``[length]`` int64: the sequence's keys in order, the last ``num_tokens`` of them the queries' own
     :param window: keys that a query sees, its own included; None: all
     :param key_offsets: as of :func:`paged_attention`, with ``positions``: of the slots' tokens, like ``slots``
-    :returns: ``[num_tokens, num_heads, head_size]``, contiguous
+    :returns: ``[num_tokens, num_heads, head_dim]``, contiguous
     """
     key = _gather_keys(key_cache, slots, k_scale, key_offsets, positions, query.dtype)
     value = gather_slots(value_cache, slots, v_scale, query.dtype)

@@ -171,14 +171,14 @@ class PagedAttention(nn.Module):
         shape = PrefillShape(
             num_heads=self.num_heads,
             num_kv_heads=self.num_kv_heads,
-            head_size=self.head_size,
+            head_dim=self.head_size,
             block_size=key_cache.shape[1],
             dtype=tokens.dtype,
             device=tokens.device,
             scale=self.scale,
             window=self.sliding_window,
             softcap=softcap,
-            quantised=key_cache.dtype == torch.float8_e4m3fn,
+            quantized=key_cache.dtype == torch.float8_e4m3fn,
         )
         if not _is_recording():
             self._prefills[shape] = _fastest_prefill(shape)
@@ -252,5 +252,5 @@ def _is_recording() -> bool:
 def _fastest_prefill(shape: PrefillShape) -> PagedPrefill:
     """Timed once for each kind of layer: what a device is good at stays the same."""
     choice = faster_for_prefill(shape)
-    _log.info("PagedAttention with %d heads of %d: prefill by %s.", shape.num_heads, shape.head_size, choice)
+    _log.info("PagedAttention with %d heads of %d: prefill by %s.", shape.num_heads, shape.head_dim, choice)
     return choice

@@ -13,10 +13,10 @@ from paged_sdk.kernels.checks import check_tensor
 from paged_sdk.kernels.fallback import log_fallback, why_not_triton
 from paged_sdk.kernels.penalty_settings import PenaltySettings
 
-__all__ = ["count", "count_reference", "penalise", "penalise_reference"]
+__all__ = ["count", "count_reference", "penalize", "penalize_reference"]
 
 
-def penalise(logits: Tensor, occurrences: Tensor, settings: PenaltySettings) -> None:
+def penalize(logits: Tensor, occurrences: Tensor, settings: PenaltySettings) -> None:
     """Lower the logits of tokens that occur already, in place: first for repetition, then by frequency and presence.
 
     :param logits: ``[N, V]`` float32, columns adjacent
@@ -29,10 +29,10 @@ def penalise(logits: Tensor, occurrences: Tensor, settings: PenaltySettings) -> 
     if (reason := why_not_triton(logits)) is None:
         from paged_sdk.kernels.triton import penalties as triton_kernels
 
-        triton_kernels.penalise(logits, occurrences, settings)
+        triton_kernels.penalize(logits, occurrences, settings)
         return
-    log_fallback("penalise", reason)
-    penalise_reference(logits, occurrences, settings)
+    log_fallback("penalize", reason)
+    penalize_reference(logits, occurrences, settings)
 
 
 def count(occurrences: Tensor, settings: PenaltySettings, tokens: Tensor) -> None:
@@ -54,8 +54,8 @@ def count(occurrences: Tensor, settings: PenaltySettings, tokens: Tensor) -> Non
     count_reference(occurrences, settings, tokens)
 
 
-def penalise_reference(logits: Tensor, occurrences: Tensor, settings: PenaltySettings) -> None:
-    """:func:`penalise` by torch's operations."""
+def penalize_reference(logits: Tensor, occurrences: Tensor, settings: PenaltySettings) -> None:
+    """:func:`penalize` by torch's operations."""
     counted = occurrences[settings.seats.clamp(min=0)].where(settings.seats[:, None] >= 0, 0)
     in_output = counted >> 1
     repetition, frequency, presence = (

@@ -41,19 +41,19 @@ class PrefillShape:
     :ivar scale: multiplies the scores; above 0
     :ivar window: keys that a query sees, its own included; None: all
     :ivar softcap: scores become ``softcap * tanh(score / softcap)``
-    :ivar quantised: the cache is f8e4m3
+    :ivar quantized: the cache is f8e4m3
     """
 
     num_heads: int
     num_kv_heads: int
-    head_size: int
+    head_dim: int
     block_size: int
     dtype: torch.dtype
     device: torch.device
     scale: float
     window: int | None = None
     softcap: float | None = None
-    quantised: bool = False
+    quantized: bool = False
 
     def window_of(self, rows: PrefillRows) -> int | None:
         """The window, or None if the rows' contexts all fit into it."""
@@ -103,13 +103,13 @@ class PagedPrefill:
     ) -> Tensor:
         """Attend over a cache to which the rows' keys and values are written already.
 
-        :param query: ``[num_tokens, num_heads, head_size]`` of the shape's dtype, elements of heads adjacent
-        :param key: ``[num_tokens, num_kv_heads, head_size]``, of the rows' own tokens, position applied; ``value``
+        :param query: ``[num_tokens, num_heads, head_dim]`` of the shape's dtype, elements of heads adjacent
+        :param key: ``[num_tokens, num_kv_heads, head_dim]``, of the rows' own tokens, position applied; ``value``
             likewise
-        :param key_cache: ``[num_blocks, block_size, num_kv_heads, head_size]``, contiguous; ``value_cache`` likewise
+        :param key_cache: ``[num_blocks, block_size, num_kv_heads, head_dim]``, contiguous; ``value_cache`` likewise
         :param k_scale: ``[num_blocks, block_size, num_kv_heads]`` float32, of an f8e4m3 cache; ``v_scale`` likewise
         :param out: like ``query``, written and returned; None: a new tensor
-        :returns: ``[num_tokens, num_heads, head_size]`` of the query's dtype
+        :returns: ``[num_tokens, num_heads, head_dim]`` of the query's dtype
         """
         scale, window = self.shape.scale, self.shape.window_of(rows)
         if self.flash is not None and self.suits_flash(rows):
@@ -137,7 +137,7 @@ class PagedPrefill:
         shape = self.shape
         if self.flash is None or rows.num_tokens * shape.num_heads < _TILE * num_multiprocessors(shape.device):
             return False
-        elements_per_key = 2 * shape.num_kv_heads * shape.head_size
+        elements_per_key = 2 * shape.num_kv_heads * shape.head_dim
         gathered = rows.num_keys(shape.window_of(rows)) * elements_per_key * shape.dtype.itemsize
         return rows.begin_sequences or gathered <= _MOST_GATHERED_BYTES
 
@@ -150,7 +150,7 @@ def faster_for_prefill(shape: PrefillShape) -> PagedPrefill:
     """
     from paged_sdk.kernels.triton.paged_attention import paged_attention
 
-    refusal = why_not(shape.dtype, shape.head_size, shape.device, softcap=shape.softcap, quantised=shape.quantised)
+    refusal = why_not(shape.dtype, shape.head_dim, shape.device, softcap=shape.softcap, quantized=shape.quantized)
     if refusal is not None:
         return _only_paged(shape, paged_attention, refusal)
     return compare_prefills(shape, paged_attention, torch_flash, partial(microseconds, device=shape.device))
@@ -224,10 +224,10 @@ def _probed_batch(shape: PrefillShape) -> tuple[Tensor, Tensor, Tensor, Tensor, 
         begin_sequences=False,
     )
     random = partial(torch.randn, generator=generator, dtype=shape.dtype, device=device)
-    pages = (num_blocks, shape.block_size, shape.num_kv_heads, shape.head_size)
+    pages = (num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
     key_cache, value_cache = random(pages), random(pages)
     key, value = (cache.flatten(0, 1)[: rows.num_tokens] for cache in (key_cache, value_cache))  # not looked at
-    return random(rows.num_tokens, shape.num_heads, shape.head_size), key, value, key_cache, value_cache, rows
+    return random(rows.num_tokens, shape.num_heads, shape.head_dim), key, value, key_cache, value_cache, rows
 
 
 def _difference(output: Tensor, expected: Tensor) -> float:

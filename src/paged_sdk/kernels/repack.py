@@ -1,4 +1,4 @@
-"""Repacking GGUF's blocks for GPUs (:mod:`paged_sdk.kernels.repacked`)."""
+"""Repacking GGUF's blocks for GPUs (:mod:`paged_sdk.kernels.triton_blocks`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,13 @@ from paged_sdk.kernels.gguf_blocks import (
     six_bit_scales,
     tensor_type_of,
 )
-from paged_sdk.kernels.repacked import CHUNK, REPACKED_FORMATS, RepackedFormat, RepackedMatrix, concatenate
+from paged_sdk.kernels.triton_blocks import (
+    CHUNK,
+    TRITON_BLOCK_FORMATS,
+    TritonBlockFormat,
+    TritonBlockMatrix,
+    concatenate,
+)
 
 __all__ = ["repack"]
 
@@ -29,15 +35,15 @@ __all__ = ["repack"]
 _WEIGHTS_AT_ONCE = 1 << 22
 
 
-def repack(matrix: BlockMatrix) -> RepackedMatrix:
+def repack(matrix: BlockMatrix) -> TritonBlockMatrix:
     """Repack a matrix on the device where it lies; no weight changes its value.
 
-    :raises UnsupportedQuantizationError: the type is not one of :data:`REPACKED_FORMATS`
+    :raises UnsupportedQuantizationError: the type is not one of :data:`TRITON_BLOCK_FORMATS`
     """
     split = _SPLITTERS.get(matrix.tensor_type)
     if split is None:
         name = block_format(matrix.tensor_type).name
-        supported = tuple(block_format(number).name for number in sorted(REPACKED_FORMATS))
+        supported = tuple(block_format(number).name for number in sorted(TRITON_BLOCK_FORMATS))
         raise UnsupportedQuantizationError(
             f"{name} weights cannot be repacked for a GPU: supported are {', '.join(supported)}",
             quantization=name,
@@ -125,10 +131,10 @@ _SPLITTERS: Mapping[int, Callable[[Tensor], _Split]] = MappingProxyType(
 )
 
 
-def _repack_rows(matrix: BlockMatrix, split: Callable[[Tensor], _Split]) -> RepackedMatrix:
+def _repack_rows(matrix: BlockMatrix, split: Callable[[Tensor], _Split]) -> TritonBlockMatrix:
     """Repack all rows at once."""
     rows, cols = matrix.shape
-    form = REPACKED_FORMATS[matrix.tensor_type]
+    form = TRITON_BLOCK_FORMATS[matrix.tensor_type]
     parts = split(matrix.blocks.reshape(-1, block_format(matrix.tensor_type).num_bytes))
     # Only formats with blocks of 32 leave half a chunk to fill up.
     chunks = -(-cols // CHUNK)
@@ -141,7 +147,7 @@ def _repack_rows(matrix: BlockMatrix, split: Callable[[Tensor], _Split]) -> Repa
         pair = (rows, chunks, 2)
         scales = torch.stack((scales.view(pair), parts.minima.reshape(pair)), dim=2)
         minima, supers = None, _words(supers)
-    return RepackedMatrix(
+    return TritonBlockMatrix(
         tensor_type=matrix.tensor_type,
         cols=cols,
         quants=_quants(fields),
@@ -171,7 +177,7 @@ def _quants(fields: Tensor) -> Tensor:
     return _words(fields.transpose(2, 3))
 
 
-def _high(fields: Tensor, form: RepackedFormat) -> Tensor | None:
+def _high(fields: Tensor, form: TritonBlockFormat) -> Tensor | None:
     """The bits above the lowest four."""
     if not form.high_positions:
         return None

@@ -39,7 +39,7 @@ class Rotation:
     def rotate_(self, heads: Tensor) -> None:
         """Rotate the first 2n elements of each head, in place; element i is paired with element n + i.
 
-        :param heads: ``[num_tokens, num_heads, head_size]``, may be a view
+        :param heads: ``[num_tokens, num_heads, head_dim]``, may be a view
         """
         n = self.cos.shape[-1]
         halves = torch.unflatten(heads[..., : 2 * n], -1, (2, n))
@@ -67,27 +67,27 @@ def rotate_and_cache(
     Of each head the first 2n elements are rotated, element i with element n + i, as
     :meth:`Rotation.rotate_` does: in float32, rounded once.
 
-    :param query: ``[num_tokens, num_heads, head_size]`` float32, float16 or bfloat16, changed in place; may be a view
+    :param query: ``[num_tokens, num_heads, head_dim]`` float32, float16 or bfloat16, changed in place; may be a view
         with adjacent elements of heads, as may ``key`` and ``value``
-    :param key: ``[num_tokens, num_kv_heads, head_size]``, changed in place
+    :param key: ``[num_tokens, num_kv_heads, head_dim]``, changed in place
     :param value: like ``key``
     :param cosines: ``[num_tokens, n]`` float32, contiguous, of the tokens' positions; ``sines`` likewise
     :param key_cache: with the arguments after it, as in :func:`paged_sdk.kernels.kv_cache.reshape_and_cache`
-    :param key_offsets: ``[num_spans, num_kv_heads, head_size]`` float32, of an f8e4m3 cache only: what keys are stored
+    :param key_offsets: ``[num_spans, num_kv_heads, head_dim]`` float32, of an f8e4m3 cache only: what keys are stored
         without (:mod:`paged_sdk.kernels.key_offsets`); ``key`` stays whole
     :param positions: ``[num_tokens]`` int64 of each token within its sequence, where ``key_offsets`` are given;
         tokens that are not written may have a negative one
     :raises ConfigError: shapes, dtypes, strides or devices do not fit; for tensors in CPU memory, also slots past the
         cache's end and positions past ``key_offsets``
     """
-    check_tensor("query", query, ("num_tokens", "num_heads", "head_size"), FLOATS, query.device)
-    num_tokens, _, head_size = query.shape
-    check_tensor("key", key, (num_tokens, "num_kv_heads", head_size), (query.dtype,), query.device)
+    check_tensor("query", query, ("num_tokens", "num_heads", "head_dim"), FLOATS, query.device)
+    num_tokens, _, head_dim = query.shape
+    check_tensor("key", key, (num_tokens, "num_kv_heads", head_dim), (query.dtype,), query.device)
     check_tensor("value", value, tuple(key.shape), (query.dtype,), query.device)
     check_tensor("cosines", cosines, (num_tokens, "n"), (torch.float32,), query.device)
     check_tensor("sines", sines, tuple(cosines.shape), (torch.float32,), query.device)
-    if 2 * cosines.shape[1] > head_size:
-        raise ConfigError.of("cosines.shape", tuple(cosines.shape), f"at most head_size / 2 = {head_size // 2} columns")
+    if 2 * cosines.shape[1] > head_dim:
+        raise ConfigError.of("cosines.shape", tuple(cosines.shape), f"at most head_dim / 2 = {head_dim // 2} columns")
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.stride(-1) != 1:
             raise ConfigError.of(f"{name}.stride()", tensor.stride(), "adjacent elements of a head")

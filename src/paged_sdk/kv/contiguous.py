@@ -100,7 +100,7 @@ class SequenceKvManager:
         self._num_used += 1
         table.epoch = self._epoch
         table.ids = [self._take_prefix(prefix, token_ids)]
-        table.room = table.next_commit = sys.maxsize
+        table.capacity = table.next_commit = sys.maxsize
         if self._num_kept and table.share:
             self._prefix_queries += len(token_ids)
             self._prefix_hits += prefix.num_tokens
@@ -117,7 +117,7 @@ class SequenceKvManager:
         child = KvTable(table.extra_keys, share=table.share)
         child.epoch = table.epoch
         child.ids = [self._copy_of(table.ids[0], num_computed)]
-        child.room = child.next_commit = sys.maxsize
+        child.capacity = child.next_commit = sys.maxsize
         self._num_used += 1
         return child
 

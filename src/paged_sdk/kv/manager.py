@@ -16,27 +16,37 @@ class KvTable:
 
     :ivar ids: block table (paged), or the one slot (contiguous). It grows at its end; where an entry that will be read
         changes, there is a new list. So who has seen a list before has only its new end to look at
-    :ivar room: tokens of the sequence that may be written without asking ``grow``
+    :ivar capacity: tokens of the sequence that may be written without asking ``grow``
     :ivar next_commit: computed tokens from which ``commit`` has something to do
     :ivar extra_keys: what, beside the tokens, the KV depends on: adapter, image content, cache salt
     :ivar share: whether to look for KV computed by others (no for a sequence that needs every prompt logit)
     :ivar hashes: chain hashes of the leading full blocks of the sequence's tokens, as far as they were needed
     :ivar num_published: leading blocks that are already known by their hash
-    :ivar num_dead: leading blocks given back because every sliding window has left them
+    :ivar num_out_of_window: leading blocks given back because every sliding window has left them
     :ivar epoch: the manager's epoch when the table was filled: KV from before a reset is never shared
     """
 
-    __slots__ = ("epoch", "extra_keys", "hashes", "ids", "next_commit", "num_dead", "num_published", "room", "share")
+    __slots__ = (
+        "capacity",
+        "epoch",
+        "extra_keys",
+        "hashes",
+        "ids",
+        "next_commit",
+        "num_out_of_window",
+        "num_published",
+        "share",
+    )
 
     def __init__(self, extra_keys: tuple[bytes, ...] = (), *, share: bool = True) -> None:
         self.ids: list[int] = []
-        self.room = 0
+        self.capacity = 0
         self.next_commit = 0
         self.extra_keys = extra_keys
         self.share = share
         self.hashes: list[bytes] = []
         self.num_published = 0
-        self.num_dead = 0
+        self.num_out_of_window = 0
         self.epoch = 0
 
 

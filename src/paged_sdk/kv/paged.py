@@ -12,7 +12,7 @@ from paged_sdk.kv.manager import KvCopy, KvTable, KvUsage, Prefix
 
 __all__ = ["KvCacheManager"]
 
-DEAD_BLOCK = 0
+OUT_OF_WINDOW_BLOCK = 0
 """Stands in a block table for a block that every window has left. Any id that exists would do: it is never read."""
 
 
@@ -21,10 +21,10 @@ class KvCacheManager:
 
     Of a table over ``ids``, with W the window and B the block size::
 
-        | dead      | live                                           |
-        | left by W | computed, full   | partly filled | room to write
-        |           | published by hash|     at most one block of it is shared, and copied before it is written
-        0       num_dead            num_published               len(ids)
+        | out of W  | within W                                         |
+        | freed     | computed, full     | partly filled | capacity to write
+        |           | published by hash  |     at most one block of it is shared, and copied before it is written
+        0           num_out_of_window    num_published                   len(ids)
 
     A block that others refer to is never written: ``grow`` replaces it by a copy. A block that can be found by hash is
     full, so nobody writes to it.
@@ -85,7 +85,7 @@ class KvCacheManager:
     def fits(self, prefix: Prefix, num_tokens: int, *, num_growing: int) -> bool:
         """Whether there are blocks for all ``num_tokens`` tokens (with a window, for those that live at once), and one
         for each of ``num_growing`` sequences."""
-        found = prefix.ids[self._num_dead(prefix.num_tokens) :]
+        found = prefix.ids[self._num_out_of_window(prefix.num_tokens) :]
         live = min(self._num_blocks(num_tokens), self._window_blocks)
         taken_from_free = sum(self._pool.blocks[block_id].ref_count == 0 for block_id in found)
         return live - len(found) + taken_from_free + num_growing <= self._pool.num_available
@@ -97,11 +97,11 @@ class KvCacheManager:
             self._pool.acquire(self._pool.blocks[block_id])
         table.ids = list(prefix.ids)
         table.num_published = len(prefix.ids)
-        table.num_dead = 0
+        table.num_out_of_window = 0
         table.epoch = self._epoch
-        table.room = len(table.ids) * self.block_size
+        table.capacity = len(table.ids) * self.block_size
         table.next_commit = 0
-        self._give_back_dead(table, prefix.num_tokens)
+        self._free_out_of_window(table, prefix.num_tokens)
         if self._prefix_caching:
             self._extend_hashes(table, token_ids, len(token_ids))
             for digest in islice(table.hashes, len(prefix.ids), None):
@@ -113,7 +113,7 @@ class KvCacheManager:
     def grow(self, table: KvTable, start: int, num_tokens: int) -> int:
         """Copy shared blocks that would be written, take new ones."""
         end = start + num_tokens
-        if end <= table.room:
+        if end <= table.capacity:
             return num_tokens
         ids, size, pool = table.ids, self.block_size, self._pool
         num_needed = self._num_blocks(end)
@@ -128,8 +128,8 @@ class KvCacheManager:
                 ids = table.ids = [*ids[:index], block.id, *ids[index + 1 :]]
         for _ in range(min(num_needed - len(ids), pool.num_available)):
             ids.append(pool.take().id)
-        table.room = len(ids) * size
-        return min(num_tokens, table.room - start)
+        table.capacity = len(ids) * size
+        return min(num_tokens, table.capacity - start)
 
     def commit(self, table: KvTable, token_ids: list[int], num_computed: int) -> None:
         """Publish the blocks that are full now, and give back those that the window has left."""
@@ -144,10 +144,12 @@ class KvCacheManager:
                 if self._pending.get(digest) is table:
                     del self._pending[digest]
             table.num_published = num_full
-        self._give_back_dead(table, num_computed)
+        self._free_out_of_window(table, num_computed)
         table.next_commit = (num_full + 1) * self.block_size
         if self._window is not None:
-            table.next_commit = min(table.next_commit, (table.num_dead + 1) * self.block_size + self._window - 1)
+            table.next_commit = min(
+                table.next_commit, (table.num_out_of_window + 1) * self.block_size + self._window - 1
+            )
 
     def fork(self, table: KvTable, num_computed: int) -> KvTable:
         """A second table over the same blocks; whoever writes to a shared one first gets a copy."""
@@ -155,11 +157,11 @@ class KvCacheManager:
         child.ids = table.ids[: self._num_blocks(num_computed)]
         child.hashes = table.hashes[: num_computed // self.block_size]
         child.num_published = table.num_published
-        child.num_dead = table.num_dead
+        child.num_out_of_window = table.num_out_of_window
         child.next_commit = table.next_commit
         child.epoch = table.epoch
-        table.room = 0
-        for block_id in islice(child.ids, child.num_dead, None):
+        table.capacity = 0
+        for block_id in islice(child.ids, child.num_out_of_window, None):
             self._pool.acquire(self._pool.blocks[block_id])
         return child
 
@@ -168,10 +170,10 @@ class KvCacheManager:
         for digest in islice(table.hashes, table.num_published, None):
             if self._pending.get(digest) is table:
                 del self._pending[digest]
-        for index in range(len(table.ids) - 1, table.num_dead - 1, -1):
+        for index in range(len(table.ids) - 1, table.num_out_of_window - 1, -1):
             self._release(self._pool.blocks[table.ids[index]])
         table.ids = []
-        table.room = table.num_published = table.num_dead = 0
+        table.capacity = table.num_published = table.num_out_of_window = 0
 
     def take_copies(self) -> list[KvCopy]:
         copies = list(self._copies.values())
@@ -190,16 +192,16 @@ class KvCacheManager:
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def _num_dead(self, start: int) -> int:
+    def _num_out_of_window(self, start: int) -> int:
         """Leading blocks that no query from position ``start`` on can see."""
         return 0 if self._window is None else max(0, start - self._window + 1) // self.block_size
 
-    def _give_back_dead(self, table: KvTable, start: int) -> None:
-        num_dead = self._num_dead(start)
-        for index in range(table.num_dead, num_dead):
+    def _free_out_of_window(self, table: KvTable, start: int) -> None:
+        num_out_of_window = self._num_out_of_window(start)
+        for index in range(table.num_out_of_window, num_out_of_window):
             self._release(self._pool.blocks[table.ids[index]])
-            table.ids[index] = DEAD_BLOCK
-        table.num_dead = max(table.num_dead, num_dead)
+            table.ids[index] = OUT_OF_WINDOW_BLOCK
+        table.num_out_of_window = max(table.num_out_of_window, num_out_of_window)
 
     def _release(self, block: Block) -> None:
         self._pool.release(block)

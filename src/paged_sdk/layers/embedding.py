@@ -10,9 +10,9 @@ from torch import Tensor
 
 from paged_sdk.kernels.decode_rows import decode_rows
 from paged_sdk.kernels.gguf_blocks import BlockMatrix
-from paged_sdk.kernels.repacked import RepackedMatrix
+from paged_sdk.kernels.triton_blocks import TritonBlockMatrix
 
-__all__ = ["BlockEmbedding", "DenseEmbedding", "Embedding", "RepackedEmbedding"]
+__all__ = ["BlockEmbedding", "DenseEmbedding", "Embedding", "TritonBlockEmbedding"]
 
 
 class Embedding(ABC):
@@ -52,7 +52,7 @@ class DenseEmbedding(Embedding):
 
 
 class BlockEmbedding(Embedding):
-    """Rows in quantised blocks, decoded as they are looked up: a step needs a few hundred of 150,000.
+    """Rows in quantized blocks, decoded as they are looked up: a step needs a few hundred of 150,000.
 
     :param matrix: ``[vocab_size, hidden_size]``
     :param dtype: as of :class:`Embedding`, and ``scale``
@@ -66,14 +66,14 @@ class BlockEmbedding(Embedding):
         return BlockMatrix(self.matrix.tensor_type, self.matrix.blocks[token_ids]).decoded(self._dtype)
 
 
-class RepackedEmbedding(Embedding):
+class TritonBlockEmbedding(Embedding):
     """Rows in the layout for GPUs, decoded in one launch as they are looked up.
 
     :param matrix: ``[vocab_size, hidden_size]``, which an output projection may share
     :param dtype: as of :class:`Embedding`, and ``scale``
     """
 
-    def __init__(self, matrix: RepackedMatrix, *, dtype: torch.dtype, scale: float | None = None) -> None:
+    def __init__(self, matrix: TritonBlockMatrix, *, dtype: torch.dtype, scale: float | None = None) -> None:
         super().__init__(dtype=dtype, scale=scale)
         self.matrix = matrix
 

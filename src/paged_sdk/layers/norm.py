@@ -1,4 +1,4 @@
-"""Root mean square normalisation (Zhang and Sennrich, 2019, arXiv 1910.07467)."""
+"""Root mean square normalization (Zhang and Sennrich, 2019, arXiv 1910.07467)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RMSNorm:
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise; a new tensor of the dtype of ``x``.
+        """Normalize; a new tensor of the dtype of ``x``.
 
         :param x: ``[..., hidden_size]`` of the model's dtype
         """
@@ -39,11 +39,11 @@ class RMSNorm:
         return F.rms_norm(wide, x.shape[-1:], None, self.eps).mul_(self.weight).to(x.dtype)
 
     def add_and_forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """Add to the residual stream, and normalise the sum: on CUDA in one launch.
+        """Add to the residual stream, and normalize the sum: on CUDA in one launch.
 
         :param x: ``[..., hidden_size]`` of the model's dtype
         :param residual: like ``x``; its memory may be used for the sum
-        :returns: the normalised sum, and the sum
+        :returns: the normalized sum, and the sum
         """
         if x.is_cuda:
             return add_rms_norm(x, residual, self.weight, self.eps)

@@ -37,7 +37,7 @@ class Runner:
     :param token_source: the hub's access token: "cache", "none", "literal:...", "env:NAME" or "path:FILE"
     :param chat_template: a Jinja chat template instead of the checkpoint's: its text, or a path
     :param jinja_explicit: the path of a Jinja file, as ``chat_template``
-    :param in_situ_quant: quantise the weights while loading: "4", "Q4K", "Q8_0" ...
+    :param in_situ_quant: quantize the weights while loading: "4", "Q4K", "Q8_0" ...
     :param pa_gpu_mem: size of the KV pool in MiB; at most one of the three sizes may be given
     :param pa_gpu_mem_usage: the same, as a share of the device's memory
     :param pa_ctxt_len: the same, in tokens

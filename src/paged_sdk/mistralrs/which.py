@@ -95,7 +95,7 @@ class GGUF(Which):
     :ivar quantized_model_id: the directory or hub id that holds it
     :ivar quantized_filename: its name there; of a model in several files, their names
     :ivar tok_model_id: a directory with a tokenizer.json, or that file, instead of the file's own tokenizer
-    :ivar dtype: of activations, and of weights that the file does not quantise
+    :ivar dtype: of activations, and of weights that the file does not quantize
     :ivar hf_revision: a branch, tag or commit of the hub's repository
     """
 

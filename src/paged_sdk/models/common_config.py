@@ -108,7 +108,7 @@ def read_moe(
     *,
     layers: Iterable[int],
     intermediate_size: int,
-    renormalise: bool,
+    renormalize: bool,
 ) -> MoeConfig:
     """The mixtures of experts.
 
@@ -135,5 +135,5 @@ def read_moe(
         num_experts=count,
         num_experts_per_token=selected,
         intermediate_size=intermediate_size,
-        renormalise=renormalise,
+        renormalize=renormalize,
     )

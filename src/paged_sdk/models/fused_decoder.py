@@ -22,8 +22,8 @@ from paged_sdk.models.gated_mlp import GatedMlp
 from paged_sdk.models.moe_mlp import MoeMlp
 from paged_sdk.quant.dense import DenseLinear
 from paged_sdk.quant.linear import Linear
-from paged_sdk.quant.packed import PackedLinear
-from paged_sdk.quant.packed_experts import PackedExperts
+from paged_sdk.quant.native_block import NativeBlockLinear
+from paged_sdk.quant.native_block_experts import NativeBlockExperts
 
 __all__ = ["FusedDecoderModel", "why_not_fused"]
 
@@ -33,10 +33,10 @@ def why_not_fused(model: DecoderModel, backend: AttentionBackend) -> str | None:
     config = model.config
     if not isinstance(backend, NativePagedBackend):
         return "its attention is not native"
-    if any(not isinstance(linear, PackedLinear) for layer in model.layers for linear in layer.linears):
+    if any(not isinstance(linear, NativeBlockLinear) for layer in model.layers for linear in layer.linears):
         return "its weights are not packed"
     mixtures = [layer.mlp for layer in model.layers if isinstance(layer.mlp, MoeMlp)]
-    if any(not isinstance(mixture.experts, PackedExperts) for mixture in mixtures):
+    if any(not isinstance(mixture.experts, NativeBlockExperts) for mixture in mixtures):
         return "its experts are not packed"
     if config.sandwich_norms or config.norm_offset or len(set(config.ropes)) > 1:
         return f"{config.model_type} layers have more norms or rotations than the kernel"
@@ -80,7 +80,7 @@ class FusedDecoderModel:
     def logits(self, hidden: Tensor) -> Tensor:
         """See :meth:`DecoderModel.logits`; the last norm is taken here, of the rows that are asked for."""
         normed = F.rms_norm(hidden, hidden.shape[-1:], self._norm, self._model.norm.eps)
-        # A head of plain numbers multiplies with its own dtype; the other forms take float32.
+        # A dense head multiplies with its own dtype; the other forms take float32.
         is_dense = isinstance(self._model.head, DenseLinear)
         return self._model.logits(normed.to(self.dtype) if is_dense else normed)
 
@@ -94,12 +94,12 @@ def _native_layer(layer: DecoderLayer, backend: NativePagedBackend, index: int, 
         # One row for each head, all queries' alike and all keys' alike.
         query_norm, key_norm = attention.qk_norm.weight[[0, shape.num_heads]].float()
     if isinstance(mlp, MoeMlp):
-        assert isinstance(mlp.experts, PackedExperts)
+        assert isinstance(mlp.experts, NativeBlockExperts)
         gate, up, down = mlp.experts.gate, mlp.experts.up, mlp.experts.down
         router = Router(
             weight=mlp.router.contiguous(),
             num_selected=mlp.config.num_experts_per_token,
-            renormalise=mlp.config.renormalise,
+            renormalize=mlp.config.renormalize,
         )
     else:
         gate, up = _weights(mlp.gate_up, many_rows=many_rows)
@@ -129,6 +129,6 @@ def _weights(linear: Linear, *, many_rows: bool) -> tuple[PackedWeight, ...]:
     return (packed.many_rows if many_rows else None) or packed.weights
 
 
-def _packed(linear: Linear) -> PackedLinear:
-    assert isinstance(linear, PackedLinear)
+def _packed(linear: Linear) -> NativeBlockLinear:
+    assert isinstance(linear, NativeBlockLinear)
     return linear

@@ -28,7 +28,7 @@ def _read(fields: ConfigFields) -> DecoderConfig:
     shape = read_common(fields, sliding_windows=(fields.optional_positive("sliding_window"),) * num_layers)
     return evolve(
         shape,
-        moe=read_moe(fields, layers=range(num_layers), intermediate_size=shape.intermediate_size, renormalise=True),
+        moe=read_moe(fields, layers=range(num_layers), intermediate_size=shape.intermediate_size, renormalize=True),
     )
 
 

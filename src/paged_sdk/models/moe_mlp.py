@@ -28,7 +28,7 @@ class MoeMlp:
     def forward(self, x: Tensor) -> Tensor:
         """Apply to ``[num_tokens, hidden_size]``."""
         logits = F.linear(x, self.router)
-        weights, ids = route(logits, self.config.num_experts_per_token, renormalise=self.config.renormalise)
+        weights, ids = route(logits, self.config.num_experts_per_token, renormalize=self.config.renormalize)
         return self.experts.forward(x, weights, ids)
 
 

@@ -37,7 +37,7 @@ def _read(fields: ConfigFields) -> DecoderConfig:
             fields,
             layers=(layer for layer in range(num_layers) if layer not in dense and (layer + 1) % step == 0),
             intermediate_size=fields.positive("moe_intermediate_size", 768),
-            renormalise=fields.flag("norm_topk_prob", False),
+            renormalize=fields.flag("norm_topk_prob", False),
         ),
     )
 

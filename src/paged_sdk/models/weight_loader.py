@@ -11,8 +11,8 @@ from torch import Tensor
 from paged_sdk.errors import CheckpointError
 from paged_sdk.kernels.gguf_blocks import BlockMatrix
 from paged_sdk.kernels.repack import repack
-from paged_sdk.kernels.repacked import REPACKED_FORMATS
-from paged_sdk.layers.embedding import BlockEmbedding, DenseEmbedding, Embedding, RepackedEmbedding
+from paged_sdk.kernels.triton_blocks import TRITON_BLOCK_FORMATS
+from paged_sdk.layers.embedding import BlockEmbedding, DenseEmbedding, Embedding, TritonBlockEmbedding
 from paged_sdk.logs import get_logger
 from paged_sdk.quant.dense import DenseLinear
 from paged_sdk.quant.dense_experts import DenseExperts
@@ -117,10 +117,10 @@ class WeightLoader:
             matrix = self._block_matrix(f"{name}.weight", (height, in_features), is_head=is_head)
             matrices += [None] if matrix is None else matrix.split(out_features if len(names) == 1 else (height,))
         biases = [None] * len(matrices) if merged_bias is None else torch.split(merged_bias, list(out_features))
-        quantised = self._policy.quantised(matrices, biases, is_head=is_head)
-        if quantised is not None:
+        quantized = self._policy.quantized(matrices, biases, is_head=is_head)
+        if quantized is not None:
             self._loaded(*(f"{name}.weight" for name in names))
-            return quantised
+            return quantized
         return DenseLinear(
             self._merge([(f"{name}.weight", (height, in_features)) for name, height in parts]), merged_bias
         )
@@ -156,17 +156,17 @@ class WeightLoader:
         stacks = [stack for part in (gate_up, down) for stack in self._expert_blocks(part)]
         match [stack for stack in stacks if stack is not None]:
             case [gate, up, down_stack]:
-                quantised = self._policy.experts(gate, up, down_stack, num_experts=num_experts)
+                quantized = self._policy.experts(gate, up, down_stack, num_experts=num_experts)
             case _:
-                quantised = None
-        if quantised is not None:
+                quantized = None
+        if quantized is not None:
             self._loaded(*(name for part in (gate_up, down) for name in (part.stacked, *part.all_names)))
-            return quantised
+            return quantized
         self._has_decoded_experts |= self._policy.isq is not None or any(stack is not None for stack in stacks)
         return DenseExperts(self._decoded_experts(gate_up), self._decoded_experts(down))
 
     def _expert_blocks(self, part: _Projections) -> list[BlockMatrix | None]:
-        """For each name of an expert, the matrices of all experts in blocks; None: they stay in plain numbers."""
+        """For each name of an expert, the matrices of all experts in blocks; None: they stay dense."""
         if part.stacked not in self._source:
             named = [
                 [
@@ -194,7 +194,7 @@ class WeightLoader:
         return self._merge(list(zip(part.all_names, shapes, strict=True))).view(part.shape)
 
     def embedding(self, name: str, *, vocab_size: int, hidden_size: int, scale: float | None) -> Embedding:
-        """The token embeddings. Rows of a quantised matrix are decoded as they are looked up, but for the types that
+        """The token embeddings. Rows of a quantized matrix are decoded as they are looked up, but for the types that
         cannot be repacked for CUDA.
 
         :raises CheckpointError: the tensor is missing or has another shape
@@ -207,27 +207,27 @@ class WeightLoader:
         on_device = BlockMatrix(matrix.tensor_type, matrix.blocks.to(self._device))
         if self._device.type == "cpu":
             return BlockEmbedding(on_device, dtype=self._dtype, scale=scale)
-        if matrix.tensor_type in REPACKED_FORMATS:
-            return RepackedEmbedding(repack(on_device), dtype=self._dtype, scale=scale)
+        if matrix.tensor_type in TRITON_BLOCK_FORMATS:
+            return TritonBlockEmbedding(repack(on_device), dtype=self._dtype, scale=scale)
         return DenseEmbedding(on_device.decoded(self._dtype), scale=scale)
 
     def tied_head(self, embedding: Embedding) -> Linear:
         """The output projection of a model that uses its embeddings for it."""
-        if isinstance(embedding, RepackedEmbedding):
-            from paged_sdk.quant.repacked import RepackedLinear
+        if isinstance(embedding, TritonBlockEmbedding):
+            from paged_sdk.quant.triton_block import TritonBlockLinear
 
-            return RepackedLinear([embedding.matrix], [None], device=self._device)
+            return TritonBlockLinear([embedding.matrix], [None], device=self._device)
         if isinstance(embedding, BlockEmbedding):
-            head = self._policy.quantised([embedding.matrix], [None], is_head=True)
+            head = self._policy.quantized([embedding.matrix], [None], is_head=True)
             assert head is not None  # every type of blocks has a form on the CPU
             return head
         assert isinstance(embedding, DenseEmbedding)
         weight = embedding.weight
         in_blocks = self._policy.in_situ(weight.float(), is_head=True) if self._policy.isq else None
-        return self._policy.quantised([in_blocks], [None], is_head=True) or DenseLinear(weight)
+        return self._policy.quantized([in_blocks], [None], is_head=True) or DenseLinear(weight)
 
     def _block_matrix(self, name: str, shape: tuple[int, int], *, is_head: bool) -> BlockMatrix | None:
-        """A matrix in blocks, stored so or quantised now; None: it is to stay in plain numbers."""
+        """A matrix in blocks, stored so or quantized now; None: it is to stay dense."""
         if name not in self._source:
             return None
         if self._policy.isq is not None:
@@ -242,7 +242,7 @@ class WeightLoader:
     def close(self) -> None:
         """Say what of the checkpoint is not used, and that loading is done."""
         if self._has_decoded_experts:
-            _log.info("Experts are kept in %s: only the other matrices are quantised.", self._dtype)
+            _log.info("Experts are kept in %s: only the other matrices are quantized.", self._dtype)
         for name in sorted(self._unused):
             _log.debug("tensor %s of the checkpoint is not used", name)
         self._report(self._total)
@@ -274,7 +274,7 @@ class WeightLoader:
 
 
 def _stacked(matrices: Sequence[BlockMatrix | None]) -> BlockMatrix | None:
-    """Matrices one below the other; None: one is in plain numbers, or not all are of one type."""
+    """Matrices one below the other; None: one is dense, or not all are of one type."""
     blocks = [matrix for matrix in matrices if matrix is not None]
     if len(blocks) < len(matrices) or len({matrix.tensor_type for matrix in blocks}) != 1:
         return None

@@ -1,4 +1,4 @@
-"""The seam for every form of matrix: dense, quantised, adapted, sharded."""
+"""The seam for every form of matrix: dense, quantized, adapted, sharded."""
 
 from __future__ import annotations
 

@@ -11,16 +11,16 @@ from torch import Tensor
 
 from paged_sdk.config.isq import IsqType
 from paged_sdk.kernels.gguf_blocks import BlockMatrix, tensor_type_of
+from paged_sdk.kernels.native.hadamard import hadamard_from_blocks, hadamard_from_packed
 from paged_sdk.kernels.native.library import NativeLibrary, Workspace
 from paged_sdk.kernels.native.packed import PACKED_TYPES, pack_gguf
 from paged_sdk.kernels.native.quantize import quantize_blocks
-from paged_sdk.kernels.native.rotated import rotate_blocks, rotate_packed
-from paged_sdk.kernels.repacked import REPACKED_FORMATS
+from paged_sdk.kernels.triton_blocks import TRITON_BLOCK_FORMATS
 from paged_sdk.quant.experts import Experts
+from paged_sdk.quant.hadamard_int8 import HadamardInt8Linear
 from paged_sdk.quant.linear import Linear
-from paged_sdk.quant.packed import PackedLinear
-from paged_sdk.quant.packed_experts import PackedExperts
-from paged_sdk.quant.rotated_int8 import RotatedInt8Linear
+from paged_sdk.quant.native_block import NativeBlockLinear
+from paged_sdk.quant.native_block_experts import NativeBlockExperts
 
 __all__ = ["DENSE", "FEW_ROWS", "LinearPolicy"]
 
@@ -34,17 +34,17 @@ WIDE_BLOCK = 256
 
 _CPU: Final = torch.device("cpu")
 
-_ROWS_AT_ONCE: Final = 1024  # that are in plain numbers
+_ROWS_AT_ONCE: Final = 1024  # that are decoded at once
 
 
 @frozen(kw_only=True)
 class LinearPolicy:
     """Chooses forms.
 
-    :ivar keep_blocks: matrices that a checkpoint stores in blocks stay quantised; False: every matrix is decoded
+    :ivar keep_blocks: matrices that a checkpoint stores in blocks stay quantized; False: every matrix is decoded
     :ivar device: where the weights are to be; kept blocks need the CPU, or CUDA with Triton
     :ivar workspace: of the native kernels; None: they are absent, and torch's own int8 product serves every row count
-    :ivar isq: quantise every matrix to this, whatever it is stored as; needs the workspace
+    :ivar isq: quantize every matrix to this, whatever it is stored as; needs the workspace
     :ivar one_form: packed weights for every row count: a third to half of the memory, and a text that does not depend
         on its batch
     """
@@ -56,7 +56,7 @@ class LinearPolicy:
     one_form: bool = False
 
     def in_situ(self, weight: Tensor, *, is_head: bool) -> BlockMatrix | None:
-        """A matrix quantised as ``isq`` says; None: nothing is to be quantised, or its rows fit no format's blocks.
+        """A matrix quantized as ``isq`` says; None: nothing is to be quantized, or its rows fit no format's blocks.
 
         :param weight: ``[rows, columns]`` float32
         :param is_head: the output projection, which keeps more bits
@@ -70,12 +70,12 @@ class LinearPolicy:
         tensor_type = tensor_type_of(isq.gguf_name)
         return BlockMatrix(tensor_type, quantize_blocks(self.workspace.library, weight, tensor_type))
 
-    def quantised(
+    def quantized(
         self, matrices: Sequence[BlockMatrix | None], biases: Sequence[Tensor | None], *, is_head: bool
     ) -> Linear | None:
-        """A quantised layer of matrices that share an input; None: they are to be decoded.
+        """A quantized layer of matrices that share an input; None: they are to be decoded.
 
-        :param matrices: in blocks; None: in plain numbers
+        :param matrices: in blocks; None: dense
         :param is_head: the output projection: one form, since a step asks for a row per sequence and not per token
         """
         blocks = [matrix for matrix in matrices if matrix is not None]
@@ -84,26 +84,26 @@ class LinearPolicy:
         if self.device.type != "cpu":
             return self._repacked(blocks, biases)
         if self.workspace is None:
-            return RotatedInt8Linear(blocks, biases)
+            return HadamardInt8Linear(blocks, biases)
         library = self.workspace.library
         if any(matrix.tensor_type not in PACKED_TYPES for matrix in blocks):
-            rotated = [rotate_blocks(library, matrix) for matrix in blocks]
-            return PackedLinear(self.workspace, rotated, biases, few_rows=FEW_ROWS)
+            rotated = [hadamard_from_blocks(library, matrix) for matrix in blocks]
+            return NativeBlockLinear(self.workspace, rotated, biases, few_rows=FEW_ROWS)
         packed = [pack_gguf(library, each.blocks, each.tensor_type, *each.shape) for each in blocks]
-        many_rows = None if self.one_form or is_head else [rotate_packed(library, weight) for weight in packed]
-        return PackedLinear(self.workspace, packed, biases, many_rows=many_rows, few_rows=FEW_ROWS)
+        many_rows = None if self.one_form or is_head else [hadamard_from_packed(library, weight) for weight in packed]
+        return NativeBlockLinear(self.workspace, packed, biases, many_rows=many_rows, few_rows=FEW_ROWS)
 
     def experts(self, gate: BlockMatrix, up: BlockMatrix, down: BlockMatrix, *, num_experts: int) -> Experts | None:
-        """Quantised experts; None: they are to be decoded.
+        """Quantized experts; None: they are to be decoded.
 
         :param gate: of all experts, one below the other; ``up`` and ``down`` likewise
         """
         if self.device.type != "cpu":
-            if any(matrix.tensor_type not in REPACKED_FORMATS for matrix in (gate, up, down)):
+            if any(matrix.tensor_type not in TRITON_BLOCK_FORMATS for matrix in (gate, up, down)):
                 return None
-            from paged_sdk.quant.repacked_experts import RepackedExperts
+            from paged_sdk.quant.triton_block_experts import TritonBlockExperts
 
-            return RepackedExperts(gate, up, down, num_experts=num_experts, device=self.device)
+            return TritonBlockExperts(gate, up, down, num_experts=num_experts, device=self.device)
         if self.workspace is None:
             return None
         library = self.workspace.library
@@ -111,14 +111,14 @@ class LinearPolicy:
             pack_gguf(library, each.blocks, each.tensor_type, *each.shape)
             for each in (_packable(library, matrix) for matrix in (gate, up, down))
         ]
-        return PackedExperts(self.workspace, *packed, num_experts=num_experts)
+        return NativeBlockExperts(self.workspace, *packed, num_experts=num_experts)
 
     def _repacked(self, matrices: Sequence[BlockMatrix], biases: Sequence[Tensor | None]) -> Linear | None:
-        if any(matrix.tensor_type not in REPACKED_FORMATS for matrix in matrices):
+        if any(matrix.tensor_type not in TRITON_BLOCK_FORMATS for matrix in matrices):
             return None
-        from paged_sdk.quant.repacked import RepackedLinear
+        from paged_sdk.quant.triton_block import TritonBlockLinear
 
-        return RepackedLinear(matrices, biases, device=self.device)
+        return TritonBlockLinear(matrices, biases, device=self.device)
 
 
 def _packable(library: NativeLibrary, matrix: BlockMatrix) -> BlockMatrix:

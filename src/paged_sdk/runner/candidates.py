@@ -1,6 +1,6 @@
 """The likeliest tokens of rows of logits, on the host.
 
-On the CPU numpy does the work: its argmax and partition are vectorised and take a tenth to a quarter of torch's time.
+On the CPU numpy does the work: its argmax and partition are vectorized and take a tenth to a quarter of torch's time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def argmax(logits: Tensor) -> Ids:
     :returns: ``[N]``, on the host
     """
     if logits.device.type == "cpu":
-        tokens: Ids = logits.numpy().argmax(axis=1)  # vectorised: 0.1 ms for 16 rows of 152k, torch takes 1.2 ms
+        tokens: Ids = logits.numpy().argmax(axis=1)  # vectorized: 0.1 ms for 16 rows of 152k, torch takes 1.2 ms
         return tokens
     return _ids(sampling.argmax(logits))
 
@@ -84,7 +84,7 @@ def _partition(logits: Logits, width: int) -> tuple[Logits, Ids]:
     if num_blocks < 4 * width:
         return _take_largest(logits, np.broadcast_to(np.arange(vocab_size), logits.shape), width)
     in_blocks = num_blocks * _PARTITION_BLOCK
-    # Block b is the tokens b, b + num_blocks, ...: maxima over the outer axis are vectorised.
+    # Block b is the tokens b, b + num_blocks, ...: maxima over the outer axis are vectorized.
     maxima = logits[:, :in_blocks].reshape(num_rows, _PARTITION_BLOCK, num_blocks).max(axis=1)
     best = np.argpartition(maxima, num_blocks - width, axis=1)[:, num_blocks - width :]
     tokens = best[:, None] + num_blocks * np.arange(_PARTITION_BLOCK)[:, None]

@@ -71,7 +71,7 @@ class DecodeGraphs:
     A step's input is one copy to the device. Tokens that the step before has sampled are taken from where that one has
     left them.
 
-    :param handed_on: int64: the tokens that the previous step sampled
+    :param overlap: int64: the tokens that the previous step sampled
     :param sizes: numbers of rows to record steps for
     :param bounds: lengths of context, of each size
     :param record: records a step; what it calls then runs as often as it likes
@@ -82,7 +82,7 @@ class DecodeGraphs:
         self,
         model: CausalModel,
         backend: DecodeBackend,
-        handed_on: Tensor,
+        overlap: Tensor,
         *,
         sizes: Iterable[int],
         bounds: Iterable[int],
@@ -90,7 +90,7 @@ class DecodeGraphs:
         on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
         self._backend = backend
-        self._device = handed_on.device
+        self._device = overlap.device
         self._sizes = np.array(sorted(sizes))
         self._bounds = sorted(bounds)
         self._graphs: dict[tuple[int, int], _Graph] = {}
@@ -99,7 +99,7 @@ class DecodeGraphs:
         wanted = list(itertools.product(self._sizes[::-1].tolist(), self._bounds[::-1]))
         for size, bound in wanted:
             input_ = self._empty_input(size).to(self._device)
-            step = _RecordedStep(model, backend, handed_on, input_, bound, hidden)
+            step = _RecordedStep(model, backend, overlap, input_, bound, hidden)
             replay = record(step.run)
             assert step.hidden is not None, "nothing was run while recording"
             hidden = step.hidden if hidden is None else hidden
@@ -170,7 +170,7 @@ class _RecordedStep:
         self,
         model: CausalModel,
         backend: DecodeBackend,
-        handed_on: Tensor,
+        overlap: Tensor,
         input_: Tensor,
         bound: int,
         largest_hidden: Tensor | None,
@@ -180,14 +180,14 @@ class _RecordedStep:
         self._bound = bound
         self._model = model
         self._backend = backend
-        self._handed_on = handed_on
+        self._overlap = overlap
 
     def run(self) -> None:
         """Operations on the device alone, of shapes that do not depend on what the input holds."""
         seats, positions, token_ids, sources = self.input.unbind()
-        handed_on = self._handed_on.index_select(0, sources.clamp(min=0))
+        overlap = self._overlap.index_select(0, sources.clamp(min=0))
         context = StepContext(attention=self._backend.decode(seats, positions, self._bound))
-        token_ids = token_ids.where(sources < 0, handed_on)
+        token_ids = token_ids.where(sources < 0, overlap)
         hidden = self._model.forward(token_ids, positions.clamp(min=0), context)
         if self.hidden is None:
             self.hidden = torch.empty_like(hidden)

@@ -13,7 +13,7 @@ from paged_sdk.runner.decode_graphs import DecodeGraphs
 from paged_sdk.runner.device_logprobs import LogprobRows
 from paged_sdk.runner.device_penalties import DevicePenalties, StepPenalties
 from paged_sdk.runner.device_sampler import DeviceRow, DeviceSampler
-from paged_sdk.runner.handed_on import HandedOn
+from paged_sdk.runner.overlap import OverlapTokens
 from paged_sdk.runner.sampled_step import Drawn
 from paged_sdk.scheduler.output import ScheduledSequence
 from paged_sdk.scheduler.sequence import Sequence as TokenSequence
@@ -28,9 +28,9 @@ class DeviceDecoding:
     """
 
     def __init__(
-        self, sampler: DeviceSampler, penalties: DevicePenalties, handed_on: HandedOn, graphs: DecodeGraphs | None
+        self, sampler: DeviceSampler, penalties: DevicePenalties, overlap: OverlapTokens, graphs: DecodeGraphs | None
     ) -> None:
-        self.handed_on = handed_on
+        self.overlap = overlap
         self._sampler = sampler
         self._penalties = penalties
         self._graphs = graphs
@@ -66,7 +66,7 @@ class DeviceDecoding:
         if graphs is None or len(scheduled) > graphs.largest or any(row.num_new_tokens != 1 for row in scheduled):
             return None
         unknown = [row.sequence.seq_id for row in scheduled if row.end > len(row.sequence.token_ids)]
-        places = dict(zip(unknown, self.handed_on.places(unknown), strict=True))
+        places = dict(zip(unknown, self.overlap.places(unknown), strict=True))
         sources = [places.get(row.sequence.seq_id, -1) for row in scheduled]
         token_ids = [
             row.sequence.token_ids[row.start] if source < 0 else 0
@@ -123,7 +123,7 @@ class DeviceDecoding:
         tokens = self._sampler.sample(logits, batch.rows, batch.num_output_tokens)
         if batch.penalties is not None:
             self._penalties.count(batch.penalties, tokens)
-        self.handed_on.put(batch.seq_ids, tokens)
+        self.overlap.put(batch.seq_ids, tokens)
         if rows is None or all_logprobs is None:
             return Drawn(tokens)
         return Drawn(tokens, (rows, rows.look_up(all_logprobs, tokens)))

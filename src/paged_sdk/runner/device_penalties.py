@@ -10,7 +10,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from paged_sdk.kernels.penalties import count, penalise
+from paged_sdk.kernels.penalties import count, penalize
 from paged_sdk.kernels.penalty_settings import PenaltySettings
 from paged_sdk.kernels.transfer import to_device
 from paged_sdk.runner.sampler import has_penalties
@@ -59,16 +59,16 @@ class DevicePenalties:
 
         :param scheduled: whose next tokens are to be sampled
         """
-        penalised = [index for index, row in enumerate(scheduled) if has_penalties(row.sequence.sampling)]
-        if not penalised:
+        penalized = [index for index, row in enumerate(scheduled) if has_penalties(row.sequence.sampling)]
+        if not penalized:
             return None
-        seats = self._take_seats([scheduled[index].sequence.seq_id for index in penalised])
-        for index, seat in zip(penalised, seats, strict=True):
+        seats = self._take_seats([scheduled[index].sequence.seq_id for index in penalized])
+        for index, seat in zip(penalized, seats, strict=True):
             if self._lengths[seat] != scheduled[index].end:
                 self._count_anew(seat, scheduled[index])
         params = [row.sequence.sampling for row in scheduled]
         seat_of_row = np.full(len(scheduled), -1)
-        seat_of_row[penalised] = seats
+        seat_of_row[penalized] = seats
         settings = to_device(
             self._occurrences.device,
             seat_of_row,
@@ -83,7 +83,7 @@ class DevicePenalties:
 
         :param logits: ``[num_rows, vocab_size]`` float32
         """
-        penalise(logits, self._occurrences, step.settings)
+        penalize(logits, self._occurrences, step.settings)
 
     def count(self, step: StepPenalties, tokens: Tensor) -> None:
         """Count what was sampled; the step's rows may then go on as they are.

@@ -14,7 +14,7 @@ from torch import Tensor
 from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.kernels.draw_settings import DrawSettings
 from paged_sdk.kernels.sampling import argmax, draw
-from paged_sdk.runner.sampler import is_greedy, takes_penalised_logits
+from paged_sdk.runner.sampler import is_greedy, takes_penalized_logits
 from paged_sdk.runner.truncation import Settings
 from paged_sdk.runner.uniform import stream_starts
 
@@ -96,7 +96,7 @@ class DeviceSampler:
 
         :param num_output_tokens: how many it has
         """
-        return takes_penalised_logits(params, num_output_tokens)
+        return takes_penalized_logits(params, num_output_tokens)
 
     def sample(self, logits: Tensor, rows: list[DeviceRow], num_output_tokens: list[int]) -> Tensor:
         """Choose each row's token, by launches alone.

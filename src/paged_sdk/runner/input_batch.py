@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paged_sdk.attention.backend import RowSpan
 from paged_sdk.kernels.transfer import to_device
-from paged_sdk.runner.handed_on import HandedOn
+from paged_sdk.runner.overlap import OverlapTokens
 from paged_sdk.scheduler.output import ScheduledSequence
 
 __all__ = ["InputBatch", "make_input_batch"]
@@ -34,11 +34,11 @@ class InputBatch:
 
 
 def make_input_batch(
-    scheduled: Sequence[ScheduledSequence], device: torch.device, handed_on: HandedOn | None = None
+    scheduled: Sequence[ScheduledSequence], device: torch.device, overlap: OverlapTokens | None = None
 ) -> InputBatch:
     """Make the input of a step of at least one row.
 
-    :param handed_on: the last token of rows that the host does not know all of
+    :param overlap: the last token of rows that the host does not know all of
     """
     token_ids: list[int] = []
     spans: list[RowSpan] = []
@@ -56,10 +56,10 @@ def make_input_batch(
             token_ids.append(0)
     positions = np.concatenate([np.arange(span.start, span.end) for span in spans])
     tokens = np.array(token_ids)
-    if handed_on is None or not unknown:
+    if overlap is None or not unknown:
         on_device, its_positions = to_device(device, tokens, positions)
     else:
-        places = np.array(handed_on.places(unknown_of))
+        places = np.array(overlap.places(unknown_of))
         on_device, its_positions, targets, sources = to_device(device, tokens, positions, np.array(unknown), places)
-        on_device.index_copy_(0, targets, handed_on.tokens.index_select(0, sources))
+        on_device.index_copy_(0, targets, overlap.tokens.index_select(0, sources))
     return InputBatch(token_ids=on_device, positions=its_positions, spans=spans, first_tokens=first_tokens)

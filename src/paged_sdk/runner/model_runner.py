@@ -85,7 +85,7 @@ class _Parts:
         if self.device_decoding is not None:
             drawn = self.device_decoding.go_on(scheduled, self.model)
             if drawn is not None:
-                return SampledStep(result, range(len(scheduled)), drawn, hands_on=True)
+                return SampledStep(result, range(len(scheduled)), drawn, overlaps=True)
         hidden, first_tokens = self._forward(scheduled)
         self._add_prompt_logprobs(scheduled, first_tokens, hidden, result)
         sampled = [index for index, row in enumerate(scheduled) if row.num_samples and index not in result.failed]
@@ -97,13 +97,13 @@ class _Parts:
 
     def _forward(self, scheduled: Sequence[ScheduledSequence]) -> tuple[Tensor, Sequence[int]]:
         """The hidden states of a step's tokens, and the index of each row's first."""
-        handed_on = None
+        overlap = None
         if self.device_decoding is not None:
             hidden = self.device_decoding.decode(scheduled)
             if hidden is not None:
                 return hidden, range(len(scheduled))
-            handed_on = self.device_decoding.handed_on
-        batch = make_input_batch(scheduled, self.model.device, handed_on)
+            overlap = self.device_decoding.overlap
+        batch = make_input_batch(scheduled, self.model.device, overlap)
         context = StepContext(attention=self.backend.prepare(batch.spans))
         return self.model.forward(batch.token_ids, batch.positions, context), batch.first_tokens
 
@@ -113,7 +113,7 @@ class _Parts:
         if self.device_decoding is None:
             return FinishedStep(result)
         nothing = Drawn(hidden.new_empty(0, dtype=torch.int64))
-        return SampledStep(result, (), nothing, hands_on=not result.failed)
+        return SampledStep(result, (), nothing, overlaps=not result.failed)
 
     def _sample(
         self, scheduled: Sequence[ScheduledSequence], sampled: list[int], logits: Tensor, result: RunnerOutput
@@ -129,8 +129,8 @@ class _Parts:
             return FinishedStep(result)
         device_rows = [path.row_of(scheduled[index]) for index in sampled]
         served = [row for row in device_rows if row is not None]
-        hands_on = len(served) == len(sampled)
-        if not hands_on:
+        overlaps = len(served) == len(sampled)
+        if not overlaps:
             on_host = [place for place, row in enumerate(device_rows) if row is None]
             self._sample_on_host(scheduled, [sampled[place] for place in on_host], select_rows(logits, on_host), result)
             if not served:
@@ -138,7 +138,7 @@ class _Parts:
             on_device = [place for place, row in enumerate(device_rows) if row is not None]
             sampled, logits = [sampled[place] for place in on_device], select_rows(logits, on_device)
         drawn = path.sample(logits, [scheduled[index] for index in sampled], served)
-        return SampledStep(result, sampled, drawn, hands_on=hands_on and not result.failed)
+        return SampledStep(result, sampled, drawn, overlaps=overlaps and not result.failed)
 
     def _add_prompt_logprobs(
         self, scheduled: Sequence[ScheduledSequence], first_tokens: Sequence[int], hidden: Tensor, result: RunnerOutput

@@ -44,7 +44,7 @@ class PendingStep(Protocol):
     """A step that has been submitted."""
 
     @property
-    def hands_on(self) -> bool:
+    def overlaps(self) -> bool:
         """Whether the next step can be submitted before this one's result is taken: it finds the tokens that this one
         samples on the device. So no row here has several samples."""
         ...
@@ -59,7 +59,7 @@ class FinishedStep:
     """A step that was done by the time it had been submitted."""
 
     output: RunnerOutput
-    hands_on: bool = field(default=False, kw_only=True)
+    overlaps: bool = field(default=False, kw_only=True)
 
     def result(self) -> RunnerOutput:
         """What it made."""

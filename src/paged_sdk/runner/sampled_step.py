@@ -34,11 +34,11 @@ class SampledStep:
 
     :param output: all that is known already
     :param rows: which rows the tokens belong to
-    :param hands_on: whether these are all the tokens that the step samples
+    :param overlaps: whether these are all the tokens that the step samples
     """
 
-    def __init__(self, output: RunnerOutput, rows: Sequence[int], drawn: Drawn, *, hands_on: bool) -> None:
-        self.hands_on = hands_on
+    def __init__(self, output: RunnerOutput, rows: Sequence[int], drawn: Drawn, *, overlaps: bool) -> None:
+        self.overlaps = overlaps
         self._output = output
         self._rows = rows
         self._logprob_rows = None if drawn.logprobs is None else drawn.logprobs[0]

@@ -35,7 +35,7 @@ __all__ = [
     "Sampler",
     "has_penalties",
     "is_greedy",
-    "takes_penalised_logits",
+    "takes_penalized_logits",
 ]
 
 SparseChange: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]
@@ -144,8 +144,8 @@ class Sampler:
         add_sparse(logits, [(index, *state.bias) for index, state in states.items() if state.params.logits_bias])
         banned = [index for index, row in enumerate(rows) if _bans_stop(row.params, row.num_output_tokens)]
         add_sparse(logits, [(index, *self._stop_ban(rows[index])) for index in banned])
-        penalised = [(index, state) for index, state in states.items() if has_penalties(state.params)]
-        apply_penalties(logits, [(index, state.params, state.history) for index, state in penalised])
+        penalized = [(index, state) for index, state in states.items() if has_penalties(state.params)]
+        apply_penalties(logits, [(index, state.params, state.history) for index, state in penalized])
         add_sparse(logits, [(index, *state.dry()) for index, state in states.items() if _has_dry(state.params)])
 
     def _state(self, row: SampleRow) -> _SequenceState:
@@ -203,7 +203,7 @@ def is_greedy(params: SamplingParams) -> bool:
     return params.is_greedy or params.top_k == 1
 
 
-def takes_penalised_logits(params: SamplingParams, num_output_tokens: int) -> bool:
+def takes_penalized_logits(params: SamplingParams, num_output_tokens: int) -> bool:
     """Whether nothing but penalties changes the logits that a token is chosen by.
 
     :param num_output_tokens: before it
@@ -215,7 +215,7 @@ def _is_plain(row: SampleRow) -> bool:
     """Whether the row's token is its largest logit's and nothing else is asked for."""
     params = row.params
     asks_for_more = has_penalties(params) or params.top_n_logprobs is not None
-    return is_greedy(params) and not asks_for_more and takes_penalised_logits(params, row.num_output_tokens)
+    return is_greedy(params) and not asks_for_more and takes_penalized_logits(params, row.num_output_tokens)
 
 
 def _as_float32(values: Sequence[float]) -> npt.NDArray[np.float32]:

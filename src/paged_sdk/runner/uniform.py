@@ -43,7 +43,7 @@ def stream_starts(seeds: Sequence[int], choice_indices: Sequence[int]) -> npt.ND
 
 
 def _mix(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """SplitMix64's finaliser: every input bit flips every output bit with probability near one half."""
+    """SplitMix64's finalizer: every input bit flips every output bit with probability near one half."""
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return bits ^ (bits >> np.uint64(31))

@@ -7,7 +7,7 @@ from attrs import define, field, frozen
 from paged_sdk.kv.manager import KvCopy
 from paged_sdk.scheduler.sequence import Sequence, SequenceStatus
 
-__all__ = ["Advances", "ScheduledSequence", "SchedulerOutput"]
+__all__ = ["NewTokens", "ScheduledSequence", "SchedulerOutput"]
 
 
 # Not frozen, which takes three times as long: a step makes one for each sequence, and one of 256 sequences has 0.3 ms.
@@ -64,7 +64,7 @@ class SchedulerOutput:
 
 
 @define(eq=False)
-class Advances:
+class NewTokens:
     """The tokens that a step gave to sequences, in the order of rows and samples.
 
     Lists side by side: an object for each token of a step of 256 sequences is enough to set the garbage collector off,

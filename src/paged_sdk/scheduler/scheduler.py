@@ -8,7 +8,7 @@ from bisect import insort
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.errors import ContextLengthError, InvalidRequestError, QueueFullError
 from paged_sdk.kv.manager import KvManager, Prefix
-from paged_sdk.scheduler.output import Advances, ScheduledSequence, SchedulerOutput
+from paged_sdk.scheduler.output import NewTokens, ScheduledSequence, SchedulerOutput
 from paged_sdk.scheduler.sequence import Sequence, SequenceStatus
 from paged_sdk.scheduler.waiting_queue import WaitingQueue, is_overdue, rank
 from paged_sdk.types.response import FinishReason
@@ -119,13 +119,13 @@ class Scheduler:
         finished, self._finished_seq_ids = self._finished_seq_ids, []
         return SchedulerOutput(rows, self._kv.take_copies(), self._kv.take_released(), dropped, finished)
 
-    def update(self, output: SchedulerOutput, sampled: list[list[int]]) -> Advances:
+    def update(self, output: SchedulerOutput, sampled: list[list[int]]) -> NewTokens:
         """Take in the results of a step.
 
         :param sampled: per row of ``output.scheduled`` its ``num_samples`` tokens. A row that failed has none; its
             sequence stays as it was, for the caller to finish
         """
-        advances = Advances()
+        new_tokens = NewTokens()
         for index, (row, token_ids) in enumerate(zip(output.scheduled, sampled, strict=True)):
             sequence = row.sequence
             if not row.is_current or (row.num_samples and not token_ids):
@@ -139,11 +139,11 @@ class Scheduler:
                 if row.num_samples > 1:
                     for sample, choice in enumerate(self._fork(row)):
                         self._append(choice, token_ids[sample])
-                        advances.add(choice, token_ids[sample], index, sample)
+                        new_tokens.add(choice, token_ids[sample], index, sample)
                 else:
                     self._append(sequence, token_ids[0])
-                    advances.add(sequence, token_ids[0], index, 0)
-        return advances
+                    new_tokens.add(sequence, token_ids[0], index, 0)
+        return new_tokens
 
     def _continue_running(self, dropped: list[Sequence]) -> tuple[list[ScheduledSequence], int]:
         """Rows for the running sequences, and what they leave of the budget.
@@ -173,7 +173,7 @@ class Scheduler:
                 num_wanted = budget
             if num_wanted <= 0:
                 continue
-            if start + num_wanted > sequence.table.room:
+            if start + num_wanted > sequence.table.capacity:
                 num_wanted = self._make_room(sequence, start, num_wanted)
                 if num_wanted == 0:
                     continue
@@ -241,14 +241,14 @@ class Scheduler:
 
     def _make_room(self, sequence: Sequence, start: int, num_wanted: int) -> int:
         """Room for at most ``num_wanted`` more tokens, at the cost of those behind; 0 if it was itself the last."""
-        while not (room := self._kv.grow(sequence.table, start, num_wanted)):
+        while not (num_granted := self._kv.grow(sequence.table, start, num_wanted)):
             last = self._running[-1]
             if last is sequence and sequence.num_in_flight:
                 break  # when the step under way is taken in, its window may give blocks back
             self._preempt(last)
             if last is sequence:
                 break
-        return room
+        return num_granted
 
     def _preempt(self, sequence: Sequence) -> None:
         assert len(self._running) > 1, f"{sequence} has the whole memory and no room"

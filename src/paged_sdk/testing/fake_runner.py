@@ -26,7 +26,7 @@ class FakeRunner:
     :param row_failure: of a row's prompt and output, why its logits should pass for not finite, or None: that request
         ends with :class:`~paged_sdk.errors.NumericalError`
     :param crashes: number of the step, from 0, to the exception that it raises: the engine dies of it
-    :param hands_on: be a device that hands sampled tokens on: the engine then submits a step before it takes the
+    :param overlaps: be a device that hands sampled tokens on: the engine then submits a step before it takes the
         results of the one before
     :raises ConfigError: for a vocabulary or delay that cannot be
     """
@@ -39,7 +39,7 @@ class FakeRunner:
         delay: float = 0.0,
         row_failure: Callable[[Sequence[int], Sequence[int]], str | None] | None = None,
         crashes: Mapping[int, Exception] | None = None,
-        hands_on: bool = False,
+        overlaps: bool = False,
     ) -> None:
         if vocab_size < 2:
             raise ConfigError.of("vocab_size", vocab_size, "an int >= 2")
@@ -50,7 +50,7 @@ class FakeRunner:
         self._delay = delay
         self._row_failure = row_failure
         self._crashes = dict(crashes or {})
-        self._hands_on = hands_on
+        self._overlaps = overlaps
         self._said: dict[int, int] = {}
         self._num_steps = 0
         self._closed = False
@@ -95,8 +95,8 @@ class FakeRunner:
             for row, tokens in zip(output.scheduled, result.token_ids, strict=True)
             if tokens
         }
-        hands_on = self._hands_on and all(row.num_samples < 2 for row in output.scheduled)
-        return FinishedStep(result, hands_on=hands_on)
+        overlaps = self._overlaps and all(row.num_samples < 2 for row in output.scheduled)
+        return FinishedStep(result, overlaps=overlaps)
 
     def close(self) -> None:
         """Refuse further steps; nothing happens the second time."""

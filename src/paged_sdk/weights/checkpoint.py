@@ -37,7 +37,7 @@ class Checkpoint:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether any matrix is stored in quantised blocks."""
+        """Whether any matrix is stored in quantized blocks."""
         return any(self.source.block_matrix(name) is not None for name in self.source.names())
 
 
@@ -65,7 +65,7 @@ def _refuse_quantized(config: dict[str, Any], path: Path) -> None:
         return
     method = settings.get("quant_method", "unknown") if isinstance(settings, dict) else settings
     raise UnsupportedQuantizationError(
-        f"{path} holds weights quantised by {method!r}: use the unquantised checkpoint, or a GGUF version",
+        f"{path} holds weights quantized by {method!r}: use the unquantized checkpoint, or a GGUF version",
         path=path,
         quantization=str(method),
         supported=("none", "gguf"),

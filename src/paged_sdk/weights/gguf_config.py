@@ -198,7 +198,7 @@ def _rope_scaling(model: _Model) -> dict[str, Any] | None:
     if kind == "yarn":
         return _yarn(model, factor)
     if kind == "longrope" and model.architecture == "phi3":
-        return None  # recognised by its tensors, which older files have without naming the kind
+        return None  # recognized by its tensors, which older files have without naming the kind
     raise model.unsupported(f"rope scaling {kind!r}")
 
 

@@ -33,14 +33,14 @@ def resolve_model(
     """The directory or GGUF file of a model, downloaded if need be.
 
     :param model: a directory or file, used as it is; otherwise an id on the Hugging Face Hub. ``:Q4_K_M`` after a
-        directory or an id picks the GGUF file of that quantisation, in any case of letters
+        directory or an id picks the GGUF file of that quantization, in any case of letters
     :param filenames: the GGUF file within the directory or repository; of a split model one part is enough
     :param revision: branch, tag or commit of the repository
     :param token: for the Hub; True: the one that is logged in with; None: that one if there is any; False: none
-    :param gguf: whether a GGUF file is wanted; None: if ``filenames`` or a quantisation is given, or if there are no
+    :param gguf: whether a GGUF file is wanted; None: if ``filenames`` or a quantization is given, or if there are no
         safetensors
     :returns: a directory with ``config.json``, or a GGUF file (of a split model, the first part)
-    :raises ModelLoadError: there is no such model, file or quantisation, several fit, or the Hub does not give it
+    :raises ModelLoadError: there is no such model, file or quantization, several fit, or the Hub does not give it
     """
     path = _path(str(model))
     if path.is_dir():
@@ -116,7 +116,7 @@ def _selected(files: Sequence[str], filenames: Sequence[str], quantization: str,
     elif quantization:
         tag = re.compile(rf"(?<![a-z0-9]){re.escape(quantization)}(?![a-z0-9_])", re.IGNORECASE)
         fitting = {parts for parts in models if tag.search(parts[0])}
-        wanted = f"GGUF file of quantisation {quantization!r}"
+        wanted = f"GGUF file of quantization {quantization!r}"
     else:
         fitting = models
         wanted = "GGUF file"

@@ -53,7 +53,7 @@ class SafetensorsSource:
         return file.tensor(name).to(device=device, dtype=dtype)
 
     def block_matrix(self, name: str) -> BlockMatrix | None:
-        """None: safetensors hold plain numbers. See :meth:`paged_sdk.weights.source.WeightSource.block_matrix`."""
+        """None: safetensors hold dense tensors. See :meth:`paged_sdk.weights.source.WeightSource.block_matrix`."""
         if name not in self._files:
             raise CheckpointError(f"{self._directory} holds no tensor {name!r}", path=self._directory)
         return None

@@ -26,7 +26,7 @@ class WeightSource(Protocol):
     def __contains__(self, name: object) -> bool: ...
 
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """One tensor, decoded where it is stored quantised.
+        """One tensor, decoded where it is stored quantized.
 
         The result may share the file's private (copy-on-write) map: no memory is spent on a tensor that is stored in
         ``dtype`` and wanted on the CPU. It stays valid after :meth:`close`.
@@ -38,7 +38,7 @@ class WeightSource(Protocol):
         ...
 
     def block_matrix(self, name: str) -> BlockMatrix | None:
-        """The matrix as it is stored, where it is stored in quantised blocks; None for a tensor of plain numbers.
+        """The matrix as it is stored, where it is stored in quantized blocks; None for a dense tensor.
 
         The blocks may share the file's private map and stay valid after :meth:`close`.
 

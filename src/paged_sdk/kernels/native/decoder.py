@@ -39,12 +39,12 @@ class Router:
 
     :ivar weight: [num_experts, hidden] float32 or bfloat16, contiguous
     :ivar num_selected: experts of each token
-    :ivar renormalise: their weights add up to 1; False: they are what the softmax gave
+    :ivar renormalize: their weights add up to 1; False: they are what the softmax gave
     """
 
     weight: Tensor
     num_selected: int
-    renormalise: bool
+    renormalize: bool
 
     def __attrs_post_init__(self) -> None:
         if not self.weight.is_contiguous():
@@ -63,7 +63,7 @@ class DecoderLayer:
 
     :ivar qkv: query, key and value [.., hidden], or one matrix that is all three
     :ivar qkv_biases: one per matrix of ``qkv``, or None
-    :ivar output: [hidden, num_heads * head_size]
+    :ivar output: [hidden, num_heads * head_dim]
     :ivar router: of experts, which ``gate``, ``up`` and ``down`` then hold one below the other, packed; None: there is
         one feed-forward network for all tokens
     :ivar gate: [inner, hidden], inner a multiple of 32
@@ -71,7 +71,7 @@ class DecoderLayer:
     :ivar down: [hidden, inner]
     :ivar attention_norm: [hidden]
     :ivar mlp_norm: [hidden]
-    :ivar query_norm: [head_size], of every query head before rotation; None: there is none
+    :ivar query_norm: [head_dim], of every query head before rotation; None: there is none
     :ivar key_norm: likewise
     """
 
@@ -92,7 +92,7 @@ class DecoderLayer:
     activation: Literal["silu", "gelu_tanh"] = "silu"
 
     def __attrs_post_init__(self) -> None:
-        hidden, size = self.qkv[0].cols, self.shape.head_size
+        hidden, size = self.qkv[0].cols, self.shape.head_dim
         queries = self.shape.num_heads * size
         check_weights(self.qkv)
         expected = {"qkv": (queries + 2 * self.shape.num_kv_heads * size, hidden), "output": (hidden, queries)}
@@ -127,7 +127,7 @@ class NativeDecoder:
         self.hidden_size = layers[0].qkv[0].cols
         self._workspace = workspace
         self._layers = tuple(layers)
-        self._head_size = min(layer.shape.head_size for layer in layers)
+        self._head_dim = min(layer.shape.head_dim for layer in layers)
         self._kept: list[Tensor | None] = []  # what the C structures point to, beside the layers' own
         self._table = (Layer * len(layers))()
         for target, layer in zip(self._table, layers, strict=True):
@@ -140,7 +140,7 @@ class NativeDecoder:
         )
 
     def _describe(self, target: Layer, layer: DecoderLayer) -> None:
-        hidden, size = self.hidden_size, layer.shape.head_size
+        hidden, size = self.hidden_size, layer.shape.head_dim
         for matrix, weight, bias in zip(target.qkv, layer.qkv, layer.qkv_biases, strict=False):
             vector = float_vector("bias", bias, weight.rows)
             self._kept.append(vector)
@@ -150,7 +150,7 @@ class NativeDecoder:
         if (router := layer.router) is not None:
             target.router.weight, target.router.dtype = router.weight.data_ptr(), DTYPES[router.weight.dtype]
             target.router.num_experts, target.router.num_selected = router.num_experts, router.num_selected
-            target.router.renormalise = router.renormalise
+            target.router.renormalize = router.renormalize
         for name, length in (
             ("attention_norm", hidden),
             ("mlp_norm", hidden),
@@ -180,8 +180,8 @@ class NativeDecoder:
         """
         num_tokens = hidden.shape[0]
         half = cosines.shape[-1]
-        if 2 * half > self._head_size:
-            raise ConfigError.of("cosines.shape", tuple(cosines.shape), f"at most {self._head_size} / 2 columns")
+        if 2 * half > self._head_dim:
+            raise ConfigError.of("cosines.shape", tuple(cosines.shape), f"at most {self._head_dim} / 2 columns")
         for name, tensor, shape, dtype in (
             ("hidden", hidden, (num_tokens, self.hidden_size), torch.float32),
             ("cosines", cosines, (num_tokens, half), torch.float32),

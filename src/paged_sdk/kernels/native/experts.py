@@ -15,7 +15,7 @@ from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.checks import check_tensor
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.linear import check_matrix, describe
-from paged_sdk.kernels.native.packed import ROTATED_INT8, PackedWeight
+from paged_sdk.kernels.native.packed import HADAMARD_INT8, PackedWeight
 from paged_sdk.kernels.native.structures import DTYPES, Experts
 
 __all__ = ["NativeExperts", "check_experts"]
@@ -38,7 +38,7 @@ def check_experts(gate: PackedWeight, up: PackedWeight, down: PackedWeight, *, n
         if (weight.rows, weight.cols) != (num_experts * rows, cols) or rows % _GROUP:
             due = f"{num_experts} times {rows} rows, a multiple of {_GROUP}, of {cols} columns"
             raise ConfigError.of(name, f"{weight.rows} x {weight.cols}", due)
-        if weight.tensor_type == ROTATED_INT8:
+        if weight.tensor_type == HADAMARD_INT8:
             raise ConfigError.of(name, weight.format, "a packed weight")
 
 

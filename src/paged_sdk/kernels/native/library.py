@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from paged_sdk.errors import ConfigError
-from paged_sdk.kernels.native.structures import Attention, Decoder, Experts, Linear, Quantise, Rotate
+from paged_sdk.kernels.native.structures import Attention, Decoder, Experts, Hadamard, Linear, Quantize
 from paged_sdk.logs import get_logger
 
 __all__ = ["NativeLibrary", "Workspace", "available_levels", "load", "why_not"]
@@ -75,8 +75,8 @@ def _declare(functions: ctypes.CDLL) -> None:
     functions.paged_experts.argtypes = (c_int32, POINTER(Experts))
     functions.paged_attention.argtypes = (c_int32, POINTER(Attention))
     functions.paged_decoder.argtypes = (c_int32, POINTER(Decoder))
-    functions.paged_rotate.argtypes = (c_int32, POINTER(Rotate))
-    functions.paged_quantise.argtypes = (c_int32, POINTER(Quantise))
+    functions.paged_hadamard.argtypes = (c_int32, POINTER(Hadamard))
+    functions.paged_quantize.argtypes = (c_int32, POINTER(Quantize))
 
 
 @cache

@@ -1,6 +1,6 @@
 """Linear layers on packed weights, each one native call.
 
-Activations are quantised to int8 in groups of 16 columns with float32 scales (for rotated weights: rotated, with one
+Activations are quantized to int8 in groups of 16 columns with float32 scales (for rotated weights: rotated, with one
 scale per row), products are exact integers per group, and each output's sum has one order: a row's result does not
 depend on how many rows are computed with it, nor on the number of threads. A row that holds NaN or Inf gives NaN in
 every column, and touches no other row.
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.native.library import Workspace
-from paged_sdk.kernels.native.packed import ROTATED_INT8, PackedWeight
+from paged_sdk.kernels.native.packed import HADAMARD_INT8, PackedWeight
 from paged_sdk.kernels.native.structures import DTYPES, Linear, Weight
 
 __all__ = ["NativeLinear"]
@@ -52,7 +52,7 @@ def check_weights(weights: Sequence[PackedWeight]) -> None:
     cols = {weight.cols for weight in weights}
     if len(cols) != 1:
         raise ConfigError.of("weights", sorted(cols), "at least one weight, all with the same number of columns")
-    if len({weight.tensor_type == ROTATED_INT8 for weight in weights}) != 1:
+    if len({weight.tensor_type == HADAMARD_INT8 for weight in weights}) != 1:
         raise ConfigError.of("weights", [weight.format for weight in weights], "all of them rotated, or none")
 
 

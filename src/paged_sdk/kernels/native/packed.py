@@ -10,20 +10,20 @@ from paged_sdk.errors import CheckpointError, UnsupportedQuantizationError
 from paged_sdk.kernels.gguf_blocks import block_format
 from paged_sdk.kernels.native.library import NativeLibrary
 
-__all__ = ["PACKED_TYPES", "ROTATED_INT8", "PackedWeight", "pack_gguf"]
+__all__ = ["HADAMARD_INT8", "PACKED_TYPES", "PackedWeight", "pack_gguf"]
 
 #: ggml's numbers of the tensor types that can be packed: Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K
 PACKED_TYPES = frozenset({2, 3, 6, 7, 8, 12, 13, 14})
 
-#: the library's own number, of :mod:`paged_sdk.kernels.native.rotated`
-ROTATED_INT8 = 256
+#: the library's own number, of :mod:`paged_sdk.kernels.native.hadamard`
+HADAMARD_INT8 = 256
 
 
 @frozen(eq=False)
 class PackedWeight:
     """A matrix [rows, cols] that the native kernels multiply with; it owns its memory.
 
-    :ivar tensor_type: ggml's number of the block format, or :data:`ROTATED_INT8`
+    :ivar tensor_type: ggml's number of the block format, or :data:`HADAMARD_INT8`
     :ivar rows: output features
     :ivar cols: input features, a multiple of the format's block, of 32 where rotated
     :ivar data: uint8, in the layout of ``csrc/layout.h``, the same on every instruction set
@@ -36,8 +36,8 @@ class PackedWeight:
 
     @property
     def format(self) -> str:
-        """ggml's name of the block format, or ``rotated int8``."""
-        return "rotated int8" if self.tensor_type == ROTATED_INT8 else block_format(self.tensor_type).name
+        """ggml's name of the block format, or ``Hadamard int8``."""
+        return "Hadamard int8" if self.tensor_type == HADAMARD_INT8 else block_format(self.tensor_type).name
 
     @property
     def num_bytes(self) -> int:

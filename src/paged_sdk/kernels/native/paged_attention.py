@@ -26,7 +26,7 @@ class AttentionShape:
     """The heads of one layer.
 
     :ivar num_heads: query heads, a multiple of ``num_kv_heads``
-    :ivar head_size: a multiple of 16
+    :ivar head_dim: a multiple of 16
     :ivar scale: multiplies the scores
     :ivar window: keys that a query sees, its own included; None: all
     :ivar softcap: scores become ``softcap * tanh(score / softcap)``; None: they stay
@@ -36,15 +36,15 @@ class AttentionShape:
 
     num_heads: int
     num_kv_heads: int
-    head_size: int
+    head_dim: int
     scale: float
     window: int | None = None
     softcap: float | None = None
     exact: bool = True
 
     def __attrs_post_init__(self) -> None:
-        if self.head_size < 16 or self.head_size % 16:
-            raise ConfigError.of("head_size", self.head_size, "a multiple of 16")
+        if self.head_dim < 16 or self.head_dim % 16:
+            raise ConfigError.of("head_dim", self.head_dim, "a multiple of 16")
         if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
             raise ConfigError.of("num_heads", self.num_heads, f"a multiple of num_kv_heads = {self.num_kv_heads}")
 
@@ -53,11 +53,11 @@ class AttentionShape:
 class LayerCache:
     """Pages of one layer.
 
-    :ivar key: [num_blocks, block_size, num_kv_heads, head_size] float32, bfloat16 or float8_e4m3fn, contiguous
+    :ivar key: [num_blocks, block_size, num_kv_heads, head_dim] float32, bfloat16 or float8_e4m3fn, contiguous
     :ivar value: likewise
     :ivar k_scale: [num_blocks, block_size, num_kv_heads] float32, of an f8e4m3 cache only
     :ivar v_scale: likewise
-    :ivar key_offsets: [num_spans, num_kv_heads, head_size] float32, of an f8e4m3 cache only: what keys are stored
+    :ivar key_offsets: [num_spans, num_kv_heads, head_dim] float32, of an f8e4m3 cache only: what keys are stored
         without (:mod:`paged_sdk.kernels.key_offsets`), at least as far as the longest context; None: nothing
     """
 
@@ -74,13 +74,13 @@ class LayerCache:
             )
         if self.key.dim() != 4 or self.value.shape != self.key.shape:
             raise ConfigError.of(
-                "cache shape", tuple(self.key.shape), "[num_blocks, block_size, num_kv_heads, head_size]"
+                "cache shape", tuple(self.key.shape), "[num_blocks, block_size, num_kv_heads, head_dim]"
             )
         if not (self.key.is_contiguous() and self.value.is_contiguous()):
             raise ConfigError.of("cache strides", self.key.stride(), "contiguous keys and values")
-        quantised = self.key.dtype == torch.float8_e4m3fn
+        quantized = self.key.dtype == torch.float8_e4m3fn
         for scale in (self.k_scale, self.v_scale):
-            if (scale is not None) != quantised or (scale is not None and not _is_vector(scale, torch.float32)):
+            if (scale is not None) != quantized or (scale is not None and not _is_vector(scale, torch.float32)):
                 raise ConfigError.of("cache scales", scale, "contiguous float32 scales for f8e4m3, none otherwise")
         check_key_offsets(self.key_offsets, self.key, 0)
 
@@ -116,14 +116,14 @@ def _is_vector(tensor: Tensor, dtype: torch.dtype) -> bool:
 
 def describe_heads(shape: AttentionShape, cache: LayerCache) -> Heads:
     """The C structure of a layer's heads."""
-    if cache.key.shape[2:] != (shape.num_kv_heads, shape.head_size):
+    if cache.key.shape[2:] != (shape.num_kv_heads, shape.head_dim):
         raise ConfigError.of(
-            "cache shape", tuple(cache.key.shape), f"[..., {shape.num_kv_heads}, {shape.head_size}] for these heads"
+            "cache shape", tuple(cache.key.shape), f"[..., {shape.num_kv_heads}, {shape.head_dim}] for these heads"
         )
     return Heads(
         num_heads=shape.num_heads,
         num_kv_heads=shape.num_kv_heads,
-        head_size=shape.head_size,
+        head_dim=shape.head_dim,
         block_size=cache.key.shape[1],
         cache_dtype=DTYPES[cache.key.dtype],
         window=shape.window or 0,
@@ -167,15 +167,15 @@ def native_paged_attention(
     """Causal attention of every query token over its sequence's keys.
 
     :param workspace: of the engine that calls; one call at a time
-    :param query: [num_tokens, num_heads, head_size] float32 or bfloat16; each token's heads contiguous
+    :param query: [num_tokens, num_heads, head_dim] float32 or bfloat16; each token's heads contiguous
     :param out: likewise, a new tensor by default
     :returns: ``out``
     :raises ConfigError: shapes, dtypes or strides do not fit
     """
-    expected = (shape.num_heads, shape.head_size)
+    expected = (shape.num_heads, shape.head_dim)
     out = torch.empty_like(query, memory_format=torch.contiguous_format) if out is None else out
     for name, rows in (("query", query), ("out", out)):
-        if rows.dim() != 3 or rows.shape[1:] != expected or rows.stride()[1:] != (shape.head_size, 1):
+        if rows.dim() != 3 or rows.shape[1:] != expected or rows.stride()[1:] != (shape.head_dim, 1):
             raise ConfigError.of(f"{name}.shape", tuple(rows.shape), f"[num_tokens, {expected[0]}, {expected[1]}]")
         if rows.dtype not in (torch.float32, torch.bfloat16) or rows.dtype != query.dtype:
             raise ConfigError.of(f"{name}.dtype", rows.dtype, "float32 or bfloat16, the same for query and output")

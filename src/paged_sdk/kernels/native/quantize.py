@@ -1,4 +1,4 @@
-"""Dense weights into GGUF blocks, and into the native kernels' panels: what in-situ quantisation runs.
+"""Dense weights into GGUF blocks, and into the native kernels' panels: what in-situ quantization runs.
 
 A group of 32 weights (16 for Q6_K) takes the scale, and minimum where the format has one, of the smallest squared error
 among some twenty roundings, each with its least-squares fit; every weight then takes the code that is nearest with the
@@ -17,7 +17,7 @@ from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, BlockFormat
 from paged_sdk.kernels.native.library import NativeLibrary
 from paged_sdk.kernels.native.linear import check_matrix
 from paged_sdk.kernels.native.packed import PACKED_TYPES, PackedWeight, pack_gguf
-from paged_sdk.kernels.native.structures import WEIGHT_DTYPES, Quantise
+from paged_sdk.kernels.native.structures import WEIGHT_DTYPES, Quantize
 
 __all__ = ["quantize", "quantize_blocks"]
 
@@ -27,7 +27,7 @@ _NOT_FINITE = 2
 def quantize(
     library: NativeLibrary, weight: Tensor, tensor_type: int, *, num_threads: int | None = None
 ) -> PackedWeight:
-    """Quantise a matrix and pack it for the native kernels. Arguments and errors as :func:`quantize_blocks`."""
+    """Quantize a matrix and pack it for the native kernels. Arguments and errors as :func:`quantize_blocks`."""
     blocks = quantize_blocks(library, weight, tensor_type, num_threads=num_threads)
     return pack_gguf(library, blocks, tensor_type, *weight.shape, num_threads=num_threads)
 
@@ -35,7 +35,7 @@ def quantize(
 def quantize_blocks(
     library: NativeLibrary, weight: Tensor, tensor_type: int, *, num_threads: int | None = None
 ) -> Tensor:
-    """Quantise a matrix to the blocks that a GGUF file would hold.
+    """Quantize a matrix to the blocks that a GGUF file would hold.
 
     :param weight: [rows, cols] float32, bfloat16 or float16; rows contiguous
     :param tensor_type: ggml's number of the type, one of :data:`PACKED_TYPES`
@@ -51,7 +51,7 @@ def quantize_blocks(
     check_matrix("weight", weight, (rows, cols), tuple(WEIGHT_DTYPES))
     form = _format_for(tensor_type, cols)
     out = torch.empty(rows, cols // form.elements * form.num_bytes, dtype=torch.uint8)
-    args = Quantise(
+    args = Quantize(
         x=weight.data_ptr(),
         out=out.data_ptr(),
         x_stride=weight.stride(0),
@@ -61,8 +61,8 @@ def quantize_blocks(
         dtype=WEIGHT_DTYPES[weight.dtype],
         num_threads=torch.get_num_threads() if num_threads is None else num_threads,
     )
-    if library.functions.paged_quantise(library.level, byref(args)) == _NOT_FINITE:
-        raise CheckpointError("a weight cannot be quantised: it holds NaN, Inf or numbers above 32,768")
+    if library.functions.paged_quantize(library.level, byref(args)) == _NOT_FINITE:
+        raise CheckpointError("a weight cannot be quantized: it holds NaN, Inf or numbers above 32,768")
     return out
 
 
@@ -75,7 +75,7 @@ def _format_for(tensor_type: int, cols: int) -> BlockFormat:
     known = BLOCK_FORMATS.get(tensor_type)
     name = f"GGUF tensor type {tensor_type}" if known is None else known.name
     raise UnsupportedQuantizationError(
-        f"a weight of {cols} columns cannot be quantised to {name}: possible are {', '.join(supported) or 'none'}",
+        f"a weight of {cols} columns cannot be quantized to {name}: possible are {', '.join(supported) or 'none'}",
         quantization=name,
         supported=supported,
     )

@@ -15,11 +15,11 @@ __all__ = [
     "Cache",
     "Decoder",
     "Experts",
+    "Hadamard",
     "Heads",
     "Layer",
     "Linear",
-    "Quantise",
-    "Rotate",
+    "Quantize",
     "Router",
     "Weight",
 ]
@@ -27,7 +27,7 @@ __all__ = [
 #: torch dtype -> its number in the C interface
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float8_e4m3fn: 2}
 
-#: torch dtype of weights to be quantised -> its number in the C interface
+#: torch dtype of weights to be quantized -> its number in the C interface
 WEIGHT_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 3}
 
 #: name of a feed-forward activation -> its number in the C interface
@@ -122,7 +122,7 @@ class Heads(Structure):
     _fields_ = (
         ("num_heads", c_int32),
         ("num_kv_heads", c_int32),
-        ("head_size", c_int32),
+        ("head_dim", c_int32),
         ("block_size", c_int32),
         ("cache_dtype", c_int32),
         ("window", c_int32),
@@ -157,7 +157,7 @@ class Router(Structure):
         ("dtype", c_int32),
         ("num_experts", c_int32),
         ("num_selected", c_int32),
-        ("renormalise", c_int32),
+        ("renormalize", c_int32),
     )
 
 
@@ -202,8 +202,8 @@ class Decoder(Structure):
     )
 
 
-class Rotate(Structure):
-    """``paged_rotate_args``."""
+class Hadamard(Structure):
+    """``paged_hadamard_args``."""
 
     _fields_ = (
         ("packed", c_void_p),
@@ -217,8 +217,8 @@ class Rotate(Structure):
     )
 
 
-class Quantise(Structure):
-    """``paged_quantise_args``."""
+class Quantize(Structure):
+    """``paged_quantize_args``."""
 
     _fields_ = (
         ("x", c_void_p),

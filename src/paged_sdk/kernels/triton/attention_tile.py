@@ -18,7 +18,7 @@ from attrs import frozen
 
 from paged_sdk.kernels.key_offsets import KEY_SPAN
 
-__all__ = ["Tile", "attend", "load_query", "normalise", "wide_matrix_units"]
+__all__ = ["Tile", "attend", "load_query", "normalize", "wide_matrix_units"]
 
 SPAN: tl.constexpr = tl.constexpr(KEY_SPAN)
 LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
@@ -54,14 +54,14 @@ def load_query(
     token: tl.tensor,
     head: tl.tensor,
     valid: tl.tensor,
-    head_size: tl.constexpr,
+    head_dim: tl.constexpr,
     padded_size: tl.constexpr,
     upcast: tl.constexpr,
 ) -> tl.tensor:
     """The rows ``[block_m, padded_size]`` of a tile of queries; rows that are not valid, and padding, are zero."""
     dim = tl.arange(0, padded_size)
     pointers = query + token[:, None] * token_stride + head[:, None] * head_stride + dim[None, :]
-    rows = tl.load(pointers, mask=valid[:, None] & (dim < head_size)[None, :], other=0.0)
+    rows = tl.load(pointers, mask=valid[:, None] & (dim < head_dim)[None, :], other=0.0)
     if upcast:
         rows = rows.to(tl.float32)
     return rows
@@ -70,7 +70,7 @@ def load_query(
 @triton.jit
 def _decode(stored: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
     if stored.dtype == tl.int8:
-        # f8e4m3 without the hardware's help: see kernels.fp8.dequantise_f8e4m3.
+        # f8e4m3 without the hardware's help: see kernels.fp8.dequantize_f8e4m3.
         halves = ((stored.to(tl.int16) << 7) & ~0x4000).to(tl.float16, bitcast=True) * 256.0
         return halves.to(dtype)
     return stored.to(dtype)
@@ -101,7 +101,7 @@ def attend(
     scale: tl.tensor,
     softcap: tl.tensor,
     window: tl.tensor,
-    head_size: tl.constexpr,
+    head_dim: tl.constexpr,
     block_size: tl.constexpr,
     block_n: tl.constexpr,
     masked: tl.constexpr,
@@ -130,8 +130,8 @@ def attend(
         if masked:
             present = (position >= first_key) & (position < end)
         mask = present[:, None]
-        if accumulator.shape[1] != head_size:
-            mask = mask & (dim < head_size)[None, :]
+        if accumulator.shape[1] != head_dim:
+            mask = mask & (dim < head_dim)[None, :]
         slot = position % block_size
         wide = block.to(tl.int64)  # blocks past 2**31 elements
         element = (wide * block_stride + slot * slot_stride)[:, None] + dim[None, :]
@@ -144,14 +144,14 @@ def attend(
         stored_keys = tl.load(key_cache + element, mask=mask, other=0.0)
         if key_offsets is not None:
             # On the keys: a product of each query with the offset would take as long, and more registers.
-            offset = tl.load(key_offsets + first // SPAN * offset_stride + dim, mask=dim < head_size, other=0.0)
+            offset = tl.load(key_offsets + first // SPAN * offset_stride + dim, mask=dim < head_dim, other=0.0)
             keys = (_decode(stored_keys, tl.float32) * key_scales[:, None] + offset[None, :]).to(query.dtype)
         else:
             keys = _decode(stored_keys, query.dtype)
         scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
         if k_scale is not None and key_offsets is None:
             # On the product rather than on the keys: codes are exact in any dtype, and block_m rows are fewer
-            # multiplications than head_size.
+            # multiplications than head_dim.
             scores *= key_scales[None, :]
         unit = scale * LOG2_E
         if softcap is not None:
@@ -198,7 +198,7 @@ def attend(
 
 
 @triton.jit
-def normalise(
+def normalize(
     accumulator: tl.tensor, peak: tl.tensor, total: tl.tensor, sinks: tl.tensor, head: tl.tensor, valid: tl.tensor
 ) -> tl.tensor:
     """Attention of finished rows ``[block_m, padded head size]``: zero where a query saw no key.

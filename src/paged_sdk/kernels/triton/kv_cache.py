@@ -35,11 +35,11 @@ def reshape_and_cache(
     v_scale: Tensor | None = None,
 ) -> None:
     """See :func:`paged_sdk.kernels.kv_cache.reshape_and_cache`."""
-    num_tokens, num_heads, head_size = key.shape
+    num_tokens, num_heads, head_dim = key.shape
     if key.numel() == 0:
         return
     key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (key, value))
-    block = triton.next_power_of_2(head_size)
+    block = triton.next_power_of_2(head_dim)
     block_h = min(max(_ELEMENTS // block, 1), triton.next_power_of_2(num_heads))
     _reshape_and_cache_kernel[(num_tokens, triton.cdiv(num_heads, block_h), 2)](
         key,
@@ -54,7 +54,7 @@ def reshape_and_cache(
         value.stride(0),
         value.stride(1),
         num_heads,
-        head_size=head_size,
+        head_dim=head_dim,
         block_h=block_h,
         block=block,
         num_warps=num_warps(k_scale),
@@ -176,10 +176,10 @@ def scale_of_heads(parts: tl.tuple) -> tl.tensor:
 
 @triton.jit
 def store_head_parts(
-    pointers: tl.tensor, x: tl.tensor, scale: tl.tensor, mask: tl.tensor, quantised: tl.constexpr
+    pointers: tl.tensor, x: tl.tensor, scale: tl.tensor, mask: tl.tensor, quantized: tl.constexpr
 ) -> None:
     """Store elements of some heads, as they are or divided by their head's scale."""
-    if quantised:
+    if quantized:
         codes = x.to(tl.float32) * _reciprocal(scale)[:, None]
         tl.store(pointers, _encode_f8e4m3(codes), mask=mask)
     else:
@@ -195,12 +195,12 @@ def cache_heads(
     head: tl.tensor,
     num_heads: tl.tensor,
     mask: tl.tensor,
-    head_size: tl.constexpr,
+    head_dim: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
     """Write some heads ``[block_h, block]`` of one token into its slot."""
     place = slot * num_heads + head
-    pointers = cache_ptr + place[:, None] * head_size + tl.arange(0, block)[None, :]
+    pointers = cache_ptr + place[:, None] * head_dim + tl.arange(0, block)[None, :]
     if scale_ptr is not None:
         scale = scale_of_heads((x,))
         tl.store(scale_ptr + place, scale, mask=(head < num_heads) & (slot >= 0))
@@ -223,7 +223,7 @@ def _reshape_and_cache_kernel(
     value_stride: tl.tensor,
     value_head_stride: tl.tensor,
     num_heads: tl.tensor,
-    head_size: tl.constexpr,
+    head_dim: tl.constexpr,
     block_h: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
@@ -231,14 +231,14 @@ def _reshape_and_cache_kernel(
     head = tl.program_id(1) * block_h + tl.arange(0, block_h)
     slot = tl.load(slot_ptr + token)
     column = tl.arange(0, block)[None, :]
-    mask = (head < num_heads)[:, None] & (column < head_size) & (slot >= 0)
+    mask = (head < num_heads)[:, None] & (column < head_dim) & (slot >= 0)
     if tl.program_id(2) == 0:
         key = tl.load(key_ptr + token * key_stride + head[:, None] * key_head_stride + column, mask=mask, other=0.0)
-        cache_heads(key, key_cache_ptr, k_scale_ptr, slot, head, num_heads, mask, head_size, block)
+        cache_heads(key, key_cache_ptr, k_scale_ptr, slot, head, num_heads, mask, head_dim, block)
     else:
         value_place = token * value_stride + head[:, None] * value_head_stride + column
         value = tl.load(value_ptr + value_place, mask=mask, other=0.0)
-        cache_heads(value, value_cache_ptr, v_scale_ptr, slot, head, num_heads, mask, head_size, block)
+        cache_heads(value, value_cache_ptr, v_scale_ptr, slot, head, num_heads, mask, head_dim, block)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Root mean square normalisation: some rows to a program, read once."""
+"""Root mean square normalization: some rows to a program, read once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
 
 def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The normalised rows, and the sum with a residual or ``x`` itself."""
+    """The normalized rows, and the sum with a residual or ``x`` itself."""
     size = x.shape[-1]
     num_heads = weight.numel() // size
     rows = _by_heads(x, num_heads)

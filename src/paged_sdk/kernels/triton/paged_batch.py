@@ -111,7 +111,7 @@ class PagedBatch:
             "alibi_slopes": self.alibi_slopes,
             "sinks": self.sinks,
             "group": self.group,
-            "head_size": query.shape[2],
+            "head_dim": query.shape[2],
             "padded_size": self.padded_size,
             "block_size": key_cache.shape[1],
             "upcast": not query.is_cuda,

@@ -16,7 +16,7 @@ import triton.language as tl
 from attrs import frozen
 from torch import Tensor
 
-from paged_sdk.kernels.triton.attention_tile import Tile, attend, load_query, normalise
+from paged_sdk.kernels.triton.attention_tile import Tile, attend, load_query, normalize
 from paged_sdk.kernels.triton.availability import num_multiprocessors
 from paged_sdk.kernels.triton.paged_batch import PagedBatch
 
@@ -62,7 +62,7 @@ def plan_splits(num_programs: int, num_keys: int, block_n: int, multiprocessors:
     return SplitPlan(num_splits=max(1, num_splits), parts=parts, shortest=shortest, longest=longest)
 
 
-def default_tile(num_rows: int, head_size: int, dtype: torch.dtype) -> Tile:
+def default_tile(num_rows: int, head_dim: int, dtype: torch.dtype) -> Tile:
     """The tile for so many rows of queries (tokens times heads of a group) of each row and KV head.
 
     Within the 99 KB of shared memory of compute capability 8.6 and 8.9.
@@ -70,7 +70,7 @@ def default_tile(num_rows: int, head_size: int, dtype: torch.dtype) -> Tile:
     if dtype == torch.float32:  # no tensor cores: their TF32 is not float32
         return Tile(block_m=16, block_n=16, num_warps=4, num_stages=2)
     block_m = max(16, triton.next_power_of_2(num_rows))
-    if head_size > 128:
+    if head_dim > 128:
         return Tile(block_m=min(block_m, 32), block_n=32, num_warps=4, num_stages=3)
     return Tile(block_m=min(block_m, 64), block_n=64, num_warps=4, num_stages=3)
 
@@ -88,18 +88,18 @@ def paged_decode_attention(
 
     :param max_seqlen_q: rows with more query tokens are left out: their part of ``out`` is not written
     :param max_context_len: contexts are no longer
-    :param out: ``[num_tokens, num_heads, head_size]``, written and returned; None: a new tensor
+    :param out: ``[num_tokens, num_heads, head_dim]``, written and returned; None: a new tensor
     :param num_splits: cut every row into so many splits, whatever the batch; None: as many as fill the device
     :param tile: None: by :func:`default_tile`
     """
     query, num_rows, num_kv_heads, window = batch.query, batch.num_rows, batch.num_kv_heads, batch.window
-    _, num_heads, head_size = query.shape
+    _, num_heads, head_dim = query.shape
     output = query.new_empty(query.shape) if out is None else out
     if num_rows == 0 or query.numel() == 0:
         return output
 
     tile_rows = max_seqlen_q * batch.group
-    tile = tile or default_tile(tile_rows, head_size, query.dtype)
+    tile = tile or default_tile(tile_rows, head_dim, query.dtype)
     num_tiles = triton.cdiv(tile_rows, tile.block_m)
     # The first visible key of a window may be the last of its tile.
     visible = max_context_len if window is None else window + max_seqlen_q + tile.block_n
@@ -114,7 +114,7 @@ def paged_decode_attention(
     partial = partial_lse = None
     if plan.num_splits > 1:
         size = (num_rows, max_seqlen_q, num_heads, plan.num_splits)
-        partial = query.new_empty((*size, head_size), dtype=torch.float32)
+        partial = query.new_empty((*size, head_dim), dtype=torch.float32)
         partial_lse = query.new_empty(size, dtype=torch.float32)
     splits = {"parts": plan.parts, "shortest": plan.shortest, "longest": plan.longest, "num_splits": plan.num_splits}
     _attend_split[(num_kv_heads * num_tiles, plan.num_splits, num_rows)](
@@ -144,7 +144,7 @@ def paged_decode_attention(
             **splits,
             sinks=batch.sinks,
             num_heads=num_heads,
-            head_size=head_size,
+            head_dim=head_dim,
             padded_size=batch.padded_size,
             block_n=tile.block_n,
             block_splits=max(1, _JOINED_AT_ONCE // batch.padded_size),
@@ -211,7 +211,7 @@ def _attend_split(
     num_tiles: tl.tensor,
     num_heads: tl.constexpr,
     group: tl.constexpr,
-    head_size: tl.constexpr,
+    head_dim: tl.constexpr,
     padded_size: tl.constexpr,
     block_size: tl.constexpr,
     block_m: tl.constexpr,
@@ -254,7 +254,7 @@ def _attend_split(
         (first_token + token).to(tl.int64),
         head,
         valid,
-        head_size,
+        head_dim,
         padded_size,
         upcast,
     )
@@ -269,7 +269,7 @@ def _attend_split(
         value_cache + kv_head.to(tl.int64) * head_stride,
         None if k_scale is None else k_scale + kv_head * scale_head_stride,
         None if v_scale is None else v_scale + kv_head * scale_head_stride,
-        None if key_offsets is None else key_offsets + kv_head * head_size,
+        None if key_offsets is None else key_offsets + kv_head * head_dim,
         offset_stride,
         block_tables + row * table_stride,
         block_stride,
@@ -282,22 +282,22 @@ def _attend_split(
         scale,
         softcap,
         window,
-        head_size,
+        head_dim,
         block_size,
         block_n,
         True,  # what masks cost hides behind the reading of keys
     )
 
     dim = tl.arange(0, padded_size)
-    mask = valid[:, None] & (dim < head_size)[None, :]
+    mask = valid[:, None] & (dim < head_dim)[None, :]
     if partial is None:
-        result = normalise(accumulator, peak, total, sinks, head, valid)
+        result = normalize(accumulator, peak, total, sinks, head, valid)
         place = (first_token + token).to(tl.int64) * output_token_stride + head * output_head_stride
         tl.store(output + place[:, None] + dim[None, :], result, mask=mask)
     else:
-        result = normalise(accumulator, peak, total, None, head, valid)
+        result = normalize(accumulator, peak, total, None, head, valid)
         place = ((row * max_seqlen_q + token) * num_heads + head) * num_splits + split
-        tl.store(partial + place[:, None] * head_size + dim[None, :], result, mask=mask)
+        tl.store(partial + place[:, None] * head_dim + dim[None, :], result, mask=mask)
         lse = peak + tl.log2(tl.where(total == 0.0, 1.0, total))  # -inf where no key was seen
         tl.store(partial_lse + place, lse, mask=valid)
 
@@ -319,7 +319,7 @@ def _join_splits(
     num_splits: tl.tensor,
     sinks: tl.tensor,
     num_heads: tl.constexpr,
-    head_size: tl.constexpr,
+    head_dim: tl.constexpr,
     padded_size: tl.constexpr,
     block_n: tl.constexpr,
     block_splits: tl.constexpr,
@@ -345,8 +345,8 @@ def _join_splits(
     for first in range(0, used, block_splits):
         split = first + tl.arange(0, block_splits)
         lse = tl.load(partial_lse + place + split, mask=split < used, other=float("-inf"))
-        mask = (split < used)[:, None] & (dim < head_size)[None, :]
-        results = tl.load(partial + (place + split)[:, None] * head_size + dim[None, :], mask=mask, other=0.0)
+        mask = (split < used)[:, None] & (dim < head_dim)[None, :]
+        results = tl.load(partial + (place + split)[:, None] * head_dim + dim[None, :], mask=mask, other=0.0)
         new_peak = tl.maximum(peak, tl.max(lse, 0))
         anchor = tl.where(new_peak == float("-inf"), 0.0, new_peak)  # a token that no split has a key for
         weights = tl.exp2(lse - anchor)
@@ -354,7 +354,7 @@ def _join_splits(
         peak = new_peak
         total = total * decay + tl.sum(weights, 0)
         accumulator = accumulator * decay[:, None] + tl.sum(weights[:, None] * results, 0)[None, :]
-    result = normalise(accumulator, peak, total, sinks, head + tl.arange(0, 1), tl.full((1,), True, tl.int1))
+    result = normalize(accumulator, peak, total, sinks, head + tl.arange(0, 1), tl.full((1,), True, tl.int1))
     place_out = (first_token + token).to(tl.int64) * output_token_stride + head * output_head_stride
     pointers = output + place_out + dim[None, :]
-    tl.store(pointers, result, mask=(dim < head_size)[None, :])
+    tl.store(pointers, result, mask=(dim < head_dim)[None, :])

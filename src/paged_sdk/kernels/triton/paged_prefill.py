@@ -12,31 +12,31 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paged_sdk.kernels.triton.attention_tile import Tile, attend, load_query, normalise, wide_matrix_units
+from paged_sdk.kernels.triton.attention_tile import Tile, attend, load_query, normalize, wide_matrix_units
 from paged_sdk.kernels.triton.paged_batch import PagedBatch
 
 __all__ = ["default_tile", "paged_prefill_attention"]
 
 
-def default_tile(head_size: int, dtype: torch.dtype, device: torch.device, *, quantised: bool) -> Tile:
+def default_tile(head_dim: int, dtype: torch.dtype, device: torch.device, *, quantized: bool) -> Tile:
     """The largest tiles that leave the compiler enough registers.
 
     Hopper's matrix instructions, 64 rows for each four warps, read keys and values from shared memory. Before Hopper
     they go through registers; compute capability 8.6, 8.9 and 12 have 99 KB of shared memory besides.
 
-    :param quantised: the cache is f8e4m3, which is decoded in registers: 128 keys of 64 elements spill 1.5 KB of them
+    :param quantized: the cache is f8e4m3, which is decoded in registers: 128 keys of 64 elements spill 1.5 KB of them
     """
     if dtype == torch.float32:  # no tensor cores: their TF32 is not float32
         return Tile(block_m=16, block_n=16, num_warps=4, num_stages=2)
     if wide_matrix_units(device):
-        if head_size <= 64 and not quantised:
+        if head_dim <= 64 and not quantized:
             return Tile(block_m=128, block_n=128, num_warps=8, num_stages=3)
-        if head_size <= 128:
+        if head_dim <= 128:
             return Tile(block_m=128, block_n=64, num_warps=8, num_stages=3)
         return Tile(block_m=128, block_n=32, num_warps=8, num_stages=3)
-    if head_size <= 64:
+    if head_dim <= 64:
         return Tile(block_m=128, block_n=64, num_warps=8, num_stages=3)
-    if head_size <= 128:
+    if head_dim <= 128:
         return Tile(block_m=128, block_n=32, num_warps=8, num_stages=3)
     return Tile(block_m=64, block_n=32, num_warps=8, num_stages=2)
 
@@ -50,17 +50,17 @@ def paged_prefill_attention(
 ) -> Tensor:
     """Attention with one program per tile of queries.
 
-    :param out: ``[num_tokens, num_heads, head_size]``, written and returned; None: a new tensor
+    :param out: ``[num_tokens, num_heads, head_dim]``, written and returned; None: a new tensor
     :param min_seqlen_q: rows with fewer query tokens are left out: their part of ``out`` is not written
     :param tile: None: by :func:`default_tile`
     """
     query, num_rows = batch.query, batch.num_rows
-    num_tokens, _, head_size = query.shape
+    num_tokens, _, head_dim = query.shape
     output = query.new_empty(query.shape) if out is None else out
     if num_rows == 0 or query.numel() == 0:
         return output
 
-    tile = tile or default_tile(head_size, query.dtype, query.device, quantised=batch.k_scale is not None)
+    tile = tile or default_tile(head_dim, query.dtype, query.device, quantized=batch.k_scale is not None)
     # How many tiles each row has is known on the device only; this is the most that all can have together.
     num_tiles = num_tokens * batch.group // tile.block_m + num_rows
     _attend_tile[(num_tiles, batch.num_kv_heads)](
@@ -125,7 +125,7 @@ def _attend_tile(
     alibi_slopes: tl.tensor,
     sinks: tl.tensor,
     group: tl.constexpr,
-    head_size: tl.constexpr,
+    head_dim: tl.constexpr,
     padded_size: tl.constexpr,
     block_size: tl.constexpr,
     block_m: tl.constexpr,
@@ -163,7 +163,7 @@ def _attend_tile(
         (first_token + token).to(tl.int64),
         head,
         valid,
-        head_size,
+        head_dim,
         padded_size,
         upcast,
     )
@@ -190,7 +190,7 @@ def _attend_tile(
                 value_cache + kv_head.to(tl.int64) * head_stride,
                 None if k_scale is None else k_scale + kv_head * scale_head_stride,
                 None if v_scale is None else v_scale + kv_head * scale_head_stride,
-                None if key_offsets is None else key_offsets + kv_head * head_size,
+                None if key_offsets is None else key_offsets + kv_head * head_dim,
                 offset_stride,
                 block_tables + row.to(tl.int64) * table_stride,
                 block_stride,
@@ -203,14 +203,14 @@ def _attend_tile(
                 scale,
                 softcap,
                 window,
-                head_size,
+                head_dim,
                 block_size,
                 block_n,
                 part != 1,
             )
 
     dim = tl.arange(0, padded_size)
-    result = normalise(accumulator, peak, total, sinks, head, valid)
+    result = normalize(accumulator, peak, total, sinks, head, valid)
     place = (first_token + token).to(tl.int64) * output_token_stride + head * output_head_stride
-    mask = valid[:, None] & (dim < head_size)[None, :]
+    mask = valid[:, None] & (dim < head_dim)[None, :]
     tl.store(output + place[:, None] + dim[None, :], result, mask=mask)

@@ -10,16 +10,16 @@ from torch import Tensor
 
 from paged_sdk.kernels.penalty_settings import PenaltySettings
 
-__all__ = ["count", "penalise"]
+__all__ = ["count", "penalize"]
 
 _TILE: Final = 4096
 
 
-def penalise(logits: Tensor, occurrences: Tensor, settings: PenaltySettings) -> None:
-    """See :func:`paged_sdk.kernels.penalties.penalise`; settings are contiguous."""
+def penalize(logits: Tensor, occurrences: Tensor, settings: PenaltySettings) -> None:
+    """See :func:`paged_sdk.kernels.penalties.penalize`; settings are contiguous."""
     num_rows, vocab_size = logits.shape
     if num_rows:
-        _penalise_kernel[(num_rows, triton.cdiv(vocab_size, _TILE))](
+        _penalize_kernel[(num_rows, triton.cdiv(vocab_size, _TILE))](
             logits,
             occurrences,
             settings.seats,
@@ -41,7 +41,7 @@ def count(occurrences: Tensor, settings: PenaltySettings, tokens: Tensor) -> Non
 
 
 @triton.jit
-def _penalise_kernel(
+def _penalize_kernel(
     logits_ptr: tl.tensor,
     occurrences_ptr: tl.tensor,
     seats_ptr: tl.tensor,

@@ -32,11 +32,11 @@ def rotate_and_cache(
     positions: Tensor | None = None,
 ) -> None:
     """See :func:`paged_sdk.kernels.rotary.rotate_and_cache`."""
-    num_tokens, num_heads, head_size = query.shape
+    num_tokens, num_heads, head_dim = query.shape
     if query.numel() == 0:
         return
     num_kv_heads, n = key.shape[1], cosines.shape[1]
-    block = triton.next_power_of_2(head_size)
+    block = triton.next_power_of_2(head_dim)
     block_h = min(max(_ELEMENTS // block, 1), triton.next_power_of_2(num_heads))
     query_parts = triton.cdiv(num_heads, block_h)
     kv_parts = triton.cdiv(num_kv_heads, block_h)
@@ -63,12 +63,12 @@ def rotate_and_cache(
         num_kv_heads,
         query_parts,
         kv_parts,
-        head_size=head_size,
+        head_dim=head_dim,
         n=n,
         block_h=block_h,
         block=block,
         block_n=triton.next_power_of_2(max(n, 1)),
-        block_rest=triton.next_power_of_2(max(head_size - 2 * n, 1)),
+        block_rest=triton.next_power_of_2(max(head_dim - 2 * n, 1)),
         num_warps=num_warps(k_scale),
     )
 
@@ -119,7 +119,7 @@ def _rotate_and_cache_kernel(
     num_kv_heads: tl.tensor,
     query_parts: tl.tensor,
     kv_parts: tl.tensor,
-    head_size: tl.constexpr,
+    head_dim: tl.constexpr,
     n: tl.constexpr,
     block_h: tl.constexpr,
     block: tl.constexpr,
@@ -143,31 +143,31 @@ def _rotate_and_cache_kernel(
         key_heads = key_ptr + token * key_stride + key_head[:, None] * key_head_stride
         first, second = _rotate(key_heads, cosine_ptr, sine_ptr, live & in_half, n, block_n)
         rest_column = 2 * n + tl.arange(0, block_rest)[None, :]
-        rest_mask = live & (rest_column < head_size)
+        rest_mask = live & (rest_column < head_dim)
         rest = tl.load(key_heads + rest_column, mask=rest_mask, other=0.0)
         if key_offsets_ptr is not None:
             span = tl.maximum(tl.load(positions_ptr + token), 0) // SPAN
-            offsets = key_offsets_ptr + (span * num_kv_heads + key_head)[:, None] * head_size
+            offsets = key_offsets_ptr + (span * num_kv_heads + key_head)[:, None] * head_dim
             half_offsets = offsets + tl.arange(0, block_n)[None, :]
             first = first.to(tl.float32) - tl.load(half_offsets, mask=live & in_half, other=0.0)
             second = second.to(tl.float32) - tl.load(half_offsets + n, mask=live & in_half, other=0.0)
             rest = rest.to(tl.float32) - tl.load(offsets + rest_column, mask=rest_mask, other=0.0)
         key_slot = slot * num_kv_heads + key_head
-        quantised: tl.constexpr = k_scale_ptr is not None
+        quantized: tl.constexpr = k_scale_ptr is not None
         scale = key_slot
-        if quantised:
+        if quantized:
             scale = scale_of_heads((first, second, rest))
             tl.store(k_scale_ptr + key_slot, scale, mask=(key_head < num_kv_heads) & (slot >= 0))
-        page = key_cache_ptr + key_slot[:, None] * head_size
+        page = key_cache_ptr + key_slot[:, None] * head_dim
         half_page = page + tl.arange(0, block_n)[None, :]
         half_mask = live & in_half & (slot >= 0)
-        store_head_parts(half_page, first, scale, half_mask, quantised)
-        store_head_parts(half_page + n, second, scale, half_mask, quantised)
-        store_head_parts(page + rest_column, rest, scale, rest_mask & (slot >= 0), quantised)
+        store_head_parts(half_page, first, scale, half_mask, quantized)
+        store_head_parts(half_page + n, second, scale, half_mask, quantized)
+        store_head_parts(page + rest_column, rest, scale, rest_mask & (slot >= 0), quantized)
     else:
         value_head = (part - query_parts - kv_parts) * block_h + tl.arange(0, block_h)
         column = tl.arange(0, block)[None, :]
-        mask = (value_head < num_kv_heads)[:, None] & (column < head_size) & (slot >= 0)
+        mask = (value_head < num_kv_heads)[:, None] & (column < head_dim) & (slot >= 0)
         value_place = token * value_stride + value_head[:, None] * value_head_stride + column
         value = tl.load(value_ptr + value_place, mask=mask, other=0.0)
-        cache_heads(value, value_cache_ptr, v_scale_ptr, slot, value_head, num_kv_heads, mask, head_size, block)
+        cache_heads(value, value_cache_ptr, v_scale_ptr, slot, value_head, num_kv_heads, mask, head_dim, block)

@@ -1,4 +1,4 @@
-"""Choosing experts: softmax, top-k and renormalisation of a token in one warp, which never waits for another."""
+"""Choosing experts: softmax, top-k and renormalization of a token in one warp, which never waits for another."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["route"]
 _LOWEST: tl.constexpr = tl.constexpr(torch.finfo(torch.float32).min)
 
 
-def route(logits: Tensor, num_selected: int, *, renormalise: bool) -> tuple[Tensor, Tensor]:
+def route(logits: Tensor, num_selected: int, *, renormalize: bool) -> tuple[Tensor, Tensor]:
     """See :func:`paged_sdk.kernels.fused_moe.route`; among equals the first expert is chosen."""
     num_tokens, num_experts = logits.shape
     weights = torch.empty(num_tokens, num_selected, dtype=torch.float32, device=logits.device)
@@ -26,7 +26,7 @@ def route(logits: Tensor, num_selected: int, *, renormalise: bool) -> tuple[Tens
             *logits.stride(),
             num_experts=num_experts,
             num_selected=num_selected,
-            renormalise=renormalise,
+            renormalize=renormalize,
             block=triton.next_power_of_2(num_experts),
             block_selected=triton.next_power_of_2(num_selected),
             num_warps=1,
@@ -43,7 +43,7 @@ def _route_kernel(
     column_stride: tl.tensor,
     num_experts: tl.constexpr,
     num_selected: tl.constexpr,
-    renormalise: tl.constexpr,
+    renormalize: tl.constexpr,
     block: tl.constexpr,
     block_selected: tl.constexpr,
 ) -> None:
@@ -65,7 +65,7 @@ def _route_kernel(
         ids = tl.where(slot == i, place, ids)
         left = tl.where(expert == place, float("-inf"), left)
     weights = tl.exp(chosen - largest) / total
-    if renormalise:
+    if renormalize:
         weights /= tl.sum(weights, 0)
     place_of = token * num_selected + slot
     tl.store(weights_ptr + place_of, weights, mask=slot < num_selected)

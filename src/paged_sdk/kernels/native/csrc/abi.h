@@ -19,7 +19,7 @@ enum PagedFormat : int32_t {
   PAGED_Q4_K = 12,
   PAGED_Q5_K = 13,
   PAGED_Q6_K = 14,
-  PAGED_ROTATED_INT8 = 256,
+  PAGED_HADAMARD_INT8 = 256,
 };
 
 enum PagedDtype : int32_t { PAGED_FLOAT32 = 0, PAGED_BFLOAT16 = 1, PAGED_FLOAT8_E4M3 = 2, PAGED_FLOAT16 = 3 };
@@ -80,9 +80,9 @@ struct paged_experts_args {
   int32_t reserved;
 };
 
-// Keys and values of one layer in pages: [num_blocks, block_size, num_kv_heads, head_size], and for f8e4m3 one float32
+// Keys and values of one layer in pages: [num_blocks, block_size, num_kv_heads, head_dim], and for f8e4m3 one float32
 // scale per token and KV head [num_blocks, block_size, num_kv_heads]. Keys may be stored less a vector that those of
-// 128 positions have in common, [positions / 128, num_kv_heads, head_size].
+// 128 positions have in common, [positions / 128, num_kv_heads, head_dim].
 struct paged_cache {
   void* key;
   void* value;
@@ -104,7 +104,7 @@ struct paged_batch {
 struct paged_heads {
   int32_t num_heads;
   int32_t num_kv_heads;
-  int32_t head_size;  // a multiple of 16
+  int32_t head_dim;  // a multiple of 16
   int32_t block_size;
   int32_t cache_dtype;
   int32_t window;  // keys that a query sees, its own included; 0: all
@@ -113,7 +113,7 @@ struct paged_heads {
   int32_t exact;  // float32 products for all rows; 0: bfloat16 ones where the CPU has them
 };
 
-// out[t, h, :] = softmax(scale * q . K) V; q and out are [tokens, num_heads, head_size], strides in elements per token.
+// out[t, h, :] = softmax(scale * q . K) V; q and out are [tokens, num_heads, head_dim], strides in elements per token.
 struct paged_attention_args {
   const void* query;
   void* out;
@@ -133,7 +133,7 @@ struct paged_router {
   int32_t dtype;
   int32_t num_experts;
   int32_t num_selected;
-  int32_t renormalise;  // divide the weights of a token's experts by their sum
+  int32_t renormalize;  // divide the weights of a token's experts by their sum
 };
 
 // One decoder layer: attention and gated feed-forward, each after an RMSNorm and added to the residual stream. With a
@@ -147,7 +147,7 @@ struct paged_layer {
   paged_weight down;
   const float* attention_norm;
   const float* mlp_norm;
-  const float* query_norm;  // RMSNorm of each query head before rotation, [head_size]; null: none
+  const float* query_norm;  // RMSNorm of each query head before rotation, [head_dim]; null: none
   const float* key_norm;
   paged_heads heads;
   paged_cache cache;
@@ -175,7 +175,7 @@ struct paged_decoder_args {
 };
 
 // out = rotated panels of a matrix [rows, cols]: of `packed`, or of float32 rows where that is null.
-struct paged_rotate_args {
+struct paged_hadamard_args {
   const paged_weight* packed;
   const float* x;
   uint8_t* out;
@@ -187,7 +187,7 @@ struct paged_rotate_args {
 };
 
 // out [rows, bytes of a row] = GGUF blocks of x [rows, cols], float32, bfloat16 or float16.
-struct paged_quantise_args {
+struct paged_quantize_args {
   const void* x;
   uint8_t* out;
   int64_t x_stride;

@@ -1,4 +1,4 @@
-// Activations on their way into a product: loaded, normalised, quantised to int8 in groups of 16.
+// Activations on their way into a product: loaded, normalized, quantized to int8 in groups of 16.
 #pragma once
 
 #include <limits>
@@ -17,7 +17,7 @@ namespace {
 struct alignas(64) ActivationGroup {
   int8_t q[kGroup];
   float scale[2];
-  float scaled_sum;         // sum of x as quantised
+  float scaled_sum;         // sum of x as quantized
   int32_t negative_sum[2];  // -sum(q) of each half
 };
 static_assert(sizeof(ActivationGroup) == 64);
@@ -53,8 +53,8 @@ struct Matrix {
   }
 };
 
-// Quantises 16 values; returns their sum.
-inline float quantise_half(Floats x, ActivationGroup& out, int half) {
+// Quantizes 16 values; returns their sum.
+inline float quantize_half(Floats x, ActivationGroup& out, int half) {
   constexpr uint32_t kInfinity = 0x7f800000;
   constexpr float kSmallest = 1e-30f;  // below it 127 / maximum overflows; such values are zero
   const uint32_t bits = magnitude_bits(x);
@@ -88,14 +88,14 @@ inline float inverse_rms(const Matrix& x, int64_t row, int cols, float eps) {
 }
 
 // A row in place: x / rms(x) * weight.
-inline void normalise(float* row, int size, const float* weight, float eps) {
+inline void normalize(float* row, int size, const float* weight, float eps) {
   const Floats factor = broadcast(inverse_rms({row, size, PAGED_FLOAT32}, 0, size, eps));
   for (int c = 0; c < size; c += 16)
     store_floats(row + c, mul(mul(load_floats(row + c), factor), load_floats(weight + c)));
 }
 
-// Quantises row `row` of x, times 1 / rms and norm_weight where that is given, to row `place` of out.
-inline void quantise_row(const Matrix& x, int64_t row, int cols, const float* norm_weight, float eps,
+// Quantizes row `row` of x, times 1 / rms and norm_weight where that is given, to row `place` of out.
+inline void quantize_row(const Matrix& x, int64_t row, int cols, const float* norm_weight, float eps,
                          const Activations& out, int64_t place) {
   const Floats factor = broadcast(norm_weight != nullptr ? inverse_rms(x, row, cols, eps) : 1.0f);
   for (int g = 0; g < cols / kGroup; ++g) {
@@ -106,12 +106,12 @@ inline void quantise_row(const Matrix& x, int64_t row, int cols, const float* no
       b = mul(mul(b, factor), load_floats(norm_weight + c + 16));
     }
     ActivationGroup& group = *out.at(g, place);
-    const float sum = quantise_half(a, group, 0);
-    group.scaled_sum = sum + quantise_half(b, group, 1);
+    const float sum = quantize_half(a, group, 0);
+    group.scaled_sum = sum + quantize_half(b, group, 1);
   }
 }
 
-// Up to this many rows every thread quantises all of them for itself: 0.3 us for a row of 1536, less than a barrier.
+// Up to this many rows every thread quantizes all of them for itself: 0.3 us for a row of 1536, less than a barrier.
 constexpr int kPrivateRows = 2;
 
 // Activations shared by a team, or one private copy per thread (see kPrivateRows).
@@ -119,14 +119,14 @@ inline size_t activation_bytes(int num_rows, int cols, int team_size) {
   return Activations::bytes(num_rows, cols) * (num_rows <= kPrivateRows ? team_size : 1);
 }
 
-inline Activations quantise_rows(const Matrix& x, int num_rows, int cols, const float* norm_weight, float eps,
+inline Activations quantize_rows(const Matrix& x, int num_rows, int cols, const float* norm_weight, float eps,
                                  uint8_t* scratch, const Team& team) {
   const bool own = num_rows <= kPrivateRows;
   const Activations out{
       reinterpret_cast<ActivationGroup*>(scratch + (own ? team.index * Activations::bytes(num_rows, cols) : 0)),
       num_rows};
   const auto [first, last] = own ? Team::Range{0, num_rows} : team.share(num_rows);
-  for (int64_t row = first; row < last; ++row) quantise_row(x, row, cols, norm_weight, eps, out, row);
+  for (int64_t row = first; row < last; ++row) quantize_row(x, row, cols, norm_weight, eps, out, row);
   if (!own) team.barrier();
   return out;
 }

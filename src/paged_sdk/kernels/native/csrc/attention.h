@@ -18,32 +18,32 @@ constexpr int kSpan = 128;
 constexpr float kMaskedScore = -1e30f;  // finite: the difference of two of them is 0 and not NaN
 
 // Softmax state of some rows, scores in powers of two: weights so far sum to `sum`, in units of 2^maximum; values
-// [rows, head_size] likewise.
+// [rows, head_dim] likewise.
 struct Partial {
   float* maximum;
   float* sum;
   float* values;
 
-  static size_t floats(int rows, int head_size) { return static_cast<size_t>(rows) * (head_size + 2); }
-  static Partial at(float* memory, int rows, int head_size) {
-    return {memory + static_cast<size_t>(rows) * head_size, memory + static_cast<size_t>(rows) * (head_size + 1),
+  static size_t floats(int rows, int head_dim) { return static_cast<size_t>(rows) * (head_dim + 2); }
+  static Partial at(float* memory, int rows, int head_dim) {
+    return {memory + static_cast<size_t>(rows) * head_dim, memory + static_cast<size_t>(rows) * (head_dim + 1),
             memory};
   }
-  void clear(int rows, int head_size) const {
+  void clear(int rows, int head_dim) const {
     for (int r = 0; r < rows; ++r) maximum[r] = kMaskedScore, sum[r] = 0.0f;
-    __builtin_memset(values, 0, sizeof(float) * rows * head_size);
+    __builtin_memset(values, 0, sizeof(float) * rows * head_dim);
   }
   // Adds the state of later keys.
-  void merge(const Partial& other, int rows, int head_size) const {
+  void merge(const Partial& other, int rows, int head_dim) const {
     for (int r = 0; r < rows; ++r) {
       const float highest = maximum[r] > other.maximum[r] ? maximum[r] : other.maximum[r];
       const Floats both = exponential2(sub(load_pair(maximum[r], other.maximum[r]), broadcast(highest)));
       alignas(64) float factors[16];
       store_floats(factors, both);
       const Floats mine = broadcast(factors[0]), theirs = broadcast(factors[1]);
-      for (int c = 0; c < head_size; c += 16) {
-        float* p = values + r * head_size + c;
-        store_floats(p, fma(theirs, load_floats(other.values + r * head_size + c), mul(mine, load_floats(p))));
+      for (int c = 0; c < head_dim; c += 16) {
+        float* p = values + r * head_dim + c;
+        store_floats(p, fma(theirs, load_floats(other.values + r * head_dim + c), mul(mine, load_floats(p))));
       }
       sum[r] = sum[r] * factors[0] + other.sum[r] * factors[1];
       maximum[r] = highest;
@@ -59,21 +59,21 @@ struct Partial {
 
 // One thread's memory for a tile of query rows.
 struct TileScratch {
-  float* query;       // [rows, head_size], scaled
+  float* query;       // [rows, head_dim], scaled
   float* scores;      // [rows, 64]
-  float* keys;        // [head_size, 64]: transposed
-  float* key_values;  // [64, head_size]
+  float* keys;        // [head_dim, 64]: transposed
+  float* key_values;  // [64, head_dim]
   float* total;       // Partial
   float* span;        // Partial
 
-  static size_t floats(int rows, int head_size) {
-    return static_cast<size_t>(rows) * (head_size + kKeyTile) + 2 * static_cast<size_t>(kKeyTile) * head_size +
-           2 * ((Partial::floats(rows, head_size) + 15) & ~static_cast<size_t>(15));
+  static size_t floats(int rows, int head_dim) {
+    return static_cast<size_t>(rows) * (head_dim + kKeyTile) + 2 * static_cast<size_t>(kKeyTile) * head_dim +
+           2 * ((Partial::floats(rows, head_dim) + 15) & ~static_cast<size_t>(15));
   }
-  static TileScratch at(float* memory, int rows, int head_size) {
-    const size_t query = static_cast<size_t>(rows) * head_size, scores = static_cast<size_t>(rows) * kKeyTile;
-    const size_t tile = static_cast<size_t>(kKeyTile) * head_size;
-    const size_t partial = (Partial::floats(rows, head_size) + 15) & ~static_cast<size_t>(15);
+  static TileScratch at(float* memory, int rows, int head_dim) {
+    const size_t query = static_cast<size_t>(rows) * head_dim, scores = static_cast<size_t>(rows) * kKeyTile;
+    const size_t tile = static_cast<size_t>(kKeyTile) * head_dim;
+    const size_t partial = (Partial::floats(rows, head_dim) + 15) & ~static_cast<size_t>(15);
     float* keys = memory + query + scores;
     return {memory, memory + query, keys, keys + tile, keys + 2 * tile, keys + 2 * tile + partial};
   }
@@ -86,7 +86,7 @@ struct Pages {
   const int32_t* block_table;
   int kv_head;
 
-  // Indices of the vectors of the tokens [begin, end), in vectors of head_size.
+  // Indices of the vectors of the tokens [begin, end), in vectors of head_dim.
   void vectors_of(int begin, int end, int64_t* out) const {
     int block = begin / heads.block_size, offset = begin % heads.block_size;
     for (int token = begin; token < end; ++token) {
@@ -99,10 +99,10 @@ struct Pages {
   const float* key_offset(int first_key, int head = 0) const {
     if (cache.key_offsets == nullptr) return nullptr;
     return cache.key_offsets +
-           (static_cast<int64_t>(first_key / kSpan) * heads.num_kv_heads + kv_head + head) * heads.head_size;
+           (static_cast<int64_t>(first_key / kSpan) * heads.num_kv_heads + kv_head + head) * heads.head_dim;
   }
   Floats load(const void* data, const float* scales, int64_t vector, int c) const {
-    const int64_t i = vector * heads.head_size + c;
+    const int64_t i = vector * heads.head_dim + c;
     if (heads.cache_dtype == PAGED_FLOAT32) return load_floats(static_cast<const float*>(data) + i);
     if (heads.cache_dtype == PAGED_BFLOAT16) return load_bfloat16(static_cast<const uint16_t*>(data) + i);
     return mul(load_float8(static_cast<const uint8_t*>(data) + i), broadcast(256.0f * scales[vector]));
@@ -114,7 +114,7 @@ struct Pages {
     vectors_of(begin, end, vectors + begin - first);
     const auto is_there = [&](int i) { return i >= begin - first && i < end - first; };
     for (int half = 0; half < kKeyTile; half += 16) {
-      for (int c = 0; c < heads.head_size; c += 16) {
+      for (int c = 0; c < heads.head_dim; c += 16) {
         Floats rows[16];
         for (int i = 0; i < 16; ++i)
           rows[i] = is_there(half + i) ? load(cache.key, cache.key_scale, vectors[half + i], c) : zero_floats();
@@ -123,8 +123,8 @@ struct Pages {
       }
     }
     for (int i = 0; i < end - first; ++i)
-      for (int c = 0; c < heads.head_size; c += 16)
-        store_floats(out.key_values + i * heads.head_size + c,
+      for (int c = 0; c < heads.head_dim; c += 16)
+        store_floats(out.key_values + i * heads.head_dim + c,
                      is_there(i) ? load(cache.value, cache.value_scale, vectors[i], c) : zero_floats());
   }
 };
@@ -176,8 +176,8 @@ inline void update_softmax(const QueryTile& tile, int first_key, const paged_hea
       alignas(64) float factor[16];
       store_floats(factor, exponential2(broadcast(before - highest)));
       span.sum[r] *= factor[0];
-      for (int c = 0; c < heads.head_size; c += 16) {
-        float* v = span.values + r * heads.head_size + c;
+      for (int c = 0; c < heads.head_dim; c += 16) {
+        float* v = span.values + r * heads.head_dim + c;
         store_floats(v, mul(load_floats(v), load_floats(factor)));
       }
       span.maximum[r] = highest;
@@ -191,7 +191,7 @@ inline void attend_span(const QueryTile& tile, const Pages& pages, int first_key
                         const Partial& out) {
   const paged_heads& heads = pages.heads;
   const int last_position = tile.first_position + tile.num_tokens - 1;
-  out.clear(tile.rows(), heads.head_size);
+  out.clear(tile.rows(), heads.head_dim);
   const int oldest = heads.window > 0 ? tile.first_position - heads.window + 1 : 0;
   const float* offset = pages.key_offset(first_key);
   for (int key = first_key; key < first_key + kSpan && key <= last_position; key += kKeyTile) {
@@ -199,17 +199,17 @@ inline void attend_span(const QueryTile& tile, const Pages& pages, int first_key
     const int begin = key > oldest ? key : oldest;
     const int end = key + kKeyTile <= last_position ? key + kKeyTile : last_position + 1;
     pages.load_tile(key, begin, end, scratch);
-    multiply_dense<FloatDot>(tile.rows(), scratch.query, heads.head_size, scratch.keys, kKeyTile, heads.head_size,
+    multiply_dense<FloatDot>(tile.rows(), scratch.query, heads.head_dim, scratch.keys, kKeyTile, heads.head_dim,
                              scratch.scores, kKeyTile, kKeyTile, false);
     for (int r = 0; offset != nullptr && r < tile.rows(); ++r) {
-      const float* query = scratch.query + r * heads.head_size;
-      const Floats common = offset_score(offset, heads.head_size, [&](int c) { return load_floats(query + c); });
+      const float* query = scratch.query + r * heads.head_dim;
+      const Floats common = offset_score(offset, heads.head_dim, [&](int c) { return load_floats(query + c); });
       for (float* s = scratch.scores + r * kKeyTile; s < scratch.scores + (r + 1) * kKeyTile; s += 16)
         store_floats(s, add(load_floats(s), common));
     }
     update_softmax(tile, key, heads, scratch.scores, out);
-    multiply_dense<FloatDot>(tile.rows(), scratch.scores, kKeyTile, scratch.key_values, heads.head_size, end - key,
-                             out.values, heads.head_size, heads.head_size, true);
+    multiply_dense<FloatDot>(tile.rows(), scratch.scores, kKeyTile, scratch.key_values, heads.head_dim, end - key,
+                             out.values, heads.head_dim, heads.head_dim, true);
   }
 }
 

@@ -59,7 +59,7 @@ struct AttentionPlan {
   int max_rows() const { return tile_tokens * group; }
   size_t partial_floats(int seq) const {
     if (!is_split(seq) || query_tokens(seq) == 0) return 0;
-    return num_spans(seq) * heads.num_kv_heads * Partial::floats(query_tokens(seq) * group, heads.head_size);
+    return num_spans(seq) * heads.num_kv_heads * Partial::floats(query_tokens(seq) * group, heads.head_dim);
   }
 };
 
@@ -96,9 +96,9 @@ struct AttentionScratch {
   size_t tile_floats;
 
   static size_t tile_size(const AttentionPlan& plan) {
-    size_t floats = TileScratch::floats(plan.max_rows(), plan.heads.head_size);
+    size_t floats = TileScratch::floats(plan.max_rows(), plan.heads.head_dim);
 #if defined(__AVX512BF16__)
-    floats = std::max(floats, PairScratch::floats(plan.max_rows(), plan.heads.head_size));
+    floats = std::max(floats, PairScratch::floats(plan.max_rows(), plan.heads.head_dim));
     floats = std::max(floats, FewScratch::floats(plan.heads));
 #endif
     return (floats + 15) & ~static_cast<size_t>(15);
@@ -121,10 +121,10 @@ inline void load_query(const QueryTile& tile, const Matrix& query, int64_t first
   const Floats scale = broadcast(heads.softcap > 0.0f ? heads.scale : heads.scale * kLog2E);
   for (int t = 0; t < tile.num_tokens; ++t)
     for (int g = 0; g < tile.group; ++g)
-      for (int c = 0; c < heads.head_size; c += 16)
-        store_floats(out + (t * tile.group + g) * heads.head_size + c,
+      for (int c = 0; c < heads.head_dim; c += 16)
+        store_floats(out + (t * tile.group + g) * heads.head_dim + c,
                      mul(scale, query.load(first_token + t,
-                                           static_cast<int64_t>(kv_head * tile.group + g) * heads.head_size + c)));
+                                           static_cast<int64_t>(kv_head * tile.group + g) * heads.head_dim + c)));
 }
 
 // values / sum, to the caller's rows.
@@ -133,9 +133,9 @@ inline void store_tile(const QueryTile& tile, const Partial& state, int64_t firs
   for (int r = 0; r < tile.rows(); ++r) {
     const Floats inverse = broadcast(1.0f / state.sum[r]);
     const int64_t head = kv_head * tile.group + r % tile.group;
-    for (int c = 0; c < heads.head_size; c += 16)
-      out.store(first_token + r / tile.group, head * heads.head_size + c,
-                mul(inverse, load_floats(state.values + r * heads.head_size + c)));
+    for (int c = 0; c < heads.head_dim; c += 16)
+      out.store(first_token + r / tile.group, head * heads.head_dim + c,
+                mul(inverse, load_floats(state.values + r * heads.head_dim + c)));
   }
 }
 
@@ -176,21 +176,21 @@ struct Upcoming {
 inline void attend_split_item(const AttentionPlan& plan, const SplitItem& item, const Matrix& query,
                               int64_t first_token, const TileScratch& own, float* partials, Upcoming& upcoming) {
   const paged_heads& heads = plan.heads;
-  const size_t size = Partial::floats(item.tile.rows(), heads.head_size);
+  const size_t size = Partial::floats(item.tile.rows(), heads.head_dim);
   float* memory = partials + (static_cast<int64_t>(item.span) * heads.num_kv_heads + item.pages.kv_head) * size;
 #if defined(__AVX512BF16__)
   if (reads_in_place(heads)) {
     const FewScratch few = FewScratch::at(own.query, heads);
     for (int h = 0; h < plan.split_heads; ++h)
       load_query(item.tile, query, first_token, item.pages.kv_head + h, heads,
-                 few.query_floats + static_cast<int64_t>(h) * item.tile.rows() * heads.head_size);
+                 few.query_floats + static_cast<int64_t>(h) * item.tile.rows() * heads.head_dim);
     attend_few(item.tile, item.pages, plan.split_heads, item.first_key, few, memory, size, upcoming.ahead);
     return;
   }
 #endif
   (void)upcoming;
   load_query(item.tile, query, first_token, item.pages.kv_head, heads, own.query);
-  attend_span(item.tile, item.pages, item.first_key, own, Partial::at(memory, item.tile.rows(), heads.head_size));
+  attend_span(item.tile, item.pages, item.first_key, own, Partial::at(memory, item.tile.rows(), heads.head_dim));
 }
 
 inline void attend_item(const AttentionPlan& plan, const paged_cache& cache, const Matrix& query, const Output& out,
@@ -212,7 +212,7 @@ inline void attend_item(const AttentionPlan& plan, const paged_cache& cache, con
                        plan.group};
 #if defined(__AVX512BF16__)
   if (has_pairs(heads)) {
-    const PairScratch pairs = PairScratch::at(own.query, tile.rows(), heads.head_size);
+    const PairScratch pairs = PairScratch::at(own.query, tile.rows(), heads.head_dim);
     load_query(tile, query, first_token + first, kv_head, heads, pairs.total.values);
     attend_tile(tile, pages, plan.first_span(tile.first_position) * kSpan, pairs);
     store_tile(tile, pairs.total, first_token + first, kv_head, heads, out);
@@ -220,13 +220,13 @@ inline void attend_item(const AttentionPlan& plan, const paged_cache& cache, con
   }
 #endif
   load_query(tile, query, first_token + first, kv_head, heads, own.query);
-  const Partial total = Partial::at(own.total, tile.rows(), heads.head_size);
-  const Partial span = Partial::at(own.span, tile.rows(), heads.head_size);
-  total.clear(tile.rows(), heads.head_size);
+  const Partial total = Partial::at(own.total, tile.rows(), heads.head_dim);
+  const Partial span = Partial::at(own.span, tile.rows(), heads.head_dim);
+  total.clear(tile.rows(), heads.head_dim);
   for (int key = plan.first_span(tile.first_position) * kSpan; key < tile.first_position + tile.num_tokens;
        key += kSpan) {
     attend_span(tile, pages, key, own, span);
-    total.merge(span, tile.rows(), heads.head_size);
+    total.merge(span, tile.rows(), heads.head_dim);
   }
   store_tile(tile, total, first_token + first, kv_head, heads, out);
 }
@@ -237,14 +237,14 @@ inline void merge_spans(const AttentionPlan& plan, const Output& out, const Atte
   const paged_heads& heads = plan.heads;
   const int tokens = plan.query_tokens(seq);
   const QueryTile tile{plan.batch.context_lens[seq] - tokens, tokens, plan.group};
-  const size_t size = Partial::floats(tile.rows(), heads.head_size);
+  const size_t size = Partial::floats(tile.rows(), heads.head_dim);
   float* memory = scratch.partials + scratch.offsets.partials[seq];
-  const Partial total = Partial::at(own.total, tile.rows(), heads.head_size);
-  total.clear(tile.rows(), heads.head_size);
+  const Partial total = Partial::at(own.total, tile.rows(), heads.head_dim);
+  total.clear(tile.rows(), heads.head_dim);
   for (int span = 0; span < plan.num_spans(seq); ++span)
     total.merge(Partial::at(memory + (static_cast<int64_t>(span) * heads.num_kv_heads + kv_head) * size, tile.rows(),
-                            heads.head_size),
-                tile.rows(), heads.head_size);
+                            heads.head_dim),
+                tile.rows(), heads.head_dim);
   store_tile(tile, total, plan.batch.cu_seqlens_q[seq], kv_head, heads, out);
 }
 
@@ -253,7 +253,7 @@ inline void merge_spans(const AttentionPlan& plan, const Output& out, const Atte
 inline void attend_batch(const AttentionPlan& plan, const paged_cache& cache, const Matrix& query, const Output& out,
                          const AttentionScratch& scratch, const Team& team) {
   const TileScratch own =
-      TileScratch::at(scratch.tiles + team.index * scratch.tile_floats, plan.max_rows(), plan.heads.head_size);
+      TileScratch::at(scratch.tiles + team.index * scratch.tile_floats, plan.max_rows(), plan.heads.head_dim);
   const int64_t* items = scratch.offsets.items;
   const int64_t total = items[plan.batch.num_seqs];
   int seq = 0;

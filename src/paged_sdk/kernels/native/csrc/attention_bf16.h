@@ -32,26 +32,26 @@ constexpr int kSpanPairs = kSpan / 2;
 struct PairScratch {
   Partial total;
   float* scores;      // [kRowBlock, 128]
-  uint32_t* query;    // [rows, head_size / 2], scaled
-  uint32_t* keys;     // [head_size / 2, 128]: pairs along the head
-  uint32_t* values;   // [64, head_size]: pairs along the keys
+  uint32_t* query;    // [rows, head_dim / 2], scaled
+  uint32_t* keys;     // [head_dim / 2, 128]: pairs along the head
+  uint32_t* values;   // [64, head_dim]: pairs along the keys
   uint32_t* weights;  // [kRowBlock, 64]
 
-  static size_t floats(int rows, int head_size) {
-    return total_floats(rows, head_size) + kRowBlock * (kSpan + kSpanPairs) +
-           static_cast<size_t>(head_size) / 2 * (rows + 2 * kSpan);
+  static size_t floats(int rows, int head_dim) {
+    return total_floats(rows, head_dim) + kRowBlock * (kSpan + kSpanPairs) +
+           static_cast<size_t>(head_dim) / 2 * (rows + 2 * kSpan);
   }
-  static PairScratch at(float* memory, int rows, int head_size) {
-    float* scores = memory + total_floats(rows, head_size);
+  static PairScratch at(float* memory, int rows, int head_dim) {
+    float* scores = memory + total_floats(rows, head_dim);
     auto* weights = reinterpret_cast<uint32_t*>(scores + kRowBlock * kSpan);
     uint32_t* keys = weights + kRowBlock * kSpanPairs;
-    uint32_t* values = keys + kSpan * head_size / 2;
-    return {Partial::at(memory, rows, head_size), scores, values + kSpan * head_size / 2, keys, values, weights};
+    uint32_t* values = keys + kSpan * head_dim / 2;
+    return {Partial::at(memory, rows, head_dim), scores, values + kSpan * head_dim / 2, keys, values, weights};
   }
 
  private:
-  static size_t total_floats(int rows, int head_size) {
-    return (Partial::floats(rows, head_size) + 15) & ~static_cast<size_t>(15);
+  static size_t total_floats(int rows, int head_dim) {
+    return (Partial::floats(rows, head_dim) + 15) & ~static_cast<size_t>(15);
   }
 };
 
@@ -59,19 +59,19 @@ struct PairScratch {
 inline __m256i load_sixteen(const Pages& pages, const void* data, const float* scales, int64_t vector, int c) {
   if (pages.heads.cache_dtype == PAGED_BFLOAT16)
     return _mm256_loadu_si256(
-        reinterpret_cast<const __m256i*>(static_cast<const uint16_t*>(data) + vector * pages.heads.head_size + c));
+        reinterpret_cast<const __m256i*>(static_cast<const uint16_t*>(data) + vector * pages.heads.head_dim + c));
   return round_to_bfloat16(pages.load(data, scales, vector, c));
 }
 
 // Keys begin ... end - 1 of the span at `first`, and their values; what is outside is zero and never read. Only the
 // first `width` keys of the span, a multiple of 32, are packed.
 inline void pack_span(const Pages& pages, int first, int begin, int end, int width, const PairScratch& out) {
-  const int head_size = pages.heads.head_size;
+  const int head_dim = pages.heads.head_dim;
   const __m256i zero = _mm256_setzero_si256();
   int64_t vectors[kSpan];
   pages.vectors_of(begin, end, vectors + begin - first);
   const auto key = [&](int i, int c) {
-    if (i < begin - first || i >= end - first || c >= head_size) return zero;
+    if (i < begin - first || i >= end - first || c >= head_dim) return zero;
     return load_sixteen(pages, pages.cache.key, pages.cache.key_scale, vectors[i], c);
   };
   const auto value = [&](int i, int c) {
@@ -79,19 +79,19 @@ inline void pack_span(const Pages& pages, int first, int begin, int end, int wid
     return load_sixteen(pages, pages.cache.value, pages.cache.value_scale, vectors[i], c);
   };
   for (int i = 0; i < width; i += 16) {
-    for (int c = 0; c < head_size; c += 32) {
+    for (int c = 0; c < head_dim; c += 32) {
       Floats rows[16];  // of pairs
       for (int r = 0; r < 16; ++r)
         rows[r] = _mm512_castsi512_ps(_mm512_inserti64x4(_mm512_castsi256_si512(key(i + r, c)), key(i + r, c + 16), 1));
       transpose(rows);
-      const int count = head_size - c >= 32 ? 16 : 8;
+      const int count = head_dim - c >= 32 ? 16 : 8;
       for (int r = 0; r < count; ++r) _mm512_storeu_ps(out.keys + (c / 2 + r) * kSpan + i, rows[r]);
     }
   }
   for (int i = 0; i < width; i += 2) {
-    for (int c = 0; c < head_size; c += 16) {
+    for (int c = 0; c < head_dim; c += 16) {
       const __m512i low = _mm512_cvtepu16_epi32(value(i, c)), high = _mm512_cvtepu16_epi32(value(i + 1, c));
-      _mm512_storeu_si512(out.values + i / 2 * head_size + c, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+      _mm512_storeu_si512(out.values + i / 2 * head_dim + c, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
     }
   }
 }
@@ -141,7 +141,7 @@ inline void weigh_row(float* scores, int width, int begin, int end, const paged_
   if (highest != before) {
     const Floats factor = exponential2(broadcast(before - highest));
     row_sum *= _mm512_cvtss_f32(factor);
-    for (int c = 0; c < heads.head_size; c += 16) store_floats(values + c, mul(load_floats(values + c), factor));
+    for (int c = 0; c < heads.head_dim; c += 16) store_floats(values + c, mul(load_floats(values + c), factor));
     row_maximum = highest;
   }
   row_sum += sum_of(total);
@@ -151,7 +151,7 @@ inline void weigh_row(float* scores, int width, int begin, int end, const paged_
 // are given in total.values in float32.
 inline void attend_tile(const QueryTile& tile, const Pages& pages, int first_key, const PairScratch& scratch) {
   const paged_heads& heads = pages.heads;
-  const int size = heads.head_size, rows = tile.rows();
+  const int size = heads.head_dim, rows = tile.rows();
   for (int i = 0; i < rows * size; i += 16)
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(scratch.query + i / 2),
                         round_to_bfloat16(load_floats(scratch.total.values + i)));

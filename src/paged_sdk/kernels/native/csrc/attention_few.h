@@ -26,7 +26,7 @@ constexpr int kStrip = 32;  // tokens
 // Whether split sequences of these heads are taken by this header.
 inline bool reads_in_place(const paged_heads& heads) {
   return has_pairs(heads) && (heads.cache_dtype == PAGED_BFLOAT16 || heads.cache_dtype == PAGED_FLOAT8_E4M3) &&
-         (heads.head_size == 64 || heads.head_size == 96 || heads.head_size == 128 || heads.head_size == 256);
+         (heads.head_dim == 64 || heads.head_dim == 96 || heads.head_dim == 128 || heads.head_dim == 256);
 }
 
 // Bytes of a token that are read together: few enough that a strip of keys and the next one stay in a cache.
@@ -34,7 +34,7 @@ constexpr int kTokenBytes = 1024;
 
 // KV heads of an item that are read together.
 inline int heads_together(const paged_heads& heads) {
-  const int vector_bytes = heads.head_size * (heads.cache_dtype == PAGED_FLOAT8_E4M3 ? 1 : 2);
+  const int vector_bytes = heads.head_dim * (heads.cache_dtype == PAGED_FLOAT8_E4M3 ? 1 : 2);
   int count = heads.num_kv_heads;
   while (count > 1 && (heads.num_kv_heads % count != 0 || count * vector_bytes > kTokenBytes)) --count;
   return count;
@@ -116,18 +116,18 @@ struct KeysAhead {
 
 // One thread's memory for the rows of all heads of an item.
 struct FewScratch {
-  float* query_floats;  // [heads * rows, head_size], scaled
-  uint32_t* query;      // [heads * rows, head_size / 2]
+  float* query_floats;  // [heads * rows, head_dim], scaled
+  uint32_t* query;      // [heads * rows, head_dim / 2]
   float* scores;        // [heads * rows, 128]
   uint32_t* weights;    // [heads * rows, 64]
 
   static size_t floats(const paged_heads& heads) {
-    return max_rows(heads) * (heads.head_size + heads.head_size / 2 + kSpan + kSpanPairs);
+    return max_rows(heads) * (heads.head_dim + heads.head_dim / 2 + kSpan + kSpanPairs);
   }
   static FewScratch at(float* memory, const paged_heads& heads) {
     const size_t rows = max_rows(heads);
-    float* query = memory + rows * heads.head_size;
-    float* scores = query + rows * (heads.head_size / 2);
+    float* query = memory + rows * heads.head_dim;
+    float* scores = query + rows * (heads.head_dim / 2);
     return {memory, reinterpret_cast<uint32_t*>(query), scores, reinterpret_cast<uint32_t*>(scores + rows * kSpan)};
   }
 
@@ -279,7 +279,7 @@ inline void attend_few_of(const QueryTile& tile, const Pages& pages, int num_hea
                           const FewScratch& scratch, float* partials, size_t partial_floats, KeysAhead& upcoming) {
   constexpr bool kScaled = std::is_same_v<Stored, StoredFloat8>;
   const paged_heads& heads = pages.heads;
-  const int rows = tile.rows(), size = heads.head_size;
+  const int rows = tile.rows(), size = heads.head_dim;
   const auto partial = [&](int head) { return Partial::at(partials + head * partial_floats, rows, size); };
   for (int head = 0; head < num_heads; ++head) partial(head).clear(rows, size);
   const SpanKeys span(tile, heads, first_key);
@@ -352,7 +352,7 @@ inline void attend_few(const QueryTile& tile, const Pages& pages, int num_heads,
                        const FewScratch& scratch, float* partials, size_t partial_floats, KeysAhead& upcoming) {
   const bool scaled = pages.heads.cache_dtype == PAGED_FLOAT8_E4M3;
   const Floats unit = broadcast(scaled ? kFactorUnit : 1.0f);
-  for (int i = 0; i < num_heads * tile.rows() * pages.heads.head_size; i += 16)
+  for (int i = 0; i < num_heads * tile.rows() * pages.heads.head_dim; i += 16)
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(scratch.query + i / 2),
                         round_to_bfloat16(mul(unit, load_floats(scratch.query_floats + i))));
   const auto attend = [&](auto chunks) {
@@ -360,7 +360,7 @@ inline void attend_few(const QueryTile& tile, const Pages& pages, int num_heads,
     const auto attend_stored = scaled ? attend_few_of<StoredFloat8, kChunks> : attend_few_of<StoredBfloat16, kChunks>;
     attend_stored(tile, pages, num_heads, first_key, scratch, partials, partial_floats, upcoming);
   };
-  switch (pages.heads.head_size) {
+  switch (pages.heads.head_dim) {
     case 64:
       return attend(std::integral_constant<int, 2>{});
     case 96:

@@ -28,8 +28,8 @@ struct DecoderScratch {
       for (int i = 0; i < args.num_layers; ++i) {
         const paged_layer& layer = args.layers[i];
         const paged_heads& heads = layer.heads;
-        const int queries = heads.num_heads * heads.head_size;
-        grow(projected, row * (queries + 2 * heads.num_kv_heads * heads.head_size));
+        const int queries = heads.num_heads * heads.head_dim;
+        grow(projected, row * (queries + 2 * heads.num_kv_heads * heads.head_dim));
         grow(attended, row * queries);
         for (const paged_weight* weight : {&layer.qkv[0], &layer.output})
           grow(activations, Operand::bytes(*weight, args.num_rows, args.num_threads));
@@ -74,8 +74,8 @@ struct DecoderScratch {
 inline void run_layer(const paged_decoder_args& args, const paged_layer& layer, const DecoderScratch& scratch,
                       float (*sums)[kPanelRows], const Team& team) {
   const paged_heads& heads = layer.heads;
-  const int rows = args.num_rows, hidden = layer.qkv[0].cols, queries = heads.num_heads * heads.head_size;
-  const int64_t width = queries + 2 * heads.num_kv_heads * heads.head_size;
+  const int rows = args.num_rows, hidden = layer.qkv[0].cols, queries = heads.num_heads * heads.head_dim;
+  const int64_t width = queries + 2 * heads.num_kv_heads * heads.head_dim;
   const Matrix stream{args.hidden, hidden, PAGED_FLOAT32};
   const Output back{args.hidden, hidden, PAGED_FLOAT32, stream};
   const auto plain = [](float* data, int64_t stride) { return Output{data, stride, PAGED_FLOAT32, {}}; };

@@ -121,7 +121,7 @@ struct Stack {
 };
 
 // The thread's share of pairs.
-inline void quantise_pairs(const paged_experts_args& args, const Stack& gate, const ExpertsScratch& scratch,
+inline void quantize_pairs(const paged_experts_args& args, const Stack& gate, const ExpertsScratch& scratch,
                            const Team& team) {
   const Matrix x{args.x, args.x_stride, args.dtype};
   const auto [first, last] = team.share(static_cast<int64_t>(args.num_tokens) * args.num_selected);
@@ -130,12 +130,12 @@ inline void quantise_pairs(const paged_experts_args& args, const Stack& gate, co
     for (int r = 0; r < segment->count; ++r) {
       const int pair = segment->first + r;
       if (pair >= first && pair < last)
-        quantise_row(x, scratch.pairs[pair] / args.num_selected, gate.weight.cols, nullptr, 0.0f, rows, r);
+        quantize_row(x, scratch.pairs[pair] / args.num_selected, gate.weight.cols, nullptr, 0.0f, rows, r);
     }
   }
 }
 
-// silu(gate x) * (up x) of one unit's columns, quantised.
+// silu(gate x) * (up x) of one unit's columns, quantized.
 inline void gate_unit(const Stack& gate, const Stack& up, const Segment& segment, int64_t unit, const Activations& x,
                       const Activations& out, float (*sums)[kPanelRows]) {
   float (*up_sums)[kPanelRows] = sums + kUnitPanels * segment.count;
@@ -148,7 +148,7 @@ inline void gate_unit(const Stack& gate, const Stack& up, const Segment& segment
     float scaled[kUnitPanels];
     for (int p = 0; p < kUnitPanels; ++p) {
       const int at = p * segment.count + r;
-      scaled[p] = quantise_half(mul(activate(load_floats(sums[at]), PAGED_SILU), load_floats(up_sums[at])), group, p);
+      scaled[p] = quantize_half(mul(activate(load_floats(sums[at]), PAGED_SILU), load_floats(up_sums[at])), group, p);
     }
     group.scaled_sum = scaled[0] + scaled[1];
   }
@@ -210,7 +210,7 @@ inline void run_experts(const paged_experts_args& args, const Output& out, const
   auto* sums = reinterpret_cast<float (*)[kPanelRows]>(scratch.sums + team.index * bytes);
   if (team.index == 0) sort_pairs(args, scratch);
   team.barrier();
-  quantise_pairs(args, gate, scratch, team);
+  quantize_pairs(args, gate, scratch, team);
   team.barrier();
   gate_segments(gate, up, down, scratch, sums, team);
   team.barrier();

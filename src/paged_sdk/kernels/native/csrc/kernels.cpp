@@ -5,8 +5,8 @@
 #include "decoder.h"
 #include "experts.h"
 #include "pages.h"
-#include "quantise.h"
-#include "rotate_weight.h"
+#include "quantize.h"
+#include "hadamard_weight.h"
 
 namespace paged {
 namespace {
@@ -80,9 +80,9 @@ int decoder(const paged_decoder_args& args) {
   return kOk;
 }
 
-int rotate(const paged_rotate_args& args) {
+int rotate(const paged_hadamard_args& args) {
   const int64_t panels = num_panels(args.rows);
-  advise_huge_pages(args.out, panels * rotated_panel_bytes(args.cols));
+  advise_huge_pages(args.out, panels * hadamard_panel_bytes(args.cols));
   bool done = true;
 #pragma omp parallel num_threads(args.num_threads) reduction(&& : done)
   {
@@ -90,24 +90,24 @@ int rotate(const paged_rotate_args& args) {
     done = own != nullptr;
 #pragma omp for schedule(static)
     for (int64_t panel = 0; panel < panels; ++panel)
-      if (own != nullptr) rotate_panel(args, panel, own);
+      if (own != nullptr) hadamard_panel(args, panel, own);
     std::free(own);
   }
   return done ? kOk : kNoMemory;
 }
 
-int quantise(const paged_quantise_args& args) {
+int quantize(const paged_quantize_args& args) {
   const BlockForm& form = *block_form(args.format);
   const int64_t row_bytes = static_cast<int64_t>(args.cols / form.layout->block_cols()) * form.block_bytes;
   bool finite = true;
 #pragma omp parallel for num_threads(args.num_threads) schedule(dynamic, 16) reduction(&& : finite)
   for (int64_t row = 0; row < args.rows; ++row)
-    finite = quantise_weights(args, form, row, args.out + row * row_bytes) && finite;
+    finite = quantize_weights(args, form, row, args.out + row * row_bytes) && finite;
   return finite ? kOk : kNotFinite;
 }
 
 }  // namespace
 
-extern const KernelTable PAGED_TABLE{linear, experts, attention, decoder, rotate, quantise};
+extern const KernelTable PAGED_TABLE{linear, experts, attention, decoder, rotate, quantize};
 
 }  // namespace paged

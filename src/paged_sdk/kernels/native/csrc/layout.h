@@ -1,4 +1,4 @@
-// How packed weights lie in memory: one place for who packs (pack.cpp, rotate_weight.h) and the kernels.
+// How packed weights lie in memory: one place for who packs (pack.cpp, hadamard_weight.h) and the kernels.
 //
 // A matrix [N, K] is cut into panels of 16 rows; a panel is a run of blocks along K. A block holds, for its 16 rows and
 // 32 (legacy formats) or 256 (K formats) columns, first the scales and then, per group of 32 columns, the weights as
@@ -10,7 +10,7 @@
 //   top pair  2 vectors: vector v has in bits 2 i, 2 i + 1 of a byte the top bits of quad 4 v + i
 //   bytes     8 vectors, one per quad
 //
-// A panel of a rotated matrix (rotated.h) has no blocks: 16 float32 scales, then a vector per quad of codes plus 128.
+// A panel of a rotated matrix (hadamard_product.h) has no blocks: 16 float32 scales, then a vector per quad of codes plus 128.
 //
 // The K formats' six-bit scales and minima stay six bits: 256 numbers (group g: 16 scales, 16 minima) in 192 bytes, the
 // last 64 numbers spread over the top pairs of the first 192. So every format keeps the file's own bits per weight,
@@ -26,10 +26,10 @@ constexpr int kGroup = 32;  // columns that share an activation scale
 constexpr int kVector = 64;
 constexpr int kHalves = 2 * kPanelRows;  // bytes of one float16 per row
 constexpr int kSixBits = 192;            // bytes of a block's six-bit scales and minima
-constexpr int kRotatedHeader = kPanelRows * sizeof(float);
+constexpr int kHadamardHeader = kPanelRows * sizeof(float);
 
 constexpr int64_t num_panels(int rows) { return (static_cast<int64_t>(rows) + kPanelRows - 1) / kPanelRows; }
-constexpr int64_t rotated_panel_bytes(int cols) { return kRotatedHeader + static_cast<int64_t>(cols) * kPanelRows; }
+constexpr int64_t hadamard_panel_bytes(int cols) { return kHadamardHeader + static_cast<int64_t>(cols) * kPanelRows; }
 
 enum class Planes { kNibbles, kFive, kSix, kBytes };
 

@@ -116,7 +116,7 @@ inline void choose_experts(const paged_router& router, float* scores, float* top
     chosen += scores[best];
     scores[best] = -1.0f;  // below every probability
   }
-  if (router.renormalise)
+  if (router.renormalize)
     for (int k = 0; k < router.num_selected; ++k) topk_weights[k] /= chosen;
 }
 
@@ -130,7 +130,7 @@ inline void run_mixture(const paged_decoder_args& args, const paged_layer& layer
   const auto [first, last] = team.share(args.num_rows);
   for (int64_t t = first; t < last; ++t) {
     __builtin_memcpy(scratch.normed + t * hidden, args.hidden + t * hidden, sizeof(float) * hidden);
-    normalise(scratch.normed + t * hidden, hidden, layer.mlp_norm, layer.norm_eps);
+    normalize(scratch.normed + t * hidden, hidden, layer.mlp_norm, layer.norm_eps);
   }
   team.barrier();
   score_experts(router, scratch.normed, args.num_rows, hidden, scratch.probabilities, team);

@@ -68,9 +68,9 @@ void write_block(const Layout& layout, const Block* rows, uint8_t* out) {
 
 // Bytes of a packed weight, or -1 when the format is unknown or cols is no multiple of its block.
 PAGED_EXPORT int64_t paged_packed_bytes(int32_t format, int32_t rows, int32_t cols) {
-  if (format == PAGED_ROTATED_INT8) {
+  if (format == PAGED_HADAMARD_INT8) {
     if (cols % paged::kGroup != 0) return -1;
-    return paged::num_panels(rows) * paged::rotated_panel_bytes(cols);
+    return paged::num_panels(rows) * paged::hadamard_panel_bytes(cols);
   }
   const paged::BlockForm* source = paged::block_form(format);
   if (source == nullptr || cols % source->layout->block_cols() != 0) return -1;

@@ -1,37 +1,37 @@
-// Products with weights of either kind, packed (linear.h) or rotated (rotated.h): who multiplies does not ask which.
+// Products with weights of either kind, packed (linear.h) or rotated (hadamard_product.h): who multiplies does not ask which.
 #pragma once
 
-#include "rotated.h"
+#include "hadamard_product.h"
 
 namespace paged {
 namespace {
 
-inline bool is_rotated(const paged_weight& weight) { return weight.format == PAGED_ROTATED_INT8; }
+inline bool is_hadamard(const paged_weight& weight) { return weight.format == PAGED_HADAMARD_INT8; }
 
 // Activations in the form that a weight multiplies, and all weights of the same input with it.
 struct Operand {
   Activations groups;   // for packed weights
-  RotatedRows rotated;  // for rotated ones
+  HadamardRows rotated;  // for rotated ones
 
   static size_t bytes(const paged_weight& weight, int num_rows, int team_size) {
-    return is_rotated(weight) ? RotatedRows::bytes(num_rows, weight.cols, team_size)
+    return is_hadamard(weight) ? HadamardRows::bytes(num_rows, weight.cols, team_size)
                               : activation_bytes(num_rows, weight.cols, team_size);
   }
 };
 
-// Quantises rows of x, times 1 / rms and norm_weight where that is given. Whatever the calling thread multiplies is
+// Quantizes rows of x, times 1 / rms and norm_weight where that is given. Whatever the calling thread multiplies is
 // ready then.
 inline Operand prepare_rows(const paged_weight& weight, const Matrix& x, int num_rows, const float* norm_weight,
                             float eps, uint8_t* scratch, const Team& team) {
-  if (is_rotated(weight)) return {{}, rotate_rows(x, num_rows, weight.cols, norm_weight, eps, scratch, team)};
-  return {quantise_rows(x, num_rows, weight.cols, norm_weight, eps, scratch, team), {}};
+  if (is_hadamard(weight)) return {{}, hadamard_rows(x, num_rows, weight.cols, norm_weight, eps, scratch, team)};
+  return {quantize_rows(x, num_rows, weight.cols, norm_weight, eps, scratch, team), {}};
 }
 
 // out[:, concat of the weights' rows] = x . W^T: the thread's share. `sums` is its memory for a panel's (linear.h).
 inline void multiply(const paged_weight* weights, int num_weights, const Operand& x, const Output& out,
                      float (*sums)[kPanelRows], const Team& team) {
-  if (is_rotated(weights[0])) {
-    multiply_rotated(weights, num_weights, x.rotated, out, team);
+  if (is_hadamard(weights[0])) {
+    multiply_hadamard(weights, num_weights, x.rotated, out, team);
   } else {
     multiply_packed(weights, num_weights, x.groups, out, sums, team);
   }
@@ -40,8 +40,8 @@ inline void multiply(const paged_weight* weights, int num_weights, const Operand
 // hidden = activation(gate x) * (up x): the thread's share of columns. `sums` is its memory for two panels'.
 inline void multiply_gated(const paged_weight& gate, const paged_weight& up, const Operand& x, int32_t activation,
                            float* hidden, float (*sums)[kPanelRows], const Team& team) {
-  if (is_rotated(gate)) {
-    multiply_rotated_gated(gate, up, x.rotated, activation, hidden, team);
+  if (is_hadamard(gate)) {
+    multiply_hadamard_gated(gate, up, x.rotated, activation, hidden, team);
   } else {
     multiply_packed_gated(gate, up, x.groups, activation, hidden, sums, team);
   }

@@ -1,0 +1,113 @@
+"""A request between its submission and its last event."""
+
+from __future__ import annotations
+
+from paged_sdk.chat.output_text import OutputText
+from paged_sdk.chat.tokenizer import Tokenizer
+from paged_sdk.engine.events import Listener, Outbox
+from paged_sdk.engine.request import EngineRequest
+from paged_sdk.runner.output import RawLogprobs
+from paged_sdk.scheduler.sequence import Sequence
+from paged_sdk.types.response import FinishReason, PromptTokensDetails, Usage
+
+__all__ = ["ChoiceState", "RequestState"]
+
+
+class ChoiceState:
+    """One choice as it grows.
+
+    :ivar sequence: its tokens; None until the prompt is computed, for every choice but the first
+    :ivar finish_reason: None until it has ended
+    :ivar text: what stop strings are looked for in; None if there are none
+    :ivar is_plain: it has begun, and until it ends there is nothing to say of it but tokens
+    """
+
+    __slots__ = ("finish_reason", "index", "is_plain", "listener", "outbox", "sequence", "text")
+
+    def __init__(self, index: int, listener: Listener, outbox: Outbox, text: OutputText | None) -> None:
+        self.index = index
+        self.listener = listener
+        self.outbox = outbox
+        self.text = text
+        self.sequence: Sequence | None = None
+        self.finish_reason: FinishReason | None = None
+        self.is_plain = False
+
+    def post(self, token_id: int) -> None:
+        """Tell the listener of one more token."""
+        outbox = self.outbox
+        outbox.listeners.append(self.listener)
+        outbox.indices.append(self.index)
+        outbox.token_ids.append(token_id)
+
+    def end(self, reason: FinishReason) -> None:
+        """No more tokens. A stop string may be complete only now that nothing can follow."""
+        if self.text is not None and not self.text.is_stopped:
+            self.text.flush()
+        self.finish_reason = "stop" if self.text is not None and self.text.is_stopped else reason
+        self.is_plain = False
+
+
+class RequestState:
+    """A request with its choices.
+
+    :ivar prompt_logprobs: of the prompt tokens computed so far
+    :ivar first_token_at: seconds of the monotonic clock, None until then
+    """
+
+    def __init__(
+        self, request: EngineRequest, root: Sequence, listener: Listener, outbox: Outbox, tokenizer: Tokenizer
+    ) -> None:
+        stops = request.sampling.stop
+        self.request = request
+        self.root = root
+        self.listener = listener
+        self.outbox = outbox
+        self.choices = [
+            ChoiceState(
+                index,
+                listener,
+                outbox,
+                OutputText(tokenizer, stops, continues_prompt=request.continues_prompt) if stops else None,
+            )
+            for index in range(request.sampling.n_choices)
+        ]
+        self.choices[0].sequence = root
+        self.prompt_logprobs: list[RawLogprobs] = []
+        self.first_token_at: float | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        return all(choice.finish_reason is not None for choice in self.choices)
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """Of the choices that there are so far."""
+        return [choice.sequence for choice in self.choices if choice.sequence is not None]
+
+    def usage(self, now: float) -> Usage:
+        """What it cost, up to ``now``."""
+        prompt = len(self.request.prompt_token_ids)
+        completion = sum(sequence.num_output_tokens for sequence in self.sequences)
+        arrival = self.request.arrival
+        scheduled = self.root.first_scheduled_at if self.root.first_scheduled_at is not None else now
+        first = self.first_token_at if self.first_token_at is not None else now
+        return Usage(
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            total_tokens=prompt + completion,
+            avg_tok_per_sec=_rate(prompt + completion, now - scheduled),
+            avg_prompt_tok_per_sec=_rate(prompt, first - scheduled),
+            # The first token of each choice comes out of the prompt's last step.
+            avg_compl_tok_per_sec=_rate(completion - len(self.choices), now - first),
+            total_time_sec=now - arrival,
+            total_prompt_time_sec=first - scheduled,
+            total_completion_time_sec=now - first,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=self.root.num_cached_tokens),
+            time_to_first_token_sec=first - arrival,
+            queue_time_sec=scheduled - arrival,
+        )
+
+
+def _rate(tokens: int, seconds: float) -> float:
+    return tokens / seconds if seconds > 0 and tokens > 0 else 0.0

@@ -1,0 +1,295 @@
+// Floating point weights into GGUF blocks.
+//
+// Sixteen groups of 16 or 32 weights are fitted at a time, one per lane. A fit tries some twenty roundings of a group
+// and solves least squares for the scale (and minimum) of each: the smallest squared error wins.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "blocks.h"
+#include "simd.h"
+
+namespace paged {
+namespace {
+
+constexpr int kLanes = 16;
+constexpr float kTiny = 1e-30f;  // ranges below it are zero: their inverse would overflow
+
+inline Floats clamp(Floats a, float lowest, float highest) {
+  return minimum(broadcast(highest), maximum(broadcast(lowest), a));
+}
+// a / b, 0 where b is not positive
+inline Floats ratio(Floats a, Floats b) {
+  return choose_greater(b, zero_floats(), div(a, maximum(broadcast(kTiny), b)), zero_floats());
+}
+
+// x is about scale * code + minimum, lane by lane.
+struct Fit {
+  Floats scale;
+  Floats minimum;
+};
+
+// 1 / a, 0 where a is 0
+inline Floats inverse_of(Floats a) {
+  return sub(ratio(broadcast(1.0f), a), ratio(broadcast(1.0f), sub(zero_floats(), a)));
+}
+
+inline Floats nearest_code(Floats x, Floats offset, Floats inverse, float lowest, float highest) {
+  return clamp(round_to_integral(mul(sub(x, offset), inverse)), lowest, highest);
+}
+
+// What least squares need of the codes nearest to (x - offset) * inverse.
+struct CodeSums {
+  Floats q, qq, xq;
+};
+
+template <int kCount>
+inline CodeSums code_sums(const Floats x[kCount], Floats offset, Floats inverse, float lowest, float highest) {
+  CodeSums sums{zero_floats(), zero_floats(), zero_floats()};
+  for (int i = 0; i < kCount; ++i) {
+    const Floats q = nearest_code(x[i], offset, inverse, lowest, highest);
+    sums.q = add(sums.q, q);
+    sums.qq = fma(q, q, sums.qq);
+    sums.xq = fma(x[i], q, sums.xq);
+  }
+  return sums;
+}
+
+// Codes 0 ... levels. A K format's minimum is never above zero.
+inline Fit fit_affine(const Floats x[kGroup], float levels, bool is_k) {
+  constexpr float kCount = kGroup;
+  Floats lowest = x[0], highest = x[0], sum_x = zero_floats();
+  for (int i = 0; i < kGroup; ++i) {
+    lowest = minimum(lowest, x[i]);
+    highest = maximum(highest, x[i]);
+    sum_x = add(sum_x, x[i]);
+  }
+  if (is_k) lowest = minimum(lowest, zero_floats());
+  const Floats range = maximum(sub(highest, lowest), broadcast(kTiny));
+  const Floats mean = mul(sum_x, broadcast(1.0f / kCount));
+  Fit best{zero_floats(), is_k ? minimum(mean, zero_floats()) : mean};
+  Floats most = broadcast(-1.0f);  // that a fit takes off the sum of squares
+  const auto attempt = [&](Floats offset, Floats inverse) {
+    const CodeSums sums = code_sums<kGroup>(x, offset, inverse, 0.0f, levels);
+    const Floats determinant = sub(mul(broadcast(kCount), sums.qq), mul(sums.q, sums.q));
+    Fit fit;
+    fit.scale = ratio(sub(mul(broadcast(kCount), sums.xq), mul(sum_x, sums.q)), determinant);
+    fit.minimum = mul(sub(sum_x, mul(fit.scale, sums.q)), broadcast(1.0f / kCount));
+    // Where a minimum is not allowed, or codes are all the same, the scale does it alone.
+    const Floats alone = ratio(sums.xq, sums.qq);
+    const Floats below = is_k ? sub(zero_floats(), fit.minimum) : zero_floats();
+    fit.minimum = choose_greater(zero_floats(), below, zero_floats(), fit.minimum);
+    fit.scale = choose_greater(zero_floats(), below, alone, fit.scale);
+    const Floats gain = fma(fit.scale, sums.xq, mul(fit.minimum, sum_x));
+    best.scale = choose_greater(gain, most, fit.scale, best.scale);
+    best.minimum = choose_greater(gain, most, fit.minimum, best.minimum);
+    most = choose_greater(gain, most, gain, most);
+  };
+  for (int step = -10; step <= 10; ++step)
+    attempt(lowest, div(broadcast(levels + 0.1f * static_cast<float>(step)), range));
+  // The best fit's own nearest codes may have a better one.
+  for (int again = 0; again < 3; ++again) attempt(best.minimum, inverse_of(best.scale));
+  return best;
+}
+
+// Codes -half ... half - 1: the weight that is furthest from zero is tried near -half.
+template <int kCount>
+inline Fit fit_symmetric(const Floats x[kCount], float half) {
+  Floats lowest = x[0], highest = x[0];
+  for (int i = 0; i < kCount; ++i) {
+    lowest = minimum(lowest, x[i]);
+    highest = maximum(highest, x[i]);
+  }
+  const Floats magnitude = maximum(maximum(highest, sub(zero_floats(), lowest)), broadcast(kTiny));
+  const Floats sign = choose_greater(add(lowest, highest), zero_floats(), broadcast(-1.0f), broadcast(1.0f));
+  Fit best{zero_floats(), zero_floats()};
+  Floats most = zero_floats();
+  for (int step = -10; step <= 10; ++step) {
+    const Floats inverse = mul(sign, div(broadcast(half + 0.1f * static_cast<float>(step)), magnitude));
+    const CodeSums sums = code_sums<kCount>(x, zero_floats(), inverse, -half, half - 1.0f);
+    const Floats scale = ratio(sums.xq, sums.qq), gain = mul(scale, sums.xq);
+    best.scale = choose_greater(gain, most, scale, best.scale);
+    most = choose_greater(gain, most, gain, most);
+  }
+  return best;
+}
+
+// The nearest codes in [lowest, highest], less `lowest`, to codes[lane][kCount].
+template <int kCount>
+inline void encode(const Floats x[kCount], const Fit& fit, float lowest, float highest, uint8_t* codes) {
+  const Floats inverse = inverse_of(fit.scale);
+  for (int first = 0; first < kCount; first += 16) {
+    Floats q[16];
+    for (int i = 0; i < 16; ++i) {
+      const Floats code = nearest_code(x[first + i], fit.minimum, inverse, lowest, highest);
+      q[i] = sub(code, broadcast(lowest));
+    }
+    transpose(q);
+    for (int lane = 0; lane < kLanes; ++lane) store_uint8(codes + lane * kCount + first, to_nearest(q[lane]));
+  }
+}
+
+// Sixteen groups of kCount weights from `col` on, group by group in lanes; past the row's end they are zero. Returns
+// the largest magnitude's bits.
+template <int kCount>
+inline uint32_t load_groups(const paged_quantize_args& args, int64_t row, int col, Floats out[kCount]) {
+  Ints largest = zero_ints();
+  for (int first = 0; first < kCount; first += 16) {
+    Floats lanes[16];
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const int c = col + lane * kCount + first;
+      const int64_t at = row * args.x_stride + c;
+      lanes[lane] = c >= args.cols                 ? zero_floats()
+                    : args.dtype == PAGED_FLOAT32  ? load_floats(static_cast<const float*>(args.x) + at)
+                    : args.dtype == PAGED_BFLOAT16 ? load_bfloat16(static_cast<const uint16_t*>(args.x) + at)
+                                                   : load_half(static_cast<const uint8_t*>(args.x) + 2 * at);
+      largest = max_magnitude(largest, lanes[lane]);
+    }
+    transpose(lanes);
+    for (int i = 0; i < 16; ++i) out[first + i] = lanes[i];
+  }
+  return static_cast<uint32_t>(max_of(largest));
+}
+
+// The scales of sixteen groups, as the blocks hold them.
+struct LaneScales {
+  alignas(64) float scale[kLanes];
+  alignas(64) float minimum[kLanes];
+
+  explicit LaneScales(const Fit& fit) {
+    store_floats(scale, fit.scale);
+    store_floats(minimum, fit.minimum);
+  }
+  Fit fit() const { return {load_floats(scale), load_floats(minimum)}; }
+};
+
+// float16 scales (and minima) of groups of 32.
+inline void quantize_legacy(const BlockForm& form, const Floats x[kGroup], int num_groups, uint8_t* out) {
+  const bool affine = form.layout->offset_shift < 0;
+  const float levels = static_cast<float>(form.levels), half = (levels + 1.0f) / 2.0f;
+  LaneScales lanes(affine ? fit_affine(x, levels, false) : fit_symmetric<kGroup>(x, half));
+  Block blocks[kLanes];
+  for (int i = 0; i < kLanes; ++i) {
+    blocks[i].unit = to_half(lanes.scale[i]);
+    blocks[i].minimum = to_half(lanes.minimum[i]);
+    lanes.scale[i] = half_to_float(blocks[i].unit);
+    lanes.minimum[i] = half_to_float(blocks[i].minimum);
+  }
+  uint8_t codes[kLanes * kGroup];
+  encode<kGroup>(x, lanes.fit(), affine ? 0.0f : -half, affine ? levels : half - 1.0f, codes);
+  for (int i = 0; i < num_groups; ++i) {
+    std::memcpy(blocks[i].q, codes + i * kGroup, kGroup);
+    form.write(blocks[i], out + i * form.block_bytes);
+  }
+}
+
+// The units of a block of eight groups that are best for its six-bit numbers, by least squares over the weights' codes;
+// `first` is the block's first lane.
+inline void refit_units(const float (&sums)[4][kLanes], int first, Block& block) {
+  double aa = 0.0, ab = 0.0, bb = 0.0, ax = 0.0, bx = 0.0;  // x is about unit * a - minimum * b
+  for (int g = 0; g < 8; ++g) {
+    const double scale = block.scales[g], least = block.minima[g];
+    aa += scale * scale * sums[1][first + g];
+    ab += scale * least * sums[0][first + g];
+    bb += least * least * kGroup;
+    ax += scale * sums[2][first + g];
+    bx += least * sums[3][first + g];
+  }
+  const double determinant = aa * bb - ab * ab;
+  const double unit = determinant > 0.0 ? (ax * bb - ab * bx) / determinant : aa > 0.0 ? ax / aa : 0.0;
+  const double minimum = determinant > 0.0 ? (ab * ax - aa * bx) / determinant : 0.0;
+  if (unit < 0.0 || minimum < 0.0 || (determinant <= 0.0 && bb > 0.0)) return;  // the first units stay
+  block.unit = to_half(static_cast<float>(unit));
+  block.minimum = to_half(static_cast<float>(minimum));
+}
+
+// Eight groups of 32 in a block, six-bit scales and minima.
+inline void quantize_six_bit_scales(const BlockForm& form, const Floats x[kGroup], int num_groups, uint8_t* out) {
+  const float levels = static_cast<float>(form.levels);
+  LaneScales lanes(fit_affine(x, levels, true));
+  Block blocks[2];
+  const auto six_bits = [](float value, uint16_t unit) {
+    const float of = half_to_float(unit);
+    return static_cast<uint8_t>(of > 0.0f ? std::min(63.0f, __builtin_floorf(value / of + 0.5f)) : 0.0f);
+  };
+  const auto apply = [&lanes](const Block& block, int first) {
+    for (int g = 0; g < 8; ++g) {
+      lanes.scale[first + g] = half_to_float(block.unit) * static_cast<float>(block.scales[g]);
+      lanes.minimum[first + g] = -half_to_float(block.minimum) * static_cast<float>(block.minima[g]);
+    }
+  };
+  for (int b = 0; b < 2; ++b) {
+    const float* scales = lanes.scale + 8 * b;
+    const float* minima = lanes.minimum + 8 * b;
+    blocks[b].unit = to_half(*std::max_element(scales, scales + 8) / 63.0f);
+    blocks[b].minimum = to_half(-*std::min_element(minima, minima + 8) / 63.0f);
+    for (int g = 0; g < 8; ++g) {
+      blocks[b].scales[g] = six_bits(scales[g], blocks[b].unit);
+      blocks[b].minima[g] = six_bits(-minima[g], blocks[b].minimum);
+    }
+    apply(blocks[b], 8 * b);
+  }
+  const Fit rounded = lanes.fit();
+  const CodeSums codes_sums = code_sums<kGroup>(x, rounded.minimum, inverse_of(rounded.scale), 0.0f, levels);
+  Floats sum_x = zero_floats();
+  for (int i = 0; i < kGroup; ++i) sum_x = add(sum_x, x[i]);
+  alignas(64) float sums[4][kLanes];
+  store_floats(sums[0], codes_sums.q);
+  store_floats(sums[1], codes_sums.qq);
+  store_floats(sums[2], codes_sums.xq);
+  store_floats(sums[3], sum_x);
+  for (int b = 0; b < 2; ++b) {
+    refit_units(sums, 8 * b, blocks[b]);
+    apply(blocks[b], 8 * b);
+  }
+  uint8_t codes[kLanes * kGroup];
+  encode<kGroup>(x, lanes.fit(), 0.0f, levels, codes);
+  for (int b = 0; b < num_groups / 8; ++b) {
+    std::memcpy(blocks[b].q, codes + b * 256, 256);
+    form.write(blocks[b], out + b * form.block_bytes);
+  }
+}
+
+// Sixteen groups of 16 in a block, int8 scales; the largest of them is -128.
+inline void quantize_q6_k(const BlockForm& form, const Floats x[16], uint8_t* out) {
+  LaneScales lanes(fit_symmetric<16>(x, 32.0f));
+  const float largest = *std::max_element(lanes.scale, lanes.scale + kLanes,
+                                          [](float a, float b) { return __builtin_fabsf(a) < __builtin_fabsf(b); });
+  Block block;
+  block.unit = to_half(largest / -128.0f);
+  const float unit = half_to_float(block.unit);
+  for (int i = 0; i < kLanes; ++i) {
+    const float code = unit != 0.0f ? __builtin_floorf(lanes.scale[i] / unit + 0.5f) : 0.0f;
+    const auto scale = static_cast<int8_t>(std::min(127.0f, std::max(-128.0f, code)));
+    block.scales[i] = static_cast<uint8_t>(scale);
+    lanes.scale[i] = unit * static_cast<float>(scale);
+  }
+  encode<16>(x, lanes.fit(), -32.0f, 31.0f, block.q);
+  form.write(block, out);
+}
+
+// Quantizes one row. False: it holds NaN, Inf, or a number so large that its scale might overflow a float16.
+inline bool quantize_weights(const paged_quantize_args& args, const BlockForm& form, int64_t row, uint8_t* out) {
+  constexpr float kLargest = 32768.0f;
+  const bool groups_of_16 = args.format == PAGED_Q6_K;
+  const int group = groups_of_16 ? 16 : kGroup, groups_per_block = form.layout->groups * kGroup / group;
+  for (int col = 0; col < args.cols; col += kLanes * group) {
+    const int num_groups = std::min((args.cols - col) / group, kLanes);
+    Floats x[kGroup];
+    const uint32_t bits = groups_of_16 ? load_groups<16>(args, row, col, x) : load_groups<kGroup>(args, row, col, x);
+    if (!(from_bits(bits) <= kLargest)) return false;
+    uint8_t* blocks = out + static_cast<int64_t>(col / group / groups_per_block) * form.block_bytes;
+    if (groups_of_16) {
+      quantize_q6_k(form, x, blocks);
+    } else if (groups_per_block == 1) {
+      quantize_legacy(form, x, num_groups, blocks);
+    } else {
+      quantize_six_bit_scales(form, x, num_groups, blocks);
+    }
+  }
+  return true;
+}
+
+}  // namespace
+}  // namespace paged

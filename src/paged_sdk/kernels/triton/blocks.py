@@ -1,0 +1,314 @@
+"""Decoding repacked matrices (:mod:`paged_sdk.kernels.triton_blocks`) within kernels, and whole."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from paged_sdk.kernels.triton_blocks import CHUNK, TritonBlockMatrix
+
+__all__ = [
+    "ONE",
+    "decode_pair",
+    "decode_tile",
+    "dequantize",
+    "dequantize_rows",
+    "format_arguments",
+    "group_minimum",
+    "group_scale",
+    "load_high",
+    "load_scales",
+    "load_tile",
+    "load_words",
+    "loop_arguments",
+]
+
+# The float32 number 1. An argument of the kernels, because ptxas makes one instruction of ``(word & mask) | one`` only
+# when one of the two constants is not an immediate.
+ONE: Final = 0x3F800000
+
+_DECODED_ROWS: Final = 4
+_DECODED_CHUNKS: Final = 8
+
+
+def dequantize(matrix: TritonBlockMatrix, dtype: torch.dtype) -> Tensor:
+    """The weights, ``[rows, cols]``, as :meth:`TritonBlockMatrix.decoded` gives them but for their last bits."""
+    return _decode(matrix, None, matrix.rows, dtype)
+
+
+def dequantize_rows(matrix: TritonBlockMatrix, indices: Tensor, dtype: torch.dtype) -> Tensor:
+    """See :func:`paged_sdk.kernels.decode_rows.decode_rows`."""
+    return _decode(matrix, indices.contiguous(), len(indices), dtype)
+
+
+def _decode(matrix: TritonBlockMatrix, indices: Tensor | None, num_rows: int, dtype: torch.dtype) -> Tensor:
+    out = torch.empty(num_rows, matrix.cols, dtype=dtype, device=matrix.quants.device)
+    if num_rows == 0:
+        return out
+    _dequantize_kernel[(triton.cdiv(num_rows, _DECODED_ROWS), triton.cdiv(matrix.chunks, _DECODED_CHUNKS))](
+        *matrix.parts,
+        indices,
+        out,
+        num_rows,
+        matrix.cols,
+        matrix.chunks,
+        ONE,
+        block_n=_DECODED_ROWS,
+        block_c=_DECODED_CHUNKS,
+        **format_arguments(matrix),
+        num_warps=2,
+    )
+    return out
+
+
+def format_arguments(matrix: TritonBlockMatrix, *, prefix: str = "") -> dict[str, Any]:
+    form = matrix.format
+    return {
+        f"{prefix}bits": form.bits,
+        f"{prefix}offset": form.offset,
+        f"{prefix}group": form.group,
+        f"{prefix}has_minima": form.has_minima,
+        f"{prefix}has_supers": form.has_supers,
+    }
+
+
+def loop_arguments(
+    matrix: TritonBlockMatrix, block_c: int, *, num_matrices: int = 1, prefix: str = ""
+) -> dict[str, Any]:
+    """Of a kernel that goes over a row by ``block_c`` chunks, or over rows of several matrices as if they were one."""
+    return {
+        f"{prefix}block_c": block_c,
+        f"{prefix}masked": num_matrices * matrix.chunks % block_c != 0 or matrix.cols % CHUNK != 0,
+        **format_arguments(matrix, prefix=prefix),
+    }
+
+
+@triton.jit
+def _shifted(words: tl.tensor, by: tl.constexpr) -> tl.tensor:
+    return words << by if by >= 0 else words >> -by
+
+
+@triton.jit
+def _half(bits: tl.tensor) -> tl.tensor:
+    """The float16 in the low half of a word."""
+    return bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def decode_pair(words: tl.tensor, high: tl.tensor, one: tl.tensor, pair: tl.constexpr, bits: tl.constexpr) -> tl.tensor:
+    """Two fields of each word, as float32 numbers from 1 on: half a shift, one LOP3 and no conversion for each.
+
+    The bits of a field, placed in the mantissa of 1, make a float without a conversion: the odd field ends at the
+    mantissa's top, which makes ``1 + field / 2**bits``. The even one lies four bits lower, as it does in the word, so
+    that one shift serves both, and is ``1 + field / 2**(bits + 4)``. Whoever adds up products takes the ones off the
+    sum; what they cost in precision, at most 10 of float32's 24 bits, is less than activations of 16 bits hold.
+    """
+    top: tl.constexpr = 23 - bits
+    if bits == 8:
+        even = (_shifted(words, top - 16 * pair) & (255 << top)) | one
+        odd = (_shifted(words, top - 16 * pair - 8) & (255 << top)) | one
+    else:
+        low = _shifted(words, top - 4 - 8 * pair)
+        even = (low & (15 << (top - 4))) | one
+        odd = (low & (15 << top)) | one
+        if bits > 4:
+            position: tl.constexpr = pair if bits == 5 else 2 * pair + 4 * (pair // 2)
+            above = _shifted(high, top - position)
+            mask: tl.constexpr = (1 << (bits - 4)) - 1
+            # "Or", written so that LLVM keeps the order, in which ptxas needs no third instruction.
+            even = even ^ (above & (mask << top))
+            odd = odd ^ (above & (mask << (top + 4)))
+    return even.to(tl.float32, bitcast=True), odd.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def load_words(pointers: tl.tensor, mask: tl.tensor) -> tl.tensor:
+    """Zeros where ``mask`` is False; None: nowhere."""
+    return tl.load(pointers) if mask is None else tl.load(pointers, mask=mask, other=0)
+
+
+@triton.jit
+def load_high(
+    high_ptr: tl.tensor, offsets: tl.tensor, mask: tl.tensor, words: tl.tensor, bits: tl.constexpr
+) -> tl.tensor:
+    return load_words(high_ptr + offsets, mask).to(tl.int32) if bits == 5 or bits == 6 else words
+
+
+@triton.jit
+def load_scales(
+    scales_ptr: tl.tensor,
+    minima_ptr: tl.tensor,
+    supers_ptr: tl.tensor,
+    row: tl.tensor,
+    chunk: tl.tensor,
+    chunks: tl.tensor,
+    mask: tl.tensor,
+    has_minima: tl.constexpr,
+    has_supers: tl.constexpr,
+) -> tl.tensor:
+    """What the scales of some chunks are made of: words of scales, words of minima, supers, supers of the minima."""
+    scales = load_words(scales_ptr + row * chunks + chunk, mask)
+    minima = scales
+    super_scale = 1.0
+    super_minimum = 1.0
+    if has_supers:
+        supers = load_words(supers_ptr + row * (chunks // 4) + chunk // 4, mask)
+        if has_minima:
+            super_scale = _half(supers)
+            super_minimum = _half(supers >> 16)
+        else:
+            super_scale = supers.to(tl.float32)
+    elif has_minima:
+        minima = load_words(minima_ptr + row * chunks + chunk, mask)
+    return scales, minima, super_scale, super_minimum
+
+
+@triton.jit
+def group_scale(
+    parts: tl.tensor, index: tl.constexpr, unit: tl.constexpr, has_minima: tl.constexpr, has_supers: tl.constexpr
+) -> tl.tensor:
+    """``unit`` times the scale of each chunk's group ``index``; ``parts`` from :func:`load_scales`."""
+    if has_supers:
+        unsigned, signed = (parts[0] >> (8 * index)) & 255, (parts[0] << (24 - 8 * index)) >> 24
+        number = unsigned if has_minima else signed
+        scale = (parts[2] * unit) * number.to(tl.float32)
+    else:
+        scale = _half(parts[0] >> (16 * index)) * unit
+    return scale
+
+
+@triton.jit
+def group_minimum(parts: tl.tensor, index: tl.constexpr, has_supers: tl.constexpr) -> tl.tensor:
+    if has_supers:
+        number = (parts[1] >> (16 + 8 * index)) & 255
+        minimum = parts[3] * number.to(tl.float32)
+    else:
+        minimum = _half(parts[1] >> (16 * index))
+    return minimum
+
+
+@triton.jit
+def load_tile(
+    quants_ptr: tl.tensor,
+    high_ptr: tl.tensor,
+    scales_ptr: tl.tensor,
+    minima_ptr: tl.tensor,
+    supers_ptr: tl.tensor,
+    row: tl.tensor,
+    start: tl.tensor,
+    chunks: tl.tensor,
+    last_chunk: tl.tensor,
+    block_c: tl.constexpr,
+    masked: tl.constexpr,
+    bits: tl.constexpr,
+    has_minima: tl.constexpr,
+    has_supers: tl.constexpr,
+) -> tl.tensor:
+    """Words of ``block_c`` chunks of some rows, high bits, and what their scales are made of; ``row`` is ``[n, 1]``."""
+    words: tl.constexpr = 16 if bits == 8 else 8
+    word = tl.arange(0, block_c * words)[None, :]
+    chunk = start + tl.arange(0, block_c)[None, :]
+    word_mask = start + word // words < last_chunk if masked else None
+    chunk_mask = chunk < last_chunk if masked else None
+    offsets = row * (chunks * words) + start * words + word
+    quants = load_words(quants_ptr + offsets, word_mask)
+    high = load_high(high_ptr, offsets, word_mask, quants, bits)
+    scales = load_scales(scales_ptr, minima_ptr, supers_ptr, row, chunk, chunks, chunk_mask, has_minima, has_supers)
+    return quants, high, scales
+
+
+@triton.jit
+def decode_tile(
+    tile: tl.tensor,
+    one: tl.tensor,
+    index: tl.constexpr,
+    pair: tl.constexpr,
+    block_c: tl.constexpr,
+    dtype: tl.constexpr,
+    bits: tl.constexpr,
+    offset: tl.constexpr,
+    has_minima: tl.constexpr,
+    has_supers: tl.constexpr,
+) -> tl.tensor:
+    """The weights of two fields, in group ``index`` of each chunk, ``[n, words]``; ``tile`` from :func:`load_tile`.
+
+    Scales meet the weights in three dimensions: spread over a chunk's words, they would pass through shared memory at
+    that size. Weights are rounded before they pass through it to the matrix instruction.
+    """
+    words: tl.constexpr = 16 if bits == 8 else 8
+    levels: tl.constexpr = 1 << bits
+    even_lead: tl.constexpr = 1 if bits == 8 else 16
+    even, odd = decode_pair(tile[0], tile[1], one, pair, bits)
+    block_n: tl.constexpr = even.shape[0]
+    scale = group_scale(tile[2], index, levels, has_minima, has_supers)[:, :, None]
+    base = scale * (1 + offset / levels)
+    if has_minima:
+        base += group_minimum(tile[2], index, has_supers)[:, :, None]
+    even = tl.reshape(even, [block_n, block_c, words]) * (scale * even_lead) - (base + scale * (even_lead - 1))
+    odd = tl.reshape(odd, [block_n, block_c, words]) * scale - base
+    even = tl.reshape(even.to(dtype), [block_n, block_c * words])
+    return even, tl.reshape(odd.to(dtype), [block_n, block_c * words])
+
+
+@triton.jit
+def _dequantize_kernel(
+    quants_ptr: tl.tensor,
+    high_ptr: tl.tensor,
+    scales_ptr: tl.tensor,
+    minima_ptr: tl.tensor,
+    supers_ptr: tl.tensor,
+    indices_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    rows: tl.tensor,
+    cols: tl.tensor,
+    chunks: tl.tensor,
+    one: tl.tensor,
+    block_n: tl.constexpr,
+    block_c: tl.constexpr,
+    bits: tl.constexpr,
+    offset: tl.constexpr,
+    group: tl.constexpr,
+    has_minima: tl.constexpr,
+    has_supers: tl.constexpr,
+) -> None:
+    """``out[n, k]``, of row n or of the one whose index is given."""
+    words: tl.constexpr = 16 if bits == 8 else 8
+    groups: tl.constexpr = 64 // group
+    pairs: tl.constexpr = 32 // words // groups
+    n = tl.program_id(0) * block_n + tl.arange(0, block_n)
+    row = tl.minimum(n, rows - 1)
+    if indices_ptr is not None:
+        row = tl.load(indices_ptr + row)
+    start = tl.program_id(1) * block_c
+    tile = load_tile(
+        quants_ptr,
+        high_ptr,
+        scales_ptr,
+        minima_ptr,
+        supers_ptr,
+        row.to(tl.int64)[:, None],
+        start,
+        chunks,
+        chunks,
+        block_c,
+        True,
+        bits,
+        has_minima,
+        has_supers,
+    )
+    word = tl.arange(0, block_c * words)[None, :]
+    k = (start + word // words) * 64 + word % words
+    out = out_ptr + n.to(tl.int64)[:, None] * cols
+    live = (n < rows)[:, None]
+    dtype: tl.constexpr = out_ptr.dtype.element_ty
+    for g in tl.static_range(groups):
+        for p in tl.static_range(g * pairs, (g + 1) * pairs):
+            even, odd = decode_tile(tile, one, g, p, block_c, dtype, bits, offset, has_minima, has_supers)
+            even_k = k + 2 * p * words
+            odd_k = even_k + words
+            tl.store(out + even_k, even, mask=live & (even_k < cols))
+            tl.store(out + odd_k, odd, mask=live & (odd_k < cols))

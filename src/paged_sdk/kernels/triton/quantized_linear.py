@@ -1,0 +1,54 @@
+"""Products with repacked matrices (:mod:`paged_sdk.kernels.triton_blocks`), by number of rows of activations.
+
+- Up to 4 rows (:mod:`~paged_sdk.kernels.triton.quantized_few_rows`): threads add up, as fast as memory gives weights.
+- More rows (:mod:`~paged_sdk.kernels.triton.quantized_tiles`): tiles of weights are decoded to the activations' dtype
+  and multiplied by matrix instructions.
+- So many rows that the arithmetic sets the pace: the matrix is decoded to memory once, and the product is torch's own.
+
+Where outputs alone make too few programs, the rows of the matrix are split among programs as well, and a second kernel
+adds up their sums, in order: results do not change from run to run.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from paged_sdk.kernels.activation import GatedActivation
+from paged_sdk.kernels.triton.activation import gated_activation_of
+from paged_sdk.kernels.triton.availability import num_multiprocessors
+from paged_sdk.kernels.triton.blocks import dequantize
+from paged_sdk.kernels.triton.quantized_few_rows import MAX_FEW_ROWS, linear_few_rows, plan_few_rows, swiglu_few_rows
+from paged_sdk.kernels.triton.quantized_tiles import linear_by_tiles, plan_tiles
+from paged_sdk.kernels.triton_blocks import TritonBlockMatrix
+
+__all__ = ["quantized_linear", "quantized_swiglu"]
+
+DECODE_ALL_ROWS: Final = 512
+"""Rows of activations from which the matrix is decoded to memory first: two bytes per weight written and read again."""
+
+
+def quantized_linear(x: Tensor, matrix: TritonBlockMatrix, bias: Tensor | None = None) -> Tensor:
+    """See :func:`paged_sdk.kernels.quantized_linear.quantized_linear`."""
+    num_rows = x.shape[0]
+    if num_rows == 0:
+        return x.new_empty(0, matrix.rows)
+    multiprocessors = num_multiprocessors(x.device)
+    if num_rows <= MAX_FEW_ROWS:
+        return linear_few_rows(x, matrix, bias, plan_few_rows(matrix, num_rows, multiprocessors))
+    if num_rows < DECODE_ALL_ROWS:
+        return linear_by_tiles(x, matrix, bias, plan_tiles(matrix, num_rows, x.dtype, multiprocessors))
+    return F.linear(x, dequantize(matrix, x.dtype), bias)
+
+
+def quantized_swiglu(
+    x: Tensor, gate: TritonBlockMatrix, up: TritonBlockMatrix, activation: GatedActivation = "silu"
+) -> Tensor:
+    """See :func:`paged_sdk.kernels.quantized_linear.quantized_swiglu`."""
+    num_rows = x.shape[0]
+    if 0 < num_rows <= MAX_FEW_ROWS:
+        plan = plan_few_rows(gate, num_rows, num_multiprocessors(x.device))
+        return swiglu_few_rows(x, gate, up, plan, activation)
+    return gated_activation_of(quantized_linear(x, gate), quantized_linear(x, up), gelu=activation == "gelu_tanh")

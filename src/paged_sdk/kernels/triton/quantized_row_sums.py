@@ -1,0 +1,167 @@
+"""Products of rows of repacked matrices with a few rows of activations, added up by threads.
+
+A program reads some rows of the matrix, its threads side by side along the row, 16 bytes each, and keeps one float32
+sum per thread and output. Weights are decoded once for all rows of activations. On an H200 there is time for some six
+instructions per weight of Q4_K before they, not memory, set the pace, so their number decides: see
+:func:`~paged_sdk.kernels.triton.blocks.decode_pair`.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from paged_sdk.kernels.triton.blocks import (
+    decode_pair,
+    group_minimum,
+    group_scale,
+    load_high,
+    load_scales,
+    load_words,
+)
+from paged_sdk.kernels.triton.quantized_splits import load_x
+
+__all__ = ["row_sums"]
+
+_QUAD: tl.constexpr = tl.constexpr(4)  # words that a thread loads at once: 16 bytes
+
+
+@triton.jit
+def _append(items: tl.tensor, item: tl.tensor) -> tl.tensor:
+    return items + (item,)  # noqa: RUF005 - Triton's compiler does not unpack
+
+
+@triton.jit
+def _by_quads(values: tl.tensor) -> tl.tensor:
+    """Sums of four neighbours, which lie in one thread."""
+    return tl.sum(tl.reshape(values, [values.shape[0] // _QUAD, _QUAD]), 1)
+
+
+@triton.jit
+def row_sums(
+    x_ptr: tl.tensor,
+    x_stride: tl.tensor,
+    quants_ptr: tl.tensor,
+    high_ptr: tl.tensor,
+    scales_ptr: tl.tensor,
+    minima_ptr: tl.tensor,
+    supers_ptr: tl.tensor,
+    experts_ptr: tl.tensor,
+    first_row: tl.tensor,
+    rows: tl.tensor,
+    cols: tl.tensor,
+    chunks: tl.tensor,
+    first_chunk: tl.tensor,
+    last_chunk: tl.tensor,
+    one: tl.tensor,
+    num_rows: tl.constexpr,
+    block_n: tl.constexpr,
+    block_c: tl.constexpr,
+    masked: tl.constexpr,
+    bits: tl.constexpr,
+    offset: tl.constexpr,
+    group: tl.constexpr,
+    has_minima: tl.constexpr,
+    has_supers: tl.constexpr,
+) -> tl.tensor:
+    """Products of ``block_n`` rows of the matrix with ``num_rows`` rows of activations, over a range of chunks.
+
+    One-dimensional tensors throughout, so that every operation has the threads where the loads have them, and nothing
+    passes through shared memory before the last sum.
+
+    :param experts_ptr: None, or numbers of matrices in a stack, whose rows lie one after the other in this order: the
+        first ``chunks`` chunks are the first one's, and so on; ``rows`` and ``cols`` are each matrix's
+    :returns: float32, output ``r * num_rows + m`` for row r of the matrix and m of the activations
+    """
+    words: tl.constexpr = 16 if bits == 8 else 8
+    groups: tl.constexpr = 64 // group
+    pairs: tl.constexpr = 32 // words // groups  # of fields, to a group
+    even_lead: tl.constexpr = 1 if bits == 8 else 16  # what even fields count less than odd ones: activations make up
+    levels: tl.constexpr = 1 << bits
+    word = tl.arange(0, block_c * words)
+    quad = tl.arange(0, block_c * words // _QUAD)
+    sums = ()
+    for _ in tl.static_range(block_n * num_rows):
+        sums = _append(sums, tl.zeros([block_c * words // _QUAD], tl.float32))
+    for start in range(first_chunk, last_chunk, block_c):
+        chunk = start + word // words
+        quad_chunk = start + quad // (words // _QUAD)
+        word_mask = chunk < last_chunk if masked else None
+        quad_mask = quad_chunk < last_chunk if masked else None
+        word_offset = start * words + word
+        matrix = 0
+        quad_matrix = 0
+        x_start = 0
+        limit = cols
+        if experts_ptr is not None:
+            slot = chunk // chunks
+            quad_slot = quad_chunk // chunks
+            chunk -= slot * chunks
+            quad_chunk -= quad_slot * chunks
+            word_offset = chunk * words + word % words
+            # What threads load at once is of one matrix, which the compiler cannot know.
+            matrix = tl.max_constancy(load_words(experts_ptr + slot, word_mask), words).to(tl.int64) * rows
+            quad_matrix = load_words(experts_ptr + quad_slot, quad_mask).to(tl.int64) * rows
+            x_start = slot * cols
+            limit = tl.where(word_mask, cols, 0) if masked else cols
+        quants = ()
+        high = ()
+        scales = ()
+        for r in tl.static_range(block_n):
+            # Past the last row, the last one again: no mask is needed, and its result is not stored.
+            row = tl.minimum(first_row + r, rows - 1).to(tl.int64)
+            offsets = (matrix + row) * (chunks * words) + word_offset
+            loaded = load_words(quants_ptr + offsets, word_mask)
+            quants = _append(quants, loaded)
+            high = _append(high, load_high(high_ptr, offsets, word_mask, loaded, bits))
+            words_of_scales = load_scales(
+                scales_ptr,
+                minima_ptr,
+                supers_ptr,
+                quad_matrix + row,
+                quad_chunk,
+                chunks,
+                quad_mask,
+                has_minima,
+                has_supers,
+            )
+            scales = _append(scales, words_of_scales)
+        for g in tl.static_range(groups):
+            xs = ()
+            leads = ()
+            totals = ()
+            for m in tl.static_range(num_rows):
+                evens = tl.zeros([block_c * words], tl.float32)
+                odds = tl.zeros([block_c * words], tl.float32)
+                for p in tl.static_range(pairs):
+                    k = chunk * 64 + words * 2 * (g * pairs + p) + word % words
+                    even = load_x(x_ptr + m * x_stride + x_start + k, k, limit, masked).to(tl.float32)
+                    odd = load_x(x_ptr + m * x_stride + x_start + k + words, k + words, limit, masked).to(tl.float32)
+                    evens += even
+                    odds += odd
+                    xs = _append(_append(xs, even * even_lead), odd)
+                # What the ones of decoded weights, and their offset, add to the sum.
+                leads = _append(leads, -(even_lead + offset / levels) * evens - (1 + offset / levels) * odds)
+                if has_minima:
+                    totals = _append(totals, _by_quads(evens + odds))
+            new = ()
+            for r in tl.static_range(block_n):
+                products = leads
+                for p in tl.static_range(pairs):
+                    even, odd = decode_pair(quants[r], high[r], one, g * pairs + p, bits)
+                    added = ()
+                    for m in tl.static_range(num_rows):
+                        product = products[m] + even * xs[2 * (m * pairs + p)]
+                        added = _append(added, product + odd * xs[2 * (m * pairs + p) + 1])
+                    products = added
+                scale = group_scale(scales[r], g, levels, has_minima, has_supers)
+                for m in tl.static_range(num_rows):
+                    total = sums[r * num_rows + m] + scale * _by_quads(products[m])
+                    if has_minima:
+                        total -= group_minimum(scales[r], g, has_supers) * totals[m]
+                    new = _append(new, total)
+            sums = new
+    outputs = ()
+    for i in tl.static_range(block_n * num_rows):
+        outputs = _append(outputs, tl.sum(sums[i], 0))
+    return outputs

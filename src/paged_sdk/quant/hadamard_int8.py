@@ -1,0 +1,86 @@
+"""Weights and activations in int8 after a rotation, by torch alone: for machines without the native kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from paged_sdk.kernels.gguf_blocks import BlockMatrix
+from paged_sdk.kernels.hadamard import hadamard_quantize
+from paged_sdk.quant.linear import Linear
+
+__all__ = ["HadamardInt8Linear"]
+
+_ROWS_AT_ONCE: Final = 1024
+_ZERO: Final = 128  # activations are unsigned: oneDNN has no fast kernel for int8 rows
+
+
+class HadamardInt8Linear(Linear):
+    """Matrices of one input with int8 weights, one scale per output, and int8 activations, one scale per row.
+
+    :param matrices: in the order of their outputs
+    :param biases: one per matrix, or None
+    """
+
+    def __init__(self, matrices: Sequence[BlockMatrix], biases: Sequence[Tensor | None]) -> None:
+        self._cols = matrices[0].shape[1]
+        self._rows = sum(matrix.shape[0] for matrix in matrices)
+        weight = torch.empty(self._rows, self._cols, dtype=torch.int8)
+        self._scales = torch.empty(self._rows)
+        first = 0
+        for matrix in matrices:
+            for blocks in torch.split(matrix.blocks, _ROWS_AT_ONCE):
+                rows = slice(first, first + len(blocks))
+                weight[rows], self._scales[rows] = hadamard_quantize(BlockMatrix(matrix.tensor_type, blocks).decoded())
+                first += len(blocks)
+        self._weight = torch.ops.onednn.qlinear_prepack(weight, None)
+        self._zero_points = torch.zeros(self._rows, dtype=torch.int64)
+        self._bias = _side_by_side(biases, [matrix.shape[0] for matrix in matrices])
+
+    @property
+    def in_features(self) -> int:
+        """Columns of the weights."""
+        return self._cols
+
+    @property
+    def out_features(self) -> int:
+        """Rows of all weights."""
+        return self._rows
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of weights and scales."""
+        return self._rows * (self._cols + self._scales.itemsize)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See :meth:`Linear.forward`."""
+        codes, scales = hadamard_quantize(x)
+        product: Tensor = torch.ops.onednn.qlinear_pointwise(
+            (codes.to(torch.int16) + _ZERO).to(torch.uint8),
+            1.0,
+            _ZERO,
+            self._weight,
+            self._scales,
+            self._zero_points,
+            None,
+            1.0,
+            0,
+            torch.float32,
+            "none",
+            [],
+            "",
+        )
+        product = product.mul_(scales[:, None])
+        return (product if self._bias is None else product.add_(self._bias)).to(x.dtype)
+
+
+def _side_by_side(biases: Sequence[Tensor | None], heights: Sequence[int]) -> Tensor | None:
+    """The biases of several matrices as one, float32, zero where a matrix has none; None: none has."""
+    if all(bias is None for bias in biases):
+        return None
+    return torch.cat(
+        [torch.zeros(rows) if bias is None else bias.float() for bias, rows in zip(biases, heights, strict=True)]
+    )

@@ -1,0 +1,60 @@
+"""Weights in the native kernels' layout, at the file's own bits per weight."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from paged_sdk.kernels.native.library import Workspace
+from paged_sdk.kernels.native.linear import NativeLinear
+from paged_sdk.kernels.native.packed import PackedWeight
+from paged_sdk.quant.linear import Linear
+
+__all__ = ["NativeBlockLinear"]
+
+
+class NativeBlockLinear(Linear):
+    """Packed matrices of one input, whose outputs lie side by side.
+
+    :param workspace: of the engine that calls
+    :param weights: in the order of their outputs
+    :param biases: one per weight, or None
+    :param many_rows: the same weights in a form that is faster for more than ``few_rows`` rows; None: there is none
+    :ivar weights: as given, for whoever fuses several layers into one call; ``biases`` and ``many_rows`` likewise
+    """
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        weights: Sequence[PackedWeight],
+        biases: Sequence[Tensor | None],
+        *,
+        many_rows: Sequence[PackedWeight] | None = None,
+        few_rows: int,
+    ) -> None:
+        self.weights = tuple(weights)
+        self.biases = tuple(biases)
+        self.many_rows = None if many_rows is None else tuple(many_rows)
+        self._few_rows = few_rows
+        self._few = NativeLinear(workspace, weights, biases=biases)
+        self._many = self._few if many_rows is None else NativeLinear(workspace, many_rows, biases=biases)
+
+    @property
+    def in_features(self) -> int:
+        """Columns of the weights."""
+        return self._few.in_features
+
+    @property
+    def out_features(self) -> int:
+        """Rows of all weights."""
+        return self._few.out_features
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of both forms."""
+        return self._few.num_bytes + (0 if self.many_rows is None else self._many.num_bytes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See :meth:`Linear.forward`; float32 or bfloat16."""
+        return self._few(x) if len(x) <= self._few_rows else self._many(x)

@@ -1,0 +1,43 @@
+"""Experts in the native kernels' layout, at the file's own bits per weight."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from paged_sdk.kernels.native.experts import NativeExperts
+from paged_sdk.kernels.native.library import Workspace
+from paged_sdk.kernels.native.packed import PackedWeight
+from paged_sdk.quant.experts import Experts
+
+__all__ = ["NativeBlockExperts"]
+
+
+class NativeBlockExperts(Experts):
+    """Stacks of packed matrices, one for each projection.
+
+    There is no second form for many rows, as :class:`~paged_sdk.quant.native_block.NativeBlockLinear` has it: experts
+    are nearly all of a model's weights, of which a token of a prompt shares each with few others.
+
+    :param workspace: of the engine that calls
+    :param gate: ``[num_experts * intermediate_size, hidden_size]``
+    :param up: likewise
+    :param down: ``[num_experts * hidden_size, intermediate_size]``
+    :ivar gate: as given, for whoever fuses several layers into one call; ``up`` and ``down`` likewise
+    """
+
+    def __init__(
+        self, workspace: Workspace, gate: PackedWeight, up: PackedWeight, down: PackedWeight, *, num_experts: int
+    ) -> None:
+        self.gate = gate
+        self.up = up
+        self.down = down
+        self._experts = NativeExperts(workspace, gate, up, down, num_experts=num_experts)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all experts."""
+        return self._experts.num_bytes
+
+    def forward(self, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
+        """See :meth:`Experts.forward`; float32 or bfloat16."""
+        return self._experts(x, topk_weights, topk_ids)

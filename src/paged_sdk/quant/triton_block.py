@@ -1,0 +1,106 @@
+"""Weights at the file's own bits per weight in a layout for GPUs, multiplied by Triton's kernels. To be imported where
+Triton is installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from paged_sdk.kernels.activation import GatedActivation
+from paged_sdk.kernels.gguf_blocks import BlockMatrix
+from paged_sdk.kernels.repack import repack
+from paged_sdk.kernels.triton.quantized_few_rows import MAX_FEW_ROWS
+from paged_sdk.kernels.triton.quantized_linear import quantized_linear, quantized_swiglu
+from paged_sdk.kernels.triton_blocks import TritonBlockMatrix, concatenate
+from paged_sdk.quant.linear import Linear
+
+__all__ = ["TritonBlockLinear"]
+
+
+class TritonBlockLinear(Linear):
+    """Matrices of one input, whose outputs lie side by side. Neighbours of one type are one launch.
+
+    :param matrices: in the order of their outputs, each of a type in
+        :data:`~paged_sdk.kernels.triton_blocks.TRITON_BLOCK_FORMATS`; one that is repacked already is shared
+    :param biases: one per matrix, of the model's dtype, or None
+    :param device: where the weights are to be
+    """
+
+    def __init__(
+        self,
+        matrices: Sequence[BlockMatrix | TritonBlockMatrix],
+        biases: Sequence[Tensor | None],
+        *,
+        device: torch.device,
+    ) -> None:
+        self._weights: list[TritonBlockMatrix] = []
+        self._biases: list[Tensor | None] = []
+        for _, pairs in groupby(zip(matrices, biases, strict=True), lambda pair: pair[0].tensor_type):
+            own_matrices, own_biases = zip(*pairs, strict=True)
+            repacked = [_repacked(matrix, device) for matrix in own_matrices]
+            self._weights.append(concatenate(repacked))
+            self._biases.append(_side_by_side(own_biases, [matrix.rows for matrix in repacked]))
+        self._gate_up = self._as_gate_and_up()
+
+    @property
+    def in_features(self) -> int:
+        """Columns of the weights."""
+        return self._weights[0].cols
+
+    @property
+    def out_features(self) -> int:
+        """Rows of all weights."""
+        return sum(weight.rows for weight in self._weights)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of weights and biases."""
+        return sum(part.num_bytes for part in self._weights) + sum(b.nbytes for b in self._biases if b is not None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See :meth:`Linear.forward`; float32, float16 or bfloat16."""
+        outputs = [quantized_linear(x, weight, bias) for weight, bias in zip(self._weights, self._biases, strict=True)]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+
+    def forward_gated(self, x: Tensor, activation: GatedActivation) -> Tensor:
+        """See :meth:`Linear.forward_gated`; of few rows in one launch."""
+        # Beyond few rows no kernel serves both matrices, unless they are of one type and so one product.
+        is_one_product = len(self._weights) == 1 and len(x) > MAX_FEW_ROWS
+        if self._gate_up is None or is_one_product:
+            return super().forward_gated(x, activation)
+        return quantized_swiglu(x, *self._gate_up, activation)
+
+    def _as_gate_and_up(self) -> tuple[TritonBlockMatrix, TritonBlockMatrix] | None:
+        """Both halves of the rows, sharing the weights' memory; None: types change within a half, or there are biases,
+        which the kernel for both does not add.
+        """
+        if any(bias is not None for bias in self._biases):
+            return None
+        match self._weights:
+            case [whole] if whole.rows % 2 == 0:
+                half = whole.rows // 2
+                return whole.at(slice(half)), whole.at(slice(half, None))
+            case [gate, up] if gate.rows == up.rows:
+                return gate, up
+            case _:
+                return None
+
+
+def _repacked(matrix: BlockMatrix | TritonBlockMatrix, device: torch.device) -> TritonBlockMatrix:
+    if isinstance(matrix, TritonBlockMatrix):
+        return matrix.to(device)
+    return repack(BlockMatrix(matrix.tensor_type, matrix.blocks.to(device)))
+
+
+def _side_by_side(biases: Sequence[Tensor | None], heights: Sequence[int]) -> Tensor | None:
+    """The biases of several matrices as one, zero where a matrix has none; None: none has."""
+    like = next((bias for bias in biases if bias is not None), None)
+    if like is None:
+        return None
+    return torch.cat(
+        [like.new_zeros(rows) if bias is None else bias for bias, rows in zip(biases, heights, strict=True)]
+    )

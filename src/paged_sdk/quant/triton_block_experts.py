@@ -1,0 +1,45 @@
+"""Experts at the file's own bits per weight in a layout for GPUs, multiplied by Triton's kernels. To be imported where
+Triton is installed.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from paged_sdk.kernels.gguf_blocks import BlockMatrix
+from paged_sdk.kernels.repack import repack
+from paged_sdk.kernels.triton.quantized_experts import quantized_experts
+from paged_sdk.quant.experts import Experts
+
+__all__ = ["TritonBlockExperts"]
+
+
+class TritonBlockExperts(Experts):
+    """Stacks of repacked matrices, one for each projection; their types may differ.
+
+    :param gate: ``[num_experts * intermediate_size, hidden_size]``, of a type in
+        :data:`~paged_sdk.kernels.triton_blocks.TRITON_BLOCK_FORMATS`
+    :param up: likewise
+    :param down: ``[num_experts * hidden_size, intermediate_size]``
+    :param device: where the weights are to be
+    """
+
+    def __init__(
+        self, gate: BlockMatrix, up: BlockMatrix, down: BlockMatrix, *, num_experts: int, device: torch.device
+    ) -> None:
+        self._gate, self._up, self._down = (
+            repack(BlockMatrix(matrix.tensor_type, matrix.blocks.to(device))) for matrix in (gate, up, down)
+        )
+        self._num_experts = num_experts
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all experts."""
+        return self._gate.num_bytes + self._up.num_bytes + self._down.num_bytes
+
+    def forward(self, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
+        """See :meth:`Experts.forward`; float32, float16 or bfloat16."""
+        return quantized_experts(
+            x, self._gate, self._up, self._down, topk_weights, topk_ids, num_experts=self._num_experts
+        )

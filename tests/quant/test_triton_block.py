@@ -1,0 +1,126 @@
+"""Repacked layers against the product with the decoded weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from native_weights import IQ4_NL, Q2_K, TYPES, random_matrix
+from paged_sdk.kernels.activation import GatedActivation
+from paged_sdk.kernels.gguf_blocks import BlockMatrix
+from paged_sdk.kernels.repack import repack
+from paged_sdk.quant.policy import LinearPolicy
+
+pytest.importorskip("triton")
+
+from paged_sdk.kernels.triton.quantized_linear import quantized_linear
+from paged_sdk.quant.triton_block import TritonBlockLinear
+
+COLS = 256
+CUDA = torch.device("cuda")
+#: Norm of the difference over the norm of the result, as for the products alone.
+TOLERANCE = {torch.float32: 3e-5, torch.bfloat16: 8e-3}
+
+
+def matrices(*tensor_types: int) -> list[BlockMatrix]:
+    generator = torch.Generator().manual_seed(0)
+    return [random_matrix(number, 3 + i, COLS, generator) for i, number in enumerate(tensor_types)]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("num_rows", [0, 1, 5])
+@pytest.mark.parametrize("tensor_types", [(8,), (12, 12, 14)], ids=str)
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_outputs_lie_side_by_side(
+    tensor_types: tuple[int, ...], num_rows: int, dtype: torch.dtype, triton_device: torch.device, *, with_bias: bool
+) -> None:
+    stored = matrices(*tensor_types)
+    generator = torch.Generator().manual_seed(1)
+    biases: list[Tensor | None] = [
+        torch.randn(len(matrix.blocks), generator=generator).to(dtype) if with_bias else None for matrix in stored
+    ]
+    biases[0] = None  # beside others that have one
+    placed = [None if bias is None else bias.to(triton_device) for bias in biases]
+    layer = TritonBlockLinear(stored, placed, device=triton_device)
+    x = torch.randn(num_rows, COLS, generator=generator).to(dtype)
+    expected = torch.cat(
+        [
+            x.double() @ matrix.decoded().double().T + (0 if bias is None else bias.double())
+            for matrix, bias in zip(stored, biases, strict=True)
+        ],
+        dim=1,
+    )
+    got = layer.forward(x.to(triton_device))
+    assert got.dtype == dtype
+    assert got.is_contiguous()
+    assert (num_rows, layer.in_features, layer.out_features) == (len(x), COLS, got.shape[1])
+    assert (got.cpu().double() - expected).norm() <= TOLERANCE[dtype] * expected.norm()
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 4, 5])
+@pytest.mark.parametrize("tensor_types", [(12,), (12, 12), (12, 14), (12, 12, 14, 14)], ids=str)
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_gate_and_up(
+    tensor_types: tuple[int, ...], num_rows: int, triton_device: torch.device, *, with_bias: bool
+) -> None:
+    """In one launch where they can be; whatever the matrices, the first half of the outputs is the gate."""
+    generator = torch.Generator().manual_seed(0)
+    stored = [random_matrix(number, 24 // len(tensor_types), COLS, generator) for number in tensor_types]
+    biases = [torch.ones(len(each.blocks), device=triton_device) if with_bias else None for each in stored]
+    layer = TritonBlockLinear(stored, biases, device=triton_device)
+    x = torch.randn(num_rows, COLS, generator=generator) * 0.01  # the interpreter's exp warns of saturated gates
+    weight = torch.cat([matrix.decoded() for matrix in stored]).double()
+    gate, up = (x.double() @ weight.T + with_bias).chunk(2, dim=1)
+    activations: dict[GatedActivation, Tensor] = {"silu": F.silu(gate), "gelu_tanh": F.gelu(gate, approximate="tanh")}
+    for activation, activated in activations.items():
+        expected = activated * up
+        got = layer.forward_gated(x.to(triton_device), activation)
+        assert got.shape == expected.shape
+        assert (got.cpu().double() - expected).norm() <= TOLERANCE[torch.float32] * expected.norm()
+
+
+def test_few_rows_of_gate_and_up_are_one_launch(triton_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = TritonBlockLinear([random_matrix(12, 4, COLS, torch.Generator())], [None], device=triton_device)
+    products: list[int] = []
+
+    def count(x: Tensor, *arguments: Any) -> Tensor:
+        products.append(len(x))
+        return quantized_linear(x, *arguments)
+
+    monkeypatch.setattr("paged_sdk.quant.triton_block.quantized_linear", count)
+    for num_rows in (1, 4, 5):
+        layer.forward_gated(torch.zeros(num_rows, COLS, device=triton_device), "silu")
+    assert products == [5]
+
+
+def test_a_repacked_matrix_is_shared(triton_device: torch.device) -> None:
+    matrix = repack(random_matrix(14, 4, COLS, torch.Generator().manual_seed(0))).to(triton_device)
+    layer = TritonBlockLinear([matrix], [None], device=triton_device)
+    x = torch.randn(1, COLS, device=triton_device)
+    before = layer.forward(x)
+    matrix.supers.zero_()  # type: ignore[union-attr]  # a Q6_K matrix has supers
+    assert before.any()
+    assert not layer.forward(x).any()
+
+
+def test_bytes_are_about_the_files(triton_device: torch.device) -> None:
+    stored = matrices(*TYPES)
+    layer = TritonBlockLinear(stored, [None] * len(stored), device=triton_device)
+    assert layer.num_bytes == pytest.approx(sum(matrix.blocks.nbytes for matrix in stored), rel=0.03)
+
+
+@pytest.mark.parametrize("tensor_types", [(Q2_K,), (12, IQ4_NL)], ids=str)
+def test_other_types_are_decoded_on_cuda(tensor_types: tuple[int, ...]) -> None:
+    policy = LinearPolicy(keep_blocks=True, device=CUDA)
+    assert policy.quantized(matrices(*tensor_types), [None] * len(tensor_types), is_head=False) is None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_devices_get_repacked_weights() -> None:
+    layer = LinearPolicy(keep_blocks=True, device=CUDA).quantized(matrices(8), [None], is_head=False)
+    assert isinstance(layer, TritonBlockLinear)
+    assert layer.forward(torch.randn(2, COLS, device=CUDA)).is_cuda
