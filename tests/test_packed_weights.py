@@ -81,7 +81,7 @@ async def test_a_dtype_that_is_left_open_keeps_the_blocks(
 async def test_a_dtype_that_is_asked_for_decodes_them(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="paged_sdk"):
         exact = await exact_logprobs(file, 30)
-    assert "Layers run one operation at a time: its weights are not packed." in caplog.text
+    assert "Layers run one operation at a time: its weights have no native kernel." in caplog.text
     # Another backend, the same decoded weights: nothing but the order of sums differs.
     async with builder(file).with_dtype("float32").without_paged_attn().build() as model:
         assert distance(await prompt_logprobs(model, 30), exact) < 1e-4
@@ -116,7 +116,7 @@ async def test_an_output_projection_of_plain_numbers(file: Path, monkeypatch: py
     monkeypatch.setattr(GgufSource, "block_matrix", block_matrix)
     async with builder(file).build() as model:
         assert 0 < distance(await prompt_logprobs(model, 30), await exact_logprobs(file, 30)) < 0.05
-    with pytest.raises(ConfigError, match=r"with_batch_invariance.* here its output projection is not quantized"):
+    with pytest.raises(ConfigError, match=r"with_batch_invariance.* here its output projection has no native kernel"):
         await builder(file).with_batch_invariance().build()
 
 

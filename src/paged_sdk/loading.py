@@ -29,7 +29,6 @@ from paged_sdk.models.key_offsets import key_offsets
 from paged_sdk.models.loading import load_model
 from paged_sdk.preparation import RequestPreparer
 from paged_sdk.progress import LoadingBar
-from paged_sdk.quant.dense import DenseLinear
 from paged_sdk.quant.policy import FEW_ROWS, LinearPolicy
 from paged_sdk.runner.device import choose_device, choose_dtype
 from paged_sdk.runner.model_runner import ModelRunner
@@ -169,8 +168,8 @@ def _fused(model: DecoderModel, backend: AttentionBackend, settings: BuildSettin
     :raises ConfigError: batch invariance was asked for, and the model is not all in packed weights
     """
     reason = why_not_fused(model, backend)
-    if settings.batch_invariance and reason is None and isinstance(model.head, DenseLinear):
-        reason = "its output projection is not quantized"
+    if settings.batch_invariance and reason is None and model.head.native_weights is None:
+        reason = "its output projection has no native kernel"
     if reason is not None:
         if settings.batch_invariance:
             raise ConfigError.of(

@@ -326,9 +326,9 @@ def test_gemmas_layers_run_one_by_one_on_packed_weights(family: str, tmp_path: P
 def test_why_layers_cannot_be_fused(llama: Checkpoint, tmp_path: Path) -> None:
     model = llama.packed()
     assert why_not_fused(model, paged(16)(model)) == "its attention is not native"
-    assert why_not_fused(llama.dense, pool(llama.dense)) == "its weights are not packed"
+    assert why_not_fused(llama.dense, pool(llama.dense)) == "its weights have no native kernel"
     rotated = llama.load(LinearPolicy(keep_blocks=True))
-    assert why_not_fused(rotated, pool(rotated)) == "its weights are not packed"
+    assert why_not_fused(rotated, pool(rotated)) == "its weights have no native kernel"
     for where in ("attention_bias", "mlp_bias"):
         overrides: dict[str, Any] = {where: True}
         biased = Checkpoint(tmp_path, "llama", **overrides).packed()
@@ -336,4 +336,4 @@ def test_why_layers_cannot_be_fused(llama: Checkpoint, tmp_path: Path) -> None:
     mixture = Checkpoint(tmp_path, "mixtral")
     mixture.source = PlainExperts(tmp_path / "tiny-mixtral.Q8_0.gguf")
     model = mixture.packed()
-    assert why_not_fused(model, pool(model)) == "its experts are not packed"
+    assert why_not_fused(model, pool(model)) == "its experts have no native kernel"

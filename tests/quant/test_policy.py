@@ -44,14 +44,13 @@ def test_a_matrix_of_plain_numbers_is_decoded_with_its_neighbours(*, native: boo
 def test_every_packable_type_has_a_form_for_few_and_one_for_many_rows(tensor_type: int) -> None:
     layer = form(LinearPolicy(keep_blocks=True, workspace=workspace()), matrices(tensor_type))
     assert isinstance(layer, NativeBlockLinear)
-    assert layer.many_rows is not None
-    assert [weight.tensor_type for weight in layer.weights] == [tensor_type]
-    assert [weight.tensor_type for weight in layer.many_rows] == [HADAMARD_INT8]
+    assert [weight.tensor_type for weight in layer.native_weights.few] == [tensor_type]
+    assert [weight.tensor_type for weight in layer.native_weights.many] == [HADAMARD_INT8]
     x = torch.randn(FEW_ROWS + 1, 256, generator=torch.Generator().manual_seed(0))
     alone = form(LinearPolicy(keep_blocks=True, workspace=workspace(), one_form=True), matrices(tensor_type))
     assert alone is not None
     assert torch.equal(layer.forward(x[1:]), alone.forward(x[1:]))
-    assert torch.equal(layer.forward(x), NativeLinear(workspace(), layer.many_rows)(x))
+    assert torch.equal(layer.forward(x), NativeLinear(workspace(), layer.native_weights.many)(x))
 
 
 @needs_library
@@ -62,7 +61,7 @@ def test_one_form_and_heads_are_packed_only() -> None:
         form(LinearPolicy(keep_blocks=True, workspace=workspace()), stored, is_head=True),
     ):
         assert isinstance(layer, NativeBlockLinear)
-        assert layer.many_rows is None
+        assert layer.native_weights.many is layer.native_weights.few
         assert layer.num_bytes == stored[0].blocks.nbytes
 
 
@@ -70,9 +69,8 @@ def test_one_form_and_heads_are_packed_only() -> None:
 def test_matrices_of_several_types_are_one_layer() -> None:
     layer = form(LinearPolicy(keep_blocks=True, workspace=workspace()), matrices(12, 12, 14))
     assert isinstance(layer, NativeBlockLinear)
-    assert [weight.tensor_type for weight in layer.weights] == [12, 12, 14]
-    assert layer.many_rows is not None
-    assert [weight.tensor_type for weight in layer.many_rows] == [HADAMARD_INT8] * 3
+    assert [weight.tensor_type for weight in layer.native_weights.few] == [12, 12, 14]
+    assert [weight.tensor_type for weight in layer.native_weights.many] == [HADAMARD_INT8] * 3
     assert layer.out_features == 48
 
 
@@ -83,8 +81,8 @@ def test_what_cannot_be_packed_has_one_form_for_all_rows(tensor_types: tuple[int
     stored = matrices(*tensor_types)
     layer = form(LinearPolicy(keep_blocks=True, workspace=workspace()), stored, is_head=is_head)
     assert isinstance(layer, NativeBlockLinear)
-    assert [weight.tensor_type for weight in layer.weights] == [HADAMARD_INT8] * len(stored)
-    assert layer.many_rows is None
+    assert [weight.tensor_type for weight in layer.native_weights.few] == [HADAMARD_INT8] * len(stored)
+    assert layer.native_weights.many is layer.native_weights.few
     x = torch.randn(FEW_ROWS + 1, 256, generator=torch.Generator().manual_seed(0))
     whole = layer.forward(x)
     expected = x @ torch.cat([matrix.decoded() for matrix in stored]).T

@@ -20,10 +20,7 @@ from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.decoder_layer import DecoderLayer
 from paged_sdk.models.gated_mlp import GatedMlp
 from paged_sdk.models.moe_mlp import MoeMlp
-from paged_sdk.quant.dense import DenseLinear
-from paged_sdk.quant.linear import Linear
-from paged_sdk.quant.native_block import NativeBlockLinear
-from paged_sdk.quant.native_block_experts import NativeBlockExperts
+from paged_sdk.quant.linear import Linear, NativeWeights
 
 __all__ = ["FusedDecoderModel", "why_not_fused"]
 
@@ -33,11 +30,11 @@ def why_not_fused(model: DecoderModel, backend: AttentionBackend) -> str | None:
     config = model.config
     if not isinstance(backend, NativePagedBackend):
         return "its attention is not native"
-    if any(not isinstance(linear, NativeBlockLinear) for layer in model.layers for linear in layer.linears):
-        return "its weights are not packed"
+    if any(linear.native_weights is None for layer in model.layers for linear in layer.linears):
+        return "its weights have no native kernel"
     mixtures = [layer.mlp for layer in model.layers if isinstance(layer.mlp, MoeMlp)]
-    if any(not isinstance(mixture.experts, NativeBlockExperts) for mixture in mixtures):
-        return "its experts are not packed"
+    if any(mixture.experts.native_weights is None for mixture in mixtures):
+        return "its experts have no native kernel"
     if config.sandwich_norms or config.norm_offset or len(set(config.ropes)) > 1:
         return f"{config.model_type} layers have more norms or rotations than the kernel"
     if config.output_bias or config.mlp_bias:
@@ -80,9 +77,9 @@ class FusedDecoderModel:
     def logits(self, hidden: Tensor) -> Tensor:
         """See :meth:`DecoderModel.logits`; the last norm is taken here, of the rows that are asked for."""
         normed = F.rms_norm(hidden, hidden.shape[-1:], self._norm, self._model.norm.eps)
-        # A dense head multiplies with its own dtype; the other forms take float32.
-        is_dense = isinstance(self._model.head, DenseLinear)
-        return self._model.logits(normed.to(self.dtype) if is_dense else normed)
+        # A head without a native kernel multiplies in the model's dtype; the native ones take float32.
+        is_native = self._model.head.native_weights is not None
+        return self._model.logits(normed if is_native else normed.to(self.dtype))
 
 
 def _native_layer(layer: DecoderLayer, backend: NativePagedBackend, index: int, *, many_rows: bool) -> NativeLayer:
@@ -94,8 +91,9 @@ def _native_layer(layer: DecoderLayer, backend: NativePagedBackend, index: int, 
         # One row for each head, all queries' alike and all keys' alike.
         query_norm, key_norm = attention.qk_norm.weight[[0, shape.num_heads]].float()
     if isinstance(mlp, MoeMlp):
-        assert isinstance(mlp.experts, NativeBlockExperts)
-        gate, up, down = mlp.experts.gate, mlp.experts.up, mlp.experts.down
+        experts = mlp.experts.native_weights
+        assert experts is not None
+        gate, up, down = experts.gate, experts.up, experts.down
         router = Router(
             weight=mlp.router.contiguous(),
             num_selected=mlp.config.num_experts_per_token,
@@ -108,7 +106,7 @@ def _native_layer(layer: DecoderLayer, backend: NativePagedBackend, index: int, 
         shape=shape,
         cache=backend.caches[index],
         qkv=_weights(attention.qkv, many_rows=many_rows),
-        qkv_biases=_packed(attention.qkv).biases,
+        qkv_biases=_native(attention.qkv).biases,
         output=output,
         router=router,
         gate=gate,
@@ -124,11 +122,12 @@ def _native_layer(layer: DecoderLayer, backend: NativePagedBackend, index: int, 
 
 
 def _weights(linear: Linear, *, many_rows: bool) -> tuple[PackedWeight, ...]:
-    """In the form for many rows, where there is one and it is asked for."""
-    packed = _packed(linear)
-    return (packed.many_rows if many_rows else None) or packed.weights
+    """The matrices of a layer in their form for many rows or for few."""
+    native = _native(linear)
+    return native.many if many_rows else native.few
 
 
-def _packed(linear: Linear) -> NativeBlockLinear:
-    assert isinstance(linear, NativeBlockLinear)
-    return linear
+def _native(linear: Linear) -> NativeWeights:
+    native = linear.native_weights
+    assert native is not None
+    return native

@@ -4,9 +4,26 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from attrs import frozen
 from torch import Tensor
 
-__all__ = ["Experts"]
+from paged_sdk.kernels.native.packed import PackedWeight
+
+__all__ = ["Experts", "NativeExpertWeights"]
+
+
+@frozen(eq=False, kw_only=True)
+class NativeExpertWeights:
+    """The matrices of all experts as the native CPU kernels multiply them.
+
+    :ivar gate: ``[num_experts * intermediate_size, hidden_size]``
+    :ivar up: likewise
+    :ivar down: ``[num_experts * hidden_size, intermediate_size]``
+    """
+
+    gate: PackedWeight
+    up: PackedWeight
+    down: PackedWeight
 
 
 class Experts(ABC):
@@ -16,6 +33,11 @@ class Experts(ABC):
     @abstractmethod
     def num_bytes(self) -> int:
         """Bytes held."""
+
+    @property
+    def native_weights(self) -> NativeExpertWeights | None:
+        """What a native call that fuses several layers multiplies by; None: this form has no native kernel."""
+        return None
 
     @abstractmethod
     def forward(self, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:

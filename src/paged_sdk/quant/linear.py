@@ -4,11 +4,27 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.kernels.activation import GatedActivation, gated_activation, gated_activation_reference
+from paged_sdk.kernels.native.packed import PackedWeight
 
-__all__ = ["Linear"]
+__all__ = ["Linear", "NativeWeights"]
+
+
+@frozen(eq=False, kw_only=True)
+class NativeWeights:
+    """The matrices of a linear layer as the native CPU kernels multiply them.
+
+    :ivar few: the matrices in the form that is faster for few rows, in the order of their outputs
+    :ivar many: the same matrices in the form that is faster for many rows; ``few`` itself where there is one form
+    :ivar biases: one per matrix, or None where a matrix has none
+    """
+
+    few: tuple[PackedWeight, ...]
+    many: tuple[PackedWeight, ...]
+    biases: tuple[Tensor | None, ...]
 
 
 class Linear(ABC):
@@ -28,6 +44,11 @@ class Linear(ABC):
     @abstractmethod
     def num_bytes(self) -> int:
         """Bytes held."""
+
+    @property
+    def native_weights(self) -> NativeWeights | None:
+        """What a native call that fuses several layers multiplies by; None: this form has no native kernel."""
+        return None
 
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor:

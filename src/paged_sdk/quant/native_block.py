@@ -9,7 +9,7 @@ from torch import Tensor
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.linear import NativeLinear
 from paged_sdk.kernels.native.packed import PackedWeight
-from paged_sdk.quant.linear import Linear
+from paged_sdk.quant.linear import Linear, NativeWeights
 
 __all__ = ["NativeBlockLinear"]
 
@@ -21,7 +21,6 @@ class NativeBlockLinear(Linear):
     :param weights: in the order of their outputs
     :param biases: one per weight, or None
     :param many_rows: the same weights in a form that is faster for more than ``few_rows`` rows; None: there is none
-    :ivar weights: as given, for whoever fuses several layers into one call; ``biases`` and ``many_rows`` likewise
     """
 
     def __init__(
@@ -33,9 +32,8 @@ class NativeBlockLinear(Linear):
         many_rows: Sequence[PackedWeight] | None = None,
         few_rows: int,
     ) -> None:
-        self.weights = tuple(weights)
-        self.biases = tuple(biases)
-        self.many_rows = None if many_rows is None else tuple(many_rows)
+        few = tuple(weights)
+        self._native = NativeWeights(few=few, many=few if many_rows is None else tuple(many_rows), biases=tuple(biases))
         self._few_rows = few_rows
         self._few = NativeLinear(workspace, weights, biases=biases)
         self._many = self._few if many_rows is None else NativeLinear(workspace, many_rows, biases=biases)
@@ -53,7 +51,12 @@ class NativeBlockLinear(Linear):
     @property
     def num_bytes(self) -> int:
         """Bytes of both forms."""
-        return self._few.num_bytes + (0 if self.many_rows is None else self._many.num_bytes)
+        return self._few.num_bytes + (0 if self._many is self._few else self._many.num_bytes)
+
+    @property
+    def native_weights(self) -> NativeWeights:
+        """See :attr:`Linear.native_weights`."""
+        return self._native
 
     def forward(self, x: Tensor) -> Tensor:
         """See :meth:`Linear.forward`; float32 or bfloat16."""

@@ -7,7 +7,7 @@ from torch import Tensor
 from paged_sdk.kernels.native.experts import NativeExperts
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.packed import PackedWeight
-from paged_sdk.quant.experts import Experts
+from paged_sdk.quant.experts import Experts, NativeExpertWeights
 
 __all__ = ["NativeBlockExperts"]
 
@@ -22,21 +22,23 @@ class NativeBlockExperts(Experts):
     :param gate: ``[num_experts * intermediate_size, hidden_size]``
     :param up: likewise
     :param down: ``[num_experts * hidden_size, intermediate_size]``
-    :ivar gate: as given, for whoever fuses several layers into one call; ``up`` and ``down`` likewise
     """
 
     def __init__(
         self, workspace: Workspace, gate: PackedWeight, up: PackedWeight, down: PackedWeight, *, num_experts: int
     ) -> None:
-        self.gate = gate
-        self.up = up
-        self.down = down
+        self._native = NativeExpertWeights(gate=gate, up=up, down=down)
         self._experts = NativeExperts(workspace, gate, up, down, num_experts=num_experts)
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all experts."""
         return self._experts.num_bytes
+
+    @property
+    def native_weights(self) -> NativeExpertWeights:
+        """See :attr:`Experts.native_weights`."""
+        return self._native
 
     def forward(self, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
         """See :meth:`Experts.forward`; float32 or bfloat16."""
