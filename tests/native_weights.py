@@ -84,6 +84,33 @@ def rotate(rows: Tensor) -> Tensor:
     return rotated.flatten(-2)
 
 
+UNIT_ROUNDOFF = 2.0**-24
+"""The largest relative error of one rounding to float32."""
+
+
+def hadamard_scales(rows: Tensor, roundings: float) -> tuple[Tensor, Tensor]:
+    """Scales of rotated int8 rows, and by how much float32 may miss them. -> float64 [num_rows] each
+
+    Of a block of n columns, an element of the rotation is the sum of n terms of either sign, over sqrt(n). If each term
+    is rounded ``roundings`` times on its way into the sum, the sum is off by at most ``roundings`` times 2**-24 times the
+    sum of the terms' magnitudes (Higham, Accuracy and Stability of Numerical Algorithms, 4.2), and so is the largest of
+    a row. What is left is relative: the square root, its reciprocal and the product with it, and the division by 127.
+    """
+    block = math.gcd(rows.shape[-1], 256)
+    largest = rotate(rows).abs().amax(-1)
+    sums = torch.unflatten(rows.double().abs(), -1, (-1, block)).sum(-1).amax(-1) / block**0.5
+    usable = largest.isfinite()  # NaN or Inf anywhere in a row
+    scales = torch.where(usable, largest / 127, torch.nan)
+    return scales, torch.where(usable, (roundings * sums + 4 * largest) / 127 * UNIT_ROUNDOFF, 0.0)
+
+
+def check_scales(scales: Tensor, rows: Tensor, roundings: float) -> None:
+    """Scales [num_rows] of rotated int8 rows, NaN where a row is not finite."""
+    expected, bound = hadamard_scales(rows, roundings)
+    assert torch.equal(scales.isnan(), expected.isnan())
+    assert ((scales.double() - expected).abs() <= bound)[~expected.isnan()].all()
+
+
 def hadamard_int8(rows: Tensor) -> Tensor:
     """What products of rotated weights make of rows: 127 codes on either side. Still rotated. -> float64"""
     rotated = rotate(rows)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from native_weights import hadamard, rotate
+from native_weights import check_scales, hadamard, rotate
 from paged_sdk.kernels.hadamard import hadamard_block, hadamard_quantize
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -40,7 +40,10 @@ def test_codes_are_the_nearest(cols: int, dtype: torch.dtype) -> None:
     assert codes.dtype == torch.int8
     exact = rotate(x)
     largest = exact.abs().amax(-1)
-    torch.testing.assert_close(scales.double(), largest / 127, rtol=2e-6, atol=0)
+    # A product with the matrix rounds its entries, and each of the block's terms up to `block` times, in an order that
+    # the processor decides: n roundings of random signs come to more than 4 sqrt(n) once in a thousand rows (Higham and
+    # Mary, 2019, https://doi.org/10.1137/18M1226312).
+    check_scales(scales, x.float(), 4 * (hadamard_block(cols) + 2) ** 0.5)
     assert ((codes.double() * scales.double()[:, None] - exact).abs() <= 0.501 * largest[:, None] / 127).all()
     assert (codes.abs().amax(-1) == 127).all()
 
