@@ -13,9 +13,9 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from paged_sdk import TextModelBuilder
-from paged_sdk.attention.backend import AttentionBackend, AttentionStep, RowSpan
-from paged_sdk.attention.context import StepContext
+from paged_sdk.attention.backend import AttentionBackend, RowSpan
 from paged_sdk.config.env import read_environment
+from paged_sdk.kernels.step import AttentionStep, StepContext
 from paged_sdk.kv.manager import KvManager
 from paged_sdk.loading import load_parts
 from paged_sdk.model import Model, ModelParts

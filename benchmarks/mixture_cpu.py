@@ -18,10 +18,10 @@ from torch import Tensor
 
 from benchmarks.gpu.random_model import SHAPES, RandomSource, Shape
 from paged_sdk.attention.backend import RowSpan
-from paged_sdk.attention.context import StepContext
 from paged_sdk.attention.native_paged import NativePagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.kernels.native.library import Workspace, load, why_not
+from paged_sdk.kernels.step import StepContext
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.fused_decoder import FusedDecoderModel
 from paged_sdk.models.loading import load_model

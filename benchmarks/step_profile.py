@@ -28,10 +28,11 @@ from benchmarks.machine import usable_cpus
 from benchmarks.models import model_path
 from benchmarks.prompts import PromptMaker
 from paged_sdk import Model, SamplingParams, TextModelBuilder
-from paged_sdk.attention.backend import AttentionBackend, AttentionStep
+from paged_sdk.attention.backend import AttentionBackend
 from paged_sdk.engine.engine import Engine
 from paged_sdk.engine.output import OutputProcessor
 from paged_sdk.kernels.rotary import Rotation
+from paged_sdk.kernels.step import AttentionStep
 from paged_sdk.layers.norm import RMSNorm
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.quant import linear

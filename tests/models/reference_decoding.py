@@ -10,12 +10,12 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from paged_sdk.attention.backend import AttentionBackend, RowSpan
-from paged_sdk.attention.context import StepContext
 from paged_sdk.attention.contiguous import ContiguousBackend
 from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.errors import CheckpointError
+from paged_sdk.kernels.step import StepContext
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.loading import load_model

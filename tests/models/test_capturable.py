@@ -23,9 +23,9 @@ from torch.utils._pytree import tree_leaves
 pytest.importorskip("triton")
 
 from paged_sdk.attention.backend import RowSpan
-from paged_sdk.attention.context import StepContext
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.attention.triton_paged import TritonPagedBackend
+from paged_sdk.kernels.step import StepContext
 from paged_sdk.layers.embedding import TritonBlockEmbedding
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.loading import load_model

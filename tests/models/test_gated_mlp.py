@@ -17,4 +17,4 @@ def test_an_mlp_activates_as_the_name_says(activation: Activation) -> None:
     x, gate_up, down = (torch.randn(*shape, generator=generator) for shape in ((4, 6), (10, 6), (6, 5)))
     mlp = GatedMlp(gate_up=DenseLinear(gate_up), down=DenseLinear(down), activation=activation)
     gate, up = (x @ gate_up.T).chunk(2, dim=-1)
-    torch.testing.assert_close(mlp.forward(x), (ACT2FN[activation.value](gate) * up) @ down.T)
+    torch.testing.assert_close(mlp.forward(x, None), (ACT2FN[activation.value](gate) * up) @ down.T)

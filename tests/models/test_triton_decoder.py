@@ -24,11 +24,11 @@ from paged_sdk import (
     TextModelBuilder,
 )
 from paged_sdk.attention.backend import RowSpan
-from paged_sdk.attention.context import StepContext
 from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.attention.triton_paged import TritonPagedBackend
 from paged_sdk.kernels.gguf_blocks import BlockMatrix
+from paged_sdk.kernels.step import StepContext
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.loading import load_model
 from paged_sdk.quant.experts import Experts

@@ -51,7 +51,7 @@ def test_the_product_of_hadamard_int8_rows(tensor_type: int, dtype: torch.dtype)
     layer = HadamardInt8Linear([matrix], [None])
     for num_rows in (1, 3, 70):
         x = torch.randn(num_rows, COLS, generator=generator).to(dtype)
-        got = layer.forward(x)
+        got = layer.forward(x, None)
         assert (got.dtype, got.shape, got.is_contiguous()) == (dtype, (num_rows, 40), True)
         assert relative(got, quantized_product(x, [matrix])) < SCHEME
 
@@ -62,8 +62,8 @@ def test_near_the_product_with_the_decoded_weights(quantization: str, cols: int)
     matrix = normal_matrix(quantization, 40, cols)
     layer = HadamardInt8Linear([matrix], [None])
     x = torch.randn(70, cols, generator=torch.Generator().manual_seed(cols))
-    assert relative(layer.forward(x), quantized_product(x, [matrix])) < SCHEME
-    assert relative(layer.forward(x), x.double() @ matrix.decoded().double().T) < QUANTIZATION
+    assert relative(layer.forward(x, None), quantized_product(x, [matrix])) < SCHEME
+    assert relative(layer.forward(x, None), x.double() @ matrix.decoded().double().T) < QUANTIZATION
 
 
 def test_matrices_of_one_input_lie_side_by_side_with_their_biases() -> None:
@@ -74,7 +74,7 @@ def test_matrices_of_one_input_lie_side_by_side_with_their_biases() -> None:
     layer = HadamardInt8Linear(matrices, biases)
     x = torch.randn(5, 256, generator=generator)
     expected = quantized_product(x, matrices) + torch.cat([bias for bias in biases if bias is not None])
-    assert relative(layer.forward(x), expected) < SCHEME
+    assert relative(layer.forward(x, None), expected) < SCHEME
     assert (layer.in_features, layer.out_features) == (256, 2531)
     assert layer.num_bytes == 2531 * (256 + 4)
 
@@ -89,7 +89,7 @@ def test_some_matrices_may_have_no_bias() -> None:
         layer = HadamardInt8Linear(matrices, biases)
         expected = quantized_product(x, matrices)
         expected[:, 20 * place : 20 * place + 20] += bias.double()
-        assert relative(layer.forward(x), expected) < SCHEME
+        assert relative(layer.forward(x, None), expected) < SCHEME
 
 
 def test_channels_that_are_far_larger_than_the_rest_cost_nothing() -> None:
@@ -104,7 +104,7 @@ def test_channels_that_are_far_larger_than_the_rest_cost_nothing() -> None:
     layer = HadamardInt8Linear([BlockMatrix(0, weight.view(torch.uint8))], [None])
     scales = x.abs().amax(-1, keepdim=True) / 127
     unrotated = (torch.round(x / scales) * scales).double() @ weight.double().T
-    assert relative(layer.forward(x), expected) < relative(unrotated, expected) / 3
+    assert relative(layer.forward(x, None), expected) < relative(unrotated, expected) / 3
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -112,9 +112,9 @@ def test_what_is_not_finite_stays_in_its_row(bad: float) -> None:
     generator = torch.Generator().manual_seed(0)
     layer = HadamardInt8Linear([random_matrix(8, 40, COLS, generator)], [None])
     x = torch.randn(5, COLS, generator=generator)
-    clean = layer.forward(x)
+    clean = layer.forward(x, None)
     x[2, 300] = bad
-    got = layer.forward(x)
+    got = layer.forward(x, None)
     assert got[2].isnan().all()
     others = torch.tensor([0, 1, 3, 4])
     assert torch.equal(got[others], clean[others])
@@ -124,4 +124,4 @@ def test_a_row_of_zeros_gives_the_bias() -> None:
     generator = torch.Generator().manual_seed(0)
     bias = torch.randn(40, generator=generator)
     layer = HadamardInt8Linear([random_matrix(8, 40, COLS, generator)], [bias])
-    assert torch.equal(layer.forward(torch.zeros(2, COLS)), bias.expand(2, -1))
+    assert torch.equal(layer.forward(torch.zeros(2, COLS), None), bias.expand(2, -1))

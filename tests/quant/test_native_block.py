@@ -51,7 +51,7 @@ def test_the_product_with_the_decoded_weights(tensor_type: int, dtype: torch.dty
     layer = packed([matrix], [None])
     for num_rows in (1, 3, 8, 70):
         x = torch.randn(num_rows, COLS, generator=generator).to(dtype)
-        got = layer.forward(x)
+        got = layer.forward(x, None)
         assert (got.dtype, got.shape, got.is_contiguous()) == (dtype, (num_rows, 40), True)
         assert relative(got, x.float() @ matrix.decoded().T) < QUANTIZATION
 
@@ -70,10 +70,10 @@ def test_matrices_of_one_input_lie_side_by_side_with_their_biases(form: Form) ->
         ],
         dim=1,
     )
-    assert relative(layer.forward(x), expected) < (QUANTIZATION if form is packed else ROTATED_QUANTIZATION)
+    assert relative(layer.forward(x, None), expected) < (QUANTIZATION if form is packed else ROTATED_QUANTIZATION)
     assert (layer.in_features, layer.out_features) == (COLS, 60)
     for first, last, matrix, bias in zip((0, 33, 40), (33, 40, 60), matrices, biases, strict=True):
-        assert torch.equal(layer.forward(x)[:, first:last], form([matrix], [bias]).forward(x))
+        assert torch.equal(layer.forward(x, None)[:, first:last], form([matrix], [bias]).forward(x, None))
 
 
 def test_the_number_of_rows_chooses_the_form() -> None:
@@ -82,10 +82,10 @@ def test_the_number_of_rows_chooses_the_form() -> None:
     bias = torch.randn(48, generator=generator)
     layer, few, many = packed([matrix], [bias], two_forms=True), packed([matrix], [bias]), rotated([matrix], [bias])
     x = torch.randn(9, COLS, generator=generator)
-    assert torch.equal(layer.forward(x[:8]), few.forward(x[:8]))
-    assert torch.equal(layer.forward(x), many.forward(x))
-    assert not torch.equal(layer.forward(x), few.forward(x))
-    assert relative(many.forward(x) - bias, (hadamard_int8(x) @ hadamard_int8(matrix.decoded()).T).float()) < 1e-3
+    assert torch.equal(layer.forward(x[:8], None), few.forward(x[:8], None))
+    assert torch.equal(layer.forward(x, None), many.forward(x, None))
+    assert not torch.equal(layer.forward(x, None), few.forward(x, None))
+    assert relative(many.forward(x, None) - bias, (hadamard_int8(x) @ hadamard_int8(matrix.decoded()).T).float()) < 1e-3
 
 
 @pytest.mark.parametrize("form", [packed, rotated])
@@ -93,9 +93,9 @@ def test_with_one_form_a_row_does_not_depend_on_its_batch(form: Form) -> None:
     generator = torch.Generator().manual_seed(0)
     layer = form([random_matrix(12, 48, COLS, generator)], [torch.randn(48, generator=generator)])
     x = torch.randn(90, COLS, generator=generator)
-    whole = layer.forward(x)
+    whole = layer.forward(x, None)
     for first, last in ((0, 1), (3, 8), (20, 85)):
-        assert torch.equal(layer.forward(x[first:last]), whole[first:last])
+        assert torch.equal(layer.forward(x[first:last], None), whole[first:last])
 
 
 def test_bytes_are_those_of_the_file_and_of_both_forms() -> None:
@@ -110,7 +110,7 @@ def test_the_result_is_the_callers_to_change() -> None:
     generator = torch.Generator().manual_seed(0)
     layer = packed([random_matrix(3, 48, COLS, generator)], [None])
     x = torch.randn(4, COLS, generator=generator)
-    first = layer.forward(x)
+    first = layer.forward(x, None)
     kept = first.clone()
     first.zero_()
-    assert torch.equal(layer.forward(x), kept)
+    assert torch.equal(layer.forward(x, None), kept)

@@ -49,8 +49,8 @@ def test_every_packable_type_has_a_form_for_few_and_one_for_many_rows(tensor_typ
     x = torch.randn(FEW_ROWS + 1, 256, generator=torch.Generator().manual_seed(0))
     alone = form(LinearPolicy(keep_blocks=True, workspace=workspace(), one_form=True), matrices(tensor_type))
     assert alone is not None
-    assert torch.equal(layer.forward(x[1:]), alone.forward(x[1:]))
-    assert torch.equal(layer.forward(x), NativeLinear(workspace(), layer.native_weights.many)(x))
+    assert torch.equal(layer.forward(x[1:], None), alone.forward(x[1:], None))
+    assert torch.equal(layer.forward(x, None), NativeLinear(workspace(), layer.native_weights.many)(x))
 
 
 @needs_library
@@ -84,10 +84,10 @@ def test_what_cannot_be_packed_has_one_form_for_all_rows(tensor_types: tuple[int
     assert [weight.tensor_type for weight in layer.native_weights.few] == [HADAMARD_INT8] * len(stored)
     assert layer.native_weights.many is layer.native_weights.few
     x = torch.randn(FEW_ROWS + 1, 256, generator=torch.Generator().manual_seed(0))
-    whole = layer.forward(x)
+    whole = layer.forward(x, None)
     expected = x @ torch.cat([matrix.decoded() for matrix in stored]).T
     assert (whole - expected).norm() < ROTATED_QUANTIZATION * expected.norm()
-    assert torch.equal(layer.forward(x[1:]), whole[1:])
+    assert torch.equal(layer.forward(x[1:], None), whole[1:])
 
 
 @every_kind_of_layer
@@ -100,7 +100,7 @@ def test_without_the_library_torch_serves_every_number_of_rows(tensor_type: int,
     for num_rows in (1, FEW_ROWS + 1):
         x = torch.randn(num_rows, 256, generator=generator)
         expected = x @ stored[0].decoded().T
-        assert (layer.forward(x) - expected).norm() < ROTATED_QUANTIZATION * expected.norm()
+        assert (layer.forward(x, None) - expected).norm() < ROTATED_QUANTIZATION * expected.norm()
 
 
 @pytest.mark.parametrize("native", [pytest.param(True, marks=needs_library), False])
@@ -111,4 +111,4 @@ def test_biases_go_with_their_matrices(*, native: bool) -> None:
     assert layer is not None
     for num_rows in (1, FEW_ROWS + 1):
         expected = torch.cat([bias for bias in biases if bias is not None]).expand(num_rows, -1)
-        assert torch.equal(layer.forward(torch.zeros(num_rows, 256)), expected)
+        assert torch.equal(layer.forward(torch.zeros(num_rows, 256), None), expected)

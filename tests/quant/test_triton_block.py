@@ -54,7 +54,7 @@ def test_outputs_lie_side_by_side(
         ],
         dim=1,
     )
-    got = layer.forward(x.to(triton_device))
+    got = layer.forward(x.to(triton_device), None)
     assert got.dtype == dtype
     assert got.is_contiguous()
     assert (num_rows, layer.in_features, layer.out_features) == (len(x), COLS, got.shape[1])
@@ -78,7 +78,7 @@ def test_gate_and_up(
     activations: dict[GatedActivation, Tensor] = {"silu": F.silu(gate), "gelu_tanh": F.gelu(gate, approximate="tanh")}
     for activation, activated in activations.items():
         expected = activated * up
-        got = layer.forward_gated(x.to(triton_device), activation)
+        got = layer.forward_gated(x.to(triton_device), activation, None)
         assert got.shape == expected.shape
         assert (got.cpu().double() - expected).norm() <= TOLERANCE[torch.float32] * expected.norm()
 
@@ -93,7 +93,7 @@ def test_few_rows_of_gate_and_up_are_one_launch(triton_device: torch.device, mon
 
     monkeypatch.setattr("paged_sdk.quant.triton_block.quantized_linear", count)
     for num_rows in (1, 4, 5):
-        layer.forward_gated(torch.zeros(num_rows, COLS, device=triton_device), "silu")
+        layer.forward_gated(torch.zeros(num_rows, COLS, device=triton_device), "silu", None)
     assert products == [5]
 
 
@@ -101,10 +101,10 @@ def test_a_repacked_matrix_is_shared(triton_device: torch.device) -> None:
     matrix = repack(random_matrix(14, 4, COLS, torch.Generator().manual_seed(0))).to(triton_device)
     layer = TritonBlockLinear([matrix], [None], device=triton_device)
     x = torch.randn(1, COLS, device=triton_device)
-    before = layer.forward(x)
+    before = layer.forward(x, None)
     matrix.supers.zero_()  # type: ignore[union-attr]  # a Q6_K matrix has supers
     assert before.any()
-    assert not layer.forward(x).any()
+    assert not layer.forward(x, None).any()
 
 
 def test_bytes_are_about_the_files(triton_device: torch.device) -> None:
@@ -123,4 +123,4 @@ def test_other_types_are_decoded_on_cuda(tensor_types: tuple[int, ...]) -> None:
 def test_cuda_devices_get_repacked_weights() -> None:
     layer = LinearPolicy(keep_blocks=True, device=CUDA).quantized(matrices(8), [None], is_head=False)
     assert isinstance(layer, TritonBlockLinear)
-    assert layer.forward(torch.randn(2, COLS, device=CUDA)).is_cuda
+    assert layer.forward(torch.randn(2, COLS, device=CUDA), None).is_cuda

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from paged_sdk import BlockingModel, OutOfMemoryError, TextModelBuilder
-from paged_sdk.attention.backend import AttentionBackend, AttentionStep, RowSpan
-from paged_sdk.attention.context import StepContext
+from paged_sdk.attention.backend import AttentionBackend, RowSpan
 from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig, RopeConfig
+from paged_sdk.kernels.step import AttentionStep, StepContext
 from paged_sdk.runner.activations import activation_bytes, cuda_peak_bytes
 
 CPU = torch.device("cpu")

@@ -6,11 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 
 from attrs import frozen
-from torch import Tensor
 
-from paged_sdk.kernels.rotary import Rotation
+from paged_sdk.kernels.step import AttentionStep
 
-__all__ = ["AttentionBackend", "AttentionStep", "RowSpan"]
+__all__ = ["AttentionBackend", "RowSpan"]
 
 
 @frozen
@@ -30,29 +29,6 @@ class RowSpan:
     def end(self) -> int:
         """Tokens in the cache after the step."""
         return self.start + self.num_new_tokens
-
-
-class AttentionStep(ABC):
-    """Attention of all layers in one step: the indices are made once, each layer uses them."""
-
-    @abstractmethod
-    def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Write the new keys and values to the cache, then attend.
-
-        :param query: ``[num_tokens, num_heads, head_dim]``, the tokens of all rows in the order of the rows
-        :param key: ``[num_tokens, num_kv_heads, head_dim]``, position already applied; ``value`` likewise
-        :returns: ``[num_tokens, num_heads, head_dim]``, contiguous
-        """
-
-    def rotate_and_forward(self, layer: int, query_key: Tensor, value: Tensor, rotation: Rotation) -> Tensor:
-        """:meth:`forward` of queries and keys to which their positions are yet to be applied.
-
-        :param query_key: ``[num_tokens, num_heads + num_kv_heads, head_dim]``, changed in place
-        :param rotation: of the tokens' positions
-        """
-        rotation.rotate_(query_key)
-        num_heads = query_key.shape[1] - value.shape[1]
-        return self.forward(layer, query_key[:, :num_heads], query_key[:, num_heads:], value)
 
 
 class AttentionBackend(ABC):

@@ -8,9 +8,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from paged_sdk.attention.backend import AttentionBackend, AttentionStep, RowSpan
+from paged_sdk.attention.backend import AttentionBackend, RowSpan
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.kernels.attention import decode_attention, prefill_attention
+from paged_sdk.kernels.step import AttentionStep
 
 __all__ = ["ContiguousBackend"]
 

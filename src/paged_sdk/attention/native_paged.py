@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from paged_sdk.attention.backend import AttentionStep, RowSpan
+from paged_sdk.attention.backend import RowSpan
 from paged_sdk.attention.paged import PagedBackend, new_positions
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig
@@ -20,6 +20,7 @@ from paged_sdk.kernels.native.paged_attention import (
     VarlenBatch,
     native_paged_attention,
 )
+from paged_sdk.kernels.step import AttentionStep
 
 __all__ = ["NativePagedBackend", "NativePagedStep", "why_not_native"]
 

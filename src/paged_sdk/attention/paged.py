@@ -11,13 +11,14 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from paged_sdk.attention.backend import AttentionBackend, AttentionStep, RowSpan
+from paged_sdk.attention.backend import AttentionBackend, RowSpan
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.errors import OutOfMemoryError
 from paged_sdk.kernels.key_offsets import KEY_SPAN, check_key_offsets, subtract_key_offsets
 from paged_sdk.kernels.kv_cache import copy_block, write_slots
 from paged_sdk.kernels.paged_attention import paged_decode_attention, paged_prefill_attention
+from paged_sdk.kernels.step import AttentionStep
 
 __all__ = ["PagedBackend", "new_positions"]
 

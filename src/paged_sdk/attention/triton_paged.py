@@ -11,7 +11,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from paged_sdk.attention.backend import AttentionStep, RowSpan
+from paged_sdk.attention.backend import RowSpan
 from paged_sdk.attention.block_tables import BlockTables
 from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
@@ -20,6 +20,7 @@ from paged_sdk.kernels.flash_prefill import PrefillRows
 from paged_sdk.kernels.key_offsets import subtract_key_offsets
 from paged_sdk.kernels.prefill_choice import PagedPrefill, PrefillShape, faster_for_prefill
 from paged_sdk.kernels.rotary import Rotation
+from paged_sdk.kernels.step import AttentionStep
 from paged_sdk.kernels.transfer import to_device
 from paged_sdk.kernels.triton.kv_cache import copy_blocks, reshape_and_cache
 from paged_sdk.kernels.triton.paged_attention import paged_attention

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from paged_sdk.attention.context import StepContext
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.kernels.rotary import Rotation
+from paged_sdk.kernels.step import StepContext
 from paged_sdk.layers.norm import RMSNorm
 from paged_sdk.models.family import TensorNames
 from paged_sdk.models.weight_loader import WeightLoader
@@ -39,11 +39,12 @@ class AttentionBlock:
         :param x: ``[num_tokens, hidden_size]``
         :param rotation: of the tokens' positions
         """
-        heads = torch.unflatten(self.qkv.forward(x), -1, (-1, self._head_dim))
+        heads = torch.unflatten(self.qkv.forward(x, ctx), -1, (-1, self._head_dim))
         query_key, value = heads[:, : self._num_qk_heads], heads[:, self._num_qk_heads :]
         if self.qk_norm is not None:
             query_key = self.qk_norm.forward(query_key)
-        return self.output.forward(ctx.attention.rotate_and_forward(self._layer, query_key, value, rotation).flatten(1))
+        attended = ctx.attention.rotate_and_forward(self._layer, query_key, value, rotation)
+        return self.output.forward(attended.flatten(1), ctx)
 
 
 def load_attention_block(

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from paged_sdk.attention.context import StepContext
+from paged_sdk.kernels.step import StepContext
 
 __all__ = ["CausalModel"]
 

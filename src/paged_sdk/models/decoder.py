@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from paged_sdk.attention.context import StepContext
 from paged_sdk.config.decoder import DecoderConfig, RopeConfig
+from paged_sdk.kernels.step import StepContext
 from paged_sdk.layers.embedding import Embedding
 from paged_sdk.layers.norm import RMSNorm
 from paged_sdk.layers.rotary import RotaryEmbedding
@@ -68,6 +68,6 @@ class DecoderModel:
         :param hidden: some rows of :meth:`forward`'s result, ``[num_rows, hidden_size]``
         :returns: ``[num_rows, vocab_size]`` float32, the caller's to change
         """
-        logits = self.head.forward(hidden).float()
+        logits = self.head.forward(hidden, None).float()
         cap = self.config.logit_softcap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)

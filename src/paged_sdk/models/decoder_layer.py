@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from paged_sdk.attention.context import StepContext
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.kernels.rotary import Rotation
+from paged_sdk.kernels.step import StepContext
 from paged_sdk.layers.norm import RMSNorm
 from paged_sdk.models.attention_block import AttentionBlock, load_attention_block
 from paged_sdk.models.family import TensorNames
@@ -64,7 +64,7 @@ class DecoderLayer:
         if self._attention_output_norm is not None:
             attended = self._attention_output_norm.forward(attended)
         normed, residual = self.mlp_norm.add_and_forward(attended, residual)
-        transformed = self.mlp.forward(normed)
+        transformed = self.mlp.forward(normed, ctx)
         if self._mlp_output_norm is not None:
             transformed = self._mlp_output_norm.forward(transformed)
         return next_norm.add_and_forward(transformed, residual)

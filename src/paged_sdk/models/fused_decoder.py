@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paged_sdk.attention.backend import AttentionBackend
-from paged_sdk.attention.context import StepContext
 from paged_sdk.attention.native_paged import NativePagedBackend, NativePagedStep
 from paged_sdk.config.decoder import Activation, DecoderConfig
 from paged_sdk.kernels.native.decoder import DecoderLayer as NativeLayer
 from paged_sdk.kernels.native.decoder import NativeDecoder, Router
 from paged_sdk.kernels.native.packed import PackedWeight
+from paged_sdk.kernels.step import StepContext
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.decoder_layer import DecoderLayer
 from paged_sdk.models.gated_mlp import GatedMlp

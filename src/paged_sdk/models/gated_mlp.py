@@ -6,6 +6,7 @@ from torch import Tensor
 
 from paged_sdk.config.decoder import Activation, DecoderConfig
 from paged_sdk.kernels.activation import GatedActivation
+from paged_sdk.kernels.step import StepContext
 from paged_sdk.models.family import TensorNames
 from paged_sdk.models.weight_loader import WeightLoader
 from paged_sdk.quant.linear import Linear
@@ -25,9 +26,9 @@ class GatedMlp:
         self.activation = activation
         self._kernel: GatedActivation = "silu" if activation is Activation.SILU else "gelu_tanh"
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply to ``[num_tokens, hidden_size]``."""
-        return self.down.forward(self.gate_up.forward_gated(x, self._kernel))
+    def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
+        """Apply to ``[num_tokens, hidden_size]``, the tokens of a step."""
+        return self.down.forward(self.gate_up.forward_gated(x, self._kernel, ctx), ctx)
 
 
 def load_gated_mlp(loader: WeightLoader, config: DecoderConfig, names: TensorNames, prefix: str) -> GatedMlp:

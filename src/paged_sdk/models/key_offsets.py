@@ -37,7 +37,7 @@ def key_offsets(model: DecoderModel, max_model_len: int) -> tuple[Tensor, ...]:
 
 def _bias(linear: Linear, model: DecoderModel) -> Tensor:
     """``[out_features]`` float32, whatever the form of the weight: what comes of nothing."""
-    return linear.forward(torch.zeros(1, linear.in_features, dtype=model.dtype, device=model.device))[0].float()
+    return linear.forward(torch.zeros(1, linear.in_features, dtype=model.dtype, device=model.device), None)[0].float()
 
 
 def _mean_rotation(rope: RotaryEmbedding, num_spans: int, device: torch.device) -> Rotation:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from paged_sdk.config.decoder import DecoderConfig, MoeConfig
 from paged_sdk.kernels.fused_moe import route
+from paged_sdk.kernels.step import StepContext
 from paged_sdk.models.family import ExpertNames, TensorNames
 from paged_sdk.models.weight_loader import WeightLoader
 from paged_sdk.quant.experts import Experts
@@ -25,8 +26,8 @@ class MoeMlp:
         self.router = router
         self.experts = experts
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply to ``[num_tokens, hidden_size]``."""
+    def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
+        """Apply to ``[num_tokens, hidden_size]``, the tokens of a step."""
         logits = F.linear(x, self.router)
         weights, ids = route(logits, self.config.num_experts_per_token, renormalize=self.config.renormalize)
         return self.experts.forward(x, weights, ids)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from paged_sdk.kernels.step import StepContext
 from paged_sdk.quant.linear import Linear
 
 __all__ = ["DenseLinear"]
@@ -36,6 +37,6 @@ class DenseLinear(Linear):
         """Bytes of weight and bias."""
         return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
         """See :meth:`Linear.forward`."""
         return F.linear(x, self.weight, self.bias)

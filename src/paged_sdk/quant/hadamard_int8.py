@@ -10,6 +10,7 @@ from torch import Tensor
 
 from paged_sdk.kernels.gguf_blocks import BlockMatrix
 from paged_sdk.kernels.hadamard import hadamard_quantize
+from paged_sdk.kernels.step import StepContext
 from paged_sdk.quant.linear import Linear
 
 __all__ = ["HadamardInt8Linear"]
@@ -55,7 +56,7 @@ class HadamardInt8Linear(Linear):
         """Bytes of weights and scales."""
         return self._rows * (self._cols + self._scales.itemsize)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
         """See :meth:`Linear.forward`."""
         codes, scales = hadamard_quantize(x)
         product: Tensor = torch.ops.onednn.qlinear_pointwise(

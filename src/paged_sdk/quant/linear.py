@@ -9,6 +9,7 @@ from torch import Tensor
 
 from paged_sdk.kernels.activation import GatedActivation, gated_activation, gated_activation_reference
 from paged_sdk.kernels.native.packed import PackedWeight
+from paged_sdk.kernels.step import StepContext
 
 __all__ = ["Linear", "NativeWeights"]
 
@@ -51,20 +52,22 @@ class Linear(ABC):
         return None
 
     @abstractmethod
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
         """Apply to rows.
 
         :param x: ``[num_rows, in_features]`` of the model's dtype
+        :param ctx: the step that the rows belong to; None: they are no step's tokens, such as the rows that are chosen
+            for the output projection
         :returns: ``[num_rows, out_features]`` of the same dtype, contiguous, the caller's to change
         """
 
-    def forward_gated(self, x: Tensor, activation: GatedActivation) -> Tensor:
+    def forward_gated(self, x: Tensor, activation: GatedActivation, ctx: StepContext | None) -> Tensor:
         """``activation(gate) * up`` of a layer whose outputs are the gate's, then as many of up (Shazeer, 2020, arXiv
         2002.05202).
 
-        :param x: as of :meth:`forward`
+        :param x: as of :meth:`forward`; ``ctx`` likewise
         :returns: ``[num_rows, out_features / 2]`` of the same dtype
         """
-        gate_up = self.forward(x)
+        gate_up = self.forward(x, ctx)
         activate = gated_activation if gate_up.is_cuda else gated_activation_reference
         return activate(gate_up, activation)

@@ -9,6 +9,7 @@ from torch import Tensor
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.linear import NativeLinear
 from paged_sdk.kernels.native.packed import PackedWeight
+from paged_sdk.kernels.step import StepContext
 from paged_sdk.quant.linear import Linear, NativeWeights
 
 __all__ = ["NativeBlockLinear"]
@@ -58,6 +59,6 @@ class NativeBlockLinear(Linear):
         """See :attr:`Linear.native_weights`."""
         return self._native
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
         """See :meth:`Linear.forward`; float32 or bfloat16."""
         return self._few(x) if len(x) <= self._few_rows else self._many(x)

@@ -13,6 +13,7 @@ from torch import Tensor
 from paged_sdk.kernels.activation import GatedActivation
 from paged_sdk.kernels.gguf_blocks import BlockMatrix
 from paged_sdk.kernels.repack import repack
+from paged_sdk.kernels.step import StepContext
 from paged_sdk.kernels.triton.quantized_few_rows import MAX_FEW_ROWS
 from paged_sdk.kernels.triton.quantized_linear import quantized_linear, quantized_swiglu
 from paged_sdk.kernels.triton_blocks import TritonBlockMatrix, concatenate
@@ -61,17 +62,17 @@ class TritonBlockLinear(Linear):
         """Bytes of weights and biases."""
         return sum(part.num_bytes for part in self._weights) + sum(b.nbytes for b in self._biases if b is not None)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
         """See :meth:`Linear.forward`; float32, float16 or bfloat16."""
         outputs = [quantized_linear(x, weight, bias) for weight, bias in zip(self._weights, self._biases, strict=True)]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
-    def forward_gated(self, x: Tensor, activation: GatedActivation) -> Tensor:
+    def forward_gated(self, x: Tensor, activation: GatedActivation, ctx: StepContext | None) -> Tensor:
         """See :meth:`Linear.forward_gated`; of few rows in one launch."""
         # Beyond few rows no kernel serves both matrices, unless they are of one type and so one product.
         is_one_product = len(self._weights) == 1 and len(x) > MAX_FEW_ROWS
         if self._gate_up is None or is_one_product:
-            return super().forward_gated(x, activation)
+            return super().forward_gated(x, activation, ctx)
         return quantized_swiglu(x, *self._gate_up, activation)
 
     def _as_gate_and_up(self) -> tuple[TritonBlockMatrix, TritonBlockMatrix] | None:

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import torch
 
 from paged_sdk.attention.backend import AttentionBackend, RowSpan
-from paged_sdk.attention.context import StepContext
+from paged_sdk.kernels.step import StepContext
 from paged_sdk.models.causal_model import CausalModel
 
 __all__ = ["PeakBytes", "activation_bytes", "cuda_peak_bytes"]

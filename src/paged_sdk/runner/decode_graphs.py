@@ -12,8 +12,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from paged_sdk.attention.backend import AttentionStep
-from paged_sdk.attention.context import StepContext
+from paged_sdk.kernels.step import AttentionStep, StepContext
 from paged_sdk.models.causal_model import CausalModel
 
 __all__ = ["DecodeBackend", "DecodeGraphs", "Record", "batch_sizes", "context_bounds"]

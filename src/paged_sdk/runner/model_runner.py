@@ -10,8 +10,8 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.attention.backend import AttentionBackend
-from paged_sdk.attention.context import StepContext
 from paged_sdk.errors import ModelClosedError
+from paged_sdk.kernels.step import StepContext
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.runner.candidates import select_rows
 from paged_sdk.runner.device_decoding import DeviceDecoding

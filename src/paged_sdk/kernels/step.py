@@ -1,0 +1,48 @@
+"""What travels through a model with the tokens of one step.
+
+It stands below ``attention/``, which makes the steps, and below ``quant/``, whose layers are handed them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from attrs import frozen
+from torch import Tensor
+
+from paged_sdk.kernels.rotary import Rotation
+
+__all__ = ["AttentionStep", "StepContext"]
+
+
+class AttentionStep(ABC):
+    """Attention of all layers in one step: the indices are made once, each layer uses them."""
+
+    @abstractmethod
+    def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Write the new keys and values to the cache, then attend.
+
+        :param query: ``[num_tokens, num_heads, head_dim]``, the tokens of all rows in the order of the rows
+        :param key: ``[num_tokens, num_kv_heads, head_dim]``, position already applied; ``value`` likewise
+        :returns: ``[num_tokens, num_heads, head_dim]``, contiguous
+        """
+
+    def rotate_and_forward(self, layer: int, query_key: Tensor, value: Tensor, rotation: Rotation) -> Tensor:
+        """:meth:`forward` of queries and keys to which their positions are yet to be applied.
+
+        :param query_key: ``[num_tokens, num_heads + num_kv_heads, head_dim]``, changed in place
+        :param rotation: of the tokens' positions
+        """
+        rotation.rotate_(query_key)
+        num_heads = query_key.shape[1] - value.shape[1]
+        return self.forward(layer, query_key[:, :num_heads], query_key[:, num_heads:], value)
+
+
+@frozen(kw_only=True)
+class StepContext:
+    """The data of one step, passed as an argument so that two models can live in one process.
+
+    :ivar attention: computes attention for this step's rows
+    """
+
+    attention: AttentionStep
