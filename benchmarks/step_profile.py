@@ -40,10 +40,10 @@ from paged_sdk.quant.experts import Experts
 from paged_sdk.quant.linear import Linear
 from paged_sdk.runner import model_runner
 from paged_sdk.runner.decode_graphs import DecodeGraphs
-from paged_sdk.runner.device_sampler import DeviceSampler
 from paged_sdk.runner.model_runner import ModelRunner
 from paged_sdk.runner.sampled_step import SampledStep
-from paged_sdk.runner.sampler import Sampler
+from paged_sdk.sampling.device_sampler import DeviceSampler
+from paged_sdk.sampling.sampler import Sampler
 from paged_sdk.scheduler.scheduler import Scheduler
 from paged_sdk.worker.worker import Worker
 

@@ -22,8 +22,8 @@ PACKAGE: Final = "paged_sdk"
 SOURCE: Final = Path(__file__).parents[1] / "src" / PACKAGE
 
 
-# The one import within a floor: a request holds its SamplingParams.
-REQUESTS_CARRY_SETTINGS: Final = ("types", "config")
+# Imports within a floor: a request holds its SamplingParams, and a runner samples.
+WITHIN_A_FLOOR: Final = frozenset({("types", "config"), ("runner", "sampling")})
 
 
 class Pillar(Enum):
@@ -46,7 +46,7 @@ class Unit:
 
     def may_import(self, other: Unit) -> bool:
         """Itself, or a floor below; never the other pillar."""
-        if self == other or (self.name, other.name) == REQUESTS_CARRY_SETTINGS:
+        if self == other or (self.name, other.name) in WITHIN_A_FLOOR:
             return True
         crosses = self.pillar is not None and other.pillar is not None and self.pillar is not other.pillar
         return other.floor < self.floor and not crosses
@@ -68,6 +68,7 @@ def _units() -> Mapping[str, Unit]:
         "weights": Unit("weights", 2, Pillar.TENSOR),
         "scheduler": Unit("scheduler", 3, Pillar.PURE),
         "models": Unit("models", 3, Pillar.TENSOR),
+        "sampling": Unit("sampling", 4),
         "runner": Unit("runner", 4),
         "engine": Unit("engine", 5),
         "worker": Unit("worker", 6),
@@ -296,6 +297,8 @@ def test_pillars_do_not_meet_below_the_runner() -> None:
     assert not kv.may_import(UNITS["chat"])
     assert runner.may_import(kv)
     assert runner.may_import(models)
+    assert runner.may_import(UNITS["sampling"])
+    assert not UNITS["sampling"].may_import(runner)
 
 
 @pytest.mark.parametrize(

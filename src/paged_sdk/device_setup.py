@@ -24,9 +24,9 @@ from paged_sdk.runner.cuda_graph import CudaGraphRecorder
 from paged_sdk.runner.decode_graphs import DecodeBackend, DecodeGraphs, batch_sizes, context_bounds
 from paged_sdk.runner.device import device_memory
 from paged_sdk.runner.device_decoding import DeviceDecoding
-from paged_sdk.runner.device_penalties import DevicePenalties
-from paged_sdk.runner.device_sampler import DeviceSampler
 from paged_sdk.runner.overlap import OverlapTokens
+from paged_sdk.sampling.device_penalties import DevicePenalties
+from paged_sdk.sampling.device_sampler import DeviceSampler
 
 __all__ = ["activations_of", "alone_on", "make_device_decoding", "prepare_thread", "weights_must_fit"]
 

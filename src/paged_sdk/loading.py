@@ -32,7 +32,7 @@ from paged_sdk.progress import LoadingBar
 from paged_sdk.quant.policy import FEW_ROWS, LinearPolicy
 from paged_sdk.runner.device import choose_device, choose_dtype
 from paged_sdk.runner.model_runner import ModelRunner
-from paged_sdk.runner.sampler import Sampler
+from paged_sdk.sampling.sampler import Sampler
 from paged_sdk.scheduler.scheduler import Scheduler
 from paged_sdk.sizing import resolve_engine_config, resolve_max_model_len, size_pool
 from paged_sdk.weights.checkpoint import Checkpoint, open_checkpoint

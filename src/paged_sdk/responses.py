@@ -9,7 +9,7 @@ from attrs import define, frozen
 
 from paged_sdk.chat.output_text import OutputText
 from paged_sdk.chat.tokenizer import Tokenizer
-from paged_sdk.runner.output import RawLogprobs
+from paged_sdk.sampling.raw_logprobs import RawLogprobs
 from paged_sdk.types.response import (
     ChatCompletionChunkResponse,
     ChatCompletionResponse,

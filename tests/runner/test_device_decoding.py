@@ -37,12 +37,12 @@ from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.runner.decode_graphs import DecodeGraphs, batch_sizes, context_bounds
 from paged_sdk.runner.device_decoding import DeviceDecoding
-from paged_sdk.runner.device_penalties import DevicePenalties
-from paged_sdk.runner.device_sampler import DeviceSampler
 from paged_sdk.runner.model_runner import ModelRunner
 from paged_sdk.runner.output import PendingStep, RunnerOutput
 from paged_sdk.runner.overlap import OverlapTokens
 from paged_sdk.runner.sampled_step import Drawn, SampledStep
+from paged_sdk.sampling.device_penalties import DevicePenalties
+from paged_sdk.sampling.device_sampler import DeviceSampler
 from paged_sdk.scheduler.output import SchedulerOutput
 
 CPU: Final = torch.device("cpu")

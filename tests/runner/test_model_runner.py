@@ -23,8 +23,8 @@ from paged_sdk.kv.paged import KvCacheManager
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.loading import load_model
 from paged_sdk.runner.model_runner import ModelRunner
-from paged_sdk.runner.output import RawLogprobs
-from paged_sdk.runner.sampler import Sampler
+from paged_sdk.sampling.raw_logprobs import RawLogprobs
+from paged_sdk.sampling.sampler import Sampler
 from paged_sdk.scheduler import sequence as sequences
 from paged_sdk.scheduler.output import SchedulerOutput
 from paged_sdk.scheduler.scheduler import Scheduler

@@ -14,7 +14,8 @@ from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.errors import ConfigError, ModelClosedError
 from paged_sdk.kv.paged import KvCacheManager
-from paged_sdk.runner.output import RawLogprobs, Runner, RunnerOutput
+from paged_sdk.runner.output import Runner, RunnerOutput
+from paged_sdk.sampling.raw_logprobs import RawLogprobs
 from paged_sdk.scheduler.scheduler import Scheduler
 from paged_sdk.scheduler.sequence import Sequence
 from paged_sdk.testing.fake_runner import FakeRunner

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from attrs import frozen
 
-from paged_sdk.runner.output import RawLogprobs
+from paged_sdk.sampling.raw_logprobs import RawLogprobs
 from paged_sdk.types.response import FinishReason, Usage
 
 __all__ = ["Listener", "Outbox", "RequestEvent"]

@@ -8,7 +8,8 @@ from paged_sdk.chat.tokenizer import Tokenizer
 from paged_sdk.engine.events import Listener, Outbox, RequestEvent
 from paged_sdk.engine.request import EngineRequest
 from paged_sdk.engine.request_state import ChoiceState, RequestState
-from paged_sdk.runner.output import RawLogprobs, RunnerOutput
+from paged_sdk.runner.output import RunnerOutput
+from paged_sdk.sampling.raw_logprobs import RawLogprobs
 from paged_sdk.scheduler.output import NewTokens, SchedulerOutput
 from paged_sdk.scheduler.sequence import Sequence
 from paged_sdk.types.response import FinishReason

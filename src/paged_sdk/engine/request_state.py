@@ -6,7 +6,7 @@ from paged_sdk.chat.output_text import OutputText
 from paged_sdk.chat.tokenizer import Tokenizer
 from paged_sdk.engine.events import Listener, Outbox
 from paged_sdk.engine.request import EngineRequest
-from paged_sdk.runner.output import RawLogprobs
+from paged_sdk.sampling.raw_logprobs import RawLogprobs
 from paged_sdk.scheduler.sequence import Sequence
 from paged_sdk.types.response import FinishReason, PromptTokensDetails, Usage
 

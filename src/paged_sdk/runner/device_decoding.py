@@ -10,11 +10,11 @@ from torch import Tensor
 from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.runner.decode_graphs import DecodeGraphs
-from paged_sdk.runner.device_logprobs import LogprobRows
-from paged_sdk.runner.device_penalties import DevicePenalties, StepPenalties
-from paged_sdk.runner.device_sampler import DeviceRow, DeviceSampler
 from paged_sdk.runner.overlap import OverlapTokens
 from paged_sdk.runner.sampled_step import Drawn
+from paged_sdk.sampling.device_logprobs import LogprobRows
+from paged_sdk.sampling.device_penalties import DevicePenalties, StepPenalties
+from paged_sdk.sampling.device_sampler import DeviceRow, DeviceSampler
 from paged_sdk.scheduler.output import ScheduledSequence
 from paged_sdk.scheduler.sequence import Sequence as TokenSequence
 

@@ -13,12 +13,13 @@ from paged_sdk.attention.backend import AttentionBackend
 from paged_sdk.errors import ModelClosedError
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.models.causal_model import CausalModel
-from paged_sdk.runner.candidates import select_rows
 from paged_sdk.runner.device_decoding import DeviceDecoding
 from paged_sdk.runner.input_batch import make_input_batch
-from paged_sdk.runner.output import FinishedStep, PendingStep, RawLogprobs, RunnerOutput
+from paged_sdk.runner.output import FinishedStep, PendingStep, RunnerOutput
 from paged_sdk.runner.sampled_step import NOT_FINITE, Drawn, SampledStep
-from paged_sdk.runner.sampler import Sampler, SampleRow
+from paged_sdk.sampling.candidates import select_rows
+from paged_sdk.sampling.raw_logprobs import RawLogprobs
+from paged_sdk.sampling.sampler import Sampler, SampleRow
 from paged_sdk.scheduler.output import ScheduledSequence, SchedulerOutput
 
 __all__ = ["ModelRunner"]

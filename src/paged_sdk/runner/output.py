@@ -6,22 +6,10 @@ from typing import Protocol
 
 from attrs import field, frozen
 
+from paged_sdk.sampling.raw_logprobs import RawLogprobs
 from paged_sdk.scheduler.output import SchedulerOutput
 
-__all__ = ["FinishedStep", "PendingStep", "RawLogprobs", "Runner", "RunnerOutput"]
-
-
-@frozen
-class RawLogprobs:
-    """Logprobs (natural logarithm) at one position.
-
-    :ivar token_id: the token chosen there, or the prompt's own
-    :ivar top: the likeliest tokens and their logprobs, likeliest first
-    """
-
-    token_id: int
-    logprob: float
-    top: tuple[tuple[int, float], ...]
+__all__ = ["FinishedStep", "PendingStep", "Runner", "RunnerOutput"]
 
 
 @frozen(eq=False)

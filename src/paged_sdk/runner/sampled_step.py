@@ -9,8 +9,8 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.kernels.transfer import HostCopies
-from paged_sdk.runner.device_logprobs import LogprobRows, LogprobTensors
 from paged_sdk.runner.output import RunnerOutput
+from paged_sdk.sampling.device_logprobs import LogprobRows, LogprobTensors
 
 __all__ = ["NOT_FINITE", "Drawn", "SampledStep"]
 

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from paged_sdk.errors import ConfigError, ModelClosedError
-from paged_sdk.runner.output import FinishedStep, PendingStep, RawLogprobs, RunnerOutput
+from paged_sdk.runner.output import FinishedStep, PendingStep, RunnerOutput
+from paged_sdk.sampling.raw_logprobs import RawLogprobs
 from paged_sdk.scheduler.output import ScheduledSequence, SchedulerOutput
 from paged_sdk.testing.next_token import NextToken
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paged_sdk.engine.events import RequestEvent
-from paged_sdk.runner.output import RawLogprobs
+from paged_sdk.sampling.raw_logprobs import RawLogprobs
 from paged_sdk.types.response import FinishReason, Usage
 from paged_sdk.worker.event_loop import EventLoop, Waiter
 

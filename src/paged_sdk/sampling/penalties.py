@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paged_sdk.config.sampling import SamplingParams
-from paged_sdk.runner.history import TokenHistory
+from paged_sdk.sampling.history import TokenHistory
 
 __all__ = ["add_sparse", "apply_penalties"]
 

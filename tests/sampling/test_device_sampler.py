@@ -12,8 +12,8 @@ from torch import Tensor
 
 from paged_sdk.config.sampling import DryParams, SamplingParams
 from paged_sdk.kernels.sampling import NOT_DRAWN
-from paged_sdk.runner.device_sampler import DeviceRow, DeviceSampler
-from paged_sdk.runner.sampler import Sampler, SampleRow
+from paged_sdk.sampling.device_sampler import DeviceRow, DeviceSampler
+from paged_sdk.sampling.sampler import Sampler, SampleRow
 
 CPU = torch.device("cpu")
 

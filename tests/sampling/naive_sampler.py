@@ -9,7 +9,7 @@ import numpy.typing as npt
 from attrs import frozen
 
 from paged_sdk.config.sampling import DryParams
-from paged_sdk.runner.sampler import SampleRow
+from paged_sdk.sampling.sampler import SampleRow
 
 __all__ = ["Distribution", "naive_distribution", "naive_dry", "naive_process", "naive_uniform"]
 

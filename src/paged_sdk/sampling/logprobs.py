@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from paged_sdk.runner.candidates import likeliest
-from paged_sdk.runner.output import RawLogprobs
+from paged_sdk.sampling.candidates import likeliest
+from paged_sdk.sampling.raw_logprobs import RawLogprobs
 
 __all__ = ["LogprobTable"]
 

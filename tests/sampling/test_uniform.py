@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from naive_sampler import naive_uniform
 
 from paged_sdk.kernels import sampling
-from paged_sdk.runner.uniform import stream_starts, uniforms
+from paged_sdk.sampling.uniform import stream_starts, uniforms
 
 
 @settings(deadline=None)

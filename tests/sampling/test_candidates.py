@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from paged_sdk.runner.candidates import argmax, likeliest, likeliest_from, select_rows
+from paged_sdk.sampling.candidates import argmax, likeliest, likeliest_from, select_rows
 
 
 def in_order(row: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:

@@ -24,7 +24,7 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.config.sampling import SamplingParams
-from paged_sdk.runner.candidates import argmax, likeliest, likeliest_from, select_rows
+from paged_sdk.sampling.candidates import argmax, likeliest, likeliest_from, select_rows
 
 __all__ = ["NOT_DRAWN", "Settings", "draw_from_all", "draw_from_likeliest", "draw_greedy", "num_candidates"]
 

@@ -8,8 +8,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from paged_sdk.runner.candidates import select_rows, sort_likeliest
-from paged_sdk.runner.output import RawLogprobs
+from paged_sdk.sampling.candidates import select_rows, sort_likeliest
+from paged_sdk.sampling.raw_logprobs import RawLogprobs
 
 __all__ = ["LogprobRows", "LogprobTensors"]
 

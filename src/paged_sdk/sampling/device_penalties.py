@@ -13,7 +13,7 @@ from torch import Tensor
 from paged_sdk.kernels.penalties import count, penalize
 from paged_sdk.kernels.penalty_settings import PenaltySettings
 from paged_sdk.kernels.transfer import to_device
-from paged_sdk.runner.sampler import has_penalties
+from paged_sdk.sampling.sampler import has_penalties
 from paged_sdk.scheduler.output import ScheduledSequence
 
 __all__ = ["DevicePenalties", "StepPenalties"]

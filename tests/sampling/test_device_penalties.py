@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paged_sdk.config.sampling import SamplingParams
-from paged_sdk.runner.device_penalties import DevicePenalties
-from paged_sdk.runner.history import TokenHistory
-from paged_sdk.runner.penalties import apply_penalties
+from paged_sdk.sampling.device_penalties import DevicePenalties
+from paged_sdk.sampling.history import TokenHistory
+from paged_sdk.sampling.penalties import apply_penalties
 from paged_sdk.scheduler.output import ScheduledSequence
 from paged_sdk.scheduler.sequence import Sequence
 

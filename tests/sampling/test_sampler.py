@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from paged_sdk.config.sampling import DryParams, SamplingParams
-from paged_sdk.runner.sampler import Sampled, Sampler, SampleRow
+from paged_sdk.sampling.sampler import Sampled, Sampler, SampleRow
 
 CPU = torch.device("cpu")
 EOS = frozenset({2})

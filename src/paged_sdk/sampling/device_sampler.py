@@ -14,9 +14,9 @@ from torch import Tensor
 from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.kernels.draw_settings import DrawSettings
 from paged_sdk.kernels.sampling import argmax, draw
-from paged_sdk.runner.sampler import is_greedy, takes_penalized_logits
-from paged_sdk.runner.truncation import Settings
-from paged_sdk.runner.uniform import stream_starts
+from paged_sdk.sampling.sampler import is_greedy, takes_penalized_logits
+from paged_sdk.sampling.truncation import Settings
+from paged_sdk.sampling.uniform import stream_starts
 
 __all__ = ["DeviceRow", "DeviceSampler"]
 
@@ -72,9 +72,9 @@ class DeviceRow:
 class DeviceSampler:
     """Chooses tokens on the device: temperature, top-k, top-p and min-p, in this order, or the likeliest.
 
-    A token depends on its own row alone, as :class:`~paged_sdk.runner.sampler.Sampler`'s do. The two draw from the same
-    distribution, and without top-k and top-p the same token; with them not, and of tokens that tie with the last one
-    kept this one keeps all. So which of them a row goes to must depend on that row alone.
+    A token depends on its own row alone, as :class:`~paged_sdk.sampling.sampler.Sampler`'s do. The two draw from the
+    same distribution, and without top-k and top-p the same token; with them not, and of tokens that tie with the last
+    one kept this one keeps all. So which of them a row goes to must depend on that row alone.
 
     As long as the batch consists of the same rows and each has got one more token, nothing is sent to the device.
 

@@ -10,7 +10,7 @@ from naive_sampler import naive_dry
 
 import tiny
 from paged_sdk.config.sampling import DryParams
-from paged_sdk.runner.dry import breaker_tokens, dry_penalties
+from paged_sdk.sampling.dry import breaker_tokens, dry_penalties
 
 
 def penalties(tokens: list[int], params: DryParams, breakers: tuple[tuple[int, ...], ...]) -> dict[int, float]:

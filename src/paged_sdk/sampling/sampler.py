@@ -13,13 +13,13 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.config.sampling import DryParams, SamplingParams
-from paged_sdk.runner.candidates import argmax, select_rows
-from paged_sdk.runner.dry import breaker_tokens, dry_penalties
-from paged_sdk.runner.history import TokenHistory
-from paged_sdk.runner.logprobs import LogprobTable
-from paged_sdk.runner.output import RawLogprobs
-from paged_sdk.runner.penalties import add_sparse, apply_penalties
-from paged_sdk.runner.truncation import (
+from paged_sdk.sampling.candidates import argmax, select_rows
+from paged_sdk.sampling.dry import breaker_tokens, dry_penalties
+from paged_sdk.sampling.history import TokenHistory
+from paged_sdk.sampling.logprobs import LogprobTable
+from paged_sdk.sampling.penalties import add_sparse, apply_penalties
+from paged_sdk.sampling.raw_logprobs import RawLogprobs
+from paged_sdk.sampling.truncation import (
     NOT_DRAWN,
     Settings,
     draw_from_all,
@@ -27,7 +27,7 @@ from paged_sdk.runner.truncation import (
     draw_greedy,
     num_candidates,
 )
-from paged_sdk.runner.uniform import uniforms
+from paged_sdk.sampling.uniform import uniforms
 
 __all__ = [
     "SampleRow",
