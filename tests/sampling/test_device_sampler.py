@@ -97,7 +97,7 @@ def test_batches_and_pauses_do_not_matter() -> None:
 
 
 def test_settings_are_sent_only_when_the_batch_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    from paged_sdk.runner import device_sampler
+    from paged_sdk.sampling import device_sampler
 
     uploads: list[list[int]] = []
     upload = device_sampler._upload
