@@ -107,7 +107,7 @@ class PeakKv:
     def _look(self) -> None:
         backend, usage = self._engine.backend, self._engine.kv.usage
         # A pool is allocated as a whole: what counts is how much of it a smaller one would have to have.
-        share = usage.used / usage.total if self._engine.parts.preparer.config.paged else 1.0
+        share = usage.used / usage.total if self._engine.parts.config.paged else 1.0
         self.num_bytes = max(self.num_bytes, backend.num_bytes * share)
 
 
@@ -126,7 +126,7 @@ def paged_attention(builder: TextModelBuilder, sizes: Sizes) -> Iterator[Claim]:
 
     async def measure(variant: TextModelBuilder) -> None:
         engine = open_engine(variant.with_prefix_cache_n(0))
-        prompts = PromptMaker(engine.parts.preparer.text.tokenizer)
+        prompts = PromptMaker(engine.parts.text.tokenizer)
         lengths = random.Random(0)
         async with engine.start() as model:
             for number in sizes.requests:
@@ -152,7 +152,7 @@ def prefix_cache(builder: TextModelBuilder, sizes: Sizes) -> Iterator[Claim]:
 
     async def measure(variant: TextModelBuilder) -> None:
         engine = open_engine(variant)
-        prompts = PromptMaker(engine.parts.preparer.text.tokenizer)
+        prompts = PromptMaker(engine.parts.text.tokenizer)
         async with engine.start() as model:
             prefix = prompts.make(sizes.prefix, "Prefix")
             batch = [prompts.extend(prefix, sizes.question, f"Question {index}").token_ids for index in range(number)]
@@ -173,7 +173,7 @@ def fp8_kv(builder: TextModelBuilder, sizes: Sizes) -> Iterator[Claim]:
     """FP8 KV against the model's own dtype: memory, quality, and decode after a long prompt."""
     megabytes = 64
     reference = open_engine(builder.with_dtype("float32"))
-    token_ids = reference.parts.preparer.text.tokenizer.encode(prose(), add_special_tokens=False)[: sizes.text]
+    token_ids = reference.parts.text.tokenizer.encode(prose(), add_special_tokens=False)[: sizes.text]
     expected = reference.logits(token_ids, chunk=sizes.text)
     del reference
     tokens: list[int] = []
@@ -183,11 +183,11 @@ def fp8_kv(builder: TextModelBuilder, sizes: Sizes) -> Iterator[Claim]:
     async def measure(cache_type: PagedCacheType) -> None:
         meta = PagedAttentionMeta(cache_type=cache_type, gpu_memory=MemoryGpuConfig.MB(megabytes))
         engine = open_engine(builder.with_paged_attn(meta))
-        config = engine.parts.preparer.config
+        config = engine.parts.config
         tokens.append(config.num_blocks * config.block_size)
         logits.append([engine.logits(token_ids, chunk=chunk) for chunk in chunks.values()])
         sampling = evolve(SamplingParams.deterministic(), max_len=sizes.output, ignore_eos=True)
-        prompt = PromptMaker(engine.parts.preparer.text.tokenizer).make(sizes.prefix, "Long").token_ids
+        prompt = PromptMaker(engine.parts.text.tokenizer).make(sizes.prefix, "Long").token_ids
         async with engine.start() as model:
             usage = (await model.send_completion_request(prompt, sampling)).usage
         speeds.append((usage.completion_tokens - 1) / usage.total_completion_time_sec)
@@ -210,7 +210,7 @@ def in_situ_quantization(builder: TextModelBuilder, sizes: Sizes) -> Iterator[Cl
 
     async def measure(variant: TextModelBuilder) -> None:
         engine = open_engine(variant)
-        prompt = PromptMaker(engine.parts.preparer.text.tokenizer).make(sizes.question, "Short").token_ids
+        prompt = PromptMaker(engine.parts.text.tokenizer).make(sizes.question, "Short").token_ids
         sampling = evolve(SamplingParams.deterministic(), max_len=sizes.output, ignore_eos=True)
         async with engine.start() as model:
             usage = [(await model.send_completion_request(prompt, sampling)).usage for _ in range(3)]

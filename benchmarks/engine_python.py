@@ -27,14 +27,14 @@ from rich.console import Console
 from rich.table import Table
 
 from paged_sdk import Model, SamplingParams, embedded_model_path
+from paged_sdk.build.parts import ModelParts
 from paged_sdk.chat.text_processor import TextProcessor, text_processor_from_gguf
 from paged_sdk.chat.tokenizer import Tokenizer
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.engine.engine import Engine
 from paged_sdk.engine.output import OutputProcessor
 from paged_sdk.kv.paged import KvCacheManager
-from paged_sdk.model import CompletionStream, ModelParts
-from paged_sdk.preparation import RequestPreparer
+from paged_sdk.model import CompletionStream
 from paged_sdk.runner.output import FinishedStep, RunnerOutput
 from paged_sdk.scheduler.output import SchedulerOutput
 from paged_sdk.scheduler.scheduler import Scheduler
@@ -169,10 +169,10 @@ class StepClock:
             self._stack.append(push)
 
 
-def _engine(
-    text: TextProcessor, runner: RandomTokens, num_streams: int, num_tokens: int
-) -> tuple[Engine, RequestPreparer]:
-    """An engine with room for all streams, and what checks its requests."""
+def _parts(
+    text: TextProcessor, runner: RandomTokens, num_streams: int, num_tokens: int, on_worker_start: Callable[[], None]
+) -> ModelParts:
+    """A model with room for all streams."""
     max_model_len = _PROMPT_TOKENS + num_tokens
     config = EngineConfig(
         num_blocks=num_streams * (max_model_len // 32 + 1),
@@ -181,10 +181,16 @@ def _engine(
         max_model_len=max_model_len,
     )
     kv = KvCacheManager(config.num_blocks, config.block_size, prefix_caching=True, sliding_window=None)
-    preparer = RequestPreparer(
-        text=text, config=config, vocab_size=text.tokenizer.vocab_size, max_prompt_tokens=_PROMPT_TOKENS
+    return ModelParts(
+        name="random",
+        architecture="random",
+        engine=Engine(Scheduler(config, kv), kv, runner, text.tokenizer),
+        text=text,
+        config=config,
+        vocab_size=text.tokenizer.vocab_size,
+        max_prompt_tokens=_PROMPT_TOKENS,
+        on_worker_start=on_worker_start,
     )
-    return Engine(Scheduler(config, kv), kv, runner, text.tokenizer), preparer
 
 
 def _text_tokens(tokenizer: Tokenizer) -> list[int]:
@@ -204,20 +210,13 @@ async def measure(text: TextProcessor, *, num_streams: int, num_steps: int, seco
     num_tokens = num_steps + 3 * _WARM_UP_STEPS
     sampling = SamplingParams(temperature=0, max_len=num_tokens, ignore_eos=True)
     runner = RandomTokens(_text_tokens(text.tokenizer), seconds)
-    engine, preparer = _engine(text, runner, num_streams, num_tokens)
     clock = StepClock(num_streams, num_steps)
     all_submitted = threading.Event()
 
     def wait_for_requests() -> None:
         all_submitted.wait()
 
-    parts = ModelParts(
-        name="random",
-        architecture="random",
-        engine=engine,
-        preparer=preparer,
-        on_worker_start=wait_for_requests,
-    )
+    parts = _parts(text, runner, num_streams, num_tokens, wait_for_requests)
 
     async def read(stream: CompletionStream) -> None:
         async for chunk in stream:

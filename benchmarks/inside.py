@@ -14,11 +14,12 @@ from torch import Tensor
 
 from paged_sdk import TextModelBuilder
 from paged_sdk.attention.backend import AttentionBackend, RowSpan
+from paged_sdk.build.assembly import load_parts
+from paged_sdk.build.parts import ModelParts
 from paged_sdk.config.env import read_environment
 from paged_sdk.kernels.step import AttentionStep, StepContext
 from paged_sdk.kv.manager import KvManager
-from paged_sdk.loading import load_parts
-from paged_sdk.model import Model, ModelParts
+from paged_sdk.model import Model
 from paged_sdk.runner.model_runner import ModelRunner
 
 __all__ = ["OpenEngine", "open_engine"]
@@ -80,9 +81,9 @@ class OpenEngine:
         return torch.cat(tiles)
 
     def _kv_ids(self, num_tokens: int, stream: int) -> list[int]:
-        if not self.parts.preparer.config.paged:
+        if not self.parts.config.paged:
             return [stream]
-        num_blocks = -(-num_tokens // self.parts.preparer.config.block_size)
+        num_blocks = -(-num_tokens // self.parts.config.block_size)
         return list(range(stream * num_blocks, (stream + 1) * num_blocks))
 
 

@@ -59,7 +59,7 @@ class BatchDependence:
 def own_paths(builder: TextModelBuilder, token_ids: Sequence[int], streams: int) -> Iterator[tuple[str, Tensor]]:
     """Logits by each way that a token can take through the engine."""
     engine = open_engine(builder)
-    budget = engine.parts.preparer.config.max_num_batched_tokens
+    budget = engine.parts.config.max_num_batched_tokens
     yield "prefill", engine.logits(token_ids, chunk=budget)
     yield "decode", engine.logits(token_ids, chunk=1)
     yield f"decode, {streams} streams", engine.logits(token_ids, chunk=1, streams=streams)
@@ -123,9 +123,9 @@ def main(
     torch.set_num_threads(num_threads)
     builder = TextModelBuilder(path).with_num_threads(num_threads)
     reference = open_engine(builder.with_dtype("float32"))
-    tokenizer = reference.parts.preparer.text.tokenizer
+    tokenizer = reference.parts.text.tokenizer
     token_ids = tokenizer.encode(text.read_text() if text else prose(), add_special_tokens=False)[:tokens]
-    expected = reference.logits(token_ids, chunk=reference.parts.preparer.config.max_num_batched_tokens)
+    expected = reference.logits(token_ids, chunk=reference.parts.config.max_num_batched_tokens)
     del reference
 
     rows = {name: divergence(expected, logits) for name, logits in own_paths(builder, token_ids, streams)}

@@ -188,7 +188,7 @@ def main(
     torch.set_num_threads(num_threads)
     stopwatch = Stopwatch()
     engine = open_engine(TextModelBuilder(path).with_num_threads(num_threads).with_max_num_seqs(streams))
-    prompts = PromptMaker(engine.parts.preparer.text.tokenizer)
+    prompts = PromptMaker(engine.parts.text.tokenizer)
     batch = [prompts.make(prompt, f"Stream {index}").token_ids for index in range(streams)]
 
     async def run() -> None:

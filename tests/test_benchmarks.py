@@ -37,7 +37,7 @@ def engine(builder: TextModelBuilder) -> OpenEngine:
 
 @pytest.fixture
 def prompts(engine: OpenEngine) -> PromptMaker:
-    return PromptMaker(engine.parts.preparer.text.tokenizer)
+    return PromptMaker(engine.parts.text.tokenizer)
 
 
 @pytest.fixture

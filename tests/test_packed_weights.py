@@ -44,7 +44,7 @@ def builder(file: Path) -> GgufModelBuilder:
 
 
 def hide_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paged_sdk.loading.load", lambda: None)
+    monkeypatch.setattr("paged_sdk.build.assembly.load", lambda: None)
 
 
 async def prompt_logprobs(model: Model, num_tokens: int) -> list[float]:

@@ -21,12 +21,12 @@ from paged_sdk import (
     SamplingParams,
     TextModelBuilder,
 )
+from paged_sdk.build.parts import ModelParts
 from paged_sdk.chat.text_processor import TextProcessor
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.engine.engine import Engine
 from paged_sdk.kv.paged import KvCacheManager
-from paged_sdk.model import CompletionStream, ModelParts
-from paged_sdk.preparation import RequestPreparer
+from paged_sdk.model import CompletionStream
 from paged_sdk.scheduler.scheduler import Scheduler
 from paged_sdk.testing.fake_runner import FakeRunner
 
@@ -63,7 +63,10 @@ def saying(smollm2_text: TextProcessor) -> Saying:
                 FakeRunner(next_token, vocab_size=vocab_size, **runner),
                 text.tokenizer,
             ),
-            preparer=RequestPreparer(text=text, config=config, vocab_size=vocab_size, max_prompt_tokens=255),
+            text=text,
+            config=config,
+            vocab_size=vocab_size,
+            max_prompt_tokens=255,
         )
         async with Model(parts) as model:
             yield model

@@ -17,7 +17,8 @@ from tokenizers import decoders, models, pre_tokenizers
 from torch import Tensor
 
 from benchmarks.inside import OpenEngine, open_engine
-from paged_sdk import TextModelBuilder, loading
+from paged_sdk import TextModelBuilder
+from paged_sdk.build import assembly
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, BlockMatrix, tensor_type_of
 from paged_sdk.weights.checkpoint import Checkpoint
 
@@ -250,7 +251,7 @@ def open_random_engine(
             .with_max_model_len(max_model_len)
             .with_max_num_seqs(max_num_seqs)
         )
-        with patch.object(loading, "open_checkpoint", lambda _: checkpoint):
+        with patch.object(assembly, "open_checkpoint", lambda _: checkpoint):
             engine = open_engine(builder)
         yield engine
 

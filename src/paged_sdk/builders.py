@@ -12,13 +12,14 @@ from typing import Any, Self
 import anyio.to_thread
 from attrs import evolve, field, frozen
 
+from paged_sdk.build.parts import ModelParts
 from paged_sdk.config.build import BuildSettings, ModelSource
 from paged_sdk.config.env import read_environment
 from paged_sdk.config.isq import IsqType
 from paged_sdk.config.paged import PagedAttentionMeta
 from paged_sdk.errors import ConfigError
 from paged_sdk.logs import show_logs
-from paged_sdk.model import Model, ModelParts
+from paged_sdk.model import Model
 
 __all__ = ["Building", "GgufModelBuilder", "TextModelBuilder"]
 
@@ -51,7 +52,7 @@ class Building:
 
         def load() -> ModelParts:
             # Imported here: the tensor libraries take over a second, and their place is the helper thread.
-            from paged_sdk.loading import load_parts
+            from paged_sdk.build.assembly import load_parts
 
             return load_parts(self._source, self._settings, environment)
 

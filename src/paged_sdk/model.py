@@ -12,8 +12,8 @@ from typing import TypeAlias, TypeVar
 
 import anyio
 import anyio.to_thread
-from attrs import frozen
 
+from paged_sdk.build.parts import ModelParts
 from paged_sdk.chat.output_text import OutputText
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.sampling import GenerationDefaults, SamplingParams
@@ -32,7 +32,7 @@ from paged_sdk.types.response import (
 from paged_sdk.types.stats import ModelStats
 from paged_sdk.worker.worker import Worker
 
-__all__ = ["ChatStream", "CompletionStream", "Model", "ModelParts"]
+__all__ = ["ChatStream", "CompletionStream", "Model"]
 
 ChatStream: TypeAlias = ResponseStream[ChatCompletionResponse, ChatCompletionChunkResponse]
 CompletionStream: TypeAlias = ResponseStream[CompletionResponse, CompletionChunkResponse]
@@ -45,26 +45,6 @@ JOIN_SECONDS = 30.0
 """How long closing waits for the worker: a step takes milliseconds, a long prefill chunk on a CPU a few seconds."""
 
 
-@frozen(kw_only=True)
-class ModelParts:
-    """What loading a model makes, and :class:`Model` puts to work.
-
-    :ivar name: shown in responses
-    :ivar architecture: the decoder's ``model_type``
-    :ivar engine: not yet stepped by anyone
-    :ivar preparer: checks requests against this model
-    :ivar on_worker_start: run first on the worker thread
-    :ivar log_throughput: log a line of figures every few seconds of work
-    """
-
-    name: str
-    architecture: str
-    engine: Engine
-    preparer: RequestPreparer
-    on_worker_start: Callable[[], None] | None = None
-    log_throughput: bool = False
-
-
 class Model:
     """A model and the worker thread that drives it. Build one with ``await TextModelBuilder(...).build()``.
 
@@ -75,7 +55,12 @@ class Model:
     def __init__(self, parts: ModelParts) -> None:
         self._name = parts.name
         self._architecture = parts.architecture
-        self._preparer = parts.preparer
+        self._preparer = RequestPreparer(
+            text=parts.text,
+            config=parts.config,
+            vocab_size=parts.vocab_size,
+            max_prompt_tokens=parts.max_prompt_tokens,
+        )
         # The worker alone keeps the engine, so that the tensors go when its thread ends.
         self._worker = Worker(parts.engine, on_start=parts.on_worker_start, log_throughput=parts.log_throughput)
         # Garbage collection and interpreter exit end the thread too; the worker holds no reference to the model.

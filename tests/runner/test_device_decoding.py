@@ -30,9 +30,9 @@ from paged_sdk import (
 from paged_sdk.attention.backend import AttentionBackend
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.attention.triton_paged import TritonPagedBackend
+from paged_sdk.build.kv_memory import KvStorage
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.engine import EngineConfig
-from paged_sdk.kv_memory import KvStorage
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.runner.decode_graphs import DecodeGraphs, batch_sizes, context_bounds
@@ -108,8 +108,8 @@ def recorder(monkeypatch: pytest.MonkeyPatch, triton_device: torch.device) -> Re
             path.warm_up(model)
         return path
 
-    monkeypatch.setattr("paged_sdk.loading.choose_storage", storage)
-    monkeypatch.setattr("paged_sdk.loading.make_device_decoding", path)
+    monkeypatch.setattr("paged_sdk.build.assembly.choose_storage", storage)
+    monkeypatch.setattr("paged_sdk.build.assembly.make_device_decoding", path)
     return recorder
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from attrs import evolve
 
+from paged_sdk.build.sizing import resolve_engine_config, resolve_max_model_len, size_pool
 from paged_sdk.config.build import BuildSettings
 from paged_sdk.config.decoder import DecoderConfig, RopeConfig
 from paged_sdk.config.engine import EngineConfig
@@ -17,7 +18,6 @@ from paged_sdk.config.memory import MemoryGpuConfig
 from paged_sdk.config.paged import PagedAttentionMeta, PagedCacheType
 from paged_sdk.errors import ConfigError, OutOfMemoryError
 from paged_sdk.kv.pool_size import DeviceMemory
-from paged_sdk.sizing import resolve_engine_config, resolve_max_model_len, size_pool
 
 MIB = 2**20
 
@@ -44,7 +44,7 @@ NOTHING_SET = Environment()
 def _memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device of 1000 MiB, of which 600 are free."""
     memory = DeviceMemory(total=1000 * MIB, free=600 * MIB)
-    monkeypatch.setattr("paged_sdk.sizing.device_memory", lambda device: memory)
+    monkeypatch.setattr("paged_sdk.build.sizing.device_memory", lambda device: memory)
 
 
 def resolve(
@@ -219,7 +219,7 @@ def test_a_pool_that_does_not_fit(memory: MemoryGpuConfig, advice: str) -> None:
 
 def test_a_machine_without_room_for_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = DeviceMemory(total=1000 * MIB, free=1000)
-    monkeypatch.setattr("paged_sdk.sizing.device_memory", lambda device: memory)
+    monkeypatch.setattr("paged_sdk.build.sizing.device_memory", lambda device: memory)
     with pytest.raises(OutOfMemoryError, match="for one block of 32 tokens"):
         resolve()
 

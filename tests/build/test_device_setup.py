@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from paged_sdk.device_setup import alone_on, prepare_thread
+from paged_sdk.build.device_setup import alone_on, prepare_thread
 from paged_sdk.kernels import fallback
 from paged_sdk.runner.device import choose_device
 

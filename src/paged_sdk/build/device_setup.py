@@ -12,13 +12,13 @@ from typing import Final
 import torch
 
 from paged_sdk.attention.backend import AttentionBackend
+from paged_sdk.build.kv_memory import KvStorage
+from paged_sdk.build.progress import LoadingBar
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.errors import OutOfMemoryError
 from paged_sdk.kernels.triton import availability
-from paged_sdk.kv_memory import KvStorage
 from paged_sdk.logs import get_logger
 from paged_sdk.models.causal_model import CausalModel
-from paged_sdk.progress import LoadingBar
 from paged_sdk.runner.activations import activation_bytes, cuda_peak_bytes
 from paged_sdk.runner.cuda_graph import CudaGraphRecorder
 from paged_sdk.runner.decode_graphs import DecodeBackend, DecodeGraphs, batch_sizes, context_bounds

@@ -9,32 +9,37 @@ import torch
 
 from paged_sdk.attention.backend import AttentionBackend
 from paged_sdk.attention.native_paged import NativePagedBackend
+from paged_sdk.build.device_setup import (
+    activations_of,
+    alone_on,
+    make_device_decoding,
+    prepare_thread,
+    weights_must_fit,
+)
+from paged_sdk.build.kv_memory import choose_storage, make_kv_manager
+from paged_sdk.build.parts import ModelParts
+from paged_sdk.build.progress import LoadingBar
+from paged_sdk.build.sizing import resolve_engine_config, resolve_max_model_len, size_pool
 from paged_sdk.chat.text_processor import TextProcessor, load_text_processor, text_processor_from_gguf
 from paged_sdk.config.build import BuildSettings, ModelSource
 from paged_sdk.config.env import ISQ, Environment, read_variable
 from paged_sdk.config.paged import PagedCacheType
-from paged_sdk.device_setup import activations_of, alone_on, make_device_decoding, prepare_thread, weights_must_fit
 from paged_sdk.engine.engine import Engine
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.native.library import Workspace, load, why_not
 from paged_sdk.kernels.triton import availability
-from paged_sdk.kv_memory import choose_storage, make_kv_manager
 from paged_sdk.logs import get_logger
-from paged_sdk.model import ModelParts
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.family import read_config
 from paged_sdk.models.fused_decoder import FusedDecoderModel, why_not_fused
 from paged_sdk.models.key_offsets import key_offsets
 from paged_sdk.models.loading import load_model
-from paged_sdk.preparation import RequestPreparer
-from paged_sdk.progress import LoadingBar
 from paged_sdk.quant.policy import FEW_ROWS, LinearPolicy
 from paged_sdk.runner.device import choose_device, choose_dtype
 from paged_sdk.runner.model_runner import ModelRunner
 from paged_sdk.sampling.sampler import Sampler
 from paged_sdk.scheduler.scheduler import Scheduler
-from paged_sdk.sizing import resolve_engine_config, resolve_max_model_len, size_pool
 from paged_sdk.weights.checkpoint import Checkpoint, open_checkpoint
 from paged_sdk.weights.hub import resolve_model
 
@@ -111,13 +116,11 @@ def _load(path: Path, settings: BuildSettings, environment: Environment, device:
         name=path.stem if path.is_file() else path.name,
         architecture=model.config.model_type,
         engine=Engine(Scheduler(config, kv), kv, runner, text.tokenizer),
-        preparer=RequestPreparer(
-            text=text,
-            config=config,
-            vocab_size=vocab_size,
-            # The last token of a sequence needs a place in the context, but no KV.
-            max_prompt_tokens=min(config.max_model_len - 1, kv.max_sequence_tokens),
-        ),
+        text=text,
+        config=config,
+        vocab_size=vocab_size,
+        # The last token of a sequence needs a place in the context, but no KV.
+        max_prompt_tokens=min(config.max_model_len - 1, kv.max_sequence_tokens),
         on_worker_start=partial(prepare_thread, device, settings.num_threads),
         log_throughput=settings.throughput_logging,
     )
