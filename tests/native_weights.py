@@ -91,10 +91,11 @@ UNIT_ROUNDOFF = 2.0**-24
 def hadamard_scales(rows: Tensor, roundings: float) -> tuple[Tensor, Tensor]:
     """Scales of rotated int8 rows, and by how much float32 may miss them. -> float64 [num_rows] each
 
-    Of a block of n columns, an element of the rotation is the sum of n terms of either sign, over sqrt(n). If each term
-    is rounded ``roundings`` times on its way into the sum, the sum is off by at most ``roundings`` times 2**-24 times
-    the sum of the terms' magnitudes (Higham, Accuracy and Stability of Numerical Algorithms, 4.2), and so is the largest
-    of a row. What is left is relative: the square root, its reciprocal and the product with it, and the division by 127.
+    Of a block of n columns, an element of the rotation is the sum of n terms of either sign, over sqrt(n). If each
+    term is rounded ``roundings`` times on its way into the sum, the sum is off by at most ``roundings`` times
+    2**-24 times the sum of the terms' magnitudes (Higham, Accuracy and Stability of Numerical Algorithms, 4.2), and
+    so is the largest of a row. What is left is relative: the square root, its reciprocal and the product with it,
+    and the division by 127.
     """
     block = math.gcd(rows.shape[-1], 256)
     largest = rotate(rows).abs().amax(-1)
