@@ -9,16 +9,18 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from paged_sdk.kv.block_hash import CacheKey
 from paged_sdk.kv.manager import KvCopy, KvTable
 from paged_sdk.kv.paged import OUT_OF_WINDOW_BLOCK, KvCacheManager
 
 
-def history_marks(token_ids: Sequence[int], extra_keys: Sequence[bytes] = ()) -> list[int]:
-    """One mark per token: equal only where extra keys and all tokens up to there are equal."""
-    mark = hash(tuple(int.from_bytes(key, "big") for key in extra_keys))
+def history_marks(token_ids: Sequence[int], cache_keys: Sequence[CacheKey] = ()) -> list[int]:
+    """One mark per token: equal only where cache keys and all tokens up to there are equal."""
+    mark = 0
     marks = []
-    for token_id in token_ids:
-        mark = hash((mark, token_id))
+    for position, token_id in enumerate(token_ids):
+        begun = tuple(int.from_bytes(key.content, "big") for key in cache_keys if key.first_token == position)
+        mark = hash((mark, token_id, begun))
         marks.append(mark)
     return marks
 

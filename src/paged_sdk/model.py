@@ -18,9 +18,9 @@ from paged_sdk.chat.output_text import OutputText
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.sampling import GenerationDefaults, SamplingParams
 from paged_sdk.engine.engine import Engine
-from paged_sdk.engine.request import EngineRequest
 from paged_sdk.preparation import RequestPreparer
 from paged_sdk.responses import ChatShape, CompletionShape, ResponseParts, ResponseShape
+from paged_sdk.scheduler.request import Request
 from paged_sdk.streaming import ResponseStream
 from paged_sdk.types.request import ChatRequestLike, PromptLike, RequestOptions, as_request
 from paged_sdk.types.response import (
@@ -210,7 +210,7 @@ class Model:
         texts = [OutputText(tokenizer, sampling.stop, continues_prompt=not is_chat) for _ in range(sampling.n_choices)]
         request_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
 
-        async def prepare() -> EngineRequest:
+        async def prepare() -> Request:
             arrival = time.monotonic()
             token_ids = await _in_thread(encode)
             return preparer.prepare(

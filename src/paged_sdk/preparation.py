@@ -10,8 +10,9 @@ from attrs import evolve, frozen
 from paged_sdk.chat.text_processor import TextProcessor
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.sampling import SamplingParams
-from paged_sdk.engine.request import EngineRequest
 from paged_sdk.errors import ContextLengthError, InvalidRequestError
+from paged_sdk.kv.block_hash import CacheKey
+from paged_sdk.scheduler.request import Request
 from paged_sdk.types.request import RequestOptions
 
 __all__ = ["RequestPreparer"]
@@ -69,7 +70,7 @@ class RequestPreparer:
         request_id: str,
         arrival: float,
         continues_prompt: bool,
-    ) -> EngineRequest:
+    ) -> Request:
         """The request for the engine.
 
         :param arrival: when it was submitted, in seconds of the monotonic clock
@@ -86,7 +87,7 @@ class RequestPreparer:
         stop_token_ids = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             stop_token_ids |= self.text.stop_token_ids
-        return EngineRequest(
+        return Request(
             request_id=request_id,
             prompt_token_ids=prompt_token_ids,
             sampling=sampling,
@@ -95,7 +96,7 @@ class RequestPreparer:
             priority=options.priority,
             arrival=arrival,
             continues_prompt=continues_prompt,
-            extra_keys=() if options.cache_salt is None else (b"salt:" + options.cache_salt.encode(),),
+            cache_keys=() if options.cache_salt is None else (CacheKey(b"salt:" + options.cache_salt.encode()),),
         )
 
     def _truncate(

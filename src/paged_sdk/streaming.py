@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import anyio
 
-from paged_sdk.engine.request import EngineRequest
 from paged_sdk.errors import InvalidRequestError, RequestError, RequestTimeoutError
 from paged_sdk.responses import ChoiceDelta, Header, ResponseParts, ResponseShape
+from paged_sdk.scheduler.request import Request
 from paged_sdk.types.response import ChatCompletionResponse, CompletionResponse
 from paged_sdk.worker.subscription import Subscription
 from paged_sdk.worker.worker import Worker
@@ -43,7 +43,7 @@ class ResponseStream(Generic[ResponseT, ChunkT]):
     def __init__(
         self,
         worker: Worker,
-        prepare: Callable[[], Awaitable[EngineRequest]],
+        prepare: Callable[[], Awaitable[Request]],
         shape: ResponseShape[ResponseT, ChunkT],
         parts: ResponseParts,
         *,

@@ -11,8 +11,8 @@ from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.engine.engine import Engine
 from paged_sdk.engine.events import Outbox, RequestEvent
-from paged_sdk.engine.request import EngineRequest
 from paged_sdk.kv.paged import KvCacheManager
+from paged_sdk.scheduler.request import Request
 from paged_sdk.scheduler.scheduler import Scheduler
 from paged_sdk.testing.fake_runner import FakeRunner
 from paged_sdk.testing.next_token import HashedTokens, NextToken
@@ -79,7 +79,7 @@ class Driver:
         return {name: event.usage or event.error for name, event in ended.items()}
 
     def submit(self, name: str, prompt: Sequence[int], max_tokens: int = 20, **sampling: Any) -> RecordingListener:
-        request = EngineRequest(
+        request = Request(
             request_id=name,
             prompt_token_ids=list(prompt),
             sampling=SamplingParams(temperature=0.0, seed=0, **sampling),

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paged_sdk.kv.block_hash import CacheKey
 from paged_sdk.kv.contiguous import SequenceKvManager, common_prefix_length
 from paged_sdk.kv.manager import KvCopy, KvTable, Prefix
 
@@ -12,8 +13,8 @@ def make_manager(num_kept: int = 2) -> SequenceKvManager:
     return SequenceKvManager(max_sequence_tokens=100, max_num_seqs=4, num_kept=num_kept)
 
 
-def start(manager: SequenceKvManager, token_ids: list[int], extra_keys: tuple[bytes, ...] = ()) -> KvTable:
-    table = KvTable(extra_keys)
+def start(manager: SequenceKvManager, token_ids: list[int], cache_keys: tuple[CacheKey, ...] = ()) -> KvTable:
+    table = KvTable(cache_keys)
     manager.attach(table, manager.match(table, token_ids), token_ids)
     return table
 
@@ -68,13 +69,13 @@ def test_otherwise_the_common_part_is_copied() -> None:
     assert (manager.usage.used, manager.usage.cached) == (1, 1)
 
 
-def test_the_longest_common_prefix_wins_and_extra_keys_separate() -> None:
+def test_the_longest_common_prefix_wins_and_cache_keys_separate() -> None:
     manager = make_manager(3)
     run(manager, [1, 2, 3])
     longer = run(manager, [1, 2, 4, 5])
     run(manager, [7])
     assert manager.match(KvTable(), [1, 2, 4, 6]) == Prefix(3, (longer,))
-    assert manager.match(KvTable((b"salt",)), [1, 2, 4, 6]) == Prefix(0, ())
+    assert manager.match(KvTable((CacheKey(b"salt"),)), [1, 2, 4, 6]) == Prefix(0, ())
     assert manager.match(KvTable(share=False), [1, 2, 4, 6]) == Prefix(0, ())
 
 
@@ -101,14 +102,14 @@ def test_of_two_where_one_starts_with_the_other_the_longer_is_kept() -> None:
     assert manager.take_released() == [slots[0], slots[2]]
 
 
-def test_equal_tokens_with_other_extra_keys_are_kept_beside() -> None:
+def test_equal_tokens_with_other_cache_keys_are_kept_beside() -> None:
     manager = make_manager(3)
-    plain, salted = start(manager, [1, 2]), start(manager, [1, 2], (b"salt",))
+    plain, salted = start(manager, [1, 2]), start(manager, [1, 2], (CacheKey(b"salt"),))
     slots = [*plain.ids, *salted.ids]
     manager.free(plain, [1, 2], 2)
     manager.free(salted, [1, 2, 3], 3)
     assert list(manager._kept) == slots
-    assert manager.match(KvTable((b"salt",)), [1, 2, 3, 4]) == Prefix(3, (slots[1],))
+    assert manager.match(KvTable((CacheKey(b"salt"),)), [1, 2, 3, 4]) == Prefix(3, (slots[1],))
 
 
 def test_a_fork_is_a_copy_unless_it_ends_before_it_is_made() -> None:

@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from paged_sdk.kv.block_hash import CacheKey
 from paged_sdk.kv.contiguous import SequenceKvManager
 from paged_sdk.kv.manager import KvTable
 from paged_sdk.kv.paged import KvCacheManager
@@ -15,7 +16,7 @@ from shadow_kv import ShadowKv, check_paged, history_marks
 BLOCK_SIZE = 3
 NUM_BLOCKS = 9
 tokens = st.lists(st.integers(0, 1), min_size=1, max_size=14)
-keys = st.sampled_from([(), (), (b"adapter",)])
+keys = st.sampled_from([(), (), (CacheKey(b"adapter"),), (CacheKey(b"image", 4),)])
 
 
 @define(eq=False)
@@ -23,17 +24,17 @@ class Live:
     """A sequence as its owner sees it."""
 
     token_ids: list[int]
-    extra_keys: tuple[bytes, ...]
+    cache_keys: tuple[CacheKey, ...]
     table: KvTable
     num_computed: int = 0
     marks: list[int] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.marks = history_marks(self.token_ids, self.extra_keys)
+        self.marks = history_marks(self.token_ids, self.cache_keys)
 
     def extend(self, token_ids: list[int]) -> None:
         self.token_ids += token_ids
-        self.marks = history_marks(self.token_ids, self.extra_keys)
+        self.marks = history_marks(self.token_ids, self.cache_keys)
 
     def truncate(self, num_tokens: int) -> None:
         del self.token_ids[num_tokens:]
@@ -60,16 +61,16 @@ class PagedMachine(RuleBasedStateMachine):
     def make_manager(self) -> KvCacheManager | SequenceKvManager:
         return KvCacheManager(NUM_BLOCKS, BLOCK_SIZE, prefix_caching=self.prefix_caching, sliding_window=self.window)
 
-    @rule(token_ids=tokens, extra_keys=keys, share=st.sampled_from([True, True, True, False]))
-    def admit(self, token_ids: list[int], extra_keys: tuple[bytes, ...], share: bool) -> None:
-        self._attach(Live(token_ids, extra_keys, KvTable(extra_keys, share=share)))
+    @rule(token_ids=tokens, cache_keys=keys, share=st.sampled_from([True, True, True, False]))
+    def admit(self, token_ids: list[int], cache_keys: tuple[CacheKey, ...], share: bool) -> None:
+        self._attach(Live(token_ids, cache_keys, KvTable(cache_keys, share=share)))
 
     @precondition(lambda self: self.histories)
-    @rule(data=st.data(), tail=tokens, extra_keys=keys)
-    def admit_next_turn(self, data: st.DataObject, tail: list[int], extra_keys: tuple[bytes, ...]) -> None:
+    @rule(data=st.data(), tail=tokens, cache_keys=keys)
+    def admit_next_turn(self, data: st.DataObject, tail: list[int], cache_keys: tuple[CacheKey, ...]) -> None:
         history = data.draw(st.sampled_from(self.histories))
         cut = data.draw(st.integers(0, len(history)))
-        self._attach(Live(history[:cut] + tail, extra_keys, KvTable(extra_keys)))
+        self._attach(Live(history[:cut] + tail, cache_keys, KvTable(cache_keys)))
 
     @precondition(lambda self: self.parked)
     @rule(data=st.data())
@@ -128,7 +129,7 @@ class PagedMachine(RuleBasedStateMachine):
         if computed:
             parent = data.draw(st.sampled_from(computed))
             table = self.manager.fork(parent.table, parent.num_computed)
-            self.live.append(Live(list(parent.token_ids), parent.extra_keys, table, parent.num_computed))
+            self.live.append(Live(list(parent.token_ids), parent.cache_keys, table, parent.num_computed))
 
     @precondition(lambda self: self.live)
     @rule(data=st.data(), park=st.booleans())
@@ -249,7 +250,7 @@ class ContiguousMachine(PagedMachine):
         assert len(set(held)) == len(held)
         assert not set(held) & set(self.manager._released)
         for slot, kept in self.manager._kept.items():
-            marks = history_marks(kept.token_ids, kept.extra_keys)
+            marks = history_marks(kept.token_ids, kept.cache_keys)
             assert [self.shadow.cells[slot, position] for position in range(len(marks))] == marks
 
 

@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from paged_sdk.kv.block_hash import CacheKey
 from paged_sdk.kv.manager import KvCopy, KvTable, Prefix
 from paged_sdk.kv.paged import OUT_OF_WINDOW_BLOCK, KvCacheManager
 from shadow_kv import check_paged
@@ -54,13 +55,13 @@ def test_shared_blocks_are_the_same_blocks() -> None:
     assert (manager.prefix_queries, manager.prefix_hits) == (20, 8)
 
 
-@pytest.mark.parametrize("other", [(b"salt",), (b"a", b"b")])
-def test_extra_keys_separate(other: tuple[bytes, ...]) -> None:
+@pytest.mark.parametrize("other", [(CacheKey(b"salt"),), (CacheKey(b"a"), CacheKey(b"b"))])
+def test_cache_keys_separate(other: tuple[CacheKey, ...]) -> None:
     manager = KvCacheManager(8, SIZE)
     prompt = list(range(10))
     start(manager, prompt, KvTable(other))
     assert hits(manager, prompt) == 0
-    assert hits(manager, prompt, KvTable((b"ab",))) == 0
+    assert hits(manager, prompt, KvTable((CacheKey(b"ab"),))) == 0
     assert hits(manager, prompt, KvTable(other)) == 8
 
 

@@ -25,9 +25,9 @@ from paged_sdk.models.loading import load_model
 from paged_sdk.runner.model_runner import ModelRunner
 from paged_sdk.sampling.raw_logprobs import RawLogprobs
 from paged_sdk.sampling.sampler import Sampler
-from paged_sdk.scheduler import sequence as sequences
 from paged_sdk.scheduler.output import SchedulerOutput
 from paged_sdk.scheduler.scheduler import Scheduler
+from sequences import make_sequence
 from tiny import build_model
 
 CPU = torch.device("cpu")
@@ -104,22 +104,12 @@ class Harness:
         self.prompt_logprobs: dict[int, list[RawLogprobs]] = {}
         self.logprobs: dict[int, list[RawLogprobs]] = {}
         self.failed: dict[int, str] = {}
+        self.num_steps = 0
 
     def add(self, prompt: Sequence[int], sampling: SamplingParams = GREEDY, *, num_choices: int = 1) -> int:
         """Queue a request; its id."""
         seq_id, self.num_added = self.num_added, self.num_added + num_choices
-        self.scheduler.add(
-            sequences.Sequence(
-                seq_id,
-                f"request {seq_id}",
-                list(prompt),
-                sampling,
-                max_tokens=NUM_TOKENS,
-                num_choices=num_choices,
-                arrival=float(seq_id),
-                skip_prefix_cache=sampling.prompt_logprobs is not None,
-            )
-        )
+        self.scheduler.add(make_sequence(seq_id, prompt, sampling, max_tokens=NUM_TOKENS, num_choices=num_choices))
         return seq_id
 
     def step(self) -> None:
@@ -134,8 +124,8 @@ class Harness:
         for index, entries_or_none in enumerate(result.logprobs):
             self.logprobs.setdefault(output.scheduled[index].sequence.seq_id, []).extend(entries_or_none or [])
         new_tokens = self.scheduler.update(output, result.token_ids)
-        for sequence, token_id in zip(new_tokens.sequences, new_tokens.token_ids, strict=True):
-            self.texts.setdefault((sequence.seq_id, sequence.choice_index), []).append(token_id)
+        for sequence, token_ids in zip(new_tokens.sequences, new_tokens.token_ids, strict=True):
+            self.texts.setdefault((sequence.seq_id, sequence.choice_index), []).extend(token_ids)
 
     def run(self) -> None:
         while self.scheduler.num_running or self.scheduler.num_waiting:

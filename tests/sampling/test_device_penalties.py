@@ -13,6 +13,7 @@ from paged_sdk.sampling.history import TokenHistory
 from paged_sdk.sampling.penalties import apply_penalties
 from paged_sdk.scheduler.output import ScheduledSequence
 from paged_sdk.scheduler.sequence import Sequence
+from sequences import make_sequence
 
 CPU = torch.device("cpu")
 VOCAB_SIZE = 12
@@ -28,7 +29,7 @@ PARAMS = [
 
 def text(seq_id: int, prompt: list[int] | None = None) -> Sequence:
     params = PARAMS[seq_id % len(PARAMS)]
-    return Sequence(seq_id, f"r{seq_id}", prompt or [seq_id % 5, 3, 3], params, max_tokens=1000)
+    return make_sequence(seq_id, prompt or [seq_id % 5, 3, 3], params, max_tokens=1000)
 
 
 def row_of(sequence: Sequence, end: int) -> ScheduledSequence:
@@ -45,7 +46,7 @@ def check_step(penalties: DevicePenalties, rows: list[ScheduledSequence], tokens
     histories = [
         (
             index,
-            row.sequence.sampling,
+            row.sequence.request.sampling,
             TokenHistory(row.sequence.token_ids[: row.end], row.sequence.num_prompt_tokens),
         )
         for index, row in enumerate(rows)
@@ -93,7 +94,7 @@ def test_tokens_that_the_host_has_not_seen() -> None:
         penalties.lower(logits, step)
         seen = np.array([*sequence.token_ids, *on_device[:number]])
         expected = torch.ones(1, VOCAB_SIZE)
-        apply_penalties(expected, [(0, sequence.sampling, TokenHistory(seen.tolist(), 2))])
+        apply_penalties(expected, [(0, sequence.request.sampling, TokenHistory(seen.tolist(), 2))])
         torch.testing.assert_close(logits, expected)
         penalties.count(step, torch.tensor(on_device[number : number + 1] or [0]))
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from attrs import define, field
+from collections.abc import Callable
+
+from attrs import define, evolve, field
 
 from paged_sdk.config.engine import EngineConfig
-from paged_sdk.config.sampling import SamplingParams
+from paged_sdk.kv.block_hash import CacheKey
 from paged_sdk.kv.contiguous import SequenceKvManager
 from paged_sdk.kv.manager import KvTable
 from paged_sdk.kv.paged import KvCacheManager
 from paged_sdk.scheduler.output import NewTokens, SchedulerOutput
 from paged_sdk.scheduler.scheduler import Scheduler
 from paged_sdk.scheduler.sequence import Sequence, SequenceStatus
+from sequences import SAMPLING, make_sequence
 from shadow_kv import ShadowKv, check_paged, history_marks
 
 VOCAB = 5
 STOP = 0
-SAMPLING = SamplingParams(temperature=0.0, seed=0)
 
 
 def next_token(mark: int, choice_index: int) -> int:
@@ -28,10 +30,10 @@ def reference(sequence: Sequence, max_model_len: int) -> list[int]:
     """The output of a sequence that has all the memory in the world for itself."""
     token_ids = sequence.token_ids[: sequence.num_prompt_tokens]
     output: list[int] = []
-    while len(output) < sequence.max_tokens and len(token_ids) + len(output) < max_model_len:
-        mark = history_marks(token_ids + output, sequence.extra_keys)[-1]
+    while len(output) < sequence.request.max_tokens and len(token_ids) + len(output) < max_model_len:
+        mark = history_marks(token_ids + output, sequence.request.cache_keys)[-1]
         output.append(next_token(mark, sequence.choice_index))
-        if output[-1] in sequence.stop_token_ids:
+        if output[-1] in sequence.request.stop_token_ids:
             break
     return output
 
@@ -52,6 +54,7 @@ class Harness:
     ended: list[int] = field(factory=list)
     flight: tuple[SchedulerOutput, list[list[int]]] | None = None
     forgotten: list[int] = field(factory=list)
+    num_drafts_accepted: int = 0
 
     def __attrs_post_init__(self) -> None:
         config = self.config
@@ -84,21 +87,18 @@ class Harness:
         stops: bool = False,
         num_choices: int = 1,
         priority: int = 0,
-        extra_keys: tuple[bytes, ...] = (),
+        cache_keys: tuple[CacheKey, ...] = (),
         skip_prefix_cache: bool = False,
     ) -> Sequence:
-        sequence = Sequence(
+        sequence = make_sequence(
             self.next_id,
-            f"request-{self.next_id}",
             prompt,
-            SAMPLING,
+            evolve(SAMPLING, prompt_logprobs=0 if skip_prefix_cache else None),
             max_tokens=max_tokens,
             stop_token_ids=frozenset([STOP] if stops else []),
             num_choices=num_choices,
             priority=priority,
-            arrival=float(self.next_id),
-            extra_keys=extra_keys,
-            skip_prefix_cache=skip_prefix_cache,
+            cache_keys=cache_keys,
         )
         self.scheduler.add(sequence)
         self.sequences[sequence.seq_id] = sequence
@@ -127,7 +127,8 @@ class Harness:
             else:
                 self.admitted.append(sequence.seq_id)
                 num_awaited = 0
-            is_last = row.end == len(sequence.token_ids) + num_awaited
+            is_last = row.known_end == len(sequence.token_ids) + num_awaited
+            assert not row.draft_token_ids or is_last
             assert row.num_samples == (sequence.num_choices if is_last else 0)
         for sequence in output.dropped:
             assert sequence.finish_reason == "length"
@@ -146,9 +147,11 @@ class Harness:
         histories = []
         for row in output.scheduled:
             token_ids = row.sequence.token_ids
-            if row.end > len(token_ids):
+            if row.known_end > len(token_ids):
                 token_ids = [*token_ids, overlap[row.sequence.seq_id]]
-            histories.append(history_marks(token_ids, row.sequence.extra_keys))
+            if row.draft_token_ids:
+                token_ids = [*token_ids, *row.draft_token_ids]
+            histories.append(history_marks(token_ids, row.sequence.request.cache_keys))
         for row, marks in zip(output.scheduled, histories, strict=True):
             prompt_end = row.sequence.num_prompt_tokens
             for position in range(row.start, row.end):
@@ -161,25 +164,40 @@ class Harness:
             for position in range(first, row.end):
                 assert self.shadow.read(row.kv_ids, position) == marks[position]
             choices = range(row.sequence.choice_index, row.sequence.choice_index + row.num_samples)
-            sampled.append([next_token(marks[-1], choice) for choice in choices])
+            sampled.append([next_token(marks[row.known_end - 1], choice) for choice in choices])
+            for position, draft in enumerate(row.draft_token_ids, start=row.known_end):
+                if sampled[-1][-1] != draft:
+                    break
+                sampled[-1].append(next_token(marks[position], row.sequence.choice_index))
         return sampled
 
     def update(self, output: SchedulerOutput, sampled: list[list[int]]) -> NewTokens:
         """Take in a step and check what it is said to have done."""
         new_tokens = self.scheduler.update(output, sampled)
-        for sequence, token_id, row, sample in zip(
+        for sequence, token_ids, row, sample in zip(
             new_tokens.sequences, new_tokens.token_ids, new_tokens.rows, new_tokens.samples, strict=True
         ):
             self.sequences.setdefault(sequence.seq_id, sequence)
             if sample:
                 self.admitted.append(sequence.seq_id)  # forked, and running at once
-            assert sampled[row][sample] == token_id == sequence.token_ids[-1]
+            assert sampled[row][sample : sample + len(token_ids)] == token_ids
+            assert sequence.token_ids[-len(token_ids) :] == token_ids
+            self.num_drafts_accepted += len(token_ids) - 1
             if sequence.finish_reason is not None:
                 self.ended.append(sequence.seq_id)
             else:
                 assert sequence.num_computed_tokens == len(sequence.token_ids) - 1
         self.check_memory()
         return new_tokens
+
+    def draft(self, guess: Callable[[list[int]], list[int]]) -> None:
+        """Give every text that only generates some drafts.
+
+        :param guess: what to make of the tokens that would really follow
+        """
+        for sequence in self.scheduler.decoding:
+            follows = reference(sequence, self.config.max_model_len)[sequence.num_output_tokens :]
+            sequence.draft_token_ids = guess(follows)
 
     def step(self, *, ahead: bool = False) -> SchedulerOutput:
         """One step, chosen before the results of the previous one are taken in; afterwards one may be under way.
@@ -206,7 +224,9 @@ class Harness:
         if self.flight is None:
             return {}
         output, sampled = self.flight
-        return {row.sequence.seq_id: tokens[0] for row, tokens in zip(output.scheduled, sampled, strict=True) if tokens}
+        return {
+            row.sequence.seq_id: tokens[-1] for row, tokens in zip(output.scheduled, sampled, strict=True) if tokens
+        }
 
     def run(self, max_steps: int = 20_000, *, ahead: bool = False) -> None:
         """Until all have ended."""
@@ -241,4 +261,4 @@ class Harness:
                 assert output == expected[: len(output)]
             else:
                 assert output == expected
-                assert sequence.finish_reason == ("stop" if output[-1] in sequence.stop_token_ids else "length")
+                assert sequence.finish_reason == ("stop" if output[-1] in sequence.request.stop_token_ids else "length")

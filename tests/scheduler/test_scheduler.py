@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import pytest
-from fake_model import Harness
+from fake_model import VOCAB, Harness
 
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.errors import ContextLengthError, InvalidRequestError, QueueFullError
@@ -507,4 +508,86 @@ def test_a_window_in_the_smallest_pool_that_holds_it(*, ahead: bool) -> None:
     sequence = harness.add([1] * 30, max_tokens=10)
     harness.run(ahead=ahead)
     assert sequence.num_output_tokens == 10
+    harness.check_end()
+
+
+def partly_right(follows: list[int], *, num_right: int, num_wrong: int) -> list[int]:
+    return follows[:num_right] + [VOCAB] * num_wrong
+
+
+def test_right_drafts_are_accepted_and_the_first_wrong_one_ends_it() -> None:
+    harness = make(budget=64)
+    sequence = harness.add([1, 2, 3], max_tokens=20)
+    harness.step()
+    for num_right, num_wrong in ((3, 0), (2, 2), (0, 3)):
+        before = sequence.num_output_tokens
+        guess = partial(partly_right, num_right=num_right, num_wrong=num_wrong)
+        harness.draft(guess)
+        assert rows(harness) == [(0, 2 + before, 1 + num_right + num_wrong, 1)]
+        assert sequence.num_output_tokens == before + num_right + 1
+    assert harness.num_drafts_accepted == 5
+    harness.run()
+    harness.check_end()
+
+
+def test_drafts_take_what_budget_memory_and_the_text_leave() -> None:
+    harness = make(budget=4, num_blocks=3, block_size=4)
+    sequence = harness.add([1, 2, 3], max_tokens=7)
+    harness.step()
+    harness.draft(lambda follows: [VOCAB] * 9)
+    assert rows(harness) == [(0, 3, 4, 1)]  # the budget
+    harness.draft(lambda follows: follows[:3])
+    assert rows(harness) == [(0, 4, 4, 1)]
+    assert sequence.num_output_tokens == 6
+    harness.draft(lambda follows: [VOCAB])
+    assert rows(harness) == [(0, 8, 1, 1)]  # the text's last token needs no draft
+    harness.check_end()
+
+
+def test_while_requests_wait_drafts_take_no_new_block() -> None:
+    harness = make(num_blocks=4, block_size=4)
+    harness.add([1] * 5, max_tokens=8)
+    harness.add([2] * 5, max_tokens=8)
+    harness.step()
+    harness.draft(lambda follows: [VOCAB] * 6)
+    assert rows(harness) == [(0, 5, 3, 1)]  # the other one waits for the blocks that are free
+    harness.run()
+    harness.check_end()
+
+
+def test_nobody_waiting_drafts_take_what_is_free() -> None:
+    harness = make(num_blocks=6, block_size=4)
+    for prompt in ([1] * 5, [2] * 5):
+        harness.add(prompt, max_tokens=8)
+    harness.step()
+    harness.draft(lambda follows: [VOCAB] * 6)
+    assert rows(harness) == [(0, 5, 7, 1), (1, 5, 7, 1)]
+    harness.draft(lambda follows: [VOCAB] * 6)
+    assert rows(harness) == [(0, 6, 6, 1), (1, 6, 6, 1)]
+    assert harness.scheduler.num_preemptions == 0
+
+
+def test_rejected_drafts_are_never_found_in_the_prefix_cache() -> None:
+    harness = make(block_size=4)
+    sequence = harness.add([1, 2, 3], max_tokens=3)
+    harness.step()
+    harness.draft(lambda follows: [4] * 6)
+    harness.run()
+    harness.check_end()
+    guessed = [*sequence.token_ids[:4], 4, 4, 4, 4, 4]
+    harness.add(guessed, max_tokens=1)
+    harness.run()
+    harness.check_end()
+    assert harness.manager.prefix_hits <= 4
+
+
+def test_a_text_that_is_being_verified_waits_for_the_result() -> None:
+    harness = make()
+    harness.add([1, 2, 3], max_tokens=20)
+    harness.step()
+    harness.draft(lambda follows: follows[:2])
+    harness.step(ahead=True)
+    assert harness.schedule().scheduled == []
+    harness.land()
+    harness.run(ahead=True)
     harness.check_end()

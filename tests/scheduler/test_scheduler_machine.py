@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from fake_model import Harness
+from fake_model import VOCAB, Harness
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from paged_sdk.config.engine import EngineConfig
+from paged_sdk.kv.block_hash import CacheKey
 from paged_sdk.scheduler.sequence import SequenceStatus
 
+IMAGES = (CacheKey(b"image", 5), CacheKey(b"other", 9))
+cache_keys = st.sampled_from([(), (), (CacheKey(b"salt"),), (CacheKey(b"image", 4),), IMAGES])
 prompts = st.lists(st.integers(0, 1), min_size=1, max_size=16)
 
 
@@ -46,7 +49,7 @@ class PagedMachine(RuleBasedStateMachine):
         stops=st.booleans(),
         num_choices=st.sampled_from([1, 1, 1, 2, 3]),
         priority=st.sampled_from([0, 0, 0, 1, -1]),
-        extra_keys=st.sampled_from([(), (), (b"salt",)]),
+        cache_keys=cache_keys,
         skip=st.sampled_from([False, False, False, True]),
         repeats=st.sampled_from([1, 1, 1, 3]),
     )
@@ -57,7 +60,7 @@ class PagedMachine(RuleBasedStateMachine):
         stops: bool,
         num_choices: int,
         priority: int,
-        extra_keys: tuple[bytes, ...],
+        cache_keys: tuple[CacheKey, ...],
         skip: bool,
         repeats: int,
     ) -> None:
@@ -67,7 +70,7 @@ class PagedMachine(RuleBasedStateMachine):
             stops=stops,
             num_choices=num_choices,
             priority=priority,
-            extra_keys=extra_keys,
+            cache_keys=cache_keys,
             skip_prefix_cache=skip,
         )
 
@@ -83,6 +86,12 @@ class PagedMachine(RuleBasedStateMachine):
         """Results are taken in before the next step is chosen, or after; a step may be under way when this ends."""
         for _ in range(num_steps):
             self.harness.step(ahead=ahead)
+
+    @rule(num_right=st.integers(0, 4), num_wrong=st.integers(0, 3), ahead=st.booleans())
+    def step_with_drafts(self, num_right: int, num_wrong: int, *, ahead: bool) -> None:
+        """Some guesses are right, the others are not; stop tokens and the end of the text may lie among them."""
+        self.harness.draft(lambda follows: follows[:num_right] + [VOCAB] * num_wrong)
+        self.harness.step(ahead=ahead)
 
     @rule(data=st.data())
     def step_with_cancels_in_flight(self, data: st.DataObject) -> None:

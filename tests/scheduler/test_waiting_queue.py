@@ -1,21 +1,12 @@
 from __future__ import annotations
 
-from fake_model import SAMPLING
-
 from paged_sdk.scheduler.sequence import Sequence
 from paged_sdk.scheduler.waiting_queue import MAX_TIMES_PASSED, WaitingQueue, is_overdue, rank
+from sequences import make_sequence
 
 
 def waiting(seq_id: int, *, priority: int = 0, arrival: float | None = None) -> Sequence:
-    return Sequence(
-        seq_id,
-        f"request-{seq_id}",
-        [1],
-        SAMPLING,
-        max_tokens=1,
-        priority=priority,
-        arrival=float(seq_id) if arrival is None else arrival,
-    )
+    return make_sequence(seq_id, priority=priority, arrival=arrival)
 
 
 def order(queue: WaitingQueue, limit: int = 100) -> list[int]:

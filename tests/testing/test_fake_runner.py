@@ -20,6 +20,7 @@ from paged_sdk.scheduler.scheduler import Scheduler
 from paged_sdk.scheduler.sequence import Sequence
 from paged_sdk.testing.fake_runner import FakeRunner
 from paged_sdk.testing.next_token import HashedTokens, NextToken, ScriptedTokens
+from sequences import make_sequence
 
 END = 9
 HASHED = HashedTokens(range(10, 100))
@@ -29,16 +30,7 @@ def sequence(
     seq_id: int, prompt: Tokens[int], sampling: SamplingParams | None = None, *, max_tokens: int = 12
 ) -> Sequence:
     params = SamplingParams.deterministic() if sampling is None else sampling
-    return Sequence(
-        seq_id,
-        f"request-{seq_id}",
-        list(prompt),
-        params,
-        max_tokens=max_tokens,
-        stop_token_ids=frozenset({END}),
-        num_choices=params.n_choices,
-        skip_prefix_cache=params.prompt_logprobs is not None,
-    )
+    return make_sequence(seq_id, prompt, params, max_tokens=max_tokens, stop_token_ids=frozenset({END}))
 
 
 def run(
@@ -59,8 +51,8 @@ def run(
         for row in result.failed:
             scheduler.finish(output.scheduled[row].sequence, "canceled")
         new_tokens = scheduler.update(output, result.token_ids)
-        for each, token_id in zip(new_tokens.sequences, new_tokens.token_ids, strict=True):
-            texts.setdefault((each.request_id, each.choice_index), []).append(token_id)
+        for each, token_ids in zip(new_tokens.sequences, new_tokens.token_ids, strict=True):
+            texts.setdefault((each.request.request_id, each.choice_index), []).extend(token_ids)
     return texts, results, scheduler
 
 

@@ -33,6 +33,17 @@ class OutputText:
         """The next tokens in; out comes the text that can be shown now."""
         return self._show(self._detokenizer.append(token_ids))
 
+    def push_until_stopped(self, token_ids: Sequence[int]) -> int:
+        """Take in the next tokens, up to the one that completes a stop string.
+
+        :returns: how many of them belong to the output
+        """
+        for count, token_id in enumerate(token_ids, start=1):
+            self.push((token_id,))
+            if self.is_stopped:
+                return count
+        return len(token_ids)
+
     def flush(self) -> str:
         """The end of the text, as far as it was held back."""
         text = self._show(self._detokenizer.flush())

@@ -10,11 +10,11 @@ from paged_sdk.chat.tokenizer import Tokenizer
 from paged_sdk.engine.events import Listener, Outbox
 from paged_sdk.engine.metrics import Metrics
 from paged_sdk.engine.output import OutputProcessor
-from paged_sdk.engine.request import EngineRequest
 from paged_sdk.errors import NumericalError
 from paged_sdk.kv.manager import KvManager
 from paged_sdk.runner.output import PendingStep, Runner, RunnerOutput
 from paged_sdk.scheduler.output import SchedulerOutput
+from paged_sdk.scheduler.request import Request
 from paged_sdk.scheduler.scheduler import Scheduler
 from paged_sdk.scheduler.sequence import Sequence
 from paged_sdk.types.stats import ModelStats
@@ -57,30 +57,17 @@ class Engine:
     def has_work(self) -> bool:
         return self._output.has_requests or self._under_way is not None
 
-    def submit(self, request: EngineRequest, listener: Listener, outbox: Outbox) -> None:
+    def submit(self, request: Request, listener: Listener, outbox: Outbox) -> None:
         """Queue a request.
 
         :param listener: of its output
         :param outbox: where its output goes in each step; whoever steps the engine delivers it
         :raises QueueFullError: too many are waiting
         """
-        root = Sequence(
-            self._next_seq_id,
-            request.request_id,
-            list(request.prompt_token_ids),
-            request.sampling,
-            stop_token_ids=request.stop_token_ids,
-            max_tokens=request.max_tokens,
-            num_choices=request.sampling.n_choices,
-            priority=request.priority,
-            arrival=request.arrival,
-            extra_keys=request.extra_keys,
-            # A cached block has KV but no logits.
-            skip_prefix_cache=request.sampling.prompt_logprobs is not None,
-        )
+        root = Sequence(self._next_seq_id, request)
         self._scheduler.add(root)
-        self._next_seq_id += request.sampling.n_choices
-        self._output.add(request, root, listener, outbox)
+        self._next_seq_id += request.num_choices
+        self._output.add(root, listener, outbox)
 
     def abort(self, request_id: str) -> None:
         """End a request with "canceled" and give its KV back; nothing happens if it has ended already."""
@@ -144,14 +131,14 @@ class Engine:
             self._scheduler.finish(sequence, "stop")  # it knows nothing of stop strings
         # Of two steps that overlap, the time of both counts once.
         start, self._last_end = max(submitted.at, self._last_end), now
-        self._count(output, len(new_tokens), start, now)
+        self._count(output, new_tokens.num_tokens, start, now)
 
     def _end_failed(self, output: SchedulerOutput, result: RunnerOutput) -> None:
         """Requests with non-finite logits end here; nobody else is touched."""
         for row, reason in result.failed.items():
             if not output.scheduled[row].is_current:  # scheduled before its text was known to have ended
                 continue
-            request_id = output.scheduled[row].sequence.request_id
+            request_id = output.scheduled[row].sequence.request.request_id
             error = NumericalError(f"request {request_id}: {reason}", request_id=request_id)
             for sequence in self._output.fail(request_id, error):
                 self._scheduler.finish(sequence, "canceled")

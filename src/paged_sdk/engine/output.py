@@ -6,7 +6,6 @@ from itertools import count
 
 from paged_sdk.chat.tokenizer import Tokenizer
 from paged_sdk.engine.events import Listener, Outbox, RequestEvent
-from paged_sdk.engine.request import EngineRequest
 from paged_sdk.engine.request_state import ChoiceState, RequestState
 from paged_sdk.runner.output import RunnerOutput
 from paged_sdk.sampling.raw_logprobs import RawLogprobs
@@ -35,15 +34,15 @@ class OutputProcessor:
     def has_requests(self) -> bool:
         return bool(self._requests)
 
-    def add(self, request: EngineRequest, root: Sequence, listener: Listener, outbox: Outbox) -> None:
+    def add(self, root: Sequence, listener: Listener, outbox: Outbox) -> None:
         """Begin with a request.
 
         :param root: its first choice's sequence; the other choices have the ids that follow
         :param outbox: where news for the listener go
         """
-        live = RequestState(request, root, listener, outbox, self._tokenizer)
-        self._requests[request.request_id] = live
-        self._choices.update(zip(count(root.seq_id), live.choices, strict=False))
+        state = RequestState(root, listener, outbox, self._tokenizer)
+        self._requests[root.request.request_id] = state
+        self._choices.update(zip(count(root.seq_id), state.choices, strict=False))
 
     def process(
         self, new_tokens: NewTokens, output: SchedulerOutput, result: RunnerOutput, now: float
@@ -56,29 +55,30 @@ class OutputProcessor:
         :returns: sequences that a stop string ends
         """
         for row, entries in result.prompt_logprobs.items():
-            owner = self._requests.get(output.scheduled[row].sequence.request_id)
+            owner = self._requests.get(output.scheduled[row].sequence.request.request_id)
             if owner is not None:
                 if output.scheduled[row].start == 0:  # after a preemption the prompt is computed again
                     owner.prompt_logprobs.clear()
                 owner.prompt_logprobs.extend(entries)
         stopped: list[Sequence] = []
         choices = self._choices
-        for sequence, token_id, row, sample in zip(
+        for sequence, token_ids, row, sample in zip(
             new_tokens.sequences, new_tokens.token_ids, new_tokens.rows, new_tokens.samples, strict=True
         ):
             choice = choices[sequence.seq_id]
             if choice.is_plain and sequence.finish_reason is None:
-                choice.post(token_id)
+                choice.post(token_ids)
                 continue
             raw = result.logprobs[row]
-            self._advance(choice, sequence, token_id, () if raw is None else (raw[sample],), now)
+            logprobs = () if raw is None else tuple(raw[sample : sample + len(token_ids)])
+            self._advance(choice, sequence, token_ids, logprobs, now)
             if choice.finish_reason is not None and sequence.finish_reason is None:
                 stopped.append(sequence)
         return stopped
 
     def end(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
         """A choice ends without a new token."""
-        owner = self._requests[sequence.request_id]
+        owner = self._requests[sequence.request.request_id]
         self._end(owner, owner.choices[sequence.choice_index], reason, now)
 
     def cancel(self, request_id: str, now: float) -> list[Sequence]:
@@ -107,22 +107,32 @@ class OutputProcessor:
         return owner.sequences
 
     def _advance(
-        self, choice: ChoiceState, sequence: Sequence, token_id: int, logprobs: tuple[RawLogprobs, ...], now: float
+        self,
+        choice: ChoiceState,
+        sequence: Sequence,
+        token_ids: list[int],
+        logprobs: tuple[RawLogprobs, ...],
+        now: float,
     ) -> None:
-        owner = self._requests[sequence.request_id]
+        owner = self._requests[sequence.request.request_id]
         prompt_logprobs: tuple[RawLogprobs, ...] = ()
         if owner.first_token_at is None:
             owner.first_token_at = now
             prompt_logprobs = tuple(owner.prompt_logprobs)
         choice.sequence = sequence
         choice.is_plain = choice.text is None and not logprobs
-        if sequence.finish_reason != "stop":  # the token that ends a text is not part of it
-            choice.post(token_id)
-            if choice.text is not None:
-                choice.text.push((token_id,))
+        # The token that ends a text is not part of it.
+        shown = token_ids[:-1] if sequence.finish_reason == "stop" else token_ids
+        if choice.text is not None:
+            num_shown = choice.text.push_until_stopped(shown)
+            if choice.text.is_stopped:
+                # Several tokens of one step: those after the stop string are as if they had never been sampled.
+                choice.num_unwanted = len(token_ids) - num_shown
+                shown, logprobs = shown[:num_shown], logprobs[:num_shown]
+        choice.post(shown)
         if logprobs or prompt_logprobs:
             event = RequestEvent(
-                request_id=sequence.request_id,
+                request_id=sequence.request.request_id,
                 index=choice.index,
                 logprobs=logprobs,
                 prompt_logprobs=prompt_logprobs,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from paged_sdk.chat.output_text import OutputText
 from paged_sdk.chat.tokenizer import Tokenizer
 from paged_sdk.engine.events import Listener, Outbox
-from paged_sdk.engine.request import EngineRequest
 from paged_sdk.sampling.raw_logprobs import RawLogprobs
 from paged_sdk.scheduler.sequence import Sequence
 from paged_sdk.types.response import FinishReason, PromptTokensDetails, Usage
@@ -20,9 +21,10 @@ class ChoiceState:
     :ivar finish_reason: None until it has ended
     :ivar text: what stop strings are looked for in; None if there are none
     :ivar is_plain: it has begun, and until it ends there is nothing to say of it but tokens
+    :ivar num_unwanted: tokens of its sequence that lie behind a stop string
     """
 
-    __slots__ = ("finish_reason", "index", "is_plain", "listener", "outbox", "sequence", "text")
+    __slots__ = ("finish_reason", "index", "is_plain", "listener", "num_unwanted", "outbox", "sequence", "text")
 
     def __init__(self, index: int, listener: Listener, outbox: Outbox, text: OutputText | None) -> None:
         self.index = index
@@ -32,13 +34,20 @@ class ChoiceState:
         self.sequence: Sequence | None = None
         self.finish_reason: FinishReason | None = None
         self.is_plain = False
+        self.num_unwanted = 0
 
-    def post(self, token_id: int) -> None:
-        """Tell the listener of one more token."""
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of its text, the one that ended it included."""
+        return 0 if self.sequence is None else self.sequence.num_output_tokens - self.num_unwanted
+
+    def post(self, token_ids: Iterable[int]) -> None:
+        """Tell the listener of more tokens."""
         outbox = self.outbox
-        outbox.listeners.append(self.listener)
-        outbox.indices.append(self.index)
-        outbox.token_ids.append(token_id)
+        for token_id in token_ids:
+            outbox.listeners.append(self.listener)
+            outbox.indices.append(self.index)
+            outbox.token_ids.append(token_id)
 
     def end(self, reason: FinishReason) -> None:
         """No more tokens. A stop string may be complete only now that nothing can follow."""
@@ -55,9 +64,8 @@ class RequestState:
     :ivar first_token_at: seconds of the monotonic clock, None until then
     """
 
-    def __init__(
-        self, request: EngineRequest, root: Sequence, listener: Listener, outbox: Outbox, tokenizer: Tokenizer
-    ) -> None:
+    def __init__(self, root: Sequence, listener: Listener, outbox: Outbox, tokenizer: Tokenizer) -> None:
+        request = root.request
         stops = request.sampling.stop
         self.request = request
         self.root = root
@@ -88,7 +96,7 @@ class RequestState:
     def usage(self, now: float) -> Usage:
         """What it cost, up to ``now``."""
         prompt = len(self.request.prompt_token_ids)
-        completion = sum(sequence.num_output_tokens for sequence in self.sequences)
+        completion = sum(choice.num_tokens for choice in self.choices)
         arrival = self.request.arrival
         scheduled = self.root.first_scheduled_at if self.root.first_scheduled_at is not None else now
         first = self.first_token_at if self.first_token_at is not None else now

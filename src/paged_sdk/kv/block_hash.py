@@ -3,26 +3,45 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 
-__all__ = ["block_hash"]
+from attrs import frozen
+
+__all__ = ["CacheKey", "block_hash"]
 
 
-def block_hash(parent: bytes, token_ids: Sequence[int], extra_keys: tuple[bytes, ...] = ()) -> bytes:
-    """Hash of a full block: SHA-256 over its parent's hash, its tokens and what else its KV depends on.
+@frozen
+class CacheKey:
+    """Something other than tokens that KV depends on, from one token of the sequence on.
+
+    It enters the hash of the block that holds its first token, and through the chain all later ones. So two
+    conversations share their blocks up to the first image that differs.
+
+    :ivar content: what tells it apart: a cache salt, a digest of an adapter's weights or of an image
+    :ivar first_token: position of the first token that depends on it; 0 for what concerns the whole sequence
+    """
+
+    content: bytes
+    first_token: int = 0
+
+
+def block_hash(parent: bytes, token_ids: Sequence[int], keys: Iterable[CacheKey] = (), *, start: int = 0) -> bytes:
+    """Hash a full block: SHA-256 over its parent's hash, its tokens, and the keys that begin in it.
 
     Two blocks with one hash hold the same KV, and tokens are not compared after a hit: finding two inputs with one
     SHA-256 digest takes about 2**128 attempts, even for somebody who chooses the prompts.
 
     :param parent: hash of the block before it; empty for the first block
     :param token_ids: the tokens of the block, each below 2**32
-    :param extra_keys: adapter, image content, cache salt
+    :param keys: of the sequence; those of other blocks do not count
+    :param start: position of the block's first token
     """
     # Every part has a known length, so that no two inputs give the same bytes.
     digest = sha256(parent)
     digest.update(struct.pack(f"<{len(token_ids)}I", *token_ids))
-    for key in extra_keys:
-        digest.update(struct.pack("<Q", len(key)))
-        digest.update(key)
+    for key in keys:
+        if start <= key.first_token < start + len(token_ids):
+            digest.update(struct.pack("<QQ", key.first_token - start, len(key.content)))
+            digest.update(key.content)
     return digest.digest()

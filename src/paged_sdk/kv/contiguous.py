@@ -7,6 +7,7 @@ from collections import OrderedDict
 
 from attrs import frozen
 
+from paged_sdk.kv.block_hash import CacheKey
 from paged_sdk.kv.manager import KvCopy, KvTable, KvUsage, Prefix
 
 __all__ = ["SequenceKvManager", "common_prefix_length"]
@@ -24,16 +25,23 @@ def common_prefix_length(first: list[int], second: list[int]) -> int:
     return low
 
 
+def _reach_of_equal_keys(first: tuple[CacheKey, ...], second: tuple[CacheKey, ...]) -> int:
+    """How many leading tokens depend on the same keys in both sequences."""
+    return min((key.first_token for key in set(first) ^ set(second)), default=sys.maxsize)
+
+
 @frozen(eq=False)
 class _Kept:
     """A finished sequence: the tokens whose KV its slot holds, and what else it depends on."""
 
     token_ids: list[int]
-    extra_keys: tuple[bytes, ...]
+    cache_keys: tuple[CacheKey, ...]
 
     def covers(self, other: _Kept) -> bool:
         """Whether every prefix that ``other`` offers is offered here."""
-        return self.extra_keys == other.extra_keys and self.token_ids[: len(other.token_ids)] == other.token_ids
+        length = len(other.token_ids)
+        reach = _reach_of_equal_keys(self.cache_keys, other.cache_keys)
+        return reach >= length and self.token_ids[:length] == other.token_ids
 
 
 class SequenceKvManager:
@@ -84,8 +92,9 @@ class SequenceKvManager:
         best = Prefix(0, ())
         if table.share:
             for slot, kept in reversed(self._kept.items()):
-                if kept.extra_keys == table.extra_keys:
-                    num_common = min(common_prefix_length(kept.token_ids, token_ids), len(token_ids) - 1)
+                reach = min(_reach_of_equal_keys(kept.cache_keys, table.cache_keys), len(token_ids) - 1)
+                if reach > best.num_tokens:
+                    num_common = min(common_prefix_length(kept.token_ids, token_ids), reach)
                     if num_common > best.num_tokens:
                         best = Prefix(num_common, (slot,))
         return best
@@ -114,7 +123,7 @@ class SequenceKvManager:
 
     def fork(self, table: KvTable, num_computed: int) -> KvTable:
         """A slot of its own, with a copy of what is computed."""
-        child = KvTable(table.extra_keys, share=table.share)
+        child = KvTable(table.cache_keys, share=table.share)
         child.epoch = table.epoch
         child.ids = [self._copy_of(table.ids[0], num_computed)]
         child.capacity = child.next_commit = sys.maxsize
@@ -130,7 +139,7 @@ class SequenceKvManager:
         if num_computed == 0 or never_filled or table.epoch != self._epoch:
             self._released.append(slot)
         else:
-            self._keep(slot, _Kept(list(token_ids[:num_computed]), table.extra_keys))
+            self._keep(slot, _Kept(list(token_ids[:num_computed]), table.cache_keys))
 
     def take_copies(self) -> list[KvCopy]:
         copies = list(self._copies.values())
@@ -151,7 +160,8 @@ class SequenceKvManager:
             return self._new_slot()
         (slot,) = prefix.ids
         kept_ids = self._kept[slot].token_ids
-        if kept_ids == token_ids[: len(kept_ids)]:
+        is_whole = prefix.num_tokens >= min(len(kept_ids), len(token_ids) - 1)
+        if is_whole and kept_ids == token_ids[: len(kept_ids)]:
             del self._kept[slot]
             return slot
         self._kept.move_to_end(slot)

@@ -6,19 +6,21 @@ from typing import Protocol
 
 from attrs import frozen
 
+from paged_sdk.kv.block_hash import CacheKey
+
 __all__ = ["KvCopy", "KvManager", "KvTable", "KvUsage", "Prefix"]
 
 
 class KvTable:
     """The KV memory of one sequence: it lives as long as the sequence and is empty while the sequence waits.
 
-    Only ``ids``, ``room`` and ``next_commit`` are of interest outside ``kv/``; the rest is the manager's own.
+    Only ``ids``, ``capacity`` and ``next_commit`` are of interest outside ``kv/``; the rest is the manager's own.
 
     :ivar ids: block table (paged), or the one slot (contiguous). It grows at its end; where an entry that will be read
         changes, there is a new list. So who has seen a list before has only its new end to look at
     :ivar capacity: tokens of the sequence that may be written without asking ``grow``
     :ivar next_commit: computed tokens from which ``commit`` has something to do
-    :ivar extra_keys: what, beside the tokens, the KV depends on: adapter, image content, cache salt
+    :ivar cache_keys: what, beside the tokens, the KV depends on: adapter, image content, cache salt
     :ivar share: whether to look for KV computed by others (no for a sequence that needs every prompt logit)
     :ivar hashes: chain hashes of the leading full blocks of the sequence's tokens, as far as they were needed
     :ivar num_published: leading blocks that are already known by their hash
@@ -27,9 +29,9 @@ class KvTable:
     """
 
     __slots__ = (
+        "cache_keys",
         "capacity",
         "epoch",
-        "extra_keys",
         "hashes",
         "ids",
         "next_commit",
@@ -38,11 +40,11 @@ class KvTable:
         "share",
     )
 
-    def __init__(self, extra_keys: tuple[bytes, ...] = (), *, share: bool = True) -> None:
+    def __init__(self, cache_keys: tuple[CacheKey, ...] = (), *, share: bool = True) -> None:
         self.ids: list[int] = []
         self.capacity = 0
         self.next_commit = 0
-        self.extra_keys = extra_keys
+        self.cache_keys = cache_keys
         self.share = share
         self.hashes: list[bytes] = []
         self.num_published = 0

@@ -153,7 +153,7 @@ class KvCacheManager:
 
     def fork(self, table: KvTable, num_computed: int) -> KvTable:
         """A second table over the same blocks; whoever writes to a shared one first gets a copy."""
-        child = KvTable(table.extra_keys, share=table.share)
+        child = KvTable(table.cache_keys, share=table.share)
         child.ids = table.ids[: self._num_blocks(num_computed)]
         child.hashes = table.hashes[: num_computed // self.block_size]
         child.num_published = table.num_published
@@ -214,4 +214,5 @@ class KvCacheManager:
         hashes, size = table.hashes, self.block_size
         for index in range(len(hashes), num_tokens // size):
             parent = hashes[-1] if hashes else b""
-            hashes.append(block_hash(parent, token_ids[index * size : (index + 1) * size], table.extra_keys))
+            block = token_ids[index * size : (index + 1) * size]
+            hashes.append(block_hash(parent, block, table.cache_keys, start=index * size))

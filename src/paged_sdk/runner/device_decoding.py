@@ -78,10 +78,12 @@ class DeviceDecoding:
         """By what the device samples for a row; None: the host has to."""
         sequence = row.sequence
         found = self._rows.get(sequence.seq_id)
+        if row.draft_token_ids:
+            return None  # how many of them are accepted, the host finds out
         if found is None and row.num_samples == 1:
             num_output_tokens = row.end - sequence.num_prompt_tokens
-            if DeviceSampler.serves(sequence.sampling, num_output_tokens):
-                found = self._rows[sequence.seq_id] = DeviceRow(sequence.sampling, sequence.choice_index)
+            if DeviceSampler.serves(sequence.request.sampling, num_output_tokens):
+                found = self._rows[sequence.seq_id] = DeviceRow(sequence.request.sampling, sequence.choice_index)
         return found
 
     def sample(self, logits: Tensor, scheduled: Sequence[ScheduledSequence], rows: list[DeviceRow]) -> Drawn:
@@ -150,8 +152,8 @@ class _Batch:
 
 def _logprob_rows(scheduled: Sequence[ScheduledSequence]) -> LogprobRows | None:
     top_ns = {
-        index: row.sequence.sampling.top_n_logprobs
+        index: row.sequence.request.sampling.top_n_logprobs
         for index, row in enumerate(scheduled)
-        if row.sequence.sampling.top_n_logprobs is not None
+        if row.sequence.request.sampling.top_n_logprobs is not None
     }
     return LogprobRows(list(top_ns), list(top_ns.values())) if top_ns else None

@@ -49,11 +49,12 @@ def make_input_batch(
         known = row.sequence.token_ids
         first_tokens.append(len(token_ids))
         spans.append(RowSpan(row.start, row.num_new_tokens, row.kv_ids))
-        token_ids += known[row.start : row.end]
-        if row.end > len(known):
+        token_ids += known[row.start : row.known_end]
+        if row.known_end > len(known):
             unknown.append(len(token_ids))
             unknown_of.append(row.sequence.seq_id)
             token_ids.append(0)
+        token_ids += row.draft_token_ids
     positions = np.concatenate([np.arange(span.start, span.end) for span in spans])
     tokens = np.array(token_ids)
     if overlap is None or not unknown:

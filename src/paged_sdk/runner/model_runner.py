@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 import torch
 from attrs import frozen
@@ -19,7 +19,7 @@ from paged_sdk.runner.output import FinishedStep, PendingStep, RunnerOutput
 from paged_sdk.runner.sampled_step import NOT_FINITE, Drawn, SampledStep
 from paged_sdk.sampling.candidates import select_rows
 from paged_sdk.sampling.raw_logprobs import RawLogprobs
-from paged_sdk.sampling.sampler import Sampler, SampleRow
+from paged_sdk.sampling.sampler import Sampled, Sampler, SampleRow
 from paged_sdk.scheduler.output import ScheduledSequence, SchedulerOutput
 
 __all__ = ["ModelRunner"]
@@ -28,6 +28,9 @@ __all__ = ["ModelRunner"]
 _LOGITS_TILE: Final = 64
 
 _NOTHING_LEFT: Final = "every token is banned"
+
+_Logits: TypeAlias = tuple[int, int]
+"""Which row of a step some logits are for, and how many of its drafts they follow."""
 
 
 class ModelRunner:
@@ -89,12 +92,18 @@ class _Parts:
                 return SampledStep(result, range(len(scheduled)), drawn, overlaps=True)
         hidden, first_tokens = self._forward(scheduled)
         self._add_prompt_logprobs(scheduled, first_tokens, hidden, result)
-        sampled = [index for index, row in enumerate(scheduled) if row.num_samples and index not in result.failed]
-        if not sampled:
+        wanted: list[_Logits] = []
+        positions: list[int] = []
+        for index, row in enumerate(scheduled):
+            if row.num_samples and index not in result.failed:
+                num_drafts = len(row.draft_token_ids)
+                end = first_tokens[index] + row.num_new_tokens
+                wanted += [(index, draft) for draft in range(num_drafts + 1)]
+                positions += range(end - num_drafts - 1, end)
+        if not wanted:
             return self._unsampled(hidden, result)
-        last_tokens = [first_tokens[index] + scheduled[index].num_new_tokens - 1 for index in sampled]
-        logits = self.model.logits(select_rows(hidden, last_tokens))
-        return self._sample(scheduled, sampled, logits, result)
+        logits = self.model.logits(select_rows(hidden, positions))
+        return self._sample(scheduled, wanted, logits, result)
 
     def _forward(self, scheduled: Sequence[ScheduledSequence]) -> tuple[Tensor, Sequence[int]]:
         """The hidden states of a step's tokens, and the index of each row's first."""
@@ -117,36 +126,36 @@ class _Parts:
         return SampledStep(result, (), nothing, overlaps=not result.failed)
 
     def _sample(
-        self, scheduled: Sequence[ScheduledSequence], sampled: list[int], logits: Tensor, result: RunnerOutput
+        self, scheduled: Sequence[ScheduledSequence], wanted: list[_Logits], logits: Tensor, result: RunnerOutput
     ) -> PendingStep:
         """Sample each row where that can be done.
 
-        :param sampled: the rows
-        :param logits: float32 ``[len(sampled), vocab_size]``
+        :param wanted: what each row of the logits is for, those of one row of the step side by side
+        :param logits: float32 ``[len(wanted), vocab_size]``
         """
         path = self.device_decoding
         if path is None:
-            self._sample_on_host(scheduled, sampled, logits, result)
+            self._sample_on_host(scheduled, wanted, logits, result)
             return FinishedStep(result)
-        device_rows = [path.row_of(scheduled[index]) for index in sampled]
+        device_rows = [path.row_of(scheduled[index]) for index, _ in wanted]
         served = [row for row in device_rows if row is not None]
-        overlaps = len(served) == len(sampled)
+        overlaps = len(served) == len(wanted)
         if not overlaps:
             on_host = [place for place, row in enumerate(device_rows) if row is None]
-            self._sample_on_host(scheduled, [sampled[place] for place in on_host], select_rows(logits, on_host), result)
+            self._sample_on_host(scheduled, [wanted[place] for place in on_host], select_rows(logits, on_host), result)
             if not served:
                 return FinishedStep(result)
             on_device = [place for place, row in enumerate(device_rows) if row is not None]
-            sampled, logits = [sampled[place] for place in on_device], select_rows(logits, on_device)
-        drawn = path.sample(logits, [scheduled[index] for index in sampled], served)
-        return SampledStep(result, sampled, drawn, overlaps=overlaps and not result.failed)
+            wanted, logits = [wanted[place] for place in on_device], select_rows(logits, on_device)
+        drawn = path.sample(logits, [scheduled[index] for index, _ in wanted], served)
+        return SampledStep(result, [index for index, _ in wanted], drawn, overlaps=overlaps and not result.failed)
 
     def _add_prompt_logprobs(
         self, scheduled: Sequence[ScheduledSequence], first_tokens: Sequence[int], hidden: Tensor, result: RunnerOutput
     ) -> None:
         """Every token of a prompt predicts the next one: collect how well, where that was asked for."""
         for index, row in enumerate(scheduled):
-            sequence, top_n = row.sequence, row.sequence.sampling.prompt_logprobs
+            sequence, top_n = row.sequence, row.sequence.request.sampling.prompt_logprobs
             last = min(row.start + row.num_new_tokens, sequence.num_prompt_tokens - 1)
             if top_n is None or last <= row.start:
                 continue
@@ -163,21 +172,36 @@ class _Parts:
                 result.prompt_logprobs[index] = entries
 
     def _sample_on_host(
-        self, scheduled: Sequence[ScheduledSequence], indices: list[int], logits: Tensor, result: RunnerOutput
+        self, scheduled: Sequence[ScheduledSequence], wanted: list[_Logits], logits: Tensor, result: RunnerOutput
     ) -> None:
-        """Sample some rows, whose logits are given, and wait for the tokens."""
-        finite = _are_finite(logits)
-        if not finite.all():
-            is_good = finite.tolist()
-            result.failed.update((index, NOT_FINITE) for index, good in zip(indices, is_good, strict=True) if not good)
-            indices = [index for index, good in zip(indices, is_good, strict=True) if good]
-            logits = logits[finite]
-        sampled = self.sampler.sample(logits, [_sample_row(scheduled[index]) for index in indices])
-        for index, tokens in zip(indices, sampled, strict=True):
-            if not tokens:
-                result.failed[index] = _NOTHING_LEFT
-            result.token_ids[index] = [token.token_id for token in tokens]
-            logprobs = [token.logprobs for token in tokens if token.logprobs is not None]
+        """Sample some rows, whose logits are given, and wait for the tokens.
+
+        The first token of every row is drawn, then the second of those whose first was their draft, and so on: each
+        token is drawn from its own distribution, after the text that it follows, and what the sampler keeps of a text
+        only ever grows. So drafts change nothing but the time that it takes.
+        """
+        is_finite = _are_finite(logits).tolist()
+        places = {target: place for place, target in enumerate(wanted)}
+        tokens: dict[int, list[Sampled]] = {index: [] for index, _ in wanted}
+        going, depth = list(tokens), 0
+        while going:
+            good = [index for index in going if is_finite[places[index, depth]]]
+            if depth == 0 and len(good) < len(going):
+                result.failed.update(dict.fromkeys(set(going) - set(good), NOT_FINITE))
+            part = select_rows(logits, [places[index, depth] for index in good]) if good else logits[:0]
+            sampled = self.sampler.sample(part, [_sample_row(scheduled[index], depth) for index in good])
+            going = []
+            for index, new in zip(good, sampled, strict=True):
+                drafts = scheduled[index].draft_token_ids
+                tokens[index] += new
+                if depth < len(drafts) and new and new[0].token_id == drafts[depth]:
+                    going.append(index)
+            depth += 1
+        for index, of_row in tokens.items():
+            if not of_row:
+                result.failed.setdefault(index, _NOTHING_LEFT)
+            result.token_ids[index] = [token.token_id for token in of_row]
+            logprobs = [token.logprobs for token in of_row if token.logprobs is not None]
             result.logprobs[index] = logprobs or None
 
 
@@ -186,14 +210,15 @@ def _are_finite(logits: Tensor) -> Tensor:
     return logits.amax(-1).isfinite()
 
 
-def _sample_row(row: ScheduledSequence) -> SampleRow:
-    sequence = row.sequence
+def _sample_row(row: ScheduledSequence, num_drafts: int) -> SampleRow:
+    """What to sample after the first ``num_drafts`` drafts of a row."""
+    sequence, token_ids = row.sequence, row.sequence.token_ids
     return SampleRow(
         seq_id=sequence.seq_id,
-        params=sequence.sampling,
-        token_ids=sequence.token_ids,
+        params=sequence.request.sampling,
+        token_ids=[*token_ids, *row.draft_token_ids[:num_drafts]] if num_drafts else token_ids,
         num_prompt_tokens=sequence.num_prompt_tokens,
         choice_index=sequence.choice_index,
         num_samples=row.num_samples,
-        stop_token_ids=sequence.stop_token_ids,
+        stop_token_ids=sequence.request.stop_token_ids,
     )

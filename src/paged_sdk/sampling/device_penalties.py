@@ -59,14 +59,14 @@ class DevicePenalties:
 
         :param scheduled: whose next tokens are to be sampled
         """
-        penalized = [index for index, row in enumerate(scheduled) if has_penalties(row.sequence.sampling)]
+        penalized = [index for index, row in enumerate(scheduled) if has_penalties(row.sequence.request.sampling)]
         if not penalized:
             return None
         seats = self._take_seats([scheduled[index].sequence.seq_id for index in penalized])
         for index, seat in zip(penalized, seats, strict=True):
             if self._lengths[seat] != scheduled[index].end:
                 self._count_anew(seat, scheduled[index])
-        params = [row.sequence.sampling for row in scheduled]
+        params = [row.sequence.request.sampling for row in scheduled]
         seat_of_row = np.full(len(scheduled), -1)
         seat_of_row[penalized] = seats
         settings = to_device(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Sequence_
+
 from attrs import define, field, frozen
 
 from paged_sdk.kv.manager import KvCopy
@@ -13,16 +15,18 @@ __all__ = ["NewTokens", "ScheduledSequence", "SchedulerOutput"]
 # Not frozen, which takes three times as long: a step makes one for each sequence, and one of 256 sequences has 0.3 ms.
 @define(eq=False)
 class ScheduledSequence:
-    """One row of a step: some tokens of one sequence.
+    """One row of a step: some tokens of one sequence, and drafts of those that follow.
 
     :ivar start: tokens of the sequence computed before the step, or being computed by steps under way
-    :ivar num_new_tokens: tokens to compute: ``sequence.token_ids[start : start + num_new_tokens]``, the last of which
-        may be the one that the previous step samples
+    :ivar num_new_tokens: tokens to compute: ``sequence.token_ids[start:]`` as far as the chunk goes, of which the last
+        may be the one that the previous step samples, and then the drafts
     :ivar num_samples: tokens to sample after the last of them: 0 if the chunk does not reach the sequence's end, n if
         it completes the prompt of a request with n choices, otherwise 1
     :ivar kv_ids: block table, or ``[slot]`` when contiguous; the sequence's own list, not to be changed. Entries of
         blocks that a sliding window has left are 0 and are not to be read
     :ivar num_preemptions: of the sequence, when the row was made
+    :ivar draft_token_ids: guesses at the tokens after the last known one. A token is sampled at each of them as well,
+        as long as it turns out to be the guess
     """
 
     sequence: Sequence
@@ -31,11 +35,17 @@ class ScheduledSequence:
     num_samples: int
     kv_ids: list[int]
     num_preemptions: int
+    draft_token_ids: Sequence_[int] = ()
 
     @property
     def end(self) -> int:
-        """Tokens of the sequence with KV after the step."""
+        """Tokens of the sequence with KV after the step, if every draft is accepted."""
         return self.start + self.num_new_tokens
+
+    @property
+    def known_end(self) -> int:
+        """Tokens of the sequence with KV after the step, if no draft is accepted."""
+        return self.start + self.num_new_tokens - len(self.draft_token_ids)
 
     @property
     def is_current(self) -> bool:
@@ -70,22 +80,26 @@ class NewTokens:
     Lists side by side: an object for each token of a step of 256 sequences is enough to set the garbage collector off,
     which took 0.6 ms of every step.
 
-    :ivar sequences: that have a token more; each comes once, and its ``finish_reason`` says whether it ended with it
-    :ivar token_ids: the tokens
-    :ivar rows: of ``SchedulerOutput.scheduled``, where they were sampled
-    :ivar samples: which of the row's samples they are
+    :ivar sequences: the sequences that have grown, each once; its ``finish_reason`` says whether it ended with the last
+        of its tokens
+    :ivar token_ids: the tokens of each, at least one
+    :ivar rows: index into ``SchedulerOutput.scheduled`` of the row where they were sampled
+    :ivar samples: which of the row's samples the first of them is
     """
 
     sequences: list[Sequence] = field(factory=list)
-    token_ids: list[int] = field(factory=list)
+    token_ids: list[list[int]] = field(factory=list)
     rows: list[int] = field(factory=list)
     samples: list[int] = field(factory=list)
 
-    def __len__(self) -> int:
-        return len(self.token_ids)
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all sequences."""
+        return sum(map(len, self.token_ids))
 
-    def add(self, sequence: Sequence, token_id: int, row: int, sample: int) -> None:
+    def add(self, sequence: Sequence, token_ids: list[int], row: int, sample: int) -> None:
+        """Note what one sequence has got."""
         self.sequences.append(sequence)
-        self.token_ids.append(token_id)
+        self.token_ids.append(token_ids)
         self.rows.append(row)
         self.samples.append(sample)

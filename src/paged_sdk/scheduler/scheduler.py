@@ -54,6 +54,16 @@ class Scheduler:
         return len(self._waiting)
 
     @property
+    def decoding(self) -> list[Sequence]:
+        """The running sequences whose next step has one token to compute, which is known: those that drafts may
+        follow."""
+        return [
+            sequence
+            for sequence in self._running
+            if sequence.num_in_flight == 0 and sequence.num_computed_tokens + 1 == len(sequence.token_ids)
+        ]
+
+    @property
     def num_preemptions(self) -> int:
         """Sequences whose KV was given up for others, since the start."""
         return self._num_preemptions
@@ -65,7 +75,7 @@ class Scheduler:
         :raises ContextLengthError: if the prompt, and one token after it, can never fit
         :raises InvalidRequestError: for an empty prompt, or more choices than sequences can run
         """
-        request_id, num_tokens = sequence.request_id, len(sequence.token_ids)
+        request_id, num_tokens = sequence.request.request_id, len(sequence.token_ids)
         limit = min(self._config.max_model_len - 1, self._kv.max_sequence_tokens)
         if num_tokens > limit:
             raise ContextLengthError(
@@ -122,27 +132,43 @@ class Scheduler:
     def update(self, output: SchedulerOutput, sampled: list[list[int]]) -> NewTokens:
         """Take in the results of a step.
 
-        :param sampled: per row of ``output.scheduled`` its ``num_samples`` tokens. A row that failed has none; its
-            sequence stays as it was, for the caller to finish
+        :param sampled: per row of ``output.scheduled`` its ``num_samples`` tokens; of a row with drafts those that were
+            accepted, and the token sampled after them. A row that failed has none; its sequence stays as it was, for
+            the caller to finish
         """
         new_tokens = NewTokens()
+        running = SequenceStatus.RUNNING
         for index, (row, token_ids) in enumerate(zip(output.scheduled, sampled, strict=True)):
             sequence = row.sequence
-            if not row.is_current or (row.num_samples and not token_ids):
+            # As row.is_current says: a property's call would be a tenth of this loop.
+            if sequence.status is not running or sequence.num_preemptions != row.num_preemptions:
+                continue
+            num_samples = row.num_samples
+            if num_samples and not token_ids:
                 continue
             sequence.num_in_flight -= row.num_new_tokens
-            sequence.num_computed_tokens = num_computed = row.start + row.num_new_tokens
+            num_computed = row.start + row.num_new_tokens
+            reason: FinishReason | None = None
+            if num_samples == 1:
+                sequence.num_awaited -= 1
+                token_ids, reason = self._append(sequence, token_ids)
+                new_tokens.add(sequence, token_ids, index, 0)
+                if row.draft_token_ids:
+                    # The KV of rejected drafts lies beyond what counts as computed, where the next step writes.
+                    sequence.is_verifying = False
+                    num_computed = row.known_end + len(token_ids) - 1
+            sequence.num_computed_tokens = num_computed
             if num_computed >= sequence.table.next_commit:
                 self._kv.commit(sequence.table, sequence.token_ids, num_computed)
-            if row.num_samples:
+            if reason is not None:
+                self.finish(sequence, reason)
+            elif num_samples > 1:
                 sequence.num_awaited -= 1
-                if row.num_samples > 1:
-                    for sample, choice in enumerate(self._fork(row)):
-                        self._append(choice, token_ids[sample])
-                        new_tokens.add(choice, token_ids[sample], index, sample)
-                else:
-                    self._append(sequence, token_ids[0])
-                    new_tokens.add(sequence, token_ids[0], index, 0)
+                for sample, choice in enumerate(self._fork(row)):
+                    token, reason = self._append(choice, token_ids[sample : sample + 1])
+                    new_tokens.add(choice, token, index, sample)
+                    if reason is not None:
+                        self.finish(choice, reason)
         return new_tokens
 
     def _continue_running(self, dropped: list[Sequence]) -> tuple[list[ScheduledSequence], int]:
@@ -158,6 +184,8 @@ class Scheduler:
             if sequence.status is not SequenceStatus.RUNNING:
                 continue  # preempted for one before it
             length = len(sequence.token_ids) + sequence.num_awaited
+            if sequence.is_verifying:
+                continue  # where its text goes on is known when that step is taken in
             if length > limit or (sequence.num_awaited and length >= sequence.max_length):
                 if not sequence.num_awaited:
                     self.finish(sequence, "length")
@@ -180,6 +208,8 @@ class Scheduler:
             budget -= num_wanted
             row = _row(sequence, start, num_wanted, length)
             if start + 1 == length:
+                if sequence.draft_token_ids:
+                    budget -= self._add_drafts(row, min(budget, limit - length))
                 decodes.append(row)
             else:
                 assert prompt_budget is not None
@@ -239,6 +269,33 @@ class Scheduler:
         assert num_new > 0, f"{sequence} was admitted without room"
         return _row(sequence, prefix.num_tokens, num_new, length)
 
+    def _add_drafts(self, row: ScheduledSequence, most: int) -> int:
+        """Let a row verify the drafts of its sequence, as far as they fit its text and the free memory.
+
+        Guesses take no memory that others may want: nobody is preempted for them, and while requests wait they take no
+        new block.
+
+        :param most: drafts that the budget and the whole memory have a place for
+        :returns: how many there are
+        """
+        sequence = row.sequence
+        drafts, sequence.draft_token_ids = sequence.draft_token_ids, []
+        # The token sampled after the last draft belongs to the text, too.
+        most = min(most, sequence.max_length - len(sequence.token_ids) - 1, len(drafts))
+        if row.num_samples != 1 or sequence.num_awaited > 1 or sequence.num_in_flight > 1 or most < 1:
+            return 0  # what they follow is not known yet
+        if self._waiting:
+            most = min(most, sequence.table.capacity - row.start - 1)
+        most = self._kv.grow(sequence.table, row.start, 1 + most) - 1
+        if most < 1:
+            return 0
+        row.draft_token_ids = drafts[:most]
+        row.num_new_tokens += most
+        row.kv_ids = sequence.table.ids  # growing may have made another list
+        sequence.num_in_flight += most
+        sequence.is_verifying = True
+        return most
+
     def _make_room(self, sequence: Sequence, start: int, num_wanted: int) -> int:
         """Room for at most ``num_wanted`` more tokens, at the cost of those behind; 0 if it was itself the last."""
         while not (num_granted := self._kv.grow(sequence.table, start, num_wanted)):
@@ -256,18 +313,25 @@ class Scheduler:
         self._kv.free(sequence.table, sequence.token_ids, sequence.num_computed_tokens)
         # A token that is under way is lost, and will be sampled again: the same one.
         sequence.num_computed_tokens = sequence.num_in_flight = sequence.num_awaited = 0
+        sequence.is_verifying = False
         sequence.num_preemptions += 1
         sequence.status = SequenceStatus.WAITING
         self._waiting.add(sequence)
         self._num_preemptions += 1
 
-    def _append(self, sequence: Sequence, token_id: int) -> None:
-        """Add a token, which may be the last."""
-        sequence.token_ids.append(token_id)
-        if token_id in sequence.stop_token_ids:
-            self.finish(sequence, "stop")
-        elif len(sequence.token_ids) >= sequence.max_length:
-            self.finish(sequence, "length")
+    def _append(self, sequence: Sequence, token_ids: list[int]) -> tuple[list[int], FinishReason | None]:
+        """Add tokens, up to the one that ends the text.
+
+        :returns: those that were added, and why the text ends with them; None: it goes on
+        """
+        stop_token_ids, own = sequence.request.stop_token_ids, sequence.token_ids
+        for count, token_id in enumerate(token_ids, start=1):
+            own.append(token_id)
+            if token_id in stop_token_ids:
+                return token_ids[:count], "stop"
+            if len(own) >= sequence.max_length:
+                return token_ids[:count], "length"
+        return token_ids, None
 
     def _fork(self, row: ScheduledSequence) -> list[Sequence]:
         """A sequence for each of a row's samples, the first its own; they are independent from now on."""

@@ -21,11 +21,11 @@ def is_overdue(sequence: Sequence) -> bool:
 
 def rank(sequence: Sequence) -> tuple[bool, int, float, int]:
     """The smaller goes first into memory, and leaves it last."""
-    return (not is_overdue(sequence), -sequence.priority, sequence.arrival, sequence.seq_id)
+    return (not is_overdue(sequence), -sequence.request.priority, sequence.request.arrival, sequence.seq_id)
 
 
 def _age(sequence: Sequence) -> tuple[float, int]:
-    return (sequence.arrival, sequence.seq_id)
+    return (sequence.request.arrival, sequence.seq_id)
 
 
 class WaitingQueue:
@@ -42,15 +42,15 @@ class WaitingQueue:
         return self._length
 
     def add(self, sequence: Sequence) -> None:
-        insort(self._levels.setdefault(sequence.priority, []), sequence, key=_age)
+        insort(self._levels.setdefault(sequence.request.priority, []), sequence, key=_age)
         self._length += 1
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out because it ended or was admitted."""
-        level = self._levels[sequence.priority]
+        level = self._levels[sequence.request.priority]
         level.remove(sequence)
         if not level:
-            del self._levels[sequence.priority]
+            del self._levels[sequence.request.priority]
         self._length -= 1
 
     def candidates(self, limit: int) -> list[Sequence]:

@@ -89,8 +89,9 @@ class FakeRunner:
             tokens = [self._say(prompt, text, choice) for choice in choices] if failure is None else []
             result.token_ids.append(tokens)
             result.logprobs.append(self._sampled_logprobs(row, tokens))
-            if row.sequence.sampling.prompt_logprobs is not None and failure is None:
-                result.prompt_logprobs[index] = self._prompt_logprobs(row, row.sequence.sampling.prompt_logprobs)
+            prompt_top_n = row.sequence.request.sampling.prompt_logprobs
+            if prompt_top_n is not None and failure is None:
+                result.prompt_logprobs[index] = self._prompt_logprobs(row, prompt_top_n)
         self._said = {
             row.sequence.seq_id: tokens[0]
             for row, tokens in zip(output.scheduled, result.token_ids, strict=True)
@@ -112,7 +113,7 @@ class FakeRunner:
         return sequence.token_ids[: sequence.num_prompt_tokens], output
 
     def _sampled_logprobs(self, row: ScheduledSequence, tokens: Sequence[int]) -> list[RawLogprobs] | None:
-        top_n = row.sequence.sampling.top_n_logprobs
+        top_n = row.sequence.request.sampling.top_n_logprobs
         if top_n is None or not tokens:
             return None
         return [self._logprobs(token, said=token, top_n=top_n) for token in tokens]

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from attrs import frozen
 
 from paged_sdk.engine.engine import Engine
-from paged_sdk.engine.request import EngineRequest
+from paged_sdk.scheduler.request import Request
 from paged_sdk.worker.subscription import Subscription
 
 __all__ = ["Abort", "Call", "Close", "Command", "Mailbox", "Submit"]
@@ -20,7 +20,7 @@ __all__ = ["Abort", "Call", "Close", "Command", "Mailbox", "Submit"]
 class Submit:
     """Queue a request; what becomes of it goes to the subscription."""
 
-    request: EngineRequest
+    request: Request
     subscription: Subscription
 
 

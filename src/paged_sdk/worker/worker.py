@@ -14,9 +14,9 @@ import anyio
 
 from paged_sdk.engine.engine import Engine
 from paged_sdk.engine.events import RequestEvent
-from paged_sdk.engine.request import EngineRequest
 from paged_sdk.errors import EngineDeadError, ModelClosedError, PagedError, RequestError
 from paged_sdk.logs import get_logger
+from paged_sdk.scheduler.request import Request
 from paged_sdk.types.stats import ModelStats
 from paged_sdk.worker.event_loop import EventLoop
 from paged_sdk.worker.listeners import LoopListeners
@@ -81,7 +81,7 @@ class Worker:
         if self._closing is not None:
             raise ModelClosedError("the model is closed: build another one")
 
-    def submit(self, request: EngineRequest, subscription: Subscription) -> None:
+    def submit(self, request: Request, subscription: Subscription) -> None:
         """Queue a request; what becomes of it, a refusal too, arrives at the subscription.
 
         :raises ModelClosedError: see :meth:`check`
@@ -176,7 +176,7 @@ class Worker:
                 # A second, impatient close overrides a patient one.
                 self._closing = Close(drain and (self._closing is None or self._closing.drain))
 
-    def _submit(self, request: EngineRequest, subscription: Subscription) -> None:
+    def _submit(self, request: Request, subscription: Subscription) -> None:
         loop = subscription.loop
         listeners = self._listeners.get(loop) or self._listeners.setdefault(loop, LoopListeners(loop))
         listeners.subscriptions[request.request_id] = subscription

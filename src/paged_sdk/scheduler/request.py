@@ -1,0 +1,51 @@
+"""A request as the engine sees it: token ids in, nothing left to resolve."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attrs import frozen
+
+from paged_sdk.config.sampling import SamplingParams
+from paged_sdk.kv.block_hash import CacheKey
+
+__all__ = ["Request"]
+
+
+@frozen(kw_only=True, eq=False)
+class Request:
+    """A request that passed every check: one value, which everything that serves it refers to.
+
+    A new kind of setting is a field here, filled in by :class:`~paged_sdk.preparation.RequestPreparer` and read by
+    whoever it is for, through ``sequence.request``.
+
+    :ivar prompt_token_ids: the prompt, at least one token
+    :ivar sampling: how to sample, with the checkpoint's defaults and a seed filled in
+    :ivar stop_token_ids: tokens that end a text
+    :ivar max_tokens: how many tokens a text gets at most
+    :ivar arrival: when the request was submitted, in seconds of the monotonic clock
+    :ivar continues_prompt: whether the text goes on where the prompt ended, rather than being a turn of its own
+    :ivar priority: higher goes first
+    :ivar cache_keys: what beside the tokens its KV depends on
+    """
+
+    request_id: str
+    prompt_token_ids: Sequence[int]
+    sampling: SamplingParams
+    max_tokens: int
+    stop_token_ids: frozenset[int] = frozenset()
+    arrival: float = 0.0
+    continues_prompt: bool = False
+    priority: int = 0
+    cache_keys: tuple[CacheKey, ...] = ()
+
+    @property
+    def num_choices(self) -> int:
+        """How many texts it asks for."""
+        return self.sampling.n_choices
+
+    @property
+    def shares_prefix(self) -> bool:
+        """Whether KV that others computed may serve it: not where every prompt token's logits are asked for, since a
+        cached block has none."""
+        return self.sampling.prompt_logprobs is None

@@ -1,0 +1,48 @@
+"""Sequences in a line, for tests of whoever handles them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Tokens
+
+from attrs import evolve
+
+from paged_sdk.config.sampling import SamplingParams
+from paged_sdk.kv.block_hash import CacheKey
+from paged_sdk.scheduler.request import Request
+from paged_sdk.scheduler.sequence import Sequence
+
+SAMPLING = SamplingParams(temperature=0.0, seed=0)
+
+
+def make_sequence(
+    seq_id: int,
+    prompt: Tokens[int] = (1,),
+    sampling: SamplingParams = SAMPLING,
+    *,
+    max_tokens: int = 12,
+    stop_token_ids: frozenset[int] = frozenset(),
+    num_choices: int | None = None,
+    priority: int = 0,
+    arrival: float | None = None,
+    cache_keys: tuple[CacheKey, ...] = (),
+) -> Sequence:
+    """A sequence of a request of its own, called ``request-{seq_id}``.
+
+    :param num_choices: instead of the sampling's own
+    :param arrival: its id by default
+    """
+    if num_choices is not None:
+        sampling = evolve(sampling, n_choices=num_choices)
+    return Sequence(
+        seq_id,
+        Request(
+            request_id=f"request-{seq_id}",
+            prompt_token_ids=list(prompt),
+            sampling=sampling,
+            max_tokens=max_tokens,
+            stop_token_ids=stop_token_ids,
+            priority=priority,
+            arrival=float(seq_id) if arrival is None else arrival,
+            cache_keys=cache_keys,
+        ),
+    )
