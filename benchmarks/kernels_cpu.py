@@ -24,14 +24,14 @@ from paged_sdk.kernels.native.experts import NativeExperts
 from paged_sdk.kernels.native.hadamard import hadamard_from_packed
 from paged_sdk.kernels.native.library import NativeLibrary, Workspace, load, why_not
 from paged_sdk.kernels.native.linear import NativeLinear
-from paged_sdk.kernels.native.packed import PACKED_TYPES, PackedWeight, pack_gguf
+from paged_sdk.kernels.native.packed import DENSE_TYPES, PACKED_TYPES, PackedWeight, pack_dense, pack_gguf
 from paged_sdk.kernels.native.paged_attention import AttentionShape, LayerCache, VarlenBatch, native_paged_attention
 from paged_sdk.kernels.native.quantize import quantize, quantize_blocks
 
 STREAMED_BYTES = 512 << 20
 ROUNDS = 7
 BLOCK_SIZE = 32
-PARTS = ("linear", "experts", "attention", "quantize")
+PARTS = ("linear", "dense", "experts", "attention", "quantize")
 
 
 def best(run: Callable[[], object], calls: int = 1) -> float:
@@ -103,6 +103,32 @@ def rotated_table(workspace: Workspace, rows: int, cols: int, num_rows: Sequence
         times = [best(partial(multiply_next, layers, x, out), calls=4), best(partial(onednn, quantized), calls=4)]
         cells = [f"{seconds * 1e6:7.0f} {2 * m * rows * cols / seconds / 1e12:4.2f}" for seconds in times]
         print(f"  {m:3}: " + " |".join(cells))
+
+
+def torch_product(matrices: Iterator[Tensor], x: Tensor) -> None:
+    F.linear(x, next(matrices))
+
+
+def dense_table(workspace: Workspace, rows: int, cols: int, num_rows: Sequence[int]) -> None:
+    print(f"dense {cols} -> {rows}: us, GB/s of weights (share of a plain read), TFLOP/s | torch's own product")
+    for dtype in DENSE_TYPES:
+        count = STREAMED_BYTES // (rows * cols * dtype.itemsize)
+        weights = [torch.randn(rows, cols).to(dtype) for _ in range(count)]
+        packed = [pack_dense(workspace.library, [weight]) for weight in weights]
+        layers, matrices = cycle([NativeLinear(workspace, [weight]) for weight in packed]), cycle(weights)
+        words = cycle([weight.data.view(torch.int64) for weight in packed])
+        read = best(partial(read_next, words), calls=8)
+        for m in num_rows:
+            x, out = torch.randn(m, cols), torch.empty(m, rows)
+            own = x.to(dtype)
+            seconds = best(partial(multiply_next, layers, x, out), calls=8 if m < 100 else 1)
+            torch_seconds = best(partial(torch_product, matrices, own), calls=8 if m < 100 else 1)
+            cells = [
+                f"{took * 1e6:7.0f} {packed[0].num_bytes / took / 1e9:5.1f} ({read / took:4.2f})"
+                f" {2 * m * rows * cols / took / 1e12:5.3f}"
+                for took in (seconds, torch_seconds)
+            ]
+            print(f"  {packed[0].format:8} {m:3}: " + " | ".join(cells))
 
 
 def small_table(workspace: Workspace, shapes: Sequence[tuple[int, int]], num_rows: Sequence[int]) -> None:
@@ -219,6 +245,9 @@ def main() -> None:
         linear_table(workspace, 8960, 1536, (1, 4, 16, 32))
         rotated_table(workspace, 8960, 1536, (16, 64, 512))
         small_table(workspace, ((576, 576), (1536, 576), (576, 1536)), (1, 4, 16))
+    if "dense" in parts:
+        for rows, cols in ((8960, 1536), (1536, 8960), (576, 1536), (3072, 576)):
+            dense_table(workspace, rows, cols, (1, 4, 16, 512))
     if "experts" in parts:
         experts_table(workspace, (128, 8, 768, 2048), (1, 4, 16, 64, 512))  # Qwen3-30B-A3B
     if "attention" in parts:

@@ -20,7 +20,7 @@ from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.paged import PagedCacheType
 
-NATIVE_DTYPES = (torch.float32, torch.bfloat16)
+NATIVE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 WINDOWS_AND_CAPS: tuple[tuple[tuple[int | None, ...], float | None], ...] = (
     ((None,), None),
     ((None,), 5.0),
@@ -205,9 +205,7 @@ def test_keys_and_values_may_lie_between_the_queries() -> None:
 def test_why_the_kernels_cannot_serve() -> None:
     for dtype in NATIVE_DTYPES:
         assert why_not_native(shape(head_dim=64), dtype) is None
-    for dtype in (torch.float16, torch.float64):
-        assert why_not_native(shape(head_dim=64), dtype) == (
-            f"its dtype is {dtype}, and the kernels compute in float32 and bfloat16"
-        )
+    reason = why_not_native(shape(head_dim=64), torch.float64)
+    assert reason == "its dtype is torch.float64, and the kernels take float32, bfloat16 and float16"
     reason = why_not_native(shape(head_dim=72), torch.float32)
     assert reason == "its heads have 72 elements, and the kernels take multiples of 16"

@@ -17,7 +17,7 @@ from paged_sdk.kernels.native.paged_attention import AttentionShape, LayerCache,
 pytestmark = needs_library
 
 BLOCK_SIZE = 16
-CACHE_DTYPES = [torch.float32, torch.bfloat16, torch.float8_e4m3fn]
+CACHE_DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn]
 
 
 class Case:
@@ -194,7 +194,7 @@ def test_what_does_not_fit_is_refused() -> None:
         lambda: VarlenBatch(case.batch.cu_seqlens_q.long(), case.batch.block_tables, case.batch.context_lens),
         lambda: VarlenBatch(case.batch.context_lens, case.batch.block_tables, case.batch.context_lens),
         lambda: native_paged_attention(workspace(), case.query[:, :3], *good[1:]),
-        lambda: native_paged_attention(workspace(), case.query.half(), *good[1:]),
+        lambda: native_paged_attention(workspace(), case.query.double(), *good[1:]),
         lambda: native_paged_attention(workspace(), *good[:3], AttentionShape(4, 4, 32, scale=1.0)),
     ):
         with pytest.raises(ConfigError):

@@ -176,7 +176,7 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
         lambda: NativeLinear(workspace(), [packed], norm_weight=torch.ones(63)),
         lambda: layer(torch.zeros(3, 65)),
         lambda: layer(torch.zeros(64)),
-        lambda: layer(x.half()),
+        lambda: layer(x.double()),
         lambda: layer(torch.zeros(64, 3).T),
         lambda: layer(x, residual=torch.zeros(3, 31)),
         lambda: layer(x, out=torch.zeros(3, 32, dtype=torch.bfloat16)),

@@ -27,8 +27,8 @@ __all__ = ["NativePagedBackend", "NativePagedStep", "why_not_native"]
 
 def why_not_native(config: DecoderConfig, dtype: torch.dtype) -> str | None:
     """Why the kernels cannot serve a model, or None if they can."""
-    if dtype not in (torch.float32, torch.bfloat16):
-        return f"its dtype is {dtype}, and the kernels compute in float32 and bfloat16"
+    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return f"its dtype is {dtype}, and the kernels take float32, bfloat16 and float16"
     if config.head_dim % 16:
         return f"its heads have {config.head_dim} elements, and the kernels take multiples of 16"
     return None

@@ -1,9 +1,12 @@
 """Linear layers on packed weights, each one native call.
 
-Activations are quantized to int8 in groups of 16 columns with float32 scales (for rotated weights: rotated, with one
-scale per row), products are exact integers per group, and each output's sum has one order: a row's result does not
-depend on how many rows are computed with it, nor on the number of threads. A row that holds NaN or Inf gives NaN in
-every column, and touches no other row.
+Activations of quantized weights are quantized to int8 in groups of 16 columns with float32 scales (for rotated weights:
+rotated, with one scale per row), products are exact integers per group, and each output's sum has one order: a row's
+result does not depend on how many rows are computed with it, nor on the number of threads. A row that holds NaN or Inf
+gives NaN in every column, and touches no other row.
+
+With dense weights, products are exact and sums float32, in one order too; activations are rounded to bfloat16 where the
+weights are bfloat16 numbers. What is not finite then gives NaN or Inf, in its row alone.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from paged_sdk.kernels.native.structures import DTYPES, Linear, Weight
 
 __all__ = ["NativeLinear"]
 
-_DTYPES = {dtype: DTYPES[dtype] for dtype in (torch.float32, torch.bfloat16)}
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def float_vector(name: str, vector: Tensor | None, size: int) -> Tensor | None:
@@ -52,15 +55,23 @@ def check_weights(weights: Sequence[PackedWeight]) -> None:
     cols = {weight.cols for weight in weights}
     if len(cols) != 1:
         raise ConfigError.of("weights", sorted(cols), "at least one weight, all with the same number of columns")
-    if len({weight.tensor_type == HADAMARD_INT8 for weight in weights}) != 1:
-        raise ConfigError.of("weights", [weight.format for weight in weights], "all of them rotated, or none")
+    if len({_operand(weight) for weight in weights}) != 1:
+        formats = [weight.format for weight in weights]
+        raise ConfigError.of("weights", formats, "all of them in blocks, all rotated, or all dense of one dtype")
+
+
+def _operand(weight: PackedWeight) -> str:
+    """What activations become for a weight."""
+    if weight.dense_dtype is not None:
+        return weight.format
+    return "rotated" if weight.tensor_type == HADAMARD_INT8 else "groups"
 
 
 def check_matrix(
     name: str,
     rows: Tensor,
     shape: tuple[int, int],
-    dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16),
+    dtypes: tuple[torch.dtype, ...] = _FLOATS,
 ) -> None:
     """A matrix of floating point numbers that the kernels can read or write in place.
 
@@ -87,7 +98,7 @@ def _bind_rows(args: Linear, x: Tensor, residual: Tensor | None, out: Tensor | N
     args.residual = pointer(residual)
     args.x, args.x_stride = x.data_ptr(), x.stride(0)
     args.out, args.out_stride = out.data_ptr(), out.stride(0)
-    args.num_rows, args.dtype = x.shape[0], _DTYPES[x.dtype]
+    args.num_rows, args.dtype = x.shape[0], DTYPES[x.dtype]
     return out
 
 
@@ -99,7 +110,7 @@ class NativeLinear:
     :param biases: one per weight, [N_i] or None
     :param norm_weight: [K]: the input is ``x / rms(x) * norm_weight``
     :param norm_eps: added to the mean square
-    :raises ConfigError: shapes do not fit, or some weights are rotated and some are not
+    :raises ConfigError: shapes do not fit, or the weights do not multiply rows of one form
     """
 
     def __init__(
@@ -140,7 +151,7 @@ class NativeLinear:
     def __call__(self, x: Tensor, *, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         """``concat(W_i x + b_i) + residual``.
 
-        :param x: [M, K] float32 or bfloat16; rows contiguous
+        :param x: [M, K] float32, bfloat16 or float16; rows contiguous
         :param residual: [M, sum N_i] of the same dtype; may be ``out``
         :param out: [M, sum N_i] of the same dtype, not overlapping ``x``; a new tensor by default
         :returns: ``out``

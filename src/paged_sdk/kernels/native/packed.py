@@ -1,16 +1,20 @@
-"""Weights in the native kernels' layout: panels of 16 rows, at the file's own bits per weight."""
+"""Weights in the native kernels' layout: panels of 16 rows, in a file's blocks or as dense numbers."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
 
 import torch
 from attrs import frozen
 from torch import Tensor
 
-from paged_sdk.errors import CheckpointError, UnsupportedQuantizationError
+from paged_sdk.errors import CheckpointError, ConfigError, UnsupportedQuantizationError
 from paged_sdk.kernels.gguf_blocks import block_format
 from paged_sdk.kernels.native.library import NativeLibrary
 
-__all__ = ["HADAMARD_INT8", "PACKED_TYPES", "PackedWeight", "pack_gguf"]
+__all__ = ["DENSE_TYPES", "HADAMARD_INT8", "PACKED_TYPES", "PackedWeight", "pack_dense", "pack_gguf", "unpack_rows"]
 
 #: ggml's numbers of the tensor types that can be packed: Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K
 PACKED_TYPES = frozenset({2, 3, 6, 7, 8, 12, 13, 14})
@@ -18,14 +22,20 @@ PACKED_TYPES = frozenset({2, 3, 6, 7, 8, 12, 13, 14})
 #: the library's own number, of :mod:`paged_sdk.kernels.native.hadamard`
 HADAMARD_INT8 = 256
 
+#: dtype of a dense matrix -> the library's own number
+DENSE_TYPES: Mapping[torch.dtype, int] = MappingProxyType({torch.float32: 257, torch.bfloat16: 258, torch.float16: 259})
+
+
+_PANEL_ROWS: Final = 16
+
 
 @frozen(eq=False)
 class PackedWeight:
     """A matrix [rows, cols] that the native kernels multiply with; it owns its memory.
 
-    :ivar tensor_type: ggml's number of the block format, or :data:`HADAMARD_INT8`
+    :ivar tensor_type: ggml's number of the block format, :data:`HADAMARD_INT8` or one of :data:`DENSE_TYPES`
     :ivar rows: output features
-    :ivar cols: input features, a multiple of the format's block, of 32 where rotated
+    :ivar cols: input features, a multiple of the format's block, of 32 where rotated, any number where dense
     :ivar data: uint8, in the layout of ``csrc/layout.h``, the same on every instruction set
     """
 
@@ -35,8 +45,15 @@ class PackedWeight:
     data: Tensor
 
     @property
+    def dense_dtype(self) -> torch.dtype | None:
+        """The dtype of a dense matrix; None: the weights are quantized."""
+        return next((dtype for dtype, number in DENSE_TYPES.items() if number == self.tensor_type), None)
+
+    @property
     def format(self) -> str:
-        """ggml's name of the block format, or ``Hadamard int8``."""
+        """ggml's name of the block format, ``Hadamard int8``, or the name of a dense matrix's dtype."""
+        if self.dense_dtype is not None:
+            return str(self.dense_dtype).removeprefix("torch.")
         return "Hadamard int8" if self.tensor_type == HADAMARD_INT8 else block_format(self.tensor_type).name
 
     @property
@@ -79,3 +96,47 @@ def pack_gguf(
     threads = torch.get_num_threads() if num_threads is None else num_threads
     functions.paged_pack(tensor_type, raw.data_ptr(), rows, cols, data.data_ptr(), threads)
     return PackedWeight(tensor_type=tensor_type, rows=rows, cols=cols, data=data)
+
+
+def pack_dense(library: NativeLibrary, parts: Sequence[Tensor], *, num_threads: int | None = None) -> PackedWeight:
+    """Pack a dense matrix; every number keeps its value.
+
+    :param parts: ``[rows, cols]`` of one dtype of :data:`DENSE_TYPES`, in CPU memory: the matrix, or parts of it one
+        below the other, of which all but the last have a multiple of 16 rows
+    :param num_threads: torch's own number by default
+    :raises ConfigError: the parts do not fit together, or their dtype has no kernel
+    """
+    cols, dtype = parts[0].shape[1], parts[0].dtype
+    if dtype not in DENSE_TYPES:
+        raise ConfigError.of("weight.dtype", dtype, " or ".join(map(str, DENSE_TYPES)))
+    for part in parts:
+        if part.dim() != 2 or part.shape[1] != cols or part.dtype != dtype or part.device.type != "cpu":
+            raise ConfigError.of("weight", f"{part.dtype} {tuple(part.shape)}", f"{dtype} [rows, {cols}] in CPU memory")
+        if len(part) % _PANEL_ROWS and part is not parts[-1]:
+            raise ConfigError.of("rows of a part", len(part), f"a multiple of {_PANEL_ROWS}")
+    rows, functions = sum(map(len, parts)), library.functions
+    data = torch.empty(functions.paged_packed_bytes(DENSE_TYPES[dtype], rows, cols), dtype=torch.uint8)
+    threads = torch.get_num_threads() if num_threads is None else num_threads
+    panels, first = data.view(-(-rows // _PANEL_ROWS), -1), 0
+    for part in parts:
+        values, out = part.contiguous(), panels[first // _PANEL_ROWS :]
+        functions.paged_pack(DENSE_TYPES[dtype], values.data_ptr(), len(part), cols, out.data_ptr(), threads)
+        first += len(part)
+    return PackedWeight(tensor_type=DENSE_TYPES[dtype], rows=rows, cols=cols, data=data)
+
+
+def unpack_rows(weight: PackedWeight, rows: Tensor) -> Tensor:
+    """Some rows of a dense matrix as they were before they were packed.
+
+    :param rows: int64 ``[num_rows]``, each below ``weight.rows``
+    :returns: a new tensor ``[num_rows, weight.cols]`` of the matrix's dtype
+    """
+    dtype = weight.dense_dtype
+    assert dtype is not None, weight.format
+    numbers = weight.data.view(dtype).view(-(-weight.rows // _PANEL_ROWS), -1)
+    panel, lane = rows // _PANEL_ROWS, rows % _PANEL_ROWS
+    if dtype == torch.bfloat16:
+        found = numbers.view(len(numbers), -1, _PANEL_ROWS, 2)[panel, :, lane]  # [num_rows, pairs, 2]
+    else:
+        found = numbers.view(len(numbers), -1, _PANEL_ROWS)[panel, :, lane]
+    return found.flatten(1)[:, : weight.cols].contiguous()

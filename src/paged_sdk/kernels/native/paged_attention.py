@@ -53,7 +53,7 @@ class AttentionShape:
 class LayerCache:
     """Pages of one layer.
 
-    :ivar key: [num_blocks, block_size, num_kv_heads, head_dim] float32, bfloat16 or float8_e4m3fn, contiguous
+    :ivar key: [num_blocks, block_size, num_kv_heads, head_dim] float32, bfloat16, float16 or float8_e4m3fn, contiguous
     :ivar value: likewise
     :ivar k_scale: [num_blocks, block_size, num_kv_heads] float32, of an f8e4m3 cache only
     :ivar v_scale: likewise
@@ -70,7 +70,7 @@ class LayerCache:
     def __attrs_post_init__(self) -> None:
         if self.key.dtype not in DTYPES or self.value.dtype != self.key.dtype:
             raise ConfigError.of(
-                "cache dtype", self.key.dtype, "float32, bfloat16 or float8_e4m3fn for keys and values"
+                "cache dtype", self.key.dtype, "float32, bfloat16, float16 or float8_e4m3fn for keys and values"
             )
         if self.key.dim() != 4 or self.value.shape != self.key.shape:
             raise ConfigError.of(
@@ -167,7 +167,7 @@ def native_paged_attention(
     """Causal attention of every query token over its sequence's keys.
 
     :param workspace: of the engine that calls; one call at a time
-    :param query: [num_tokens, num_heads, head_dim] float32 or bfloat16; each token's heads contiguous
+    :param query: [num_tokens, num_heads, head_dim] float32, bfloat16 or float16; each token's heads contiguous
     :param out: likewise, a new tensor by default
     :returns: ``out``
     :raises ConfigError: shapes, dtypes or strides do not fit
@@ -177,8 +177,9 @@ def native_paged_attention(
     for name, rows in (("query", query), ("out", out)):
         if rows.dim() != 3 or rows.shape[1:] != expected or rows.stride()[1:] != (shape.head_dim, 1):
             raise ConfigError.of(f"{name}.shape", tuple(rows.shape), f"[num_tokens, {expected[0]}, {expected[1]}]")
-        if rows.dtype not in (torch.float32, torch.bfloat16) or rows.dtype != query.dtype:
-            raise ConfigError.of(f"{name}.dtype", rows.dtype, "float32 or bfloat16, the same for query and output")
+        if rows.dtype not in (torch.float32, torch.bfloat16, torch.float16) or rows.dtype != query.dtype:
+            due = "float32, bfloat16 or float16, the same for query and output"
+            raise ConfigError.of(f"{name}.dtype", rows.dtype, due)
     args = Attention(
         query=query.data_ptr(),
         out=out.data_ptr(),

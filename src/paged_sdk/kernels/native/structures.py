@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 #: torch dtype -> its number in the C interface
-DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float8_e4m3fn: 2}
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float8_e4m3fn: 2, torch.float16: 3}
 
 #: torch dtype of weights to be quantized -> its number in the C interface
 WEIGHT_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 3}

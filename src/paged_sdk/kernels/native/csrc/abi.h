@@ -9,7 +9,7 @@
 
 extern "C" {
 
-// ggml's own numbers of the tensor types, and one that no file has.
+// ggml's own numbers of the tensor types, and those of forms that no file has.
 enum PagedFormat : int32_t {
   PAGED_Q4_0 = 2,
   PAGED_Q4_1 = 3,
@@ -20,6 +20,9 @@ enum PagedFormat : int32_t {
   PAGED_Q5_K = 13,
   PAGED_Q6_K = 14,
   PAGED_HADAMARD_INT8 = 256,
+  PAGED_DENSE_FLOAT32 = 257,
+  PAGED_DENSE_BFLOAT16 = 258,
+  PAGED_DENSE_FLOAT16 = 259,
 };
 
 enum PagedDtype : int32_t { PAGED_FLOAT32 = 0, PAGED_BFLOAT16 = 1, PAGED_FLOAT8_E4M3 = 2, PAGED_FLOAT16 = 3 };

@@ -32,7 +32,7 @@ struct Activations {
   static size_t bytes(int64_t num_rows, int64_t cols) { return sizeof(ActivationGroup) * num_rows * (cols / kGroup); }
 };
 
-// A matrix of float32 or bfloat16 that belongs to the caller.
+// A matrix of float32, bfloat16 or float16 that belongs to the caller.
 struct Matrix {
   const void* data;
   int64_t stride;
@@ -40,16 +40,21 @@ struct Matrix {
 
   Floats load(int64_t row, int64_t col) const {
     const int64_t i = row * stride + col;
-    return dtype == PAGED_FLOAT32 ? load_floats(static_cast<const float*>(data) + i)
-                                  : load_bfloat16(static_cast<const uint16_t*>(data) + i);
+    if (dtype == PAGED_FLOAT32) return load_floats(static_cast<const float*>(data) + i);
+    const auto* halves = static_cast<const uint16_t*>(data) + i;
+    return dtype == PAGED_BFLOAT16 ? load_bfloat16(halves) : load_half(reinterpret_cast<const uint8_t*>(halves));
+  }
+  // `count` elements, fewer than 16, and zeros.
+  Floats load_first(int64_t row, int64_t col, int count) const {
+    alignas(64) float values[16] = {};
+    for (int i = 0; i < count; ++i) values[i] = at(row, col + i);
+    return load_floats(values);
   }
   float at(int64_t row, int64_t col) const {
     const int64_t i = row * stride + col;
     if (dtype == PAGED_FLOAT32) return static_cast<const float*>(data)[i];
-    const uint32_t bits = static_cast<uint32_t>(static_cast<const uint16_t*>(data)[i]) << 16;
-    float value;
-    __builtin_memcpy(&value, &bits, 4);
-    return value;
+    const uint16_t half = static_cast<const uint16_t*>(data)[i];
+    return dtype == PAGED_BFLOAT16 ? from_bits(static_cast<uint32_t>(half) << 16) : half_to_float(half);
   }
 };
 
@@ -79,7 +84,7 @@ inline float quantize_half(Floats x, ActivationGroup& out, int half) {
 inline float inverse_rms(const Matrix& x, int64_t row, int cols, float eps) {
   Floats sums[4] = {zero_floats(), zero_floats(), zero_floats(), zero_floats()};
   for (int c = 0; c < cols; c += 16) {
-    const Floats v = x.load(row, c);
+    const Floats v = cols - c >= 16 ? x.load(row, c) : x.load_first(row, c, cols - c);
     Floats& sum = sums[(c / 16) % 4];
     sum = fma(v, v, sum);
   }

@@ -105,6 +105,7 @@ struct Pages {
     const int64_t i = vector * heads.head_dim + c;
     if (heads.cache_dtype == PAGED_FLOAT32) return load_floats(static_cast<const float*>(data) + i);
     if (heads.cache_dtype == PAGED_BFLOAT16) return load_bfloat16(static_cast<const uint16_t*>(data) + i);
+    if (heads.cache_dtype == PAGED_FLOAT16) return load_half(static_cast<const uint8_t*>(data) + 2 * i);
     return mul(load_float8(static_cast<const uint8_t*>(data) + i), broadcast(256.0f * scales[vector]));
   }
   // Keys begin ... end - 1 of the tile at `first`, transposed, and their values as they are, both in float32. What is

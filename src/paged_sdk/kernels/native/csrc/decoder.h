@@ -15,7 +15,7 @@ struct DecoderScratch {
   float* projected;  // [rows, queries + keys + values]
   float* attended;   // [rows, queries]
   float* gated;      // [rows, inner]
-  uint8_t* sums;     // per thread, two panels' worth
+  uint8_t* sums;     // per thread, kSumPanels panels'
   uint8_t* attention;
   uint8_t* mixture;
 
@@ -42,7 +42,7 @@ struct DecoderScratch {
         }
         grow(attention, AttentionScratch::bytes(AttentionPlan(heads, args.batch, args.num_threads), args.num_threads));
       }
-      sums = line_aligned(2 * sums_bytes(args.num_rows));
+      sums = line_aligned(kSumPanels * sums_bytes(args.num_rows));
     }
     size_t total(int num_threads) const {
       return activations + projected + attended + gated + sums * num_threads + attention + mixture;

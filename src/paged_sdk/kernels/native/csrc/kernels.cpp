@@ -30,7 +30,7 @@ void run_team(paged_workspace& workspace, int num_threads, const Body& body) {
 int linear(const paged_linear_args& args) {
   const paged_weight& weight = args.weights[0];
   const size_t activations = Operand::bytes(weight, args.num_rows, args.num_threads);
-  const size_t sums = sums_bytes(args.num_rows);
+  const size_t sums = line_aligned(kSumPanels * sums_bytes(args.num_rows));
   uint8_t* scratch = reserve(*args.workspace, activations + sums * args.num_threads);
   if (scratch == nullptr) return kNoMemory;
   const Matrix x{args.x, args.x_stride, args.dtype};

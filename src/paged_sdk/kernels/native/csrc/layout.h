@@ -11,6 +11,8 @@
 //   bytes     8 vectors, one per quad
 //
 // A panel of a rotated matrix (hadamard_product.h) has no blocks: 16 float32 scales, then a vector per quad of codes plus 128.
+// A panel of a dense matrix (dense_product.h) has no blocks either, and no scales: a vector is 16 rows x 2 columns in
+// bfloat16 (a row's two numbers side by side) or in float16 (a column after the other), 16 rows x 1 column in float32.
 //
 // The K formats' six-bit scales and minima stay six bits: 256 numbers (group g: 16 scales, 16 minima) in 192 bytes, the
 // last 64 numbers spread over the top pairs of the first 192. So every format keeps the file's own bits per weight,
@@ -18,6 +20,8 @@
 #pragma once
 
 #include <cstdint>
+
+#include "abi.h"
 
 namespace paged {
 
@@ -30,6 +34,14 @@ constexpr int kHadamardHeader = kPanelRows * sizeof(float);
 
 constexpr int64_t num_panels(int rows) { return (static_cast<int64_t>(rows) + kPanelRows - 1) / kPanelRows; }
 constexpr int64_t hadamard_panel_bytes(int cols) { return kHadamardHeader + static_cast<int64_t>(cols) * kPanelRows; }
+
+constexpr bool is_dense(int32_t format) {
+  return format == PAGED_DENSE_FLOAT32 || format == PAGED_DENSE_BFLOAT16 || format == PAGED_DENSE_FLOAT16;
+}
+constexpr int dense_vectors(int32_t format, int cols) { return format == PAGED_DENSE_FLOAT32 ? cols : (cols + 1) / 2; }
+constexpr int64_t dense_panel_bytes(int32_t format, int cols) {
+  return static_cast<int64_t>(dense_vectors(format, cols)) * kVector;
+}
 
 enum class Planes { kNibbles, kFive, kSix, kBytes };
 

@@ -7,7 +7,7 @@
 namespace paged {
 namespace {
 
-// Where results go: float32 or bfloat16 rows of the caller, plus what is added on the way.
+// Where results go: float32, bfloat16 or float16 rows of the caller, plus what is added on the way.
 struct Output {
   void* data;
   int64_t stride;
@@ -32,7 +32,7 @@ struct Output {
       if (dtype == PAGED_FLOAT32) {
         static_cast<float*>(data)[at] = v;
       } else {
-        static_cast<uint16_t*>(data)[at] = to_bfloat16(v);
+        static_cast<uint16_t*>(data)[at] = dtype == PAGED_BFLOAT16 ? to_bfloat16(v) : to_half(v);
       }
     }
   }
@@ -41,11 +41,16 @@ struct Output {
     const int64_t at = row * stride + col;
     if (dtype == PAGED_FLOAT32) {
       store_floats(static_cast<float*>(data) + at, v);
-    } else {
+    } else if (dtype == PAGED_BFLOAT16) {
       store_bfloat16(static_cast<uint16_t*>(data) + at, v);
+    } else {
+      store_half(static_cast<uint16_t*>(data) + at, v);
     }
   }
 };
+
+// Panels whose sums a thread holds at most.
+constexpr int kSumPanels = 4;
 
 // Bytes of one thread's sums of a panel, [num_rows][16].
 inline size_t sums_bytes(int num_rows) { return sizeof(float) * kPanelRows * num_rows; }

@@ -48,6 +48,9 @@ inline void store_vector(const float* vector, int size, int32_t dtype, void* dat
   } else if (dtype == PAGED_BFLOAT16) {
     for (int c = 0; c < size; c += 16)
       store_bfloat16(static_cast<uint16_t*>(data) + index * size + c, load_floats(vector + c));
+  } else if (dtype == PAGED_FLOAT16) {
+    for (int c = 0; c < size; c += 16)
+      store_half(static_cast<uint16_t*>(data) + index * size + c, load_floats(vector + c));
   } else {
     const float scale = float8_scale(vector, size), inverse = 1.0f / scale;
     for (int i = 0; i < size; ++i)

@@ -1,4 +1,4 @@
-// GGUF blocks into panels (layout.h). Runs once, at load: plain loops, a pass over the file's bytes.
+// GGUF blocks and dense rows into panels (layout.h). Runs once, at load: plain loops, a pass over the file's bytes.
 #include <omp.h>
 
 #include <cstring>
@@ -63,6 +63,40 @@ void write_block(const Layout& layout, const Block* rows, uint8_t* out) {
   for (int g = 0; g < layout.groups; ++g) write_group(layout, rows, g, out + layout.header + g * layout.group_bytes);
 }
 
+// Up to 16 dense rows into a panel of vectors of kCols columns. kPairs: a row's two numbers lie side by side.
+template <class Number, int kCols, bool kPairs>
+void write_dense_panel(const Number* raw, int rows, int cols, Number* out) {
+  constexpr int kNumbers = kVector / sizeof(Number);
+  const int vectors = (cols + kCols - 1) / kCols;
+  for (int r = 0; r < kPanelRows; ++r) {
+    const Number* row = raw + static_cast<int64_t>(r) * cols;
+    for (int col = 0; col < vectors * kCols; ++col) {
+      const int place = kPairs ? r * kCols + col % kCols : col % kCols * kPanelRows + r;
+      out[static_cast<int64_t>(col / kCols) * kNumbers + place] = r < rows && col < cols ? row[col] : Number{0};
+    }
+  }
+}
+
+template <class Number, int kCols, bool kPairs>
+void pack_dense(const uint8_t* raw, int rows, int cols, uint8_t* out, int num_threads) {
+  const auto* from = reinterpret_cast<const Number*>(raw);
+  auto* to = reinterpret_cast<Number*>(out);
+  const int64_t panels = num_panels(rows), pitch = static_cast<int64_t>((cols + kCols - 1) / kCols) * kVector;
+  advise_huge_pages(out, panels * pitch);
+#pragma omp parallel for num_threads(num_threads) schedule(static)
+  for (int64_t p = 0; p < panels; ++p) {
+    const int64_t row = p * kPanelRows;
+    const int count = static_cast<int>(rows - row < kPanelRows ? rows - row : kPanelRows);
+    write_dense_panel<Number, kCols, kPairs>(from + row * cols, count, cols, to + p * (pitch / sizeof(Number)));
+  }
+}
+
+void pack_dense(int32_t format, const uint8_t* raw, int rows, int cols, uint8_t* out, int num_threads) {
+  if (format == PAGED_DENSE_BFLOAT16) return pack_dense<uint16_t, 2, true>(raw, rows, cols, out, num_threads);
+  if (format == PAGED_DENSE_FLOAT16) return pack_dense<uint16_t, 2, false>(raw, rows, cols, out, num_threads);
+  pack_dense<uint32_t, 1, false>(raw, rows, cols, out, num_threads);
+}
+
 }  // namespace
 }  // namespace paged
 
@@ -72,15 +106,17 @@ PAGED_EXPORT int64_t paged_packed_bytes(int32_t format, int32_t rows, int32_t co
     if (cols % paged::kGroup != 0) return -1;
     return paged::num_panels(rows) * paged::hadamard_panel_bytes(cols);
   }
+  if (paged::is_dense(format)) return paged::num_panels(rows) * paged::dense_panel_bytes(format, cols);
   const paged::BlockForm* source = paged::block_form(format);
   if (source == nullptr || cols % source->layout->block_cols() != 0) return -1;
   return paged::num_panels(rows) * source->layout->panel_bytes(cols);
 }
 
-// Packs [rows, cols] of GGUF blocks into `out` (paged_packed_bytes); rows past the last are zero.
+// Packs [rows, cols] of GGUF blocks or dense numbers into `out` (paged_packed_bytes); rows past the last are zero.
 PAGED_EXPORT void paged_pack(int32_t format, const uint8_t* raw, int32_t rows, int32_t cols, uint8_t* out,
                              int32_t num_threads) {
   using namespace paged;
+  if (is_dense(format)) return pack_dense(format, raw, rows, cols, out, num_threads);
   const BlockForm& source = *block_form(format);
   const Layout& layout = *source.layout;
   const int64_t blocks = cols / layout.block_cols(), row_bytes = blocks * source.block_bytes;

@@ -1,6 +1,8 @@
-// Products with weights of either kind, packed (linear.h) or rotated (hadamard_product.h): who multiplies does not ask which.
+// Products with weights of every kind, packed (linear.h), rotated (hadamard_product.h) or dense (dense_product.h): who
+// multiplies does not ask which.
 #pragma once
 
+#include "dense_product.h"
 #include "hadamard_product.h"
 
 namespace paged {
@@ -10,38 +12,52 @@ inline bool is_hadamard(const paged_weight& weight) { return weight.format == PA
 
 // Activations in the form that a weight multiplies, and all weights of the same input with it.
 struct Operand {
-  Activations groups;   // for packed weights
+  Activations groups;    // for packed weights
   HadamardRows rotated;  // for rotated ones
+  DenseRows dense;       // for dense ones
 
   static size_t bytes(const paged_weight& weight, int num_rows, int team_size) {
-    return is_hadamard(weight) ? HadamardRows::bytes(num_rows, weight.cols, team_size)
-                              : activation_bytes(num_rows, weight.cols, team_size);
+    if (is_hadamard(weight)) return HadamardRows::bytes(num_rows, weight.cols, team_size);
+    return is_dense(weight.format) ? dense_bytes(num_rows, weight.cols, team_size)
+                            : activation_bytes(num_rows, weight.cols, team_size);
   }
 };
 
-// Quantizes rows of x, times 1 / rms and norm_weight where that is given. Whatever the calling thread multiplies is
-// ready then.
+// Brings rows of x, times 1 / rms and norm_weight where that is given, into the form that the weight multiplies.
+// Whatever the calling thread multiplies is ready then.
 inline Operand prepare_rows(const paged_weight& weight, const Matrix& x, int num_rows, const float* norm_weight,
                             float eps, uint8_t* scratch, const Team& team) {
-  if (is_hadamard(weight)) return {{}, hadamard_rows(x, num_rows, weight.cols, norm_weight, eps, scratch, team)};
-  return {quantize_rows(x, num_rows, weight.cols, norm_weight, eps, scratch, team), {}};
+  Operand out{};
+  if (is_hadamard(weight)) {
+    out.rotated = hadamard_rows(x, num_rows, weight.cols, norm_weight, eps, scratch, team);
+  } else if (is_dense(weight.format)) {
+    out.dense = prepare_dense_rows(weight, x, num_rows, norm_weight, eps, scratch, team);
+  } else {
+    out.groups = quantize_rows(x, num_rows, weight.cols, norm_weight, eps, scratch, team);
+  }
+  return out;
 }
 
-// out[:, concat of the weights' rows] = x . W^T: the thread's share. `sums` is its memory for a panel's (linear.h).
+// out[:, concat of the weights' rows] = x . W^T: the thread's share. `sums` is its memory for kSumPanels panels'
+// (linear.h).
 inline void multiply(const paged_weight* weights, int num_weights, const Operand& x, const Output& out,
                      float (*sums)[kPanelRows], const Team& team) {
   if (is_hadamard(weights[0])) {
     multiply_hadamard(weights, num_weights, x.rotated, out, team);
+  } else if (is_dense(weights[0].format)) {
+    multiply_dense_weights(weights, num_weights, x.dense, out, sums, team);
   } else {
     multiply_packed(weights, num_weights, x.groups, out, sums, team);
   }
 }
 
-// hidden = activation(gate x) * (up x): the thread's share of columns. `sums` is its memory for two panels'.
+// hidden = activation(gate x) * (up x): the thread's share of columns. `sums` as of multiply.
 inline void multiply_gated(const paged_weight& gate, const paged_weight& up, const Operand& x, int32_t activation,
                            float* hidden, float (*sums)[kPanelRows], const Team& team) {
   if (is_hadamard(gate)) {
     multiply_hadamard_gated(gate, up, x.rotated, activation, hidden, team);
+  } else if (is_dense(gate.format)) {
+    multiply_dense_gated(gate, up, x.dense, activation, hidden, sums, team);
   } else {
     multiply_packed_gated(gate, up, x.groups, activation, hidden, sums, team);
   }

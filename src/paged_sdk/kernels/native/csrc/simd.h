@@ -31,9 +31,10 @@ inline float half_to_float(uint16_t h) {
   // The exponent is rebased by a product, which is exact for subnormal halves too.
   return from_bits(bits_of(from_bits(magnitude << 13) * from_bits(0x77800000)) | sign);
 }
-// |a| < 65520, rounded to nearest even.
+// Rounded to nearest even; Inf from 65520 on.
 inline uint16_t to_half(float a) {
   const uint32_t sign = bits_of(a) >> 16 & 0x8000, magnitude = bits_of(a) & 0x7fffffff;
+  if (magnitude >= 0x477ff000) return static_cast<uint16_t>(sign | (magnitude > 0x7f800000 ? 0x7e00 : 0x7c00));
   if (magnitude < 0x38800000)  // below 2^-14, where steps are 2^-24: the last bit of a float32 near 1/2
     return static_cast<uint16_t>(sign | (bits_of(from_bits(magnitude) + 0.5f) - 0x3f000000));
   return static_cast<uint16_t>(sign | (((magnitude + 0xfff + (magnitude >> 13 & 1)) >> 13) - (112 << 10)));
@@ -52,6 +53,13 @@ inline uint16_t to_half(float a) {
 
 namespace paged {
 namespace {
+
+// The first `count` numbers, and zeros.
+inline Floats load_first(const float* p, int count) {
+  alignas(64) float values[16] = {};
+  __builtin_memcpy(values, p, sizeof(float) * count);
+  return load_floats(values);
+}
 
 // The bits of max |a|: NaN and Inf compare above every number.
 inline uint32_t magnitude_bits(Floats a) { return static_cast<uint32_t>(max_of(max_magnitude(zero_ints(), a))); }

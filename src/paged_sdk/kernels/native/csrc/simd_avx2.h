@@ -20,6 +20,8 @@ struct Floats {
 
 constexpr int kMaxTile = 4;    // 8 sums leave half of the 16 registers to weights and scales
 constexpr int kDenseTile = 3;  // rows of a float product, two vectors wide: 12 of the 16 registers
+constexpr int kDenseRows = 3;  // rows and panels of a product with dense weights: 12 of the 16 registers
+constexpr int kDensePanels = 2;
 constexpr int kTokenTile = 2;
 
 inline __m256i load256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
@@ -119,6 +121,19 @@ inline void store_bfloat16(uint16_t* p, Floats a) {
   };
   const __m256i packed = _mm256_packus_epi32(rounded(a.lo), rounded(a.hi));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
+}
+inline void store_half(uint16_t* p, Floats a) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(a.lo, _MM_FROUND_TO_NEAREST_INT));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), _mm256_cvtps_ph(a.hi, _MM_FROUND_TO_NEAREST_INT));
+}
+inline Floats load_even_bfloat16(const uint8_t* p) {
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(load256(p), 16)),
+          _mm256_castsi256_ps(_mm256_slli_epi32(load256(p + 32), 16))};
+}
+inline Floats load_odd_bfloat16(const uint8_t* p) {
+  const __m256i upper = _mm256_set1_epi32(~0xffff);
+  return {_mm256_castsi256_ps(_mm256_and_si256(load256(p), upper)),
+          _mm256_castsi256_ps(_mm256_and_si256(load256(p + 32), upper))};
 }
 inline Floats load_uint8(const uint8_t* p) {
   return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(load64(p))), _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(load64(p + 8)))};

@@ -14,6 +14,8 @@ using Floats = __m512;  // 16 float32
 
 constexpr int kMaxTile = 16;  // activation rows held in registers: 16 sums + 8 weight vectors + scales fit 32 registers
 constexpr int kDenseTile = 12;  // rows of a float product, two vectors wide: 24 sums
+constexpr int kDenseRows = 6;  // rows and panels of a product with dense weights: 24 sums
+constexpr int kDensePanels = 4;
 constexpr int kTokenTile = 8;  // activation rows of a rotated product, times two panels: 16 sums
 
 inline Bytes load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
@@ -68,6 +70,16 @@ inline void store_bfloat16(uint16_t* p, Floats a) {
   const __m512i rounded = _mm512_mask_or_epi32(_mm512_srli_epi32(nearest, 16), _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q),
                                                top, _mm512_set1_epi32(0x40));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(rounded));
+}
+inline void store_half(uint16_t* p, Floats a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
+}
+// The first and the second of 16 pairs of bfloat16 numbers.
+inline Floats load_even_bfloat16(const uint8_t* p) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16));
+}
+inline Floats load_odd_bfloat16(const uint8_t* p) {
+  return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(~0xffff)));
 }
 inline Floats load_uint8(const uint8_t* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));

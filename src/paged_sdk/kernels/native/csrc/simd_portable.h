@@ -20,6 +20,8 @@ struct Floats {
 
 constexpr int kMaxTile = 4;
 constexpr int kDenseTile = 3;
+constexpr int kDenseRows = 3;
+constexpr int kDensePanels = 2;
 constexpr int kTokenTile = 2;
 
 template <class F>
@@ -113,6 +115,17 @@ inline Floats load_bfloat16(const uint16_t* p) {
 inline void store_bfloat16(uint16_t* p, Floats a) {
   for (int i = 0; i < 16; ++i) p[i] = to_bfloat16(a.v[i]);
 }
+inline void store_half(uint16_t* p, Floats a) {
+  for (int i = 0; i < 16; ++i) p[i] = to_half(a.v[i]);
+}
+inline Floats load_even_bfloat16(const uint8_t* p) {
+  return each_float([p](int i) {
+    uint16_t half;
+    __builtin_memcpy(&half, p + 4 * i, 2);
+    return from_bits(static_cast<uint32_t>(half) << 16);
+  });
+}
+inline Floats load_odd_bfloat16(const uint8_t* p) { return load_even_bfloat16(p + 2); }
 inline Floats load_uint8(const uint8_t* p) {
   return each_float([p](int i) { return static_cast<float>(p[i]); });
 }

@@ -1,0 +1,319 @@
+// Products with dense weights: bfloat16, float16 or float32 numbers as a checkpoint has them, in panels (layout.h).
+//
+// Products are exact and sums are float32; a sum runs over the columns in ascending order, whatever the number of rows
+// or threads is: one arithmetic for every batch. Activations are multiplied as float32 numbers, but with bfloat16
+// weights they are rounded to bfloat16 first, as torch does; dot products of bfloat16 pairs take subnormal numbers as
+// zero.
+//
+// Columns are taken in blocks: a block of a few panels stays in the first-level cache while all rows go by, and
+// meanwhile the next block comes from memory.
+#pragma once
+
+#include <type_traits>
+
+#include "functions.h"
+#include "linear.h"
+
+namespace paged {
+namespace {
+
+// Vectors of a panel in a block. 64: one row streams with 4 KiB of each panel on their way, and four panels take 16 KiB
+// of a first-level cache.
+constexpr int kDenseBlock = 64;
+
+// Each format: the columns of one vector of a panel, the elements that activations become, and their products.
+#if defined(__AVX512BF16__)
+struct DenseBfloat16 {
+  static constexpr int kCols = 2;
+  using Element = uint16_t;
+  using Vector = Pairs;
+  using Same = Pairs;
+
+  static Vector load(const uint8_t* p) { return load_bytes(p); }
+  static Same same(const Element* x) {
+    uint32_t pair;
+    __builtin_memcpy(&pair, x, 4);
+    return broadcast_pair(pair);
+  }
+  static Floats multiply_add(const Vector& w, const Same& x, Floats sum) { return dot_pairs(w, x, sum); }
+  static void store(Element* to, Floats x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), round_to_bfloat16(x));
+  }
+};
+#else
+struct DenseBfloat16 {
+  static constexpr int kCols = 2;
+  using Element = float;
+  struct Vector {
+    Floats even, odd;
+  };
+  using Same = Vector;
+
+  static Vector load(const uint8_t* p) { return {load_even_bfloat16(p), load_odd_bfloat16(p)}; }
+  static Same same(const Element* x) { return {broadcast(x[0]), broadcast(x[1])}; }
+  static Floats multiply_add(const Vector& w, const Same& x, Floats sum) {
+    return fma(w.odd, x.odd, fma(w.even, x.even, sum));
+  }
+  static void store(Element* to, Floats x) {
+    alignas(64) uint16_t rounded[16];
+    store_bfloat16(rounded, x);
+    store_floats(to, load_bfloat16(rounded));
+  }
+};
+#endif
+
+struct DenseFloat16 {
+  static constexpr int kCols = 2;
+  using Element = float;
+  struct Vector {
+    Floats even, odd;
+  };
+  using Same = Vector;
+
+  static Vector load(const uint8_t* p) { return {load_half(p), load_half(p + kHalves)}; }
+  static Same same(const Element* x) { return {broadcast(x[0]), broadcast(x[1])}; }
+  static Floats multiply_add(const Vector& w, const Same& x, Floats sum) {
+    return fma(w.odd, x.odd, fma(w.even, x.even, sum));
+  }
+  static void store(Element* to, Floats x) { store_floats(to, x); }
+};
+
+struct DenseFloat32 {
+  static constexpr int kCols = 1;
+  using Element = float;
+  using Vector = Floats;
+  using Same = Floats;
+
+  static Vector load(const uint8_t* p) { return load_floats(reinterpret_cast<const float*>(p)); }
+  static Same same(const Element* x) { return broadcast(*x); }
+  static Floats multiply_add(const Vector& w, const Same& x, Floats sum) { return fma(w, x, sum); }
+  static void store(Element* to, Floats x) { store_floats(to, x); }
+};
+
+// take(Dense{}) for the dense format of this number.
+template <class Take>
+inline auto with_dense(int32_t format, const Take& take) {
+  switch (format) {
+    case PAGED_DENSE_BFLOAT16:
+      return take(DenseBfloat16{});
+    case PAGED_DENSE_FLOAT16:
+      return take(DenseFloat16{});
+    default:
+      return take(DenseFloat32{});
+  }
+}
+
+// Activations by blocks of columns: [blocks][rows][columns of the block].
+struct DenseRows {
+  uint8_t* data;
+  int num_rows;
+  int vectors;  // of a panel
+
+  static size_t bytes(int num_rows, int cols) {
+    return line_aligned(sizeof(float) * num_rows * (static_cast<size_t>(cols) + 1));
+  }
+  // Vectors of the block that begins at `first`.
+  int width(int first) const { return vectors - first < kDenseBlock ? vectors - first : kDenseBlock; }
+
+  template <class Dense>
+  typename Dense::Element* at(int first, int64_t row) const {
+    const int64_t vector = static_cast<int64_t>(first) * num_rows + row * width(first);
+    return reinterpret_cast<typename Dense::Element*>(data) + vector * Dense::kCols;
+  }
+};
+
+// Brings row `row` of x, times 1 / rms and norm_weight where that is given, to row `place` of out.
+template <class Dense>
+inline void prepare_dense_row(const Matrix& x, int64_t row, int cols, const float* norm_weight, float eps,
+                              const DenseRows& out, int64_t place) {
+  using Element = typename Dense::Element;
+  const Floats factor = broadcast(norm_weight != nullptr ? inverse_rms(x, row, cols, eps) : 1.0f);
+  for (int first = 0; first < out.vectors; first += kDenseBlock) {
+    Element* to = out.at<Dense>(first, place);
+    const int begin = first * Dense::kCols, count = out.width(first) * Dense::kCols;
+    for (int c = 0; c < count; c += 16) {
+      const int here = cols - begin - c;
+      Floats v = here >= 16 ? x.load(row, begin + c) : x.load_first(row, begin + c, here);
+      if (norm_weight != nullptr) {
+        const float* weight = norm_weight + begin + c;
+        v = mul(mul(v, factor), here >= 16 ? load_floats(weight) : load_first(weight, here));
+      }
+      if (count - c >= 16) {
+        Dense::store(to + c, v);
+      } else {
+        Element last[16];
+        Dense::store(last, v);
+        __builtin_memcpy(to + c, last, sizeof(Element) * (count - c));
+      }
+    }
+  }
+}
+
+// As `quantize_rows` of activations.h does for packed weights: a few rows every thread prepares for itself.
+inline size_t dense_bytes(int num_rows, int cols, int team_size) {
+  return DenseRows::bytes(num_rows, cols) * (num_rows <= kPrivateRows ? team_size : 1);
+}
+
+inline DenseRows prepare_dense_rows(const paged_weight& weight, const Matrix& x, int num_rows,
+                                    const float* norm_weight, float eps, uint8_t* scratch, const Team& team) {
+  const bool own = num_rows <= kPrivateRows;
+  const DenseRows out{scratch + (own ? team.index * DenseRows::bytes(num_rows, weight.cols) : 0), num_rows,
+                      dense_vectors(weight.format, weight.cols)};
+  const auto [first, last] = own ? Team::Range{0, num_rows} : team.share(num_rows);
+  with_dense(weight.format, [&, first = first, last = last](auto of) {
+    for (int64_t row = first; row < last; ++row)
+      prepare_dense_row<decltype(of)>(x, row, weight.cols, norm_weight, eps, out, row);
+  });
+  if (!own) team.barrier();
+  return out;
+}
+
+// What a tile of rows asks memory for: one line of each panel's next block for every vector, or a share of one.
+template <int kWide>
+struct DenseAhead {
+  const uint8_t* next[kWide];
+  int step;
+};
+
+// sums[v][r] (+)= panel v . row r of x, for `vectors` vectors of kWide panels and kRows rows; `pitch` is the distance
+// of two panels' sums.
+template <class Dense, int kRows, int kWide>
+inline void multiply_dense_tile(const uint8_t* const (&panels)[kWide], const DenseAhead<kWide>& ahead,
+                                const typename Dense::Element* x, int vectors, float (*sums)[kPanelRows],
+                                int64_t pitch, bool accumulate) {
+  const int64_t stride = static_cast<int64_t>(vectors) * Dense::kCols;
+  Floats sum[kRows][kWide];
+  for (int r = 0; r < kRows; ++r)
+    for (int v = 0; v < kWide; ++v) sum[r][v] = accumulate ? load_floats(sums[v * pitch + r]) : zero_floats();
+  int64_t fetched = 0;
+  for (int64_t i = 0; i < vectors; ++i, fetched += ahead.step) {
+    typename Dense::Vector w[kWide];
+    for (int v = 0; v < kWide; ++v) {
+      __builtin_prefetch(ahead.next[v] + fetched);
+      w[v] = Dense::load(panels[v] + i * kVector);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      const typename Dense::Same same = Dense::same(x + r * stride + i * Dense::kCols);
+      for (int v = 0; v < kWide; ++v) sum[r][v] = Dense::multiply_add(w[v], same, sum[r][v]);
+    }
+  }
+  for (int r = 0; r < kRows; ++r)
+    for (int v = 0; v < kWide; ++v) store_floats(sums[v * pitch + r], sum[r][v]);
+}
+
+// take(integral_constant<count>) for a count of rows up to kDenseRows.
+template <int kRows = kDenseRows, class Take>
+inline void with_dense_rows(int count, const Take& take) {
+  if (count == kRows) {
+    take(std::integral_constant<int, kRows>{});
+  } else if constexpr (kRows > 1) {
+    with_dense_rows<kRows - 1>(count, take);
+  }
+}
+
+// sums[v][r] = panel v . row r of x, of kWide panels and all rows. `next` is what will be multiplied then.
+template <class Dense, int kWide>
+inline void multiply_dense_panels(const uint8_t* const (&panels)[kWide], const uint8_t* const (&next)[kWide],
+                                  const DenseRows& x, float (*sums)[kPanelRows]) {
+  const int tiles = (x.num_rows + kDenseRows - 1) / kDenseRows;
+  const int step = tiles == 1 ? kVector : tiles < 4 ? kVector / 2 : kVector / 4;
+  for (int first = 0; first < x.vectors; first += kDenseBlock) {
+    const int width = x.width(first);
+    const uint8_t* here[kWide];
+    DenseAhead<kWide> ahead;
+    for (int v = 0; v < kWide; ++v) {
+      here[v] = panels[v] + static_cast<int64_t>(first) * kVector;
+      ahead.next[v] = first + kDenseBlock < x.vectors ? here[v] + kDenseBlock * kVector : next[v];
+    }
+    for (int t = 0; t < tiles; ++t) {
+      // Tiles of nearly one height: a low one's few sums would wait for each other.
+      const int row = static_cast<int>(static_cast<int64_t>(x.num_rows) * t / tiles);
+      const int end = static_cast<int>(static_cast<int64_t>(x.num_rows) * (t + 1) / tiles);
+      ahead.step = t * step < kVector ? step : 0;
+      with_dense_rows(end - row, [&](auto rows) {
+        multiply_dense_tile<Dense, decltype(rows)::value, kWide>(here, ahead, x.at<Dense>(first, row), width,
+                                                                 sums + row, x.num_rows, first > 0);
+      });
+      for (int v = 0; v < kWide; ++v) ahead.next[v] += ahead.step * width;
+    }
+  }
+}
+
+// Multiplies panels [p, end), kWide at a time, as long as there are so many; panel_at(i) is where panel i lies, and
+// emit(p, integral_constant<kWide>, sums) takes what is finished.
+template <class Dense, int kWide, class PanelAt, class Emit>
+inline void multiply_dense_run(int64_t& p, int64_t end, const DenseRows& x, float (*sums)[kPanelRows],
+                               const PanelAt& panel_at, const Emit& emit) {
+  for (; end - p >= kWide; p += kWide) {
+    const uint8_t *panels[kWide], *next[kWide];
+    for (int v = 0; v < kWide; ++v) panels[v] = panel_at(p + v), next[v] = panel_at(p + kWide + v);
+    multiply_dense_panels<Dense, kWide>(panels, next, x, sums);
+    emit(p, std::integral_constant<int, kWide>{}, sums);
+  }
+}
+
+// The same for all panels [p, end). One tile of rows is bound by memory: two panels are enough there.
+template <class PanelAt, class Emit>
+inline void multiply_dense_range(int32_t format, int64_t p, int64_t end, const DenseRows& x,
+                                 float (*sums)[kPanelRows], const PanelAt& panel_at, const Emit& emit) {
+  with_dense(format, [&](auto of) {
+    using Dense = decltype(of);
+    if (x.num_rows > kDenseRows) multiply_dense_run<Dense, kDensePanels>(p, end, x, sums, panel_at, emit);
+    multiply_dense_run<Dense, 2>(p, end, x, sums, panel_at, emit);
+    multiply_dense_run<Dense, 1>(p, end, x, sums, panel_at, emit);
+  });
+}
+
+// out[:, concat of the weights' rows] = x . W^T: the thread's share of all panels of all weights.
+inline void multiply_dense_weights(const paged_weight* weights, int num_weights, const DenseRows& x, const Output& out,
+                                   float (*sums)[kPanelRows], const Team& team) {
+  const int64_t bytes = dense_panel_bytes(weights[0].format, weights[0].cols);
+  int64_t total = 0;
+  for (int i = 0; i < num_weights; ++i) total += num_panels(weights[i].rows);
+  const auto [first, last] = team.share(total);
+  int64_t before = 0, col = 0;
+  for (int i = 0; i < num_weights; ++i) {
+    const paged_weight& w = weights[i];
+    const int64_t count = num_panels(w.rows);
+    const int64_t begin = first > before ? first - before : 0, end = last - before < count ? last - before : count;
+    multiply_dense_range(
+        w.format, begin, end, x, sums, [&](int64_t panel) { return w.data + panel * bytes; },
+        [&](int64_t panel, auto wide, const float (*finished)[kPanelRows]) {
+          for (int v = 0; v < decltype(wide)::value; ++v) {
+            const int64_t at = (panel + v) * kPanelRows;
+            const int width = w.rows - at < kPanelRows ? static_cast<int>(w.rows - at) : kPanelRows;
+            const float* bias = w.bias != nullptr ? w.bias + at : nullptr;
+            for (int r = 0; r < x.num_rows; ++r)
+              out.store(r, col + at, width, load_floats(finished[static_cast<int64_t>(v) * x.num_rows + r]), bias);
+          }
+        });
+    before += count;
+    col += w.rows;
+  }
+}
+
+// hidden = activation(gate x) * (up x): the thread's share of columns. Gate and up panels of the same rows are taken in
+// turn: panel 2 p is the gate's, 2 p + 1 the up's.
+inline void multiply_dense_gated(const paged_weight& gate, const paged_weight& up, const DenseRows& x,
+                                 int32_t activation, float* hidden, float (*sums)[kPanelRows], const Team& team) {
+  const Output out{hidden, gate.rows, PAGED_FLOAT32, {}};
+  const int64_t bytes = dense_panel_bytes(gate.format, gate.cols);
+  const auto [first, last] = team.share(num_panels(gate.rows));
+  multiply_dense_range(
+      gate.format, 2 * first, 2 * last, x, sums,
+      [&](int64_t panel) { return (panel % 2 == 0 ? gate : up).data + panel / 2 * bytes; },
+      [&](int64_t panel, auto wide, const float (*finished)[kPanelRows]) {
+        for (int v = 0; v + 1 < decltype(wide)::value; v += 2) {
+          const int64_t at = (panel + v) / 2 * kPanelRows;
+          const int width = gate.rows - at < kPanelRows ? static_cast<int>(gate.rows - at) : kPanelRows;
+          const float (*gates)[kPanelRows] = finished + static_cast<int64_t>(v) * x.num_rows;
+          for (int r = 0; r < x.num_rows; ++r)
+            out.store(r, at, width,
+                      mul(activate(load_floats(gates[r]), activation), load_floats(gates[x.num_rows + r])), nullptr);
+        }
+      });
+}
+
+}  // namespace
+}  // namespace paged

@@ -1,0 +1,144 @@
+"""Native products with dense weights against float64 products of the same numbers."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+from native_weights import every_level, library, needs_library, workspace
+from paged_sdk.errors import ConfigError
+from paged_sdk.kernels.native.linear import NativeLinear
+from paged_sdk.kernels.native.packed import DENSE_TYPES, PackedWeight, pack_dense, unpack_rows
+
+pytestmark = needs_library
+
+every_dtype = pytest.mark.parametrize("dtype", list(DENSE_TYPES), ids=str)
+
+# Rows and columns that fill panels, vectors and blocks of columns, and that do not.
+SHAPES = ((1, 1), (16, 32), (17, 33), (75, 250), (100, 513), (64, 384))
+# Float32 sums of up to 513 products.
+SUMS = 2e-6
+
+
+def relative(got: Tensor, expected: Tensor) -> float:
+    return float((got.double() - expected).norm() / expected.norm())
+
+
+def random_dense(rows: int, cols: int, dtype: torch.dtype, generator: torch.Generator) -> tuple[PackedWeight, Tensor]:
+    """A packed matrix and its value in float64."""
+    weight = torch.randn(rows, cols, generator=generator).to(dtype)
+    return pack_dense(library(), [weight], num_threads=1), weight.double()
+
+
+def as_multiplied(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Activations as the products take them: rounded to bfloat16 beside bfloat16 weights. -> float64"""
+    return (x.bfloat16() if dtype == torch.bfloat16 else x).double()
+
+
+@every_level
+@every_dtype
+def test_a_product_is_that_of_the_numbers(isa: str, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(1)
+    for rows, cols in SHAPES:
+        packed, weight = random_dense(rows, cols, dtype, generator)
+        linear = NativeLinear(workspace(isa), [packed])
+        x = torch.randn(512, cols, generator=generator)
+        expected = as_multiplied(x, dtype) @ weight.T
+        for num_rows in (*range(1, 41), 512) if rows == 100 else (1, 7, 33):
+            assert relative(linear(x[:num_rows]), expected[:num_rows]) < SUMS
+
+
+@every_level
+@every_dtype
+def test_one_arithmetic_for_every_number_of_rows_and_threads(isa: str, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(2)
+    packed, _ = random_dense(75, 514, dtype, generator)
+    x, norm = torch.randn(40, 514, generator=generator), torch.rand(514, generator=generator)
+    layers = [NativeLinear(workspace(isa, threads), [packed], norm_weight=norm, norm_eps=1e-5) for threads in (1, 2)]
+    expected = torch.cat([layers[0](x[row : row + 1]) for row in range(len(x))])
+    for layer, num_rows in product(layers, range(1, len(x) + 1)):
+        assert torch.equal(layer(x[:num_rows]), expected[:num_rows])
+
+
+@every_level
+@every_dtype
+@pytest.mark.parametrize("rows_dtype", list(DENSE_TYPES), ids=str)
+def test_norm_biases_residual_and_several_weights(isa: str, dtype: torch.dtype, rows_dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(3)
+    packed, weights = zip(*(random_dense(rows, 130, dtype, generator) for rows in (64, 19, 33)), strict=True)
+    biases = [torch.randn(64, generator=generator), None, torch.randn(33, generator=generator).bfloat16()]
+    norm = 1 + 0.1 * torch.randn(130, generator=generator)
+    layer = NativeLinear(workspace(isa, 2), packed, biases=biases, norm_weight=norm, norm_eps=1e-6)
+    x = (3 * torch.randn(7, 130, generator=generator)).to(rows_dtype)
+    residual = torch.randn(7, 116, generator=generator).to(rows_dtype)
+    normed = torch.nn.functional.rms_norm(x.double(), (130,), norm.double(), 1e-6)
+    products = torch.cat(
+        [
+            as_multiplied(normed, dtype) @ weight.T + (0 if bias is None else bias.double())
+            for weight, bias in zip(weights, biases, strict=True)
+        ],
+        dim=1,
+    )
+    # A number that falls on the other side of a bfloat16 step, or a result that is rounded.
+    tolerance = {torch.float32: 2e-4, torch.float16: 5e-4, torch.bfloat16: 4e-3}[rows_dtype]
+    assert relative(layer(x), products) < tolerance
+    expected = products + residual.double()
+    assert layer(x, residual=residual, out=residual) is residual
+    assert relative(residual, expected) < tolerance
+
+
+@every_level
+@every_dtype
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_not_finite_stays_in_its_row(isa: str, dtype: torch.dtype, bad: float) -> None:
+    generator = torch.Generator().manual_seed(4)
+    packed, _ = random_dense(40, 67, dtype, generator)
+    layer = NativeLinear(workspace(isa), [packed])
+    for num_rows, spoiled in product((1, 5, 13), (0, 66)):  # 66: beside what pads the columns
+        x = torch.randn(num_rows, 67, generator=generator)
+        clean = layer(x)
+        x[-1, spoiled] = bad
+        got = layer(x)
+        assert not got[-1].isfinite().any()
+        assert torch.equal(got[:-1], clean[:-1])
+
+
+@every_level
+@every_dtype
+def test_no_rows_and_zeros(isa: str, dtype: torch.dtype) -> None:
+    packed, _ = random_dense(40, 64, dtype, torch.Generator().manual_seed(5))
+    layer = NativeLinear(workspace(isa), [packed])
+    assert layer(torch.zeros(0, 64)).shape == (0, 40)
+    assert torch.equal(layer(torch.zeros(9, 64)), torch.zeros(9, 40))
+
+
+@every_dtype
+def test_parts_pack_as_the_whole_and_rows_come_back(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(6)
+    for rows, cols in SHAPES:
+        weight = torch.randn(rows, cols, generator=generator).to(dtype)
+        whole = pack_dense(library(), [weight])
+        parts = pack_dense(library(), list(torch.split(weight, 16)))
+        assert torch.equal(whole.data, parts.data)
+        assert (whole.format, whole.dense_dtype) == (str(dtype).removeprefix("torch."), dtype)
+        assert (
+            whole.num_bytes
+            == -(-rows // 16) * 16 * (cols + (cols % 2 if dtype != torch.float32 else 0)) * dtype.itemsize
+        )
+        wanted = torch.randint(0, rows, (9,), generator=generator)
+        assert torch.equal(unpack_rows(whole, wanted), weight[wanted])
+
+
+def test_what_cannot_be_packed_or_joined() -> None:
+    weight = torch.randn(32, 64)
+    with pytest.raises(ConfigError, match=r"weight\.dtype"):
+        pack_dense(library(), [weight.double()])
+    with pytest.raises(ConfigError, match="rows of a part"):
+        pack_dense(library(), [weight[:8], weight[8:]])
+    with pytest.raises(ConfigError, match=r"\[rows, 64\]"):
+        pack_dense(library(), [weight, weight.half()])
+    with pytest.raises(ConfigError, match="weights"):
+        NativeLinear(workspace(), [pack_dense(library(), [weight]), pack_dense(library(), [weight.half()])])
