@@ -4,12 +4,13 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test check coverage gpu-compile gpu-bench bench bench-peers format clean help
+.PHONY: demo test timing check coverage gpu-compile gpu-bench bench bench-peers format clean help
 
 help:
 	@echo "make demo      chat with the embedded SmolLM2-135M (creates $(VENV) on first use)"
-	@echo "make test      the whole test-suite"
-	@echo "make check     ruff and mypy --strict over src, tests and examples"
+	@echo "make test      the whole test-suite, in two processes"
+	@echo "make timing    the tests of how long something takes, which need a quiet machine"
+	@echo "make check     ruff and mypy --strict over src, tests, examples and benchmarks"
 	@echo "make coverage  the pure-Python pillar's tests, with coverage"
 	@echo "make gpu-compile  compiles every variant of the Triton kernels for every GPU; needs none, takes minutes"
 	@echo "make gpu-bench    tests and benchmarks on a CUDA device: GPU='--only kernels'"
@@ -28,7 +29,10 @@ demo: $(READY)
 	$(BIN)/python examples/demo.py
 
 test: $(READY)
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal
+
+timing: $(READY)
+	$(BIN)/python -m pytest -q -m timing
 
 check: $(READY)
 	$(BIN)/ruff check src tests examples benchmarks

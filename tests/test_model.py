@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def sampled(length: int, **settings: Any) -> SamplingParams:
     return SamplingParams(max_len=length, ignore_eos=True, **settings)
 
 
-async def settled(model: Model, *, timeout: float = 5.0) -> ModelStats:
+async def settled(model: Model, *, timeout: float = 60.0) -> ModelStats:
     """The stats once the engine is idle."""
     with anyio.fail_after(timeout):
         while model.stats().running or model.stats().waiting:
@@ -234,27 +235,35 @@ async def test_a_sequence_that_outgrows_the_pool_keeps_its_text(builder: TextMod
 
 
 async def wait_for_running(model: Model) -> None:
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         while not model.stats().running:
             await anyio.sleep(0.001)
 
 
 async def wait_for_waiting(model: Model, number: int) -> None:
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         while model.stats().waiting < number:
             await anyio.sleep(0.001)
 
 
 @pytest.fixture
-def slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of 10 ms, so that a long request is still under way whatever else the machine does."""
+def slow_steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Steps of 10 ms, so that a long request is still under way whatever else the machine does.
+
+    They wait while the event is clear, so that none passes between two statements of a test.
+    """
     submit = ModelRunner.submit
+    may_go = threading.Event()
+    may_go.set()
 
     def submit_late(runner: ModelRunner, output: SchedulerOutput) -> PendingStep:
         time.sleep(0.01)
+        assert may_go.wait(60)
         return submit(runner, output)
 
     monkeypatch.setattr(ModelRunner, "submit", submit_late)
+    yield may_go
+    may_go.set()
 
 
 async def assert_freed_within_two_steps(model: Model, steps_before: int) -> None:
@@ -264,49 +273,54 @@ async def assert_freed_within_two_steps(model: Model, steps_before: int) -> None
     assert_nothing_leaked(stats)
 
 
-@pytest.mark.usefixtures("slow_steps")
-async def test_cancelling_the_task_frees_the_blocks(model: Model) -> None:
+async def test_cancelling_the_task_frees_the_blocks(model: Model, slow_steps: threading.Event) -> None:
     async def send() -> None:
         await model.send_completion_request([1, 2, 3], LONG)
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(send)
         await wait_for_running(model)
+        slow_steps.clear()
         steps = model.stats().steps
         tasks.cancel_scope.cancel()
+    slow_steps.set()
     await assert_freed_within_two_steps(model, steps)
 
 
-@pytest.mark.usefixtures("slow_steps")
-async def test_closing_a_stream_frees_the_blocks(model: Model) -> None:
+async def test_closing_a_stream_frees_the_blocks(model: Model, slow_steps: threading.Event) -> None:
     stream = model.stream_completion_request([1, 2, 3], LONG)
     await stream.__anext__()
+    slow_steps.clear()
     steps = model.stats().steps
     await stream.aclose()
+    slow_steps.set()
     await assert_freed_within_two_steps(model, steps)
     assert stream.response_so_far().choices[0].finish_reason == "canceled"
     with pytest.raises(StopAsyncIteration):
         await stream.__anext__()
 
 
-@pytest.mark.usefixtures("slow_steps")
-async def test_leaving_the_context_frees_the_blocks(model: Model) -> None:
+async def test_leaving_the_context_frees_the_blocks(model: Model, slow_steps: threading.Event) -> None:
     async with model.stream_completion_request([1, 2, 3], LONG) as stream:
         await stream.__anext__()
+        slow_steps.clear()
         steps = model.stats().steps
+    slow_steps.set()
     await assert_freed_within_two_steps(model, steps)
 
 
-@pytest.mark.usefixtures("slow_steps")
-async def test_dropping_a_stream_frees_the_blocks(model: Model) -> None:
+async def test_dropping_a_stream_frees_the_blocks(model: Model, slow_steps: threading.Event) -> None:
     stream = model.stream_completion_request([1, 2, 3], LONG)
     await stream.__anext__()
+    slow_steps.clear()
     steps = model.stats().steps
     del stream
     gc.collect()
+    slow_steps.set()
     await assert_freed_within_two_steps(model, steps)
 
 
+@pytest.mark.usefixtures("slow_steps")
 async def test_a_timeout_keeps_the_partial_text_and_frees_the_blocks(model: Model) -> None:
     request = RequestBuilder.from_messages(QUESTION).with_sampling(LONG).with_timeout(0.05)
     with pytest.raises(RequestTimeoutError) as caught:
@@ -328,6 +342,7 @@ async def test_cancelled_before_it_began(model: Model) -> None:
     assert (await model.send_chat_request(QUESTION)).choices
 
 
+@pytest.mark.usefixtures("slow_steps")
 async def test_the_first_error_ends_the_others(model: Model) -> None:
     bad = RequestBuilder.from_messages(QUESTION).with_sampling(LONG).with_timeout(0.02)
     good = RequestBuilder.from_messages(QUESTION).with_sampling(LONG)
@@ -354,6 +369,7 @@ async def test_closing_ends_what_is_under_way_with_its_text(builder: TextModelBu
     assert responses[0].usage.completion_tokens > 0
 
 
+@pytest.mark.usefixtures("slow_steps")
 async def test_draining_finishes_what_is_under_way(builder: TextModelBuilder) -> None:
     responses = []
 
@@ -425,13 +441,14 @@ async def test_a_prompt_longer_than_the_pool(builder: TextModelBuilder) -> None:
         assert response.usage.completion_tokens == 4
 
 
+@pytest.mark.usefixtures("slow_steps")
 async def test_a_full_queue_refuses(builder: TextModelBuilder) -> None:
     refused = 0
 
     async def send() -> None:
         nonlocal refused
         try:
-            await model.send_completion_request([1, 2, 3], sampled(300))
+            await model.send_completion_request([1, 2, 3], sampled(60))
         except QueueFullError as error:
             assert error.limit == 2
             assert error.request_id

@@ -97,6 +97,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         getattr(paged_sdk, misspelt)
 
 
+@pytest.mark.timing
 def test_import_is_quick() -> None:
     program = "import time; start = time.perf_counter(); import paged_sdk; print(time.perf_counter() - start)"
     # The best of several: others on the machine only ever add to it.

@@ -83,6 +83,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.timing
 @pytest.mark.timeout(120)
 def test_the_first_token_comes_within_three_seconds_of_process_start() -> None:
     seconds = []

@@ -83,7 +83,8 @@ class Batch:
 
     @property
     def as_kernels_take_it(self) -> PagedBatch:
-        return PagedBatch(*self.tensors, scale=SCALE, **self.scales)
+        scales = self.scales
+        return PagedBatch(*self.tensors, scale=SCALE, k_scale=scales.get("k_scale"), v_scale=scales.get("v_scale"))
 
     @property
     def bounds(self) -> dict[str, Any]:
@@ -97,10 +98,10 @@ def make_batch(num_rows: int, num_tokens: int, length: int, device: torch.device
     caches = [torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(2)]
     scales = {}
     if quantized:
-        vectors = [cache.flatten(0, 1) for cache in caches]
+        key, value = (cache.flatten(0, 1) for cache in caches)
         caches = [torch.empty(shape, dtype=torch.float8_e4m3fn, device=device) for _ in range(2)]
         scales = {name: torch.empty(shape[:-1], device=device) for name in ("k_scale", "v_scale")}
-        reshape_and_cache(*vectors, *caches, torch.arange(len(vectors[0]), device=device), **scales)
+        reshape_and_cache(key, value, caches[0], caches[1], torch.arange(len(key), device=device), **scales)
     query = torch.randn(num_rows * num_tokens, NUM_HEADS, HEAD_DIM, dtype=torch.bfloat16, device=device)
     tables = torch.randperm(num_blocks, device=device).int().view(num_rows, blocks_of_row)
     lengths = torch.full((num_rows,), length, dtype=torch.int32, device=device)

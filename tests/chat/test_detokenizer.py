@@ -93,7 +93,7 @@ def test_time_is_linear_for_endless_unfinished_characters(kind: str) -> None:
     tokenizer = tokenizer_of(kind)
     id = next(id for id in range(tokenizer.vocab_size) if tokenizer.token_bytes(id) == b"\x9f")
     detokenizer = Detokenizer(tokenizer)
-    start = time.perf_counter()
+    start = time.thread_time()
     text = "".join(detokenizer.append([id]) for _ in range(50_000))
     assert text == "\ufffd" * 50_000
-    assert time.perf_counter() - start < 20
+    assert time.thread_time() - start < 20

@@ -78,7 +78,7 @@ def test_what_was_held_is_flushed_once() -> None:
 @pytest.mark.parametrize("stop", ["a" * 5000 + "b", "ab" * 2500 + "c"])
 def test_time_is_linear_for_stop_strings_that_almost_match(stop: str) -> None:
     finder = StopStrings([stop])
-    start = time.perf_counter()
+    start = time.thread_time()
     for _ in range(50_000):
         finder.push(stop[:2])
-    assert time.perf_counter() - start < 20
+    assert time.thread_time() - start < 20

@@ -109,9 +109,9 @@ def test_writing_to_a_tensor_leaves_the_file_alone(tmp_path: Path) -> None:
 def test_a_large_vocabulary_takes_no_time(tmp_path: Path) -> None:
     tokens = [f"token number {index}" for index in range(151_936)]
     path = write_gguf(tmp_path / "model.gguf", {"tokenizer.ggml.tokens": tokens}, {})
-    start = time.perf_counter()
+    start = time.thread_time()
     assert GgufFile(path).metadata["tokenizer.ggml.tokens"] == tokens
-    assert time.perf_counter() - start < 2  # 0.07 s on one core; the gguf package's reader needs seconds
+    assert time.thread_time() - start < 2  # 0.07 s on one core; the gguf package's reader needs seconds
 
 
 class TestSplit:

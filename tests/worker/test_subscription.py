@@ -35,6 +35,13 @@ def post(subscription: Subscription, *news: int | RequestEvent) -> None:
     thread.join()
 
 
+async def delivered(subscription: Subscription) -> None:
+    """Returns when the loop has run what was posted to it so far."""
+    ran = anyio.Event()
+    assert subscription.loop.call_soon(ran.set)
+    await ran.wait()
+
+
 @pytest.fixture
 def num_waits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Counts in its one entry how often a task waited."""
@@ -55,7 +62,7 @@ async def test_what_a_slow_reader_has_missed_lies_there_as_one(num_waits: list[i
     post(subscription, 5, RequestEvent(request_id="r", logprobs=(first,), prompt_logprobs=(second,)))
     post(subscription, 6, RequestEvent(request_id="r", logprobs=(second,)))
     post(subscription, RequestEvent(request_id="r", index=1, finish_reason="length"), END)
-    await anyio.sleep(0.01)
+    await delivered(subscription)
     await subscription.wait(until_end=False)
     assert num_waits == [0]
     one, other = subscription.choices
@@ -71,7 +78,7 @@ async def test_a_step_wakes_a_waiting_reader_once(num_waits: list[int]) -> None:
     for step in range(3):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(partial(subscription.wait, until_end=False))
-            await anyio.sleep(0.01)
+            await anyio.wait_all_tasks_blocked()
             post(subscription, step, RequestEvent(request_id="r", logprobs=(RawLogprobs(step, 0.0, ()),)))
     assert num_waits == [3]
     assert subscription.choices[0].token_ids == [0, 1, 2]
@@ -82,7 +89,7 @@ async def test_who_waits_for_the_end_sleeps_until_then(num_waits: list[int]) -> 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(partial(subscription.wait, until_end=True))
         for token_id in range(3):
-            await anyio.sleep(0.005)
+            await anyio.wait_all_tasks_blocked()
             post(subscription, token_id)
         post(subscription, END)
     assert num_waits == [1]
@@ -94,7 +101,7 @@ async def test_an_error_is_an_end() -> None:
     error = RuntimeError("no")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(partial(subscription.wait, until_end=True))
-        await anyio.sleep(0.005)
+        await anyio.wait_all_tasks_blocked()
         post(subscription, 7, RequestEvent(request_id="r", error=error))
     assert subscription.error is error
     assert subscription.choices[0].token_ids == [7]
@@ -106,7 +113,7 @@ async def test_news_after_a_wait_was_cancelled(num_waits: list[int]) -> None:
         await subscription.wait(until_end=False)
     assert scope.cancelled_caught
     post(subscription, 7)
-    await anyio.sleep(0.01)
+    await delivered(subscription)
     await subscription.wait(until_end=False)
     assert num_waits == [1]
     assert subscription.choices[0].token_ids == [7]

@@ -140,7 +140,7 @@ def test_a_loop_that_ends_leaves_nothing_behind(builder: TextModelBuilder) -> No
         return stream
 
     async def settle(model: Model) -> None:
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             while model.stats().running:
                 await anyio.sleep(0.001)
 
