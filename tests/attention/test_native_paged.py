@@ -7,17 +7,19 @@ from typing import Any
 
 import pytest
 import torch
+from attrs import evolve
 from naive_attention import CPU, Text, naive_attention, shape
 from test_backends import LENGTHS, NUM_BLOCKS, STEPS, TOLERANCE, run, tables
 from torch import Tensor
 
 from native_weights import needs_library, workspace
-from paged_sdk.attention.backend import AttentionBackend, RowSpan
+from paged_sdk.attention.backend import AttentionBackend, AttentionSetup, RowSpan
 from paged_sdk.attention.contiguous import ContiguousBackend
 from paged_sdk.attention.native_paged import NativePagedBackend, why_not_native
 from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.paged import PagedCacheType
 
 NATIVE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -34,7 +36,7 @@ def native(config: DecoderConfig, *, block_size: int = 16, exact: bool = True, *
     pool = PoolSettings(block_size=block_size, device=CPU, **settings)
     num_blocks = NUM_BLOCKS * 64 // block_size
     backend = NativePagedBackend(config, pool, num_blocks, workspace=workspace(), exact=exact)
-    for cache in backend.caches:
+    for cache in backend.native_pages.caches:
         for tensor in (cache.key, cache.value, cache.k_scale, cache.v_scale):
             if tensor is not None:
                 tensor.copy_(torch.full(tensor.shape, torch.nan))
@@ -202,10 +204,15 @@ def test_keys_and_values_may_lie_between_the_queries() -> None:
     torch.testing.assert_close(output.double(), text.expected[0], rtol=0, atol=TOLERANCE[torch.float32])
 
 
+@needs_library
 def test_why_the_kernels_cannot_serve() -> None:
+    setup = AttentionSetup(
+        model=shape(head_dim=64), engine=EngineConfig(), dtype=torch.float32, device=CPU, workspace=workspace()
+    )
     for dtype in NATIVE_DTYPES:
-        assert why_not_native(shape(head_dim=64), dtype) is None
-    reason = why_not_native(shape(head_dim=64), torch.float64)
+        assert why_not_native(evolve(setup, dtype=dtype)) is None
+    reason = why_not_native(evolve(setup, dtype=torch.float64))
     assert reason == "its dtype is torch.float64, and the kernels take float32, bfloat16 and float16"
-    reason = why_not_native(shape(head_dim=72), torch.float32)
+    reason = why_not_native(evolve(setup, model=shape(head_dim=72)))
     assert reason == "its heads have 72 elements, and the kernels take multiples of 16"
+    assert why_not_native(evolve(setup, workspace=None)) == "they are absent"

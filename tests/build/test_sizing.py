@@ -9,7 +9,8 @@ import pytest
 import torch
 from attrs import evolve
 
-from paged_sdk.build.sizing import resolve_engine_config, resolve_max_model_len, size_pool
+from paged_sdk.build.kv_memory import size_pool
+from paged_sdk.build.sizing import resolve_engine_config, resolve_max_model_len
 from paged_sdk.config.build import BuildSettings
 from paged_sdk.config.decoder import DecoderConfig, RopeConfig
 from paged_sdk.config.engine import EngineConfig
@@ -44,7 +45,7 @@ NOTHING_SET = Environment()
 def _memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device of 1000 MiB, of which 600 are free."""
     memory = DeviceMemory(total=1000 * MIB, free=600 * MIB)
-    monkeypatch.setattr("paged_sdk.build.sizing.device_memory", lambda device: memory)
+    monkeypatch.setattr("paged_sdk.build.kv_memory.device_memory", lambda device: memory)
 
 
 def resolve(
@@ -219,7 +220,7 @@ def test_a_pool_that_does_not_fit(memory: MemoryGpuConfig, advice: str) -> None:
 
 def test_a_machine_without_room_for_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = DeviceMemory(total=1000 * MIB, free=1000)
-    monkeypatch.setattr("paged_sdk.build.sizing.device_memory", lambda device: memory)
+    monkeypatch.setattr("paged_sdk.build.kv_memory.device_memory", lambda device: memory)
     with pytest.raises(OutOfMemoryError, match="for one block of 32 tokens"):
         resolve()
 

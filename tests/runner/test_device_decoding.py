@@ -27,11 +27,9 @@ from paged_sdk import (
     SamplingParams,
     TextModelBuilder,
 )
-from paged_sdk.attention.backend import AttentionBackend
+from paged_sdk.attention.backend import AttentionBackend, AttentionSetup, KvStorage
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.attention.triton_paged import TritonPagedBackend
-from paged_sdk.build.kv_memory import KvStorage
-from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.decoder import DecoderModel
@@ -77,15 +75,16 @@ def recorder(monkeypatch: pytest.MonkeyPatch, triton_device: torch.device) -> Re
     """Engines built in the test take the way for CUDA."""
     recorder = Recorder()
 
-    def storage(config: EngineConfig, model: DecoderConfig, **options: Any) -> KvStorage:
-        settings = PoolSettings(block_size=config.block_size, dtype=options["dtype"], device=triton_device)
+    def storage(setup: AttentionSetup) -> KvStorage:
+        engine = setup.engine
+        settings = PoolSettings(block_size=engine.block_size, dtype=setup.dtype, device=triton_device)
         return KvStorage(
             make=lambda num_blocks: TritonPagedBackend(
-                model,
+                setup.model,
                 settings,
                 num_blocks,
-                max_num_seqs=config.max_num_seqs,
-                max_model_len=config.max_model_len,
+                max_num_seqs=engine.max_num_seqs,
+                max_model_len=engine.max_model_len,
             )
         )
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from paged_sdk.attention.backend import RowSpan
+from paged_sdk.attention.backend import AttentionSetup, KvStorage, NativePages, RowSpan
 from paged_sdk.attention.paged import PagedBackend, new_positions
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig
@@ -17,21 +18,31 @@ from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.paged_attention import (
     AttentionShape,
     LayerCache,
+    NativeRows,
     VarlenBatch,
     native_paged_attention,
 )
 from paged_sdk.kernels.step import AttentionStep
 
-__all__ = ["NativePagedBackend", "NativePagedStep", "why_not_native"]
+__all__ = ["NativePagedBackend", "native_storage", "why_not_native"]
 
 
-def why_not_native(config: DecoderConfig, dtype: torch.dtype) -> str | None:
+def why_not_native(setup: AttentionSetup) -> str | None:
     """Why the kernels cannot serve a model, or None if they can."""
-    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        return f"its dtype is {dtype}, and the kernels take float32, bfloat16 and float16"
-    if config.head_dim % 16:
-        return f"its heads have {config.head_dim} elements, and the kernels take multiples of 16"
+    if setup.workspace is None:
+        return "they are absent"
+    if setup.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return f"its dtype is {setup.dtype}, and the kernels take float32, bfloat16 and float16"
+    if setup.model.head_dim % 16:
+        return f"its heads have {setup.model.head_dim} elements, and the kernels take multiples of 16"
     return None
+
+
+def native_storage(setup: AttentionSetup) -> KvStorage:
+    """A pool on the CPU for a setup that :func:`why_not_native` says nothing against."""
+    workspace = setup.workspace
+    assert workspace is not None
+    return KvStorage(make=partial(NativePagedBackend, setup.model, setup.pool, workspace=workspace, exact=setup.exact))
 
 
 class NativePagedBackend(PagedBackend):
@@ -53,25 +64,32 @@ class NativePagedBackend(PagedBackend):
     ) -> None:
         assert settings.device.type == "cpu", settings.device
         super().__init__(config, settings, num_blocks)
-        self.workspace = workspace
-        self.caches = tuple(
-            LayerCache(layer.key, layer.value, layer.k_scale, layer.v_scale, layer.key_offsets)
-            for layer in self._layers
-        )
-        self.shapes = tuple(
-            AttentionShape(
-                num_heads=config.num_heads,
-                num_kv_heads=config.num_kv_heads,
-                head_dim=config.head_dim,
-                scale=config.attention_scale,
-                window=window,
-                softcap=config.attention_softcap,
-                exact=exact,
-            )
-            for window in config.sliding_windows
+        self._pages = NativePages(
+            workspace,
+            tuple(
+                LayerCache(layer.key, layer.value, layer.k_scale, layer.v_scale, layer.key_offsets)
+                for layer in self._layers
+            ),
+            tuple(
+                AttentionShape(
+                    num_heads=config.num_heads,
+                    num_kv_heads=config.num_kv_heads,
+                    head_dim=config.head_dim,
+                    scale=config.attention_scale,
+                    window=window,
+                    softcap=config.attention_softcap,
+                    exact=exact,
+                )
+                for window in config.sliding_windows
+            ),
         )
 
-    def prepare(self, rows: Sequence[RowSpan]) -> NativePagedStep:
+    @property
+    def native_pages(self) -> NativePages:
+        """See :attr:`AttentionBackend.native_pages`."""
+        return self._pages
+
+    def prepare(self, rows: Sequence[RowSpan]) -> AttentionStep:
         """See :meth:`AttentionBackend.prepare`."""
         arrays = self._varlen(rows)
         batch = VarlenBatch(
@@ -79,37 +97,25 @@ class NativePagedBackend(PagedBackend):
             block_tables=torch.from_numpy(arrays.block_tables),
             context_lens=torch.from_numpy(arrays.context_lens),
         )
-        positions = self._where_offsets(new_positions(rows))
-        return NativePagedStep(self, torch.from_numpy(arrays.slot_mapping), batch, positions)
+        native_rows = NativeRows(torch.from_numpy(arrays.slot_mapping), batch)
+        return _NativePagedStep(self._pages, native_rows, self._where_offsets(new_positions(rows)))
 
 
-class NativePagedStep(AttentionStep):
-    """One step.
-
-    :ivar slots: ``[num_tokens]`` int64: where the tokens' keys and values go
-    :ivar batch: which tokens belong to which sequence
-    """
-
-    def __init__(
-        self, backend: NativePagedBackend, slots: Tensor, batch: VarlenBatch, positions: Tensor | None
-    ) -> None:
-        self.slots = slots
-        self.batch = batch
-        self._backend = backend
+class _NativePagedStep(AttentionStep):
+    def __init__(self, pages: NativePages, rows: NativeRows, positions: Tensor | None) -> None:
+        self._pages = pages
+        self._rows = rows
         self._positions = positions
 
+    @property
+    def native_rows(self) -> NativeRows:
+        return self._rows
+
     def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """See :meth:`AttentionStep.forward`."""
-        cache = self._backend.caches[layer]
+        pages, slots = self._pages, self._rows.slots
+        cache = pages.caches[layer]
         if cache.key_offsets is not None:
             assert self._positions is not None
             key = subtract_key_offsets(key, cache.key_offsets, self._positions)
-        write_slots(key, value, cache.key, cache.value, self.slots, cache.k_scale, cache.v_scale)
-        return self.attend(layer, query)
-
-    def attend(self, layer: int, query: Tensor) -> Tensor:
-        """Attention alone, over keys and values that are in the cache already."""
-        backend = self._backend
-        return native_paged_attention(
-            backend.workspace, query, backend.caches[layer], self.batch, backend.shapes[layer]
-        )
+        write_slots(key, value, cache.key, cache.value, slots, cache.k_scale, cache.v_scale)
+        return native_paged_attention(pages.workspace, query, cache, self._rows.batch, pages.shapes[layer])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from paged_sdk.attention.backend import RowSpan
+from paged_sdk.attention.backend import AttentionSetup, KvStorage, RowSpan
 from paged_sdk.attention.block_tables import BlockTables
 from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
@@ -25,10 +26,32 @@ from paged_sdk.kernels.transfer import to_device
 from paged_sdk.kernels.triton.kv_cache import copy_blocks, reshape_and_cache
 from paged_sdk.kernels.triton.paged_attention import paged_attention
 from paged_sdk.kernels.triton.rotary import rotate_and_cache
+from paged_sdk.logs import get_logger
 
-__all__ = ["TritonPagedBackend", "TritonPagedStep", "choose_prefills"]
+__all__ = ["TritonPagedBackend", "TritonPagedStep", "choose_prefills", "triton_storage"]
+
+_log = get_logger(__name__)
 
 _MAX_NUM_SEQS: Final = 32
+
+
+def triton_storage(setup: AttentionSetup) -> KvStorage:
+    """A pool on a CUDA device; the log says what serves chunks of prompts."""
+    prefills = choose_prefills(setup.model, setup.pool)
+    for window, choice in prefills.items():
+        of_what = "prompts" if window is None else f"prompts in windows of {window} tokens"
+        _log.info("Attention of %s: %s.", of_what, choice)
+    return KvStorage(
+        make=partial(
+            TritonPagedBackend,
+            setup.model,
+            setup.pool,
+            max_num_seqs=setup.engine.max_num_seqs,
+            max_model_len=setup.engine.max_model_len,
+            prefills=prefills,
+        ),
+        scratch=max(choice.most_gathered_bytes for choice in prefills.values()),
+    )
 
 
 def choose_prefills(config: DecoderConfig, settings: PoolSettings) -> dict[int | None, PagedPrefill]:
@@ -122,6 +145,11 @@ class TritonPagedBackend(PagedBackend):
                 ),
             )
         return step
+
+    @property
+    def decode_backend(self) -> TritonPagedBackend:
+        """See :attr:`AttentionBackend.decode_backend`."""
+        return self
 
     def seats(self, tables: Sequence[Sequence[int]]) -> npt.NDArray[np.int64]:
         """See :meth:`BlockTables.place`."""

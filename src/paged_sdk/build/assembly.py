@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from paged_sdk.attention.backend import AttentionBackend
-from paged_sdk.attention.native_paged import NativePagedBackend
+from paged_sdk.attention.backend import AttentionBackend, AttentionSetup
+from paged_sdk.attention.choice import choose_storage
 from paged_sdk.build.device_setup import (
     activations_of,
     alone_on,
@@ -16,10 +16,10 @@ from paged_sdk.build.device_setup import (
     prepare_thread,
     weights_must_fit,
 )
-from paged_sdk.build.kv_memory import choose_storage, make_kv_manager
+from paged_sdk.build.kv_memory import make_kv_manager, size_pool
 from paged_sdk.build.parts import ModelParts
 from paged_sdk.build.progress import LoadingBar
-from paged_sdk.build.sizing import resolve_engine_config, resolve_max_model_len, size_pool
+from paged_sdk.build.sizing import resolve_engine_config, resolve_max_model_len
 from paged_sdk.chat.text_processor import TextProcessor, load_text_processor, text_processor_from_gguf
 from paged_sdk.config.build import BuildSettings, ModelSource
 from paged_sdk.config.env import ISQ, Environment, read_variable
@@ -87,13 +87,15 @@ def _load(path: Path, settings: BuildSettings, environment: Environment, device:
         checkpoint.source.close()
     config = resolve_engine_config(model.config, settings, environment, device=device, max_model_len=max_model_len)
     storage = choose_storage(
-        config,
-        model.config,
-        dtype=dtype,
-        device=device,
-        workspace=workspace,
-        exact=settings.batch_invariance or dtype is not torch.bfloat16,
-        key_offsets=key_offsets(model, max_model_len) if config.cache_type is PagedCacheType.F8E4M3 else (),
+        AttentionSetup(
+            model=model.config,
+            engine=config,
+            dtype=dtype,
+            device=device,
+            workspace=workspace,
+            exact=settings.batch_invariance or dtype is not torch.bfloat16,
+            key_offsets=key_offsets(model, max_model_len) if config.cache_type is PagedCacheType.F8E4M3 else (),
+        )
     )
     vocab_size = model.config.vocab_size
     activations = activations_of(model, storage, config, vocab_size=vocab_size, device=device)
@@ -180,7 +182,6 @@ def _fused(model: DecoderModel, backend: AttentionBackend, settings: BuildSettin
             )
         _log.info("Layers run one operation at a time: %s.", reason)
         return model
-    assert isinstance(backend, NativePagedBackend)
     return FusedDecoderModel(model, backend, few_rows=FEW_ROWS)
 
 

@@ -11,17 +11,15 @@ from typing import Final
 
 import torch
 
-from paged_sdk.attention.backend import AttentionBackend
-from paged_sdk.build.kv_memory import KvStorage
+from paged_sdk.attention.backend import AttentionBackend, DecodeBackend, KvStorage
 from paged_sdk.build.progress import LoadingBar
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.errors import OutOfMemoryError
-from paged_sdk.kernels.triton import availability
 from paged_sdk.logs import get_logger
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.runner.activations import activation_bytes, cuda_peak_bytes
 from paged_sdk.runner.cuda_graph import CudaGraphRecorder
-from paged_sdk.runner.decode_graphs import DecodeBackend, DecodeGraphs, batch_sizes, context_bounds
+from paged_sdk.runner.decode_graphs import DecodeGraphs, batch_sizes, context_bounds
 from paged_sdk.runner.device import device_memory
 from paged_sdk.runner.device_decoding import DeviceDecoding
 from paged_sdk.runner.overlap import OverlapTokens
@@ -119,12 +117,8 @@ def make_device_decoding(
     if model.device.type != "cuda":
         return None
     overlap = OverlapTokens(config.max_num_seqs, model.device)
-    graphs = None
-    if availability.why_not(model.device) is None:
-        from paged_sdk.attention.triton_paged import TritonPagedBackend
-
-        if isinstance(backend, TritonPagedBackend):
-            graphs = _decode_graphs(model, backend, overlap, config, visible=visible)
+    recordable = backend.decode_backend
+    graphs = None if recordable is None else _decode_graphs(model, recordable, overlap, config, visible=visible)
     penalties = DevicePenalties(config.max_num_seqs, vocab_size, model.device)
     path = DeviceDecoding(DeviceSampler(model.device, vocab_size), penalties, overlap, graphs)
     with torch.inference_mode():

@@ -1,43 +1,54 @@
-"""KV memory for one engine: its book-keeping, its storage, and the fastest attention that can serve that."""
+"""KV memory for one engine: how many blocks it has, and who keeps the books of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-
 import torch
-from attrs import frozen
-from torch import Tensor
+from attrs import evolve
 
-from paged_sdk.attention.backend import AttentionBackend
-from paged_sdk.attention.contiguous import ContiguousBackend
-from paged_sdk.attention.native_paged import NativePagedBackend, why_not_native
-from paged_sdk.attention.paged import PagedBackend
-from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.engine import EngineConfig
-from paged_sdk.kernels.native.library import Workspace
-from paged_sdk.kernels.paged_attention import why_not_triton
+from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.kv.contiguous import SequenceKvManager
 from paged_sdk.kv.manager import KvManager
 from paged_sdk.kv.paged import KvCacheManager
+from paged_sdk.kv.pool_size import DEFAULT_CUDA_MEMORY, BlockLayout, auto_cpu_blocks, blocks_for, fp8_scale_bytes
 from paged_sdk.logs import get_logger
+from paged_sdk.runner.device import device_memory
 
-__all__ = ["KvStorage", "choose_storage", "make_kv_manager"]
+__all__ = ["make_kv_manager", "size_pool"]
 
 _log = get_logger(__name__)
 
 
-@frozen(kw_only=True)
-class KvStorage:
-    """How keys and values are to be kept.
+def size_pool(
+    config: EngineConfig, model: DecoderConfig, *, dtype: torch.dtype, device: torch.device, activations: int = 0
+) -> EngineConfig:
+    """The same with blocks, if it is paged. Called once the weights are loaded: what is free then is to be had.
 
-    :ivar make: the storage of so many blocks; contiguous storage grows as it needs to
-    :ivar scratch: bytes that long contexts may take for a moment, beyond what short ones do
+    :param dtype: of keys and values, if the cache's elements have the model's
+    :param activations: bytes that steps need beside weights and KV
+    :raises OutOfMemoryError: the pool does not fit the device
     """
-
-    make: Callable[[int], AttentionBackend]
-    scratch: int = 0
+    if not config.paged:
+        return config
+    is_fp8 = config.cache_type is PagedCacheType.F8E4M3
+    layout = BlockLayout(
+        block_size=config.block_size,
+        elements_per_token=model.kv_elements_per_token,
+        bytes_per_element=1 if is_fp8 else dtype.itemsize,
+        scale_bytes_per_token=fp8_scale_bytes(num_layers=model.num_layers, num_kv_heads=model.num_kv_heads)
+        if is_fp8
+        else 0,
+    )
+    memory = device_memory(device)
+    memory = evolve(memory, free=max(0, memory.free - activations))
+    pool = config.gpu_memory or (DEFAULT_CUDA_MEMORY if device.type == "cuda" else None)
+    num_blocks = (
+        auto_cpu_blocks(layout, memory, max_num_seqs=config.max_num_seqs, max_model_len=config.max_model_len)
+        if pool is None
+        else blocks_for(pool, layout, memory)
+    )
+    return evolve(config, num_blocks=num_blocks)
 
 
 def make_kv_manager(config: EngineConfig) -> KvManager:
@@ -53,59 +64,4 @@ def make_kv_manager(config: EngineConfig) -> KvManager:
         config.block_size,
         prefix_caching=config.prefix_cache_n > 0,
         sliding_window=config.sliding_window,
-    )
-
-
-def choose_storage(
-    config: EngineConfig,
-    model: DecoderConfig,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    workspace: Workspace | None,
-    exact: bool,
-    key_offsets: Sequence[Tensor] = (),
-) -> KvStorage:
-    """The storage, with the fastest attention that can serve it; the log says which.
-
-    :param workspace: of the native CPU kernels; None: they are absent
-    :param exact: float32 arithmetic for every token on the CPU
-    :param key_offsets: per layer, what FP8 keys are stored without (:mod:`paged_sdk.models.key_offsets`)
-    """
-    if not config.paged:
-        return KvStorage(make=lambda num_blocks: ContiguousBackend(model, dtype=dtype, device=device))
-    settings = PoolSettings(
-        block_size=config.block_size, dtype=dtype, device=device, cache_type=config.cache_type, key_offsets=key_offsets
-    )
-    if device.type == "cpu":
-        reason = "they are absent" if workspace is None else why_not_native(model, dtype)
-        if workspace is not None and reason is None:
-            _log.info("Attention: native CPU kernels.")
-            return KvStorage(make=partial(NativePagedBackend, model, settings, workspace=workspace, exact=exact))
-        _log.info("Attention: torch (native CPU kernels: %s).", reason)
-    else:
-        reason = why_not_triton(torch.empty(0, model.num_heads, model.head_dim, dtype=dtype, device=device))
-        if reason is None:
-            return _triton_storage(config, model, settings)
-        _log.info("Attention: torch (%s).", reason)
-    return KvStorage(make=partial(PagedBackend, model, settings))
-
-
-def _triton_storage(config: EngineConfig, model: DecoderConfig, settings: PoolSettings) -> KvStorage:
-    from paged_sdk.attention.triton_paged import TritonPagedBackend, choose_prefills
-
-    prefills = choose_prefills(model, settings)
-    for window, choice in prefills.items():
-        of_what = "prompts" if window is None else f"prompts in windows of {window} tokens"
-        _log.info("Attention: Triton kernels; %s: %s.", of_what, choice)
-    return KvStorage(
-        make=partial(
-            TritonPagedBackend,
-            model,
-            settings,
-            max_num_seqs=config.max_num_seqs,
-            max_model_len=config.max_model_len,
-            prefills=prefills,
-        ),
-        scratch=max(choice.most_gathered_bytes for choice in prefills.values()),
     )

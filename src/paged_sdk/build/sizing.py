@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import torch
-from attrs import evolve
 
 from paged_sdk.config.build import BuildSettings
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.env import PAGED_ATTN, Environment
-from paged_sdk.config.paged import PagedAttentionMeta, PagedCacheType
+from paged_sdk.config.paged import PagedAttentionMeta
 from paged_sdk.errors import ConfigError
-from paged_sdk.kv.pool_size import DEFAULT_CUDA_MEMORY, BlockLayout, auto_cpu_blocks, blocks_for, fp8_scale_bytes
 from paged_sdk.logs import get_logger
-from paged_sdk.runner.device import device_memory
 
-__all__ = ["resolve_engine_config", "resolve_max_model_len", "size_pool"]
+__all__ = ["resolve_engine_config", "resolve_max_model_len"]
 
 _log = get_logger(__name__)
 
@@ -42,7 +39,8 @@ def resolve_engine_config(
 ) -> EngineConfig:
     """Fill in what was left open: builder first, then environment, then what suits model and machine.
 
-    All but the size of the pool, which depends on what the weights leave of the memory: see :func:`size_pool`.
+    All but the size of the pool, which depends on what the weights leave of the memory: see
+    :func:`~paged_sdk.build.kv_memory.size_pool`.
     """
     prefix_cache_n = next(
         n for n in (settings.prefix_cache_n, environment.prefix_cache_n, DEFAULT_PREFIX_CACHE_N) if n is not None
@@ -62,37 +60,6 @@ def resolve_engine_config(
         max_queue=settings.max_queue,
         sliding_window=model.window,
     )
-
-
-def size_pool(
-    config: EngineConfig, model: DecoderConfig, *, dtype: torch.dtype, device: torch.device, activations: int = 0
-) -> EngineConfig:
-    """The same with blocks, if it is paged. Called once the weights are loaded: what is free then is to be had.
-
-    :param dtype: of keys and values, if the cache's elements have the model's
-    :param activations: bytes that steps need beside weights and KV
-    :raises OutOfMemoryError: the pool does not fit the device
-    """
-    if not config.paged:
-        return config
-    is_fp8 = config.cache_type is PagedCacheType.F8E4M3
-    layout = BlockLayout(
-        block_size=config.block_size,
-        elements_per_token=model.kv_elements_per_token,
-        bytes_per_element=1 if is_fp8 else dtype.itemsize,
-        scale_bytes_per_token=fp8_scale_bytes(num_layers=model.num_layers, num_kv_heads=model.num_kv_heads)
-        if is_fp8
-        else 0,
-    )
-    memory = device_memory(device)
-    memory = evolve(memory, free=max(0, memory.free - activations))
-    pool = config.gpu_memory or (DEFAULT_CUDA_MEMORY if device.type == "cuda" else None)
-    num_blocks = (
-        auto_cpu_blocks(layout, memory, max_num_seqs=config.max_num_seqs, max_model_len=config.max_model_len)
-        if pool is None
-        else blocks_for(pool, layout, memory)
-    )
-    return evolve(config, num_blocks=num_blocks)
 
 
 def _paged_meta(settings: BuildSettings, environment: Environment, device: torch.device) -> PagedAttentionMeta | None:

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from attrs import frozen
 from torch import Tensor
 
+from paged_sdk.kernels.native.paged_attention import NativeRows
 from paged_sdk.kernels.rotary import Rotation
 
 __all__ = ["AttentionStep", "StepContext"]
@@ -26,6 +27,11 @@ class AttentionStep(ABC):
         :param key: ``[num_tokens, num_kv_heads, head_dim]``, position already applied; ``value`` likewise
         :returns: ``[num_tokens, num_heads, head_dim]``, contiguous
         """
+
+    @property
+    def native_rows(self) -> NativeRows | None:
+        """The step's rows as the native CPU kernels take them; None: they cannot read the cache."""
+        return None
 
     def rotate_and_forward(self, layer: int, query_key: Tensor, value: Tensor, rotation: Rotation) -> Tensor:
         """:meth:`forward` of queries and keys to which their positions are yet to be applied.

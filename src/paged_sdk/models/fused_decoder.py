@@ -9,8 +9,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from paged_sdk.attention.backend import AttentionBackend
-from paged_sdk.attention.native_paged import NativePagedBackend, NativePagedStep
+from paged_sdk.attention.backend import AttentionBackend, NativePages
 from paged_sdk.config.decoder import Activation, DecoderConfig
 from paged_sdk.kernels.native.decoder import DecoderLayer as NativeLayer
 from paged_sdk.kernels.native.decoder import NativeDecoder, Router
@@ -28,7 +27,7 @@ __all__ = ["FusedDecoderModel", "why_not_fused"]
 def why_not_fused(model: DecoderModel, backend: AttentionBackend) -> str | None:
     """Why a model's layers cannot be fused, or None if they can."""
     config = model.config
-    if not isinstance(backend, NativePagedBackend):
+    if backend.native_pages is None:
         return "its attention is not native"
     if any(linear.native_weights is None for layer in model.layers for linear in layer.linears):
         return "its weights have no native kernel"
@@ -50,7 +49,9 @@ class FusedDecoderModel:
     :ivar config: the model's; ``dtype`` and ``device`` likewise
     """
 
-    def __init__(self, model: DecoderModel, backend: NativePagedBackend, *, few_rows: int) -> None:
+    def __init__(self, model: DecoderModel, backend: AttentionBackend, *, few_rows: int) -> None:
+        pages = backend.native_pages
+        assert pages is not None
         self.config: DecoderConfig = model.config
         self.dtype = model.dtype
         self.device = model.device
@@ -59,19 +60,20 @@ class FusedDecoderModel:
         self._norm = model.norm.weight.float()
         self._few, self._many = (
             NativeDecoder(
-                backend.workspace,
-                [_native_layer(layer, backend, index, many_rows=many) for index, layer in enumerate(model.layers)],
+                pages.workspace,
+                [_native_layer(layer, pages, index, many_rows=many) for index, layer in enumerate(model.layers)],
             )
             for many in (False, True)
         )
 
     def forward(self, token_ids: Tensor, positions: Tensor, ctx: StepContext) -> Tensor:
         """See :meth:`DecoderModel.forward`; the result is float32, before the last norm."""
-        assert isinstance(ctx.attention, NativePagedStep)
+        rows = ctx.attention.native_rows
+        assert rows is not None
         hidden = self._model.embedding.forward(token_ids).float()
         rotation = self._model.ropes[self.config.ropes[0]].at(positions)
         decoder = self._few if len(token_ids) <= self._few_rows else self._many
-        decoder(hidden, rotation.cosines, rotation.sines, ctx.attention.slots, ctx.attention.batch)
+        decoder(hidden, rotation.cosines, rotation.sines, rows.slots, rows.batch)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -82,9 +84,9 @@ class FusedDecoderModel:
         return self._model.logits(normed if is_native else normed.to(self.dtype))
 
 
-def _native_layer(layer: DecoderLayer, backend: NativePagedBackend, index: int, *, many_rows: bool) -> NativeLayer:
+def _native_layer(layer: DecoderLayer, pages: NativePages, index: int, *, many_rows: bool) -> NativeLayer:
     """One layer, its weights in their form for many rows or for few."""
-    attention, mlp, shape = layer.attention, layer.mlp, backend.shapes[index]
+    attention, mlp, shape = layer.attention, layer.mlp, pages.shapes[index]
     (output,) = _weights(attention.output, many_rows=many_rows)
     query_norm = key_norm = router = None
     if attention.qk_norm is not None:
@@ -104,7 +106,7 @@ def _native_layer(layer: DecoderLayer, backend: NativePagedBackend, index: int, 
         (down,) = _weights(mlp.down, many_rows=many_rows)
     return NativeLayer(
         shape=shape,
-        cache=backend.caches[index],
+        cache=pages.caches[index],
         qkv=_weights(attention.qkv, many_rows=many_rows),
         qkv_biases=_native(attention.qkv).biases,
         output=output,

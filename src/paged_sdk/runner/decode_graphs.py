@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from attrs import frozen
 from torch import Tensor
 
-from paged_sdk.kernels.step import AttentionStep, StepContext
+from paged_sdk.attention.backend import DecodeBackend
+from paged_sdk.kernels.step import StepContext
 from paged_sdk.models.causal_model import CausalModel
 
-__all__ = ["DecodeBackend", "DecodeGraphs", "Record", "batch_sizes", "context_bounds"]
+__all__ = ["DecodeGraphs", "Record", "batch_sizes", "context_bounds"]
 
 Record: TypeAlias = Callable[[Callable[[], None]], Callable[[], None]]
 """Takes what is to be recorded, and returns what replays it: the same operations on the same memory."""
@@ -26,28 +26,6 @@ _USUAL_CONTEXT: Final = 8192
 
 # Up to which size, in steps of how many rows: beyond 16 rows a step is filled up by a quarter at most.
 _STEPS: Final = ((4, 1), (16, 4), (64, 8), (256, 16), (1 << 30, 32))
-
-
-class DecodeBackend(Protocol):
-    """An attention backend whose indices a decode step can work out on the device."""
-
-    @property
-    def empty_seat(self) -> int:
-        """Of rows that only fill up a batch."""
-        ...
-
-    def seats(self, tables: Sequence[Sequence[int]]) -> npt.NDArray[np.int64]:
-        """Where the device has some block tables, once it has been sent what it does not have of them."""
-        ...
-
-    def decode(self, seats: Tensor, positions: Tensor, max_context_len: int) -> AttentionStep:
-        """A step of rows with one token each.
-
-        :param seats: ``[num_rows]`` int64
-        :param positions: ``[num_rows]`` int64; below 0: the row only fills up the batch
-        :param max_context_len: positions are below it
-        """
-        ...
 
 
 def batch_sizes(largest: int) -> list[int]:

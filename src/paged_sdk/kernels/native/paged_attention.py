@@ -18,7 +18,7 @@ from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.linear import pointer
 from paged_sdk.kernels.native.structures import DTYPES, Attention, Batch, Cache, Heads
 
-__all__ = ["AttentionShape", "LayerCache", "VarlenBatch", "native_paged_attention"]
+__all__ = ["AttentionShape", "LayerCache", "NativeRows", "VarlenBatch", "native_paged_attention"]
 
 
 @frozen
@@ -108,6 +108,18 @@ class VarlenBatch:
         if self.cu_seqlens_q.numel() != count + 1 or self.block_tables.shape[:-1] != (count,):
             shapes = [tuple(t.shape) for t in (self.cu_seqlens_q, self.block_tables, self.context_lens)]
             raise ConfigError.of("batch shapes", shapes, "[num_seqs + 1], [num_seqs, max_blocks], [num_seqs]")
+
+
+@frozen(eq=False)
+class NativeRows:
+    """The rows of one step.
+
+    :ivar slots: [num_tokens] int64: where the tokens' keys and values go, ``block * block_size + offset``
+    :ivar batch: which tokens belong to which sequence
+    """
+
+    slots: Tensor
+    batch: VarlenBatch
 
 
 def _is_vector(tensor: Tensor, dtype: torch.dtype) -> bool:
