@@ -27,7 +27,8 @@ from paged_sdk.models.fused_decoder import FusedDecoderModel
 from paged_sdk.models.loading import load_model
 from paged_sdk.models.moe_mlp import MoeMlp
 from paged_sdk.quant.experts import Experts
-from paged_sdk.quant.policy import FEW_ROWS, LinearPolicy
+from paged_sdk.quant.native_block import FEW_ROWS
+from paged_sdk.quant.policy import WeightPolicy
 
 __all__ = ["Figures", "Layers"]
 
@@ -84,7 +85,7 @@ class Layers:
             RandomSource(shape, device, quantized=True),
             dtype=torch.bfloat16,
             device=device,
-            policy=LinearPolicy(keep_blocks=True, workspace=workspace),
+            policy=WeightPolicy(keep_blocks=True, workspace=workspace),
         )
         settings = PoolSettings(block_size=_BLOCK_SIZE, dtype=torch.bfloat16, device=device)
         self._backend = NativePagedBackend(

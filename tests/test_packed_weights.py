@@ -18,7 +18,7 @@ from paged_sdk import (
     TextMessages,
     TextModelBuilder,
 )
-from paged_sdk.kernels.gguf_blocks import BlockMatrix
+from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.weights.gguf_source import GgufSource
 
 pytestmark = pytest.mark.anyio
@@ -108,12 +108,13 @@ async def test_contiguous_memory_takes_packed_weights_too(file: Path, caplog: py
 @needs_library
 async def test_an_output_projection_of_plain_numbers(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As some files have it for quality's sake; its product is torch's, whose order of sums the row count decides."""
-    of_all = GgufSource.block_matrix
+    of_all = GgufSource.matrix
 
-    def block_matrix(source: GgufSource, name: str) -> BlockMatrix | None:
-        return None if name == "lm_head.weight" else of_all(source, name)
+    def matrix(source: GgufSource, name: str) -> StoredMatrix:
+        stored = of_all(source, name)
+        return DenseMatrix(stored.decoded()) if name == "lm_head.weight" else stored
 
-    monkeypatch.setattr(GgufSource, "block_matrix", block_matrix)
+    monkeypatch.setattr(GgufSource, "matrix", matrix)
     async with builder(file).build() as model:
         assert 0 < distance(await prompt_logprobs(model, 30), await exact_logprobs(file, 30)) < 0.05
     with pytest.raises(ConfigError, match=r"with_batch_invariance.* here its output projection has no native kernel"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from benchmarks.inside import OpenEngine, open_engine
 from paged_sdk import TextModelBuilder
 from paged_sdk.build import assembly
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, BlockMatrix, tensor_type_of
+from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.weights.checkpoint import Checkpoint
 
 __all__ = ["SHAPES", "TINY_SHAPES", "RandomSource", "Shape", "open_random_engine"]
@@ -175,7 +177,7 @@ TINY_SHAPES: Final = {
 class RandomSource:
     """A checkpoint of random numbers, a :class:`~paged_sdk.weights.source.WeightSource`.
 
-    :param device: where quantized matrices are made
+    :param device: where matrices are made
     :param quantized: whether matrices are stored in Q4_K blocks, and then each expert's by themselves
     """
 
@@ -194,17 +196,20 @@ class RandomSource:
         shape = self._shapes[name]
         if len(shape) == 1:
             return torch.ones(shape, dtype=dtype, device=device)
-        if (matrix := self.block_matrix(name)) is not None:
-            return matrix.decoded(dtype).to(device)
-        return torch.empty(shape, dtype=dtype, device=device).normal_(std=shape[-1] ** -0.5)
+        return self.matrix(name).decoded(dtype).to(device).view(shape)
 
-    def block_matrix(self, name: str) -> BlockMatrix | None:
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._shapes[name]
+
+    def matrix(self, name: str) -> StoredMatrix:
         shape = self._shapes[name]
         if not self._quantized or len(shape) != 2:
-            return None
+            size = (math.prod(shape[:-1]), shape[-1])
+            values = torch.empty(size, dtype=torch.bfloat16, device=self._device).normal_(std=shape[-1] ** -0.5)
+            return DenseMatrix(values)
         form = BLOCK_FORMATS[_Q4_K]
-        size = (shape[0], shape[1] // form.elements, form.num_bytes)
-        blocks = torch.randint(256, size, dtype=torch.uint8, device=self._device)
+        num_blocks = shape[1] // form.elements
+        blocks = torch.randint(256, (shape[0], num_blocks, form.num_bytes), dtype=torch.uint8, device=self._device)
         # A weight is scale * six bits * four bits, less its minimum: so that weights lie around zero, and are small.
         scale = shape[1] ** -0.5 / 200
         blocks[..., :4] = torch.tensor([scale, 7.5 * scale], dtype=torch.float16).view(torch.uint8).to(self._device)

@@ -16,6 +16,7 @@ from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.errors import CheckpointError
 from paged_sdk.kernels.step import StepContext
+from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.loading import load_model
@@ -38,13 +39,16 @@ class DictSource:
     def __contains__(self, name: object) -> bool:
         return name in self._tensors
 
-    def tensor(self, name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def shape(self, name: str) -> tuple[int, ...]:
         if name not in self._tensors:
             raise CheckpointError(f"there is no tensor {name!r}")
+        return tuple(self._tensors[name].shape)
+
+    def tensor(self, name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
         return self._tensors[name].to(dtype=dtype, device=device)
 
-    def block_matrix(self, name: str) -> None:
-        """Every tensor is dense."""
+    def matrix(self, name: str) -> StoredMatrix:
+        return DenseMatrix(self._tensors[name].flatten(0, -2))
 
     def close(self) -> None:
         """Nothing is open."""

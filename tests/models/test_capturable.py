@@ -26,11 +26,11 @@ from paged_sdk.attention.backend import RowSpan
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.attention.triton_paged import TritonPagedBackend
 from paged_sdk.kernels.step import StepContext
-from paged_sdk.layers.embedding import TritonBlockEmbedding
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.loading import load_model
 from paged_sdk.models.moe_mlp import MoeMlp
-from paged_sdk.quant.policy import LinearPolicy
+from paged_sdk.quant.embedding import TritonBlockEmbedding
+from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.quant.triton_block import TritonBlockLinear
 from paged_sdk.quant.triton_block_experts import TritonBlockExperts
 from paged_sdk.weights.gguf_source import GgufSource
@@ -109,7 +109,7 @@ def test_dense_models(family: str) -> None:
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "phi3", "gemma2", "qwen3_moe", "mixtral"])
 def test_models_in_blocks(family: str, tmp_path: Path) -> None:
     source = GgufSource(make_gguf(tmp_path, family=family, quantization="Q8_0"))
-    policy = LinearPolicy(keep_blocks=True, device=META)
+    policy = WeightPolicy(keep_blocks=True)
     model = load_model(source.config, source, dtype=torch.bfloat16, device=META, policy=policy)
     assert isinstance(model.embedding, TritonBlockEmbedding)
     assert isinstance(model.head, TritonBlockLinear)
@@ -161,7 +161,7 @@ def test_a_replayed_step_is_the_step(family: str, quantization: str, tmp_path: P
     """Captured with some tokens and replayed with others, whose logits are nowhere near."""
     cuda = torch.device("cuda", 0)
     source = GgufSource(make_gguf(tmp_path, family=family, quantization=quantization))
-    policy = LinearPolicy(keep_blocks=quantization != "F32", device=cuda)
+    policy = WeightPolicy(keep_blocks=quantization != "F32")
     model = load_model(source.config, source, dtype=torch.bfloat16, device=cuda, policy=policy)
     settings = PoolSettings(block_size=16, dtype=torch.bfloat16, device=cuda)
     pool = TritonPagedBackend(model.config, settings, max(NUM_TOKENS), max_num_seqs=max(NUM_TOKENS))

@@ -16,6 +16,7 @@ from paged_sdk.attention.native_paged import NativePagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.kernels.gguf_blocks import BlockMatrix
+from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.decoder_layer import DecoderLayer
@@ -24,7 +25,8 @@ from paged_sdk.models.loading import load_model
 from paged_sdk.models.moe_mlp import MoeMlp
 from paged_sdk.quant.dense import DenseLinear
 from paged_sdk.quant.dense_experts import DenseExperts
-from paged_sdk.quant.policy import DENSE, FEW_ROWS, LinearPolicy
+from paged_sdk.quant.native_block import FEW_ROWS
+from paged_sdk.quant.policy import DENSE, WeightPolicy
 from paged_sdk.weights.gguf_source import GgufSource
 from tiny import make_gguf
 
@@ -61,11 +63,11 @@ class Checkpoint:
             for weight in all_weights(layer):
                 weight += 0.01 * weight.std() * torch.randn(weight.shape, generator=generator)
 
-    def load(self, policy: LinearPolicy, *, dtype: torch.dtype = torch.float32) -> DecoderModel:
+    def load(self, policy: WeightPolicy, *, dtype: torch.dtype = torch.float32) -> DecoderModel:
         return load_model(self.source.config, self.source, dtype=dtype, device=CPU, policy=policy)
 
     def packed(self, *, one_form: bool = False, dtype: torch.dtype = torch.float32) -> DecoderModel:
-        return self.load(LinearPolicy(keep_blocks=True, workspace=workspace(), one_form=one_form), dtype=dtype)
+        return self.load(WeightPolicy(keep_blocks=True, workspace=workspace(), one_form=one_form), dtype=dtype)
 
     def expected(self, text: Sequence[int]) -> Tensor:
         """Logits of the decoded weights."""
@@ -249,9 +251,9 @@ def test_f8e4m3_keys_and_values(llama: Checkpoint, length: int) -> None:
 class Unpackable(GgufSource):
     """A file of a type that has no packed form: float32, as blocks."""
 
-    def block_matrix(self, name: str) -> BlockMatrix | None:
-        matrix = super().block_matrix(name)
-        return None if matrix is None else BlockMatrix(0, matrix.decoded().view(torch.uint8))
+    def matrix(self, name: str) -> StoredMatrix:
+        matrix = super().matrix(name)
+        return matrix if matrix.is_dense else BlockMatrix(0, matrix.decoded().view(torch.uint8))
 
 
 def test_weights_that_cannot_be_packed_have_one_form_and_are_fused(tmp_path: Path) -> None:
@@ -267,15 +269,17 @@ def test_weights_that_cannot_be_packed_have_one_form_and_are_fused(tmp_path: Pat
 class PlainExperts(GgufSource):
     """A file whose experts are not quantized."""
 
-    def block_matrix(self, name: str) -> BlockMatrix | None:
-        return None if ".experts." in name else super().block_matrix(name)
+    def matrix(self, name: str) -> StoredMatrix:
+        matrix = super().matrix(name)
+        return DenseMatrix(matrix.decoded()) if ".experts." in name else matrix
 
 
 class PlainHead(GgufSource):
     """A file whose embeddings and output projection are not quantized, as some are for quality's sake."""
 
-    def block_matrix(self, name: str) -> BlockMatrix | None:
-        return None if name in ("lm_head.weight", "model.embed_tokens.weight") else super().block_matrix(name)
+    def matrix(self, name: str) -> StoredMatrix:
+        matrix = super().matrix(name)
+        return DenseMatrix(matrix.decoded()) if name in ("lm_head.weight", "model.embed_tokens.weight") else matrix
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -327,7 +331,7 @@ def test_why_layers_cannot_be_fused(llama: Checkpoint, tmp_path: Path) -> None:
     model = llama.packed()
     assert why_not_fused(model, paged(16)(model)) == "its attention is not native"
     assert why_not_fused(llama.dense, pool(llama.dense)) == "its weights have no native kernel"
-    rotated = llama.load(LinearPolicy(keep_blocks=True))
+    rotated = llama.load(WeightPolicy(keep_blocks=True))
     assert why_not_fused(rotated, pool(rotated)) == "its weights have no native kernel"
     for where in ("attention_bias", "mlp_bias"):
         overrides: dict[str, Any] = {where: True}

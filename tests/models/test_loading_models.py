@@ -17,11 +17,12 @@ from native_weights import needs_library, workspace
 from paged_sdk.config.isq import IsqType
 from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.errors import CheckpointError
+from paged_sdk.kernels.stored_matrix import StoredMatrix
 from paged_sdk.models.loading import load_model
 from paged_sdk.models.moe_mlp import MoeMlp
 from paged_sdk.quant.dense_experts import DenseExperts
 from paged_sdk.quant.native_block_experts import NativeBlockExperts
-from paged_sdk.quant.policy import LinearPolicy
+from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.weights.checkpoint import open_checkpoint
 from tiny import build_gguf_model, build_model, make_checkpoint, make_gguf
 
@@ -103,7 +104,7 @@ def test_experts_are_decoded_without_the_native_kernels_and_the_log_says_so(
             checkpoint.source,
             dtype=torch.bfloat16,
             device=CPU,
-            policy=LinearPolicy(keep_blocks=True),
+            policy=WeightPolicy(keep_blocks=True),
         )
     assert ("Experts are kept in torch.bfloat16: only the other matrices are quantized." in caplog.messages) is says
     mlp = model.layers[0].mlp
@@ -124,7 +125,7 @@ def test_experts_of_quantized_files_take_what_they_take_in_the_file(
         checkpoint.source,
         dtype=torch.float32,
         device=CPU,
-        policy=LinearPolicy(keep_blocks=True, workspace=workspace()),
+        policy=WeightPolicy(keep_blocks=True, workspace=workspace()),
         on_progress=lambda done, total: progress.append((done, total)),
     )
     assert len({total for _, total in progress}) == 1
@@ -145,7 +146,7 @@ def test_stacked_experts_are_quantized_and_counted() -> None:
         DictSource(reference.state_dict()),
         dtype=torch.float32,
         device=CPU,
-        policy=LinearPolicy(workspace=workspace(), isq=IsqType.Q8_0),
+        policy=WeightPolicy(workspace=workspace(), isq=IsqType.Q8_0),
         on_progress=lambda done, total: progress.append((done, total)),
     )
     mixtures = [layer.mlp for layer in model.layers if isinstance(layer.mlp, MoeMlp)]
@@ -250,6 +251,10 @@ def test_loading_holds_the_model_and_one_more_tensor(tmp_path: Path, family: str
         def tensor(self, name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
             self.handed_out.append(name)
             return super().tensor(name, dtype, device)
+
+        def matrix(self, name: str) -> StoredMatrix:
+            self.handed_out.append(name)
+            return super().matrix(name)
 
     source = Counting(load_file(tmp_path / "model.safetensors"))
     source.handed_out = []

@@ -19,7 +19,7 @@ from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.fused_decoder import FusedDecoderModel
 from paged_sdk.models.key_offsets import key_offsets
-from paged_sdk.quant.policy import FEW_ROWS
+from paged_sdk.quant.native_block import FEW_ROWS
 from tiny import build_model
 
 LENGTH: Final = 300

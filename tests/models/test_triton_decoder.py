@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import pytest
 import torch
-from attrs import frozen
 from reference_decoding import CPU, DictSource, greedy, ours, random_prompt, reference_greedy
 from torch import Tensor
 
@@ -27,15 +26,12 @@ from paged_sdk.attention.backend import RowSpan
 from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.attention.triton_paged import TritonPagedBackend
-from paged_sdk.kernels.gguf_blocks import BlockMatrix
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.loading import load_model
-from paged_sdk.quant.experts import Experts
-from paged_sdk.quant.linear import Linear
-from paged_sdk.quant.policy import DENSE, LinearPolicy
+from paged_sdk.quant.forms.triton_blocks import TritonBlocks
+from paged_sdk.quant.policy import DENSE, WeightPolicy
 from paged_sdk.quant.triton_block import TritonBlockLinear
-from paged_sdk.quant.triton_block_experts import TritonBlockExperts
 from paged_sdk.weights.gguf_source import GgufSource
 from tiny import FAMILIES, build_model, make_gguf
 
@@ -96,18 +92,15 @@ def test_greedy_tokens_are_transformers(family: str) -> None:
     assert greedy(ours(reference), pool, prompt, NUM_TOKENS, chunk=11) == expected
 
 
-@frozen(kw_only=True)
-class EverywhereTritonBlocks(LinearPolicy):
+class EverywhereTritonBlocks(TritonBlocks):
     """What is chosen for CUDA, on any device."""
 
-    def quantized(
-        self, matrices: Sequence[BlockMatrix | None], biases: Sequence[Tensor | None], *, is_head: bool
-    ) -> Linear | None:
-        blocks = [matrix for matrix in matrices if matrix is not None]
-        return TritonBlockLinear(blocks, biases, device=self.device) if len(blocks) == len(matrices) else None
+    def is_for(self, device: torch.device) -> bool:
+        return True
 
-    def experts(self, gate: BlockMatrix, up: BlockMatrix, down: BlockMatrix, *, num_experts: int) -> Experts:
-        return TritonBlockExperts(gate, up, down, num_experts=num_experts, device=self.device)
+
+def everywhere_triton_blocks() -> WeightPolicy:
+    return WeightPolicy(keep_blocks=True, forms=[EverywhereTritonBlocks()])
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3_moe"])
@@ -115,10 +108,10 @@ def test_repacked_weights_are_the_files(family: str, tmp_path: Path, triton_devi
     """Products in float32 of the very weights: nothing is lost but the last bits."""
     source = GgufSource(make_gguf(tmp_path, family=family, quantization="Q8_0", **TINIEST))
 
-    def model(policy: LinearPolicy) -> DecoderModel:
+    def model(policy: WeightPolicy) -> DecoderModel:
         return load_model(source.config, source, dtype=torch.float32, device=triton_device, policy=policy)
 
-    dense, repacked = model(DENSE), model(EverywhereTritonBlocks(keep_blocks=True, device=triton_device))
+    dense, repacked = model(DENSE), model(everywhere_triton_blocks())
     assert all(isinstance(linear, TritonBlockLinear) for layer in repacked.layers for linear in layer.linears)
     assert isinstance(repacked.head, TritonBlockLinear)
     for length in (1, 5):  # one token's experts are multiplied one by one, those of several by tiles
@@ -145,9 +138,8 @@ def test_the_way_for_cuda_on_repacked_weights(num_tokens: int, tmp_path: Path, m
     """Gate and up in one launch while tokens are few."""
     source = GgufSource(make_gguf(tmp_path, family="llama", quantization="Q8_0", **TINIEST))
     model = load_model(source.config, source, dtype=torch.float32, device=CPU)
-    repacked = load_model(
-        source.config, source, dtype=torch.float32, device=CPU, policy=EverywhereTritonBlocks(keep_blocks=True)
-    )
+    policy = everywhere_triton_blocks()
+    repacked = load_model(source.config, source, dtype=torch.float32, device=CPU, policy=policy)
     text = random_prompt(num_tokens)
     expected = hidden_of(model, text)
     say_that_tensors_are_on_cuda(monkeypatch)

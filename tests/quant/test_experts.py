@@ -12,10 +12,11 @@ from paged_sdk.kernels.gguf_blocks import BlockMatrix
 from paged_sdk.quant.dense_experts import DenseExperts
 from paged_sdk.quant.experts import Experts
 from paged_sdk.quant.native_block_experts import NativeBlockExperts
-from paged_sdk.quant.policy import LinearPolicy
+from paged_sdk.quant.policy import ExpertStack, NamedMatrix, WeightPolicy
 
 NUM_EXPERTS, INNER, HIDDEN = 4, 256, 256
 Q8_0 = 8
+CPU = torch.device("cpu")
 
 #: Activations in int8, before and after the gate.
 TOLERANCE = 0.02
@@ -43,8 +44,21 @@ def tokens(num_tokens: int) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-def packed(blocks: list[BlockMatrix]) -> Experts | None:
-    return LinearPolicy(keep_blocks=True, workspace=workspace()).experts(*blocks, num_experts=NUM_EXPERTS)
+def chosen(policy: WeightPolicy, blocks: list[BlockMatrix], device: torch.device = CPU) -> Experts:
+    """What the policy makes of them, each expert's matrices by themselves."""
+    gate, up, down = (
+        [
+            NamedMatrix(f"experts.{expert}.weight", stack.rows(slice(expert * rows, (expert + 1) * rows)))
+            for expert in range(NUM_EXPERTS)
+        ]
+        for stack, rows in zip(blocks, (INNER, INNER, HIDDEN), strict=True)
+    )
+    gate_up = ExpertStack(matrices=list(zip(gate, up, strict=True)))
+    return policy.experts(gate_up, ExpertStack(matrices=[[each] for each in down]), dtype=torch.float32, device=device)
+
+
+def packed(blocks: list[BlockMatrix]) -> Experts:
+    return chosen(WeightPolicy(keep_blocks=True, workspace=workspace()), blocks)
 
 
 @needs_library
@@ -64,7 +78,6 @@ def test_packed_experts_are_near_to_their_decoded_weights(types: tuple[int, int,
 def test_packed_experts_take_the_bytes_of_the_file(tensor_type: int) -> None:
     blocks = stacks(tensor_type, tensor_type, tensor_type)
     experts = packed(blocks)
-    assert experts is not None
     assert experts.num_bytes == sum(each.blocks.nbytes for each in blocks)
 
 
@@ -82,8 +95,12 @@ def test_what_cannot_be_packed_takes_eight_bits(types: tuple[int, int, int]) -> 
 
 
 def test_without_the_library_experts_are_decoded() -> None:
-    policy = LinearPolicy(keep_blocks=True, workspace=None)
-    assert policy.experts(*stacks(8, 8, 8), num_experts=NUM_EXPERTS) is None
+    blocks = stacks(8, 8, 8)
+    experts = chosen(WeightPolicy(keep_blocks=True, workspace=None), blocks)
+    assert isinstance(experts, DenseExperts)
+    gate_up, down = decoded(blocks)
+    assert torch.equal(experts.gate_up, gate_up)
+    assert torch.equal(experts.down, down)
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 3])
@@ -105,9 +122,11 @@ def test_repacked_experts_are_near_to_their_decoded_weights(triton_device: torch
 
 
 @pytest.mark.parametrize("types", [(Q2_K, Q2_K, 12), (12, 12, IQ4_NL)], ids=str)
-def test_what_cannot_be_repacked_is_decoded_on_cuda(types: tuple[int, int, int]) -> None:
-    policy = LinearPolicy(keep_blocks=True, device=torch.device("cuda"))
-    assert policy.experts(*stacks(*types), num_experts=NUM_EXPERTS) is None
+def test_what_cannot_be_repacked_is_decoded_beside_a_gpu(types: tuple[int, int, int]) -> None:
+    experts = chosen(WeightPolicy(keep_blocks=True), stacks(*types), torch.device("meta"))
+    assert isinstance(experts, DenseExperts)
+    assert experts.gate_up.shape == (NUM_EXPERTS, 2 * INNER, HIDDEN)
+    assert experts.down.shape == (NUM_EXPERTS, HIDDEN, INNER)
 
 
 def test_dense_experts() -> None:

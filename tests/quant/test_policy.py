@@ -12,10 +12,12 @@ from native_weights import IQ4_NL, Q2_K, TYPES, needs_library, random_matrix, wo
 from paged_sdk.kernels.gguf_blocks import BlockMatrix
 from paged_sdk.kernels.native.linear import NativeLinear
 from paged_sdk.kernels.native.packed import HADAMARD_INT8
+from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix
+from paged_sdk.quant.dense import DenseLinear
 from paged_sdk.quant.hadamard_int8 import HadamardInt8Linear
 from paged_sdk.quant.linear import Linear
-from paged_sdk.quant.native_block import NativeBlockLinear
-from paged_sdk.quant.policy import FEW_ROWS, LinearPolicy
+from paged_sdk.quant.native_block import FEW_ROWS, NativeBlockLinear
+from paged_sdk.quant.policy import NamedMatrix, Role, WeightPolicy
 
 # Random blocks have means, which trained weights do not, and one large column after the rotation.
 ROTATED_QUANTIZATION = 0.06
@@ -28,27 +30,39 @@ def matrices(*tensor_types: int) -> list[BlockMatrix]:
     return [random_matrix(number, 16, 256, generator) for number in tensor_types]
 
 
-def form(policy: LinearPolicy, stored: Sequence[BlockMatrix | None], *, is_head: bool = False) -> Linear | None:
-    return policy.quantized(stored, [None] * len(stored), is_head=is_head)
+def form(
+    policy: WeightPolicy,
+    stored: Sequence[StoredMatrix],
+    *,
+    is_head: bool = False,
+    biases: Sequence[Tensor | None] | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Linear:
+    named = [NamedMatrix(f"matrix.{index}.weight", matrix) for index, matrix in enumerate(stored)]
+    role = Role.HEAD if is_head else Role.LINEAR
+    return policy.linear(named, biases or [None] * len(stored), role, dtype=dtype, device=torch.device("cpu"))
 
 
 @pytest.mark.parametrize("native", [pytest.param(True, marks=needs_library), False])
 def test_a_matrix_of_plain_numbers_is_decoded_with_its_neighbours(*, native: bool) -> None:
-    policy = LinearPolicy(keep_blocks=True, workspace=workspace() if native else None)
-    assert form(policy, [None]) is None
-    assert form(policy, [*matrices(8), None, *matrices(8)]) is None
+    policy = WeightPolicy(keep_blocks=True, workspace=workspace() if native else None)
+    dense = DenseMatrix(torch.randn(16, 256, generator=torch.Generator().manual_seed(0)))
+    layers: list[list[StoredMatrix]] = [[dense], [*matrices(8), dense, *matrices(12)]]
+    for stored in layers:
+        layer = form(policy, stored, dtype=torch.bfloat16)
+        assert isinstance(layer, DenseLinear)
+        assert torch.equal(layer.weight, torch.cat([matrix.decoded(torch.bfloat16) for matrix in stored]))
 
 
 @needs_library
 @pytest.mark.parametrize("tensor_type", TYPES)
 def test_every_packable_type_has_a_form_for_few_and_one_for_many_rows(tensor_type: int) -> None:
-    layer = form(LinearPolicy(keep_blocks=True, workspace=workspace()), matrices(tensor_type))
+    layer = form(WeightPolicy(keep_blocks=True, workspace=workspace()), matrices(tensor_type))
     assert isinstance(layer, NativeBlockLinear)
     assert [weight.tensor_type for weight in layer.native_weights.few] == [tensor_type]
     assert [weight.tensor_type for weight in layer.native_weights.many] == [HADAMARD_INT8]
     x = torch.randn(FEW_ROWS + 1, 256, generator=torch.Generator().manual_seed(0))
-    alone = form(LinearPolicy(keep_blocks=True, workspace=workspace(), one_form=True), matrices(tensor_type))
-    assert alone is not None
+    alone = form(WeightPolicy(keep_blocks=True, workspace=workspace(), one_form=True), matrices(tensor_type))
     assert torch.equal(layer.forward(x[1:], None), alone.forward(x[1:], None))
     assert torch.equal(layer.forward(x, None), NativeLinear(workspace(), layer.native_weights.many)(x))
 
@@ -57,8 +71,8 @@ def test_every_packable_type_has_a_form_for_few_and_one_for_many_rows(tensor_typ
 def test_one_form_and_heads_are_packed_only() -> None:
     stored = matrices(14)
     for layer in (
-        form(LinearPolicy(keep_blocks=True, workspace=workspace(), one_form=True), stored),
-        form(LinearPolicy(keep_blocks=True, workspace=workspace()), stored, is_head=True),
+        form(WeightPolicy(keep_blocks=True, workspace=workspace(), one_form=True), stored),
+        form(WeightPolicy(keep_blocks=True, workspace=workspace()), stored, is_head=True),
     ):
         assert isinstance(layer, NativeBlockLinear)
         assert layer.native_weights.many is layer.native_weights.few
@@ -67,7 +81,7 @@ def test_one_form_and_heads_are_packed_only() -> None:
 
 @needs_library
 def test_matrices_of_several_types_are_one_layer() -> None:
-    layer = form(LinearPolicy(keep_blocks=True, workspace=workspace()), matrices(12, 12, 14))
+    layer = form(WeightPolicy(keep_blocks=True, workspace=workspace()), matrices(12, 12, 14))
     assert isinstance(layer, NativeBlockLinear)
     assert [weight.tensor_type for weight in layer.native_weights.few] == [12, 12, 14]
     assert [weight.tensor_type for weight in layer.native_weights.many] == [HADAMARD_INT8] * 3
@@ -79,7 +93,7 @@ def test_matrices_of_several_types_are_one_layer() -> None:
 @pytest.mark.parametrize("tensor_types", [(Q2_K,), (IQ4_NL,), (12, Q2_K, 12)])
 def test_what_cannot_be_packed_has_one_form_for_all_rows(tensor_types: tuple[int, ...], *, is_head: bool) -> None:
     stored = matrices(*tensor_types)
-    layer = form(LinearPolicy(keep_blocks=True, workspace=workspace()), stored, is_head=is_head)
+    layer = form(WeightPolicy(keep_blocks=True, workspace=workspace()), stored, is_head=is_head)
     assert isinstance(layer, NativeBlockLinear)
     assert [weight.tensor_type for weight in layer.native_weights.few] == [HADAMARD_INT8] * len(stored)
     assert layer.native_weights.many is layer.native_weights.few
@@ -94,7 +108,7 @@ def test_what_cannot_be_packed_has_one_form_for_all_rows(tensor_types: tuple[int
 @pytest.mark.parametrize("tensor_type", [*TYPES, Q2_K, IQ4_NL])
 def test_without_the_library_torch_serves_every_number_of_rows(tensor_type: int, *, is_head: bool) -> None:
     stored = matrices(tensor_type)
-    layer = form(LinearPolicy(keep_blocks=True, workspace=None), stored, is_head=is_head)
+    layer = form(WeightPolicy(keep_blocks=True, workspace=None), stored, is_head=is_head)
     assert isinstance(layer, HadamardInt8Linear)
     generator = torch.Generator().manual_seed(0)
     for num_rows in (1, FEW_ROWS + 1):
@@ -105,10 +119,9 @@ def test_without_the_library_torch_serves_every_number_of_rows(tensor_type: int,
 
 @pytest.mark.parametrize("native", [pytest.param(True, marks=needs_library), False])
 def test_biases_go_with_their_matrices(*, native: bool) -> None:
-    policy = LinearPolicy(keep_blocks=True, workspace=workspace() if native else None)
+    policy = WeightPolicy(keep_blocks=True, workspace=workspace() if native else None)
     biases: list[Tensor | None] = [torch.full((16,), value) for value in (1.0, 2.0)]
-    layer = policy.quantized(matrices(8, 8), biases, is_head=False)
-    assert layer is not None
+    layer = form(policy, matrices(8, 8), biases=biases)
     for num_rows in (1, FEW_ROWS + 1):
         expected = torch.cat([bias for bias in biases if bias is not None]).expand(num_rows, -1)
         assert torch.equal(layer.forward(torch.zeros(num_rows, 256), None), expected)

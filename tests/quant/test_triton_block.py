@@ -13,7 +13,9 @@ from native_weights import IQ4_NL, Q2_K, TYPES, random_matrix
 from paged_sdk.kernels.activation import GatedActivation
 from paged_sdk.kernels.gguf_blocks import BlockMatrix
 from paged_sdk.kernels.repack import repack
-from paged_sdk.quant.policy import LinearPolicy
+from paged_sdk.quant.dense import DenseLinear
+from paged_sdk.quant.linear import Linear
+from paged_sdk.quant.policy import NamedMatrix, Role, WeightPolicy
 
 pytest.importorskip("triton")
 
@@ -24,6 +26,12 @@ COLS = 256
 CUDA = torch.device("cuda")
 #: Norm of the difference over the norm of the result, as for the products alone.
 TOLERANCE = {torch.float32: 3e-5, torch.bfloat16: 8e-3}
+
+
+def chosen(stored: list[BlockMatrix], device: torch.device) -> Linear:
+    named = [NamedMatrix("linear.weight", matrix) for matrix in stored]
+    policy = WeightPolicy(keep_blocks=True)
+    return policy.linear(named, [None] * len(stored), Role.LINEAR, dtype=torch.bfloat16, device=device)
 
 
 def matrices(*tensor_types: int) -> list[BlockMatrix]:
@@ -114,13 +122,16 @@ def test_bytes_are_about_the_files(triton_device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("tensor_types", [(Q2_K,), (12, IQ4_NL)], ids=str)
-def test_other_types_are_decoded_on_cuda(tensor_types: tuple[int, ...]) -> None:
-    policy = LinearPolicy(keep_blocks=True, device=CUDA)
-    assert policy.quantized(matrices(*tensor_types), [None] * len(tensor_types), is_head=False) is None
+def test_other_types_are_decoded_beside_a_gpu(tensor_types: tuple[int, ...]) -> None:
+    stored = matrices(*tensor_types)
+    layer = chosen(stored, torch.device("meta"))
+    assert isinstance(layer, DenseLinear)
+    assert layer.weight.shape == (sum(len(matrix.blocks) for matrix in stored), COLS)
+    assert layer.weight.dtype is torch.bfloat16
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_devices_get_repacked_weights() -> None:
-    layer = LinearPolicy(keep_blocks=True, device=CUDA).quantized(matrices(8), [None], is_head=False)
+    layer = chosen(matrices(8), CUDA)
     assert isinstance(layer, TritonBlockLinear)
     assert layer.forward(torch.randn(2, COLS, device=CUDA), None).is_cuda

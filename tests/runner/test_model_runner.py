@@ -16,7 +16,8 @@ from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.sampling import SamplingParams
-from paged_sdk.errors import CheckpointError, ModelClosedError
+from paged_sdk.errors import ModelClosedError
+from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.kv.contiguous import SequenceKvManager
 from paged_sdk.kv.manager import KvManager
 from paged_sdk.kv.paged import KvCacheManager
@@ -49,12 +50,13 @@ class StateSource:
         return name in self._tensors
 
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
-        if name not in self._tensors:
-            raise CheckpointError(name)
         return self._tensors[name].to(device, dtype)
 
-    def block_matrix(self, name: str) -> None:
-        """Every tensor is dense."""
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._tensors[name].shape)
+
+    def matrix(self, name: str) -> StoredMatrix:
+        return DenseMatrix(self._tensors[name])
 
     def close(self) -> None:
         """Nothing is open."""

@@ -35,7 +35,8 @@ from paged_sdk.models.family import read_config
 from paged_sdk.models.fused_decoder import FusedDecoderModel, why_not_fused
 from paged_sdk.models.key_offsets import key_offsets
 from paged_sdk.models.loading import load_model
-from paged_sdk.quant.policy import FEW_ROWS, LinearPolicy
+from paged_sdk.quant.native_block import FEW_ROWS
+from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.runner.device import choose_device, choose_dtype
 from paged_sdk.runner.model_runner import ModelRunner
 from paged_sdk.sampling.sampler import Sampler
@@ -141,7 +142,7 @@ def _policy(
     dtype: torch.dtype,
     device: torch.device,
     workspace: Workspace | None,
-) -> LinearPolicy:
+) -> WeightPolicy:
     """Which form the weights take.
 
     :raises ConfigError: weights are to be quantized where that cannot be done
@@ -157,10 +158,9 @@ def _policy(
         raise ConfigError.of("isq", isq.value, f"a CPU with the native kernels ({reason})")
     if isq is not None and dtype not in (torch.float32, torch.bfloat16):
         raise ConfigError.of("dtype", settings.dtype, f"float32 or bfloat16, beside isq = {isq.value}")
-    return LinearPolicy(
+    return WeightPolicy(
         # A dtype that was asked for is what the weights are to be; left open, they stay as they are.
         keep_blocks=settings.dtype == "auto" and (device.type == "cpu" or availability.why_not(device) is None),
-        device=device,
         workspace=workspace,
         isq=isq,
         one_form=settings.batch_invariance or settings.lean_memory,

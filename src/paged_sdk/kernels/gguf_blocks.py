@@ -17,6 +17,7 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.errors import UnsupportedQuantizationError
+from paged_sdk.kernels.stored_matrix import bounds
 
 __all__ = [
     "BLOCK_FORMATS",
@@ -29,6 +30,7 @@ __all__ = [
     "dequantize",
     "nibbles",
     "six_bit_scales",
+    "stacked",
     "tensor_type_of",
 ]
 
@@ -245,12 +247,12 @@ def dequantize(tensor_type: int, data: Tensor, *, dtype: torch.dtype = torch.flo
     step = _CHUNK_ELEMENTS // form.elements
     for start in range(0, len(blocks), step):
         out[start : start + step] = form.decode(blocks[start : start + step])
-    return out.reshape(*data.shape[:-1], -1)
+    return out.reshape(*data.shape[:-1], data.shape[-1] // form.num_bytes * form.elements)
 
 
 @frozen(eq=False)
 class BlockMatrix:
-    """A matrix in quantized blocks, row by row.
+    """A matrix in quantized blocks, row by row: a :class:`~paged_sdk.kernels.stored_matrix.StoredMatrix`.
 
     :ivar tensor_type: ggml's number of the type
     :ivar blocks: contiguous uint8 [rows, bytes of a row]
@@ -265,10 +267,48 @@ class BlockMatrix:
         form = block_format(self.tensor_type)
         return self.blocks.shape[0], self.blocks.shape[1] // form.num_bytes * form.elements
 
-    def split(self, heights: Sequence[int]) -> list[BlockMatrix]:
-        """Parts of so many rows each, which share the blocks."""
-        return [BlockMatrix(self.tensor_type, part) for part in torch.split(self.blocks, list(heights))]
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of the blocks."""
+        return self.blocks.nbytes
+
+    @property
+    def is_dense(self) -> bool:
+        """Never."""
+        return False
+
+    def rows(self, index: slice) -> BlockMatrix:
+        """Some consecutive rows, which share the blocks."""
+        first, last = bounds(index, len(self.blocks))
+        return BlockMatrix(self.tensor_type, self.blocks[first:last])
+
+    def cols(self, index: slice) -> BlockMatrix:
+        """Some consecutive columns, copied.
+
+        :raises UnsupportedQuantizationError: the slice cuts a block
+        """
+        form, (_, cols) = block_format(self.tensor_type), self.shape
+        first, last = bounds(index, cols)
+        if first % form.elements or last % form.elements:
+            raise UnsupportedQuantizationError(
+                f"columns {first} to {last} of a {form.name} matrix cut a block of {form.elements} elements",
+                quantization=form.name,
+            )
+        parts = slice(first // form.elements * form.num_bytes, last // form.elements * form.num_bytes)
+        return BlockMatrix(self.tensor_type, self.blocks[:, parts].contiguous())
+
+    def to(self, device: torch.device) -> BlockMatrix:
+        """The same matrix on a device."""
+        return BlockMatrix(self.tensor_type, self.blocks.to(device))
 
     def decoded(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The values, [rows, columns]."""
         return dequantize(self.tensor_type, self.blocks, dtype=dtype)
+
+
+def stacked(matrices: Sequence[BlockMatrix]) -> BlockMatrix | None:
+    """Matrices one below the other, copied; None where they are not all of one type."""
+    first = matrices[0]
+    if any(matrix.tensor_type != first.tensor_type for matrix in matrices):
+        return None
+    return BlockMatrix(first.tensor_type, torch.cat([matrix.blocks for matrix in matrices]))

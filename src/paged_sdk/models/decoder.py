@@ -9,10 +9,10 @@ from torch import Tensor
 
 from paged_sdk.config.decoder import DecoderConfig, RopeConfig
 from paged_sdk.kernels.step import StepContext
-from paged_sdk.layers.embedding import Embedding
 from paged_sdk.layers.norm import RMSNorm
 from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.models.decoder_layer import DecoderLayer
+from paged_sdk.quant.embedding import Embedding
 from paged_sdk.quant.linear import Linear
 
 __all__ = ["DecoderModel"]

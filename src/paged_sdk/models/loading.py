@@ -14,7 +14,7 @@ from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.decoder_layer import load_decoder_layer
 from paged_sdk.models.family import DecoderFamily, TensorNames, find_family
 from paged_sdk.models.weight_loader import WeightLoader
-from paged_sdk.quant.policy import DENSE, LinearPolicy
+from paged_sdk.quant.policy import DENSE, WeightPolicy
 from paged_sdk.weights.source import WeightSource
 
 __all__ = ["load_model"]
@@ -26,7 +26,7 @@ def load_model(
     *,
     dtype: torch.dtype,
     device: torch.device,
-    policy: LinearPolicy = DENSE,
+    policy: WeightPolicy = DENSE,
     max_model_len: int | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> DecoderModel:
@@ -61,7 +61,7 @@ def load_model(
         norm=RMSNorm(
             loader.tensor(f"{names.body}norm.weight", shape.hidden_size), shape.norm_eps, offset=shape.norm_offset
         ),
-        head=loader.tied_head(embedding)
+        head=loader.tied_head(names.head, embedding)
         if shape.tie_embeddings
         else loader.linear([names.head], in_features=shape.hidden_size, out_features=(shape.vocab_size,), is_head=True),
         ropes={

@@ -3,132 +3,241 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from enum import Enum
+from re import Pattern
 
 import torch
-from attrs import frozen
+from attrs import field, frozen
 from torch import Tensor
 
 from paged_sdk.config.isq import IsqType
 from paged_sdk.kernels.gguf_blocks import BlockMatrix, tensor_type_of
-from paged_sdk.kernels.native.hadamard import hadamard_from_blocks, hadamard_from_packed
-from paged_sdk.kernels.native.library import NativeLibrary, Workspace
-from paged_sdk.kernels.native.packed import PACKED_TYPES, pack_gguf
+from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.quantize import quantize_blocks
-from paged_sdk.kernels.triton_blocks import TRITON_BLOCK_FORMATS
+from paged_sdk.kernels.stored_matrix import DecodedMatrix, StoredMatrix
+from paged_sdk.quant.dense import DenseLinear
+from paged_sdk.quant.dense_experts import DenseExperts
+from paged_sdk.quant.embedding import DenseEmbedding, Embedding
 from paged_sdk.quant.experts import Experts
-from paged_sdk.quant.hadamard_int8 import HadamardInt8Linear
+from paged_sdk.quant.form import Form, Place, find_forms
 from paged_sdk.quant.linear import Linear
-from paged_sdk.quant.native_block import NativeBlockLinear
-from paged_sdk.quant.native_block_experts import NativeBlockExperts
 
-__all__ = ["DENSE", "FEW_ROWS", "LinearPolicy"]
-
-FEW_ROWS = 12
-"""Up to here packed weights are faster: fewer bytes come from memory. Beyond, int8 arithmetic on a form of its own
-decides: on a 1.5B model 8 rows take 29 ms packed and 35 in int8, 12 take 42 and 38, 16 take 44 and 34."""
+__all__ = ["DENSE", "ExpertStack", "NamedMatrix", "Role", "WeightPolicy"]
 
 NARROW_BLOCK = 32
 WIDE_BLOCK = 256
 """Elements of a row that share a block: in the legacy formats, and in the K formats."""
 
-_CPU: Final = torch.device("cpu")
 
-_ROWS_AT_ONCE: Final = 1024  # that are decoded at once
+class Role(Enum):
+    """What a matrix is for."""
+
+    LINEAR = "linear"
+    HEAD = "head"
+    EXPERTS = "experts"
+    EMBEDDING = "embedding"
+
+
+@frozen
+class NamedMatrix:
+    """A stored matrix and what the checkpoint calls it.
+
+    :ivar name: Hugging Face's, such as ``model.layers.0.mlp.down_proj.weight``
+    """
+
+    name: str
+    matrix: StoredMatrix
 
 
 @frozen(kw_only=True)
-class LinearPolicy:
-    """Chooses forms.
+class ExpertStack:
+    """The matrices of all experts of a layer that have the same input.
 
-    :ivar keep_blocks: matrices that a checkpoint stores in blocks stay quantized; False: every matrix is decoded
-    :ivar device: where the weights are to be; kept blocks need the CPU, or CUDA with Triton
-    :ivar workspace: of the native kernels; None: they are absent, and torch's own int8 product serves every row count
-    :ivar isq: quantize every matrix to this, whatever it is stored as; needs the workspace
+    :ivar matrices: for each expert its matrices, in the order of their outputs
+    :ivar whole: all of them one below the other, where the checkpoint has them as one tensor
+    """
+
+    matrices: Sequence[Sequence[NamedMatrix]]
+    whole: StoredMatrix | None = None
+
+    def projection(self, index: int) -> list[NamedMatrix]:
+        """One matrix of each expert."""
+        return [of_expert[index] for of_expert in self.matrices]
+
+
+@frozen(kw_only=True)
+class WeightPolicy:
+    """Decides how each matrix is held: as it is stored, quantized now, or decoded; and in which form.
+
+    :ivar keep_blocks: matrices that a checkpoint stores quantized stay so where a form can serve them; False: every
+        matrix is decoded
+    :ivar workspace: of the native kernels; None: they are absent
+    :ivar isq: quantize every matrix but the embeddings to this, whatever it is stored as; needs the workspace
+    :ivar isq_by_name: the first pattern that is found in a tensor's name decides instead of ``isq``; None beside it:
+        the matrix is not quantized in situ
     :ivar one_form: packed weights for every row count: a third to half of the memory, and a text that does not depend
         on its batch
+    :ivar forms: what there is to choose from, :func:`~paged_sdk.quant.form.find_forms` by default; what none of them
+        serves is decoded and multiplied by torch
     """
 
     keep_blocks: bool = False
-    device: torch.device = _CPU
     workspace: Workspace | None = None
     isq: IsqType | None = None
+    isq_by_name: Sequence[tuple[Pattern[str], IsqType | None]] = ()
     one_form: bool = False
+    forms: Sequence[Form] = field(factory=find_forms)
 
-    def in_situ(self, weight: Tensor, *, is_head: bool) -> BlockMatrix | None:
-        """A matrix quantized as ``isq`` says; None: nothing is to be quantized, or its rows fit no format's blocks.
+    def linear(
+        self,
+        matrices: Sequence[NamedMatrix],
+        biases: Sequence[Tensor | None],
+        role: Role,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        whole: StoredMatrix | None = None,
+    ) -> Linear:
+        """One linear layer from matrices that share an input.
 
-        :param weight: ``[rows, columns]`` float32
-        :param is_head: the output projection, which keeps more bits
+        :param matrices: in the order of their outputs, at least one
+        :param biases: of the model's dtype, one per matrix, or None where it has none
+        :param dtype: of activations
+        :param device: where the weights are to be; the other methods' likewise
+        :param whole: the matrices one below the other, where the checkpoint has them as one tensor
         """
-        if self.isq is None or weight.shape[1] % NARROW_BLOCK:
+        place, is_head = self._place(dtype, device), role is Role.HEAD
+        # As they are to be held, where one form serves all of them; else decoded together.
+        held = [self._held(each, role) for each in matrices]
+        decoded = [DecodedMatrix(each.matrix) for each in matrices]
+        return (
+            self._linear(held, biases, place, is_head=is_head)
+            or self._linear(decoded, biases, place, is_head=is_head)
+            or DenseLinear(_merged(decoded if whole is None else [whole], place), _merged_biases(decoded, biases))
+        )
+
+    def experts(self, gate_up: ExpertStack, down: ExpertStack, *, dtype: torch.dtype, device: torch.device) -> Experts:
+        """A layer's experts.
+
+        :param gate_up: two matrices for each expert
+        :param down: one for each
+        """
+        place = self._place(dtype, device)
+        stacks = [
+            [self._held(each, Role.EXPERTS) for each in matrices]
+            for matrices in (gate_up.projection(0), gate_up.projection(1), down.projection(0))
+        ]
+        for form in self.forms:
+            if (experts := form.experts(stacks[0], stacks[1], stacks[2], place)) is not None:
+                return experts
+        return DenseExperts(_decoded_stack(gate_up, place), _decoded_stack(down, place))
+
+    def embedding(
+        self, table: NamedMatrix, *, scale: float | None, dtype: torch.dtype, device: torch.device
+    ) -> Embedding:
+        """The token embeddings.
+
+        :param scale: see :class:`~paged_sdk.quant.embedding.Embedding`
+        """
+        place, matrix = self._place(dtype, device), self._held(table, Role.EMBEDDING)
+        for form in self.forms:
+            if (embedding := form.embedding(matrix, place, scale=scale)) is not None:
+                return embedding
+        return DenseEmbedding(place.decoded(matrix), scale=scale)
+
+    def tied_head(self, name: str, embedding: Embedding, *, dtype: torch.dtype, device: torch.device) -> Linear:
+        """The output projection of a model that uses its embeddings for it. Where these are quantized already, it is
+        what they are.
+
+        :param name: of the projection, if the checkpoint had it
+        """
+        place = self._place(dtype, device)
+        for form in self.forms:
+            if (head := form.tied_head(embedding, place)) is not None:
+                return head
+        table = embedding.stored
+        assert table is not None, "a form without a stored table makes the tied head itself"
+        if table.is_dense:
+            return self.linear([NamedMatrix(name, table)], [None], Role.HEAD, dtype=dtype, device=device)
+        head = self._linear([table], [None], place, is_head=True)
+        assert head is not None, "what serves the embeddings as they are stored serves the head"
+        return head
+
+    def is_quantized(self, named: NamedMatrix, role: Role) -> bool:
+        """Whether a matrix is to be held in fewer bits than the model's dtype has."""
+        return self._isq_of(named, role) is not None or (self.keep_blocks and not named.matrix.is_dense)
+
+    def _held(self, named: NamedMatrix, role: Role) -> StoredMatrix:
+        """What forms are made from: the matrix as it is stored, quantized now, or to be decoded."""
+        isq = self._isq_of(named, role)
+        if isq is not None:
+            return self._in_situ(named.matrix, isq)
+        if self.keep_blocks or named.matrix.is_dense:
+            return named.matrix
+        return DecodedMatrix(named.matrix)
+
+    def _isq_of(self, named: NamedMatrix, role: Role) -> IsqType | None:
+        """What a matrix is quantized to in situ; None: nothing, or its rows fit no format's blocks."""
+        if role is Role.EMBEDDING or named.matrix.shape[1] % NARROW_BLOCK:
             return None
+        for pattern, isq in self.isq_by_name:
+            if pattern.search(named.name):
+                return isq
+        return self.isq.for_head if self.isq is not None and role is Role.HEAD else self.isq
+
+    def _in_situ(self, matrix: StoredMatrix, isq: IsqType) -> BlockMatrix:
         assert self.workspace is not None
-        isq = self.isq.for_head if is_head else self.isq
-        if weight.shape[1] % WIDE_BLOCK:
+        if matrix.shape[1] % WIDE_BLOCK:
             isq = isq.for_narrow_rows
         tensor_type = tensor_type_of(isq.gguf_name)
-        return BlockMatrix(tensor_type, quantize_blocks(self.workspace.library, weight, tensor_type))
+        return BlockMatrix(tensor_type, quantize_blocks(self.workspace.library, matrix.decoded(), tensor_type))
 
-    def quantized(
-        self, matrices: Sequence[BlockMatrix | None], biases: Sequence[Tensor | None], *, is_head: bool
+    def _linear(
+        self, matrices: Sequence[StoredMatrix], biases: Sequence[Tensor | None], place: Place, *, is_head: bool
     ) -> Linear | None:
-        """A quantized layer of matrices that share an input; None: they are to be decoded.
+        for form in self.forms:
+            if (linear := form.linear(matrices, biases, place, is_head=is_head)) is not None:
+                return linear
+        return None
 
-        :param matrices: in blocks; None: dense
-        :param is_head: the output projection: one form, since a step asks for a row per sequence and not per token
-        """
-        blocks = [matrix for matrix in matrices if matrix is not None]
-        if len(blocks) < len(matrices):
-            return None
-        if self.device.type != "cpu":
-            return self._repacked(blocks, biases)
-        if self.workspace is None:
-            return HadamardInt8Linear(blocks, biases)
-        library = self.workspace.library
-        if any(matrix.tensor_type not in PACKED_TYPES for matrix in blocks):
-            rotated = [hadamard_from_blocks(library, matrix) for matrix in blocks]
-            return NativeBlockLinear(self.workspace, rotated, biases, few_rows=FEW_ROWS)
-        packed = [pack_gguf(library, each.blocks, each.tensor_type, *each.shape) for each in blocks]
-        many_rows = None if self.one_form or is_head else [hadamard_from_packed(library, weight) for weight in packed]
-        return NativeBlockLinear(self.workspace, packed, biases, many_rows=many_rows, few_rows=FEW_ROWS)
-
-    def experts(self, gate: BlockMatrix, up: BlockMatrix, down: BlockMatrix, *, num_experts: int) -> Experts | None:
-        """Quantized experts; None: they are to be decoded.
-
-        :param gate: of all experts, one below the other; ``up`` and ``down`` likewise
-        """
-        if self.device.type != "cpu":
-            if any(matrix.tensor_type not in TRITON_BLOCK_FORMATS for matrix in (gate, up, down)):
-                return None
-            from paged_sdk.quant.triton_block_experts import TritonBlockExperts
-
-            return TritonBlockExperts(gate, up, down, num_experts=num_experts, device=self.device)
-        if self.workspace is None:
-            return None
-        library = self.workspace.library
-        packed = [
-            pack_gguf(library, each.blocks, each.tensor_type, *each.shape)
-            for each in (_packable(library, matrix) for matrix in (gate, up, down))
-        ]
-        return NativeBlockExperts(self.workspace, *packed, num_experts=num_experts)
-
-    def _repacked(self, matrices: Sequence[BlockMatrix], biases: Sequence[Tensor | None]) -> Linear | None:
-        if any(matrix.tensor_type not in TRITON_BLOCK_FORMATS for matrix in matrices):
-            return None
-        from paged_sdk.quant.triton_block import TritonBlockLinear
-
-        return TritonBlockLinear(matrices, biases, device=self.device)
+    def _place(self, dtype: torch.dtype, device: torch.device) -> Place:
+        return Place(device=device, dtype=dtype, workspace=self.workspace, one_form=self.one_form)
 
 
-def _packable(library: NativeLibrary, matrix: BlockMatrix) -> BlockMatrix:
-    """The matrix; of a type that cannot be packed, its weights in Q8_0: int8 with a scale for every 32 of them."""
-    if matrix.tensor_type in PACKED_TYPES:
-        return matrix
-    target = tensor_type_of("Q8_0")
-    parts = [BlockMatrix(matrix.tensor_type, rows) for rows in torch.split(matrix.blocks, _ROWS_AT_ONCE)]
-    return BlockMatrix(target, torch.cat([quantize_blocks(library, part.decoded(), target) for part in parts]))
+def _merged(matrices: Sequence[StoredMatrix], place: Place) -> Tensor:
+    """The values of matrices one below the other; each is decoded by itself, into its place."""
+    first, *others = matrices
+    values = place.decoded(first)
+    if not others:
+        return values
+    merged = values.new_empty(sum(matrix.shape[0] for matrix in matrices), first.shape[1])
+    merged[: len(values)] = values
+    row = len(values)
+    for matrix in others:
+        values = place.decoded(matrix)
+        merged[row : row + len(values)] = values
+        row += len(values)
+    return merged
 
 
-DENSE = LinearPolicy()
+def _merged_biases(matrices: Sequence[StoredMatrix], biases: Sequence[Tensor | None]) -> Tensor | None:
+    """The biases as one, zero where a matrix has none; None: none has."""
+    like = next((bias for bias in biases if bias is not None), None)
+    if like is None:
+        return None
+    pairs = zip(matrices, biases, strict=True)
+    return torch.cat([like.new_zeros(matrix.shape[0]) if bias is None else bias for matrix, bias in pairs])
+
+
+def _decoded_stack(stack: ExpertStack, place: Place) -> Tensor:
+    """``[num_experts, rows of an expert, columns]``."""
+    merged = (
+        _merged([each.matrix for of_expert in stack.matrices for each in of_expert], place)
+        if stack.whole is None
+        else place.decoded(stack.whole)
+    )
+    return merged.view(len(stack.matrices), -1, merged.shape[1])
+
+
+DENSE = WeightPolicy()
 """Every matrix in the model's dtype."""

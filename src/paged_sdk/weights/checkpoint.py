@@ -37,8 +37,9 @@ class Checkpoint:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether any matrix is stored in quantized blocks."""
-        return any(self.source.block_matrix(name) is not None for name in self.source.names())
+        """Whether any matrix is stored quantized."""
+        matrices = (name for name in self.source.names() if len(self.source.shape(name)) > 1)
+        return any(not self.source.matrix(name).is_dense for name in matrices)
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

@@ -11,7 +11,8 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError
-from paged_sdk.kernels.gguf_blocks import BlockMatrix, dequantize
+from paged_sdk.kernels.gguf_blocks import BlockMatrix, block_format, dequantize
+from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.weights.gguf_config import config_from_gguf
 from paged_sdk.weights.gguf_file import GgufTensor, open_gguf
 from paged_sdk.weights.gguf_names import ARCHITECTURES, EACH, GgufArchitecture
@@ -78,6 +79,10 @@ class GgufSource:
     def __contains__(self, name: object) -> bool:
         return name in self._weights
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of one tensor: see :meth:`paged_sdk.weights.source.WeightSource.shape`."""
+        return self._find(name).tensor.shape
+
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
         """One tensor: see :meth:`paged_sdk.weights.source.WeightSource.tensor`."""
         weight = self._find(name)
@@ -86,11 +91,15 @@ class GgufSource:
             return values.to(device=device, dtype=dtype)
         return dequantize(weight.tensor.type, weight.blocks(), dtype=dtype).to(device)
 
-    def block_matrix(self, name: str) -> BlockMatrix | None:
-        """One matrix's blocks: see :meth:`paged_sdk.weights.source.WeightSource.block_matrix`."""
+    def matrix(self, name: str) -> StoredMatrix:
+        """One matrix: see :meth:`paged_sdk.weights.source.WeightSource.matrix`."""
         weight = self._find(name)
-        is_matrix = weight.tensor.is_quantized and len(weight.tensor.shape) == 2 and not weight.offset
-        return BlockMatrix(weight.tensor.type, weight.blocks()) if is_matrix else None
+        blocks = weight.blocks().flatten(0, -2)
+        if weight.offset:
+            return DenseMatrix(dequantize(weight.tensor.type, blocks) - weight.offset)
+        if weight.tensor.is_quantized:
+            return BlockMatrix(weight.tensor.type, blocks)
+        return DenseMatrix(block_format(weight.tensor.type).decode(blocks))
 
     def close(self) -> None:
         """Let go of the files; tensors handed out stay valid."""

@@ -70,6 +70,13 @@ class SafetensorsFile:
         """The names of all tensors."""
         return self._entries.keys()
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a stored tensor.
+
+        :param name: one of :meth:`names`
+        """
+        return self._entries[name].shape
+
     def tensor(self, name: str) -> Tensor:
         """A stored tensor, which shares the file's map.
 

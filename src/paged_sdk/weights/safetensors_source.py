@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paged_sdk.errors import CheckpointError
-from paged_sdk.kernels.gguf_blocks import BlockMatrix
+from paged_sdk.kernels.stored_matrix import DenseMatrix
 from paged_sdk.weights.json_file import read_json
 from paged_sdk.weights.safetensors_file import SafetensorsFile
 
@@ -45,23 +45,30 @@ class SafetensorsSource:
     def __contains__(self, name: object) -> bool:
         return name in self._files
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of one tensor: see :meth:`paged_sdk.weights.source.WeightSource.shape`."""
+        return self._file(name).shape(name)
+
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
         """One tensor: see :meth:`paged_sdk.weights.source.WeightSource.tensor`."""
-        file = self._files.get(name)
-        if file is None:
-            raise CheckpointError(f"{self._directory} holds no tensor {name!r}", path=self._directory)
-        return file.tensor(name).to(device=device, dtype=dtype)
+        return self._file(name).tensor(name).to(device=device, dtype=dtype)
 
-    def block_matrix(self, name: str) -> BlockMatrix | None:
-        """None: safetensors hold dense tensors. See :meth:`paged_sdk.weights.source.WeightSource.block_matrix`."""
-        if name not in self._files:
-            raise CheckpointError(f"{self._directory} holds no tensor {name!r}", path=self._directory)
-        return None
+    def matrix(self, name: str) -> DenseMatrix:
+        """One matrix, of which safetensors hold the numbers: see
+        :meth:`paged_sdk.weights.source.WeightSource.matrix`.
+        """
+        return DenseMatrix(self._file(name).tensor(name).flatten(0, -2))
 
     def close(self) -> None:
         """Let go of the files; tensors handed out stay valid."""
         for file in set(self._files.values()):
             file.close()
+
+    def _file(self, name: str) -> SafetensorsFile:
+        file = self._files.get(name)
+        if file is None:
+            raise CheckpointError(f"{self._directory} holds no tensor {name!r}", path=self._directory)
+        return file
 
     def _shards(self, index_path: Path) -> dict[str, SafetensorsFile]:
         weight_map = read_json(index_path).get("weight_map")

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from paged_sdk.kernels.gguf_blocks import BlockMatrix
+from paged_sdk.kernels.stored_matrix import StoredMatrix
 
 __all__ = ["WeightSource"]
 
@@ -25,6 +25,13 @@ class WeightSource(Protocol):
 
     def __contains__(self, name: object) -> bool: ...
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of one tensor, in elements.
+
+        :raises CheckpointError: there is no tensor of that name
+        """
+        ...
+
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
         """One tensor, decoded where it is stored quantized.
 
@@ -37,11 +44,12 @@ class WeightSource(Protocol):
         """
         ...
 
-    def block_matrix(self, name: str) -> BlockMatrix | None:
-        """The matrix as it is stored, where it is stored in quantized blocks; None for a dense tensor.
+    def matrix(self, name: str) -> StoredMatrix:
+        """One matrix as it is stored; of a tensor with more dimensions than two, its matrices one below the other.
 
-        The blocks may share the file's private map and stay valid after :meth:`close`.
+        It may share the file's private map, and stays valid after :meth:`close`.
 
+        :param name: of a tensor with at least two dimensions
         :raises CheckpointError: there is no tensor of that name, or the source is closed
         """
         ...

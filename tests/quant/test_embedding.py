@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from transformers.models.gemma2.modeling_gemma2 import Gemma2TextScaledWordEmbedding
 
-from paged_sdk.layers.embedding import DenseEmbedding
+from paged_sdk.quant.embedding import DenseEmbedding
 
 
 def test_the_scale_is_rounded_to_the_dtype_of_the_model() -> None:

@@ -9,7 +9,7 @@ from native_weights import IQ4_NL, Q2_K, TYPES, random_matrix
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS
 from paged_sdk.kernels.repack import repack
 from paged_sdk.kernels.triton_blocks import TRITON_BLOCK_FORMATS
-from paged_sdk.layers.embedding import BlockEmbedding, DenseEmbedding, Embedding, TritonBlockEmbedding
+from paged_sdk.quant.embedding import BlockEmbedding, DenseEmbedding, Embedding, TritonBlockEmbedding
 
 VOCAB, HIDDEN = 50, 512
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from paged_sdk.kernels.decode_rows import decode_rows
 from paged_sdk.kernels.gguf_blocks import BlockMatrix
+from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.kernels.triton_blocks import TritonBlockMatrix
 
 __all__ = ["BlockEmbedding", "DenseEmbedding", "Embedding", "TritonBlockEmbedding"]
@@ -31,6 +32,11 @@ class Embedding(ABC):
         rows = self._rows(token_ids)
         return rows if self._scale is None else rows.mul_(self._scale)
 
+    @property
+    def stored(self) -> StoredMatrix | None:
+        """The table as an output projection that is tied to it takes it; None: only this form's own projection can."""
+        return None
+
     @abstractmethod
     def _rows(self, token_ids: Tensor) -> Tensor:
         """The rows before they are scaled, a new tensor."""
@@ -47,6 +53,11 @@ class DenseEmbedding(Embedding):
         super().__init__(dtype=weight.dtype, scale=scale)
         self.weight = weight
 
+    @property
+    def stored(self) -> DenseMatrix:
+        """The table, which shares the memory."""
+        return DenseMatrix(self.weight)
+
     def _rows(self, token_ids: Tensor) -> Tensor:
         return F.embedding(token_ids, self.weight)
 
@@ -61,6 +72,11 @@ class BlockEmbedding(Embedding):
     def __init__(self, matrix: BlockMatrix, *, dtype: torch.dtype, scale: float | None = None) -> None:
         super().__init__(dtype=dtype, scale=scale)
         self.matrix = matrix
+
+    @property
+    def stored(self) -> BlockMatrix:
+        """The table, which shares the memory."""
+        return self.matrix
 
     def _rows(self, token_ids: Tensor) -> Tensor:
         return BlockMatrix(self.matrix.tensor_type, self.matrix.blocks[token_ids]).decoded(self._dtype)

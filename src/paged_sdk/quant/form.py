@@ -1,0 +1,101 @@
+"""The seam for every form of weight: what can be made of stored matrices, and finding the forms there are."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Sequence
+from importlib import import_module
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+import paged_sdk.quant.forms
+from paged_sdk.kernels.native.library import Workspace
+from paged_sdk.kernels.stored_matrix import StoredMatrix
+from paged_sdk.quant.embedding import Embedding
+from paged_sdk.quant.experts import Experts
+from paged_sdk.quant.linear import Linear
+
+__all__ = ["Form", "Place", "find_forms"]
+
+
+@frozen(kw_only=True)
+class Place:
+    """Where weights are to be, and what can compute with them there.
+
+    :ivar device: holds the weights
+    :ivar dtype: of activations, and of weights that are decoded
+    :ivar workspace: of the native kernels; None: they are absent, or the device is another
+    :ivar one_form: weights are held once, in the form for few rows
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    workspace: Workspace | None
+    one_form: bool
+
+    def decoded(self, matrix: StoredMatrix) -> Tensor:
+        """The values of a matrix on the device; the fewer bytes travel there."""
+        if matrix.is_dense:
+            return matrix.decoded(self.dtype).to(self.device)
+        return matrix.to(self.device).decoded(self.dtype)
+
+
+class Form:
+    """One way to hold weights and to multiply with them. What it cannot serve it answers with None; no two forms serve
+    the same matrices in the same place.
+    """
+
+    def linear(
+        self,
+        matrices: Sequence[StoredMatrix],
+        biases: Sequence[Tensor | None],
+        place: Place,
+        *,
+        is_head: bool,
+    ) -> Linear | None:
+        """One linear layer from matrices that share an input.
+
+        :param matrices: in the order of their outputs, at least one
+        :param biases: of the model's dtype, one per matrix, or None where it has none
+        :param is_head: whether it is the output projection, which a step asks for a row per sequence and not per token
+        """
+        return None
+
+    def experts(
+        self,
+        gate: Sequence[StoredMatrix],
+        up: Sequence[StoredMatrix],
+        down: Sequence[StoredMatrix],
+        place: Place,
+    ) -> Experts | None:
+        """A layer's experts.
+
+        :param gate: one matrix per expert; ``up`` and ``down`` likewise
+        """
+        return None
+
+    def embedding(
+        self,
+        matrix: StoredMatrix,
+        place: Place,
+        *,
+        scale: float | None,
+    ) -> Embedding | None:
+        """Token embeddings.
+
+        :param scale: see :class:`~paged_sdk.quant.embedding.Embedding`
+        """
+        return None
+
+    def tied_head(self, embedding: Embedding, place: Place) -> Linear | None:
+        """The output projection that shares the memory of this form's own embedding."""
+        return None
+
+
+def find_forms() -> tuple[Form, ...]:
+    """Every form: each module of :mod:`paged_sdk.quant.forms` holds one, as ``FORM``."""
+    package = paged_sdk.quant.forms
+    names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+    return tuple(import_module(f"{package.__name__}.{name}").FORM for name in names)

@@ -1,0 +1,1 @@
+"""Forms of weights, one file each, found by being here: see :mod:`paged_sdk.quant.form`."""

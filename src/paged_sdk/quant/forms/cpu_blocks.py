@@ -1,0 +1,84 @@
+"""GGUF's blocks on the CPU: by the native kernels at the file's own bits per weight, without them by torch in int8."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from paged_sdk.kernels.gguf_blocks import BlockMatrix, stacked, tensor_type_of
+from paged_sdk.kernels.native.hadamard import hadamard_from_blocks, hadamard_from_packed
+from paged_sdk.kernels.native.library import NativeLibrary
+from paged_sdk.kernels.native.packed import PACKED_TYPES, PackedWeight, pack_gguf
+from paged_sdk.kernels.native.quantize import quantize_blocks
+from paged_sdk.kernels.stored_matrix import StoredMatrix
+from paged_sdk.quant.embedding import BlockEmbedding, Embedding
+from paged_sdk.quant.experts import Experts
+from paged_sdk.quant.form import Form, Place
+from paged_sdk.quant.hadamard_int8 import HadamardInt8Linear
+from paged_sdk.quant.linear import Linear
+from paged_sdk.quant.native_block import FEW_ROWS, NativeBlockLinear
+from paged_sdk.quant.native_block_experts import NativeBlockExperts
+
+__all__ = ["FORM"]
+
+_ROWS_AT_ONCE: Final = 1024  # that are decoded at once
+
+
+class _CpuBlocks(Form):
+    """Blocks of any format; embeddings decode the rows that are looked up."""
+
+    def linear(
+        self, matrices: Sequence[StoredMatrix], biases: Sequence[Tensor | None], place: Place, *, is_head: bool
+    ) -> Linear | None:
+        blocks = [matrix for matrix in matrices if isinstance(matrix, BlockMatrix)]
+        if len(blocks) < len(matrices) or place.device.type != "cpu":
+            return None
+        if place.workspace is None:
+            return HadamardInt8Linear(blocks, biases)
+        library = place.workspace.library
+        if any(matrix.tensor_type not in PACKED_TYPES for matrix in blocks):
+            rotated = [hadamard_from_blocks(library, matrix) for matrix in blocks]
+            return NativeBlockLinear(place.workspace, rotated, biases, few_rows=FEW_ROWS)
+        packed = [pack_gguf(library, each.blocks, each.tensor_type, *each.shape) for each in blocks]
+        many_rows = None if place.one_form or is_head else [hadamard_from_packed(library, weight) for weight in packed]
+        return NativeBlockLinear(place.workspace, packed, biases, many_rows=many_rows, few_rows=FEW_ROWS)
+
+    def experts(
+        self, gate: Sequence[StoredMatrix], up: Sequence[StoredMatrix], down: Sequence[StoredMatrix], place: Place
+    ) -> Experts | None:
+        if place.workspace is None:
+            return None
+        stacks = [_stack(matrices) for matrices in (gate, up, down)]
+        packed = [_packed(place.workspace.library, stack) for stack in stacks if stack is not None]
+        match packed:
+            case [gate_stack, up_stack, down_stack]:
+                return NativeBlockExperts(place.workspace, gate_stack, up_stack, down_stack, num_experts=len(gate))
+            case _:
+                return None
+
+    def embedding(self, matrix: StoredMatrix, place: Place, *, scale: float | None) -> Embedding | None:
+        if not isinstance(matrix, BlockMatrix) or place.device.type != "cpu":
+            return None
+        return BlockEmbedding(matrix, dtype=place.dtype, scale=scale)
+
+
+def _stack(matrices: Sequence[StoredMatrix]) -> BlockMatrix | None:
+    """Matrices one below the other; None where one is not in blocks, or not all are of one type."""
+    blocks = [matrix for matrix in matrices if isinstance(matrix, BlockMatrix)]
+    return stacked(blocks) if len(blocks) == len(matrices) else None
+
+
+def _packed(library: NativeLibrary, matrix: BlockMatrix) -> PackedWeight:
+    """The matrix packed; of a type that cannot be, its weights in Q8_0: int8 with a scale for every 32 of them."""
+    if matrix.tensor_type not in PACKED_TYPES:
+        target, (rows, _) = tensor_type_of("Q8_0"), matrix.shape
+        parts = [matrix.rows(slice(first, first + _ROWS_AT_ONCE)) for first in range(0, rows, _ROWS_AT_ONCE)]
+        blocks = torch.cat([quantize_blocks(library, part.decoded(), target) for part in parts])
+        matrix = BlockMatrix(target, blocks)
+    return pack_gguf(library, matrix.blocks, matrix.tensor_type, *matrix.shape)
+
+
+FORM: Final = _CpuBlocks()
