@@ -41,9 +41,9 @@ async def all_at_once(model: Model, prompts: list[list[int]]) -> list[list[tuple
     return [results[index] for index in range(len(prompts))]
 
 
-@pytest.fixture(params=[pytest.param("smollm2", marks=pytest.mark.smollm2), "mixtral", "qwen3_moe"])
+@pytest.fixture(params=[pytest.param("smollm2", marks=pytest.mark.smollm2), "mixtral", "qwen3_moe", "gemma3_text"])
 def file(request: pytest.FixtureRequest, smollm2: Path, tmp_path: Path) -> Path:
-    """A real model, or a tiny one with mixtures of experts."""
+    """A real model, or a tiny one with mixtures of experts or with norms after attention and MLP."""
     if request.param == "smollm2":
         return smollm2
     return tiny.make_gguf(tmp_path, family=request.param, quantization="Q8_0")

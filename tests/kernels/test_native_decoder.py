@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 import torch.nn.functional as F
-from attrs import evolve
+from attrs import evolve, frozen
 from torch import Tensor
 
 from native_weights import (
@@ -21,7 +22,7 @@ from native_weights import (
 )
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.fp8 import quantize_f8e4m3
-from paged_sdk.kernels.native.decoder import DecoderLayer, NativeDecoder
+from paged_sdk.kernels.native.decoder import DecoderLayer, NativeDecoder, Projection
 from paged_sdk.kernels.native.hadamard import hadamard_from_packed
 from paged_sdk.kernels.native.packed import PackedWeight
 from paged_sdk.kernels.native.paged_attention import AttentionShape, LayerCache, VarlenBatch
@@ -48,11 +49,28 @@ def empty_cache(shape: AttentionShape, dtype: torch.dtype) -> LayerCache:
     return LayerCache(key, value, *scales)
 
 
+@frozen(kw_only=True)
+class Parts:
+    """What layers have beside what every layer has."""
+
+    qkv_bias: bool = False
+    other_biases: bool = False
+    head_norms: bool = False
+    output_norms: bool = False
+    gelu: bool = False
+    window: int | None = None
+    softcap: float | None = None
+
+
+LLAMA = Parts()
+QWEN = Parts(qkv_bias=True, head_norms=True, gelu=True, window=20)
+GEMMA = Parts(other_biases=True, head_norms=True, output_norms=True, gelu=True, window=20, softcap=3.0)
+
+
 class Stack:
     """Two random layers, and their weights in float64.
 
     :param fused: query, key and value are one matrix
-    :param extras: biases, norms of heads, a sliding window, GELU
     :param rotated: the matrices that are in their form for many rows
     :param dtype: of the cache
     """
@@ -61,7 +79,7 @@ class Stack:
         self,
         *,
         fused: bool,
-        extras: bool,
+        parts: Parts,
         rotated: frozenset[str] = frozenset(),
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
@@ -74,53 +92,69 @@ class Stack:
                 return hadamard_from_packed(library(), packed, num_threads=1), hadamard_int8(weight)
             return packed, weight
 
+        def biases(rows: Sequence[int], *, given: bool) -> list[Tensor | None]:
+            return [torch.randn(n, generator=generator) if given else None for n in rows]
+
         self._rotated = rotated
-        self.shape = AttentionShape(HEADS, KV_HEADS, SIZE, scale=SIZE**-0.5, window=20 if extras else None)
+        self.shape = AttentionShape(HEADS, KV_HEADS, SIZE, scale=SIZE**-0.5, window=parts.window, softcap=parts.softcap)
         self.dtype = dtype
         self.layers: list[DecoderLayer] = []
         self.weights: list[dict[str, Tensor]] = []
-        for _ in range(2):
+        for index in range(2):
             rows = (sum(WIDTHS),) if fused else WIDTHS
+            matrices = {
+                "output": random_form("output", 3, HIDDEN, HEADS * SIZE),
+                "gate": random_form("gate", 12, INNER, HIDDEN),
+                "up": random_form("up", 14, INNER, HIDDEN),
+                "down": random_form("down", 13, HIDDEN, INNER),
+            }
             qkv = [random_form("qkv", 12, n, HIDDEN) for n in rows]
-            output, output_weight = random_form("output", 3, HIDDEN, HEADS * SIZE)
-            gate, gate_weight = random_form("gate", 12, INNER, HIDDEN)
-            up, up_weight = random_form("up", 14, INNER, HIDDEN)
-            down, down_weight = random_form("down", 13, HIDDEN, INNER)
             norms = {
                 name: 0.2 * (1 + 0.1 * torch.randn(size, generator=generator))
-                for name, size in (
-                    ("attention_norm", HIDDEN),
-                    ("mlp_norm", HIDDEN),
-                    ("query_norm", SIZE),
-                    ("key_norm", SIZE),
+                for name, size, given in (
+                    ("attention_norm", HIDDEN, True),
+                    ("attention_output_norm", HIDDEN, parts.output_norms),
+                    ("mlp_norm", HIDDEN, True),
+                    ("mlp_output_norm", HIDDEN, parts.output_norms),
+                    ("query_norm", SIZE, parts.head_norms),
+                    ("key_norm", SIZE, parts.head_norms),
                 )
+                if given
             }
-            biases = tuple(torch.randn(n, generator=generator) if extras else None for n in rows)
+            qkv_biases = biases(rows, given=parts.qkv_bias)
+            other_biases = biases([weight.shape[0] for _, weight in matrices.values()], given=parts.other_biases)
+            projections = {
+                name: Projection(packed, bias)
+                for (name, (packed, _)), bias in zip(matrices.items(), other_biases, strict=True)
+            }
             self.weights.append(
-                {"output": output_weight, "gate": gate_weight, "up": up_weight, "down": down_weight}
+                {name: weight for name, (_, weight) in matrices.items()}
                 | {"qkv": torch.cat([weight for _, weight in qkv])}
                 | {name: norm.double() for name, norm in norms.items()}
-                | {"bias": torch.cat([torch.zeros(n) if b is None else b for n, b in zip(rows, biases, strict=True)])}
+                | {f"{name}_bias": each.bias for name, each in projections.items() if each.bias is not None}
+                | {"qkv_bias": torch.cat([bias for bias in qkv_biases if bias is not None] or [torch.zeros(1)])}
             )
             self.layers.append(
                 DecoderLayer(
                     shape=self.shape,
                     cache=empty_cache(self.shape, dtype),
-                    qkv=tuple(packed for packed, _ in qkv),
-                    qkv_biases=biases,
+                    qkv=tuple(Projection(packed, bias) for (packed, _), bias in zip(qkv, qkv_biases, strict=True)),
                     norm_eps=1e-6,
-                    activation="gelu_tanh" if extras else "silu",
-                    output=output,
-                    gate=gate,
-                    up=up,
-                    down=down,
+                    activation="gelu_tanh" if parts.gelu else "silu",
+                    rope=index,
+                    output=projections["output"],
+                    gate=projections["gate"],
+                    up=projections["up"],
+                    down=projections["down"],
                     attention_norm=norms["attention_norm"],
+                    attention_output_norm=norms.get("attention_output_norm"),
                     mlp_norm=norms["mlp_norm"],
-                    query_norm=norms["query_norm"] if extras else None,
-                    key_norm=norms["key_norm"] if extras else None,
+                    mlp_output_norm=norms.get("mlp_output_norm"),
+                    query_norm=norms.get("query_norm"),
+                    key_norm=norms.get("key_norm"),
                 )
             )
-        self.extras = extras
+        self.parts = parts
 
     def fresh(self) -> list[DecoderLayer]:
         """The same layers with empty caches."""
@@ -137,50 +171,67 @@ class Stack:
             return codes.double() * scale.double()[..., None]
         return vectors.to(self.dtype).double()
 
-    def expected(self, hidden: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    def multiply(self, name: str, rows: Tensor, weights: dict[str, Tensor]) -> Tensor:
+        product = self.quantize(name, rows) @ weights[name].T
+        return product + weights[f"{name}_bias"] if f"{name}_bias" in weights else product
+
+    def expected(self, hidden: Tensor, ropes: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         """One whole sequence, in float64."""
         x, count = hidden.double(), len(hidden)
-        half = cosines.shape[1]
         distance = torch.arange(count)[:, None] - torch.arange(count)
         hidden_keys = distance < 0
         if self.shape.window is not None:
             hidden_keys |= distance >= self.shape.window
 
-        def rotate(heads: Tensor) -> Tensor:
-            a, b, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
-            c, s = cosines.double()[:, None], sines.double()[:, None]
-            return torch.cat((a * c - b * s, b * c + a * s, rest), dim=-1)
+        def norm(rows: Tensor, weight: Tensor | None) -> Tensor:
+            return rows if weight is None else F.rms_norm(rows, weight.shape, weight, 1e-6)
 
-        for w in self.weights:
-            normed = F.rms_norm(x, (HIDDEN,), w["attention_norm"], 1e-6)
-            projected = self.quantize("qkv", normed) @ w["qkv"].T + w["bias"]
+        for w, (cosines, sines) in zip(self.weights, ropes, strict=True):
+            projected = self.multiply("qkv", norm(x, w["attention_norm"]), w)
             q, k, v = (part.reshape(count, -1, SIZE) for part in torch.split(projected, list(WIDTHS), dim=1))
-            if self.extras:
-                q, k = (F.rms_norm(t, (SIZE,), w[name], 1e-6) for t, name in ((q, "query_norm"), (k, "key_norm")))
-            q, k = rotate(q), self.stored(rotate(k).float())
+            q, k = norm(q, w.get("query_norm")), norm(k, w.get("key_norm"))
+            q, k = turn(q, cosines, sines), self.stored(turn(k, cosines, sines).float())
             v = self.stored(v.float())
             k, v = (t.repeat_interleave(HEADS // KV_HEADS, 1) for t in (k, v))
             scores = torch.einsum("thd,shd->hts", q, k) * self.shape.scale
+            if (cap := self.shape.softcap) is not None:
+                scores = cap * (scores / cap).tanh()
             attended = torch.einsum("hts,shd->thd", scores.masked_fill(hidden_keys, -torch.inf).softmax(-1), v)
-            x = x + self.quantize("output", attended.flatten(1)) @ w["output"].T
-            normed = self.quantize("gate", F.rms_norm(x, (HIDDEN,), w["mlp_norm"], 1e-6))
-            gated = normed @ w["gate"].T
-            gated = F.gelu(gated, approximate="tanh") if self.extras else F.silu(gated)
-            x = x + self.quantize("down", gated * (normed @ w["up"].T)) @ w["down"].T
+            x = x + norm(self.multiply("output", attended.flatten(1), w), w.get("attention_output_norm"))
+            normed = norm(x, w["mlp_norm"])
+            gate = self.multiply("gate", normed, w)
+            gate = F.gelu(gate, approximate="tanh") if self.parts.gelu else F.silu(gate)
+            gated = gate * self.multiply("up", normed, w)
+            x = x + norm(self.multiply("down", gated, w), w.get("mlp_output_norm"))
         return x
 
 
-class Prompt:
-    """One sequence of 45 tokens in shuffled blocks."""
+def turn(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Elements i and n + i of each head turned by the angle of column i."""
+    half = cosines.shape[1]
+    a, b, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
+    c, s = cosines.double()[:, None], sines.double()[:, None]
+    return torch.cat((a * c - b * s, b * c + a * s, rest), dim=-1)
 
-    def __init__(self, half: int, seed: int = 3) -> None:
+
+# Instruction sets, which change first, share a stack: making it takes longer than a test.
+latest_stack = functools.lru_cache(maxsize=1)(Stack)
+
+
+class Prompt:
+    """One sequence of 45 tokens in shuffled blocks.
+
+    :param halves: of each layer, how many elements its rotary embedding turns, over two
+    """
+
+    def __init__(self, *halves: int, seed: int = 3) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.count = 45
         self.hidden = torch.randn(self.count, HIDDEN, generator=generator)
-        angles = torch.arange(self.count)[:, None] * torch.rand(half, generator=generator)
-        self.cosines, self.sines = angles.cos(), angles.sin()
-        self.table = torch.randperm(16, generator=generator)[:6].int()
         positions = torch.arange(self.count)
+        angles = [positions[:, None] * torch.rand(half, generator=generator) for half in halves]
+        self.ropes = [(each.cos(), each.sin()) for each in angles]
+        self.table = torch.randperm(16, generator=generator)[:6].int()
         self.slots = self.table.long()[positions // BLOCK] * BLOCK + positions % BLOCK
 
     def run(self, decoder: NativeDecoder, chunks: list[int]) -> Tensor:
@@ -191,8 +242,8 @@ class Prompt:
             batch = VarlenBatch(
                 torch.tensor([0, chunk], dtype=torch.int32), self.table[None], torch.tensor([done], dtype=torch.int32)
             )
-            rotation = (self.cosines[rows], self.sines[rows])
-            parts.append(decoder(self.hidden[rows].clone(), *rotation, self.slots[rows], batch))
+            ropes = [(cosines[rows], sines[rows]) for cosines, sines in self.ropes]
+            parts.append(decoder(self.hidden[rows].clone(), ropes, self.slots[rows], batch))
         return torch.cat(parts)
 
 
@@ -204,13 +255,13 @@ def relative(got: Tensor, expected: Tensor) -> float:
 @every_cache
 @pytest.mark.parametrize("fused", [False, True], ids=["separate", "fused"])
 @every_form
-@pytest.mark.parametrize("extras", [False, True], ids=["plain", "extras"])
-def test_layers(isa: str, dtype: torch.dtype, fused: bool, extras: bool, rotated: frozenset[str]) -> None:
-    """Extras: biases, norms of heads, a sliding window, GELU, rotary embedding of 48 of the 64 elements of a head."""
-    stack = Stack(fused=fused, extras=extras, rotated=rotated, dtype=dtype)
-    prompt = Prompt(24 if extras else SIZE // 2)
-    expected = stack.expected(prompt.hidden, prompt.cosines, prompt.sines)
-    got = prompt.run(NativeDecoder(workspace(isa, 2), stack.layers), [prompt.count])
+@pytest.mark.parametrize("parts", [LLAMA, QWEN, GEMMA], ids=["llama", "qwen", "gemma"])
+def test_layers(isa: str, dtype: torch.dtype, fused: bool, parts: Parts, rotated: frozenset[str]) -> None:
+    """The second layer's rotary embedding is another one, of 48 of the 64 elements of a head."""
+    stack = latest_stack(fused=fused, parts=parts, rotated=rotated, dtype=dtype)
+    prompt = Prompt(SIZE // 2, 24)
+    expected = stack.expected(prompt.hidden, prompt.ropes)
+    got = prompt.run(NativeDecoder(workspace(isa, 2), stack.fresh()), [prompt.count])
     # Values on a rounding boundary fall either way: of int8 activations, and of the cache, whose f8e4m3 steps are 6 %.
     assert relative(got, expected) < (2e-2 if dtype == torch.float8_e4m3fn else 1e-2)
     if dtype == torch.float32:  # most tokens have none
@@ -221,8 +272,11 @@ def test_layers(isa: str, dtype: torch.dtype, fused: bool, extras: bool, rotated
 @every_level
 @every_form
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
-def test_a_token_depends_on_no_chunk_or_thread(isa: str, dtype: torch.dtype, rotated: frozenset[str]) -> None:
-    stack, prompt = Stack(fused=False, extras=True, rotated=rotated, dtype=dtype), Prompt(16)
+@pytest.mark.parametrize("parts", [QWEN, GEMMA], ids=["qwen", "gemma"])
+def test_a_token_depends_on_no_chunk_or_thread(
+    isa: str, dtype: torch.dtype, parts: Parts, rotated: frozenset[str]
+) -> None:
+    stack, prompt = latest_stack(fused=False, parts=parts, rotated=rotated, dtype=dtype), Prompt(16, 32)
     whole = prompt.run(NativeDecoder(workspace(isa, 1), stack.fresh()), [45])
     for num_threads, chunks in ((2, [45]), (1, [1] * 45), (1, [2, 30, 1, 12]), (2, [16, 9, 20])):
         assert torch.equal(prompt.run(NativeDecoder(workspace(isa, num_threads), stack.fresh()), chunks), whole)
@@ -231,8 +285,8 @@ def test_a_token_depends_on_no_chunk_or_thread(isa: str, dtype: torch.dtype, rot
 @every_level
 def test_cached_values_are_the_references(isa: str) -> None:
     """The f8e4m3 codes and scales of a value head are those of the torch quantizer."""
-    stack, prompt = Stack(fused=True, extras=True, dtype=torch.float8_e4m3fn), Prompt(16)
-    other = Stack(fused=True, extras=True, dtype=torch.float32)
+    stack, prompt = Stack(fused=True, parts=QWEN, dtype=torch.float8_e4m3fn), Prompt(16, 16)
+    other = Stack(fused=True, parts=QWEN, dtype=torch.float32)
     for each in (stack, other):
         prompt.run(NativeDecoder(workspace(isa), each.layers), [45])
     exact = other.layers[0].cache
@@ -249,7 +303,7 @@ def test_cached_values_are_the_references(isa: str) -> None:
 @every_level
 def test_keys_are_stored_without_their_offsets(isa: str) -> None:
     """Bit for bit, of chunks and decodes of several sequences: each token's position chooses its vector."""
-    stack = Stack(fused=True, extras=True, dtype=torch.float8_e4m3fn)
+    stack = Stack(fused=True, parts=QWEN, dtype=torch.float8_e4m3fn)
     generator = torch.Generator().manual_seed(6)
     offsets = 5 * torch.randn(3, KV_HEADS, SIZE, generator=generator)
     lengths = [(3, 129), (0, 7), (1, 300), (1, 1), (2, 256)]  # new tokens, context
@@ -266,7 +320,7 @@ def test_keys_are_stored_without_their_offsets(isa: str) -> None:
     for dtype, key_offsets in ((torch.float32, None), (torch.float8_e4m3fn, offsets)):
         cache = evolve(empty_cache(stack.shape, dtype), key_offsets=key_offsets)
         layer = evolve(stack.layers[0], cache=cache)
-        NativeDecoder(workspace(isa, 2), [layer])(hidden.clone(), angles.cos(), angles.sin(), slots, batch)
+        NativeDecoder(workspace(isa, 2), [layer])(hidden.clone(), [(angles.cos(), angles.sin())], slots, batch)
         caches.append(cache)
     whole, stored = caches
     for pages, codes, scales, offset in (
@@ -296,8 +350,7 @@ class Tokens:
         layer = DecoderLayer(
             shape=self.shape,
             cache=empty_cache(self.shape, dtype),
-            qkv=(self._weight(len(self._bias), hidden),),
-            qkv_biases=(self._bias,),
+            qkv=(evolve(self._weight(len(self._bias), hidden), bias=self._bias),),
             output=self._weight(hidden, queries),
             gate=self._weight(32, hidden),
             up=self._weight(32, hidden),
@@ -312,11 +365,11 @@ class Tokens:
             torch.arange(10).int(), (self.slots // BLOCK).int()[:, None], (self.slots % BLOCK + 1).int()
         )
         decoder = NativeDecoder(workspace(isa, 2), [layer])
-        decoder(torch.zeros(9, hidden), self._angles.cos(), self._angles.sin(), self.slots, batch)
+        decoder(torch.zeros(9, hidden), [(self._angles.cos(), self._angles.sin())], self.slots, batch)
         return layer.cache
 
-    def _weight(self, rows: int, cols: int) -> PackedWeight:
-        return random_weight(2, rows, cols, self._generator)[0]
+    def _weight(self, rows: int, cols: int) -> Projection:
+        return Projection(random_weight(2, rows, cols, self._generator)[0])
 
     def check_untouched(self, cache: LayerCache) -> None:
         """Of all other slots."""
@@ -403,30 +456,42 @@ def test_the_cache_holds_what_torch_would_store(isa: str, dtype: torch.dtype) ->
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    stack, prompt = Stack(fused=False, extras=False), Prompt(32)
+    stack, prompt = Stack(fused=False, parts=LLAMA), Prompt(32, 32)
     layer = stack.layers[0]
     query, *key_and_value = layer.qkv
-    rotated_gate, rotated_query = (hadamard_from_packed(library(), weight) for weight in (layer.gate, query))
+    rotated_gate, rotated_query = (
+        Projection(hadamard_from_packed(library(), each.weight)) for each in (layer.gate, query)
+    )
     for change in (
         {"output": layer.gate},
         {"qkv": layer.qkv[:2]},
-        {"qkv_biases": (None,)},
         {"gate": rotated_gate},
         {"qkv": (rotated_query, *key_and_value)},
+        {"mlp_output_norm": layer.mlp_norm},
     ):
         with pytest.raises(ConfigError):
             evolve(layer, **change)
+    gemma = Stack(fused=False, parts=GEMMA).layers[0]
+    for layers in (
+        [layer, gemma],
+        [evolve(layer, output=evolve(layer.output, bias=torch.zeros(HIDDEN - 1)))],
+        [evolve(gemma, attention_output_norm=torch.zeros(HIDDEN + 1))],
+    ):
+        with pytest.raises(ConfigError):
+            NativeDecoder(workspace(), layers)
     decoder = NativeDecoder(workspace(), stack.layers)
     batch = VarlenBatch(
         torch.tensor([0, 45], dtype=torch.int32), prompt.table[None], torch.tensor([45], dtype=torch.int32)
     )
-    hidden, cosines, sines, slots = prompt.hidden, prompt.cosines, prompt.sines, prompt.slots
+    hidden, slots = prompt.hidden, prompt.slots
+    first, (cosines, sines) = prompt.ropes
     calls: list[Callable[[], Tensor]] = [
-        lambda: decoder(hidden[:, :128], cosines, sines, slots, batch),
-        lambda: decoder(hidden, cosines.double(), sines, slots, batch),
-        lambda: decoder(hidden, cosines.repeat(1, 2), sines.repeat(1, 2), slots, batch),
-        lambda: decoder(hidden, cosines, sines[1:], slots, batch),
-        lambda: decoder(hidden, cosines, sines, slots.int(), batch),
+        lambda: decoder(hidden[:, :128], prompt.ropes, slots, batch),
+        lambda: decoder(hidden, [first], slots, batch),
+        lambda: decoder(hidden, [first, (cosines.double(), sines)], slots, batch),
+        lambda: decoder(hidden, [first, (cosines.repeat(1, 2), sines.repeat(1, 2))], slots, batch),
+        lambda: decoder(hidden, [first, (cosines, sines[1:])], slots, batch),
+        lambda: decoder(hidden, prompt.ropes, slots.int(), batch),
     ]
     for call in calls:
         with pytest.raises(ConfigError):

@@ -14,7 +14,7 @@ from torch import Tensor
 from native_weights import every_level, library, needs_library, quantize_activations, random_weight, workspace
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS
-from paged_sdk.kernels.native.decoder import DecoderLayer, NativeDecoder, Router
+from paged_sdk.kernels.native.decoder import DecoderLayer, NativeDecoder, Projection, Router
 from paged_sdk.kernels.native.hadamard import hadamard_from_packed
 from paged_sdk.kernels.native.packed import PackedWeight, pack_gguf
 from paged_sdk.kernels.native.paged_attention import AttentionShape, LayerCache, VarlenBatch
@@ -52,16 +52,15 @@ class Mixture:
             random_weight(tensor_type, num_experts * rows, cols, self.generator)
             for tensor_type, rows, cols in ((Q4_K, INNER, HIDDEN), (Q8_0, INNER, HIDDEN), (Q8_0, HIDDEN, INNER))
         ]
-        gate, up, down = (packed for packed, _ in stacks)
+        gate, up, down = (Projection(packed) for packed, _ in stacks)
         self.weights = [values.view(num_experts, -1, values.shape[1]) for _, values in stacks]
         router = torch.randn(num_experts, HIDDEN, generator=self.generator) / 8
         pages = torch.zeros(16, BLOCK, 1, SIZE)
         self.layer = DecoderLayer(
             shape=AttentionShape(1, 1, SIZE, scale=1.0),
             cache=LayerCache(pages, pages.clone()),
-            qkv=(zeros(3 * SIZE, HIDDEN),),
-            qkv_biases=(None,),
-            output=zeros(HIDDEN, SIZE),
+            qkv=(Projection(zeros(3 * SIZE, HIDDEN)),),
+            output=Projection(zeros(HIDDEN, SIZE)),
             router=Router(weight=router.to(dtype), num_selected=num_selected, renormalize=renormalize),
             gate=gate,
             up=up,
@@ -98,8 +97,8 @@ class Mixture:
 
     def spoil(self, experts: Iterable[int]) -> None:
         """Make NaN of all that they are."""
-        for weight in (self.layer.gate, self.layer.up, self.layer.down):
-            weight.data.view(len(self.router.weight), -1)[list(experts)] = 255
+        for each in (self.layer.gate, self.layer.up, self.layer.down):
+            each.weight.data.view(len(self.router.weight), -1)[list(experts)] = 255
 
     def run(self, rows: Tensor, *, isa: str | None = None, num_threads: int = 1) -> Tensor:
         """Each row is the first token of a sequence of its own."""
@@ -109,7 +108,7 @@ class Mixture:
         )
         decoder = NativeDecoder(workspace(isa, num_threads), [self.layer])
         angles = torch.zeros(count, SIZE // 2)
-        return decoder(rows.clone(), angles, angles, torch.arange(count) * BLOCK % (16 * BLOCK), batch)
+        return decoder(rows.clone(), [(angles, angles)], torch.arange(count) * BLOCK % (16 * BLOCK), batch)
 
 
 def assert_near(mixture: Mixture, rows: Tensor, got: Tensor) -> None:
@@ -203,7 +202,8 @@ def test_what_does_not_fit_is_refused() -> None:
     changes: list[dict[str, Any]] = [
         {"gate": layer.down},
         {"down": layer.gate},
-        {"gate": hadamard_from_packed(library(), layer.gate, num_threads=1)},
+        {"gate": Projection(hadamard_from_packed(library(), layer.gate.weight, num_threads=1))},
+        {"gate": evolve(layer.gate, bias=torch.zeros(layer.gate.weight.rows))},
         {"activation": "gelu_tanh"},
         {"router": evolve(router, weight=router.weight[:, 32:].contiguous())},
         {"router": evolve(router, weight=router.weight[1:])},

@@ -6,21 +6,26 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
+from attrs import frozen
 from reference_decoding import CPU, logits, paged, random_prompt
 from torch import Tensor
 
-from native_weights import needs_library, workspace
+from native_weights import every_level, needs_library, workspace
 from paged_sdk.attention.native_paged import NativePagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
+from paged_sdk.config.decoder import DecoderConfig, MoeConfig, RopeConfig
 from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.kernels.gguf_blocks import BlockMatrix
 from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix
+from paged_sdk.models.attention_block import AttentionBlock
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.decoder_layer import DecoderLayer
 from paged_sdk.models.fused_decoder import FusedDecoderModel, why_not_fused
+from paged_sdk.models.gated_mlp import GatedMlp
 from paged_sdk.models.loading import load_model
 from paged_sdk.models.moe_mlp import MoeMlp
 from paged_sdk.quant.dense import DenseLinear
@@ -32,16 +37,20 @@ from tiny import make_gguf
 
 pytestmark = needs_library
 
-#: Biases of q, k and v; norms of q and k; one matrix for q, k and v, and one for gate and up; a window of 32 tokens;
-#: experts, of which every token uses all: otherwise any error decides who is chosen where two are nearly as likely.
+#: Biases of every matrix, or of q, k and v; norms of q and k; one matrix for q, k and v, and one for gate and up; a
+#: window of 32 tokens; experts, of which every token uses all: otherwise any error decides who is chosen where two are
+#: nearly as likely; norms after attention and MLP, caps on scores, and two rotary embeddings.
 FUSED: dict[str, dict[str, Any]] = {
     "llama": {},
+    "llama-biases": {"attention_bias": True, "mlp_bias": True},
     "qwen2": {},
     "qwen3": {},
     "phi3": {},
     "mistral": {"sliding_window": 32},
     "mixtral": {"num_experts_per_tok": 4},
     "qwen3_moe": {"num_experts_per_tok": 8},
+    "gemma2": {},
+    "gemma3_text": {},
 }
 # tiny's own weights attend so sharply that any error decides what is seen; these leave errors near their size.
 MILD = {"initializer_range": 0.1}
@@ -98,14 +107,22 @@ def whole(model: DecoderModel, text: Sequence[int]) -> Tensor:
     return logits(model, paged(16)(model), [(text, 0, range(32))])[0]
 
 
-def pool(model: DecoderModel, *, cache_type: PagedCacheType = PagedCacheType.AUTO) -> NativePagedBackend:
+def pool(
+    model: DecoderModel,
+    *,
+    cache_type: PagedCacheType = PagedCacheType.AUTO,
+    isa: str | None = None,
+    num_threads: int = 1,
+) -> NativePagedBackend:
     """As much as :func:`reference_decoding.paged` has."""
     settings = PoolSettings(block_size=16, dtype=model.dtype, device=CPU, cache_type=cache_type)
-    return NativePagedBackend(model.config, settings, 64, workspace=workspace())
+    return NativePagedBackend(model.config, settings, 64, workspace=workspace(isa, num_threads))
 
 
-def fused(model: DecoderModel, *, few_rows: int = FEW_ROWS) -> tuple[FusedDecoderModel, NativePagedBackend]:
-    backend = pool(model)
+def fused(
+    model: DecoderModel, *, few_rows: int = FEW_ROWS, isa: str | None = None, num_threads: int = 1
+) -> tuple[FusedDecoderModel, NativePagedBackend]:
+    backend = pool(model, isa=isa, num_threads=num_threads)
     assert why_not_fused(model, backend) is None
     return FusedDecoderModel(model, backend, few_rows=few_rows), backend
 
@@ -128,10 +145,16 @@ def relative(got: Tensor, expected: Tensor) -> float:
     return float((got - expected).norm() / expected.norm())
 
 
+def median_error(got: Tensor, expected: Tensor) -> float:
+    """Of rows, the median of how far each is off."""
+    errors = [relative(row, each) for row, each in zip(got, expected, strict=True)]
+    return sorted(errors)[len(errors) // 2]
+
+
 @pytest.fixture(scope="module", params=FUSED)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    family: str = request.param
-    return Checkpoint(tmp_path_factory.mktemp(family), family, **FUSED[family])
+    name: str = request.param
+    return Checkpoint(tmp_path_factory.mktemp(name), name.partition("-")[0], **FUSED[name])
 
 
 @pytest.fixture
@@ -141,21 +164,28 @@ def llama(tmp_path: Path) -> Checkpoint:
 
 @pytest.mark.parametrize("length", [1, 7, FEW_ROWS])
 def test_few_tokens(checkpoint: Checkpoint, length: int) -> None:
-    check_packed_arithmetic(checkpoint, checkpoint.packed(), random_prompt(length))
+    # What one token alone is off by varies: the mean of several tells more.
+    prompts = [random_prompt(length, seed=seed) for seed in range(4 if length == 1 else 1)]
+    check_packed_arithmetic(checkpoint, checkpoint.packed(), prompts)
 
 
 def test_many_tokens_on_packed_weights_alone(checkpoint: Checkpoint) -> None:
     """More than a window of 32."""
-    check_packed_arithmetic(checkpoint, checkpoint.packed(one_form=True), random_prompt(64))
+    check_packed_arithmetic(checkpoint, checkpoint.packed(one_form=True), [random_prompt(64)])
 
 
-def check_packed_arithmetic(checkpoint: Checkpoint, packed: DecoderModel, prompt: Sequence[int]) -> None:
+def check_packed_arithmetic(checkpoint: Checkpoint, packed: DecoderModel, prompts: Sequence[Sequence[int]]) -> None:
     model, backend = fused(packed)
-    (own,) = logits(model, backend, [(prompt, 0, range(9, 14))])
-    (one_by_one,) = logits(packed, pool(packed), [(prompt, 0, range(9, 14))])
-    # The same arithmetic, but for sums in another order: now and then an activation is rounded to the next code.
-    assert relative(own, one_by_one) < 2e-3
-    assert checkpoint.error(own, prompt) < FEW_ERROR
+    errors = []
+    for prompt in prompts:
+        (own,) = logits(model, backend, [(prompt, 0, range(9, 14))])
+        (one_by_one,) = logits(packed, pool(packed), [(prompt, 0, range(9, 14))])
+        # The same arithmetic, but for sums in another order: now and then an activation is rounded to the next code,
+        # and later tokens see it.
+        assert median_error(own, one_by_one) < 2e-3
+        assert relative(own, one_by_one) < 2e-2
+        errors.append(checkpoint.error(own, prompt))
+    assert sum(errors) / len(errors) < FEW_ERROR
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
@@ -167,8 +197,7 @@ def test_the_same_experts_are_chosen(family: str, length: int, tmp_path: Path) -
     prompt = random_prompt(length)
     (own,) = logits(model, backend, [(prompt, 0, range(9, 14))])
     (one_by_one,) = logits(packed, pool(packed), [(prompt, 0, range(9, 14))])
-    errors = [relative(row, each) for row, each in zip(own, one_by_one, strict=True)]
-    assert sorted(errors)[len(errors) // 2] < 2e-3
+    assert median_error(own, one_by_one) < 2e-3
 
 
 @pytest.mark.parametrize("length", [FEW_ROWS + 1, 200])
@@ -190,12 +219,27 @@ def test_chunks_and_decodes_of_a_mixed_batch(checkpoint: Checkpoint) -> None:
     assert checkpoint.error(got, text) < MANY_ERROR
 
 
-def test_a_row_does_not_depend_on_its_batch_while_tokens_are_few(checkpoint: Checkpoint) -> None:
-    model, backend = fused(checkpoint.packed(), few_rows=MOST)
+def test_a_row_does_not_depend_on_its_batch_or_threads_while_tokens_are_few(checkpoint: Checkpoint) -> None:
+    packed = checkpoint.packed()
+    model, backend = fused(packed, few_rows=MOST)
     text = random_prompt(90)
     alone = torch.cat([logits(model, backend, [([token], i, range(50, 60))])[0] for i, token in enumerate(text)])
     for cuts in ((30, 88), (1, 2, 58), (57, 58)):
         assert torch.equal(in_chunks(model, backend, text, cuts), alone)
+    shared, other_backend = fused(packed, few_rows=MOST, num_threads=2)
+    assert torch.equal(in_chunks(shared, other_backend, text, (30, 60, 61, 62)), alone)
+
+
+@every_level
+def test_every_instruction_set(checkpoint: Checkpoint, isa: str) -> None:
+    """Few rows, then many, then one, by two threads."""
+    model, backend = fused(checkpoint.packed(), isa=isa, num_threads=2)
+    text = random_prompt(50)
+    parts = [
+        logits(model, backend, [(text[first:last], first, range(9, 14))])[0]
+        for first, last in ((0, 2), (2, 10), (10, 49), (49, 50))
+    ]
+    assert checkpoint.error(torch.cat(parts), text) < MANY_ERROR
 
 
 def test_with_one_form_a_row_does_not_depend_on_its_batch(checkpoint: Checkpoint) -> None:
@@ -237,15 +281,15 @@ def test_bfloat16_between_the_layers_is_float32(llama: Checkpoint) -> None:
 
 
 @pytest.mark.parametrize("length", [60, 120])
-def test_f8e4m3_keys_and_values(llama: Checkpoint, length: int) -> None:
+def test_f8e4m3_keys_and_values(checkpoint: Checkpoint, length: int) -> None:
     """3 % of each layer's attention: as far from the exact cache as torch's backend is."""
     text = random_prompt(length)
-    model = llama.packed()
+    model = checkpoint.packed()
     backend = pool(model, cache_type=PagedCacheType.F8E4M3)
     (own,) = logits(FusedDecoderModel(model, backend, few_rows=MOST), backend, [(text, 0, range(8))])
-    (dense,) = logits(llama.dense, paged(16, PagedCacheType.F8E4M3)(llama.dense), [(text, 0, range(8))])
-    assert llama.error(own, text) < llama.error(dense, text) + MANY_ERROR
-    assert llama.error(own, text) > llama.error(dense, text) / 2
+    (dense,) = logits(checkpoint.dense, paged(16, PagedCacheType.F8E4M3)(checkpoint.dense), [(text, 0, range(8))])
+    assert checkpoint.error(own, text) < checkpoint.error(dense, text) + MANY_ERROR
+    assert checkpoint.error(own, text) > checkpoint.error(dense, text) / 2
 
 
 class Unpackable(GgufSource):
@@ -315,29 +359,84 @@ def test_a_token_that_is_not_finite_hurts_no_other_sequence(llama: Checkpoint, f
     assert got[1][3:].isnan().all()
 
 
-@pytest.mark.parametrize("family", ["gemma2", "gemma3_text"])
-def test_gemmas_layers_run_one_by_one_on_packed_weights(family: str, tmp_path: Path) -> None:
-    checkpoint = Checkpoint(tmp_path, family)
-    model = checkpoint.packed()
-    backend = pool(model)
-    reason = why_not_fused(model, backend)
-    assert reason == f"{family} layers have more norms or rotations than the kernel"
-    text = random_prompt(140)
-    got = in_chunks(model, backend, text, (20, 50, 51))
-    assert checkpoint.error(got, text) < MANY_ERROR
-
-
 def test_why_layers_cannot_be_fused(llama: Checkpoint, tmp_path: Path) -> None:
     model = llama.packed()
     assert why_not_fused(model, paged(16)(model)) == "its attention is not native"
     assert why_not_fused(llama.dense, pool(llama.dense)) == "its weights have no native kernel"
     rotated = llama.load(WeightPolicy(keep_blocks=True))
     assert why_not_fused(rotated, pool(rotated)) == "its weights have no native kernel"
-    for where in ("attention_bias", "mlp_bias"):
-        overrides: dict[str, Any] = {where: True}
-        biased = Checkpoint(tmp_path, "llama", **overrides).packed()
-        assert why_not_fused(biased, pool(biased)) == "its output or MLP has biases"
     mixture = Checkpoint(tmp_path, "mixtral")
     mixture.source = PlainExperts(tmp_path / "tiny-mixtral.Q8_0.gguf")
     model = mixture.packed()
     assert why_not_fused(model, pool(model)) == "its experts have no native kernel"
+
+
+@frozen(kw_only=True)
+class NewerConfig(DecoderConfig):
+    """What :class:`DecoderConfig` may be one day, before the native decoder learns of it."""
+
+    parallel_residual: bool = False
+
+
+@frozen(kw_only=True)
+class NewerRope(RopeConfig):
+    is_interleaved: bool = False
+
+
+@frozen(kw_only=True)
+class NewerMoe(MoeConfig):
+    num_shared_experts: int
+
+
+class NewerLayer(DecoderLayer):
+    pass
+
+
+class NewerAttention(AttentionBlock):
+    pass
+
+
+class NewerMlp(GatedMlp):
+    pass
+
+
+def as_kind(kind: type, instance: Any, **changes: Any) -> Any:
+    """The same values as another class."""
+    return kind(**attrs.asdict(instance, recurse=False) | changes)
+
+
+def test_what_the_fused_layers_do_not_know_is_never_fused(llama: Checkpoint) -> None:
+    """A new setting refuses every model that sets it, and a new kind of layer every model that has it."""
+    model = llama.packed()
+    backend = pool(model)
+
+    def why_not(config: DecoderConfig) -> str | None:
+        model.config = config
+        return why_not_fused(model, backend)
+
+    known = model.config
+    assert why_not(as_kind(NewerConfig, known)) is None
+    unknown = "the native decoder does not know"
+    assert why_not(as_kind(NewerConfig, known, parallel_residual=True)) == f"{unknown} parallel_residual = True"
+    for turned, reason in ((False, None), (True, f"{unknown} is_interleaved = True")):
+        rope = as_kind(NewerRope, known.ropes[0], is_interleaved=turned)
+        assert why_not(attrs.evolve(known, ropes=(*known.ropes[1:], rope))) == reason
+    # A field without a default is one that every model sets.
+    moe = NewerMoe(
+        layers=frozenset(), num_experts=4, num_experts_per_token=2, intermediate_size=32, renormalize=True,
+        num_shared_experts=0,
+    )  # fmt: skip
+    assert why_not(attrs.evolve(known, moe=moe)) == f"{unknown} num_shared_experts = 0"
+    assert why_not(known) is None
+
+    layer = model.layers[1]
+    for changed, reason in (
+        (NewerLayer, "its layers are not of the native decoder's kind"),
+        (NewerAttention, "its layers are not of the native decoder's kind"),
+        (NewerMlp, "the native decoder has no NewerMlp"),
+    ):
+        part: Any = {NewerLayer: layer, NewerAttention: layer.attention, NewerMlp: layer.mlp}[changed]
+        kind, part.__class__ = type(part), changed
+        assert why_not_fused(model, backend) == reason
+        part.__class__ = kind
+    assert why_not_fused(model, backend) is None

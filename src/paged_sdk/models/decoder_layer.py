@@ -40,9 +40,9 @@ class DecoderLayer:
         self.attention = attention
         self.mlp = mlp
         self.attention_norm = attention_norm
-        self._attention_output_norm = attention_output_norm
+        self.attention_output_norm = attention_output_norm
         self.mlp_norm = mlp_norm
-        self._mlp_output_norm = mlp_output_norm
+        self.mlp_output_norm = mlp_output_norm
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -61,12 +61,12 @@ class DecoderLayer:
         :returns: the residual stream after ``next_norm``, and as it is
         """
         attended = self.attention.forward(normed, rotation, ctx)
-        if self._attention_output_norm is not None:
-            attended = self._attention_output_norm.forward(attended)
+        if self.attention_output_norm is not None:
+            attended = self.attention_output_norm.forward(attended)
         normed, residual = self.mlp_norm.add_and_forward(attended, residual)
         transformed = self.mlp.forward(normed, ctx)
-        if self._mlp_output_norm is not None:
-            transformed = self._mlp_output_norm.forward(transformed)
+        if self.mlp_output_norm is not None:
+            transformed = self.mlp_output_norm.forward(transformed)
         return next_norm.add_and_forward(transformed, residual)
 
 

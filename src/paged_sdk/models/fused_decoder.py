@@ -6,43 +6,104 @@ and a dozen separate operations around them cost as much again. Between the laye
 
 from __future__ import annotations
 
+from typing import Final, Literal
+
 import torch.nn.functional as F
+from attrs import NOTHING, fields
 from torch import Tensor
 
 from paged_sdk.attention.backend import AttentionBackend, NativePages
-from paged_sdk.config.decoder import Activation, DecoderConfig
+from paged_sdk.config.decoder import Activation, DecoderConfig, MoeConfig, RopeConfig
 from paged_sdk.kernels.native.decoder import DecoderLayer as NativeLayer
-from paged_sdk.kernels.native.decoder import NativeDecoder, Router
-from paged_sdk.kernels.native.packed import PackedWeight
+from paged_sdk.kernels.native.decoder import NativeDecoder, Projection, Router
 from paged_sdk.kernels.step import StepContext
+from paged_sdk.layers.norm import RMSNorm
+from paged_sdk.models.attention_block import AttentionBlock
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.decoder_layer import DecoderLayer
 from paged_sdk.models.gated_mlp import GatedMlp
 from paged_sdk.models.moe_mlp import MoeMlp
-from paged_sdk.quant.linear import Linear, NativeWeights
+from paged_sdk.quant.linear import Linear
 
 __all__ = ["FusedDecoderModel", "why_not_fused"]
 
+# Every field that the fused layers, or what they share with the layer-by-layer model, compute at each of its values.
+# One that is missing here refuses every model that sets it.
+_COMPUTED_FIELDS: Final[dict[type, frozenset[str]]] = {
+    DecoderConfig: frozenset(
+        {
+            # shapes, and what is read into the attention backend's own shapes
+            *("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_layers", "max_position"),
+            *("num_heads", "num_kv_heads", "head_dim", "sliding_windows", "attention_scale", "attention_softcap"),
+            # norms, biases and activations of the layers
+            *("norm_eps", "norm_offset", "qk_norm", "sandwich_norms"),
+            *("qkv_bias", "output_bias", "mlp_bias", "activation", "ropes", "moe"),
+            # around the layers
+            *("embedding_scale", "tie_embeddings", "logit_softcap"),
+        }
+    ),
+    # Of a rotary embedding the layers see cosines and sines, and that element i is paired with element n + i.
+    RopeConfig: frozenset(
+        {
+            *("rotary_dim", "theta", "kind", "factor", "original_max_position", "low_freq_factor", "high_freq_factor"),
+            *("beta_fast", "beta_slow", "truncate", "mscale", "mscale_all_dim", "attention_factor"),
+            *("short_factor", "long_factor", "inv_freq_divisors"),
+        }
+    ),
+    MoeConfig: frozenset(
+        {"layers", "num_experts", "num_experts_per_token", "intermediate_size", "renormalize"},
+    ),
+}
+
+_ACTIVATIONS: Final[dict[Activation, Literal["silu", "gelu_tanh"]]] = {
+    Activation.SILU: "silu",
+    Activation.GELU_TANH: "gelu_tanh",
+}
+
 
 def why_not_fused(model: DecoderModel, backend: AttentionBackend) -> str | None:
-    """Why a model's layers cannot be fused, or None if they can."""
+    """Why a model's layers cannot be fused, or None if they can.
+
+    It asks what the fused layers are known to compute, not what they are known to lack: a setting or a kind of layer
+    that is new elsewhere runs one operation at a time until it is computed here.
+    """
     config = model.config
     if backend.native_pages is None:
         return "its attention is not native"
-    if any(linear.native_weights is None for layer in model.layers for linear in layer.linears):
-        return "its weights have no native kernel"
-    mixtures = [layer.mlp for layer in model.layers if isinstance(layer.mlp, MoeMlp)]
-    if any(mixture.experts.native_weights is None for mixture in mixtures):
-        return "its experts have no native kernel"
-    if config.sandwich_norms or config.norm_offset or len(set(config.ropes)) > 1:
-        return f"{config.model_type} layers have more norms or rotations than the kernel"
-    if config.output_bias or config.mlp_bias:
-        return "its output or MLP has biases"
+    parts = (config, *config.ropes, *(() if config.moe is None else (config.moe,)))
+    reasons = (reason for part in parts if (reason := _unknown_setting(part)) is not None)
+    if (reason := next(reasons, None)) is not None:
+        return reason
+    if config.activation not in _ACTIVATIONS:
+        return f"the native decoder has no activation {config.activation.value}"
+    if config.moe is not None and config.activation is not Activation.SILU:
+        return f"the native decoder's experts have no activation {config.activation.value}"
+    if config.hidden_size % 16 or config.intermediate_size % 16:
+        return "its hidden or intermediate size is not a multiple of 16"
+    for layer in model.layers:
+        if type(layer) is not DecoderLayer or type(layer.attention) is not AttentionBlock:
+            return "its layers are not of the native decoder's kind"
+        if type(layer.mlp) not in (GatedMlp, MoeMlp):
+            return f"the native decoder has no {type(layer.mlp).__name__}"
+        if any(linear.native_weights is None for linear in layer.linears):
+            return "its weights have no native kernel"
+        if isinstance(layer.mlp, MoeMlp) and layer.mlp.experts.native_weights is None:
+            return "its experts have no native kernel"
+    return None
+
+
+def _unknown_setting(part: DecoderConfig | RopeConfig | MoeConfig) -> str | None:
+    """What a part of a config asks for that the fused layers do not know; None: they know all of it."""
+    known = next((names for kind, names in _COMPUTED_FIELDS.items() if isinstance(part, kind)), frozenset[str]())
+    for field in fields(type(part)):
+        value = getattr(part, field.name)
+        if field.name not in known and (field.default is NOTHING or value != field.default):
+            return f"the native decoder does not know {field.name} = {value!r}"
     return None
 
 
 class FusedDecoderModel:
-    """A :class:`DecoderModel` of packed weights whose layers are one native call.
+    """A :class:`DecoderModel` whose layers are one native call.
 
     :param model: what :func:`why_not_fused` says nothing against
     :param few_rows: tokens of a step beyond which the weights' form for many rows is faster, where they have one
@@ -58,10 +119,14 @@ class FusedDecoderModel:
         self._model = model
         self._few_rows = few_rows
         self._norm = model.norm.weight.float()
+        ropes = list(model.ropes)
         self._few, self._many = (
             NativeDecoder(
                 pages.workspace,
-                [_native_layer(layer, pages, index, many_rows=many) for index, layer in enumerate(model.layers)],
+                [
+                    _native_layer(layer, pages, index, rope=ropes.index(model.config.ropes[index]), many_rows=many)
+                    for index, layer in enumerate(model.layers)
+                ],
             )
             for many in (False, True)
         )
@@ -71,9 +136,10 @@ class FusedDecoderModel:
         rows = ctx.attention.native_rows
         assert rows is not None
         hidden = self._model.embedding.forward(token_ids).float()
-        rotation = self._model.ropes[self.config.ropes[0]].at(positions)
+        rotations = [rope.at(positions) for rope in self._model.ropes.values()]
         decoder = self._few if len(token_ids) <= self._few_rows else self._many
-        decoder(hidden, rotation.cosines, rotation.sines, rows.slots, rows.batch)
+        ropes = [(rotation.cosines, rotation.sines) for rotation in rotations]
+        decoder(hidden, ropes, rows.slots, rows.batch)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -84,10 +150,10 @@ class FusedDecoderModel:
         return self._model.logits(normed if is_native else normed.to(self.dtype))
 
 
-def _native_layer(layer: DecoderLayer, pages: NativePages, index: int, *, many_rows: bool) -> NativeLayer:
+def _native_layer(layer: DecoderLayer, pages: NativePages, index: int, *, rope: int, many_rows: bool) -> NativeLayer:
     """One layer, its weights in their form for many rows or for few."""
     attention, mlp, shape = layer.attention, layer.mlp, pages.shapes[index]
-    (output,) = _weights(attention.output, many_rows=many_rows)
+    (output,) = _projections(attention.output, many_rows=many_rows)
     query_norm = key_norm = router = None
     if attention.qk_norm is not None:
         # One row for each head, all queries' alike and all keys' alike.
@@ -95,41 +161,43 @@ def _native_layer(layer: DecoderLayer, pages: NativePages, index: int, *, many_r
     if isinstance(mlp, MoeMlp):
         experts = mlp.experts.native_weights
         assert experts is not None
-        gate, up, down = experts.gate, experts.up, experts.down
+        gate, up, down = Projection(experts.gate), Projection(experts.up), Projection(experts.down)
         router = Router(
             weight=mlp.router.contiguous(),
             num_selected=mlp.config.num_experts_per_token,
             renormalize=mlp.config.renormalize,
         )
     else:
-        gate, up = _weights(mlp.gate_up, many_rows=many_rows)
-        (down,) = _weights(mlp.down, many_rows=many_rows)
+        gate, up = _projections(mlp.gate_up, many_rows=many_rows)
+        (down,) = _projections(mlp.down, many_rows=many_rows)
     return NativeLayer(
         shape=shape,
         cache=pages.caches[index],
-        qkv=_weights(attention.qkv, many_rows=many_rows),
-        qkv_biases=_native(attention.qkv).biases,
+        qkv=_projections(attention.qkv, many_rows=many_rows),
         output=output,
         router=router,
         gate=gate,
         up=up,
         down=down,
         attention_norm=layer.attention_norm.weight.float(),
+        attention_output_norm=_weight(layer.attention_output_norm),
         mlp_norm=layer.mlp_norm.weight.float(),
+        mlp_output_norm=_weight(layer.mlp_output_norm),
         query_norm=query_norm,
         key_norm=key_norm,
         norm_eps=layer.attention_norm.eps,
-        activation="gelu_tanh" if isinstance(mlp, GatedMlp) and mlp.activation is Activation.GELU_TANH else "silu",
+        activation=_ACTIVATIONS[mlp.activation] if isinstance(mlp, GatedMlp) else "silu",
+        rope=rope,
     )
 
 
-def _weights(linear: Linear, *, many_rows: bool) -> tuple[PackedWeight, ...]:
-    """The matrices of a layer in their form for many rows or for few."""
-    native = _native(linear)
-    return native.many if many_rows else native.few
+def _weight(norm: RMSNorm | None) -> Tensor | None:
+    return None if norm is None else norm.weight.float()
 
 
-def _native(linear: Linear) -> NativeWeights:
+def _projections(linear: Linear, *, many_rows: bool) -> tuple[Projection, ...]:
+    """The matrices of a linear layer in their form for many rows or for few, with their biases."""
     native = linear.native_weights
     assert native is not None
-    return native
+    matrices = native.many if many_rows else native.few
+    return tuple(Projection(matrix, bias) for matrix, bias in zip(matrices, native.biases, strict=True))

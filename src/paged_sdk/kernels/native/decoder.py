@@ -1,8 +1,9 @@
 """A stack of decoder layers on packed weights and a paged KV cache: one native call per step.
 
-The layer is llama's: RMSNorm, attention with rotary embedding, residual; RMSNorm, gated feed-forward, residual; with
-biases on query, key and value (Qwen2) and norms of query and key heads (Qwen3) where given, and with a mixture of
-experts in the place of the feed-forward network (Mixtral) where there is a router.
+The layer is llama's: RMSNorm, attention with rotary embedding, residual; RMSNorm, gated feed-forward, residual. What
+other families add to it is computed where it is given: biases of any matrix (Qwen2, some Llamas), norms of query and
+key heads (Qwen3), a second norm of either half before the residual (Gemma), rotary embeddings that differ from layer
+to layer (Gemma 3), and a mixture of experts in the place of the feed-forward network (Mixtral).
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from paged_sdk.kernels.native.paged_attention import (
     describe_cache,
     describe_heads,
 )
-from paged_sdk.kernels.native.structures import ACTIVATIONS, DTYPES, Decoder, Layer
+from paged_sdk.kernels.native.structures import ACTIVATIONS, DTYPES, Decoder, Layer, Rope, Weight
 
-__all__ = ["DecoderLayer", "NativeDecoder", "Router"]
+__all__ = ["DecoderLayer", "NativeDecoder", "Projection", "Router"]
 
 
 @frozen(eq=False, kw_only=True)
@@ -57,83 +58,124 @@ class Router:
         return len(self.weight)
 
 
+@frozen(eq=False)
+class Projection:
+    """A matrix and what is added to its outputs.
+
+    :ivar weight: [rows, cols], packed
+    :ivar bias: [rows]; None: nothing is added
+    """
+
+    weight: PackedWeight
+    bias: Tensor | None = None
+
+
 @frozen(eq=False, kw_only=True)
 class DecoderLayer:
-    """What one layer is made of.
+    """What one layer is made of. Hidden and inner sizes are multiples of 16.
 
     :ivar qkv: query, key and value [.., hidden], or one matrix that is all three
-    :ivar qkv_biases: one per matrix of ``qkv``, or None
     :ivar output: [hidden, num_heads * head_dim]
-    :ivar router: of experts, which ``gate``, ``up`` and ``down`` then hold one below the other, packed; None: there is
-        one feed-forward network for all tokens
-    :ivar gate: [inner, hidden], inner a multiple of 32
+    :ivar router: chooses among experts, which ``gate``, ``up`` and ``down`` then hold one below the other, packed and
+        without biases; None: there is one feed-forward network for all tokens
+    :ivar gate: [inner, hidden]
     :ivar up: [inner, hidden]
     :ivar down: [hidden, inner]
-    :ivar attention_norm: [hidden]
-    :ivar mlp_norm: [hidden]
-    :ivar query_norm: [head_dim], of every query head before rotation; None: there is none
-    :ivar key_norm: likewise
+    :ivar attention_norm: [hidden], weight of the RMSNorm before attention
+    :ivar attention_output_norm: [hidden], of the one of attention's output before it is added to the residual stream;
+        None: the output is added as it is
+    :ivar mlp_norm: [hidden], of the one before the feed-forward network
+    :ivar mlp_output_norm: [hidden], of the one after it; given if and only if ``attention_output_norm`` is
+    :ivar query_norm: [head_dim], of every query head before rotation; None: query heads are not normalized
+    :ivar key_norm: likewise, of key heads
+    :ivar rope: which of a step's rotary embeddings the layer uses, by index
     """
 
     shape: AttentionShape
     cache: LayerCache
-    qkv: tuple[PackedWeight, ...]
-    qkv_biases: tuple[Tensor | None, ...]
-    output: PackedWeight
+    qkv: tuple[Projection, ...]
+    output: Projection
     router: Router | None = None
-    gate: PackedWeight
-    up: PackedWeight
-    down: PackedWeight
+    gate: Projection
+    up: Projection
+    down: Projection
     attention_norm: Tensor
+    attention_output_norm: Tensor | None = None
     mlp_norm: Tensor
+    mlp_output_norm: Tensor | None = None
     query_norm: Tensor | None = None
     key_norm: Tensor | None = None
     norm_eps: float
     activation: Literal["silu", "gelu_tanh"] = "silu"
+    rope: int = 0
 
     def __attrs_post_init__(self) -> None:
-        hidden, size = self.qkv[0].cols, self.shape.head_dim
+        hidden, size = self.hidden_size, self.shape.head_dim
         queries = self.shape.num_heads * size
-        check_weights(self.qkv)
+        check_weights([each.weight for each in self.qkv])
+        if len(self.qkv) not in (1, 3):
+            raise ConfigError.of("qkv", len(self.qkv), "one or three weights")
+        if (self.attention_output_norm is None) != (self.mlp_output_norm is None):
+            raise ConfigError.of("mlp_output_norm", self.mlp_output_norm, "given where attention_output_norm is")
         expected = {"qkv": (queries + 2 * self.shape.num_kv_heads * size, hidden), "output": (hidden, queries)}
-        found = {
-            "qkv": (sum(weight.rows for weight in self.qkv), hidden),
-            "output": (self.output.rows, self.output.cols),
-        }
+        found = {"qkv": (sum(each.weight.rows for each in self.qkv), hidden), "output": _shape(self.output)}
         if self.router is None:
-            check_weights((self.gate, self.up))
-            inner = self.gate.rows
+            check_weights((self.gate.weight, self.up.weight))
+            inner = self.gate.weight.rows
+            if hidden % 16 or inner % 16:
+                raise ConfigError.of("hidden and inner size", (hidden, inner), "multiples of 16")
             expected |= {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
-            found |= {name: (getattr(self, name).rows, getattr(self, name).cols) for name in ("gate", "up", "down")}
+            found |= {"gate": _shape(self.gate), "up": _shape(self.up), "down": _shape(self.down)}
         else:
-            check_matrix("router.weight", self.router.weight, (self.router.num_experts, hidden))
-            check_experts(self.gate, self.up, self.down, num_experts=self.router.num_experts)
-            if self.activation != "silu":
-                raise ConfigError.of("activation", self.activation, "silu, which experts have")
+            self._check_experts(self.router)
         if found != expected:
             raise ConfigError.of("shapes of a layer's weights", found, str(expected))
-        if len(self.qkv) not in (1, 3) or len(self.qkv_biases) != len(self.qkv):
-            raise ConfigError.of("qkv", len(self.qkv), "one or three weights, and as many biases")
+
+    @property
+    def hidden_size(self) -> int:
+        return self.qkv[0].weight.cols
+
+    def _check_experts(self, router: Router) -> None:
+        check_matrix("router.weight", router.weight, (router.num_experts, self.hidden_size))
+        experts = self.gate, self.up, self.down
+        check_experts(*(each.weight for each in experts), num_experts=router.num_experts)
+        if self.activation != "silu":
+            raise ConfigError.of("activation", self.activation, "silu, which experts have")
+        if any(each.bias is not None for each in experts):
+            raise ConfigError.of("bias", "of experts", "none")
+
+
+def _shape(projection: Projection) -> tuple[int, int]:
+    return projection.weight.rows, projection.weight.cols
 
 
 class NativeDecoder:
     """Decoder layers whose whole step is one native call in one parallel region.
 
     :param workspace: of the engine that calls; one call at a time
-    :raises ConfigError: shapes do not fit
+    :raises ConfigError: shapes do not fit, or only some layers have output norms
     """
 
     def __init__(self, workspace: Workspace, layers: Sequence[DecoderLayer]) -> None:
-        self.hidden_size = layers[0].qkv[0].cols
+        self.hidden_size = layers[0].hidden_size
+        if len({layer.attention_output_norm is None for layer in layers}) > 1:
+            raise ConfigError.of("attention_output_norm", "of some layers", "one in all layers, or in none")
         self._workspace = workspace
         self._layers = tuple(layers)
-        self._head_dim = min(layer.shape.head_dim for layer in layers)
+        num_ropes = 1 + max(layer.rope for layer in layers)
+        # A rotary embedding may be as wide as the heads of the layers that use it.
+        self._widest_ropes = [
+            min((layer.shape.head_dim // 2 for layer in layers if layer.rope == rope), default=0)
+            for rope in range(num_ropes)
+        ]
         self._kept: list[Tensor | None] = []  # what the C structures point to, beside the layers' own
         self._table = (Layer * len(layers))()
         for target, layer in zip(self._table, layers, strict=True):
             self._describe(target, layer)
+        self._ropes = (Rope * num_ropes)()
         self._args = Decoder(
             layers=addressof(self._table),
+            ropes=addressof(self._ropes),
             num_layers=len(layers),
             workspace=workspace.handle,
             num_threads=workspace.num_threads,
@@ -141,19 +183,19 @@ class NativeDecoder:
 
     def _describe(self, target: Layer, layer: DecoderLayer) -> None:
         hidden, size = self.hidden_size, layer.shape.head_dim
-        for matrix, weight, bias in zip(target.qkv, layer.qkv, layer.qkv_biases, strict=False):
-            vector = float_vector("bias", bias, weight.rows)
-            self._kept.append(vector)
-            describe(matrix, weight, vector)
+        for matrix, each in zip(target.qkv, layer.qkv, strict=False):
+            self._describe_projection(matrix, each)
         for name in ("output", "gate", "up", "down"):
-            describe(getattr(target, name), getattr(layer, name), None)
+            self._describe_projection(getattr(target, name), getattr(layer, name))
         if (router := layer.router) is not None:
             target.router.weight, target.router.dtype = router.weight.data_ptr(), DTYPES[router.weight.dtype]
             target.router.num_experts, target.router.num_selected = router.num_experts, router.num_selected
             target.router.renormalize = router.renormalize
         for name, length in (
             ("attention_norm", hidden),
+            ("attention_output_norm", hidden),
             ("mlp_norm", hidden),
+            ("mlp_output_norm", hidden),
             ("query_norm", size),
             ("key_norm", size),
         ):
@@ -163,39 +205,50 @@ class NativeDecoder:
         target.heads = describe_heads(layer.shape, layer.cache)
         target.cache = describe_cache(layer.cache)
         target.num_qkv = len(layer.qkv)
+        target.rope = layer.rope
         target.activation = ACTIVATIONS[layer.activation]
         target.norm_eps = layer.norm_eps
 
-    def __call__(self, hidden: Tensor, cosines: Tensor, sines: Tensor, slots: Tensor, batch: VarlenBatch) -> Tensor:
+    def _describe_projection(self, target: Weight, projection: Projection) -> None:
+        bias = float_vector("bias", projection.bias, projection.weight.rows)
+        self._kept.append(bias)
+        describe(target, projection.weight, bias)
+
+    def __call__(
+        self, hidden: Tensor, ropes: Sequence[tuple[Tensor, Tensor]], slots: Tensor, batch: VarlenBatch
+    ) -> Tensor:
         """Run every layer.
 
         :param hidden: [num_tokens, hidden] float32, contiguous; changed in place
-        :param cosines: [num_tokens, n] float32, contiguous: rotation of elements i and n + i of each head; n is half a
-            head at most
-        :param sines: likewise
+        :param ropes: cosines and sines of the tokens' positions, [num_tokens, n] float32 each, contiguous, of each
+            rotary embedding that a layer names: elements i and n + i of a head are rotated; n is half a head at most
         :param slots: [num_tokens] int64: where the tokens' keys and values go, ``block * block_size + offset``
         :param batch: whose contexts include the new tokens
         :returns: ``hidden``
         :raises ConfigError: shapes or dtypes do not fit
         """
         num_tokens = hidden.shape[0]
-        half = cosines.shape[-1]
-        if 2 * half > self._head_dim:
-            raise ConfigError.of("cosines.shape", tuple(cosines.shape), f"at most {self._head_dim} / 2 columns")
-        for name, tensor, shape, dtype in (
-            ("hidden", hidden, (num_tokens, self.hidden_size), torch.float32),
-            ("cosines", cosines, (num_tokens, half), torch.float32),
-            ("sines", sines, (num_tokens, half), torch.float32),
-            ("slots", slots, (num_tokens,), torch.int64),
-        ):
-            if tensor.shape != shape or tensor.dtype != dtype or not tensor.is_contiguous():
-                raise ConfigError.of(name, f"{tensor.dtype} {tuple(tensor.shape)}", f"contiguous {dtype} {shape}")
+        _check_contiguous("hidden", hidden, (num_tokens, self.hidden_size), torch.float32)
+        _check_contiguous("slots", slots, (num_tokens,), torch.int64)
+        if len(ropes) != len(self._ropes):
+            raise ConfigError.of("ropes", len(ropes), f"one for each that the layers name: {len(self._ropes)}")
+        for target, (cosines, sines), widest in zip(self._ropes, ropes, self._widest_ropes, strict=True):
+            half = cosines.shape[-1]
+            if half > widest:
+                raise ConfigError.of("cosines.shape", tuple(cosines.shape), f"at most {widest} columns")
+            _check_contiguous("cosines", cosines, (num_tokens, half), torch.float32)
+            _check_contiguous("sines", sines, (num_tokens, half), torch.float32)
+            target.cosines, target.sines, target.half = cosines.data_ptr(), sines.data_ptr(), half
         args = self._args
         args.hidden, args.slots = hidden.data_ptr(), slots.data_ptr()
-        args.cosines, args.sines, args.rotary_half = cosines.data_ptr(), sines.data_ptr(), half
         args.batch = describe_batch(batch)
         args.num_rows = num_tokens
         library = self._workspace.library
         if library.functions.paged_decoder(library.level, byref(args)):
             raise MemoryError("no memory for the scratch of native decoder layers")
         return hidden
+
+
+def _check_contiguous(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    if tensor.shape != shape or tensor.dtype != dtype or not tensor.is_contiguous():
+        raise ConfigError.of(name, f"{tensor.dtype} {tuple(tensor.shape)}", f"contiguous {dtype} {shape}")

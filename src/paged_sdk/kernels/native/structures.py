@@ -20,6 +20,7 @@ __all__ = [
     "Layer",
     "Linear",
     "Quantize",
+    "Rope",
     "Router",
     "Weight",
 ]
@@ -161,6 +162,17 @@ class Router(Structure):
     )
 
 
+class Rope(Structure):
+    """``paged_rope``."""
+
+    _fields_ = (
+        ("cosines", c_void_p),
+        ("sines", c_void_p),
+        ("half", c_int32),
+        ("reserved", c_int32),
+    )
+
+
 class Layer(Structure):
     """``paged_layer``."""
 
@@ -172,15 +184,17 @@ class Layer(Structure):
         ("up", Weight),
         ("down", Weight),
         ("attention_norm", c_void_p),
+        ("attention_output_norm", c_void_p),
         ("mlp_norm", c_void_p),
+        ("mlp_output_norm", c_void_p),
         ("query_norm", c_void_p),
         ("key_norm", c_void_p),
         ("heads", Heads),
         ("cache", Cache),
         ("num_qkv", c_int32),
+        ("rope", c_int32),
         ("activation", c_int32),
         ("norm_eps", c_float),
-        ("reserved", c_int32),
     )
 
 
@@ -189,16 +203,15 @@ class Decoder(Structure):
 
     _fields_ = (
         ("hidden", c_void_p),
-        ("cosines", c_void_p),
-        ("sines", c_void_p),
+        ("ropes", c_void_p),
         ("slots", c_void_p),
         ("layers", c_void_p),
         ("workspace", c_void_p),
         ("batch", Batch),
         ("num_layers", c_int32),
         ("num_rows", c_int32),
-        ("rotary_half", c_int32),
         ("num_threads", c_int32),
+        ("reserved", c_int32),
     )
 
 

@@ -139,8 +139,16 @@ struct paged_router {
   int32_t renormalize;  // divide the weights of a token's experts by their sum
 };
 
-// One decoder layer: attention and gated feed-forward, each after an RMSNorm and added to the residual stream. With a
-// router, gate, up and down are stacks of matrices as in paged_experts_args.
+// The rotary embedding of a step's rows, [num_rows, half] each: element i of a head is paired with element half + i.
+struct paged_rope {
+  const float* cosines;
+  const float* sines;
+  int32_t half;
+  int32_t reserved;
+};
+
+// One decoder layer: attention and gated feed-forward, each after an RMSNorm and added to the residual stream, after a
+// second RMSNorm where that is given. With a router, gate, up and down are stacks of matrices as in paged_experts_args.
 struct paged_layer {
   paged_weight qkv[3];  // or one that is all three
   paged_weight output;
@@ -149,32 +157,32 @@ struct paged_layer {
   paged_weight up;
   paged_weight down;
   const float* attention_norm;
+  const float* attention_output_norm;  // null, in all layers or in none: outputs are added as they are
   const float* mlp_norm;
+  const float* mlp_output_norm;  // likewise, null where attention_output_norm is
   const float* query_norm;  // RMSNorm of each query head before rotation, [head_dim]; null: none
   const float* key_norm;
   paged_heads heads;
   paged_cache cache;
   int32_t num_qkv;
+  int32_t rope;  // which of the step's rotary embeddings
   int32_t activation;
   float norm_eps;
-  int32_t reserved;
 };
 
 // hidden [num_rows, hidden] float32, contiguous, goes through all layers in place; keys and values of the rows' tokens
-// are written to their slots. cosines and sines are [num_rows, rotary_half]: element i of a head is paired with
-// element rotary_half + i.
+// are written to their slots.
 struct paged_decoder_args {
   float* hidden;
-  const float* cosines;
-  const float* sines;
+  const paged_rope* ropes;
   const int64_t* slots;
   const paged_layer* layers;
   paged_workspace* workspace;
   paged_batch batch;
   int32_t num_layers;
   int32_t num_rows;
-  int32_t rotary_half;
   int32_t num_threads;
+  int32_t reserved;
 };
 
 // out = rotated panels of a matrix [rows, cols]: of `packed`, or of float32 rows where that is null.

@@ -9,21 +9,28 @@
 namespace paged {
 namespace {
 
+// Whether what attention and feed-forward give is normalized before it is added to the residual stream.
+inline bool has_output_norms(const paged_decoder_args& args) {
+  return args.layers[0].attention_output_norm != nullptr;
+}
+
 // Memory of one step, sized for the widest layer.
 struct DecoderScratch {
   uint8_t* activations;
   float* projected;  // [rows, queries + keys + values]
   float* attended;   // [rows, queries]
   float* gated;      // [rows, inner]
+  float* branch;     // [rows, hidden]: of attention or feed-forward, before its own norm
+  float* streams;    // [threads - 1, rows, hidden] of up to kPrivateRows rows
   uint8_t* sums;     // per thread, kSumPanels panels'
   uint8_t* attention;
   uint8_t* mixture;
 
   struct Sizes {
-    size_t activations, projected, attended, gated, sums, attention, mixture;
+    size_t activations, projected, attended, gated, branch, streams, sums, attention, mixture;
 
     explicit Sizes(const paged_decoder_args& args)
-        : activations(0), projected(0), attended(0), gated(0), attention(0), mixture(0) {
+        : activations(0), projected(0), attended(0), gated(0), branch(0), streams(0), attention(0), mixture(0) {
       const size_t row = sizeof(float) * args.num_rows;
       for (int i = 0; i < args.num_layers; ++i) {
         const paged_layer& layer = args.layers[i];
@@ -42,10 +49,14 @@ struct DecoderScratch {
         }
         grow(attention, AttentionScratch::bytes(AttentionPlan(heads, args.batch, args.num_threads), args.num_threads));
       }
+      if (has_output_norms(args)) {
+        branch = line_aligned(row * args.layers[0].qkv[0].cols);
+        if (args.num_rows <= kPrivateRows) streams = branch * (args.num_threads - 1);
+      }
       sums = line_aligned(kSumPanels * sums_bytes(args.num_rows));
     }
     size_t total(int num_threads) const {
-      return activations + projected + attended + gated + sums * num_threads + attention + mixture;
+      return activations + projected + attended + gated + branch + streams + sums * num_threads + attention + mixture;
     }
 
    private:
@@ -63,6 +74,8 @@ struct DecoderScratch {
     out.projected = reinterpret_cast<float*>(take(sizes.projected));
     out.attended = reinterpret_cast<float*>(take(sizes.attended));
     out.gated = reinterpret_cast<float*>(take(sizes.gated));
+    out.branch = reinterpret_cast<float*>(take(sizes.branch));
+    out.streams = reinterpret_cast<float*>(take(sizes.streams));
     out.sums = take(sizes.sums * num_threads);
     out.attention = take(sizes.attention);
     out.mixture = take(sizes.mixture);
@@ -70,23 +83,53 @@ struct DecoderScratch {
   }
 };
 
-// One thread's part of one layer. It begins and ends with all threads past a barrier.
-inline void run_layer(const paged_decoder_args& args, const paged_layer& layer, const DecoderScratch& scratch,
-                      float (*sums)[kPanelRows], const Team& team) {
+// The residual stream as one thread sees it. A norm needs a whole row of a branch, so that threads cannot add to the
+// stream what they have multiplied: up to kPrivateRows rows each adds the rows to a copy of its own, beyond that each
+// its share of rows to the one stream.
+inline float* stream_of(const paged_decoder_args& args, const DecoderScratch& scratch, const Team& team) {
+  if (team.index == 0 || args.num_rows > kPrivateRows || !has_output_norms(args)) return args.hidden;
+  const size_t bytes = sizeof(float) * args.num_rows * args.layers[0].qkv[0].cols;
+  float* own = scratch.streams + line_aligned(bytes) / sizeof(float) * (team.index - 1);
+  __builtin_memcpy(own, args.hidden, bytes);
+  return own;
+}
+
+// stream += norm(branch); nothing where there is no norm, and the branch is in the stream already. It begins with all
+// threads past a barrier, and when it ends, the calling thread may read all of the stream.
+inline void add_branch(const DecoderScratch& scratch, float* stream, int num_rows, int hidden, const float* norm,
+                       float eps, const Team& team) {
+  if (norm == nullptr) return;
+  const bool own = num_rows <= kPrivateRows;
+  const auto [first, last] = own ? Team::Range{0, num_rows} : team.share(num_rows);
+  const Matrix branch{scratch.branch, hidden, PAGED_FLOAT32};
+  for (int64_t row = first; row < last; ++row) {
+    const Floats factor = broadcast(inverse_rms(branch, row, hidden, eps));
+    float* to = stream + row * hidden;
+    for (int c = 0; c < hidden; c += 16)
+      store_floats(to + c, add(load_floats(to + c), mul(mul(branch.load(row, c), factor), load_floats(norm + c))));
+  }
+  if (!own) team.barrier();
+}
+
+// One thread's part of one layer. It begins and ends with all threads past a barrier, or past their own part of the
+// stream.
+inline void run_layer(const paged_decoder_args& args, const paged_layer& layer, float* stream,
+                      const DecoderScratch& scratch, float (*sums)[kPanelRows], const Team& team) {
   const paged_heads& heads = layer.heads;
   const int rows = args.num_rows, hidden = layer.qkv[0].cols, queries = heads.num_heads * heads.head_dim;
   const int64_t width = queries + 2 * heads.num_kv_heads * heads.head_dim;
-  const Matrix stream{args.hidden, hidden, PAGED_FLOAT32};
-  const Output back{args.hidden, hidden, PAGED_FLOAT32, stream};
   const auto plain = [](float* data, int64_t stride) { return Output{data, stride, PAGED_FLOAT32, {}}; };
+  const Matrix input{stream, hidden, PAGED_FLOAT32};
+  const Output branch = layer.attention_output_norm != nullptr ? plain(scratch.branch, hidden)
+                                                               : Output{stream, hidden, PAGED_FLOAT32, input};
 
-  const Operand input =
-      prepare_rows(layer.qkv[0], stream, rows, layer.attention_norm, layer.norm_eps, scratch.activations, team);
-  multiply(layer.qkv, layer.num_qkv, input, plain(scratch.projected, width), sums, team);
+  const Operand normed =
+      prepare_rows(layer.qkv[0], input, rows, layer.attention_norm, layer.norm_eps, scratch.activations, team);
+  multiply(layer.qkv, layer.num_qkv, normed, plain(scratch.projected, width), sums, team);
   team.barrier();
 
-  const Placement placement{heads,        layer.cache, args.batch, layer.query_norm, layer.key_norm,
-                            args.cosines, args.sines,  args.slots, args.rotary_half, layer.norm_eps};
+  const Placement placement{heads,          layer.cache,    args.batch, layer.query_norm,
+                            layer.key_norm, args.ropes[layer.rope], args.slots, layer.norm_eps};
   const AttentionPlan plan(heads, args.batch, args.num_threads);
   const AttentionScratch attention = AttentionScratch::at(scratch.attention, plan);
   const auto [first, last] = team.share(rows);
@@ -101,21 +144,23 @@ inline void run_layer(const paged_decoder_args& args, const paged_layer& layer, 
   team.barrier();
   const Operand heads_out = prepare_rows(layer.output, {scratch.attended, queries, PAGED_FLOAT32}, rows, nullptr, 0.0f,
                                          scratch.activations, team);
-  multiply(&layer.output, 1, heads_out, back, sums, team);
+  multiply(&layer.output, 1, heads_out, branch, sums, team);
   team.barrier();
+  add_branch(scratch, stream, rows, hidden, layer.attention_output_norm, layer.norm_eps, team);
 
   if (layer.router.weight != nullptr) {
-    run_mixture(args, layer, back, scratch.mixture, team);
-    return;
+    run_mixture(args, layer, stream, branch, scratch.mixture, team);
+  } else {
+    const Operand mlp_input =
+        prepare_rows(layer.gate, input, rows, layer.mlp_norm, layer.norm_eps, scratch.activations, team);
+    multiply_gated(layer.gate, layer.up, mlp_input, layer.activation, scratch.gated, sums, team);
+    team.barrier();
+    const Operand gated = prepare_rows(layer.down, {scratch.gated, layer.gate.rows, PAGED_FLOAT32}, rows, nullptr,
+                                       0.0f, scratch.activations, team);
+    multiply(&layer.down, 1, gated, branch, sums, team);
+    team.barrier();
   }
-  const Operand mlp_input =
-      prepare_rows(layer.gate, stream, rows, layer.mlp_norm, layer.norm_eps, scratch.activations, team);
-  multiply_gated(layer.gate, layer.up, mlp_input, layer.activation, scratch.gated, sums, team);
-  team.barrier();
-  const Operand gated = prepare_rows(layer.down, {scratch.gated, layer.gate.rows, PAGED_FLOAT32}, rows, nullptr, 0.0f,
-                                     scratch.activations, team);
-  multiply(&layer.down, 1, gated, back, sums, team);
-  team.barrier();
+  add_branch(scratch, stream, rows, hidden, layer.mlp_output_norm, layer.norm_eps, team);
 }
 
 }  // namespace

@@ -310,7 +310,8 @@ inline void multiply_dense_gated(const paged_weight& gate, const paged_weight& u
           const float (*gates)[kPanelRows] = finished + static_cast<int64_t>(v) * x.num_rows;
           for (int r = 0; r < x.num_rows; ++r)
             out.store(r, at, width,
-                      mul(activate(load_floats(gates[r]), activation), load_floats(gates[x.num_rows + r])), nullptr);
+                      gate_columns(gate, up, at, load_floats(gates[r]), load_floats(gates[x.num_rows + r]), activation),
+                      nullptr);
         }
       });
 }

@@ -174,7 +174,8 @@ inline void multiply_hadamard_gated(const paged_weight& gate, const paged_weight
   for (int64_t p = first; p < last; ++p) {
     const uint8_t *a = gate.data + p * bytes, *b = up.data + p * bytes;
     multiply_hadamard_panels<2>({a, b}, {a + bytes, b + bytes}, x, [&](int64_t row, const Floats(&products)[2]) {
-      store_floats(hidden + row * gate.rows + p * kPanelRows, mul(activate(products[0], activation), products[1]));
+      store_floats(hidden + row * gate.rows + p * kPanelRows,
+                   gate_columns(gate, up, p * kPanelRows, products[0], products[1], activation));
     });
   }
 }

@@ -75,7 +75,8 @@ int decoder(const paged_decoder_args& args) {
   const DecoderScratch scratch = DecoderScratch::at(memory, sizes, args.num_threads);
   run_team(*args.workspace, args.num_threads, [&](const Team& team) {
     auto* sums = reinterpret_cast<float (*)[kPanelRows]>(scratch.sums + team.index * sizes.sums);
-    for (int i = 0; i < args.num_layers; ++i) run_layer(args, args.layers[i], scratch, sums, team);
+    float* stream = stream_of(args, scratch, team);
+    for (int i = 0; i < args.num_layers; ++i) run_layer(args, args.layers[i], stream, scratch, sums, team);
   });
   return kOk;
 }

@@ -79,6 +79,14 @@ inline void multiply_packed(const paged_weight* weights, int num_weights, const 
   }
 }
 
+// activation(gate) * up of the 16 columns from `col` on: products, to which biases are added first.
+inline Floats gate_columns(const paged_weight& gate, const paged_weight& up, int64_t col, Floats gate_product,
+                           Floats up_product, int32_t activation) {
+  if (gate.bias != nullptr) gate_product = add(gate_product, load_floats(gate.bias + col));
+  if (up.bias != nullptr) up_product = add(up_product, load_floats(up.bias + col));
+  return mul(activate(gate_product, activation), up_product);
+}
+
 // hidden[:, p * 16 ...] = activation(gate x) * (up x): gate and up panels of the same rows one after the other.
 inline void multiply_packed_gated(const paged_weight& gate, const paged_weight& up, const Activations& x,
                                   int32_t activation, float* hidden, float (*sums)[kPanelRows], const Team& team) {
@@ -90,7 +98,7 @@ inline void multiply_packed_gated(const paged_weight& gate, const paged_weight& 
     up_kernel.multiply(up.data + p * up_kernel.layout.panel_bytes(up.cols), up.cols, x, up_sums);
     for (int r = 0; r < x.num_rows; ++r)
       store_floats(hidden + static_cast<int64_t>(r) * gate.rows + p * kPanelRows,
-                   mul(activate(load_floats(sums[r]), activation), load_floats(up_sums[r])));
+                   gate_columns(gate, up, p * kPanelRows, load_floats(sums[r]), load_floats(up_sums[r]), activation));
   }
 }
 

@@ -120,16 +120,16 @@ inline void choose_experts(const paged_router& router, float* scores, float* top
     for (int k = 0; k < router.num_selected; ++k) topk_weights[k] /= chosen;
 }
 
-// One thread's part. It begins and ends with all threads past a barrier.
-inline void run_mixture(const paged_decoder_args& args, const paged_layer& layer, const Output& back, uint8_t* memory,
-                        const Team& team) {
+// One thread's part of the rows of `stream`. It begins and ends with all threads past a barrier.
+inline void run_mixture(const paged_decoder_args& args, const paged_layer& layer, const float* stream,
+                        const Output& out, uint8_t* memory, const Team& team) {
   const MixtureScratch::Sizes sizes(args, layer);
   const MixtureScratch scratch = MixtureScratch::at(memory, sizes);
   const paged_router& router = layer.router;
   const int hidden = layer.gate.cols, width = MixtureScratch::padded(router.num_experts);
   const auto [first, last] = team.share(args.num_rows);
   for (int64_t t = first; t < last; ++t) {
-    __builtin_memcpy(scratch.normed + t * hidden, args.hidden + t * hidden, sizeof(float) * hidden);
+    __builtin_memcpy(scratch.normed + t * hidden, stream + t * hidden, sizeof(float) * hidden);
     normalize(scratch.normed + t * hidden, hidden, layer.mlp_norm, layer.norm_eps);
   }
   team.barrier();
@@ -140,7 +140,7 @@ inline void run_mixture(const paged_decoder_args& args, const paged_layer& layer
                    scratch.topk_ids + t * router.num_selected);
   team.barrier();
   const paged_experts_args chosen = scratch.chosen(args, layer);
-  run_experts(chosen, back, ExpertsScratch::at(scratch.experts, ExpertsScratch::Sizes(chosen), args.num_threads), team);
+  run_experts(chosen, out, ExpertsScratch::at(scratch.experts, ExpertsScratch::Sizes(chosen), args.num_threads), team);
   team.barrier();
 }
 

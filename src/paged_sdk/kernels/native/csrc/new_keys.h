@@ -10,18 +10,15 @@
 namespace paged {
 namespace {
 
-// What becomes of new queries, keys and values: norms of heads, rotation, places in the cache. cosines and sines are
-// [num_rows, rotary_half].
+// What becomes of new queries, keys and values: norms of heads, rotation, places in the cache.
 struct Placement {
   const paged_heads& heads;
   const paged_cache& cache;
   const paged_batch& batch;
   const float* query_norm;  // [head_dim]; null: none
   const float* key_norm;
-  const float* cosines;
-  const float* sines;
+  const paged_rope& rope;
   const int64_t* slots;
-  int rotary_half;
   float norm_eps;
 };
 
@@ -68,9 +65,9 @@ inline int position_of(const paged_batch& batch, int64_t token) {
 // Rows of one product, [queries | keys | values] per token: queries are rotated in place, keys and values cached.
 inline void place_token(const Placement& placement, float* row, int64_t token) {
   const paged_heads& heads = placement.heads;
-  const int size = heads.head_dim, half = placement.rotary_half;
-  const float* cosines = placement.cosines + token * half;
-  const float* sines = placement.sines + token * half;
+  const int size = heads.head_dim, half = placement.rope.half;
+  const float* cosines = placement.rope.cosines + token * half;
+  const float* sines = placement.rope.sines + token * half;
   for (int h = 0; h < heads.num_heads + heads.num_kv_heads; ++h) {
     const float* norm = h < heads.num_heads ? placement.query_norm : placement.key_norm;
     if (norm != nullptr) normalize(row + h * size, size, norm, placement.norm_eps);
