@@ -35,10 +35,10 @@ class RecordingListener:
         self.has_ended = False
         self._output_texts = texts
 
-    def add_token(self, index: int, token_id: int) -> None:
+    def add_tokens(self, index: int, token_ids: list[int]) -> None:
         assert not self.has_ended
-        self.token_ids[index].append(token_id)
-        self._show(index, self._output_texts[index].push([token_id]))
+        self.token_ids[index] += token_ids
+        self._show(index, self._output_texts[index].push(token_ids))
 
     def add(self, event: RequestEvent) -> None:
         assert not self.has_ended

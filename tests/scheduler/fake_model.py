@@ -122,7 +122,7 @@ class Harness:
             assert sequence.status is SequenceStatus.RUNNING
             assert row.num_new_tokens > 0
             start, num_awaited = before[sequence.seq_id]
-            if self.admitted.count(sequence.seq_id) > sequence.num_preemptions:
+            if self.admitted.count(sequence.seq_id) > sequence.epoch:
                 assert row.start == start
             else:
                 self.admitted.append(sequence.seq_id)
@@ -174,9 +174,11 @@ class Harness:
     def update(self, output: SchedulerOutput, sampled: list[list[int]]) -> NewTokens:
         """Take in a step and check what it is said to have done."""
         new_tokens = self.scheduler.update(output, sampled)
-        for sequence, token_ids, row, sample in zip(
-            new_tokens.sequences, new_tokens.token_ids, new_tokens.rows, new_tokens.samples, strict=True
+        assert new_tokens.num_tokens == sum(map(len, new_tokens.token_ids))
+        for index, (sequence, token_ids, row) in enumerate(
+            zip(new_tokens.sequences, new_tokens.token_ids, new_tokens.rows, strict=True)
         ):
+            sample = new_tokens.samples.get(index, 0)
             self.sequences.setdefault(sequence.seq_id, sequence)
             if sample:
                 self.admitted.append(sequence.seq_id)  # forked, and running at once

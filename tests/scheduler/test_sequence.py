@@ -28,7 +28,7 @@ def test_a_fork_has_the_same_past_and_its_own_future() -> None:
     table = KvTable()
     child = sequence.fork(2, table)
     for name in Sequence.__slots__:
-        if name not in ("seq_id", "choice_index", "num_choices", "num_preemptions", "table"):
+        if name not in ("seq_id", "choice_index", "num_choices", "table"):
             assert getattr(child, name) == getattr(sequence, name)
     assert (child.seq_id, child.choice_index, child.num_choices) == (9, 2, 1)
     assert child.table is table

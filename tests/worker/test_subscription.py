@@ -29,7 +29,7 @@ def post(subscription: Subscription, *news: int | RequestEvent) -> None:
         else:
             outbox.listeners.append(subscription)
             outbox.indices.append(0)
-            outbox.token_ids.append(item)
+            outbox.token_ids.append([item])
     thread = threading.Thread(target=lambda: subscription.loop.call_soon(outbox.deliver))
     thread.start()
     thread.join()

@@ -141,8 +141,6 @@ class Engine:
                 self._scheduler.finish(sequence, "canceled")
 
     def _count(self, output: SchedulerOutput, completion_tokens: int, start: float, end: float) -> None:
-        # A decoding row computes the one token that was sampled last; everything else is prompt.
-        prompt_tokens = sum(
-            row.num_new_tokens for row in output.scheduled if row.start < row.sequence.num_prompt_tokens
+        self._metrics.add_step(
+            start=start, end=end, prompt_tokens=output.num_prompt_tokens, completion_tokens=completion_tokens
         )
-        self._metrics.add_step(start=start, end=end, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)

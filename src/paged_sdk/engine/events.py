@@ -40,8 +40,8 @@ class RequestEvent:
 class Listener(Protocol):
     """Who reads a request's output. Its methods are called where :meth:`Outbox.deliver` is, nowhere else."""
 
-    def add_token(self, index: int, token_id: int) -> None:
-        """One more token of the choice ``index``, without the one that ends a text."""
+    def add_tokens(self, index: int, token_ids: list[int]) -> None:
+        """Take more tokens of the choice ``index``, without the one that ends a text."""
         ...
 
     def add(self, event: RequestEvent) -> None:
@@ -52,11 +52,12 @@ class Listener(Protocol):
 class Outbox:
     """What a step has to say to a group of listeners, on its way to their thread.
 
-    Nearly all of it is one token each. These lie in three lists side by side: of a step of 256 sequences, an object for
-    each took 0.8 ms, and the collections of garbage that so many objects set off took another.
+    Nearly all of it is a token for each text. These lie in three lists side by side: of a step of 256 sequences, an
+    object for each took 0.8 ms, and the collections of garbage that so many objects set off took another.
 
-    :ivar listeners: of the tokens
-    :ivar indices: of the tokens' choices
+    :ivar listeners: who gets tokens
+    :ivar indices: of which choice
+    :ivar token_ids: which; the runner's own lists, not to be changed
     :ivar events: what is said after the tokens, in order
     """
 
@@ -65,7 +66,7 @@ class Outbox:
     def __init__(self) -> None:
         self.listeners: list[Listener] = []
         self.indices: list[int] = []
-        self.token_ids: list[int] = []
+        self.token_ids: list[list[int]] = []
         self.events: list[tuple[Listener, RequestEvent]] = []
 
     def __bool__(self) -> bool:
@@ -82,7 +83,7 @@ class Outbox:
 
     def deliver(self) -> None:
         """Tell the listeners, on their thread."""
-        for listener, index, token_id in zip(self.listeners, self.indices, self.token_ids, strict=True):
-            listener.add_token(index, token_id)
+        for listener, index, token_ids in zip(self.listeners, self.indices, self.token_ids, strict=True):
+            listener.add_tokens(index, token_ids)
         for listener, event in self.events:
             listener.add(event)

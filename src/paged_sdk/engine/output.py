@@ -62,14 +62,15 @@ class OutputProcessor:
                 owner.prompt_logprobs.extend(entries)
         stopped: list[Sequence] = []
         choices = self._choices
-        for sequence, token_ids, row, sample in zip(
-            new_tokens.sequences, new_tokens.token_ids, new_tokens.rows, new_tokens.samples, strict=True
-        ):
+        for index, (sequence, token_ids) in enumerate(zip(new_tokens.sequences, new_tokens.token_ids, strict=True)):
             choice = choices[sequence.seq_id]
             if choice.is_plain and sequence.finish_reason is None:
-                choice.post(token_ids)
+                outbox = choice.outbox
+                outbox.listeners.append(choice.listener)
+                outbox.indices.append(choice.index)
+                outbox.token_ids.append(token_ids)
                 continue
-            raw = result.logprobs[row]
+            raw, sample = result.logprobs[new_tokens.rows[index]], new_tokens.samples.get(index, 0)
             logprobs = () if raw is None else tuple(raw[sample : sample + len(token_ids)])
             self._advance(choice, sequence, token_ids, logprobs, now)
             if choice.finish_reason is not None and sequence.finish_reason is None:
@@ -129,7 +130,8 @@ class OutputProcessor:
                 # Several tokens of one step: those after the stop string are as if they had never been sampled.
                 choice.num_unwanted = len(token_ids) - num_shown
                 shown, logprobs = shown[:num_shown], logprobs[:num_shown]
-        choice.post(shown)
+        if shown:
+            choice.post(shown)
         if logprobs or prompt_logprobs:
             event = RequestEvent(
                 request_id=sequence.request.request_id,

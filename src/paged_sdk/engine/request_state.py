@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from paged_sdk.chat.output_text import OutputText
 from paged_sdk.chat.tokenizer import Tokenizer
 from paged_sdk.engine.events import Listener, Outbox
@@ -41,13 +39,12 @@ class ChoiceState:
         """Tokens of its text, the one that ended it included."""
         return 0 if self.sequence is None else self.sequence.num_output_tokens - self.num_unwanted
 
-    def post(self, token_ids: Iterable[int]) -> None:
+    def post(self, token_ids: list[int]) -> None:
         """Tell the listener of more tokens."""
         outbox = self.outbox
-        for token_id in token_ids:
-            outbox.listeners.append(self.listener)
-            outbox.indices.append(self.index)
-            outbox.token_ids.append(token_id)
+        outbox.listeners.append(self.listener)
+        outbox.indices.append(self.index)
+        outbox.token_ids.append(token_ids)
 
     def end(self, reason: FinishReason) -> None:
         """No more tokens. A stop string may be complete only now that nothing can follow."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Sequence_
 from attrs import define, field, frozen
 
 from paged_sdk.kv.manager import KvCopy
-from paged_sdk.scheduler.sequence import Sequence, SequenceStatus
+from paged_sdk.scheduler.sequence import Sequence
 
 __all__ = ["NewTokens", "ScheduledSequence", "SchedulerOutput"]
 
@@ -24,7 +24,7 @@ class ScheduledSequence:
         it completes the prompt of a request with n choices, otherwise 1
     :ivar kv_ids: block table, or ``[slot]`` when contiguous; the sequence's own list, not to be changed. Entries of
         blocks that a sliding window has left are 0 and are not to be read
-    :ivar num_preemptions: of the sequence, when the row was made
+    :ivar epoch: of the sequence, when the row was made
     :ivar draft_token_ids: guesses at the tokens after the last known one. A token is sampled at each of them as well,
         as long as it turns out to be the guess
     """
@@ -34,7 +34,7 @@ class ScheduledSequence:
     num_new_tokens: int
     num_samples: int
     kv_ids: list[int]
-    num_preemptions: int
+    epoch: int
     draft_token_ids: Sequence_[int] = ()
 
     @property
@@ -50,8 +50,7 @@ class ScheduledSequence:
     @property
     def is_current(self) -> bool:
         """Whether its results still count: the sequence has neither ended nor been preempted since it was made."""
-        sequence = self.sequence
-        return sequence.status is SequenceStatus.RUNNING and sequence.num_preemptions == self.num_preemptions
+        return self.sequence.epoch == self.epoch
 
 
 @frozen(eq=False)
@@ -64,6 +63,7 @@ class SchedulerOutput:
     :ivar released: contiguous only: slots whose storage may be dropped
     :ivar dropped: ended here with "length", because they outgrew the KV memory
     :ivar finished_seq_ids: ended since the previous output: their state may be forgotten
+    :ivar num_prompt_tokens: tokens of chunks of prompts, among those of all rows
     """
 
     scheduled: list[ScheduledSequence]
@@ -71,6 +71,7 @@ class SchedulerOutput:
     released: list[int]
     dropped: list[Sequence]
     finished_seq_ids: list[int]
+    num_prompt_tokens: int = 0
 
 
 @define(eq=False)
@@ -84,22 +85,23 @@ class NewTokens:
         of its tokens
     :ivar token_ids: the tokens of each, at least one
     :ivar rows: index into ``SchedulerOutput.scheduled`` of the row where they were sampled
-    :ivar samples: which of the row's samples the first of them is
+    :ivar samples: which of the row's samples the first of them is, by index into these lists, where it is not the first
     """
 
     sequences: list[Sequence] = field(factory=list)
     token_ids: list[list[int]] = field(factory=list)
     rows: list[int] = field(factory=list)
-    samples: list[int] = field(factory=list)
+    samples: dict[int, int] = field(factory=dict)
 
     @property
     def num_tokens(self) -> int:
         """Tokens of all sequences."""
         return sum(map(len, self.token_ids))
 
-    def add(self, sequence: Sequence, token_ids: list[int], row: int, sample: int) -> None:
+    def add(self, sequence: Sequence, token_ids: list[int], row: int, sample: int = 0) -> None:
         """Note what one sequence has got."""
+        if sample:
+            self.samples[len(self.sequences)] = sample
         self.sequences.append(sequence)
         self.token_ids.append(token_ids)
         self.rows.append(row)
-        self.samples.append(sample)

@@ -60,7 +60,7 @@ class Scheduler:
         return [
             sequence
             for sequence in self._running
-            if sequence.num_in_flight == 0 and sequence.num_computed_tokens + 1 == len(sequence.token_ids)
+            if sequence.num_scheduled == sequence.num_computed_tokens == len(sequence.token_ids) - 1
         ]
 
     @property
@@ -96,6 +96,7 @@ class Scheduler:
                 limit=self._config.max_queue,
             )
         sequence.max_length = min(sequence.max_length, self._config.max_model_len)
+        sequence.end_length = min(sequence.max_length, self._kv.max_sequence_tokens + 1)
         self._waiting.add(sequence)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
@@ -111,6 +112,7 @@ class Scheduler:
         else:
             return
         sequence.status = SequenceStatus.FINISHED
+        sequence.epoch += 1
         sequence.finish_reason = reason
         self._finished_seq_ids.append(sequence.seq_id)
 
@@ -121,13 +123,15 @@ class Scheduler:
         samples, after it. A row of several samples, whose sequence forks, has to be updated first.
         """
         dropped: list[Sequence] = []
-        rows, budget = self._continue_running(dropped)
-        rows += self._admit_waiting(budget)
-        if not rows:
+        decodes, chunks, budget = self._continue_running(dropped)
+        chunks += self._admit_waiting(budget)
+        if not (decodes or chunks):
             # Nobody executes such a step: what it would have carried waits for the next.
             return SchedulerOutput([], [], [], dropped, [])
         finished, self._finished_seq_ids = self._finished_seq_ids, []
-        return SchedulerOutput(rows, self._kv.take_copies(), self._kv.take_released(), dropped, finished)
+        num_prompt_tokens = sum(row.num_new_tokens for row in chunks if row.start < row.sequence.num_prompt_tokens)
+        rows, copies, released = decodes + chunks, self._kv.take_copies(), self._kv.take_released()
+        return SchedulerOutput(rows, copies, released, dropped, finished, num_prompt_tokens)
 
     def update(self, output: SchedulerOutput, sampled: list[list[int]]) -> NewTokens:
         """Take in the results of a step.
@@ -137,85 +141,100 @@ class Scheduler:
             the caller to finish
         """
         new_tokens = NewTokens()
-        running = SequenceStatus.RUNNING
+        # What most rows come to is written out: of 256 rows, a call for each took 50 us.
+        sequences, given, rows = new_tokens.sequences.append, new_tokens.token_ids.append, new_tokens.rows.append
         for index, (row, token_ids) in enumerate(zip(output.scheduled, sampled, strict=True)):
             sequence = row.sequence
-            # As row.is_current says: a property's call would be a tenth of this loop.
-            if sequence.status is not running or sequence.num_preemptions != row.num_preemptions:
+            if sequence.epoch != row.epoch or (row.num_samples and not token_ids):
                 continue
-            num_samples = row.num_samples
-            if num_samples and not token_ids:
-                continue
-            sequence.num_in_flight -= row.num_new_tokens
-            num_computed = row.start + row.num_new_tokens
-            reason: FinishReason | None = None
-            if num_samples == 1:
-                sequence.num_awaited -= 1
-                token_ids, reason = self._append(sequence, token_ids)
-                new_tokens.add(sequence, token_ids, index, 0)
-                if row.draft_token_ids:
-                    # The KV of rejected drafts lies beyond what counts as computed, where the next step writes.
-                    sequence.is_verifying = False
-                    num_computed = row.known_end + len(token_ids) - 1
-            sequence.num_computed_tokens = num_computed
-            if num_computed >= sequence.table.next_commit:
-                self._kv.commit(sequence.table, sequence.token_ids, num_computed)
-            if reason is not None:
-                self.finish(sequence, reason)
-            elif num_samples > 1:
-                sequence.num_awaited -= 1
-                for sample, choice in enumerate(self._fork(row)):
+            if row.num_samples == 1 and not row.draft_token_ids:
+                sequence.num_computed_tokens = num_computed = row.start + row.num_new_tokens
+                own = sequence.token_ids
+                own.append(token_ids[0])
+                sequences(sequence)
+                given(token_ids)
+                rows(index)
+                if num_computed >= sequence.table.next_commit:
+                    self._kv.commit(sequence.table, own, num_computed)
+                if token_ids[0] in sequence.request.stop_token_ids:
+                    self.finish(sequence, "stop")
+                elif len(own) >= sequence.max_length:
+                    self.finish(sequence, "length")
+            elif row.draft_token_ids:
+                new_tokens.add(sequence, self._accept(row, token_ids), index)
+            else:
+                sequence.num_computed_tokens = row.end
+                self._kv.commit(sequence.table, sequence.token_ids, row.end)
+                for sample, choice in enumerate(self._fork(row) if row.num_samples else ()):
                     token, reason = self._append(choice, token_ids[sample : sample + 1])
                     new_tokens.add(choice, token, index, sample)
                     if reason is not None:
                         self.finish(choice, reason)
         return new_tokens
 
-    def _continue_running(self, dropped: list[Sequence]) -> tuple[list[ScheduledSequence], int]:
-        """Rows for the running sequences, and what they leave of the budget.
+    def _accept(self, row: ScheduledSequence, token_ids: list[int]) -> list[int]:
+        """Take in the drafts that turned out right, and the token sampled after them.
+
+        :returns: those that belong to the text
+        """
+        sequence = row.sequence
+        token_ids, reason = self._append(sequence, token_ids)
+        # The KV of rejected drafts lies beyond what counts as computed, where the next step writes.
+        num_computed = row.known_end + len(token_ids) - 1
+        sequence.num_computed_tokens = sequence.num_scheduled = num_computed
+        sequence.length = len(sequence.token_ids)
+        self._kv.commit(sequence.table, sequence.token_ids, num_computed)
+        if reason is not None:
+            self.finish(sequence, reason)
+        return token_ids
+
+    def _continue_running(
+        self, dropped: list[Sequence]
+    ) -> tuple[list[ScheduledSequence], list[ScheduledSequence], int]:
+        """Make rows for the running sequences.
 
         :param dropped: gets those that outgrew the memory, and end here
+        :returns: rows of those that only generate, chunks of prompts, and what they leave of the budget
         """
         decodes: list[ScheduledSequence] = []
         chunks: list[ScheduledSequence] = []
-        budget, limit = self._config.max_num_batched_tokens, self._kv.max_sequence_tokens
+        budget = self._config.max_num_batched_tokens
         prompt_budget: int | None = None
-        for sequence in tuple(self._running):
-            if sequence.status is not SequenceStatus.RUNNING:
-                continue  # preempted for one before it
-            length = len(sequence.token_ids) + sequence.num_awaited
-            if sequence.is_verifying:
-                continue  # where its text goes on is known when that step is taken in
-            if length > limit or (sequence.num_awaited and length >= sequence.max_length):
-                if not sequence.num_awaited:
-                    self.finish(sequence, "length")
+        # Who is preempted meanwhile is the last of the list, which is then shorter.
+        for sequence in self._running:
+            length, start = sequence.length, sequence.num_scheduled
+            num_wanted = length - start
+            if length >= sequence.end_length:
+                if length == len(sequence.token_ids):  # so nothing is awaited: it has the whole memory and outgrows it
                     dropped.append(sequence)
                 continue
-            start = sequence.num_computed_tokens + sequence.num_in_flight
-            num_wanted = 1
-            if start + 1 < length:
+            if budget == 0 or num_wanted == 0:  # of a text whose drafts are being verified
+                continue
+            if num_wanted > 1:
                 if prompt_budget is None:
                     prompt_budget = self._config.max_num_batched_tokens - self._num_decodes()
-                num_wanted = min(length - start, prompt_budget)
-            if num_wanted > budget:
-                num_wanted = budget
-            if num_wanted <= 0:
-                continue
-            if start + num_wanted > sequence.table.capacity:
+                num_wanted = min(num_wanted, prompt_budget, budget)
+                if num_wanted <= 0:
+                    continue
+            table = sequence.table
+            if start + num_wanted > table.capacity:
                 num_wanted = self._make_room(sequence, start, num_wanted)
                 if num_wanted == 0:
                     continue
             budget -= num_wanted
-            row = _row(sequence, start, num_wanted, length)
-            if start + 1 == length:
-                if sequence.draft_token_ids:
-                    budget -= self._add_drafts(row, min(budget, limit - length))
-                decodes.append(row)
-            else:
-                assert prompt_budget is not None
-                prompt_budget -= num_wanted
-                chunks.append(row)
-        return decodes + chunks, budget
+            if start + 1 < length or start < sequence.num_prompt_tokens:
+                chunks.append(_row(sequence, start, num_wanted))
+                if prompt_budget is not None:
+                    prompt_budget -= num_wanted
+                continue
+            sequence.num_scheduled, sequence.length = length, length + 1
+            row = ScheduledSequence(sequence, start, 1, 1, table.ids, sequence.epoch)
+            decodes.append(row)
+            if sequence.draft_token_ids:
+                budget -= self._add_drafts(row, budget)
+        for sequence in dropped:
+            self.finish(sequence, "length")
+        return decodes, chunks, budget
 
     def _admit_waiting(self, budget: int) -> list[ScheduledSequence]:
         """Rows for waiting sequences that there is budget, a seat and memory for."""
@@ -249,17 +268,14 @@ class Scheduler:
 
     def _num_decodes(self) -> int:
         """Running sequences that only generate: their tokens have their place in every step."""
-        return sum(
-            len(each.token_ids) + each.num_awaited - each.num_computed_tokens - each.num_in_flight == 1
-            for each in self._running
-        )
+        return sum(each.length - each.num_scheduled == 1 for each in self._running)
 
     def _admit(self, sequence: Sequence, prefix: Prefix, budget: int) -> ScheduledSequence:
         self._waiting.remove(sequence)
         self._waiting.count_passed_by(sequence)
         self._kv.attach(sequence.table, prefix, sequence.token_ids)
         sequence.status = SequenceStatus.RUNNING
-        sequence.num_computed_tokens = prefix.num_tokens
+        sequence.num_computed_tokens = sequence.num_scheduled = prefix.num_tokens
         if sequence.first_scheduled_at is None:
             sequence.first_scheduled_at = time.monotonic()
             sequence.num_cached_tokens = prefix.num_tokens
@@ -267,7 +283,7 @@ class Scheduler:
         length = len(sequence.token_ids)
         num_new = self._kv.grow(sequence.table, prefix.num_tokens, min(budget, length - prefix.num_tokens))
         assert num_new > 0, f"{sequence} was admitted without room"
-        return _row(sequence, prefix.num_tokens, num_new, length)
+        return _row(sequence, prefix.num_tokens, num_new)
 
     def _add_drafts(self, row: ScheduledSequence, most: int) -> int:
         """Let a row verify the drafts of its sequence, as far as they fit its text and the free memory.
@@ -275,25 +291,24 @@ class Scheduler:
         Guesses take no memory that others may want: nobody is preempted for them, and while requests wait they take no
         new block.
 
-        :param most: drafts that the budget and the whole memory have a place for
+        :param most: drafts that the budget has a place for
         :returns: how many there are
         """
         sequence = row.sequence
         drafts, sequence.draft_token_ids = sequence.draft_token_ids, []
-        # The token sampled after the last draft belongs to the text, too.
-        most = min(most, sequence.max_length - len(sequence.token_ids) - 1, len(drafts))
-        if row.num_samples != 1 or sequence.num_awaited > 1 or sequence.num_in_flight > 1 or most < 1:
+        if sequence.length != len(sequence.token_ids) + 1:
             return 0  # what they follow is not known yet
+        # The token sampled after the last draft belongs to the text, too.
+        most = min(most, sequence.end_length - sequence.length, len(drafts))
         if self._waiting:
             most = min(most, sequence.table.capacity - row.start - 1)
-        most = self._kv.grow(sequence.table, row.start, 1 + most) - 1
+        most = self._kv.grow(sequence.table, row.start, 1 + most) - 1 if most > 0 else 0
         if most < 1:
             return 0
         row.draft_token_ids = drafts[:most]
         row.num_new_tokens += most
         row.kv_ids = sequence.table.ids  # growing may have made another list
-        sequence.num_in_flight += most
-        sequence.is_verifying = True
+        sequence.length -= 1
         return most
 
     def _make_room(self, sequence: Sequence, start: int, num_wanted: int) -> int:
@@ -312,9 +327,9 @@ class Scheduler:
         self._running.remove(sequence)
         self._kv.free(sequence.table, sequence.token_ids, sequence.num_computed_tokens)
         # A token that is under way is lost, and will be sampled again: the same one.
-        sequence.num_computed_tokens = sequence.num_in_flight = sequence.num_awaited = 0
-        sequence.is_verifying = False
-        sequence.num_preemptions += 1
+        sequence.num_computed_tokens = sequence.num_scheduled = 0
+        sequence.length = len(sequence.token_ids)
+        sequence.epoch += 1
         sequence.status = SequenceStatus.WAITING
         self._waiting.add(sequence)
         self._num_preemptions += 1
@@ -346,11 +361,11 @@ class Scheduler:
         return [sequence, *siblings]
 
 
-def _row(sequence: Sequence, start: int, num_new_tokens: int, length: int) -> ScheduledSequence:
-    """:param length: tokens of the sequence, the awaited ones included"""
-    num_samples = sequence.num_choices if start + num_new_tokens == length else 0
+def _row(sequence: Sequence, start: int, num_new_tokens: int) -> ScheduledSequence:
+    """A row of a prompt's tokens, or of one that was preempted."""
+    num_samples = sequence.num_choices if start + num_new_tokens == sequence.length else 0
     if num_samples:
         assert num_samples == 1 or not sequence.num_awaited, f"{sequence} is to be forked first"
-        sequence.num_awaited += 1
-    sequence.num_in_flight += num_new_tokens
-    return ScheduledSequence(sequence, start, num_new_tokens, num_samples, sequence.table.ids, sequence.num_preemptions)
+        sequence.length += 1
+    sequence.num_scheduled = start + num_new_tokens
+    return ScheduledSequence(sequence, start, num_new_tokens, num_samples, sequence.table.ids, sequence.epoch)

@@ -30,8 +30,8 @@ class Sequence:
     There is no prefill and no decode state: ``num_computed_tokens`` catches up with ``token_ids``. The token sampled
     last has no KV yet, so a sequence that only generates has ``num_computed_tokens == len(token_ids) - 1``.
 
-    Steps may be under way: then ``num_in_flight`` tokens beyond the computed ones are being computed, and the text is
-    ``num_awaited`` tokens longer than ``token_ids``.
+    Steps may be under way: then more tokens are scheduled than computed, and the text will be longer than ``token_ids``
+    when their results are taken in.
 
     :ivar seq_id: unique in the engine. A sequence with n choices owns the n ids from ``seq_id`` on
     :ivar request: what was asked for
@@ -40,11 +40,12 @@ class Sequence:
     :ivar num_prompt_tokens: how many of them are the prompt
     :ivar draft_token_ids: guesses at the tokens that follow, for the next step to verify
     :ivar num_computed_tokens: leading tokens whose KV is there
-    :ivar num_in_flight: tokens after them that steps under way compute
-    :ivar num_awaited: tokens that these steps sample, drafts that may be accepted not counted
-    :ivar is_verifying: a step under way verifies drafts: how far the text will be is known only when it is taken in
-    :ivar num_preemptions: times that it lost its KV
+    :ivar num_scheduled: leading tokens whose KV is there, or is being computed by steps under way. All of them while a
+        step verifies drafts: what follows is known only when that is taken in
+    :ivar length: tokens of the text, with those that steps under way sample
     :ivar max_length: tokens, prompt included, that the text ends with at the latest
+    :ivar end_length: length from which on the scheduler has nothing to schedule for it
+    :ivar epoch: grows when it loses its KV and when it ends: rows of an earlier epoch do not count any more
     :ivar num_cached_tokens: prompt tokens that the prefix cache had at the first admission
     :ivar num_choices: choices still to be forked off when the prompt is computed; 1 from then on
     :ivar first_scheduled_at: monotonic seconds; None while it has never run
@@ -55,17 +56,17 @@ class Sequence:
     __slots__ = (
         "choice_index",
         "draft_token_ids",
+        "end_length",
+        "epoch",
         "finish_reason",
         "first_scheduled_at",
-        "is_verifying",
+        "length",
         "max_length",
-        "num_awaited",
         "num_cached_tokens",
         "num_choices",
         "num_computed_tokens",
-        "num_in_flight",
-        "num_preemptions",
         "num_prompt_tokens",
+        "num_scheduled",
         "request",
         "seq_id",
         "status",
@@ -82,11 +83,10 @@ class Sequence:
         self.num_prompt_tokens = len(self.token_ids)
         self.draft_token_ids: list[int] = []
         self.num_computed_tokens = 0
-        self.num_in_flight = 0
-        self.num_awaited = 0
-        self.is_verifying = False
-        self.num_preemptions = 0
-        self.max_length = self.num_prompt_tokens + request.max_tokens
+        self.num_scheduled = 0
+        self.length = self.num_prompt_tokens
+        self.max_length = self.end_length = self.num_prompt_tokens + request.max_tokens
+        self.epoch = 0
         self.num_cached_tokens = 0
         self.status = SequenceStatus.WAITING
         self.finish_reason: FinishReason | None = None
@@ -107,6 +107,16 @@ class Sequence:
         return self.token_ids[self.num_prompt_tokens :]
 
     @property
+    def num_in_flight(self) -> int:
+        """Tokens after the computed ones that steps under way compute."""
+        return self.num_scheduled - self.num_computed_tokens
+
+    @property
+    def num_awaited(self) -> int:
+        """Tokens that steps under way sample, accepted drafts not counted."""
+        return self.length - len(self.token_ids)
+
+    @property
     def num_output_tokens(self) -> int:
         """How many tokens were generated so far."""
         return len(self.token_ids) - self.num_prompt_tokens
@@ -118,7 +128,6 @@ class Sequence:
         child.choice_index = choice_index
         child.token_ids = list(self.token_ids)
         child.draft_token_ids = []
-        child.num_preemptions = 0
         child.num_choices = 1
         child.table = table
         return child

@@ -51,8 +51,9 @@ class Subscription:
         """Whether there will be no more news."""
         return self.usage is not None or self.error is not None
 
-    def add_token(self, index: int, token_id: int) -> None:
-        self.choices[index].token_ids.append(token_id)
+    def add_tokens(self, index: int, token_ids: list[int]) -> None:
+        """Take more tokens of one choice."""
+        self.choices[index].token_ids += token_ids
         self._has_news = True
         if self._waiter is not None and not self._until_end:
             self._wake()
