@@ -114,7 +114,7 @@ def dense_table(workspace: Workspace, rows: int, cols: int, num_rows: Sequence[i
     for dtype in DENSE_TYPES:
         count = STREAMED_BYTES // (rows * cols * dtype.itemsize)
         weights = [torch.randn(rows, cols).to(dtype) for _ in range(count)]
-        packed = [pack_dense(workspace.library, [weight]) for weight in weights]
+        packed = [pack_dense(workspace.library, [weight], (rows, cols), dtype) for weight in weights]
         layers, matrices = cycle([NativeLinear(workspace, [weight]) for weight in packed]), cycle(weights)
         words = cycle([weight.data.view(torch.int64) for weight in packed])
         read = best(partial(read_next, words), calls=8)

@@ -1,4 +1,4 @@
-"""With one arithmetic for every row count, a quantized model's text does not depend on the batch around it."""
+"""With one arithmetic for every row count, a model's text does not depend on the batch around it."""
 
 from __future__ import annotations
 
@@ -51,8 +51,18 @@ def file(request: pytest.FixtureRequest, smollm2: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.skipif(why_not() is not None, reason=f"native kernels: {why_not()}")
 async def test_the_same_logits_alone_and_in_a_batch_chunked_or_cached(file: Path) -> None:
+    await assert_invariant(GgufModelBuilder(file).with_force_cpu())
+
+
+@pytest.mark.skipif(why_not() is not None, reason=f"native kernels: {why_not()}")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+async def test_the_same_logits_of_dense_weights(builder: TextModelBuilder, dtype: str) -> None:
+    await assert_invariant(builder.with_dtype(dtype))
+
+
+async def assert_invariant(builder: GgufModelBuilder | TextModelBuilder) -> None:
     prompts = [[100 + 7 * i + j for j in range(length)] for i, length in enumerate((3, 40, 90, 150, 7, 65, 33, 128))]
-    builder = GgufModelBuilder(file).with_force_cpu().with_batch_invariance().with_num_threads(2)
+    builder = builder.with_batch_invariance().with_num_threads(2)
     async with builder.with_prefix_cache_n(0).build() as model:
         alone = [await continuation(model, prompt) for prompt in prompts]
     async with builder.with_max_num_batched_tokens(70).build() as model:
@@ -63,4 +73,4 @@ async def test_the_same_logits_alone_and_in_a_batch_chunked_or_cached(file: Path
 
 async def test_it_is_refused_where_it_cannot_be_kept(builder: TextModelBuilder) -> None:
     with pytest.raises(ConfigError, match="with_batch_invariance"):
-        await builder.with_batch_invariance().build()
+        await builder.without_paged_attn().with_batch_invariance().build()

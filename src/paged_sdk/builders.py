@@ -180,7 +180,8 @@ class _ModelBuilder(ABC):
     def with_batch_invariance(self) -> Self:
         """One arithmetic for every row count, so that a text does not depend on the batch around it.
 
-        For quantized weights on the CPU's native kernels. Long prompts take longer: they do without the int8 products.
+        For the CPU's native kernels. Long prompts take longer: they do without the int8 products of quantized weights,
+        and without attention in bfloat16.
         """
         return self._with(batch_invariance=True)
 

@@ -30,7 +30,7 @@ def relative(got: Tensor, expected: Tensor) -> float:
 def random_dense(rows: int, cols: int, dtype: torch.dtype, generator: torch.Generator) -> tuple[PackedWeight, Tensor]:
     """A packed matrix and its value in float64."""
     weight = torch.randn(rows, cols, generator=generator).to(dtype)
-    return pack_dense(library(), [weight], num_threads=1), weight.double()
+    return pack_dense(library(), [weight], (rows, cols), dtype, num_threads=1), weight.double()
 
 
 def as_multiplied(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -120,8 +120,8 @@ def test_parts_pack_as_the_whole_and_rows_come_back(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(6)
     for rows, cols in SHAPES:
         weight = torch.randn(rows, cols, generator=generator).to(dtype)
-        whole = pack_dense(library(), [weight])
-        parts = pack_dense(library(), list(torch.split(weight, 16)))
+        whole = pack_dense(library(), [weight], (rows, cols), dtype)
+        parts = pack_dense(library(), torch.split(weight, 16), (rows, cols), dtype)
         assert torch.equal(whole.data, parts.data)
         assert (whole.format, whole.dense_dtype) == (str(dtype).removeprefix("torch."), dtype)
         assert (
@@ -135,10 +135,10 @@ def test_parts_pack_as_the_whole_and_rows_come_back(dtype: torch.dtype) -> None:
 def test_what_cannot_be_packed_or_joined() -> None:
     weight = torch.randn(32, 64)
     with pytest.raises(ConfigError, match=r"weight\.dtype"):
-        pack_dense(library(), [weight.double()])
-    with pytest.raises(ConfigError, match="rows of a part"):
-        pack_dense(library(), [weight[:8], weight[8:]])
-    with pytest.raises(ConfigError, match=r"\[rows, 64\]"):
-        pack_dense(library(), [weight, weight.half()])
+        pack_dense(library(), [weight.double()], (32, 64), torch.float64)
+    for parts in ([weight[:8], weight[8:]], [weight, weight], [weight.half()], [weight[:, :32]], [weight[:16]]):
+        with pytest.raises(ConfigError, match="part"):
+            pack_dense(library(), parts, (32, 64), torch.float32)
+    packed = [pack_dense(library(), [weight.to(dtype)], (32, 64), dtype) for dtype in DENSE_TYPES]
     with pytest.raises(ConfigError, match="weights"):
-        NativeLinear(workspace(), [pack_dense(library(), [weight]), pack_dense(library(), [weight.half()])])
+        NativeLinear(workspace(), packed)

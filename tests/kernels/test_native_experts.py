@@ -7,10 +7,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from native_weights import every_level, every_type, needs_library, quantize_activations, random_weight, workspace
+from native_weights import (
+    every_level,
+    every_type,
+    library,
+    needs_library,
+    quantize_activations,
+    random_weight,
+    workspace,
+)
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.native.experts import NativeExperts
 from paged_sdk.kernels.native.hadamard import hadamard_from_packed
+from paged_sdk.kernels.native.packed import DENSE_TYPES, pack_dense
 
 pytestmark = needs_library
 
@@ -161,3 +170,46 @@ def test_shapes_and_dtypes_that_do_not_fit() -> None:
             NativeExperts(workspace(), *weights_of_wrong_shape, num_experts=NUM_EXPERTS)
     with pytest.raises(ConfigError, match="a packed weight"):
         NativeExperts(workspace(), hadamard_from_packed(workspace().library, gate), up, down, num_experts=NUM_EXPERTS)
+
+
+@every_level
+@pytest.mark.parametrize("dtype", list(DENSE_TYPES), ids=str)
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_dense_experts(isa: str, dtype: torch.dtype, num_threads: int) -> None:
+    """The same for a token among others as for one alone; 70 tokens of one expert make two segments."""
+    generator = torch.Generator().manual_seed(3)
+    inner, hidden = 96, 160
+    gate, up, down = (
+        torch.randn(NUM_EXPERTS, *shape, generator=generator).to(dtype)
+        for shape in ((inner, hidden), (inner, hidden), (hidden, inner))
+    )
+    packed = [
+        pack_dense(library(), stack, (NUM_EXPERTS * stack.shape[1], stack.shape[2]), dtype)
+        for stack in (gate, up, down)
+    ]
+    experts = NativeExperts(workspace(isa, num_threads), *packed, num_experts=NUM_EXPERTS)
+    x = torch.randn(70, hidden, generator=generator)
+    weights = torch.rand(70, NUM_SELECTED, generator=generator)
+    ids = torch.rand(70, NUM_EXPERTS, generator=generator).argsort(-1)[:, :NUM_SELECTED]
+    ids[:, 0], ids[:, 1:] = 5, ids[:, 1:] % 5
+    got = experts(x, weights, ids)
+
+    def as_multiplied(rows: Tensor) -> Tensor:
+        return (rows.bfloat16() if dtype == torch.bfloat16 else rows).double()
+
+    rows = as_multiplied(x)
+    chosen = [stack.double()[ids] for stack in (gate, up, down)]  # [tokens, selected, ...]
+    of_gate, of_up = (torch.einsum("tsih,th->tsi", stack, rows) for stack in chosen[:2])
+    of_down = torch.einsum("tshi,tsi->tsh", chosen[2], as_multiplied(F.silu(of_gate) * of_up))
+    # A number that falls on the other side of a bfloat16 step.
+    assert_near(got, torch.einsum("tsh,ts->th", of_down, weights.double()), 1e-3 if dtype == torch.bfloat16 else 1e-5)
+    for token in (0, 31, 69):
+        one = slice(token, token + 1)
+        assert torch.equal(experts(x[one], weights[one], ids[one]), got[one])
+
+
+def test_dense_experts_beside_others_are_refused() -> None:
+    case, weight = Case(Q8_0, Q8_0, Q8_0), torch.randn(NUM_EXPERTS * INNER, HIDDEN)
+    dense = pack_dense(library(), [weight], (NUM_EXPERTS * INNER, HIDDEN), torch.float32)
+    with pytest.raises(ConfigError, match="up"):
+        NativeExperts(workspace(), case.packed[0], dense, case.packed[2], num_experts=NUM_EXPERTS)

@@ -314,7 +314,8 @@ def test_each_backend_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
         return why_not_native(case.query, case.context_lens, case.cu_seqlens_q, **options) or ""
 
     case = PagedCase([(1, 9)])
-    assert "float16" in native(PagedCase([(1, 9)], dtype=torch.float16))
+    assert native(PagedCase([(1, 9)], dtype=torch.float16)) == ""
+    assert "float64" in native(PagedCase([(1, 9)], dtype=torch.float64))
     assert "not 24" in native(PagedCase([(1, 9)], (1, 1, 24)))
     assert "sinks" in native(case, sinks=case.sinks)
     assert "alibi" in native(case, alibi_slopes=case.alibi_slopes)
@@ -332,8 +333,8 @@ def test_a_fallback_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     fallback.log_fallback.cache_clear()
     with caplog.at_level(logging.INFO, logger="paged_sdk"):
         for _ in range(2):
-            run(paged_attention, PagedCase([(1, 9)], dtype=torch.float16))
+            run(paged_attention, PagedCase([(1, 9)], dtype=torch.float64))
     (line,) = [record.message for record in caplog.records]
     assert line == (
-        "paged_attention runs on torch operations: native kernels compute in float32 and bfloat16, not in torch.float16"
+        "paged_attention runs on torch operations: native kernels take float32, bfloat16 and float16, not torch.float64"
     )

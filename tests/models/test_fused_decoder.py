@@ -366,9 +366,20 @@ def test_why_layers_cannot_be_fused(llama: Checkpoint, tmp_path: Path) -> None:
     rotated = llama.load(WeightPolicy(keep_blocks=True))
     assert why_not_fused(rotated, pool(rotated)) == "its weights have no native kernel"
     mixture = Checkpoint(tmp_path, "mixtral")
-    mixture.source = PlainExperts(tmp_path / "tiny-mixtral.Q8_0.gguf")
     model = mixture.packed()
+    plain = [layer.mlp.experts for layer in mixture.dense.layers if isinstance(layer.mlp, MoeMlp)]
+    for layer, experts in zip(model.layers, plain, strict=True):
+        assert isinstance(layer.mlp, MoeMlp)
+        layer.mlp.experts = experts
     assert why_not_fused(model, pool(model)) == "its experts have no native kernel"
+
+
+def test_experts_of_plain_numbers_beside_quantized_layers(tmp_path: Path) -> None:
+    mixture = Checkpoint(tmp_path, "mixtral", **FUSED["mixtral"])
+    mixture.source = PlainExperts(tmp_path / "tiny-mixtral.Q8_0.gguf")
+    runner, backend = fused(mixture.packed())
+    text = random_prompt(60)
+    assert mixture.error(in_chunks(runner, backend, text, (20, 21)), text) < MANY_ERROR
 
 
 @frozen(kw_only=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 from native_weights import IQ4_NL, Q2_K, TYPES, needs_library, random_matrix, workspace
 from paged_sdk.kernels.gguf_blocks import BlockMatrix
 from paged_sdk.kernels.native.linear import NativeLinear
-from paged_sdk.kernels.native.packed import HADAMARD_INT8
+from paged_sdk.kernels.native.packed import HADAMARD_INT8, unpack_rows
 from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.quant.dense import DenseLinear
 from paged_sdk.quant.hadamard_int8 import HadamardInt8Linear
@@ -50,8 +50,14 @@ def test_a_matrix_of_plain_numbers_is_decoded_with_its_neighbours(*, native: boo
     layers: list[list[StoredMatrix]] = [[dense], [*matrices(8), dense, *matrices(12)]]
     for stored in layers:
         layer = form(policy, stored, dtype=torch.bfloat16)
-        assert isinstance(layer, DenseLinear)
-        assert torch.equal(layer.weight, torch.cat([matrix.decoded(torch.bfloat16) for matrix in stored]))
+        expected = torch.cat([matrix.decoded(torch.bfloat16) for matrix in stored])
+        if native:
+            assert layer.native_weights is not None
+            packed = [unpack_rows(weight, torch.arange(weight.rows)) for weight in layer.native_weights.few]
+            assert torch.equal(torch.cat(packed), expected)
+        else:
+            assert isinstance(layer, DenseLinear)
+            assert torch.equal(layer.weight, expected)
 
 
 @needs_library

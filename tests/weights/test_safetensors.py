@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 import tiny
 from paged_sdk.errors import CheckpointError, UnsupportedQuantizationError
+from paged_sdk.weights.mapped_file import MappedFile
 from paged_sdk.weights.safetensors_file import SafetensorsFile
 from paged_sdk.weights.safetensors_source import SafetensorsSource
 
@@ -210,3 +211,17 @@ class TestDirectory:
         (tmp_path / "model.gguf").touch()
         with pytest.raises(CheckpointError, match=r"it has model\.gguf: give that file's path"):
             SafetensorsSource(tmp_path)
+
+
+def test_a_closed_file_leaves_memory_and_its_tensors_stay(tmp_path: Path) -> None:
+    path = tmp_path / "large"
+    path.write_bytes(bytes(range(256)) * (1 << 17))  # 32 MiB
+    file = MappedFile(path)
+    tensor = file.tensor(256, 1 << 24)
+    total = int(tensor.sum())
+    resident = Path("/proc/self/statm")
+    before = int(resident.read_text().split()[2]) if resident.exists() else 1 << 24
+    file.close()
+    if resident.exists():
+        assert before - int(resident.read_text().split()[2]) > (1 << 23) // 4096
+    assert int(tensor.sum()) == total

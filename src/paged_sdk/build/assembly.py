@@ -39,7 +39,6 @@ from paged_sdk.quant.native_block import FEW_ROWS
 from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.runner.device import choose_device, choose_dtype
 from paged_sdk.runner.model_runner import ModelRunner
-from paged_sdk.sampling.processors import default_processors
 from paged_sdk.sampling.sampler import Sampler
 from paged_sdk.scheduler.scheduler import Scheduler
 from paged_sdk.weights.checkpoint import Checkpoint, open_checkpoint
@@ -100,8 +99,7 @@ def _load(path: Path, settings: BuildSettings, environment: Environment, device:
         )
     )
     vocab_size = model.config.vocab_size
-    processors = default_processors(vocab_size, partial(text.tokenizer.encode, add_special_tokens=False))
-    activations = activations_of(model, storage, config, processors=processors, vocab_size=vocab_size, device=device)
+    activations = activations_of(model, storage, config, vocab_size=vocab_size, device=device)
     config = size_pool(config, model.config, dtype=dtype, device=device, activations=activations)
     kv, backend = make_kv_manager(config), storage.make(config.num_blocks)
     if config.paged:
@@ -111,10 +109,8 @@ def _load(path: Path, settings: BuildSettings, environment: Environment, device:
     runner = ModelRunner(
         fused,
         backend,
-        Sampler(vocab_size, device, processors),
-        make_device_decoding(
-            fused, backend, config, processors=processors, vocab_size=vocab_size, visible=settings.logging
-        ),
+        Sampler(vocab_size, device, partial(text.tokenizer.encode, add_special_tokens=False)),
+        make_device_decoding(fused, backend, config, vocab_size=vocab_size, visible=settings.logging),
     )
     _log.info(
         "%s: %s, %s on %s, context %d tokens", path.name, model.config.model_type, dtype, device, config.max_model_len
@@ -182,7 +178,7 @@ def _fused(model: DecoderModel, backend: AttentionBackend, settings: BuildSettin
     if reason is not None:
         if settings.batch_invariance:
             raise ConfigError.of(
-                "with_batch_invariance", True, f"a quantized model on the native CPU kernels; here {reason}"
+                "with_batch_invariance", True, f"a model of packed weights on the native CPU kernels; here {reason}"
             )
         _log.info("Layers run one operation at a time: %s.", reason)
         return model

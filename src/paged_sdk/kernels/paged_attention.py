@@ -129,8 +129,8 @@ def why_not_native(
     """Why the native CPU kernels cannot serve a call, or None if they can. Arguments as of :func:`paged_attention`."""
     if query.device.type != "cpu":
         return f"native kernels run on the CPU, not on {query.device.type!r}"
-    if query.dtype not in (torch.float32, torch.bfloat16):
-        return f"native kernels compute in float32 and bfloat16, not in {query.dtype}"
+    if query.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return f"native kernels take float32, bfloat16 and float16, not {query.dtype}"
     if query.shape[2] % 16:
         return f"native kernels take head sizes that are multiples of 16, not {query.shape[2]}"
     if alibi_slopes is not None or sinks is not None:

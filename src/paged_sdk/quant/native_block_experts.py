@@ -1,4 +1,4 @@
-"""Experts in the native kernels' layout, at the file's own bits per weight."""
+"""Experts in the native kernels' layout: at a file's own bits per weight, or dense."""
 
 from __future__ import annotations
 
@@ -41,5 +41,5 @@ class NativeBlockExperts(Experts):
         return self._native
 
     def forward(self, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
-        """See :meth:`Experts.forward`; float32 or bfloat16."""
+        """See :meth:`Experts.forward`; float32, bfloat16 or float16."""
         return self._experts(x, topk_weights, topk_ids)

@@ -53,5 +53,11 @@ class MappedFile:
 
     def close(self) -> None:
         """Let go of the map. It is unmapped with the last tensor that shares it, for these hold it without the buffer
-        protocol's lock: unmapping here would leave them pointing at nothing."""
+        protocol's lock: unmapping here would leave them pointing at nothing.
+
+        Until then its pages leave the process's memory, for most tensors were copied into another layout. What is read
+        again comes back from the file; so tensors that share the map must not have been written to.
+        """
+        if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED)
         self._map = None

@@ -27,7 +27,7 @@ _NO_SUCH_EXPERT = 3
 def check_experts(gate: PackedWeight, up: PackedWeight, down: PackedWeight, *, num_experts: int) -> None:
     """Stacks of matrices that are experts together.
 
-    :raises ConfigError: shapes do not fit, or a weight is rotated
+    :raises ConfigError: shapes do not fit, or a weight is rotated, or some are dense and others not
     """
     hidden, inner = gate.cols, down.cols
     for name, weight, rows, cols in (
@@ -40,6 +40,8 @@ def check_experts(gate: PackedWeight, up: PackedWeight, down: PackedWeight, *, n
             raise ConfigError.of(name, f"{weight.rows} x {weight.cols}", due)
         if weight.tensor_type == HADAMARD_INT8:
             raise ConfigError.of(name, weight.format, "a packed weight")
+        if weight.dense_dtype != gate.dense_dtype:
+            raise ConfigError.of(name, weight.format, f"a weight in the form of the gate's, {gate.format}")
 
 
 class NativeExperts:
@@ -49,7 +51,7 @@ class NativeExperts:
     :param gate: ``[num_experts * inner, hidden]``, inner a multiple of 32
     :param up: likewise
     :param down: ``[num_experts * hidden, inner]``
-    :raises ConfigError: shapes do not fit, or a weight is rotated
+    :raises ConfigError: shapes do not fit, a weight is rotated, or they are not all in blocks or all dense
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class NativeExperts:
     def __call__(self, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
         """``sum of weight * down @ (silu(gate @ x) * (up @ x))`` over each token's experts.
 
-        :param x: ``[num_tokens, hidden]`` float32 or bfloat16; rows contiguous
+        :param x: ``[num_tokens, hidden]`` float32, bfloat16 or float16; rows contiguous
         :param topk_weights: ``[num_tokens, num_selected]`` float32
         :param topk_ids: likewise, int64
         :returns: like ``x``; a row that holds NaN or Inf gives NaN, and touches no other row

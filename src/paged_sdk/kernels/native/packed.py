@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
@@ -98,30 +98,39 @@ def pack_gguf(
     return PackedWeight(tensor_type=tensor_type, rows=rows, cols=cols, data=data)
 
 
-def pack_dense(library: NativeLibrary, parts: Sequence[Tensor], *, num_threads: int | None = None) -> PackedWeight:
+def pack_dense(
+    library: NativeLibrary,
+    parts: Iterable[Tensor],
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+    *,
+    num_threads: int | None = None,
+) -> PackedWeight:
     """Pack a dense matrix; every number keeps its value.
 
-    :param parts: ``[rows, cols]`` of one dtype of :data:`DENSE_TYPES`, in CPU memory: the matrix, or parts of it one
-        below the other, of which all but the last have a multiple of 16 rows
+    :param parts: ``[rows, cols]`` in CPU memory: the matrix, or parts of it one below the other, of which all but the
+        last have a multiple of 16 rows. Each is let go before the next is asked for
+    :param shape: rows and columns of the whole matrix
+    :param dtype: of every part, one of :data:`DENSE_TYPES`
     :param num_threads: torch's own number by default
-    :raises ConfigError: the parts do not fit together, or their dtype has no kernel
+    :raises ConfigError: a part does not fit, or the dtype has no kernel
     """
-    cols, dtype = parts[0].shape[1], parts[0].dtype
     if dtype not in DENSE_TYPES:
         raise ConfigError.of("weight.dtype", dtype, " or ".join(map(str, DENSE_TYPES)))
-    for part in parts:
-        if part.dim() != 2 or part.shape[1] != cols or part.dtype != dtype or part.device.type != "cpu":
-            raise ConfigError.of("weight", f"{part.dtype} {tuple(part.shape)}", f"{dtype} [rows, {cols}] in CPU memory")
-        if len(part) % _PANEL_ROWS and part is not parts[-1]:
-            raise ConfigError.of("rows of a part", len(part), f"a multiple of {_PANEL_ROWS}")
-    rows, functions = sum(map(len, parts)), library.functions
+    (rows, cols), functions = shape, library.functions
     data = torch.empty(functions.paged_packed_bytes(DENSE_TYPES[dtype], rows, cols), dtype=torch.uint8)
     threads = torch.get_num_threads() if num_threads is None else num_threads
     panels, first = data.view(-(-rows // _PANEL_ROWS), -1), 0
     for part in parts:
+        fits = part.shape[1:] == (cols,) and first + len(part) <= rows and first % _PANEL_ROWS == 0
+        if not fits or part.dtype != dtype or part.device.type != "cpu":
+            due = f"{dtype} [a multiple of {_PANEL_ROWS}, {cols}] in CPU memory, {rows} rows in all"
+            raise ConfigError.of("part of a weight", f"{part.dtype} {tuple(part.shape)}", due)
         values, out = part.contiguous(), panels[first // _PANEL_ROWS :]
         functions.paged_pack(DENSE_TYPES[dtype], values.data_ptr(), len(part), cols, out.data_ptr(), threads)
         first += len(part)
+    if first != rows:
+        raise ConfigError.of("rows of all parts", first, str(rows))
     return PackedWeight(tensor_type=DENSE_TYPES[dtype], rows=rows, cols=cols, data=data)
 
 

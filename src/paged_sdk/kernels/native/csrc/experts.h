@@ -4,6 +4,7 @@
 // all its tokens, and then there are two phases: all experts' gates and ups, all experts' downs.
 #pragma once
 
+#include "dense_product.h"
 #include "functions.h"
 #include "linear.h"
 
@@ -24,7 +25,7 @@ constexpr int kSegmentRows = 64;
 // Up to so many rows memory sets the pace: they take as long as one.
 constexpr int kFreeRows = 8;
 
-// Columns of an expert's inner layer that are computed together: they share a group of activations for its down.
+// Panels that are multiplied together: of an expert's inner layer, they share a group of activations for its down.
 constexpr int kUnitPanels = kGroup / kPanelRows;
 
 struct ExpertsScratch {
@@ -45,8 +46,12 @@ struct ExpertsScratch {
       places = line_aligned(sizeof(int32_t) * args.num_experts);
       pairs = line_aligned(sizeof(int32_t) * num_pairs);
       segments = line_aligned(sizeof(Segment) * (used + num_pairs / kSegmentRows + 1));
-      input = Activations::bytes(num_pairs, args.gate.cols);
-      gated = Activations::bytes(num_pairs, args.down.cols);
+      const auto rows_bytes = [&](const paged_weight& weight) {
+        return is_dense(weight.format) ? DenseRows::bytes(num_pairs, weight.cols)
+                                       : Activations::bytes(num_pairs, weight.cols);
+      };
+      input = rows_bytes(args.gate);
+      gated = rows_bytes(args.down);
       totals = line_aligned(sizeof(float) * args.num_tokens * args.gate.cols);
       sums = line_aligned(2 * kUnitPanels * sums_bytes(kSegmentRows));
     }
@@ -101,63 +106,121 @@ inline void sort_pairs(const paged_experts_args& args, const ExpertsScratch& scr
 // One projection of all experts.
 struct Stack {
   const paged_weight& weight;
-  PanelKernel kernel;
   int64_t panel_bytes;
   int64_t panels;  // of one expert
 
   Stack(const paged_weight& weight, int num_experts)
       : weight(weight),
-        kernel(panel_kernel(weight.format)),
-        panel_bytes(kernel.layout.panel_bytes(weight.cols)),
+        panel_bytes(is_dense(weight.format) ? dense_panel_bytes(weight.format, weight.cols)
+                                            : panel_kernel(weight.format).layout.panel_bytes(weight.cols)),
         panels(num_panels(weight.rows) / num_experts) {}
 
-  Activations rows(uint8_t* activations, const Segment& segment) const {
-    return {reinterpret_cast<ActivationGroup*>(activations + Activations::bytes(segment.first, weight.cols)),
-            segment.count};
-  }
-  void multiply(const Segment& segment, int64_t panel, const Activations& x, float (*sums)[kPanelRows]) const {
-    kernel.multiply(weight.data + (segment.expert * panels + panel) * panel_bytes, weight.cols, x, sums);
+  int64_t units() const { return panels / kUnitPanels; }
+  const uint8_t* unit_of(const Segment& segment, int64_t unit) const {
+    return weight.data + (segment.expert * panels + unit * kUnitPanels) * panel_bytes;
   }
 };
 
+// What pairs' rows are for weights in blocks ...
+struct GroupRows {
+  using Rows = Activations;
+
+  static Rows of_segment(uint8_t* memory, const Segment& segment, const paged_weight& weight) {
+    return {reinterpret_cast<ActivationGroup*>(memory + Activations::bytes(segment.first, weight.cols)),
+            segment.count};
+  }
+  static void prepare(const Matrix& x, int64_t token, const paged_weight& weight, const Rows& out, int64_t place) {
+    quantize_row(x, token, weight.cols, nullptr, 0.0f, out, place);
+  }
+  // Two vectors of columns, of unit `unit`.
+  static void store(const Rows& out, int64_t unit, int64_t row, const Floats (&columns)[kUnitPanels]) {
+    ActivationGroup& group = *out.at(unit, row);
+    float scaled[kUnitPanels];
+    for (int p = 0; p < kUnitPanels; ++p) scaled[p] = quantize_half(columns[p], group, p);
+    group.scaled_sum = scaled[0] + scaled[1];
+  }
+  // sums[p][r] = panel p of the unit . row r of x.
+  static void multiply(const Stack& stack, const Segment& segment, int64_t unit, const Rows& x,
+                       float (*sums)[kPanelRows]) {
+    const PanelKernel kernel = panel_kernel(stack.weight.format);
+    const uint8_t* panel = stack.unit_of(segment, unit);
+    for (int p = 0; p < kUnitPanels; ++p)
+      kernel.multiply(panel + p * stack.panel_bytes, stack.weight.cols, x, sums + p * segment.count);
+  }
+};
+
+// ... and for dense ones.
+template <class Dense>
+struct DenseUnitRows {
+  using Rows = DenseRows;
+
+  static Rows of_segment(uint8_t* memory, const Segment& segment, const paged_weight& weight) {
+    const int vectors = dense_vectors(weight.format, weight.cols);
+    const int64_t row = static_cast<int64_t>(vectors) * Dense::kCols * sizeof(typename Dense::Element);
+    return {memory + segment.first * row, segment.count, vectors};
+  }
+  static void prepare(const Matrix& x, int64_t token, const paged_weight& weight, const Rows& out, int64_t place) {
+    prepare_dense_row<Dense>(x, token, weight.cols, nullptr, 0.0f, out, place);
+  }
+  static void store(const Rows& out, int64_t unit, int64_t row, const Floats (&columns)[kUnitPanels]) {
+    const int vector = static_cast<int>(unit * kUnitPanels * kPanelRows / Dense::kCols);
+    const int first = vector / kDenseBlock * kDenseBlock;
+    auto* to = out.at<Dense>(first, row) + (vector - first) * Dense::kCols;
+    for (int p = 0; p < kUnitPanels; ++p) Dense::store(to + p * kPanelRows, columns[p]);
+  }
+  static void multiply(const Stack& stack, const Segment& segment, int64_t unit, const Rows& x,
+                       float (*sums)[kPanelRows]) {
+    const uint8_t *panel = stack.unit_of(segment, unit), *next = panel + kUnitPanels * stack.panel_bytes;
+    multiply_dense_panels<Dense, kUnitPanels>({panel, panel + stack.panel_bytes}, {next, next + stack.panel_bytes}, x,
+                                              sums);
+  }
+};
+
+// take(Rows{}) for weights of this format.
+template <class Take>
+inline void with_rows(int32_t format, const Take& take) {
+  if (is_dense(format)) return with_dense(format, [&](auto of) { take(DenseUnitRows<decltype(of)>{}); });
+  take(GroupRows{});
+}
+
 // The thread's share of pairs.
-inline void quantize_pairs(const paged_experts_args& args, const Stack& gate, const ExpertsScratch& scratch,
-                           const Team& team) {
+template <class Kind>
+inline void prepare_pairs(const paged_experts_args& args, const Stack& gate, const ExpertsScratch& scratch,
+                          const Team& team) {
   const Matrix x{args.x, args.x_stride, args.dtype};
   const auto [first, last] = team.share(static_cast<int64_t>(args.num_tokens) * args.num_selected);
   for (const Segment* segment = scratch.segments; segment->count > 0; ++segment) {
-    const Activations rows = gate.rows(scratch.input, *segment);
+    const auto rows = Kind::of_segment(scratch.input, *segment, gate.weight);
     for (int r = 0; r < segment->count; ++r) {
       const int pair = segment->first + r;
       if (pair >= first && pair < last)
-        quantize_row(x, scratch.pairs[pair] / args.num_selected, gate.weight.cols, nullptr, 0.0f, rows, r);
+        Kind::prepare(x, scratch.pairs[pair] / args.num_selected, gate.weight, rows, r);
     }
   }
 }
 
-// silu(gate x) * (up x) of one unit's columns, quantized.
-inline void gate_unit(const Stack& gate, const Stack& up, const Segment& segment, int64_t unit, const Activations& x,
-                      const Activations& out, float (*sums)[kPanelRows]) {
+// silu(gate x) * (up x) of one unit's columns, as rows for down.
+template <class Kind>
+inline void gate_unit(const Stack& gate, const Stack& up, const Segment& segment, int64_t unit,
+                      const typename Kind::Rows& x, const typename Kind::Rows& out, float (*sums)[kPanelRows]) {
   float (*up_sums)[kPanelRows] = sums + kUnitPanels * segment.count;
-  for (int p = 0; p < kUnitPanels; ++p)
-    gate.multiply(segment, kUnitPanels * unit + p, x, sums + p * segment.count);
-  for (int p = 0; p < kUnitPanels; ++p)
-    up.multiply(segment, kUnitPanels * unit + p, x, up_sums + p * segment.count);
+  Kind::multiply(gate, segment, unit, x, sums);
+  Kind::multiply(up, segment, unit, x, up_sums);
   for (int r = 0; r < segment.count; ++r) {
-    ActivationGroup& group = *out.at(unit, r);
-    float scaled[kUnitPanels];
+    Floats columns[kUnitPanels];
     for (int p = 0; p < kUnitPanels; ++p) {
       const int at = p * segment.count + r;
-      scaled[p] = quantize_half(mul(activate(load_floats(sums[at]), PAGED_SILU), load_floats(up_sums[at])), group, p);
+      columns[p] = mul(activate(load_floats(sums[at]), PAGED_SILU), load_floats(up_sums[at]));
     }
-    group.scaled_sum = scaled[0] + scaled[1];
+    Kind::store(out, unit, r, columns);
   }
 }
 
 // The thread's share of all units of all segments, by what they cost: one run of each weight, so that it streams.
+template <class Kind>
 inline void gate_segments(const Stack& gate, const Stack& up, const Stack& down, const ExpertsScratch& scratch,
                           float (*sums)[kPanelRows], const Team& team) {
-  const int64_t units = gate.panels / kUnitPanels;
+  const int64_t units = gate.units();
   const auto cost_of = [](const Segment& segment) { return segment.count > kFreeRows ? segment.count : kFreeRows; };
   int64_t total = 0, before = 0;
   for (const Segment* segment = scratch.segments; segment->count > 0; ++segment) total += units * cost_of(*segment);
@@ -170,36 +233,40 @@ inline void gate_segments(const Stack& gate, const Stack& up, const Stack& down,
       const int64_t unit = place > before ? (place - before + cost - 1) / cost : 0;
       return unit < units ? unit : units;
     };
-    const Activations x = gate.rows(scratch.input, segment), out = down.rows(scratch.gated, segment);
+    const auto x = Kind::of_segment(scratch.input, segment, gate.weight);
+    const auto out = Kind::of_segment(scratch.gated, segment, down.weight);
     for (int64_t unit = unit_at(first), end = unit_at(last); unit < end; ++unit)
-      gate_unit(gate, up, segment, unit, x, out, sums);
+      gate_unit<Kind>(gate, up, segment, unit, x, out, sums);
     before += units * cost;
   }
 }
 
 // The thread's share of columns, of all tokens: a token's experts are added up in one order and by one thread.
+template <class Kind>
 inline void add_down(const paged_experts_args& args, const Stack& down, const Output& out,
                      const ExpertsScratch& scratch, float (*sums)[kPanelRows], const Team& team) {
+  constexpr int kUnitCols = kUnitPanels * kPanelRows;
   const int64_t width = down.panels * kPanelRows;
-  const auto [first, last] = team.share(down.panels);
+  const auto [first, last] = team.share(down.units());
   for (int64_t token = 0; token < args.num_tokens; ++token)
-    __builtin_memset(scratch.totals + token * width + first * kPanelRows, 0,
-                     sizeof(float) * kPanelRows * (last - first));
+    __builtin_memset(scratch.totals + token * width + first * kUnitCols, 0,
+                     sizeof(float) * kUnitCols * (last - first));
   for (const Segment* segment = scratch.segments; segment->count > 0; ++segment) {
-    const Activations x = down.rows(scratch.gated, *segment);
-    for (int64_t panel = first; panel < last; ++panel) {
-      down.multiply(*segment, panel, x, sums);
+    const auto x = Kind::of_segment(scratch.gated, *segment, down.weight);
+    for (int64_t unit = first; unit < last; ++unit) {
+      Kind::multiply(down, *segment, unit, x, sums);
       for (int r = 0; r < segment->count; ++r) {
         const int pair = scratch.pairs[segment->first + r];
-        float* total = scratch.totals + pair / args.num_selected * width + panel * kPanelRows;
-        store_floats(total, fma(load_floats(sums[r]), broadcast(args.topk_weights[pair]), load_floats(total)));
+        const Floats weight = broadcast(args.topk_weights[pair]);
+        float* total = scratch.totals + pair / args.num_selected * width + unit * kUnitCols;
+        for (int p = 0; p < kUnitPanels; ++p, total += kPanelRows)
+          store_floats(total, fma(load_floats(sums[p * segment->count + r]), weight, load_floats(total)));
       }
     }
   }
   for (int64_t token = 0; token < args.num_tokens; ++token)
-    for (int64_t panel = first; panel < last; ++panel)
-      out.store(token, panel * kPanelRows, kPanelRows,
-                load_floats(scratch.totals + token * width + panel * kPanelRows), nullptr);
+    for (int64_t col = first * kUnitCols; col < last * kUnitCols; col += kPanelRows)
+      out.store(token, col, kPanelRows, load_floats(scratch.totals + token * width + col), nullptr);
 }
 
 // One thread's part. Where it ends, other threads may still be at work.
@@ -210,11 +277,14 @@ inline void run_experts(const paged_experts_args& args, const Output& out, const
   auto* sums = reinterpret_cast<float (*)[kPanelRows]>(scratch.sums + team.index * bytes);
   if (team.index == 0) sort_pairs(args, scratch);
   team.barrier();
-  quantize_pairs(args, gate, scratch, team);
-  team.barrier();
-  gate_segments(gate, up, down, scratch, sums, team);
-  team.barrier();
-  add_down(args, down, out, scratch, sums, team);
+  with_rows(args.gate.format, [&](auto of) {
+    using Kind = decltype(of);
+    prepare_pairs<Kind>(args, gate, scratch, team);
+    team.barrier();
+    gate_segments<Kind>(gate, up, down, scratch, sums, team);
+    team.barrier();
+    add_down<Kind>(args, down, out, scratch, sums, team);
+  });
 }
 
 }  // namespace

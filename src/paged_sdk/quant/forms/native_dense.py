@@ -1,0 +1,77 @@
+"""Dense matrices on the CPU, packed for the native kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from torch import Tensor
+
+from paged_sdk.kernels.native.packed import DENSE_TYPES, PackedWeight, pack_dense
+from paged_sdk.kernels.stored_matrix import StoredMatrix
+from paged_sdk.quant.embedding import Embedding
+from paged_sdk.quant.experts import Experts
+from paged_sdk.quant.form import Form, Place
+from paged_sdk.quant.linear import Linear
+from paged_sdk.quant.native_block_experts import NativeBlockExperts
+from paged_sdk.quant.native_dense import NativeDenseLinear, PackedEmbedding, PackedMatrix
+
+__all__ = ["FORM"]
+
+_ROWS_AT_ONCE: Final = 1024  # that are decoded at once; a multiple of a panel's 16
+_WIDTH: Final = 16  # what the kernels take of a row at a time
+_UNIT: Final = 32  # rows of an expert that are multiplied together
+
+
+class _NativeDense(Form):
+    """Packed copies in the model's dtype; embeddings and the output projection that is tied to them share one."""
+
+    def linear(
+        self, matrices: Sequence[StoredMatrix], biases: Sequence[Tensor | None], place: Place, *, is_head: bool
+    ) -> Linear | None:
+        if place.workspace is None or not _served(matrices, place):
+            return None
+        return NativeDenseLinear(place.workspace, [_packed([matrix], place) for matrix in matrices], biases)
+
+    def experts(
+        self, gate: Sequence[StoredMatrix], up: Sequence[StoredMatrix], down: Sequence[StoredMatrix], place: Place
+    ) -> Experts | None:
+        everything = [*gate, *up, *down]
+        if place.workspace is None or not _served(everything, place):
+            return None
+        if any(matrix.shape[0] % _UNIT for matrix in everything):
+            return None
+        packed = [_packed(matrices, place) for matrices in (gate, up, down)]
+        return NativeBlockExperts(place.workspace, *packed, num_experts=len(gate))
+
+    def embedding(self, matrix: StoredMatrix, place: Place, *, scale: float | None) -> Embedding | None:
+        return PackedEmbedding(_packed([matrix], place), scale=scale) if _served([matrix], place) else None
+
+
+def _served(matrices: Sequence[StoredMatrix], place: Place) -> bool:
+    return (
+        place.workspace is not None
+        and place.device.type == "cpu"
+        and place.dtype in DENSE_TYPES
+        and all(matrix.is_dense and matrix.shape[1] % _WIDTH == 0 for matrix in matrices)
+    )
+
+
+def _packed(matrices: Sequence[StoredMatrix], place: Place) -> PackedWeight:
+    """Matrices one below the other, packed: few rows at a time are in memory twice."""
+    first = matrices[0]
+    if isinstance(first, PackedMatrix) and len(matrices) == 1 and first.weight.dense_dtype == place.dtype:
+        return first.weight
+    assert place.workspace is not None
+    shape = sum(matrix.shape[0] for matrix in matrices), first.shape[1]
+    return pack_dense(place.workspace.library, _parts(matrices, place), shape, place.dtype)
+
+
+def _parts(matrices: Sequence[StoredMatrix], place: Place) -> Iterator[Tensor]:
+    for matrix in matrices:
+        rows = matrix.shape[0]
+        for row in range(0, rows, _ROWS_AT_ONCE):
+            yield matrix.rows(slice(row, min(row + _ROWS_AT_ONCE, rows))).decoded(place.dtype)
+
+
+FORM: Final = _NativeDense()
