@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,9 +38,9 @@ from paged_sdk.runner.device_decoding import DeviceDecoding
 from paged_sdk.runner.model_runner import ModelRunner
 from paged_sdk.runner.output import PendingStep, RunnerOutput
 from paged_sdk.runner.overlap import OverlapTokens
-from paged_sdk.runner.sampled_step import Drawn, SampledStep
-from paged_sdk.sampling.device_penalties import DevicePenalties
-from paged_sdk.sampling.device_sampler import DeviceSampler
+from paged_sdk.runner.sampled_step import SampledStep
+from paged_sdk.sampling.device_sampler import DeviceSampler, Drawn
+from paged_sdk.sampling.processor import Processor
 from paged_sdk.scheduler.output import SchedulerOutput
 
 CPU: Final = torch.device("cpu")
@@ -89,7 +89,13 @@ def recorder(monkeypatch: pytest.MonkeyPatch, triton_device: torch.device) -> Re
         )
 
     def path(
-        model: CausalModel, backend: AttentionBackend, config: EngineConfig, *, vocab_size: int, visible: bool
+        model: CausalModel,
+        backend: AttentionBackend,
+        config: EngineConfig,
+        *,
+        processors: Sequence[Processor[Any]],
+        vocab_size: int,
+        visible: bool,
     ) -> DeviceDecoding:
         assert isinstance(backend, TritonPagedBackend)
         overlap = OverlapTokens(config.max_num_seqs, triton_device)
@@ -102,8 +108,8 @@ def recorder(monkeypatch: pytest.MonkeyPatch, triton_device: torch.device) -> Re
                 bounds=[24, config.max_model_len],
                 record=recorder,
             )
-            penalties = DevicePenalties(config.max_num_seqs, vocab_size, triton_device)
-            path = DeviceDecoding(DeviceSampler(triton_device, vocab_size), penalties, overlap, graphs)
+            sampler = DeviceSampler(processors, config.max_num_seqs, vocab_size, triton_device)
+            path = DeviceDecoding(sampler, overlap, graphs)
             path.warm_up(model)
         return path
 

@@ -24,6 +24,7 @@ from paged_sdk.kv.paged import KvCacheManager
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.loading import load_model
 from paged_sdk.runner.model_runner import ModelRunner
+from paged_sdk.sampling.processors import default_processors
 from paged_sdk.sampling.raw_logprobs import RawLogprobs
 from paged_sdk.sampling.sampler import Sampler
 from paged_sdk.scheduler.output import SchedulerOutput
@@ -99,7 +100,9 @@ class Harness:
             self.kv = SequenceKvManager(max_sequence_tokens=512, max_num_seqs=config.max_num_seqs, num_kept=4)
             self.backend = ContiguousBackend(model.config, dtype=model.dtype, device=CPU)
         self.scheduler = Scheduler(config, self.kv)
-        sampler = Sampler(model.config.vocab_size, CPU, lambda text: [ord(letter) % 512 for letter in text])
+        vocab_size = model.config.vocab_size
+        processors = default_processors(vocab_size, lambda text: [ord(letter) % 512 for letter in text])
+        sampler = Sampler(vocab_size, CPU, processors)
         self.runner = ModelRunner(model, self.backend, sampler)
         self.num_added = 0
         self.texts: dict[tuple[int, int], list[int]] = {}
@@ -117,9 +120,8 @@ class Harness:
     def step(self) -> None:
         output = self.scheduler.schedule()
         result = self.runner.submit(output).result()
-        for index, reason in result.failed.items():
-            assert result.token_ids[index] == []
-            self.failed[output.scheduled[index].sequence.seq_id] = reason
+        for index, error in result.failed.items():
+            self.failed[output.scheduled[index].sequence.seq_id] = str(error).partition(": ")[2]
             self.scheduler.finish(output.scheduled[index].sequence, "stop")
         for index, entries in result.prompt_logprobs.items():
             self.prompt_logprobs.setdefault(output.scheduled[index].sequence.seq_id, []).extend(entries)

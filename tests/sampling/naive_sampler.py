@@ -9,7 +9,7 @@ import numpy.typing as npt
 from attrs import frozen
 
 from paged_sdk.config.sampling import DryParams
-from paged_sdk.sampling.sampler import SampleRow
+from paged_sdk.sampling.row import SampleRow
 
 __all__ = ["Distribution", "naive_distribution", "naive_dry", "naive_process", "naive_uniform"]
 
@@ -18,13 +18,13 @@ def naive_process(
     logits: npt.NDArray[np.float64], row: SampleRow, breakers: Collection[tuple[int, ...]]
 ) -> npt.NDArray[np.float64]:
     """Bias, bans, penalties and DRY."""
-    params = row.params
+    params = row.request.sampling
     scores = logits.copy()
     for token, bias in (params.logits_bias or {}).items():
         scores[token] += bias
     output = list(row.token_ids[row.num_prompt_tokens :])
     if len(output) < params.min_tokens:
-        for token in row.stop_token_ids:
+        for token in row.request.stop_token_ids:
             scores[token] = -np.inf
     for token in set(row.token_ids):
         penalty = params.repetition_penalty or 1.0
@@ -81,7 +81,7 @@ class Distribution:
 
 def naive_distribution(scores: npt.NDArray[np.float64], row: SampleRow) -> Distribution:
     """Temperature, top-k, top-p, min-p."""
-    params = row.params
+    params = row.request.sampling
     vocab_size = len(scores)
     temperature = 1.0 if params.temperature is None else params.temperature
     order = np.lexsort((np.arange(vocab_size), -scores))

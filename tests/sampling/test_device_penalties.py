@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paged_sdk.config.sampling import SamplingParams
-from paged_sdk.sampling.device_penalties import DevicePenalties
-from paged_sdk.sampling.history import TokenHistory
-from paged_sdk.sampling.penalties import apply_penalties
-from paged_sdk.scheduler.output import ScheduledSequence
+from paged_sdk.sampling.penalties import DevicePenalties, Penalties
+from paged_sdk.sampling.row import SampleRow
 from paged_sdk.scheduler.sequence import Sequence
 from sequences import make_sequence
 
@@ -32,30 +29,34 @@ def text(seq_id: int, prompt: list[int] | None = None) -> Sequence:
     return make_sequence(seq_id, prompt or [seq_id % 5, 3, 3], params, max_tokens=1000)
 
 
-def row_of(sequence: Sequence, end: int) -> ScheduledSequence:
-    return ScheduledSequence(sequence, end - 1, 1, 1, [], 0)
+def row_of(sequence: Sequence, num_tokens: int) -> SampleRow:
+    return SampleRow(sequence.seq_id, sequence.request, sequence.token_ids, num_tokens)
 
 
-def check_step(penalties: DevicePenalties, rows: list[ScheduledSequence], tokens: list[int], seed: int) -> None:
+def lower_on_host(logits: torch.Tensor, rows: list[SampleRow]) -> None:
+    """Apply the penalties of texts whose tokens the host knows."""
+    processor, changes = Penalties(), []
+    for index, row in enumerate(rows):
+        if processor.applies_until(row.request):
+            state = processor.begin(row.request)
+            state.advance(row.token_ids[row.num_prompt_tokens : row.num_tokens])
+            changes.append((index, state.change()))
+    if changes:
+        processor.apply(logits, changes)
+
+
+def check_step(penalties: DevicePenalties, rows: list[SampleRow], tokens: list[int], seed: int) -> None:
     """One step: what it lowers, and then what it samples.
 
     :param rows: their sequences hold all tokens, whether or not the host were to know them
     """
     logits = torch.randn(len(rows), VOCAB_SIZE, generator=torch.Generator().manual_seed(seed))
     expected = logits.clone()
-    histories = [
-        (
-            index,
-            row.sequence.request.sampling,
-            TokenHistory(row.sequence.token_ids[: row.end], row.sequence.num_prompt_tokens),
-        )
-        for index, row in enumerate(rows)
-    ]
-    apply_penalties(expected, histories)
-    step = penalties.of_step(rows)
+    lower_on_host(expected, rows)
+    step = penalties.begin(rows)
     if step is not None:
-        penalties.lower(logits, step)
-        penalties.count(step, torch.tensor(tokens))
+        penalties.apply(logits, step)
+        penalties.advance(step, torch.tensor(tokens))
     torch.testing.assert_close(logits, expected, rtol=1e-6, atol=1e-6)
 
 
@@ -88,20 +89,20 @@ def test_tokens_that_the_host_has_not_seen() -> None:
     penalties, sequence = DevicePenalties(1, VOCAB_SIZE, CPU), text(2, prompt=[1, 2])
     on_device = [4, 4, 7]
     for number in range(len(on_device) + 1):
-        step = penalties.of_step([row_of(sequence, 2 + number)])
+        step = penalties.begin([row_of(sequence, 2 + number)])
         assert step is not None
         logits = torch.ones(1, VOCAB_SIZE)
-        penalties.lower(logits, step)
-        seen = np.array([*sequence.token_ids, *on_device[:number]])
+        penalties.apply(logits, step)
         expected = torch.ones(1, VOCAB_SIZE)
-        apply_penalties(expected, [(0, sequence.request.sampling, TokenHistory(seen.tolist(), 2))])
+        seen = [*sequence.token_ids, *on_device[:number]]
+        lower_on_host(expected, [SampleRow(2, sequence.request, seen, len(seen))])
         torch.testing.assert_close(logits, expected)
-        penalties.count(step, torch.tensor(on_device[number : number + 1] or [0]))
+        penalties.advance(step, torch.tensor(on_device[number : number + 1] or [0]))
 
 
 def test_steps_without_penalties_have_none() -> None:
     penalties = DevicePenalties(2, VOCAB_SIZE, CPU)
-    assert penalties.of_step([row_of(text(1), 3), row_of(text(6), 3)]) is None
+    assert penalties.begin([row_of(text(1), 3), row_of(text(6), 3)]) is None
 
 
 def test_warming_up_leaves_no_trace() -> None:

@@ -1,159 +1,103 @@
-"""The sampler that stays on the device against the one on the host and naive float64 sampling."""
+"""Which rows the device samples, and that batches of them go on as they would alone."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from naive_sampler import naive_distribution
-from torch import Tensor
+from rows import encode, make_request, make_row
 
 from paged_sdk.config.sampling import DryParams, SamplingParams
-from paged_sdk.kernels.sampling import NOT_DRAWN
-from paged_sdk.sampling.device_sampler import DeviceRow, DeviceSampler
-from paged_sdk.sampling.sampler import Sampler, SampleRow
+from paged_sdk.sampling.device_sampler import DeviceSampler
+from paged_sdk.sampling.processors import default_processors
+from paged_sdk.sampling.sampler import Sampler
 
 CPU = torch.device("cpu")
+PROCESSORS = default_processors(50, encode)
 
-MIXED = [
+SERVED = [
     SamplingParams.deterministic(),
-    SamplingParams(temperature=0.8, seed=1),
-    SamplingParams(temperature=0.8, seed=2, min_p=0.02),
     SamplingParams(temperature=2.0, seed=10, top_k=100),
-    SamplingParams(seed=3, top_p=0.9),
-    SamplingParams(seed=5, top_k=1),
-    SamplingParams(temperature=1.3, seed=2**80, top_k=30, top_p=0.95, min_p=0.01),
-]
-
-
-def random_logits(num_rows: int, vocab_size: int = 300, seed: int = 0) -> Tensor:
-    return torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * 3
-
-
-def sample_row(params: SamplingParams, choice_index: int, num_output_tokens: int) -> SampleRow:
-    return SampleRow(0, params, [1, *[2] * num_output_tokens], 1, choice_index, 1, frozenset())
-
-
-@pytest.mark.parametrize("params", MIXED)
-def test_frequencies_are_those_of_naive_float64(params: SamplingParams) -> None:
-    """Chi-square over the tokens of a text."""
-    logits, num_steps, num_texts = random_logits(1, vocab_size=50) / 2, 40, 100
-    rows = [DeviceRow(params, choice_index) for choice_index in range(num_texts)]
-    sampler = DeviceSampler(CPU, 50)
-    steps = [sampler.sample(logits.expand(num_texts, -1), rows, [step] * num_texts) for step in range(num_steps)]
-    tokens = torch.cat(steps)
-    if rows[0].is_greedy:
-        assert (tokens == logits.argmax()).all()
-        return
-    distribution = naive_distribution(logits[0].double().numpy(), sample_row(params, 0, 0))
-    expected = np.zeros(50)
-    expected[distribution.tokens] = distribution.probabilities * num_steps * num_texts
-    observed = tokens.bincount(minlength=50).numpy()
-    assert observed[expected == 0].sum() == 0
-    likely = expected >= 5
-    expected, observed = (
-        np.append(expected[likely], expected[~likely].sum()),
-        np.append(observed[likely], observed[~likely].sum()),
-    )
-    expected, observed = expected[expected > 0], observed[expected > 0]
-    statistic = ((observed - expected) ** 2 / expected).sum()
-    assert statistic < len(expected) - 1 + 5 * np.sqrt(2 * len(expected))
-
-
-@pytest.mark.parametrize("settings", [{}, {"temperature": 0.6, "min_p": 0.1}, {"temperature": 0.0}])
-def test_tokens_are_the_host_samplers_without_top_k_and_top_p(settings: dict[str, Any]) -> None:
-    logits = random_logits(40)
-    params = [SamplingParams(seed=index, **settings) for index in range(40)]
-    positions = list(range(40))
-    drawn = DeviceSampler(CPU, 300).sample(logits, [DeviceRow(each, 1) for each in params], positions)
-    rows = [sample_row(each, 1, position) for each, position in zip(params, positions, strict=True)]
-    on_host = Sampler(300, CPU, lambda _: []).sample(logits.clone(), rows)
-    assert [[token] for token in drawn.tolist()] == [[token.token_id for token in tokens] for tokens in on_host]
-
-
-def test_batches_and_pauses_do_not_matter() -> None:
-    """Rows come, go, move and rest; each gets the tokens that it gets alone."""
-    rows = [DeviceRow(params, choice_index=0) for params in MIXED]
-    logits = torch.stack([random_logits(len(rows), seed=step) for step in range(6)])
-    alone = [
-        [
-            DeviceSampler(CPU, 300).sample(step[index : index + 1], [row], [position]).item()
-            for position, step in enumerate(logits)
-        ]
-        for index, row in enumerate(rows)
-    ]
-    sampler = DeviceSampler(CPU, 300)
-    lengths = [0] * len(rows)
-    everyone = list(range(len(rows)))
-    for batch in ([0], [0, 5], everyone, everyone, everyone, everyone[::-1], [4], [4], [6, 3], [3], [6, 3], [0, 5]):
-        going = [index for index in batch if lengths[index] < len(logits)]
-        given = torch.stack([logits[lengths[index], index] for index in going])
-        tokens = sampler.sample(given, [rows[index] for index in going], [lengths[index] for index in going])
-        assert tokens.tolist() == [alone[index][lengths[index]] for index in going]
-        for index in going:
-            lengths[index] += 1
-
-
-def test_settings_are_sent_only_when_the_batch_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    from paged_sdk.sampling import device_sampler
-
-    uploads: list[list[int]] = []
-    upload = device_sampler._upload
-
-    def counted(rows: Any, positions: list[int], device: torch.device) -> Any:
-        uploads.append(positions)
-        return upload(rows, positions, device)
-
-    monkeypatch.setattr(device_sampler, "_upload", counted)
-    sampler = DeviceSampler(CPU, 300)
-    first, second, greedy = (DeviceRow(params, 0) for params in (MIXED[1], MIXED[4], MIXED[0]))
-    logits = random_logits(2)
-    for positions in ([3, 7], [4, 8], [5, 9]):
-        sampler.sample(logits, [first, second], positions)
-    assert uploads == [[3, 7]]
-    sampler.sample(logits, [first, second], [5, 9])  # again, as after preemption
-    sampler.sample(logits, [first, second], [6, 10])
-    sampler.sample(logits, [second, first], [11, 7])
-    assert uploads == [[3, 7], [5, 9], [11, 7]]
-    sampler.sample(logits, [greedy, greedy], [0, 0])
-    assert len(uploads) == 3
-
-
-def test_rows_without_a_choice() -> None:
-    logits = random_logits(len(MIXED))
-    logits[::2] = torch.nan
-    tokens = DeviceSampler(CPU, 300).sample(logits, [DeviceRow(params, 0) for params in MIXED], [0] * len(MIXED))
-    assert (tokens == NOT_DRAWN).tolist() == [True, False] * 3 + [True]
-
-
-def test_no_rows_are_no_work() -> None:
-    assert DeviceSampler(CPU, 5).sample(torch.empty(0, 5), [], []).shape == (0,)
-
-
-PENALIZED = [
-    SamplingParams(repetition_penalty=1.1),
+    SamplingParams(repetition_penalty=1.1, seed=1),
     SamplingParams(temperature=0.0, presence_penalty=0.5, frequency_penalty=0.5, top_n_logprobs=3),
+    SamplingParams(temperature=0.8, seed=2, min_p=0.02, frequency_penalty=-0.5),
 ]
 
 
-@pytest.mark.parametrize("params", [*MIXED, *PENALIZED])
+def make_sampler() -> DeviceSampler:
+    return DeviceSampler(PROCESSORS, 4, 50, CPU)
+
+
+@pytest.mark.parametrize("params", SERVED)
 def test_what_is_served(params: SamplingParams) -> None:
-    assert DeviceSampler.serves(params, 0)
+    sampler = make_sampler()
+    assert sampler.serves(make_row(params))
+    assert not sampler.serves(make_row(params, num_samples=2))
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"logits_bias": {1: 1.0}},
-        {"dry_params": DryParams(multiplier=1.0)},
-    ],
-)
+@pytest.mark.parametrize("settings", [{"logits_bias": {1: 1.0}}, {"dry_params": DryParams(multiplier=1.0)}])
 def test_what_is_not_served(settings: dict[str, Any]) -> None:
-    assert not DeviceSampler.serves(SamplingParams(temperature=0.0, **settings), 100)
+    assert not make_sampler().serves(make_row(SamplingParams(temperature=0.0, **settings), [3] * 100))
 
 
 def test_stop_tokens_are_banned_on_the_host() -> None:
     params = SamplingParams(min_tokens=3)
-    assert [DeviceSampler.serves(params, length) for length in (0, 2, 3)] == [False, False, True]
+    assert [make_sampler().serves(make_row(params, [3] * length)) for length in (0, 2, 3)] == [False, False, True]
+
+
+def test_drafts_are_verified_on_the_host() -> None:
+    sampler, row = make_sampler(), make_row(SERVED[0])
+    assert sampler.serves(row)
+    row.num_drafts = 2
+    assert not sampler.serves(row)
+
+
+def test_batches_go_on_as_on_the_host() -> None:
+    """Penalties count what was sampled, without being told of it."""
+    params = [SERVED[0], SERVED[3], SERVED[2], SERVED[4]]
+    params = [params[0], params[1], SamplingParams(repetition_penalty=2.0, seed=3), params[3]]
+    requests = [make_request(each, [index, 3, 3]) for index, each in enumerate(params)]
+    sampler, host = make_sampler(), Sampler(50, CPU, PROCESSORS)
+    rows = [make_row(request, seq_id=index) for index, request in enumerate(requests)]
+    assert all(sampler.serves(row) for row in rows)
+    batch = sampler.begin(rows)
+    outputs: list[list[int]] = [[] for _ in rows]
+    for step in range(12):
+        logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(step))
+        expected_rows = [make_row(request, outputs[index], seq_id=index) for index, request in enumerate(requests)]
+        expected = host.sample(logits.clone(), host.prepare(expected_rows))
+        drawn = sampler.sample(logits, batch)
+        assert drawn.tokens.tolist() == [tokens[0] for tokens in expected.token_ids]
+        assert drawn.logprobs is not None
+        of_rows, tensors = drawn.logprobs
+        (entry,) = of_rows.entries([int(drawn.tokens[1])], tensors)
+        assert expected.logprobs[1] is not None
+        assert entry.logprob == pytest.approx(expected.logprobs[1][0].logprob, abs=1e-5)
+        for output, token in zip(outputs, drawn.tokens.tolist(), strict=True):
+            output.append(token)
+
+
+def test_warming_up_leaves_no_trace() -> None:
+    sampler = make_sampler()
+    sampler.warm_up(torch.randn(2, 50))
+    row = make_row(SERVED[2], prompt=[4, 4])
+    assert sampler.serves(row)
+    logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(0))
+    host = Sampler(50, CPU, PROCESSORS)
+    expected = host.sample(logits.clone(), host.prepare([row])).token_ids[0]
+    assert sampler.sample(logits, sampler.begin([row])).tokens.tolist() == expected
+
+
+def test_forgotten_sequences_leave_nothing_behind() -> None:
+    sampler = make_sampler()
+    for seq_id in range(20):  # more than there are seats
+        row = make_row(SERVED[2], seq_id=seq_id)
+        assert sampler.serves(row)
+        sampler.begin([row])
+        sampler.forget([seq_id, 99])
+    assert not sampler._rows
+
+
+def test_bytes_are_those_of_the_processors() -> None:
+    assert DeviceSampler.num_bytes(PROCESSORS, 4, 50) == 4 * 50 * 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,8 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from naive_sampler import naive_distribution, naive_process, naive_uniform
+from rows import encode, make_request
+from rows import make_row as row
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -24,27 +26,20 @@ from transformers import (
 )
 
 from paged_sdk.config.sampling import DryParams, SamplingParams
-from paged_sdk.sampling.sampler import Sampled, Sampler, SampleRow
+from paged_sdk.sampling.processors import default_processors
+from paged_sdk.sampling.raw_logprobs import RawLogprobs
+from paged_sdk.sampling.row import SampleRow
+from paged_sdk.sampling.sampler import SampledRows, Sampler
 
 CPU = torch.device("cpu")
-EOS = frozenset({2})
 
 
-def encode(text: str) -> list[int]:
-    """A tokenizer of characters: 'a' is 1, newline, colon, quote and star are 3 to 6."""
-    return [{"a": 1, "\n": 3, ":": 4, '"': 5, "*": 6}[character] for character in text]
+def make_sampler(vocab_size: int) -> Sampler:
+    return Sampler(vocab_size, CPU, default_processors(vocab_size, encode))
 
 
-def row(
-    params: SamplingParams,
-    *,
-    prompt: Sequence[int] = (7, 8),
-    output: Sequence[int] = (),
-    seq_id: int = 0,
-    choice_index: int = 0,
-    num_samples: int = 1,
-) -> SampleRow:
-    return SampleRow(seq_id, params, [*prompt, *output], len(prompt), choice_index, num_samples, EOS)
+def sample_with(sampler: Sampler, logits: torch.Tensor, rows: Sequence[SampleRow]) -> SampledRows:
+    return sampler.sample(logits, sampler.prepare(rows))
 
 
 def sample(logits: npt.ArrayLike, rows: Sequence[SampleRow]) -> list[list[int]]:
@@ -52,8 +47,7 @@ def sample(logits: npt.ArrayLike, rows: Sequence[SampleRow]) -> list[list[int]]:
     table = torch.tensor(
         np.broadcast_to(np.atleast_2d(np.array(logits, np.float32)), (len(rows), np.shape(logits)[-1]))
     )
-    sampled = Sampler(table.shape[1], CPU, encode).sample(table, rows)
-    return [[token.token_id for token in tokens] for tokens in sampled]
+    return sample_with(make_sampler(table.shape[1]), table, rows).token_ids
 
 
 GRID = st.integers(-64, 64).map(lambda eighths: eighths / 8)
@@ -158,7 +152,7 @@ def test_frequencies_are_those_of_transformers_processors(given_settings: dict[s
     ]
     counts = Counter(token for tokens in sample(logits.numpy(), rows) for token in tokens)
 
-    probabilities = transformers_probabilities(logits, rows[0].params, prompt + output).numpy()
+    probabilities = transformers_probabilities(logits, rows[0].request.sampling, prompt + output).numpy()
     assert set(counts) <= set(np.flatnonzero(probabilities).tolist())
     # Chi-square with the unlikely tokens in one bin: mean `bins - 1`, variance twice that.
     expected = probabilities * num_rows * num_samples
@@ -188,27 +182,32 @@ MIXED: list[SamplingParams] = [
 ]
 
 
+Chosen: TypeAlias = tuple[list[int], list[RawLogprobs] | None]
+
+
 def generate(
     logits: torch.Tensor, params: Sequence[SamplingParams], batches: Sequence[Sequence[int]]
-) -> list[list[list[Sampled]]]:
+) -> list[list[Chosen]]:
     """Several steps of sequences that go through one sampler in the given batches."""
-    sampler = Sampler(logits.shape[-1], CPU, encode)
-    outputs: list[list[list[Sampled]]] = [[] for _ in params]
+    sampler = make_sampler(logits.shape[-1])
+    requests = [make_request(each, [index, 1, 2]) for index, each in enumerate(params)]
+    outputs: list[list[Chosen]] = [[] for _ in params]
     for step in logits:
         for batch in batches:
             rows = [
                 row(
-                    params[index],
-                    prompt=[index, 1, 2],
-                    output=[tokens[0].token_id for tokens in outputs[index]],
-                    seq_id=index,
+                    requests[index],
+                    [tokens[0] for tokens, _ in outputs[index]],
+                    seq_id=10 * index,
                     choice_index=index % 3,
                     num_samples=1 + index % 2,
                 )
                 for index in batch
             ]
-            for index, tokens in zip(batch, sampler.sample(step[list(batch)], rows), strict=True):
-                outputs[index].append(tokens)
+            sampled = sample_with(sampler, step[list(batch)], rows)
+            assert not sampled.failed
+            for index, tokens, logprobs in zip(batch, sampled.token_ids, sampled.logprobs, strict=True):
+                outputs[index].append((tokens, logprobs))
     return outputs
 
 
@@ -222,7 +221,7 @@ def test_a_row_does_not_depend_on_its_batch(vocab_size: int, rounding: int | Non
     together = generate(logits, MIXED, [everyone])
     assert generate(logits, MIXED, [[index] for index in everyone]) == together
     assert generate(logits, MIXED, [everyone[::2], everyone[1::2]]) == together
-    assert all(len(tokens) == 1 + index % 2 for index in everyone for tokens in together[index])
+    assert all(len(tokens) == 1 + index % 2 for index in everyone for tokens, _ in together[index])
 
 
 def test_samples_of_one_row_are_those_of_the_choices_alone() -> None:
@@ -297,23 +296,37 @@ def test_top_k_beyond_the_vocabulary_keeps_everything() -> None:
 @pytest.mark.parametrize("given_settings", [*SETTINGS, {"temperature": 0.0, "top_n_logprobs": 2}])
 def test_a_row_without_a_choice_stays_alone_with_it(given_settings: dict[str, Any]) -> None:
     logits = torch.randn(4, 400, generator=torch.Generator().manual_seed(1))
-    good = Sampler(400, CPU, encode).sample(logits.clone(), [row(SamplingParams(seed=1, **given_settings))] * 4)
+    rows = [row(SamplingParams(seed=1, **given_settings), seq_id=seq_id) for seq_id in range(4)]
+    good = sample_with(make_sampler(400), logits.clone(), rows)
     logits[1, 3] = math.nan
     logits[2] = -math.inf
-    sampled = Sampler(400, CPU, encode).sample(logits, [row(SamplingParams(seed=1, **given_settings))] * 4)
-    assert sampled == [good[0], [], [], good[3]]
+    sampled = sample_with(make_sampler(400), logits, rows)
+    tokens, logprobs = good.token_ids, good.logprobs
+    assert sampled.token_ids == [tokens[0], [], [], tokens[3]]
+    assert sampled.logprobs == [logprobs[0], None, None, logprobs[3]]
+    assert {index: str(error) for index, error in sampled.failed.items()} == dict.fromkeys(
+        (1, 2), "request r: the logits hold NaN or Inf"
+    )
+    assert not good.failed
+
+
+def test_a_row_whose_every_token_is_banned_fails_alone() -> None:
+    bans = SamplingParams(temperature=0.0, logits_bias=dict.fromkeys(range(4), -math.inf))
+    sampled = sample_with(make_sampler(4), torch.zeros(2, 4), [row(bans), row(SamplingParams.deterministic())])
+    assert sampled.token_ids == [[], [0]]
+    assert {index: str(error) for index, error in sampled.failed.items()} == {0: "request r: every token is banned"}
 
 
 def test_min_tokens_bans_stop_tokens_until_then() -> None:
     logits = np.array([0.0, 1.0, 9.0, 2.0])
     params = SamplingParams(temperature=0.0, min_tokens=2)
-    assert sample(logits, [row(params, output=[0] * length) for length in range(4)]) == [[3], [3], [2], [2]]
+    assert sample(logits, [row(params, [0] * length) for length in range(4)]) == [[3], [3], [2], [2]]
 
 
 def test_ids_beyond_the_vocabulary_are_ignored() -> None:
     params = SamplingParams(temperature=0.0, logits_bias={1: 5.0, 4: 100.0}, min_tokens=1)
-    stopping = SampleRow(0, params, [0], 1, 0, 1, frozenset({2, 99}))
-    assert sample([0.0, 1.0, 3.0, 5.0], [stopping]) == [[1]]
+    stopping = make_request(params, [0], frozenset({2, 99}))
+    assert sample([0.0, 1.0, 3.0, 5.0], [row(stopping)]) == [[1]]
 
 
 def test_bias_beyond_float32_neither_overflows_nor_bans() -> None:
@@ -326,30 +339,30 @@ def test_bias_beyond_float32_neither_overflows_nor_bans() -> None:
 def test_counts_follow_a_sequence_and_start_over_when_it_changes() -> None:
     params = SamplingParams(temperature=0.0, frequency_penalty=1.0, repetition_penalty=1.5)
     generator = np.random.default_rng(5)
-    sampler = Sampler(12, CPU, encode)
+    sampler = make_sampler(12)
     histories = [[3, 4], [3, 4, 5, 5], [3, 4, 5, 5, 5, 1], [3, 4, 5, 9], [3, 4], [8], [8, 8, 8, 8]]
-    for index, tokens in enumerate([*histories * 2, *histories[::-1]]):
-        num_prompt_tokens = 1 if index < 2 * len(histories) else len(tokens)
-        given_row = SampleRow(0, params, tokens, num_prompt_tokens, 0, 1, EOS)
+    requests = [make_request(params, [6, 3]), make_request(params, [3])]
+    for index, output in enumerate([*histories * 2, *histories[::-1]]):
+        given_row = row(requests[index < 2 * len(histories)], output)
         for _ in range(5):
             logits = generator.normal(size=(1, 12)).astype(np.float32)
             expected = naive_process(logits[0].astype(np.float64), given_row, ()).argmax()
-            assert sampler.sample(torch.tensor(logits), [given_row])[0][0].token_id == expected
+            assert sample_with(sampler, torch.tensor(logits), [given_row]).token_ids == [[expected]]
 
 
 def test_forgotten_sequences_leave_nothing_behind() -> None:
-    sampler = Sampler(12, CPU, encode)
+    sampler = make_sampler(12)
     params = SamplingParams(temperature=0.0, presence_penalty=1.0)
-    sampler.sample(torch.zeros(3, 12), [row(params, seq_id=seq_id) for seq_id in range(3)])
+    sample_with(sampler, torch.zeros(3, 12), [row(params, seq_id=seq_id) for seq_id in range(3)])
     sampler.forget([0, 2, 77])
     assert list(sampler._states) == [1]
 
 
-def test_new_settings_of_a_sequence_are_heeded() -> None:
-    sampler = Sampler(4, CPU, encode)
+def test_another_request_under_the_same_id_is_heeded() -> None:
+    sampler = make_sampler(4)
     for token in (1, 3):
         params = SamplingParams(temperature=0.0, logits_bias={token: 1.0})
-        assert sampler.sample(torch.zeros(1, 4), [row(params, prompt=[0])])[0][0].token_id == token
+        assert sample_with(sampler, torch.zeros(1, 4), [row(params, prompt=[0])]).token_ids == [[token]]
 
 
 def test_logprobs_are_of_the_raw_logits() -> None:
@@ -361,15 +374,14 @@ def test_logprobs_are_of_the_raw_logits() -> None:
         row(SamplingParams(seed=1, **common)),
         row(SamplingParams(seed=1, top_n_logprobs=0, **common), num_samples=2),
     ]
-    sampled = Sampler(500, CPU, encode).sample(logits.clone(), rows)
-    assert sampled == [
-        [Sampled(4, sampled[0][0].logprobs)],
-        [Sampled(4, None)],
-        [Sampled(4, sampled[2][0].logprobs)] * 2,
-    ]
+    sampled = sample_with(make_sampler(500), logits.clone(), rows)
+    assert sampled.token_ids == [[4], [4], [4, 4]]
+    assert sampled.logprobs[1] is None
     for index, length in ((0, 4), (2, 0)):
-        entry = sampled[index][0].logprobs
-        assert entry is not None
+        entries = sampled.logprobs[index]
+        assert entries is not None
+        entry = entries[0]
+        assert entries == [entry] * rows[index].num_samples
         assert entry.token_id == 4
         assert entry.logprob == pytest.approx(float(expected[index, 4]), abs=1e-5)
         top = expected[index].topk(length)
@@ -381,15 +393,30 @@ def test_prompt_logprobs() -> None:
     logits = torch.randn(5, 90, generator=torch.Generator().manual_seed(3))
     kept = logits.clone()
     targets = [3, 1, 4, 1, 5]
-    entries = Sampler(90, CPU, encode).prompt_logprobs(logits, targets, top_n=100)
+    entries = make_sampler(90).prompt_logprobs(logits, targets, top_n=100)
     assert torch.equal(logits, kept)
     expected = torch.log_softmax(logits.double(), dim=-1)
     for index, (entry, target) in enumerate(zip(entries, targets, strict=True)):
         assert entry.token_id == target
         assert entry.logprob == pytest.approx(float(expected[index, target]), abs=1e-5)
         assert [token for token, _ in entry.top] == expected[index].argsort(descending=True).tolist()
-    assert all(entry.top == () for entry in Sampler(90, CPU, encode).prompt_logprobs(logits, targets, top_n=0))
+    assert all(entry.top == () for entry in make_sampler(90).prompt_logprobs(logits, targets, top_n=0))
 
 
 def test_no_rows_are_no_work() -> None:
-    assert Sampler(5, CPU, encode).sample(torch.empty(0, 5), []) == []
+    assert sample_with(make_sampler(5), torch.empty(0, 5), []) == SampledRows([], [])
+
+
+def test_positions_of_one_text_are_those_of_steps_of_their_own() -> None:
+    """As where drafts are verified: rows with ever more drafts, of which some are taken back afterwards."""
+    params = SamplingParams(seed=4, frequency_penalty=0.7, repetition_penalty=1.2, min_tokens=3, top_n_logprobs=1)
+    request, logits = make_request(params, [7, 8, 7]), torch.randn(4, 12, generator=torch.Generator().manual_seed(0))
+    drafts, sampler = [5, 5, 9], make_sampler(12)
+    output: list[int] = []
+    for _ in range(4):
+        rows = [row(request, [*output, *drafts[:depth]]) for depth in range(4)]
+        together = sample_with(sampler, logits.clone(), rows)
+        for depth, one in enumerate(rows):
+            alone = sample_with(make_sampler(12), logits[depth : depth + 1].clone(), [one])
+            assert (together.token_ids[depth], together.logprobs[depth]) == (alone.token_ids[0], alone.logprobs[0])
+        output.append(together.token_ids[0][0])

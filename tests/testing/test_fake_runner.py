@@ -120,7 +120,7 @@ def test_failing_rows_fail_alone() -> None:
     runner = FakeRunner(ScriptedTokens([4] * 6, END), vocab_size=10, row_failure=fails)
     texts, results, _ = run(runner, [sequence(1, [1, 1]), sequence(2, [2, 2])])
     assert texts == {("request-1", 0): [4] * 6 + [END], ("request-2", 0): [4] * 3}
-    assert [reason for result in results for reason in result.failed.values()] == ["too many"]
+    assert [str(error) for result in results for error in result.failed.values()] == ["request request-2: too many"]
 
 
 def test_a_crash_comes_in_its_step() -> None:

@@ -39,6 +39,7 @@ from paged_sdk.quant.native_block import FEW_ROWS
 from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.runner.device import choose_device, choose_dtype
 from paged_sdk.runner.model_runner import ModelRunner
+from paged_sdk.sampling.processors import default_processors
 from paged_sdk.sampling.sampler import Sampler
 from paged_sdk.scheduler.scheduler import Scheduler
 from paged_sdk.weights.checkpoint import Checkpoint, open_checkpoint
@@ -99,7 +100,8 @@ def _load(path: Path, settings: BuildSettings, environment: Environment, device:
         )
     )
     vocab_size = model.config.vocab_size
-    activations = activations_of(model, storage, config, vocab_size=vocab_size, device=device)
+    processors = default_processors(vocab_size, partial(text.tokenizer.encode, add_special_tokens=False))
+    activations = activations_of(model, storage, config, processors=processors, vocab_size=vocab_size, device=device)
     config = size_pool(config, model.config, dtype=dtype, device=device, activations=activations)
     kv, backend = make_kv_manager(config), storage.make(config.num_blocks)
     if config.paged:
@@ -109,8 +111,10 @@ def _load(path: Path, settings: BuildSettings, environment: Environment, device:
     runner = ModelRunner(
         fused,
         backend,
-        Sampler(vocab_size, device, partial(text.tokenizer.encode, add_special_tokens=False)),
-        make_device_decoding(fused, backend, config, vocab_size=vocab_size, visible=settings.logging),
+        Sampler(vocab_size, device, processors),
+        make_device_decoding(
+            fused, backend, config, processors=processors, vocab_size=vocab_size, visible=settings.logging
+        ),
     )
     _log.info(
         "%s: %s, %s on %s, context %d tokens", path.name, model.config.model_type, dtype, device, config.max_model_len

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -23,8 +23,8 @@ from paged_sdk.runner.decode_graphs import DecodeGraphs, batch_sizes, context_bo
 from paged_sdk.runner.device import device_memory
 from paged_sdk.runner.device_decoding import DeviceDecoding
 from paged_sdk.runner.overlap import OverlapTokens
-from paged_sdk.sampling.device_penalties import DevicePenalties
 from paged_sdk.sampling.device_sampler import DeviceSampler
+from paged_sdk.sampling.processor import Processor
 
 __all__ = ["activations_of", "alone_on", "make_device_decoding", "prepare_thread", "weights_must_fit"]
 
@@ -80,10 +80,17 @@ def weights_must_fit(path: Path, device: torch.device) -> Iterator[None]:
 
 
 def activations_of(
-    model: CausalModel, storage: KvStorage, config: EngineConfig, *, vocab_size: int, device: torch.device
+    model: CausalModel,
+    storage: KvStorage,
+    config: EngineConfig,
+    *,
+    processors: Sequence[Processor[Any]],
+    vocab_size: int,
+    device: torch.device,
 ) -> int:
     """Bytes that steps need beside weights and KV: what a CUDA device shows while it runs the largest.
 
+    :param processors: of logits, which may keep something there
     :raises OutOfMemoryError: the weights leave too little
     """
     if device.type != "cuda" or not config.paged:
@@ -106,21 +113,30 @@ def activations_of(
         ) from error
     torch.cuda.empty_cache()  # of the pool that the step ran on
     _log.info("Activations: %.1f MiB for steps of %d tokens.", shown / 2**20, config.max_num_batched_tokens)
-    penalties = DevicePenalties.num_bytes(config.max_num_seqs, vocab_size)
-    return shown + storage.scratch + penalties + _CUDA_RESERVE
+    sampling = DeviceSampler.num_bytes(processors, config.max_num_seqs, vocab_size)
+    return shown + storage.scratch + sampling + _CUDA_RESERVE
 
 
 def make_device_decoding(
-    model: CausalModel, backend: AttentionBackend, config: EngineConfig, *, vocab_size: int, visible: bool
+    model: CausalModel,
+    backend: AttentionBackend,
+    config: EngineConfig,
+    *,
+    processors: Sequence[Processor[Any]],
+    vocab_size: int,
+    visible: bool,
 ) -> DeviceDecoding | None:
-    """What lets a CUDA device go on without waiting for Python; None on other devices."""
+    """What lets a CUDA device go on without waiting for Python; None on other devices.
+
+    :param processors: of logits, in order
+    """
     if model.device.type != "cuda":
         return None
     overlap = OverlapTokens(config.max_num_seqs, model.device)
     recordable = backend.decode_backend
     graphs = None if recordable is None else _decode_graphs(model, recordable, overlap, config, visible=visible)
-    penalties = DevicePenalties(config.max_num_seqs, vocab_size, model.device)
-    path = DeviceDecoding(DeviceSampler(model.device, vocab_size), penalties, overlap, graphs)
+    sampler = DeviceSampler(processors, config.max_num_seqs, vocab_size, model.device)
+    path = DeviceDecoding(sampler, overlap, graphs)
     with torch.inference_mode():
         path.warm_up(model)
     return path

@@ -10,7 +10,6 @@ from paged_sdk.chat.tokenizer import Tokenizer
 from paged_sdk.engine.events import Listener, Outbox
 from paged_sdk.engine.metrics import Metrics
 from paged_sdk.engine.output import OutputProcessor
-from paged_sdk.errors import NumericalError
 from paged_sdk.kv.manager import KvManager
 from paged_sdk.runner.output import PendingStep, Runner, RunnerOutput
 from paged_sdk.scheduler.output import SchedulerOutput
@@ -134,13 +133,11 @@ class Engine:
         self._count(output, new_tokens.num_tokens, start, now)
 
     def _end_failed(self, output: SchedulerOutput, result: RunnerOutput) -> None:
-        """Requests with non-finite logits end here; nobody else is touched."""
-        for row, reason in result.failed.items():
+        """Requests that failed alone, such as those with non-finite logits, end here; nobody else is touched."""
+        for row, error in result.failed.items():
             if not output.scheduled[row].is_current:  # scheduled before its text was known to have ended
                 continue
-            request_id = output.scheduled[row].sequence.request.request_id
-            error = NumericalError(f"request {request_id}: {reason}", request_id=request_id)
-            for sequence in self._output.fail(request_id, error):
+            for sequence in self._output.fail(output.scheduled[row].sequence.request.request_id, error):
                 self._scheduler.finish(sequence, "canceled")
 
     def _count(self, output: SchedulerOutput, completion_tokens: int, start: float, end: float) -> None:

@@ -7,14 +7,11 @@ from collections.abc import Iterable, Sequence
 from attrs import define
 from torch import Tensor
 
-from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.runner.decode_graphs import DecodeGraphs
 from paged_sdk.runner.overlap import OverlapTokens
-from paged_sdk.runner.sampled_step import Drawn
-from paged_sdk.sampling.device_logprobs import LogprobRows
-from paged_sdk.sampling.device_penalties import DevicePenalties, StepPenalties
-from paged_sdk.sampling.device_sampler import DeviceRow, DeviceSampler
+from paged_sdk.sampling.device_sampler import DeviceBatch, DeviceSampler, Drawn
+from paged_sdk.sampling.row import SampleRow
 from paged_sdk.scheduler.output import ScheduledSequence
 from paged_sdk.scheduler.sequence import Sequence as TokenSequence
 
@@ -24,17 +21,15 @@ __all__ = ["DeviceDecoding"]
 class DeviceDecoding:
     """Sampling on the device, tokens that go from step to step without the host, and recorded decode steps.
 
+    :param sampler: of the device
+    :param overlap: where tokens are handed on
     :param graphs: recorded steps; None: layers are launched one operation at a time
     """
 
-    def __init__(
-        self, sampler: DeviceSampler, penalties: DevicePenalties, overlap: OverlapTokens, graphs: DecodeGraphs | None
-    ) -> None:
+    def __init__(self, sampler: DeviceSampler, overlap: OverlapTokens, graphs: DecodeGraphs | None) -> None:
         self.overlap = overlap
         self._sampler = sampler
-        self._penalties = penalties
         self._graphs = graphs
-        self._rows: dict[int, DeviceRow] = {}
         self._last: _Batch | None = None
 
     def go_on(self, scheduled: Sequence[ScheduledSequence], model: CausalModel) -> Drawn | None:
@@ -54,7 +49,6 @@ class DeviceDecoding:
         places = range(len(positions))
         logits = model.logits(graphs.forward([row.kv_ids for row in scheduled], positions, None, places))
         last.next_positions = [position + 1 for position in positions]
-        last.num_output_tokens = [number + 1 for number in last.num_output_tokens]
         return self._draw(logits, last)
 
     def decode(self, scheduled: Sequence[ScheduledSequence]) -> Tensor | None:
@@ -74,86 +68,48 @@ class DeviceDecoding:
         ]
         return graphs.forward([row.kv_ids for row in scheduled], [row.start for row in scheduled], token_ids, sources)
 
-    def row_of(self, row: ScheduledSequence) -> DeviceRow | None:
-        """By what the device samples for a row; None: the host has to."""
-        sequence = row.sequence
-        found = self._rows.get(sequence.seq_id)
-        if row.draft_token_ids:
-            return None  # how many of them are accepted, the host finds out
-        if found is None and row.num_samples == 1:
-            num_output_tokens = row.end - sequence.num_prompt_tokens
-            if DeviceSampler.serves(sequence.request.sampling, num_output_tokens):
-                found = self._rows[sequence.seq_id] = DeviceRow(sequence.request.sampling, sequence.choice_index)
-        return found
+    def serves(self, row: SampleRow) -> bool:
+        """Whether the device can sample a row."""
+        return self._sampler.serves(row)
 
-    def sample(self, logits: Tensor, scheduled: Sequence[ScheduledSequence], rows: list[DeviceRow]) -> Drawn:
+    def sample(self, logits: Tensor, scheduled: Sequence[ScheduledSequence], rows: Sequence[SampleRow]) -> Drawn:
         """Choose a token for each of some rows, and leave the tokens for the next step.
 
         :param logits: float32 ``[len(rows), vocab_size]``; contents are lost
+        :param rows: of ``scheduled``, all of them served
         """
         self._last = _Batch(
             sequences=[row.sequence for row in scheduled],
-            seq_ids=[row.sequence.seq_id for row in scheduled],
-            rows=rows,
+            seq_ids=[row.seq_id for row in rows],
+            sampled=self._sampler.begin(rows),
             next_positions=[row.end for row in scheduled],
-            num_output_tokens=[row.end - row.sequence.num_prompt_tokens for row in scheduled],
-            penalties=self._penalties.of_step(scheduled),
-            logprobs=_logprob_rows(scheduled),
         )
         return self._draw(logits, self._last)
 
     def warm_up(self, model: CausalModel) -> None:
         """Compile what follows a recorded step, so that no request waits for that."""
-        if self._graphs is None:
-            return
-        for sampling in (SamplingParams.deterministic(), SamplingParams(temperature=1.0, top_k=8, top_p=0.9, seed=0)):
-            logits = model.logits(self._graphs.hidden[:1])
-            self._penalties.warm_up(logits)
-            self._sampler.sample(logits, [DeviceRow(sampling, choice_index=0)], [0])
+        if self._graphs is not None:
+            self._sampler.warm_up(model.logits(self._graphs.hidden[:1]))
 
     def forget(self, seq_ids: Iterable[int]) -> None:
         """Drop what is kept of sequences that have ended; unknown ones are fine."""
-        for seq_id in seq_ids:
-            self._rows.pop(seq_id, None)
-            self._penalties.forget(seq_id)
+        self._sampler.forget(seq_ids)
 
     def _draw(self, logits: Tensor, batch: _Batch) -> Drawn:
-        rows = batch.logprobs
-        all_logprobs = None if rows is None else rows.all_logprobs(logits)
-        if batch.penalties is not None:
-            self._penalties.lower(logits, batch.penalties)
-        tokens = self._sampler.sample(logits, batch.rows, batch.num_output_tokens)
-        if batch.penalties is not None:
-            self._penalties.count(batch.penalties, tokens)
-        self.overlap.put(batch.seq_ids, tokens)
-        if rows is None or all_logprobs is None:
-            return Drawn(tokens)
-        return Drawn(tokens, (rows, rows.look_up(all_logprobs, tokens)))
+        drawn = self._sampler.sample(logits, batch.sampled)
+        self.overlap.put(batch.seq_ids, drawn.tokens)
+        return drawn
 
 
 @define(kw_only=True, eq=False)
 class _Batch:
     """The rows that tokens were last handed on of.
 
+    :ivar sampled: the same rows as the sampler knows them
     :ivar next_positions: where the next step's tokens are
-    :ivar num_output_tokens: of each text, before the token that was sampled
-    :ivar penalties: None: no row has any
-    :ivar logprobs: None: no row asks for any
     """
 
     sequences: list[TokenSequence]
     seq_ids: list[int]
-    rows: list[DeviceRow]
+    sampled: DeviceBatch
     next_positions: list[int]
-    num_output_tokens: list[int]
-    penalties: StepPenalties | None
-    logprobs: LogprobRows | None
-
-
-def _logprob_rows(scheduled: Sequence[ScheduledSequence]) -> LogprobRows | None:
-    top_ns = {
-        index: row.sequence.request.sampling.top_n_logprobs
-        for index, row in enumerate(scheduled)
-        if row.sequence.request.sampling.top_n_logprobs is not None
-    }
-    return LogprobRows(list(top_ns), list(top_ns.values())) if top_ns else None

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, TypeAlias
+from typing import Final
 
 import torch
-from attrs import frozen
+from attrs import define, frozen
 from torch import Tensor
 
 from paged_sdk.attention.backend import AttentionBackend
@@ -16,21 +16,19 @@ from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.runner.device_decoding import DeviceDecoding
 from paged_sdk.runner.input_batch import make_input_batch
 from paged_sdk.runner.output import FinishedStep, PendingStep, RunnerOutput
-from paged_sdk.runner.sampled_step import NOT_FINITE, Drawn, SampledStep
+from paged_sdk.runner.sampled_step import SampledStep
 from paged_sdk.sampling.candidates import select_rows
+from paged_sdk.sampling.device_sampler import Drawn
+from paged_sdk.sampling.failures import not_finite
 from paged_sdk.sampling.raw_logprobs import RawLogprobs
-from paged_sdk.sampling.sampler import Sampled, Sampler, SampleRow
+from paged_sdk.sampling.row import SampleRow
+from paged_sdk.sampling.sampler import PreparedRows, SampledRows, Sampler
 from paged_sdk.scheduler.output import ScheduledSequence, SchedulerOutput
 
 __all__ = ["ModelRunner"]
 
 # Logits of a prompt are made a few rows at a time: a row of 150,000 float32 is 0.6 MB.
 _LOGITS_TILE: Final = 64
-
-_NOTHING_LEFT: Final = "every token is banned"
-
-_Logits: TypeAlias = tuple[int, int]
-"""Which row of a step some logits are for, and how many of its drafts they follow."""
 
 
 class ModelRunner:
@@ -89,21 +87,35 @@ class _Parts:
         if self.device_decoding is not None:
             drawn = self.device_decoding.go_on(scheduled, self.model)
             if drawn is not None:
-                return SampledStep(result, range(len(scheduled)), drawn, overlaps=True)
+                return SampledStep(result, scheduled, range(len(scheduled)), drawn, overlaps=True)
+        targets = _targets(scheduled)
+        on_host, on_device = self._place(targets)
+        # On the CPU the forward pass is over once it is submitted: only what begins before it can run beside it.
+        is_over = self.model.device.type == "cpu"
+        prepared = self.sampler.prepare([target.row for target in on_host]) if is_over else None
         hidden, first_tokens = self._forward(scheduled)
+        if prepared is None:
+            prepared = self.sampler.prepare([target.row for target in on_host])
         self._add_prompt_logprobs(scheduled, first_tokens, hidden, result)
-        wanted: list[_Logits] = []
-        positions: list[int] = []
-        for index, row in enumerate(scheduled):
-            if row.num_samples and index not in result.failed:
-                num_drafts = len(row.draft_token_ids)
-                end = first_tokens[index] + row.num_new_tokens
-                wanted += [(index, draft) for draft in range(num_drafts + 1)]
-                positions += range(end - num_drafts - 1, end)
-        if not wanted:
-            return self._unsampled(hidden, result)
+        if not targets:
+            return self._unsampled(scheduled, hidden, result)
+        positions = [first_tokens[target.index] + target.offset for target in targets]
         logits = self.model.logits(select_rows(hidden, positions))
-        return self._sample(scheduled, wanted, logits, result)
+        if not on_device:
+            _note(scheduled, on_host, self.sampler.sample(logits, prepared), result)
+            return FinishedStep(result)
+        return self._sample(scheduled, logits, on_device, on_host, prepared, result)
+
+    def _place(self, targets: list[_Target]) -> tuple[list[_Target], list[_Target]]:
+        """Divide targets into those that the host samples and those that the device does."""
+        path = self.device_decoding
+        if path is None:
+            return targets, []
+        on_device = [target for target in targets if path.serves(target.row)]
+        if not on_device:
+            return targets, []
+        places = {target.place for target in on_device}
+        return [target for target in targets if target.place not in places], on_device
 
     def _forward(self, scheduled: Sequence[ScheduledSequence]) -> tuple[Tensor, Sequence[int]]:
         """The hidden states of a step's tokens, and the index of each row's first."""
@@ -117,38 +129,41 @@ class _Parts:
         context = StepContext(attention=self.backend.prepare(batch.spans))
         return self.model.forward(batch.token_ids, batch.positions, context), batch.first_tokens
 
-    def _unsampled(self, hidden: Tensor, result: RunnerOutput) -> PendingStep:
+    def _unsampled(self, scheduled: Sequence[ScheduledSequence], hidden: Tensor, result: RunnerOutput) -> PendingStep:
         """A step of chunks alone. It is waited for all the same: else a long prompt's would all queue up on the device,
         before anything that is submitted meanwhile."""
         if self.device_decoding is None:
             return FinishedStep(result)
         nothing = Drawn(hidden.new_empty(0, dtype=torch.int64))
-        return SampledStep(result, (), nothing, overlaps=not result.failed)
+        return SampledStep(result, scheduled, (), nothing, overlaps=not result.failed)
 
     def _sample(
-        self, scheduled: Sequence[ScheduledSequence], wanted: list[_Logits], logits: Tensor, result: RunnerOutput
+        self,
+        scheduled: Sequence[ScheduledSequence],
+        logits: Tensor,
+        on_device: list[_Target],
+        on_host: list[_Target],
+        prepared: PreparedRows,
+        result: RunnerOutput,
     ) -> PendingStep:
-        """Sample each row where that can be done.
+        """Sample on the device, and beside that on the host what only the host can.
 
-        :param wanted: what each row of the logits is for, those of one row of the step side by side
-        :param logits: float32 ``[len(wanted), vocab_size]``
+        :param logits: float32, a row for each target of both kinds
+        :param prepared: the targets on the host
         """
-        path = self.device_decoding
-        if path is None:
-            self._sample_on_host(scheduled, wanted, logits, result)
-            return FinishedStep(result)
-        device_rows = [path.row_of(scheduled[index]) for index, _ in wanted]
-        served = [row for row in device_rows if row is not None]
-        overlaps = len(served) == len(wanted)
-        if not overlaps:
-            on_host = [place for place, row in enumerate(device_rows) if row is None]
-            self._sample_on_host(scheduled, [wanted[place] for place in on_host], select_rows(logits, on_host), result)
-            if not served:
-                return FinishedStep(result)
-            on_device = [place for place, row in enumerate(device_rows) if row is not None]
-            wanted, logits = [wanted[place] for place in on_device], select_rows(logits, on_device)
-        drawn = path.sample(logits, [scheduled[index] for index, _ in wanted], served)
-        return SampledStep(result, [index for index, _ in wanted], drawn, overlaps=overlaps and not result.failed)
+        assert self.device_decoding is not None
+        # The device's part goes first: it is only launched here, and runs while the host is busy with its own.
+        its_logits, logits_on_host = logits, logits[:0]
+        if on_host:
+            its_logits = select_rows(logits, [target.place for target in on_device])
+            logits_on_host = select_rows(logits, [target.place for target in on_host])
+        indices = [target.index for target in on_device]
+        rows = [scheduled[index] for index in indices]
+        drawn = self.device_decoding.sample(its_logits, rows, [target.row for target in on_device])
+        overlaps = not on_host and not result.failed
+        step = SampledStep(result, scheduled, indices, drawn, overlaps=overlaps)
+        _note(scheduled, on_host, self.sampler.sample(logits_on_host, prepared), result)
+        return step
 
     def _add_prompt_logprobs(
         self, scheduled: Sequence[ScheduledSequence], first_tokens: Sequence[int], hidden: Tensor, result: RunnerOutput
@@ -164,61 +179,73 @@ class _Parts:
                 end = min(start + _LOGITS_TILE, last)
                 offset = first_tokens[index] - row.start
                 logits = self.model.logits(hidden[offset + start : offset + end])
-                if not _are_finite(logits).all():
-                    result.failed[index] = NOT_FINITE
+                if not logits.amax(-1).isfinite().all():  # NaN and Inf come out on top
+                    result.failed[index] = not_finite(sequence.request)
                     break
                 entries += self.sampler.prompt_logprobs(logits, sequence.token_ids[start + 1 : end + 1], top_n)
             else:
                 result.prompt_logprobs[index] = entries
 
-    def _sample_on_host(
-        self, scheduled: Sequence[ScheduledSequence], wanted: list[_Logits], logits: Tensor, result: RunnerOutput
-    ) -> None:
-        """Sample some rows, whose logits are given, and wait for the tokens.
 
-        The first token of every row is drawn, then the second of those whose first was their draft, and so on: each
-        token is drawn from its own distribution, after the text that it follows, and what the sampler keeps of a text
-        only ever grows. So drafts change nothing but the time that it takes.
-        """
-        is_finite = _are_finite(logits).tolist()
-        places = {target: place for place, target in enumerate(wanted)}
-        tokens: dict[int, list[Sampled]] = {index: [] for index, _ in wanted}
-        going, depth = list(tokens), 0
-        while going:
-            good = [index for index in going if is_finite[places[index, depth]]]
-            if depth == 0 and len(good) < len(going):
-                result.failed.update(dict.fromkeys(set(going) - set(good), NOT_FINITE))
-            part = select_rows(logits, [places[index, depth] for index in good]) if good else logits[:0]
-            sampled = self.sampler.sample(part, [_sample_row(scheduled[index], depth) for index in good])
-            going = []
-            for index, new in zip(good, sampled, strict=True):
-                drafts = scheduled[index].draft_token_ids
-                tokens[index] += new
-                if depth < len(drafts) and new and new[0].token_id == drafts[depth]:
-                    going.append(index)
-            depth += 1
-        for index, of_row in tokens.items():
-            if not of_row:
-                result.failed.setdefault(index, _NOTHING_LEFT)
-            result.token_ids[index] = [token.token_id for token in of_row]
-            logprobs = [token.logprobs for token in of_row if token.logprobs is not None]
-            result.logprobs[index] = logprobs or None
+# Not frozen, which takes three times as long: a step makes one for each sequence.
+@define(eq=False)
+class _Target:
+    """One token to choose.
+
+    :ivar place: which of the step's targets it is
+    :ivar index: which row of the step it is for
+    :ivar depth: how many drafts of the row precede it
+    :ivar offset: which of the row's new tokens it follows
+    """
+
+    place: int
+    index: int
+    depth: int
+    offset: int
+    row: SampleRow
 
 
-def _are_finite(logits: Tensor) -> Tensor:
-    """Per row, whether its largest logit is a number: NaN and Inf come out on top; -Inf everywhere is no row at all."""
-    return logits.amax(-1).isfinite()
+def _targets(scheduled: Sequence[ScheduledSequence]) -> list[_Target]:
+    """All tokens that a step is to choose, those of one row side by side: one after each of its drafts as well."""
+    targets: list[_Target] = []
+    for index, scheduled_row in enumerate(scheduled):
+        if not scheduled_row.num_samples:
+            continue
+        sequence, drafts = scheduled_row.sequence, scheduled_row.draft_token_ids
+        token_ids: list[int] = sequence.token_ids
+        for depth in range(len(drafts) + 1):
+            if depth:
+                token_ids = [*sequence.token_ids, *drafts[:depth]]
+            row = SampleRow(
+                sequence.seq_id,
+                sequence.request,
+                token_ids,
+                scheduled_row.known_end + depth,
+                sequence.choice_index,
+                scheduled_row.num_samples,
+                len(drafts),
+            )
+            offset = scheduled_row.num_new_tokens - len(drafts) + depth - 1
+            targets.append(_Target(len(targets), index, depth, offset, row))
+    return targets
 
 
-def _sample_row(row: ScheduledSequence, num_drafts: int) -> SampleRow:
-    """What to sample after the first ``num_drafts`` drafts of a row."""
-    sequence, token_ids = row.sequence, row.sequence.token_ids
-    return SampleRow(
-        seq_id=sequence.seq_id,
-        params=sequence.request.sampling,
-        token_ids=[*token_ids, *row.draft_token_ids[:num_drafts]] if num_drafts else token_ids,
-        num_prompt_tokens=sequence.num_prompt_tokens,
-        choice_index=sequence.choice_index,
-        num_samples=row.num_samples,
-        stop_token_ids=sequence.request.stop_token_ids,
-    )
+def _note(
+    scheduled: Sequence[ScheduledSequence], targets: Sequence[_Target], sampled: SampledRows, result: RunnerOutput
+) -> None:
+    """Take in what the host has sampled.
+
+    A row's tokens go on as long as each is the draft that the next one was sampled after: every token is drawn from its
+    own distribution, after the text that it follows, so drafts change nothing but the time that it takes.
+    """
+    for place, target in enumerate(targets):
+        index, depth = target.index, target.depth
+        token_ids, logprobs = sampled.token_ids[place], sampled.logprobs[place]
+        if not depth:
+            result.token_ids[index], result.logprobs[index] = token_ids, logprobs
+            if place in sampled.failed:
+                result.failed.setdefault(index, sampled.failed[place])
+        elif result.token_ids[index] == list(scheduled[index].draft_token_ids[:depth]):
+            result.token_ids[index] += token_ids
+            if logprobs is not None:
+                result.logprobs[index] = [*(result.logprobs[index] or ()), *logprobs]

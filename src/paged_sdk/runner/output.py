@@ -6,6 +6,7 @@ from typing import Protocol
 
 from attrs import field, frozen
 
+from paged_sdk.errors import PagedError
 from paged_sdk.sampling.raw_logprobs import RawLogprobs
 from paged_sdk.scheduler.output import SchedulerOutput
 
@@ -19,13 +20,14 @@ class RunnerOutput:
     :ivar token_ids: per row ``num_samples`` tokens
     :ivar logprobs: per row one entry per token, or None where none were asked for
     :ivar prompt_logprobs: row to entries for the prompt tokens predicted within this chunk
-    :ivar failed: row to the reason (logits that are not finite); such a row has no tokens
+    :ivar failed: row to the error that its request ends with, such as one of logits that are not finite; what else
+        there is of such a row is passed over
     """
 
     token_ids: list[list[int]]
     logprobs: list[list[RawLogprobs] | None]
     prompt_logprobs: dict[int, list[RawLogprobs]] = field(factory=dict)
-    failed: dict[int, str] = field(factory=dict)
+    failed: dict[int, PagedError] = field(factory=dict)
 
 
 class PendingStep(Protocol):

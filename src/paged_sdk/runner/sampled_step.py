@@ -3,44 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
-
-from attrs import frozen
-from torch import Tensor
 
 from paged_sdk.kernels.transfer import HostCopies
 from paged_sdk.runner.output import RunnerOutput
-from paged_sdk.sampling.device_logprobs import LogprobRows, LogprobTensors
+from paged_sdk.sampling.device_sampler import Drawn
+from paged_sdk.sampling.failures import not_finite
+from paged_sdk.scheduler.output import ScheduledSequence
 
-__all__ = ["NOT_FINITE", "Drawn", "SampledStep"]
-
-NOT_FINITE: Final = "the logits hold NaN or Inf"
-
-
-@frozen(eq=False)
-class Drawn:
-    """What was chosen on the device.
-
-    :ivar tokens: ``[num_rows]`` int64; -1: nothing could be chosen
-    :ivar logprobs: whose are to be listed, and these; None: nobody's
-    """
-
-    tokens: Tensor
-    logprobs: tuple[LogprobRows, LogprobTensors] | None = None
+__all__ = ["SampledStep"]
 
 
 class SampledStep:
     """A :class:`~paged_sdk.runner.output.PendingStep` whose tokens come to the host when they are there.
 
     :param output: all that is known already
-    :param rows: which rows the tokens belong to
+    :param scheduled: the rows of the step
+    :param rows: which of them the tokens belong to
     :param overlaps: whether these are all the tokens that the step samples
     """
 
-    def __init__(self, output: RunnerOutput, rows: Sequence[int], drawn: Drawn, *, overlaps: bool) -> None:
+    def __init__(
+        self,
+        output: RunnerOutput,
+        scheduled: Sequence[ScheduledSequence],
+        rows: Sequence[int],
+        drawn: Drawn,
+        *,
+        overlaps: bool,
+    ) -> None:
         self.overlaps = overlaps
         self._output = output
         self._rows = rows
+        self._scheduled = scheduled
         self._logprob_rows = None if drawn.logprobs is None else drawn.logprobs[0]
         self._copies = HostCopies(drawn.tokens, *(() if drawn.logprobs is None else drawn.logprobs[1]))
 
@@ -52,7 +46,7 @@ class SampledStep:
             if token >= 0:
                 output.token_ids[row] = [token]
             else:
-                output.failed[row] = NOT_FINITE
+                output.failed[row] = not_finite(self._scheduled[row].sequence.request)
         if self._logprob_rows is not None:
             chosen, values, likeliest = logprobs
             places = self._logprob_rows.rows

@@ -1,141 +1,143 @@
-"""Choosing the next tokens of a batch without the host: what the tokens are, it learns when it asks for them."""
+"""Choosing the next tokens of a batch on a device: processors, logprobs and the draw, in launches nobody waits for."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from types import MappingProxyType
-from typing import Final
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-import numpy as np
 import torch
-from attrs import field, frozen
+from attrs import define, frozen
 from torch import Tensor
 
 from paged_sdk.config.sampling import SamplingParams
-from paged_sdk.kernels.draw_settings import DrawSettings
-from paged_sdk.kernels.sampling import argmax, draw
-from paged_sdk.sampling.sampler import is_greedy, takes_penalized_logits
-from paged_sdk.sampling.truncation import Settings
-from paged_sdk.sampling.uniform import stream_starts
+from paged_sdk.sampling.device_draw import DeviceDraw, DeviceRow
+from paged_sdk.sampling.device_logprobs import LogprobRows, LogprobTensors
+from paged_sdk.sampling.processor import DeviceProcessor, Processor
+from paged_sdk.sampling.row import SampleRow
 
-__all__ = ["DeviceRow", "DeviceSampler"]
-
-_KEEPS_ALL: Final = 2**31 - 1
-_RECORD: Final = np.dtype([("streams", "i8"), ("temperature", "f4"), ("top_k", "i4"), ("top_p", "f4"), ("min_p", "f4")])
-_DTYPES: Final = MappingProxyType(
-    {
-        "positions": torch.int64,
-        "streams": torch.int64,
-        "temperature": torch.float32,
-        "top_k": torch.int32,
-        "top_p": torch.float32,
-        "min_p": torch.float32,
-    }
-)
-# Kernels are compiled anew for pointers that are aligned to less than 16 bytes, which 4 numbers have.
-_ROWS_PER_UNIT: Final = 4
+__all__ = ["DeviceBatch", "DeviceSampler", "Drawn"]
 
 
 @frozen(eq=False)
-class DeviceRow:
-    """What to sample by: made once for each text, and kept for as long as its sequence lives.
+class Drawn:
+    """What was chosen on the device.
 
-    :ivar params: resolved: a seed, unless greedy
-    :ivar choice_index: of the text in its request
-    :ivar is_greedy: whether the likeliest token is taken
-    :ivar record: the settings as the device gets them
+    :ivar tokens: ``[num_rows]`` int64; -1: nothing could be chosen
+    :ivar logprobs: whose are to be listed, and these; None: nobody's
     """
 
-    params: SamplingParams
-    choice_index: int
-    is_greedy: bool = field(init=False)
-    record: bytes = field(init=False, repr=False)
+    tokens: Tensor
+    logprobs: tuple[LogprobRows, LogprobTensors] | None = None
 
-    @is_greedy.default
-    def _is_greedy(self) -> bool:
-        return is_greedy(self.params)
 
-    @record.default
-    def _record(self) -> bytes:
-        record = np.zeros(1, _RECORD)
-        settings = Settings.of([self.params], vocab_size=_KEEPS_ALL)
-        for name in ("temperature", "top_k", "top_p", "min_p"):
-            record[name] = getattr(settings, name)[0]
-        if self.is_greedy:
-            record["temperature"] = 0
-        else:
-            assert self.params.seed is not None, "the scheduler's sequences have a seed"
-            record["streams"] = stream_starts([self.params.seed], [self.choice_index]).view(np.int64)
-        return record.tobytes()
+@define(eq=False)
+class DeviceBatch:
+    """Rows that are sampled together, step by step.
+
+    :ivar num_output_tokens: how many tokens each text has before the one to choose
+    :ivar steps: what the processors that some row needs have made of the rows
+    :ivar logprobs: the rows that ask for logprobs; None: no row does
+    """
+
+    rows: list[DeviceRow]
+    num_output_tokens: list[int]
+    steps: list[tuple[DeviceProcessor[Any], Any]]
+    logprobs: LogprobRows | None
 
 
 class DeviceSampler:
-    """Chooses tokens on the device: temperature, top-k, top-p and min-p, in this order, or the likeliest.
+    """Chooses tokens on the device, as :class:`~paged_sdk.sampling.sampler.Sampler` does on the host.
 
-    A token depends on its own row alone, as :class:`~paged_sdk.sampling.sampler.Sampler`'s do. The two draw from the
-    same distribution, and without top-k and top-p the same token; with them not, and of tokens that tie with the last
-    one kept this one keeps all. So which of them a row goes to must depend on that row alone.
-
-    As long as the batch consists of the same rows and each has got one more token, nothing is sent to the device.
-
-    :param device: of the logits
+    :param processors: all of them, in order; those that have no form on the device leave their rows to the host
+    :param max_num_seqs: the most rows that a step has
     :param vocab_size: columns of the logits
+    :param device: of the logits
     """
 
-    def __init__(self, device: torch.device, vocab_size: int) -> None:
-        self._device = device
-        self._vocab_size = vocab_size
-        self._rows: list[DeviceRow] = []
-        self._all_greedy = True
-        self._settings: DrawSettings | None = None
-        self._next_positions: list[int] = []
+    def __init__(
+        self, processors: Sequence[Processor[Any]], max_num_seqs: int, vocab_size: int, device: torch.device
+    ) -> None:
+        forms = [(each, each.on_device(max_num_seqs, vocab_size, device)) for each in processors]
+        self._processors = [form for _, form in forms if form is not None]
+        self._on_host = [processor for processor, form in forms if form is None]
+        self._draw = DeviceDraw(device, vocab_size)
+        self._rows: dict[int, DeviceRow] = {}
 
     @staticmethod
-    def serves(params: SamplingParams, num_output_tokens: int) -> bool:
-        """Whether a text's next token is one to choose here, from logits that penalties have been taken off.
+    def num_bytes(processors: Iterable[Processor[Any]], max_num_seqs: int, vocab_size: int) -> int:
+        """Say how many bytes of a device a sampler keeps."""
+        return sum(processor.device_bytes(max_num_seqs, vocab_size) for processor in processors)
 
-        :param num_output_tokens: how many it has
+    def serves(self, row: SampleRow) -> bool:
+        """Whether a row can be sampled here. It can if it has one sample, its step verifies no drafts (how many of them
+        are accepted, the host finds out), and no processor that needs the host has a say in its token.
         """
-        return takes_penalized_logits(params, num_output_tokens)
+        if row.num_samples != 1 or row.num_drafts:
+            return False
+        # What no longer needs the host never does again, so a text that was sampled here goes on here.
+        return row.seq_id in self._rows or all(
+            processor.applies_until(row.request) <= row.num_output_tokens for processor in self._on_host
+        )
 
-    def sample(self, logits: Tensor, rows: list[DeviceRow], num_output_tokens: list[int]) -> Tensor:
-        """Choose each row's token, by launches alone.
+    def begin(self, rows: Sequence[SampleRow]) -> DeviceBatch:
+        """Make ready for a step, and for those that follow with the same rows, each with one more token.
 
-        :param logits: float32 ``[len(rows), vocab_size]``, columns adjacent
         :param rows: all of them served
-        :param num_output_tokens: of each row's text
-        :returns: ``[len(rows)]`` int64 on the device; :data:`~paged_sdk.kernels.sampling.NOT_DRAWN` where every logit
-            is -inf, or one is NaN or +inf
         """
-        assert logits.shape == (len(rows), self._vocab_size), (logits.shape, len(rows), self._vocab_size)
-        with torch.inference_mode():
-            if rows != self._rows:
-                self._rows = list(rows)
-                self._all_greedy = all(row.is_greedy for row in rows)
-                self._settings = None
-            if self._all_greedy:
-                return argmax(logits)
-            return draw(logits, self._settings_at(num_output_tokens))
+        steps = [(processor, processor.begin(rows)) for processor in self._processors]
+        return DeviceBatch(
+            rows=[self._row(row) for row in rows],
+            num_output_tokens=[row.num_output_tokens for row in rows],
+            steps=[(processor, step) for processor, step in steps if step is not None],
+            logprobs=_logprob_rows(rows),
+        )
 
-    def _settings_at(self, positions: list[int]) -> DrawSettings:
-        if self._settings is not None and positions == self._next_positions:
-            self._settings.positions.add_(1)
-        else:
-            self._settings = _upload(self._rows, positions, self._device)
-        self._next_positions = [position + 1 for position in positions]
-        return self._settings
+    def sample(self, logits: Tensor, batch: DeviceBatch) -> Drawn:
+        """Choose a token for each row, by which the batch goes on.
+
+        :param logits: float32 ``[len(batch.rows), vocab_size]``, columns adjacent; contents are lost
+        """
+        rows = batch.logprobs
+        all_logprobs = None if rows is None else rows.all_logprobs(logits)
+        for processor, step in batch.steps:
+            processor.apply(logits, step)
+        tokens = self._draw.draw(logits, batch.rows, batch.num_output_tokens)
+        for processor, step in batch.steps:
+            processor.advance(step, tokens)
+        batch.num_output_tokens = [number + 1 for number in batch.num_output_tokens]
+        if rows is None or all_logprobs is None:
+            return Drawn(tokens)
+        return Drawn(tokens, (rows, rows.look_up(all_logprobs, tokens)))
+
+    def warm_up(self, logits: Tensor) -> None:
+        """Compile what is launched, so that no request waits for that.
+
+        :param logits: as of :meth:`sample`; contents are lost
+        """
+        num_rows = len(logits)
+        for processor in self._processors:
+            processor.warm_up(logits)
+        for params in (SamplingParams.deterministic(), SamplingParams(temperature=1.0, top_k=8, top_p=0.9, seed=0)):
+            self._draw.draw(logits, [DeviceRow(params, choice_index=0)] * num_rows, [0] * num_rows)
+
+    def forget(self, seq_ids: Iterable[int]) -> None:
+        """Drop what is kept of sequences that have ended; unknown ones are fine."""
+        for seq_id in seq_ids:
+            self._rows.pop(seq_id, None)
+            for processor in self._processors:
+                processor.forget(seq_id)
+
+    def _row(self, row: SampleRow) -> DeviceRow:
+        found = self._rows.get(row.seq_id)
+        if found is None:
+            found = self._rows[row.seq_id] = DeviceRow(row.request.sampling, row.choice_index)
+        return found
 
 
-def _upload(rows: Sequence[DeviceRow], positions: Sequence[int], device: torch.device) -> DrawSettings:
-    """Settings on the device, by one copy that nobody waits for: pinned memory is kept until it is done."""
-    records = np.frombuffer(b"".join([row.record for row in rows]), _RECORD)
-    num_slots = -(-len(rows) // _ROWS_PER_UNIT) * _ROWS_PER_UNIT
-    sizes = [num_slots * dtype.itemsize for dtype in _DTYPES.values()]
-    host = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=device.type == "cuda")
-    for part, name in zip(torch.split(host, sizes), _DTYPES, strict=True):
-        column = np.array(positions) if name == "positions" else records[name]
-        part.numpy().view(column.dtype)[: len(rows)] = column
-    parts = torch.split(host.to(device, non_blocking=True), sizes)
-    return DrawSettings(
-        **{name: part.view(dtype)[: len(rows)] for part, (name, dtype) in zip(parts, _DTYPES.items(), strict=True)}
-    )
+def _logprob_rows(rows: Sequence[SampleRow]) -> LogprobRows | None:
+    top_ns = {
+        index: row.request.sampling.top_n_logprobs
+        for index, row in enumerate(rows)
+        if row.request.sampling.top_n_logprobs is not None
+    }
+    return LogprobRows(list(top_ns), list(top_ns.values())) if top_ns else None

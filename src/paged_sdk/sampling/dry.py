@@ -3,17 +3,75 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable, Sequence
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from paged_sdk.config.sampling import DryParams
+from paged_sdk.sampling.failures import NO_FAILURES, Failures
+from paged_sdk.sampling.processor import ALL_TOKENS, Processor, ProcessorState
+from paged_sdk.sampling.sparse import SparseChange, add_sparse
+from paged_sdk.scheduler.request import Request
 
-__all__ = ["breaker_tokens", "dry_penalties"]
+__all__ = ["Dry", "DryState", "breaker_tokens", "dry_penalties"]
 
 _LOG_OF_LARGEST_PENALTY = 88.0
 """Penalties stop growing near float32's largest number: infinite ones could not be told from bans."""
+
+
+class Dry(Processor[SparseChange]):
+    """Lowers the logits of tokens that would extend a repetition, as ``SamplingParams.dry_params`` says.
+
+    :param encode: text to token ids, without special tokens, for the sequence breakers
+    """
+
+    def __init__(self, encode: Callable[[str], list[int]]) -> None:
+        self._encode = encode
+
+    def applies_until(self, request: Request) -> int:
+        params = request.sampling.dry_params
+        return ALL_TOKENS if params is not None and params.multiplier > 0 else 0
+
+    def begin(self, request: Request) -> DryState:
+        params = request.sampling.dry_params
+        assert params is not None, "begun for a request that needs it"
+        breakers = breaker_tokens(params.sequence_breakers, self._encode)
+        return DryState(params, breakers, array("q", request.prompt_token_ids))
+
+    def apply(self, logits: Tensor, changes: Sequence[tuple[int, SparseChange]]) -> Failures:
+        add_sparse(logits, changes)
+        return NO_FAILURES
+
+
+class DryState(ProcessorState[SparseChange]):
+    """Keeps the tokens of one text.
+
+    :param breakers: as from :func:`breaker_tokens`
+    :param tokens: so far
+    """
+
+    # A C array, which numpy copies in one go.
+    def __init__(self, params: DryParams, breakers: Sequence[tuple[int, ...]], tokens: array[int]) -> None:
+        self._params = params
+        self._breakers = breakers
+        self._tokens = tokens
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        self._tokens.extend(token_ids)
+
+    def roll_back(self, num_tokens: int) -> None:
+        del self._tokens[len(self._tokens) - num_tokens :]
+
+    def fork(self) -> Self:
+        return type(self)(self._params, self._breakers, self._tokens[:])
+
+    def change(self) -> SparseChange | None:
+        tokens, amounts = dry_penalties(np.array(self._tokens), self._params, self._breakers)
+        return SparseChange(tokens, -amounts) if len(tokens) else None
 
 
 def breaker_tokens(breakers: Sequence[str], encode: Callable[[str], list[int]]) -> tuple[tuple[int, ...], ...]:

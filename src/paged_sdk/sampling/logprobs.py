@@ -30,7 +30,8 @@ class LogprobTable:
     def entries(self, rows: Sequence[int], tokens: Sequence[int]) -> list[RawLogprobs]:
         """One entry per pair of a row and a token chosen there."""
         device = self._logprobs.device
-        chosen = self._logprobs[torch.tensor(rows, device=device), torch.tensor(tokens, device=device)].tolist()
+        index = (torch.tensor(each, dtype=torch.int64, device=device) for each in (rows, tokens))
+        chosen = self._logprobs[tuple(index)].tolist()
         return [
             RawLogprobs(token, logprob, self._top[row])
             for row, token, logprob in zip(rows, tokens, chosen, strict=True)

@@ -1,67 +1,205 @@
-"""Changes to the logits of a few tokens per row: what is added, and what a token's earlier occurrences cost it."""
+"""Repetition, frequency and presence penalties: what a token's earlier occurrences cost it.
+
+First comes repetition (Keskar et al., "CTRL", 2019: logits above zero are divided, others multiplied; for tokens of
+prompt and output), then frequency and presence as OpenAI's API defines them (for tokens of the output). On the host a
+text's state counts its tokens; on a device a table does, because there the host learns of a token only when the next
+step is under way.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.config.sampling import SamplingParams
-from paged_sdk.sampling.history import TokenHistory
+from paged_sdk.kernels.penalties import count, penalize
+from paged_sdk.kernels.penalty_settings import PenaltySettings
+from paged_sdk.kernels.transfer import to_device
+from paged_sdk.sampling.failures import NO_FAILURES, Failures
+from paged_sdk.sampling.processor import ALL_TOKENS, DeviceProcessor, Processor, ProcessorState
+from paged_sdk.sampling.row import SampleRow
+from paged_sdk.sampling.sparse import index_of
+from paged_sdk.sampling.token_counts import TokenCounts
+from paged_sdk.scheduler.request import Request
 
-__all__ = ["add_sparse", "apply_penalties"]
+__all__ = ["DevicePenalties", "Penalties", "PenaltyChange", "PenaltyState", "StepPenalties"]
 
 
-def add_sparse(logits: Tensor, changes: Sequence[tuple[int, npt.NDArray[np.int64], npt.NDArray[np.float32]]]) -> None:
-    """Add to the logits of some tokens, in place.
+@frozen(eq=False)
+class PenaltyChange:
+    """What lowers the logits of one row.
 
-    :param logits: float32 ``[N, V]``
-    :param changes: a row, distinct token ids, and what to add to the logit of each; -inf bans it
+    :ivar params: how much
+    :ivar tokens: every token that occurs in the text, once
+    :ivar output_counts: how often each occurs in the output
     """
-    if not changes:
-        return
-    tokens = [row_tokens for _, row_tokens, _ in changes]
-    values = torch.from_numpy(np.concatenate([row_values for _, _, row_values in changes]))
-    logits.index_put_(_index(logits, [row for row, _, _ in changes], tokens), values.to(logits.device), accumulate=True)
+
+    params: SamplingParams
+    tokens: npt.NDArray[np.int64]
+    output_counts: npt.NDArray[np.int64]
 
 
-def apply_penalties(logits: Tensor, rows: Sequence[tuple[int, SamplingParams, TokenHistory]]) -> None:
-    """Lower the logits of tokens that occur already, in place.
+class Penalties(Processor[PenaltyChange]):
+    """Lowers the logits of tokens that occur already."""
 
-    First repetition (Keskar et al., "CTRL", 2019: logits above zero are divided, others multiplied; prompt and
-    output), then frequency and presence as OpenAI's API defines them (output only).
+    def applies_until(self, request: Request) -> int:
+        return ALL_TOKENS if _has_penalties(request.sampling) else 0
 
-    :param logits: float32 ``[N, V]``
-    :param rows: a row, its settings, and its tokens
+    def begin(self, request: Request) -> PenaltyState:
+        return PenaltyState(request.sampling, TokenCounts(request.prompt_token_ids))
+
+    def apply(self, logits: Tensor, changes: Sequence[tuple[int, PenaltyChange]]) -> Failures:
+        sizes = [len(change.tokens) for _, change in changes]
+
+        def per_token(values: Sequence[float]) -> Tensor:
+            return torch.from_numpy(np.repeat(np.array(values, np.float32), sizes)).to(logits.device)
+
+        params = [change.params for _, change in changes]
+        repetition = per_token([_repetition(each) for each in params])
+        frequency = per_token([each.frequency_penalty for each in params])
+        presence = per_token([each.presence_penalty for each in params])
+        counts = torch.from_numpy(np.concatenate([change.output_counts for _, change in changes])).to(logits)
+
+        index = index_of(logits, [row for row, _ in changes], [change.tokens for _, change in changes])
+        scores = logits[index]
+        scores = torch.where(scores < 0, scores * repetition, scores / repetition)
+        logits[index] = scores - (frequency * counts + presence * (counts > 0))
+        return NO_FAILURES
+
+    def device_bytes(self, max_num_seqs: int, vocab_size: int) -> int:
+        return max_num_seqs * vocab_size * torch.int32.itemsize
+
+    def on_device(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> DevicePenalties:
+        return DevicePenalties(max_num_seqs, vocab_size, device)
+
+
+class PenaltyState(ProcessorState[PenaltyChange]):
+    """Counts the tokens of one text.
+
+    :param params: the penalties
+    :param counts: of its tokens so far
     """
-    if not rows:
-        return
-    tokens = [history.distinct_tokens for _, _, history in rows]
-    sizes = [len(row_tokens) for row_tokens in tokens]
 
-    def per_token(values: Sequence[float]) -> Tensor:
-        return torch.from_numpy(np.repeat(np.array(values, np.float32), sizes)).to(logits.device)
+    def __init__(self, params: SamplingParams, counts: TokenCounts) -> None:
+        self._params = params
+        self._counts = counts
 
-    repetition = per_token(
-        [1.0 if params.repetition_penalty is None else params.repetition_penalty for _, params, _ in rows]
-    )
-    frequency = per_token([params.frequency_penalty for _, params, _ in rows])
-    presence = per_token([params.presence_penalty for _, params, _ in rows])
-    counts = torch.from_numpy(np.concatenate([history.output_counts for _, _, history in rows])).to(logits)
+    def advance(self, token_ids: Sequence[int]) -> None:
+        self._counts.advance(token_ids)
 
-    index = _index(logits, [row for row, _, _ in rows], tokens)
-    scores = logits[index]
-    scores = torch.where(scores < 0, scores * repetition, scores / repetition)
-    logits[index] = scores - (frequency * counts + presence * (counts > 0))
+    def roll_back(self, num_tokens: int) -> None:
+        self._counts.roll_back(num_tokens)
+
+    def fork(self) -> Self:
+        return type(self)(self._params, self._counts.fork())
+
+    def change(self) -> PenaltyChange:
+        return PenaltyChange(self._params, self._counts.tokens, self._counts.output_counts)
 
 
-def _index(logits: Tensor, rows: Sequence[int], tokens: Sequence[npt.NDArray[np.int64]]) -> tuple[Tensor, Tensor]:
-    """Every pair of a row and one of its tokens."""
-    row_of_each = np.repeat(np.array(rows), [len(row_tokens) for row_tokens in tokens])
-    return (
-        torch.from_numpy(row_of_each).to(logits.device),
-        torch.from_numpy(np.concatenate(tokens)).to(logits.device),
-    )
+@frozen(eq=False)
+class StepPenalties:
+    """The penalties of a step's rows.
+
+    :ivar seats: those of the rows that have some
+    :ivar settings: of all rows, on the device
+    """
+
+    seats: list[int]
+    settings: PenaltySettings
+
+
+class DevicePenalties(DeviceProcessor[StepPenalties]):
+    """Counts the tokens of texts with penalties, each in a seat of a table on the device.
+
+    A text is counted from its beginning when it takes a seat. From then on the device adds what it samples, unless the
+    text comes back with other tokens than those, as after a preemption: then it is counted anew. A text that finds no
+    free seat takes that of one that is not in the step.
+
+    :param num_seats: at least as many as a step has rows
+    :param vocab_size: columns of the logits
+    """
+
+    def __init__(self, num_seats: int, vocab_size: int, device: torch.device) -> None:
+        self._occurrences = torch.zeros(num_seats, vocab_size, dtype=torch.int32, device=device)
+        self._free = list(range(num_seats))
+        self._seats: dict[int, int] = {}
+        # How many tokens the count of each seat covers.
+        self._lengths = np.zeros(num_seats, dtype=np.int64)
+
+    def begin(self, rows: Sequence[SampleRow]) -> StepPenalties | None:
+        penalized = [index for index, row in enumerate(rows) if _has_penalties(row.request.sampling)]
+        if not penalized:
+            return None
+        seats = self._take_seats([rows[index].seq_id for index in penalized])
+        for index, seat in zip(penalized, seats, strict=True):
+            if self._lengths[seat] != rows[index].num_tokens:
+                self._count_anew(seat, rows[index])
+        params = [row.request.sampling for row in rows]
+        seat_of_row = np.full(len(rows), -1)
+        seat_of_row[penalized] = seats
+        settings = to_device(
+            self._occurrences.device,
+            seat_of_row,
+            np.array([_repetition(each) for each in params], "f4"),
+            np.array([each.frequency_penalty for each in params], "f4"),
+            np.array([each.presence_penalty for each in params], "f4"),
+        )
+        return StepPenalties(seats, PenaltySettings(*settings))
+
+    def apply(self, logits: Tensor, step: StepPenalties) -> None:
+        penalize(logits, self._occurrences, step.settings)
+
+    def advance(self, step: StepPenalties, tokens: Tensor) -> None:
+        count(self._occurrences, step.settings, tokens)
+        self._lengths[step.seats] += 1
+
+    def warm_up(self, logits: Tensor) -> None:
+        num_rows = len(logits)
+        settings = (np.full(num_rows, -1), *np.ones((3, num_rows), "f4"))
+        step = StepPenalties([], PenaltySettings(*to_device(logits.device, *settings)))
+        self.apply(logits, step)
+        self.advance(step, torch.zeros(num_rows, dtype=torch.int64, device=logits.device))
+
+    def forget(self, seq_id: int) -> None:
+        seat = self._seats.pop(seq_id, None)
+        if seat is not None:
+            self._lengths[seat] = 0
+            self._free.append(seat)
+
+    def _take_seats(self, seq_ids: Sequence[int]) -> list[int]:
+        newcomers = [seq_id for seq_id in seq_ids if seq_id not in self._seats]
+        if len(newcomers) > len(self._free):
+            needed, staying = len(newcomers) - len(self._free), set(seq_ids)
+            for seq_id in list(itertools.islice((each for each in self._seats if each not in staying), needed)):
+                self.forget(seq_id)
+        self._seats.update((seq_id, self._free.pop()) for seq_id in newcomers)
+        return [self._seats[seq_id] for seq_id in seq_ids]
+
+    def _count_anew(self, seat: int, row: SampleRow) -> None:
+        # Known to the host: a token that it has not seen yet was sampled here, and counted.
+        token_ids = np.array(row.token_ids[: row.num_tokens])
+        assert len(token_ids) == row.num_tokens, f"{len(token_ids)} of {row.num_tokens} tokens are known"
+        tokens, places = np.unique(token_ids, return_inverse=True)
+        counts = 2 * np.bincount(places[row.num_prompt_tokens :], minlength=len(tokens)).astype(np.int32)
+        counts[np.unique(places[: row.num_prompt_tokens])] += 1
+        index, values = to_device(self._occurrences.device, tokens, counts)
+        table = self._occurrences[seat]
+        table.zero_()
+        table.index_copy_(0, index, values)
+        self._lengths[seat] = row.num_tokens
+
+
+def _has_penalties(params: SamplingParams) -> bool:
+    return params.repetition_penalty not in (None, 1.0) or params.frequency_penalty != 0 or params.presence_penalty != 0
+
+
+def _repetition(params: SamplingParams) -> float:
+    return 1.0 if params.repetition_penalty is None else params.repetition_penalty

@@ -26,7 +26,15 @@ from torch import Tensor
 from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.sampling.candidates import argmax, likeliest, likeliest_from, select_rows
 
-__all__ = ["NOT_DRAWN", "Settings", "draw_from_all", "draw_from_likeliest", "draw_greedy", "num_candidates"]
+__all__ = [
+    "NOT_DRAWN",
+    "Settings",
+    "draw_from_all",
+    "draw_from_likeliest",
+    "draw_greedy",
+    "is_greedy",
+    "num_candidates",
+]
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Ids: TypeAlias = npt.NDArray[np.int64]
@@ -69,6 +77,11 @@ class Settings:
     def select(self, rows: Ids) -> Settings:
         """Some rows' settings."""
         return Settings(self.temperature[rows], self.top_k[rows], self.top_p[rows], self.min_p[rows])
+
+
+def is_greedy(params: SamplingParams) -> bool:
+    """Whether the likeliest token is taken."""
+    return params.is_greedy or params.top_k == 1
 
 
 def num_candidates(params: SamplingParams, vocab_size: int) -> int:

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from paged_sdk.errors import ConfigError, ModelClosedError
+from paged_sdk.errors import ConfigError, ModelClosedError, NumericalError
 from paged_sdk.runner.output import FinishedStep, PendingStep, RunnerOutput
 from paged_sdk.sampling.raw_logprobs import RawLogprobs
 from paged_sdk.scheduler.output import ScheduledSequence, SchedulerOutput
@@ -84,7 +84,8 @@ class FakeRunner:
             prompt, text = self._texts(row)
             failure = None if self._row_failure is None else self._row_failure(prompt, text)
             if failure is not None:
-                result.failed[index] = failure
+                request_id = row.sequence.request.request_id
+                result.failed[index] = NumericalError(f"request {request_id}: {failure}", request_id=request_id)
             choices = range(row.sequence.choice_index, row.sequence.choice_index + row.num_samples)
             tokens = [self._say(prompt, text, choice) for choice in choices] if failure is None else []
             result.token_ids.append(tokens)

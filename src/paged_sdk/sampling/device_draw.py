@@ -1,0 +1,132 @@
+"""Drawing the next tokens of a batch without the host: what the tokens are, it learns when it asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+import torch
+from attrs import field, frozen
+from torch import Tensor
+
+from paged_sdk.config.sampling import SamplingParams
+from paged_sdk.kernels.draw_settings import DrawSettings
+from paged_sdk.kernels.sampling import argmax, draw
+from paged_sdk.sampling.truncation import Settings, is_greedy
+from paged_sdk.sampling.uniform import stream_starts
+
+__all__ = ["DeviceDraw", "DeviceRow"]
+
+_KEEPS_ALL: Final = 2**31 - 1
+_RECORD: Final = np.dtype([("streams", "i8"), ("temperature", "f4"), ("top_k", "i4"), ("top_p", "f4"), ("min_p", "f4")])
+_DTYPES: Final = MappingProxyType(
+    {
+        "positions": torch.int64,
+        "streams": torch.int64,
+        "temperature": torch.float32,
+        "top_k": torch.int32,
+        "top_p": torch.float32,
+        "min_p": torch.float32,
+    }
+)
+# Kernels are compiled anew for pointers that are aligned to less than 16 bytes, which 4 numbers have.
+_ROWS_PER_UNIT: Final = 4
+
+
+@frozen(eq=False)
+class DeviceRow:
+    """What to sample by: made once for each text, and kept for as long as its sequence lives.
+
+    :ivar params: resolved: a seed, unless greedy
+    :ivar choice_index: of the text in its request
+    :ivar is_greedy: whether the likeliest token is taken
+    :ivar record: the settings as the device gets them
+    """
+
+    params: SamplingParams
+    choice_index: int
+    is_greedy: bool = field(init=False)
+    record: bytes = field(init=False, repr=False)
+
+    @is_greedy.default
+    def _is_greedy(self) -> bool:
+        return is_greedy(self.params)
+
+    @record.default
+    def _record(self) -> bytes:
+        record = np.zeros(1, _RECORD)
+        settings = Settings.of([self.params], vocab_size=_KEEPS_ALL)
+        for name in ("temperature", "top_k", "top_p", "min_p"):
+            record[name] = getattr(settings, name)[0]
+        if self.is_greedy:
+            record["temperature"] = 0
+        else:
+            assert self.params.seed is not None, "the scheduler's sequences have a seed"
+            record["streams"] = stream_starts([self.params.seed], [self.choice_index]).view(np.int64)
+        return record.tobytes()
+
+
+class DeviceDraw:
+    """Draws tokens on the device: temperature, top-k, top-p and min-p, in this order, or the likeliest.
+
+    A token depends on its own row alone, as :class:`~paged_sdk.sampling.sampler.Sampler`'s do. The two draw from the
+    same distribution, and without top-k and top-p the same token; with them not, and of tokens that tie with the last
+    one kept this one keeps all. So which of them a row goes to must depend on that row alone.
+
+    As long as the batch consists of the same rows and each has got one more token, nothing is sent to the device.
+
+    :param device: of the logits
+    :param vocab_size: columns of the logits
+    """
+
+    def __init__(self, device: torch.device, vocab_size: int) -> None:
+        self._device = device
+        self._vocab_size = vocab_size
+        self._rows: list[DeviceRow] = []
+        self._all_greedy = True
+        self._settings: DrawSettings | None = None
+        self._next_positions: list[int] = []
+
+    def draw(self, logits: Tensor, rows: list[DeviceRow], num_output_tokens: list[int]) -> Tensor:
+        """Draw each row's token, by launches alone.
+
+        :param logits: float32 ``[len(rows), vocab_size]``, columns adjacent
+        :param rows: what to draw by
+        :param num_output_tokens: of each row's text
+        :returns: ``[len(rows)]`` int64 on the device; :data:`~paged_sdk.kernels.sampling.NOT_DRAWN` where every logit
+            is -inf, or one is NaN or +inf
+        """
+        assert logits.shape == (len(rows), self._vocab_size), (logits.shape, len(rows), self._vocab_size)
+        with torch.inference_mode():
+            if rows != self._rows:
+                self._rows = list(rows)
+                self._all_greedy = all(row.is_greedy for row in rows)
+                self._settings = None
+            if self._all_greedy:
+                return argmax(logits)
+            return draw(logits, self._settings_at(num_output_tokens))
+
+    def _settings_at(self, positions: list[int]) -> DrawSettings:
+        if self._settings is not None and positions == self._next_positions:
+            self._settings.positions.add_(1)
+        else:
+            self._settings = _upload(self._rows, positions, self._device)
+        self._next_positions = [position + 1 for position in positions]
+        return self._settings
+
+
+def _upload(rows: Sequence[DeviceRow], positions: Sequence[int], device: torch.device) -> DrawSettings:
+    """Settings on the device, by one copy that nobody waits for: pinned memory is kept until it is done."""
+    records = np.frombuffer(b"".join([row.record for row in rows]), _RECORD)
+    num_slots = -(-len(rows) // _ROWS_PER_UNIT) * _ROWS_PER_UNIT
+    sizes = [num_slots * dtype.itemsize for dtype in _DTYPES.values()]
+    host = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=device.type == "cuda")
+    for part, name in zip(torch.split(host, sizes), _DTYPES, strict=True):
+        column = np.array(positions) if name == "positions" else records[name]
+        part.numpy().view(column.dtype)[: len(rows)] = column
+    parts = torch.split(host.to(device, non_blocking=True), sizes)
+    return DrawSettings(
+        **{name: part.view(dtype)[: len(rows)] for part, (name, dtype) in zip(parts, _DTYPES.items(), strict=True)}
+    )

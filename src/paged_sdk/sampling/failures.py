@@ -1,0 +1,31 @@
+"""Why a request ends without a token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, TypeAlias
+
+from paged_sdk.errors import NumericalError, PagedError
+from paged_sdk.scheduler.request import Request
+
+__all__ = ["NO_FAILURES", "Failures", "all_banned", "not_finite"]
+
+Failures: TypeAlias = Mapping[int, PagedError]
+"""The rows whose requests end, and why."""
+
+NO_FAILURES: Final[Failures] = MappingProxyType({})
+
+
+def not_finite(request: Request) -> NumericalError:
+    """Make the error of a request whose logits hold NaN or Inf."""
+    return _numerical_error(request, "the logits hold NaN or Inf")
+
+
+def all_banned(request: Request) -> NumericalError:
+    """Make the error of a request whose processors leave no token."""
+    return _numerical_error(request, "every token is banned")
+
+
+def _numerical_error(request: Request, reason: str) -> NumericalError:
+    return NumericalError(f"request {request.request_id}: {reason}", request_id=request.request_id)

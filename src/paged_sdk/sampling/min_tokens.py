@@ -1,0 +1,62 @@
+"""The ban of the tokens that end a text, until it has its least number of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+import numpy as np
+from torch import Tensor
+
+from paged_sdk.sampling.failures import NO_FAILURES, Failures
+from paged_sdk.sampling.processor import Processor, ProcessorState
+from paged_sdk.sampling.sparse import SparseChange, add_sparse
+from paged_sdk.scheduler.request import Request
+
+__all__ = ["MinTokens"]
+
+
+class MinTokens(Processor[SparseChange]):
+    """Bans a request's stop tokens before ``SamplingParams.min_tokens`` tokens of output.
+
+    :param vocab_size: columns of the logits
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+
+    def applies_until(self, request: Request) -> int:
+        return request.sampling.min_tokens
+
+    def begin(self, request: Request) -> MinTokensState:
+        tokens = np.array([token for token in request.stop_token_ids if token < self._vocab_size], np.int64)
+        ban = SparseChange(tokens, np.full(len(tokens), -np.inf, np.float32))
+        return MinTokensState(ban, request.sampling.min_tokens)
+
+    def apply(self, logits: Tensor, changes: Sequence[tuple[int, SparseChange]]) -> Failures:
+        add_sparse(logits, changes)
+        return NO_FAILURES
+
+
+class MinTokensState(ProcessorState[SparseChange]):
+    """Counts the tokens of one text.
+
+    :param ban: what is added while there are too few
+    :param num_missing: how many are missing
+    """
+
+    def __init__(self, ban: SparseChange, num_missing: int) -> None:
+        self._ban = ban
+        self._num_missing = num_missing
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        self._num_missing -= len(token_ids)
+
+    def roll_back(self, num_tokens: int) -> None:
+        self._num_missing += num_tokens
+
+    def fork(self) -> Self:
+        return type(self)(self._ban, self._num_missing)
+
+    def change(self) -> SparseChange | None:
+        return self._ban if self._num_missing > 0 else None

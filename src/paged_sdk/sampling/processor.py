@@ -1,0 +1,161 @@
+"""What a logits processor is: something that changes the logits of a text before its next token is chosen.
+
+A processor is one file of this package and one entry in :func:`~paged_sdk.sampling.processors.default_processors`.
+It has three parts. The processor itself knows whether a request needs it and changes logits. A :class:`ProcessorState`
+follows one text. A :class:`DeviceProcessor`, where there is one, does the same work on a device, so that texts that
+need it are sampled there.
+"""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Final, Generic, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from paged_sdk.sampling.failures import Failures
+from paged_sdk.sampling.row import SampleRow
+from paged_sdk.scheduler.request import Request
+
+__all__ = [
+    "ALL_TOKENS",
+    "ConstantState",
+    "DeviceProcessor",
+    "Processor",
+    "ProcessorState",
+]
+
+ALL_TOKENS: Final = sys.maxsize
+"""More tokens than any text has."""
+
+ChangeT = TypeVar("ChangeT")
+StepT = TypeVar("StepT")
+
+
+class ProcessorState(ABC, Generic[ChangeT]):
+    """Follows one text for one processor: what it would have to work out again in every step.
+
+    After any calls it is what a new state would be that was given the same tokens.
+    """
+
+    @abstractmethod
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """Take in tokens that the output has gained."""
+
+    @abstractmethod
+    def roll_back(self, num_tokens: int) -> None:
+        """Take the last tokens back, which were rejected drafts or were lost in a preemption.
+
+        :param num_tokens: at most as many as the output has
+        """
+
+    @abstractmethod
+    def fork(self) -> Self:
+        """Make a state for another choice of the request, which has the same tokens so far."""
+
+    @abstractmethod
+    def change(self) -> ChangeT | None:
+        """Work out what happens to the logits that the next token is chosen by; None: nothing does.
+
+        This runs before the logits are there, on a CUDA device while it computes them: long work, such as the mask of
+        a grammar, belongs here. The result stays as it is when the state moves on.
+        """
+
+
+class ConstantState(ProcessorState[ChangeT]):
+    """A state that changes the logits of every token alike.
+
+    :param change: what happens to them
+    """
+
+    def __init__(self, change: ChangeT) -> None:
+        self._change = change
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        pass
+
+    def roll_back(self, num_tokens: int) -> None:
+        pass
+
+    def fork(self) -> Self:
+        return self
+
+    def change(self) -> ChangeT | None:
+        return self._change
+
+
+class DeviceProcessor(ABC, Generic[StepT]):
+    """A processor on a device, where the tokens that were sampled last already are. Nothing here waits for it."""
+
+    @abstractmethod
+    def begin(self, rows: Sequence[SampleRow]) -> StepT | None:
+        """Make ready for a step, and for those that follow with the same rows, each with one more token.
+
+        :returns: what the other methods need; None: no row needs this processor
+        """
+
+    @abstractmethod
+    def apply(self, logits: Tensor, step: StepT) -> None:
+        """Change the logits of a step's rows in place.
+
+        :param logits: float32 ``[num_rows, vocab_size]``
+        """
+
+    @abstractmethod
+    def advance(self, step: StepT, tokens: Tensor) -> None:
+        """Take in what was sampled.
+
+        :param tokens: ``[num_rows]`` int64; below 0: nothing
+        """
+
+    @abstractmethod
+    def warm_up(self, logits: Tensor) -> None:
+        """Compile what is launched, by rows that do not need the processor, so that no request waits for that.
+
+        :param logits: as of :meth:`apply`
+        """
+
+    @abstractmethod
+    def forget(self, seq_id: int) -> None:
+        """Drop what is kept of a sequence that has ended, if there is anything."""
+
+
+class Processor(ABC, Generic[ChangeT]):
+    """One kind of change to logits. It keeps nothing of any text: states do."""
+
+    @abstractmethod
+    def applies_until(self, request: Request) -> int:
+        """Say how many tokens of each text, from the first of its output on, it may have a say in.
+
+        :returns: 0 if the request does not need it, :data:`ALL_TOKENS` if every token does
+        """
+
+    @abstractmethod
+    def begin(self, request: Request) -> ProcessorState[ChangeT]:
+        """Follow a text from the end of its prompt on.
+
+        :param request: one that needs the processor
+        """
+
+    @abstractmethod
+    def apply(self, logits: Tensor, changes: Sequence[tuple[int, ChangeT]]) -> Failures:
+        """Change the logits of some rows in place.
+
+        :param logits: float32 ``[N, vocab_size]``
+        :param changes: rows, each at most once, and what happens to their logits
+        :returns: rows whose requests are to end; nobody reads their logits
+        """
+
+    def device_bytes(self, max_num_seqs: int, vocab_size: int) -> int:
+        """Say how many bytes of a device :meth:`on_device` takes."""
+        return 0
+
+    def on_device(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> DeviceProcessor[Any] | None:
+        """Make what does the same work on a device; None: there is no such thing, the host has to.
+
+        :param max_num_seqs: the most rows that a step has
+        """
+        return None

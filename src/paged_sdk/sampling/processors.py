@@ -1,0 +1,28 @@
+"""The logits processors, in the order in which they change logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from paged_sdk.sampling.bias import LogitsBias
+from paged_sdk.sampling.dry import Dry
+from paged_sdk.sampling.min_tokens import MinTokens
+from paged_sdk.sampling.penalties import Penalties
+from paged_sdk.sampling.processor import Processor
+
+__all__ = ["default_processors"]
+
+
+def default_processors(vocab_size: int, encode: Callable[[str], list[int]]) -> tuple[Processor[Any], ...]:
+    """Make the processors of one model. Temperature, top-k, top-p and min-p come after all of them.
+
+    :param vocab_size: columns of the logits
+    :param encode: text to token ids, without special tokens
+    """
+    return (
+        LogitsBias(vocab_size),
+        MinTokens(vocab_size),
+        Penalties(),
+        Dry(encode),
+    )

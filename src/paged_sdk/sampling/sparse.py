@@ -1,0 +1,45 @@
+"""Changes to the logits of a few tokens per row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from attrs import frozen
+from torch import Tensor
+
+__all__ = ["SparseChange", "add_sparse", "index_of"]
+
+
+@frozen(eq=False)
+class SparseChange:
+    """What to add to the logits of some tokens.
+
+    :ivar token_ids: distinct
+    :ivar amounts: one for each; -inf bans the token
+    """
+
+    token_ids: npt.NDArray[np.int64]
+    amounts: npt.NDArray[np.float32]
+
+
+def add_sparse(logits: Tensor, changes: Sequence[tuple[int, SparseChange]]) -> None:
+    """Add to the logits of some tokens, in place.
+
+    :param logits: float32 ``[N, V]``
+    :param changes: rows, and what to add in each
+    """
+    amounts = torch.from_numpy(np.concatenate([change.amounts for _, change in changes])).to(logits.device)
+    index = index_of(logits, [row for row, _ in changes], [change.token_ids for _, change in changes])
+    logits.index_put_(index, amounts, accumulate=True)
+
+
+def index_of(logits: Tensor, rows: Sequence[int], tokens: Sequence[npt.NDArray[np.int64]]) -> tuple[Tensor, Tensor]:
+    """Index every pair of a row and one of its tokens."""
+    row_of_each = np.repeat(np.array(rows), [len(row_tokens) for row_tokens in tokens])
+    return (
+        torch.from_numpy(row_of_each).to(logits.device),
+        torch.from_numpy(np.concatenate(tokens)).to(logits.device),
+    )
