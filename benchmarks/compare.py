@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Annotated
 
 import typer
@@ -19,15 +20,28 @@ from attrs import asdict
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.bandwidth import bytes_per_token, read_bandwidth
 from benchmarks.environments import ENGINES, OWN, installed_engines
 from benchmarks.machine import describe_machine, usable_cpus
-from benchmarks.models import bfloat16_checkpoint, model_path
+from benchmarks.models import MODELS, BenchmarkModel, benchmark_model
 from benchmarks.paths import cache_directory
 from benchmarks.process import EngineFailedError, EngineProcess
 from benchmarks.prompts import PromptMaker
 from benchmarks.protocol import EngineSettings, UnsupportedError
 from benchmarks.results import Results, as_text
-from benchmarks.tasks import LOAD, QUICK, Sizes, Task, load_figures, make_tasks, warm_up
+from benchmarks.tasks import (
+    LOAD,
+    ONE_STREAM,
+    QUICK,
+    SHARE,
+    Figures,
+    Metric,
+    Sizes,
+    Task,
+    load_figures,
+    make_tasks,
+    warm_up,
+)
 from benchmarks.worker import engine_class
 from paged_sdk.chat.text_processor import text_processor_from_gguf
 from paged_sdk.chat.tokenizer import Tokenizer
@@ -45,8 +59,10 @@ class Comparison:
     """One run: rounds of fresh processes, and within a round, task by task, the engines take turns.
 
     :param engines: names, in the order of the table
-    :param settings: of every engine, with the path of the GGUF file
+    :param settings: of every engine; where a model is given, path and dtype are its own
+    :param model: None: every engine loads what the settings say
     :param timeout: seconds that one command to an engine may take
+    :ivar bandwidths: bytes per second, by round
     """
 
     def __init__(
@@ -58,10 +74,11 @@ class Comparison:
         settings: EngineSettings,
         prompts: PromptMaker,
         timeout: float,
+        model: BenchmarkModel | None = None,
     ) -> None:
-        self.results = Results(
-            [LOAD, *(metric for task in tasks for metric in task.metrics)], dict.fromkeys(engines, "")
-        )
+        self.results = Results(_metrics(tasks), dict.fromkeys(engines, ""))
+        self.bandwidths: list[float] = []
+        self._model = model
         self._tasks = tasks
         self._sizes = sizes
         self._settings = settings
@@ -72,6 +89,8 @@ class Comparison:
     def run_round(self, number: int) -> None:
         """Add a round's figures to the results; what an engine could not do in one round is not asked again."""
         names = list(self.results.engines)
+        self.bandwidths.append(read_bandwidth(self._settings.num_threads, self._sizes.buffer))
+        _console.log(f"Round {number}: memory is read at {self.bandwidths[-1] / 1e9:.1f} GB/s")
         first = number % len(names)
         with ExitStack() as stack:
             # Nobody always goes first.
@@ -84,10 +103,14 @@ class Comparison:
 
     def _start(self, stack: ExitStack, name: str, key: str) -> EngineProcess | None:
         """An engine that has made its first token, and is warm; ``stack`` ends it."""
+        settings = self._settings_of(name)
+        if settings is None:
+            self.results.add_reason(name, self.results.metrics, "reads no directory")
+            return None
         _console.log(f"{key}: {name} is loading")
         log = cache_directory("logs") / f"{name}.log"
         try:
-            engine = EngineProcess(name, self._settings_of(name), log, timeout=self._timeout)
+            engine = EngineProcess(name, settings, log, timeout=self._timeout)
             stack.callback(engine.close)
             self.results.engines[name] = engine.version
             self.results.add(name, load_figures(engine, self._prompts, self._sizes, key))
@@ -98,26 +121,45 @@ class Comparison:
         warm_up(engine, self._prompts, self._sizes, f"{key}, warm-up")
         return engine
 
-    def _settings_of(self, name: str) -> EngineSettings:
-        if engine_class(name).FORMAT == "gguf":
+    def _settings_of(self, name: str) -> EngineSettings | None:
+        """None: the engine cannot load the model in any of its forms."""
+        if self._model is None:
             return self._settings
-        return replace(self._settings, model=str(bfloat16_checkpoint(Path(self._settings.model))))
+        path = self._model.path_for(engine_class(name).FORMATS)
+        return None if path is None else replace(self._settings, model=str(path), dtype=self._model.dtype)
+
+    def _share_of_bandwidth(self, name: str, figures: Figures) -> Figures:
+        settings = self._settings_of(name)
+        assert settings is not None
+        read = bytes_per_token(Path(settings.model)) * figures[ONE_STREAM]
+        return {SHARE.key: 100 * read / self.bandwidths[-1]}
 
     def _measure(self, engine: EngineProcess, task: Task, key: str) -> None:
         if not engine.is_alive:
-            self.results.add_reason(engine.name, task.metrics, "failed: the engine had ended by then")
+            self.results.add_reason(engine.name, _metrics_of(task), "failed: the engine had ended by then")
             return
         try:
             figures = task.measure(engine, self._prompts, key)
         except (UnsupportedError, EngineFailedError) as error:
             reason = f"failed: {error}" if isinstance(error, EngineFailedError) else str(error)
             _console.log(f"{key}: {engine.name}: {reason}")
-            self.results.add_reason(engine.name, task.metrics, reason)
+            self.results.add_reason(engine.name, _metrics_of(task), reason)
             self._given_up.add((engine.name, task.name))
             return
-        shown = ", ".join(f"{metric.key} {as_text(figures[metric.key])} {metric.unit}" for metric in task.metrics)
+        if ONE_STREAM in figures:
+            figures = {**figures, **self._share_of_bandwidth(engine.name, figures)}
+        shown = ", ".join(f"{metric.key} {as_text(figures[metric.key])} {metric.unit}" for metric in _metrics_of(task))
         _console.log(f"{key}: {engine.name}: {shown}")
         self.results.add(engine.name, figures)
+
+
+def _metrics_of(task: Task) -> list[Metric]:
+    """Of a task, and what is derived from it."""
+    return [*task.metrics, *(SHARE for metric in task.metrics if metric.key == ONE_STREAM)]
+
+
+def _metrics(tasks: Sequence[Task]) -> list[Metric]:
+    return [LOAD, *(metric for task in tasks for metric in _metrics_of(task))]
 
 
 def _tokenizer_of(gguf: Path) -> Tokenizer:
@@ -165,7 +207,9 @@ def _names(value: str, allowed: Sequence[str], option: str) -> list[str]:
 
 
 def main(
-    model: Annotated[str, typer.Option(help="smollm2, qwen1.5b, or the path of a GGUF file")] = "smollm2",
+    model: Annotated[
+        str, typer.Option(help=f"{', '.join(MODELS)}, or the path of a GGUF file; with -bf16 or -f16: dense weights")
+    ] = "smollm2",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, each with fresh processes")] = 3,
     engines: Annotated[str, typer.Option(help="Names by commas; default: all that are installed")] = "",
     only: Annotated[str, typer.Option(help="Names of tasks by commas; default: all")] = "",
@@ -178,16 +222,17 @@ def main(
     sizes = QUICK if quick else Sizes()
     names = _names(engines, ENGINES, "--engines") or installed_engines()
     tasks = _names(only, [task.name for task in make_tasks(sizes)], "--only")
-    path, num_threads, machine = model_path(model), threads or usable_cpus(), describe_machine()
+    chosen, num_threads, machine = benchmark_model(model), threads or usable_cpus(), describe_machine()
     if machine["load_average"] > _BUSY:
         _console.print(f"[yellow]The machine is busy (load {machine['load_average']}): do not trust the figures.[/]")
     comparison = Comparison(
         engines=names,
         tasks=[task for task in make_tasks(sizes) if not tasks or task.name in tasks],
         sizes=sizes,
-        settings=EngineSettings(str(path), num_threads, sizes.max_model_len, max(sizes.streams)),
-        prompts=PromptMaker(_tokenizer_of(path)),
+        settings=EngineSettings("", num_threads, sizes.max_model_len, max(sizes.streams)),
+        prompts=PromptMaker(_tokenizer_of(chosen.source)),
         timeout=timeout,
+        model=chosen,
     )
     with _confined_to(num_threads):
         for number in range(1, rounds + 1):
@@ -196,17 +241,20 @@ def main(
     report = {
         "command": " ".join(["python -m benchmarks.compare", *sys.argv[1:]]),
         "machine": machine,
-        "model": path.name,
+        "model": chosen.name,
         "threads": num_threads,
         "rounds": rounds,
         "quick": quick,
         "sizes": asdict(sizes),
+        "bandwidth_gb_per_s": [round(bandwidth / 1e9, 2) for bandwidth in comparison.bandwidths],
         **results.as_json(),
     }
     suffix = "-quick" if quick else ""
-    target = output or cache_directory("results") / f"{path.stem}{suffix}.json"
+    target = output or cache_directory("results") / f"{chosen.file_name}{suffix}.json"
     target.write_text(json.dumps(report, indent=2) + "\n")
-    title = f"{path.name}, {num_threads} threads, medians of {rounds}" + (" (quick: no measurement)" if quick else "")
+    bandwidth = f"memory read at {median(comparison.bandwidths) / 1e9:.1f} GB/s"
+    title = f"{chosen.name}, {num_threads} threads, medians of {rounds}; {bandwidth}"
+    title += " (quick: no measurement)" if quick else ""
     Console(width=None if sys.stdout.isatty() else 160).print(_as_table(results, title))
     for name, reasons in results.reasons.items():
         for reason in dict.fromkeys(reasons.values()):

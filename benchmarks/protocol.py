@@ -13,7 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-__all__ = ["BenchmarkEngine", "EngineSettings", "LogitsPath", "Prompt", "RequestTimes", "UnsupportedError"]
+__all__ = ["BenchmarkEngine", "EngineSettings", "Format", "LogitsPath", "Prompt", "RequestTimes", "UnsupportedError"]
+
+Format = Literal["gguf", "directory"]
+"""A GGUF file, or a directory of config.json, safetensors and tokenizer.json."""
 
 LogitsPath = Literal["prefill", "decode"]
 """Logits of a text computed in chunks, or token by token."""
@@ -27,16 +30,18 @@ class UnsupportedError(Exception):
 class EngineSettings:
     """How an engine is to be loaded.
 
-    :ivar model: GGUF file, or a directory with a bfloat16 checkpoint, as the engine's ``FORMAT`` says
+    :ivar model: GGUF file or directory, as the engine's ``FORMATS`` say
     :ivar num_threads: CPU threads
     :ivar max_model_len: tokens in a sequence, prompt and output together
     :ivar max_num_seqs: sequences at once
+    :ivar dtype: that a directory's weights have and are computed in; None: the engine's choice
     """
 
     model: str
     num_threads: int
     max_model_len: int
     max_num_seqs: int
+    dtype: str | None = None
 
 
 @dataclass(frozen=True)
@@ -66,12 +71,12 @@ class BenchmarkEngine(ABC):
 
     :cvar REQUIREMENTS: what pip installs into the engine's environment; empty: it runs in this project's
     :cvar UNWANTED: packages that come with them and are removed again
-    :cvar FORMAT: what it loads
+    :cvar FORMATS: what it loads, the first one rather than the next
     """
 
     REQUIREMENTS: ClassVar[tuple[str, ...]]
     UNWANTED: ClassVar[tuple[str, ...]] = ()
-    FORMAT: ClassVar[Literal["gguf", "bfloat16"]] = "gguf"
+    FORMATS: ClassVar[tuple[Format, ...]] = ("gguf",)
 
     @abstractmethod
     def __init__(self, settings: EngineSettings) -> None:

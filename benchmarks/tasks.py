@@ -16,7 +16,9 @@ from benchmarks.protocol import RequestTimes, UnsupportedError
 
 __all__ = [
     "LOAD",
+    "ONE_STREAM",
     "QUICK",
+    "SHARE",
     "Figures",
     "Metric",
     "Sizes",
@@ -52,6 +54,7 @@ class Sizes:
     :ivar question: what follows the prefix the second time
     :ivar depth: of the long prompt
     :ivar depth_output: generated after it
+    :ivar buffer: bytes that are read to measure the bandwidth
     """
 
     streams: tuple[int, ...] = (1, 4, 16)
@@ -61,6 +64,7 @@ class Sizes:
     question: int = 16
     depth: int = 4000
     depth_output: int = 48
+    buffer: int = 3 << 29
 
     @property
     def max_model_len(self) -> int:
@@ -68,11 +72,18 @@ class Sizes:
         return -(-(self.depth + self.depth_output) // 256) * 256
 
 
-QUICK: Final = Sizes(streams=(1, 4), prompt=8, output=24, prefix=96, question=8, depth=192, depth_output=24)
+QUICK: Final = Sizes(
+    streams=(1, 4), prompt=8, output=24, prefix=96, question=8, depth=192, depth_output=24, buffer=1 << 24
+)
 """Shows that everything runs; its figures mean nothing."""
 
 LOAD: Final = Metric("load", "process start to first token", "s", higher_is_better=False)
 """Measured once a round, when the engine's process is started. The file is in the page cache by then."""
+
+ONE_STREAM: Final = "decode_1"
+
+SHARE: Final = Metric("bandwidth_share", "decode, 1 stream, of the read bandwidth", "%")
+"""Bytes of weights that a token takes, times tokens per second, over the bandwidth measured in the same round."""
 
 Figures: TypeAlias = Mapping[str, float]
 

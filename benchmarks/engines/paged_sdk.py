@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.protocol import BenchmarkEngine, EngineSettings, Prompt, RequestTimes
@@ -19,6 +20,7 @@ class Engine(BenchmarkEngine):
     """Every request is a stream that its own task reads, as in an application; times are those of the reader."""
 
     REQUIREMENTS = ()
+    FORMATS = ("gguf", "directory")
 
     def __init__(self, settings: EngineSettings) -> None:
         from paged_sdk import TextModelBuilder
@@ -29,6 +31,8 @@ class Engine(BenchmarkEngine):
             .with_max_model_len(settings.max_model_len)
             .with_max_num_seqs(settings.max_num_seqs)
         )
+        if settings.dtype is not None and Path(settings.model).is_dir():  # a file's blocks would be decoded
+            builder = builder.with_dtype(settings.dtype)
 
         async def build() -> Model:
             return await builder.build()

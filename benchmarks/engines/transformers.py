@@ -1,4 +1,4 @@
-"""transformers: ``generate`` in bfloat16 on the file's weights, dequantized; a batch is static."""
+"""transformers: ``generate`` on the file's weights, dequantized; a batch is static."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class Engine(BenchmarkEngine):
     """Prompts of one length go in as one batch, without padding."""
 
     REQUIREMENTS = ("torch==2.13.0", "transformers==5.23.0")
-    FORMAT = "bfloat16"
+    FORMATS = ("directory",)
 
     def __init__(self, settings: EngineSettings) -> None:
         import torch
         from transformers import AutoModelForCausalLM
 
         torch.set_num_threads(settings.num_threads)
-        self._model: Any = AutoModelForCausalLM.from_pretrained(settings.model, dtype=torch.bfloat16)
+        self._model: Any = AutoModelForCausalLM.from_pretrained(settings.model, dtype=settings.dtype or "auto")
 
     @property
     def version(self) -> str:

