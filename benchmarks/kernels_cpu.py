@@ -19,13 +19,14 @@ import torch.nn.functional as F
 from attrs import evolve
 from torch import Tensor
 
+from paged_sdk.kernels.attention_inputs import LayerCache
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS
 from paged_sdk.kernels.native.experts import NativeExperts
 from paged_sdk.kernels.native.hadamard import hadamard_from_packed
 from paged_sdk.kernels.native.library import NativeLibrary, Workspace, load, why_not
 from paged_sdk.kernels.native.linear import NativeLinear
 from paged_sdk.kernels.native.packed import DENSE_TYPES, PACKED_TYPES, PackedWeight, pack_dense, pack_gguf
-from paged_sdk.kernels.native.paged_attention import AttentionShape, LayerCache, VarlenBatch, native_paged_attention
+from paged_sdk.kernels.native.paged_attention import AttentionShape, VarlenBatch, native_paged_attention
 from paged_sdk.kernels.native.quantize import quantize, quantize_blocks
 
 STREAMED_BYTES = 512 << 20

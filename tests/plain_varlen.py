@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from paged_sdk.kernels.attention import prefill_attention
+from paged_sdk.kernels.attention_inputs import ScoreOptions
 
 
 def plain_varlen(
@@ -40,6 +41,9 @@ def plain_varlen(
         first = max(first, last - (last_key - first_key))  # tokens before it see nothing
         if last > first:
             output[first:last] = prefill_attention(
-                query[first:last], key[first_key:last_key], value[first_key:last_key], scale=scale, window=window
+                query[first:last],
+                key[first_key:last_key],
+                value[first_key:last_key],
+                ScoreOptions(scale=scale, window=window),
             )
     return output

@@ -11,7 +11,7 @@ import argparse
 import json
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.gpu.timing import Row, copy_bandwidth, microseconds
+from paged_sdk.kernels.attention_inputs import LayerCache, PagedRows, ScoreOptions
 from paged_sdk.kernels.flash_prefill import PrefillRows, flash_prefill, why_not
 from paged_sdk.kernels.kv_cache import reshape_and_cache
 from paged_sdk.kernels.triton.attention_tile import Tile
@@ -59,12 +60,12 @@ PREFILL_TILES: Final = (
 class Batch:
     """Rows over a paged cache whose blocks lie in random order.
 
-    :ivar tensors: query, key cache, value cache, block tables, context lengths, cu_seqlens_q
-    :ivar scales: of an f8e4m3 cache
+    :ivar rows: ``num_rows`` rows of ``num_tokens`` query tokens each, over ``length`` keys
     """
 
-    tensors: tuple[Tensor, ...]
-    scales: dict[str, Tensor]
+    query: Tensor
+    cache: LayerCache
+    rows: PagedRows
     num_rows: int
     num_tokens: int
     length: int
@@ -72,7 +73,7 @@ class Batch:
     @property
     def num_bytes(self) -> int:
         """What attention has to read of keys, values and scales."""
-        per_token = sum(cache[0, 0].nbytes for cache in (*self.tensors[1:3], *self.scales.values()))
+        per_token = sum(tensor[0, 0].nbytes for tensor in self.cache.tensors)
         return self.num_rows * self.length * per_token
 
     @property
@@ -82,13 +83,9 @@ class Batch:
         return self.num_rows * 4 * HEAD_DIM * NUM_HEADS * pairs
 
     @property
-    def as_kernels_take_it(self) -> PagedBatch:
-        scales = self.scales
-        return PagedBatch(*self.tensors, scale=SCALE, k_scale=scales.get("k_scale"), v_scale=scales.get("v_scale"))
-
-    @property
-    def bounds(self) -> dict[str, Any]:
-        return {"max_seqlen_q": self.num_tokens, "max_context_len": self.length, "scale": SCALE, **self.scales}
+    def inputs(self) -> tuple[Tensor, LayerCache, PagedRows, ScoreOptions]:
+        """What attention is given."""
+        return self.query, self.cache, self.rows, ScoreOptions(scale=SCALE)
 
 
 def make_batch(num_rows: int, num_tokens: int, length: int, device: torch.device, *, quantized: bool = False) -> Batch:
@@ -96,17 +93,24 @@ def make_batch(num_rows: int, num_tokens: int, length: int, device: torch.device
     num_blocks = num_rows * blocks_of_row
     shape = (num_blocks, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM)
     caches = [torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(2)]
-    scales = {}
+    scales: tuple[Tensor, ...] = ()
     if quantized:
         key, value = (cache.flatten(0, 1) for cache in caches)
         caches = [torch.empty(shape, dtype=torch.float8_e4m3fn, device=device) for _ in range(2)]
-        scales = {name: torch.empty(shape[:-1], device=device) for name in ("k_scale", "v_scale")}
-        reshape_and_cache(key, value, caches[0], caches[1], torch.arange(len(key), device=device), **scales)
+        scales = tuple(torch.empty(shape[:-1], device=device) for _ in range(2))
+        reshape_and_cache(key, value, caches[0], caches[1], torch.arange(len(key), device=device), *scales)
     query = torch.randn(num_rows * num_tokens, NUM_HEADS, HEAD_DIM, dtype=torch.bfloat16, device=device)
     tables = torch.randperm(num_blocks, device=device).int().view(num_rows, blocks_of_row)
     lengths = torch.full((num_rows,), length, dtype=torch.int32, device=device)
     ends = torch.arange(num_rows + 1, dtype=torch.int32, device=device) * num_tokens
-    return Batch((query, *caches, tables, lengths, ends), scales, num_rows, num_tokens, length)
+    rows = PagedRows(
+        block_tables=tables,
+        context_lens=lengths,
+        cu_seqlens_q=ends,
+        max_seqlen_q=num_tokens,
+        max_context_len=length,
+    )
+    return Batch(query, LayerCache(*caches, *scales), rows, num_rows, num_tokens, length)
 
 
 def prefill_references(batch: Batch, device: torch.device) -> dict[str, float]:
@@ -119,21 +123,16 @@ def prefill_references(batch: Batch, device: torch.device) -> dict[str, float]:
 
 def flash_over_pages(batch: Batch, device: torch.device) -> Callable[[], Tensor]:
     """Torch's FlashAttention as an engine calls it: in a chunk of a prompt, the gathering of keys is part of it."""
-    query, key_cache, value_cache, tables, lengths, ends = batch.tensors
     rows = PrefillRows(
-        tables,
-        lengths,
-        ends,
+        batch.rows,
         block_size=BLOCK_SIZE,
-        num_tokens=len(query),
-        max_seqlen_q=batch.num_tokens,
-        max_context_len=batch.length,
+        num_tokens=len(batch.query),
         total_context_len=batch.num_rows * batch.length,
         begin_sequences=batch.num_tokens == batch.length,
     )
-    shape = (len(query), NUM_KV_HEADS, HEAD_DIM)
+    shape = (len(batch.query), NUM_KV_HEADS, HEAD_DIM)
     key, value = (torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(2))
-    return partial(flash_prefill, query, key, value, key_cache, value_cache, rows, scale=SCALE)
+    return partial(flash_prefill, batch.query, key, value, batch.cache, rows, scale=SCALE)
 
 
 def torch_times(batch: Batch, device: torch.device) -> dict[str, float]:
@@ -159,12 +158,12 @@ def run(device: torch.device) -> Iterator[Row]:
     for quantized in (False, True):
         for num_rows, length in DECODES:
             batch = make_batch(num_rows, 1, length, device, quantized=quantized)
-            us = microseconds(partial(paged_attention, *batch.tensors, **batch.bounds))
+            us = microseconds(partial(paged_attention, *batch.inputs))
             cache = "f8e4m3" if quantized else "bf16"
             yield decode_row(batch, f"{num_rows} x {length}, {cache}", us, copy)
     for num_tokens, length in PREFILLS:
         batch = make_batch(1, num_tokens, length, device)
-        us = microseconds(partial(paged_attention, *batch.tensors, **batch.bounds))
+        us = microseconds(partial(paged_attention, *batch.inputs))
         case = f"1 x {length}, bf16" if num_tokens == length else f"1 x {num_tokens} of {length}, bf16"
         yield prefill_row(batch, case, us, prefill_references(batch, device))
 
@@ -177,12 +176,12 @@ def sweep(device: torch.device) -> Iterator[Row]:
         for tile in DECODE_TILES:
             for num_splits in splits:
                 decode = partial(paged_decode_attention, max_seqlen_q=1, max_context_len=length)
-                us = microseconds(partial(decode, batch.as_kernels_take_it, tile=tile, num_splits=num_splits))
+                us = microseconds(partial(decode, PagedBatch(*batch.inputs), tile=tile, num_splits=num_splits))
                 yield decode_row(batch, f"{num_rows} x {length}, {num_splits} splits, {tile}", us, copy)
     for num_tokens, length in PREFILLS:
         batch = make_batch(1, num_tokens, length, device)
         for tile in PREFILL_TILES:
-            us = microseconds(partial(paged_prefill_attention, batch.as_kernels_take_it, tile=tile))
+            us = microseconds(partial(paged_prefill_attention, PagedBatch(*batch.inputs), tile=tile))
             yield prefill_row(batch, f"1 x {num_tokens} of {length}, {tile}", us, {})
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from benchmarks.gpu.timing import Row, copy_bandwidth, microseconds
 from paged_sdk.kernels.activation import gated_activation, gated_activation_reference
+from paged_sdk.kernels.attention_inputs import LayerCache
 from paged_sdk.kernels.draw_settings import DrawSettings
 from paged_sdk.kernels.kv_cache import copy_blocks, copy_blocks_reference, write_slots
 from paged_sdk.kernels.norm import add_rms_norm, add_rms_norm_reference
@@ -105,13 +106,14 @@ def _rotations(num_tokens: int, device: torch.device) -> Iterator[Case]:
         rotated = (query.numel() + key.numel()) * heads.itemsize
         cos, sin = angles.cos(), angles.sin()
         written_to = key_cache, value_cache, slots, k_scale, v_scale
+        cache = LayerCache(key_cache, value_cache, k_scale, v_scale)
         rotation = Rotation(cos[:, None, None], torch.stack((-sin, sin), dim=1)[:, None])
         yield (
             "rotate_and_cache",
             f"{num_tokens} tokens, {NUM_HEADS} + {NUM_KV_HEADS} heads of {HEAD_DIM}, {stored} pages",
             read + rotated + written,
             partial(rotate_and_cache, query, key, value, cos, sin, *written_to),
-            partial(_rotate_and_write, rotation, query, key, value, *written_to),
+            partial(_rotate_and_write, rotation, query, key, value, cache, slots),
         )
 
 
@@ -150,11 +152,13 @@ def _sort_and_draw(logits: Tensor, top_k: int, top_p: float) -> Tensor:
     return drawn if tokens is None else tokens.gather(-1, drawn)
 
 
-def _rotate_and_write(rotation: Rotation, query: Tensor, key: Tensor, value: Tensor, *written_to: Any) -> None:
+def _rotate_and_write(
+    rotation: Rotation, query: Tensor, key: Tensor, value: Tensor, cache: LayerCache, slots: Tensor
+) -> None:
     """By torch's operations. Unlike the op's reference it skips no slots, for which the host would have to wait."""
     rotation.rotate_(query)
     rotation.rotate_(key)
-    write_slots(key, value, *written_to)
+    write_slots(key, value, cache, slots)
 
 
 def main() -> None:

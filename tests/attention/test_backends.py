@@ -10,7 +10,7 @@ from naive_attention import CPU, Text, naive_attention, shape
 from torch import Tensor
 
 from largest_tensor import LargestTensor
-from paged_sdk.attention.backend import AttentionBackend, RowSpan
+from paged_sdk.attention.backend import AttentionBackend, RowSpan, layer_scores
 from paged_sdk.attention.contiguous import ContiguousBackend
 from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
@@ -234,8 +234,7 @@ def test_memory_does_not_grow_with_the_chunk(softcap: float | None, monkeypatch:
     config = shape(num_heads=8, head_dim=4, softcap=softcap)
     text = Text(config, 300, seed=0, dtype=torch.float64)
     with LargestTensor() as watch:
-        output = prefill_attention(
-            text.query[0, 100:], text.key[0], text.value[0], scale=config.attention_scale, softcap=softcap
-        )
+        (scores,) = layer_scores(config)
+        output = prefill_attention(text.query[0, 100:], text.key[0], text.value[0], scores)
     torch.testing.assert_close(output, text.expected[0, 100:], rtol=0, atol=1e-12)
     assert watch.num_elements <= 2**17

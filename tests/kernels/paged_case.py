@@ -9,6 +9,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from paged_sdk.kernels.attention_inputs import LayerCache, PagedRows
 from paged_sdk.kernels.fp8 import quantize_f8e4m3
 from paged_sdk.kernels.key_offsets import KEY_SPAN
 
@@ -106,6 +107,22 @@ class PagedCase:
         if offset is not None:
             num_spans = -(-self.max_context_len // KEY_SPAN)
             self.key_offsets = offset * torch.randn(num_spans, num_kv_heads, head_dim, generator=generator)
+
+    @property
+    def cache(self) -> LayerCache:
+        """The pages as they are now."""
+        return LayerCache(self.key_cache, self.value_cache, self.k_scale, self.v_scale, self.key_offsets)
+
+    @property
+    def paged_rows(self) -> PagedRows:
+        """The rows as they are now."""
+        return PagedRows(
+            block_tables=self.block_tables,
+            context_lens=self.context_lens,
+            cu_seqlens_q=self.cu_seqlens_q,
+            max_seqlen_q=self.max_seqlen_q,
+            max_context_len=self.max_context_len,
+        )
 
     def expected(
         self, *, scale: float, softcap: float | None = None, alibi: bool = False, sinks: bool = False

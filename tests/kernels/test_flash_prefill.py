@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from paged_sdk.kernels import flash_prefill as module
 from paged_sdk.kernels import prefill_choice
+from paged_sdk.kernels.attention_inputs import LayerCache, PagedRows
 from paged_sdk.kernels.flash_prefill import PrefillRows, VarlenAttention, flash_prefill, torch_flash, why_not
 from paged_sdk.kernels.paged_attention import paged_attention_reference
 from paged_sdk.kernels.prefill_choice import PagedPrefill, PrefillShape, compare_prefills, faster_for_prefill
@@ -31,13 +32,15 @@ NEEDS_GPU: Final = pytest.mark.skipif(not torch.cuda.is_available(), reason="nee
 
 def rows_of(case: PagedCase, device: torch.device = CPU) -> PrefillRows:
     return PrefillRows(
-        case.block_tables.to(device),
-        case.context_lens.to(device),
-        case.cu_seqlens_q.to(device),
+        PagedRows(
+            block_tables=case.block_tables.to(device),
+            context_lens=case.context_lens.to(device),
+            cu_seqlens_q=case.cu_seqlens_q.to(device),
+            max_seqlen_q=case.max_seqlen_q,
+            max_context_len=case.max_context_len,
+        ),
         block_size=case.key_cache.shape[1],
         num_tokens=len(case.query),
-        max_seqlen_q=case.max_seqlen_q,
-        max_context_len=case.max_context_len,
         total_context_len=int(case.context_lens.sum()),
         begin_sequences=all(num_tokens == length for num_tokens, length in case.rows),
     )
@@ -60,8 +63,8 @@ def test_keys_are_gathered_from_their_pages(window: int | None, block_size: int)
     """What lies in other slots is NaN, and what table entries hold of blocks that no query sees is no block."""
     case = PagedCase(MIXED, block_size=block_size, window=window)
     own = own_keys(case)
-    caches, rows = (case.key_cache, case.value_cache), rows_of(case)
-    output = flash_prefill(case.query, *own, *caches, rows, scale=SCALE, window=window, attend=plain_varlen)
+    rows = rows_of(case)
+    output = flash_prefill(case.query, *own, case.cache, rows, scale=SCALE, window=window, attend=plain_varlen)
     check(output, case.expected(scale=SCALE))
 
 
@@ -69,10 +72,9 @@ def test_keys_at_hand_are_not_gathered() -> None:
     case = PagedCase([(9, 9), (20, 20), (0, 0), (1, 1)])
     rows = rows_of(case)
     assert rows.begin_sequences
-    nowhere = torch.full_like(case.key_cache, torch.nan)
-    output = flash_prefill(
-        case.query, *own_keys(case), nowhere, nowhere, rows, scale=SCALE, window=7, attend=plain_varlen
-    )
+    nan = torch.full_like(case.key_cache, torch.nan)
+    nowhere = LayerCache(nan, nan)
+    output = flash_prefill(case.query, *own_keys(case), nowhere, rows, scale=SCALE, window=7, attend=plain_varlen)
     case.window = 7
     check(output, case.expected(scale=SCALE))
 
@@ -156,18 +158,20 @@ def test_nothing_waits_for_the_device(window: int | None) -> None:
         return torch.empty(*shape, dtype=dtype, device="meta")
 
     rows = PrefillRows(
-        empty(2, 32, dtype=torch.int32),
-        empty(2, dtype=torch.int32),
-        empty(3, dtype=torch.int32),
+        PagedRows(
+            block_tables=empty(2, 32, dtype=torch.int32),
+            context_lens=empty(2, dtype=torch.int32),
+            cu_seqlens_q=empty(3, dtype=torch.int32),
+            max_seqlen_q=200,
+            max_context_len=500,
+        ),
         block_size=16,
         num_tokens=300,
-        max_seqlen_q=200,
-        max_context_len=500,
         total_context_len=700,
         begin_sequences=False,
     )
     query, key, cache = empty(300, 8, 64), empty(300, 2, 64), empty(100, 16, 2, 64)
-    output = flash_prefill(query, key, key, cache, cache, rows, scale=SCALE, window=window)
+    output = flash_prefill(query, key, key, LayerCache(cache, cache), rows, scale=SCALE, window=window)
     assert output.shape == query.shape
 
 
@@ -334,7 +338,7 @@ def test_each_step_goes_to_whom_it_suits(
     paged, flash = Spy(paged_attention_reference), Spy(plain_varlen)
     prefill = PagedPrefill(shape=shape_of(case), paged=paged, flash=flash, reason="")
     out = torch.full_like(case.query, 7.0) if into else None
-    output = prefill(case.query, *own_keys(case), case.key_cache, case.value_cache, rows_of(case), out=out)
+    output = prefill(case.query, *own_keys(case), case.cache, rows_of(case), out=out)
     assert out is None or output is out
     check(output, case.expected(scale=SCALE))
     assert (paged.num_calls, flash.num_calls) == ((0, 1) if by_flash else (1, 0))
@@ -344,8 +348,7 @@ def test_triton_serves_the_rest() -> None:
     case = PagedCase([(40, 40)], (4, 2, 16), quantized=True)
     shape = evolve(shape_of(case), softcap=0.7, quantized=True)
     prefill = PagedPrefill(shape=shape, paged=paged_attention_reference, flash=None, reason="")
-    arguments = (case.query, *own_keys(case), case.key_cache, case.value_cache, rows_of(case))
-    output = prefill(*arguments, k_scale=case.k_scale, v_scale=case.v_scale)
+    output = prefill(case.query, *own_keys(case), case.cache, rows_of(case))
     check(output, case.expected(scale=SCALE, softcap=0.7))
 
 
@@ -364,9 +367,8 @@ def test_torch_flash_on_a_gpu(
         scale = heads[2] ** -0.5
         tensors = (each.to(CUDA) for each in (case.query, *own_keys(case), case.key_cache, case.value_cache))
         query, key, value, key_cache, value_cache = tensors
-        output = flash_prefill(
-            query, key, value, key_cache, value_cache, rows_of(case, CUDA), scale=scale, window=window, out=out
-        )
+        cache = LayerCache(key_cache, value_cache)
+        output = flash_prefill(query, key, value, cache, rows_of(case, CUDA), scale=scale, window=window, out=out)
         assert out is None or output is out
         check(output, case.expected(scale=scale), dtype)
 

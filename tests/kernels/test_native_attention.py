@@ -10,9 +10,10 @@ from torch import Tensor
 
 from native_weights import every_level, needs_library, workspace
 from paged_sdk.errors import ConfigError
+from paged_sdk.kernels.attention_inputs import LayerCache
 from paged_sdk.kernels.fp8 import quantize_f8e4m3
 from paged_sdk.kernels.key_offsets import KEY_SPAN
-from paged_sdk.kernels.native.paged_attention import AttentionShape, LayerCache, VarlenBatch, native_paged_attention
+from paged_sdk.kernels.native.paged_attention import AttentionShape, VarlenBatch, native_paged_attention
 
 pytestmark = needs_library
 

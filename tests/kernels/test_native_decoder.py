@@ -21,11 +21,12 @@ from native_weights import (
     workspace,
 )
 from paged_sdk.errors import ConfigError
+from paged_sdk.kernels.attention_inputs import LayerCache
 from paged_sdk.kernels.fp8 import quantize_f8e4m3
 from paged_sdk.kernels.native.decoder import DecoderLayer, NativeDecoder, Projection
 from paged_sdk.kernels.native.hadamard import hadamard_from_packed
 from paged_sdk.kernels.native.packed import PackedWeight
-from paged_sdk.kernels.native.paged_attention import AttentionShape, LayerCache, VarlenBatch
+from paged_sdk.kernels.native.paged_attention import AttentionShape, VarlenBatch
 
 pytestmark = needs_library
 

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from native_weights import every_level, library, needs_library, quantize_activations, random_weight, workspace
 from paged_sdk.errors import ConfigError
+from paged_sdk.kernels.attention_inputs import LayerCache
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS
 from paged_sdk.kernels.native.decoder import DecoderLayer, NativeDecoder, Projection, Router
 from paged_sdk.kernels.native.hadamard import hadamard_from_packed
 from paged_sdk.kernels.native.packed import PackedWeight, pack_gguf
-from paged_sdk.kernels.native.paged_attention import AttentionShape, LayerCache, VarlenBatch
+from paged_sdk.kernels.native.paged_attention import AttentionShape, VarlenBatch
 
 pytestmark = needs_library
 

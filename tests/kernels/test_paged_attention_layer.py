@@ -15,6 +15,7 @@ from torch import Tensor
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels import InputMetadata, PagedAttention, paged_attention_layer, prefill_choice
 from paged_sdk.kernels.attention import masked_attention
+from paged_sdk.kernels.attention_inputs import ScoreOptions
 from paged_sdk.kernels.flash_prefill import why_not
 from paged_sdk.kernels.paged_attention import paged_attention_reference
 from paged_sdk.kernels.prefill_choice import PagedPrefill, PrefillShape
@@ -264,7 +265,7 @@ def test_masked_attention_is_taken_in_tiles(monkeypatch: pytest.MonkeyPatch) -> 
     text = Text(50)
     monkeypatch.setattr("paged_sdk.kernels.attention._MAX_SCORES", 1)
     mask = torch.ones(1, 43, 50, dtype=torch.bool).tril(7)
-    output = masked_attention(text.query[7:], text.key, text.value, mask, scale=SCALE, window=9)
+    output = masked_attention(text.query[7:], text.key, text.value, mask, ScoreOptions(scale=SCALE, window=9))
     close(output, text.expected(window=9)[7:])
 
 

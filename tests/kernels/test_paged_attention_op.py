@@ -14,6 +14,7 @@ from torch import Tensor
 from largest_tensor import LargestTensor
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels import fallback
+from paged_sdk.kernels.attention_inputs import ScoreOptions
 from paged_sdk.kernels.checks import check_tensor
 from paged_sdk.kernels.paged_attention import (
     paged_attention,
@@ -31,6 +32,9 @@ EITHER: Final = pytest.mark.parametrize("attention", [paged_attention, paged_att
 
 
 def run(attention: Attention, case: PagedCase, **options: Any) -> Tensor:
+    given = {"scale": SCALE, "window": case.window} | options
+    if attention is paged_attention_reference:
+        return paged_attention_reference(case.query, case.cache, case.paged_rows, ScoreOptions(**given))
     return attention(
         case.query,
         case.key_cache,
@@ -40,14 +44,10 @@ def run(attention: Attention, case: PagedCase, **options: Any) -> Tensor:
         case.cu_seqlens_q,
         max_seqlen_q=case.max_seqlen_q,
         max_context_len=case.max_context_len,
-        **{
-            "scale": SCALE,
-            "window": case.window,
-            "k_scale": case.k_scale,
-            "v_scale": case.v_scale,
-            "key_offsets": case.key_offsets,
-        }
-        | options,
+        k_scale=case.k_scale,
+        v_scale=case.v_scale,
+        key_offsets=case.key_offsets,
+        **given,
     )
 
 
@@ -310,8 +310,8 @@ def test_a_tensor_on_another_device_is_named() -> None:
 
 
 def test_each_backend_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    def native(case: PagedCase, **options: Tensor) -> str:
-        return why_not_native(case.query, case.context_lens, case.cu_seqlens_q, **options) or ""
+    def native(case: PagedCase, **options: Any) -> str:
+        return why_not_native(case.query, case.paged_rows, ScoreOptions(scale=SCALE, **options)) or ""
 
     case = PagedCase([(1, 9)])
     assert native(PagedCase([(1, 9)], dtype=torch.float16)) == ""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from paged_sdk.kernels.attention_inputs import LayerCache, PagedRows, ScoreOptions
 from paged_sdk.kernels.triton.attention_tile import Tile
 from paged_sdk.kernels.triton.paged_attention import paged_attention
 from paged_sdk.kernels.triton.paged_batch import PagedBatch
@@ -25,10 +26,8 @@ TOLERANCE: Final = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e
 MIXED: Final = [(1, 1), (1, 37), (0, 0), (9, 9), (0, 9), (5, 40)]
 HEADS: Final = (2, 1, 16)
 SMALL: Final = Tile(block_m=16, block_n=16, num_warps=4, num_stages=2)
-OF_A_CASE: Final = (
-    *("query", "key_cache", "value_cache", "block_tables", "context_lens", "cu_seqlens_q"),
-    *("window", "k_scale", "v_scale", "key_offsets"),
-)
+OF_A_CACHE: Final = ("key_cache", "value_cache", "k_scale", "v_scale", "key_offsets")
+OF_ROWS: Final = ("block_tables", "context_lens", "cu_seqlens_q", "max_seqlen_q", "max_context_len")
 KERNELS: Final = ("decode", "splits", "prefill")
 EVERY_KERNEL: Final = pytest.mark.parametrize("kernel", KERNELS)
 NEEDS_GPU: Final = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -42,16 +41,22 @@ def run(
     :param launch: arguments of what launches the kernel, in place of those for all rows
     """
 
-    shared = {name: getattr(case, name) for name in OF_A_CASE} | {"scale": SCALE} | options
-    placed: dict[str, Any] = {
-        name: value.to(device) if isinstance(value, Tensor) else value for name, value in shared.items()
-    }
-    bounds: dict[str, Any] = {"max_seqlen_q": case.max_seqlen_q, "max_context_len": case.max_context_len}
+    def placed(value: Any) -> Any:
+        return value.to(device) if isinstance(value, Tensor) else value
+
+    scores = {"scale": SCALE, "window": case.window} | options
+    inputs = (
+        placed(case.query),
+        LayerCache(*(placed(getattr(case, name)) for name in OF_A_CACHE)),
+        PagedRows(**{name: placed(getattr(case, name)) for name in OF_ROWS}),
+        ScoreOptions(**{name: placed(value) for name, value in scores.items()}),
+    )
     if kernel == "choice":
-        return paged_attention(**placed, **bounds).cpu()
-    batch = PagedBatch(**placed)
+        return paged_attention(*inputs).cpu()
+    batch = PagedBatch(*inputs)
     if kernel == "prefill":
         return paged_prefill_attention(batch, tile=SMALL, **launch or {}).cpu()
+    bounds: dict[str, Any] = {"max_seqlen_q": case.max_seqlen_q, "max_context_len": case.max_context_len}
     splits = {"num_splits": 1 if kernel == "decode" else 3}
     return paged_decode_attention(batch, tile=SMALL, **bounds | splits | (launch or {})).cpu()
 
@@ -301,17 +306,14 @@ def test_memory_of_a_prefill_is_linear() -> None:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        paged_attention(
-            query,
-            cache[0],
-            cache[1],
-            table,
-            lengths,
-            ends,
+        rows = PagedRows(
+            block_tables=table,
+            context_lens=lengths,
+            cu_seqlens_q=ends,
             max_seqlen_q=num_tokens,
             max_context_len=num_tokens,
-            scale=0.1,
         )
+        paged_attention(query, LayerCache(cache[0], cache[1]), rows, ScoreOptions(scale=0.1))
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
 

@@ -15,11 +15,20 @@ from torch import Tensor
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.engine import EngineConfig
+from paged_sdk.kernels.attention_inputs import LayerCache, ScoreOptions
 from paged_sdk.kernels.native.library import Workspace
-from paged_sdk.kernels.native.paged_attention import AttentionShape, LayerCache
+from paged_sdk.kernels.native.paged_attention import AttentionShape
 from paged_sdk.kernels.step import AttentionStep
 
-__all__ = ["AttentionBackend", "AttentionSetup", "DecodeBackend", "KvStorage", "NativePages", "RowSpan"]
+__all__ = [
+    "AttentionBackend",
+    "AttentionSetup",
+    "DecodeBackend",
+    "KvStorage",
+    "NativePages",
+    "RowSpan",
+    "layer_scores",
+]
 
 
 @frozen(kw_only=True)
@@ -161,3 +170,11 @@ class KvStorage:
 
     make: Callable[[int], AttentionBackend]
     scratch: int = 0
+
+
+def layer_scores(config: DecoderConfig) -> tuple[ScoreOptions, ...]:
+    """What shapes the scores of each layer."""
+    return tuple(
+        ScoreOptions(scale=config.attention_scale, window=window, softcap=config.attention_softcap)
+        for window in config.sliding_windows
+    )

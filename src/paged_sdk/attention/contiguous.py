@@ -8,9 +8,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from paged_sdk.attention.backend import AttentionBackend, RowSpan
+from paged_sdk.attention.backend import AttentionBackend, RowSpan, layer_scores
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.kernels.attention import decode_attention, prefill_attention
+from paged_sdk.kernels.attention_inputs import ScoreOptions
 from paged_sdk.kernels.step import AttentionStep
 
 __all__ = ["ContiguousBackend"]
@@ -28,6 +29,7 @@ class ContiguousBackend(AttentionBackend):
 
     def __init__(self, config: DecoderConfig, *, dtype: torch.dtype, device: torch.device) -> None:
         self._config = config
+        self._scores = layer_scores(config)
         self._dtype = dtype
         self._device = device
         self._slots: dict[int, Tensor] = {}
@@ -41,7 +43,7 @@ class ContiguousBackend(AttentionBackend):
         """Give every row's slot room for the row's tokens."""
         for row in rows:
             self._reserve(_slot(row), row.end)
-        return _ContiguousStep(self._config, rows, [self._slots[_slot(row)] for row in rows])
+        return _ContiguousStep(self._scores, rows, [self._slots[_slot(row)] for row in rows])
 
     def copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
         """Copy the first tokens of slots to other slots."""
@@ -67,17 +69,13 @@ class ContiguousBackend(AttentionBackend):
 
 
 class _ContiguousStep(AttentionStep):
-    def __init__(self, config: DecoderConfig, rows: Sequence[RowSpan], storages: Sequence[Tensor]) -> None:
-        self._config = config
+    def __init__(self, scores: Sequence[ScoreOptions], rows: Sequence[RowSpan], storages: Sequence[Tensor]) -> None:
+        self._scores = scores
         self._rows = rows
         self._storages = storages
 
     def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        window, scale, softcap = (
-            self._config.sliding_windows[layer],
-            self._config.attention_scale,
-            self._config.attention_softcap,
-        )
+        scores = self._scores[layer]
         outputs: list[Tensor] = []
         token = 0
         for row, storage in zip(self._rows, self._storages, strict=True):
@@ -85,16 +83,12 @@ class _ContiguousStep(AttentionStep):
             keys, values = storage[layer]
             keys[row.start : row.end] = key[token:last]
             values[row.start : row.end] = value[token:last]
-            first = 0 if window is None else max(0, row.start + 1 - window)
+            first = 0 if scores.window is None else max(0, row.start + 1 - scores.window)
             seen = slice(first, row.end)
             outputs.append(
-                decode_attention(
-                    query[token:last], keys[None, seen], values[None, seen], None, scale=scale, softcap=softcap
-                )
+                decode_attention(query[token:last], keys[None, seen], values[None, seen], None, scores)
                 if row.num_new_tokens == 1
-                else prefill_attention(
-                    query[token:last], keys[seen], values[seen], scale=scale, window=window, softcap=softcap
-                )
+                else prefill_attention(query[token:last], keys[seen], values[seen], scores)
             )
             token = last
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)

@@ -12,12 +12,10 @@ from paged_sdk.attention.backend import AttentionSetup, KvStorage, NativePages, 
 from paged_sdk.attention.paged import PagedBackend, new_positions
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig
-from paged_sdk.kernels.key_offsets import subtract_key_offsets
 from paged_sdk.kernels.kv_cache import write_slots
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.paged_attention import (
     AttentionShape,
-    LayerCache,
     NativeRows,
     VarlenBatch,
     native_paged_attention,
@@ -66,21 +64,18 @@ class NativePagedBackend(PagedBackend):
         super().__init__(config, settings, num_blocks)
         self._pages = NativePages(
             workspace,
-            tuple(
-                LayerCache(layer.key, layer.value, layer.k_scale, layer.v_scale, layer.key_offsets)
-                for layer in self._layers
-            ),
+            self._layers,
             tuple(
                 AttentionShape(
                     num_heads=config.num_heads,
                     num_kv_heads=config.num_kv_heads,
                     head_dim=config.head_dim,
-                    scale=config.attention_scale,
-                    window=window,
-                    softcap=config.attention_softcap,
+                    scale=scores.scale,
+                    window=scores.window,
+                    softcap=scores.softcap,
                     exact=exact,
                 )
-                for window in config.sliding_windows
+                for scores in self._scores
             ),
         )
 
@@ -114,8 +109,5 @@ class _NativePagedStep(AttentionStep):
     def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         pages, slots = self._pages, self._rows.slots
         cache = pages.caches[layer]
-        if cache.key_offsets is not None:
-            assert self._positions is not None
-            key = subtract_key_offsets(key, cache.key_offsets, self._positions)
-        write_slots(key, value, cache.key, cache.value, slots, cache.k_scale, cache.v_scale)
+        write_slots(key, value, cache, slots, self._positions)
         return native_paged_attention(pages.workspace, query, cache, self._rows.batch, pages.shapes[layer])

@@ -11,11 +11,12 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from paged_sdk.attention.backend import AttentionBackend, RowSpan
+from paged_sdk.attention.backend import AttentionBackend, RowSpan, layer_scores
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.errors import OutOfMemoryError
-from paged_sdk.kernels.key_offsets import KEY_SPAN, check_key_offsets, subtract_key_offsets
+from paged_sdk.kernels.attention_inputs import LayerCache, ScoreOptions
+from paged_sdk.kernels.key_offsets import KEY_SPAN
 from paged_sdk.kernels.kv_cache import copy_block, write_slots
 from paged_sdk.kernels.paged_attention import paged_decode_attention, paged_prefill_attention
 from paged_sdk.kernels.step import AttentionStep
@@ -44,6 +45,7 @@ class PagedBackend(AttentionBackend):
     def __init__(self, config: DecoderConfig, settings: PoolSettings, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self._config = config
+        self._scores = layer_scores(config)
         self._block_size = settings.block_size
         self._device = settings.device
         self._windows = tuple(dict.fromkeys(config.sliding_windows))
@@ -51,7 +53,7 @@ class PagedBackend(AttentionBackend):
         stored, device = settings.stored_dtype, settings.device
         try:
             self._layers = tuple(
-                _LayerCache(
+                LayerCache(
                     key=torch.empty(shape, dtype=stored, device=device),
                     value=torch.empty(shape, dtype=stored, device=device),
                     k_scale=torch.empty(shape[:3], device=device) if settings.quantized else None,
@@ -65,8 +67,6 @@ class PagedBackend(AttentionBackend):
             raise OutOfMemoryError(
                 f"cannot allocate {num_blocks} KV blocks of {settings.block_size} tokens: {needed} bytes", needed=needed
             ) from error
-        for layer in self._layers:
-            check_key_offsets(layer.key_offsets, layer.key, 0)
         self._max_positions = len(settings.key_offsets[0]) * KEY_SPAN if settings.key_offsets else None
 
     @property
@@ -79,7 +79,7 @@ class PagedBackend(AttentionBackend):
         slot_mapping = np.concatenate([self._slots(row, row.start) for row in rows])
         plans = {window: self._plan(rows, window) for window in self._windows}
         positions = self._where_offsets(new_positions(rows))
-        return _PagedStep(self._config, self._layers, self._tensor(slot_mapping), positions, plans)
+        return _PagedStep(self._scores, self._layers, self._tensor(slot_mapping), positions, plans)
 
     def copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
         """Copy whole blocks, however many of their tokens are used."""
@@ -163,21 +163,6 @@ class PagedBackend(AttentionBackend):
 
 
 @frozen(kw_only=True)
-class _LayerCache:
-    """Shapes and dtypes as in :mod:`paged_sdk.kernels.kv_cache`."""
-
-    key: Tensor
-    value: Tensor
-    k_scale: Tensor | None
-    v_scale: Tensor | None
-    key_offsets: Tensor | None
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        return [each for each in (self.key, self.value, self.k_scale, self.v_scale) if each is not None]
-
-
-@frozen(kw_only=True)
 class _VarlenArrays:
     """Shapes and dtypes as of :func:`paged_sdk.kernels.paged_attention.paged_attention`."""
 
@@ -229,13 +214,13 @@ class _WindowPlan:
 class _PagedStep(AttentionStep):
     def __init__(
         self,
-        config: DecoderConfig,
-        layers: Sequence[_LayerCache],
+        scores: Sequence[ScoreOptions],
+        layers: Sequence[LayerCache],
         slot_mapping: Tensor,
         positions: Tensor | None,
         plans: dict[int | None, _WindowPlan],
     ) -> None:
-        self._config = config
+        self._scores = scores
         self._layers = layers
         self._slot_mapping = slot_mapping
         self._positions = positions
@@ -243,47 +228,24 @@ class _PagedStep(AttentionStep):
 
     def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         cache = self._layers[layer]
-        if cache.key_offsets is not None:
-            assert self._positions is not None
-            key = subtract_key_offsets(key, cache.key_offsets, self._positions)
-        write_slots(key, value, cache.key, cache.value, self._slot_mapping, cache.k_scale, cache.v_scale)
-        window = self._config.sliding_windows[layer]
-        plan = self._plans[window]
+        write_slots(key, value, cache, self._slot_mapping, self._positions)
+        scores = self._scores[layer]
+        plan = self._plans[scores.window]
         if plan.batch is not None:
-            return self._decode(cache, plan.batch, query)
+            return _decode(cache, plan.batch, query, scores)
         output = query.new_empty(query.shape)
         for tokens, group in plan.decodes:
-            output.index_copy_(0, tokens, self._decode(cache, group, query.index_select(0, tokens)))
+            output.index_copy_(0, tokens, _decode(cache, group, query.index_select(0, tokens), scores))
         for row in plan.prefills:
-            output[row.first : row.last] = paged_prefill_attention(
-                query[row.first : row.last],
-                cache.key,
-                cache.value,
-                row.slots,
-                scale=self._config.attention_scale,
-                window=window,
-                softcap=self._config.attention_softcap,
-                k_scale=cache.k_scale,
-                v_scale=cache.v_scale,
-                key_offsets=cache.key_offsets,
-                positions=row.positions,
+            tokens_of_row = slice(row.first, row.last)
+            output[tokens_of_row] = paged_prefill_attention(
+                query[tokens_of_row], cache, row.slots, scores, row.positions
             )
         return output
 
-    def _decode(self, cache: _LayerCache, group: _DecodeGroup, query: Tensor) -> Tensor:
-        return paged_decode_attention(
-            query,
-            cache.key,
-            cache.value,
-            group.slots,
-            group.mask,
-            scale=self._config.attention_scale,
-            softcap=self._config.attention_softcap,
-            k_scale=cache.k_scale,
-            v_scale=cache.v_scale,
-            key_offsets=cache.key_offsets,
-            positions=group.positions,
-        )
+
+def _decode(cache: LayerCache, group: _DecodeGroup, query: Tensor, scores: ScoreOptions) -> Tensor:
+    return paged_decode_attention(query, cache, group.slots, group.mask, scores, group.positions)
 
 
 def new_positions(rows: Sequence[RowSpan]) -> npt.NDArray[np.int64]:

@@ -17,6 +17,7 @@ from paged_sdk.attention.block_tables import BlockTables
 from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.kernels.attention_inputs import PagedRows
 from paged_sdk.kernels.flash_prefill import PrefillRows
 from paged_sdk.kernels.key_offsets import subtract_key_offsets
 from paged_sdk.kernels.prefill_choice import PagedPrefill, PrefillShape, faster_for_prefill
@@ -123,23 +124,27 @@ class TritonPagedBackend(PagedBackend):
             self,
             slot_mapping=self._slots_of(tables[token_row, position // self._block_size], position),
             positions=position,
-            block_tables=tables,
-            context_lens=lengths,
-            cu_seqlens_q=cu_seqlens,
-            max_seqlen_q=int(counts.max()),
-            max_context_len=longest,
+            rows=PagedRows(
+                block_tables=tables,
+                context_lens=lengths,
+                cu_seqlens_q=cu_seqlens,
+                max_seqlen_q=int(counts.max()),
+                max_context_len=longest,
+            ),
         )
         if num_decodes < len(rows):
             step.prefills = _Prefills(
                 num_decodes,
                 PrefillRows(
-                    tables[num_decodes:],
-                    lengths[num_decodes:],
-                    prefill_cu_seqlens,
+                    PagedRows(
+                        block_tables=tables[num_decodes:],
+                        context_lens=lengths[num_decodes:],
+                        cu_seqlens_q=prefill_cu_seqlens,
+                        max_seqlen_q=int(counts.max()),
+                        max_context_len=int(ends[num_decodes:].max()),
+                    ),
                     block_size=self._block_size,
                     num_tokens=len(row_of_token) - num_decodes,
-                    max_seqlen_q=int(counts.max()),
-                    max_context_len=int(ends[num_decodes:].max()),
                     total_context_len=int(ends[num_decodes:].sum()),
                     begin_sequences=not (ends - counts)[num_decodes:].any(),
                 ),
@@ -175,11 +180,13 @@ class TritonPagedBackend(PagedBackend):
             self,
             slot_mapping=slots.where(positions >= 0, -1),
             positions=positions,
-            block_tables=tables,
-            context_lens=(positions + 1).int(),
-            cu_seqlens_q=torch.arange(len(seats) + 1, dtype=torch.int32, device=self._device),
-            max_seqlen_q=1,
-            max_context_len=max_context_len,
+            rows=PagedRows(
+                block_tables=tables,
+                context_lens=(positions + 1).int(),
+                cu_seqlens_q=torch.arange(len(seats) + 1, dtype=torch.int32, device=self._device),
+                max_seqlen_q=1,
+                max_context_len=max_context_len,
+            ),
         )
 
     def copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
@@ -209,33 +216,24 @@ class _Prefills:
 
 
 class TritonPagedStep(AttentionStep):
-    """One step of a :class:`TritonPagedBackend`. Tensors as in
-    :func:`~paged_sdk.kernels.paged_attention.paged_attention`.
+    """One step of a :class:`TritonPagedBackend`.
 
+    :param slot_mapping: ``[num_tokens]`` int64: where the tokens' keys and values go; negative: nowhere
+    :param positions: ``[num_tokens]`` int64, of each token within its sequence
     :ivar prefills: rows that may be served by another backend; None: there are none
     """
 
     def __init__(
-        self,
-        backend: TritonPagedBackend,
-        *,
-        slot_mapping: Tensor,
-        positions: Tensor,
-        block_tables: Tensor,
-        context_lens: Tensor,
-        cu_seqlens_q: Tensor,
-        max_seqlen_q: int,
-        max_context_len: int,
+        self, backend: TritonPagedBackend, *, slot_mapping: Tensor, positions: Tensor, rows: PagedRows
     ) -> None:
         self.prefills: _Prefills | None = None
-        self._config = backend._config
+        self._num_heads = backend._config.num_heads
         self._layers = backend._layers
+        self._scores = backend._scores
         self._choices = backend._prefills
         self._slot_mapping = slot_mapping
         self._positions = positions
-        self._rows = (block_tables, context_lens, cu_seqlens_q)
-        self._max_seqlen_q = max_seqlen_q
-        self._max_context_len = max_context_len
+        self._rows = rows
 
     def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """See :meth:`AttentionStep.forward`."""
@@ -248,8 +246,7 @@ class TritonPagedStep(AttentionStep):
 
     def rotate_and_forward(self, layer: int, query_key: Tensor, value: Tensor, rotation: Rotation) -> Tensor:
         """See :meth:`AttentionStep.rotate_and_forward`; rotation and write are one launch."""
-        num_heads = self._config.num_heads
-        query, key = query_key[:, :num_heads], query_key[:, num_heads:]
+        query, key = query_key[:, : self._num_heads], query_key[:, self._num_heads :]
         cache = self._layers[layer]
         rotate_and_cache(
             query,
@@ -268,43 +265,20 @@ class TritonPagedStep(AttentionStep):
         return self._attend(layer, query, key, value)
 
     def _attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        prefills, choice = self.prefills, self._choices.get(self._config.sliding_windows[layer])
+        cache, rows, scores = self._layers[layer], self._rows, self._scores[layer]
+        prefills, choice = self.prefills, self._choices.get(scores.window)
         if prefills is None or choice is None or not choice.suits_flash(prefills.rows):
-            return self._attend_to_pages(layer, query, *self._rows, max_seqlen_q=self._max_seqlen_q)
-        cache, first = self._layers[layer], prefills.first
+            return paged_attention(query, cache, rows, scores)
+        first = prefills.first
         output = query.new_empty(query.shape)
         if first:
-            tables, lengths, cu_seqlens = self._rows
-            decodes = query[:first], tables[:first], lengths[:first], cu_seqlens[: first + 1]
-            output[:first] = self._attend_to_pages(layer, *decodes, max_seqlen_q=1)
-        chunks = query[first:], key[first:], value[first:]
-        choice(*chunks, cache.key, cache.value, prefills.rows, out=output[first:])
+            decodes = PagedRows(
+                block_tables=rows.block_tables[:first],
+                context_lens=rows.context_lens[:first],
+                cu_seqlens_q=rows.cu_seqlens_q[: first + 1],
+                max_seqlen_q=1,
+                max_context_len=rows.max_context_len,
+            )
+            output[:first] = paged_attention(query[:first], cache, decodes, scores)
+        choice(query[first:], key[first:], value[first:], cache, prefills.rows, out=output[first:])
         return output
-
-    def _attend_to_pages(
-        self,
-        layer: int,
-        query: Tensor,
-        block_tables: Tensor,
-        context_lens: Tensor,
-        cu_seqlens_q: Tensor,
-        *,
-        max_seqlen_q: int,
-    ) -> Tensor:
-        cache = self._layers[layer]
-        return paged_attention(
-            query,
-            cache.key,
-            cache.value,
-            block_tables,
-            context_lens,
-            cu_seqlens_q,
-            max_seqlen_q=max_seqlen_q,
-            max_context_len=self._max_context_len,
-            scale=self._config.attention_scale,
-            window=self._config.sliding_windows[layer],
-            softcap=self._config.attention_softcap,
-            k_scale=cache.k_scale,
-            v_scale=cache.v_scale,
-            key_offsets=cache.key_offsets,
-        )

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paged_sdk.kernels.attention_inputs import ScoreOptions
+
 __all__ = ["decode_attention", "masked_attention", "prefill_attention"]
 
 # Queries are taken in tiles. 128 rows are within 10 % of the fastest tile at 512 to 4,096 keys on two cores; over long
@@ -21,46 +23,31 @@ _MIN_TILE: Final = 16
 _MAX_SCORES: Final = 2**25
 
 
-def decode_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scale: float, softcap: float | None = None
-) -> Tensor:
+def decode_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scores: ScoreOptions) -> Tensor:
     """One query token per sequence.
 
     :param query: ``[batch, num_heads, head_dim]``
     :param key: ``[batch, length, num_kv_heads, head_dim]``; ``value`` likewise. What is masked must still be finite.
     :param mask: ``[batch, length]`` bool, True where a key is seen; None: every key is seen
-    :param scale: multiplies the scores
-    :param softcap: scores become ``softcap * tanh(score / softcap)``
+    :param scores: of which the window is the mask's to keep, and neither slopes nor sinks are known here
     :returns: ``[batch, num_heads, head_dim]``, contiguous
     """
+    assert scores.alibi_slopes is None, "decodes with ALiBi are prefills of one token"
+    assert scores.sinks is None, "decodes with sinks are prefills of one token"
     groups = torch.unflatten(query, 1, (key.shape[2], -1))
     seen = None if mask is None else mask[:, None, None]
-    return _attend(groups, key.transpose(1, 2), value.transpose(1, 2), seen, scale, softcap).flatten(1, 2)
+    return _attend(groups, key.transpose(1, 2), value.transpose(1, 2), seen, scores).flatten(1, 2)
 
 
-def prefill_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    alibi_slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
+def prefill_attention(query: Tensor, key: Tensor, value: Tensor, scores: ScoreOptions) -> Tensor:
     """Some consecutive query tokens of one sequence, causally. Memory is linear in both lengths.
 
     :param query: ``[num_tokens, num_heads, head_dim]``
     :param key: ``[length, num_kv_heads, head_dim]``, of which the last ``num_tokens`` are the queries' own; ``value``
         likewise
-    :param window: keys that a query sees, its own included; None: all
-    :param alibi_slopes: ``[num_heads]``: each adds ``slope * (key position - query position)`` to its head's scores,
-        after the cap (Press et al., 2021, arXiv 2108.12409)
-    :param sinks: ``[num_heads]``: one more logit in each head's softmax, which has no value (Xiao et al., 2023, arXiv
-        2309.17453, as learned numbers); neither scaled nor capped
     :returns: ``[num_tokens, num_heads, head_dim]``, contiguous
     """
+    window = scores.window
     num_tokens, num_heads, _ = query.shape
     length, num_kv_heads, _ = key.shape
     groups = torch.unflatten(query, 1, (num_kv_heads, -1)).transpose(0, 1)  # [KV heads, tokens, group, head_dim]
@@ -69,7 +56,7 @@ def prefill_attention(
     tile = max(_MIN_TILE, min(_MAX_TILE, _MAX_SCORES // (num_heads * length)))
     position = torch.arange(length, device=query.device)
     group_slopes, group_sinks = (
-        None if each is None else each.view(num_kv_heads, 1, -1, 1) for each in (alibi_slopes, sinks)
+        None if each is None else each.view(num_kv_heads, 1, -1, 1) for each in (scores.alibi_slopes, scores.sinks)
     )
     for first in range(0, num_tokens, tile):
         last = min(first + tile, num_tokens)
@@ -88,8 +75,7 @@ def prefill_attention(
             heads_key[:, :, begin:end],
             heads_value[:, :, begin:end],
             rows_mask,
-            scale,
-            softcap,
+            scores,
             bias=bias,
             sinks=rows_sinks,
         )
@@ -102,11 +88,7 @@ def masked_attention(
     key: Tensor,
     value: Tensor,
     mask: Tensor,
-    *,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    alibi_slopes: Tensor | None = None,
+    scores: ScoreOptions,
 ) -> Tensor:
     """Attention of one sequence where a mask, instead of causality, says which keys a query sees.
 
@@ -114,10 +96,11 @@ def masked_attention(
     :param key: ``[length, num_kv_heads, head_dim]``; the queries are at the last positions; ``value`` likewise
     :param mask: ``[1 or num_heads, num_tokens, length]`` bool, True where a key is seen, or floating point, added to
         the scores. The output of a query that sees no key is zero
-    :param window: keys that are further back are not seen, whatever the mask says; None: no such limit
-    :param softcap: as in :func:`prefill_attention`; ``alibi_slopes`` likewise
+    :param scores: keys that have left its window are not seen, whatever the mask says; it has no sinks
     :returns: ``[num_tokens, num_heads, head_dim]``, contiguous
     """
+    assert scores.sinks is None, "masks do not go with sinks"
+    window, alibi_slopes = scores.window, scores.alibi_slopes
     num_tokens, num_heads, _ = query.shape
     length, num_kv_heads, _ = key.shape
     heads_key, heads_value = (
@@ -138,7 +121,7 @@ def masked_attention(
             slant = alibi_slopes[:, None, None] * (position - own)
             bias = slant if bias is None else bias + slant
         rows = query[first:last].transpose(0, 1)[None]
-        tile_output = _attend(rows, heads_key, heads_value, seen, scale, softcap, bias=bias)[0]
+        tile_output = _attend(rows, heads_key, heads_value, seen, scores, bias=bias)[0]
         output[first:last] = tile_output.masked_fill(~seen.any(-1, keepdim=True), 0).transpose(0, 1)
     return output
 
@@ -148,8 +131,7 @@ def _attend(
     key: Tensor,
     value: Tensor,
     mask: Tensor | None,
-    scale: float,
-    softcap: float | None,
+    options: ScoreOptions,
     *,
     bias: Tensor | None = None,
     sinks: Tensor | None = None,
@@ -160,6 +142,7 @@ def _attend(
     :param bias: added to the scores, to which it broadcasts
     :param sinks: ``[KV heads, rows, 1]``, one more logit per row
     """
+    scale, softcap = options.scale, options.softcap
     if softcap is None and bias is None and sinks is None:
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
     scores = torch.matmul(query, key.mT).to(torch.promote_types(query.dtype, torch.float32))

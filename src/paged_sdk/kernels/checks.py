@@ -18,6 +18,8 @@ __all__ = [
     "check_cache",
     "check_head_vector",
     "check_heads",
+    "check_key_cache",
+    "check_pages",
     "check_rows",
     "check_score_options",
     "check_slots",
@@ -71,16 +73,35 @@ def check_cache(
 
     :raises ConfigError: shapes, dtypes, strides or devices do not fit
     """
+    check_key_cache(key_cache, like)
+    check_pages(key_cache, value_cache, k_scale, v_scale)
+
+
+def check_key_cache(key_cache: Tensor, like: Tensor) -> None:
+    """Pages of keys for tokens like ``like``, ``[num_tokens, heads, head_dim]``.
+
+    :raises ConfigError: head size, dtype or device do not fit
+    """
     layout = ("num_blocks", "block_size", "num_kv_heads", like.shape[-1])
     check_tensor("key_cache", key_cache, layout, (like.dtype, torch.float8_e4m3fn), like.device)
-    check_tensor("value_cache", value_cache, tuple(key_cache.shape), (key_cache.dtype,), like.device)
+
+
+def check_pages(key_cache: Tensor, value_cache: Tensor, k_scale: Tensor | None, v_scale: Tensor | None) -> None:
+    """Pages of keys, and what goes with them.
+
+    :raises ConfigError: shapes, dtypes, strides or devices do not fit each other
+    """
+    device = key_cache.device
+    layout = ("num_blocks", "block_size", "num_kv_heads", "head_dim")
+    check_tensor("key_cache", key_cache, layout, (*FLOATS, torch.float8_e4m3fn), device)
+    check_tensor("value_cache", value_cache, tuple(key_cache.shape), (key_cache.dtype,), device)
     quantized = key_cache.dtype == torch.float8_e4m3fn
     for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
         if (scale is not None) != quantized:
             given = "None" if scale is None else f"a tensor of shape {tuple(scale.shape)}"
             raise ConfigError.of(name, given, f"scales with a float8_e4m3fn cache only; the cache is {key_cache.dtype}")
         if scale is not None:
-            check_tensor(name, scale, tuple(key_cache.shape[:3]), (torch.float32,), like.device)
+            check_tensor(name, scale, tuple(key_cache.shape[:3]), (torch.float32,), device)
     for name, tensor in (
         ("key_cache", key_cache),
         ("value_cache", value_cache),

@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from attrs import frozen
 from torch import Tensor
 
+from paged_sdk.kernels.attention_inputs import LayerCache, PagedRows
+
 __all__ = ["KeySpans", "PrefillRows", "VarlenAttention", "flash_prefill", "torch_flash", "why_not"]
 
 _OLDEST: Final = (8, 0)
@@ -138,38 +140,21 @@ class KeySpans:
 class PrefillRows:
     """The prefill rows of a step, made once for all layers. Nothing waits for the device.
 
-    :param block_tables: ``[num_rows, max_blocks]`` int32; entries of blocks that no query token of the row sees are
-        arbitrary
-    :param context_lens: ``[num_rows]`` int32: keys of each row, its own query tokens included, which are no more
-    :param cu_seqlens_q: ``[num_rows + 1]`` int32, beginning with 0: row r has the query tokens
-        ``cu_seqlens_q[r]:cu_seqlens_q[r + 1]``
+    :param rows: no row has more query tokens than keys, and ``max_context_len`` is given
+    :param block_size: tokens of a block
     :param num_tokens: query tokens of all rows
-    :param max_seqlen_q: at least the most query tokens of a row
-    :param max_context_len: at least the largest context length
     :param total_context_len: at least the context lengths, summed up
     :param begin_sequences: the rows see no keys but their own tokens', and each token its own
     """
 
     def __init__(
-        self,
-        block_tables: Tensor,
-        context_lens: Tensor,
-        cu_seqlens_q: Tensor,
-        *,
-        block_size: int,
-        num_tokens: int,
-        max_seqlen_q: int,
-        max_context_len: int,
-        total_context_len: int,
-        begin_sequences: bool,
+        self, rows: PagedRows, *, block_size: int, num_tokens: int, total_context_len: int, begin_sequences: bool
     ) -> None:
-        self.block_tables = block_tables
-        self.context_lens = context_lens
-        self.cu_seqlens_q = cu_seqlens_q
+        assert rows.max_context_len is not None, rows
+        self.rows = rows
         self.block_size = block_size
         self.num_tokens = num_tokens
-        self.max_seqlen_q = max_seqlen_q
-        self.max_context_len = max_context_len
+        self.max_context_len = rows.max_context_len
         self.total_context_len = total_context_len
         self.begin_sequences = begin_sequences
         self._spans: dict[int | None, KeySpans] = {}
@@ -178,7 +163,7 @@ class PrefillRows:
         """At least how many keys the rows see together."""
         if window is None:
             return self.total_context_len
-        return min(self.total_context_len, self.num_tokens + len(self.context_lens) * (window - 1))
+        return min(self.total_context_len, self.num_tokens + len(self.rows.context_lens) * (window - 1))
 
     def key_spans(self, window: int | None) -> KeySpans:
         """Where the keys lie that rows see, worked out on the device when first asked for."""
@@ -187,15 +172,16 @@ class PrefillRows:
         return self._spans[window]
 
     def _find_keys(self, window: int | None) -> KeySpans:
-        lengths, longest = self.context_lens, self.max_context_len
+        rows, longest = self.rows, self.max_context_len
+        lengths = rows.context_lens
         if window is not None:
-            lengths = torch.minimum(lengths, self.cu_seqlens_q.diff() + (window - 1))
-            longest = min(longest, self.max_seqlen_q + window - 1)
+            lengths = torch.minimum(lengths, rows.cu_seqlens_q.diff() + (window - 1))
+            longest = min(longest, rows.max_seqlen_q + window - 1)
         ends = lengths.cumsum(0)
         key = torch.arange(self.num_keys(window), device=ends.device).clamp(max=ends[-1] - 1)
         row = torch.searchsorted(ends, key, right=True)
-        position = self.context_lens[row] - (ends[row] - key)
-        block = self.block_tables[row, position // self.block_size].long()
+        position = rows.context_lens[row] - (ends[row] - key)
+        block = rows.block_tables[row, position // self.block_size].long()
         slots = block * self.block_size + position % self.block_size
         return KeySpans(
             cu_seqlens=F.pad(ends, (1, 0)).int(),
@@ -208,8 +194,7 @@ def flash_prefill(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    cache: LayerCache,
     rows: PrefillRows,
     *,
     scale: float,
@@ -221,27 +206,27 @@ def flash_prefill(
 
     :param query: ``[num_tokens, num_heads, head_dim]`` float16 or bfloat16, elements of heads adjacent
     :param key: ``[num_tokens, num_kv_heads, head_dim]``, of the rows' own tokens; ``value`` likewise
-    :param key_cache: ``[num_blocks, block_size, num_kv_heads, head_dim]`` of the query's dtype, contiguous;
-        ``value_cache`` likewise
+    :param cache: of the query's dtype
     :param scale: multiplies the scores
     :param window: keys that a query sees, its own included; None: all
     :param out: like ``query``, written and returned; None: a new tensor
     :param attend: over the keys when they lie side by side
     :returns: ``[num_tokens, num_heads, head_dim]`` of the query's dtype
     """
-    cu_seqlens_k, max_seqlen_k = rows.cu_seqlens_q, rows.max_seqlen_q
+    cu_seqlens_q, max_seqlen_q = rows.rows.cu_seqlens_q, rows.rows.max_seqlen_q
+    cu_seqlens_k, max_seqlen_k = cu_seqlens_q, max_seqlen_q
     if not rows.begin_sequences:
         spans = rows.key_spans(window)
         cu_seqlens_k, max_seqlen_k = spans.cu_seqlens, spans.max_seqlen
         # By index: on CUDA it copies 16 bytes at a time where index_select copies an element.
-        key, value = (cache.flatten(0, 1)[spans.slots] for cache in (key_cache, value_cache))
+        key, value = (pages.flatten(0, 1)[spans.slots] for pages in (cache.key, cache.value))
     return attend(
         query,
         key,
         value,
-        rows.cu_seqlens_q,
+        cu_seqlens_q,
         cu_seqlens_k,
-        max_seqlen_q=rows.max_seqlen_q,
+        max_seqlen_q=max_seqlen_q,
         max_seqlen_k=max_seqlen_k,
         scale=scale,
         window=window,

@@ -3,31 +3,14 @@
 from __future__ import annotations
 
 import torch
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from torch import Tensor
 
 from paged_sdk.errors import ConfigError
+from paged_sdk.kernels.attention_inputs import PagedRows
 from paged_sdk.kernels.flash_prefill import PrefillRows
 
-__all__ = ["InputMetadata", "Rows"]
-
-
-@frozen(eq=False, kw_only=True)
-class Rows:
-    """A batch as :func:`~paged_sdk.kernels.paged_attention.paged_attention` takes it.
-
-    :ivar block_tables: ``[num_rows, max_blocks]`` int32; without a cache, every key is a block of its own
-    :ivar context_lens: ``[num_rows]`` int32
-    :ivar cu_seqlens_q: ``[num_rows + 1]`` int32
-    :ivar max_seqlen_q: at least the most query tokens of a row
-    :ivar max_context_len: at least the largest context length; None: what the block tables hold
-    """
-
-    block_tables: Tensor
-    context_lens: Tensor
-    cu_seqlens_q: Tensor
-    max_seqlen_q: int
-    max_context_len: int | None
+__all__ = ["InputMetadata"]
 
 
 @frozen(eq=False)
@@ -76,7 +59,7 @@ class InputMetadata:
     max_seqlen_q: int | None = None
     max_seqlen_k: int | None = None
     max_context_len: int | None = None
-    rows: Rows = field(init=False, repr=False)
+    rows: PagedRows = field(init=False, repr=False)
     _prefill_rows: dict[int, PrefillRows] = field(init=False, repr=False, factory=dict)
 
     def prefill_rows(self, num_tokens: int, block_size: int) -> PrefillRows:
@@ -88,23 +71,18 @@ class InputMetadata:
         :param block_size: of the caches; 1 without
         """
         if block_size not in self._prefill_rows:
-            rows = self.rows
-            longest = rows.block_tables.shape[1] * block_size if rows.max_context_len is None else rows.max_context_len
+            longest = self.rows.longest(block_size)
             self._prefill_rows[block_size] = PrefillRows(
-                rows.block_tables,
-                rows.context_lens,
-                rows.cu_seqlens_q,
+                evolve(self.rows, max_context_len=longest),
                 block_size=block_size,
                 num_tokens=num_tokens,
-                max_seqlen_q=rows.max_seqlen_q,
-                max_context_len=longest,
-                total_context_len=longest * len(rows.context_lens),
+                total_context_len=longest * len(self.rows.context_lens),
                 begin_sequences=self.block_tables is None and self.cu_seqlens_k is None,
             )
         return self._prefill_rows[block_size]
 
     @rows.default
-    def _make_rows(self) -> Rows:
+    def _make_rows(self) -> PagedRows:
         num_tokens = _integers("slot_mapping", self.slot_mapping, "[num_tokens]").numel()
         device = self.slot_mapping.device
         for name in ("block_tables", "context_lens", "cu_seqlens_q", "cu_seqlens_k"):
@@ -120,14 +98,14 @@ class InputMetadata:
             return self._uncached_rows(ends, num_tokens)
         return self._cached_rows(ends, num_tokens)
 
-    def _decode_rows(self, num_tokens: int) -> Rows:
+    def _decode_rows(self, num_tokens: int) -> PagedRows:
         if self.cu_seqlens_q is not None:
             allowed = "None for decodes, of which each has one query token: is_prefill=True takes any batch"
             raise ConfigError.of("cu_seqlens_q", tuple(self.cu_seqlens_q.shape), allowed)
         ends = torch.arange(num_tokens + 1, dtype=torch.int32, device=self.slot_mapping.device)
         return self._cached_rows(ends, 1)
 
-    def _cached_rows(self, ends: Tensor, max_seqlen_q: int) -> Rows:
+    def _cached_rows(self, ends: Tensor, max_seqlen_q: int) -> PagedRows:
         num_rows = ends.numel() - 1
         tables = _integers("block_tables", self.block_tables, "[num_rows, max_blocks]").int()
         lengths = self._context_lens()
@@ -138,7 +116,7 @@ class InputMetadata:
         for name, tensor in (("block_tables", tables), ("context_lens", lengths)):
             if len(tensor) != num_rows:
                 raise ConfigError.of(f"{name}.shape", tuple(tensor.shape), f"one entry for each of {num_rows} rows")
-        return Rows(
+        return PagedRows(
             block_tables=tables.contiguous(),
             context_lens=lengths,
             cu_seqlens_q=ends,
@@ -151,7 +129,7 @@ class InputMetadata:
             return _integers("cu_seqlens_k", self.cu_seqlens_k, "[num_rows + 1]").int().diff()
         return _integers("context_lens", self.context_lens, "[num_rows], for it goes with block tables").int()
 
-    def _uncached_rows(self, ends: Tensor, num_tokens: int) -> Rows:
+    def _uncached_rows(self, ends: Tensor, num_tokens: int) -> PagedRows:
         key_ends = ends
         if self.cu_seqlens_k is not None:
             if self.cu_seqlens_q is None:
@@ -164,7 +142,7 @@ class InputMetadata:
                 allowed = "block tables, as context_lens differ from the keys that are given"
                 raise ConfigError.of("block_tables", None, allowed)
         longest = num_tokens if self.max_seqlen_k is None else self.max_seqlen_k
-        return Rows(
+        return PagedRows(
             block_tables=key_ends[:-1, None] + torch.arange(longest, dtype=torch.int32, device=ends.device),
             context_lens=lengths,
             cu_seqlens_q=ends,

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from paged_sdk.errors import ConfigError
+from paged_sdk.kernels.attention_inputs import LayerCache
 from paged_sdk.kernels.checks import FLOATS, check_block_pairs, check_cache, check_slots, check_tensor
 from paged_sdk.kernels.fallback import log_fallback, why_not_triton
 from paged_sdk.kernels.fp8 import dequantize_f8e4m3, quantize_f8e4m3
+from paged_sdk.kernels.key_offsets import subtract_key_offsets
 
 __all__ = [
     "copy_block",
@@ -158,23 +160,20 @@ def _copy_blocks_fake(*_: object) -> None:
 
 
 def write_slots(
-    key: Tensor,
-    value: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    slot_mapping: Tensor,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
+    key: Tensor, value: Tensor, cache: LayerCache, slot_mapping: Tensor, positions: Tensor | None = None
 ) -> None:
     """Write the keys and values of new tokens into their slots.
 
     :param key: ``[num_tokens, num_kv_heads, head_dim]``; ``value`` likewise
-    :param key_cache: changed in place; ``value_cache`` likewise
+    :param cache: changed in place; quantized, or of the dtype of ``key``
     :param slot_mapping: ``[num_tokens]`` int64, no slot twice, none negative
-    :param k_scale: scales of an f8e4m3 cache, changed in place; None: the cache has the dtype of ``key``
+    :param positions: ``[num_tokens]`` int64, of each token within its sequence; needed if the cache has key offsets
     """
-    for new, cache, scales in ((key, key_cache, k_scale), (value, value_cache, v_scale)):
-        slots = cache.flatten(0, 1)
+    if cache.key_offsets is not None:
+        assert positions is not None, "key_offsets without positions"
+        key = subtract_key_offsets(key, cache.key_offsets, positions)
+    for new, pages, scales in ((key, cache.key, cache.k_scale), (value, cache.value, cache.v_scale)):
+        slots = pages.flatten(0, 1)
         if scales is None:
             slots.index_copy_(0, slot_mapping, new)
         else:
@@ -194,7 +193,8 @@ def reshape_and_cache_reference(
 ) -> None:
     """:func:`reshape_and_cache` by torch's operations."""
     kept = slot_mapping >= 0
-    write_slots(key[kept], value[kept], key_cache, value_cache, slot_mapping[kept], k_scale, v_scale)
+    cache = LayerCache(key_cache, value_cache, k_scale, v_scale)
+    write_slots(key[kept], value[kept], cache, slot_mapping[kept])
 
 
 def gather_slots(cache: Tensor, slots: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Tensor:

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from paged_sdk.kernels import fallback
 from paged_sdk.kernels.attention import decode_attention, prefill_attention
+from paged_sdk.kernels.attention_inputs import LayerCache, PagedRows, ScoreOptions
 from paged_sdk.kernels.checks import (
     FLOATS,
-    check_cache,
     check_head_vector,
     check_heads,
+    check_key_cache,
     check_rows,
-    check_score_options,
     check_tensor,
 )
 from paged_sdk.kernels.key_offsets import add_key_offsets, check_key_offsets
@@ -28,7 +28,6 @@ from paged_sdk.kernels.kv_cache import gather_slots
 from paged_sdk.kernels.native import library
 from paged_sdk.kernels.native.paged_attention import (
     AttentionShape,
-    LayerCache,
     VarlenBatch,
     native_paged_attention,
 )
@@ -118,24 +117,17 @@ def paged_attention(
     return output
 
 
-def why_not_native(
-    query: Tensor,
-    context_lens: Tensor,
-    cu_seqlens_q: Tensor,
-    *,
-    alibi_slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
-) -> str | None:
-    """Why the native CPU kernels cannot serve a call, or None if they can. Arguments as of :func:`paged_attention`."""
+def why_not_native(query: Tensor, rows: PagedRows, scores: ScoreOptions) -> str | None:
+    """Why the native CPU kernels cannot serve a call, or None if they can."""
     if query.device.type != "cpu":
         return f"native kernels run on the CPU, not on {query.device.type!r}"
     if query.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return f"native kernels take float32, bfloat16 and float16, not {query.dtype}"
     if query.shape[2] % 16:
         return f"native kernels take head sizes that are multiples of 16, not {query.shape[2]}"
-    if alibi_slopes is not None or sinks is not None:
+    if scores.alibi_slopes is not None or scores.sinks is not None:
         return "native kernels have neither alibi nor sinks"
-    if (context_lens < cu_seqlens_q.diff()).any():
+    if (rows.context_lens < rows.cu_seqlens_q.diff()).any():
         return "native kernels take no padding tokens, and a row has more query tokens than keys"
     return library.why_not()
 
@@ -166,10 +158,11 @@ def _paged_attention(
     v_scale: Tensor | None = None,
     key_offsets: Tensor | None = None,
 ) -> Tensor:
-    check_score_options(scale, window, softcap)
+    scores = ScoreOptions(scale=scale, window=window, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks)
     check_tensor("query", query, ("num_tokens", "num_heads", "head_dim"), FLOATS, query.device)
-    check_cache(key_cache, value_cache, k_scale, v_scale, query)
-    check_heads(query.shape[1], key_cache.shape[2])
+    check_key_cache(key_cache, query)
+    cache = LayerCache(key_cache, value_cache, k_scale, v_scale, key_offsets)
+    check_heads(query.shape[1], cache.num_kv_heads)
     num_rows = context_lens.numel()
     for name, tensor, shape in (
         ("block_tables", block_tables, (num_rows, "max_blocks")),
@@ -184,56 +177,36 @@ def _paged_attention(
         return query.new_empty(query.shape)
     # Kernels read rows of heads, and lengths and tables one after another.
     query = query if query.stride()[1:] == (query.shape[2], 1) else query.contiguous()
-    block_tables, context_lens, cu_seqlens_q = (t.contiguous() for t in (block_tables, context_lens, cu_seqlens_q))
+    rows = PagedRows(
+        block_tables=block_tables.contiguous(),
+        context_lens=context_lens.contiguous(),
+        cu_seqlens_q=cu_seqlens_q.contiguous(),
+        max_seqlen_q=max_seqlen_q,
+        max_context_len=max_context_len,
+    )
     if query.device.type == "cpu":
         check_rows(
-            block_tables,
-            context_lens,
-            cu_seqlens_q,
+            rows.block_tables,
+            rows.context_lens,
+            rows.cu_seqlens_q,
             num_tokens=len(query),
             num_blocks=key_cache.shape[0],
-            block_size=key_cache.shape[1],
+            block_size=cache.block_size,
             window=window,
             max_seqlen_q=max_seqlen_q,
             max_context_len=max_context_len,
         )
-        reason = why_not_native(query, context_lens, cu_seqlens_q, alibi_slopes=alibi_slopes, sinks=sinks)
+        reason = why_not_native(query, rows, scores)
         if reason is None:
-            return _native(
-                query,
-                LayerCache(key_cache, value_cache, k_scale, v_scale, key_offsets),
-                VarlenBatch(cu_seqlens_q, block_tables, context_lens),
-                scale=scale,
-                window=window,
-                softcap=softcap,
-            )
+            return _native(query, cache, rows, scores)
     else:
         reason = why_not_triton(query)
-    serve = paged_attention_reference
     if reason is None:
         from paged_sdk.kernels.triton import paged_attention as triton_kernels
 
-        serve = triton_kernels.paged_attention
-    else:
-        fallback.log_fallback("paged_attention", reason)
-    return serve(
-        query,
-        key_cache,
-        value_cache,
-        block_tables,
-        context_lens,
-        cu_seqlens_q,
-        max_seqlen_q=max_seqlen_q,
-        max_context_len=max_context_len,
-        scale=scale,
-        window=window,
-        softcap=softcap,
-        alibi_slopes=alibi_slopes,
-        sinks=sinks,
-        k_scale=k_scale,
-        v_scale=v_scale,
-        key_offsets=key_offsets,
-    )
+        return triton_kernels.paged_attention(query, cache, rows, scores)
+    fallback.log_fallback("paged_attention", reason)
+    return paged_attention_reference(query, cache, rows, scores)
 
 
 @_paged_attention.register_fake
@@ -241,59 +214,35 @@ def _paged_attention_fake(query: Tensor, *_: object, **__: object) -> Tensor:
     return query.new_empty(query.shape)
 
 
-def _native(
-    query: Tensor,
-    cache: LayerCache,
-    batch: VarlenBatch,
-    *,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-) -> Tensor:
+def _native(query: Tensor, cache: LayerCache, rows: PagedRows, scores: ScoreOptions) -> Tensor:
     native = library.load()
     assert native is not None, "asked without why_not_native"
     _, num_heads, head_dim = query.shape
     shape = AttentionShape(
         num_heads=num_heads,
-        num_kv_heads=cache.key.shape[2],
+        num_kv_heads=cache.num_kv_heads,
         head_dim=head_dim,
-        scale=scale,
-        window=window,
-        softcap=softcap,
+        scale=scores.scale,
+        window=scores.window,
+        softcap=scores.softcap,
         exact=query.dtype != torch.bfloat16,
     )
+    batch = VarlenBatch(rows.cu_seqlens_q, rows.block_tables, rows.context_lens)
     # A workspace serves one call at a time, and callers may be any threads; a new one costs a microsecond.
     return native_paged_attention(library.Workspace(native), query, cache, batch, shape)
 
 
-def paged_attention_reference(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_tables: Tensor,
-    context_lens: Tensor,
-    cu_seqlens_q: Tensor,
-    *,
-    max_seqlen_q: int,
-    max_context_len: int,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    alibi_slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    key_offsets: Tensor | None = None,
-) -> Tensor:
+def paged_attention_reference(query: Tensor, cache: LayerCache, rows: PagedRows, scores: ScoreOptions) -> Tensor:
     """:func:`paged_attention` row by row, by torch's operations. Memory is linear in the context's length.
 
     Reads lengths on the host: on other devices than the CPU that waits for what is queued there.
     """
     output = query.new_zeros(query.shape)
-    block_size = key_cache.shape[1]
-    ends = cu_seqlens_q.tolist()
-    rows = zip(ends[:-1], ends[1:], context_lens.tolist(), block_tables, strict=True)
-    for first, last, length, table in rows:
+    block_size, window = cache.block_size, scores.window
+    ends = rows.cu_seqlens_q.tolist()
+    for first, last, length, table in zip(
+        ends[:-1], ends[1:], rows.context_lens.tolist(), rows.block_tables, strict=True
+    ):
         num_tokens = min(last - first, length)
         if num_tokens == 0:
             continue
@@ -301,96 +250,51 @@ def paged_attention_reference(
         position = torch.arange(begin, length, device=query.device)
         slots = table[position // block_size].long() * block_size + position % block_size
         tokens = slice(last - num_tokens, last)
-        output[tokens] = paged_prefill_attention(
-            query[tokens],
-            key_cache,
-            value_cache,
-            slots,
-            scale=scale,
-            window=window,
-            softcap=softcap,
-            alibi_slopes=alibi_slopes,
-            sinks=sinks,
-            k_scale=k_scale,
-            v_scale=v_scale,
-            key_offsets=key_offsets,
-            positions=position,
-        )
+        output[tokens] = paged_prefill_attention(query[tokens], cache, slots, scores, position)
     return output
 
 
 def paged_decode_attention(
     query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    cache: LayerCache,
     slots: Tensor,
     mask: Tensor | None,
-    *,
-    scale: float,
-    softcap: float | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    key_offsets: Tensor | None = None,
+    scores: ScoreOptions,
     positions: Tensor | None = None,
 ) -> Tensor:
     """One query token per sequence.
 
     :param query: ``[batch, num_heads, head_dim]``
-    :param key_cache: ``[num_blocks, block_size, num_kv_heads, head_dim]``; ``value_cache`` likewise
     :param slots: ``[batch, length]`` int64: the keys that each sequence sees. Shorter rows are filled up with any slot
         of the same sequence, never with an unused one: those may hold NaN, which no mask takes out of a product.
     :param mask: ``[batch, length]`` bool, False where ``slots`` is filled up; None: nowhere
-    :param k_scale: ``[num_blocks, block_size, num_kv_heads]`` float32, scales of an f8e4m3 cache
-    :param key_offsets: as of :func:`paged_attention`, with ``positions``: of the slots' tokens, like ``slots``
+    :param scores: of which the window is for ``slots`` to keep; without slopes and sinks
+    :param positions: like ``slots``: of the slots' tokens within their sequences; needed if the cache has key offsets
     :returns: ``[batch, num_heads, head_dim]``, contiguous
     """
-    key = _gather_keys(key_cache, slots, k_scale, key_offsets, positions, query.dtype)
-    value = gather_slots(value_cache, slots, v_scale, query.dtype)
-    return decode_attention(query, key, value, mask, scale=scale, softcap=softcap)
+    key, value = _gather(cache, slots, positions, query.dtype)
+    return decode_attention(query, key, value, mask, scores)
 
 
 def paged_prefill_attention(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    slots: Tensor,
-    *,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    alibi_slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    key_offsets: Tensor | None = None,
-    positions: Tensor | None = None,
+    query: Tensor, cache: LayerCache, slots: Tensor, scores: ScoreOptions, positions: Tensor | None = None
 ) -> Tensor:
     """Some consecutive query tokens of one sequence, after whatever of it is in the cache.
 
     :param query: ``[num_tokens, num_heads, head_dim]``
     :param slots: ``[length]`` int64: the sequence's keys in order, the last ``num_tokens`` of them the queries' own
-    :param window: keys that a query sees, its own included; None: all
-    :param key_offsets: as of :func:`paged_attention`, with ``positions``: of the slots' tokens, like ``slots``
+    :param positions: like ``slots``: of the slots' tokens within the sequence; needed if the cache has key offsets
     :returns: ``[num_tokens, num_heads, head_dim]``, contiguous
     """
-    key = _gather_keys(key_cache, slots, k_scale, key_offsets, positions, query.dtype)
-    value = gather_slots(value_cache, slots, v_scale, query.dtype)
-    return prefill_attention(
-        query, key, value, scale=scale, window=window, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks
-    )
+    key, value = _gather(cache, slots, positions, query.dtype)
+    return prefill_attention(query, key, value, scores)
 
 
-def _gather_keys(
-    cache: Tensor,
-    slots: Tensor,
-    scales: Tensor | None,
-    key_offsets: Tensor | None,
-    positions: Tensor | None,
-    dtype: torch.dtype,
-) -> Tensor:
-    """:func:`gather_slots` of keys, what they were stored without included; rounded once."""
-    if key_offsets is None:
-        return gather_slots(cache, slots, scales, dtype)
+def _gather(cache: LayerCache, slots: Tensor, positions: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Keys and values of some slots; keys include what they were stored without, and are rounded once."""
+    value = gather_slots(cache.value, slots, cache.v_scale, dtype)
+    if cache.key_offsets is None:
+        return gather_slots(cache.key, slots, cache.k_scale, dtype), value
     assert positions is not None, "key_offsets without positions"
-    stored = gather_slots(cache, slots, scales, torch.promote_types(dtype, torch.float32))
-    return add_key_offsets(stored, key_offsets, positions).to(dtype)
+    stored = gather_slots(cache.key, slots, cache.k_scale, torch.promote_types(dtype, torch.float32))
+    return add_key_offsets(stored, cache.key_offsets, positions).to(dtype), value

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.attention import masked_attention
+from paged_sdk.kernels.attention_inputs import LayerCache, ScoreOptions
 from paged_sdk.kernels.checks import check_heads, check_score_options, check_tensor
 from paged_sdk.kernels.input_metadata import InputMetadata
 from paged_sdk.kernels.kv_cache import reshape_and_cache
@@ -117,16 +118,10 @@ class PagedAttention(nn.Module):
             slots = input_metadata.slot_mapping.long()
             reshape_and_cache(keys, values, key_cache, value_cache, slots, k_scale, v_scale)
         if mask is not None:
-            return masked_attention(
-                tokens,
-                keys,
-                values,
-                mask,
-                scale=self.scale,
-                window=self.sliding_window,
-                softcap=softcap,
-                alibi_slopes=self.alibi_slopes,
-            ).view(query.shape)
+            scores = ScoreOptions(
+                scale=self.scale, window=self.sliding_window, softcap=softcap, alibi_slopes=self.alibi_slopes
+            )
+            return masked_attention(tokens, keys, values, mask, scores).view(query.shape)
         if input_metadata.block_tables is None or key_cache is None or value_cache is None:
             # Each key is a page of its own. Pages of a fixed size: kernels are compiled for theirs.
             key_cache, value_cache = keys[:, None].contiguous(), values[:, None].contiguous()
@@ -137,9 +132,9 @@ class PagedAttention(nn.Module):
             prefill_rows = input_metadata.prefill_rows(len(tokens), key_cache.shape[1])
             if prefill.suits_flash(prefill_rows):
                 tokens, keys, values = map(_readable, (tokens, keys, values))
-                return prefill(tokens, keys, values, key_cache, value_cache, prefill_rows).view(query.shape)
+                cache = LayerCache(key_cache, value_cache, k_scale, v_scale)
+                return prefill(tokens, keys, values, cache, prefill_rows).view(query.shape)
         rows = input_metadata.rows
-        capacity = rows.block_tables.shape[1] * key_cache.shape[1]
         return paged_attention(
             tokens,
             key_cache,
@@ -148,7 +143,7 @@ class PagedAttention(nn.Module):
             rows.context_lens,
             rows.cu_seqlens_q,
             max_seqlen_q=rows.max_seqlen_q,
-            max_context_len=capacity if rows.max_context_len is None else rows.max_context_len,
+            max_context_len=rows.longest(key_cache.shape[1]),
             scale=self.scale,
             window=self.sliding_window,
             softcap=softcap,

@@ -6,12 +6,13 @@ import statistics
 from collections.abc import Callable
 from functools import partial
 from itertools import accumulate
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 from attrs import frozen
 from torch import Tensor
 
+from paged_sdk.kernels.attention_inputs import LayerCache, PagedRows, ScoreOptions
 from paged_sdk.kernels.flash_prefill import PrefillRows, VarlenAttention, flash_prefill, torch_flash, why_not
 from paged_sdk.kernels.triton.availability import num_multiprocessors
 
@@ -31,6 +32,10 @@ _CALLS: Final = 3  # in a row, so that the device does not wait for each launch
 # where keys are few, about 1.
 _LARGEST_DIFFERENCE: Final = 2.0**-5
 _WORTHWHILE: Final = 1.05  # times as fast: less may be the clock's noise
+
+
+PagedAttentionKernel: TypeAlias = Callable[[Tensor, LayerCache, PagedRows, ScoreOptions], Tensor]
+"""Attention of queries over pages, as of :func:`~paged_sdk.kernels.paged_attention.paged_attention_reference`."""
 
 
 @frozen(kw_only=True)
@@ -65,13 +70,13 @@ class PagedPrefill:
     """Attention of a step's prefill rows, as chosen for one kind of layer. ``str()`` is for the log.
 
     :ivar shape: the kind of layer
-    :ivar paged: Triton's :func:`~paged_sdk.kernels.paged_attention.paged_attention`, which serves what flash does not
+    :ivar paged: Triton's paged attention, which serves what flash does not
     :ivar flash: the other, where it is faster; None: never
     :ivar reason: why
     """
 
     shape: PrefillShape
-    paged: Callable[..., Tensor]
+    paged: PagedAttentionKernel
     flash: VarlenAttention | None
     reason: str
 
@@ -93,12 +98,9 @@ class PagedPrefill:
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
+        cache: LayerCache,
         rows: PrefillRows,
         *,
-        k_scale: Tensor | None = None,
-        v_scale: Tensor | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
         """Attend over a cache to which the rows' keys and values are written already.
@@ -106,30 +108,14 @@ class PagedPrefill:
         :param query: ``[num_tokens, num_heads, head_dim]`` of the shape's dtype, elements of heads adjacent
         :param key: ``[num_tokens, num_kv_heads, head_dim]``, of the rows' own tokens, position applied; ``value``
             likewise
-        :param key_cache: ``[num_blocks, block_size, num_kv_heads, head_dim]``, contiguous; ``value_cache`` likewise
-        :param k_scale: ``[num_blocks, block_size, num_kv_heads]`` float32, of an f8e4m3 cache; ``v_scale`` likewise
         :param out: like ``query``, written and returned; None: a new tensor
         :returns: ``[num_tokens, num_heads, head_dim]`` of the query's dtype
         """
         scale, window = self.shape.scale, self.shape.window_of(rows)
         if self.flash is not None and self.suits_flash(rows):
-            return flash_prefill(
-                *(query, key, value, key_cache, value_cache, rows),
-                scale=scale,
-                window=window,
-                out=out,
-                attend=self.flash,
-            )
-        output = self.paged(
-            *(query, key_cache, value_cache, rows.block_tables, rows.context_lens, rows.cu_seqlens_q),
-            max_seqlen_q=rows.max_seqlen_q,
-            max_context_len=rows.max_context_len,
-            scale=scale,
-            window=window,
-            softcap=self.shape.softcap,
-            k_scale=k_scale,
-            v_scale=v_scale,
-        )
+            return flash_prefill(query, key, value, cache, rows, scale=scale, window=window, out=out, attend=self.flash)
+        scores = ScoreOptions(scale=scale, window=window, softcap=self.shape.softcap)
+        output = self.paged(query, cache, rows.rows, scores)
         return output if out is None else out.copy_(output)
 
     def suits_flash(self, rows: PrefillRows) -> bool:
@@ -158,7 +144,7 @@ def faster_for_prefill(shape: PrefillShape) -> PagedPrefill:
 
 def compare_prefills(
     shape: PrefillShape,
-    paged: Callable[..., Tensor],
+    paged: PagedAttentionKernel,
     flash: VarlenAttention,
     time: Callable[[Callable[[], Tensor]], float],
 ) -> PagedPrefill:
@@ -200,11 +186,11 @@ def microseconds(call: Callable[[], object], device: torch.device) -> float:
     return statistics.median(times)
 
 
-def _only_paged(shape: PrefillShape, paged: Callable[..., Tensor], why_not_flash: str) -> PagedPrefill:
+def _only_paged(shape: PrefillShape, paged: PagedAttentionKernel, why_not_flash: str) -> PagedPrefill:
     return PagedPrefill(shape=shape, paged=paged, flash=None, reason=f"torch flash: {why_not_flash}")
 
 
-def _probed_batch(shape: PrefillShape) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, PrefillRows]:
+def _probed_batch(shape: PrefillShape) -> tuple[Tensor, Tensor, Tensor, LayerCache, PrefillRows]:
     """What a :class:`PagedPrefill` is called with: random vectors, blocks in any order."""
     device = shape.device
     generator = torch.Generator(device).manual_seed(0)
@@ -213,21 +199,23 @@ def _probed_batch(shape: PrefillShape) -> tuple[Tensor, Tensor, Tensor, Tensor, 
     num_blocks = len(counts) * blocks_of_row
     tables = torch.randperm(num_blocks, generator=generator, device=device).int().view(len(counts), blocks_of_row)
     rows = PrefillRows(
-        tables,
-        torch.tensor(lengths, dtype=torch.int32, device=device),
-        torch.tensor([0, *accumulate(counts)], dtype=torch.int32, device=device),
+        PagedRows(
+            block_tables=tables,
+            context_lens=torch.tensor(lengths, dtype=torch.int32, device=device),
+            cu_seqlens_q=torch.tensor([0, *accumulate(counts)], dtype=torch.int32, device=device),
+            max_seqlen_q=max(counts),
+            max_context_len=max(lengths),
+        ),
         block_size=shape.block_size,
         num_tokens=sum(counts),
-        max_seqlen_q=max(counts),
-        max_context_len=max(lengths),
         total_context_len=sum(lengths),
         begin_sequences=False,
     )
     random = partial(torch.randn, generator=generator, dtype=shape.dtype, device=device)
     pages = (num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
-    key_cache, value_cache = random(pages), random(pages)
-    key, value = (cache.flatten(0, 1)[: rows.num_tokens] for cache in (key_cache, value_cache))  # not looked at
-    return random(rows.num_tokens, shape.num_heads, shape.head_dim), key, value, key_cache, value_cache, rows
+    cache = LayerCache(random(pages), random(pages))
+    key, value = (each.flatten(0, 1)[: rows.num_tokens] for each in cache.tensors)  # not looked at
+    return random(rows.num_tokens, shape.num_heads, shape.head_dim), key, value, cache, rows
 
 
 def _difference(output: Tensor, expected: Tensor) -> float:

@@ -17,13 +17,13 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.errors import ConfigError
+from paged_sdk.kernels.attention_inputs import LayerCache
 from paged_sdk.kernels.native.experts import check_experts
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.linear import check_matrix, check_weights, describe, float_vector, pointer
 from paged_sdk.kernels.native.packed import PackedWeight
 from paged_sdk.kernels.native.paged_attention import (
     AttentionShape,
-    LayerCache,
     VarlenBatch,
     describe_batch,
     describe_cache,

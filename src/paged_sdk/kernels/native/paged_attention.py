@@ -13,12 +13,12 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.errors import ConfigError
-from paged_sdk.kernels.key_offsets import check_key_offsets
+from paged_sdk.kernels.attention_inputs import LayerCache
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.linear import pointer
 from paged_sdk.kernels.native.structures import DTYPES, Attention, Batch, Cache, Heads
 
-__all__ = ["AttentionShape", "LayerCache", "NativeRows", "VarlenBatch", "native_paged_attention"]
+__all__ = ["AttentionShape", "NativeRows", "VarlenBatch", "native_paged_attention"]
 
 
 @frozen
@@ -47,42 +47,6 @@ class AttentionShape:
             raise ConfigError.of("head_dim", self.head_dim, "a multiple of 16")
         if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
             raise ConfigError.of("num_heads", self.num_heads, f"a multiple of num_kv_heads = {self.num_kv_heads}")
-
-
-@frozen(eq=False)
-class LayerCache:
-    """Pages of one layer.
-
-    :ivar key: [num_blocks, block_size, num_kv_heads, head_dim] float32, bfloat16, float16 or float8_e4m3fn, contiguous
-    :ivar value: likewise
-    :ivar k_scale: [num_blocks, block_size, num_kv_heads] float32, of an f8e4m3 cache only
-    :ivar v_scale: likewise
-    :ivar key_offsets: [num_spans, num_kv_heads, head_dim] float32, of an f8e4m3 cache only: what keys are stored
-        without (:mod:`paged_sdk.kernels.key_offsets`), at least as far as the longest context; None: nothing
-    """
-
-    key: Tensor
-    value: Tensor
-    k_scale: Tensor | None = None
-    v_scale: Tensor | None = None
-    key_offsets: Tensor | None = None
-
-    def __attrs_post_init__(self) -> None:
-        if self.key.dtype not in DTYPES or self.value.dtype != self.key.dtype:
-            raise ConfigError.of(
-                "cache dtype", self.key.dtype, "float32, bfloat16, float16 or float8_e4m3fn for keys and values"
-            )
-        if self.key.dim() != 4 or self.value.shape != self.key.shape:
-            raise ConfigError.of(
-                "cache shape", tuple(self.key.shape), "[num_blocks, block_size, num_kv_heads, head_dim]"
-            )
-        if not (self.key.is_contiguous() and self.value.is_contiguous()):
-            raise ConfigError.of("cache strides", self.key.stride(), "contiguous keys and values")
-        quantized = self.key.dtype == torch.float8_e4m3fn
-        for scale in (self.k_scale, self.v_scale):
-            if (scale is not None) != quantized or (scale is not None and not _is_vector(scale, torch.float32)):
-                raise ConfigError.of("cache scales", scale, "contiguous float32 scales for f8e4m3, none otherwise")
-        check_key_offsets(self.key_offsets, self.key, 0)
 
 
 @frozen(eq=False)
@@ -132,6 +96,8 @@ def describe_heads(shape: AttentionShape, cache: LayerCache) -> Heads:
         raise ConfigError.of(
             "cache shape", tuple(cache.key.shape), f"[..., {shape.num_kv_heads}, {shape.head_dim}] for these heads"
         )
+    if cache.key.dtype not in DTYPES:
+        raise ConfigError.of("cache dtype", cache.key.dtype, "float32, bfloat16, float16 or float8_e4m3fn")
     return Heads(
         num_heads=shape.num_heads,
         num_kv_heads=shape.num_kv_heads,

@@ -6,8 +6,10 @@ from typing import Final
 
 import torch
 import triton
+from attrs import evolve
 from torch import Tensor
 
+from paged_sdk.kernels.attention_inputs import LayerCache, PagedRows, ScoreOptions
 from paged_sdk.kernels.triton.availability import num_multiprocessors
 from paged_sdk.kernels.triton.paged_batch import PagedBatch
 from paged_sdk.kernels.triton.paged_decode import paged_decode_attention
@@ -20,25 +22,7 @@ _DECODE_ROWS: Final = 64
 _FEWEST_ROWS: Final = 16
 
 
-def paged_attention(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_tables: Tensor,
-    context_lens: Tensor,
-    cu_seqlens_q: Tensor,
-    *,
-    max_seqlen_q: int,
-    max_context_len: int,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    alibi_slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    key_offsets: Tensor | None = None,
-) -> Tensor:
+def paged_attention(query: Tensor, cache: LayerCache, rows: PagedRows, scores: ScoreOptions) -> Tensor:
     """:func:`~paged_sdk.kernels.paged_attention.paged_attention` by Triton kernels.
 
     The decode kernel takes a batch of rows that each fit one of its tiles (decoding, drafts), or whose tiles alone
@@ -49,28 +33,15 @@ def paged_attention(
     Nothing waits for the device; launches are sized by the host integers only. Query tokens past the last row's, and no
     others, are left unwritten.
     """
-    if scale <= 0:  # the kernels scale what they have taken the maximum of
-        query, scale = (-query, -scale) if scale < 0 else (torch.zeros_like(query), 1.0)
-    if window is not None and window >= max_context_len:
-        window = None  # without masks at that edge
+    max_seqlen_q, max_context_len = rows.max_seqlen_q, rows.longest(cache.block_size)
+    if scores.scale <= 0:  # the kernels scale what they have taken the maximum of
+        query = -query if scores.scale < 0 else torch.zeros_like(query)
+        scores = evolve(scores, scale=-scores.scale or 1.0)
+    if scores.window is not None and scores.window >= max_context_len:
+        scores = evolve(scores, window=None)  # without masks at that edge
     if query.stride(2) != 1:
         query = query.contiguous()
-    batch = PagedBatch(
-        query,
-        key_cache,
-        value_cache,
-        block_tables if block_tables.stride(1) == 1 else block_tables.contiguous(),
-        context_lens.contiguous(),
-        cu_seqlens_q.contiguous(),
-        scale=scale,
-        window=window,
-        softcap=softcap,
-        alibi_slopes=None if alibi_slopes is None else alibi_slopes.contiguous(),
-        sinks=None if sinks is None else sinks.contiguous(),
-        k_scale=k_scale,
-        v_scale=v_scale,
-        key_offsets=key_offsets,
-    )
+    batch = PagedBatch(query, cache, _readable_rows(rows), _readable_scores(scores))
     num_rows, group = batch.num_rows, batch.group
     tiles_of_row = triton.cdiv(max_seqlen_q * group, _DECODE_ROWS)
     idle = num_rows * batch.num_kv_heads * tiles_of_row < num_multiprocessors(query.device)
@@ -81,3 +52,24 @@ def paged_attention(
     if few:
         paged_decode_attention(batch, max_seqlen_q=few, max_context_len=max_context_len, out=output)
     return output
+
+
+def _readable_rows(rows: PagedRows) -> PagedRows:
+    """The same with entries of a row one after another."""
+    tensors = rows.block_tables, rows.context_lens, rows.cu_seqlens_q
+    if all(tensor.stride(-1) == 1 for tensor in tensors):
+        return rows
+    tables, lengths, ends = (tensor.contiguous() for tensor in tensors)
+    return evolve(rows, block_tables=tables, context_lens=lengths, cu_seqlens_q=ends)
+
+
+def _readable_scores(scores: ScoreOptions) -> ScoreOptions:
+    """The same with numbers of heads one after another."""
+    slopes, sinks = scores.alibi_slopes, scores.sinks
+    if slopes is None and sinks is None:
+        return scores
+    return evolve(
+        scores,
+        alibi_slopes=None if slopes is None else slopes.contiguous(),
+        sinks=None if sinks is None else sinks.contiguous(),
+    )

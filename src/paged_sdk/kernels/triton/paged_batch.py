@@ -6,8 +6,10 @@ import functools
 from typing import Any, Final
 
 import torch
-from attrs import field, frozen
+from attrs import frozen
 from torch import Tensor
+
+from paged_sdk.kernels.attention_inputs import LayerCache, PagedRows, ScoreOptions
 
 __all__ = ["PagedBatch"]
 
@@ -21,34 +23,24 @@ def _decodes_fp8(device: torch.device) -> bool:
 
 @frozen(eq=False)
 class PagedBatch:
-    """Parameters of :func:`~paged_sdk.kernels.paged_attention.paged_attention`, but ``scale`` is positive and the last
-    dimensions are contiguous.
+    """What :func:`~paged_sdk.kernels.triton.paged_attention.paged_attention` is given, made fit for the kernels: the
+    scale is positive, and the last dimensions are contiguous.
     """
 
     query: Tensor
-    key_cache: Tensor
-    value_cache: Tensor
-    block_tables: Tensor
-    context_lens: Tensor
-    cu_seqlens_q: Tensor
-    scale: float = field(kw_only=True)
-    window: int | None = field(default=None, kw_only=True)
-    softcap: float | None = field(default=None, kw_only=True)
-    alibi_slopes: Tensor | None = field(default=None, kw_only=True)
-    sinks: Tensor | None = field(default=None, kw_only=True)
-    k_scale: Tensor | None = field(default=None, kw_only=True)
-    v_scale: Tensor | None = field(default=None, kw_only=True)
-    key_offsets: Tensor | None = field(default=None, kw_only=True)
+    cache: LayerCache
+    rows: PagedRows
+    scores: ScoreOptions
 
     @property
     def num_rows(self) -> int:
         """Sequences, or parts of them."""
-        return len(self.context_lens)
+        return len(self.rows.context_lens)
 
     @property
     def num_kv_heads(self) -> int:
         """Heads of keys and values."""
-        return self.key_cache.shape[2]
+        return self.cache.num_kv_heads
 
     @property
     def group(self) -> int:
@@ -65,15 +57,16 @@ class PagedBatch:
 
         Triton refuses f8e4m3 where the hardware has no conversion from it: the bytes then go in as integers.
         """
-        query, key_cache, value_cache = self.query, self.key_cache, self.value_cache
-        k_scale, v_scale, key_offsets = self.k_scale, self.v_scale, self.key_offsets
+        query, cache, rows, scores = self.query, self.cache, self.rows, self.scores
+        key_cache, value_cache = cache.key, cache.value
+        k_scale, v_scale, key_offsets = cache.k_scale, cache.v_scale, cache.key_offsets
         assert query.shape[1] % self.num_kv_heads == 0, (query.shape, key_cache.shape)
-        assert self.scale > 0, self.scale
+        assert scores.scale > 0, scores.scale
         assert query.stride(2) == 1, query.stride()
         assert key_cache.shape == value_cache.shape, (key_cache.shape, value_cache.shape)
         assert key_cache.stride() == value_cache.stride(), (key_cache.stride(), value_cache.stride())
         assert key_cache.stride(3) == 1, key_cache.stride()
-        assert self.block_tables.stride(1) == 1, self.block_tables.stride()
+        assert rows.block_tables.stride(1) == 1, rows.block_tables.stride()
         assert (k_scale is None) == (v_scale is None) == (key_cache.dtype != torch.float8_e4m3fn)
         assert key_offsets is None or (k_scale is not None and key_offsets.is_contiguous())
         scale_strides: tuple[int, ...] = (0, 0, 0)
@@ -95,24 +88,24 @@ class PagedBatch:
             "v_scale": v_scale,
             "key_offsets": key_offsets,
             "offset_stride": 0 if key_offsets is None else key_offsets.stride(0),
-            "block_tables": self.block_tables,
-            "table_stride": self.block_tables.stride(0),
+            "block_tables": rows.block_tables,
+            "table_stride": rows.block_tables.stride(0),
             "block_stride": key_cache.stride(0),
             "slot_stride": key_cache.stride(1),
             "head_stride": key_cache.stride(2),
             "scale_block_stride": scale_strides[0],
             "scale_slot_stride": scale_strides[1],
             "scale_head_stride": scale_strides[2],
-            "context_lens": self.context_lens,
-            "cu_seqlens_q": self.cu_seqlens_q,
-            "window": self.window,
-            "scale": self.scale,
-            "softcap": self.softcap,
-            "alibi_slopes": self.alibi_slopes,
-            "sinks": self.sinks,
+            "context_lens": rows.context_lens,
+            "cu_seqlens_q": rows.cu_seqlens_q,
+            "window": scores.window,
+            "scale": scores.scale,
+            "softcap": scores.softcap,
+            "alibi_slopes": scores.alibi_slopes,
+            "sinks": scores.sinks,
             "group": self.group,
             "head_dim": query.shape[2],
             "padded_size": self.padded_size,
-            "block_size": key_cache.shape[1],
+            "block_size": cache.block_size,
             "upcast": not query.is_cuda,
         }

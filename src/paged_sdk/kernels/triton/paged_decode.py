@@ -92,7 +92,7 @@ def paged_decode_attention(
     :param num_splits: cut every row into so many splits, whatever the batch; None: as many as fill the device
     :param tile: None: by :func:`default_tile`
     """
-    query, num_rows, num_kv_heads, window = batch.query, batch.num_rows, batch.num_kv_heads, batch.window
+    query, num_rows, num_kv_heads, window = batch.query, batch.num_rows, batch.num_kv_heads, batch.scores.window
     _, num_heads, head_dim = query.shape
     output = query.new_empty(query.shape) if out is None else out
     if num_rows == 0 or query.numel() == 0:
@@ -137,12 +137,12 @@ def paged_decode_attention(
             output_head_stride=output.stride(1),
             partial=partial,
             partial_lse=partial_lse,
-            context_lens=batch.context_lens,
-            cu_seqlens_q=batch.cu_seqlens_q,
+            context_lens=batch.rows.context_lens,
+            cu_seqlens_q=batch.rows.cu_seqlens_q,
             max_seqlen_q=max_seqlen_q,
             window=window,
             **splits,
-            sinks=batch.sinks,
+            sinks=batch.scores.sinks,
             num_heads=num_heads,
             head_dim=head_dim,
             padded_size=batch.padded_size,

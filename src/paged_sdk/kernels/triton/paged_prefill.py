@@ -60,7 +60,7 @@ def paged_prefill_attention(
     if num_rows == 0 or query.numel() == 0:
         return output
 
-    tile = tile or default_tile(head_dim, query.dtype, query.device, quantized=batch.k_scale is not None)
+    tile = tile or default_tile(head_dim, query.dtype, query.device, quantized=batch.cache.quantized)
     # How many tiles each row has is known on the device only; this is the most that all can have together.
     num_tiles = num_tokens * batch.group // tile.block_m + num_rows
     _attend_tile[(num_tiles, batch.num_kv_heads)](

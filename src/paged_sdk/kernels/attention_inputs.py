@@ -1,0 +1,105 @@
+"""What attention over pages is given beside its queries: a layer's pages, a batch's rows, what shapes the scores.
+
+The public functions take tensors one by one, as torch.library wants them; behind them these values are passed on.
+"""
+
+from __future__ import annotations
+
+from attrs import frozen
+from torch import Tensor
+
+from paged_sdk.kernels.checks import check_pages, check_score_options
+from paged_sdk.kernels.key_offsets import check_key_offsets
+
+__all__ = ["LayerCache", "PagedRows", "ScoreOptions"]
+
+
+@frozen(eq=False)
+class LayerCache:
+    """The pages of one layer.
+
+    :ivar key: ``[num_blocks, block_size, num_kv_heads, head_dim]`` of the queries' dtype or float8_e4m3fn, contiguous
+    :ivar value: likewise
+    :ivar k_scale: ``[num_blocks, block_size, num_kv_heads]`` float32, of an f8e4m3 cache only
+    :ivar v_scale: likewise
+    :ivar key_offsets: ``[num_spans, num_kv_heads, head_dim]`` float32, of an f8e4m3 cache only: what keys are stored
+        without (:mod:`paged_sdk.kernels.key_offsets`), at least as far as the longest context; None: nothing
+    :raises ConfigError: shapes, dtypes, strides or devices do not fit each other
+    """
+
+    key: Tensor
+    value: Tensor
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
+    key_offsets: Tensor | None = None
+
+    def __attrs_post_init__(self) -> None:
+        check_pages(self.key, self.value, self.k_scale, self.v_scale)
+        check_key_offsets(self.key_offsets, self.key, 0)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What differs from block to block: pages and their scales."""
+        return [each for each in (self.key, self.value, self.k_scale, self.v_scale) if each is not None]
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block."""
+        return self.key.shape[1]
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.key.shape[2]
+
+    @property
+    def quantized(self) -> bool:
+        """Whether keys and values are f8e4m3, with scales."""
+        return self.k_scale is not None
+
+
+@frozen(eq=False, kw_only=True)
+class PagedRows:
+    """A batch of rows, each some consecutive tokens of a sequence; see
+    :func:`~paged_sdk.kernels.paged_attention.paged_attention`.
+
+    :ivar block_tables: ``[num_rows, max_blocks]`` int32
+    :ivar context_lens: ``[num_rows]`` int32: keys of each row, its own query tokens included
+    :ivar cu_seqlens_q: ``[num_rows + 1]`` int32: row r has the query tokens ``cu_seqlens_q[r]:cu_seqlens_q[r + 1]``
+    :ivar max_seqlen_q: at least the most query tokens of a row
+    :ivar max_context_len: at least the largest context length; None: what the block tables hold
+    """
+
+    block_tables: Tensor
+    context_lens: Tensor
+    cu_seqlens_q: Tensor
+    max_seqlen_q: int
+    max_context_len: int | None
+
+    def longest(self, block_size: int) -> int:
+        """At least the largest context length, over blocks of so many tokens."""
+        return self.block_tables.shape[1] * block_size if self.max_context_len is None else self.max_context_len
+
+
+@frozen(eq=False, kw_only=True)
+class ScoreOptions:
+    """How a query's scores come about, and which keys have one.
+
+    :ivar scale: multiplies the scores
+    :ivar window: keys that a query sees, its own included; None: all
+    :ivar softcap: scores become ``softcap * tanh(score / softcap)``; None: they stay
+    :ivar alibi_slopes: ``[num_heads]`` float32: adds ``slope * (key position - query position)`` to the scores, after
+        the cap (Press et al., 2021, arXiv 2108.12409)
+    :ivar sinks: ``[num_heads]`` float32: one more logit in each head's softmax, which has no value (Xiao et al., 2023,
+        arXiv 2309.17453, as learned numbers); neither scaled nor capped
+    :raises ConfigError: one of the numbers cannot be used
+    """
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    alibi_slopes: Tensor | None = None
+    sinks: Tensor | None = None
+
+    def __attrs_post_init__(self) -> None:
+        check_score_options(self.scale, self.window, self.softcap)
