@@ -251,13 +251,18 @@ def test_with_one_form_a_row_does_not_depend_on_its_batch(checkpoint: Checkpoint
 
 
 @pytest.mark.parametrize("quantization", ["Q4_0", "Q4_1", "Q5_0", "Q5_1"])
-def test_other_types_of_blocks(quantization: str, tmp_path: Path) -> None:
-    checkpoint = Checkpoint(tmp_path, "llama", quantization=quantization)
-    model, backend = fused(checkpoint.packed(), few_rows=MOST)
-    text = random_prompt(140)
-    got = in_chunks(model, backend, text, (20, 50, 51))
-    assert checkpoint.error(got[:51], text[:51]) < FEW_ERROR
-    assert checkpoint.error(got, text) < MANY_ERROR
+@pytest.mark.parametrize("name", FUSED)
+def test_every_family_in_other_types_of_blocks(name: str, quantization: str, tmp_path: Path) -> None:
+    """Few rows, then many, as the layers one by one compute them."""
+    checkpoint = Checkpoint(tmp_path, name.partition("-")[0], quantization=quantization, **FUSED[name])
+    packed = checkpoint.packed()
+    model, backend = fused(packed)
+    text = random_prompt(60)
+    few, many = (text[:FEW_ROWS], 0, range(9, 14)), (text[FEW_ROWS:], FEW_ROWS, range(9, 14))
+    (own,), (one_by_one,) = logits(model, backend, [few]), logits(packed, pool(packed), [few])
+    assert median_error(own, one_by_one) < 2e-3
+    (rest,) = logits(model, backend, [many])
+    assert checkpoint.error(torch.cat((own, rest)), text) < MANY_ERROR
 
 
 def test_tied_embeddings_and_long_heads(tmp_path: Path) -> None:
