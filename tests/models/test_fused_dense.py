@@ -63,6 +63,16 @@ def test_a_family_is_fused_and_near_float32(family: str, dtype: torch.dtype) -> 
     assert dtype == torch.float32 or error < 1.1 * relative(by_layers, expected)
 
 
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+def test_biases_of_every_matrix(dtype: torch.dtype) -> None:
+    reference = build_model("llama", attention_bias=True, mlp_bias=True, **MILD)
+    reference.load_state_dict({name: tensor.to(dtype).float() for name, tensor in reference.state_dict().items()})
+    text = random_prompt(100)
+    expected = logits(exact := ours(reference), paged(16)(exact), [(text, 0, range(32))])[0]
+    model = ours(reference, dtype=dtype, policy=WeightPolicy(workspace=workspace(num_threads=2)))
+    assert relative(in_chunks(*fused(model), text), expected) < TOLERANCE[dtype]
+
+
 def test_tied_embeddings_and_head_share_their_memory() -> None:
     model = ours(build_model("llama", tie_word_embeddings=True), policy=WeightPolicy(workspace=workspace()))
     head = model.head.native_weights

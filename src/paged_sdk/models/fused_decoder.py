@@ -18,6 +18,7 @@ from paged_sdk.kernels.native.decoder import DecoderLayer as NativeLayer
 from paged_sdk.kernels.native.decoder import NativeDecoder, Projection, Router
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.layers.norm import RMSNorm
+from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.models.attention_block import AttentionBlock
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.decoder_layer import DecoderLayer
@@ -50,9 +51,7 @@ _COMPUTED_FIELDS: Final[dict[type, frozenset[str]]] = {
             *("short_factor", "long_factor", "inv_freq_divisors"),
         }
     ),
-    MoeConfig: frozenset(
-        {"layers", "num_experts", "num_experts_per_token", "intermediate_size", "renormalize"},
-    ),
+    MoeConfig: frozenset({"layers", "num_experts", "num_experts_per_token", "intermediate_size", "renormalize"}),
 }
 
 _ACTIVATIONS: Final[dict[Activation, Literal["silu", "gelu_tanh"]]] = {
@@ -67,12 +66,12 @@ def why_not_fused(model: DecoderModel, backend: AttentionBackend) -> str | None:
     It asks what the fused layers are known to compute, not what they are known to lack: a setting or a kind of layer
     that is new elsewhere runs one operation at a time until it is computed here.
     """
-    config = model.config
     if backend.native_pages is None:
         return "its attention is not native"
+    config = model.config
     parts = (config, *config.ropes, *(() if config.moe is None else (config.moe,)))
-    reasons = (reason for part in parts if (reason := _unknown_setting(part)) is not None)
-    if (reason := next(reasons, None)) is not None:
+    reasons = (*(_unknown_setting(part) for part in parts), _unknown_kind(model))
+    if (reason := next((each for each in reasons if each is not None), None)) is not None:
         return reason
     if config.activation not in _ACTIVATIONS:
         return f"the native decoder has no activation {config.activation.value}"
@@ -81,14 +80,30 @@ def why_not_fused(model: DecoderModel, backend: AttentionBackend) -> str | None:
     if config.hidden_size % 16 or config.intermediate_size % 16:
         return "its hidden or intermediate size is not a multiple of 16"
     for layer in model.layers:
-        if type(layer) is not DecoderLayer or type(layer.attention) is not AttentionBlock:
-            return "its layers are not of the native decoder's kind"
-        if type(layer.mlp) not in (GatedMlp, MoeMlp):
-            return f"the native decoder has no {type(layer.mlp).__name__}"
         if any(linear.native_weights is None for linear in layer.linears):
             return "its weights have no native kernel"
         if isinstance(layer.mlp, MoeMlp) and layer.mlp.experts.native_weights is None:
             return "its experts have no native kernel"
+    return None
+
+
+def _unknown_kind(model: DecoderModel) -> str | None:
+    """Which part of a model is of a class that the fused layers do not know; None: they know all of them.
+
+    A subclass counts as another class: it may compute something else.
+    """
+    norms: list[RMSNorm | None] = [model.norm]
+    parts: list[tuple[object, tuple[type, ...]]] = [(model, (DecoderModel,))]
+    parts += [(rope, (RotaryEmbedding,)) for rope in model.ropes.values()]
+    for layer in model.layers:
+        attention, mlp = layer.attention, layer.mlp
+        parts += [(layer, (DecoderLayer,)), (attention, (AttentionBlock,)), (mlp, (GatedMlp, MoeMlp))]
+        norms += [layer.attention_norm, layer.attention_output_norm, layer.mlp_norm, layer.mlp_output_norm]
+        norms.append(attention.qk_norm)
+    parts += [(norm, (RMSNorm,)) for norm in norms if norm is not None]
+    unknown = (type(part).__name__ for part, kinds in parts if type(part) not in kinds)
+    if (name := next(unknown, None)) is not None:
+        return f"the native decoder has no {name}"
     return None
 
 
