@@ -37,6 +37,8 @@ EXPORTS: Final[tuple[str, ...]] = (
     "GgufModelBuilder",
     "InvalidRequestError",
     "IsqType",
+    "LogitsProcessor",
+    "LogitsProcessorError",
     "MemoryGpuConfig",
     "Message",
     "Model",

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from paged_sdk.errors import EngineDeadError as EngineDeadError
     from paged_sdk.errors import EngineError as EngineError
     from paged_sdk.errors import InvalidRequestError as InvalidRequestError
+    from paged_sdk.errors import LogitsProcessorError as LogitsProcessorError
     from paged_sdk.errors import ModelClosedError as ModelClosedError
     from paged_sdk.errors import ModelLoadError as ModelLoadError
     from paged_sdk.errors import NumericalError as NumericalError
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from paged_sdk.model import ChatStream as ChatStream
     from paged_sdk.model import CompletionStream as CompletionStream
     from paged_sdk.model import Model as Model
+    from paged_sdk.types.logits_processor import LogitsProcessor as LogitsProcessor
     from paged_sdk.types.messages import Message as Message
     from paged_sdk.types.messages import TextMessageRole as TextMessageRole
     from paged_sdk.types.messages import TextMessages as TextMessages
@@ -74,6 +76,7 @@ _HOME = {
         "EngineDeadError",
         "EngineError",
         "InvalidRequestError",
+        "LogitsProcessorError",
         "ModelClosedError",
         "ModelLoadError",
         "NumericalError",
@@ -86,6 +89,7 @@ _HOME = {
         "UnsupportedQuantizationError",
     ),
     "model": ("ChatStream", "CompletionStream", "Model"),
+    "types.logits_processor": ("LogitsProcessor",),
     "types.messages": ("Message", "TextMessageRole", "TextMessages"),
     "types.request": ("RequestBuilder",),
     "types.response": (

@@ -11,6 +11,7 @@ PagedError
 │   ├── InvalidRequestError
 │   ├── ContextLengthError
 │   ├── QueueFullError
+│   ├── LogitsProcessorError                  an exception in a function that the application gave
 │   └── RequestTimeoutError
 ├── EngineError
 │   ├── EngineDeadError                       the engine stopped; raised from the original exception
@@ -36,6 +37,7 @@ __all__ = [
     "EngineDeadError",
     "EngineError",
     "InvalidRequestError",
+    "LogitsProcessorError",
     "ModelClosedError",
     "ModelLoadError",
     "NumericalError",
@@ -208,6 +210,12 @@ class QueueFullError(RequestError):
     def __init__(self, message: str, *, request_id: str = "", limit: int = 0) -> None:
         super().__init__(message, request_id=request_id)
         self.limit = limit
+
+
+class LogitsProcessorError(RequestError):
+    """A logits processor of the request's own raised an exception, which is this error's ``__cause__``, or left logits
+    that no token can be chosen by.
+    """
 
 
 class RequestTimeoutError(RequestError):

@@ -96,6 +96,7 @@ class RequestPreparer:
             priority=options.priority,
             arrival=arrival,
             continues_prompt=continues_prompt,
+            logits_processors=options.logits_processors,
             cache_keys=() if options.cache_salt is None else (CacheKey(b"salt:" + options.cache_salt.encode()),),
         )
 

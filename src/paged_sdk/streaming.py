@@ -36,6 +36,7 @@ class ResponseStream(Generic[ResponseT, ChunkT]):
 
     :raises RequestTimeoutError: the request's own timeout has passed
     :raises NumericalError: NaN or Inf logits
+    :raises LogitsProcessorError: a logits processor of the request failed
     :raises QueueFullError: too many requests are waiting
     :raises EngineDeadError: the engine stopped
     """

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import pytest
 import torch
+from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rows import encode, make_request, make_row
@@ -37,6 +38,10 @@ EVERYTHING: Final = SamplingParams(
 TOKENS: Final = st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=6)
 
 
+def lower_last(token_ids: Sequence[int], logits: Tensor) -> None:
+    logits[token_ids[-1]] -= len(token_ids)
+
+
 def applied(processor: Processor[Any], state: ProcessorState[Any]) -> Tensor:
     """What a processor makes of some logits at a state's position."""
     logits = torch.randn(1, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
@@ -57,6 +62,7 @@ def check(processor: Processor[Any], request: Request, state: ProcessorState[Any
 @given(data=st.data())
 def test_states_are_those_that_are_made_anew(processor: Processor[Any], data: st.DataObject) -> None:
     request = make_request(EVERYTHING, data.draw(st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=6)))
+    request = evolve(request, logits_processors=(lower_last,))
     assert processor.applies_until(request) > 0
     texts: list[tuple[ProcessorState[Any], list[int]]] = [(processor.begin(request), [])]
     for _ in range(data.draw(st.integers(1, 8), label="operations")):
@@ -80,7 +86,7 @@ def test_states_are_those_that_are_made_anew(processor: Processor[Any], data: st
 @given(st.lists(TOKENS, min_size=1, max_size=6))
 def test_a_text_moves_to_any_position(outputs: list[list[int]]) -> None:
     """Forward, back and sideways; and so does another choice that was forked off on the way."""
-    request = make_request(EVERYTHING)
+    request = evolve(make_request(EVERYTHING), logits_processors=(lower_last,))
     texts = [TextState.begin(request, PROCESSORS)]
     for output in outputs:
         expected = TextState.begin(request, PROCESSORS)
@@ -99,7 +105,7 @@ def test_a_text_moves_to_any_position(outputs: list[list[int]]) -> None:
 @pytest.mark.parametrize("processor", PROCESSORS, ids=lambda processor: type(processor).__name__)
 def test_changes_stay_when_their_state_moves_on(processor: Processor[Any]) -> None:
     """They are worked out before the logits are there, at several positions of a text."""
-    state = processor.begin(make_request(EVERYTHING, [5, 6, 5]))
+    state = processor.begin(evolve(make_request(EVERYTHING, [5, 6, 5]), logits_processors=(lower_last,)))
     expected = applied(processor, state)
     change = state.change()
     state.advance([6, 5, 6, 5])

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from paged_sdk.sampling.bias import LogitsBias
+from paged_sdk.sampling.custom import CustomProcessors
 from paged_sdk.sampling.dry import Dry
 from paged_sdk.sampling.min_tokens import MinTokens
 from paged_sdk.sampling.penalties import Penalties
@@ -25,4 +26,5 @@ def default_processors(vocab_size: int, encode: Callable[[str], list[int]]) -> t
         MinTokens(vocab_size),
         Penalties(),
         Dry(encode),
+        CustomProcessors(),
     )

@@ -112,7 +112,7 @@ class Sampler:
             tables = _logprob_tables(logits, rows)
             for processor, changes in zip(self._processors, prepared.changes, strict=True):
                 if changes:
-                    failed |= processor.apply(logits, changes)
+                    failed = {**processor.apply(logits, changes), **failed}
             chosen = _choose(logits, rows)
             for index, tokens in enumerate(chosen):
                 if index in failed:

@@ -8,6 +8,7 @@ from attrs import frozen
 
 from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.kv.block_hash import CacheKey
+from paged_sdk.types.logits_processor import LogitsProcessor
 
 __all__ = ["Request"]
 
@@ -27,6 +28,7 @@ class Request:
     :ivar continues_prompt: whether the text goes on where the prompt ended, rather than being a turn of its own
     :ivar priority: higher goes first
     :ivar cache_keys: what beside the tokens its KV depends on
+    :ivar logits_processors: functions that change its logits
     """
 
     request_id: str
@@ -38,6 +40,7 @@ class Request:
     continues_prompt: bool = False
     priority: int = 0
     cache_keys: tuple[CacheKey, ...] = ()
+    logits_processors: tuple[LogitsProcessor, ...] = ()
 
     @property
     def num_choices(self) -> int:

@@ -10,6 +10,7 @@ from attrs import evolve, field, frozen
 
 from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.errors import InvalidRequestError
+from paged_sdk.types.logits_processor import LogitsProcessor, check_logits_processors
 from paged_sdk.types.messages import Message, MessageLike, TextMessageRole, TextMessages, parse_messages
 
 __all__ = ["ChatRequestLike", "PromptLike", "RequestBuilder", "RequestOptions", "as_request"]
@@ -24,6 +25,7 @@ class RequestOptions:
     :ivar timeout: seconds until :class:`RequestTimeoutError`; None waits
     :ivar cache_salt: requests share prefix-cache blocks only with requests of the same salt
     :ivar truncation: cut a prompt that is too long at its front instead of refusing it
+    :ivar logits_processors: functions that change the logits before each token is chosen, in order
     :ivar enable_thinking: passed to the chat template; None leaves the template's default
     """
 
@@ -32,6 +34,7 @@ class RequestOptions:
     timeout: float | None = None
     cache_salt: str | None = None
     truncation: bool = False
+    logits_processors: tuple[LogitsProcessor, ...] = ()
     enable_thinking: bool | None = None
 
 
@@ -90,6 +93,15 @@ class RequestBuilder:
     def with_truncation(self) -> RequestBuilder:
         """Cut a prompt that is too long at its front instead of refusing it."""
         return self._with(truncation=True)
+
+    def with_logits_processors(self, *processors: LogitsProcessor) -> RequestBuilder:
+        """Let functions change the logits before each token is chosen, instead of those named before.
+
+        :param processors: in order; see :class:`LogitsProcessor`
+        :raises InvalidRequestError: one is not a function of two arguments
+        """
+        check_logits_processors(processors)
+        return self._with(logits_processors=processors)
 
     def with_enable_thinking(self, enable: bool) -> RequestBuilder:
         """Passed to the chat template as ``enable_thinking``."""

@@ -1,0 +1,55 @@
+"""Functions of an application's own that change logits."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from paged_sdk.errors import InvalidRequestError
+
+__all__ = ["LogitsProcessor", "check_logits_processors"]
+
+
+class LogitsProcessor(Protocol):
+    """A function that changes the logits of a request's tokens before each is chosen.
+
+    Processors run in the order in which a request names them: after bias, penalties and DRY, before temperature, top-k,
+    top-p and min-p. They run on the engine's thread, and every text waits for them.
+
+    What a processor does must follow from its arguments alone. It is called for every choice of the request, for the
+    same tokens again after a preemption, and where drafts are verified also for tokens that may be taken back.
+
+    An exception ends the request with :class:`~paged_sdk.errors.LogitsProcessorError`; other requests go on.
+    """
+
+    # Any: this floor names no torch, so that importing the package does not load it.
+    def __call__(self, token_ids: Sequence[int], logits: Any, /) -> None:
+        """Change the logits of the token that comes next, in place.
+
+        :param token_ids: the prompt's tokens and those generated so far
+        :param logits: a ``torch.Tensor``, float32 ``[vocab_size]``, on the model's device; -inf bans a token
+        """
+        ...
+
+
+def check_logits_processors(processors: Sequence[object]) -> None:
+    """Check what can be seen without calling them.
+
+    :raises InvalidRequestError: one is not callable with two arguments, or is a coroutine function
+    """
+    for processor in processors:
+        call = getattr(processor, "__call__", None)  # noqa: B004 (of an object with an async __call__)
+        is_async = inspect.iscoroutinefunction(processor) or inspect.iscoroutinefunction(call)
+        if not callable(processor) or is_async or not _takes_two(processor):
+            raise InvalidRequestError.of("logits_processors", processor, "a function of (token_ids, logits), not async")
+
+
+def _takes_two(processor: Any) -> bool:
+    try:
+        inspect.signature(processor).bind(None, None)
+    except TypeError:
+        return False
+    except ValueError:  # a function in C may hide its parameters
+        return True
+    return True

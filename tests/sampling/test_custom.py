@@ -1,0 +1,183 @@
+"""Logits processors of an application's own, from the builder to the token."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+from rows import encode, make_request, make_row
+from torch import Tensor
+
+from paged_sdk import (
+    ChatCompletionResponse,
+    InvalidRequestError,
+    LogitsProcessor,
+    LogitsProcessorError,
+    MemoryGpuConfig,
+    Model,
+    PagedAttentionMeta,
+    RequestBuilder,
+    SamplingParams,
+    TextModelBuilder,
+)
+from paged_sdk.sampling.processors import default_processors
+from paged_sdk.sampling.sampler import SampledRows, Sampler
+
+CPU = torch.device("cpu")
+GREEDY = SamplingParams(temperature=0.0, max_len=24, ignore_eos=True, top_n_logprobs=0)
+
+
+class NewMultiplesOf:
+    """Leaves the multiples of a number that the text does not have yet."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __call__(self, token_ids: Sequence[int], logits: Tensor) -> None:
+        kept = logits[:: self.number].clone()
+        logits.fill_(-math.inf)
+        logits[:: self.number] = kept
+        logits[list(token_ids)] = -math.inf
+
+
+def asked(*processors: LogitsProcessor, text: str = "Hello", sampling: SamplingParams = GREEDY) -> RequestBuilder:
+    return RequestBuilder().add_message("user", text).with_sampling(sampling).with_logits_processors(*processors)
+
+
+def tokens(response: ChatCompletionResponse) -> list[list[int]]:
+    """Of each choice."""
+    found = []
+    for choice in response.choices:
+        assert choice.logprobs is not None
+        found.append([entry.token_id for entry in choice.logprobs.content])
+    return found
+
+
+@pytest.mark.anyio
+async def test_a_processor_decides_what_is_said(model: Model) -> None:
+    plain = tokens(await model.send_chat_request(asked()))
+    (found,) = tokens(await model.send_chat_request(asked(NewMultiplesOf(5))))
+    assert plain != [found]
+    assert all(token % 5 == 0 for token in found)
+    assert len(set(found)) == len(found) == 24
+    (both,) = tokens(await model.send_chat_request(asked(NewMultiplesOf(2), NewMultiplesOf(3))))
+    assert all(token % 6 == 0 for token in both)
+    assert tokens(await model.send_chat_request(asked())) == plain
+
+
+@pytest.mark.anyio
+async def test_every_choice_has_its_own_tokens(model: Model) -> None:
+    sampling = evolve(GREEDY, temperature=1.0, seed=5, n_choices=3)
+    choices = tokens(await model.send_chat_request(asked(NewMultiplesOf(3), sampling=sampling)))
+    assert len({tuple(choice) for choice in choices}) == 3
+    for choice in choices:
+        assert all(token % 3 == 0 for token in choice)
+        assert len(set(choice)) == 24
+
+
+def test_preempted_texts_go_on_as_if_nothing_had_been(builder: TextModelBuilder) -> None:
+    async def run(num_tokens: int) -> tuple[list[list[list[int]]], int]:
+        pool = PagedAttentionMeta(block_size=8, gpu_memory=MemoryGpuConfig.ContextSize(num_tokens))
+        async with builder.with_paged_attn(pool).with_prefix_cache_n(None).build() as model:
+            requests = [asked(NewMultiplesOf(number), text="Hello!") for number in (3, 5)]
+            responses = await asyncio.gather(*map(model.send_chat_request, requests))
+            return [tokens(response) for response in responses], model.stats().preemptions
+
+    expected, none = asyncio.run(run(2000))
+    found, num_preemptions = asyncio.run(run(64))
+    assert found == expected
+    assert (none, num_preemptions > 0) == (0, True)
+
+
+def raising(token_ids: Sequence[int], logits: Tensor) -> None:
+    raise KeyError("seven")
+
+
+def returning(token_ids: Sequence[int], logits: Tensor) -> Tensor:
+    return logits + 1
+
+
+def spoiling(token_ids: Sequence[int], logits: Tensor) -> None:
+    logits[3] = math.nan
+
+
+@pytest.mark.anyio
+async def test_an_exception_ends_its_request_alone(model: Model) -> None:
+    expected = tokens(await model.send_chat_request(asked()))
+
+    class FailsLate:
+        def __call__(self, token_ids: Sequence[int], logits: Tensor) -> None:
+            self.num_calls = getattr(self, "num_calls", 0) + 1
+            if self.num_calls == 5:
+                raise KeyError("seven")
+
+    stream = model.stream_chat_request(asked())
+    async with stream:
+        with pytest.raises(LogitsProcessorError, match="FailsLate raised KeyError: 'seven'") as raised:
+            await model.send_chat_request(asked(FailsLate()))
+        async for _ in stream:
+            pass
+    assert isinstance(raised.value.__cause__, KeyError)
+    assert raised.value.request_id
+    assert tokens(await model.send_chat_request(asked())) == expected
+    assert model.stats().blocks_used == 0
+
+
+@pytest.mark.parametrize(
+    ("processor", "reason"),
+    [
+        (raising, "raising raised KeyError: 'seven'"),
+        (returning, "returning returned Tensor: it has to change the logits in place"),
+        (spoiling, "spoiling left NaN or Inf in the logits"),
+    ],
+)
+def test_rows_that_a_processor_fails_for_fail_alone(processor: Any, reason: str) -> None:
+    params = SamplingParams(temperature=0.0)
+    requests = [make_request(params), evolve(make_request(params), logits_processors=(processor, NewMultiplesOf(2)))]
+    rows = [make_row(request, seq_id=index) for index, request in enumerate([*requests, requests[0]])]
+    sampler = Sampler(12, CPU, default_processors(12, encode))
+    sampled: SampledRows = sampler.sample(torch.arange(12.0).repeat(3, 1), sampler.prepare(rows))
+    assert sampled.token_ids == [[11], [], [11]]
+    (error,) = sampled.failed.values()
+    assert isinstance(error, LogitsProcessorError)
+    assert str(error) == f"request r: logits processor {reason}"
+    assert error.request_id == "r"
+
+
+def test_processors_see_the_logits_after_all_others() -> None:
+    seen: list[tuple[Sequence[int], list[float]]] = []
+
+    def look(token_ids: Sequence[int], logits: Tensor) -> None:
+        seen.append((token_ids, logits.tolist()))
+
+    params = SamplingParams(temperature=0.5, top_k=1, presence_penalty=0.5, logits_bias={1: 2.0}, top_n_logprobs=0)
+    request = evolve(make_request(params, [3]), logits_processors=(look,))
+    sampler = Sampler(4, CPU, default_processors(4, encode))
+    sampler.sample(torch.zeros(1, 4), sampler.prepare([make_row(request, [0])]))
+    assert seen == [((3, 0), [-0.5, 2.0, 0.0, 0.0])]
+
+
+async def not_awaited(token_ids: Sequence[int], logits: Tensor) -> None:
+    pass
+
+
+class AsyncCall:
+    async def __call__(self, token_ids: Sequence[int], logits: Tensor) -> None:
+        pass
+
+
+@pytest.mark.parametrize("bad", [3, "text", lambda: None, lambda logits: None, not_awaited, AsyncCall(), [raising]])
+def test_what_is_no_processor_is_refused(bad: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="logits_processors") as raised:
+        RequestBuilder().with_logits_processors(raising, bad)
+    assert raised.value.value is bad
+
+
+def test_functions_that_hide_their_parameters_are_accepted() -> None:
+    processors: Any = (max, raising)
+    assert RequestBuilder().with_logits_processors(*processors).options.logits_processors == processors
