@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import gguf
 import numpy as np
@@ -125,3 +129,22 @@ def test_a_row_of_zeros_gives_the_bias() -> None:
     bias = torch.randn(40, generator=generator)
     layer = HadamardInt8Linear([random_matrix(8, 40, COLS, generator)], [bias])
     assert torch.equal(layer.forward(torch.zeros(2, COLS), None), bias.expand(2, -1))
+
+
+def test_processors_that_add_pairs_of_products_in_16_bits() -> None:
+    """As x86 does without VNNI, which oneDNN can be told to do without, where it begins."""
+    program = """
+import torch
+from test_hadamard_int8 import SCHEME, normal_matrix, quantized_product, relative
+from paged_sdk.quant.hadamard_int8 import HadamardInt8Linear
+
+matrix = normal_matrix("Q8_0", 40, 512)
+x = torch.randn(70, 512, generator=torch.Generator().manual_seed(0))
+assert relative(HadamardInt8Linear([matrix], [None]).forward(x, None), quantized_product(x, [matrix])) < SCHEME
+"""
+    folders = [str(Path(__file__).parent), str(Path(__file__).parents[1]), *sys.path]
+    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2", "PYTHONPATH": os.pathsep.join(folders)}
+    ended = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr

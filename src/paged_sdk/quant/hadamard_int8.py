@@ -39,6 +39,7 @@ class HadamardInt8Linear(Linear):
                 first += len(blocks)
         self._weight = torch.ops.onednn.qlinear_prepack(weight, None)
         self._zero_points = torch.zeros(self._rows, dtype=torch.int64)
+        self._halves = _saturates()
         self._bias = _side_by_side(biases, [matrix.shape[0] for matrix in matrices])
 
     @property
@@ -59,23 +60,36 @@ class HadamardInt8Linear(Linear):
     def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
         """See :meth:`Linear.forward`."""
         codes, scales = hadamard_quantize(x)
-        product: Tensor = torch.ops.onednn.qlinear_pointwise(
-            (codes.to(torch.int16) + _ZERO).to(torch.uint8),
-            1.0,
-            _ZERO,
-            self._weight,
-            self._scales,
-            self._zero_points,
-            None,
-            1.0,
-            0,
-            torch.float32,
-            "none",
-            [],
-            "",
-        )
+        unsigned = (codes.to(torch.int16) + _ZERO).to(torch.uint8)
+        if self._halves:  # seven bits and one, whose pairs of products have room in 16 bits
+            product = self._multiply(unsigned >> 1, _ZERO // 2).mul_(2).add_(self._multiply(unsigned & 1, 0))
+        else:
+            product = self._multiply(unsigned, _ZERO)
         product = product.mul_(scales[:, None])
         return (product if self._bias is None else product.add_(self._bias)).to(x.dtype)
+
+    def _multiply(self, x: Tensor, zero: int) -> Tensor:
+        """``x - zero`` times the weights, float32; x uint8."""
+        return _multiply(x, zero, self._weight, self._scales, self._zero_points)
+
+
+def _multiply(x: Tensor, zero: int, weight: Tensor, scales: Tensor, zero_points: Tensor) -> Tensor:
+    product: Tensor = torch.ops.onednn.qlinear_pointwise(
+        x, 1.0, zero, weight, scales, zero_points, None, 1.0, 0, torch.float32, "none", [], ""
+    )
+    return product
+
+
+def _saturates() -> bool:
+    """Whether oneDNN's product of the largest codes is wrong here.
+
+    x86 processors without VNNI instructions add pairs of products in 16 bits, which 2 * 255 * 127 exceeds.
+    """
+    size = 64
+    weight = torch.ops.onednn.qlinear_prepack(torch.full((size, size), 127, dtype=torch.int8), None)
+    ones, zeros = torch.ones(size), torch.zeros(size, dtype=torch.int64)
+    product = _multiply(torch.full((1, size), 255, dtype=torch.uint8), _ZERO, weight, ones, zeros)
+    return not bool((product == size * 127 * 127).all())
 
 
 def _side_by_side(biases: Sequence[Tensor | None], heights: Sequence[int]) -> Tensor | None:
