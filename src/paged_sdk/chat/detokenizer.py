@@ -11,7 +11,7 @@ __all__ = ["Detokenizer"]
 
 
 class Detokenizer:
-    """The text of one output, piece by piece.
+    """Turns the tokens of one output into text, piece by piece.
 
     A piece appears as soon as its characters are whole; bytes of an unfinished character wait for the rest. The pieces
     and the flush, joined, are ``tokenizer.decode`` of all tokens. Time is linear in the output, whatever its bytes.
@@ -28,11 +28,11 @@ class Detokenizer:
         self._strip = tokenizer.strips_leading_space and not continues_prompt
 
     def append(self, ids: Sequence[int]) -> str:
-        """The text that these tokens complete; special tokens have none."""
+        """Return the text that these tokens complete; special tokens have none."""
         return self._emit(self._tokenizer.decode_bytes(ids, skip_special_tokens=True), final=False)
 
     def flush(self) -> str:
-        """What an output that ended within a character still has: U+FFFD for it, or nothing."""
+        """Return what is left of an output that ended within a character: U+FFFD for it, or nothing."""
         return self._emit(b"", final=True)
 
     def _emit(self, data: bytes, *, final: bool) -> str:

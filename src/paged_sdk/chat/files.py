@@ -10,7 +10,7 @@ from paged_sdk.errors import CheckpointError
 
 
 def read_text(path: Path) -> str:
-    """A whole UTF-8 file.
+    """Read a whole UTF-8 file.
 
     :raises CheckpointError: if it is missing, cannot be read or is not UTF-8
     """
@@ -23,7 +23,7 @@ def read_text(path: Path) -> str:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """A JSON file that holds one object.
+    """Read a JSON file that holds one object.
 
     :raises CheckpointError: if it is missing, malformed or holds something else
     """
@@ -37,5 +37,5 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def read_json_object_if_there(path: Path) -> dict[str, Any]:
-    """As :func:`read_json_object`; an empty one if there is no such file."""
+    """Read a JSON file that holds one object; without such a file, return an empty object."""
     return read_json_object(path) if path.is_file() else {}

@@ -15,7 +15,7 @@ __all__ = ["read_generation_defaults"]
 
 
 def read_generation_defaults(directory: Path) -> GenerationDefaults:
-    """What a checkpoint's directory says for requests that leave it open; nothing, without generation_config.json.
+    """Read what generation_config.json in a directory says for requests that leave it open; without the file, nothing.
 
     ``do_sample`` is not looked at: a request without sampling parameters is greedy anyway, and one with them asks to
     sample. ``top_k`` 0 means off. End tokens that generation_config.json does not name are taken from config.json.

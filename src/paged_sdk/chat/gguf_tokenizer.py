@@ -31,7 +31,7 @@ _OWN_TOKENIZER = "give the model's own tokenizer.json with with_tokenizer_json"
 
 
 class TokenType(IntEnum):
-    """GGUF's ``token_type``, the same numbers as SentencePiece's."""
+    """Numbers the kinds of token as GGUF's ``token_type`` and SentencePiece do."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -43,7 +43,7 @@ class TokenType(IntEnum):
 
 @frozen(kw_only=True)
 class GgufVocabulary:
-    """What the metadata says about tokens, checked.
+    """Holds what the metadata says about tokens, checked.
 
     :ivar metadata: the file's metadata
     :ivar ids: token to id, in the order of ids
@@ -70,7 +70,7 @@ class GgufVocabulary:
         return cls(metadata=metadata, ids=MappingProxyType(ids), types=types)
 
     def token_id(self, key: str, default: int | None = None) -> int | None:
-        """A special token's id, by its key (``bos_token_id``, ...).
+        """Return a special token's id, by its key (``bos_token_id``, ...).
 
         :raises CheckpointError: if the vocabulary has no such id
         """
@@ -82,16 +82,16 @@ class GgufVocabulary:
         return int(value)
 
     def flag(self, key: str, *, default: bool) -> bool:
-        """A yes-or-no value, by its key (``add_bos_token``, ...)."""
+        """Return a yes-or-no value, by its key (``add_bos_token``, ...)."""
         return bool(self.metadata.get(f"tokenizer.ggml.{key}", default))
 
     def of_type(self, *types: TokenType) -> list[str]:
-        """The tokens of some types, in the order of ids."""
+        """List the tokens of some types, in the order of their ids."""
         return [token for token, type_ in zip(self.ids, self.types, strict=True) if type_ in types]
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer that the metadata describes: kind ``gpt2`` (byte-level BPE) or ``llama`` (SentencePiece BPE).
+    """Build the tokenizer that the metadata describes: kind ``gpt2`` (byte-level BPE) or ``llama`` (SentencePiece BPE).
 
     :param metadata: key to value; arrays are lists or numpy arrays
     :raises CheckpointError: if the metadata is malformed, or describes a kind, or a way to cut words, that is not known
@@ -121,7 +121,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
 
 @frozen(kw_only=True)
 class _Built:
-    """A backend, and what its kind implies where the file is silent.
+    """Holds a backend, and what its kind implies where the file is silent.
 
     :ivar special_ids: special token's key to id
     """
@@ -132,7 +132,7 @@ class _Built:
 
 
 def _byte_level(vocabulary: GgufVocabulary) -> _Built:
-    """GPT-2's kind: words of bytes, merged by rank."""
+    """Build a tokenizer of GPT-2's kind: words are cut into bytes, which are merged by rank."""
     pre_tokenizer = _pre_tokenizer(vocabulary.metadata.get("tokenizer.ggml.pre"))
     merges = [_pair(merge) for merge in _array(vocabulary.metadata, "merges")]
     backend = _bpe(vocabulary, merges, ignore_merges=pre_tokenizer.ignore_merges)
@@ -192,7 +192,7 @@ def _bpe(vocabulary: GgufVocabulary, merges: list[tuple[str, str]], **options: A
 
 
 def _merges_by_score(vocabulary: GgufVocabulary, scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Every way to join two tokens to a third, best result first.
+    """List every way to join two tokens to a third, the best result first.
 
     Only normal tokens join: the others are marks, single bytes, or matched whole before anything is merged.
     """
@@ -227,7 +227,7 @@ def _add_tokens(backend: tokenizers.Tokenizer, vocabulary: GgufVocabulary, speci
 
 
 def _takes_spaces(architecture: object, token: str) -> bool:
-    """Whether a mark swallows the white space after it: Phi-3's do, and GGUF has no key that says so."""
+    """Tell whether a mark swallows the white space after it: Phi-3's do, and GGUF has no key that says so."""
     return architecture == "phi3" and token not in ("<unk>", "<s>", "<|endoftext|>")
 
 

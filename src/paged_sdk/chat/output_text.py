@@ -12,7 +12,9 @@ __all__ = ["OutputText"]
 
 
 class OutputText:
-    """The text up to the first stop string. It depends on the tokens alone, not on where they are cut into pieces.
+    """Builds the text of one output up to its first stop string.
+
+    The text depends on the tokens alone, not on where they are cut into pieces.
 
     So an engine that looks out for stop strings and a reader that shows the text need not exchange it.
 
@@ -30,7 +32,7 @@ class OutputText:
         self.is_stopped = False
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """The next tokens in; out comes the text that can be shown now."""
+        """Take in the next tokens, and return the text that can be shown now."""
         return self._show(self._detokenizer.append(token_ids))
 
     def push_until_stopped(self, token_ids: Sequence[int]) -> int:
@@ -45,7 +47,7 @@ class OutputText:
         return len(token_ids)
 
     def flush(self) -> str:
-        """The end of the text, as far as it was held back."""
+        """Return the end of the text, as far as it was held back."""
         text = self._show(self._detokenizer.flush())
         return text if self._stop_strings is None or self.is_stopped else text + self._stop_strings.flush()
 

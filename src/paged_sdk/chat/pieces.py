@@ -34,7 +34,7 @@ _BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 @frozen(kw_only=True)
 class PieceDecoder:
-    """How a vocabulary spells bytes.
+    """Knows how a vocabulary spells bytes.
 
     :ivar byte_level: every character of a piece is one byte of GPT-2's alphabet
     :ivar space: the character that stands for a space (SentencePiece's U+2581), or None
@@ -49,7 +49,7 @@ class PieceDecoder:
 
     @classmethod
     def of(cls, backend: tokenizers.Tokenizer) -> PieceDecoder:
-        """Read off the decoder of a tokenizer.
+        """Find out how bytes are spelled, from the decoder of a tokenizer.
 
         :raises CheckpointError: for one that is neither byte-level nor SentencePiece's
         """
@@ -77,7 +77,7 @@ class PieceDecoder:
         return cls(**found)
 
     def to_bytes(self, piece: str, *, literal: bool) -> bytes:
-        """The bytes of one piece.
+        """Return the bytes of one piece.
 
         :param literal: a byte-level piece that is text as it stands (an added token), not spelt in the alphabet
         """

@@ -15,7 +15,7 @@ __all__ = ["PRE_TOKENIZERS", "PreTokenizer"]
 
 @frozen(kw_only=True)
 class PreTokenizer:
-    """One way to cut a text.
+    """Describes one way to cut a text into words.
 
     :ivar splits: patterns applied in turn, each within the words that those before have cut; every match is a word
     :ivar nfc: compose characters first (Unicode's NFC)

@@ -29,7 +29,7 @@ _LARGEST_POWER_BITS = 4096
 
 @frozen(kw_only=True)
 class RenderLimits:
-    """How far one rendering may go.
+    """Limits what one rendering may take.
 
     :ivar max_chars: of the result, and of every string that operators build on the way
     :ivar max_seconds: looked at in every turn of a loop and at every call
@@ -40,11 +40,11 @@ class RenderLimits:
 
 
 class TemplateRefusalError(TemplateError):
-    """The template called ``raise_exception``: its own message about the conversation."""
+    """Says that the template called ``raise_exception``, with its own message about the conversation."""
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
-    """What a template runs in. One is made for each rendering: its clock starts when it is made."""
+    """Runs a template within limits. One is made for each rendering: its clock starts when it is made."""
 
     intercepted_binops = frozenset({"+", "*", "**"})
 
@@ -56,7 +56,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         self.globals.update(raise_exception=_raise, strftime_now=_strftime_now, namespace=_PublicNamespace)
 
     def compile_with_limits(self, source: str) -> CodeType:
-        """Code in which loops and ``~`` look at the limits.
+        """Compile a template to code in which loops and ``~`` look at the limits.
 
         :raises jinja2.TemplateSyntaxError: if the source is not a template
         """
@@ -81,7 +81,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return super().call(__context, __obj, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """``+``, ``*`` and ``**``, unless the result would be too large."""
+        """Compute ``+``, ``*`` and ``**``, unless the result would be too large."""
         if operator == "**":
             if isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > _LARGEST_POWER_BITS:
                 raise SecurityError(f"{left} ** {right} is too large")
@@ -108,7 +108,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _GenerationTag(Extension):
-    """``{% generation %}``: marks the model's own turns for training, means nothing here."""
+    """Accepts ``{% generation %}``, which marks the model's own turns for training and means nothing here."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -118,7 +118,7 @@ class _GenerationTag(Extension):
 
 
 class _PublicNamespace(Namespace):
-    """``namespace()`` without private names: one that has them could pose as another object to the sandbox's checks."""
+    """Is ``namespace()`` without private names: with them it could pose as another object to the sandbox's checks."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, *rest = args
@@ -156,5 +156,5 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Plain JSON: Jinja's own filter escapes what HTML would take for markup."""
+    """Write plain JSON: Jinja's own filter escapes what HTML would take for markup."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

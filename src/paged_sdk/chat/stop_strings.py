@@ -29,7 +29,7 @@ class StopStrings:
         self._matched = False
 
     def push(self, text: str) -> tuple[str, bool]:
-        """The next piece of text.
+        """Take in the next piece of text.
 
         :returns: what may be shown, and whether a stop string has been found; after that, nothing more is shown
         """
@@ -57,13 +57,13 @@ class StopStrings:
         return seen[:safe], False
 
     def flush(self) -> str:
-        """What was held back, once the text has ended without completing a stop string."""
+        """Return what was held back, once the text has ended without completing a stop string."""
         held, self._held = self._held, ""
         return held
 
 
 class _Matcher:
-    """One stop string: how many of its first characters the text ends with (``progress``)."""
+    """Follows one stop string: the text ends with its first ``progress`` characters."""
 
     __slots__ = ("_fallback", "_stop", "progress", "size")
 
@@ -77,7 +77,7 @@ class _Matcher:
             self._fallback.append(self._step(self._fallback[-1], character))
 
     def advance(self, character: str) -> bool:
-        """Whether the stop string is complete with this character."""
+        """Take in one character, and tell whether it completes the stop string."""
         self.progress = self._step(self.progress, character)
         return self.progress == self.size
 

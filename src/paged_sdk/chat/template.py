@@ -16,7 +16,7 @@ __all__ = ["ChatTemplate", "choose_template", "read_template"]
 
 
 class ChatTemplate:
-    """A Jinja chat template, as in Hugging Face checkpoints and GGUF files. Safe to use from several threads.
+    """Renders conversations by a Jinja template of a Hugging Face checkpoint or GGUF file, from any thread.
 
     Template code is not trusted: see :mod:`paged_sdk.chat.sandbox`.
 
@@ -38,7 +38,7 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, enable_thinking: bool | None = None
     ) -> str:
-        """The prompt for a conversation.
+        """Render the prompt for a conversation.
 
         :param add_generation_prompt: end with the opening of the model's turn
         :param enable_thinking: given to the template; None leaves its default
@@ -65,7 +65,7 @@ class ChatTemplate:
             ) from exc
 
     def mentions(self, token: str) -> bool:
-        """Whether the template's source holds this text."""
+        """Tell whether the template's source holds this text."""
         return token in self.source
 
     def _generate(self, variables: Mapping[str, object]) -> str:
@@ -81,7 +81,7 @@ class ChatTemplate:
 
 
 def choose_template(value: object, *, where: str) -> str | None:
-    """The template for plain chats from a ``chat_template`` value: the only one, or of several named ones "default".
+    """Choose the template for plain chats from a ``chat_template`` value: the only one, or the one named "default".
 
     :param where: what holds the value, for messages
     :raises CheckpointError: if it is neither a template nor a list of named ones, or if none is the default
@@ -103,7 +103,7 @@ def choose_template(value: object, *, where: str) -> str | None:
 
 
 def read_template(template: str | Path) -> str:
-    """The source of a template that a user gives: the template itself, or the path of a file.
+    """Read a template that a user gives as itself or as the path of a file, and return its source.
 
     A string with ``{%`` or ``{{`` in it is a template. A file ending in .json holds it under ``chat_template``.
 

@@ -35,7 +35,7 @@ _END_OF_TURN = (
 
 @frozen(kw_only=True)
 class TextProcessor:
-    """A model's text side.
+    """Turns conversations and texts into token ids for one model, and holds what its outputs need.
 
     :ivar tokenizer: text to tokens and back
     :ivar template: conversation to text; None: the model has none
@@ -51,7 +51,7 @@ class TextProcessor:
     model_max_length: int | None = None
 
     def encode_chat(self, messages: Sequence[Message], *, enable_thinking: bool | None = None) -> list[int]:
-        """Token ids of a conversation that the model is to continue.
+        """Return the token ids of a conversation that the model is to continue.
 
         Exactly the template's text: a template writes the token that begins a text itself, so none is added.
 
@@ -68,7 +68,7 @@ class TextProcessor:
         return self._not_empty(self.tokenizer.encode(text, add_special_tokens=False), "messages")
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Token ids of a plain text that the model is to continue, the model's own first token before it.
+        """Return the token ids of a text that the model is to continue, its own first token before them.
 
         :raises InvalidRequestError: if that is no token at all
         """
@@ -83,7 +83,7 @@ class TextProcessor:
 def load_text_processor(
     directory: str | Path, *, chat_template: str | Path | None = None, tokenizer_json: str | Path | None = None
 ) -> TextProcessor:
-    """The text side of a Hugging Face checkpoint.
+    """Load tokenizer and chat template of a Hugging Face checkpoint.
 
     The template is, in this order: ``chat_template``, chat_template.jinja, ``chat_template`` of tokenizer_config.json.
 
@@ -115,7 +115,7 @@ def load_text_processor(
 def text_processor_from_gguf(
     metadata: Mapping[str, Any], *, chat_template: str | Path | None = None, tokenizer_json: str | Path | None = None
 ) -> TextProcessor:
-    """The text side of a GGUF file.
+    """Build tokenizer and chat template from the metadata of a GGUF file.
 
     :param metadata: the file's metadata; arrays are lists or numpy arrays
     :param chat_template: a template, or the path of a file with one, to use instead of the file's own

@@ -18,7 +18,7 @@ __all__ = ["SpecialTokens", "Tokenizer"]
 
 @frozen(kw_only=True)
 class SpecialTokens:
-    """The special tokens that have a part to play.
+    """Names the special tokens that begin, end or surround a text.
 
     :ivar names: template variable to text, ``{"bos_token": "<s>", ...}``
     :ivar bos: begins a text, or None
@@ -35,7 +35,7 @@ class SpecialTokens:
 
 
 class Tokenizer:
-    """A vocabulary with its rules. Safe to use from several threads.
+    """Turns text to token ids and back. It may be used from several threads.
 
     Special tokens written out in a text are always recognized, as transformers does it: chat templates are plain text
     that holds them. So a user's text can contain them too; what must not be taken for a turn of its own has to be
@@ -56,7 +56,7 @@ class Tokenizer:
 
     @classmethod
     def from_file(cls, path: str | Path, config: TokenizerConfig | None = None) -> Tokenizer:
-        """A tokenizer.json.
+        """Read a tokenizer.json.
 
         :param config: what the tokenizer_config.json beside it says
         :raises CheckpointError: if the file cannot be read, or contradicts the config
@@ -80,7 +80,7 @@ class Tokenizer:
         return cls(backend, special)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text.
+        """Return the token ids of a text.
 
         :param add_special_tokens: put the model's own tokens around it (usually one that begins a text), unless the
             text itself begins with them
@@ -96,35 +96,35 @@ class Tokenizer:
         return [*([] if ids[: len(prefix)] == prefix else prefix), *ids, *self.special.suffix]
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of tokens; bytes that are no UTF-8 become U+FFFD, ids beyond the vocabulary have no text."""
+        """Return the text of tokens; bytes that are no UTF-8 become U+FFFD, ids beyond the vocabulary have no text."""
         text = self.decode_bytes(ids, skip_special_tokens=skip_special_tokens).decode("utf-8", "replace")
         return text.removeprefix(" ") if self.strips_leading_space else text
 
     def decode_bytes(self, ids: Iterable[int], *, skip_special_tokens: bool) -> bytes:
-        """The bytes of tokens, one after the other."""
+        """Return the bytes of tokens, one after the other."""
         token_bytes = self._text_bytes if skip_special_tokens else self._bytes
         return b"".join(map(token_bytes.__getitem__, ids))
 
     def token_bytes(self, id: int) -> bytes:
-        """The bytes of one token; none for an id beyond the vocabulary."""
+        """Return the bytes of one token; an id beyond the vocabulary has none."""
         return self._bytes[id]
 
     def token_id(self, piece: str) -> int | None:
-        """The id of a token from its spelling in the vocabulary, or None."""
+        """Return the id of a token by its spelling in the vocabulary, or None."""
         return self._backend.token_to_id(piece)
 
     def is_special(self, id: int) -> bool:
-        """Whether this token is a mark for the model, not text."""
+        """Tell whether this token is a mark for the model, not text."""
         return id in self._special_ids
 
     @property
     def strips_leading_space(self) -> bool:
-        """Whether decoding takes away one space at the beginning, because encoding puts one there."""
+        """Tell whether decoding takes away one space at the beginning, because encoding puts one there."""
         return self._bytes.pieces.strips_leading_space
 
 
 class _TokenBytes(dict[int, bytes]):
-    """The bytes of the tokens that have been looked up, none for ids beyond the vocabulary and for those ``without``.
+    """Caches the bytes of tokens that were looked up; ids beyond the vocabulary and those ``without`` have none.
 
     A dict, because text that is being generated looks up one token at a time.
     """
@@ -142,7 +142,7 @@ class _TokenBytes(dict[int, bytes]):
 
 
 def _ids_put_around(backend: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What the backend's post-processor puts before and after a text."""
+    """Find out what the backend's post-processor puts before and after a text."""
     encoding = backend.encode("a", add_special_tokens=True)
     ids: Sequence[int] = encoding.ids
     own = [position for position, special in enumerate(encoding.special_tokens_mask) if not special]

@@ -23,7 +23,7 @@ _UNLIMITED = 1 << 40
 
 @frozen(kw_only=True)
 class TokenizerConfig:
-    """The content of tokenizer_config.json.
+    """Holds what is used of tokenizer_config.json.
 
     :ivar special_tokens: name to text, ``{"bos_token": "<s>", ...}``
     :ivar extra_special_tokens: texts of further special tokens
@@ -42,7 +42,7 @@ class TokenizerConfig:
 
     @classmethod
     def read(cls, directory: Path) -> TokenizerConfig:
-        """From a checkpoint's directory; empty if it has no tokenizer_config.json.
+        """Read it from a checkpoint's directory; it is empty if there is no tokenizer_config.json.
 
         Older checkpoints name their special tokens in special_tokens_map.json only.
 
@@ -91,7 +91,7 @@ class TokenizerConfig:
 
 
 def _text(token: object) -> str:
-    """A token is written as its text, or as an object with its text as ``content``."""
+    """Return the text of a token, which is written as that text or as an object with it as ``content``."""
     text = token.get("content") if isinstance(token, Mapping) else token
     if not isinstance(text, str):
         raise TypeError(f"{token!r} is not a token: expected a string or an object with a string as content")

@@ -55,7 +55,7 @@ def _is_isq(instance: object, attribute: Attribute[Any], value: object) -> None:
 
 @frozen(kw_only=True)
 class ModelSource:
-    """Which model.
+    """Says which model is to be loaded.
 
     :ivar location: a path, or a hub id
     :ivar filenames: GGUF files below it; empty: the ones that are there
@@ -69,7 +69,7 @@ class ModelSource:
 
 @frozen(kw_only=True)
 class BuildSettings:
-    """What was asked for; None is left to the environment, the checkpoint and the machine, in this order.
+    """Holds what was asked for; None is left to the environment, the checkpoint and the machine, in this order.
 
     :ivar isq: quantize weights while loading
     :ivar batch_invariance: one arithmetic for every row count

@@ -15,7 +15,7 @@ def _name(instance: object, attribute: Attribute[Any]) -> str:
 
 
 class IntAtLeast:
-    """An int (not a bool) of at least ``minimum``; None too if ``optional``."""
+    """Accepts an int (not a bool) of at least ``minimum``; None too if ``optional``."""
 
     def __init__(self, minimum: int, *, optional: bool = False) -> None:
         self.minimum = minimum
@@ -30,7 +30,7 @@ class IntAtLeast:
 
 
 class NumberBetween:
-    """A finite number within bounds; an open bound is excluded. None too if ``optional``."""
+    """Accepts a finite number within bounds; an open bound is excluded. None too if ``optional``."""
 
     def __init__(
         self,

@@ -10,14 +10,14 @@ __all__ = ["Activation", "DecoderConfig", "MoeConfig", "RopeConfig", "RopeKind"]
 
 
 class Activation(Enum):
-    """The gate's non-linearity."""
+    """Names the non-linearity of a gated MLP."""
 
     SILU = "silu"
     GELU_TANH = "gelu_pytorch_tanh"
 
 
 class RopeKind(Enum):
-    """How rotary frequencies are scaled beyond the context that a model was trained on."""
+    """Says how rotary frequencies are scaled beyond the context that a model was trained on."""
 
     DEFAULT = "default"
     LINEAR = "linear"
@@ -28,7 +28,7 @@ class RopeKind(Enum):
 
 @frozen(kw_only=True)
 class RopeConfig:
-    """Rotary position embedding of one kind of layer. The names are Hugging Face's ``rope_scaling`` keys.
+    """Describes the rotary embedding of one kind of layer, by the names of Hugging Face's ``rope_scaling`` keys.
 
     :ivar rotary_dim: leading elements of each head that are rotated (even, <= head_dim)
     :ivar theta: base of the frequencies
@@ -60,7 +60,7 @@ class RopeConfig:
 
 @frozen(kw_only=True)
 class MoeConfig:
-    """Layers whose MLP is many experts, of which each token uses a few (Shazeer et al., 2017, arXiv 1701.06538).
+    """Describes layers whose MLP is many experts, each token using a few (Shazeer et al., 2017, arXiv 1701.06538).
 
     :ivar layers: which layers, by index; the others have one MLP for all tokens
     :ivar num_experts_per_token: how many of a layer's ``num_experts`` each token uses
@@ -77,7 +77,7 @@ class MoeConfig:
 
 @frozen(kw_only=True)
 class DecoderConfig:
-    """A decoder-only transformer made of the shared blocks.
+    """Describes a decoder-only transformer made of the shared blocks.
 
     Per-layer settings have one entry per layer, so that a block never asks which family it belongs to.
 
@@ -122,11 +122,11 @@ class DecoderConfig:
 
     @property
     def kv_elements_per_token(self) -> int:
-        """E of the pool-size formula: KV elements per token over all layers."""
+        """Return the KV elements per token over all layers, E of the pool-size formula."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
     @property
     def window(self) -> int | None:
-        """The widest sliding window, or None if any layer sees everything: KV older than that is never read again."""
+        """Return the widest sliding window, beyond which no KV is read again; None if any layer sees everything."""
         widths = [width for width in self.sliding_windows if width is not None]
         return max(widths) if widths and len(widths) == len(self.sliding_windows) else None

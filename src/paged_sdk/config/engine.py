@@ -13,7 +13,7 @@ __all__ = ["EngineConfig"]
 
 @frozen(kw_only=True)
 class EngineConfig:
-    """Settings of the scheduler and of the KV memory.
+    """Holds the settings of the scheduler and of the KV memory.
 
     :ivar paged: block-level paged KV; False: contiguous KV per sequence
     :ivar gpu_memory: what the pool may take; None: what suits the device

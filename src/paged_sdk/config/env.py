@@ -35,7 +35,7 @@ _OFF = frozenset({"false", "0", "off"})
 
 @frozen(kw_only=True)
 class Environment:
-    """What the environment says; None where it says nothing.
+    """Holds what the environment says; None where it says nothing.
 
     :ivar paged_attn: whether paged attention was asked for or forbidden
     :ivar paged_meta: settings of the KV pool
@@ -50,7 +50,7 @@ class Environment:
 
 
 def read_variable(name: str) -> str | None:
-    """One variable by name; None if it is unset or empty."""
+    """Return one variable by name; None if it is unset or empty."""
     return os.environ.get(name) or None
 
 

@@ -10,7 +10,7 @@ __all__ = ["IsqType"]
 
 
 class IsqType(Enum):
-    """The block formats that weights can be quantized to; the number is the bits of a weight's code."""
+    """Names the block formats that weights can be quantized to; the number is the bits of a weight's code."""
 
     Q4_0 = "Q4_0"
     Q4_1 = "Q4_1"
@@ -23,7 +23,7 @@ class IsqType(Enum):
 
     @classmethod
     def parse(cls, text: str, *, setting: str = "isq") -> IsqType:
-        """A type from its name in any case ("Q4K", "q4_k", "q8_0"), or from a bare number of bits.
+        """Return a type by its name in any case ("Q4K", "q4_k", "q8_0"), or from a bare number of bits.
 
         :raises ConfigError: naming ``setting`` and the types there are
         """
@@ -37,15 +37,15 @@ class IsqType(Enum):
 
     @property
     def gguf_name(self) -> str:
-        """The format's name in GGUF files."""
+        """Return the format's name in GGUF files."""
         return self.value if "_" in self.value else f"{self.value[:-1]}_K"
 
     @property
     def for_narrow_rows(self) -> IsqType:
-        """The format for rows that are no multiple of 256 elements, which the K formats need: one step wider."""
+        """Return the format for rows that are no multiple of 256, which the K formats need: one step wider."""
         return {IsqType.Q4K: IsqType.Q5_0, IsqType.Q5K: IsqType.Q5_1, IsqType.Q6K: IsqType.Q8_0}.get(self, self)
 
     @property
     def for_head(self) -> IsqType:
-        """The format of the output projection, whose errors reach the logits undamped."""
+        """Return the format of the output projection, whose errors reach the logits undamped."""
         return IsqType.Q6K if self in (IsqType.Q4_0, IsqType.Q4_1, IsqType.Q4K) else IsqType.Q8_0

@@ -12,7 +12,7 @@ __all__ = ["MemoryGpuConfig"]
 
 
 class MemoryGpuConfig:
-    """The size of the KV pool, in one of three ways; each is a subclass, so ``match`` can tell them apart.
+    """Gives the size of the KV pool in one of three ways; each is a subclass, so ``match`` can tell them apart.
 
     - ``MemoryGpuConfig.ContextSize(tokens)``: room for that many tokens, over all sequences
     - ``MemoryGpuConfig.Fraction(fraction)``: that share of the device's memory, less what the weights take

@@ -1,4 +1,4 @@
-"""Settings of the paged KV cache."""
+"""Holds the settings of the paged KV cache."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MIN_BLOCK_SIZE, MAX_BLOCK_SIZE = 1, 1024
 
 
 class PagedCacheType(Enum):
-    """What a KV element is stored as."""
+    """Says how a KV element is stored."""
 
     AUTO = "auto"
     """The model's own dtype."""
@@ -61,7 +61,7 @@ def _is_memory(instance: object, attribute: Attribute[Any], value: object) -> No
 
 @frozen(kw_only=True)
 class PagedAttentionMeta:
-    """Settings of the paged KV cache.
+    """Holds the settings of the paged KV cache.
 
     :ivar block_size: tokens per block
     :ivar gpu_memory: size of the pool; None lets the engine choose: nine tenths of a CUDA device, on CPU room for
@@ -77,7 +77,7 @@ class PagedAttentionMeta:
 
 @frozen
 class PagedAttentionMetaBuilder:
-    """:class:`PagedAttentionMeta`, one setting at a time; every ``with_*`` returns a new builder."""
+    """Builds :class:`PagedAttentionMeta` one setting at a time; every ``with_*`` returns a new builder."""
 
     _meta: PagedAttentionMeta = PagedAttentionMeta()
 

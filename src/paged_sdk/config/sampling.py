@@ -76,7 +76,7 @@ class DryParams:
 
 @frozen(kw_only=True)
 class GenerationDefaults:
-    """What a checkpoint's generation_config.json says, for requests that leave it open."""
+    """Holds what a checkpoint's generation_config.json says, for requests that leave it open."""
 
     temperature: float | None = None
     top_k: int | None = None
@@ -88,7 +88,9 @@ class GenerationDefaults:
 
 @frozen(kw_only=True)
 class SamplingParams:
-    """How the next token is chosen. Applied in this order: bias, penalties, temperature, top-k, top-p, min-p.
+    """Says how the next token is chosen.
+
+    Its settings are applied in this order: bias, penalties, temperature, top-k, top-p, min-p.
 
     Unset temperature, top_k, top_p, min_p and repetition_penalty come from the checkpoint's generation_config.json.
 
@@ -134,16 +136,16 @@ class SamplingParams:
 
     @classmethod
     def deterministic(cls) -> SamplingParams:
-        """Greedy, whatever generation_config.json says."""
+        """Return settings that are greedy, whatever generation_config.json says."""
         return cls(temperature=0.0, top_k=1, top_p=1.0, min_p=0.0, repetition_penalty=1.0)
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the likeliest token is taken. An unset temperature counts as 1."""
+        """Tell whether the likeliest token is taken. An unset temperature counts as 1."""
         return self.temperature is not None and self.temperature < GREEDY_BELOW
 
     def with_defaults(self, defaults: GenerationDefaults) -> SamplingParams:
-        """The same, with what is unset taken from the checkpoint."""
+        """Return the same, with what is unset taken from the checkpoint."""
 
         def pick(name: str) -> Any:
             own = getattr(self, name)

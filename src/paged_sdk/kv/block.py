@@ -6,7 +6,7 @@ __all__ = ["Block"]
 
 
 class Block:
-    """Bookkeeping of one block.
+    """Records who holds one block of KV memory and what it contains.
 
     :ivar id: index into the device's cache tensors
     :ivar ref_count: entries of block tables that point here; 0: in the free list

@@ -13,7 +13,7 @@ __all__ = ["CacheKey", "block_hash"]
 
 @frozen
 class CacheKey:
-    """Something other than tokens that KV depends on, from one token of the sequence on.
+    """Names something other than tokens that the KV depends on, from one token of the sequence on.
 
     It enters the hash of the block that holds its first token, and through the chain all later ones. So two
     conversations share their blocks up to the first image that differs.

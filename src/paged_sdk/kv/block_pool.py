@@ -10,7 +10,7 @@ __all__ = ["BlockPool"]
 
 
 class BlockPool:
-    """Blocks with reference counts.
+    """Hands out blocks and counts who refers to each.
 
     A block without references is in the free list. If it has a hash it keeps its content and can be found again until
     it is taken. Empty blocks are taken first, then those that were least recently held.
@@ -28,7 +28,7 @@ class BlockPool:
 
     @property
     def num_available(self) -> int:
-        """Blocks that can be taken: free or cached."""
+        """Return how many blocks can be taken: the free and the cached ones."""
         return len(self._free_list)
 
     @property
@@ -37,11 +37,11 @@ class BlockPool:
         return KvUsage(total=total, used=total - available, cached=self._num_cached, free=available - self._num_cached)
 
     def find(self, digest: bytes) -> Block | None:
-        """The block with this hash, held or free."""
+        """Return the block with this hash, whether it is held or free; None if there is none."""
         return self._by_hash.get(digest)
 
     def take(self) -> Block:
-        """A block to write to, with one reference; whatever it held is forgotten. One must be available."""
+        """Return a block to write to, with one reference, and forget what it held. One must be available."""
         block = self._free_list.popleft()
         if block.hash is not None:
             del self._by_hash[block.hash]
@@ -77,7 +77,7 @@ class BlockPool:
             block.hash = digest
 
     def forget_hashes(self) -> None:
-        """No block can be found any more."""
+        """Forget all hashes, so that no block can be found any more."""
         for block in self._by_hash.values():
             block.hash = None
         self._by_hash.clear()

@@ -14,7 +14,7 @@ __all__ = ["SequenceKvManager", "common_prefix_length"]
 
 
 def common_prefix_length(first: list[int], second: list[int]) -> int:
-    """How many leading tokens two sequences share: halving and comparing slices, about one comparison per token."""
+    """Count the leading tokens that two sequences share, by halving and comparing slices: O(1) per token."""
     low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2
@@ -26,26 +26,26 @@ def common_prefix_length(first: list[int], second: list[int]) -> int:
 
 
 def _reach_of_equal_keys(first: tuple[CacheKey, ...], second: tuple[CacheKey, ...]) -> int:
-    """How many leading tokens depend on the same keys in both sequences."""
+    """Count the leading tokens that depend on the same keys in both sequences."""
     return min((key.first_token for key in set(first) ^ set(second)), default=sys.maxsize)
 
 
 @frozen(eq=False)
 class _Kept:
-    """A finished sequence: the tokens whose KV its slot holds, and what else it depends on."""
+    """Records a finished sequence: the tokens whose KV its slot holds, and what else that KV depends on."""
 
     token_ids: list[int]
     cache_keys: tuple[CacheKey, ...]
 
     def covers(self, other: _Kept) -> bool:
-        """Whether every prefix that ``other`` offers is offered here."""
+        """Tell whether every prefix that ``other`` offers is offered here."""
         length = len(other.token_ids)
         reach = _reach_of_equal_keys(self.cache_keys, other.cache_keys)
         return reach >= length and self.token_ids[:length] == other.token_ids
 
 
 class SequenceKvManager:
-    """One slot per sequence (a :class:`~paged_sdk.kv.manager.KvManager`), for engines without paged attention.
+    """Keeps one slot per sequence (a :class:`~paged_sdk.kv.manager.KvManager`), for engines without paged attention.
 
     A new sequence starts from the kept one with the longest common prefix: if that is all that the kept one has, its
     slot is taken over, otherwise the common part is copied into a slot of its own. A slot's number is never used
@@ -83,12 +83,12 @@ class SequenceKvManager:
 
     @property
     def usage(self) -> KvUsage:
-        """Counted in slots."""
+        """Return how many slots are used, cached and free."""
         total, used, cached = self._max_num_seqs + self._num_kept, self._num_used, len(self._kept)
         return KvUsage(total=total, used=used, cached=cached, free=total - used - cached)
 
     def match(self, table: KvTable, token_ids: list[int]) -> Prefix:
-        """The longest common prefix with a kept sequence; the last token is always left to compute."""
+        """Find the longest common prefix with a kept sequence; the last token is always left to compute."""
         best = Prefix(0, ())
         if table.share:
             for slot, kept in reversed(self._kept.items()):
@@ -100,7 +100,7 @@ class SequenceKvManager:
         return best
 
     def fits(self, prefix: Prefix, num_tokens: int, *, num_growing: int) -> bool:
-        """Always: slots grow as they need to."""
+        """Return True: slots grow as they need to."""
         return True
 
     def attach(self, table: KvTable, prefix: Prefix, token_ids: list[int]) -> None:
@@ -115,14 +115,14 @@ class SequenceKvManager:
             self._prefix_hits += prefix.num_tokens
 
     def grow(self, table: KvTable, start: int, num_tokens: int) -> int:
-        """All of it: slots grow as they need to."""
+        """Grant all of it: slots grow as they need to."""
         return num_tokens
 
     def commit(self, table: KvTable, token_ids: list[int], num_computed: int) -> None:
-        """Nothing: a sequence is shared when it has finished."""
+        """Do nothing: a sequence is shared when it has finished."""
 
     def fork(self, table: KvTable, num_computed: int) -> KvTable:
-        """A slot of its own, with a copy of what is computed."""
+        """Give the fork a slot of its own, with a copy of what is computed."""
         child = KvTable(table.cache_keys, share=table.share)
         child.epoch = table.epoch
         child.ids = [self._copy_of(table.ids[0], num_computed)]

@@ -10,8 +10,10 @@ __all__ = ["FreeList"]
 
 
 class FreeList:
-    """A doubly linked list through the blocks themselves: O(1) at both ends, and O(1) removal from the middle, which
-    is what a prefix hit on a free block is."""
+    """Links the free blocks in a doubly linked list through the blocks themselves.
+
+    It takes O(1) at both ends, and in the middle too: a prefix hit on a free block takes that block out.
+    """
 
     __slots__ = ("_length", "_sentinel")
 
@@ -24,7 +26,7 @@ class FreeList:
         return self._length
 
     def __iter__(self) -> Iterator[Block]:
-        """From the block that is taken next to the one that is taken last."""
+        """Go from the block that is taken next to the one that is taken last."""
         block = self._sentinel.next
         while block is not self._sentinel:
             yield block

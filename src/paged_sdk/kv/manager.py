@@ -12,7 +12,7 @@ __all__ = ["KvCopy", "KvManager", "KvTable", "KvUsage", "Prefix"]
 
 
 class KvTable:
-    """The KV memory of one sequence: it lives as long as the sequence and is empty while the sequence waits.
+    """Holds the KV memory of one sequence: it lives as long as the sequence and is empty while the sequence waits.
 
     Only ``ids``, ``capacity`` and ``next_commit`` are of interest outside ``kv/``; the rest is the manager's own.
 
@@ -54,7 +54,7 @@ class KvTable:
 
 @frozen
 class KvCopy:
-    """Copy KV on the device before a step writes.
+    """Says which KV is to be copied on the device before a step writes.
 
     :ivar src: block or slot to read
     :ivar dst: block or slot to write; no other copy of the same step touches it
@@ -68,7 +68,7 @@ class KvCopy:
 
 @frozen
 class Prefix:
-    """KV found for the start of a sequence. Good until the manager is next changed.
+    """Refers to KV that was found for the start of a sequence; it is valid until the manager is next changed.
 
     :ivar num_tokens: leading tokens that need not be computed; always fewer than the sequence has
     :ivar ids: the blocks that hold them, or the slot
@@ -82,7 +82,7 @@ class Prefix:
 
 @frozen
 class KvUsage:
-    """Blocks (or slots) by what they are good for; used + cached + free = total.
+    """Counts blocks (or slots) by their use; used + cached + free = total.
 
     :ivar used: held by sequences
     :ivar cached: to be had, and until then a prefix that may be hit
@@ -96,7 +96,7 @@ class KvUsage:
 
 
 class KvManager(Protocol):
-    """KV memory as the scheduler sees it.
+    """Shows KV memory to the scheduler, which hands out no block itself.
 
     The life of a table: ``match`` finds a prefix (changes nothing), ``attach`` takes it, ``grow`` makes room before
     a step, ``commit`` says after a step what is computed, ``free`` gives everything back. Room may be made for a step
@@ -105,33 +105,33 @@ class KvManager(Protocol):
 
     @property
     def max_sequence_tokens(self) -> int:
-        """Tokens of KV that the largest sequence can hold when it has the whole memory."""
+        """Return how many tokens of KV the largest sequence can hold when it has the whole memory."""
         ...
 
     @property
     def prefix_queries(self) -> int:
-        """Tokens of admitted sequences that were looked up in the prefix cache."""
+        """Return how many tokens of admitted sequences were looked up in the prefix cache."""
         ...
 
     @property
     def prefix_hits(self) -> int:
-        """Of ``prefix_queries``, tokens that were found."""
+        """Return how many tokens of ``prefix_queries`` were found."""
         ...
 
     @property
     def usage(self) -> KvUsage:
-        """How much is used, cached and free."""
+        """Return how many blocks (or slots) are used, cached and free."""
         ...
 
     def match(self, table: KvTable, token_ids: list[int]) -> Prefix:
-        """The longest start of ``token_ids`` whose KV is there already. Changes nothing that others see.
+        """Find the longest start of ``token_ids`` whose KV is there already. This changes nothing that others see.
 
         :param table: an empty table of this sequence
         """
         ...
 
     def fits(self, prefix: Prefix, num_tokens: int, *, num_growing: int) -> bool:
-        """Whether a sequence of ``num_tokens`` tokens that starts with ``prefix`` fits what is to be had now.
+        """Tell whether a sequence of ``num_tokens`` tokens that starts with ``prefix`` fits into what is free now.
 
         :param num_growing: sequences that may each need a block more soon, and are to have it
         """
@@ -150,11 +150,11 @@ class KvManager(Protocol):
         ...
 
     def commit(self, table: KvTable, token_ids: list[int], num_computed: int) -> None:
-        """The KV of the first ``num_computed`` of ``token_ids`` is computed: others may share it from now on."""
+        """Note that the KV of the first ``num_computed`` of ``token_ids`` is computed, so that others may share it."""
         ...
 
     def fork(self, table: KvTable, num_computed: int) -> KvTable:
-        """A second table with the same first ``num_computed`` tokens of KV."""
+        """Make a second table with the same first ``num_computed`` tokens of KV."""
         ...
 
     def free(self, table: KvTable, token_ids: list[int], num_computed: int) -> None:
@@ -165,11 +165,11 @@ class KvManager(Protocol):
         ...
 
     def take_copies(self) -> list[KvCopy]:
-        """The copies to do before the next step's writes. All reads may come before all writes, or in this order."""
+        """Return the copies to do before the next step's writes, all reads before all writes or in this order."""
         ...
 
     def take_released(self) -> list[int]:
-        """Contiguous only: slots never to be used again, whose storage may be dropped after the copies."""
+        """Return slots of contiguous KV that will not be used again: their storage may go after the copies."""
         ...
 
     def reset_prefix_cache(self) -> None:

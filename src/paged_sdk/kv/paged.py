@@ -17,7 +17,7 @@ OUT_OF_WINDOW_BLOCK = 0
 
 
 class KvCacheManager:
-    """The block tables of all sequences (a :class:`~paged_sdk.kv.manager.KvManager`).
+    """Keeps the block tables of all sequences (a :class:`~paged_sdk.kv.manager.KvManager`).
 
     Of a table over ``ids``, with W the window and B the block size::
 
@@ -50,7 +50,7 @@ class KvCacheManager:
 
     @property
     def max_sequence_tokens(self) -> int:
-        """Without a window, what the pool holds. If the pool holds a window, no length is too much."""
+        """Return what the pool holds; with a window that the pool can hold, no length is too much."""
         num_blocks = len(self._pool.blocks)
         return sys.maxsize if self._window_blocks <= num_blocks else num_blocks * self.block_size
 
@@ -67,7 +67,7 @@ class KvCacheManager:
         return self._pool.usage
 
     def match(self, table: KvTable, token_ids: list[int]) -> Prefix:
-        """The leading full blocks that can be found by hash, up to the first that cannot.
+        """Find the leading full blocks by hash, up to the first that is not there.
 
         The last token is always left to compute: its logits are what the sequence is run for.
         """
@@ -83,7 +83,7 @@ class KvCacheManager:
         return Prefix(len(ids) * self.block_size, tuple(ids))
 
     def fits(self, prefix: Prefix, num_tokens: int, *, num_growing: int) -> bool:
-        """Whether there are blocks for all ``num_tokens`` tokens (with a window, for those that live at once), and one
+        """Tell whether there are blocks for ``num_tokens`` tokens (with a window, for those that live at once), and one
         for each of ``num_growing`` sequences."""
         found = prefix.ids[self._num_out_of_window(prefix.num_tokens) :]
         live = min(self._num_blocks(num_tokens), self._window_blocks)
@@ -152,7 +152,7 @@ class KvCacheManager:
             )
 
     def fork(self, table: KvTable, num_computed: int) -> KvTable:
-        """A second table over the same blocks; whoever writes to a shared one first gets a copy."""
+        """Make a second table over the same blocks; whoever writes to a shared one first gets a copy."""
         child = KvTable(table.cache_keys, share=table.share)
         child.ids = table.ids[: self._num_blocks(num_computed)]
         child.hashes = table.hashes[: num_computed // self.block_size]
@@ -181,7 +181,7 @@ class KvCacheManager:
         return copies
 
     def take_released(self) -> list[int]:
-        """Nothing: the pool is one piece of storage."""
+        """Return nothing: the pool is one piece of storage."""
         return []
 
     def reset_prefix_cache(self) -> None:
@@ -193,7 +193,7 @@ class KvCacheManager:
         return -(-num_tokens // self.block_size)
 
     def _num_out_of_window(self, start: int) -> int:
-        """Leading blocks that no query from position ``start`` on can see."""
+        """Count the leading blocks that no query from position ``start`` on can see."""
         return 0 if self._window is None else max(0, start - self._window + 1) // self.block_size
 
     def _free_out_of_window(self, table: KvTable, start: int) -> None:

@@ -24,7 +24,7 @@ DEFAULT_CUDA_MEMORY = Fraction(0.9)
 
 @frozen(kw_only=True)
 class BlockLayout:
-    """What one block of the pool takes.
+    """Says how much memory one block of the pool takes.
 
     :ivar block_size: tokens per block
     :ivar elements_per_token: K and V elements per token, over all layers
@@ -39,13 +39,13 @@ class BlockLayout:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block, over all layers."""
+        """Return the bytes of one block, over all layers."""
         return self.block_size * (self.elements_per_token * self.bytes_per_element + self.scale_bytes_per_token)
 
 
 @frozen(kw_only=True)
 class DeviceMemory:
-    """What a device has.
+    """Says how much memory a device has.
 
     :ivar total: bytes of the device; on CPU, those that the process may use (a container's limit counts)
     :ivar free: of them, bytes not in use once the weights are loaded
@@ -56,12 +56,12 @@ class DeviceMemory:
 
 
 def fp8_scale_bytes(*, num_layers: int, num_kv_heads: int) -> int:
-    """Bytes of scales per token of an f8e4m3 cache: one float32 per layer, KV head, and K or V."""
+    """Return the bytes of scales per token of an f8e4m3 cache: one float32 per layer, KV head, and K or V."""
     return 2 * num_layers * num_kv_heads * SCALE_BYTES
 
 
 def blocks_for(memory: MemoryGpuConfig, layout: BlockLayout, device: DeviceMemory) -> int:
-    """Blocks in a pool of the size asked for.
+    """Return the number of blocks in a pool of the size asked for.
 
     With B the block size, E the elements per token and D the bytes per element (scales included):
     ``ContextSize(n)`` is ceil(n / B) blocks; ``MB(m)`` is floor(m * 2**20 / (B * E * D)); ``Fraction(f)`` is f times
@@ -84,7 +84,7 @@ def blocks_for(memory: MemoryGpuConfig, layout: BlockLayout, device: DeviceMemor
 
 
 def auto_cpu_blocks(layout: BlockLayout, device: DeviceMemory, *, max_num_seqs: int, max_model_len: int) -> int:
-    """Blocks in a pool on the CPU when nothing is said.
+    """Return the number of blocks in a pool on the CPU when no size is asked for.
 
     Room for ``max_num_seqs`` sequences of ``max_model_len`` tokens, of at most 4096; but no more than a quarter of
     the memory that the process may use, nor than is free.
@@ -122,7 +122,7 @@ def _does_not_fit(
 
 
 def _advice(memory: MemoryGpuConfig, layout: BlockLayout, device: DeviceMemory) -> str:
-    """The largest value of the same setting that fits; where the value was too small for a block, the smallest."""
+    """Suggest the largest value of the same setting that fits, or the smallest where it was too small for a block."""
     most_blocks = device.free // layout.block_bytes
     if most_blocks < 1:
         return "not one block fits"

@@ -14,7 +14,7 @@ __all__ = ["Message", "MessageLike", "TextMessageRole", "TextMessages", "parse_m
 
 
 class TextMessageRole(Enum):
-    """Who speaks."""
+    """Says who speaks."""
 
     SYSTEM = "system"
     USER = "user"
@@ -23,7 +23,7 @@ class TextMessageRole(Enum):
 
     @classmethod
     def parse(cls, value: object) -> TextMessageRole:
-        """A role from itself or its name.
+        """Return a role, given as itself or by its name.
 
         :raises InvalidRequestError: naming the roles there are
         """
@@ -38,7 +38,7 @@ class TextMessageRole(Enum):
 
 @frozen
 class Message:
-    """One turn.
+    """Holds one turn of a conversation.
 
     :ivar role: who speaks
     :ivar content: the text
@@ -49,7 +49,7 @@ class Message:
 
     @classmethod
     def parse(cls, value: object) -> Message:
-        """A message from itself or from an OpenAI-style mapping ``{"role": ..., "content": ...}``.
+        """Read a message, given as itself or as an OpenAI-style mapping ``{"role": ..., "content": ...}``.
 
         :raises InvalidRequestError: if a key is missing or has the wrong kind of value
         """
@@ -63,7 +63,7 @@ class Message:
 
 
 def _text(content: object) -> str:
-    """The text of a message's content: a string, or a list of OpenAI-style text parts."""
+    """Return the text of a message's content: a string, or a list of OpenAI-style text parts."""
     if isinstance(content, str):
         return content
     allowed = 'a string or a list of {"type": "text", "text": ...} parts'
@@ -80,12 +80,12 @@ def _text(content: object) -> str:
 
 @frozen
 class TextMessages:
-    """A conversation; every ``add_message`` returns a new one. A request of bare messages is greedy."""
+    """Holds a conversation; every ``add_message`` returns a new one. A request of bare messages is greedy."""
 
     messages: tuple[Message, ...] = ()
 
     def add_message(self, role: TextMessageRole | str, content: str) -> TextMessages:
-        """The conversation with one more turn.
+        """Return the conversation with one more turn.
 
         :raises InvalidRequestError: for an unknown role
         """
@@ -97,7 +97,7 @@ MessageLike: TypeAlias = Message | Mapping[str, object]
 
 
 def parse_messages(messages: Sequence[MessageLike]) -> tuple[Message, ...]:
-    """Messages in any accepted form, checked.
+    """Read and check messages in any accepted form.
 
     :raises InvalidRequestError: for none at all, an unknown role or a malformed message
     """

@@ -18,7 +18,7 @@ __all__ = ["ChatRequestLike", "PromptLike", "RequestBuilder", "RequestOptions", 
 
 @frozen(kw_only=True)
 class RequestOptions:
-    """What a request says beside its prompt.
+    """Holds what a request says beside its prompt.
 
     :ivar sampling: None is greedy
     :ivar priority: higher goes first; equal ones in order of arrival
@@ -40,7 +40,7 @@ class RequestOptions:
 
 @frozen
 class RequestBuilder:
-    """A chat request; every call returns a new builder.
+    """Builds a chat request; every call returns a new builder.
 
     Messages alone are greedy; with :meth:`with_sampling`, what is unset there comes from generation_config.json.
     """
@@ -50,7 +50,7 @@ class RequestBuilder:
 
     @classmethod
     def from_messages(cls, messages: TextMessages | Sequence[MessageLike]) -> RequestBuilder:
-        """A builder that starts from a conversation.
+        """Make a builder that starts from a conversation.
 
         :raises InvalidRequestError: for a malformed message
         """
@@ -73,7 +73,7 @@ class RequestBuilder:
         return self._with(sampling=evolve(self.options.sampling or greedy, top_n_logprobs=top_n))
 
     def with_priority(self, priority: int) -> RequestBuilder:
-        """Higher goes first; equal ones in order of arrival."""
+        """Set the priority: higher ones go first, equal ones in the order of arrival."""
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise InvalidRequestError.of("priority", priority, "an int")
         return self._with(priority=priority)
@@ -104,7 +104,7 @@ class RequestBuilder:
         return self._with(logits_processors=processors)
 
     def with_enable_thinking(self, enable: bool) -> RequestBuilder:
-        """Passed to the chat template as ``enable_thinking``."""
+        """Set what the chat template gets as ``enable_thinking``."""
         return self._with(enable_thinking=bool(enable))
 
     def _with(self, **changes: Any) -> RequestBuilder:
@@ -117,7 +117,7 @@ PromptLike: TypeAlias = str | Sequence[int]
 
 
 def as_request(request: ChatRequestLike) -> RequestBuilder:
-    """A request in any accepted form, checked to hold at least one message.
+    """Read a request in any accepted form, and check that it holds at least one message.
 
     :raises InvalidRequestError: for no message, an unknown role or a malformed message
     """

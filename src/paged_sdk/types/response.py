@@ -30,7 +30,7 @@ FinishReason: TypeAlias = Literal["stop", "length", "canceled"]
 
 @frozen(kw_only=True)
 class TopLogprob:
-    """One of the likeliest tokens at a position.
+    """Describes one of the likeliest tokens at a position.
 
     :ivar token: its text; bytes that are no UTF-8 show as U+FFFD
     :ivar logprob: natural logarithm of its probability, before temperature and truncation
@@ -45,7 +45,7 @@ class TopLogprob:
 
 @frozen(kw_only=True)
 class TokenLogprob:
-    """The chosen token at a position, and the likeliest ones there."""
+    """Describes the chosen token at a position, and the likeliest ones there."""
 
     token: str
     token_id: int
@@ -70,7 +70,7 @@ class PromptTokensDetails:
 
 @frozen(kw_only=True)
 class Usage:
-    """What a request cost. Rates are tokens per second, times are seconds.
+    """Says what a request cost. Rates are tokens per second, times are seconds.
 
     :ivar total_prompt_time_sec: from the first scheduled step to the first token
     :ivar total_completion_time_sec: from the first token to the last
@@ -94,7 +94,7 @@ class Usage:
 
 @frozen(kw_only=True)
 class ResponseMessage:
-    """The model's turn."""
+    """Holds the model's turn."""
 
     content: str
     role: str = "assistant"
@@ -102,7 +102,7 @@ class ResponseMessage:
 
 @frozen(kw_only=True)
 class Choice:
-    """One text of a chat response."""
+    """Holds one text of a chat response."""
 
     finish_reason: FinishReason
     index: int
@@ -112,7 +112,7 @@ class Choice:
 
 @frozen(kw_only=True)
 class ChatCompletionResponse:
-    """A whole chat response.
+    """Holds a whole chat response.
 
     :ivar created: Unix time in seconds
     :ivar prompt_logprobs: of every prompt token but the first, if asked for
@@ -130,7 +130,7 @@ class ChatCompletionResponse:
 
 @frozen(kw_only=True)
 class Delta:
-    """What a chunk adds to a text."""
+    """Holds what a chunk adds to a text."""
 
     content: str
     role: str = "assistant"
@@ -138,7 +138,7 @@ class Delta:
 
 @frozen(kw_only=True)
 class ChunkChoice:
-    """What a chunk adds to one choice; ``finish_reason`` is set in the choice's last one."""
+    """Holds what a chunk adds to one choice; ``finish_reason`` is set in the choice's last one."""
 
     index: int
     delta: Delta
@@ -148,7 +148,7 @@ class ChunkChoice:
 
 @frozen(kw_only=True)
 class ChatCompletionChunkResponse:
-    """A piece of a streamed chat response; the last one carries ``usage``."""
+    """Holds a piece of a streamed chat response; the last one carries ``usage``."""
 
     id: str
     choices: tuple[ChunkChoice, ...]
@@ -161,7 +161,7 @@ class ChatCompletionChunkResponse:
 
 @frozen(kw_only=True)
 class CompletionChoice:
-    """One text of a completion."""
+    """Holds one text of a completion."""
 
     finish_reason: FinishReason
     index: int
@@ -171,7 +171,7 @@ class CompletionChoice:
 
 @frozen(kw_only=True)
 class CompletionResponse:
-    """A whole plain-text completion."""
+    """Holds a whole plain-text completion."""
 
     id: str
     choices: tuple[CompletionChoice, ...]
@@ -185,7 +185,7 @@ class CompletionResponse:
 
 @frozen(kw_only=True)
 class CompletionChunkChoice:
-    """What a chunk adds to one choice of a completion."""
+    """Holds what a chunk adds to one choice of a completion."""
 
     index: int
     text: str
@@ -195,7 +195,7 @@ class CompletionChunkChoice:
 
 @frozen(kw_only=True)
 class CompletionChunkResponse:
-    """A piece of a streamed completion; the last one carries ``usage``."""
+    """Holds a piece of a streamed completion; the last one carries ``usage``."""
 
     id: str
     choices: tuple[CompletionChunkChoice, ...]

@@ -9,7 +9,7 @@ __all__ = ["ModelStats"]
 
 @frozen(kw_only=True)
 class ModelStats:
-    """What the engine was doing after its last step.
+    """Shows what the engine was doing after its last step.
 
     :ivar blocks_total: blocks of the KV pool; without paged attention: slots, one per sequence running or kept
     :ivar blocks_used: held by live sequences
@@ -44,5 +44,5 @@ class ModelStats:
 
     @property
     def prefix_hit_rate(self) -> float:
-        """Share of prompt tokens looked up that were found, 0 to 1."""
+        """Return the share of prompt tokens looked up in the prefix cache that were found there, 0 to 1."""
         return self.prefix_hits / self.prefix_queries if self.prefix_queries else 0.0

@@ -11,19 +11,19 @@ __all__ = ["EventLoop", "Waiter"]
 
 
 class Waiter(Protocol):
-    """Something that one task waits for once."""
+    """Lets one task wait once."""
 
     def set(self) -> None:
-        """End the wait; on the loop's thread."""
+        """End the wait. It is called on the loop's thread."""
         ...
 
     def wait(self) -> Awaitable[None]:
-        """Wait for it."""
+        """Wait until :meth:`set` is called."""
         ...
 
 
 class EventLoop:
-    """The asyncio loop or trio run of the calling task. Two handles of one loop are equal."""
+    """Refers to the asyncio loop or trio run of the calling task. Two handles of one loop are equal."""
 
     def __init__(self) -> None:
         token: Any = anyio.lowlevel.current_token().native_token
@@ -41,7 +41,7 @@ class EventLoop:
         return True
 
     def waiter(self) -> Waiter:
-        """For a task of this loop, which has one for each chunk that it reads: an anyio event costs 2 us on asyncio."""
+        """Make a waiter for a task of this loop. Every chunk needs one, and an anyio event costs 2 us on asyncio."""
         return _FutureWaiter(self._token.create_future()) if self._is_asyncio else anyio.Event()
 
     def __eq__(self, other: object) -> bool:

@@ -10,7 +10,7 @@ __all__ = ["LoopListeners"]
 
 
 class LoopListeners:
-    """The subscriptions made in one event loop, and what there is to tell them.
+    """Gathers the subscriptions made in one event loop, and what there is to tell them.
 
     :ivar subscriptions: of the requests that have not ended, by id
     """

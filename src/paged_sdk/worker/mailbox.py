@@ -18,7 +18,7 @@ __all__ = ["Abort", "Call", "Close", "Command", "Mailbox", "Submit"]
 
 @frozen
 class Submit:
-    """Queue a request; what becomes of it goes to the subscription."""
+    """Asks to queue a request; what becomes of it goes to the subscription."""
 
     request: Request
     subscription: Subscription
@@ -26,14 +26,14 @@ class Submit:
 
 @frozen
 class Abort:
-    """End a request, whoever reads it."""
+    """Asks to end a request, whoever reads it."""
 
     request_id: str
 
 
 @frozen
 class Call:
-    """Run something on the engine, between two steps."""
+    """Asks to run a function on the engine, between two steps."""
 
     function: Callable[[Engine], Any]
     future: Future[Any]
@@ -41,7 +41,7 @@ class Call:
 
 @frozen
 class Close:
-    """Stop: when all requests have ended (``drain``), or at once.
+    """Asks to stop: when all requests have ended (``drain``), or at once.
 
     :ivar drain: finish what was submitted before; False cancels it
     """
@@ -53,7 +53,7 @@ Command: TypeAlias = Submit | Abort | Call | Close
 
 
 class Mailbox:
-    """Commands in order of arrival.
+    """Holds commands in the order of their arrival.
 
     ``put`` may be called from any thread and from finalizers: ``SimpleQueue.put`` is reentrant, where a lock could
     be held by the very thread that the garbage collector interrupted.
@@ -66,11 +66,11 @@ class Mailbox:
         self._queue.put(command)
 
     def wait(self) -> Command:
-        """The next command; waits for it."""
+        """Wait for the next command, and take it out."""
         return self._queue.get()
 
     def drain(self) -> Iterator[Command]:
-        """The commands that are there now."""
+        """Take out the commands that are there now."""
         while True:
             try:
                 yield self._queue.get_nowait()

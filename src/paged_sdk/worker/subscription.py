@@ -11,7 +11,7 @@ __all__ = ["Subscription", "UnreadChoice"]
 
 
 class UnreadChoice:
-    """What nobody has read yet of one choice; whoever reads it takes it out.
+    """Holds what nobody has read yet of one choice; whoever reads it takes it out.
 
     :ivar finish_reason: set once the choice has ended and no more tokens can come
     """
@@ -25,7 +25,7 @@ class UnreadChoice:
 
 
 class Subscription:
-    """Where a request's output gathers until one task of the loop that it was made in reads it.
+    """Gathers a request's output until one task of the loop that it was made in reads it.
 
     Everything but the constructor happens on the loop's thread: the worker hands over a step's output in a callback of
     the loop. So there is no lock, and what a slow reader has missed lies here as one.
@@ -48,7 +48,7 @@ class Subscription:
 
     @property
     def has_ended(self) -> bool:
-        """Whether there will be no more news."""
+        """Tell whether the request has ended, so that no more news will come."""
         return self.usage is not None or self.error is not None
 
     def add_tokens(self, index: int, token_ids: list[int]) -> None:

@@ -63,7 +63,7 @@ class Worker:
 
     @property
     def stats(self) -> ModelStats:
-        """The snapshot taken after the last step."""
+        """Return the snapshot taken after the last step."""
         return self._stats
 
     def check(self) -> None:
