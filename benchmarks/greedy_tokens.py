@@ -18,6 +18,7 @@ import asyncio
 import json
 import random
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -152,23 +153,38 @@ async def generate(case: Case) -> list[Text]:
 
 
 def compare(before: Mapping[str, Text], after: Mapping[str, Text], say: Callable[[str], None] = print) -> int:
-    """Say which texts differ, and from where; the number of those."""
-    differing = 0
-    for key in sorted(before.keys() & after.keys()):
+    """Say which texts differ, a line for those of one model that were made in one way; the number of them.
+
+    Texts that only one side has are counted likewise. They do not count as different.
+    """
+    different: dict[str, list[tuple[int, float | None]]] = defaultdict(list)
+    common = before.keys() & after.keys()
+    for key in common:
         one, other = before[key], after[key]
-        if one.token_ids == other.token_ids:
-            continue
-        differing += 1
-        at = next(
-            (i for i, (a, b) in enumerate(zip(one.token_ids, other.token_ids, strict=False)) if a != b),
-            min(len(one.token_ids), len(other.token_ids)),
-        )
-        lead = f", where the first leads by {one.leads[at]:.4f}" if at < len(one.leads) else ""
-        say(f"{key}: differs from token {at} on{lead}")
-    for key in sorted(before.keys() ^ after.keys()):
-        say(f"{key}: only {'before' if key in before else 'after'}")
-    say(f"{differing} of {len(before.keys() & after.keys())} texts differ")
-    return differing
+        if one.token_ids != other.token_ids:
+            at = _first_difference(one.token_ids, other.token_ids)
+            different[_way(key)].append((at, one.leads[at] if at < len(one.leads) else None))
+    totals = Counter(map(_way, common))
+    for way in sorted(different):
+        leads = [lead for _, lead in different[way] if lead is not None]
+        which = f", where the first leads by at most {max(leads):.4f}" if leads else ""
+        first = min(at for at, _ in different[way])
+        say(f"{way}: {len(different[way])} of {totals[way]} differ, from token {first} on{which}")
+    for way, count in sorted(Counter(map(_way, before.keys() ^ after.keys())).items()):
+        say(f"{way}: {count} only on one side")
+    num_different = sum(map(len, different.values()))
+    say(f"{num_different} of {len(common)} texts differ")
+    return num_different
+
+
+def _way(key: str) -> str:
+    """A text's key without the number of its prompt."""
+    return key.rpartition(", ")[0]
+
+
+def _first_difference(one: Sequence[int], other: Sequence[int]) -> int:
+    unequal = (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return next(unequal, min(len(one), len(other)))
 
 
 def _read(path: Path) -> dict[str, Text]:

@@ -26,14 +26,16 @@ def test_texts_are_kept_for_every_way_of_keeping_kv(builder: TextModelBuilder) -
 
 
 def test_differences_are_said() -> None:
-    before = {key: Text(key, [1, 2, 3], [0.5, 0.25, 0.125]) for key in "abc"}
-    after = {"a": before["a"], "b": evolve(before["b"], token_ids=[1, 9, 3]), "d": before["c"]}
+    before = {f"m, paged, alone, {i}": Text(f"m, paged, alone, {i}", [1, 2, 3], [0.5, 0.25, 0.125]) for i in range(4)}
+    after = {key: evolve(text, token_ids=[1, 9, 3]) if key.endswith("1") else text for key, text in before.items()}
+    after["m, paged, alone, 2"] = evolve(before["m, paged, alone, 2"], token_ids=[1, 2, 4])
+    after["m, FP8, alone, 0"] = after.pop("m, paged, alone, 0")
     said: list[str] = []
-    assert compare(before, after, said.append) == 1
+    assert compare(before, after, said.append) == 2
     assert said == [
-        "b: differs from token 1 on, where the first leads by 0.2500",
-        "c: only before",
-        "d: only after",
-        "1 of 2 texts differ",
+        "m, paged, alone: 2 of 3 differ, from token 1 on, where the first leads by at most 0.2500",
+        "m, FP8, alone: 1 only on one side",
+        "m, paged, alone: 1 only on one side",
+        "2 of 3 texts differ",
     ]
     assert compare(before, before, said.append) == 0
