@@ -12,9 +12,12 @@ from paged_sdk.errors import NumericalError
 
 
 def submit_many(driver: Driver) -> None:
+    """Some of them have to be sampled on the host."""
     for index in range(12):
         stop = ("e",) if index % 4 == 3 else ()
-        driver.submit(f"request {index}", [300 + index] * (3 + 2 * index), stop=stop, n_choices=1 + index % 3 // 2)
+        bias = {5: 1.0} if index % 5 == 2 else None
+        prompt, n_choices = [300 + index] * (3 + 2 * index), 1 + index % 3 // 2
+        driver.submit(f"request {index}", prompt, stop=stop, n_choices=n_choices, logits_bias=bias)
 
 
 def test_texts_and_usage_are_the_same(smollm2_text: TextProcessor) -> None:
@@ -45,6 +48,21 @@ def test_results_come_a_step_later(smollm2_text: TextProcessor) -> None:
     assert driver.ends["one"].completion_tokens == 2
     assert not driver.engine.has_work
     assert driver.engine.stats().completion_tokens == 2
+
+
+def test_rows_that_the_host_samples_hold_nobody_up(smollm2_text: TextProcessor) -> None:
+    driver = Driver(smollm2_text.tokenizer, overlaps=True)
+    on_device = driver.submit("device", [301, 302], max_tokens=4)
+    on_host = driver.submit("host", [303, 304], max_tokens=4, logits_bias={5: 1.0})
+    lengths = []
+    while driver.engine.has_work:
+        driver.step()
+        lengths.append((len(on_device.token_ids[0]), len(on_host.token_ids[0])))
+    # The host's token is there at once, the device's when the next step has been submitted.
+    assert lengths == [(0, 1), (1, 2), (2, 3), (3, 4), (4, 4)]
+    assert driver.runner.num_steps == 4
+    stats = driver.engine.stats()
+    assert (stats.steps, stats.prompt_tokens, stats.completion_tokens) == (4, 4, 8)
 
 
 def test_a_step_with_several_samples_is_not_overtaken(smollm2_text: TextProcessor) -> None:

@@ -227,7 +227,7 @@ def compare_logprobs(response: CompletionResponse, expected: CompletionResponse)
 
 @INTERPRETED
 def test_rows_that_need_the_host_beside_rows_that_do_not(builder: TextModelBuilder, recorder: Recorder) -> None:
-    """Several choices and a minimum length are the host's; their steps wait for it."""
+    """Several choices and a minimum length are the host's."""
     host = SamplingParams(
         temperature=0.0, repetition_penalty=1.3, top_n_logprobs=2, n_choices=2, max_len=5, ignore_eos=True, min_tokens=2
     )
@@ -245,6 +245,39 @@ def test_rows_that_need_the_host_beside_rows_that_do_not(builder: TextModelBuild
     _, penalized = asyncio.run(run())
     assert all(choice.logprobs is not None for choice in penalized.choices)
     assert recorder.replays
+
+
+@INTERPRETED
+def test_rows_that_the_host_samples_hold_nobody_up(
+    builder: TextModelBuilder, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device's tokens of a step are waited for when the next step is submitted, whatever the host samples."""
+    biased = evolve(GREEDY, logits_bias={7: 1.0})
+    order: list[str] = []
+    result, forward = SampledStep.result, DecodeGraphs.forward
+
+    def watched_result(self: SampledStep) -> RunnerOutput:
+        order.append("wait")
+        return result(self)
+
+    def watched_forward(self: DecodeGraphs, *arguments: Any) -> Tensor:
+        order.append("submit")
+        return forward(self, *arguments)
+
+    monkeypatch.setattr(SampledStep, "result", watched_result)
+    monkeypatch.setattr(DecodeGraphs, "forward", watched_forward)
+
+    async def run() -> None:
+        async with small(builder).with_prefix_cache_n(None).build() as model:
+            alone = [await model.send_completion_request("So", each) for each in (GREEDY, biased)]
+            order.clear()
+            together = [model.send_completion_request("So", each) for each in (GREEDY, biased)]
+            for one, other in zip(await asyncio.gather(*together), alone, strict=True):
+                assert one.choices[0].text == other.choices[0].text
+
+    asyncio.run(run())
+    assert "submit wait submit wait submit wait" in " ".join(order)
+    assert "wait wait" not in " ".join(order[:-2])
 
 
 @INTERPRETED

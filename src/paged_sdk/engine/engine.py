@@ -26,11 +26,15 @@ class _Submitted:
     """A step that the runner has.
 
     :ivar at: when, in seconds of the monotonic clock
+    :ivar late_rows: the rows to take in when the device is done; None: all
+    :ivar num_early_tokens: tokens that the other rows have got
     """
 
     output: SchedulerOutput
     step: PendingStep
     at: float
+    late_rows: list[int] | None = None
+    num_early_tokens: int = 0
 
 
 class Engine:
@@ -88,9 +92,12 @@ class Engine:
             self._under_way = _Submitted(output, self._runner.submit(output), start)
         if earlier is not None:
             self._take_in(earlier)
-        if self._under_way is not None and not self._under_way.step.overlaps:
-            self._take_in(self._under_way)
-            self._under_way = None
+        if self._under_way is not None:
+            if not self._under_way.step.overlaps:
+                self._take_in(self._under_way)
+                self._under_way = None
+            elif self._under_way.step.early_rows:
+                self._under_way = self._take_in_early(self._under_way)
 
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix; live sequences keep their KV."""
@@ -123,14 +130,35 @@ class Engine:
     def _take_in(self, submitted: _Submitted) -> None:
         """The results of a step, once the device is done with it."""
         output, result = submitted.output, submitted.step.result()
-        self._end_failed(output, result)
-        new_tokens = self._scheduler.update(output, result.token_ids)
-        now = time.monotonic()
-        for sequence in self._output.process(new_tokens, output, result, now):
-            self._scheduler.finish(sequence, "stop")  # it knows nothing of stop strings
+        now, rows = time.monotonic(), submitted.late_rows
+        if rows is None:
+            num_tokens = self._update(output, result, now)
+        else:
+            num_tokens = self._update(output.part(rows), result.part(rows), now) + submitted.num_early_tokens
         # Of two steps that overlap, the time of both counts once.
         start, self._last_end = max(submitted.at, self._last_end), now
-        self._count(output, new_tokens.num_tokens, start, now)
+        self._count(output, num_tokens, start, now)
+
+    def _take_in_early(self, submitted: _Submitted) -> _Submitted:
+        """Take in the rows of a step that the device has no part in any more.
+
+        :returns: the step with what is left of it
+        """
+        early, step, output = submitted.step.early_rows, submitted.step, submitted.output
+        num_tokens = self._update(output.part(early), step.early_result().part(early), time.monotonic())
+        late = sorted(set(range(len(output.scheduled))) - set(early))
+        return _Submitted(output, step, submitted.at, late, num_tokens)
+
+    def _update(self, output: SchedulerOutput, result: RunnerOutput, now: float) -> int:
+        """Pass on what rows have brought.
+
+        :returns: how many tokens
+        """
+        self._end_failed(output, result)
+        new_tokens = self._scheduler.update(output, result.token_ids)
+        for sequence in self._output.process(new_tokens, output, result, now):
+            self._scheduler.finish(sequence, "stop")  # it knows nothing of stop strings
+        return new_tokens.num_tokens
 
     def _end_failed(self, output: SchedulerOutput, result: RunnerOutput) -> None:
         """Requests that failed alone, such as those with non-finite logits, end here; nobody else is touched."""

@@ -160,8 +160,8 @@ class _Parts:
         indices = [target.index for target in on_device]
         rows = [scheduled[index] for index in indices]
         drawn = self.device_decoding.sample(its_logits, rows, [target.row for target in on_device])
-        overlaps = not on_host and not result.failed
-        step = SampledStep(result, scheduled, indices, drawn, overlaps=overlaps)
+        early_rows = sorted({target.index for target in on_host} | result.failed.keys())
+        step = SampledStep(result, scheduled, indices, drawn, overlaps=True, early_rows=early_rows)
         _note(scheduled, on_host, self.sampler.sample(logits_on_host, prepared), result)
         return step
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from attrs import field, frozen
@@ -29,6 +30,16 @@ class RunnerOutput:
     prompt_logprobs: dict[int, list[RawLogprobs]] = field(factory=dict)
     failed: dict[int, PagedError] = field(factory=dict)
 
+    def part(self, rows: Sequence[int]) -> RunnerOutput:
+        """The results of some rows, as those of a step of their own."""
+        places = {row: place for place, row in enumerate(rows)}
+        return RunnerOutput(
+            [self.token_ids[row] for row in rows],
+            [self.logprobs[row] for row in rows],
+            {places[row]: entries for row, entries in self.prompt_logprobs.items() if row in places},
+            {places[row]: error for row, error in self.failed.items() if row in places},
+        )
+
 
 class PendingStep(Protocol):
     """A step that has been submitted."""
@@ -36,7 +47,17 @@ class PendingStep(Protocol):
     @property
     def overlaps(self) -> bool:
         """Whether the next step can be submitted before this one's result is taken: it finds the tokens that this one
-        samples on the device. So no row here has several samples."""
+        samples on the device. So no row here has several samples, but for the early ones."""
+        ...
+
+    @property
+    def early_rows(self) -> Sequence[int]:
+        """The rows of a step that overlaps whose results are there already, because the host has sampled them or they
+        have failed. They are to be taken in before the next step is scheduled."""
+        ...
+
+    def early_result(self) -> RunnerOutput:
+        """Return what is known already: the results of the early rows, without waiting for the device."""
         ...
 
     def result(self) -> RunnerOutput:
@@ -50,6 +71,11 @@ class FinishedStep:
 
     output: RunnerOutput
     overlaps: bool = field(default=False, kw_only=True)
+    early_rows: Sequence[int] = field(default=(), kw_only=True)
+
+    def early_result(self) -> RunnerOutput:
+        """What it made."""
+        return self.output
 
     def result(self) -> RunnerOutput:
         """What it made."""

@@ -19,7 +19,8 @@ class SampledStep:
     :param output: all that is known already
     :param scheduled: the rows of the step
     :param rows: which of them the tokens belong to
-    :param overlaps: whether these are all the tokens that the step samples
+    :param overlaps: whether the next step finds these tokens on the device
+    :param early_rows: rows whose results are in ``output`` by the time anybody asks for them
     """
 
     def __init__(
@@ -30,13 +31,19 @@ class SampledStep:
         drawn: Drawn,
         *,
         overlaps: bool,
+        early_rows: Sequence[int] = (),
     ) -> None:
         self.overlaps = overlaps
+        self.early_rows = early_rows
         self._output = output
         self._rows = rows
         self._scheduled = scheduled
         self._logprob_rows = None if drawn.logprobs is None else drawn.logprobs[0]
         self._copies = HostCopies(drawn.tokens, *(() if drawn.logprobs is None else drawn.logprobs[1]))
+
+    def early_result(self) -> RunnerOutput:
+        """Return what the host has sampled."""
+        return self._output
 
     def result(self) -> RunnerOutput:
         """Wait for the device, without the interpreter's lock."""

@@ -73,6 +73,10 @@ class SchedulerOutput:
     finished_seq_ids: list[int]
     num_prompt_tokens: int = 0
 
+    def part(self, rows: Sequence_[int]) -> SchedulerOutput:
+        """Some of the rows, as the step that is left to take in; prompt tokens count as the others'."""
+        return SchedulerOutput([self.scheduled[row] for row in rows], [], [], [], [])
+
 
 @define(eq=False)
 class NewTokens:

@@ -98,8 +98,10 @@ class FakeRunner:
             for row, tokens in zip(output.scheduled, result.token_ids, strict=True)
             if tokens
         }
-        overlaps = self._overlaps and all(row.num_samples < 2 for row in output.scheduled)
-        return FinishedStep(result, overlaps=overlaps)
+        if not self._overlaps:
+            return FinishedStep(result)
+        early_rows = [index for index, row in enumerate(output.scheduled) if _needs_host(row)]
+        return FinishedStep(result, overlaps=len(early_rows) < len(output.scheduled), early_rows=early_rows)
 
     def close(self) -> None:
         """Refuse further steps; nothing happens the second time."""
@@ -141,3 +143,8 @@ class FakeRunner:
         others = [other for other in range(min(top_n, self._vocab_size)) if other != said]
         top = [(said, likely), *((other, unlikely) for other in others)]
         return RawLogprobs(token, likely if token == said else unlikely, tuple(top[:top_n]))
+
+
+def _needs_host(row: ScheduledSequence) -> bool:
+    """Whether a device would leave a row to the host: several samples and a bias stand for all that makes it so."""
+    return row.num_samples > 1 or (row.num_samples == 1 and bool(row.sequence.request.sampling.logits_bias))
