@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 import pytest
+import torch
 
 import tiny
 from paged_sdk import ConfigError, GgufModelBuilder, IsqType, Model, SamplingParams, TextModelBuilder
@@ -94,9 +95,44 @@ async def test_the_environment_quantizes_what_is_not(wide_checkpoint: Path, monk
         assert await prompt_logprobs(model) == expected
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float64"])
-async def test_dtypes_that_the_kernels_do_not_compute_in_are_refused(dtype: str, tiny_checkpoint: Path) -> None:
-    builder = TextModelBuilder(tiny_checkpoint).with_force_cpu().with_dtype(dtype).with_isq(IsqType.Q8_0)
-    with pytest.raises(ConfigError, match="expected float32 or bfloat16, beside isq = Q8_0") as caught:
+@pytest.mark.parametrize("paged", [True, False])
+async def test_float16(wide_checkpoint: Path, *, paged: bool) -> None:
+    builder = TextModelBuilder(wide_checkpoint).with_force_cpu().with_num_threads(1).with_isq(IsqType.Q6K)
+    builder = builder if paged else builder.without_paged_attn()
+    logprobs = {}
+    for dtype in ("float32", "bfloat16", "float16"):
+        async with builder.with_dtype(dtype).build() as model:
+            logprobs[dtype] = await prompt_logprobs(model)
+    wide = logprobs["float32"]
+    assert 0 < distance(logprobs["float16"], wide) < distance(logprobs["bfloat16"], wide)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+async def test_without_the_native_library(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoint = tiny.make_checkpoint(family, tmp_path)
+    builder = TextModelBuilder(checkpoint).with_force_cpu().with_num_threads(1).with_dtype("float32")
+    async with builder.build() as model:
+        exact = await prompt_logprobs(model)
+    monkeypatch.setattr("paged_sdk.build.assembly.load", lambda: None)
+    with caplog.at_level(logging.INFO, logger="paged_sdk"):
+        async with builder.with_isq(IsqType.Q8_0).build() as model:
+            assert 0 < distance(await prompt_logprobs(model), exact) < 1
+    assert ("only the other matrices are quantized" in caplog.text) == (family == "qwen3_moe")
+
+
+async def test_a_dtype_that_no_quantized_form_computes_in_is_refused(tiny_checkpoint: Path) -> None:
+    builder = TextModelBuilder(tiny_checkpoint).with_force_cpu().with_dtype("float64").with_isq(IsqType.Q8_0)
+    with pytest.raises(ConfigError, match="expected float32, bfloat16 or float16, beside isq = Q8_0") as caught:
         await builder.build()
-    assert (caught.value.setting, caught.value.value) == ("dtype", dtype)
+    assert (caught.value.setting, caught.value.value) == ("dtype", "float64")
+
+
+async def test_a_device_without_kernels_for_blocks_is_refused(
+    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paged_sdk.build.assembly.choose_device", lambda _: torch.device("meta"))
+    with pytest.raises(ConfigError, match=r"a CPU, or a GPU with Triton's kernels \(here meta: ") as caught:
+        await TextModelBuilder(tiny_checkpoint).with_isq(IsqType.Q8_0).build()
+    assert (caught.value.setting, caught.value.value) == ("isq", "Q8_0")

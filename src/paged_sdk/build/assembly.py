@@ -26,7 +26,7 @@ from paged_sdk.config.env import ISQ, Environment, read_variable
 from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.engine.engine import Engine
 from paged_sdk.errors import ConfigError
-from paged_sdk.kernels.native.library import Workspace, load, why_not
+from paged_sdk.kernels.native.library import Workspace, load
 from paged_sdk.kernels.triton import availability
 from paged_sdk.logs import get_logger
 from paged_sdk.models.causal_model import CausalModel
@@ -157,14 +157,14 @@ def _policy(
             _log.info("%s = %s leaves %s alone: it is quantized already.", ISQ, environment.isq.value, checkpoint.path)
         else:
             isq = environment.isq
-    if isq is not None and workspace is None:
-        reason = why_not() if device.type == "cpu" else f"here {device}"
-        raise ConfigError.of("isq", isq.value, f"a CPU with the native kernels ({reason})")
-    if isq is not None and dtype not in (torch.float32, torch.bfloat16):
-        raise ConfigError.of("dtype", settings.dtype, f"float32 or bfloat16, beside isq = {isq.value}")
+    reason = None if device.type == "cpu" else availability.why_not(device)  # why blocks cannot be multiplied there
+    if isq is not None and reason is not None:
+        raise ConfigError.of("isq", isq.value, f"a CPU, or a GPU with Triton's kernels (here {device}: {reason})")
+    if isq is not None and dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise ConfigError.of("dtype", settings.dtype, f"float32, bfloat16 or float16, beside isq = {isq.value}")
     return WeightPolicy(
         # A dtype that was asked for is what the weights are to be; left open, they stay as they are.
-        keep_blocks=settings.dtype == "auto" and (device.type == "cpu" or availability.why_not(device) is None),
+        keep_blocks=settings.dtype == "auto" and reason is None,
         workspace=workspace,
         isq=isq,
         one_form=settings.batch_invariance or settings.lean_memory,

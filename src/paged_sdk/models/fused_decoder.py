@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
+import torch
 import torch.nn.functional as F
 from attrs import NOTHING, fields
 from torch import Tensor
@@ -178,7 +179,8 @@ def _native_layer(layer: DecoderLayer, pages: NativePages, index: int, *, rope: 
         assert experts is not None
         gate, up, down = Projection(experts.gate), Projection(experts.up), Projection(experts.down)
         router = Router(
-            weight=mlp.router.contiguous(),
+            # The kernel reads no float16.
+            weight=(mlp.router.float() if mlp.router.dtype is torch.float16 else mlp.router).contiguous(),
             num_selected=mlp.config.num_experts_per_token,
             renormalize=mlp.config.renormalize,
         )

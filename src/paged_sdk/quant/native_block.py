@@ -64,5 +64,5 @@ class NativeBlockLinear(Linear):
         return self._native
 
     def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
-        """See :meth:`Linear.forward`; float32 or bfloat16."""
+        """See :meth:`Linear.forward`; float32, bfloat16 or float16."""
         return self._few(x) if len(x) <= self._few_rows else self._many(x)

@@ -11,22 +11,17 @@ from attrs import field, frozen
 from torch import Tensor
 
 from paged_sdk.config.isq import IsqType
-from paged_sdk.kernels.gguf_blocks import BlockMatrix, tensor_type_of
 from paged_sdk.kernels.native.library import Workspace
-from paged_sdk.kernels.native.quantize import quantize_blocks
 from paged_sdk.kernels.stored_matrix import DecodedMatrix, StoredMatrix
 from paged_sdk.quant.dense import DenseLinear
 from paged_sdk.quant.dense_experts import DenseExperts
 from paged_sdk.quant.embedding import DenseEmbedding, Embedding
 from paged_sdk.quant.experts import Experts
 from paged_sdk.quant.form import Form, Place, find_forms
+from paged_sdk.quant.isq import can_be_quantized, for_head, quantize
 from paged_sdk.quant.linear import Linear
 
 __all__ = ["DENSE", "ExpertStack", "NamedMatrix", "Role", "WeightPolicy"]
-
-NARROW_BLOCK = 32
-WIDE_BLOCK = 256
-"""Elements of a row that share a block: in the legacy formats, and in the K formats."""
 
 
 class Role(Enum):
@@ -72,7 +67,7 @@ class WeightPolicy:
     :ivar keep_blocks: matrices that a checkpoint stores quantized stay so where a form can serve them; False: every
         matrix is decoded
     :ivar workspace: of the native kernels; None: they are absent
-    :ivar isq: quantize every matrix but the embeddings to this, whatever it is stored as; needs the workspace
+    :ivar isq: quantize every matrix but the embeddings to this, whatever it is stored as
     :ivar isq_by_name: the first pattern that is found in a tensor's name decides instead of ``isq``; None beside it:
         the matrix is not quantized in situ
     :ivar one_form: packed weights for every row count: a third to half of the memory, and a text that does not depend
@@ -108,7 +103,7 @@ class WeightPolicy:
         """
         place, is_head = self._place(dtype, device), role is Role.HEAD
         # As they are to be held, where one form serves all of them; else decoded together.
-        held = [self._held(each, role) for each in matrices]
+        held = [self._held(each, role, place) for each in matrices]
         decoded = [DecodedMatrix(each.matrix) for each in matrices]
         return (
             self._linear(held, biases, place, is_head=is_head)
@@ -124,7 +119,7 @@ class WeightPolicy:
         """
         place = self._place(dtype, device)
         stacks = [
-            [self._held(each, Role.EXPERTS) for each in matrices]
+            [self._held(each, Role.EXPERTS, place) for each in matrices]
             for matrices in (gate_up.projection(0), gate_up.projection(1), down.projection(0))
         ]
         for form in self.forms:
@@ -139,7 +134,8 @@ class WeightPolicy:
 
         :param scale: see :class:`~paged_sdk.quant.embedding.Embedding`
         """
-        place, matrix = self._place(dtype, device), self._held(table, Role.EMBEDDING)
+        place = self._place(dtype, device)
+        matrix = self._held(table, Role.EMBEDDING, place)
         for form in self.forms:
             if (embedding := form.embedding(matrix, place, scale=scale)) is not None:
                 return embedding
@@ -167,30 +163,23 @@ class WeightPolicy:
         """Whether a matrix is to be held in fewer bits than the model's dtype has."""
         return self._isq_of(named, role) is not None or (self.keep_blocks and not named.matrix.is_dense)
 
-    def _held(self, named: NamedMatrix, role: Role) -> StoredMatrix:
+    def _held(self, named: NamedMatrix, role: Role, place: Place) -> StoredMatrix:
         """What forms are made from: the matrix as it is stored, quantized now, or to be decoded."""
         isq = self._isq_of(named, role)
         if isq is not None:
-            return self._in_situ(named.matrix, isq)
+            library = None if self.workspace is None else self.workspace.library
+            return quantize(named.matrix.to(place.device).decoded(), isq, library)
         if self.keep_blocks or named.matrix.is_dense:
             return named.matrix
         return DecodedMatrix(named.matrix)
 
     def _isq_of(self, named: NamedMatrix, role: Role) -> IsqType | None:
         """What a matrix is quantized to in situ; None: nothing, or its rows fit no format's blocks."""
-        if role is Role.EMBEDDING or named.matrix.shape[1] % NARROW_BLOCK:
+        if role is Role.EMBEDDING:
             return None
-        for pattern, isq in self.isq_by_name:
-            if pattern.search(named.name):
-                return isq
-        return self.isq.for_head if self.isq is not None and role is Role.HEAD else self.isq
-
-    def _in_situ(self, matrix: StoredMatrix, isq: IsqType) -> BlockMatrix:
-        assert self.workspace is not None
-        if matrix.shape[1] % WIDE_BLOCK:
-            isq = isq.for_narrow_rows
-        tensor_type = tensor_type_of(isq.gguf_name)
-        return BlockMatrix(tensor_type, quantize_blocks(self.workspace.library, matrix.decoded(), tensor_type))
+        isq = for_head(self.isq) if self.isq is not None and role is Role.HEAD else self.isq
+        isq = next((chosen for pattern, chosen in self.isq_by_name if pattern.search(named.name)), isq)
+        return isq if isq is not None and can_be_quantized(isq, named.matrix.shape[1]) else None
 
     def _linear(
         self, matrices: Sequence[StoredMatrix], biases: Sequence[Tensor | None], place: Place, *, is_head: bool

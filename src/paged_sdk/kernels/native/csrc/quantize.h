@@ -50,8 +50,9 @@ inline CodeSums code_sums(const Floats x[kCount], Floats offset, Floats inverse,
   for (int i = 0; i < kCount; ++i) {
     const Floats q = nearest_code(x[i], offset, inverse, lowest, highest);
     sums.q = add(sums.q, q);
-    sums.qq = fma(q, q, sums.qq);
-    sums.xq = fma(x[i], q, sums.xq);
+    // Not fused, so that every instruction set, and kernels/quantize.py, find the same scales.
+    sums.qq = add(sums.qq, mul(q, q));
+    sums.xq = add(sums.xq, mul(x[i], q));
   }
   return sums;
 }
@@ -81,7 +82,7 @@ inline Fit fit_affine(const Floats x[kGroup], float levels, bool is_k) {
     const Floats below = is_k ? sub(zero_floats(), fit.minimum) : zero_floats();
     fit.minimum = choose_greater(zero_floats(), below, zero_floats(), fit.minimum);
     fit.scale = choose_greater(zero_floats(), below, alone, fit.scale);
-    const Floats gain = fma(fit.scale, sums.xq, mul(fit.minimum, sum_x));
+    const Floats gain = add(mul(fit.scale, sums.xq), mul(fit.minimum, sum_x));
     best.scale = choose_greater(gain, most, fit.scale, best.scale);
     best.minimum = choose_greater(gain, most, fit.minimum, best.minimum);
     most = choose_greater(gain, most, gain, most);

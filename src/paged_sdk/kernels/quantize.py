@@ -1,0 +1,328 @@
+"""Dense weights into GGUF blocks by torch's operations, on any device: what defines in-situ quantization.
+
+A group of 32 weights (16 for Q6_K) takes the scale, and minimum where the format has one, of the smallest squared error
+among some twenty roundings, each with its least-squares fit; every weight then takes the code that is nearest with the
+scales as they are stored. The block layouts are ggml's (``ggml-common.h``).
+
+The native library does the same many times faster, and gives the same bits on every instruction set. Sums that depend
+on their order are written out, and no tensor is divided by a Python number, for which CUDA multiplies by a rounded
+inverse: so every device gives these bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from paged_sdk.errors import CheckpointError, UnsupportedQuantizationError
+from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, BlockFormat, tensor_type_of
+
+__all__ = ["QUANTIZED_TYPES", "not_finite", "quantize_blocks_reference", "writable_format"]
+
+_TINY: Final = 1e-30  # ranges below it are zero: their inverse would overflow
+_LARGEST: Final = 32768.0  # the scale of larger weights might overflow a float16
+_STEPS: Final = 10  # roundings that are tried on either side of a group's range, a tenth of a code apart
+_WEIGHTS_AT_ONCE: Final = 1 << 17  # temporaries of 512 KiB, which stay in the cache
+
+
+def quantize_blocks_reference(weight: Tensor, tensor_type: int) -> Tensor:
+    """Quantize a matrix to the blocks that a GGUF file would hold.
+
+    :param weight: ``[rows, columns]`` of a floating point dtype
+    :param tensor_type: ggml's number of the type, one of :data:`QUANTIZED_TYPES`
+    :returns: uint8 ``[rows, bytes of a row]`` on the weight's device
+    :raises UnsupportedQuantizationError: the type cannot be written, or the columns are no multiple of its block
+    :raises CheckpointError: ``weight`` holds NaN, Inf or numbers above 32,768
+    """
+    rows, cols = weight.shape
+    form = writable_format(tensor_type, cols)
+    out = weight.new_empty(rows, cols // form.elements * form.num_bytes, dtype=torch.uint8)
+    step = max(1, _WEIGHTS_AT_ONCE // cols)
+    for first in range(0, rows, step):
+        values = weight[first : first + step].float()
+        if not bool((values.abs() <= _LARGEST).all()):
+            raise not_finite()
+        # Group by group in columns: what is done to all groups at once is done to consecutive numbers.
+        group = 16 if form.name == "Q6_K" else 32
+        blocks = _WRITERS[tensor_type](values.reshape(-1, group).t().contiguous())
+        out[first : first + step] = blocks.view(len(values), -1)
+    return out
+
+
+def writable_format(tensor_type: int, cols: int) -> BlockFormat:
+    """The format that rows of so many columns are quantized to.
+
+    :raises UnsupportedQuantizationError: the type cannot be written, or the columns are no multiple of its block
+    """
+    fitting = {number: BLOCK_FORMATS[number] for number in sorted(QUANTIZED_TYPES)}
+    fitting = {number: form for number, form in fitting.items() if cols % form.elements == 0}
+    if tensor_type in fitting:
+        return fitting[tensor_type]
+    supported = tuple(form.name for form in fitting.values())
+    known = BLOCK_FORMATS.get(tensor_type)
+    name = f"GGUF tensor type {tensor_type}" if known is None else known.name
+    raise UnsupportedQuantizationError(
+        f"a weight of {cols} columns cannot be quantized to {name}: possible are {', '.join(supported) or 'none'}",
+        quantization=name,
+        supported=supported,
+    )
+
+
+def not_finite() -> CheckpointError:
+    """The error of a weight that no scale fits."""
+    return CheckpointError("a weight cannot be quantized: it holds NaN, Inf or numbers above 32,768")
+
+
+@frozen(eq=False)
+class _Fit:
+    """Weights are about ``scale * code + minimum``, both float32 ``[groups]``."""
+
+    scale: Tensor
+    minimum: Tensor
+
+
+@frozen(eq=False)
+class _CodeSums:
+    """What least squares need of the codes ``q`` of weights ``x``: sums over each group."""
+
+    q: Tensor
+    qq: Tensor
+    xq: Tensor
+
+
+def _ratio(a: Tensor, b: Tensor) -> Tensor:
+    """``a / b``, 0 where b is not positive."""
+    return torch.where(b > 0, a / b.clamp_min(_TINY), 0.0)
+
+
+def _inverse(a: Tensor) -> Tensor:
+    """``1 / a``, 0 where a is 0."""
+    one = torch.ones_like(a)
+    return _ratio(one, a) - _ratio(one, 0 - a)
+
+
+def _in_order(values: Tensor) -> Tensor:
+    """The sum over each column, from the first row to the last."""
+    total = torch.zeros_like(values[0])
+    for row in values:
+        total += row
+    return total
+
+
+def _codes(x: Tensor, offset: Tensor, inverse: Tensor, lowest: float, highest: float) -> Tensor:
+    return (x - offset).mul_(inverse).round_().clamp_(lowest, highest)
+
+
+def _code_sums(x: Tensor, offset: Tensor, inverse: Tensor, lowest: float, highest: float) -> _CodeSums:
+    q = _codes(x, offset, inverse, lowest, highest)
+    return _CodeSums(q.sum(0), (q * q).sum(0), _in_order(x * q))  # sums of integers are exact in any order
+
+
+def _ranges(levels: float) -> list[float]:
+    """Codes that the range of a group is tried to take, in float32."""
+    tenth = torch.tensor(0.1)
+    return [float(torch.tensor(levels) + tenth * step) for step in range(-_STEPS, _STEPS + 1)]
+
+
+def _fit_affine(x: Tensor, levels: float, *, is_k: bool) -> _Fit:
+    """Codes 0 ... levels. A K format's minimum is never above zero."""
+    count = len(x)
+    lowest, sum_x = x.amin(0), _in_order(x)
+    if is_k:
+        lowest = lowest.clamp_max(0)
+    spread = (x.amax(0) - lowest).clamp_min(_TINY)
+    mean = sum_x * (1 / count)  # a power of two
+    best = _Fit(torch.zeros_like(mean), mean.clamp_max(0) if is_k else mean)
+    most = torch.full_like(mean, -1.0)  # that a fit takes off the sum of squares
+
+    def attempt(offset: Tensor, inverse: Tensor) -> None:
+        nonlocal best, most
+        sums = _code_sums(x, offset, inverse, 0, levels)
+        determinant = sums.qq * count - sums.q * sums.q
+        scale = _ratio(sums.xq * count - sum_x * sums.q, determinant)
+        minimum = (sum_x - scale * sums.q) * (1 / count)
+        if is_k:  # where a minimum is not allowed, the scale does it alone
+            scale = torch.where(minimum > 0, _ratio(sums.xq, sums.qq), scale)
+            minimum = torch.where(minimum > 0, 0.0, minimum)
+        gain = scale * sums.xq + minimum * sum_x
+        is_better = gain > most
+        best = _Fit(torch.where(is_better, scale, best.scale), torch.where(is_better, minimum, best.minimum))
+        most = torch.where(is_better, gain, most)
+
+    for codes in _ranges(levels):
+        attempt(lowest, torch.full_like(spread, codes) / spread)
+    for _ in range(3):  # the best fit's own nearest codes may have a better one
+        attempt(best.minimum, _inverse(best.scale))
+    return best
+
+
+def _fit_symmetric(x: Tensor, half: float) -> _Fit:
+    """Codes -half ... half - 1: the weight that is furthest from zero is tried near -half."""
+    lowest, highest = x.amin(0), x.amax(0)
+    magnitude = torch.maximum(highest, 0 - lowest).clamp_min(_TINY)
+    sign = torch.where(lowest + highest > 0, -1.0, 1.0)
+    none = torch.zeros_like(magnitude)
+    best, most = none, none
+    for codes in _ranges(half):
+        sums = _code_sums(x, none, sign * (torch.full_like(magnitude, codes) / magnitude), -half, half - 1)
+        scale = _ratio(sums.xq, sums.qq)
+        gain = scale * sums.xq
+        best, most = torch.where(gain > most, scale, best), torch.where(gain > most, gain, most)
+    return _Fit(best, none)
+
+
+def _encode(x: Tensor, fit: _Fit, lowest: float, highest: float) -> Tensor:
+    """The nearest codes less ``lowest``, uint8 ``[groups, weights of a group]``."""
+    codes = _codes(x, fit.minimum, _inverse(fit.scale), lowest, highest)
+    return (codes - lowest).to(torch.uint8).t().contiguous()
+
+
+def _halves(values: Tensor) -> Tensor:
+    """float32 ``[blocks]`` as the bytes of float16, ``[blocks, 2]``."""
+    return values.half().view(torch.uint8).view(-1, 2)
+
+
+def _rounded(values: Tensor) -> Tensor:
+    return values.half().float()
+
+
+def _join_nibbles(q: Tensor, group: int) -> Tensor:
+    """Two codes' low halves to a byte: of each ``2 * group`` the first ``group`` lie low. ``[n, b] -> [n, b / 2]``."""
+    parts = q.reshape(len(q), -1, 2, group) & 15
+    return (parts[:, :, 0] | parts[:, :, 1] << 4).reshape(len(q), -1)
+
+
+def _join_fifth_bits(q: Tensor) -> Tensor:
+    """The fifth bit of 32 codes, in their order. ``[n, 32] -> [n, 4]``."""
+    shifts = torch.arange(8, dtype=torch.uint8, device=q.device)
+    return ((q >> 4 & 1).view(len(q), 4, 8) << shifts).sum(2, dtype=torch.uint8)
+
+
+def _legacy(levels: int, *, affine: bool) -> Callable[[Tensor], Tensor]:
+    """float16 scales, and minima, of groups of 32."""
+    half = (levels + 1) / 2
+
+    def write(x: Tensor) -> Tensor:
+        fit = _fit_affine(x, levels, is_k=False) if affine else _fit_symmetric(x, half)
+        stored = _Fit(_rounded(fit.scale), _rounded(fit.minimum))
+        q = _encode(x, stored, 0 if affine else -half, levels if affine else half - 1)
+        scales = [_halves(stored.scale), _halves(stored.minimum)] if affine else [_halves(stored.scale)]
+        match levels:
+            case 15:
+                return torch.cat([*scales, _join_nibbles(q, 16)], dim=1)
+            case 31:
+                return torch.cat([*scales, _join_fifth_bits(q), _join_nibbles(q, 16)], dim=1)
+            case _:
+                return torch.cat([*scales, q ^ 128], dim=1)
+
+    return write
+
+
+@frozen(eq=False)
+class _SixBits:
+    """Scales and minima of blocks of eight groups: integers of six bits times a float16.
+
+    :ivar unit: ``[blocks]``, of the scales; ``least`` of the minima, which are not above zero
+    :ivar scales: ``[blocks, 8]``; ``minima`` likewise
+    """
+
+    unit: Tensor
+    least: Tensor
+    scales: Tensor
+    minima: Tensor
+
+    def fit(self) -> _Fit:
+        scale, minimum = self.unit[:, None] * self.scales, -self.least[:, None] * self.minima
+        return _Fit(scale.flatten(), minimum.flatten())
+
+
+def _six_bits(values: Tensor, unit: Tensor) -> Tensor:
+    wide = unit[:, None].expand_as(values)
+    return torch.where(wide > 0, (values / wide + 0.5).floor().clamp_max(63), 0.0)
+
+
+def _refitted(x: Tensor, levels: int, stored: _SixBits) -> _SixBits:
+    """The units that are best for the six-bit numbers, by least squares over the weights' codes."""
+    fit = stored.fit()
+    sums = _code_sums(x, fit.minimum, _inverse(fit.scale), 0, levels)
+    q, qq, xq, sum_x = (each.view(-1, 8).double() for each in (sums.q, sums.qq, sums.xq, _in_order(x)))
+    scales, minima = stored.scales.double(), stored.minima.double()
+    # A weight is about unit * a - least * b.
+    aa, ab = _in_order((scales * scales * qq).t()), _in_order((scales * minima * q).t())
+    bb = _in_order((minima * minima * 32).t())
+    ax, bx = _in_order((scales * xq).t()), _in_order((minima * sum_x).t())
+    determinant = aa * bb - ab * ab
+    is_regular = determinant > 0
+    divisor = torch.where(is_regular, determinant, 1.0)
+    alone = torch.where(aa > 0, ax / torch.where(aa > 0, aa, 1.0), 0.0)
+    unit = torch.where(is_regular, (ax * bb - ab * bx) / divisor, alone)
+    least = torch.where(is_regular, (ab * ax - aa * bx) / divisor, 0.0)
+    keep = (unit < 0) | (least < 0) | (~is_regular & (bb > 0))
+    return _SixBits(
+        torch.where(keep, stored.unit, _rounded(unit.float())),
+        torch.where(keep, stored.least, _rounded(least.float())),
+        stored.scales,
+        stored.minima,
+    )
+
+
+def _k(levels: int) -> Callable[[Tensor], Tensor]:
+    """Eight groups of 32 in a block, with six-bit scales and minima."""
+
+    def write(x: Tensor) -> Tensor:
+        fit = _fit_affine(x, levels, is_k=True)
+        scale, below = fit.scale.view(-1, 8), -fit.minimum.view(-1, 8)
+        largest = torch.full_like(scale[:, 0], 63)
+        unit, least = _rounded(scale.amax(1) / largest), _rounded(below.amax(1) / largest)
+        stored = _refitted(x, levels, _SixBits(unit, least, _six_bits(scale, unit), _six_bits(below, least)))
+        q = _encode(x, stored.fit(), 0, levels).view(-1, 256)
+        s, m = stored.scales.to(torch.uint8), stored.minima.to(torch.uint8)
+        numbers = [s[:, :4] | s[:, 4:] >> 4 << 6, m[:, :4] | m[:, 4:] >> 4 << 6, s[:, 4:] & 15 | m[:, 4:] << 4]
+        parts = [_halves(stored.unit), _halves(stored.least), *numbers]
+        if levels == 31:
+            shifts = torch.arange(8, dtype=torch.uint8, device=q.device)[:, None]
+            parts.append(((q >> 4 & 1).view(-1, 8, 32) << shifts).sum(1, dtype=torch.uint8))
+        return torch.cat([*parts, _join_nibbles(q, 32)], dim=1)
+
+    return write
+
+
+def _q6_k(x: Tensor) -> Tensor:
+    """Sixteen groups of 16 in a block, with int8 scales; the largest of them is -128."""
+    scale = _fit_symmetric(x, 32).scale.view(-1, 16)
+    largest = scale.gather(1, scale.abs().argmax(1, keepdim=True))[:, 0]
+    unit = _rounded(largest / torch.full_like(largest, -128))
+    wide = unit[:, None].expand_as(scale)
+    numbers = (scale / torch.where(wide != 0, wide, 1.0) + 0.5).floor().clamp(-128, 127)
+    numbers = torch.where(wide != 0, numbers, 0.0)
+    stored = (wide * numbers).flatten()
+    q = _encode(x, _Fit(stored, torch.zeros_like(stored)), -32, 31).view(-1, 256)
+    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device=q.device)[:, None]
+    high = ((q >> 4 & 3).view(-1, 2, 4, 32) << shifts).sum(2, dtype=torch.uint8).view(-1, 64)
+    return torch.cat([_join_nibbles(q, 64), high, numbers.to(torch.int8).view(torch.uint8), _halves(unit)], dim=1)
+
+
+#: ggml's number of a type -> what makes its blocks of weights: float32 [weights of a group, groups] -> uint8.
+_WRITERS: Mapping[int, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {
+        tensor_type_of(name): write
+        for name, write in {
+            "Q4_0": _legacy(15, affine=False),
+            "Q4_1": _legacy(15, affine=True),
+            "Q5_0": _legacy(31, affine=False),
+            "Q5_1": _legacy(31, affine=True),
+            "Q8_0": _legacy(255, affine=False),
+            "Q4_K": _k(15),
+            "Q5_K": _k(31),
+            "Q6_K": _q6_k,
+        }.items()
+    }
+)
+
+QUANTIZED_TYPES: Final = frozenset(_WRITERS)
+"""ggml's numbers of the types that weights can be quantized to."""

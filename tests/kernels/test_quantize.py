@@ -1,0 +1,97 @@
+"""What defines in-situ quantization: the library's own bits, with the gguf package as the judge of their error."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from native_weights import every_level, every_type, library, needs_library
+from paged_sdk.errors import CheckpointError, UnsupportedQuantizationError
+from paged_sdk.kernels.gguf_blocks import dequantize
+from paged_sdk.kernels.native.packed import PACKED_TYPES
+from paged_sdk.kernels.native.quantize import quantize_blocks
+from paged_sdk.kernels.quantize import QUANTIZED_TYPES, quantize_blocks_reference
+
+#: The gguf package has no quantizers for these: see ``test_native_quantize.py``.
+LLAMA_CPP_ERROR: Final = {12: 0.07147, 13: 0.03611, 14: 0.01774}
+
+
+def normal(rows: int, cols: int = 512) -> Tensor:
+    return torch.randn(rows, cols, generator=torch.Generator().manual_seed(rows)) * 0.02
+
+
+def weights() -> dict[str, Tensor]:
+    constants = torch.tensor([0.0, 1.0, -0.5, 1e-40, -32768.0, 3.0])
+    coins = torch.where(normal(5) < 0, -1.0, 1.0)
+    return {
+        "normal": normal(12),
+        "heavy tails": normal(4) / normal(3)[:1].abs().clamp_min(0.002),
+        "far from zero": normal(4) + 0.1,
+        "below zero": -normal(4).abs(),
+        "above zero": normal(4).abs(),
+        "below what is normal": normal(4) * 1e-37,
+        "sparse": normal(4) * (normal(5)[:4] > 0.03),
+        "integers": (normal(4) * 300).round(),
+        "of one size": coins[:4],
+        "constant": constants[:, None].expand(6, 512).contiguous(),
+        "bfloat16": normal(4).bfloat16(),
+        "float16": normal(4).half(),
+    }
+
+
+@needs_library
+@every_level
+@every_type
+def test_every_instruction_set_gives_the_same_bits(isa: str, tensor_type: int) -> None:
+    for name, weight in weights().items():
+        expected = quantize_blocks(library(isa), weight, tensor_type)
+        assert torch.equal(quantize_blocks_reference(weight, tensor_type), expected), name
+
+
+@every_type
+def test_no_worse_than_other_quantizers(tensor_type: int) -> None:
+    weight = normal(16, 2048)
+
+    def error(blocks: Tensor) -> float:
+        return float((dequantize(tensor_type, blocks).double() - weight.double()).square().mean().sqrt())
+
+    blocks = quantize_blocks_reference(weight, tensor_type)
+    if tensor_type in LLAMA_CPP_ERROR:
+        assert error(blocks) < 0.02 * LLAMA_CPP_ERROR[tensor_type]
+    else:
+        theirs = gguf.quants.quantize(weight.numpy(), gguf.GGMLQuantizationType(tensor_type))
+        assert error(blocks) < error(torch.from_numpy(theirs))
+    read = gguf.quants.dequantize(blocks.numpy(), gguf.GGMLQuantizationType(tensor_type))
+    assert np.array_equal(read, dequantize(tensor_type, blocks).numpy())
+
+
+@every_type
+def test_rows_are_quantized_by_themselves(tensor_type: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = normal(5)
+    whole = quantize_blocks_reference(weight, tensor_type)
+    monkeypatch.setattr("paged_sdk.kernels.quantize._WEIGHTS_AT_ONCE", 1024)
+    assert torch.equal(quantize_blocks_reference(weight, tensor_type), whole)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf, 4e4])
+def test_weights_that_no_scale_fits_are_refused(bad: float) -> None:
+    weight = normal(4)
+    weight[2, 300] = bad
+    for tensor_type in (2, 12, 14):
+        with pytest.raises(CheckpointError, match="32,768"):
+            quantize_blocks_reference(weight, tensor_type)
+
+
+def test_types_that_cannot_be_written_are_refused() -> None:
+    for tensor_type, cols in ((10, 512), (99, 512), (12, 96), (2, 40)):
+        with pytest.raises(UnsupportedQuantizationError, match=f"{cols} columns cannot be quantized"):
+            quantize_blocks_reference(normal(2, cols), tensor_type)
+
+
+def test_what_can_be_quantized_can_be_packed() -> None:
+    assert QUANTIZED_TYPES == PACKED_TYPES

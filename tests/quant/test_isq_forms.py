@@ -1,0 +1,124 @@
+"""Quantizing in situ wherever weights are to be: with the native library, without it, and for Triton's kernels."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import Tensor
+
+from native_weights import needs_library, workspace
+from paged_sdk.config.isq import IsqType
+from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, BlockMatrix
+from paged_sdk.kernels.stored_matrix import DenseMatrix
+from paged_sdk.quant.embedding import DenseEmbedding
+from paged_sdk.quant.form import Form
+from paged_sdk.quant.forms.triton_blocks import TritonBlocks
+from paged_sdk.quant.hadamard_int8 import HadamardInt8Linear
+from paged_sdk.quant.isq import can_be_quantized, for_head, quantize
+from paged_sdk.quant.linear import Linear
+from paged_sdk.quant.native_block import NativeBlockLinear
+from paged_sdk.quant.policy import ExpertStack, NamedMatrix, Role, WeightPolicy
+
+CPU = torch.device("cpu")
+
+
+def weight(rows: int, cols: int) -> Tensor:
+    return torch.randn(rows, cols, generator=torch.Generator().manual_seed(rows)) * 0.05
+
+
+def name_of(matrix: BlockMatrix) -> str:
+    return BLOCK_FORMATS[matrix.tensor_type].name
+
+
+@pytest.mark.parametrize("isq", IsqType)
+def test_narrow_rows_and_heads_take_a_wider_type(isq: IsqType) -> None:
+    wide, narrow = (quantize(weight(2, cols), isq, None) for cols in (512, 96))
+    assert name_of(wide).replace("_K", "K") == isq.value
+    expected = {IsqType.Q4K: "Q5_0", IsqType.Q5K: "Q5_1", IsqType.Q6K: "Q8_0"}.get(isq, isq.value)
+    assert name_of(narrow) == expected
+    assert not can_be_quantized(isq, 40)
+    head = for_head(isq)
+    assert head.bits > isq.bits or head is isq is IsqType.Q8_0
+    assert head is (IsqType.Q6K if isq.bits == 4 else IsqType.Q8_0)
+
+
+@needs_library
+@pytest.mark.parametrize("isq", IsqType)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_the_library_and_torch_give_the_same_blocks(isq: IsqType, dtype: torch.dtype) -> None:
+    values = weight(5, 512).to(dtype)
+    native, reference = quantize(values, isq, workspace().library), quantize(values, isq, None)
+    assert native.tensor_type == reference.tensor_type
+    assert torch.equal(native.blocks, reference.blocks)
+
+
+def layer(policy: WeightPolicy, device: torch.device, *, role: Role = Role.LINEAR) -> Linear:
+    named = [
+        NamedMatrix("q.weight", DenseMatrix(weight(24, 256))),
+        NamedMatrix("k.weight", DenseMatrix(weight(8, 256))),
+    ]
+    return policy.linear(named, [None, None], role, dtype=torch.float32, device=device)
+
+
+def error(linear: Linear, device: torch.device) -> float:
+    x = torch.randn(3, 256, generator=torch.Generator().manual_seed(1))
+    expected = x @ torch.cat((weight(24, 256), weight(8, 256))).T
+    return float((linear.forward(x.to(device), None).cpu() - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("native", [pytest.param(True, marks=needs_library), False])
+def test_on_the_cpu(*, native: bool) -> None:
+    errors = []
+    for isq in (IsqType.Q4K, IsqType.Q8_0):
+        linear = layer(WeightPolicy(isq=isq, workspace=workspace() if native else None), CPU)
+        assert isinstance(linear, NativeBlockLinear if native else HadamardInt8Linear)
+        errors.append(error(linear, CPU))
+    assert 0 < errors[1] < errors[0] / 2 < 0.06
+
+
+class EverywhereTritonBlocks(TritonBlocks):
+    """What is chosen for CUDA, on any device."""
+
+    def is_for(self, device: torch.device) -> bool:
+        return True
+
+
+def test_for_tritons_kernels(triton_device: torch.device) -> None:
+    pytest.importorskip("triton")
+    from paged_sdk.quant.triton_block import TritonBlockLinear
+    from paged_sdk.quant.triton_block_experts import TritonBlockExperts
+
+    forms: list[Form] = [EverywhereTritonBlocks()]
+    policy = WeightPolicy(isq=IsqType.Q5K, forms=forms)
+    linear = layer(policy, triton_device)
+    assert isinstance(linear, TritonBlockLinear)
+    blocks = [quantize(weight(rows, 256), IsqType.Q5K, None) for rows in (24, 8)]
+    expected = TritonBlockLinear(blocks, [None, None], device=triton_device)
+    x = torch.randn(3, 256, generator=torch.Generator().manual_seed(1)).to(triton_device)
+    assert torch.equal(linear.forward(x, None), expected.forward(x, None))
+    assert linear.num_bytes == expected.num_bytes
+    # Embeddings stay in the model's dtype; the projection that is tied to them does not.
+    table = NamedMatrix("embed_tokens.weight", DenseMatrix(weight(40, 256)))
+    embedding = policy.embedding(table, scale=None, dtype=torch.float32, device=triton_device)
+    assert isinstance(embedding, DenseEmbedding)
+    head = policy.tied_head("lm_head.weight", embedding, dtype=torch.float32, device=triton_device)
+    assert isinstance(head, TritonBlockLinear)
+    assert head.num_bytes == pytest.approx(40 * 256 * 34 / 32)
+    stack = [[NamedMatrix(f"{i}.weight", DenseMatrix(weight(32 + i, 256)[:32])) for i in range(2)] for _ in range(2)]
+    down = [[NamedMatrix("down.weight", DenseMatrix(weight(256, 32)))] for _ in range(2)]
+    experts = policy.experts(
+        ExpertStack(matrices=stack), ExpertStack(matrices=down), dtype=torch.float32, device=triton_device
+    )
+    assert isinstance(experts, TritonBlockExperts)
+
+
+def test_a_pattern_decides_before_the_setting() -> None:
+    rules = [(re.compile("^q"), IsqType.Q8_0), (re.compile("lm_head"), IsqType.Q4_0)]
+    policy = WeightPolicy(isq=IsqType.Q4K, isq_by_name=rules)
+    assert policy.is_quantized(NamedMatrix("q.weight", DenseMatrix(weight(8, 32))), Role.LINEAR)
+    assert not policy.is_quantized(NamedMatrix("embed.weight", DenseMatrix(weight(8, 32))), Role.EMBEDDING)
+    assert not policy.is_quantized(NamedMatrix("q.weight", DenseMatrix(weight(8, 40))), Role.LINEAR)
+    by_name, by_setting = layer(policy, CPU), layer(WeightPolicy(isq=IsqType.Q4K), CPU)
+    assert error(by_name, CPU) < error(by_setting, CPU)
