@@ -2,7 +2,8 @@
 
 A GGUF tensor is stored row by row; a row is a whole number of blocks, and a block holds a fixed number of elements as
 small integers with one or more scales. The layouts are ggml's (``ggml-common.h``); every decoder is plain torch, so
-it runs on any device, and equals ggml's own arithmetic bit for bit in float32.
+it runs on any device, and equals ggml's own arithmetic bit for bit in float32. Tests hold numbers, sizes and values to
+those of the gguf package, which decodes by numpy on the host alone.
 
 Names in the decoders: ``d`` is a block's scale, ``m`` its minimum, ``q`` the small integers.
 """

@@ -3,6 +3,11 @@
 GGUF names are llama.cpp's; values differ from the Hugging Face checkpoint in three places only: llama's query and key
 rows are permuted (its rotary embedding pairs neighbours, Hugging Face's pairs the halves of a head), gemma's norm
 weights have 1 added, and the matrices of a layer's experts are stacked.
+
+The table is our own. The gguf package's maps lead the other way, from every name that any checkpoint ever used to
+GGUF's: to turn them round would take a list of the Hugging Face names for each architecture, which is this table. The
+package would also bring pyyaml and requests, and take 60 ms to import. ``tests/weights/test_gguf_names.py`` holds the
+table to the package's maps.
 """
 
 from __future__ import annotations

@@ -1,0 +1,41 @@
+"""Our names of GGUF's tensors and types are those of the gguf package, which llama.cpp's converter writes by."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import gguf
+import numpy as np
+import pytest
+
+from paged_sdk.weights.gguf_metadata import _NUMBERS
+from paged_sdk.weights.gguf_names import ARCHITECTURES, EACH
+
+NUMBERS: Final = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+TOP: Final = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_names_are_the_converters(name: str) -> None:
+    architecture, names = ARCHITECTURES[name], gguf.get_tensor_name_map(NUMBERS[name], 3)
+    for stem, block_name in architecture.block_names.items():
+        for kind in ("weight", "bias"):
+            found = architecture.hugging_face_name(f"blk.2.{stem}.{kind}")
+            assert found == f"model.layers.2.{block_name}.{kind}"
+            # The converter stacks experts, whose names then have no number.
+            original = found.replace(f".{EACH}.", ".")
+            assert names.get_name(original, try_suffixes=(".weight", ".bias")) == f"blk.2.{stem}.{kind}"
+    for original, stem in TOP.items():
+        assert architecture.hugging_face_name(f"{stem}.weight") == f"{original}.weight"
+        is_always_tied = name == "gemma2" and original == "lm_head"
+        assert names.get_name(original) == (None if is_always_tied else stem)
+
+
+def test_values_have_the_packages_types() -> None:
+    types: Any = gguf.GGUFValueType
+    expected = {
+        types.UINT8: np.uint8, types.INT8: np.int8, types.UINT16: np.uint16, types.INT16: np.int16,
+        types.UINT32: np.uint32, types.INT32: np.int32, types.FLOAT32: np.float32, types.BOOL: np.bool_,
+        types.UINT64: np.uint64, types.INT64: np.int64, types.FLOAT64: np.float64,
+    }  # fmt: skip
+    assert {number.value: np.dtype(kind) for number, kind in expected.items()} == _NUMBERS
