@@ -25,6 +25,7 @@ from paged_sdk.quant.embedding import DenseEmbedding
 from paged_sdk.quant.form import Form, Place
 from paged_sdk.quant.linear import Linear
 from paged_sdk.quant.native_block import NativeBlockLinear
+from paged_sdk.quant.native_dense import NativeDenseLinear
 from paged_sdk.quant.policy import WeightPolicy
 from tiny import build_model
 
@@ -140,8 +141,18 @@ def test_it_can_be_quantized_in_situ_by_name() -> None:
     policy = WeightPolicy(workspace=workspace(), isq_by_name=rules)
     model = load_model(reference.config.to_dict(), source, dtype=torch.float32, device=CPU, policy=policy)
     first, second = (layer.linears for layer in model.layers)
-    assert [type(linear) for linear in first] == [DenseLinear, DenseLinear, NativeBlockLinear, NativeBlockLinear]
-    assert [type(linear) for linear in second] == [DenseLinear, DenseLinear, NativeBlockLinear, DenseLinear]
+    assert [type(linear) for linear in first] == [
+        NativeDenseLinear,
+        NativeDenseLinear,
+        NativeBlockLinear,
+        NativeBlockLinear,
+    ]
+    assert [type(linear) for linear in second] == [
+        NativeDenseLinear,
+        NativeDenseLinear,
+        NativeBlockLinear,
+        NativeDenseLinear,
+    ]
     assert isinstance(model.head, NativeBlockLinear)
 
 

@@ -242,3 +242,16 @@ def test_a_closed_file_leaves_memory_and_its_tensors_stay(tmp_path: Path) -> Non
     if resident.exists():
         assert before - int(resident.read_text().split()[2]) > (1 << 23) // 4096
     assert int(tensor.sum()) == total
+
+
+def test_a_closed_directory_leaves_memory_and_its_tensors_stay(tmp_path: Path) -> None:
+    save_file({"norm": torch.ones(64), "matrix": torch.ones(2048, 2048)}, tmp_path / "model.safetensors")  # 16 MiB
+    source = SafetensorsSource(tmp_path)
+    norm = source.tensor("norm", torch.float32, CPU)
+    assert float(source.matrix("matrix").decoded().sum()) == 2048**2
+    resident = Path("/proc/self/statm")
+    before = int(resident.read_text().split()[2]) if resident.exists() else 0
+    source.close()
+    if resident.exists():
+        assert before - int(resident.read_text().split()[2]) > (1 << 23) // 4096
+    assert torch.equal(norm, torch.ones(64))

@@ -2,7 +2,7 @@
 
 Its Rust reader checks a header before anything is handed out: lengths, JSON, shapes against offsets, gaps and overlaps,
 and that the file ends where the last tensor does. Tensors share a private (copy-on-write) map of the file, as those of
-GGUF files do. 100 tensors take it 2 ms to find.
+GGUF files do, which is gone with the last of them. 100 tensors take it 2 ms to find.
 """
 
 from __future__ import annotations

@@ -50,8 +50,12 @@ class SafetensorsSource:
         return self._file(name).shape(name)
 
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """One tensor: see :meth:`paged_sdk.weights.source.WeightSource.tensor`."""
-        return self._file(name).tensor(name).to(device=device, dtype=dtype)
+        """One tensor, copied: see :meth:`paged_sdk.weights.source.WeightSource.tensor`.
+
+        What models keep of these are norms and biases, which would hold a whole file in memory once its matrices have
+        been packed and let go.
+        """
+        return self._file(name).tensor(name).to(device=device, dtype=dtype, copy=True)
 
     def matrix(self, name: str) -> DenseMatrix:
         """One matrix, of which safetensors hold the numbers: see
