@@ -105,14 +105,13 @@ def _rotations(num_tokens: int, device: torch.device) -> Iterator[Case]:
         read = heads.nbytes + 2 * angles.nbytes
         rotated = (query.numel() + key.numel()) * heads.itemsize
         cos, sin = angles.cos(), angles.sin()
-        written_to = key_cache, value_cache, slots, k_scale, v_scale
         cache = LayerCache(key_cache, value_cache, k_scale, v_scale)
         rotation = Rotation(cos[:, None, None], torch.stack((-sin, sin), dim=1)[:, None])
         yield (
             "rotate_and_cache",
             f"{num_tokens} tokens, {NUM_HEADS} + {NUM_KV_HEADS} heads of {HEAD_DIM}, {stored} pages",
             read + rotated + written,
-            partial(rotate_and_cache, query, key, value, cos, sin, *written_to),
+            partial(rotate_and_cache, query, key, value, cos, sin, cache, slots),
             partial(_rotate_and_write, rotation, query, key, value, cache, slots),
         )
 

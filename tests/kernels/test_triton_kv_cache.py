@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from paged_sdk.errors import ConfigError
+from paged_sdk.kernels.attention_inputs import LayerCache
 from paged_sdk.kernels.fp8 import quantize_f8e4m3
 from paged_sdk.kernels.kv_cache import copy_blocks_reference, reshape_and_cache_reference
 from paged_sdk.kernels.rotary import rotate_and_cache, rotate_and_cache_reference
@@ -128,7 +129,7 @@ def test_rotation_and_cache_in_one(triton_device: torch.device, dtype: torch.dty
         own = heads.clone().to(device)
         cache = new_cache(3, 40, dtype, quantized=quantized, device=device)
         rotation = angles.cos().to(device), angles.sin().to(device)
-        serve(own[:, :5], own[:, 5:8], own[:, 8:], *rotation, *cache[:2], slots.to(device), *cache[2:])
+        serve(own[:, :5], own[:, 5:8], own[:, 8:], *rotation, LayerCache(*cache), slots.to(device))
         return own.cpu(), cache
 
     rotated, cache = run(rotate_and_cache, triton_device)
@@ -160,8 +161,8 @@ def test_rotated_keys_are_stored_without_their_offsets(triton_device: torch.devi
         own = heads.clone().to(device)
         cache = new_cache(3, 40, dtype, quantized=True, device=device)
         rotation = angles.cos().to(device), angles.sin().to(device)
-        numbers = (slots.to(device), *cache[2:], offsets.to(device), positions.to(device))
-        serve(own[:, :5], own[:, 5:8], own[:, 8:], *rotation, *cache[:2], *numbers)
+        written_to = LayerCache(*cache, offsets.to(device)), slots.to(device), positions.to(device)
+        serve(own[:, :5], own[:, 5:8], own[:, 8:], *rotation, *written_to)
         return own.cpu(), cache
 
     rotated, cache = run(rotate_and_cache, triton_device)
@@ -177,16 +178,17 @@ def test_rotated_keys_are_stored_without_their_offsets(triton_device: torch.devi
 def test_offsets_come_with_positions() -> None:
     key = torch.zeros(1, 1, 32)
     cache = new_cache(1, 32, torch.float32, quantized=True)
-    written_to = (key[:, 0, :4], key[:, 0, :4], *cache[:2], torch.tensor([0]), *cache[2:])
-    rotate_and_cache(key, key, key, *written_to, torch.zeros(2, 1, 32), torch.tensor([255]))
-    for offsets, positions in (
-        (torch.zeros(2, 1, 32), None),
-        (None, torch.tensor([0])),
-        (torch.zeros(2, 1, 32), torch.tensor([256])),
-        (torch.zeros(2, 1, 32), torch.tensor([0], dtype=torch.int32)),
+    angles, slots = key[:, 0, :4], torch.tensor([0])
+    with_offsets = LayerCache(*cache, torch.zeros(2, 1, 32))
+    rotate_and_cache(key, key, key, angles, angles, with_offsets, slots, torch.tensor([255]))
+    for pages, positions in (
+        (with_offsets, None),
+        (LayerCache(*cache), torch.tensor([0])),
+        (with_offsets, torch.tensor([256])),
+        (with_offsets, torch.tensor([0], dtype=torch.int32)),
     ):
         with pytest.raises(ConfigError):
-            rotate_and_cache(key, key, key, *written_to, offsets, positions)
+            rotate_and_cache(key, key, key, angles, angles, pages, slots, positions)
 
 
 def test_the_op_is_its_reference_without_a_device() -> None:
@@ -199,7 +201,7 @@ def test_the_op_is_its_reference_without_a_device() -> None:
     expected = heads[:, :3].clone()
     Rotation(cos[:, None, None], torch.stack((-sin, sin), dim=1)[:, None]).rotate_(expected)
     caches = torch.zeros(4, 8, 1, 32), torch.zeros(4, 8, 1, 32)
-    rotate_and_cache(query, key, value, cos, sin, *caches, torch.tensor(SLOTS))
+    rotate_and_cache(query, key, value, cos, sin, LayerCache(*caches), torch.tensor(SLOTS))
     torch.testing.assert_close(heads[:, :3], expected)
     torch.testing.assert_close(caches[0].flatten(0, 1)[31], expected[2, 2:])
 
@@ -230,7 +232,7 @@ def test_no_tokens_and_no_pairs(triton_device: torch.device) -> None:
     none = torch.zeros(0, 1, 32, device=triton_device)
     slots = torch.zeros(0, dtype=torch.int64, device=triton_device)
     reshape_and_cache(none, none, cache, cache, slots)
-    rotate_and_cache(none, none, none, none[:, 0, :16], none[:, 0, :16], cache, cache, slots)
+    rotate_and_cache(none, none, none, none[:, 0, :16], none[:, 0, :16], LayerCache(cache, cache), slots)
     copy_blocks([cache], [cache], torch.zeros(0, 2, dtype=torch.int64, device=triton_device))
     assert not cache.any()
 

@@ -25,9 +25,11 @@ from unittest.mock import patch
 
 import torch
 import triton
+from attrs import evolve
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from paged_sdk.kernels.attention_inputs import LayerCache, PagedRows, ScoreOptions
 from paged_sdk.kernels.draw_settings import DrawSettings
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, BlockMatrix, tensor_type_of
 from paged_sdk.kernels.penalty_settings import PenaltySettings
@@ -137,53 +139,55 @@ def small_cases(dtype: torch.dtype) -> Iterator[Case]:
     query, key, value = torch.split(heads, [32, 8, 8], dim=1)
     angles, slots = empty(64, 64, dtype=torch.float32), empty(64, dtype=torch.int64)
     for quantized in (False, True):
-        caches, scales = caches_of((8, 128), dtype, quantized=quantized)
-        rotate = partial(rotary.rotate_and_cache, query, key, value, angles, angles, *caches, slots)
-        yield f"rotate and cache, fp8 {quantized}", partial(rotate, **scales)
+        cache = cache_of((8, 128), dtype, quantized=quantized)
+        rotate = partial(rotary.rotate_and_cache, query, key, value, angles, angles)
+        yield f"rotate and cache, fp8 {quantized}", partial(rotate, cache, slots)
         if quantized:
-            offsets = {"key_offsets": empty(32, 8, 128, dtype=torch.float32), "positions": slots}
-            yield "rotate and cache, fp8 with offsets", partial(rotate, **scales, **offsets)
-        yield f"cache, fp8 {quantized}", partial(kv_cache.reshape_and_cache, key, value, *caches, slots, **scales)
+            offsets = evolve(cache, key_offsets=empty(32, 8, 128, dtype=torch.float32))
+            yield "rotate and cache, fp8 with offsets", partial(rotate, offsets, slots, slots)
+        written_to = cache.key, cache.value, slots, cache.k_scale, cache.v_scale
+        yield f"cache, fp8 {quantized}", partial(kv_cache.reshape_and_cache, key, value, *written_to)
     pairs = empty(4, 2, dtype=torch.int64)
-    yield "copy blocks", partial(kv_cache.copy_blocks, [caches[0]], [caches[1]], pairs)
+    yield "copy blocks", partial(kv_cache.copy_blocks, [cache.key], [cache.value], pairs)
 
 
 def empty(*shape: int, dtype: torch.dtype) -> Tensor:
     return torch.empty(*shape, dtype=dtype, device=DEVICE)
 
 
-def caches_of(
-    heads: tuple[int, int], dtype: torch.dtype, *, quantized: bool
-) -> tuple[tuple[Tensor, Tensor], dict[str, Tensor]]:
-    """Keys and values, and their scales."""
+def cache_of(
+    heads: tuple[int, int], dtype: torch.dtype, *, quantized: bool, key_offsets: Tensor | None = None
+) -> LayerCache:
+    """Pages of keys and values, with scales if they are quantized."""
     shape = (1024, 32, *heads)
-    cache = empty(*shape, dtype=torch.float8_e4m3fn if quantized else dtype)
-    scale = empty(*shape[:3], dtype=torch.float32)
-    return (cache, cache), {"k_scale": scale, "v_scale": scale} if quantized else {}
+    pages = empty(*shape, dtype=torch.float8_e4m3fn if quantized else dtype)
+    scale = empty(*shape[:3], dtype=torch.float32) if quantized else None
+    return LayerCache(pages, pages, scale, scale, key_offsets)
 
 
 def attention_cases(
-    name: str, heads: tuple[int, int, int], dtype: torch.dtype, *, quantized: bool = False, **options: Any
+    name: str,
+    heads: tuple[int, int, int],
+    dtype: torch.dtype,
+    *,
+    quantized: bool = False,
+    key_offsets: Tensor | None = None,
+    **options: Any,
 ) -> Iterator[Case]:
     """Decodes of many and of few sequences, and prompts."""
     num_heads, num_kv_heads, head_dim = heads
-    caches, scales = caches_of((num_kv_heads, head_dim), dtype, quantized=quantized)
-    arguments: dict[str, Any] = {"scale": head_dim**-0.5, **scales, **options}
-    attend: Callable[..., Tensor] = partial(paged_attention, **arguments)
+    cache = cache_of((num_kv_heads, head_dim), dtype, quantized=quantized, key_offsets=key_offsets)
+    scores = ScoreOptions(scale=head_dim**-0.5, **options)
     for kind, num_rows, num_tokens in (("decodes", 256, 1), ("one decode", 1, 1), ("prompts", 4, 2048)):
-        yield (
-            f"{name}: {kind}",
-            partial(
-                attend,
-                empty(num_rows * num_tokens, num_heads, head_dim, dtype=dtype),
-                *caches,
-                empty(num_rows, 128, dtype=torch.int32),
-                empty(num_rows, dtype=torch.int32),
-                empty(num_rows + 1, dtype=torch.int32),
-                max_seqlen_q=num_tokens,
-                max_context_len=4096,
-            ),
+        rows = PagedRows(
+            block_tables=empty(num_rows, 128, dtype=torch.int32),
+            context_lens=empty(num_rows, dtype=torch.int32),
+            cu_seqlens_q=empty(num_rows + 1, dtype=torch.int32),
+            max_seqlen_q=num_tokens,
+            max_context_len=4096,
         )
+        query = empty(num_rows * num_tokens, num_heads, head_dim, dtype=dtype)
+        yield f"{name}: {kind}", partial(paged_attention, query, cache, rows, scores)
 
 
 def mixture_of_experts(num_tokens: int, dtype: torch.dtype = BF16) -> Tensor:

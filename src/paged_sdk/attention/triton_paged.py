@@ -249,18 +249,7 @@ class TritonPagedStep(AttentionStep):
         query, key = query_key[:, : self._num_heads], query_key[:, self._num_heads :]
         cache = self._layers[layer]
         rotate_and_cache(
-            query,
-            key,
-            value,
-            rotation.cosines,
-            rotation.sines,
-            cache.key,
-            cache.value,
-            self._slot_mapping,
-            cache.k_scale,
-            cache.v_scale,
-            cache.key_offsets,
-            self._positions,
+            query, key, value, rotation.cosines, rotation.sines, cache, self._slot_mapping, self._positions
         )
         return self._attend(layer, query, key, value)
 

@@ -9,10 +9,11 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.errors import ConfigError
-from paged_sdk.kernels.checks import FLOATS, check_cache, check_slots, check_tensor
+from paged_sdk.kernels.attention_inputs import LayerCache
+from paged_sdk.kernels.checks import FLOATS, check_key_cache, check_slots, check_tensor
 from paged_sdk.kernels.fallback import log_fallback, why_not_triton
-from paged_sdk.kernels.key_offsets import check_key_offsets, subtract_key_offsets
-from paged_sdk.kernels.kv_cache import reshape_and_cache_reference
+from paged_sdk.kernels.key_offsets import check_key_offsets
+from paged_sdk.kernels.kv_cache import write_slots
 
 __all__ = ["Rotation", "rotate_and_cache", "rotate_and_cache_reference"]
 
@@ -54,12 +55,8 @@ def rotate_and_cache(
     value: Tensor,
     cosines: Tensor,
     sines: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    cache: LayerCache,
     slot_mapping: Tensor,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    key_offsets: Tensor | None = None,
     positions: Tensor | None = None,
 ) -> None:
     """Rotate queries and keys in place, and write keys and values into their slots.
@@ -72,13 +69,12 @@ def rotate_and_cache(
     :param key: ``[num_tokens, num_kv_heads, head_dim]``, changed in place
     :param value: like ``key``
     :param cosines: ``[num_tokens, n]`` float32, contiguous, of the tokens' positions; ``sines`` likewise
-    :param key_cache: with the arguments after it, as in :func:`paged_sdk.kernels.kv_cache.reshape_and_cache`
-    :param key_offsets: ``[num_spans, num_kv_heads, head_dim]`` float32, of an f8e4m3 cache only: what keys are stored
-        without (:mod:`paged_sdk.kernels.key_offsets`); ``key`` stays whole
-    :param positions: ``[num_tokens]`` int64 of each token within its sequence, where ``key_offsets`` are given;
+    :param cache: changed in place; ``key`` stays whole where the cache has key offsets
+    :param slot_mapping: as in :func:`paged_sdk.kernels.kv_cache.reshape_and_cache`
+    :param positions: ``[num_tokens]`` int64 of each token within its sequence, where the cache has key offsets;
         tokens that are not written may have a negative one
     :raises ConfigError: shapes, dtypes, strides or devices do not fit; for tensors in CPU memory, also slots past the
-        cache's end and positions past ``key_offsets``
+        cache's end and positions past the key offsets
     """
     check_tensor("query", query, ("num_tokens", "num_heads", "head_dim"), FLOATS, query.device)
     num_tokens, _, head_dim = query.shape
@@ -94,20 +90,20 @@ def rotate_and_cache(
     for name, tensor in (("cosines", cosines), ("sines", sines)):
         if not tensor.is_contiguous():
             raise ConfigError.of(f"{name}.stride()", tensor.stride(), "a contiguous tensor")
-    check_cache(key_cache, value_cache, k_scale, v_scale, key)
-    if key_cache.shape[2] != key.shape[1]:
-        raise ConfigError.of("key.shape", tuple(key.shape), f"num_kv_heads = {key_cache.shape[2]}, as in the cache")
+    check_key_cache(cache.key, key)
+    if cache.num_kv_heads != key.shape[1]:
+        raise ConfigError.of("key.shape", tuple(key.shape), f"num_kv_heads = {cache.num_kv_heads}, as in the cache")
     check_tensor("slot_mapping", slot_mapping, (num_tokens,), (torch.int64,), key.device)
-    if (key_offsets is None) != (positions is None):
-        missing = "key_offsets" if key_offsets is None else "positions"
+    if (cache.key_offsets is None) != (positions is None):
+        missing = "key_offsets" if cache.key_offsets is None else "positions"
         raise ConfigError.of(missing, None, "both key_offsets and positions, or neither")
     if positions is not None:
         check_tensor("positions", positions, (num_tokens,), (torch.int64,), key.device)
     num_positions = 0
     if key.device.type == "cpu":
-        check_slots(slot_mapping, key_cache.shape[0] * key_cache.shape[1])
+        check_slots(slot_mapping, len(cache.key) * cache.block_size)
         num_positions = 0 if positions is None else int(positions.numpy().max(initial=-1)) + 1
-    check_key_offsets(key_offsets, key_cache, num_positions)
+    check_key_offsets(cache.key_offsets, cache.key, num_positions)
     serve = rotate_and_cache_reference
     if (reason := why_not_triton(query)) is None:
         from paged_sdk.kernels.triton import rotary as triton_kernels
@@ -115,20 +111,7 @@ def rotate_and_cache(
         serve = triton_kernels.rotate_and_cache
     else:
         log_fallback("rotate_and_cache", reason)
-    serve(
-        query,
-        key,
-        value,
-        cosines,
-        sines,
-        key_cache,
-        value_cache,
-        slot_mapping,
-        k_scale,
-        v_scale,
-        key_offsets,
-        positions,
-    )
+    serve(query, key, value, cosines, sines, cache, slot_mapping, positions)
 
 
 def rotate_and_cache_reference(
@@ -137,12 +120,8 @@ def rotate_and_cache_reference(
     value: Tensor,
     cosines: Tensor,
     sines: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    cache: LayerCache,
     slot_mapping: Tensor,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    key_offsets: Tensor | None = None,
     positions: Tensor | None = None,
 ) -> None:
     """:func:`rotate_and_cache` by torch's operations."""
@@ -153,7 +132,6 @@ def rotate_and_cache_reference(
         rotated = first * cos - second * sin, second * cos + first * sin
         first.copy_(rotated[0])
         second.copy_(rotated[1])
-    if key_offsets is not None:
-        assert positions is not None, "key_offsets without positions"
-        key = subtract_key_offsets(key, key_offsets, positions.clamp(min=0))
-    reshape_and_cache_reference(key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale)
+    kept = slot_mapping >= 0
+    positions = None if positions is None else positions[kept]
+    write_slots(key[kept], value[kept], cache, slot_mapping[kept], positions)

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paged_sdk.kernels.attention_inputs import LayerCache
 from paged_sdk.kernels.key_offsets import KEY_SPAN
 from paged_sdk.kernels.triton.kv_cache import as_bytes, cache_heads, num_warps, scale_of_heads, store_head_parts
 
@@ -23,12 +24,8 @@ def rotate_and_cache(
     value: Tensor,
     cosines: Tensor,
     sines: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    cache: LayerCache,
     slot_mapping: Tensor,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    key_offsets: Tensor | None = None,
     positions: Tensor | None = None,
 ) -> None:
     """See :func:`paged_sdk.kernels.rotary.rotate_and_cache`."""
@@ -46,12 +43,12 @@ def rotate_and_cache(
         value,
         cosines,
         sines,
-        as_bytes(key_cache),
-        as_bytes(value_cache),
+        as_bytes(cache.key),
+        as_bytes(cache.value),
         slot_mapping,
-        k_scale,
-        v_scale,
-        key_offsets,
+        cache.k_scale,
+        cache.v_scale,
+        cache.key_offsets,
         positions,
         query.stride(0),
         query.stride(1),
@@ -69,7 +66,7 @@ def rotate_and_cache(
         block=block,
         block_n=triton.next_power_of_2(max(n, 1)),
         block_rest=triton.next_power_of_2(max(head_dim - 2 * n, 1)),
-        num_warps=num_warps(k_scale),
+        num_warps=num_warps(cache.k_scale),
     )
 
 
