@@ -129,7 +129,11 @@ def test_greedy_texts_are_compared(engine: OpenEngine, prompts: PromptMaker) -> 
     asyncio.run(compare())
 
 
-def test_the_profile_counts_every_second_of_a_step_once(builder: TextModelBuilder, prompts: PromptMaker) -> None:
+@pytest.mark.parametrize("paged", [True, False])
+def test_the_profile_counts_every_second_of_a_step_once(
+    builder: TextModelBuilder, prompts: PromptMaker, *, paged: bool
+) -> None:
+    builder = builder if paged else builder.without_paged_attn()
     batch = [prompts.make(8, f"Prompt {index}").token_ids for index in range(2)]
 
     async def profiled(num_tokens: int) -> Stopwatch:
@@ -145,7 +149,10 @@ def test_the_profile_counts_every_second_of_a_step_once(builder: TextModelBuilde
         if stopwatch.steps > 10:
             break
     assert 10 < stopwatch.steps <= num_tokens
-    assert {"schedule", "attention", "linears: DenseLinear", "sampler", "worker: publish"} <= set(stopwatch.seconds)
+    # Over paged KV the layers may be fused: then attention and most products are parts of the decoder's one call.
+    expected = {"schedule", "sampler", "worker: publish", *(() if paged else ("attention", "norms"))}
+    assert expected <= stopwatch.seconds.keys()
+    assert any(part.startswith("linears: ") for part in stopwatch.seconds)
     assert all(seconds > 0 for seconds in stopwatch.seconds.values())
 
 
