@@ -31,7 +31,10 @@ class RunnerOutput:
     failed: dict[int, PagedError] = field(factory=dict)
 
     def part(self, rows: Sequence[int]) -> RunnerOutput:
-        """The results of some rows, as those of a step of their own."""
+        """Make the results of a step that has only some of the rows.
+
+        :param rows: indices of them, in order
+        """
         places = {row: place for place, row in enumerate(rows)}
         return RunnerOutput(
             [self.token_ids[row] for row in rows],

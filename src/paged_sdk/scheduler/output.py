@@ -74,7 +74,11 @@ class SchedulerOutput:
     num_prompt_tokens: int = 0
 
     def part(self, rows: Sequence_[int]) -> SchedulerOutput:
-        """Some of the rows, as the step that is left to take in; prompt tokens count as the others'."""
+        """Make an output of some of the rows, for taking in their results apart from the others'. It counts no prompt
+        tokens.
+
+        :param rows: indices of :attr:`scheduled`
+        """
         return SchedulerOutput([self.scheduled[row] for row in rows], [], [], [], [])
 
 
