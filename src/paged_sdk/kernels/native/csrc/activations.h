@@ -80,13 +80,24 @@ inline float quantize_half(Floats x, ActivationGroup& out, int half) {
   return out.scale[half] * static_cast<float>(sum);
 }
 
-// 1 / rms of a row. Four sums in a fixed order: the result does not depend on the batch.
+// 1 / rms of a row. Four sums in a fixed order: the result does not depend on the batch. They stay in registers because
+// every index is a constant.
 inline float inverse_rms(const Matrix& x, int64_t row, int cols, float eps) {
   Floats sums[4] = {zero_floats(), zero_floats(), zero_floats(), zero_floats()};
-  for (int c = 0; c < cols; c += 16) {
-    const Floats v = cols - c >= 16 ? x.load(row, c) : x.load_first(row, c, cols - c);
-    Floats& sum = sums[(c / 16) % 4];
-    sum = fma(v, v, sum);
+  int c = 0;
+  for (; c + 64 <= cols; c += 64) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const Floats v = x.load(row, c + 16 * i);
+      sums[i] = fma(v, v, sums[i]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const int left = cols - c - 16 * i;
+    if (left <= 0) break;
+    const Floats v = left >= 16 ? x.load(row, c + 16 * i) : x.load_first(row, c + 16 * i, left);
+    sums[i] = fma(v, v, sums[i]);
   }
   const float total = sum_of(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
   return 1.0f / __builtin_sqrtf(total / static_cast<float>(cols) + eps);
