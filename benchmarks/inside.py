@@ -13,7 +13,7 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from paged_sdk import TextModelBuilder
-from paged_sdk.attention.backend import AttentionBackend, RowSpan
+from paged_sdk.attention.backend import AttentionBackend
 from paged_sdk.build.assembly import load_parts
 from paged_sdk.build.parts import ModelParts
 from paged_sdk.config.env import read_environment
@@ -21,6 +21,7 @@ from paged_sdk.kernels.step import AttentionStep, StepContext
 from paged_sdk.kv.manager import KvManager
 from paged_sdk.model import Model
 from paged_sdk.runner.model_runner import ModelRunner
+from paged_sdk.types.step import StepRow
 
 __all__ = ["OpenEngine", "open_engine"]
 
@@ -71,7 +72,7 @@ class OpenEngine:
         with torch.inference_mode():
             for start in range(0, len(token_ids), chunk):
                 tokens = torch.tensor(token_ids[start : start + chunk])
-                rows = [RowSpan(start, len(tokens), table) for table in tables]
+                rows = [StepRow(stream, start, [0] * len(tokens), table) for stream, table in enumerate(tables)]
                 context = StepContext(attention=self.backend.prepare(rows))
                 positions = torch.arange(start, start + len(tokens))
                 hidden = model.forward(tokens.repeat(streams), positions.repeat(streams), context)
@@ -105,7 +106,7 @@ class _WatchedBackend(AttentionBackend):
     def num_bytes(self) -> int:
         return self._backend.num_bytes
 
-    def prepare(self, rows: Sequence[RowSpan]) -> AttentionStep:
+    def prepare(self, rows: Sequence[StepRow]) -> AttentionStep:
         step = self._backend.prepare(rows)
         self._after_prepare()
         return step

@@ -17,7 +17,6 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from benchmarks.gpu.random_model import SHAPES, RandomSource, Shape
-from paged_sdk.attention.backend import RowSpan
 from paged_sdk.attention.native_paged import NativePagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.kernels.native.library import Workspace, load, why_not
@@ -29,6 +28,7 @@ from paged_sdk.models.moe_mlp import MoeMlp
 from paged_sdk.quant.experts import Experts
 from paged_sdk.quant.native_block import FEW_ROWS
 from paged_sdk.quant.policy import WeightPolicy
+from paged_sdk.types.step import StepRow
 
 __all__ = ["Figures", "Layers"]
 
@@ -101,9 +101,10 @@ class Layers:
     def measure(self, num_sequences: int, num_new: int, num_before: int = 0) -> Figures:
         """A step of sequences that have ``num_new`` tokens each, after ``num_before`` others."""
         blocks = -(-(num_before + num_new) // _BLOCK_SIZE)
-        rows = [RowSpan(num_before, num_new, range(i * blocks, (i + 1) * blocks)) for i in range(num_sequences)]
+        tables = [range(i * blocks, (i + 1) * blocks) for i in range(num_sequences)]
+        rows = [StepRow(i, num_before, [0] * num_new, table) for i, table in enumerate(tables)]
         if num_before:
-            self._seconds(self._fused, [RowSpan(0, num_before, row.kv_ids) for row in rows])
+            self._seconds(self._fused, [StepRow(row.seq_id, 0, [0] * num_before, row.kv_ids) for row in rows])
         separate, experts, fused = [], [], []
         for _ in range(_ROUNDS):
             for each in self._experts:
@@ -113,7 +114,7 @@ class Layers:
             fused.append(self._seconds(self._fused, rows))
         return Figures(*(statistics.median(times) / len(self._experts) for times in (separate, experts, fused)))
 
-    def _seconds(self, model: CausalModel, rows: Sequence[RowSpan]) -> float:
+    def _seconds(self, model: CausalModel, rows: Sequence[StepRow]) -> float:
         """Of one step with tokens that no other step had."""
         num_tokens = sum(row.num_new_tokens for row in rows)
         token_ids = torch.randint(self._model.config.vocab_size, (num_tokens,))

@@ -10,12 +10,13 @@ from naive_attention import CPU, Text, naive_attention, shape
 from torch import Tensor
 
 from largest_tensor import LargestTensor
-from paged_sdk.attention.backend import AttentionBackend, RowSpan, layer_scores
+from paged_sdk.attention.backend import AttentionBackend, layer_scores
 from paged_sdk.attention.contiguous import ContiguousBackend
 from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.kernels.attention import prefill_attention
+from spans import span
 
 NUM_BLOCKS = 64
 # Three texts: long prompts in chunks beside decodes and beside a text's first token; what each row computes, by step.
@@ -34,7 +35,7 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 8e-3, tor
 
 def run(backend: AttentionBackend, texts: Sequence[Text], step: dict[int, int], kv_ids: Sequence[list[int]]) -> float:
     """Run one step in all layers; the largest error."""
-    spans = [RowSpan(texts[i].num_computed, count, kv_ids[i]) for i, count in step.items()]
+    spans = [span(texts[i].num_computed, count, kv_ids[i]) for i, count in step.items()]
     attention = backend.prepare(spans)
     worst = 0.0
     for layer in range(len(texts[0].query)):
@@ -124,7 +125,7 @@ def test_where_the_blocks_lie_changes_no_bit() -> None:
         text = Text(config, 70, seed=0, dtype=torch.float32)
         collected = []
         for first, last in ((0, 40), (40, 69), (69, 70)):
-            step = backend.prepare([RowSpan(first, last - first, kv_ids[0])])
+            step = backend.prepare([span(first, last - first, kv_ids[0])])
             collected += [
                 step.forward(
                     layer, text.query[layer, first:last], text.key[layer, first:last], text.value[layer, first:last]
@@ -170,7 +171,7 @@ def test_a_sequence_of_nan_hurts_no_other(*, paged: bool) -> None:
     backend, kv_ids = make_backend(config, paged=paged)
     for step in STEPS:
         parts = {i: slice(texts[i].num_computed, texts[i].num_computed + count) for i, count in step.items()}
-        attention = backend.prepare([RowSpan(part.start, step[i], kv_ids[i]) for i, part in parts.items()])
+        attention = backend.prepare([span(part.start, step[i], kv_ids[i]) for i, part in parts.items()])
         output = attention.forward(
             0,
             torch.cat([texts[i].query[0, part] for i, part in parts.items()]),
@@ -196,7 +197,7 @@ def test_a_copy_goes_its_own_way(*, paged: bool) -> None:
     kv_ids = [[3, 5, 7], [3, 6, 8]] if paged else [[0], [1]]
     assert run(backend, [original], {0: 20}, kv_ids) < 1e-12
     backend.copy([(5, 6, 16) if paged else (0, 1, 20)])
-    step = backend.prepare([RowSpan(20, 20, kv_ids[1])])
+    step = backend.prepare([span(20, 20, kv_ids[1])])
     for layer in range(config.num_layers):
         query, key, value = fork.query[layer], fork.key[layer], fork.value[layer]
         expected = naive_attention(config, layer, query, key, value)[20:]
@@ -209,11 +210,11 @@ def test_contiguous_storage_doubles_and_goes() -> None:
     config = shape()
     backend = ContiguousBackend(config, dtype=torch.float32, device=CPU)
     per_token = config.kv_elements_per_token * 4
-    backend.prepare([RowSpan(0, 10, [0])])
+    backend.prepare([span(0, 10, [0])])
     assert backend.num_bytes == 64 * per_token
-    backend.prepare([RowSpan(64, 1, [0])])
+    backend.prepare([span(64, 1, [0])])
     assert backend.num_bytes == 128 * per_token
-    backend.prepare([RowSpan(0, 1000, [1])])
+    backend.prepare([span(0, 1000, [1])])
     assert backend.num_bytes == 1128 * per_token
     backend.release([0, 1, 2])
     assert backend.num_bytes == 0

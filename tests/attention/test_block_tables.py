@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 import torch
-from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from paged_sdk.attention.block_tables import BlockTables
@@ -14,37 +14,75 @@ from paged_sdk.attention.block_tables import BlockTables
 CPU = torch.device("cpu")
 
 
-def rows_of(tables: BlockTables, lists: list[list[int]]) -> list[list[int]]:
+class Owner:
+    """A sequence with its table."""
+
+    def __init__(self, seq_id: int, ids: list[int]) -> None:
+        self.seq_id = seq_id
+        self.version = 1
+        self.ids = ids
+
+
+def place(tables: BlockTables, owners: Sequence[Owner]) -> list[int]:
+    """The seats of a step's rows."""
+    seats = tables.place([o.seq_id for o in owners], [o.version for o in owners], [o.ids for o in owners])
+    found: list[int] = seats.tolist()
+    return found
+
+
+def rows_of(tables: BlockTables, owners: Sequence[Owner]) -> list[list[int]]:
     """What the device has of some tables."""
-    seats = tables.place(lists)
-    assert len(set(seats.tolist())) == len(lists)
-    rows: Tensor = tables.tensor[torch.from_numpy(seats)]
-    return [row[: len(table)].tolist() for row, table in zip(rows, lists, strict=True)]
+    seats = place(tables, owners)
+    assert len(set(seats)) == len(owners)
+    return [tables.tensor[seat, : len(owner.ids)].tolist() for seat, owner in zip(seats, owners, strict=True)]
 
 
 def test_tables_that_come_grow_go_and_come_again() -> None:
     generator = random.Random(0)
     tables = BlockTables(4, 20, CPU)
-    lists = [[generator.randrange(99) for _ in range(generator.randrange(1, 9))] for _ in range(9)]
+
+    def some_ids() -> list[int]:
+        return [generator.randrange(99) for _ in range(generator.randrange(1, 9))]
+
+    owners = [Owner(seq_id, some_ids()) for seq_id in range(9)]
     for _ in range(300):
-        chosen = generator.sample(range(9), generator.randrange(1, 5))
-        for index in chosen:
-            if generator.random() < 0.3 and len(lists[index]) < 20:
-                lists[index].append(generator.randrange(99))
+        step = generator.sample(owners, generator.randrange(1, 5))
+        for owner in step:
+            if generator.random() < 0.3 and len(owner.ids) < 20:
+                owner.ids.append(generator.randrange(99))
             elif generator.random() < 0.1:
-                lists[index] = [generator.randrange(99) for _ in range(generator.randrange(1, 9))]
-        step = [lists[index] for index in chosen]
-        assert rows_of(tables, step) == step
+                owner.ids, owner.version = some_ids(), owner.version + 1
+        assert rows_of(tables, step) == [owner.ids for owner in step]
         assert tables.tensor[tables.nobody].eq(0).all()
 
 
+def test_a_table_of_another_version_is_sent_as_a_whole() -> None:
+    tables, owner = BlockTables(1, 8, CPU), Owner(7, [1, 2, 3])
+    assert rows_of(tables, [owner]) == [[1, 2, 3]]
+    owner.ids, owner.version = [1, 9, 3], 2
+    assert rows_of(tables, [owner]) == [[1, 9, 3]]
+
+
 def test_equal_tables_are_told_apart() -> None:
-    first, second = [1, 2], [1, 2]
+    first, second = Owner(0, [1, 2]), Owner(1, [1, 2])
     tables = BlockTables(2, 8, CPU)
-    assert rows_of(tables, [first, second]) == [first, second]
-    first.append(3)
-    second.append(4)
+    assert rows_of(tables, [first, second]) == [[1, 2], [1, 2]]
+    first.ids.append(3)
+    second.ids.append(4)
     assert rows_of(tables, [second, first]) == [[1, 2, 4], [1, 2, 3]]
+
+
+def test_what_could_not_be_sent_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables, owner = BlockTables(1, 8, CPU), Owner(0, [1, 2, 3])
+
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("paged_sdk.attention.block_tables.to_device", fail)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            place(tables, [owner])
+    assert rows_of(tables, [owner]) == [[1, 2, 3]]
 
 
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -60,15 +98,15 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def test_what_has_not_changed_is_not_sent() -> None:
-    lists = [[1, 2], [3], [4]]
+    owners = [Owner(0, [1, 2]), Owner(1, [3]), Owner(2, [4])]
     tables = BlockTables(3, 8, CPU)
     with Operations() as first:
-        tables.place(lists)
+        place(tables, owners)
     with Operations() as second:
-        tables.place(lists[::-1])
+        place(tables, owners[::-1])
     assert (first.count > 0, second.count) == (True, 0)
 
 
 def test_more_rows_than_seats() -> None:
     with pytest.raises(AssertionError, match="2 tables, 1 seats"):
-        BlockTables(1, 8, CPU).place([[1], [2]])
+        place(BlockTables(1, 8, CPU), [Owner(0, [1]), Owner(1, [2])])

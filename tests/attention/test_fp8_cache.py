@@ -8,12 +8,12 @@ from naive_attention import CPU, Text, naive_attention, shape
 from torch import Tensor
 
 from native_weights import needs_library, workspace
-from paged_sdk.attention.backend import RowSpan
 from paged_sdk.attention.native_paged import NativePagedBackend
 from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.kernels.fp8 import F8E4M3_MAX, dequantize_f8e4m3, quantize_f8e4m3
+from spans import span
 
 
 def fp8(block_size: int, dtype: torch.dtype, key_offsets: tuple[torch.Tensor, ...] = ()) -> PoolSettings:
@@ -122,7 +122,7 @@ def test_attention_is_within_four_percent(windows: tuple[int | None, ...]) -> No
     text = Text(config, 200, seed=0, dtype=torch.float32, spread=1)
     outputs = []
     for first, last in ((0, 120), (120, 199), (199, 200)):
-        step = backend.prepare([RowSpan(first, last - first, [7, 2, 5, 1, 3, 0, 6])])
+        step = backend.prepare([span(first, last - first, [7, 2, 5, 1, 3, 0, 6])])
         outputs.append(step.forward(0, text.query[0, first:last], text.key[0, first:last], text.value[0, first:last]))
     error = torch.cat(outputs).double() - text.expected[0]
     assert error.square().mean().sqrt() < 0.04 * text.expected.square().mean().sqrt()
@@ -139,7 +139,7 @@ def test_chunks_change_nothing() -> None:
         first = 0
         for chunk in chunks:
             part = slice(first, first + chunk)
-            step = backend.prepare([RowSpan(first, chunk, list(range(8)))])
+            step = backend.prepare([span(first, chunk, list(range(8)))])
             parts.append(step.forward(0, text.query[0, part], text.key[0, part], text.value[0, part]))
             first += chunk
         return torch.cat(parts)
@@ -171,7 +171,7 @@ def test_what_keys_have_in_common_is_no_loss(
         outputs, expected = [], []
         for parts in (((0, 200), (0, 1)), ((200, 298), (1, 139)), ((298, 299), (139, 140)), ((299, 300), None)):
             chosen = [(text, table, part) for text, table, part in zip(texts, tables, parts, strict=True) if part]
-            step = backend.prepare([RowSpan(first, last - first, table) for _, table, (first, last) in chosen])
+            step = backend.prepare([span(first, last - first, table) for _, table, (first, last) in chosen])
             heads = (
                 torch.cat([getattr(text, name)[0, first:last] for text, _, (first, last) in chosen]).to(dtype)
                 for name in ("query", "key", "value")

@@ -13,7 +13,7 @@ from test_backends import LENGTHS, NUM_BLOCKS, STEPS, TOLERANCE, run, tables
 from torch import Tensor
 
 from native_weights import needs_library, workspace
-from paged_sdk.attention.backend import AttentionBackend, AttentionSetup, RowSpan
+from paged_sdk.attention.backend import AttentionBackend, AttentionSetup
 from paged_sdk.attention.contiguous import ContiguousBackend
 from paged_sdk.attention.native_paged import NativePagedBackend, why_not_native
 from paged_sdk.attention.paged import PagedBackend
@@ -21,6 +21,7 @@ from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.paged import PagedCacheType
+from spans import span
 
 NATIVE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 WINDOWS_AND_CAPS: tuple[tuple[tuple[int | None, ...], float | None], ...] = (
@@ -50,7 +51,7 @@ def attended(
     computed, parts = [0] * len(texts), [[] for _ in texts]  # type: tuple[list[int], list[list[Tensor]]]
     last = len(texts[0].query) - 1
     for step in steps:
-        spans = [RowSpan(computed[i], count, kv_ids[i]) for i, count in step.items()]
+        spans = [span(computed[i], count, kv_ids[i]) for i, count in step.items()]
         query, key, value = (
             torch.cat([getattr(texts[i], name)[last, s.start : s.end] for i, s in zip(step, spans, strict=True)])
             for name in ("query", "key", "value")
@@ -184,7 +185,7 @@ def test_a_copy_goes_its_own_way() -> None:
     tolerance = TOLERANCE[torch.float32]
     assert run(backend, [original], {0: 20}, kv_ids) < tolerance
     backend.copy([(5, 6, 16)])
-    step = backend.prepare([RowSpan(20, 20, kv_ids[1])])
+    step = backend.prepare([span(20, 20, kv_ids[1])])
     for layer in range(config.num_layers):
         query, key, value = fork.query[layer], fork.key[layer], fork.value[layer]
         expected = naive_attention(config, layer, query, key, value)[20:]
@@ -199,7 +200,7 @@ def test_keys_and_values_may_lie_between_the_queries() -> None:
     config = shape()
     text = Text(config, 20, seed=0, dtype=torch.float32)
     heads = torch.cat((text.query[0], text.key[0], text.value[0]), dim=1)
-    step = native(config, dtype=torch.float32).prepare([RowSpan(0, 20, [9, 4])])
+    step = native(config, dtype=torch.float32).prepare([span(0, 20, [9, 4])])
     output = step.forward(0, heads[:, :4], heads[:, 4:6], heads[:, 6:])
     torch.testing.assert_close(output.double(), text.expected[0], rtol=0, atol=TOLERANCE[torch.float32])
 

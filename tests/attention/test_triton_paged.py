@@ -17,7 +17,7 @@ from plain_varlen import plain_varlen
 
 pytest.importorskip("triton")
 
-from paged_sdk.attention.backend import AttentionBackend, RowSpan
+from paged_sdk.attention.backend import AttentionBackend
 from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.attention.triton_paged import TritonPagedBackend, choose_prefills
@@ -25,6 +25,7 @@ from paged_sdk.config.decoder import DecoderConfig, RopeConfig
 from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.kernels.transfer import to_device
 from paged_sdk.layers.rotary import RotaryEmbedding
+from spans import span
 
 NUM_BLOCKS: Final = 40
 #: What each text computes, step by step: chunks of prompts beside decodes and beside a text's first token.
@@ -62,7 +63,7 @@ def attended(
     computed = [0] * len(texts)
     outputs = []
     for step in steps:
-        spans = [RowSpan(computed[i], count, TABLES[i]) for i, count in step.items()]
+        spans = [span(computed[i], count, TABLES[i]) for i, count in step.items()]
         attention = backend.prepare(spans)
         for layer in range(len(texts[0].query)):
             heads = (
@@ -138,7 +139,7 @@ def test_rotation_and_write_are_one(rotary_dim: int, cache_type: PagedCacheType,
             heads = torch.cat((text.query[0], text.key[0], text.value[0]), dim=1)[first:last].to(device)
             rope = RotaryEmbedding(RopeConfig(rotary_dim=rotary_dim), max_model_len=64, device=device)
             rotation = rope.at(torch.arange(first, last, device=device))
-            step = backend.prepare([RowSpan(first, last - first, [9, 4])])
+            step = backend.prepare([span(first, last - first, [9, 4])])
             return step.rotate_and_forward(0, heads[:, :6], heads[:, 6:], rotation).cpu()
 
         torch.testing.assert_close(output(own, triton_device), output(torchs, CPU), rtol=0, atol=2e-5)
@@ -151,12 +152,16 @@ def test_decodes_whose_indices_are_made_on_the_device(triton_device: torch.devic
     backend = pool(TritonPagedBackend, config, triton_device, dtype=torch.float32)
     assert isinstance(backend, TritonPagedBackend)
     for i, text in enumerate(texts):
-        step = backend.prepare([RowSpan(0, LENGTHS[i] - 1, TABLES[i])])
+        step = backend.prepare([span(0, LENGTHS[i] - 1, TABLES[i])])
         for layer in range(2):
             heads = (getattr(text, name)[layer, : LENGTHS[i] - 1] for name in ("query", "key", "value"))
             step.forward(layer, *(each.to(triton_device) for each in heads))
     before = [tensor.clone() for layer in backend._layers for tensor in layer.tensors]
-    seats = [*backend.seats(TABLES).tolist(), backend.empty_seat, backend.empty_seat]
+    seats = [
+        *backend.seats([table[0] for table in TABLES], [0] * len(TABLES), TABLES).tolist(),
+        backend.empty_seat,
+        backend.empty_seat,
+    ]
     positions = torch.tensor([*(length - 1 for length in LENGTHS), -1, -1], device=triton_device)
     step = backend.decode(torch.tensor(seats, device=triton_device), positions, max(LENGTHS))
     for layer in range(2):
@@ -193,7 +198,7 @@ def test_keys_are_stored_without_their_offsets(dtype: torch.dtype, triton_device
         for first, last in ((0, 120), (120, 139), (139, 140)):
             heads = torch.cat((text.query[0], text.key[0], text.value[0]), dim=1)[first:last].to(device)
             rotation = rope.at(torch.arange(first, last, device=triton_device))
-            step = backend.prepare([RowSpan(first, last - first, table)])
+            step = backend.prepare([span(first, last - first, table)])
             if at_once:
                 parts.append(step.rotate_and_forward(0, heads[:, :6], heads[:, 6:], rotation).cpu())
             else:
@@ -245,7 +250,7 @@ def test_a_step_waits_for_nothing(cache_type: PagedCacheType, triton_device: tor
     heads = [torch.randn(3, count, 16, dtype=torch.bfloat16, device=triton_device) for count in (4, 2, 2)]
     torch.cuda.set_sync_debug_mode("error")
     try:
-        step = backend.prepare([RowSpan(length, 1, table) for length, table in zip(LENGTHS, TABLES, strict=True)])
+        step = backend.prepare([span(length, 1, table) for length, table in zip(LENGTHS, TABLES, strict=True)])
         for layer in range(2):
             step.forward(layer, *heads)
         backend.copy([(0, 1, 8)])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
-from paged_sdk.attention.backend import AttentionBackend, RowSpan
+from paged_sdk.attention.backend import AttentionBackend
 from paged_sdk.attention.contiguous import ContiguousBackend
 from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
@@ -20,6 +20,7 @@ from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.loading import load_model
+from spans import span
 
 CPU = torch.device("cpu")
 MAX_TOKENS = 512
@@ -85,7 +86,7 @@ def logits(
     """
     token_ids = [token for tokens, _, _ in rows for token in tokens]
     positions = [start + i for tokens, start, _ in rows for i in range(len(tokens))]
-    spans = [RowSpan(start, len(tokens), kv_ids) for tokens, start, kv_ids in rows]
+    spans = [span(start, len(tokens), kv_ids) for tokens, start, kv_ids in rows]
     with torch.inference_mode():
         context = StepContext(attention=backend.prepare(spans))
         hidden = model.forward(torch.tensor(token_ids), torch.tensor(positions), context)

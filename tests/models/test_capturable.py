@@ -22,7 +22,6 @@ from torch.utils._pytree import tree_leaves
 
 pytest.importorskip("triton")
 
-from paged_sdk.attention.backend import RowSpan
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.attention.triton_paged import TritonPagedBackend
 from paged_sdk.kernels.step import StepContext
@@ -34,6 +33,7 @@ from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.quant.triton_block import TritonBlockLinear
 from paged_sdk.quant.triton_block_experts import TritonBlockExperts
 from paged_sdk.weights.gguf_source import GgufSource
+from spans import span
 from tiny import FAMILIES, build_model, make_gguf
 
 META: Final = torch.device("meta")
@@ -88,7 +88,7 @@ def check_steps(model: DecoderModel) -> None:
     pool = TritonPagedBackend(model.config, settings, 64, max_num_seqs=max(NUM_TOKENS))
     for num_tokens in NUM_TOKENS:
         tokens = torch.empty(num_tokens, dtype=torch.int64, device=META)
-        prompt = pool.prepare([RowSpan(0, num_tokens, range(64))])
+        prompt = pool.prepare([span(0, num_tokens, range(64))])
         with device_only():
             for step in (prompt, pool.decode(tokens, tokens, 64)):
                 logits = model.logits(model.forward(tokens, tokens, StepContext(attention=step)))
@@ -166,7 +166,9 @@ def test_a_replayed_step_is_the_step(family: str, quantization: str, tmp_path: P
     settings = PoolSettings(block_size=16, dtype=torch.bfloat16, device=cuda)
     pool = TritonPagedBackend(model.config, settings, max(NUM_TOKENS), max_num_seqs=max(NUM_TOKENS))
     for num_tokens in NUM_TOKENS:
-        seats = torch.from_numpy(pool.seats([[block] for block in range(num_tokens)])).to(cuda)
+        seats = torch.from_numpy(
+            pool.seats(range(num_tokens), [0] * num_tokens, [[block] for block in range(num_tokens)])
+        ).to(cuda)
         texts = [torch.tensor(random_prompt(num_tokens, seed=seed), device=cuda) for seed in (1, 2)]
         tokens = texts[0].clone()
         with torch.inference_mode():

@@ -22,7 +22,6 @@ from paged_sdk import (
     SamplingParams,
     TextModelBuilder,
 )
-from paged_sdk.attention.backend import RowSpan
 from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.attention.triton_paged import TritonPagedBackend
@@ -33,6 +32,7 @@ from paged_sdk.quant.forms.triton_blocks import TritonBlocks
 from paged_sdk.quant.policy import DENSE, WeightPolicy
 from paged_sdk.quant.triton_block import TritonBlockLinear
 from paged_sdk.weights.gguf_source import GgufSource
+from spans import span
 from tiny import FAMILIES, build_model, make_gguf
 
 NUM_TOKENS: Final = 4
@@ -72,7 +72,7 @@ def hidden_of(model: DecoderModel, text: Sequence[int]) -> Tensor:
     kind = TritonPagedBackend if model.device.type == "cuda" else PagedBackend
     backend = kind(model.config, PoolSettings(block_size=8, dtype=model.dtype, device=model.device), 8)
     with torch.inference_mode():
-        context = StepContext(attention=backend.prepare([RowSpan(0, len(text), range(8))]))
+        context = StepContext(attention=backend.prepare([span(0, len(text), range(8))]))
         tokens, positions = torch.tensor(text), torch.arange(len(text))
         return model.forward(tokens.to(model.device), positions.to(model.device), context)
 

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from paged_sdk import BlockingModel, OutOfMemoryError, TextModelBuilder
-from paged_sdk.attention.backend import AttentionBackend, RowSpan
+from paged_sdk.attention.backend import AttentionBackend
 from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig, RopeConfig
 from paged_sdk.kernels.step import AttentionStep, StepContext
 from paged_sdk.runner.activations import activation_bytes, cuda_peak_bytes
+from paged_sdk.types.step import StepRow
 
 CPU = torch.device("cpu")
 CONFIG = DecoderConfig(
@@ -56,9 +57,9 @@ class Watched:
 class WatchedBackend(PagedBackend):
     """Storage that notes the rows it is given."""
 
-    rows: Sequence[RowSpan] = ()
+    rows: Sequence[StepRow] = ()
 
-    def prepare(self, rows: Sequence[RowSpan]) -> AttentionStep:
+    def prepare(self, rows: Sequence[StepRow]) -> AttentionStep:
         self.rows = rows
         return super().prepare(rows)
 

@@ -389,7 +389,7 @@ def test_tokens_are_handed_on() -> None:
 def test_decode_steps_on_a_gpu_are_replayed_and_wait_for_nothing(
     tiny_checkpoint: Path, dtype: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    submit, go_on = ModelRunner.submit, DeviceDecoding.go_on
+    submit, repeat = ModelRunner.submit, DeviceDecoding.repeat
     num_replayed = 0
 
     def watched_submit(self: ModelRunner, output: SchedulerOutput) -> PendingStep:
@@ -401,14 +401,13 @@ def test_decode_steps_on_a_gpu_are_replayed_and_wait_for_nothing(
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
-    def watched_go_on(self: DeviceDecoding, *arguments: Any) -> Drawn | None:
+    def watched_repeat(self: DeviceDecoding, *arguments: Any) -> Drawn:
         nonlocal num_replayed
-        drawn = go_on(self, *arguments)
-        num_replayed += drawn is not None
-        return drawn
+        num_replayed += 1
+        return repeat(self, *arguments)
 
     monkeypatch.setattr(ModelRunner, "submit", watched_submit)
-    monkeypatch.setattr(DeviceDecoding, "go_on", watched_go_on)
+    monkeypatch.setattr(DeviceDecoding, "repeat", watched_repeat)
     penalized = evolve(GREEDY, repetition_penalty=1.3, frequency_penalty=0.1, top_n_logprobs=2)
     long = SamplingParams(temperature=0.8, top_p=0.9, seed=3, max_len=40, ignore_eos=True)
     builder = TextModelBuilder(tiny_checkpoint).with_dtype(dtype).with_device("cuda")

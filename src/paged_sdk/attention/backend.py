@@ -19,6 +19,7 @@ from paged_sdk.kernels.attention_inputs import LayerCache, ScoreOptions
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.paged_attention import AttentionShape
 from paged_sdk.kernels.step import AttentionStep
+from paged_sdk.types.step import StepRow
 
 __all__ = [
     "AttentionBackend",
@@ -26,7 +27,6 @@ __all__ = [
     "DecodeBackend",
     "KvStorage",
     "NativePages",
-    "RowSpan",
     "layer_scores",
 ]
 
@@ -63,25 +63,6 @@ class AttentionSetup:
         )
 
 
-@frozen
-class RowSpan:
-    """The tokens that one sequence computes in a step.
-
-    :ivar start: tokens of the sequence whose keys and values are in the cache already
-    :ivar num_new_tokens: tokens computed now, at positions ``start`` and on (>= 1)
-    :ivar kv_ids: where its KV lies: the block table, or ``[slot]`` when contiguous
-    """
-
-    start: int
-    num_new_tokens: int
-    kv_ids: Sequence[int]
-
-    @property
-    def end(self) -> int:
-        """Tokens in the cache after the step."""
-        return self.start + self.num_new_tokens
-
-
 @frozen(eq=False)
 class NativePages:
     """A pool as the native CPU kernels take it, for a decoder whose whole step is one native call.
@@ -104,8 +85,14 @@ class DecodeBackend(Protocol):
         """Of rows that only fill up a batch."""
         ...
 
-    def seats(self, tables: Sequence[Sequence[int]]) -> npt.NDArray[np.int64]:
-        """Where the device has some block tables, once it has been sent what it does not have of them."""
+    def seats(
+        self, seq_ids: Sequence[int], versions: Sequence[int], tables: Sequence[Sequence[int]]
+    ) -> npt.NDArray[np.int64]:
+        """Find where the device has the block tables of some sequences, once it has been sent what it does not have of
+        them.
+
+        :param versions: of the tables: see :attr:`~paged_sdk.types.step.StepRow.kv_version`
+        """
         ...
 
     def decode(self, seats: Tensor, positions: Tensor, max_context_len: int) -> AttentionStep:
@@ -126,7 +113,7 @@ class AttentionBackend(ABC):
     """
 
     @abstractmethod
-    def prepare(self, rows: Sequence[RowSpan]) -> AttentionStep:
+    def prepare(self, rows: Sequence[StepRow]) -> AttentionStep:
         """Make what one step needs on the device; no row's storage is shared with another's new tokens.
 
         :param rows: prefill chunks and decodes in any order, at least one

@@ -14,10 +14,10 @@ __all__ = ["BlockTables"]
 
 
 class BlockTables:
-    """The tables of recent rows, each in a seat. A table that finds no free seat takes the least recently used one.
+    """The tables of recent sequences, each in a seat. A sequence that finds no free seat takes the least recently used
+    one.
 
-    Tables are told apart by the list that holds them, and are expected to change at their ends alone: one whose earlier
-    entries change has to come as another list (see :class:`~paged_sdk.kv.manager.KvTable`).
+    A table is sent as far as it has grown since it was last seen, and as a whole when its version is another.
 
     :param num_seats: tables at once, at least as many as a step has rows
     :param width: entries of the longest table
@@ -29,66 +29,72 @@ class BlockTables:
         self.tensor = torch.zeros(num_seats + 1, width, dtype=torch.int32, device=device)
         self.nobody = num_seats
         self._seats: dict[int, int] = {}
-        # Holding the lists keeps their identities from being used again.
-        self._tables: list[Sequence[int] | None] = [None] * num_seats
+        self._owners: list[int | None] = [None] * num_seats
+        self._versions = [0] * num_seats
         self._lengths = [0] * num_seats
         self._last_used = np.zeros(num_seats, dtype=np.int64)
         self._time = 0
         # The last step's, because most steps have the same rows as the one before.
         self._placed: list[int] = []
+        self._placed_versions: list[int] = []
         self._placed_lengths: list[int] = []
         self._placed_seats = np.zeros(0, dtype=np.int64)
 
-    def place(self, tables: Sequence[Sequence[int]]) -> npt.NDArray[np.int64]:
-        """The seats of a step's tables, once the device has been sent what it does not have of them.
+    def place(
+        self, seq_ids: Sequence[int], versions: Sequence[int], tables: Sequence[Sequence[int]]
+    ) -> npt.NDArray[np.int64]:
+        """Find the seats of a step's tables, once the device has been sent what it does not have of them.
 
+        :param seq_ids: whose tables they are
+        :param versions: of the tables: see :attr:`~paged_sdk.types.step.StepRow.kv_version`
         :returns: ``[len(tables)]``
         """
-        assert len(tables) <= len(self._tables), f"{len(tables)} tables, {len(self._tables)} seats"
-        identities = [id(table) for table in tables]
+        assert len(tables) <= len(self._owners), f"{len(tables)} tables, {len(self._owners)} seats"
+        if seq_ids != self._placed:
+            self._placed, self._placed_lengths = list(seq_ids), []
+            self._placed_seats = self._find_seats(seq_ids)
         lengths = [len(table) for table in tables]
-        if identities != self._placed:
-            self._placed, self._placed_lengths = identities, []
-            self._placed_seats = self._find_seats(identities, tables)
-        if lengths != self._placed_lengths:
-            self._placed_lengths = lengths
-            self._send_what_has_grown(tables)
+        if lengths != self._placed_lengths or versions != self._placed_versions:
+            self._send_what_is_new(versions, tables)
+            self._placed_versions, self._placed_lengths = list(versions), lengths
         return self._placed_seats
 
-    def _find_seats(self, identities: Sequence[int], tables: Sequence[Sequence[int]]) -> npt.NDArray[np.int64]:
+    def _find_seats(self, seq_ids: Sequence[int]) -> npt.NDArray[np.int64]:
         self._time += 1
-        seats = [self._seats.get(identity, -1) for identity in identities]
+        seats = [self._seats.get(seq_id, -1) for seq_id in seq_ids]
         known = np.array(seats, dtype=np.int64)
         self._last_used[known[known >= 0]] = self._time
         if -1 in seats:
-            self._seat_newcomers(tables, seats)
+            self._seat_newcomers(seq_ids, seats)
         return np.array(seats, dtype=np.int64)
 
-    def _seat_newcomers(self, tables: Sequence[Sequence[int]], seats: list[int]) -> None:
-        """Fill in the seats of tables that have none."""
+    def _seat_newcomers(self, seq_ids: Sequence[int], seats: list[int]) -> None:
+        """Fill in the seats of sequences that have none."""
         free = iter(np.argsort(self._last_used, kind="stable").tolist())
-        for row, table in enumerate(tables):
+        for row, seq_id in enumerate(seq_ids):
             if seats[row] >= 0:
                 continue
             seat = next(free)
-            evicted = self._tables[seat]
+            evicted = self._owners[seat]
             if evicted is not None:
-                del self._seats[id(evicted)]
-            self._tables[seat] = table
-            self._seats[id(table)] = seat
+                del self._seats[evicted]
+            self._owners[seat] = seq_id
+            self._seats[seq_id] = seat
             self._lengths[seat] = 0
             self._last_used[seat] = self._time
             seats[row] = seat
 
-    def _send_what_has_grown(self, tables: Sequence[Sequence[int]]) -> None:
+    def _send_what_is_new(self, versions: Sequence[int], tables: Sequence[Sequence[int]]) -> None:
         width = self.tensor.shape[1]
-        places, entries = [], []
-        for seat, table in zip(self._placed_seats.tolist(), tables, strict=True):
-            start = self._lengths[seat]
+        seats, places, entries = self._placed_seats.tolist(), [], []
+        for seat, version, table in zip(seats, versions, tables, strict=True):
+            start = self._lengths[seat] if version == self._versions[seat] else 0
             if start < len(table):
                 places.append(np.arange(seat * width + start, seat * width + len(table)))
                 entries.append(np.array(table[start:], dtype=np.int32))
-                self._lengths[seat] = len(table)
         if places:
             index, values = to_device(self.tensor.device, np.concatenate(places), np.concatenate(entries))
             self.tensor.view(-1).index_copy_(0, index, values)
+        # Only now: had sending failed, what was not sent would pass for known.
+        for seat, version, table in zip(seats, versions, tables, strict=True):
+            self._versions[seat], self._lengths[seat] = version, len(table)

@@ -8,11 +8,12 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from paged_sdk.attention.backend import AttentionBackend, RowSpan, layer_scores
+from paged_sdk.attention.backend import AttentionBackend, layer_scores
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.kernels.attention import decode_attention, prefill_attention
 from paged_sdk.kernels.attention_inputs import ScoreOptions
 from paged_sdk.kernels.step import AttentionStep
+from paged_sdk.types.step import StepRow
 
 __all__ = ["ContiguousBackend"]
 
@@ -39,7 +40,7 @@ class ContiguousBackend(AttentionBackend):
         """Bytes of all slots, room to grow included."""
         return sum(tensor.nbytes for tensor in self._slots.values())
 
-    def prepare(self, rows: Sequence[RowSpan]) -> AttentionStep:
+    def prepare(self, rows: Sequence[StepRow]) -> AttentionStep:
         """Give every row's slot room for the row's tokens."""
         for row in rows:
             self._reserve(_slot(row), row.end)
@@ -69,7 +70,7 @@ class ContiguousBackend(AttentionBackend):
 
 
 class _ContiguousStep(AttentionStep):
-    def __init__(self, scores: Sequence[ScoreOptions], rows: Sequence[RowSpan], storages: Sequence[Tensor]) -> None:
+    def __init__(self, scores: Sequence[ScoreOptions], rows: Sequence[StepRow], storages: Sequence[Tensor]) -> None:
         self._scores = scores
         self._rows = rows
         self._storages = storages
@@ -94,6 +95,6 @@ class _ContiguousStep(AttentionStep):
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
-def _slot(row: RowSpan) -> int:
+def _slot(row: StepRow) -> int:
     (slot,) = row.kv_ids
     return slot

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from paged_sdk.attention.backend import AttentionSetup, KvStorage, NativePages, RowSpan
+from paged_sdk.attention.backend import AttentionSetup, KvStorage, NativePages
 from paged_sdk.attention.paged import PagedBackend, new_positions
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig
@@ -21,6 +21,7 @@ from paged_sdk.kernels.native.paged_attention import (
     native_paged_attention,
 )
 from paged_sdk.kernels.step import AttentionStep
+from paged_sdk.types.step import StepRow
 
 __all__ = ["NativePagedBackend", "native_storage", "why_not_native"]
 
@@ -84,7 +85,7 @@ class NativePagedBackend(PagedBackend):
         """See :attr:`AttentionBackend.native_pages`."""
         return self._pages
 
-    def prepare(self, rows: Sequence[RowSpan]) -> AttentionStep:
+    def prepare(self, rows: Sequence[StepRow]) -> AttentionStep:
         """See :meth:`AttentionBackend.prepare`."""
         arrays = self._varlen(rows)
         batch = VarlenBatch(

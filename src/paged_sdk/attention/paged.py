@@ -11,7 +11,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from paged_sdk.attention.backend import AttentionBackend, RowSpan, layer_scores
+from paged_sdk.attention.backend import AttentionBackend, layer_scores
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.errors import OutOfMemoryError
@@ -20,6 +20,7 @@ from paged_sdk.kernels.key_offsets import KEY_SPAN
 from paged_sdk.kernels.kv_cache import copy_block, write_slots
 from paged_sdk.kernels.paged_attention import paged_decode_attention, paged_prefill_attention
 from paged_sdk.kernels.step import AttentionStep
+from paged_sdk.types.step import StepRow
 
 __all__ = ["PagedBackend", "new_positions"]
 
@@ -74,7 +75,7 @@ class PagedBackend(AttentionBackend):
         """Bytes of the pool, scales included."""
         return sum(tensor.nbytes for layer in self._layers for tensor in layer.tensors)
 
-    def prepare(self, rows: Sequence[RowSpan]) -> AttentionStep:
+    def prepare(self, rows: Sequence[StepRow]) -> AttentionStep:
         """See :meth:`AttentionBackend.prepare`."""
         slot_mapping = np.concatenate([self._slots(row, row.start) for row in rows])
         plans = {window: self._plan(rows, window) for window in self._windows}
@@ -93,7 +94,7 @@ class PagedBackend(AttentionBackend):
     def _tensor(self, array: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> Tensor:
         return torch.from_numpy(array).to(self._device)
 
-    def _varlen(self, rows: Sequence[RowSpan]) -> _VarlenArrays:
+    def _varlen(self, rows: Sequence[StepRow]) -> _VarlenArrays:
         """What kernels that follow block tables need."""
         ends = np.array([row.end for row in rows], dtype=np.int32)
         lengths = np.array([row.num_new_tokens for row in rows], dtype=np.int32)
@@ -115,13 +116,13 @@ class PagedBackend(AttentionBackend):
         assert positions.max() < self._max_positions, (positions.max(), self._max_positions)
         return self._tensor(positions)
 
-    def _slots(self, row: RowSpan, first: int) -> _Slots:
+    def _slots(self, row: StepRow, first: int) -> _Slots:
         """The slots of a row's positions from ``first`` to its end."""
         position = np.arange(first, row.end)
         table = np.asarray(row.kv_ids, dtype=np.int64)
         return table[position // self._block_size] * self._block_size + position % self._block_size
 
-    def _plan(self, rows: Sequence[RowSpan], window: int | None) -> _WindowPlan:
+    def _plan(self, rows: Sequence[StepRow], window: int | None) -> _WindowPlan:
         """Where the keys lie that layers of one window read."""
         prefills: list[_PrefillRow] = []
         decode_tokens: list[int] = []
@@ -248,7 +249,7 @@ def _decode(cache: LayerCache, group: _DecodeGroup, query: Tensor, scores: Score
     return paged_decode_attention(query, cache, group.slots, group.mask, scores, group.positions)
 
 
-def new_positions(rows: Sequence[RowSpan]) -> npt.NDArray[np.int64]:
+def new_positions(rows: Sequence[StepRow]) -> npt.NDArray[np.int64]:
     """``[num_tokens]``, of each new token within its sequence."""
     return np.concatenate([np.arange(row.start, row.end) for row in rows])
 

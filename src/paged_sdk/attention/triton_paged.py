@@ -12,7 +12,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from paged_sdk.attention.backend import AttentionSetup, KvStorage, RowSpan
+from paged_sdk.attention.backend import AttentionSetup, KvStorage
 from paged_sdk.attention.block_tables import BlockTables
 from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
@@ -28,6 +28,7 @@ from paged_sdk.kernels.triton.kv_cache import copy_blocks, reshape_and_cache
 from paged_sdk.kernels.triton.paged_attention import paged_attention
 from paged_sdk.kernels.triton.rotary import rotate_and_cache
 from paged_sdk.logs import get_logger
+from paged_sdk.types.step import StepRow
 
 __all__ = ["TritonPagedBackend", "TritonPagedStep", "choose_prefills", "triton_storage"]
 
@@ -102,7 +103,7 @@ class TritonPagedBackend(PagedBackend):
         self._tables = BlockTables(max_num_seqs, width, settings.device)
         self._prefills = dict(prefills or {})
 
-    def prepare(self, rows: Sequence[RowSpan]) -> TritonPagedStep:
+    def prepare(self, rows: Sequence[StepRow]) -> TritonPagedStep:
         """See :meth:`AttentionBackend.prepare`. Rows of one token come first, if others are to go to FlashAttention."""
         counts = np.array([row.num_new_tokens for row in rows])
         ends = np.array([row.end for row in rows])
@@ -111,7 +112,9 @@ class TritonPagedBackend(PagedBackend):
         row_of_token = np.repeat(np.arange(len(rows)), counts)
         seats, lengths, cu_seqlens, prefill_cu_seqlens, token_row, position = to_device(
             self._device,
-            self._tables.place([row.kv_ids for row in rows]),
+            self._tables.place(
+                [row.seq_id for row in rows], [row.kv_version for row in rows], [row.kv_ids for row in rows]
+            ),
             ends.astype(np.int32),
             np.concatenate(([0], starts_of_next)).astype(np.int32),
             np.concatenate(([0], starts_of_next[num_decodes:] - num_decodes)).astype(np.int32),
@@ -156,9 +159,11 @@ class TritonPagedBackend(PagedBackend):
         """See :attr:`AttentionBackend.decode_backend`."""
         return self
 
-    def seats(self, tables: Sequence[Sequence[int]]) -> npt.NDArray[np.int64]:
+    def seats(
+        self, seq_ids: Sequence[int], versions: Sequence[int], tables: Sequence[Sequence[int]]
+    ) -> npt.NDArray[np.int64]:
         """See :meth:`BlockTables.place`."""
-        return self._tables.place(tables)
+        return self._tables.place(seq_ids, versions, tables)
 
     @property
     def empty_seat(self) -> int:

@@ -41,6 +41,7 @@ from paged_sdk.runner.device import choose_device, choose_dtype
 from paged_sdk.runner.model_runner import ModelRunner
 from paged_sdk.sampling.processors import default_processors
 from paged_sdk.sampling.sampler import Sampler
+from paged_sdk.scheduler.proposer import Proposer
 from paged_sdk.scheduler.scheduler import Scheduler
 from paged_sdk.weights.checkpoint import Checkpoint, open_checkpoint
 from paged_sdk.weights.hub import resolve_model
@@ -50,9 +51,12 @@ __all__ = ["load_parts"]
 _log = get_logger(__name__)
 
 
-def load_parts(source: ModelSource, settings: BuildSettings, environment: Environment) -> ModelParts:
+def load_parts(
+    source: ModelSource, settings: BuildSettings, environment: Environment, *, proposer: Proposer | None = None
+) -> ModelParts:
     """Load a model.
 
+    :param proposer: guesses tokens for the model to verify; None: every step gives each text one token
     :raises ConfigError: a setting that cannot be used with this model or machine
     :raises ModelLoadError: a model that cannot be loaded
     """
@@ -65,10 +69,12 @@ def load_parts(source: ModelSource, settings: BuildSettings, environment: Enviro
         gguf=source.gguf,
     )
     with alone_on(device):
-        return _load(path, settings, environment, device)
+        return _load(path, settings, environment, device, proposer)
 
 
-def _load(path: Path, settings: BuildSettings, environment: Environment, device: torch.device) -> ModelParts:
+def _load(
+    path: Path, settings: BuildSettings, environment: Environment, device: torch.device, proposer: Proposer | None
+) -> ModelParts:
     dtype = choose_dtype(settings.dtype, device)
     checkpoint = open_checkpoint(path)
     workspace = _workspace(device, settings)
@@ -122,7 +128,7 @@ def _load(path: Path, settings: BuildSettings, environment: Environment, device:
     return ModelParts(
         name=path.stem if path.is_file() else path.name,
         architecture=model.config.model_type,
-        engine=Engine(Scheduler(config, kv), kv, runner, text.tokenizer),
+        engine=Engine(Scheduler(config, kv), kv, runner, text.tokenizer, proposer=proposer),
         text=text,
         config=config,
         vocab_size=vocab_size,

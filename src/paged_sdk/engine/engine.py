@@ -13,6 +13,7 @@ from paged_sdk.engine.output import OutputProcessor
 from paged_sdk.kv.manager import KvManager
 from paged_sdk.runner.output import PendingStep, Runner, RunnerOutput
 from paged_sdk.scheduler.output import SchedulerOutput
+from paged_sdk.scheduler.proposer import Proposer
 from paged_sdk.scheduler.request import Request
 from paged_sdk.scheduler.scheduler import Scheduler
 from paged_sdk.scheduler.sequence import Sequence
@@ -44,12 +45,22 @@ class Engine:
     :param kv: the scheduler's KV memory
     :param runner: computes it
     :param tokenizer: for stop strings
+    :param proposer: guesses tokens for the runner to verify; None: every step gives each text one token
     """
 
-    def __init__(self, scheduler: Scheduler, kv: KvManager, runner: Runner, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        kv: KvManager,
+        runner: Runner,
+        tokenizer: Tokenizer,
+        *,
+        proposer: Proposer | None = None,
+    ) -> None:
         self._scheduler = scheduler
         self._kv = kv
         self._runner = runner
+        self._proposer = proposer
         self._output = OutputProcessor(tokenizer)
         self._metrics = Metrics()
         self._next_seq_id = 0
@@ -84,7 +95,11 @@ class Engine:
         successor before it waits for it, so that the device never waits for Python.
         """
         start = time.monotonic()
+        if self._proposer is not None:
+            self._draft(self._proposer)
         output = self._scheduler.schedule()
+        if self._proposer is not None:
+            self._proposer.forget(output.finished_seq_ids)
         for sequence in output.dropped:  # it outgrew the pool all alone, and keeps its text
             self._output.end(sequence, "length", start)
         earlier, self._under_way = self._under_way, None
@@ -98,6 +113,13 @@ class Engine:
                 self._under_way = None
             elif self._under_way.step.early_rows:
                 self._under_way = self._take_in_early(self._under_way)
+
+    def _draft(self, proposer: Proposer) -> None:
+        """Give the texts that only generate some drafts."""
+        sequences = self._scheduler.decoding
+        if sequences:
+            for sequence, drafts in zip(sequences, proposer.propose(sequences), strict=True):
+                sequence.draft_token_ids = drafts
 
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix; live sequences keep their KV."""

@@ -109,6 +109,7 @@ class SequenceKvManager:
         self._num_used += 1
         table.epoch = self._epoch
         table.ids = [self._take_prefix(prefix, token_ids)]
+        table.version += 1
         table.capacity = table.next_commit = sys.maxsize
         if self._num_kept and table.share:
             self._prefix_queries += len(token_ids)

@@ -14,10 +14,12 @@ __all__ = ["KvCopy", "KvManager", "KvTable", "KvUsage", "Prefix"]
 class KvTable:
     """Holds the KV memory of one sequence: it lives as long as the sequence and is empty while the sequence waits.
 
-    Only ``ids``, ``capacity`` and ``next_commit`` are of interest outside ``kv/``; the rest is the manager's own.
+    Outside ``kv/``, only ``ids``, ``version``, ``capacity`` and ``next_commit`` are of interest; the rest is the
+    manager's own.
 
-    :ivar ids: block table (paged), or the one slot (contiguous). It grows at its end; where an entry that will be read
-        changes, there is a new list. So who has seen a list before has only its new end to look at
+    :ivar ids: block table (paged), or the one slot (contiguous)
+    :ivar version: changes when an entry of ``ids`` that will be read changes. While it is the same the table has only
+        grown at its end, so whoever has seen it before has nothing but the new end to look at
     :ivar capacity: tokens of the sequence that may be written without asking ``grow``
     :ivar next_commit: computed tokens from which ``commit`` has something to do
     :ivar cache_keys: what, beside the tokens, the KV depends on: adapter, image content, cache salt
@@ -38,6 +40,7 @@ class KvTable:
         "num_out_of_window",
         "num_published",
         "share",
+        "version",
     )
 
     def __init__(self, cache_keys: tuple[CacheKey, ...] = (), *, share: bool = True) -> None:
@@ -50,6 +53,7 @@ class KvTable:
         self.num_published = 0
         self.num_out_of_window = 0
         self.epoch = 0
+        self.version = 0
 
 
 @frozen

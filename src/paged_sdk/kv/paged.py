@@ -96,6 +96,7 @@ class KvCacheManager:
         for block_id in prefix.ids:
             self._pool.acquire(self._pool.blocks[block_id])
         table.ids = list(prefix.ids)
+        table.version += 1
         table.num_published = len(prefix.ids)
         table.num_out_of_window = 0
         table.epoch = self._epoch
@@ -126,6 +127,7 @@ class KvCacheManager:
                 self._copies[block.id] = KvCopy(shared.id, block.id, size)
                 pool.release(shared)
                 ids = table.ids = [*ids[:index], block.id, *ids[index + 1 :]]
+                table.version += 1
         for _ in range(min(num_needed - len(ids), pool.num_available)):
             ids.append(pool.take().id)
         table.capacity = len(ids) * size

@@ -7,9 +7,10 @@ from typing import TypeAlias
 
 import torch
 
-from paged_sdk.attention.backend import AttentionBackend, RowSpan
+from paged_sdk.attention.backend import AttentionBackend
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.models.causal_model import CausalModel
+from paged_sdk.types.step import StepRow
 
 __all__ = ["PeakBytes", "activation_bytes", "cuda_peak_bytes"]
 
@@ -37,7 +38,8 @@ def activation_bytes(
     blocks_per_row = -(-counts[0] // block_size)
     backend = make_backend(num_rows * blocks_per_row)
     spans = [
-        RowSpan(0, count, range(row * blocks_per_row, (row + 1) * blocks_per_row)) for row, count in enumerate(counts)
+        StepRow(row, 0, [0] * count, range(row * blocks_per_row, (row + 1) * blocks_per_row))
+        for row, count in enumerate(counts)
     ]
 
     def step() -> None:

@@ -93,6 +93,8 @@ class DecodeGraphs:
 
     def forward(
         self,
+        seq_ids: Sequence[int],
+        versions: Sequence[int],
         tables: Sequence[Sequence[int]],
         positions: Sequence[int],
         token_ids: Sequence[int] | None,
@@ -100,7 +102,9 @@ class DecodeGraphs:
     ) -> Tensor:
         """Run a step of one token per row.
 
-        :param tables: block tables of the rows, at most :attr:`largest`
+        :param seq_ids: whose rows they are, at most :attr:`largest`
+        :param versions: of their block tables: see :attr:`~paged_sdk.types.step.StepRow.kv_version`
+        :param tables: their block tables
         :param positions: of the tokens, below the largest bound
         :param token_ids: the tokens, where they are known on the host; None: nowhere
         :param sources: index into what the previous step handed on; -1: the token is known
@@ -111,7 +115,7 @@ class DecodeGraphs:
         graph = self._graphs[size, next(bound for bound in self._bounds if bound >= longest)]
         host = self._empty_input(size)
         columns = host.numpy()
-        columns[0, :num_rows] = self._backend.seats(tables)
+        columns[0, :num_rows] = self._backend.seats(seq_ids, versions, tables)
         for column, values in zip(columns[1:], (positions, token_ids, sources), strict=True):
             if values is not None:
                 column[:num_rows] = values

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from enum import Enum
 
 from attrs import define
 from torch import Tensor
@@ -14,8 +15,21 @@ from paged_sdk.sampling.device_sampler import DeviceBatch, DeviceSampler, Drawn
 from paged_sdk.sampling.row import SampleRow
 from paged_sdk.scheduler.output import ScheduledSequence
 from paged_sdk.scheduler.sequence import Sequence as TokenSequence
+from paged_sdk.types.step import AWAITED, StepRow
 
-__all__ = ["DeviceDecoding"]
+__all__ = ["DeviceDecoding", "Way"]
+
+
+class Way(Enum):
+    """How a step is run on a device. :meth:`DeviceDecoding.way` decides."""
+
+    REPEATED = "repeated"
+    """By a recording, and sampled as the step before: its rows are the same, each with the token that it got there.
+    Nothing about them has to be found out again. Most steps are such."""
+    RECORDED = "recorded"
+    """Its layers by a recording: every row has one token."""
+    LAUNCHED = "launched"
+    """One operation at a time."""
 
 
 class DeviceDecoding:
@@ -32,41 +46,54 @@ class DeviceDecoding:
         self._graphs = graphs
         self._last: _Batch | None = None
 
-    def go_on(self, scheduled: Sequence[ScheduledSequence], model: CausalModel) -> Drawn | None:
-        """Run a whole step, if its rows are those of the last one, each with the token that it got there.
-
-        Most steps are such: nothing about their rows has to be found out again.
-
-        :returns: what it samples, as of :meth:`sample`; None: it is no such step, and has not begun
-        """
-        last, graphs = self._last, self._graphs
-        if last is None or graphs is None or [row.sequence for row in scheduled] != last.sequences:
-            return None
+    def way(self, scheduled: Sequence[ScheduledSequence]) -> Way:
+        """Decide how a step is run."""
+        graphs, last = self._graphs, self._last
+        if graphs is None or len(scheduled) > graphs.largest:
+            return Way.LAUNCHED
+        if any(row.num_new_tokens != 1 for row in scheduled):
+            return Way.LAUNCHED
+        if last is None or [row.sequence for row in scheduled] != last.sequences:
+            return Way.RECORDED
         # A row that was preempted meanwhile begins elsewhere.
-        positions = [row.start for row in scheduled]
-        if positions != last.next_positions:
-            return None
-        places = range(len(positions))
-        logits = model.logits(graphs.forward([row.kv_ids for row in scheduled], positions, None, places))
-        last.next_positions = [position + 1 for position in positions]
+        return Way.REPEATED if [row.start for row in scheduled] == last.next_positions else Way.RECORDED
+
+    def repeat(self, scheduled: Sequence[ScheduledSequence], model: CausalModel) -> Drawn:
+        """Run and sample a whole step of the way :attr:`Way.REPEATED`.
+
+        :returns: what it samples, as of :meth:`sample`
+        """
+        last = self._last
+        assert self._graphs is not None, "no step is recorded"
+        assert last is not None, "there is no step to repeat"
+        hidden = self._graphs.forward(
+            [row.sequence.seq_id for row in scheduled],
+            [row.sequence.table.version for row in scheduled],
+            [row.kv_ids for row in scheduled],
+            last.next_positions,
+            None,
+            range(len(scheduled)),
+        )
+        logits = model.logits(hidden)
+        last.next_positions = [position + 1 for position in last.next_positions]
         return self._draw(logits, last)
 
-    def decode(self, scheduled: Sequence[ScheduledSequence]) -> Tensor | None:
-        """Run the layers of a step by a recorded one.
+    def decode(self, rows: Sequence[StepRow]) -> Tensor:
+        """Run the layers of a step of the way :attr:`Way.RECORDED`.
 
-        :returns: ``[len(scheduled), hidden_size]``, good until the next step; None: there is none that fits
+        :returns: ``[len(rows), hidden_size]``, good until the next step
         """
-        graphs = self._graphs
-        if graphs is None or len(scheduled) > graphs.largest or any(row.num_new_tokens != 1 for row in scheduled):
-            return None
-        unknown = [row.sequence.seq_id for row in scheduled if row.end > len(row.sequence.token_ids)]
-        places = dict(zip(unknown, self.overlap.places(unknown), strict=True))
-        sources = [places.get(row.sequence.seq_id, -1) for row in scheduled]
-        token_ids = [
-            row.sequence.token_ids[row.start] if source < 0 else 0
-            for row, source in zip(scheduled, sources, strict=True)
-        ]
-        return graphs.forward([row.kv_ids for row in scheduled], [row.start for row in scheduled], token_ids, sources)
+        assert self._graphs is not None, "no step is recorded"
+        awaited = [row.seq_id for row in rows if row.token_ids[0] == AWAITED]
+        places = dict(zip(awaited, self.overlap.places(awaited), strict=True))
+        return self._graphs.forward(
+            [row.seq_id for row in rows],
+            [row.kv_version for row in rows],
+            [row.kv_ids for row in rows],
+            [row.start for row in rows],
+            [max(row.token_ids[0], 0) for row in rows],
+            [places.get(row.seq_id, -1) for row in rows],
+        )
 
     def serves(self, row: SampleRow) -> bool:
         """Whether the device can sample a row."""

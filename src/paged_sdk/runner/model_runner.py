@@ -13,7 +13,7 @@ from paged_sdk.attention.backend import AttentionBackend
 from paged_sdk.errors import ModelClosedError
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.models.causal_model import CausalModel
-from paged_sdk.runner.device_decoding import DeviceDecoding
+from paged_sdk.runner.device_decoding import DeviceDecoding, Way
 from paged_sdk.runner.input_batch import make_input_batch
 from paged_sdk.runner.output import FinishedStep, PendingStep, RunnerOutput
 from paged_sdk.runner.sampled_step import SampledStep
@@ -24,6 +24,7 @@ from paged_sdk.sampling.raw_logprobs import RawLogprobs
 from paged_sdk.sampling.row import SampleRow
 from paged_sdk.sampling.sampler import PreparedRows, SampledRows, Sampler
 from paged_sdk.scheduler.output import ScheduledSequence, SchedulerOutput
+from paged_sdk.types.step import StepRow
 
 __all__ = ["ModelRunner"]
 
@@ -81,19 +82,19 @@ class _Parts:
         if self.device_decoding is not None:
             self.device_decoding.forget(output.finished_seq_ids)
         scheduled = output.scheduled
+        way = Way.LAUNCHED if self.device_decoding is None else self.device_decoding.way(scheduled)
         result = RunnerOutput(token_ids=[[]] * len(scheduled), logprobs=[None] * len(scheduled))
         if not scheduled:
             return FinishedStep(result)
-        if self.device_decoding is not None:
-            drawn = self.device_decoding.go_on(scheduled, self.model)
-            if drawn is not None:
-                return SampledStep(result, scheduled, range(len(scheduled)), drawn, overlaps=True)
+        if self.device_decoding is not None and way is Way.REPEATED:
+            drawn = self.device_decoding.repeat(scheduled, self.model)
+            return SampledStep(result, scheduled, range(len(scheduled)), drawn, overlaps=True)
         targets = _targets(scheduled)
         on_host, on_device = self._place(targets)
         # On the CPU the forward pass is over once it is submitted: only what begins before it can run beside it.
         is_over = self.model.device.type == "cpu"
         prepared = self.sampler.prepare([target.row for target in on_host]) if is_over else None
-        hidden, first_tokens = self._forward(scheduled)
+        hidden, first_tokens = self._forward(output.message().rows, way)
         if prepared is None:
             prepared = self.sampler.prepare([target.row for target in on_host])
         self._add_prompt_logprobs(scheduled, first_tokens, hidden, result)
@@ -117,16 +118,13 @@ class _Parts:
         places = {target.place for target in on_device}
         return [target for target in targets if target.place not in places], on_device
 
-    def _forward(self, scheduled: Sequence[ScheduledSequence]) -> tuple[Tensor, Sequence[int]]:
-        """The hidden states of a step's tokens, and the index of each row's first."""
-        overlap = None
-        if self.device_decoding is not None:
-            hidden = self.device_decoding.decode(scheduled)
-            if hidden is not None:
-                return hidden, range(len(scheduled))
-            overlap = self.device_decoding.overlap
-        batch = make_input_batch(scheduled, self.model.device, overlap)
-        context = StepContext(attention=self.backend.prepare(batch.spans))
+    def _forward(self, rows: Sequence[StepRow], way: Way) -> tuple[Tensor, Sequence[int]]:
+        """Compute the hidden states of a step's tokens, and the index of each row's first."""
+        path = self.device_decoding
+        if path is not None and way is Way.RECORDED:
+            return path.decode(rows), range(len(rows))
+        batch = make_input_batch(rows, self.model.device, None if path is None else path.overlap)
+        context = StepContext(attention=self.backend.prepare(rows))
         return self.model.forward(batch.token_ids, batch.positions, context), batch.first_tokens
 
     def _unsampled(self, scheduled: Sequence[ScheduledSequence], hidden: Tensor, result: RunnerOutput) -> PendingStep:

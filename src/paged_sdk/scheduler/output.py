@@ -8,6 +8,7 @@ from attrs import define, field, frozen
 
 from paged_sdk.kv.manager import KvCopy
 from paged_sdk.scheduler.sequence import Sequence
+from paged_sdk.types.step import AWAITED, Step, StepRow
 
 __all__ = ["NewTokens", "ScheduledSequence", "SchedulerOutput"]
 
@@ -80,6 +81,23 @@ class SchedulerOutput:
         :param rows: indices of :attr:`scheduled`
         """
         return SchedulerOutput([self.scheduled[row] for row in rows], [], [], [], [])
+
+    def message(self) -> Step:
+        """Say what is to be run, in plain numbers: what another process that holds the weights needs to know."""
+        rows = []
+        for row in self.scheduled:
+            sequence, drafts = row.sequence, row.draft_token_ids
+            end = row.known_end
+            token_ids = sequence.token_ids[row.start : end]
+            if end > len(sequence.token_ids):
+                token_ids.append(AWAITED)
+            token_ids += drafts
+            num_logits = 1 + len(drafts) if row.num_samples else 0
+            if sequence.request.sampling.prompt_logprobs is not None:
+                num_logits = len(token_ids)
+            rows.append(StepRow(sequence.seq_id, row.start, token_ids, row.kv_ids, sequence.table.version, num_logits))
+        copies = [(copy.src, copy.dst, copy.num_tokens) for copy in self.copies]
+        return Step(rows=rows, copies=copies, released=self.released, finished_seq_ids=self.finished_seq_ids)
 
 
 @define(eq=False)

@@ -88,13 +88,18 @@ class FakeRunner:
                 result.failed[index] = NumericalError(f"request {request_id}: {failure}", request_id=request_id)
             choices = range(row.sequence.choice_index, row.sequence.choice_index + row.num_samples)
             tokens = [self._say(prompt, text, choice) for choice in choices] if failure is None else []
+            for draft in row.draft_token_ids if tokens else ():
+                if tokens[-1] != draft:
+                    break
+                text.append(draft)
+                tokens.append(self._say(prompt, text, row.sequence.choice_index))
             result.token_ids.append(tokens)
             result.logprobs.append(self._sampled_logprobs(row, tokens))
             prompt_top_n = row.sequence.request.sampling.prompt_logprobs
             if prompt_top_n is not None and failure is None:
                 result.prompt_logprobs[index] = self._prompt_logprobs(row, prompt_top_n)
         self._said = {
-            row.sequence.seq_id: tokens[0]
+            row.sequence.seq_id: tokens[-1]
             for row, tokens in zip(output.scheduled, result.token_ids, strict=True)
             if tokens
         }
@@ -111,7 +116,7 @@ class FakeRunner:
         """Prompt and output of a row, with the token that only the step before knows."""
         sequence = row.sequence
         output = sequence.output_token_ids
-        if row.end > len(sequence.token_ids):
+        if row.known_end > len(sequence.token_ids):
             output.append(self._said.get(sequence.seq_id, 0))  # 0: that row failed
         return sequence.token_ids[: sequence.num_prompt_tokens], output
 

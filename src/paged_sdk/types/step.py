@@ -1,0 +1,64 @@
+"""A step as a message: what whoever runs the model needs to know of it, in plain numbers.
+
+The scheduler makes it, runners and attention read it. It refers to nothing that lives in one process, so it can be
+pickled and run by another one that holds the same weights and the same blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from attrs import define, field, frozen
+
+__all__ = ["AWAITED", "Step", "StepRow"]
+
+AWAITED: Final = -1
+"""In place of a token id: the token that the step before samples for the sequence. Only the device knows it yet."""
+
+
+# Not frozen, which takes three times as long: a step makes one for each sequence.
+@define
+class StepRow:
+    """The tokens that one sequence computes in a step.
+
+    :ivar seq_id: identifies the sequence in its engine
+    :ivar start: how many of its tokens have keys and values in the cache already
+    :ivar token_ids: the tokens to compute, at positions ``start`` and on, at least one; drafts come last
+    :ivar kv_ids: where its keys and values lie: the block table, or ``[slot]`` when contiguous
+    :ivar kv_version: changes when an entry of ``kv_ids`` that will be read has changed, rather than one come at the end
+    :ivar num_logits: after how many of the tokens, counted from the last, logits are wanted
+    """
+
+    seq_id: int
+    start: int
+    token_ids: Sequence[int]
+    kv_ids: Sequence[int]
+    kv_version: int = 0
+    num_logits: int = 0
+
+    @property
+    def num_new_tokens(self) -> int:
+        """How many tokens it computes."""
+        return len(self.token_ids)
+
+    @property
+    def end(self) -> int:
+        """How many of its tokens have keys and values in the cache after the step."""
+        return self.start + len(self.token_ids)
+
+
+@frozen(kw_only=True)
+class Step:
+    """One step. Its order on the device: copies, then released slots may go, then the rows' writes.
+
+    :ivar rows: what to compute
+    :ivar copies: source, target and number of tokens: whole blocks when paged, otherwise the first tokens of slots
+    :ivar released: slots whose storage may be dropped (contiguous only)
+    :ivar finished_seq_ids: sequences that have ended, whose state may be forgotten
+    """
+
+    rows: list[StepRow]
+    copies: list[tuple[int, int, int]] = field(factory=list)
+    released: list[int] = field(factory=list)
+    finished_seq_ids: list[int] = field(factory=list)

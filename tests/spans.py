@@ -1,0 +1,17 @@
+"""Rows of a step for tests of attention, which do not look at tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paged_sdk.types.step import StepRow
+
+__all__ = ["span"]
+
+
+def span(start: int, num_new_tokens: int, kv_ids: Sequence[int], *, seq_id: int | None = None) -> StepRow:
+    """A row of some tokens.
+
+    :param seq_id: the first of the blocks by default, which no other sequence has
+    """
+    return StepRow(kv_ids[0] if seq_id is None else seq_id, start, [0] * num_new_tokens, kv_ids)
