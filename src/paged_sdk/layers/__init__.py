@@ -1,1 +1,3 @@
-"""Building blocks of a decoder that hold no matrix: norms, rotary embedding, token embedding, gated activation."""
+"""Hold the building blocks of a decoder that have no matrix: norms, rotary embedding, token embedding, gated
+activation.
+"""

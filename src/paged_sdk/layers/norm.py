@@ -1,4 +1,4 @@
-"""Root mean square normalization (Zhang and Sennrich, 2019, arXiv 1910.07467)."""
+"""Compute root mean square normalization (Zhang and Sennrich, 2019, arXiv 1910.07467)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["RMSNorm"]
 
 
 class RMSNorm:
-    """``x / rms(x) * weight`` over the last dimension, the mean in float32 at least.
+    """Computes ``x / rms(x) * weight`` over the last dimension, with the mean in float32 at least.
 
-    Models differ in where they round, and are followed: llama and its kin round to the model's dtype before the
+    Models differ in where they round, and each is followed: llama and its kin round to the model's dtype before the
     multiplication by the weight; gemma, whose weights are stored less 1, after it.
 
     :param weight: ``[..., hidden_size]``, broadcast against the input
-    :param offset: added to the weight; not 0: the multiplication is in float32 at least
-    :ivar weight: with the offset
+    :param offset: is added to the weight; unless it is 0, the multiplication is in float32 at least
+    :ivar weight: the weight with the offset added
     """
 
     def __init__(self, weight: Tensor, eps: float, *, offset: float = 0.0) -> None:
@@ -29,7 +29,7 @@ class RMSNorm:
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalize; a new tensor of the dtype of ``x``.
+        """Normalize into a new tensor of the dtype of ``x``.
 
         :param x: ``[..., hidden_size]`` of the model's dtype
         """

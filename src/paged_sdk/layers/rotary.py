@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al., 2021, arXiv 2104.09864) and its extensions to longer contexts."""
+"""Compute rotary position embeddings (Su et al., 2021, arXiv 2104.09864) and their extensions to longer contexts."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["RotaryEmbedding"]
 
 
 class RotaryEmbedding:
-    """Frequencies of one kind of layer.
+    """Holds the rotary frequencies of one kind of layer.
 
     LongRoPE has two sets of divisors, for sequences within the trained context and beyond it. Keys in the cache were
     rotated with one set and cannot change to the other, so the set is chosen once, for every sequence alike: by whether
     ``max_model_len`` lies beyond the trained context.
 
-    :param max_model_len: the longest sequence that will be asked for
+    :param max_model_len: the longest sequence that will be requested
     """
 
     def __init__(self, config: RopeConfig, *, max_model_len: int, device: torch.device) -> None:
@@ -29,7 +29,8 @@ class RotaryEmbedding:
         self._attention_factor = _attention_factor(config)
 
     def at(self, positions: Tensor) -> Rotation:
-        """The rotation at some positions; made once per step for all layers, which costs less than reading a table.
+        """Compute the cosines and sines at some positions; doing so once per step for all layers costs less than
+        reading a table.
 
         :param positions: ``[num_tokens]`` int64
         """
@@ -39,7 +40,7 @@ class RotaryEmbedding:
 
 
 def _inverse_frequencies(config: RopeConfig, max_model_len: int) -> Tensor:
-    """``[rotary_dim / 2]`` float32: radians per token."""
+    """Return the frequencies, ``[rotary_dim / 2]`` float32, in radians per token."""
     exponents = torch.arange(0, config.rotary_dim, 2, dtype=torch.float32) / config.rotary_dim
     periods = config.theta**exponents
     if config.inv_freq_divisors:
@@ -60,7 +61,7 @@ def _inverse_frequencies(config: RopeConfig, max_model_len: int) -> Tensor:
 
 
 def _llama3(config: RopeConfig, inverse: Tensor) -> Tensor:
-    """Slow frequencies divided by the factor, fast ones kept, a linear blend between (Llama 3.1's own scheme)."""
+    """Divide slow frequencies by the factor, keep fast ones, and blend linearly in between (Llama 3.1's own scheme)."""
     turns = config.original_max_position * inverse / (2 * math.pi)
     blend = (turns - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor)
     blend = blend.clamp(0.0, 1.0)
@@ -68,10 +69,10 @@ def _llama3(config: RopeConfig, inverse: Tensor) -> Tensor:
 
 
 def _yarn(config: RopeConfig, periods: Tensor) -> Tensor:
-    """As llama3, with the blend linear in the index of the frequency (Peng et al., 2023, arXiv 2309.00071)."""
+    """Scale as llama3 does, but blend linearly in the index of the frequency (Peng et al., 2023, arXiv 2309.00071)."""
 
     def index_of(turns: float) -> float:
-        """The (fractional) index of the frequency that turns so often within the trained context."""
+        """Return the (fractional) index of the frequency that makes so many turns within the trained context."""
         return (
             config.rotary_dim
             * math.log(config.original_max_position / (turns * 2 * math.pi))
@@ -88,7 +89,7 @@ def _yarn(config: RopeConfig, periods: Tensor) -> Tensor:
 
 
 def _attention_factor(config: RopeConfig) -> float:
-    """What cos and sin are multiplied by, to undo the lower entropy of attention over a longer context."""
+    """Return the factor for cos and sin that undoes the lower entropy of attention over a longer context."""
     if config.kind not in (RopeKind.YARN, RopeKind.LONGROPE):
         return 1.0
     if config.attention_factor is not None:

@@ -1,1 +1,1 @@
-"""Decoder-only models: one file per family, named after its ``model_type``, over shared blocks."""
+"""Define decoder-only models: one file per family, named after its ``model_type``, over shared blocks."""

@@ -1,4 +1,4 @@
-"""A layer's self-attention: projections around the attention over the cache."""
+"""Compute a layer's self-attention: the projections before and after attention over the cache."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["AttentionBlock", "load_attention_block"]
 
 
 class AttentionBlock:
-    """Multi-head attention with grouped queries.
+    """Runs multi-head attention with grouped queries.
 
-    :param qkv: queries, keys and values of all heads, in this order
+    :param qkv: projects to queries, keys and values of all heads, in this order
     :param qk_norm: norms each head of queries and keys, weight ``[num_heads + num_kv_heads, head_dim]``
     """
 
@@ -34,10 +34,10 @@ class AttentionBlock:
         self._num_qk_heads = config.num_heads + config.num_kv_heads
 
     def forward(self, x: Tensor, rotation: Rotation, ctx: StepContext) -> Tensor:
-        """Attend.
+        """Project to queries, keys and values, attend over the cache, and project the result back.
 
         :param x: ``[num_tokens, hidden_size]``
-        :param rotation: of the tokens' positions
+        :param rotation: the rotary embedding's cosines and sines at the tokens' positions
         """
         heads = torch.unflatten(self.qkv.forward(x, ctx), -1, (-1, self._head_dim))
         query_key, value = heads[:, : self._num_qk_heads], heads[:, self._num_qk_heads :]
@@ -52,7 +52,7 @@ def load_attention_block(
 ) -> AttentionBlock:
     """Load one layer's attention.
 
-    :param prefix: of the layer's tensors
+    :param prefix: what the names of the layer's tensors start with
     :raises CheckpointError: a tensor is missing or has another shape
     """
     query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -76,7 +76,7 @@ def load_attention_block(
 
 
 def _load_qk_norm(loader: WeightLoader, config: DecoderConfig, prefix: str) -> RMSNorm:
-    """The norms of queries and keys as one: a row of the weight for each head."""
+    """Load the norms of queries and keys as one norm, whose weight has a row for each head."""
     query = loader.tensor(f"{prefix}self_attn.q_norm.weight", config.head_dim)
     key = loader.tensor(f"{prefix}self_attn.k_norm.weight", config.head_dim)
     weight = torch.cat((query.expand(config.num_heads, -1), key.expand(config.num_kv_heads, -1)))

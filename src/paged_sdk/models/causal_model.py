@@ -1,4 +1,4 @@
-"""What the runner asks of a model, however its layers are computed."""
+"""Define what the runner asks of a model, however its layers are computed."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ __all__ = ["CausalModel"]
 
 
 class CausalModel(Protocol):
-    """From token ids to logits."""
+    """Computes logits from token ids."""
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Return the device that holds the weights."""
         ...
 
     def forward(self, token_ids: Tensor, positions: Tensor, ctx: StepContext) -> Tensor:
         """Run all layers over the tokens of a step.
 
         :param token_ids: ``[num_tokens]`` int64, of all rows in order
-        :param positions: ``[num_tokens]`` int64, of each within its sequence
-        :returns: ``[num_tokens, hidden_size]``, what :meth:`logits` takes some rows of
+        :param positions: ``[num_tokens]`` int64, the position of each token within its sequence
+        :returns: ``[num_tokens, hidden_size]``, of which :meth:`logits` takes some rows
         """
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores over the vocabulary.
+        """Compute scores over the vocabulary.
 
         :param hidden: some rows of :meth:`forward`'s result, ``[num_rows, hidden_size]``
-        :returns: ``[num_rows, vocab_size]`` float32, the caller's to change
+        :returns: ``[num_rows, vocab_size]`` float32, which the caller may change
         """
         ...

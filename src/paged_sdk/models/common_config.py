@@ -1,4 +1,4 @@
-"""What the families' configs have in common: Hugging Face's names for the shape of a decoder."""
+"""Read what the families' configs have in common: Hugging Face's names for the shape of a decoder."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def read_common(
     activation: Activation | None = None,
     tie_embeddings: bool = False,
 ) -> DecoderConfig:
-    """A plain llama's shape, which families evolve.
+    """Read the shape of a plain llama, which families evolve.
 
-    :param ropes: per layer; None: one for all, in the usual place
-    :param sliding_windows: per layer; None: every layer sees everything
-    :param activation: None: in the usual place
+    :param ropes: the rotary embedding of each layer; None: one for all, read from the usual fields
+    :param sliding_windows: the window of each layer; None: every layer attends to everything
+    :param activation: the MLP's; None: read from the usual field
     :param tie_embeddings: what the family's configs mean when they do not say
     :raises CheckpointError: a value that is missing or cannot be used
     """
@@ -72,12 +72,12 @@ def read_common(
 
 
 def read_head_dim(fields: ConfigFields) -> int:
-    """Elements per head; unless stated, the heads share the hidden size."""
+    """Return the elements per head; unless the config states them, the heads share the hidden size."""
     return fields.positive("head_dim", fields.positive("hidden_size") // fields.positive("num_attention_heads"))
 
 
 def read_activation(fields: ConfigFields, key: str, default: Activation) -> Activation:
-    """The gate's activation."""
+    """Return the activation of the MLP's gate."""
     try:
         return Activation(fields.text(key, default.value))
     except ValueError:
@@ -85,9 +85,9 @@ def read_activation(fields: ConfigFields, key: str, default: Activation) -> Acti
 
 
 def read_layer_types(fields: ConfigFields, is_sliding: Callable[[int], bool]) -> tuple[str, ...]:
-    """Per layer ``sliding_attention`` or ``full_attention``.
+    """Return ``sliding_attention`` or ``full_attention`` for each layer.
 
-    :param is_sliding: whether a layer slides, by index, where the config has no ``layer_types``
+    :param is_sliding: says by a layer's index whether it has a window, where the config has no ``layer_types``
     """
     num_layers = fields.positive("num_hidden_layers")
     types = fields.texts("layer_types") or tuple(SLIDING if is_sliding(i) else _FULL for i in range(num_layers))
@@ -99,7 +99,7 @@ def read_layer_types(fields: ConfigFields, is_sliding: Callable[[int], bool]) ->
 
 
 def read_windows(layer_types: tuple[str, ...], window: int | None) -> tuple[int | None, ...]:
-    """The window of each layer."""
+    """Return the window of each layer."""
     return tuple(window if each == SLIDING else None for each in layer_types)
 
 
@@ -110,9 +110,9 @@ def read_moe(
     intermediate_size: int,
     renormalize: bool,
 ) -> MoeConfig:
-    """The mixtures of experts.
+    """Read the settings of the mixtures of experts.
 
-    :param layers: which layers have one
+    :param layers: which layers have a mixture
     :raises CheckpointError: a value that is missing or cannot be used
     :raises UnsupportedArchitectureError: the experts, or how they are chosen, are another family's
     """

@@ -1,4 +1,4 @@
-"""Reading config.json: every value is checked, because it comes from outside."""
+"""Read config.json; every value is checked, because it comes from outside."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["ConfigFields"]
 
 
 class ConfigFields:
-    """Typed access to one section of a model's config. ``null`` counts as absent.
+    """Gives typed access to one section of a model's config. ``null`` counts as absent.
 
     :param values: the section, as parsed from JSON
     :param name: where it stands in the file, for messages
@@ -22,15 +22,15 @@ class ConfigFields:
         self._name = name
 
     def __contains__(self, key: str) -> bool:
-        """Whether the key is there, be it as ``null``."""
+        """Return whether the section has the key, even as ``null``."""
         return key in self._values
 
     def is_set(self, key: str) -> bool:
-        """Whether the key stands for something: neither absent nor ``null``, ``false`` or 0."""
+        """Return whether the key has a value other than ``null``, ``false`` and 0."""
         return bool(self._values.get(key))
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """A whole number.
+        """Return a whole number.
 
         :raises CheckpointError: it is absent and has no default, or is something else
         """
@@ -40,7 +40,7 @@ class ConfigFields:
         raise self.error(key, "a whole number")
 
     def positive(self, key: str, default: int | None = None) -> int:
-        """A whole number of at least 1.
+        """Return a whole number of at least 1.
 
         :raises CheckpointError: as :meth:`integer`
         """
@@ -50,14 +50,14 @@ class ConfigFields:
         raise self.error(key, "a whole number of at least 1")
 
     def optional_positive(self, key: str) -> int | None:
-        """A whole number of at least 1, or None.
+        """Return a whole number of at least 1, or None.
 
         :raises CheckpointError: it is something else
         """
         return None if self._values.get(key) is None else self.positive(key)
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A number.
+        """Return a number.
 
         :raises CheckpointError: it is absent and has no default, or is something else
         """
@@ -67,14 +67,14 @@ class ConfigFields:
         raise self.error(key, "a number")
 
     def optional_number(self, key: str) -> float | None:
-        """A number, or None.
+        """Return a number, or None.
 
         :raises CheckpointError: it is something else
         """
         return None if self._values.get(key) is None else self.number(key)
 
     def flag(self, key: str, default: bool) -> bool:
-        """True or False.
+        """Return True or False.
 
         :raises CheckpointError: it is something else
         """
@@ -84,7 +84,7 @@ class ConfigFields:
         raise self.error(key, "true or false")
 
     def text(self, key: str, default: str | None = None) -> str:
-        """A string.
+        """Return a string.
 
         :raises CheckpointError: it is absent and has no default, or is something else
         """
@@ -94,7 +94,7 @@ class ConfigFields:
         raise self.error(key, "a string")
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """A list of strings; empty if absent.
+        """Return a list of strings; empty if absent.
 
         :raises CheckpointError: it is something else
         """
@@ -104,7 +104,7 @@ class ConfigFields:
         raise self.error(key, "a list of strings")
 
     def numbers(self, key: str) -> tuple[float, ...]:
-        """A list of numbers; empty if absent.
+        """Return a list of numbers; empty if absent.
 
         :raises CheckpointError: it is something else
         """
@@ -114,7 +114,7 @@ class ConfigFields:
         raise self.error(key, "a list of numbers")
 
     def integers(self, key: str) -> tuple[int, ...]:
-        """A list of whole numbers; empty if absent.
+        """Return a list of whole numbers; empty if absent.
 
         :raises CheckpointError: it is something else
         """
@@ -124,7 +124,7 @@ class ConfigFields:
         raise self.error(key, "a list of whole numbers")
 
     def section(self, key: str) -> ConfigFields:
-        """A nested object; an empty one if absent.
+        """Return a nested object; an empty one if absent.
 
         :raises CheckpointError: it is something else
         """
@@ -134,15 +134,15 @@ class ConfigFields:
         raise self.error(key, "an object")
 
     def values(self) -> dict[str, Any]:
-        """A copy of the whole section."""
+        """Return a copy of the whole section."""
         return dict(self._values)
 
     def error(self, key: str, allowed: str) -> CheckpointError:
-        """The error to raise for a value that cannot be used."""
+        """Return the error to raise for a value that cannot be used."""
         return CheckpointError(f"{self.shown(key)}: expected {allowed}")
 
     def shown(self, key: str) -> str:
-        """A field and its value, for messages."""
+        """Return a field and its value, for messages."""
         return f"config.json: {self._name}{key} = {self._values.get(key)!r}"
 
     def _required(self, key: str, default: object) -> object:

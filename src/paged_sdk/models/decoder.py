@@ -1,4 +1,4 @@
-"""A decoder-only transformer of shared blocks."""
+"""Run a decoder-only transformer made of shared blocks."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["DecoderModel"]
 
 
 class DecoderModel:
-    """From token ids to logits.
+    """Computes logits from token ids.
 
     :param ropes: every rotary embedding that the layers use, by its settings
-    :param head: to the vocabulary
+    :param head: the output projection to the vocabulary
     :ivar dtype: of activations, keys and values
     """
 
@@ -51,8 +51,8 @@ class DecoderModel:
         """Run all layers over the tokens of a step.
 
         :param token_ids: ``[num_tokens]`` int64, of all rows in order
-        :param positions: ``[num_tokens]`` int64, of each within its sequence
-        :returns: ``[num_tokens, hidden_size]``, normed, what :meth:`logits` takes
+        :param positions: ``[num_tokens]`` int64, the position of each token within its sequence
+        :returns: ``[num_tokens, hidden_size]``, normed, of which :meth:`logits` takes some rows
         """
         rotations = {settings: rope.at(positions) for settings, rope in self.ropes.items()}
         residual = self.embedding.forward(token_ids)
@@ -63,10 +63,10 @@ class DecoderModel:
         return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores over the vocabulary.
+        """Compute scores over the vocabulary.
 
         :param hidden: some rows of :meth:`forward`'s result, ``[num_rows, hidden_size]``
-        :returns: ``[num_rows, vocab_size]`` float32, the caller's to change
+        :returns: ``[num_rows, vocab_size]`` float32, which the caller may change
         """
         logits = self.head.forward(hidden, None).float()
         cap = self.config.logit_softcap

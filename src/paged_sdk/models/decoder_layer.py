@@ -1,4 +1,4 @@
-"""One layer of a decoder: attention and an MLP, each added to the residual stream."""
+"""Run one layer of a decoder: attention and an MLP, each added to the residual stream."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ __all__ = ["DecoderLayer", "load_decoder_layer"]
 
 
 class DecoderLayer:
-    """Attention and MLP with their norms.
+    """Holds attention and MLP with their norms.
 
-    :param attention_norm: before attention; applied with the addition to the residual stream that goes before the layer
-    :param attention_output_norm: after it, before its output is added (gemma)
-    :param mlp_norm: before the MLP
-    :param mlp_output_norm: after it, before its output is added (gemma)
+    :param attention_norm: the norm before attention; computed together with the addition to the residual stream before
+        the layer
+    :param attention_output_norm: the norm of attention's output before it is added (gemma)
+    :param mlp_norm: the norm before the MLP
+    :param mlp_output_norm: the norm of the MLP's output before it is added (gemma)
     """
 
     def __init__(
@@ -46,19 +47,22 @@ class DecoderLayer:
 
     @property
     def linears(self) -> tuple[Linear, ...]:
-        """Query-key-value, attention output; unless experts take their place, gate and up, down."""
+        """Return the linear layers: query-key-value and attention output; also gate-and-up and down, unless experts
+        take the MLP's place.
+        """
         attention = (self.attention.qkv, self.attention.output)
         return (*attention, self.mlp.gate_up, self.mlp.down) if isinstance(self.mlp, GatedMlp) else attention
 
     def forward(
         self, normed: Tensor, residual: Tensor, rotation: Rotation, ctx: StepContext, next_norm: RMSNorm
     ) -> tuple[Tensor, Tensor]:
-        """Add attention's output and the MLP's to the residual stream; the norm after an addition goes along with it.
+        """Add attention's output and the MLP's to the residual stream; each addition also computes the norm that
+        follows it.
 
         :param normed: the residual stream after :attr:`attention_norm`, ``[num_tokens, hidden_size]``
-        :param residual: like ``normed``; its memory may be used again
-        :param next_norm: what follows the layer: the next one's attention norm, or the model's last norm
-        :returns: the residual stream after ``next_norm``, and as it is
+        :param residual: like ``normed``; its memory may be overwritten
+        :param next_norm: the norm that follows the layer: the next layer's attention norm, or the model's last norm
+        :returns: the residual stream after ``next_norm``, and before it
         """
         attended = self.attention.forward(normed, rotation, ctx)
         if self.attention_output_norm is not None:

@@ -1,4 +1,4 @@
-"""What a family of models is, and finding it: the file name in this package is Hugging Face's ``model_type``."""
+"""Define a family of models, and find it: the file name in this package is Hugging Face's ``model_type``."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["DecoderFamily", "ExpertNames", "TensorNames", "find_family", "read_c
 
 @frozen(kw_only=True)
 class ExpertNames:
-    """What a checkpoint calls the tensors of a mixture of experts.
+    """Names the tensors of a mixture of experts in a checkpoint.
 
-    :ivar block: below a layer, what its router ``gate`` and its ``experts`` are below
-    :ivar gate: below one expert, by number; ``up`` and ``down`` likewise
+    :ivar block: the name, within a layer, under which its router ``gate`` and its ``experts`` are
+    :ivar gate: the name of the gate's matrix within one expert; ``up`` and ``down`` likewise
     """
 
     block: str = "mlp"
@@ -33,13 +33,13 @@ class ExpertNames:
 
 @frozen(kw_only=True)
 class TensorNames:
-    """What a checkpoint calls its tensors.
+    """Names the tensors of a model in a checkpoint.
 
-    :ivar body: prefix of the decoder's
+    :ivar body: the prefix of the decoder's tensors
     :ivar head: the output projection, where it is not tied to the embeddings
-    :ivar qkv: below a layer: the projections whose rows, one after the other, are queries, keys and values
+    :ivar qkv: the projections within a layer whose rows, one after the other, are queries, keys and values
     :ivar gate_up: likewise the MLP's gate and up
-    :ivar experts: of mixtures of experts: the first whose router is in the checkpoint counts
+    :ivar experts: the names that mixtures of experts may have; the first whose router is in the checkpoint is used
     """
 
     body: str = "model."
@@ -51,11 +51,11 @@ class TensorNames:
 
 @frozen(kw_only=True)
 class DecoderFamily:
-    """What is a family's own; each file of a family holds one, as ``FAMILY``.
+    """Describes what is specific to a family; each family's file holds one, as ``FAMILY``.
 
-    :ivar architectures: Hugging Face's ``architectures`` that are text generation with this decoder
+    :ivar architectures: Hugging Face's names of the ``architectures`` that generate text with this decoder
     :ivar read: makes the decoder's shape from config.json
-    :ivar names: what checkpoints call their tensors: the first whose embeddings are in the checkpoint counts
+    :ivar names: what checkpoints call their tensors: the first whose embeddings are in the checkpoint are used
     """
 
     architectures: tuple[str, ...]
@@ -64,14 +64,14 @@ class DecoderFamily:
 
 
 def supported_families() -> dict[str, DecoderFamily]:
-    """Every family by ``model_type``, in order."""
+    """Return every family by ``model_type``, in order."""
     modules = sorted(module.name for module in pkgutil.iter_modules(paged_sdk.models.__path__))
     found = {name: getattr(import_module(f"{paged_sdk.models.__name__}.{name}"), "FAMILY", None) for name in modules}
     return {name: family for name, family in found.items() if isinstance(family, DecoderFamily)}
 
 
 def find_family(config: Mapping[str, Any]) -> DecoderFamily:
-    """The family of a checkpoint.
+    """Find the family of a checkpoint.
 
     :param config: config.json's content
     :raises UnsupportedArchitectureError: there is none, or the checkpoint is for another task
@@ -99,7 +99,7 @@ def find_family(config: Mapping[str, Any]) -> DecoderFamily:
 
 
 def read_config(config: Mapping[str, Any]) -> DecoderConfig:
-    """The shape of a checkpoint's decoder.
+    """Read the shape of a checkpoint's decoder.
 
     :param config: config.json's content
     :raises UnsupportedArchitectureError: see :func:`find_family`

@@ -1,4 +1,4 @@
-"""A decoder on the CPU in one native call per step.
+"""Run a decoder on the CPU in one native call per step.
 
 On a small model the number of calls decides: a layer of SmolLM2-135M multiplies 3.5 M weights, 40 us from the cache,
 and a dozen separate operations around them cost as much again. Between the layers everything is float32.
@@ -62,7 +62,7 @@ _ACTIVATIONS: Final[dict[Activation, Literal["silu", "gelu_tanh"]]] = {
 
 
 def why_not_fused(model: DecoderModel, backend: AttentionBackend) -> str | None:
-    """Why a model's layers cannot be fused, or None if they can.
+    """Say why a model's layers cannot be fused; return None if they can.
 
     It asks what the fused layers are known to compute, not what they are known to lack: a setting or a kind of layer
     that is new elsewhere runs one operation at a time until it is computed here.
@@ -89,7 +89,7 @@ def why_not_fused(model: DecoderModel, backend: AttentionBackend) -> str | None:
 
 
 def _unknown_kind(model: DecoderModel) -> str | None:
-    """Which part of a model is of a class that the fused layers do not know; None: they know all of them.
+    """Name the part of a model whose class the fused layers do not know; return None if they know all of them.
 
     A subclass counts as another class: it may compute something else.
     """
@@ -109,7 +109,7 @@ def _unknown_kind(model: DecoderModel) -> str | None:
 
 
 def _unknown_setting(part: DecoderConfig | RopeConfig | MoeConfig) -> str | None:
-    """What a part of a config asks for that the fused layers do not know; None: they know all of it."""
+    """Name the setting of a config that the fused layers do not know; return None if they know all of them."""
     known = next((names for kind, names in _COMPUTED_FIELDS.items() if isinstance(part, kind)), frozenset[str]())
     for field in fields(type(part)):
         value = getattr(part, field.name)
@@ -119,9 +119,9 @@ def _unknown_setting(part: DecoderConfig | RopeConfig | MoeConfig) -> str | None
 
 
 class FusedDecoderModel:
-    """A :class:`DecoderModel` whose layers are one native call.
+    """Computes what a :class:`DecoderModel` does, with all layers in one native call.
 
-    :param model: what :func:`why_not_fused` says nothing against
+    :param model: a model for which :func:`why_not_fused` returns None
     :param few_rows: tokens of a step beyond which the weights' form for many rows is faster, where they have one
     :ivar config: the model's; ``dtype`` and ``device`` likewise
     """
@@ -148,7 +148,7 @@ class FusedDecoderModel:
         )
 
     def forward(self, token_ids: Tensor, positions: Tensor, ctx: StepContext) -> Tensor:
-        """See :meth:`DecoderModel.forward`; the result is float32, before the last norm."""
+        """Do what :meth:`DecoderModel.forward` does; the result is float32, before the last norm."""
         rows = ctx.attention.native_rows
         assert rows is not None
         hidden = self._model.embedding.forward(token_ids).float()
@@ -159,7 +159,7 @@ class FusedDecoderModel:
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """See :meth:`DecoderModel.logits`; the last norm is taken here, of the rows that are asked for."""
+        """Do what :meth:`DecoderModel.logits` does; the last norm is computed here, for the requested rows only."""
         normed = F.rms_norm(hidden, hidden.shape[-1:], self._norm, self._model.norm.eps)
         # A head without a native kernel multiplies in the model's dtype; the native ones take float32.
         is_native = self._model.head.native_weights is not None
@@ -167,7 +167,7 @@ class FusedDecoderModel:
 
 
 def _native_layer(layer: DecoderLayer, pages: NativePages, index: int, *, rope: int, many_rows: bool) -> NativeLayer:
-    """One layer, its weights in their form for many rows or for few."""
+    """Describe one layer to the native library, its weights in their form for many rows or for few."""
     attention, mlp, shape = layer.attention, layer.mlp, pages.shapes[index]
     (output,) = _projections(attention.output, many_rows=many_rows)
     query_norm = key_norm = router = None
@@ -213,7 +213,7 @@ def _weight(norm: RMSNorm | None) -> Tensor | None:
 
 
 def _projections(linear: Linear, *, many_rows: bool) -> tuple[Projection, ...]:
-    """The matrices of a linear layer in their form for many rows or for few, with their biases."""
+    """Return the matrices of a linear layer in their form for many rows or for few, with their biases."""
     native = linear.native_weights
     assert native is not None
     matrices = native.many if many_rows else native.few

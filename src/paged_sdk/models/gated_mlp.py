@@ -1,4 +1,4 @@
-"""A layer's MLP."""
+"""Compute a layer's MLP."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["GatedMlp", "load_gated_mlp"]
 
 
 class GatedMlp:
-    """``down(activation(gate(x)) * up(x))``.
+    """Computes ``down(activation(gate(x)) * up(x))``.
 
-    :param gate_up: gate and up, in this order
+    :param gate_up: the projections gate and up as one layer, their outputs in this order
     """
 
     def __init__(self, *, gate_up: Linear, down: Linear, activation: Activation) -> None:
@@ -27,14 +27,14 @@ class GatedMlp:
         self._kernel: GatedActivation = "silu" if activation is Activation.SILU else "gelu_tanh"
 
     def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
-        """Apply to ``[num_tokens, hidden_size]``, the tokens of a step."""
+        """Apply the MLP to ``[num_tokens, hidden_size]``, the tokens of a step."""
         return self.down.forward(self.gate_up.forward_gated(x, self._kernel, ctx), ctx)
 
 
 def load_gated_mlp(loader: WeightLoader, config: DecoderConfig, names: TensorNames, prefix: str) -> GatedMlp:
     """Load one layer's MLP.
 
-    :param prefix: of the layer's tensors
+    :param prefix: what the names of the layer's tensors start with
     :raises CheckpointError: a tensor is missing or has another shape
     """
     return GatedMlp(

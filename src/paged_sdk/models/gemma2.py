@@ -1,4 +1,4 @@
-"""Gemma 2: scaled embeddings, norms around both blocks, capped scores and logits, a window in every second layer."""
+"""Read Gemma 2: scaled embeddings, norms around both blocks, capped scores and logits, every second layer windowed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["FAMILY", "read_gemma"]
 def read_gemma(
     fields: ConfigFields, *, layer_types: tuple[str, ...], ropes: tuple[RopeConfig, ...] | None = None
 ) -> DecoderConfig:
-    """What Gemma 2 and 3 have in common.
+    """Read what Gemma 2 and 3 have in common.
 
-    :param ropes: per layer; None: one for all, in the usual place
+    :param ropes: the rotary embedding of each layer; None: one for all, read from the usual fields
     """
     if fields.flag("use_bidirectional_attention", False):
         raise UnsupportedArchitectureError(

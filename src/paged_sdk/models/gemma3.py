@@ -1,4 +1,4 @@
-"""Gemma 3 with its image encoder, of which the text decoder is used."""
+"""Read Gemma 3 with its image encoder, of which only the text decoder is used."""
 
 from __future__ import annotations
 

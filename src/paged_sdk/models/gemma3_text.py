@@ -1,4 +1,6 @@
-"""Gemma 3's text decoder: Gemma 2 with normed queries and keys, and two rotary embeddings, one of them for windows."""
+"""Read Gemma 3's text decoder: Gemma 2 with normed queries and keys, and two rotary embeddings, one for layers with
+windows.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,9 @@ __all__ = ["FAMILY", "read_gemma3_text"]
 
 
 def read_gemma3_text(fields: ConfigFields) -> DecoderConfig:
-    """The shape of the text decoder.
+    """Read the shape of the text decoder.
 
-    :param fields: its config, which may leave out what the released models share
+    :param fields: the text decoder's config, which may leave out what the released models share
     :raises CheckpointError: a value that is missing or cannot be used
     """
     fields = ConfigFields(

@@ -1,4 +1,4 @@
-"""What an FP8 cache stores a model's keys without: the mean of their rotated bias."""
+"""Compute what an FP8 cache subtracts from a model's keys before it stores them: the mean of their rotated bias."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["key_offsets"]
 
 
 def key_offsets(model: DecoderModel, max_model_len: int) -> tuple[Tensor, ...]:
-    """The vectors of each layer, as :class:`~paged_sdk.attention.paged.PagedBackend` takes them.
+    """Compute the offsets of each layer's keys, as :class:`~paged_sdk.attention.paged.PagedBackend` takes them.
 
-    :param max_model_len: positions that there may be
-    :returns: per layer ``[num_spans, num_kv_heads, head_dim]`` float32; empty where keys have no bias, or a norm, of
-        which nothing is left that all keys have in common
+    :param max_model_len: the number of positions that a sequence may have
+    :returns: per layer ``[num_spans, num_kv_heads, head_dim]`` float32; empty where keys have no bias, or have a norm,
+        which leaves nothing of a bias that all keys share
     """
     config = model.config
     if not config.qkv_bias or config.qk_norm:
@@ -36,12 +36,16 @@ def key_offsets(model: DecoderModel, max_model_len: int) -> tuple[Tensor, ...]:
 
 
 def _bias(linear: Linear, model: DecoderModel) -> Tensor:
-    """``[out_features]`` float32, whatever the form of the weight: what comes of nothing."""
+    """Return the bias, ``[out_features]`` float32, whatever the form of the weight: the layer's output for an input of
+    zeros.
+    """
     return linear.forward(torch.zeros(1, linear.in_features, dtype=model.dtype, device=model.device), None)[0].float()
 
 
 def _mean_rotation(rope: RotaryEmbedding, num_spans: int, device: torch.device) -> Rotation:
-    """Rotation is linear in its cosines and sines: by the means of a span's it gives the mean of the span's."""
+    """Return the mean rotation of each span. Rotation is linear in its cosines and sines, so the means of these over a
+    span give the mean of the span's rotated vectors.
+    """
     rotation = rope.at(torch.arange(num_spans * KEY_SPAN, device=device))
     cos, sin = (torch.unflatten(each, 0, (num_spans, KEY_SPAN)).mean(1) for each in (rotation.cos, rotation.sin))
     return Rotation(cos, sin)

@@ -1,4 +1,4 @@
-"""Llama 2 and 3, and the many models of their shape (SmolLM2, TinyLlama, Yi, ...)."""
+"""Read Llama 2 and 3, and the many models of their shape (SmolLM2, TinyLlama, Yi, ...)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Building a model from a checkpoint."""
+"""Build a model from a checkpoint."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def load_model(
     """Build a model; the weights are loaded once, in their final place.
 
     :param config: ``config.json``'s content
-    :param source: stays open; tensors that the model does not use are left alone
+    :param source: the weights; it stays open, and tensors that the model does not use are not read
     :param dtype: of weights, activations, keys and values
-    :param policy: which form matrices take; by default they are decoded
+    :param policy: chooses the form that each matrix takes; by default matrices are decoded
     :param max_model_len: the longest sequence that will be asked for (it chooses LongRoPE's set of divisors); None: the
         model's own context
-    :param on_progress: called with tensors loaded and tensors in all
+    :param on_progress: called with the number of tensors loaded and of all tensors
     :raises UnsupportedArchitectureError: no family has this ``model_type``
     :raises CheckpointError: the config cannot be used, or a tensor is missing or has another shape than it says
     """
@@ -76,5 +76,5 @@ def load_model(
 
 
 def _names_in(source: WeightSource, family: DecoderFamily) -> TensorNames:
-    """The family's names that the checkpoint uses; if none fit, the usual ones, which the error will be about."""
+    """Return the family's names that the checkpoint uses; if none fit, the usual ones, which the error will mention."""
     return next((names for names in family.names if f"{names.body}embed_tokens.weight" in source), family.names[0])

@@ -1,4 +1,4 @@
-"""Mistral 7B and its successors: llama with a sliding window in every layer, or none."""
+"""Read Mistral 7B and its successors: llama with a sliding window in every layer, or none."""
 
 from __future__ import annotations
 

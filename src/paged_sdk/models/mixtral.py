@@ -1,4 +1,4 @@
-"""Mixtral: mistral whose every MLP is a mixture of experts (Jiang et al., 2024, arXiv 2401.04088)."""
+"""Read Mixtral: mistral whose every MLP is a mixture of experts (Jiang et al., 2024, arXiv 2401.04088)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A layer's mixture of experts, in the place of its MLP."""
+"""Compute a layer's mixture of experts, which takes the place of its MLP."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["MoeMlp", "load_moe_mlp"]
 
 
 class MoeMlp:
-    """A router, and experts of which each token uses a few.
+    """Routes each token to a few experts and sums their weighted outputs.
 
-    :param router: ``[num_experts, hidden_size]``
+    :param router: the router's weight, ``[num_experts, hidden_size]``
     """
 
     def __init__(self, config: MoeConfig, *, router: Tensor, experts: Experts) -> None:
@@ -27,7 +27,7 @@ class MoeMlp:
         self.experts = experts
 
     def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
-        """Apply to ``[num_tokens, hidden_size]``, the tokens of a step."""
+        """Apply the mixture to ``[num_tokens, hidden_size]``, the tokens of a step."""
         logits = F.linear(x, self.router)
         weights, ids = route(logits, self.config.num_experts_per_token, renormalize=self.config.renormalize)
         return self.experts.forward(x, weights, ids)
@@ -38,7 +38,7 @@ def load_moe_mlp(
 ) -> MoeMlp:
     """Load one layer's router and experts.
 
-    :param prefix: of the layer's tensors
+    :param prefix: what the names of the layer's tensors start with
     :raises CheckpointError: a tensor is missing or has another shape
     """
     own = _names_in(loader, names, prefix)
@@ -57,5 +57,5 @@ def load_moe_mlp(
 
 
 def _names_in(loader: WeightLoader, names: TensorNames, prefix: str) -> ExpertNames:
-    """The names that the checkpoint uses; if none fit, the first, which the error will be about."""
+    """Return the names that the checkpoint uses; if none fit, the first, which the error will mention."""
     return next((each for each in names.experts if f"{prefix}{each.block}.gate.weight" in loader), names.experts[0])

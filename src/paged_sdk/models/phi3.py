@@ -1,4 +1,4 @@
-"""Phi-3, 3.5 and 4: llama with fused projections and LongRoPE."""
+"""Read Phi-3, 3.5 and 4: llama with fused projections and LongRoPE."""
 
 from __future__ import annotations
 

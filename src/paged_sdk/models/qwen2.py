@@ -1,4 +1,4 @@
-"""Qwen 2 and 2.5: llama with biases on queries, keys and values, and optional windows in the upper layers."""
+"""Read Qwen 2 and 2.5: llama with biases on queries, keys and values, and optional windows in the upper layers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["FAMILY", "read_qwen_windows"]
 
 
 def read_qwen_windows(fields: ConfigFields) -> tuple[int | None, ...]:
-    """The window of each layer, of Qwen 2 and 3."""
+    """Return the window of each layer of Qwen 2 and 3."""
     window = fields.optional_positive("sliding_window") if fields.flag("use_sliding_window", False) else None
     first = fields.integer("max_window_layers", 28)
     return read_windows(read_layer_types(fields, lambda layer: window is not None and layer >= first), window)

@@ -1,4 +1,4 @@
-"""Qwen 3 with mixtures of experts: in every layer, in every n-th, or in all but some."""
+"""Read Qwen 3 with mixtures of experts: in every layer, in every n-th, or in all but some."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading the rotary embedding's settings, in the form of transformers 5 (``rope_parameters``) and the one before."""
+"""Read the rotary embedding's settings, in the form of transformers 5 (``rope_parameters``) and the one before."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["read_rope", "rope_section"]
 
 
 def rope_section(fields: ConfigFields) -> ConfigFields:
-    """``rope_scaling`` where it says something, else ``rope_parameters``."""
+    """Return ``rope_scaling`` where it is set, else ``rope_parameters``."""
     scaling = fields.section("rope_scaling")
     return scaling if scaling.values() else fields.section("rope_parameters")
 
@@ -26,7 +26,7 @@ def read_rope(
     default_theta: float,
     aliases: Mapping[str, str] = MappingProxyType({}),
 ) -> RopeConfig:
-    """One rotary embedding.
+    """Read the settings of one rotary embedding.
 
     :param fields: the model's config, which holds ``rope_theta`` and ``partial_rotary_factor`` in the older form
     :param section: the scaling's own settings

@@ -1,4 +1,4 @@
-"""Taking a model's tensors out of a checkpoint: shapes are checked, and matrices become linear layers, in one place."""
+"""Take a model's tensors out of a checkpoint: here alone shapes are checked and matrices become linear layers."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _log = get_logger(__name__)
 
 
 class WeightLoader:
-    """Loads tensors one by one, straight to the device, so that the peak is the model and its largest tensor.
+    """Loads tensors one by one, straight to the device, so that the peak of memory is the model and its largest tensor.
 
-    :param policy: which form matrices take
-    :param prefixes: of the tensors that belong to the model, for progress and the log
-    :param on_progress: called with tensors loaded and tensors in all
+    :param policy: chooses the form that each matrix takes
+    :param prefixes: what the names of the model's tensors start with, for progress and the log
+    :param on_progress: called with the number of tensors loaded and of all tensors
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class WeightLoader:
         self._has_decoded_experts = False
 
     def __contains__(self, name: object) -> bool:
-        """Whether the checkpoint has such a tensor."""
+        """Return whether the checkpoint has such a tensor."""
         return name in self._source
 
     def tensor(self, name: str, *shape: int) -> Tensor:
-        """One tensor of the model's dtype.
+        """Load one tensor in the model's dtype.
 
         :raises CheckpointError: it is missing or has another shape
         """
@@ -72,13 +72,14 @@ class WeightLoader:
         bias: bool = False,
         is_head: bool = False,
     ) -> Linear:
-        """One linear layer from the matrices of one or more, whose outputs it gives one after the other.
+        """Load one linear layer from one or more matrices, whose outputs follow one another.
 
         One product of many rows costs less than several of few: q, k and v are merged, and gate and up.
 
-        :param names: without ``.weight`` and ``.bias``
-        :param out_features: of each; with a single name, its parts, which the checkpoint has merged already
-        :param is_head: the output projection, which is asked for a few rows only
+        :param names: the matrices' names without ``.weight`` and ``.bias``
+        :param out_features: the rows of each matrix; with a single name, the rows of each part that the checkpoint has
+            merged into it
+        :param is_head: whether it is the output projection, which multiplies a few rows only
         :raises CheckpointError: a tensor is missing or has another shape
         """
         heights = tuple(out_features) if len(names) > 1 else (sum(out_features),)
@@ -112,10 +113,11 @@ class WeightLoader:
         hidden_size: int,
         intermediate_size: int,
     ) -> Experts:
-        """A layer's experts. No more than one layer's are in memory twice while they are put together.
+        """Load a layer's experts. While they are put together, at most one layer's experts are in memory twice.
 
-        :param block: what their tensors are below: ``gate_up_proj`` and ``down_proj`` of all, or by number each one's
-        :param names: of each one's gate, up and down, without ``.weight``
+        :param block: the name under which their tensors are: ``gate_up_proj`` and ``down_proj`` of all experts, or each
+            expert's by its number
+        :param names: the names of an expert's gate, up and down, without ``.weight``
         :raises CheckpointError: a tensor is missing or has another shape
         """
         *gate_up_names, down_name = names
@@ -140,7 +142,7 @@ class WeightLoader:
         return experts
 
     def embedding(self, name: str, *, vocab_size: int, hidden_size: int, scale: float | None) -> Embedding:
-        """The token embeddings.
+        """Load the token embeddings.
 
         :raises CheckpointError: the tensor is missing or has another shape
         """
@@ -150,14 +152,14 @@ class WeightLoader:
         return embedding
 
     def tied_head(self, name: str, embedding: Embedding) -> Linear:
-        """The output projection of a model that uses its embeddings for it.
+        """Build the output projection of a model that uses its embeddings for it.
 
-        :param name: of the projection, without ``.weight``
+        :param name: the projection's name, without ``.weight``
         """
         return self._policy.tied_head(f"{name}.weight", embedding, dtype=self._dtype, device=self._device)
 
     def close(self) -> None:
-        """Say what of the checkpoint is not used, and that loading is done."""
+        """Log which tensors of the checkpoint are not used, and that loading is done."""
         if self._has_decoded_experts:
             _log.info("Experts are kept in %s: only the other matrices are quantized.", self._dtype)
         for name in sorted(self._unused):
@@ -165,15 +167,17 @@ class WeightLoader:
         self._report(self._total)
 
     def _matrix(self, name: str, *shape: int) -> NamedMatrix:
-        """A matrix as it is stored, whose shape is what the config says; a stack's matrices lie one below the other."""
+        """Read a matrix as it is stored and check its shape against the config; a stack's matrices lie one below the
+        other.
+        """
         self._check_shape(name, shape)
         return NamedMatrix(name, self._source.matrix(name))
 
     def _stack(self, stacked: str, names: Sequence[Sequence[str]], *, rows: int, cols: int) -> ExpertStack:
-        """Experts' matrices of one input, from one tensor or from one for each matrix.
+        """Read the experts' matrices that share an input, from one tensor or from one for each matrix.
 
-        :param stacked: what the tensor of them all is called, where the checkpoint has one
-        :param names: for each expert, what its matrices are called otherwise
+        :param stacked: the name of the tensor that holds them all, where the checkpoint has one
+        :param names: for each expert, the names of its matrices otherwise
         """
         if stacked not in self._source:
             return ExpertStack(matrices=[[self._matrix(name, rows, cols) for name in own] for own in names])
@@ -199,7 +203,7 @@ class WeightLoader:
 
 
 def _split(whole: NamedMatrix, heights: Sequence[int]) -> list[NamedMatrix]:
-    """Parts of so many rows each, under the one name."""
+    """Split a matrix into parts of the given numbers of rows, all under the one name."""
     ends = list(accumulate(heights))
     slices = [slice(end - height, end) for end, height in zip(ends, heights, strict=True)]
     return [NamedMatrix(whole.name, whole.matrix.rows(rows)) for rows in slices]
