@@ -1,1 +1,3 @@
-"""Text in, text out: chat templates, tokenizers, incremental detokenization, stop strings. No torch."""
+"""Turn conversations into tokens and tokens into text: chat templates, tokenizers, incremental detokenization, stop
+strings. Nothing here needs torch.
+"""

@@ -1,4 +1,4 @@
-"""Tokens to text while they are being generated."""
+"""Turn tokens into text while they are being generated."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Detokenizer:
         self._strip = tokenizer.strips_leading_space and not continues_prompt
 
     def append(self, ids: Sequence[int]) -> str:
-        """Return the text that these tokens complete; special tokens have none."""
+        """Return the text that these tokens complete; special tokens have no text."""
         return self._emit(self._tokenizer.decode_bytes(ids, skip_special_tokens=True), final=False)
 
     def flush(self) -> str:

@@ -1,4 +1,4 @@
-"""Reading a checkpoint's small text files: what is wrong with one is a :class:`CheckpointError` that names it."""
+"""Read a checkpoint's small text files; an error in one raises a :class:`CheckpointError` that names it."""
 
 from __future__ import annotations
 

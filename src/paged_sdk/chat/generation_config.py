@@ -1,4 +1,4 @@
-"""generation_config.json: how a checkpoint's makers sample from it, and which tokens end its texts."""
+"""Read generation_config.json: how a checkpoint's makers sample from it, and which tokens end its texts."""
 
 from __future__ import annotations
 

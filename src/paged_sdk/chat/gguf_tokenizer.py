@@ -1,4 +1,4 @@
-"""A tokenizer from a GGUF file's metadata (keys ``tokenizer.ggml.*``; format: the GGUF specification of ggml)."""
+"""Build a tokenizer from a GGUF file's metadata (keys ``tokenizer.ggml.*``; format: the GGUF specification of ggml)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,10 @@ class GgufVocabulary:
 
     @classmethod
     def of(cls, metadata: Mapping[str, Any]) -> GgufVocabulary:
-        """:raises CheckpointError: if the vocabulary is missing or malformed"""
+        """Read and check the vocabulary in the metadata.
+
+        :raises CheckpointError: if the vocabulary is missing or malformed
+        """
         # Some files have nameless tokens; each needs a name of its own to keep its id.
         tokens = [token or f"[EMPTY_{id}]" for id, token in enumerate(_array(metadata, "tokens"))]
         ids = {token: id for id, token in enumerate(tokens)}
@@ -96,7 +99,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     :param metadata: key to value; arrays are lists or numpy arrays
     :raises CheckpointError: if the metadata is malformed, or describes a kind, or a way to cut words, that is not known
         here. Cutting words another way than the model was trained with would only lower its quality, and nobody would
-        see why: so this is an error, and the way out is the model's own tokenizer.json.
+        see why: so this raises an error, and the model's own tokenizer.json is the remedy.
     """
     kind = metadata.get("tokenizer.ggml.model")
     if not isinstance(kind, str) or kind not in _KINDS:
@@ -149,7 +152,9 @@ def _byte_level(vocabulary: GgufVocabulary) -> _Built:
 
 
 def _sentencepiece(vocabulary: GgufVocabulary) -> _Built:
-    """SentencePiece's BPE (Llama 2, Mistral, Gemma): characters of the whole text, merged by the result's score."""
+    """Build a tokenizer of SentencePiece's BPE (Llama 2, Mistral, Gemma): it merges characters of the whole text, the
+    result with the best score first.
+    """
     if "tokenizer.ggml.scores" not in vocabulary.metadata:
         raise CheckpointError("the metadata has no tokenizer.ggml.scores, which order the merges of a llama vocabulary")
     scores = [float(score) for score in _array(vocabulary.metadata, "scores")]

@@ -1,4 +1,4 @@
-"""The text of an output while its tokens arrive."""
+"""Build the text of an output while its tokens arrive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pieces of a vocabulary stand for, in bytes.
+"""Say what the pieces of a vocabulary stand for, in bytes.
 
 Text is defined here through bytes alone: the text of some tokens is the UTF-8 decoding of their bytes, one after the
 other. A token may hold part of a character, so tokens have bytes of their own but not always text.

@@ -1,6 +1,6 @@
-"""How byte-level vocabularies cut a text into words, before merging bytes within each word.
+"""List how byte-level vocabularies cut a text into words, before they merge bytes within each word.
 
-A GGUF file only names the way (``tokenizer.ggml.pre``); the patterns are those of the models' own tokenizer.json.
+A GGUF file only names the method (``tokenizer.ggml.pre``); the patterns are those of the models' own tokenizer.json.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 
 
 def _cl100k(digits: str, *, letter: str = r"\p{L}") -> str:
-    """OpenAI's pattern of GPT-4, and its relatives.
+    """Return OpenAI's pattern of GPT-4, or a variant of it.
 
     :param digits: how many digits stay together
     :param letter: the inside of the class that words are made of
@@ -46,7 +46,9 @@ def _cl100k(digits: str, *, letter: str = r"\p{L}") -> str:
 
 
 def _o200k(digits: str, *, contraction: str) -> str:
-    """OpenAI's pattern of GPT-4o, and its relatives: words are also cut where lower case turns to upper case."""
+    """Return OpenAI's pattern of GPT-4o, or a variant of it: words are also cut where lower case turns to upper
+    case.
+    """
     start = r"[^\r\n\p{L}\p{N}]?"
     words = rf"{start}{_UPPER}*{_LOWER}+{contraction}|{start}{_UPPER}+{_LOWER}*{contraction}"
     return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"

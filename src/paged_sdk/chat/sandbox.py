@@ -1,7 +1,8 @@
-"""The Jinja environment for chat templates, which are programs of strangers.
+"""Run chat templates, which are programs of strangers, in a restricted Jinja environment.
 
-They see plain data only, cannot change it, cannot reach Python's insides, and stop at limits of time and size. Between
-two checks lies at most one operation, so memory is bounded by what one operation on strings within the limit can make.
+Templates see plain data only, cannot change it, cannot reach Python's internals, and stop at limits of time and size.
+Between two checks lies at most one operation, so memory is bounded by what one operation on strings within the limit
+can make.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ending a text at stop strings, wherever the tokens cut it."""
+"""End a text at stop strings, wherever the boundaries of tokens fall."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversation to prompt text."""
+"""Render a conversation to the text of a prompt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests to token ids, and what a model's texts end with: all that an engine needs to know about text."""
+"""Turn requests into token ids, and say what ends a model's texts: all that an engine needs to know about text."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ class TextProcessor:
     def encode_chat(self, messages: Sequence[Message], *, enable_thinking: bool | None = None) -> list[int]:
         """Return the token ids of a conversation that the model is to continue.
 
-        Exactly the template's text: a template writes the token that begins a text itself, so none is added.
+        They encode exactly the template's text: a template writes the token that begins a text itself, so none is
+        added.
 
         :param enable_thinking: given to the template; None leaves its default
         :raises InvalidRequestError: if the model has no chat template, or its template refuses the conversation

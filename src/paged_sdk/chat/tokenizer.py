@@ -1,4 +1,4 @@
-"""Text to token ids and back."""
+"""Turn text into token ids and back."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Tokenizer:
         """
         try:
             ids = self._backend.encode(text, add_special_tokens=False).ids
-        except TypeError as exc:  # what the package makes of a str that has no UTF-8
+        except TypeError as exc:  # the package's error for a str that cannot be encoded in UTF-8
             raise InvalidRequestError.of("text", text, "Unicode without lone surrogates") from exc
         if not add_special_tokens:
             return ids

@@ -1,4 +1,4 @@
-"""tokenizer_config.json: what a checkpoint says about its tokenizer beside tokenizer.json."""
+"""Read tokenizer_config.json: what a checkpoint says about its tokenizer beside tokenizer.json."""
 
 from __future__ import annotations
 

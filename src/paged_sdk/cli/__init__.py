@@ -1,4 +1,4 @@
-"""The command line, ``paged-sdk``."""
+"""Provide the command line, ``paged-sdk``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asking, and showing the answer while it is written."""
+"""Ask a model, and show the answer while it is written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["opening", "show_answer"]
 
 
 def opening(system: str | None) -> TextMessages:
-    """A conversation before its first turn.
+    """Return a conversation before its first turn.
 
     :param system: the system message, if any
     """

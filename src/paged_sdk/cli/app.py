@@ -1,4 +1,4 @@
-"""The commands there are."""
+"""Define the commands."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paged_sdk.cli.run import run
 
 __all__ = ["app"]
 
-# Errors of this package are one line; any other is a bug, whose plain traceback is what a report needs.
+# Errors of this package are shown in one line; any other is a bug, and its traceback is what a report needs.
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 app.command()(run)
 

@@ -1,4 +1,4 @@
-"""A chat at the terminal."""
+"""Chat at the terminal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Ctrl-C        end the answer"""
 
 
 class Chat:
-    """A conversation that keeps its turns, of which the prefix cache keeps the KV.
+    """Keeps the turns of a conversation, whose KV the prefix cache keeps.
 
     :param system: the system message, if any
     """
@@ -39,9 +39,9 @@ class Chat:
         self._messages = self._opening
 
     def run(self, first: str | None) -> None:
-        """Read and answer, until the person leaves.
+        """Read and answer until the person leaves.
 
-        :param first: said before anything is read
+        :param first: the first message, sent before anything is read
         :raises PagedError: the model cannot go on
         """
         self._terminal.note(f"{self._model.name}. /help lists the commands.")
@@ -59,7 +59,8 @@ class Chat:
                 self._terminal.note("\nCtrl-D or /exit leaves.")
 
     def say(self, text: str) -> None:
-        """One turn. A failed one leaves the conversation as it was; a cancelled one keeps the answer so far, if any.
+        """Take one turn. A turn that fails leaves the conversation as it was; a cancelled one keeps the answer so far,
+        if any.
 
         :raises PagedError: the model cannot go on
         """

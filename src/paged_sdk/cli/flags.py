@@ -1,4 +1,4 @@
-"""From the command line's flags to settings of the public API. None is a flag that was not given."""
+"""Turn the command line's flags into settings of the public API. None is a flag that was not given."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def exclusive(flags: Mapping[str, object]) -> None:
 
 @frozen(kw_only=True)
 class PromptFlags:
-    """What is said, and in which way."""
+    """Says what the prompt is, and in which form it is sent."""
 
     prompt: str | None = None
     interactive: bool = False
@@ -49,7 +49,7 @@ class PromptFlags:
     raw: bool = False
 
     def read(self) -> str | None:
-        """The prompt: the one that was given, or what is piped in; None for a chat that begins at the terminal.
+        """Return the prompt: the one that was given, or what is piped in; None for a chat that begins at the terminal.
 
         :raises typer.BadParameter: there is none, or flags contradict each other
         """
@@ -67,7 +67,7 @@ class PromptFlags:
 
 @frozen(kw_only=True)
 class ModelFlags:
-    """Which model, and what it is made of."""
+    """Says which model to load, and from which files."""
 
     model_id: str | None = None
     format: ModelFormat | None = None
@@ -78,7 +78,7 @@ class ModelFlags:
     isq: str | None = None
 
     def builder(self) -> Builder:
-        """What builds the model.
+        """Return the builder of the model.
 
         :raises typer.BadParameter: flags that contradict each other
         :raises PagedError: a value that cannot be used, or no embedded model
@@ -106,13 +106,13 @@ class ModelFlags:
         path = Path(location).expanduser()
         if path.is_dir():
             return not (path / "config.json").exists()
-        # What is not there is a hub id, in which a colon can only be followed by a quantization.
+        # A path that does not exist is a hub id, in which a colon can only be followed by a quantization.
         return path.suffix == ".gguf" if path.exists() else ":" in location
 
 
 @frozen(kw_only=True)
 class PagedFlags:
-    """Whether the KV cache is paged, and how, in today's spellings and in earlier ones of mistral.rs."""
+    """Says whether the KV cache is paged, and how, in today's spellings and in earlier ones of mistral.rs."""
 
     paged_attn: PagedAttnMode = PagedAttnMode.AUTO
     no_paged_attn: bool = False
@@ -126,7 +126,7 @@ class PagedFlags:
     pa_cache_type: PagedCacheType | None = None
 
     def apply(self, builder: Builder) -> Builder:
-        """The builder with what was said.
+        """Return the builder with these flags applied.
 
         :raises typer.BadParameter: flags that contradict each other
         :raises ConfigError: a value that cannot be used
@@ -174,7 +174,7 @@ class PagedFlags:
 
 @frozen(kw_only=True)
 class EngineFlags:
-    """Where the model runs, and how much at once."""
+    """Says where the model runs, and how much it computes at once."""
 
     cpu: bool = False
     device: str | None = None
@@ -186,7 +186,7 @@ class EngineFlags:
     verbose: bool = False
 
     def apply(self, builder: Builder) -> Builder:
-        """The builder with what was said.
+        """Return the builder with these flags applied.
 
         :raises typer.BadParameter: flags that contradict each other
         :raises ConfigError: a value that cannot be used
@@ -211,7 +211,7 @@ class EngineFlags:
 
 @frozen(kw_only=True)
 class SamplingFlags:
-    """How the next token is chosen: greedy, unless any flag but ``max_tokens`` is given."""
+    """Says how the next token is chosen: greedy, unless any flag but ``max_tokens`` is given."""
 
     max_tokens: int | None = None
     temperature: float | None = None
@@ -221,7 +221,7 @@ class SamplingFlags:
     seed: int | None = None
 
     def sampling(self) -> SamplingParams:
-        """What is not given comes from the checkpoint, once there is sampling at all.
+        """Return the sampling settings; once any is given, the others come from the checkpoint.
 
         :raises ConfigError: a value out of its range
         """

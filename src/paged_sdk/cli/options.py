@@ -1,4 +1,4 @@
-"""How each option is spelled, and what its help says."""
+"""Define how each option is spelled, and what its help says."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ MODEL, PAGED, ENGINE, SAMPLING = "Model", "Paged attention", "Engine", "Sampling
 
 
 class ModelFormat(Enum):
-    """What a checkpoint is stored as."""
+    """Names what a checkpoint is stored as."""
 
     PLAIN = "plain"
     GGUF = "gguf"
 
 
 class PagedAttnMode(Enum):
-    """Whether the KV cache is paged."""
+    """Says whether the KV cache is paged."""
 
     AUTO = "auto"
     ON = "on"

@@ -1,4 +1,4 @@
-"""``paged-sdk run``: ask a model something."""
+"""Run ``paged-sdk run``: ask a model something."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def run(
 
     Without a prompt, on a terminal, it is a chat.
     """
-    # Imported here: help has no use for them, and is to come at once.
+    # Imported here, because help does not need them and should appear at once.
     from paged_sdk.cli.flags import EngineFlags, ModelFlags, PagedFlags, PromptFlags, SamplingFlags, exclusive
     from paged_sdk.cli.talk import talk
     from paged_sdk.cli.terminal import Terminal

@@ -1,4 +1,4 @@
-"""Loading a model and talking to it: once, in a chat, or as plain text."""
+"""Load a model and talk to it: once, in a chat, or as plain text."""
 
 from __future__ import annotations
 

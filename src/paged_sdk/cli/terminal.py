@@ -1,4 +1,4 @@
-"""What the person at the terminal sees: the model's text on stdout, everything else on stderr."""
+"""Show the person at the terminal the model's text on stdout, and everything else on stderr."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ INTERRUPTED = 130
 
 
 class Terminal:
-    """:param quiet: no notes"""
+    """Writes to the terminal and reads from it.
+
+    :param quiet: whether to leave out notes
+    """
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
@@ -30,32 +33,32 @@ class Terminal:
         self._in_line = False
 
     def text(self, text: str) -> None:
-        """A piece of the model's text, at once."""
+        """Print a piece of the model's text at once."""
         if text:
             sys.stdout.write(text)
             sys.stdout.flush()
             self._in_line = not text.endswith("\n")
 
     def end_line(self) -> None:
-        """Whatever comes next begins a line of its own."""
+        """Make what comes next begin a line of its own."""
         if self._in_line:
             self.text("\n")
 
     def note(self, text: str) -> None:
-        """Something beside the text that nobody asked for."""
+        """Print something beside the text that nobody requested."""
         if not self._quiet:
             self.reply(text)
 
     def reply(self, text: str) -> None:
-        """Something beside the text that the person asked for."""
+        """Print something beside the text that the person requested."""
         self._console.print(text, style="dim")
 
     def error(self, text: str) -> None:
-        """What went wrong, in one line."""
+        """Print what went wrong, in one line."""
         self._console.print(f"error: {' '.join(text.split())}", style="red")
 
     def read_line(self) -> str:
-        """What the person types next.
+        """Return what the person types next.
 
         :raises EOFError: nothing more will come
         """
@@ -70,8 +73,9 @@ class Terminal:
 
     @contextmanager
     def loading(self, name: str) -> Iterator[None]:
-        """While a model is loaded. Ctrl-C then ends the process at once: loading happens in threads that cannot be
-        interrupted, and leaves nothing to be tidied up."""
+        """Show that a model is being loaded. Ctrl-C then ends the process at once: loading happens in threads that
+        cannot be interrupted, and leaves nothing to clean up.
+        """
 
         def leave(signal_number: int, frame: object) -> None:
             self._console.show_cursor()
@@ -89,7 +93,7 @@ class Terminal:
     def reporting(self, *, verbose: bool) -> Iterator[None]:
         """Turn what ends the command into a line and an exit code.
 
-        :param verbose: show tracebacks
+        :param verbose: whether to show tracebacks
         """
         try:
             yield
@@ -103,7 +107,7 @@ class Terminal:
 
 
 def usage_line(usage: Usage) -> str:
-    """What an answer cost."""
+    """Say what an answer cost."""
     line = (
         f"{usage.completion_tokens} tokens, {usage.avg_compl_tok_per_sec:.1f} tok/s, "
         f"first token after {usage.time_to_first_token_sec:.2f} s"

@@ -1,1 +1,1 @@
-"""Settings as values: frozen attrs classes that validate themselves when they are made."""
+"""Define settings as values: frozen attrs classes that validate themselves when they are made."""

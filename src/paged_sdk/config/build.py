@@ -1,4 +1,4 @@
-"""Everything that a builder can say about how its model is to run."""
+"""Hold everything that a builder can say about how its model runs."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def _is_isq(instance: object, attribute: Attribute[Any], value: object) -> None:
 
 @frozen(kw_only=True)
 class ModelSource:
-    """Says which model is to be loaded.
+    """Says which model to load.
 
     :ivar location: a path, or a hub id
-    :ivar filenames: GGUF files below it; empty: the ones that are there
+    :ivar filenames: GGUF files below it; empty: the ones that it holds
     :ivar gguf: look a hub id up for GGUF files (True) or for a Hugging Face checkpoint (False)
     """
 
@@ -69,13 +69,13 @@ class ModelSource:
 
 @frozen(kw_only=True)
 class BuildSettings:
-    """Holds what was asked for; None is left to the environment, the checkpoint and the machine, in this order.
+    """Holds the explicit settings; None leaves one to the environment, the checkpoint and the machine, in this order.
 
-    :ivar isq: quantize weights while loading
-    :ivar batch_invariance: one arithmetic for every row count
-    :ivar lean_memory: one form of each weight
-    :ivar paged_attn: True and False were asked for explicitly
-    :ivar paged_meta: settings of the KV pool, as a whole
+    :ivar isq: the type to quantize weights to while loading
+    :ivar batch_invariance: whether to use one arithmetic for every row count
+    :ivar lean_memory: whether to hold only one form of each weight
+    :ivar paged_attn: whether the KV cache is paged; True and False are explicit requests
+    :ivar paged_meta: the settings of the KV pool, taken as a whole
     """
 
     dtype: str = field(default="auto", converter=_dtype)

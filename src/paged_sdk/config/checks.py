@@ -1,4 +1,4 @@
-"""Validators shared by the settings: each raises :class:`ConfigError` naming the value and what is allowed."""
+"""Validate settings: each validator raises :class:`ConfigError` naming the value and what is allowed."""
 
 from __future__ import annotations
 

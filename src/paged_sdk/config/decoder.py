@@ -1,4 +1,4 @@
-"""The shape of a decoder-only transformer, as the shared blocks understand it."""
+"""Describe the shape of a decoder-only transformer, as the shared blocks understand it."""
 
 from __future__ import annotations
 
@@ -64,8 +64,9 @@ class MoeConfig:
 
     :ivar layers: which layers, by index; the others have one MLP for all tokens
     :ivar num_experts_per_token: how many of a layer's ``num_experts`` each token uses
-    :ivar intermediate_size: of one expert
-    :ivar renormalize: the weights of a token's experts add up to 1; False: they are what the softmax over all gave
+    :ivar intermediate_size: the intermediate size of one expert
+    :ivar renormalize: True: the weights of a token's experts are scaled to add up to 1; False: they are the softmax's
+        over all experts
     """
 
     layers: frozenset[int]
@@ -82,7 +83,7 @@ class DecoderConfig:
     Per-layer settings have one entry per layer, so that a block never asks which family it belongs to.
 
     :ivar model_type: Hugging Face's ``model_type``, which is also the name of the file in ``models/``
-    :ivar sliding_windows: per layer: tokens that a query sees, itself included; None sees all
+    :ivar sliding_windows: per layer: tokens that a query attends to, itself included; None: all
     :ivar ropes: per layer: its rotary embedding (layers of one kind share one value)
     :ivar attention_scale: multiplies q.k
     :ivar attention_softcap: scores become ``cap * tanh(score / cap)``
@@ -127,6 +128,8 @@ class DecoderConfig:
 
     @property
     def window(self) -> int | None:
-        """Return the widest sliding window, beyond which no KV is read again; None if any layer sees everything."""
+        """Return the widest sliding window, beyond which no KV is read again; None if any layer attends to
+        everything.
+        """
         widths = [width for width in self.sliding_windows if width is not None]
         return max(widths) if widths and len(widths) == len(self.sliding_windows) else None

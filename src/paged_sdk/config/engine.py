@@ -1,4 +1,4 @@
-"""The resolved settings of one engine: nothing read from the environment any more."""
+"""Hold the resolved settings of one engine, for which the environment is not read any more."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ class EngineConfig:
     """Holds the settings of the scheduler and of the KV memory.
 
     :ivar paged: block-level paged KV; False: contiguous KV per sequence
-    :ivar gpu_memory: what the pool may take; None: what suits the device
+    :ivar gpu_memory: how much memory the pool may take; None: what suits the device
     :ivar num_blocks: blocks in the pool; 0 if it has not been sized yet, or there is none
     :ivar block_size: tokens per block
-    :ivar cache_type: what a KV element is stored as
-    :ivar prefix_cache_n: 0 is off; paged: otherwise on; not paged: finished sequences that are kept
+    :ivar cache_type: the type that a KV element is stored as
+    :ivar prefix_cache_n: 0 turns the prefix cache off; otherwise it is on when paged, and keeps so many finished
+        sequences when not
     :ivar max_num_seqs: sequences that hold KV at once
     :ivar max_num_batched_tokens: the token budget of one step
     :ivar max_model_len: tokens in a sequence, prompt and output together

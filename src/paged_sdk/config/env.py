@@ -1,4 +1,4 @@
-"""The environment variables that tune a deployment: the only reader of ``os.environ``.
+"""Read the environment variables that tune a deployment; no other module reads ``os.environ``.
 
 They are read once, when a model is built. A value that cannot be read is a :class:`ConfigError`, never a default.
 """
@@ -37,10 +37,10 @@ _OFF = frozenset({"false", "0", "off"})
 class Environment:
     """Holds what the environment says; None where it says nothing.
 
-    :ivar paged_attn: whether paged attention was asked for or forbidden
-    :ivar paged_meta: settings of the KV pool
-    :ivar prefix_cache_n: 0 is off
-    :ivar isq: quantize weights while loading; checkpoints that are quantized already are left alone
+    :ivar paged_attn: whether paged attention is requested or forbidden
+    :ivar paged_meta: the settings of the KV pool
+    :ivar prefix_cache_n: 0 turns the prefix cache off
+    :ivar isq: the type to quantize weights to while loading; checkpoints that are quantized already are left alone
     """
 
     paged_attn: bool | None = None
@@ -57,7 +57,7 @@ def read_variable(name: str) -> str | None:
 def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
     """Read and check every variable.
 
-    :param variables: instead of the process's own
+    :param variables: the variables to read instead of the process's own
     :raises ConfigError: naming the variable, its value and what is allowed
     """
     source = os.environ if variables is None else variables

@@ -1,4 +1,4 @@
-"""In-situ quantization (ISQ): quantizing a checkpoint's weights while they are loaded."""
+"""Name the types of in-situ quantization (ISQ), which quantizes a checkpoint's weights while they are loaded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class IsqFamily(Enum):
 class IsqType(Enum):
     """Names the types that weights can be quantized to; the number is the bits of a weight's code.
 
-    :ivar bits: of a weight's code
+    :ivar bits: the bits of a weight's code
     :ivar family: how weights are grouped
     """
 

@@ -1,4 +1,4 @@
-"""How much memory the paged KV cache gets."""
+"""Say how much memory the paged KV cache gets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["MemoryGpuConfig"]
 class MemoryGpuConfig:
     """Gives the size of the KV pool in one of three ways; each is a subclass, so ``match`` can tell them apart.
 
-    - ``MemoryGpuConfig.ContextSize(tokens)``: room for that many tokens, over all sequences
+    - ``MemoryGpuConfig.ContextSize(tokens)``: capacity for that many tokens, over all sequences
     - ``MemoryGpuConfig.Fraction(fraction)``: that share of the device's memory, less what the weights take
     - ``MemoryGpuConfig.MB(megabytes)``: that many MiB
     """
@@ -29,21 +29,30 @@ class MemoryGpuConfig:
 
 @frozen
 class ContextSize(MemoryGpuConfig):
-    """:ivar tokens: tokens that fit the pool, rounded up to whole blocks"""
+    """Sizes the pool by the tokens that it holds.
+
+    :ivar tokens: tokens that fit the pool, rounded up to whole blocks
+    """
 
     tokens: int = field(validator=IntAtLeast(1))
 
 
 @frozen
 class Fraction(MemoryGpuConfig):
-    """:ivar fraction: share of the device's total memory, above 0 and at most 1"""
+    """Sizes the pool by a share of the device's memory.
+
+    :ivar fraction: share of the device's total memory, above 0 and at most 1
+    """
 
     fraction: float = field(validator=NumberBetween(0, 1, low_open=True))
 
 
 @frozen
 class MB(MemoryGpuConfig):
-    """:ivar megabytes: size of the pool in MiB (2**20 bytes)"""
+    """Sizes the pool in MiB.
+
+    :ivar megabytes: size of the pool in MiB (2**20 bytes)
+    """
 
     megabytes: int = field(validator=IntAtLeast(1))
 

@@ -1,4 +1,4 @@
-"""Holds the settings of the paged KV cache."""
+"""Define the settings of the paged KV cache."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ class PagedAttentionMeta:
     """Holds the settings of the paged KV cache.
 
     :ivar block_size: tokens per block
-    :ivar gpu_memory: size of the pool; None lets the engine choose: nine tenths of a CUDA device, on CPU room for
+    :ivar gpu_memory: size of the pool; None lets the engine choose: nine tenths of a CUDA device, on CPU capacity for
         ``max_num_seqs`` sequences of up to 4096 tokens within a quarter of the memory that the process may use
-    :ivar cache_type: what a KV element is stored as
+    :ivar cache_type: the type that a KV element is stored as
     :raises ConfigError: at construction
     """
 

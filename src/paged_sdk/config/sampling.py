@@ -1,4 +1,4 @@
-"""How the next token is chosen."""
+"""Define how the next token is chosen."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def _is_bias(instance: object, attribute: Attribute[Any], value: Mapping[object,
 
 @frozen(kw_only=True)
 class DryParams:
-    """DRY ("don't repeat yourself"): a token that would extend an earlier repetition of n tokens is lowered by
-    ``multiplier * base ** (n - allowed_length)``.
+    """Configures DRY ("don't repeat yourself"): the logit of a token that would extend an earlier repetition of n
+    tokens is lowered by ``multiplier * base ** (n - allowed_length)``.
 
     :ivar multiplier: strength; 0 is off
     :ivar base: growth per repeated token

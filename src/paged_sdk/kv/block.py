@@ -1,4 +1,4 @@
-"""One block of the KV pool."""
+"""Record the state of one block of the KV pool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The name of a block's content: a hash chain over the tokens that led to it."""
+"""Name a block's content by a hash chain over the tokens that led to it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def block_hash(parent: bytes, token_ids: Sequence[int], keys: Iterable[CacheKey]
 
     :param parent: hash of the block before it; empty for the first block
     :param token_ids: the tokens of the block, each below 2**32
-    :param keys: of the sequence; those of other blocks do not count
+    :param keys: the sequence's keys; those that begin in other blocks are ignored
     :param start: position of the block's first token
     """
     # Every part has a known length, so that no two inputs give the same bytes.

@@ -1,4 +1,4 @@
-"""All blocks of the KV cache: references, eviction, and what can be found by hash."""
+"""Keep all blocks of the KV cache: references, eviction, and which block has which hash."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class BlockPool:
                 self._num_cached += 1
 
     def publish(self, block: Block, digest: bytes) -> None:
-        """Let a full, computed block be found. Where another one has the same content, that one stays the known one."""
+        """Let a full, computed block be found by its hash, unless another block with the same content is known."""
         assert block.ref_count > 0, f"{block} is held by nobody"
         assert block.hash is None, f"{block} is published already"
         if digest not in self._by_hash:

@@ -1,4 +1,4 @@
-"""Contiguous KV memory: one growing slot per sequence, and the last finished ones kept."""
+"""Manage contiguous KV memory: one growing slot per sequence, and the last finished ones kept."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class SequenceKvManager:
             self._prefix_hits += prefix.num_tokens
 
     def grow(self, table: KvTable, start: int, num_tokens: int) -> int:
-        """Grant all of it: slots grow as they need to."""
+        """Grant all tokens: slots grow as they need to."""
         return num_tokens
 
     def commit(self, table: KvTable, token_ids: list[int], num_computed: int) -> None:
@@ -132,7 +132,7 @@ class SequenceKvManager:
         return child
 
     def free(self, table: KvTable, token_ids: list[int], num_computed: int) -> None:
-        """Keep the slot for its prefix, if that is worth anything; otherwise let it go."""
+        """Keep the slot for its prefix, if that can be reused; otherwise release it."""
         (slot,) = table.ids
         table.ids = []
         self._num_used -= 1

@@ -1,4 +1,4 @@
-"""The blocks that nobody holds, in the order in which they will be taken."""
+"""List the blocks that nobody holds, in the order in which they will be taken."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class FreeList:
     __slots__ = ("_length", "_sentinel")
 
     def __init__(self) -> None:
-        # Stands before the first and after the last block, so that no operation knows an empty list.
+        # A sentinel before the first and after the last block, so that no operation has to handle an empty list.
         self._sentinel = Block(-1)
         self._length = 0
 

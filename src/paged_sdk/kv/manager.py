@@ -1,4 +1,4 @@
-"""What the scheduler knows of KV memory: one protocol, whether the memory is paged or contiguous."""
+"""Define what the scheduler knows of KV memory: one protocol, whether the memory is paged or contiguous."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class KvTable:
 
     :ivar ids: block table (paged), or the one slot (contiguous)
     :ivar version: changes when an entry of ``ids`` that will be read changes. While it is the same the table has only
-        grown at its end, so whoever has seen it before has nothing but the new end to look at
+        grown at its end, so a reader that knows the earlier table needs to read the new end only
     :ivar capacity: tokens of the sequence that may be written without asking ``grow``
     :ivar next_commit: computed tokens from which ``commit`` has something to do
     :ivar cache_keys: what, beside the tokens, the KV depends on: adapter, image content, cache salt
     :ivar share: whether to look for KV computed by others (no for a sequence that needs every prompt logit)
     :ivar hashes: chain hashes of the leading full blocks of the sequence's tokens, as far as they were needed
     :ivar num_published: leading blocks that are already known by their hash
-    :ivar num_out_of_window: leading blocks given back because every sliding window has left them
+    :ivar num_out_of_window: leading blocks given back because they are out of every sliding window
     :ivar epoch: the manager's epoch when the table was filled: KV from before a reset is never shared
     """
 
@@ -89,8 +89,8 @@ class KvUsage:
     """Counts blocks (or slots) by their use; used + cached + free = total.
 
     :ivar used: held by sequences
-    :ivar cached: to be had, and until then a prefix that may be hit
-    :ivar free: to be had, and empty
+    :ivar cached: available, and until taken a prefix that may be hit
+    :ivar free: available, and empty
     """
 
     total: int
@@ -100,11 +100,12 @@ class KvUsage:
 
 
 class KvManager(Protocol):
-    """Shows KV memory to the scheduler, which hands out no block itself.
+    """Shows KV memory to the scheduler, which allocates no block itself.
 
-    The life of a table: ``match`` finds a prefix (changes nothing), ``attach`` takes it, ``grow`` makes room before
-    a step, ``commit`` says after a step what is computed, ``free`` gives everything back. Room may be made for a step
-    while an earlier one is still being computed: what the device writes and reads, it does in the order of the steps.
+    The life of a table: ``match`` finds a prefix (changes nothing), ``attach`` takes it, ``grow`` adds capacity before
+    a step, ``commit`` says after a step what is computed, ``free`` gives everything back. Capacity may be added for a
+    step while an earlier one is still being computed: what the device writes and reads, it does in the order of the
+    steps.
     """
 
     @property
@@ -146,10 +147,11 @@ class KvManager(Protocol):
         ...
 
     def grow(self, table: KvTable, start: int, num_tokens: int) -> int:
-        """Make room to write the KV of tokens ``start`` to ``start + num_tokens``, to which nobody else refers.
+        """Add capacity to write the KV of tokens ``start`` to ``start + num_tokens``, in memory that no other table
+        refers to.
 
         :param start: tokens of the sequence that are computed, or will be by steps under way
-        :returns: how many of the tokens have room, 0 if none has
+        :returns: how many of the tokens fit, 0 if none does
         """
         ...
 
@@ -173,7 +175,7 @@ class KvManager(Protocol):
         ...
 
     def take_released(self) -> list[int]:
-        """Return slots of contiguous KV that will not be used again: their storage may go after the copies."""
+        """Return slots of contiguous KV that will not be used again: their storage may be freed after the copies."""
         ...
 
     def reset_prefix_cache(self) -> None:

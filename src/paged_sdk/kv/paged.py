@@ -1,4 +1,4 @@
-"""Paged KV memory: block tables over one pool, shared by hash and by reference."""
+"""Manage paged KV memory: block tables over one pool, shared by hash and by reference."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class KvCacheManager:
     A block that others refer to is never written: ``grow`` replaces it by a copy. A block that can be found by hash is
     full, so nobody writes to it.
 
-    :param sliding_window: tokens that a query sees, itself included, if every layer is limited so; blocks that lie
-        before it are given back while the sequence runs
+    :param sliding_window: tokens that a query attends to, itself included, if every layer is limited so; blocks that
+        lie before it are given back while the sequence runs
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class KvCacheManager:
 
     @property
     def max_sequence_tokens(self) -> int:
-        """Return what the pool holds; with a window that the pool can hold, no length is too much."""
+        """Return how many tokens the pool holds; with a window that the pool can hold, no length is too much."""
         num_blocks = len(self._pool.blocks)
         return sys.maxsize if self._window_blocks <= num_blocks else num_blocks * self.block_size
 
@@ -168,7 +168,9 @@ class KvCacheManager:
         return child
 
     def free(self, table: KvTable, token_ids: list[int], num_computed: int) -> None:
-        """Drop the table's references. Its last blocks will be evicted first, for the first serve most others."""
+        """Drop the table's references. Its last blocks will be evicted first, because the first blocks serve the most
+        other sequences.
+        """
         for digest in islice(table.hashes, table.num_published, None):
             if self._pending.get(digest) is table:
                 del self._pending[digest]
@@ -195,7 +197,7 @@ class KvCacheManager:
         return -(-num_tokens // self.block_size)
 
     def _num_out_of_window(self, start: int) -> int:
-        """Count the leading blocks that no query from position ``start`` on can see."""
+        """Count the leading blocks that no query from position ``start`` on attends to."""
         return 0 if self._window is None else max(0, start - self._window + 1) // self.block_size
 
     def _free_out_of_window(self, table: KvTable, start: int) -> None:

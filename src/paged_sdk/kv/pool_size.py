@@ -1,4 +1,4 @@
-"""How many blocks the KV pool gets. All sizes are bytes; what a device has is an argument."""
+"""Compute how many blocks the KV pool gets. All sizes are bytes; what a device has is an argument."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["DEFAULT_CUDA_MEMORY", "BlockLayout", "DeviceMemory", "auto_cpu_block
 MIB = 2**20
 SCALE_BYTES = 4
 AUTO_CPU_CONTEXT = 4096
-"""Tokens per sequence that a pool of automatic size on the CPU has room for."""
+"""The tokens per sequence that a pool of automatic size on the CPU has capacity for."""
 AUTO_CPU_DIVISOR = 4
 """A pool of automatic size takes at most this part of the memory that the process may use."""
 
@@ -28,7 +28,7 @@ class BlockLayout:
 
     :ivar block_size: tokens per block
     :ivar elements_per_token: K and V elements per token, over all layers
-    :ivar bytes_per_element: of the cache's dtype
+    :ivar bytes_per_element: bytes of one element of the cache's dtype
     :ivar scale_bytes_per_token: scales that are stored beside the elements, over all layers
     """
 
@@ -61,7 +61,7 @@ def fp8_scale_bytes(*, num_layers: int, num_kv_heads: int) -> int:
 
 
 def blocks_for(memory: MemoryGpuConfig, layout: BlockLayout, device: DeviceMemory) -> int:
-    """Return the number of blocks in a pool of the size asked for.
+    """Return the number of blocks in a pool of the requested size.
 
     With B the block size, E the elements per token and D the bytes per element (scales included):
     ``ContextSize(n)`` is ceil(n / B) blocks; ``MB(m)`` is floor(m * 2**20 / (B * E * D)); ``Fraction(f)`` is f times
@@ -84,10 +84,10 @@ def blocks_for(memory: MemoryGpuConfig, layout: BlockLayout, device: DeviceMemor
 
 
 def auto_cpu_blocks(layout: BlockLayout, device: DeviceMemory, *, max_num_seqs: int, max_model_len: int) -> int:
-    """Return the number of blocks in a pool on the CPU when no size is asked for.
+    """Return the number of blocks in a pool on the CPU when no size is requested.
 
-    Room for ``max_num_seqs`` sequences of ``max_model_len`` tokens, of at most 4096; but no more than a quarter of
-    the memory that the process may use, nor than is free.
+    The pool has capacity for ``max_num_seqs`` sequences of ``max_model_len`` tokens, of at most 4096; but it takes no
+    more than a quarter of the memory that the process may use, nor more than is free.
 
     :raises OutOfMemoryError: if not even one block fits
     """

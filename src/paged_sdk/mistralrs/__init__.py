@@ -1,4 +1,4 @@
-"""The Python API of mistral.rs on this engine: programs written for it run with only the import changed.
+"""Provide the Python API of mistral.rs on this engine: programs written for it run with only the import changed.
 
     from paged_sdk.mistralrs import Architecture, ChatCompletionRequest, Runner, Which
 
@@ -7,9 +7,9 @@
         ChatCompletionRequest(model="default", messages=[{"role": "user", "content": "Hello!"}], max_tokens=256)
     )
 
-What differs is for the better: a runner may be used from many threads at once, settings that contradict each other
-are an error, and so is a parameter whose feature this version does not have. Nothing that is given is ignored, but
-for a request's ``model``, which is a label there too: a runner holds one model.
+Some things are better than there: a runner may be used from many threads at once, settings that contradict each other
+are an error, and so is a parameter whose feature this version does not have. No parameter is ignored, except a
+request's ``model``, which is a label there too: a runner holds one model.
 """
 
 from __future__ import annotations

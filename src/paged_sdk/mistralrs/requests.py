@@ -1,4 +1,4 @@
-"""What is asked of a runner."""
+"""Define what a runner can be asked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["ChatCompletionRequest", "CompletionRequest"]
 
 @frozen(kw_only=True)
 class _Request:
-    """What both kinds of request can say. None is left to the checkpoint's generation_config.json.
+    """Holds what both kinds of request can say. None leaves a setting to the checkpoint's generation_config.json.
 
     :ivar max_tokens: tokens to generate at most; None: until the end token or the context's end
     :ivar logit_bias: token id to a number added to its logit
@@ -44,12 +44,13 @@ class _Request:
     tool_choice: None = unsupported_field()
 
     def sampling(self, *, seed: int | None, default_temperature: float | None) -> SamplingParams:
-        """How the next token is chosen.
+        """Return how the next token is chosen.
 
-        As in mistral.rs a request that says nothing about it is greedy, unless the checkpoint's makers sample.
+        As in mistral.rs a request that says nothing about it is greedy, unless the checkpoint's generation_config.json
+        samples.
 
         :param seed: None draws one
-        :param default_temperature: the checkpoint's
+        :param default_temperature: the checkpoint's temperature
         :raises ConfigError: a value out of its range
         :raises InvalidRequestError: settings of DRY without its multiplier
         """
@@ -94,15 +95,15 @@ class _Request:
 
 @frozen
 class ChatCompletionRequest(_Request):
-    """A conversation to go on with.
+    """Asks to continue a conversation.
 
     :ivar messages: ``{"role": ..., "content": ...}`` mappings, or a text that a user says
     :ivar model: a label; a runner holds one model
-    :ivar logprobs: return each token's logprob
-    :ivar top_logprobs: and those of the likeliest tokens beside it (1, if not given)
-    :ivar stream: return an iterator of chunks
+    :ivar logprobs: whether to return each token's logprob
+    :ivar top_logprobs: how many of the likeliest tokens to return beside it (1, if not given)
+    :ivar stream: whether to return an iterator of chunks
     :ivar enable_thinking: given to the chat template
-    :ivar truncate_sequence: cut a prompt that is too long at its front instead of refusing it
+    :ivar truncate_sequence: whether to cut a prompt that is too long at its front instead of refusing it
     """
 
     messages: str | Sequence[Mapping[str, object]]
@@ -114,7 +115,7 @@ class ChatCompletionRequest(_Request):
     truncate_sequence: bool = field(default=False, kw_only=True)
 
     def build(self, *, seed: int | None, default_temperature: float | None) -> RequestBuilder:
-        """The request that the model takes; parameters as in :meth:`sampling`.
+        """Return the request that the model takes; parameters are as in :meth:`sampling`.
 
         :raises ConfigError: a sampling value out of its range
         :raises InvalidRequestError: malformed messages, or fields that contradict each other
@@ -141,11 +142,11 @@ class ChatCompletionRequest(_Request):
 
 @frozen
 class CompletionRequest(_Request):
-    """A text to go on with, without a chat template.
+    """Asks to continue a text, without a chat template.
 
     :ivar prompt: the text
     :ivar model: a label; a runner holds one model
-    :ivar echo_prompt: begin every choice's text with the prompt
+    :ivar echo_prompt: whether to begin every choice's text with the prompt
     """
 
     prompt: str

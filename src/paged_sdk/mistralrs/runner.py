@@ -1,4 +1,4 @@
-"""A model behind mistral.rs's interface."""
+"""Show a model through mistral.rs's interface."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ DEFAULT_PREFIX_CACHE_N = 16
 
 
 class Runner:
-    """A loaded model. May be used from many threads at once: their requests are batched.
+    """Holds a loaded model. It may be used from many threads at once: their requests are batched.
 
     :param which: the model
     :param max_seqs: sequences that are computed at once; others wait
-    :param prefix_cache_n: 0 or None: no prefix cache; the default can be changed by the environment
+    :param prefix_cache_n: 0 or None turns the prefix cache off; the environment can change the default
     :param token_source: the hub's access token: "cache", "none", "literal:...", "env:NAME" or "path:FILE"
     :param chat_template: a Jinja chat template instead of the checkpoint's: its text, or a path
     :param jinja_explicit: the path of a Jinja file, as ``chat_template``
@@ -42,10 +42,10 @@ class Runner:
     :param pa_gpu_mem_usage: the same, as a share of the device's memory
     :param pa_ctxt_len: the same, in tokens
     :param pa_blk_size: tokens per block
-    :param pa_cache_type: what a KV element is stored as
-    :param no_paged_attn: contiguous KV that grows with each sequence
-    :param paged_attn: paged attention, or an error where it cannot be had
-    :param seed: of every request that samples: the same request gives the same text; None draws one for each
+    :param pa_cache_type: the type that a KV element is stored as
+    :param no_paged_attn: use contiguous KV that grows with each sequence
+    :param paged_attn: use paged attention, or raise an error where that is not possible
+    :param seed: the seed of every request that samples: the same request gives the same text; None draws one for each
     :raises ConfigError: settings that contradict each other, or whose feature this version does not have
     :raises ModelLoadError: a model that cannot be loaded
     """
@@ -90,7 +90,7 @@ class Runner:
             builder = builder.with_paged_attn(meta)
         elif no_paged_attn:
             builder = builder.without_paged_attn()
-        if prefix_cache_n != DEFAULT_PREFIX_CACHE_N:  # else the environment may say
+        if prefix_cache_n != DEFAULT_PREFIX_CACHE_N:  # otherwise the environment may set it
             builder = builder.with_prefix_cache_n(prefix_cache_n)
         if in_situ_quant is not None:
             builder = builder.with_isq(IsqType.parse(in_situ_quant, setting="in_situ_quant"))
@@ -136,7 +136,7 @@ class Runner:
         )
 
     def close(self) -> None:
-        """End the requests under way and give everything back. Idempotent; happens at the interpreter's exit too."""
+        """End the requests under way and release everything. Idempotent; this happens at the interpreter's exit too."""
         self._model.close()
 
     def __enter__(self) -> Runner:
@@ -164,7 +164,7 @@ def _paged_settings(
     no_paged_attn: bool,
     paged_attn: bool,
 ) -> PagedAttentionMeta | None:
-    """The settings of the KV pool; None if nothing was said about it.
+    """Return the settings of the KV pool; None if nothing was said about it.
 
     :raises ConfigError: settings that contradict each other, by name
     """

@@ -1,4 +1,6 @@
-"""Parameters of mistral.rs whose feature this version does not have: an error beats a setting that does nothing."""
+"""Refuse parameters of mistral.rs whose feature this version does not have: an error beats a setting that does
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ def refuse_settings(**settings: object) -> None:
 
 
 def unsupported_setting() -> Any:
-    """A field of a model's description that must be left out."""
+    """Define a field of a model's description that must be left out."""
 
     def validate(instance: object, attribute: Attribute[Any], value: object) -> None:
         refuse_settings(**{attribute.name: value})
@@ -35,7 +37,7 @@ def unsupported_setting() -> Any:
 
 
 def unsupported_field() -> Any:
-    """A field of a request that must be left out."""
+    """Define a field of a request that must be left out."""
 
     def validate(instance: object, attribute: Attribute[Any], value: object) -> None:
         if value:

@@ -1,4 +1,4 @@
-"""Which model a runner holds."""
+"""Say which model a runner holds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Architecture", "Which"]
 
 
 class Architecture(Enum):
-    """A family of models. Optional everywhere: the checkpoint says which it is."""
+    """Names a family of models. It is optional everywhere: the checkpoint says which family it is."""
 
     Gemma2 = "gemma2"
     Gemma3 = "gemma3"
@@ -30,7 +30,7 @@ class Architecture(Enum):
     Qwen3Moe = "qwen3_moe"
 
     def check(self, loaded: str) -> None:
-        """Compare with what was loaded.
+        """Compare with the family that was loaded.
 
         :param loaded: the model's ``model_type``
         :raises ConfigError: it is another family
@@ -40,7 +40,7 @@ class Architecture(Enum):
 
 
 class Which(ABC):
-    """A model, in one of two ways; each is a subclass, so ``match`` can tell them apart.
+    """Describes a model in one of two ways; each is a subclass, so ``match`` can tell them apart.
 
     - ``Which.Plain(model_id, arch=None, tokenizer_json=None, ...)``: a Hugging Face checkpoint
     - ``Which.GGUF(quantized_model_id, quantized_filename, tok_model_id=None, ...)``: a GGUF file
@@ -52,7 +52,7 @@ class Which(ABC):
 
     @abstractmethod
     def builder(self) -> TextModelBuilder | GgufModelBuilder:
-        """What builds this model.
+        """Return the builder of this model.
 
         :raises ConfigError: a value that cannot be used
         """
@@ -65,7 +65,7 @@ def _is_architecture(instance: object, attribute: Attribute[Any], value: object)
 
 @frozen
 class Plain(Which):
-    """A Hugging Face checkpoint.
+    """Describes a Hugging Face checkpoint.
 
     :ivar model_id: a directory, or a hub id
     :ivar arch: checked against the checkpoint, if given
@@ -90,12 +90,12 @@ class Plain(Which):
 
 @frozen
 class GGUF(Which):
-    """A GGUF file.
+    """Describes a GGUF file.
 
     :ivar quantized_model_id: the directory or hub id that holds it
-    :ivar quantized_filename: its name there; of a model in several files, their names
+    :ivar quantized_filename: the file's name there; for a model in several files, their names
     :ivar tok_model_id: a directory with a tokenizer.json, or that file, instead of the file's own tokenizer
-    :ivar dtype: of activations, and of weights that the file does not quantize
+    :ivar dtype: the dtype of activations, and of weights that the file does not quantize
     :ivar hf_revision: a branch, tag or commit of the hub's repository
     """
 

@@ -14,7 +14,7 @@ __all__ = ["SLIDING", "read_activation", "read_common", "read_head_dim", "read_l
 SLIDING = "sliding_attention"
 _FULL = "full_attention"
 
-# What other families' mixtures do besides, in their configs' names: experts for all tokens, experts chosen by groups,
+# Other families' mixtures have these fields for what is refused: experts for all tokens, experts chosen by groups,
 # scores that are no softmax, weights scaled or biased.
 _OTHER_MOE_FIELDS = (
     "shared_expert_intermediate_size",

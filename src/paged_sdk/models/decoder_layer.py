@@ -92,7 +92,7 @@ def load_decoder_layer(loader: WeightLoader, config: DecoderConfig, names: Tenso
         else load_gated_mlp(loader, config, names, prefix)
     )
     if not config.sandwich_norms:
-        # Llama's "post attention" norm stands after attention, and before the MLP.
+        # Llama's "post attention" norm is the one before the MLP.
         return DecoderLayer(
             attention=attention,
             mlp=mlp,

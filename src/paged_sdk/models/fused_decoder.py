@@ -29,8 +29,8 @@ from paged_sdk.quant.linear import Linear
 
 __all__ = ["FusedDecoderModel", "why_not_fused"]
 
-# Every field that the fused layers, or what they share with the layer-by-layer model, compute at each of its values.
-# One that is missing here refuses every model that sets it.
+# These are the fields of which the fused layers, or code shared with the layer-by-layer model, support every value.
+# A model that sets any other field is refused.
 _COMPUTED_FIELDS: Final[dict[type, frozenset[str]]] = {
     DecoderConfig: frozenset(
         {
@@ -44,7 +44,7 @@ _COMPUTED_FIELDS: Final[dict[type, frozenset[str]]] = {
             *("embedding_scale", "tie_embeddings", "logit_softcap"),
         }
     ),
-    # Of a rotary embedding the layers see cosines and sines, and that element i is paired with element n + i.
+    # The layers get a rotary embedding's cosines and sines, and assume that element i is paired with element n + i.
     RopeConfig: frozenset(
         {
             *("rotary_dim", "theta", "kind", "factor", "original_max_position", "low_freq_factor", "high_freq_factor"),
@@ -172,14 +172,14 @@ def _native_layer(layer: DecoderLayer, pages: NativePages, index: int, *, rope: 
     (output,) = _projections(attention.output, many_rows=many_rows)
     query_norm = key_norm = router = None
     if attention.qk_norm is not None:
-        # One row for each head, all queries' alike and all keys' alike.
+        # The weight has a row per head; those of all queries are equal, and those of all keys.
         query_norm, key_norm = attention.qk_norm.weight[[0, shape.num_heads]].float()
     if isinstance(mlp, MoeMlp):
         experts = mlp.experts.native_weights
         assert experts is not None
         gate, up, down = Projection(experts.gate), Projection(experts.up), Projection(experts.down)
         router = Router(
-            # The kernel reads no float16.
+            # The kernel cannot read float16.
             weight=(mlp.router.float() if mlp.router.dtype is torch.float16 else mlp.router).contiguous(),
             num_selected=mlp.config.num_experts_per_token,
             renormalize=mlp.config.renormalize,

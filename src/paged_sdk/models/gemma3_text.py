@@ -37,7 +37,7 @@ def read_gemma3_text(fields: ConfigFields) -> DecoderConfig:
     period = fields.positive("sliding_window_pattern", 6)
     layer_types = read_layer_types(fields, lambda layer: (layer + 1) % period != 0)
     head_dim = read_head_dim(fields)
-    # The older form scales the full layers only, and names the windows' base apart.
+    # The older form scales the full layers only, and has a field of its own for the base of layers with windows.
     nested = fields.section("rope_parameters")
     scaling = fields.section("rope_scaling")
     full = read_rope(

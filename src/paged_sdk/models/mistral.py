@@ -11,7 +11,7 @@ __all__ = ["FAMILY"]
 
 
 def _read(fields: ConfigFields) -> DecoderConfig:
-    # Only a config that says null has no window: that of the first release, which says nothing, has one of 4096.
+    # Only a config that says null has no window: the first release's, which lacks the field, has a window of 4096.
     window = fields.optional_positive("sliding_window") if "sliding_window" in fields else 4096
     return read_common(fields, sliding_windows=(window,) * fields.positive("num_hidden_layers"))
 

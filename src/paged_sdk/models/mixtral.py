@@ -32,7 +32,7 @@ def _read(fields: ConfigFields) -> DecoderConfig:
     )
 
 
-# Checkpoints have kept the names of the first release; transformers 5 may write those of its own classes.
+# Checkpoints keep the names of the first release; transformers 5 may write the names of its own classes.
 _EXPERTS = (ExpertNames(block="block_sparse_moe", gate="w1", up="w3", down="w2"), ExpertNames())
 
 FAMILY = DecoderFamily(architectures=("MixtralForCausalLM",), read=_read, names=(TensorNames(experts=_EXPERTS),))

@@ -18,7 +18,7 @@ def _read(fields: ConfigFields) -> DecoderConfig:
         rope_section(fields),
         head_dim=read_head_dim(fields),
         default_theta=10_000.0,
-        aliases={"su": "longrope", "yarn": "longrope"},  # what LongRoPE was called in the first releases
+        aliases={"su": "longrope", "yarn": "longrope"},  # the names of LongRoPE in the first releases
     )
     return read_common(
         fields,

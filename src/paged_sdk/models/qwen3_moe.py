@@ -23,7 +23,7 @@ def _read(fields: ConfigFields) -> DecoderConfig:
         }
     )
     num_layers = fields.positive("num_hidden_layers")
-    # Unlike in Qwen 3, a window is every layer's.
+    # Unlike in Qwen 3, every layer has the window.
     window = fields.optional_positive("sliding_window") if fields.flag("use_sliding_window", False) else None
     has_bias = fields.flag("attention_bias", False)
     step = fields.positive("decoder_sparse_step", 1)

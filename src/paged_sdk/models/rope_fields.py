@@ -33,7 +33,7 @@ def read_rope(
     :param aliases: other names of rope types
     :raises CheckpointError: a value that is missing or cannot be used
     """
-    # Read in the order in which the forms came, so that the newest place wins.
+    # Where several forms state a value, the newest form wins.
     theta = section.number("rope_theta", fields.number("rope_theta", default_theta))
     share = section.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
     kind = _read_kind(section, aliases)
@@ -45,7 +45,7 @@ def read_rope(
     if theta <= 1:
         raise CheckpointError(f"config.json: rope_theta = {theta}: expected a number above 1")
     max_position = fields.positive("max_position_embeddings", 2048)
-    # Phi-3 states the trained context beside the section, and that is the one that counts.
+    # Phi-3 states the trained context outside the section, and that value is used.
     original = fields.optional_positive("original_max_position_embeddings") or section.positive(
         "original_max_position_embeddings", max_position
     )

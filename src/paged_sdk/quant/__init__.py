@@ -1,1 +1,1 @@
-"""Linear layers, one file per form of weight."""
+"""Define linear layers, one file per form of weight."""

@@ -1,4 +1,4 @@
-"""Weights as they are."""
+"""Multiply with weights in the model's dtype."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["DenseLinear"]
 
 
 class DenseLinear(Linear):
-    """A weight in the model's dtype.
+    """Multiplies with a weight in the model's dtype.
 
     :param weight: ``[out_features, in_features]``
     :param bias: ``[out_features]``
@@ -24,19 +24,19 @@ class DenseLinear(Linear):
 
     @property
     def in_features(self) -> int:
-        """Columns of the weight."""
+        """Return the columns of the weight."""
         return self.weight.shape[1]
 
     @property
     def out_features(self) -> int:
-        """Rows of the weight."""
+        """Return rows of the weight."""
         return self.weight.shape[0]
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of weight and bias."""
+        """Return bytes of weight and bias."""
         return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
     def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
-        """See :meth:`Linear.forward`."""
+        """Do what :meth:`Linear.forward` says."""
         return F.linear(x, self.weight, self.bias)

@@ -1,4 +1,4 @@
-"""Experts whose weights are as they are."""
+"""Compute experts whose weights are in the model's dtype."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["DenseExperts"]
 
 
 class DenseExperts(Experts):
-    """Weights in the model's dtype.
+    """Computes experts with weights in the model's dtype.
 
     :param gate_up: ``[num_experts, 2 * intermediate_size, hidden_size]``, gate's rows, then up's
     :param down: ``[num_experts, hidden_size, intermediate_size]``
@@ -23,9 +23,9 @@ class DenseExperts(Experts):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all experts."""
+        """Return bytes of all experts."""
         return self.gate_up.nbytes + self.down.nbytes
 
     def forward(self, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
-        """See :meth:`Experts.forward`."""
+        """Do what :meth:`Experts.forward` says."""
         return fused_moe(x, self.gate_up, self.down, topk_weights, topk_ids)

@@ -1,4 +1,4 @@
-"""Token embeddings."""
+"""Look up token embeddings."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["BlockEmbedding", "DenseEmbedding", "Embedding", "TritonBlockEmbeddin
 
 
 class Embedding(ABC):
-    """One row per token of the vocabulary.
+    """Holds one row per token of the vocabulary.
 
-    :param dtype: of the rows
+    :param dtype: the dtype of the rows
     :param scale: multiplies them, itself rounded to their dtype as gemma was trained; None: 1
     """
 
@@ -34,19 +34,21 @@ class Embedding(ABC):
 
     @property
     def stored(self) -> StoredMatrix | None:
-        """The table as an output projection that is tied to it takes it; None: only this form's own projection can."""
+        """Return the table for an output projection that is tied to it; None: only this form's own projection can use
+        it.
+        """
         return None
 
     @abstractmethod
     def _rows(self, token_ids: Tensor) -> Tensor:
-        """The rows before they are scaled, a new tensor."""
+        """Return the rows before they are scaled, as a new tensor."""
 
 
 class DenseEmbedding(Embedding):
-    """Rows as they are.
+    """Holds rows in the model's dtype.
 
     :param weight: ``[vocab_size, hidden_size]``
-    :param scale: as of :class:`Embedding`
+    :param scale: see :class:`Embedding`
     """
 
     def __init__(self, weight: Tensor, *, scale: float | None = None) -> None:
@@ -55,7 +57,7 @@ class DenseEmbedding(Embedding):
 
     @property
     def stored(self) -> DenseMatrix:
-        """The table, which shares the memory."""
+        """Return the table, which shares the memory."""
         return DenseMatrix(self.weight)
 
     def _rows(self, token_ids: Tensor) -> Tensor:
@@ -63,10 +65,10 @@ class DenseEmbedding(Embedding):
 
 
 class BlockEmbedding(Embedding):
-    """Rows in quantized blocks, decoded as they are looked up: a step needs a few hundred of 150,000.
+    """Holds rows in quantized blocks and decodes them as they are looked up: a step needs a few hundred of 150,000.
 
     :param matrix: ``[vocab_size, hidden_size]``
-    :param dtype: as of :class:`Embedding`, and ``scale``
+    :param dtype: see :class:`Embedding`; ``scale`` likewise
     """
 
     def __init__(self, matrix: BlockMatrix, *, dtype: torch.dtype, scale: float | None = None) -> None:
@@ -75,7 +77,7 @@ class BlockEmbedding(Embedding):
 
     @property
     def stored(self) -> BlockMatrix:
-        """The table, which shares the memory."""
+        """Return the table, which shares the memory."""
         return self.matrix
 
     def _rows(self, token_ids: Tensor) -> Tensor:
@@ -83,10 +85,10 @@ class BlockEmbedding(Embedding):
 
 
 class TritonBlockEmbedding(Embedding):
-    """Rows in the layout for GPUs, decoded in one launch as they are looked up.
+    """Holds rows in the layout for GPUs and decodes them in one launch as they are looked up.
 
     :param matrix: ``[vocab_size, hidden_size]``, which an output projection may share
-    :param dtype: as of :class:`Embedding`, and ``scale``
+    :param dtype: see :class:`Embedding`; ``scale`` likewise
     """
 
     def __init__(self, matrix: TritonBlockMatrix, *, dtype: torch.dtype, scale: float | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The seam for every form of a mixture's experts, as :mod:`paged_sdk.quant.linear` is for one matrix."""
+"""Define the interface of every form of a mixture's experts, as :mod:`paged_sdk.quant.linear` does for one matrix."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Experts", "NativeExpertWeights"]
 
 @frozen(eq=False, kw_only=True)
 class NativeExpertWeights:
-    """The matrices of all experts as the native CPU kernels multiply them.
+    """Holds the matrices of all experts as the native CPU kernels multiply them.
 
     :ivar gate: ``[num_experts * intermediate_size, hidden_size]``
     :ivar up: likewise
@@ -27,21 +27,21 @@ class NativeExpertWeights:
 
 
 class Experts(ABC):
-    """Gated MLPs (SwiGLU), of which each token uses a few, however their weights are kept."""
+    """Computes gated MLPs (SwiGLU), of which each token uses a few, however their weights are kept."""
 
     @property
     @abstractmethod
     def num_bytes(self) -> int:
-        """Bytes held."""
+        """Return how many bytes the weights take."""
 
     @property
     def native_weights(self) -> NativeExpertWeights | None:
-        """What a native call that fuses several layers multiplies by; None: this form has no native kernel."""
+        """Return what a native call that fuses several layers multiplies by; None: this form has no native kernel."""
         return None
 
     @abstractmethod
     def forward(self, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
-        """``sum of weight * down @ (silu(gate @ x) * (up @ x))`` over each token's experts.
+        """Compute ``sum of weight * down @ (silu(gate @ x) * (up @ x))`` over each token's experts.
 
         :param x: ``[num_tokens, hidden_size]`` of the model's dtype
         :param topk_weights: ``[num_tokens, num_selected]`` float32

@@ -1,4 +1,4 @@
-"""The seam for every form of weight: what can be made of stored matrices, and finding the forms there are."""
+"""Define what a form of weight makes of stored matrices, and find the forms there are."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ __all__ = ["Form", "Place", "find_forms"]
 
 @frozen(kw_only=True)
 class Place:
-    """Where weights are to be, and what can compute with them there.
+    """Says where weights will be, and what can compute with them there.
 
-    :ivar device: holds the weights
-    :ivar dtype: of activations, and of weights that are decoded
-    :ivar workspace: of the native kernels; None: they are absent, or the device is another
-    :ivar one_form: weights are held once, in the form for few rows
+    :ivar device: the device that holds the weights
+    :ivar dtype: the dtype of activations, and of weights that are decoded
+    :ivar workspace: the native kernels' workspace; None: they are absent, or the device is not the CPU
+    :ivar one_form: whether weights are held once only, in the form for few rows
     """
 
     device: torch.device
@@ -36,15 +36,17 @@ class Place:
     one_form: bool
 
     def decoded(self, matrix: StoredMatrix) -> Tensor:
-        """The values of a matrix on the device; the fewer bytes travel there."""
+        """Return the values of a matrix on the device; whichever takes fewer bytes, stored or decoded, travels
+        there.
+        """
         if matrix.is_dense:
             return matrix.decoded(self.dtype).to(self.device)
         return matrix.to(self.device).decoded(self.dtype)
 
 
 class Form:
-    """One way to hold weights and to multiply with them. What it cannot serve it answers with None; no two forms serve
-    the same matrices in the same place.
+    """Holds and multiplies weights in one way. It returns None for what it cannot serve; no two forms serve the same
+    matrices in the same place.
     """
 
     def linear(
@@ -55,11 +57,12 @@ class Form:
         *,
         is_head: bool,
     ) -> Linear | None:
-        """One linear layer from matrices that share an input.
+        """Make one linear layer from matrices that share an input.
 
         :param matrices: in the order of their outputs, at least one
-        :param biases: of the model's dtype, one per matrix, or None where it has none
-        :param is_head: whether it is the output projection, which a step asks for a row per sequence and not per token
+        :param biases: one per matrix, in the model's dtype, or None where it has none
+        :param is_head: whether it is the output projection, which multiplies one row per sequence of a step and not per
+            token
         """
         return None
 
@@ -70,7 +73,7 @@ class Form:
         down: Sequence[StoredMatrix],
         place: Place,
     ) -> Experts | None:
-        """A layer's experts.
+        """Make a layer's experts.
 
         :param gate: one matrix per expert; ``up`` and ``down`` likewise
         """
@@ -83,19 +86,19 @@ class Form:
         *,
         scale: float | None,
     ) -> Embedding | None:
-        """Token embeddings.
+        """Make the token embeddings.
 
         :param scale: see :class:`~paged_sdk.quant.embedding.Embedding`
         """
         return None
 
     def tied_head(self, embedding: Embedding, place: Place) -> Linear | None:
-        """The output projection that shares the memory of this form's own embedding."""
+        """Make the output projection that shares the memory of this form's own embedding."""
         return None
 
 
 def find_forms() -> tuple[Form, ...]:
-    """Every form: each module of :mod:`paged_sdk.quant.forms` holds one, as ``FORM``."""
+    """Return every form: each module of :mod:`paged_sdk.quant.forms` holds one, as ``FORM``."""
     package = paged_sdk.quant.forms
     names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
     return tuple(import_module(f"{package.__name__}.{name}").FORM for name in names)

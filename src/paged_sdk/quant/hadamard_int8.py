@@ -1,4 +1,6 @@
-"""Weights and activations in int8 after a rotation, by torch alone: for machines without the native kernels."""
+"""Multiply weights and activations in int8 after a Hadamard transform, by torch alone: for machines without the native
+kernels.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ _ZERO: Final = 128  # activations are unsigned: oneDNN has no fast kernel for in
 
 
 class HadamardInt8Linear(Linear):
-    """Matrices of one input with int8 weights, one scale per output, and int8 activations, one scale per row.
+    """Multiplies matrices that share an input, with int8 weights, one scale per output, and int8 activations, one scale
+    per row.
 
     :param matrices: in the order of their outputs
     :param biases: one per matrix, or None
@@ -44,24 +47,24 @@ class HadamardInt8Linear(Linear):
 
     @property
     def in_features(self) -> int:
-        """Columns of the weights."""
+        """Return columns of the weights."""
         return self._cols
 
     @property
     def out_features(self) -> int:
-        """Rows of all weights."""
+        """Return rows of all weights."""
         return self._rows
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of weights and scales."""
+        """Return bytes of weights and scales."""
         return self._rows * (self._cols + self._scales.itemsize)
 
     def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
-        """See :meth:`Linear.forward`."""
+        """Do what :meth:`Linear.forward` says."""
         codes, scales = hadamard_quantize(x)
         unsigned = (codes.to(torch.int16) + _ZERO).to(torch.uint8)
-        if self._halves:  # seven bits and one, whose pairs of products have room in 16 bits
+        if self._halves:  # split codes into seven bits and one, whose pairs of products fit 16 bits
             product = self._multiply(unsigned >> 1, _ZERO // 2).mul_(2).add_(self._multiply(unsigned & 1, 0))
         else:
             product = self._multiply(unsigned, _ZERO)
@@ -69,7 +72,7 @@ class HadamardInt8Linear(Linear):
         return (product if self._bias is None else product.add_(self._bias)).to(x.dtype)
 
     def _multiply(self, x: Tensor, zero: int) -> Tensor:
-        """``x - zero`` times the weights, float32; x uint8."""
+        """Return ``x - zero`` times the weights in float32, where x is uint8."""
         return _multiply(x, zero, self._weight, self._scales, self._zero_points)
 
 
@@ -81,7 +84,7 @@ def _multiply(x: Tensor, zero: int, weight: Tensor, scales: Tensor, zero_points:
 
 
 def _saturates() -> bool:
-    """Whether oneDNN's product of the largest codes is wrong here.
+    """Return whether oneDNN's product of the largest codes is wrong on this machine.
 
     x86 processors without VNNI instructions add pairs of products in 16 bits, which 2 * 255 * 127 exceeds.
     """
@@ -93,7 +96,7 @@ def _saturates() -> bool:
 
 
 def _side_by_side(biases: Sequence[Tensor | None], heights: Sequence[int]) -> Tensor | None:
-    """The biases of several matrices as one, float32, zero where a matrix has none; None: none has."""
+    """Return the biases of several matrices as one, float32, zero where a matrix has none; None: none has any."""
     if all(bias is None for bias in biases):
         return None
     return torch.cat(

@@ -1,4 +1,4 @@
-"""In-situ quantization: what each type stands for, and quantizing a matrix where it lies."""
+"""Quantize matrices in situ: say what each type stands for, and quantize a matrix on the device that holds it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ __all__ = ["can_be_quantized", "for_head", "quantize"]
 
 @frozen(kw_only=True)
 class _Recipe:
-    """How a type is quantized to.
+    """Says how to quantize to a type.
 
-    :ivar blocks: ggml's name of the blocks that weights become
-    :ivar head: what the output projection takes, whose errors reach the logits undamped
-    :ivar narrow: what rows take that are no multiple of the type's block: one step wider; None: there is none
+    :ivar blocks: ggml's name of the blocks that weights are stored in
+    :ivar head: the type for the output projection, whose errors reach the logits undamped
+    :ivar narrow: the type, one step wider, for rows whose length is no multiple of the type's block; None: there is
+        none
     """
 
     blocks: str
@@ -47,20 +48,20 @@ _RECIPES: Final[Mapping[IsqType, _Recipe]] = MappingProxyType(
 
 
 def for_head(isq: IsqType) -> IsqType:
-    """The type that the output projection takes where a model is quantized to another."""
+    """Return the type for the output projection where a model is quantized to another type."""
     return _RECIPES[isq].head
 
 
 def can_be_quantized(isq: IsqType, cols: int) -> bool:
-    """Whether rows of so many columns fit the type, or the one that narrow rows take in its place."""
+    """Return whether rows of so many columns fit the type, or the one that narrow rows take in its place."""
     return _fitting(isq, cols) is not None
 
 
 def quantize(values: Tensor, isq: IsqType, library: NativeLibrary | None) -> BlockMatrix:
-    """Quantize a matrix on the device where it lies: by the native library on the CPU, else by torch, which gives the
-    same bits a hundred times slower.
+    """Quantize a matrix on its own device: by the native library on the CPU, else by torch, which gives the same bits a
+    hundred times slower.
 
-    :param values: ``[rows, columns]`` float32, bfloat16 or float16, for which :func:`can_be_quantized`
+    :param values: ``[rows, columns]`` float32, bfloat16 or float16, for which :func:`can_be_quantized` is true
     :raises CheckpointError: it holds NaN, Inf or numbers above 32,768
     """
     tensor_type = _fitting(isq, values.shape[1])
@@ -71,7 +72,7 @@ def quantize(values: Tensor, isq: IsqType, library: NativeLibrary | None) -> Blo
 
 
 def _fitting(isq: IsqType, cols: int) -> int | None:
-    """ggml's number of the blocks that rows of so many columns become; None: they fit none."""
+    """Return ggml's number of the blocks for rows of so many columns; None: they fit no type."""
     recipe = _RECIPES[isq]
     tensor_type = tensor_type_of(recipe.blocks)
     if cols % BLOCK_FORMATS[tensor_type].elements == 0:

@@ -1,4 +1,4 @@
-"""The seam for every form of matrix: dense, quantized, adapted, sharded."""
+"""Define the interface of every form of matrix: dense, quantized, adapted, sharded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Linear", "NativeWeights"]
 
 @frozen(eq=False, kw_only=True)
 class NativeWeights:
-    """The matrices of a linear layer as the native CPU kernels multiply them.
+    """Holds the matrices of a linear layer as the native CPU kernels multiply them.
 
     :ivar few: the matrices in the form that is faster for few rows, in the order of their outputs
     :ivar many: the same matrices in the form that is faster for many rows; ``few`` itself where there is one form
@@ -29,43 +29,43 @@ class NativeWeights:
 
 
 class Linear(ABC):
-    """``x @ weight.T + bias``, however the weight is kept."""
+    """Computes ``x @ weight.T + bias``, however the weight is kept."""
 
     @property
     @abstractmethod
     def in_features(self) -> int:
-        """Columns of the weight."""
+        """Return columns of the weight."""
 
     @property
     @abstractmethod
     def out_features(self) -> int:
-        """Rows of the weight."""
+        """Return rows of the weight."""
 
     @property
     @abstractmethod
     def num_bytes(self) -> int:
-        """Bytes held."""
+        """Return how many bytes the weights take."""
 
     @property
     def native_weights(self) -> NativeWeights | None:
-        """What a native call that fuses several layers multiplies by; None: this form has no native kernel."""
+        """Return what a native call that fuses several layers multiplies by; None: this form has no native kernel."""
         return None
 
     @abstractmethod
     def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
-        """Apply to rows.
+        """Multiply some rows by the weight and add the bias.
 
         :param x: ``[num_rows, in_features]`` of the model's dtype
-        :param ctx: the step that the rows belong to; None: they are no step's tokens, such as the rows that are chosen
-            for the output projection
-        :returns: ``[num_rows, out_features]`` of the same dtype, contiguous, the caller's to change
+        :param ctx: the step that the rows belong to; None: the rows are not the tokens of a step, like those chosen for
+            the output projection
+        :returns: ``[num_rows, out_features]`` of the same dtype, contiguous, which the caller may change
         """
 
     def forward_gated(self, x: Tensor, activation: GatedActivation, ctx: StepContext | None) -> Tensor:
-        """``activation(gate) * up`` of a layer whose outputs are the gate's, then as many of up (Shazeer, 2020, arXiv
-        2002.05202).
+        """Compute ``activation(gate) * up`` of a layer whose outputs are the gate's, then as many of up (Shazeer, 2020,
+        arXiv 2002.05202).
 
-        :param x: as of :meth:`forward`; ``ctx`` likewise
+        :param x: see :meth:`forward`; ``ctx`` likewise
         :returns: ``[num_rows, out_features / 2]`` of the same dtype
         """
         gate_up = self.forward(x, ctx)

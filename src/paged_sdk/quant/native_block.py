@@ -1,4 +1,4 @@
-"""Weights in the native kernels' layout, at the file's own bits per weight."""
+"""Multiply weights in the native kernels' layout, at the file's own bits per weight."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ decides: on a 1.5B model 8 rows take 29 ms packed and 35 in int8, 12 take 42 and
 
 
 class NativeBlockLinear(Linear):
-    """Packed matrices of one input, whose outputs lie side by side.
+    """Multiplies packed matrices that share an input; their outputs lie side by side.
 
-    :param workspace: of the engine that calls
-    :param weights: in the order of their outputs
+    :param workspace: the workspace of the engine that calls
+    :param weights: the packed matrices, in the order of their outputs
     :param biases: one per weight, or None
     :param many_rows: the same weights in a form that is faster for more than ``few_rows`` rows; None: there is none
     """
@@ -45,24 +45,24 @@ class NativeBlockLinear(Linear):
 
     @property
     def in_features(self) -> int:
-        """Columns of the weights."""
+        """Return columns of the weights."""
         return self._few.in_features
 
     @property
     def out_features(self) -> int:
-        """Rows of all weights."""
+        """Return rows of all weights."""
         return self._few.out_features
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of both forms."""
+        """Return the bytes of both forms together."""
         return self._few.num_bytes + (0 if self._many is self._few else self._many.num_bytes)
 
     @property
     def native_weights(self) -> NativeWeights:
-        """See :attr:`Linear.native_weights`."""
+        """Do what :attr:`Linear.native_weights` says."""
         return self._native
 
     def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
-        """See :meth:`Linear.forward`; float32, bfloat16 or float16."""
+        """Do what :meth:`Linear.forward` says, in float32, bfloat16 or float16."""
         return self._few(x) if len(x) <= self._few_rows else self._many(x)

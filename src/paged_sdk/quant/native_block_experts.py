@@ -1,4 +1,4 @@
-"""Experts in the native kernels' layout: at a file's own bits per weight, or dense."""
+"""Compute experts in the native kernels' layout: at a file's own bits per weight, or dense."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["NativeBlockExperts"]
 
 
 class NativeBlockExperts(Experts):
-    """Stacks of packed matrices, one for each projection.
+    """Holds stacks of packed matrices, one for each projection.
 
     There is no second form for many rows, as :class:`~paged_sdk.quant.native_block.NativeBlockLinear` has it: experts
-    are nearly all of a model's weights, of which a token of a prompt shares each with few others.
+    are nearly all of a model's weights, and each expert gets only a few of a prompt's tokens.
 
-    :param workspace: of the engine that calls
+    :param workspace: the workspace of the engine that calls
     :param gate: ``[num_experts * intermediate_size, hidden_size]``
     :param up: likewise
     :param down: ``[num_experts * hidden_size, intermediate_size]``
@@ -32,14 +32,14 @@ class NativeBlockExperts(Experts):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all experts."""
+        """Return bytes of all experts."""
         return self._experts.num_bytes
 
     @property
     def native_weights(self) -> NativeExpertWeights:
-        """See :attr:`Experts.native_weights`."""
+        """Do what :attr:`Experts.native_weights` says."""
         return self._native
 
     def forward(self, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
-        """See :meth:`Experts.forward`; float32, bfloat16 or float16."""
+        """Do what :meth:`Experts.forward` says, in float32, bfloat16 or float16."""
         return self._experts(x, topk_weights, topk_ids)

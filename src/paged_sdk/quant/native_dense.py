@@ -1,4 +1,6 @@
-"""Dense weights in the native kernels' layout: products, and rows of the same memory as token embeddings."""
+"""Keep dense weights in the native kernels' layout, to multiply by and to look up token embeddings from the same
+memory.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,11 @@ __all__ = ["NativeDenseLinear", "PackedEmbedding", "PackedMatrix"]
 
 
 class NativeDenseLinear(Linear):
-    """Dense matrices of one input, packed, whose outputs lie side by side. One form serves every number of rows.
+    """Multiplies dense packed matrices that share an input; their outputs lie side by side. One form serves every
+    number of rows.
 
-    :param workspace: of the engine that calls
-    :param weights: dense, of one dtype, in the order of their outputs
+    :param workspace: the workspace of the engine that calls
+    :param weights: the dense packed matrices, of one dtype, in the order of their outputs
     :param biases: one per weight, or None
     """
 
@@ -34,76 +37,76 @@ class NativeDenseLinear(Linear):
 
     @property
     def in_features(self) -> int:
-        """Columns of the weights."""
+        """Return columns of the weights."""
         return self._linear.in_features
 
     @property
     def out_features(self) -> int:
-        """Rows of all weights."""
+        """Return rows of all weights."""
         return self._linear.out_features
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the packed weights."""
+        """Return bytes of the packed weights."""
         return self._linear.num_bytes
 
     @property
     def native_weights(self) -> NativeWeights:
-        """See :attr:`Linear.native_weights`."""
+        """Do what :attr:`Linear.native_weights` says."""
         return self._native
 
     def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
-        """See :meth:`Linear.forward`; float32, bfloat16 or float16."""
+        """Do what :meth:`Linear.forward` says, in float32, bfloat16 or float16."""
         return self._linear(x)
 
 
 @frozen(eq=False)
 class PackedMatrix:
-    """A packed dense matrix as a :class:`~paged_sdk.kernels.stored_matrix.StoredMatrix`: another use of the matrix
-    shares its memory, or has the numbers back.
+    """Shows a packed dense matrix as a :class:`~paged_sdk.kernels.stored_matrix.StoredMatrix`, so that another use of
+    the matrix shares its memory or gets its values back.
 
-    :ivar weight: dense
+    :ivar weight: the packed dense matrix
     """
 
     weight: PackedWeight
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
+        """Return the numbers of rows and columns."""
         return self.weight.rows, self.weight.cols
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of the packed matrix."""
+        """Return the bytes of the packed matrix."""
         return self.weight.num_bytes
 
     @property
     def is_dense(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def rows(self, index: slice) -> DenseMatrix:
-        """Some consecutive rows, copied."""
+        """Return some consecutive rows, copied."""
         return DenseMatrix(unpack_rows(self.weight, torch.arange(*bounds(index, self.weight.rows))))
 
     def cols(self, index: slice) -> DenseMatrix:
-        """Some consecutive columns, copied."""
+        """Return some consecutive columns, copied."""
         return DenseMatrix(self.decoded()).cols(index)
 
     def to(self, device: torch.device) -> PackedMatrix | DenseMatrix:
-        """Itself on the CPU; the numbers elsewhere."""
+        """Return the matrix itself for the CPU, its values for another device."""
         return self if device.type == "cpu" else DenseMatrix(self.decoded()).to(device)
 
     def decoded(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The numbers, copied."""
+        """Return the values, copied."""
         return unpack_rows(self.weight, torch.arange(self.weight.rows)).to(dtype)
 
 
 class PackedEmbedding(Embedding):
-    """Rows of a packed dense matrix, which an output projection that is tied to it multiplies by.
+    """Looks up rows of a packed dense matrix, by which an output projection that is tied to it multiplies.
 
     :param weight: ``[vocab_size, hidden_size]``, dense, of the model's dtype
-    :param scale: as of :class:`Embedding`
+    :param scale: see :class:`Embedding`
     """
 
     def __init__(self, weight: PackedWeight, *, scale: float | None = None) -> None:
@@ -113,7 +116,7 @@ class PackedEmbedding(Embedding):
 
     @property
     def stored(self) -> PackedMatrix:
-        """The table, which shares the memory."""
+        """Return the table, which shares the memory."""
         return PackedMatrix(self.weight)
 
     def _rows(self, token_ids: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Which form each matrix of a model takes: the one place where that is decided."""
+"""Decide which form each matrix of a model takes; nothing else does."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["DENSE", "ExpertStack", "NamedMatrix", "Role", "WeightPolicy"]
 
 
 class Role(Enum):
-    """What a matrix is for."""
+    """Says what a matrix is for."""
 
     LINEAR = "linear"
     HEAD = "head"
@@ -35,9 +35,9 @@ class Role(Enum):
 
 @frozen
 class NamedMatrix:
-    """A stored matrix and what the checkpoint calls it.
+    """Holds a stored matrix and the name that the checkpoint gives it.
 
-    :ivar name: Hugging Face's, such as ``model.layers.0.mlp.down_proj.weight``
+    :ivar name: Hugging Face's name, such as ``model.layers.0.mlp.down_proj.weight``
     """
 
     name: str
@@ -46,7 +46,7 @@ class NamedMatrix:
 
 @frozen(kw_only=True)
 class ExpertStack:
-    """The matrices of all experts of a layer that have the same input.
+    """Holds the matrices of all experts of a layer that share an input.
 
     :ivar matrices: for each expert its matrices, in the order of their outputs
     :ivar whole: all of them one below the other, where the checkpoint has them as one tensor
@@ -56,7 +56,7 @@ class ExpertStack:
     whole: StoredMatrix | None = None
 
     def projection(self, index: int) -> list[NamedMatrix]:
-        """One matrix of each expert."""
+        """Return one matrix of each expert."""
         return [of_expert[index] for of_expert in self.matrices]
 
 
@@ -64,16 +64,16 @@ class ExpertStack:
 class WeightPolicy:
     """Decides how each matrix is held: as it is stored, quantized now, or decoded; and in which form.
 
-    :ivar keep_blocks: matrices that a checkpoint stores quantized stay so where a form can serve them; False: every
-        matrix is decoded
-    :ivar workspace: of the native kernels; None: they are absent
-    :ivar isq: quantize every matrix but the embeddings to this, whatever it is stored as
-    :ivar isq_by_name: the first pattern that is found in a tensor's name decides instead of ``isq``; None beside it:
-        the matrix is not quantized in situ
-    :ivar one_form: packed weights for every row count: a third to half of the memory, and a text that does not depend
-        on its batch
-    :ivar forms: what there is to choose from, :func:`~paged_sdk.quant.form.find_forms` by default; what none of them
-        serves is decoded and multiplied by torch
+    :ivar keep_blocks: True: matrices that a checkpoint stores quantized stay so where a form can serve them; False:
+        every matrix is decoded
+    :ivar workspace: the native kernels' workspace; None: they are absent
+    :ivar isq: the type to quantize every matrix but the embeddings to, whatever it is stored as
+    :ivar isq_by_name: patterns with types: the first that is found in a tensor's name decides instead of ``isq``; with
+        None as its type the matrix is not quantized in situ
+    :ivar one_form: True: packed weights serve every row count, which takes a third to half of the memory, and makes a
+        text independent of its batch
+    :ivar forms: the forms to choose from, those of :func:`~paged_sdk.quant.form.find_forms` by default; a matrix that
+        none of them serves is decoded and multiplied by torch
     """
 
     keep_blocks: bool = False
@@ -93,16 +93,16 @@ class WeightPolicy:
         device: torch.device,
         whole: StoredMatrix | None = None,
     ) -> Linear:
-        """One linear layer from matrices that share an input.
+        """Make one linear layer from matrices that share an input.
 
         :param matrices: in the order of their outputs, at least one
-        :param biases: of the model's dtype, one per matrix, or None where it has none
-        :param dtype: of activations
-        :param device: where the weights are to be; the other methods' likewise
+        :param biases: one per matrix, in the model's dtype, or None where it has none
+        :param dtype: the dtype of activations
+        :param device: the device for the weights; in the other methods likewise
         :param whole: the matrices one below the other, where the checkpoint has them as one tensor
         """
         place, is_head = self._place(dtype, device), role is Role.HEAD
-        # As they are to be held, where one form serves all of them; else decoded together.
+        # Each is held as decided where one form serves all of them; else all are decoded together.
         held = [self._held(each, role, place) for each in matrices]
         decoded = [DecodedMatrix(each.matrix) for each in matrices]
         return (
@@ -112,7 +112,7 @@ class WeightPolicy:
         )
 
     def experts(self, gate_up: ExpertStack, down: ExpertStack, *, dtype: torch.dtype, device: torch.device) -> Experts:
-        """A layer's experts.
+        """Make a layer's experts.
 
         :param gate_up: two matrices for each expert
         :param down: one for each
@@ -130,7 +130,7 @@ class WeightPolicy:
     def embedding(
         self, table: NamedMatrix, *, scale: float | None, dtype: torch.dtype, device: torch.device
     ) -> Embedding:
-        """The token embeddings.
+        """Make the token embeddings.
 
         :param scale: see :class:`~paged_sdk.quant.embedding.Embedding`
         """
@@ -142,10 +142,10 @@ class WeightPolicy:
         return DenseEmbedding(place.decoded(matrix), scale=scale)
 
     def tied_head(self, name: str, embedding: Embedding, *, dtype: torch.dtype, device: torch.device) -> Linear:
-        """The output projection of a model that uses its embeddings for it. Where these are quantized already, it is
-        what they are.
+        """Make the output projection of a model that uses its embeddings for it. Embeddings that are quantized already
+        serve as they are.
 
-        :param name: of the projection, if the checkpoint had it
+        :param name: the name that the projection would have in the checkpoint
         """
         place = self._place(dtype, device)
         for form in self.forms:
@@ -160,11 +160,11 @@ class WeightPolicy:
         return head
 
     def is_quantized(self, named: NamedMatrix, role: Role) -> bool:
-        """Whether a matrix is to be held in fewer bits than the model's dtype has."""
+        """Return whether a matrix will be held in fewer bits than the model's dtype has."""
         return self._isq_of(named, role) is not None or (self.keep_blocks and not named.matrix.is_dense)
 
     def _held(self, named: NamedMatrix, role: Role, place: Place) -> StoredMatrix:
-        """What forms are made from: the matrix as it is stored, quantized now, or to be decoded."""
+        """Return the matrix that forms are made from: as it is stored, quantized now, or to be decoded."""
         isq = self._isq_of(named, role)
         if isq is not None:
             library = None if self.workspace is None else self.workspace.library
@@ -174,7 +174,9 @@ class WeightPolicy:
         return DecodedMatrix(named.matrix)
 
     def _isq_of(self, named: NamedMatrix, role: Role) -> IsqType | None:
-        """What a matrix is quantized to in situ; None: nothing, or its rows fit no format's blocks."""
+        """Return the type that a matrix is quantized to in situ; None: it is not quantized, or its rows fit no format's
+        blocks.
+        """
         if role is Role.EMBEDDING:
             return None
         isq = for_head(self.isq) if self.isq is not None and role is Role.HEAD else self.isq
@@ -194,7 +196,7 @@ class WeightPolicy:
 
 
 def _merged(matrices: Sequence[StoredMatrix], place: Place) -> Tensor:
-    """The values of matrices one below the other; each is decoded by itself, into its place."""
+    """Return the values of matrices one below the other; each is decoded by itself, into its place."""
     first, *others = matrices
     values = place.decoded(first)
     if not others:
@@ -210,7 +212,7 @@ def _merged(matrices: Sequence[StoredMatrix], place: Place) -> Tensor:
 
 
 def _merged_biases(matrices: Sequence[StoredMatrix], biases: Sequence[Tensor | None]) -> Tensor | None:
-    """The biases as one, zero where a matrix has none; None: none has."""
+    """Return the biases as one, zero where a matrix has none; None: none has any."""
     like = next((bias for bias in biases if bias is not None), None)
     if like is None:
         return None
@@ -219,7 +221,7 @@ def _merged_biases(matrices: Sequence[StoredMatrix], biases: Sequence[Tensor | N
 
 
 def _decoded_stack(stack: ExpertStack, place: Place) -> Tensor:
-    """``[num_experts, rows of an expert, columns]``."""
+    """Return the experts' values, ``[num_experts, rows of an expert, columns]``."""
     merged = (
         _merged([each.matrix for of_expert in stack.matrices for each in of_expert], place)
         if stack.whole is None

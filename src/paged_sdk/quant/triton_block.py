@@ -1,5 +1,5 @@
-"""Weights at the file's own bits per weight in a layout for GPUs, multiplied by Triton's kernels. To be imported where
-Triton is installed.
+"""Multiply weights at the file's own bits per weight in a layout for GPUs, by Triton's kernels. Import this module only
+where Triton is installed.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ __all__ = ["TritonBlockLinear"]
 
 
 class TritonBlockLinear(Linear):
-    """Matrices of one input, whose outputs lie side by side. Neighbours of one type are one launch.
+    """Multiplies matrices that share an input; their outputs lie side by side. Adjacent matrices of one type take one
+    launch.
 
     :param matrices: in the order of their outputs, each of a type in
-        :data:`~paged_sdk.kernels.triton_blocks.TRITON_BLOCK_FORMATS`; one that is repacked already is shared
-    :param biases: one per matrix, of the model's dtype, or None
-    :param device: where the weights are to be
+        :data:`~paged_sdk.kernels.triton_blocks.TRITON_BLOCK_FORMATS`; a matrix that is repacked already is shared
+    :param biases: one per matrix, in the model's dtype, or None
+    :param device: the device for the weights
     """
 
     def __init__(
@@ -49,26 +50,26 @@ class TritonBlockLinear(Linear):
 
     @property
     def in_features(self) -> int:
-        """Columns of the weights."""
+        """Return columns of the weights."""
         return self._weights[0].cols
 
     @property
     def out_features(self) -> int:
-        """Rows of all weights."""
+        """Return rows of all weights."""
         return sum(weight.rows for weight in self._weights)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of weights and biases."""
+        """Return bytes of weights and biases."""
         return sum(part.num_bytes for part in self._weights) + sum(b.nbytes for b in self._biases if b is not None)
 
     def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
-        """See :meth:`Linear.forward`; float32, float16 or bfloat16."""
+        """Do what :meth:`Linear.forward` says, in float32, float16 or bfloat16."""
         outputs = [quantized_linear(x, weight, bias) for weight, bias in zip(self._weights, self._biases, strict=True)]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
     def forward_gated(self, x: Tensor, activation: GatedActivation, ctx: StepContext | None) -> Tensor:
-        """See :meth:`Linear.forward_gated`; of few rows in one launch."""
+        """Do what :meth:`Linear.forward_gated` says; few rows take one launch."""
         # Beyond few rows no kernel serves both matrices, unless they are of one type and so one product.
         is_one_product = len(self._weights) == 1 and len(x) > MAX_FEW_ROWS
         if self._gate_up is None or is_one_product:
@@ -76,8 +77,8 @@ class TritonBlockLinear(Linear):
         return quantized_swiglu(x, *self._gate_up, activation)
 
     def _as_gate_and_up(self) -> tuple[TritonBlockMatrix, TritonBlockMatrix] | None:
-        """Both halves of the rows, sharing the weights' memory; None: types change within a half, or there are biases,
-        which the kernel for both does not add.
+        """Return both halves of the rows, which share the weights' memory; None: types change within a half, or there
+        are biases, which the kernel for both does not add.
         """
         if any(bias is not None for bias in self._biases):
             return None
@@ -98,7 +99,7 @@ def _repacked(matrix: BlockMatrix | TritonBlockMatrix, device: torch.device) -> 
 
 
 def _side_by_side(biases: Sequence[Tensor | None], heights: Sequence[int]) -> Tensor | None:
-    """The biases of several matrices as one, zero where a matrix has none; None: none has."""
+    """Return the biases of several matrices as one, zero where a matrix has none; None: none has any."""
     like = next((bias for bias in biases if bias is not None), None)
     if like is None:
         return None

@@ -1,5 +1,5 @@
-"""Experts at the file's own bits per weight in a layout for GPUs, multiplied by Triton's kernels. To be imported where
-Triton is installed.
+"""Compute experts at the file's own bits per weight in a layout for GPUs, by Triton's kernels. Import this module only
+where Triton is installed.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ __all__ = ["TritonBlockExperts"]
 
 
 class TritonBlockExperts(Experts):
-    """Stacks of repacked matrices, one for each projection; their types may differ.
+    """Holds stacks of repacked matrices, one for each projection; their types may differ.
 
     :param gate: ``[num_experts * intermediate_size, hidden_size]``, of a type in
         :data:`~paged_sdk.kernels.triton_blocks.TRITON_BLOCK_FORMATS`
     :param up: likewise
     :param down: ``[num_experts * hidden_size, intermediate_size]``
-    :param device: where the weights are to be
+    :param device: the device for the weights
     """
 
     def __init__(
@@ -35,11 +35,11 @@ class TritonBlockExperts(Experts):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all experts."""
+        """Return bytes of all experts."""
         return self._gate.num_bytes + self._up.num_bytes + self._down.num_bytes
 
     def forward(self, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
-        """See :meth:`Experts.forward`; float32, float16 or bfloat16."""
+        """Do what :meth:`Experts.forward` says, in float32, float16 or bfloat16."""
         return quantized_experts(
             x, self._gate, self._up, self._down, topk_weights, topk_ids, num_experts=self._num_experts
         )

@@ -1,1 +1,1 @@
-"""For applications' own tests: models that need no weights."""
+"""Provide models without weights, for applications' own tests."""

@@ -1,4 +1,6 @@
-"""A runner that computes nothing: the engine, its scheduling and its streams can be tested without weights."""
+"""Run steps without computing anything, so that the engine, its scheduling and its streams can be tested without
+weights.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +23,15 @@ class FakeRunner:
     Of the sampling settings only those about logprobs are looked at, and every distribution is the same: one half for
     the function's token, the rest shared evenly by the others.
 
-    :param next_token: what to say
+    :param next_token: chooses each next token
     :param vocab_size: token ids are below it; at least 2
     :param delay: seconds that every step takes
-    :param row_failure: of a row's prompt and output, why its logits should pass for not finite, or None: that request
-        ends with :class:`~paged_sdk.errors.NumericalError`
-    :param crashes: number of the step, from 0, to the exception that it raises: the engine dies of it
-    :param overlaps: be a device that hands sampled tokens on: the engine then submits a step before it takes the
+    :param row_failure: returns, for a row's prompt and output, None or why its logits should count as not finite; a
+        reason ends the request with :class:`~paged_sdk.errors.NumericalError`
+    :param crashes: maps the number of a step, from 0, to the exception that it raises and that ends the engine
+    :param overlaps: whether to act as a device whose steps overlap: the engine then submits a step before it takes the
         results of the one before
-    :raises ConfigError: for a vocabulary or delay that cannot be
+    :raises ConfigError: for a vocabulary or delay out of its range
     """
 
     def __init__(
@@ -58,7 +60,7 @@ class FakeRunner:
 
     @property
     def num_steps(self) -> int:
-        """Steps so far, the crashed ones included."""
+        """Return the number of steps so far, the crashed ones included."""
         return self._num_steps
 
     @property
@@ -66,7 +68,7 @@ class FakeRunner:
         return self._closed
 
     def submit(self, output: SchedulerOutput) -> PendingStep:
-        """One step.
+        """Run one step.
 
         :raises ModelClosedError: after :meth:`close`
         :raises ConfigError: if ``next_token`` leaves the vocabulary
@@ -109,15 +111,15 @@ class FakeRunner:
         return FinishedStep(result, overlaps=len(early_rows) < len(output.scheduled), early_rows=early_rows)
 
     def close(self) -> None:
-        """Refuse further steps; nothing happens the second time."""
+        """Refuse further steps; a second call does nothing."""
         self._closed = True
 
     def _texts(self, row: ScheduledSequence) -> tuple[list[int], list[int]]:
-        """Prompt and output of a row, with the token that only the step before knows."""
+        """Return prompt and output of a row, with the token that only the step before knows."""
         sequence = row.sequence
         output = sequence.output_token_ids
         if row.known_end > len(sequence.token_ids):
-            output.append(self._said.get(sequence.seq_id, 0))  # 0: that row failed
+            output.append(self._said.get(sequence.seq_id, 0))  # 0 if that row failed
         return sequence.token_ids[: sequence.num_prompt_tokens], output
 
     def _sampled_logprobs(self, row: ScheduledSequence, tokens: Sequence[int]) -> list[RawLogprobs] | None:
@@ -127,7 +129,7 @@ class FakeRunner:
         return [self._logprobs(token, said=token, top_n=top_n) for token in tokens]
 
     def _prompt_logprobs(self, row: ScheduledSequence, top_n: int) -> list[RawLogprobs]:
-        """Entries for the prompt tokens that follow the ones computed in this step."""
+        """Return entries for the prompt tokens that follow the ones computed in this step."""
         sequence = row.sequence
         end = min(row.start + row.num_new_tokens, sequence.num_prompt_tokens - 1)
         entries = []
@@ -143,7 +145,9 @@ class FakeRunner:
         return token
 
     def _logprobs(self, token: int, *, said: int, top_n: int) -> RawLogprobs:
-        """One half for the token said, the rest evenly for the others; the likeliest in the order of their ids."""
+        """Give one half to the chosen token and the rest evenly to the others; return the likeliest in the order of
+        their ids.
+        """
         likely, unlikely = math.log(0.5), math.log(0.5 / (self._vocab_size - 1))
         others = [other for other in range(min(top_n, self._vocab_size)) if other != said]
         top = [(said, likely), *((other, unlikely) for other in others)]
@@ -151,5 +155,5 @@ class FakeRunner:
 
 
 def _needs_host(row: ScheduledSequence) -> bool:
-    """Whether a device would leave a row to the host: several samples and a bias stand for all that makes it so."""
+    """Return whether a device would leave a row to the host: several samples and a bias stand for all such reasons."""
     return row.num_samples > 1 or (row.num_samples == 1 and bool(row.sequence.request.sampling.logits_bias))

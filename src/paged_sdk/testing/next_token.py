@@ -1,4 +1,4 @@
-"""What a fake model says next."""
+"""Choose what a fake model says next."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["HashedTokens", "NextToken", "ScriptedTokens"]
 
 
 class NextToken(Protocol):
-    """A deterministic stand-in for a model and its sampler."""
+    """Stands in, deterministically, for a model and its sampler."""
 
     def __call__(self, prompt: Sequence[int], output: Sequence[int], choice_index: int) -> int:
-        """The token that follows.
+        """Return the token that follows.
 
         :param prompt: token ids of the prompt
         :param output: token ids generated so far
-        :param choice_index: which of the request's texts
+        :param choice_index: the index of the request's choice
         """
         ...
 
@@ -38,10 +38,10 @@ def _not_empty(instance: object, attribute: Attribute[tuple[int, ...]], value: t
 
 @frozen
 class ScriptedTokens:
-    """Says the same to everyone: the script, then the end token for ever.
+    """Says the same to every request: the script, then the end token forever.
 
     :ivar token_ids: the script
-    :ivar end_token_id: what the text processor takes for the end of a text
+    :ivar end_token_id: the token that the text processor takes for the end of a text
     """
 
     token_ids: tuple[int, ...] = field(converter=_tokens)
@@ -53,9 +53,10 @@ class ScriptedTokens:
 
 @frozen
 class HashedTokens:
-    """Picks tokens by a hash of the whole history and the choice: other prompts, other texts, always the same ones.
+    """Picks tokens by a hash of the whole history and the choice index: other prompts give other texts, always the same
+    ones.
 
-    :ivar token_ids: what to pick from
+    :ivar token_ids: the tokens to pick from
     :raises ConfigError: if there are none
     """
 

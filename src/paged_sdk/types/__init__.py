@@ -1,1 +1,1 @@
-"""Values that cross the public boundary: messages and requests in, responses and snapshots out."""
+"""Define the values that cross the public boundary: messages and requests in, responses and snapshots out."""

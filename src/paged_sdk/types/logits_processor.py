@@ -1,4 +1,4 @@
-"""Functions of an application's own that change logits."""
+"""Let an application's own functions change logits."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ __all__ = ["LogitsProcessor", "check_logits_processors"]
 
 
 class LogitsProcessor(Protocol):
-    """A function that changes the logits of a request's tokens before each is chosen.
+    """Changes the logits of a request's tokens before each is chosen.
 
     Processors run in the order in which a request names them: after bias, penalties and DRY, before temperature, top-k,
-    top-p and min-p. They run on the engine's thread, and every text waits for them.
+    top-p and min-p. They run on the engine's thread, so every request waits for them.
 
-    What a processor does must follow from its arguments alone. It is called for every choice of the request, for the
+    What a processor does must depend on its arguments alone. It is called for every choice of the request, for the
     same tokens again after a preemption, and where drafts are verified also for tokens that may be taken back.
 
     An exception ends the request with :class:`~paged_sdk.errors.LogitsProcessorError`; other requests go on.
     """
 
-    # Any: this floor names no torch, so that importing the package does not load it.
+    # Any, because this floor imports no torch, so that importing the package does not load it.
     def __call__(self, token_ids: Sequence[int], logits: Any, /) -> None:
         """Change the logits of the token that comes next, in place.
 

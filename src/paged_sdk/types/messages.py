@@ -1,4 +1,4 @@
-"""Chat messages."""
+"""Hold chat messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A chat request with everything that can be said about it."""
+"""Hold a chat request with everything that can be said about it."""
 
 from __future__ import annotations
 

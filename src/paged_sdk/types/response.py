@@ -1,4 +1,4 @@
-"""Responses, in OpenAI's shape."""
+"""Hold responses, in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FinishReason: TypeAlias = Literal["stop", "length", "canceled"]
 class TopLogprob:
     """Describes one of the likeliest tokens at a position.
 
-    :ivar token: its text; bytes that are no UTF-8 show as U+FFFD
+    :ivar token: the token's text; bytes that are no UTF-8 show as U+FFFD
     :ivar logprob: natural logarithm of its probability, before temperature and truncation
     :ivar bytes: its bytes
     """
@@ -56,14 +56,20 @@ class TokenLogprob:
 
 @frozen(kw_only=True)
 class Logprobs:
-    """:ivar content: one entry per token"""
+    """Holds the logprobs of one text.
+
+    :ivar content: one entry per token
+    """
 
     content: tuple[TokenLogprob, ...]
 
 
 @frozen(kw_only=True)
 class PromptTokensDetails:
-    """:ivar cached_tokens: prompt tokens whose KV came from the prefix cache"""
+    """Says where the KV of the prompt's tokens came from.
+
+    :ivar cached_tokens: prompt tokens whose KV came from the prefix cache
+    """
 
     cached_tokens: int = 0
 
@@ -115,7 +121,7 @@ class ChatCompletionResponse:
     """Holds a whole chat response.
 
     :ivar created: Unix time in seconds
-    :ivar prompt_logprobs: of every prompt token but the first, if asked for
+    :ivar prompt_logprobs: logprobs of every prompt token but the first, if requested
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""A snapshot of what an engine is doing."""
+"""Show what an engine is doing."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A step as a message: what whoever runs the model needs to know of it, in plain numbers.
+"""Describe a step as a message: what whoever runs the model needs to know of it, in plain Python values.
 
-The scheduler makes it, runners and attention read it. It refers to nothing that lives in one process, so it can be
+The scheduler makes it; runners and attention read it. It refers to nothing that lives in one process, so it can be
 pickled and run by another one that holds the same weights and the same blocks.
 """
 
@@ -17,17 +17,18 @@ AWAITED: Final = -1
 """In place of a token id: the token that the step before samples for the sequence. Only the device knows it yet."""
 
 
-# Not frozen, which takes three times as long: a step makes one for each sequence.
+# Not frozen, because a frozen one takes three times as long to make, and a step makes one for each sequence.
 @define
 class StepRow:
-    """The tokens that one sequence computes in a step.
+    """Holds the tokens that one sequence computes in a step.
 
     :ivar seq_id: identifies the sequence in its engine
-    :ivar start: how many of its tokens have keys and values in the cache already
+    :ivar start: the number of tokens of the sequence whose keys and values are in the cache already
     :ivar token_ids: the tokens to compute, at positions ``start`` and on, at least one; drafts come last
-    :ivar kv_ids: where its keys and values lie: the block table, or ``[slot]`` when contiguous
-    :ivar kv_version: changes when an entry of ``kv_ids`` that will be read has changed, rather than one come at the end
-    :ivar num_logits: after how many of the tokens, counted from the last, logits are wanted
+    :ivar kv_ids: where the sequence's keys and values lie: the block table, or ``[slot]`` when contiguous
+    :ivar kv_version: changes when an entry of ``kv_ids`` that will be read has changed; entries added at the end do not
+        change it
+    :ivar num_logits: the number of tokens, counted from the last, whose logits are needed
     """
 
     seq_id: int
@@ -39,20 +40,20 @@ class StepRow:
 
     @property
     def num_new_tokens(self) -> int:
-        """How many tokens it computes."""
+        """Return how many tokens the sequence computes in the step."""
         return len(self.token_ids)
 
     @property
     def end(self) -> int:
-        """How many of its tokens have keys and values in the cache after the step."""
+        """Return how many of the sequence's tokens have keys and values in the cache after the step."""
         return self.start + len(self.token_ids)
 
 
 @frozen(kw_only=True)
 class Step:
-    """One step. Its order on the device: copies, then released slots may go, then the rows' writes.
+    """Describes one step. The device keeps this order: copies, then released slots may go, then the rows' writes.
 
-    :ivar rows: what to compute
+    :ivar rows: the sequences and the tokens to compute of each
     :ivar copies: source, target and number of tokens: whole blocks when paged, otherwise the first tokens of slots
     :ivar released: slots whose storage may be dropped (contiguous only)
     :ivar finished_seq_ids: sequences that have ended, whose state may be forgotten

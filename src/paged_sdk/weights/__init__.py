@@ -1,1 +1,1 @@
-"""Where weights come from: Hugging Face directories, GGUF files, the Hub and the embedded model."""
+"""Read weights from Hugging Face directories, GGUF files, the Hub and the embedded model."""

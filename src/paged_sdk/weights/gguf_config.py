@@ -1,4 +1,4 @@
-"""Hugging Face's ``config.json``, made from the metadata of a GGUF file."""
+"""Make Hugging Face's ``config.json`` from the metadata of a GGUF file."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from paged_sdk.weights.gguf_names import ARCHITECTURES
 
 __all__ = ["config_from_gguf"]
 
-# Gemma's own constants, which converters leave out.
+# Gemma's own constants, which converters do not write.
 _GEMMA2_WINDOW, _GEMMA2_PERIOD = 4096, 2
 _GEMMA3_PERIOD, _GEMMA3_LOCAL_THETA, _GEMMA3_THETA = 6, 10_000.0, 1_000_000.0
 # The 27B models scale attention by hidden_size / num_heads, all others by head_dim; they are told apart by depth.
 _WIDE_SCALE_LAYERS = MappingProxyType({"gemma2": 46, "gemma3": 62})
 
-# Architectures that may have experts, and what of other architectures' mixtures is refused.
+# Architectures that may have experts, and the keys of other architectures' mixtures that are refused.
 _MIXTURES = frozenset({"llama", "qwen3moe"})
 _OTHER_MIXTURES = ("expert_shared_count", "expert_group_count", "expert_shared_feed_forward_length")
 _SOFTMAX_GATE = 1
@@ -33,14 +33,14 @@ _TOKEN_IDS = MappingProxyType(
 
 
 def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTensor], path: Path) -> dict[str, Any]:
-    """The model's configuration in Hugging Face's terms.
+    """Return the model's configuration in Hugging Face's terms.
 
     A llama3 rope scaling comes as ``rope_scaling["inv_freq_divisors"]``, one float for each frequency, since GGUF holds
     the divisors instead of the formula's parameters.
 
-    :param metadata: of the (first) file
-    :param tensors: of all parts, by GGUF name
-    :param path: for messages
+    :param metadata: the metadata of the (first) file
+    :param tensors: the tensors of all parts, by GGUF name
+    :param path: the file, for messages
     :raises UnsupportedArchitectureError: the architecture, or something that it uses, is not supported
     :raises CheckpointError: metadata or a tensor that is needed is missing or malformed
     """
@@ -65,7 +65,7 @@ def _architecture(metadata: Mapping[str, Any], path: Path) -> str:
 
 @frozen
 class _Model:
-    """Checked access to what a GGUF file says of its model."""
+    """Gives checked access to what a GGUF file says of its model."""
 
     metadata: Mapping[str, Any]
     tensors: Mapping[str, GgufTensor]
@@ -73,7 +73,7 @@ class _Model:
     architecture: str
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite number >= 0 of the architecture's keys."""
+        """Return a finite number >= 0 of the architecture's keys."""
         full_key = f"{self.architecture}.{key}"
         value = self.metadata.get(full_key, default)
         if isinstance(value, list) and value and all(entry == value[0] for entry in value):
@@ -85,7 +85,7 @@ class _Model:
         return value
 
     def integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
-        """An int of the architecture's keys."""
+        """Return an int of the architecture's keys."""
         value = self.number(key, default)
         if not isinstance(value, int) or value < minimum:
             raise self.malformed(f"metadata {self.architecture}.{key} is {value!r}: expected an int >= {minimum}")
@@ -105,7 +105,7 @@ class _Model:
         return self.integer("expert_count", 0, minimum=0) > 0
 
     def factors(self, name: str, rotary_dim: int) -> list[float]:
-        """A tensor of one divisor for each rotary frequency."""
+        """Return a tensor of one divisor for each rotary frequency."""
         tensor = self.tensor(name)
         if tensor.shape != (rotary_dim // 2,):
             raise self.malformed(f"tensor {name!r} has shape {list(tensor.shape)}: expected [{rotary_dim // 2}]")
@@ -168,7 +168,7 @@ def _common(model: _Model) -> dict[str, Any]:
 
 
 def _experts(model: _Model) -> dict[str, Any]:
-    """Of a mixture of experts; nothing for other models."""
+    """Return the settings of a mixture of experts; nothing for other models."""
     if not model.has_experts:
         return {}
     if model.architecture not in _MIXTURES:
@@ -198,7 +198,7 @@ def _rope_scaling(model: _Model) -> dict[str, Any] | None:
     if kind == "yarn":
         return _yarn(model, factor)
     if kind == "longrope" and model.architecture == "phi3":
-        return None  # recognized by its tensors, which older files have without naming the kind
+        return None  # it is recognized by its tensors, which older files have without naming the kind
     raise model.unsupported(f"rope scaling {kind!r}")
 
 
@@ -242,7 +242,7 @@ def _qwen(model: _Model) -> dict[str, Any]:
 def _qwen3moe(model: _Model) -> dict[str, Any]:
     return _qwen(model) | {
         "moe_intermediate_size": model.integer("expert_feed_forward_length"),
-        # Converters leave it out: llama.cpp takes it for granted.
+        # Converters do not write it, because llama.cpp assumes it.
         "norm_topk_prob": model.metadata.get("qwen3moe.expert_weights_norm", True),
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
@@ -290,10 +290,11 @@ def _gemma3(model: _Model) -> dict[str, Any]:
 
 
 def _gemma(model: _Model, window: int, period: int) -> dict[str, Any]:
-    """What gemma2 and gemma3 share.
+    """Return the settings that gemma2 and gemma3 share.
 
-    :param window: of sliding layers; 0: none slide
-    :param period: every ``period``-th layer sees everything, unless the file says otherwise; 0 there: all slide
+    :param window: the window of sliding layers; 0: none slide
+    :param period: every ``period``-th layer attends to everything, unless the file says otherwise; if it says 0, all
+        slide
     """
     wide = model.num_layers == _WIDE_SCALE_LAYERS[model.architecture]
     hidden_size, num_heads = model.integer("embedding_length"), model.integer("attention.head_count")

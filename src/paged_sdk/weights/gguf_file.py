@@ -1,4 +1,4 @@
-"""The GGUF format: metadata, a table of tensors, their blocks.
+"""Read the GGUF format: metadata, a table of tensors, their blocks.
 
 See https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
@@ -30,10 +30,10 @@ _MAX_DIMS = 4
 
 @frozen
 class GgufTensor:
-    """One tensor of a GGUF file.
+    """Describes one tensor of a GGUF file.
 
     :ivar name: GGUF's name
-    :ivar shape: in torch's order: the last dimension is contiguous
+    :ivar shape: the shape in torch's order: the last dimension is contiguous
     :ivar type: ggml's number of the tensor type
     """
 
@@ -46,30 +46,32 @@ class GgufTensor:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether several elements share a block."""
+        """Return whether several elements share a block."""
         return block_format(self.type).elements > 1
 
     def blocks(self) -> Tensor:
-        """The tensor as it is stored: uint8 [..., bytes of a row], which shares the file's map."""
+        """Return the tensor as it is stored: uint8 [..., bytes of a row], which shares the file's map."""
         return self._file.tensor(self._offset, self._num_bytes).view(*self.shape[:-1], -1)
 
     def unstacked(self) -> list[GgufTensor]:
-        """Its parts along the first dimension, which share the file's map; at least two dimensions."""
+        """Return the tensor's parts along the first dimension, which share the file's map; it must have at least two
+        dimensions.
+        """
         count, *shape = self.shape
         size = self._num_bytes // count
         return [evolve(self, shape=tuple(shape), offset=self._offset + i * size, num_bytes=size) for i in range(count)]
 
     def decoded(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The tensor's values."""
+        """Return the tensor's values."""
         return dequantize(self.type, self.blocks(), dtype=dtype)
 
 
 class GgufFile:
-    """One memory-mapped GGUF file.
+    """Maps one GGUF file into memory.
 
     :ivar path: the file
-    :ivar metadata: by GGUF key: int, float, bool, str, or lists of these
-    :ivar tensors: by GGUF name
+    :ivar metadata: the values by GGUF key: int, float, bool, str, or lists of these
+    :ivar tensors: the tensors by GGUF name
     :raises CheckpointError: the file is missing, cut off, malformed, big endian, or of an older format
     :raises UnsupportedQuantizationError: a tensor has a type that cannot be decoded
     """
@@ -85,7 +87,7 @@ class GgufFile:
         self.tensors = self._read_tensors(cursor, num_tensors)
 
     def close(self) -> None:
-        """Let go of the map; tensors handed out stay valid."""
+        """Release the map; tensors taken from it before stay valid."""
         self._file.close()
 
     def _check_magic(self) -> None:
@@ -162,7 +164,7 @@ class GgufFile:
 
 
 def open_gguf(path: Path) -> list[GgufFile]:
-    """A GGUF file, with all other parts if it is one part of a split model.
+    """Open a GGUF file, with all other parts if it is one part of a split model.
 
     :param path: the file, or any part
     :returns: the parts in order; the first has the model's metadata

@@ -1,4 +1,4 @@
-"""Reading the typed values at the start of a GGUF file.
+"""Read the typed values at the start of a GGUF file.
 
 See https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
@@ -32,16 +32,16 @@ _NUMBERS: dict[int, np.dtype[Any]] = {
     11: np.dtype("<i8"),
     12: np.dtype("<f8"),
 }
-_MAX_DEPTH = 4  # of arrays within arrays
+_MAX_DEPTH = 4  # levels of arrays within arrays
 
 
 class GgufCursor:
-    """A place in a GGUF file that moves on with everything that is read.
+    """Marks a place in a GGUF file and advances with everything that is read.
 
     Every method raises :class:`CheckpointError` where the file ends too early or holds something else.
 
     :param file: the file, little endian
-    :param offset: of the next byte
+    :param offset: the offset of the next byte
     """
 
     def __init__(self, file: MappedFile, offset: int = 0) -> None:
@@ -59,10 +59,10 @@ class GgufCursor:
         return self._strings(1)[0]
 
     def value(self, kind: int, depth: int = 0) -> Any:
-        """A metadata value.
+        """Read a metadata value.
 
         :param kind: GGUF's number of its type
-        :param depth: how many arrays it lies in
+        :param depth: how many arrays enclose it
         :returns: an int, float, bool or str, or a list of these (or of lists)
         """
         if kind == _ARRAY:
@@ -110,7 +110,7 @@ class GgufCursor:
         return strings
 
     def _take(self, num_bytes: int) -> int:
-        """The offset of the next bytes, which are passed over."""
+        """Return the offset of the next bytes, and skip them."""
         self._require(num_bytes)
         start = self.offset
         self.offset += num_bytes

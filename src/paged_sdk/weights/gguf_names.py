@@ -1,7 +1,7 @@
-"""What GGUF calls the tensors of each architecture, and what converters did to their values.
+"""List what GGUF calls the tensors of each architecture, and what converters did to their values.
 
-GGUF names are llama.cpp's; values differ from the Hugging Face checkpoint in three places only: llama's query and key
-rows are permuted (its rotary embedding pairs neighbours, Hugging Face's pairs the halves of a head), gemma's norm
+GGUF's names come from llama.cpp; values differ from the Hugging Face checkpoint in three places only: llama's query and
+key rows are permuted (its rotary embedding pairs neighbours, Hugging Face's pairs the halves of a head), gemma's norm
 weights have 1 added, and the matrices of a layer's experts are stacked.
 
 The table is our own. The gguf package's maps lead the other way, from every name that any checkpoint ever used to
@@ -66,11 +66,11 @@ _TOP_TENSOR = re.compile(r"(\w+)\.(weight|bias)")
 
 @frozen(kw_only=True)
 class GgufArchitecture:
-    """How one of GGUF's architectures maps to Hugging Face's.
+    """Maps one of GGUF's architectures to Hugging Face's.
 
-    :ivar model_type: Hugging Face's
+    :ivar model_type: Hugging Face's ``model_type``
     :ivar block_names: GGUF name of a tensor within ``blk.N.`` -> Hugging Face name within ``model.layers.N.``
-    :ivar permuted_qk: query and key rows are permuted within each head
+    :ivar permuted_qk: whether query and key rows are permuted within each head
     :ivar norm_offset: what was added to the weights of norms
     """
 
@@ -80,7 +80,7 @@ class GgufArchitecture:
     norm_offset: float = 0.0
 
     def hugging_face_name(self, name: str) -> str | None:
-        """The Hugging Face name of a tensor, or None if the architecture has no such tensor.
+        """Return the Hugging Face name of a tensor, or None if the architecture has no such tensor.
 
         For a stack of experts' matrices it is the name of each, with :data:`EACH` for its number.
         """
@@ -95,7 +95,7 @@ class GgufArchitecture:
         return None
 
 
-#: GGUF's ``general.architecture`` -> what it means. Mistral and Mixtral models are "llama" too.
+#: Maps GGUF's ``general.architecture`` to its description. Mistral and Mixtral models are "llama" too.
 ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
     {
         "llama": GgufArchitecture(

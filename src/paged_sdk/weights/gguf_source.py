@@ -1,4 +1,4 @@
-"""The weights of a GGUF file, shown as a Hugging Face checkpoint."""
+"""Show the weights of a GGUF file as a Hugging Face checkpoint."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from paged_sdk.weights.gguf_names import ARCHITECTURES, EACH, GgufArchitecture
 
 __all__ = ["GgufSource"]
 
-# Tensors that are settings rather than weights: config_from_gguf reads what counts of them.
+# Tensors that are settings rather than weights: config_from_gguf reads those that are used.
 _SETTINGS = ("rope_freqs.", "rope_factors_long.", "rope_factors_short.")
 
 
 @frozen
 class _Weight:
-    """A tensor and how its values differ from the Hugging Face checkpoint's.
+    """Describes a tensor and how its values differ from the Hugging Face checkpoint's.
 
     :ivar permuted_heads: heads within which the rows are permuted; 0: they are not
     :ivar offset: what was added to the values
@@ -36,7 +36,7 @@ class _Weight:
     offset: float = 0.0
 
     def blocks(self) -> Tensor:
-        """What is stored, uint8 [..., bytes of a row], its rows in Hugging Face's order."""
+        """Return what is stored, uint8 [..., bytes of a row], with its rows in Hugging Face's order."""
         blocks = self.tensor.blocks()
         if not self.permuted_heads:
             return blocks
@@ -44,7 +44,7 @@ class _Weight:
 
 
 class GgufSource:
-    """A :class:`~paged_sdk.weights.source.WeightSource` over a GGUF file and its parts.
+    """Implements a :class:`~paged_sdk.weights.source.WeightSource` over a GGUF file and its parts.
 
     :ivar metadata: the file's, by GGUF key
     :ivar config: the model's configuration, as Hugging Face's ``config.json`` would have it
@@ -73,18 +73,18 @@ class GgufSource:
         }
 
     def names(self) -> Collection[str]:
-        """The names of all tensors."""
+        """Return the names of all tensors."""
         return self._weights.keys()
 
     def __contains__(self, name: object) -> bool:
         return name in self._weights
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of one tensor: see :meth:`paged_sdk.weights.source.WeightSource.shape`."""
+        """Return the shape of one tensor: see :meth:`paged_sdk.weights.source.WeightSource.shape`."""
         return self._find(name).tensor.shape
 
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """One tensor: see :meth:`paged_sdk.weights.source.WeightSource.tensor`."""
+        """Return one tensor: see :meth:`paged_sdk.weights.source.WeightSource.tensor`."""
         weight = self._find(name)
         if weight.offset:
             values = dequantize(weight.tensor.type, weight.blocks()) - weight.offset
@@ -92,7 +92,7 @@ class GgufSource:
         return dequantize(weight.tensor.type, weight.blocks(), dtype=dtype).to(device)
 
     def matrix(self, name: str) -> StoredMatrix:
-        """One matrix: see :meth:`paged_sdk.weights.source.WeightSource.matrix`."""
+        """Return one matrix: see :meth:`paged_sdk.weights.source.WeightSource.matrix`."""
         weight = self._find(name)
         blocks = weight.blocks().flatten(0, -2)
         if weight.offset:
@@ -102,7 +102,7 @@ class GgufSource:
         return DenseMatrix(block_format(weight.tensor.type).decode(blocks))
 
     def close(self) -> None:
-        """Let go of the files; tensors handed out stay valid."""
+        """Release the files; tensors taken from them before stay valid."""
         for file in self._files:
             file.close()
 
@@ -113,7 +113,7 @@ class GgufSource:
         return weight
 
     def _named(self, architecture: GgufArchitecture, tensor: GgufTensor) -> Iterator[tuple[str, GgufTensor]]:
-        """The tensor, or those of which it is a stack, by Hugging Face name."""
+        """Return the tensor of a Hugging Face name, or the tensors of which it is a stack."""
         name = self._name(architecture, tensor.name)
         if EACH not in name:
             yield name, tensor
@@ -156,5 +156,7 @@ class GgufSource:
 
 
 def _unpermuted(rows: Tensor, num_heads: int) -> Tensor:
-    """Rows in Hugging Face's order: within each head first those of even place, then those of odd. [n, row]."""
+    """Return the rows, [n, row], in Hugging Face's order: within each head first those of even place, then those of
+    odd.
+    """
     return rows.view(num_heads, -1, 2, rows.shape[1]).transpose(1, 2).reshape(rows.shape)

@@ -1,4 +1,4 @@
-"""The names of a GGUF model that is split over several files."""
+"""Name the files of a GGUF model that is split over several."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PART_NAME = re.compile(r"(.*)-\d{5}-of-(\d{5})(\.gguf)", re.IGNORECASE | re.DOT
 
 
 def split_parts(name: str) -> list[str]:
-    """All files of the model that a file belongs to, in order: ``m-00002-of-00002.gguf`` is the second of two.
+    """List all files of the model that a file belongs to, in order: ``m-00002-of-00002.gguf`` is the second of two.
 
     :param name: any part's name or path; a name of another form stands for itself alone
     """

@@ -1,4 +1,6 @@
-"""From what a user calls a model to a path: a directory, a file, or a repository of the Hugging Face Hub."""
+"""Resolve the name that a user gives a model to a path: a directory, a file, or a repository of the Hugging Face
+Hub.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from paged_sdk.weights.gguf_split import split_parts
 
 __all__ = ["resolve_model"]
 
-# What a model of safetensors needs; the weights of other formats and of other frameworks stay where they are.
+# The files that a safetensors model needs; weights of other formats and frameworks are not downloaded.
 _WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model")
 _UNWANTED = ("*/*", "consolidated*.safetensors")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
@@ -30,13 +32,13 @@ def resolve_model(
     token: str | bool | None = None,
     gguf: bool | None = None,
 ) -> Path:
-    """The directory or GGUF file of a model, downloaded if need be.
+    """Return the directory or GGUF file of a model; download it if need be.
 
     :param model: a directory or file, used as it is; otherwise an id on the Hugging Face Hub. ``:Q4_K_M`` after a
         directory or an id picks the GGUF file of that quantization, in any case of letters
     :param filenames: the GGUF file within the directory or repository; of a split model one part is enough
     :param revision: branch, tag or commit of the repository
-    :param token: for the Hub; True: the one that is logged in with; None: that one if there is any; False: none
+    :param token: the Hub's access token; True: the one of the login; None: that one if there is any; False: none
     :param gguf: whether a GGUF file is wanted; None: if ``filenames`` or a quantization is given, or if there are no
         safetensors
     :returns: a directory with ``config.json``, or a GGUF file (of a split model, the first part)
@@ -71,7 +73,7 @@ def _in_directory(directory: Path, filenames: Sequence[str], quantization: str, 
 
 def _on_hub(repository: _Repository, filenames: Sequence[str], quantization: str, gguf: bool | None) -> Path:
     if gguf or (gguf is None and (filenames or quantization)):
-        # Named files need no look at the repository, so that they load without a network once they are cached.
+        # Named files are requested without a listing, so that they load without a network once they are cached.
         files = split_parts(filenames[0]) if filenames else None
         return _gguf_on_hub(repository, files, quantization)
     directory = repository.download(_WANTED, _UNWANTED)
@@ -101,9 +103,9 @@ def _gguf_on_hub(repository: _Repository, files: list[str] | None, quantization:
 
 
 def _selected(files: Sequence[str], filenames: Sequence[str], quantization: str, where: str) -> list[str]:
-    """All parts of the one GGUF model that is meant.
+    """Return all parts of the one GGUF model that is meant.
 
-    :param files: what there is
+    :param files: the files to choose from
     :param filenames: the first names the model, if there is any
     :param quantization: otherwise, picks the model by its name; empty: there must be one model only
     :param where: for messages
@@ -129,14 +131,14 @@ def _selected(files: Sequence[str], filenames: Sequence[str], quantization: str,
 
 @frozen
 class _Repository:
-    """A model repository on the Hub. huggingface_hub is imported late, for that takes some 0.2 s."""
+    """Downloads a model repository of the Hub. huggingface_hub is imported late, because that takes some 0.2 s."""
 
     name: str
     revision: str | None
     token: str | bool | None
 
     def download(self, wanted: Sequence[str], unwanted: Sequence[str]) -> Path:
-        """The local snapshot, with those files that fit the patterns brought up to date."""
+        """Return the local snapshot, with the files that fit the patterns brought up to date."""
         from huggingface_hub import snapshot_download
 
         with self._explained():
@@ -151,7 +153,7 @@ class _Repository:
             )
 
     def files(self) -> list[str]:
-        """All files of the repository; those that are cached if the Hub cannot be reached."""
+        """List all files of the repository, or the cached ones if the Hub cannot be reached."""
         from huggingface_hub import HfApi, snapshot_download
         from huggingface_hub.errors import HfHubHTTPError
 
@@ -160,14 +162,14 @@ class _Repository:
                 info = HfApi().model_info(self.name, revision=self.revision, token=self.token)
             except HfHubHTTPError:
                 raise
-            except Exception:  # of whichever HTTP library is beneath: no answer from the Hub
+            except Exception:  # any error of the HTTP library in use: no answer from the Hub
                 cached = Path(snapshot_download(self.name, revision=self.revision, local_files_only=True))
                 return [path.relative_to(cached).as_posix() for path in cached.rglob("*")]
         return [file.rfilename for file in info.siblings or ()]
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Errors of the download as :class:`ModelLoadError` that say what to do."""
+        """Turn errors of the download into :class:`ModelLoadError` that say what to do."""
         from huggingface_hub import errors
 
         try:
@@ -190,7 +192,7 @@ class _Repository:
                 "is no path that exists, is not in the local cache, and the Hub cannot be reached (no network, or "
                 "offline mode): connect, or give a local directory or file"
             ) from error
-        except Exception as error:  # of the HTTP library, the disk, or the Hub's storage
+        except Exception as error:  # an error of the HTTP library, the disk, or the Hub's storage
             raise self._error(f"could not be downloaded: {error}") from error
 
     def _error(self, what: str) -> ModelLoadError:

@@ -1,4 +1,4 @@
-"""JSON files of a checkpoint."""
+"""Read the JSON files of a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["read_json"]
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A file that holds one JSON object.
+    """Read a file that holds one JSON object.
 
     :raises CheckpointError: the file is missing, is no JSON, or holds something else than an object
     """

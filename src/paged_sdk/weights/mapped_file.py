@@ -1,4 +1,4 @@
-"""A file in memory, read only where it is touched."""
+"""Map a file into memory, so that it is read only where it is touched."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["MappedFile"]
 
 
 class MappedFile:
-    """A memory-mapped file, whose tensors share the map.
+    """Maps a file into memory; its tensors share the map.
 
     :ivar path: the file
     :ivar size: its length in bytes
@@ -25,7 +25,7 @@ class MappedFile:
         self.path = path
         try:
             with path.open("rb") as file:
-                # A private map counts as writable, as torch wants of memory that it shares; nothing reaches the file.
+                # A private map counts as writable, as torch demands of shared memory; nothing is written to the file.
                 self._map: mmap.mmap | None = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except OSError as error:
             raise CheckpointError(f"{path} cannot be opened: {error.strerror or error}", path=path) from error
@@ -35,7 +35,7 @@ class MappedFile:
 
     @property
     def buffer(self) -> mmap.mmap:
-        """The file's bytes.
+        """Return the file's bytes.
 
         :raises CheckpointError: the file is closed
         """
@@ -44,19 +44,19 @@ class MappedFile:
         return self._map
 
     def tensor(self, offset: int, num_bytes: int) -> Tensor:
-        """Bytes of the file as uint8 [num_bytes], which share and keep alive the map.
+        """Return bytes of the file as uint8 [num_bytes], which share the map and keep it alive.
 
-        :param offset: of the first byte; the range must lie within the file and not be empty
+        :param offset: the offset of the first byte; the range must lie within the file and not be empty
         """
         assert 0 <= offset < offset + num_bytes <= self.size
         return torch.frombuffer(self.buffer, dtype=torch.uint8, count=num_bytes, offset=offset)
 
     def close(self) -> None:
-        """Let go of the map. It is unmapped with the last tensor that shares it, for these hold it without the buffer
-        protocol's lock: unmapping here would leave them pointing at nothing.
+        """Release the map. It is unmapped with the last tensor that shares it, because tensors hold it without the
+        buffer protocol's lock: unmapping here would leave them with invalid pointers.
 
-        Until then its pages leave the process's memory, for most tensors were copied into another layout. What is read
-        again comes back from the file; so tensors that share the map must not have been written to.
+        Until then its pages leave the process's memory, because most tensors were copied into another layout. Pages
+        that are read again come back from the file; so tensors that share the map must not have been written to.
         """
         if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED)

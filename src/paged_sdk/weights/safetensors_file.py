@@ -1,8 +1,8 @@
-"""One safetensors file, read by the safetensors package.
+"""Read one safetensors file, by the safetensors package.
 
-Its Rust reader checks a header before anything is handed out: lengths, JSON, shapes against offsets, gaps and overlaps,
+Its Rust reader checks a header before it returns anything: lengths, JSON, shapes against offsets, gaps and overlaps,
 and that the file ends where the last tensor does. Tensors share a private (copy-on-write) map of the file, as those of
-GGUF files do, which is gone with the last of them. 100 tensors take it 2 ms to find.
+GGUF files do, which is unmapped with the last of them. It finds 100 tensors in 2 ms.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from paged_sdk.errors import CheckpointError, UnsupportedQuantizationError
 
 __all__ = ["SafetensorsFile"]
 
-# Two elements of 4 bits to a byte, or one of a scale alone, are no numbers that a model could be computed with.
+# Left out are types with two 4-bit elements per byte, and those of a scale alone: they are no values to compute with.
 _DTYPES: Final = frozenset(
     {"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "I64", "I32", "I16", "I8", "U8", "BOOL"},
 )
@@ -27,14 +27,14 @@ _DTYPES: Final = frozenset(
 
 @frozen
 class _Entry:
-    """What the header says of one tensor."""
+    """Holds what the header says of one tensor."""
 
     dtype: str
     shape: tuple[int, ...]
 
 
 class SafetensorsFile:
-    """One memory-mapped safetensors file.
+    """Maps one safetensors file into memory.
 
     :param path: the file
     :raises CheckpointError: the file is missing, cut off or malformed
@@ -55,18 +55,18 @@ class SafetensorsFile:
             self._check(name, entry, size)
 
     def names(self) -> Collection[str]:
-        """The names of all tensors."""
+        """Return the names of all tensors."""
         return self._entries.keys()
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a stored tensor.
+        """Return the shape of a stored tensor.
 
         :param name: one of :meth:`names`
         """
         return self._entries[name].shape
 
     def tensor(self, name: str) -> Tensor:
-        """A stored tensor, which shares the file's map.
+        """Return a stored tensor, which shares the file's map.
 
         :param name: one of :meth:`names`
         :raises CheckpointError: the file is closed
@@ -74,11 +74,11 @@ class SafetensorsFile:
         if self._file is None:
             raise CheckpointError(f"{self.path} is closed", path=self.path)
         tensor: Tensor = self._file.get_tensor(name)
-        # The format does not ask writers to align, and kernels do.
+        # Kernels need alignment, which the format does not demand of writers.
         return tensor.clone() if tensor.data_ptr() % tensor.itemsize else tensor
 
     def close(self) -> None:
-        """Let go of the map; tensors handed out stay valid."""
+        """Release the map; tensors taken from it before stay valid."""
         self._file = None
 
     def _check(self, name: str, entry: _Entry, size: int) -> None:
@@ -90,7 +90,7 @@ class SafetensorsFile:
                 quantization=entry.dtype,
                 supported=sorted(_DTYPES),
             )
-        # A tensor without elements could claim any other dimension: the file's size is bound enough.
+        # A tensor without elements could claim any size for its other dimensions: the file's size is the bound.
         if any(length > size for length in entry.shape):
             raise self._malformed(f"its header gives tensor {name!r} the shape {list(entry.shape)}")
 
@@ -99,7 +99,7 @@ class SafetensorsFile:
 
 
 def _open(path: Path) -> Any:
-    """The package's handle, whose methods have no types."""
+    """Open the file with the package, whose handle's methods have no types."""
     return safe_open(path, framework="pt")
 
 

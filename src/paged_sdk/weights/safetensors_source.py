@@ -1,4 +1,4 @@
-"""The weights of a Hugging Face directory: one safetensors file, or shards with an index."""
+"""Read the weights of a Hugging Face directory: one safetensors file, or shards with an index."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".pkl", ".ckpt"})
 
 
 class SafetensorsSource:
-    """A :class:`~paged_sdk.weights.source.WeightSource` over a directory's safetensors files.
+    """Implements a :class:`~paged_sdk.weights.source.WeightSource` over a directory's safetensors files.
 
     :param directory: holds ``model.safetensors``, or shards and ``model.safetensors.index.json``
     :raises CheckpointError: a file is missing, cut off or malformed, or there are only pickles, which are refused
@@ -39,32 +39,32 @@ class SafetensorsSource:
             raise _no_weights(directory)
 
     def names(self) -> Collection[str]:
-        """The names of all tensors."""
+        """Return the names of all tensors."""
         return self._files.keys()
 
     def __contains__(self, name: object) -> bool:
         return name in self._files
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of one tensor: see :meth:`paged_sdk.weights.source.WeightSource.shape`."""
+        """Return the shape of one tensor: see :meth:`paged_sdk.weights.source.WeightSource.shape`."""
         return self._file(name).shape(name)
 
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """One tensor, copied: see :meth:`paged_sdk.weights.source.WeightSource.tensor`.
+        """Return one tensor, copied: see :meth:`paged_sdk.weights.source.WeightSource.tensor`.
 
-        What models keep of these are norms and biases, which would hold a whole file in memory once its matrices have
-        been packed and let go.
+        Models keep norms and biases this way; uncopied, these would hold a whole file in memory after its matrices have
+        been packed and released.
         """
         return self._file(name).tensor(name).to(device=device, dtype=dtype, copy=True)
 
     def matrix(self, name: str) -> DenseMatrix:
-        """One matrix, of which safetensors hold the numbers: see
+        """Return one matrix, which safetensors store dense: see
         :meth:`paged_sdk.weights.source.WeightSource.matrix`.
         """
         return DenseMatrix(self._file(name).tensor(name).flatten(0, -2))
 
     def close(self) -> None:
-        """Let go of the files; tensors handed out stay valid."""
+        """Release the files; tensors taken from them before stay valid."""
         for file in set(self._files.values()):
             file.close()
 
@@ -96,7 +96,7 @@ class SafetensorsSource:
 
 
 def _is_file_name(value: object) -> bool:
-    """Whether a shard's name stays within the directory."""
+    """Return whether a shard's name stays within the directory."""
     return isinstance(value, str) and value != "" and Path(value).name == value
 
 
@@ -118,6 +118,6 @@ def _no_weights(directory: Path) -> CheckpointError:
 
 
 def _listed(names: Iterable[str]) -> str:
-    """The first few names, for a message."""
+    """Join the first few names for a message."""
     first, *rest = names
     return f"{first!r} and {len(rest)} more" if rest else f"{first!r}"

@@ -1,1 +1,1 @@
-"""The background thread that drives an engine, and its bridge to any number of event loops."""
+"""Run the background thread that drives an engine, and bridge it to any number of event loops."""

@@ -1,4 +1,4 @@
-"""A running event loop, reachable from any thread."""
+"""Reach a running event loop from any thread."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class _FutureWaiter:
         self._future = future
 
     def set(self) -> None:
-        if not self._future.done():  # as it is when the waiting task has been cancelled
+        if not self._future.done():  # it is done if the waiting task has been cancelled
             self._future.set_result(None)
 
     def wait(self) -> Awaitable[None]:

@@ -1,4 +1,4 @@
-"""The listeners of one event loop, as the worker thread sees them."""
+"""Represent the listeners of one event loop to the worker thread."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = ["LoopListeners"]
 
 
 class LoopListeners:
-    """Gathers the subscriptions made in one event loop, and what there is to tell them.
+    """Gathers the subscriptions made in one event loop, and the events to post to them.
 
-    :ivar subscriptions: of the requests that have not ended, by id
+    :ivar subscriptions: the subscriptions of the requests that have not ended, by id
     """
 
     def __init__(self, loop: EventLoop) -> None:

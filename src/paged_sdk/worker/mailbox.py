@@ -1,4 +1,4 @@
-"""What other threads ask of the worker."""
+"""Carry commands from other threads to the worker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Abort", "Call", "Close", "Command", "Mailbox", "Submit"]
 
 @frozen
 class Submit:
-    """Asks to queue a request; what becomes of it goes to the subscription."""
+    """Asks to queue a request; its outcome goes to the subscription."""
 
     request: Request
     subscription: Subscription

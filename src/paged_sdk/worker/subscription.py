@@ -1,4 +1,4 @@
-"""One request's output on its way from the worker thread to one task."""
+"""Carry one request's output from the worker thread to one task."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Subscription:
     """Gathers a request's output until one task of the loop that it was made in reads it.
 
     Everything but the constructor happens on the loop's thread: the worker hands over a step's output in a callback of
-    the loop. So there is no lock, and what a slow reader has missed lies here as one.
+    the loop. So there is no lock, and steps that a slow reader has missed are merged into one.
 
-    :ivar choices: unread, in order of index
-    :ivar prompt_logprobs: of every prompt token but the first; empty until they come, or if not asked for
+    :ivar choices: the unread output of each choice, in order of index
+    :ivar prompt_logprobs: logprobs of every prompt token but the first; empty until they come, or if not requested
     :ivar usage: set when the request has ended, unless with an error
     :ivar error: the request has ended with this
     """
@@ -70,7 +70,9 @@ class Subscription:
             self._wake()
 
     async def wait(self, *, until_end: bool) -> None:
-        """Wait for news since the last call, or for the request's end. To be read before the task waits again."""
+        """Wait for news since the last call, or for the request's end. The reader must take the news before it waits
+        again.
+        """
         self._until_end = until_end
         while not (self.has_ended or (self._has_news and not until_end)):
             self._waiter = self.loop.waiter()

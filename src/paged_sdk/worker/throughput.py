@@ -1,4 +1,4 @@
-"""A log line of figures every few seconds of work."""
+"""Log a line of figures every few seconds of work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ class ThroughputLog:
         self._last = 0.0
 
     def step_done(self, stats: ModelStats, now: float) -> None:
-        """:param now: seconds of the monotonic clock"""
+        """Log a line after this step if one is due.
+
+        :param now: seconds of the monotonic clock
+        """
         if now - self._last < EVERY_SECONDS:
             return
         self._last = now

@@ -1,4 +1,4 @@
-"""The thread that drives one engine."""
+"""Drive one engine on a thread of its own."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Worker:
             raise ModelClosedError("the model is closed: build another one")
 
     def submit(self, request: Request, subscription: Subscription) -> None:
-        """Queue a request; what becomes of it, a refusal too, arrives at the subscription.
+        """Queue a request; its outcome, a refusal too, arrives at the subscription.
 
         :raises ModelClosedError: see :meth:`check`
         :raises EngineDeadError: see :meth:`check`
@@ -136,7 +136,7 @@ class Worker:
         except BaseException as exception:
             self._death = exception
             _log.exception("the engine stopped")
-            self._publish()  # what it had to say before that
+            self._publish()  # the events from before that
         finally:
             self._closing = self._closing or Close(drain=False)
             self._stats = self._engine.stats()
@@ -145,7 +145,9 @@ class Worker:
             self._sweep()
 
     def _take_commands(self) -> bool:
-        """Do what the mailbox says, waiting for it if there is nothing else to do; False when it is time to end."""
+        """Do what the mailbox says, waiting for it if there is nothing else to do; return False when it is time to
+        end.
+        """
         while True:
             for command in self._mailbox.drain():
                 self._obey(command)
@@ -169,7 +171,7 @@ class Worker:
                 except Exception as error:
                     future.set_exception(error)
                 else:
-                    # Before the caller goes on: the snapshot it may look at shows what it did.
+                    # Done before the caller goes on, so that the snapshot it may look at shows what it did.
                     self._stats = self._engine.stats()
                     future.set_result(result)
             case Close(drain):
@@ -188,7 +190,7 @@ class Worker:
             self._publish()
 
     def _publish(self) -> None:
-        """Post what there is to say and wake each event loop once."""
+        """Post the new events and wake each event loop once."""
         for listeners in list(self._listeners.values()):
             if listeners.outbox and not listeners.post():
                 # The loop ended without closing its requests: nobody will read them.
@@ -202,7 +204,9 @@ class Worker:
             self._engine.abort(request_id)
 
     def _sweep(self) -> None:
-        """Once the thread has ended nobody reads the mailbox: whoever put something last answers what is there."""
+        """Answer the commands left in the mailbox. Once the thread has ended nobody reads it, so whoever put the last
+        command answers all of them.
+        """
         if not self._ended:
             return
         for listeners in list(self._listeners.values()):

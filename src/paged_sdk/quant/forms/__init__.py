@@ -1,1 +1,1 @@
-"""Forms of weights, one file each, found by being here: see :mod:`paged_sdk.quant.form`."""
+"""Hold the forms of weights, one file each, which :mod:`paged_sdk.quant.form` finds by listing this package."""

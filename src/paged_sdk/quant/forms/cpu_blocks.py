@@ -1,4 +1,6 @@
-"""GGUF's blocks on the CPU: by the native kernels at the file's own bits per weight, without them by torch in int8."""
+"""Keep GGUF's blocks on the CPU: for the native kernels at the file's own bits per weight, without them for torch in
+int8.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,11 @@ from paged_sdk.quant.native_block_experts import NativeBlockExperts
 
 __all__ = ["FORM"]
 
-_ROWS_AT_ONCE: Final = 1024  # that are decoded at once
+_ROWS_AT_ONCE: Final = 1024  # rows that are decoded at once
 
 
 class _CpuBlocks(Form):
-    """Blocks of any format; embeddings decode the rows that are looked up."""
+    """Holds blocks of any format; embeddings decode the rows that are looked up."""
 
     def linear(
         self, matrices: Sequence[StoredMatrix], biases: Sequence[Tensor | None], place: Place, *, is_head: bool
@@ -66,13 +68,15 @@ class _CpuBlocks(Form):
 
 
 def _stack(matrices: Sequence[StoredMatrix]) -> BlockMatrix | None:
-    """Matrices one below the other; None where one is not in blocks, or not all are of one type."""
+    """Put matrices one below the other; return None where one is not in blocks, or not all are of one type."""
     blocks = [matrix for matrix in matrices if isinstance(matrix, BlockMatrix)]
     return stacked(blocks) if len(blocks) == len(matrices) else None
 
 
 def _packed(library: NativeLibrary, matrix: BlockMatrix) -> PackedWeight:
-    """The matrix packed; of a type that cannot be, its weights in Q8_0: int8 with a scale for every 32 of them."""
+    """Pack the matrix for the native kernels; a type that they lack is converted to Q8_0: int8 with a scale for every
+    32 weights.
+    """
     if matrix.tensor_type not in PACKED_TYPES:
         target, (rows, _) = tensor_type_of("Q8_0"), matrix.shape
         parts = [matrix.rows(slice(first, first + _ROWS_AT_ONCE)) for first in range(0, rows, _ROWS_AT_ONCE)]

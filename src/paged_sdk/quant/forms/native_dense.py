@@ -1,4 +1,4 @@
-"""Dense matrices on the CPU, packed for the native kernels."""
+"""Pack dense matrices on the CPU for the native kernels."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from paged_sdk.quant.native_dense import NativeDenseLinear, PackedEmbedding, Pac
 
 __all__ = ["FORM"]
 
-_ROWS_AT_ONCE: Final = 1024  # that are decoded at once; a multiple of a panel's 16
-_WIDTH: Final = 16  # what the kernels take of a row at a time
+_ROWS_AT_ONCE: Final = 1024  # rows that are decoded at once; a multiple of a panel's 16
+_WIDTH: Final = 16  # columns that the kernels read at a time
 _UNIT: Final = 32  # rows of an expert that are multiplied together
 
 
 class _NativeDense(Form):
-    """Packed copies in the model's dtype; embeddings and the output projection that is tied to them share one."""
+    """Holds packed copies in the model's dtype; embeddings and the output projection that is tied to them share one."""
 
     def linear(
         self, matrices: Sequence[StoredMatrix], biases: Sequence[Tensor | None], place: Place, *, is_head: bool
@@ -58,7 +58,7 @@ def _served(matrices: Sequence[StoredMatrix], place: Place) -> bool:
 
 
 def _packed(matrices: Sequence[StoredMatrix], place: Place) -> PackedWeight:
-    """Matrices one below the other, packed: few rows at a time are in memory twice."""
+    """Pack matrices one below the other; only few rows at a time are in memory twice."""
     first = matrices[0]
     if isinstance(first, PackedMatrix) and len(matrices) == 1 and first.weight.dense_dtype == place.dtype:
         return first.weight

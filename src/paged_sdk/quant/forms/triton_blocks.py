@@ -1,6 +1,6 @@
-"""GGUF's blocks on CUDA, repacked for Triton's kernels. Types that cannot be repacked are not served.
+"""Repack GGUF's blocks on CUDA for Triton's kernels. Types that cannot be repacked are not served.
 
-What needs Triton is imported when a layer is made: forms are found on machines without it too.
+Modules that need Triton are imported when a layer is made, because forms are also found on machines without it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ __all__ = ["FORM", "TritonBlocks"]
 
 
 class TritonBlocks(Form):
-    """Repacked blocks; an output projection that is tied to the embeddings shares their memory."""
+    """Holds repacked blocks; an output projection that is tied to the embeddings shares their memory."""
 
     def is_for(self, device: torch.device) -> bool:
-        """Whether Triton's kernels run there."""
+        """Return whether Triton's kernels run in this place."""
         return device.type != "cpu"
 
     def linear(
@@ -74,7 +74,7 @@ class TritonBlocks(Form):
 
 
 def _repackable(matrices: Sequence[StoredMatrix]) -> list[BlockMatrix] | None:
-    """The matrices; None where one is not in blocks, or of a type that cannot be repacked."""
+    """Return the matrices; None where one is not in blocks, or of a type that cannot be repacked."""
     blocks = [each for each in matrices if isinstance(each, BlockMatrix) and each.tensor_type in TRITON_BLOCK_FORMATS]
     return blocks if len(blocks) == len(matrices) else None
 
