@@ -10,6 +10,7 @@ from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.kv.block_hash import CacheKey
 from paged_sdk.scheduler.request import Request
 from paged_sdk.scheduler.sequence import Sequence
+from paged_sdk.types.request import RequestOptions
 
 SAMPLING = SamplingParams(temperature=0.0, seed=0)
 
@@ -41,7 +42,7 @@ def make_sequence(
             sampling=sampling,
             max_tokens=max_tokens,
             stop_token_ids=stop_token_ids,
-            priority=priority,
+            options=RequestOptions(priority=priority),
             arrival=float(seq_id) if arrival is None else arrival,
             cache_keys=cache_keys,
         ),

@@ -89,14 +89,13 @@ class RequestPreparer:
             stop_token_ids |= self.text.stop_token_ids
         return Request(
             request_id=request_id,
+            options=options,
             prompt_token_ids=prompt_token_ids,
             sampling=sampling,
             stop_token_ids=stop_token_ids,
             max_tokens=room if sampling.max_len is None else min(room, sampling.max_len),
-            priority=options.priority,
             arrival=arrival,
             continues_prompt=continues_prompt,
-            logits_processors=options.logits_processors,
             cache_keys=() if options.cache_salt is None else (CacheKey(b"salt:" + options.cache_salt.encode()),),
         )
 

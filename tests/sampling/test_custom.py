@@ -27,6 +27,7 @@ from paged_sdk import (
 )
 from paged_sdk.sampling.processors import default_processors
 from paged_sdk.sampling.sampler import SampledRows, Sampler
+from paged_sdk.types.request import RequestOptions
 
 CPU = torch.device("cpu")
 GREEDY = SamplingParams(temperature=0.0, max_len=24, ignore_eos=True, top_n_logprobs=0)
@@ -138,7 +139,10 @@ async def test_an_exception_ends_its_request_alone(model: Model) -> None:
 )
 def test_rows_that_a_processor_fails_for_fail_alone(processor: Any, reason: str) -> None:
     params = SamplingParams(temperature=0.0)
-    requests = [make_request(params), evolve(make_request(params), logits_processors=(processor, NewMultiplesOf(2)))]
+    requests = [
+        make_request(params),
+        evolve(make_request(params), options=RequestOptions(logits_processors=(processor, NewMultiplesOf(2)))),
+    ]
     rows = [make_row(request, seq_id=index) for index, request in enumerate([*requests, requests[0]])]
     sampler = Sampler(12, CPU, default_processors(12, encode))
     sampled: SampledRows = sampler.sample(torch.arange(12.0).repeat(3, 1), sampler.prepare(rows))
@@ -156,7 +160,7 @@ def test_processors_see_the_logits_after_all_others() -> None:
         seen.append((token_ids, logits.tolist()))
 
     params = SamplingParams(temperature=0.5, top_k=1, presence_penalty=0.5, logits_bias={1: 2.0}, top_n_logprobs=0)
-    request = evolve(make_request(params, [3]), logits_processors=(look,))
+    request = evolve(make_request(params, [3]), options=RequestOptions(logits_processors=(look,)))
     sampler = Sampler(4, CPU, default_processors(4, encode))
     sampler.sample(torch.zeros(1, 4), sampler.prepare([make_row(request, [0])]))
     assert seen == [((3, 0), [-0.5, 2.0, 0.0, 0.0])]

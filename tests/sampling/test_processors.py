@@ -21,6 +21,7 @@ from paged_sdk.sampling.processors import default_processors
 from paged_sdk.sampling.sampler import Sampler
 from paged_sdk.sampling.text_state import TextState
 from paged_sdk.scheduler.request import Request
+from paged_sdk.types.request import RequestOptions
 
 CPU = torch.device("cpu")
 VOCAB_SIZE: Final = 12
@@ -62,7 +63,7 @@ def check(processor: Processor[Any], request: Request, state: ProcessorState[Any
 @given(data=st.data())
 def test_states_are_those_that_are_made_anew(processor: Processor[Any], data: st.DataObject) -> None:
     request = make_request(EVERYTHING, data.draw(st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=6)))
-    request = evolve(request, logits_processors=(lower_last,))
+    request = evolve(request, options=RequestOptions(logits_processors=(lower_last,)))
     assert processor.applies_until(request) > 0
     texts: list[tuple[ProcessorState[Any], list[int]]] = [(processor.begin(request), [])]
     for _ in range(data.draw(st.integers(1, 8), label="operations")):
@@ -86,7 +87,7 @@ def test_states_are_those_that_are_made_anew(processor: Processor[Any], data: st
 @given(st.lists(TOKENS, min_size=1, max_size=6))
 def test_a_text_moves_to_any_position(outputs: list[list[int]]) -> None:
     """Forward, back and sideways; and so does another choice that was forked off on the way."""
-    request = evolve(make_request(EVERYTHING), logits_processors=(lower_last,))
+    request = evolve(make_request(EVERYTHING), options=RequestOptions(logits_processors=(lower_last,)))
     texts = [TextState.begin(request, PROCESSORS)]
     for output in outputs:
         expected = TextState.begin(request, PROCESSORS)
@@ -105,7 +106,9 @@ def test_a_text_moves_to_any_position(outputs: list[list[int]]) -> None:
 @pytest.mark.parametrize("processor", PROCESSORS, ids=lambda processor: type(processor).__name__)
 def test_changes_stay_when_their_state_moves_on(processor: Processor[Any]) -> None:
     """They are worked out before the logits are there, at several positions of a text."""
-    state = processor.begin(evolve(make_request(EVERYTHING, [5, 6, 5]), logits_processors=(lower_last,)))
+    state = processor.begin(
+        evolve(make_request(EVERYTHING, [5, 6, 5]), options=RequestOptions(logits_processors=(lower_last,)))
+    )
     expected = applied(processor, state)
     change = state.change()
     state.advance([6, 5, 6, 5])

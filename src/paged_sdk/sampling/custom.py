@@ -32,7 +32,7 @@ class CustomProcessors(Processor[CustomChange]):
     """Calls a request's ``logits_processors``, one after the other. A request whose processors fail ends alone."""
 
     def applies_until(self, request: Request) -> int:
-        return ALL_TOKENS if request.logits_processors else 0
+        return ALL_TOKENS if request.options.logits_processors else 0
 
     def begin(self, request: Request) -> CustomState:
         return CustomState(request, list(request.prompt_token_ids))
@@ -40,7 +40,7 @@ class CustomProcessors(Processor[CustomChange]):
     def apply(self, logits: Tensor, changes: Sequence[tuple[int, CustomChange]]) -> Failures:
         failures: dict[int, LogitsProcessorError] = {}
         for row, change in changes:
-            for processor in change.request.logits_processors:
+            for processor in change.request.options.logits_processors:
                 error = _call(processor, change, logits[row])
                 if error is not None:
                     failures[row] = error

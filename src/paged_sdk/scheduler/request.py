@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from attrs import frozen
+from attrs import field, frozen
 
 from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.kv.block_hash import CacheKey
-from paged_sdk.types.logits_processor import LogitsProcessor
+from paged_sdk.types.request import RequestOptions
 
 __all__ = ["Request"]
 
@@ -17,18 +17,17 @@ __all__ = ["Request"]
 class Request:
     """A request that passed every check: one value, which everything that serves it refers to.
 
-    A new kind of setting is a field here, filled in by :class:`~paged_sdk.preparation.RequestPreparer` and read by
-    whoever it is for, through ``sequence.request``.
+    A new kind of setting is a field of :class:`~paged_sdk.types.request.RequestOptions`, with its validator there, and
+    is read by whoever it is for, through ``sequence.request.options``. Here is what had to be worked out.
 
+    :ivar options: what the caller asked for beside the prompt
     :ivar prompt_token_ids: the prompt, at least one token
     :ivar sampling: how to sample, with the checkpoint's defaults and a seed filled in
     :ivar stop_token_ids: tokens that end a text
     :ivar max_tokens: how many tokens a text gets at most
     :ivar arrival: when the request was submitted, in seconds of the monotonic clock
     :ivar continues_prompt: whether the text goes on where the prompt ended, rather than being a turn of its own
-    :ivar priority: higher goes first
     :ivar cache_keys: what beside the tokens its KV depends on
-    :ivar logits_processors: functions that change its logits
     """
 
     request_id: str
@@ -38,9 +37,8 @@ class Request:
     stop_token_ids: frozenset[int] = frozenset()
     arrival: float = 0.0
     continues_prompt: bool = False
-    priority: int = 0
     cache_keys: tuple[CacheKey, ...] = ()
-    logits_processors: tuple[LogitsProcessor, ...] = ()
+    options: RequestOptions = field(factory=RequestOptions)
 
     @property
     def num_choices(self) -> int:

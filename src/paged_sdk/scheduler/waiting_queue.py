@@ -21,7 +21,7 @@ def is_overdue(sequence: Sequence) -> bool:
 
 def rank(sequence: Sequence) -> tuple[bool, int, float, int]:
     """The smaller goes first into memory, and leaves it last."""
-    return (not is_overdue(sequence), -sequence.request.priority, sequence.request.arrival, sequence.seq_id)
+    return (not is_overdue(sequence), -sequence.request.options.priority, sequence.request.arrival, sequence.seq_id)
 
 
 def _age(sequence: Sequence) -> tuple[float, int]:
@@ -42,15 +42,15 @@ class WaitingQueue:
         return self._length
 
     def add(self, sequence: Sequence) -> None:
-        insort(self._levels.setdefault(sequence.request.priority, []), sequence, key=_age)
+        insort(self._levels.setdefault(sequence.request.options.priority, []), sequence, key=_age)
         self._length += 1
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out because it ended or was admitted."""
-        level = self._levels[sequence.request.priority]
+        level = self._levels[sequence.request.options.priority]
         level.remove(sequence)
         if not level:
-            del self._levels[sequence.request.priority]
+            del self._levels[sequence.request.options.priority]
         self._length -= 1
 
     def candidates(self, limit: int) -> list[Sequence]:
