@@ -1,7 +1,7 @@
-"""Operations on plain tensors: the torch reference of each, and native kernels beside it.
+"""Computes on plain tensors: every operation has a reference in torch, and most have native kernels beside it.
 
-For people who bring their own model: :class:`PagedAttention` and :class:`InputMetadata`, loaded when they are first
-used, and the functions of :mod:`paged_sdk.kernels.ops`. docs/kernels.md shows how they go together.
+People who bring their own model use :class:`PagedAttention` and :class:`InputMetadata`, which are loaded when they are
+first used, and the functions of :mod:`paged_sdk.kernels.ops`. docs/kernels.md shows how they go together.
 """
 
 from __future__ import annotations

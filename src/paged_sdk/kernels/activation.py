@@ -1,4 +1,4 @@
-"""The gated activation of an MLP (Shazeer, 2020, arXiv 2002.05202)."""
+"""Computes the gated activation of an MLP (Shazeer, 2020, arXiv 2002.05202)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GatedActivation: TypeAlias = Literal["silu", "gelu_tanh"]
 
 
 def gated_activation(gate_up: Tensor, activation: GatedActivation = "silu") -> Tensor:
-    """``activation(gate) * up``.
+    """Compute ``activation(gate) * up``.
 
     :param gate_up: ``[..., 2 * size]``, float32, float16 or bfloat16: the gate, then the other factor
     :param activation: ``"silu"``, or ``"gelu_tanh"``: GELU by its approximation with tanh
@@ -34,7 +34,7 @@ def gated_activation(gate_up: Tensor, activation: GatedActivation = "silu") -> T
 
 
 def gated_activation_reference(gate_up: Tensor, activation: GatedActivation = "silu") -> Tensor:
-    """:func:`gated_activation` by torch's operations."""
+    """Do what :func:`gated_activation` does, by torch's operations."""
     gate, up = gate_up.chunk(2, dim=-1)
     activated = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
     return activated.mul_(up)

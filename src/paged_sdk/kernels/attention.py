@@ -1,4 +1,4 @@
-"""Causal attention over keys and values that lie side by side: the plain torch reference of every attention kernel.
+"""Attends causally over keys and values that lie side by side, as the torch reference of every attention kernel.
 
 Grouped-query attention folds the query heads that share a KV head into rows of one matrix product: ``[KV heads, rows,
 head_dim]``. With one query row per head, torch's own ``enable_gqa`` takes 5 to 15 times as long on a CPU.
@@ -24,12 +24,12 @@ _MAX_SCORES: Final = 2**25
 
 
 def decode_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scores: ScoreOptions) -> Tensor:
-    """One query token per sequence.
+    """Attend with one query token per sequence.
 
     :param query: ``[batch, num_heads, head_dim]``
     :param key: ``[batch, length, num_kv_heads, head_dim]``; ``value`` likewise. What is masked must still be finite.
     :param mask: ``[batch, length]`` bool, True where a key is seen; None: every key is seen
-    :param scores: of which the window is the mask's to keep, and neither slopes nor sinks are known here
+    :param scores: scale and softcap; the mask leaves out keys beyond the window, and slopes and sinks must be None
     :returns: ``[batch, num_heads, head_dim]``, contiguous
     """
     assert scores.alibi_slopes is None, "decodes with ALiBi are prefills of one token"
@@ -40,7 +40,7 @@ def decode_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
 
 
 def prefill_attention(query: Tensor, key: Tensor, value: Tensor, scores: ScoreOptions) -> Tensor:
-    """Some consecutive query tokens of one sequence, causally. Memory is linear in both lengths.
+    """Attend causally with some consecutive query tokens of one sequence. Memory is linear in both lengths.
 
     :param query: ``[num_tokens, num_heads, head_dim]``
     :param key: ``[length, num_kv_heads, head_dim]``, of which the last ``num_tokens`` are the queries' own; ``value``
@@ -90,13 +90,13 @@ def masked_attention(
     mask: Tensor,
     scores: ScoreOptions,
 ) -> Tensor:
-    """Attention of one sequence where a mask, instead of causality, says which keys a query sees.
+    """Attend within one sequence where a mask, instead of causality, says which keys a query sees.
 
     :param query: ``[num_tokens, num_heads, head_dim]``
     :param key: ``[length, num_kv_heads, head_dim]``; the queries are at the last positions; ``value`` likewise
     :param mask: ``[1 or num_heads, num_tokens, length]`` bool, True where a key is seen, or floating point, added to
         the scores. The output of a query that sees no key is zero
-    :param scores: keys that have left its window are not seen, whatever the mask says; it has no sinks
+    :param scores: keys beyond its window are not seen, whatever the mask says; its sinks must be None
     :returns: ``[num_tokens, num_heads, head_dim]``, contiguous
     """
     assert scores.sinks is None, "masks do not go with sinks"
@@ -136,7 +136,7 @@ def _attend(
     bias: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """``[batch, KV heads, rows, head_dim]`` of queries to ``[batch, KV heads, length, head_dim]`` of keys.
+    """Attend with queries ``[batch, KV heads, rows, head_dim]`` over keys ``[batch, KV heads, length, head_dim]``.
 
     :param mask: bool, True where a key is seen; broadcasts to the scores, ``[batch, KV heads, rows, length]``
     :param bias: added to the scores, to which it broadcasts

@@ -1,6 +1,6 @@
-"""What attention over pages is given beside its queries: a layer's pages, a batch's rows, what shapes the scores.
+"""Holds the inputs of paged attention beside its queries: a layer's pages, a batch's rows and the score options.
 
-The public functions take tensors one by one, as torch.library wants them; behind them these values are passed on.
+The public functions take tensors one by one, as torch.library wants them; the code behind them takes these values.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ __all__ = ["LayerCache", "PagedRows", "ScoreOptions"]
 
 @frozen(eq=False)
 class LayerCache:
-    """The pages of one layer.
+    """Holds the pages of one layer's KV cache.
 
     :ivar key: ``[num_blocks, block_size, num_kv_heads, head_dim]`` of the queries' dtype or float8_e4m3fn, contiguous
     :ivar value: likewise
     :ivar k_scale: ``[num_blocks, block_size, num_kv_heads]`` float32, of an f8e4m3 cache only
     :ivar v_scale: likewise
-    :ivar key_offsets: ``[num_spans, num_kv_heads, head_dim]`` float32, of an f8e4m3 cache only: what keys are stored
-        without (:mod:`paged_sdk.kernels.key_offsets`), at least as far as the longest context; None: nothing
+    :ivar key_offsets: ``[num_spans, num_kv_heads, head_dim]`` float32, of an f8e4m3 cache only: what was subtracted
+        from the keys before they were stored (:mod:`paged_sdk.kernels.key_offsets`), at least as far as the longest
+        context; None: nothing
     :raises ConfigError: shapes, dtypes, strides or devices do not fit each other
     """
 
@@ -39,29 +40,30 @@ class LayerCache:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """What differs from block to block: pages and their scales."""
+        """Return the tensors whose first dimension is the block: pages and their scales."""
         return [each for each in (self.key, self.value, self.k_scale, self.v_scale) if each is not None]
 
     @property
     def block_size(self) -> int:
-        """Tokens of a block."""
+        """Return how many tokens a block holds."""
         return self.key.shape[1]
 
     @property
     def num_kv_heads(self) -> int:
-        """Heads of keys and values."""
+        """Return how many heads keys and values have."""
         return self.key.shape[2]
 
     @property
     def quantized(self) -> bool:
-        """Whether keys and values are f8e4m3, with scales."""
+        """Say whether keys and values are f8e4m3, with scales."""
         return self.k_scale is not None
 
 
 @frozen(eq=False, kw_only=True)
 class PagedRows:
-    """A batch of rows, each some consecutive tokens of a sequence; see
-    :func:`~paged_sdk.kernels.paged_attention.paged_attention`.
+    """Describes a batch of rows, each of which is some consecutive tokens of a sequence.
+
+    :func:`~paged_sdk.kernels.paged_attention.paged_attention` says which keys each token sees.
 
     :ivar block_tables: ``[num_rows, max_blocks]`` int32
     :ivar context_lens: ``[num_rows]`` int32: keys of each row, its own query tokens included
@@ -77,13 +79,13 @@ class PagedRows:
     max_context_len: int | None
 
     def longest(self, block_size: int) -> int:
-        """At least the largest context length, over blocks of so many tokens."""
+        """Return an upper bound of the context lengths, given how many tokens a block holds."""
         return self.block_tables.shape[1] * block_size if self.max_context_len is None else self.max_context_len
 
 
 @frozen(eq=False, kw_only=True)
 class ScoreOptions:
-    """How a query's scores come about, and which keys have one.
+    """Says how a query's scores are computed, and which keys have one.
 
     :ivar scale: multiplies the scores
     :ivar window: keys that a query sees, its own included; None: all

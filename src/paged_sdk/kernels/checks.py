@@ -1,5 +1,6 @@
-"""What an op requires of its arguments. Shapes, dtypes and devices are looked at always; contents only where they lie
-in CPU memory: nothing here waits for a device.
+"""Checks what an op requires of its arguments.
+
+Shapes, dtypes and devices are always checked, contents only where they lie in CPU memory: no check waits for a device.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ __all__ = [
 ]
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-"""Dtypes of queries, keys and values; float64 is served by torch's operations alone."""
+"""Queries, keys and values may have these dtypes; only torch's operations serve float64."""
 
 
 def check_tensor(
@@ -37,7 +38,7 @@ def check_tensor(
     dtypes: tuple[torch.dtype, ...],
     device: torch.device,
 ) -> None:
-    """A tensor of a known kind.
+    """Check the shape, dtype and device of a tensor.
 
     :param shape: a number is the size due, a word names a dimension of any size
     :raises ConfigError: its shape, dtype or device is another
@@ -54,7 +55,7 @@ def check_tensor(
 
 
 def check_heads(num_heads: int, num_kv_heads: int) -> None:
-    """Query heads share KV heads evenly.
+    """Check that query heads share KV heads evenly.
 
     :raises ConfigError: they do not
     """
@@ -69,7 +70,7 @@ def check_cache(
     v_scale: Tensor | None,
     like: Tensor,
 ) -> None:
-    """Pages of keys and values for tokens like ``like``, ``[num_tokens, heads, head_dim]``.
+    """Check pages of keys and values for tokens like ``like``, ``[num_tokens, heads, head_dim]``.
 
     :raises ConfigError: shapes, dtypes, strides or devices do not fit
     """
@@ -78,7 +79,7 @@ def check_cache(
 
 
 def check_key_cache(key_cache: Tensor, like: Tensor) -> None:
-    """Pages of keys for tokens like ``like``, ``[num_tokens, heads, head_dim]``.
+    """Check pages of keys for tokens like ``like``, ``[num_tokens, heads, head_dim]``.
 
     :raises ConfigError: head size, dtype or device do not fit
     """
@@ -87,7 +88,7 @@ def check_key_cache(key_cache: Tensor, like: Tensor) -> None:
 
 
 def check_pages(key_cache: Tensor, value_cache: Tensor, k_scale: Tensor | None, v_scale: Tensor | None) -> None:
-    """Pages of keys, and what goes with them.
+    """Check that pages of keys, pages of values and their scales fit each other.
 
     :raises ConfigError: shapes, dtypes, strides or devices do not fit each other
     """
@@ -113,16 +114,16 @@ def check_pages(key_cache: Tensor, value_cache: Tensor, k_scale: Tensor | None, 
 
 
 def check_head_vector(name: str, vector: Tensor | None, num_heads: int, device: torch.device) -> None:
-    """One float32 number per query head, or none.
+    """Check that a vector, if given, has one float32 number per query head.
 
-    :raises ConfigError: it is not
+    :raises ConfigError: it has another shape, dtype or device
     """
     if vector is not None:
         check_tensor(name, vector, (num_heads,), (torch.float32,), device)
 
 
 def check_score_options(scale: float, window: int | None, softcap: float | None) -> None:
-    """Numbers that shape the scores.
+    """Check the numbers that shape the scores.
 
     :raises ConfigError: one of them cannot be used
     """
@@ -146,7 +147,7 @@ def check_rows(
     max_seqlen_q: int,
     max_context_len: int,
 ) -> None:
-    """A batch in CPU memory: with numbers that do not fit, a kernel would read outside of its tensors.
+    """Check a batch in CPU memory, because numbers that do not fit would make a kernel read outside of its tensors.
 
     :raises ConfigError: lengths or blocks are out of range
     """
@@ -177,7 +178,7 @@ def check_rows(
 
 
 def check_slots(slot_mapping: Tensor, num_slots: int) -> None:
-    """Slots in CPU memory.
+    """Check slots in CPU memory.
 
     :raises ConfigError: one of them is past the end of the cache
     """
@@ -187,7 +188,7 @@ def check_slots(slot_mapping: Tensor, num_slots: int) -> None:
 
 
 def check_block_pairs(block_pairs: Tensor, num_blocks: int) -> None:
-    """Pairs in CPU memory.
+    """Check pairs of blocks in CPU memory.
 
     :raises ConfigError: a block does not exist, or the result would depend on the order of the pairs
     """

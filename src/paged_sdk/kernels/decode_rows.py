@@ -1,4 +1,4 @@
-"""Some rows of a repacked matrix (:mod:`paged_sdk.kernels.triton_blocks`), decoded: embeddings of tokens."""
+"""Decodes some rows of a repacked matrix (:mod:`paged_sdk.kernels.triton_blocks`), such as embeddings of tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["decode_rows", "decode_rows_reference"]
 
 
 def decode_rows(matrix: TritonBlockMatrix, indices: Tensor, dtype: torch.dtype) -> Tensor:
-    """Some rows of a matrix's weights.
+    """Decode some rows of a matrix.
 
     :param indices: ``[n]`` int64 or int32, on the matrix's device
     :param dtype: float32, float16 or bfloat16
@@ -30,5 +30,5 @@ def decode_rows(matrix: TritonBlockMatrix, indices: Tensor, dtype: torch.dtype) 
 
 
 def decode_rows_reference(matrix: TritonBlockMatrix, indices: Tensor, dtype: torch.dtype) -> Tensor:
-    """:func:`decode_rows` by torch's operations."""
+    """Do what :func:`decode_rows` does, by torch's operations."""
     return matrix.at(indices).decoded(dtype)

@@ -1,4 +1,4 @@
-"""How tokens are to be drawn."""
+"""Says how tokens are to be drawn."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from paged_sdk.kernels.checks import check_tensor
 __all__ = ["NEXT_TRY", "DrawSettings"]
 
 NEXT_TRY: Final = 2**40
-"""How much further along its stream the number for drawing anew is: beyond every position."""
+"""A second draw takes the number that lies so much further along the row's stream, beyond every position."""
 
 
 @frozen(eq=False)
 class DrawSettings:
-    """How to draw a token of each of N rows.
+    """Says how to draw a token of each of N rows.
 
     Top-k keeps the k likeliest tokens, top-p the likeliest of these that make up a share p of their weight, min-p those
     with at least that share of the likeliest token's weight. Of tokens that tie with the last one kept, all stay.
@@ -39,7 +39,10 @@ class DrawSettings:
     positions: Tensor
 
     def check(self, num_rows: int, device: torch.device) -> None:
-        """:raises ConfigError: shapes, dtypes or devices do not fit"""
+        """Check that these are settings for so many rows on this device.
+
+        :raises ConfigError: shapes, dtypes or devices do not fit
+        """
         for name, tensor, dtype in (
             ("temperature", self.temperature, torch.float32),
             ("top_k", self.top_k, torch.int32),

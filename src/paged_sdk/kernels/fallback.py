@@ -1,4 +1,4 @@
-"""Why an op runs on torch's operations, said once in the log."""
+"""Says why an op runs on torch's operations, and logs each reason once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _log = get_logger(__name__)
 
 
 def why_not_triton(tensor: Tensor) -> str | None:
-    """Why Triton's kernels cannot serve a tensor's device and dtype, or None if they can."""
+    """Say why Triton's kernels cannot serve a tensor's device and dtype; return None if they can."""
     if tensor.dtype == torch.float64:
         return "Triton kernels serve no float64"
     device = tensor.device
@@ -27,5 +27,5 @@ def why_not_triton(tensor: Tensor) -> str | None:
 
 @cache
 def log_fallback(op: str, reason: str) -> None:
-    """Log that an op is served by torch, the first time that it is so for this reason."""
+    """Log that torch serves an op for this reason, the first time that this happens."""
     _log.info("%s runs on torch operations: %s", op, reason)

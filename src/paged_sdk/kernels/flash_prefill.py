@@ -1,4 +1,4 @@
-"""Prefill by the FlashAttention that is compiled into torch ("FlashAttention-2", Dao, 2023, arXiv 2307.08691).
+"""Attends in prefills by the FlashAttention that is compiled into torch ("FlashAttention-2", Dao, 2023, 2307.08691).
 
 It reads keys that lie side by side. In a step whose rows all begin their sequences, these are the step's own; otherwise
 they are gathered from their pages first. That costs a read and a write of each key, against the work of every query
@@ -32,7 +32,7 @@ _FORWARD_INTO: Final[Any] = getattr(torch.ops.aten, "_flash_attention_forward_no
 
 
 class VarlenAttention(Protocol):
-    """Causal attention of rows over keys that lie side by side.
+    """Attends causally with each row over its keys, which lie side by side.
 
     Query token i of a row with n query tokens and L keys sees the keys 0 to L - n + i, or the last ``window`` of them.
     """
@@ -71,7 +71,7 @@ def why_not(
     alibi: bool = False,
     sinks: bool = False,
 ) -> str | None:
-    """Why torch's FlashAttention cannot serve a layer, or None if it can. Sliding windows it serves.
+    """Say why torch's FlashAttention cannot serve a layer; return None if it can. It does serve sliding windows.
 
     :param dtype: of queries
     :param quantized: the cache is f8e4m3
@@ -107,9 +107,10 @@ def torch_flash(
     window: int | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """:class:`VarlenAttention` by torch, where :func:`why_not` finds nothing against it; elements of heads adjacent.
+    """Attend by torch's FlashAttention, as :class:`VarlenAttention` says, where :func:`why_not` returns None.
 
-    If another implementation is active in torch (``torch.nn.attention.activate_flash_attention_impl``), it is that.
+    The elements of a head are adjacent. If another implementation is active in torch
+    (``torch.nn.attention.activate_flash_attention_impl``), that one is called.
     """
     arguments = (query, key, value, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     dropout, causal, debug_mask = 0.0, window is None, False
@@ -124,11 +125,10 @@ def torch_flash(
 
 @frozen(eq=False)
 class KeySpans:
-    """The keys that some rows see, row by row.
+    """Says where the keys lie that some rows see, row by row.
 
     :ivar cu_seqlens: ``[num_rows + 1]`` int32: row r has the keys ``cu_seqlens[r]:cu_seqlens[r + 1]``
-    :ivar slots: ``[num_keys]`` int64: where each lies in the cache. There may be more than the rows have: the last key
-        again
+    :ivar slots: ``[num_keys]`` int64: where each lies in the cache; entries beyond the rows' keys repeat the last key
     :ivar max_seqlen: at least the most keys of a row
     """
 
@@ -138,13 +138,13 @@ class KeySpans:
 
 
 class PrefillRows:
-    """The prefill rows of a step, made once for all layers. Nothing waits for the device.
+    """Describes the prefill rows of a step, once for all layers, without waiting for the device.
 
     :param rows: no row has more query tokens than keys, and ``max_context_len`` is given
     :param block_size: tokens of a block
     :param num_tokens: query tokens of all rows
     :param total_context_len: at least the context lengths, summed up
-    :param begin_sequences: the rows see no keys but their own tokens', and each token its own
+    :param begin_sequences: the rows begin their sequences: they see no keys but those of their own tokens
     """
 
     def __init__(
@@ -160,13 +160,13 @@ class PrefillRows:
         self._spans: dict[int | None, KeySpans] = {}
 
     def num_keys(self, window: int | None) -> int:
-        """At least how many keys the rows see together."""
+        """Return an upper bound of how many keys the rows see together."""
         if window is None:
             return self.total_context_len
         return min(self.total_context_len, self.num_tokens + len(self.rows.context_lens) * (window - 1))
 
     def key_spans(self, window: int | None) -> KeySpans:
-        """Where the keys lie that rows see, worked out on the device when first asked for."""
+        """Return where the keys lie that the rows see; it is computed on the device at the first call."""
         if window not in self._spans:
             self._spans[window] = self._find_keys(window)
         return self._spans[window]
@@ -185,7 +185,7 @@ class PrefillRows:
         slots = block * self.block_size + position % self.block_size
         return KeySpans(
             cu_seqlens=F.pad(ends, (1, 0)).int(),
-            slots=slots * (ends[-1] > 0),  # where there is no key at all, one that no table has to name
+            slots=slots * (ends[-1] > 0),  # without any key, slot 0, as tables need not name a block then
             max_seqlen=longest,
         )
 
@@ -202,7 +202,7 @@ def flash_prefill(
     out: Tensor | None = None,
     attend: VarlenAttention = torch_flash,
 ) -> Tensor:
-    """Causal attention of a step's prefill rows over a paged cache to which their keys and values are written already.
+    """Attend causally with a step's prefill rows over a paged cache that holds their own keys and values already.
 
     :param query: ``[num_tokens, num_heads, head_dim]`` float16 or bfloat16, elements of heads adjacent
     :param key: ``[num_tokens, num_kv_heads, head_dim]``, of the rows' own tokens; ``value`` likewise
@@ -210,7 +210,7 @@ def flash_prefill(
     :param scale: multiplies the scores
     :param window: keys that a query sees, its own included; None: all
     :param out: like ``query``, written and returned; None: a new tensor
-    :param attend: over the keys when they lie side by side
+    :param attend: attends once the keys lie side by side
     :returns: ``[num_tokens, num_heads, head_dim]`` of the query's dtype
     """
     cu_seqlens_q, max_seqlen_q = rows.rows.cu_seqlens_q, rows.rows.max_seqlen_q
@@ -218,7 +218,7 @@ def flash_prefill(
     if not rows.begin_sequences:
         spans = rows.key_spans(window)
         cu_seqlens_k, max_seqlen_k = spans.cu_seqlens, spans.max_seqlen
-        # By index: on CUDA it copies 16 bytes at a time where index_select copies an element.
+        # Indexing copies 16 bytes at a time on CUDA, where index_select copies an element.
         key, value = (pages.flatten(0, 1)[spans.slots] for pages in (cache.key, cache.value))
     return attend(
         query,

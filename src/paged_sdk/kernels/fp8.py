@@ -1,4 +1,4 @@
-"""KV elements in FP8 (f8e4m3) with one float32 scale per token and KV head.
+"""Quantizes keys and values to FP8 (f8e4m3) with one float32 scale per token and KV head.
 
 The scale is computed from the vector itself, so it depends neither on how a prompt was cut into chunks nor on
 calibration, and no value overflows. f8e4m3 is the finite format of Micikevicius et al., "FP8 Formats for Deep Learning"
@@ -21,7 +21,7 @@ __all__ = ["ERROR_STEPS", "F8E4M3_MAX", "PEAK_CODES", "dequantize_f8e4m3", "quan
 
 F8E4M3_MAX: Final = 448.0
 PEAK_CODES: Final = range(448, 255, -32)
-"""What the largest element of a vector may become."""
+"""The largest element of a vector becomes one of these codes."""
 ERROR_STEPS: Final = 128
 """Errors are counted in this fraction of the scale: a sum of integers is the same in any order, so that all kernels
 choose the same scale. Each is at most 16, and the squares of 256 of them fit 31 bits."""
@@ -45,16 +45,16 @@ def quantize_f8e4m3(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _squared_error(x: Tensor, scale: Tensor) -> Tensor:
-    """What rounding to codes costs a vector, in squares of ``scale / ERROR_STEPS``."""
+    """Compute the squared error of rounding a vector to codes, in units of the square of ``scale / ERROR_STEPS``."""
     ratio = (x * scale.reciprocal().unsqueeze(-1)).abs()
-    # To three bits of mantissa. Subnormal codes have fewer, but errors that are too small to count.
+    # Round to three bits of mantissa. Subnormal codes have fewer bits, but errors that are too small to count.
     nearest = ((ratio.view(torch.int32) + 0x80000) & ~0xFFFFF).view(torch.float32)
     steps = ((ratio - nearest) * ERROR_STEPS).round().to(torch.int32)
     return steps.square().sum(-1).float()
 
 
 def dequantize_f8e4m3(codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """The inverse of :func:`quantize_f8e4m3`.
+    """Decode what :func:`quantize_f8e4m3` made.
 
     :param codes: ``[..., head_dim]`` float8_e4m3fn, none of them NaN
     :param scale: ``[...]`` float32

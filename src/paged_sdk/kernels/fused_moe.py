@@ -1,9 +1,11 @@
-"""A mixture of experts: for each token a few gated MLPs of many, added up by weight (Shazeer et al., 2017, 1701.06538).
+"""Computes a mixture of experts, for each token the weighted sum of a few of many gated MLPs.
 
-Reading weights is what costs time while the tokens are few, so an expert's matrices are read once for all its tokens,
-and those of an expert that no token uses not at all.
+The mixture is that of Shazeer et al., 2017, arXiv 1701.06538.
 
-:func:`route` and :func:`fused_moe` are custom ops, by Triton on CUDA and by their references elsewhere.
+While tokens are few, most of the time goes into reading weights. So an expert's matrices are read once for all its
+tokens, and those of an expert that no token uses are not read.
+
+:func:`route` and :func:`fused_moe` are custom ops; Triton serves them on CUDA, and their references elsewhere.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ def route(logits: Tensor, num_selected: int, *, renormalize: bool) -> tuple[Tens
     :param num_selected: experts of each token, at most ``num_experts``
     :param renormalize: divide the weights by their sum; False: they are what the softmax gave
     :returns: ``topk_weights`` float32 (float64 of float64 logits) and ``topk_ids`` int64, ``[num_tokens,
-        num_selected]`` each, the likeliest first; of a token whose logits hold NaN or +inf, NaN and any
+        num_selected]`` each, the likeliest first; a token whose logits hold NaN or +inf gets weights of NaN and any
         experts
     :raises ConfigError: shape, dtype or ``num_selected`` do not fit
     """
@@ -37,7 +39,7 @@ def route(logits: Tensor, num_selected: int, *, renormalize: bool) -> tuple[Tens
 
 
 def route_reference(logits: Tensor, num_selected: int, *, renormalize: bool) -> tuple[Tensor, Tensor]:
-    """:func:`route` by torch's operations."""
+    """Do what :func:`route` does, by torch's operations."""
     weights, ids = logits.softmax(-1, dtype=_accumulator(logits)).topk(num_selected)
     return (weights / weights.sum(-1, keepdim=True) if renormalize else weights), ids
 
@@ -64,7 +66,7 @@ def fused_moe(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tenso
 def fused_moe_reference(
     hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tensor, topk_ids: Tensor
 ) -> Tensor:
-    """What :func:`fused_moe` is, on torch's operations: one expert after the other, each for all its tokens."""
+    """Do what :func:`fused_moe` does, by torch's operations: one expert after the other, each for all its tokens."""
     order = topk_ids.flatten().argsort(stable=True)
     tokens = order // topk_ids.shape[1]
     weights = topk_weights.flatten()[order].unsqueeze(-1)

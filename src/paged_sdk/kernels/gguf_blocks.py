@@ -1,4 +1,4 @@
-"""The block formats of GGUF tensors and how each is decoded to floating point.
+"""Defines the block formats of GGUF tensors, and decodes each to floating point.
 
 A GGUF tensor is stored row by row; a row is a whole number of blocks, and a block holds a fixed number of elements as
 small integers with one or more scales. The layouts are ggml's (``ggml-common.h``); every decoder is plain torch, so
@@ -35,8 +35,8 @@ __all__ = [
     "tensor_type_of",
 ]
 
-# Elements decoded at once: temporaries of a few MiB whatever the tensor's size. Smaller chunks pay more for starting
-# operations (Q4_K to bfloat16 on 2 cores: 1.1 G elements/s, against 0.5 G at 1 << 16).
+# So many elements are decoded at once: temporaries take a few MiB whatever the tensor's size. Smaller chunks pay more
+# for starting operations (Q4_K to bfloat16 on 2 cores: 1.1 G elements/s, against 0.5 G at 1 << 16).
 _CHUNK_ELEMENTS = 1 << 20
 
 _SUPER_BLOCK = 256  # elements in a block of the K formats
@@ -46,7 +46,7 @@ _IQ4_GRID = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89
 
 
 def _half(blocks: Tensor, offset: int) -> Tensor:
-    """The float16 at byte ``offset`` of every block, as float32 [blocks, 1]."""
+    """Read the float16 at byte ``offset`` of every block, as float32 [blocks, 1]."""
     return blocks[:, offset : offset + 2].contiguous().view(torch.float16).float()
 
 
@@ -55,30 +55,30 @@ def _shifts(like: Tensor, *shifts: int) -> Tensor:
 
 
 def nibbles(packed: Tensor, group: int) -> Tensor:
-    """Low then high half of every byte: of each ``group`` bytes the low halves come first. [n, b] -> [n, 2 b]."""
+    """Unpack the halves of every byte: of each ``group`` bytes the low halves come first. [n, b] -> [n, 2 b]."""
     parts = packed.reshape(len(packed), -1, 1, group)
     return torch.cat((parts & 15, parts >> 4), dim=2).reshape(len(packed), -1)
 
 
 def bit_pairs(packed: Tensor, group: int) -> Tensor:
-    """The four 2-bit fields of every byte: of each ``group`` bytes the lowest fields come first. [n, b] -> [n, 4 b]."""
+    """Unpack the 2-bit fields of every byte: of each ``group`` bytes the lowest come first. [n, b] -> [n, 4 b]."""
     parts = packed.reshape(len(packed), -1, 1, group) >> _shifts(packed, 0, 2, 4, 6)
     return (parts & 3).reshape(len(packed), -1)
 
 
 def bit_planes(packed: Tensor) -> Tensor:
-    """The eight bits of every byte, all lowest bits first. [n, b] -> [n, 8 b]."""
+    """Unpack the eight bits of every byte, all lowest bits first. [n, b] -> [n, 8 b]."""
     parts = packed.unsqueeze(1) >> _shifts(packed, *range(8))
     return (parts & 1).reshape(len(packed), -1)
 
 
 def bits_in_order(packed: Tensor) -> Tensor:
-    """The bits in the order in which they are stored, lowest first. [n, b] -> [n, 8 b]."""
+    """Unpack the bits in the order in which they are stored, lowest first. [n, b] -> [n, 8 b]."""
     return bit_planes(packed).reshape(len(packed), 8, -1).transpose(1, 2).reshape(len(packed), -1)
 
 
 def _scaled(q: Tensor, scales: Tensor, minima: Tensor | None = None) -> Tensor:
-    """``scale * q - minimum`` with one scale (and minimum) for each run of elements. -> float32 [n, elements]."""
+    """Compute ``scale * q - minimum``, float32 [n, elements], with a scale (and minimum) for each run of elements."""
     out = q.reshape(*scales.shape, -1).float().mul_(scales.unsqueeze(-1))
     if minima is not None:
         out.sub_(minima.unsqueeze(-1))
@@ -120,7 +120,7 @@ def _q3_k(blocks: Tensor) -> Tensor:
 
 
 def six_bit_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales and minima of the eight sub-blocks of Q4_K and Q5_K, uint8 [n, 8] each.
+    """Unpack scales and minima of the eight sub-blocks of Q4_K and Q5_K, uint8 [n, 8] each.
 
     Twelve bytes at offset 4 hold 16 six-bit numbers: the first four scales and minima in the low bits of bytes 0-3 and
     4-7, the other eight in the halves of bytes 8-11 with their two top bits in the top of bytes 0-7.
@@ -167,7 +167,7 @@ def _iq4_xs(blocks: Tensor) -> Tensor:
 
 @frozen
 class BlockFormat:
-    """How the elements of one tensor type are stored.
+    """Says how the elements of one tensor type are stored, and decodes them.
 
     :ivar name: ggml's name
     :ivar elements: elements in a block; 1 for plain floating point
@@ -185,7 +185,7 @@ def _plain(name: str, dtype: torch.dtype) -> BlockFormat:
     return BlockFormat(name, 1, dtype.itemsize, lambda data: data.view(dtype))
 
 
-#: ggml's number of a tensor type -> its format.
+#: It maps ggml's number of a tensor type to its format.
 BLOCK_FORMATS: Mapping[int, BlockFormat] = MappingProxyType(
     {
         0: _plain("F32", torch.float32),
@@ -209,7 +209,7 @@ BLOCK_FORMATS: Mapping[int, BlockFormat] = MappingProxyType(
 
 
 def block_format(tensor_type: int) -> BlockFormat:
-    """The format of a tensor type.
+    """Return the format of a tensor type.
 
     :param tensor_type: ggml's number of the type
     :raises UnsupportedQuantizationError: there is no decoder for it
@@ -226,7 +226,7 @@ def block_format(tensor_type: int) -> BlockFormat:
 
 
 def tensor_type_of(name: str) -> int:
-    """ggml's number of a block format by its name, such as "Q4_K"."""
+    """Return ggml's number of a block format, given its name, such as "Q4_K"."""
     return next(number for number, form in BLOCK_FORMATS.items() if form.name == name)
 
 
@@ -253,7 +253,7 @@ def dequantize(tensor_type: int, data: Tensor, *, dtype: torch.dtype = torch.flo
 
 @frozen(eq=False)
 class BlockMatrix:
-    """A matrix in quantized blocks, row by row: a :class:`~paged_sdk.kernels.stored_matrix.StoredMatrix`.
+    """Holds a matrix in quantized blocks, row by row; it is a :class:`~paged_sdk.kernels.stored_matrix.StoredMatrix`.
 
     :ivar tensor_type: ggml's number of the type
     :ivar blocks: contiguous uint8 [rows, bytes of a row]
@@ -264,27 +264,27 @@ class BlockMatrix:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns in elements."""
+        """Return the numbers of rows and of columns, in elements."""
         form = block_format(self.tensor_type)
         return self.blocks.shape[0], self.blocks.shape[1] // form.num_bytes * form.elements
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of the blocks."""
+        """Return how many bytes the blocks take."""
         return self.blocks.nbytes
 
     @property
     def is_dense(self) -> bool:
-        """Never."""
+        """Return False: blocks are quantized."""
         return False
 
     def rows(self, index: slice) -> BlockMatrix:
-        """Some consecutive rows, which share the blocks."""
+        """Return some consecutive rows, which share the blocks."""
         first, last = bounds(index, len(self.blocks))
         return BlockMatrix(self.tensor_type, self.blocks[first:last])
 
     def cols(self, index: slice) -> BlockMatrix:
-        """Some consecutive columns, copied.
+        """Return a copy of some consecutive columns.
 
         :raises UnsupportedQuantizationError: the slice cuts a block
         """
@@ -299,16 +299,16 @@ class BlockMatrix:
         return BlockMatrix(self.tensor_type, self.blocks[:, parts].contiguous())
 
     def to(self, device: torch.device) -> BlockMatrix:
-        """The same matrix on a device."""
+        """Return the same matrix on a device."""
         return BlockMatrix(self.tensor_type, self.blocks.to(device))
 
     def decoded(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The values, [rows, columns]."""
+        """Decode the values, [rows, columns]."""
         return dequantize(self.tensor_type, self.blocks, dtype=dtype)
 
 
 def stacked(matrices: Sequence[BlockMatrix]) -> BlockMatrix | None:
-    """Matrices one below the other, copied; None where they are not all of one type."""
+    """Copy matrices one below the other; return None where they are not all of one type."""
     first = matrices[0]
     if any(matrix.tensor_type != first.tensor_type for matrix in matrices):
         return None

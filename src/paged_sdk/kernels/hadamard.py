@@ -1,4 +1,4 @@
-"""Rows for a product in int8: rotated, and quantized with one scale per row.
+"""Quantizes rows to int8 for a product, after a Hadamard transform, with one scale per row.
 
 With H orthonormal, ``(x H)(W H)^T`` is ``x W^T``, and H spreads channels that are far larger than the rest over a
 block, so that one scale per row loses little (QuaRot, Ashkboos et al., 2024, arXiv 2404.00456): mean KL against float32
@@ -19,15 +19,17 @@ _MAX_BLOCK: Final = 256
 
 
 def hadamard_block(cols: int) -> int:
-    """The largest power of two that divides ``cols``, up to 256: larger ones spread no better and cost more."""
+    """Return the largest power of two that divides ``cols``, at most 256: larger ones spread no better."""
     return min(cols & -cols, _MAX_BLOCK)
 
 
 def hadamard_quantize(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotate blocks of columns, and round each row to int8. A row that holds NaN or Inf has a scale of NaN.
+    """Apply the Hadamard transform to blocks of columns, and round each row to int8.
+
+    A row that holds NaN or Inf has a scale of NaN.
 
     :param x: ``[num_rows, cols]`` float32 or bfloat16
-    :returns: codes ``[num_rows, cols]`` int8 and scales ``[num_rows]`` float32: rotated x is about ``scale * code``
+    :returns: codes ``[num_rows, cols]`` int8 and scales ``[num_rows]`` float32: ``x H`` is about ``scale * code``
     """
     cols = x.shape[-1]
     block = hadamard_block(cols)
@@ -39,7 +41,7 @@ def hadamard_quantize(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _hadamard(size: int) -> Tensor:
-    """Sylvester's matrix, orthonormal."""
+    """Return Sylvester's Hadamard matrix ``[size, size]``, made orthonormal."""
     matrix = torch.ones(1, 1)
     while len(matrix) < size:
         matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))

@@ -1,4 +1,4 @@
-"""Which tokens of a batch belong to which sequence, and where their keys and values lie."""
+"""Says which tokens of a batch belong to which sequence, and where their keys and values lie."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ __all__ = ["InputMetadata"]
 
 @frozen(eq=False)
 class InputMetadata:
-    """A batch of tokens, made once per step and used by every layer. Tensors hold int32 or int64, on one device.
+    """Describes a batch of tokens; it is made once per step and used by every layer.
+
+    Tensors hold int32 or int64, on one device.
 
     Tokens of all sequences lie one after another, without padding between them.
 
@@ -46,7 +48,7 @@ class InputMetadata:
         without waiting for the device
     :ivar max_seqlen_k: likewise for keys, where there are no block tables
     :ivar max_context_len: at least the largest context length; None: all that the block tables could hold
-    :ivar rows: the same for the ops, worked out here once
+    :ivar rows: the same in the form that the ops take, computed here once
     :raises ConfigError: what is given does not go together
     """
 
@@ -63,9 +65,9 @@ class InputMetadata:
     _prefill_rows: dict[int, PrefillRows] = field(init=False, repr=False, factory=dict)
 
     def prefill_rows(self, num_tokens: int, block_size: int) -> PrefillRows:
-        """The same for torch's FlashAttention, made when the first layer asks.
+        """Return the same for torch's FlashAttention; it is made when the first layer asks.
 
-        How many keys there are together is on the device, so that this is as many as there may be.
+        The number of keys in all is known on the device alone, so an upper bound takes its place.
 
         :param num_tokens: query tokens
         :param block_size: of the caches; 1 without
@@ -152,9 +154,10 @@ class InputMetadata:
 
 
 def _integers(name: str, value: Tensor | None, shape: str) -> Tensor:
-    """A tensor of integers.
+    """Check that a value is a tensor of integers, and return it.
 
-    :param shape: in words; as many dimensions as it has commas, and one more
+    :param shape: the shape in words, such as ``[num_rows, max_blocks]``; its commas tell how many dimensions are due
+    :raises ConfigError: it is no int32 or int64 tensor with so many dimensions
     """
     given: object = value
     if isinstance(value, Tensor):

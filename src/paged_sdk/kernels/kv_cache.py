@@ -1,9 +1,10 @@
-"""Reading and writing a paged KV cache.
+"""Reads and writes a paged KV cache.
 
 A cache of keys or values is ``[num_blocks, block_size, num_kv_heads, head_dim]``; token ``i`` of block ``b`` is slot
 ``b * block_size + i``. A cache in f8e4m3 comes with scales ``[num_blocks, block_size, num_kv_heads]`` in float32.
 
-:func:`reshape_and_cache` and :func:`copy_blocks` are custom ops, by Triton on CUDA and by their references elsewhere.
+:func:`reshape_and_cache` and :func:`copy_blocks` are custom ops; Triton serves them on CUDA, and their references
+elsewhere.
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ def _copy_blocks(
         serve = triton_kernels.copy_blocks
     else:
         log_fallback("copy_blocks", reason)
-    # Elsewhere nothing keeps the host's memory until the copy is done.
+    # On other devices nothing keeps the host's memory until the copy is done.
     pairs = block_pairs.to(first.device, non_blocking=first.is_cuda)
     serve(key_caches, value_caches, pairs, k_scales, v_scales)
 
@@ -191,7 +192,7 @@ def reshape_and_cache_reference(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> None:
-    """:func:`reshape_and_cache` by torch's operations."""
+    """Do what :func:`reshape_and_cache` does, by torch's operations."""
     kept = slot_mapping >= 0
     cache = LayerCache(key_cache, value_cache, k_scale, v_scale)
     write_slots(key[kept], value[kept], cache, slot_mapping[kept])
@@ -227,7 +228,7 @@ def copy_blocks_reference(
     k_scales: Sequence[Tensor] = (),
     v_scales: Sequence[Tensor] = (),
 ) -> None:
-    """:func:`copy_blocks` by torch's operations; pairs on the caches' device."""
+    """Do what :func:`copy_blocks` does, by torch's operations; pairs on the caches' device."""
     sources, targets = block_pairs.unbind(1)
     for cache in (*key_caches, *value_caches, *k_scales, *v_scales):
         # Bytes: not every device indexes f8e4m3.

@@ -1,4 +1,4 @@
-"""Root mean square normalization (Zhang and Sennrich, 2019, arXiv 1910.07467), alone and after a residual addition."""
+"""Normalizes by the root mean square (Zhang and Sennrich, 2019, arXiv 1910.07467), also after a residual addition."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["add_rms_norm", "add_rms_norm_reference", "rms_norm", "rms_norm_refer
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """``x / rms(x) * weight`` over the last dimension, the mean in float32.
+    """Compute ``x / rms(x) * weight`` over the last dimension, with the mean in float32.
 
     Models differ in where they round, and the weight's dtype says which way it is: the normalized vector is rounded to
     it before the multiplication. So llama and its kin pass weights in the dtype of ``x``; gemma, which rounds last,
@@ -53,13 +53,13 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """:func:`rms_norm` by torch's operations."""
+    """Do what :func:`rms_norm` does, by torch's operations."""
     wide = torch.promote_types(x.dtype, weight.dtype)
     return F.rms_norm(x.to(wide), x.shape[-1:], None, eps).mul_(weight).to(x.dtype)
 
 
 def add_rms_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """:func:`add_rms_norm` by torch's operations."""
+    """Do what :func:`add_rms_norm` does, by torch's operations."""
     total = x + residual
     return rms_norm_reference(total, weight, eps), total
 

@@ -1,4 +1,4 @@
-"""The public functions, under one name: ``from paged_sdk.kernels import ops``.
+"""Gathers the public functions under one name: ``from paged_sdk.kernels import ops``.
 
 Each is a torch.library custom op of the same name in ``torch.ops.paged_sdk``, with a fake kernel for ``torch.compile``
 and ``torch.export``.

@@ -1,8 +1,8 @@
-"""Causal attention over a paged KV cache (Kwon et al., 2023, arXiv 2309.06180).
+"""Attends causally over a paged KV cache (Kwon et al., 2023, arXiv 2309.06180).
 
-:func:`paged_attention` serves whoever brings block tables: by Triton on CUDA, by the native kernels on the CPU, and by
-:func:`paged_attention_reference`, which defines it, elsewhere. The functions for decodes and for prefills are steps of
-the latter that take slots instead of tables: worked out once per step, they serve all layers.
+:func:`paged_attention` takes block tables. Triton serves it on CUDA, the native kernels on the CPU, and
+:func:`paged_attention_reference`, which defines it, elsewhere. The functions for decodes and for prefills are parts of
+the latter that take slots instead of tables: these are computed once per step and serve all layers.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def paged_attention(
     v_scale: Tensor | None = None,
     key_offsets: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention of a batch of rows, each some consecutive tokens of a sequence: decodes, prefills and chunks.
+    """Attend causally with a batch of rows, each some consecutive tokens of a sequence: decodes, prefills and chunks.
 
     Query token i of a row with n query tokens and context length L is at position L - n + i. It sees the keys at
     positions 0 to its own, or the last ``window`` of them. A token at a negative position (padding: L < n) sees none,
@@ -118,7 +118,7 @@ def paged_attention(
 
 
 def why_not_native(query: Tensor, rows: PagedRows, scores: ScoreOptions) -> str | None:
-    """Why the native CPU kernels cannot serve a call, or None if they can."""
+    """Say why the native CPU kernels cannot serve a call; return None if they can."""
     if query.device.type != "cpu":
         return f"native kernels run on the CPU, not on {query.device.type!r}"
     if query.dtype not in (torch.float32, torch.bfloat16, torch.float16):
@@ -133,7 +133,7 @@ def why_not_native(query: Tensor, rows: PagedRows, scores: ScoreOptions) -> str 
 
 
 def why_not_triton(query: Tensor) -> str | None:
-    """Why Triton's kernels cannot serve a query, or None if they can."""
+    """Say why Triton's kernels cannot serve a query; return None if they can."""
     if query.shape[2] > _LARGEST_TRITON_HEAD:
         return f"Triton kernels take head sizes up to {_LARGEST_TRITON_HEAD}, not {query.shape[2]}"
     return fallback.why_not_triton(query)
@@ -233,9 +233,10 @@ def _native(query: Tensor, cache: LayerCache, rows: PagedRows, scores: ScoreOpti
 
 
 def paged_attention_reference(query: Tensor, cache: LayerCache, rows: PagedRows, scores: ScoreOptions) -> Tensor:
-    """:func:`paged_attention` row by row, by torch's operations. Memory is linear in the context's length.
+    """Do what :func:`paged_attention` does, row by row, by torch's operations.
 
-    Reads lengths on the host: on other devices than the CPU that waits for what is queued there.
+    Memory is linear in the context's length. Lengths are read on the host, which waits for what is queued on any device
+    other than the CPU.
     """
     output = query.new_zeros(query.shape)
     block_size, window = cache.block_size, scores.window
@@ -262,13 +263,13 @@ def paged_decode_attention(
     scores: ScoreOptions,
     positions: Tensor | None = None,
 ) -> Tensor:
-    """One query token per sequence.
+    """Attend with one query token per sequence.
 
     :param query: ``[batch, num_heads, head_dim]``
     :param slots: ``[batch, length]`` int64: the keys that each sequence sees. Shorter rows are filled up with any slot
         of the same sequence, never with an unused one: those may hold NaN, which no mask takes out of a product.
     :param mask: ``[batch, length]`` bool, False where ``slots`` is filled up; None: nowhere
-    :param scores: of which the window is for ``slots`` to keep; without slopes and sinks
+    :param scores: scale and softcap; ``slots`` leave out keys beyond the window, and slopes and sinks must be None
     :param positions: like ``slots``: of the slots' tokens within their sequences; needed if the cache has key offsets
     :returns: ``[batch, num_heads, head_dim]``, contiguous
     """
@@ -279,7 +280,7 @@ def paged_decode_attention(
 def paged_prefill_attention(
     query: Tensor, cache: LayerCache, slots: Tensor, scores: ScoreOptions, positions: Tensor | None = None
 ) -> Tensor:
-    """Some consecutive query tokens of one sequence, after whatever of it is in the cache.
+    """Attend with the last query tokens of one sequence over all its keys in the cache, their own included.
 
     :param query: ``[num_tokens, num_heads, head_dim]``
     :param slots: ``[length]`` int64: the sequence's keys in order, the last ``num_tokens`` of them the queries' own
@@ -291,7 +292,7 @@ def paged_prefill_attention(
 
 
 def _gather(cache: LayerCache, slots: Tensor, positions: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Keys and values of some slots; keys include what they were stored without, and are rounded once."""
+    """Read keys and values of some slots; keys get their offsets back, and are rounded once."""
     value = gather_slots(cache.value, slots, cache.v_scale, dtype)
     if cache.key_offsets is None:
         return gather_slots(cache.key, slots, cache.k_scale, dtype), value

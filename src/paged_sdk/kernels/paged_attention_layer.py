@@ -1,4 +1,4 @@
-"""Attention as a layer, for people who bring their own model."""
+"""Offers paged attention as a torch module for people who bring their own model."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class PagedAttention(nn.Module):
 
     Attention is causal, whatever the batch: the metadata says at which position of its sequence each token is.
 
-    On CUDA devices, prefill is Triton's or that of torch's FlashAttention, whichever is faster: both are timed, for
-    some milliseconds, when the first layer of a kind meets a prefill, and the log says what came of it. While a CUDA
-    graph is recorded, a layer goes on as it did before. What it meets there first, and what is compiled by
-    ``torch.compile`` or followed by autograd, is Triton's.
+    On CUDA devices, Triton's kernels or torch's FlashAttention serve prefill, whichever is faster: both are timed, for
+    some milliseconds, when the first layer of a kind meets a prefill, and the log says which was chosen. While a CUDA
+    graph is recorded, nothing is timed and a layer keeps its earlier choice. Triton's kernels serve a kind of prefill
+    that comes up first during a recording, and all that is compiled by ``torch.compile`` or tracked by autograd.
 
     :param num_heads: query heads, a multiple of ``num_kv_heads``
     :param head_size: elements of a head
@@ -86,7 +86,7 @@ class PagedAttention(nn.Module):
         k_scale: Tensor | None = None,
         v_scale: Tensor | None = None,
     ) -> Tensor:
-        """Write, then attend.
+        """Write the new keys and values to the caches, then attend.
 
         Queries, keys and values may have any leading dimensions, which together are the tokens in the metadata's order,
         and then either ``heads, head_size`` or ``heads * head_size``: ``[num_tokens, num_heads, head_size]``,
@@ -123,10 +123,10 @@ class PagedAttention(nn.Module):
             )
             return masked_attention(tokens, keys, values, mask, scores).view(query.shape)
         if input_metadata.block_tables is None or key_cache is None or value_cache is None:
-            # Each key is a page of its own. Pages of a fixed size: kernels are compiled for theirs.
+            # Each key is a page of its own: kernels are compiled for one page size, so it must not follow the batch.
             key_cache, value_cache = keys[:, None].contiguous(), values[:, None].contiguous()
             k_scale = v_scale = None
-        # FlashAttention has a gradient, which would leave out what went through the cache. The op refuses.
+        # FlashAttention's gradient would leave out what went through the cache, so the op, which has none, takes over.
         followed = torch.is_grad_enabled() and any(each.requires_grad for each in (tokens, keys, values))
         if input_metadata.is_prefill and not followed and (prefill := self._prefill(tokens, key_cache, softcap)):
             prefill_rows = input_metadata.prefill_rows(len(tokens), key_cache.shape[1])
@@ -153,14 +153,14 @@ class PagedAttention(nn.Module):
         ).view(query.shape)
 
     def extra_repr(self) -> str:
-        """For ``print``."""
+        """Describe the layer for ``print``."""
         return (
             f"num_heads={self.num_heads}, head_size={self.head_size}, num_kv_heads={self.num_kv_heads}, "
             f"sliding_window={self.sliding_window}, softcap={self.softcap}"
         )
 
     def _prefill(self, tokens: Tensor, key_cache: Tensor, softcap: float | None) -> PagedPrefill | None:
-        """Who is to attend in prefills; None: the op, without a question."""
+        """Return what attends in prefills of this layer, or None where the op does without a choice."""
         if self.alibi_slopes is not None or self.scale <= 0 or not _has_choice(tokens):
             return None
         shape = PrefillShape(
@@ -180,7 +180,10 @@ class PagedAttention(nn.Module):
         return self._prefills.get(shape)
 
     def _heads(self, name: str, vectors: Tensor, num_heads: int) -> Tensor:
-        """``[num_tokens, num_heads, head_size]``."""
+        """View vectors as ``[num_tokens, num_heads, head_size]``.
+
+        :raises ConfigError: they have another shape
+        """
         if vectors.dim() >= 2 and vectors.shape[-1] == num_heads * self.head_size:
             return vectors.reshape(-1, num_heads, self.head_size)
         if vectors.dim() >= 3 and vectors.shape[-2:] == (num_heads, self.head_size):
@@ -210,7 +213,10 @@ class PagedAttention(nn.Module):
             raise ConfigError.of("key.shape", tuple(keys.shape), f"a key for each of {len(tokens)} query tokens")
 
     def _mask(self, mask: Tensor, tokens: Tensor, keys: Tensor, metadata: InputMetadata) -> Tensor:
-        """``[1 or num_heads, num_tokens, num_keys]``."""
+        """View an attention mask as ``[1 or num_heads, num_tokens, num_keys]``.
+
+        :raises ConfigError: shape or dtype do not fit, or the batch takes no mask
+        """
         shape = tuple(mask.shape)
         if metadata.block_tables is not None or metadata.rows.context_lens.numel() != 1:
             raise ConfigError.of("attention_mask.shape", shape, "None, unless for one sequence without block tables")
@@ -224,7 +230,7 @@ class PagedAttention(nn.Module):
 
 
 def _readable(vectors: Tensor) -> Tensor:
-    """``[num_tokens, heads, head_size]`` as FlashAttention takes it, which loads 16 bytes at a time."""
+    """Return ``[num_tokens, heads, head_size]`` aligned for FlashAttention, which loads 16 bytes at a time."""
     *strides, adjacent = vectors.stride()
     if adjacent == 1 and not any(place * vectors.itemsize % 16 for place in strides) and vectors.data_ptr() % 16 == 0:
         return vectors
@@ -232,20 +238,20 @@ def _readable(vectors: Tensor) -> Tensor:
 
 
 def _has_choice(tokens: Tensor) -> bool:
-    """Whether both may serve, and this is no tracing."""
+    """Say whether Triton's kernels and FlashAttention may both serve; False while torch traces or compiles."""
     if torch.compiler.is_compiling() or type(tokens) is not Tensor or not tokens.is_cuda:
         return False
     return why_not_triton(tokens) is None
 
 
 def _is_recording() -> bool:
-    """Whether a CUDA graph is recorded, in which nothing can be timed."""
+    """Say whether a CUDA graph is being recorded, during which nothing can be timed."""
     return torch.cuda.is_current_stream_capturing()
 
 
 @functools.cache
 def _fastest_prefill(shape: PrefillShape) -> PagedPrefill:
-    """Timed once for each kind of layer: what a device is good at stays the same."""
+    """Time both once for each kind of layer, as the faster one on a device stays the same."""
     choice = faster_for_prefill(shape)
     _log.info("PagedAttention with %d heads of %d: prefill by %s.", shape.num_heads, shape.head_dim, choice)
     return choice

@@ -1,4 +1,4 @@
-"""Repetition, frequency and presence penalties on the device, where the tokens that were sampled last already are.
+"""Applies repetition, frequency and presence penalties on the device, where the tokens sampled last already are.
 
 Occurrences are counted in a table ``[num_seats, V]`` int32, a row for each text: twice as often as the token occurs in
 the output, plus one if it occurs in the prompt.
@@ -36,7 +36,7 @@ def penalize(logits: Tensor, occurrences: Tensor, settings: PenaltySettings) -> 
 
 
 def count(occurrences: Tensor, settings: PenaltySettings, tokens: Tensor) -> None:
-    """Take in the token that each row's output has gained, in place.
+    """Count the token that each row's output has gained, in place.
 
     :param occurrences: ``[num_seats, V]`` int32, contiguous
     :param tokens: ``[N]`` int64; below 0: none
@@ -55,7 +55,7 @@ def count(occurrences: Tensor, settings: PenaltySettings, tokens: Tensor) -> Non
 
 
 def penalize_reference(logits: Tensor, occurrences: Tensor, settings: PenaltySettings) -> None:
-    """:func:`penalize` by torch's operations."""
+    """Do what :func:`penalize` does, by torch's operations."""
     counted = occurrences[settings.seats.clamp(min=0)].where(settings.seats[:, None] >= 0, 0)
     in_output = counted >> 1
     repetition, frequency, presence = (
@@ -67,6 +67,6 @@ def penalize_reference(logits: Tensor, occurrences: Tensor, settings: PenaltySet
 
 
 def count_reference(occurrences: Tensor, settings: PenaltySettings, tokens: Tensor) -> None:
-    """:func:`count` by torch's operations; waits for the device."""
+    """Do what :func:`count` does, by torch's operations; waits for the device."""
     counts = (settings.seats >= 0) & (tokens >= 0)
     occurrences[settings.seats[counts], tokens[counts]] += 2

@@ -1,4 +1,4 @@
-"""What a token's earlier occurrences cost it."""
+"""Says by how much a token's earlier occurrences lower its logit."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["PenaltySettings"]
 
 @frozen(eq=False)
 class PenaltySettings:
-    """Penalties of each of N rows, whose occurrences are counted in a table with a row for each text, its seat.
+    """Holds the penalties of N rows. A table counts how often tokens occur, in a row for each text, which is its seat.
 
-    :ivar seats: ``[N]`` int64, distinct; -1: a row without penalties, which is not counted
+    :ivar seats: ``[N]`` int64, distinct: each row's seat in the table; -1: the row has no penalties and is not counted
     :ivar repetition: ``[N]`` float32, above 0, of tokens that occur in prompt or output: their logits are divided by it
         if they are above zero, and multiplied if not (Keskar et al., "CTRL", 2019, arXiv 1909.05858)
     :ivar frequency: ``[N]`` float32, subtracted for each occurrence in the output
@@ -28,7 +28,10 @@ class PenaltySettings:
     presence: Tensor
 
     def check(self, num_rows: int, device: torch.device) -> None:
-        """:raises ConfigError: shapes, dtypes or devices do not fit"""
+        """Check that these are settings for so many rows on this device.
+
+        :raises ConfigError: shapes, dtypes or devices do not fit
+        """
         for name, tensor, dtype in (
             ("seats", self.seats, torch.int64),
             ("repetition", self.repetition, torch.float32),

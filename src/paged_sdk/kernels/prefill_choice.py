@@ -1,4 +1,4 @@
-"""Who attends in prefill rows on a CUDA device: Triton's kernels, or torch's FlashAttention where that is faster."""
+"""Chooses what attends in prefills on a CUDA device: Triton's kernels, or torch's FlashAttention if it is faster."""
 
 from __future__ import annotations
 
@@ -18,29 +18,30 @@ from paged_sdk.kernels.triton.availability import num_multiprocessors
 
 __all__ = ["PagedPrefill", "PrefillShape", "compare_prefills", "faster_for_prefill", "microseconds"]
 
-# Query tokens of one head that FlashAttention takes at once. Fewer tiles than multiprocessors leave some of these idle,
-# where Triton's kernels share long contexts out among all.
+# FlashAttention takes so many query tokens of one head at once. Fewer tiles than multiprocessors leave some of these
+# idle, where Triton's kernels split long contexts among all.
 _TILE: Final = 128
-# Keys and values gathered at once, 65,536 tokens of 8 heads of 128 elements: memory that no KV block can have.
+# At most so many bytes of keys and values are gathered at once, 65,536 tokens of 8 heads of 128 elements in 16 bits:
+# KV blocks cannot use this memory.
 _MOST_GATHERED_BYTES: Final = 2**28
 
-# What is timed: (query tokens, context length) of each row. One continues a sequence, so its keys are gathered.
+# These rows are timed: (query tokens, context length). One continues a sequence, so keys are gathered.
 _PROBED_ROWS: Final = ((1024, 2048), (1024, 1024))
 _ROUNDS: Final = 5
 _CALLS: Final = 3  # in a row, so that the device does not wait for each launch
-# Relative to a head's vector. Rounding to bfloat16 makes it 2**-8; one key too few or too many among the first tokens,
-# where keys are few, about 1.
+# The error of a head's vector relative to its length: rounding to bfloat16 makes 2**-8 of it; one key too few or too
+# many, among the first tokens, where keys are few, about 1.
 _LARGEST_DIFFERENCE: Final = 2.0**-5
 _WORTHWHILE: Final = 1.05  # times as fast: less may be the clock's noise
 
 
 PagedAttentionKernel: TypeAlias = Callable[[Tensor, LayerCache, PagedRows, ScoreOptions], Tensor]
-"""Attention of queries over pages, as of :func:`~paged_sdk.kernels.paged_attention.paged_attention_reference`."""
+"""It attends with queries over pages, like :func:`~paged_sdk.kernels.paged_attention.paged_attention_reference`."""
 
 
 @frozen(kw_only=True)
 class PrefillShape:
-    """A layer's attention, as far as the choice depends on it.
+    """Describes a layer's attention as far as the choice depends on it.
 
     :ivar dtype: of queries
     :ivar scale: multiplies the scores; above 0
@@ -61,18 +62,18 @@ class PrefillShape:
     quantized: bool = False
 
     def window_of(self, rows: PrefillRows) -> int | None:
-        """The window, or None if the rows' contexts all fit into it."""
+        """Return the window, or None if all contexts of the rows fit into it."""
         return None if self.window is None or self.window >= rows.max_context_len else self.window
 
 
 @frozen(kw_only=True, eq=False)
 class PagedPrefill:
-    """Attention of a step's prefill rows, as chosen for one kind of layer. ``str()`` is for the log.
+    """Attends with a step's prefill rows by what was chosen for one kind of layer. ``str()`` describes it for the log.
 
     :ivar shape: the kind of layer
     :ivar paged: Triton's paged attention, which serves what flash does not
-    :ivar flash: the other, where it is faster; None: never
-    :ivar reason: why
+    :ivar flash: torch's FlashAttention, where it is the faster one; None: it never serves
+    :ivar reason: why this was chosen
     """
 
     shape: PrefillShape
@@ -82,12 +83,12 @@ class PagedPrefill:
 
     @property
     def name(self) -> str:
-        """Who serves long prefills."""
+        """Return the name of what serves long prefills."""
         return "Triton" if self.flash is None else "torch flash"
 
     @property
     def most_gathered_bytes(self) -> int:
-        """Memory that keys gathered from their pages take at most."""
+        """Return how many bytes the keys gathered from their pages take at most."""
         return 0 if self.flash is None else _MOST_GATHERED_BYTES
 
     def __str__(self) -> str:
@@ -119,7 +120,7 @@ class PagedPrefill:
         return output if out is None else out.copy_(output)
 
     def suits_flash(self, rows: PrefillRows) -> bool:
-        """Whether torch's FlashAttention is to serve some rows."""
+        """Say whether torch's FlashAttention is to serve these rows."""
         shape = self.shape
         if self.flash is None or rows.num_tokens * shape.num_heads < _TILE * num_multiprocessors(shape.device):
             return False
@@ -129,8 +130,10 @@ class PagedPrefill:
 
 
 def faster_for_prefill(shape: PrefillShape) -> PagedPrefill:
-    """Time both on some prefill rows, for a few milliseconds and some 100 MB of the device; to be asked once for each
-    kind of layer, when an engine starts. Whatever is the matter with torch's FlashAttention is a reason, not an error.
+    """Time both on some prefill rows and return the faster one.
+
+    It takes a few milliseconds and some 100 MB of the device, and is called once for each kind of layer when an engine
+    starts. If torch's FlashAttention fails, that is a reason not to choose it and raises nothing.
 
     :param shape: of layers that Triton's kernels serve
     """
@@ -148,9 +151,9 @@ def compare_prefills(
     flash: VarlenAttention,
     time: Callable[[Callable[[], Tensor]], float],
 ) -> PagedPrefill:
-    """``flash`` if its results are those of ``paged`` and it is faster, else ``paged``.
+    """Choose ``flash`` if its results are those of ``paged`` and it is faster, else ``paged``.
 
-    :param time: how long a call takes
+    :param time: measures how long a call takes
     """
     try:
         batch = _probed_batch(shape)
@@ -170,7 +173,7 @@ def compare_prefills(
 
 
 def microseconds(call: Callable[[], object], device: torch.device) -> float:
-    """The time of a call on a CUDA device, which is waited for: the median of some rounds."""
+    """Measure the time of a call on a CUDA device, for which it waits; return the median of some rounds."""
     stream = torch.cuda.current_stream(device)
     event: Any = torch.cuda.Event  # it has no annotations
     times: list[float] = []
@@ -191,7 +194,7 @@ def _only_paged(shape: PrefillShape, paged: PagedAttentionKernel, why_not_flash:
 
 
 def _probed_batch(shape: PrefillShape) -> tuple[Tensor, Tensor, Tensor, LayerCache, PrefillRows]:
-    """What a :class:`PagedPrefill` is called with: random vectors, blocks in any order."""
+    """Return arguments to time a :class:`PagedPrefill` with: random vectors, and blocks in random order."""
     device = shape.device
     generator = torch.Generator(device).manual_seed(0)
     counts, lengths = zip(*_PROBED_ROWS, strict=True)
@@ -219,6 +222,6 @@ def _probed_batch(shape: PrefillShape) -> tuple[Tensor, Tensor, Tensor, LayerCac
 
 
 def _difference(output: Tensor, expected: Tensor) -> float:
-    """The largest error of a head's vector, relative to its length."""
+    """Return the largest error of a head's vector, relative to its length."""
     error = (output.float() - expected.float()).norm(dim=-1)
     return float((error / expected.float().norm(dim=-1)).max())

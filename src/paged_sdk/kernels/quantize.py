@@ -1,4 +1,4 @@
-"""Dense weights into GGUF blocks by torch's operations, on any device: what defines in-situ quantization.
+"""Quantizes dense weights to GGUF blocks by torch's operations, on any device; it defines in-situ quantization.
 
 A group of 32 weights (16 for Q6_K) takes the scale, and minimum where the format has one, of the smallest squared error
 among some twenty roundings, each with its least-squares fit; every weight then takes the code that is nearest with the
@@ -47,7 +47,7 @@ def quantize_blocks_reference(weight: Tensor, tensor_type: int) -> Tensor:
         values = weight[first : first + step].float()
         if not bool((values.abs() <= _LARGEST).all()):
             raise not_finite()
-        # Group by group in columns: what is done to all groups at once is done to consecutive numbers.
+        # Groups lie in columns, so that an operation on all groups at once takes consecutive numbers.
         group = 16 if form.name == "Q6_K" else 32
         blocks = _WRITERS[tensor_type](values.reshape(-1, group).t().contiguous())
         out[first : first + step] = blocks.view(len(values), -1)
@@ -55,7 +55,7 @@ def quantize_blocks_reference(weight: Tensor, tensor_type: int) -> Tensor:
 
 
 def writable_format(tensor_type: int, cols: int) -> BlockFormat:
-    """The format that rows of so many columns are quantized to.
+    """Return the format that rows of so many columns are quantized to.
 
     :raises UnsupportedQuantizationError: the type cannot be written, or the columns are no multiple of its block
     """
@@ -74,13 +74,13 @@ def writable_format(tensor_type: int, cols: int) -> BlockFormat:
 
 
 def not_finite() -> CheckpointError:
-    """The error of a weight that no scale fits."""
+    """Return the error of a weight that no scale fits."""
     return CheckpointError("a weight cannot be quantized: it holds NaN, Inf or numbers above 32,768")
 
 
 @frozen(eq=False)
 class _Fit:
-    """Weights are about ``scale * code + minimum``, both float32 ``[groups]``."""
+    """Holds the fit of each group: weights are about ``scale * code + minimum``, both float32 ``[groups]``."""
 
     scale: Tensor
     minimum: Tensor
@@ -88,7 +88,7 @@ class _Fit:
 
 @frozen(eq=False)
 class _CodeSums:
-    """What least squares need of the codes ``q`` of weights ``x``: sums over each group."""
+    """Holds the sums over each group that least squares need, of the codes ``q`` of weights ``x``."""
 
     q: Tensor
     qq: Tensor
@@ -96,18 +96,18 @@ class _CodeSums:
 
 
 def _ratio(a: Tensor, b: Tensor) -> Tensor:
-    """``a / b``, 0 where b is not positive."""
+    """Return ``a / b``, and 0 where b is not positive."""
     return torch.where(b > 0, a / b.clamp_min(_TINY), 0.0)
 
 
 def _inverse(a: Tensor) -> Tensor:
-    """``1 / a``, 0 where a is 0."""
+    """Return ``1 / a``, and 0 where a is 0."""
     one = torch.ones_like(a)
     return _ratio(one, a) - _ratio(one, 0 - a)
 
 
 def _in_order(values: Tensor) -> Tensor:
-    """The sum over each column, from the first row to the last."""
+    """Sum each column from the first row to the last, so that every device rounds alike."""
     total = torch.zeros_like(values[0])
     for row in values:
         total += row
@@ -124,13 +124,13 @@ def _code_sums(x: Tensor, offset: Tensor, inverse: Tensor, lowest: float, highes
 
 
 def _ranges(levels: float) -> list[float]:
-    """Codes that the range of a group is tried to take, in float32."""
+    """Return the numbers of codes over which a group's range is spread in turn, in float32."""
     tenth = torch.tensor(0.1)
     return [float(torch.tensor(levels) + tenth * step) for step in range(-_STEPS, _STEPS + 1)]
 
 
 def _fit_affine(x: Tensor, levels: float, *, is_k: bool) -> _Fit:
-    """Codes 0 ... levels. A K format's minimum is never above zero."""
+    """Fit a scale and a minimum for the codes 0 ... levels; a K format's minimum is never above zero."""
     count = len(x)
     lowest, sum_x = x.amin(0), _in_order(x)
     if is_k:
@@ -138,7 +138,7 @@ def _fit_affine(x: Tensor, levels: float, *, is_k: bool) -> _Fit:
     spread = (x.amax(0) - lowest).clamp_min(_TINY)
     mean = sum_x * (1 / count)  # a power of two
     best = _Fit(torch.zeros_like(mean), mean.clamp_max(0) if is_k else mean)
-    most = torch.full_like(mean, -1.0)  # that a fit takes off the sum of squares
+    most = torch.full_like(mean, -1.0)  # the most that a fit has taken off the sum of squares
 
     def attempt(offset: Tensor, inverse: Tensor) -> None:
         nonlocal best, most
@@ -146,7 +146,7 @@ def _fit_affine(x: Tensor, levels: float, *, is_k: bool) -> _Fit:
         determinant = sums.qq * count - sums.q * sums.q
         scale = _ratio(sums.xq * count - sum_x * sums.q, determinant)
         minimum = (sum_x - scale * sums.q) * (1 / count)
-        if is_k:  # where a minimum is not allowed, the scale does it alone
+        if is_k:  # where a minimum above zero is not allowed, the scale is fitted alone
             scale = torch.where(minimum > 0, _ratio(sums.xq, sums.qq), scale)
             minimum = torch.where(minimum > 0, 0.0, minimum)
         gain = scale * sums.xq + minimum * sum_x
@@ -162,7 +162,7 @@ def _fit_affine(x: Tensor, levels: float, *, is_k: bool) -> _Fit:
 
 
 def _fit_symmetric(x: Tensor, half: float) -> _Fit:
-    """Codes -half ... half - 1: the weight that is furthest from zero is tried near -half."""
+    """Fit a scale for the codes -half ... half - 1, which puts the weight that is furthest from zero near -half."""
     lowest, highest = x.amin(0), x.amax(0)
     magnitude = torch.maximum(highest, 0 - lowest).clamp_min(_TINY)
     sign = torch.where(lowest + highest > 0, -1.0, 1.0)
@@ -177,13 +177,13 @@ def _fit_symmetric(x: Tensor, half: float) -> _Fit:
 
 
 def _encode(x: Tensor, fit: _Fit, lowest: float, highest: float) -> Tensor:
-    """The nearest codes less ``lowest``, uint8 ``[groups, weights of a group]``."""
+    """Return the nearest codes less ``lowest``, uint8 ``[groups, weights of a group]``."""
     codes = _codes(x, fit.minimum, _inverse(fit.scale), lowest, highest)
     return (codes - lowest).to(torch.uint8).t().contiguous()
 
 
 def _halves(values: Tensor) -> Tensor:
-    """float32 ``[blocks]`` as the bytes of float16, ``[blocks, 2]``."""
+    """Return float32 ``[blocks]`` as the bytes of float16, ``[blocks, 2]``."""
     return values.half().view(torch.uint8).view(-1, 2)
 
 
@@ -192,19 +192,19 @@ def _rounded(values: Tensor) -> Tensor:
 
 
 def _join_nibbles(q: Tensor, group: int) -> Tensor:
-    """Two codes' low halves to a byte: of each ``2 * group`` the first ``group`` lie low. ``[n, b] -> [n, b / 2]``."""
+    """Pack the low 4 bits of two codes into a byte: each ``2 * group`` begin with the low. [n, b] -> [n, b / 2]."""
     parts = q.reshape(len(q), -1, 2, group) & 15
     return (parts[:, :, 0] | parts[:, :, 1] << 4).reshape(len(q), -1)
 
 
 def _join_fifth_bits(q: Tensor) -> Tensor:
-    """The fifth bit of 32 codes, in their order. ``[n, 32] -> [n, 4]``."""
+    """Pack the fifth bit of 32 codes, in their order. ``[n, 32] -> [n, 4]``."""
     shifts = torch.arange(8, dtype=torch.uint8, device=q.device)
     return ((q >> 4 & 1).view(len(q), 4, 8) << shifts).sum(2, dtype=torch.uint8)
 
 
 def _legacy(levels: int, *, affine: bool) -> Callable[[Tensor], Tensor]:
-    """float16 scales, and minima, of groups of 32."""
+    """Return what writes a format with a float16 scale, and if affine a minimum, for each group of 32."""
     half = (levels + 1) / 2
 
     def write(x: Tensor) -> Tensor:
@@ -225,9 +225,10 @@ def _legacy(levels: int, *, affine: bool) -> Callable[[Tensor], Tensor]:
 
 @frozen(eq=False)
 class _SixBits:
-    """Scales and minima of blocks of eight groups: integers of six bits times a float16.
+    """Holds scales and minima of blocks of eight groups, which are integers of six bits times a float16.
 
-    :ivar unit: ``[blocks]``, of the scales; ``least`` of the minima, which are not above zero
+    :ivar unit: ``[blocks]``, the float16 that scales are multiples of
+    :ivar least: ``[blocks]``, the one that minima are multiples of, with the sign turned: minima are not above zero
     :ivar scales: ``[blocks, 8]``; ``minima`` likewise
     """
 
@@ -247,7 +248,7 @@ def _six_bits(values: Tensor, unit: Tensor) -> Tensor:
 
 
 def _refitted(x: Tensor, levels: int, stored: _SixBits) -> _SixBits:
-    """The units that are best for the six-bit numbers, by least squares over the weights' codes."""
+    """Fit the units to the six-bit numbers, by least squares over the weights' codes."""
     fit = stored.fit()
     sums = _code_sums(x, fit.minimum, _inverse(fit.scale), 0, levels)
     q, qq, xq, sum_x = (each.view(-1, 8).double() for each in (sums.q, sums.qq, sums.xq, _in_order(x)))
@@ -272,7 +273,7 @@ def _refitted(x: Tensor, levels: int, stored: _SixBits) -> _SixBits:
 
 
 def _k(levels: int) -> Callable[[Tensor], Tensor]:
-    """Eight groups of 32 in a block, with six-bit scales and minima."""
+    """Return what writes a K format of eight groups of 32 in a block, with six-bit scales and minima."""
 
     def write(x: Tensor) -> Tensor:
         fit = _fit_affine(x, levels, is_k=True)
@@ -293,7 +294,7 @@ def _k(levels: int) -> Callable[[Tensor], Tensor]:
 
 
 def _q6_k(x: Tensor) -> Tensor:
-    """Sixteen groups of 16 in a block, with int8 scales; the largest of them is -128."""
+    """Write Q6_K: sixteen groups of 16 in a block, with int8 scales, of which the largest becomes -128."""
     scale = _fit_symmetric(x, 32).scale.view(-1, 16)
     largest = scale.gather(1, scale.abs().argmax(1, keepdim=True))[:, 0]
     unit = _rounded(largest / torch.full_like(largest, -128))
@@ -307,7 +308,7 @@ def _q6_k(x: Tensor) -> Tensor:
     return torch.cat([_join_nibbles(q, 64), high, numbers.to(torch.int8).view(torch.uint8), _halves(unit)], dim=1)
 
 
-#: ggml's number of a type -> what makes its blocks of weights: float32 [weights of a group, groups] -> uint8.
+#: It maps ggml's number of a type to what writes its blocks: float32 [weights of a group, groups] -> uint8.
 _WRITERS: Mapping[int, Callable[[Tensor], Tensor]] = MappingProxyType(
     {
         tensor_type_of(name): write
@@ -325,4 +326,4 @@ _WRITERS: Mapping[int, Callable[[Tensor], Tensor]] = MappingProxyType(
 )
 
 QUANTIZED_TYPES: Final = frozenset(_WRITERS)
-"""ggml's numbers of the types that weights can be quantized to."""
+"""Weights can be quantized to the types with these numbers of ggml's."""

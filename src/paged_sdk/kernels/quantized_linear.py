@@ -1,6 +1,6 @@
-"""Linear layers whose weights stay quantized: by Triton's kernels on CUDA, elsewhere by decoding all of them.
+"""Computes linear layers whose weights stay quantized: Triton's kernels do so on CUDA; elsewhere all are decoded first.
 
-Each is a custom op of ``torch.ops.paged_sdk`` too, with the parts of a matrix as arguments of their own.
+Each function is a custom op of ``torch.ops.paged_sdk`` too, which takes the parts of a matrix one by one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = [
 
 
 def quantized_linear(x: Tensor, matrix: TritonBlockMatrix, bias: Tensor | None = None) -> Tensor:
-    """``x @ weight.T + bias``, summed in float32.
+    """Compute ``x @ weight.T + bias``, summed in float32.
 
     With more than 4 rows of float16 or bfloat16, Triton's kernels round weights to that dtype before the product.
 
@@ -40,7 +40,7 @@ def quantized_linear(x: Tensor, matrix: TritonBlockMatrix, bias: Tensor | None =
 def quantized_swiglu(
     x: Tensor, gate: TritonBlockMatrix, up: TritonBlockMatrix, activation: GatedActivation = "silu"
 ) -> Tensor:
-    """``activation(x @ gate.T) * (x @ up.T)``: with up to 4 rows, one kernel.
+    """Compute ``activation(x @ gate.T) * (x @ up.T)``; with up to 4 rows, one kernel does so.
 
     :param x: ``[num_rows, cols]`` float32, float16 or bfloat16
     :param gate: ``[size, cols]``; ``up`` likewise, of any type
@@ -52,7 +52,7 @@ def quantized_swiglu(
 
 
 def quantized_linear_reference(x: Tensor, matrix: TritonBlockMatrix, bias: Tensor | None = None) -> Tensor:
-    """:func:`quantized_linear` by torch's operations."""
+    """Do what :func:`quantized_linear` does, by torch's operations."""
     wide = torch.promote_types(x.dtype, torch.float32)
     return F.linear(x.to(wide), matrix.decoded(wide), None if bias is None else bias.to(wide)).to(x.dtype)
 
@@ -60,7 +60,7 @@ def quantized_linear_reference(x: Tensor, matrix: TritonBlockMatrix, bias: Tenso
 def quantized_swiglu_reference(
     x: Tensor, gate: TritonBlockMatrix, up: TritonBlockMatrix, activation: GatedActivation = "silu"
 ) -> Tensor:
-    """:func:`quantized_swiglu` by torch's operations."""
+    """Do what :func:`quantized_swiglu` does, by torch's operations."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     both = torch.cat((quantized_linear_reference(wide, gate), quantized_linear_reference(wide, up)), dim=1)
     return gated_activation_reference(both, activation).to(x.dtype)

@@ -1,4 +1,4 @@
-"""Repacking GGUF's blocks for GPUs (:mod:`paged_sdk.kernels.triton_blocks`)."""
+"""Repacks GGUF's blocks into the layout for GPUs (:mod:`paged_sdk.kernels.triton_blocks`)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from paged_sdk.kernels.triton_blocks import (
 
 __all__ = ["repack"]
 
-# Weights repacked at once: temporaries of some tens of MiB, whatever the matrix's size.
+# So many weights are repacked at once: temporaries take some tens of MiB, whatever the matrix's size.
 _WEIGHTS_AT_ONCE = 1 << 22
 
 
@@ -61,12 +61,12 @@ def repack(matrix: BlockMatrix) -> TritonBlockMatrix:
 
 @frozen(eq=False)
 class _Split:
-    """Blocks taken apart.
+    """Holds the parts of some blocks, each in a tensor of its own.
 
     :ivar fields: uint8 ``[blocks, elements]``, in the order of the weights
     :ivar scales: ``[blocks, groups]``, float16, uint8 or int8
-    :ivar minima: likewise or None
-    :ivar supers: float16 ``[blocks, 1]``, or with minima ``[blocks, 2]``, or None
+    :ivar minima: like ``scales``, or None where the format has no minima
+    :ivar supers: the scale of the scales, float16 ``[blocks, 1]``, with minima ``[blocks, 2]``, or None
     """
 
     fields: Tensor
@@ -159,26 +159,26 @@ def _repack_rows(matrix: BlockMatrix, split: Callable[[Tensor], _Split]) -> Trit
 
 
 def _fill_up(values: Tensor, width: int) -> Tensor:
-    """``[rows, n]`` to ``[rows, width]``, zeros behind the last."""
+    """Pad ``[rows, n]`` to ``[rows, width]`` with zeros at the end of each row."""
     return values if values.shape[1] == width else F.pad(values, (0, width - values.shape[1]))
 
 
 def _words(values: Tensor) -> Tensor:
-    """``[rows, ...]`` of small numbers to ``[rows, n]`` int32."""
-    # A copy: a slice of a block need not be aligned to words.
+    """View ``[rows, ...]`` of small numbers as words, ``[rows, n]`` int32."""
+    # It is copied, because a slice of a block need not be aligned to words.
     values = values.clone(memory_format=torch.contiguous_format)
     return values.view(len(values), -1).view(torch.int32)
 
 
 def _quants(fields: Tensor) -> Tensor:
-    """uint8 ``[rows, C, fields, words]`` to int32 ``[rows, C * words]``: fields of 8 bits, else the low 4 bits."""
+    """Pack uint8 fields ``[rows, C, fields, words]`` into int32 ``[rows, C * words]``: 8 bits, or the low 4."""
     if fields.shape[2] == 8:
         fields = (fields[:, :, 0::2] & 15) | (fields[:, :, 1::2] << 4)
     return _words(fields.transpose(2, 3))
 
 
 def _high(fields: Tensor, form: TritonBlockFormat) -> Tensor | None:
-    """The bits above the lowest four."""
+    """Pack the bits of each field above the lowest four; return None where the format has none."""
     if not form.high_positions:
         return None
     dtype = torch.uint8 if form.bits == 5 else torch.int16

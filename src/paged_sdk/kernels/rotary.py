@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al., 2021, arXiv 2104.09864) together with writing the KV cache."""
+"""Applies rotary position embedding (Su et al., 2021, arXiv 2104.09864), and writes the KV cache with it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ __all__ = ["Rotation", "rotate_and_cache", "rotate_and_cache_reference"]
 
 @frozen
 class Rotation:
-    """Cosines ``[num_tokens, 1, 1, n]`` and signed sines ``[num_tokens, 1, 2, n]`` of n frequencies, float32; made once
-    per step for all layers.
+    """Holds the rotary embedding at a step's positions, for n frequencies; it is made once per step for all layers.
+
+    :ivar cos: ``[num_tokens, 1, 1, n]`` float32
+    :ivar sin: ``[num_tokens, 1, 2, n]`` float32: minus the sines, then the sines
     """
 
     cos: Tensor
@@ -29,12 +31,12 @@ class Rotation:
 
     @cached_property
     def cosines(self) -> Tensor:
-        """``[num_tokens, n]``, contiguous."""
+        """Return the cosines as ``[num_tokens, n]``, contiguous."""
         return self.cos[:, 0, 0].contiguous()
 
     @cached_property
     def sines(self) -> Tensor:
-        """``[num_tokens, n]``, contiguous: what the second half of a pair adds of the first."""
+        """Return the sines as ``[num_tokens, n]``, contiguous; the second of a pair gains sine times the first."""
         return self.sin[:, 0, 1].contiguous()
 
     def rotate_(self, heads: Tensor) -> None:
@@ -61,8 +63,8 @@ def rotate_and_cache(
 ) -> None:
     """Rotate queries and keys in place, and write keys and values into their slots.
 
-    Of each head the first 2n elements are rotated, element i with element n + i, as
-    :meth:`Rotation.rotate_` does: in float32, rounded once.
+    The first 2n elements of each head are rotated, element i with element n + i, as :meth:`Rotation.rotate_` does:
+    in float32, rounded once.
 
     :param query: ``[num_tokens, num_heads, head_dim]`` float32, float16 or bfloat16, changed in place; may be a view
         with adjacent elements of heads, as may ``key`` and ``value``
@@ -124,7 +126,7 @@ def rotate_and_cache_reference(
     slot_mapping: Tensor,
     positions: Tensor | None = None,
 ) -> None:
-    """:func:`rotate_and_cache` by torch's operations."""
+    """Do what :func:`rotate_and_cache` does, by torch's operations."""
     n = cosines.shape[1]
     cos, sin = cosines[:, None], sines[:, None]
     for heads in (query, key):

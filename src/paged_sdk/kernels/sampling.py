@@ -1,12 +1,12 @@
-"""Choosing tokens on the device, in launches that nobody waits for: the likeliest, or one drawn.
+"""Chooses the likeliest token of each row, or draws one, on the device and without waiting for it.
 
-A draw is the inverse CDF over what temperature, top-k and min-p leave of the vocabulary, in the order of token ids, at
-a random number that is a function of the row's stream and position alone: results do not depend on the batch.
+A draw inverts the CDF over what temperature, top-k and min-p leave of the vocabulary, in the order of token ids, at a
+random number that is a function of the row's stream and position alone: results do not depend on the batch.
 
-Top-p is by rejection, which draws from the same distribution: if the tokens likelier than the one drawn make up the
-share p, one of these is drawn instead, with another number. A first draw is good with probability p or more, and to
-judge it only what is likelier is read, whereas finding the least likely token that is kept takes several passes over a
-flat distribution. Xing et al., "Sorting-free GPU kernels for LLM sampling" (FlashInfer, 2025), reject in this way.
+Top-p works by rejection, which draws from the same distribution: if the tokens likelier than the one drawn make up the
+share p, one of these is drawn instead, with another number. A first draw is accepted with probability p or more, and
+judging it takes only the likelier tokens, whereas finding the least likely token that is kept takes several passes over
+a flat distribution. Xing et al., "Sorting-free GPU kernels for LLM sampling" (FlashInfer, 2025), reject in this way.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from paged_sdk.kernels.fallback import log_fallback, why_not_triton
 __all__ = ["NOT_DRAWN", "argmax", "argmax_reference", "draw", "draw_reference", "uniforms"]
 
 NOT_DRAWN = -1
-"""In place of a token id, where there is nothing to choose: all logits are -inf, or one is NaN or +inf."""
+"""It stands for a token id where no token can be chosen: all logits are -inf, or one is NaN or +inf."""
 
 # SplitMix64's constants, as torch's signed integers.
 _GAMMA: Final = 0x9E3779B97F4A7C15 - 2**64
@@ -32,7 +32,7 @@ _SECOND_FACTOR: Final = 0x94D049BB133111EB - 2**64
 
 
 def argmax(logits: Tensor) -> Tensor:
-    """The likeliest token of each row, the lowest id among equals.
+    """Return the likeliest token of each row, the lowest id among equals.
 
     :param logits: ``[N, V]`` float32, V at least 1, columns adjacent
     :returns: ``[N]`` int64, :data:`NOT_DRAWN` where the largest logit is not finite
@@ -48,10 +48,10 @@ def argmax(logits: Tensor) -> Tensor:
 
 
 def draw(logits: Tensor, settings: DrawSettings) -> Tensor:
-    """A token of each row, drawn by weight ``exp(logit / temperature)`` from those that the settings keep.
+    """Draw a token of each row, by weight ``exp(logit / temperature)``, from those that the settings keep.
 
     :param logits: ``[N, V]`` float32, V at least 1, columns adjacent
-    :returns: ``[N]`` int64, :data:`NOT_DRAWN` where there is nothing to choose
+    :returns: ``[N]`` int64, :data:`NOT_DRAWN` where no token can be chosen
     :raises ConfigError: shapes, dtypes or devices do not fit
     """
     check_tensor("logits", logits, ("N", "V"), (torch.float32,), logits.device)
@@ -65,13 +65,13 @@ def draw(logits: Tensor, settings: DrawSettings) -> Tensor:
 
 
 def argmax_reference(logits: Tensor) -> Tensor:
-    """:func:`argmax` by torch's operations."""
+    """Do what :func:`argmax` does, by torch's operations."""
     values, tokens = logits.max(dim=-1)
     return torch.where(values.isfinite(), tokens, NOT_DRAWN)
 
 
 def draw_reference(logits: Tensor, settings: DrawSettings) -> Tensor:
-    """:func:`draw` by torch's operations; waits for the device, to learn whether all draws are good."""
+    """Do what :func:`draw` does, by torch's operations; wait for the device to learn whether all draws are accepted."""
     likeliest = argmax_reference(logits)
     is_fixed = (settings.temperature == 0) | (likeliest == NOT_DRAWN)
     temperature = torch.where(is_fixed, 1.0, settings.temperature)[:, None]
@@ -93,14 +93,16 @@ def draw_reference(logits: Tensor, settings: DrawSettings) -> Tensor:
 
 
 def _inverse_cdf(weights: Tensor, numbers: Tensor) -> Tensor:
-    """A token of each row, ``[N, 1]``."""
+    """Return the token of each row where the cumulative weight passes the row's number in [0, 1), ``[N, 1]``."""
     cumulative = weights.cumsum(dim=-1)
     targets = numbers[:, None] * cumulative[:, -1:]
     return torch.searchsorted(cumulative, targets, right=True).clamp(max=weights.shape[-1] - 1)
 
 
 def uniforms(streams: Tensor, positions: Tensor) -> Tensor:
-    """Numbers in [0, 1) with 53 random bits: SplitMix64 (Steele, Lea and Flood, 2014), at a position of each stream.
+    """Return random numbers in [0, 1) with 53 bits, each at a position of a stream.
+
+    The generator is SplitMix64 (Steele, Lea and Flood, 2014).
 
     :param streams: ``[N]`` int64
     :param positions: ``[N]`` int64, at least 0
@@ -113,5 +115,5 @@ def uniforms(streams: Tensor, positions: Tensor) -> Tensor:
 
 
 def _shift(bits: Tensor, count: int) -> Tensor:
-    """To the right, with zeros from the left."""
+    """Shift bits to the right, with zeros from the left."""
     return (bits >> count) & ((1 << (64 - count)) - 1)

@@ -1,6 +1,6 @@
-"""What travels through a model with the tokens of one step.
+"""Defines the data that goes through a model with the tokens of one step.
 
-It stands below ``attention/``, which makes the steps, and below ``quant/``, whose layers are handed them.
+It stands below ``attention/``, which makes the steps, and below ``quant/``, whose layers receive them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["AttentionStep", "StepContext"]
 
 
 class AttentionStep(ABC):
-    """Attention of all layers in one step: the indices are made once, each layer uses them."""
+    """Computes attention for all layers in one step: the indices are made once, and each layer uses them."""
 
     @abstractmethod
     def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -30,14 +30,14 @@ class AttentionStep(ABC):
 
     @property
     def native_rows(self) -> NativeRows | None:
-        """The step's rows as the native CPU kernels take them; None: they cannot read the cache."""
+        """Return the step's rows as the native CPU kernels take them, or None where these cannot read the cache."""
         return None
 
     def rotate_and_forward(self, layer: int, query_key: Tensor, value: Tensor, rotation: Rotation) -> Tensor:
-        """:meth:`forward` of queries and keys to which their positions are yet to be applied.
+        """Apply the tokens' positions to queries and keys, then do what :meth:`forward` does.
 
         :param query_key: ``[num_tokens, num_heads + num_kv_heads, head_dim]``, changed in place
-        :param rotation: of the tokens' positions
+        :param rotation: the rotary embedding at the tokens' positions
         """
         rotation.rotate_(query_key)
         num_heads = query_key.shape[1] - value.shape[1]
@@ -46,7 +46,7 @@ class AttentionStep(ABC):
 
 @frozen(kw_only=True)
 class StepContext:
-    """The data of one step, passed as an argument so that two models can live in one process.
+    """Holds the data of one step; it is passed as an argument, so that two models can live in one process.
 
     :ivar attention: computes attention for this step's rows
     """

@@ -1,7 +1,7 @@
-"""A matrix as a checkpoint stores it: what every form of weight is made from.
+"""Defines a matrix as a checkpoint stores it, from which every form of weight is made.
 
-A checkpoint format is a class with the members of :class:`StoredMatrix`. GGUF's blocks have theirs in
-:mod:`paged_sdk.kernels.gguf_blocks`; numbers that are stored each by itself have :class:`DenseMatrix`.
+A checkpoint format is a class with the members of :class:`StoredMatrix`. The class of GGUF's blocks is in
+:mod:`paged_sdk.kernels.gguf_blocks`; that of dense numbers is :class:`DenseMatrix`.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ __all__ = ["DecodedMatrix", "DenseMatrix", "StoredMatrix", "bounds"]
 
 
 class StoredMatrix(Protocol):
-    """A matrix in the checkpoint's own numbers, of which parts can be taken without decoding the whole."""
+    """Keeps a matrix in the checkpoint's own numbers; parts can be taken without decoding the whole."""
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns in elements."""
+        """Return the numbers of rows and of columns, in elements."""
         ...
 
     @property
     def num_bytes(self) -> int:
-        """The bytes that it takes as it is stored."""
+        """Return how many bytes it takes as it is stored."""
         ...
 
     @property
     def is_dense(self) -> bool:
-        """Whether it is to be multiplied as floating point numbers; False: it is stored quantized."""
+        """Say whether it is to be multiplied as floating point numbers; False: it is stored quantized."""
         ...
 
     def rows(self, index: slice) -> StoredMatrix:
-        """Some consecutive rows, which share the memory.
+        """Return some consecutive rows, which share the memory.
 
         :param index: its step must be 1
         """
         ...
 
     def cols(self, index: slice) -> StoredMatrix:
-        """Some consecutive columns, copied where the format needs them contiguous.
+        """Return some consecutive columns, copied where the format needs them contiguous.
 
         :param index: its step must be 1
         :raises UnsupportedQuantizationError: the slice cuts a block of elements that share a scale
@@ -49,17 +49,17 @@ class StoredMatrix(Protocol):
         ...
 
     def to(self, device: torch.device) -> StoredMatrix:
-        """The same matrix on a device; itself where it lies there already."""
+        """Return the same matrix on a device, itself where it lies there already."""
         ...
 
     def decoded(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The values, ``[rows, columns]``; they may share the memory of what is stored."""
+        """Return the values, ``[rows, columns]``; they may share the memory of what is stored."""
         ...
 
 
 @frozen(eq=False)
 class DenseMatrix:
-    """A :class:`StoredMatrix` of floating point numbers.
+    """Holds floating point numbers as a :class:`StoredMatrix`.
 
     :ivar weight: ``[rows, columns]``
     """
@@ -68,18 +68,18 @@ class DenseMatrix:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
+        """Return the numbers of rows and of columns."""
         rows, cols = self.weight.shape
         return rows, cols
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of the numbers."""
+        """Return how many bytes the numbers take."""
         return self.weight.nbytes
 
     @property
     def is_dense(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def rows(self, index: slice) -> DenseMatrix:
@@ -101,8 +101,9 @@ class DenseMatrix:
 
 @frozen(eq=False)
 class DecodedMatrix:
-    """A matrix that is to be multiplied as floating point numbers, however it is stored. It is decoded when it is asked
-    to be, and not before: so that no more than one of a layer's matrices is in memory twice.
+    """Wraps a matrix that is to be multiplied as floating point numbers, however it is stored.
+
+    It is decoded when asked and not before, so that no more than one of a layer's matrices is in memory twice.
 
     :ivar stored: what is decoded
     """
@@ -111,17 +112,17 @@ class DecodedMatrix:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
+        """Return the numbers of rows and of columns."""
         return self.stored.shape
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of what is stored."""
+        """Return how many bytes the stored matrix takes."""
         return self.stored.num_bytes
 
     @property
     def is_dense(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def rows(self, index: slice) -> Self:
@@ -142,9 +143,9 @@ class DecodedMatrix:
 
 
 def bounds(index: slice, size: int) -> tuple[int, int]:
-    """The first element of a slice of consecutive ones, and the one after its last.
+    """Return the index of a slice's first element, and the one after its last; the slice's step is 1.
 
-    :param size: of what is sliced
+    :param size: number of elements of what is sliced
     """
     first, last, step = index.indices(size)
     assert step == 1, "rows and columns are consecutive"

@@ -1,4 +1,4 @@
-"""Between the host and a device without waiting for it."""
+"""Copies between the host and a device without waiting for the device."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _ALIGNMENT: Final = 16  # Triton compiles a kernel anew for pointers that are al
 
 
 def to_device(device: torch.device, *arrays: npt.NDArray[Any]) -> list[Tensor]:
-    """Tensors like some arrays, by one copy, which nobody waits for: pinned memory is kept until it is done.
+    """Copy arrays to a device at once, without waiting: the pinned memory is kept until the copy is done.
 
     :returns: on CUDA, parts of one piece of memory, each aligned to 16 bytes; on the CPU the arrays' own memory
     """
-    if device.type != "cuda":  # others have no pinned memory, so there is nothing that need not be waited for
+    if device.type != "cuda":  # others have no pinned memory, so every copy is waited for
         return [torch.from_numpy(array).to(device) for array in arrays]
     sizes = [-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays]
     host = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=True)
@@ -33,9 +33,9 @@ def to_device(device: torch.device, *arrays: npt.NDArray[Any]) -> list[Tensor]:
 
 
 class HostCopies:
-    """Copies of tensors of one device that are on their way to the host, into pinned memory.
+    """Copies tensors of one device to pinned memory of the host, and waits for the copies when asked.
 
-    On the CPU, and on devices other than CUDA's, they are waited for at once.
+    On the CPU, and on devices other than CUDA's, the copies are waited for at once.
     """
 
     def __init__(self, *tensors: Tensor) -> None:
@@ -52,7 +52,7 @@ class HostCopies:
         self._event.record(torch.cuda.current_stream(device))
 
     def wait(self) -> list[Tensor]:
-        """Until they are there, without the interpreter's lock."""
+        """Wait until the copies are there, without the interpreter's lock, and return them."""
         if self._event is not None:
             self._event.synchronize()
         return self._copies

@@ -1,4 +1,4 @@
-"""GGUF's quantized matrices in a layout that GPUs read well.
+"""Keeps GGUF's quantized matrices in a layout that GPUs read well.
 
 A GGUF block mixes scales and small integers at odd offsets (144 bytes in Q4_K, 210 in Q6_K), so no load of 16 bytes is
 aligned. Here the parts of a matrix lie in arrays of their own, row by row, and every row is cut into chunks of 64
@@ -19,8 +19,8 @@ consecutive weights:
 
 A weight is ``scale * (field - offset) - minimum``, fields being unsigned. Scales stay in the small integers in which
 the file has them: decoding is exact, and Q4_K takes 4.625 bits per weight, where scales and minima multiplied out would
-take 5 in float16, rounded, or 6 in float32. The other formats take what they take in the file, but for Q5_K's 5.625
-instead of 5.5.
+take 5 in float16, rounded, or 6 in float32. The other formats take as much as in the file, except that Q5_K takes 5.625
+bits instead of 5.5.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ __all__ = [
 ]
 
 CHUNK = 64
-"""Weights of a row that share a word of scales."""
+"""So many consecutive weights of a row share a word of scales."""
 
 _SUPER_BLOCK_CHUNKS = 4
 
 
 @frozen
 class TritonBlockFormat:
-    """How the weights of one tensor type are stored.
+    """Says how the weights of one tensor type are stored.
 
-    :ivar bits: of a weight
-    :ivar offset: taken off every field
+    :ivar bits: bits of a weight
+    :ivar offset: what is subtracted from every field
     :ivar group: weights that share a scale
     :ivar has_minima: whether groups have minima
     :ivar has_supers: whether scales are multiples of a number for every four chunks
@@ -67,21 +67,21 @@ class TritonBlockFormat:
 
     @property
     def fields(self) -> int:
-        """Fields of a word."""
+        """Return how many fields a word has."""
         return 4 if self.bits == 8 else 8
 
     @property
     def words(self) -> int:
-        """Words of a chunk."""
+        """Return how many words a chunk has."""
         return CHUNK // self.fields
 
     @property
     def high_positions(self) -> tuple[int, ...]:
-        """Where the high bits of each field begin; empty: there are none."""
+        """Return the bit at which the high bits of each field begin; it is empty where there are none."""
         return {5: (0, 4, 1, 5, 2, 6, 3, 7), 6: (0, 4, 2, 6, 8, 12, 10, 14)}.get(self.bits, ())
 
 
-#: ggml's number of a tensor type -> how it is repacked.
+#: It maps ggml's number of a tensor type to the format that it is repacked to.
 TRITON_BLOCK_FORMATS: Mapping[int, TritonBlockFormat] = MappingProxyType(
     {
         tensor_type_of(name): form
@@ -101,7 +101,7 @@ TRITON_BLOCK_FORMATS: Mapping[int, TritonBlockFormat] = MappingProxyType(
 
 @frozen(eq=False)
 class TritonBlockMatrix:
-    """A matrix ``[rows, cols]``; C chunks to a row, ``ceil(cols / 64)``, of which the last is filled up with zeros.
+    """Holds a matrix ``[rows, cols]`` with C = ``ceil(cols / 64)`` chunks in a row, the last of them padded with zeros.
 
     :ivar tensor_type: ggml's number of the type
     :ivar quants: int32 ``[rows, 8 C]``, or ``[rows, 16 C]`` with 8 bits
@@ -121,31 +121,31 @@ class TritonBlockMatrix:
 
     @property
     def rows(self) -> int:
-        """Output features."""
+        """Return how many rows there are: output features."""
         return self.quants.shape[0]
 
     @property
     def chunks(self) -> int:
-        """Of a row."""
+        """Return how many chunks a row has."""
         return self.scales.shape[1]
 
     @property
     def format(self) -> TritonBlockFormat:
-        """How the weights are stored."""
+        """Return how the weights are stored."""
         return TRITON_BLOCK_FORMATS[self.tensor_type]
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all parts."""
+        """Return how many bytes all parts take."""
         return sum(part.nbytes for part in self.parts if part is not None)
 
     @property
     def parts(self) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None]:
-        """Quants, high bits, scales, minima and supers."""
+        """Return quants, high bits, scales, minima and supers."""
         return self.quants, self.high, self.scales, self.minima, self.supers
 
     def to(self, device: torch.device) -> TritonBlockMatrix:
-        """The same matrix on a device."""
+        """Return the same matrix on a device."""
         return evolve(
             self,
             quants=self.quants.to(device),
@@ -156,7 +156,7 @@ class TritonBlockMatrix:
         )
 
     def at(self, index: slice | Tensor) -> TritonBlockMatrix:
-        """Some rows: a slice's share the memory, those at int indices ``[n]`` are copied."""
+        """Return some rows: those of a slice share the memory, those at int indices ``[n]`` are copied."""
         return evolve(
             self,
             quants=self.quants[index],
@@ -167,7 +167,7 @@ class TritonBlockMatrix:
         )
 
     def decoded(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The weights, ``[rows, cols]``: in float32 exactly the file's."""
+        """Decode the weights, ``[rows, cols]``; in float32 they are exactly the file's."""
         form, rows, chunks = self.format, self.rows, self.chunks
         shifts = torch.arange(form.fields, dtype=torch.int32, device=self.quants.device) * (32 // form.fields)
         words = self.quants.view(rows, chunks, 1, form.words)
@@ -185,7 +185,7 @@ class TritonBlockMatrix:
 
 
 def concatenate(matrices: Sequence[TritonBlockMatrix]) -> TritonBlockMatrix:
-    """Matrices of one type and width, one below the other: linear layers of one input as one launch."""
+    """Put matrices of one type and width one below the other, so that layers of one input take one launch."""
     first = matrices[0]
     if len(matrices) == 1:
         return first
@@ -206,7 +206,7 @@ def _concatenate_optional(parts: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def _decoded_scales(matrix: TritonBlockMatrix) -> tuple[Tensor, Tensor | None]:
-    """Scales and minima multiplied out, float32 ``[rows, C, groups of a chunk]``."""
+    """Multiply scales and minima by their supers, float32 ``[rows, C, groups of a chunk]``."""
     form, (rows, chunks) = matrix.format, matrix.scales.shape
     shape = (rows, chunks, CHUNK // form.group)
     if matrix.supers is None:

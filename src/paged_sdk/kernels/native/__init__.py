@@ -1,1 +1,1 @@
-"""Native CPU kernels: a small C++ library behind ctypes, built with the package where a compiler is."""
+"""Calls the native CPU kernels: a small C++ library behind ctypes, built with the package where there is a compiler."""

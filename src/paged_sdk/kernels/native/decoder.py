@@ -1,9 +1,9 @@
-"""A stack of decoder layers on packed weights and a paged KV cache: one native call per step.
+"""Runs a stack of decoder layers on packed weights and a paged KV cache in one native call per step.
 
-The layer is llama's: RMSNorm, attention with rotary embedding, residual; RMSNorm, gated feed-forward, residual. What
-other families add to it is computed where it is given: biases of any matrix (Qwen2, some Llamas), norms of query and
-key heads (Qwen3), a second norm of either half before the residual (Gemma), rotary embeddings that differ from layer
-to layer (Gemma 3), and a mixture of experts in the place of the feed-forward network (Mixtral).
+The layer is llama's: RMSNorm, attention with rotary embedding, residual; RMSNorm, gated feed-forward, residual. The
+additions of other families are computed where they are given: biases of any matrix (Qwen2, some Llamas), norms of
+query and key heads (Qwen3), a second norm of either half before the residual (Gemma), rotary embeddings that differ
+from layer to layer (Gemma 3), and a mixture of experts in the place of the feed-forward network (Mixtral).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["DecoderLayer", "NativeDecoder", "Projection", "Router"]
 
 @frozen(eq=False, kw_only=True)
 class Router:
-    """Chooses the experts of each token: the likeliest of a softmax over all of them.
+    """Describes how a token's experts are chosen: they are the likeliest of a softmax over all experts.
 
     :ivar weight: [num_experts, hidden] float32 or bfloat16, contiguous
     :ivar num_selected: experts of each token
@@ -60,7 +60,7 @@ class Router:
 
 @frozen(eq=False)
 class Projection:
-    """A matrix and what is added to its outputs.
+    """Holds a matrix and the bias that is added to its outputs.
 
     :ivar weight: [rows, cols], packed
     :ivar bias: [rows]; None: nothing is added
@@ -72,22 +72,23 @@ class Projection:
 
 @frozen(eq=False, kw_only=True)
 class DecoderLayer:
-    """What one layer is made of. Hidden and inner sizes are multiples of 16.
+    """Holds what one layer is made of. Hidden and inner sizes are multiples of 16.
 
     :ivar qkv: query, key and value [.., hidden], or one matrix that is all three
     :ivar output: [hidden, num_heads * head_dim]
-    :ivar router: chooses among experts, which ``gate``, ``up`` and ``down`` then hold one below the other, packed and
-        without biases; None: there is one feed-forward network for all tokens
+    :ivar router: how experts are chosen, whose matrices ``gate``, ``up`` and ``down`` then hold one below the other,
+        packed and without biases; None: there is one feed-forward network for all tokens
     :ivar gate: [inner, hidden]
     :ivar up: [inner, hidden]
     :ivar down: [hidden, inner]
     :ivar attention_norm: [hidden], weight of the RMSNorm before attention
-    :ivar attention_output_norm: [hidden], of the one of attention's output before it is added to the residual stream;
-        None: the output is added as it is
-    :ivar mlp_norm: [hidden], of the one before the feed-forward network
-    :ivar mlp_output_norm: [hidden], of the one after it; given if and only if ``attention_output_norm`` is
-    :ivar query_norm: [head_dim], of every query head before rotation; None: query heads are not normalized
-    :ivar key_norm: likewise, of key heads
+    :ivar attention_output_norm: [hidden], weight of the RMSNorm of attention's output, before the residual
+        addition; None: the output is added as it is
+    :ivar mlp_norm: [hidden], weight of the RMSNorm before the feed-forward network
+    :ivar mlp_output_norm: [hidden], weight of the RMSNorm after it; given only together with ``attention_output_norm``
+    :ivar query_norm: [head_dim], weight of the RMSNorm of every query head before its position is applied; None: query
+        heads are not normalized
+    :ivar key_norm: the same for key heads
     :ivar rope: which of a step's rotary embeddings the layer uses, by index
     """
 
@@ -150,9 +151,9 @@ def _shape(projection: Projection) -> tuple[int, int]:
 
 
 class NativeDecoder:
-    """Decoder layers whose whole step is one native call in one parallel region.
+    """Runs decoder layers: a whole step is one native call in one parallel region.
 
-    :param workspace: of the engine that calls; one call at a time
+    :param workspace: scratch memory of the engine that calls; one call at a time uses it
     :raises ConfigError: shapes do not fit, or only some layers have output norms
     """
 
@@ -223,7 +224,7 @@ class NativeDecoder:
         :param ropes: cosines and sines of the tokens' positions, [num_tokens, n] float32 each, contiguous, of each
             rotary embedding that a layer names: elements i and n + i of a head are rotated; n is half a head at most
         :param slots: [num_tokens] int64: where the tokens' keys and values go, ``block * block_size + offset``
-        :param batch: whose contexts include the new tokens
+        :param batch: the step's sequences; their contexts include the new tokens
         :returns: ``hidden``
         :raises ConfigError: shapes or dtypes do not fit
         """

@@ -1,7 +1,7 @@
-"""Mixtures of experts on packed weights, one native call for a layer's.
+"""Computes a layer's mixture of experts on packed weights in one native call.
 
-Arithmetic is that of :mod:`paged_sdk.kernels.native.linear`, and a token's experts are added up in the order of their
-numbers: its result depends neither on the other tokens nor on the number of threads.
+The arithmetic is that of :mod:`paged_sdk.kernels.native.linear`, and a token's experts are added up in the order of
+their numbers: its result depends neither on the other tokens nor on the number of threads.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _NO_SUCH_EXPERT = 3
 
 
 def check_experts(gate: PackedWeight, up: PackedWeight, down: PackedWeight, *, num_experts: int) -> None:
-    """Stacks of matrices that are experts together.
+    """Check that three stacks of matrices make experts together.
 
-    :raises ConfigError: shapes do not fit, or a weight is rotated, or some are dense and others not
+    :raises ConfigError: shapes do not fit, or a weight is in the Hadamard form, or some are dense and others not
     """
     hidden, inner = gate.cols, down.cols
     for name, weight, rows, cols in (
@@ -45,13 +45,13 @@ def check_experts(gate: PackedWeight, up: PackedWeight, down: PackedWeight, *, n
 
 
 class NativeExperts:
-    """SwiGLU experts, each projection a stack of packed matrices, one below the other.
+    """Computes SwiGLU experts; each projection is a stack of packed matrices, one below the other.
 
-    :param workspace: of the engine that calls; one call at a time
+    :param workspace: scratch memory of the engine that calls; one call at a time uses it
     :param gate: ``[num_experts * inner, hidden]``, inner a multiple of 32
     :param up: likewise
     :param down: ``[num_experts * hidden, inner]``
-    :raises ConfigError: shapes do not fit, a weight is rotated, or they are not all in blocks or all dense
+    :raises ConfigError: shapes do not fit, a weight is in the Hadamard form, or they are not all in blocks or all dense
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class NativeExperts:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all experts."""
+        """Return how many bytes all experts take."""
         return sum(weight.num_bytes for weight in self._weights.values())
 
     def __call__(self, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
-        """``sum of weight * down @ (silu(gate @ x) * (up @ x))`` over each token's experts.
+        """Compute the sum of ``weight * down @ (silu(gate @ x) * (up @ x))`` over each token's experts.
 
         :param x: ``[num_tokens, hidden]`` float32, bfloat16 or float16; rows contiguous
         :param topk_weights: ``[num_tokens, num_selected]`` float32

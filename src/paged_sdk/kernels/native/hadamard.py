@@ -1,7 +1,7 @@
-"""Weights in int8 with one scale per row, rotated: what the native kernels multiply many rows with.
+"""Makes the Hadamard form of weights, with which the native kernels multiply many rows: int8 with one scale per row.
 
-Rotating weights and activations alike leaves their product as it is and spreads large channels, so that one scale per
-row loses little (:mod:`paged_sdk.kernels.hadamard`).
+The same Hadamard transform of weights and activations leaves their product as it is and spreads large channels, so that
+one scale per row loses little (:mod:`paged_sdk.kernels.hadamard`).
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from paged_sdk.kernels.native.structures import Hadamard, Weight
 
 __all__ = ["hadamard_from_blocks", "hadamard_from_packed"]
 
-# Rows that are decoded at once: 16 MB of a matrix with 4,096 columns. A multiple of a panel's 16.
+# So many rows are decoded at once: 16 MB of a matrix with 4,096 columns. It is a multiple of a panel's 16 rows.
 _ROWS_AT_ONCE: Final = 1024
 
 
 def hadamard_from_packed(
     library: NativeLibrary, weight: PackedWeight, *, num_threads: int | None = None
 ) -> PackedWeight:
-    """The rotated form of a packed matrix.
+    """Make the Hadamard form of a packed matrix.
 
     :param num_threads: torch's own number by default
-    :raises ConfigError: it is rotated already
+    :raises ConfigError: it is in the Hadamard form already
     """
     if weight.tensor_type == HADAMARD_INT8:
         raise ConfigError.of("weight", weight.format, "a packed one")
@@ -45,7 +45,7 @@ def hadamard_from_packed(
 def hadamard_from_blocks(
     library: NativeLibrary, matrix: BlockMatrix, *, num_threads: int | None = None
 ) -> PackedWeight:
-    """The rotated form of a matrix in blocks of any format.
+    """Make the Hadamard form of a matrix in blocks of any format.
 
     :param num_threads: torch's own number by default
     :raises CheckpointError: its rows are no multiple of 32 columns

@@ -21,7 +21,7 @@ _log = get_logger(__name__)
 
 
 class NativeLibrary:
-    """The loaded library, bound to one instruction-set level. Immutable; shared by whoever loads it.
+    """Binds the loaded library to one instruction-set level. It never changes and is shared by all that load it.
 
     :ivar isa: name of the level: ``avx512_bf16``, ``avx512_vnni``, ``avx_vnni``, ``avx2`` or ``portable``
     :ivar level: its number in the library, 0 the best
@@ -34,7 +34,7 @@ class NativeLibrary:
 
 
 class Workspace:
-    """Scratch memory of native calls, which grows to what the largest needs, and the number of threads they use.
+    """Owns the scratch memory of native calls, which grows to what the largest needs, and their number of threads.
 
     One call at a time may use a workspace: an engine has one of its own.
 
@@ -81,7 +81,7 @@ def _declare(functions: ctypes.CDLL) -> None:
 
 @cache
 def _open() -> tuple[ctypes.CDLL | None, str]:
-    """The shared library, or None and why. torch is imported by then, so both use torch's OpenMP pool."""
+    """Open the shared library, or return None and why not. torch is imported already, so both use its OpenMP pool."""
     if not _PATH.exists():
         return None, f"{_PATH.name} was not built: the package was installed without a C++ compiler"
     try:
@@ -94,7 +94,7 @@ def _open() -> tuple[ctypes.CDLL | None, str]:
 
 @cache
 def available_levels() -> tuple[str, ...]:
-    """The instruction-set levels that this machine can run, best first; empty without the library."""
+    """Return the instruction-set levels that this machine can run, best first; none without the library."""
     functions, _ = _open()
     names: list[str] = []
     if functions is not None:
@@ -108,7 +108,7 @@ def available_levels() -> tuple[str, ...]:
 
 @cache
 def load(isa: str | None = None) -> NativeLibrary | None:
-    """The native library, or None where it is not built or does not load: :func:`why_not` tells, and so does the log.
+    """Load the native library; return None where it is not built or does not load, as :func:`why_not` and the log say.
 
     :param isa: an instruction-set level of :func:`available_levels`; the best by default
     :raises ConfigError: this machine cannot run that level
@@ -129,5 +129,5 @@ def load(isa: str | None = None) -> NativeLibrary | None:
 
 
 def why_not() -> str | None:
-    """Why :func:`load` returns None, or None when it does not."""
+    """Say why :func:`load` returns None; return None when it does not."""
     return _open()[1] or None

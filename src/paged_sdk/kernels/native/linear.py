@@ -1,12 +1,12 @@
-"""Linear layers on packed weights, each one native call.
+"""Computes linear layers on packed weights, each in one native call.
 
-Activations of quantized weights are quantized to int8 in groups of 16 columns with float32 scales (for rotated weights:
-rotated, with one scale per row), products are exact integers per group, and each output's sum has one order: a row's
-result does not depend on how many rows are computed with it, nor on the number of threads. A row that holds NaN or Inf
-gives NaN in every column, and touches no other row.
+For quantized weights, activations are quantized to int8 in groups of 16 columns with float32 scales; for weights in the
+Hadamard form they are transformed alike and quantized with one scale per row. Products are exact integers per group,
+and each output's sum has one order: a row's result depends neither on how many rows are computed with it nor on the
+number of threads. A row that holds NaN or Inf gives NaN in every column, and touches no other row.
 
 With dense weights, products are exact and sums float32, in one order too; activations are rounded to bfloat16 where the
-weights are bfloat16 numbers. What is not finite then gives NaN or Inf, in its row alone.
+weights are bfloat16 numbers. Activations that are not finite then give NaN or Inf, in their row alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def float_vector(name: str, vector: Tensor | None, size: int) -> Tensor | None:
-    """A float32 contiguous copy (or the tensor itself) of a bias or norm weight of the size that is due."""
+    """Check the size of a bias or norm weight, and return it as contiguous float32, copied only if necessary."""
     if vector is None:
         return None
     if vector.shape != (size,):
@@ -48,9 +48,9 @@ def describe(target: Weight, weight: PackedWeight, bias: Tensor | None) -> None:
 
 
 def check_weights(weights: Sequence[PackedWeight]) -> None:
-    """Weights that multiply the same rows, in the same form of theirs.
+    """Check that weights can multiply the same rows, with the activations in one form.
 
-    :raises ConfigError: they do not
+    :raises ConfigError: their columns or their forms differ
     """
     cols = {weight.cols for weight in weights}
     if len(cols) != 1:
@@ -61,7 +61,7 @@ def check_weights(weights: Sequence[PackedWeight]) -> None:
 
 
 def _operand(weight: PackedWeight) -> str:
-    """What activations become for a weight."""
+    """Return the form that activations take for a weight."""
     if weight.dense_dtype is not None:
         return weight.format
     return "rotated" if weight.tensor_type == HADAMARD_INT8 else "groups"
@@ -73,9 +73,9 @@ def check_matrix(
     shape: tuple[int, int],
     dtypes: tuple[torch.dtype, ...] = _FLOATS,
 ) -> None:
-    """A matrix of floating point numbers that the kernels can read or write in place.
+    """Check that the kernels can read or write a matrix of floating point numbers in place.
 
-    :raises ConfigError: it is not
+    :raises ConfigError: its shape, dtype, strides or device do not fit
     """
     if rows.shape != shape:
         raise ConfigError.of(f"{name}.shape", tuple(rows.shape), str(shape))
@@ -86,7 +86,7 @@ def check_matrix(
 
 
 def _bind_rows(args: Linear, x: Tensor, residual: Tensor | None, out: Tensor | None, cols: int, width: int) -> Tensor:
-    """Check and put the tensors of one call into its arguments. Returns the output tensor."""
+    """Check the tensors of one call, put them into its arguments, and return the output tensor."""
     check_matrix("x", x, (len(x), cols))
     if out is None:
         out = torch.empty(x.shape[0], width, dtype=x.dtype)
@@ -103,9 +103,9 @@ def _bind_rows(args: Linear, x: Tensor, residual: Tensor | None, out: Tensor | N
 
 
 class NativeLinear:
-    """One or more linear layers of one input in one call, with an optional RMSNorm before and a residual after.
+    """Computes one or more linear layers of one input in one call, optionally with an RMSNorm before, a residual after.
 
-    :param workspace: of the engine that calls; one call at a time
+    :param workspace: scratch memory of the engine that calls; one call at a time uses it
     :param weights: packed [N_i, K] matrices of the same K; their outputs lie side by side
     :param biases: one per weight, [N_i] or None
     :param norm_weight: [K]: the input is ``x / rms(x) * norm_weight``
@@ -149,7 +149,7 @@ class NativeLinear:
         self._reference = byref(self._args)
 
     def __call__(self, x: Tensor, *, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        """``concat(W_i x + b_i) + residual``.
+        """Compute ``concat(W_i x + b_i) + residual``.
 
         :param x: [M, K] float32, bfloat16 or float16; rows contiguous
         :param residual: [M, sum N_i] of the same dtype; may be ``out``

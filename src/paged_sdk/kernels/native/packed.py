@@ -1,4 +1,4 @@
-"""Weights in the native kernels' layout: panels of 16 rows, in a file's blocks or as dense numbers."""
+"""Packs weights into the native kernels' layout: panels of 16 rows, of a file's blocks or of dense numbers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from paged_sdk.kernels.native.library import NativeLibrary
 
 __all__ = ["DENSE_TYPES", "HADAMARD_INT8", "PACKED_TYPES", "PackedWeight", "pack_dense", "pack_gguf", "unpack_rows"]
 
-#: ggml's numbers of the tensor types that can be packed: Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K
+#: The tensor types with these numbers of ggml's can be packed: Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K
 PACKED_TYPES = frozenset({2, 3, 6, 7, 8, 12, 13, 14})
 
-#: the library's own number, of :mod:`paged_sdk.kernels.native.hadamard`
+#: This is the library's own number of the Hadamard form (:mod:`paged_sdk.kernels.native.hadamard`).
 HADAMARD_INT8 = 256
 
-#: dtype of a dense matrix -> the library's own number
+#: It maps the dtype of a dense matrix to the library's own number.
 DENSE_TYPES: Mapping[torch.dtype, int] = MappingProxyType({torch.float32: 257, torch.bfloat16: 258, torch.float16: 259})
 
 
@@ -31,11 +31,11 @@ _PANEL_ROWS: Final = 16
 
 @frozen(eq=False)
 class PackedWeight:
-    """A matrix [rows, cols] that the native kernels multiply with; it owns its memory.
+    """Holds a matrix [rows, cols] that the native kernels multiply with; it owns its memory.
 
     :ivar tensor_type: ggml's number of the block format, :data:`HADAMARD_INT8` or one of :data:`DENSE_TYPES`
     :ivar rows: output features
-    :ivar cols: input features, a multiple of the format's block, of 32 where rotated, any number where dense
+    :ivar cols: input features: a multiple of the format's block, of 32 in the Hadamard form, any number where dense
     :ivar data: uint8, in the layout of ``csrc/layout.h``, the same on every instruction set
     """
 
@@ -46,19 +46,19 @@ class PackedWeight:
 
     @property
     def dense_dtype(self) -> torch.dtype | None:
-        """The dtype of a dense matrix; None: the weights are quantized."""
+        """Return the dtype of a dense matrix, or None where the weights are quantized."""
         return next((dtype for dtype, number in DENSE_TYPES.items() if number == self.tensor_type), None)
 
     @property
     def format(self) -> str:
-        """ggml's name of the block format, ``Hadamard int8``, or the name of a dense matrix's dtype."""
+        """Return ggml's name of the block format, ``Hadamard int8``, or the name of a dense matrix's dtype."""
         if self.dense_dtype is not None:
             return str(self.dense_dtype).removeprefix("torch.")
         return "Hadamard int8" if self.tensor_type == HADAMARD_INT8 else block_format(self.tensor_type).name
 
     @property
     def num_bytes(self) -> int:
-        """Bytes held; rows are padded to a multiple of 16."""
+        """Return how many bytes it holds; rows are padded to a multiple of 16."""
         return self.data.numel()
 
 
@@ -109,7 +109,7 @@ def pack_dense(
     """Pack a dense matrix; every number keeps its value.
 
     :param parts: ``[rows, cols]`` in CPU memory: the matrix, or parts of it one below the other, of which all but the
-        last have a multiple of 16 rows. Each is let go before the next is asked for
+        last have a multiple of 16 rows. Each is released before the next is taken
     :param shape: rows and columns of the whole matrix
     :param dtype: of every part, one of :data:`DENSE_TYPES`
     :param num_threads: torch's own number by default
@@ -135,7 +135,7 @@ def pack_dense(
 
 
 def unpack_rows(weight: PackedWeight, rows: Tensor) -> Tensor:
-    """Some rows of a dense matrix as they were before they were packed.
+    """Return some rows of a dense matrix as they were before they were packed.
 
     :param rows: int64 ``[num_rows]``, each below ``weight.rows``
     :returns: a new tensor ``[num_rows, weight.cols]`` of the matrix's dtype

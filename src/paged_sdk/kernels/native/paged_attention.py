@@ -1,7 +1,7 @@
-"""Attention over a paged KV cache that reads the pages in place: decodes and prefill chunks in one varlen batch.
+"""Attends over a paged KV cache, reading the pages in place: decodes and prefill chunks form one varlen batch.
 
-Keys are taken at fixed positions in spans of 128, whatever the batch, the chunk or the number of threads: a token's
-result depends on none of them (:class:`AttentionShape` says what ``exact=False`` makes of that).
+Keys are taken in spans of 128 at fixed positions, whatever the batch, the chunk or the number of threads: a token's
+result depends on none of them (:class:`AttentionShape` names the exception with ``exact=False``).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ __all__ = ["AttentionShape", "NativeRows", "VarlenBatch", "native_paged_attentio
 
 @frozen
 class AttentionShape:
-    """The heads of one layer.
+    """Describes the heads of one layer, and what shapes their scores.
 
     :ivar num_heads: query heads, a multiple of ``num_kv_heads``
     :ivar head_dim: a multiple of 16
     :ivar scale: multiplies the scores
     :ivar window: keys that a query sees, its own included; None: all
     :ivar softcap: scores become ``softcap * tanh(score / softcap)``; None: they stay
-    :ivar exact: float32 products for every token. False: where the CPU has dot products of bfloat16, these are taken:
-        twice as fast for chunks. A token's result then depends on whether it came in a chunk of more than 8 tokens
+    :ivar exact: products are float32 for every token. False: where the CPU has dot products of bfloat16, chunks of more
+        than 8 tokens use them, twice as fast; a token's result then depends on whether it came in such a chunk
     """
 
     num_heads: int
@@ -51,7 +51,7 @@ class AttentionShape:
 
 @frozen(eq=False)
 class VarlenBatch:
-    """Which query tokens belong to which sequence, and where its keys lie.
+    """Says which query tokens belong to which sequence, and where its keys lie.
 
     :ivar cu_seqlens_q: [num_seqs + 1] int32: sequence s has query tokens ``cu_seqlens_q[s]:cu_seqlens_q[s + 1]``,
         the last of its context
@@ -76,7 +76,7 @@ class VarlenBatch:
 
 @frozen(eq=False)
 class NativeRows:
-    """The rows of one step.
+    """Holds the rows of one step.
 
     :ivar slots: [num_tokens] int64: where the tokens' keys and values go, ``block * block_size + offset``
     :ivar batch: which tokens belong to which sequence
@@ -91,7 +91,7 @@ def _is_vector(tensor: Tensor, dtype: torch.dtype) -> bool:
 
 
 def describe_heads(shape: AttentionShape, cache: LayerCache) -> Heads:
-    """The C structure of a layer's heads."""
+    """Fill the C structure of a layer's heads."""
     if cache.key.shape[2:] != (shape.num_kv_heads, shape.head_dim):
         raise ConfigError.of(
             "cache shape", tuple(cache.key.shape), f"[..., {shape.num_kv_heads}, {shape.head_dim}] for these heads"
@@ -112,7 +112,7 @@ def describe_heads(shape: AttentionShape, cache: LayerCache) -> Heads:
 
 
 def describe_cache(cache: LayerCache) -> Cache:
-    """The C structure of a layer's pages; the tensors must outlive it."""
+    """Fill the C structure of a layer's pages; the tensors must outlive it."""
     return Cache(
         key=cache.key.data_ptr(),
         value=cache.value.data_ptr(),
@@ -123,7 +123,7 @@ def describe_cache(cache: LayerCache) -> Cache:
 
 
 def describe_batch(batch: VarlenBatch) -> Batch:
-    """The C structure of a batch; the tensors must outlive it."""
+    """Fill the C structure of a batch; the tensors must outlive it."""
     return Batch(
         cu_seqlens_q=batch.cu_seqlens_q.data_ptr(),
         block_tables=batch.block_tables.data_ptr(),
@@ -142,9 +142,9 @@ def native_paged_attention(
     *,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention of every query token over its sequence's keys.
+    """Attend causally with every query token over its sequence's keys.
 
-    :param workspace: of the engine that calls; one call at a time
+    :param workspace: scratch memory of the engine that calls; one call at a time uses it
     :param query: [num_tokens, num_heads, head_dim] float32, bfloat16 or float16; each token's heads contiguous
     :param out: likewise, a new tensor by default
     :returns: ``out``

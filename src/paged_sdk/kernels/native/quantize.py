@@ -1,6 +1,6 @@
-"""Dense weights into GGUF blocks, and into the native kernels' panels: what in-situ quantization runs on the CPU.
+"""Quantizes dense weights to GGUF blocks, and packs them for the native kernels: in-situ quantization on the CPU.
 
-:mod:`paged_sdk.kernels.quantize` says how, and gives the same bits.
+:mod:`paged_sdk.kernels.quantize` defines the quantization, and gives the same bits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NOT_FINITE = 2
 def quantize(
     library: NativeLibrary, weight: Tensor, tensor_type: int, *, num_threads: int | None = None
 ) -> PackedWeight:
-    """Quantize a matrix and pack it for the native kernels. Arguments and errors as :func:`quantize_blocks`."""
+    """Quantize a matrix and pack it for the native kernels; arguments and errors are :func:`quantize_blocks`'s."""
     blocks = quantize_blocks(library, weight, tensor_type, num_threads=num_threads)
     return pack_gguf(library, blocks, tensor_type, *weight.shape, num_threads=num_threads)
 

@@ -1,4 +1,4 @@
-"""The C structures of ``csrc/abi.h``, field by field."""
+"""Declares the C structures of ``csrc/abi.h``, field by field."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ __all__ = [
     "Weight",
 ]
 
-#: torch dtype -> its number in the C interface
+#: It maps a torch dtype to its number in the C interface.
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float8_e4m3fn: 2, torch.float16: 3}
 
-#: torch dtype of weights to be quantized -> its number in the C interface
+#: It maps the torch dtype of weights to be quantized to its number in the C interface.
 WEIGHT_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 3}
 
-#: name of a feed-forward activation -> its number in the C interface
+#: It maps the name of a feed-forward activation to its number in the C interface.
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 
 
 class Weight(Structure):
-    """``paged_weight``: a packed matrix and its bias."""
+    """Mirrors ``paged_weight``: a packed matrix and its bias."""
 
     _fields_ = (
         ("data", c_void_p),
@@ -49,7 +49,7 @@ class Weight(Structure):
 
 
 class Linear(Structure):
-    """``paged_linear_args``."""
+    """Mirrors ``paged_linear_args``: the arguments of linear layers."""
 
     _fields_ = (
         ("x", c_void_p),
@@ -71,7 +71,7 @@ class Linear(Structure):
 
 
 class Experts(Structure):
-    """``paged_experts_args``."""
+    """Mirrors ``paged_experts_args``: the arguments of a mixture of experts."""
 
     _fields_ = (
         ("x", c_void_p),
@@ -94,7 +94,7 @@ class Experts(Structure):
 
 
 class Cache(Structure):
-    """``paged_cache``."""
+    """Mirrors ``paged_cache``: the pages of one layer."""
 
     _fields_ = (
         ("key", c_void_p),
@@ -106,7 +106,7 @@ class Cache(Structure):
 
 
 class Batch(Structure):
-    """``paged_batch``."""
+    """Mirrors ``paged_batch``: the sequences of a step."""
 
     _fields_ = (
         ("cu_seqlens_q", c_void_p),
@@ -118,7 +118,7 @@ class Batch(Structure):
 
 
 class Heads(Structure):
-    """``paged_heads``."""
+    """Mirrors ``paged_heads``: the heads of one layer, and what shapes their scores."""
 
     _fields_ = (
         ("num_heads", c_int32),
@@ -134,7 +134,7 @@ class Heads(Structure):
 
 
 class Attention(Structure):
-    """``paged_attention_args``."""
+    """Mirrors ``paged_attention_args``: the arguments of attention."""
 
     _fields_ = (
         ("query", c_void_p),
@@ -151,7 +151,7 @@ class Attention(Structure):
 
 
 class Router(Structure):
-    """``paged_router``."""
+    """Mirrors ``paged_router``: how experts are chosen."""
 
     _fields_ = (
         ("weight", c_void_p),
@@ -163,7 +163,7 @@ class Router(Structure):
 
 
 class Rope(Structure):
-    """``paged_rope``."""
+    """Mirrors ``paged_rope``: one rotary embedding at a step's positions."""
 
     _fields_ = (
         ("cosines", c_void_p),
@@ -174,7 +174,7 @@ class Rope(Structure):
 
 
 class Layer(Structure):
-    """``paged_layer``."""
+    """Mirrors ``paged_layer``: the weights and settings of one decoder layer."""
 
     _fields_ = (
         ("qkv", Weight * 3),
@@ -199,7 +199,7 @@ class Layer(Structure):
 
 
 class Decoder(Structure):
-    """``paged_decoder_args``."""
+    """Mirrors ``paged_decoder_args``: the arguments of a stack of decoder layers."""
 
     _fields_ = (
         ("hidden", c_void_p),
@@ -216,7 +216,7 @@ class Decoder(Structure):
 
 
 class Hadamard(Structure):
-    """``paged_hadamard_args``."""
+    """Mirrors ``paged_hadamard_args``: the arguments of making the Hadamard form of a weight."""
 
     _fields_ = (
         ("packed", c_void_p),
@@ -231,7 +231,7 @@ class Hadamard(Structure):
 
 
 class Quantize(Structure):
-    """``paged_quantize_args``."""
+    """Mirrors ``paged_quantize_args``: the arguments of quantizing a weight."""
 
     _fields_ = (
         ("x", c_void_p),
