@@ -1,1 +1,1 @@
-"""Speed, memory and quality of this project, measured beside its peers: see docs/benchmarks.md."""
+"""Measure speed, memory and quality of this project beside its peers: see docs/benchmarks.md."""

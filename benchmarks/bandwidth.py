@@ -1,4 +1,4 @@
-"""How fast this machine reads memory, and how much of a model it reads for each token."""
+"""Measure how fast this machine reads memory, and count how much of a model it reads for each token."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _REPEATS = 5
 
 
 def read_bandwidth(num_threads: int, num_bytes: int) -> float:
-    """Bytes per second that ``num_threads`` read of one buffer: torch's sum of it as int64, the median of five.
+    """Return the bytes per second that ``num_threads`` read of one buffer: torch's sum of it as int64, the median of
+    five.
 
     The buffer has to be far larger than the caches. Of torch's and numpy's reductions this is the fastest, on an AMD
     Zen 5 server by a third against two threads of numpy.
@@ -35,9 +36,10 @@ def read_bandwidth(num_threads: int, num_bytes: int) -> float:
 
 
 def bytes_per_token(path: Path) -> int:
-    """Bytes of weights that one token of a dense model takes: all but embeddings that are only looked up.
+    """Return the bytes of weights that one token of a dense model reads: all but embeddings that are only looked up.
 
-    What the engine makes of the weights when it loads them may be larger or smaller; keys and values come on top.
+    The form into which the engine brings the weights when it loads them may be larger or smaller; keys and values are
+    not counted.
 
     :param path: a GGUF file, or a directory with a safetensors file
     """

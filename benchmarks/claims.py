@@ -1,4 +1,4 @@
-"""What paged attention, the prefix cache, FP8 KV and quantized weights are said to gain, measured on this engine.
+"""Measure what paged attention, the prefix cache, FP8 KV and quantized weights are said to gain, on this engine.
 
 python -m benchmarks.claims --model smollm2
 """
@@ -60,7 +60,7 @@ _CHUNK: Final = 512
 
 @frozen
 class Claim:
-    """A figure with and without the feature.
+    """Holds a figure with and without the feature.
 
     :ivar gain: how many times better it is with the feature, in memory, time or throughput
     """
@@ -74,13 +74,13 @@ class Claim:
 
 @frozen(kw_only=True)
 class Sizes:
-    """Lengths in tokens, numbers of requests.
+    """Sets lengths in tokens, and numbers of requests.
 
     :ivar prompts: shortest and longest of the mixed prompts
-    :ivar requests: at once
-    :ivar prefix: what the requests of the prefix cache's claim have in common
-    :ivar text: of which the divergence of FP8 is measured
-    :ivar blocks: of the prefix cache whose own cost is measured
+    :ivar requests: the number of requests at once
+    :ivar prefix: the length of the prefix that the requests of the prefix cache's claim share
+    :ivar text: the length of the text on which the divergence of FP8 is measured
+    :ivar blocks: the blocks of the prefix cache whose own cost is measured
     """
 
     requests: tuple[int, ...] = (4, 16)
@@ -97,7 +97,7 @@ QUICK = Sizes(requests=(2,), prompts=(8, 64), output=8, prefix=96, question=8, t
 
 
 class PeakKv:
-    """The most KV memory that sequences held at once, in bytes."""
+    """Records the most KV memory that sequences held at once, in bytes."""
 
     def __init__(self, engine: OpenEngine) -> None:
         self._engine = engine
@@ -112,7 +112,7 @@ class PeakKv:
 
 
 async def _tokens_per_second(model: Model, prompts: Sequence[Sequence[int]], max_tokens: int) -> float:
-    """Generated tokens over the time from the first request to the end of the last, prompts included."""
+    """Return generated tokens over the time from the first request to the end of the last, prompts included."""
     sampling = evolve(SamplingParams.deterministic(), max_len=max_tokens, ignore_eos=True)
     start = time.perf_counter()
     responses = await asyncio.gather(*(model.send_completion_request(prompt, sampling) for prompt in prompts))
@@ -120,7 +120,7 @@ async def _tokens_per_second(model: Model, prompts: Sequence[Sequence[int]], max
 
 
 def paged_attention(builder: TextModelBuilder, sizes: Sizes) -> Iterator[Claim]:
-    """Throughput and KV memory under concurrency, prompts of mixed lengths, no prefix cache on either side."""
+    """Measure throughput and KV memory under concurrency, prompts of mixed lengths, no prefix cache on either side."""
     variants = (builder.without_paged_attn(), builder.with_paged_attn(PagedAttentionMeta()))
     figures: dict[int, list[tuple[float, float]]] = {number: [] for number in sizes.requests}
 
@@ -146,7 +146,7 @@ def paged_attention(builder: TextModelBuilder, sizes: Sizes) -> Iterator[Claim]:
 
 
 def prefix_cache(builder: TextModelBuilder, sizes: Sizes) -> Iterator[Claim]:
-    """Requests that share a prompt's beginning: all at once, and one after the other as in a chat."""
+    """Measure requests that share a prompt's beginning: all at once, and one after the other as in a chat."""
     number = max(sizes.requests)
     figures: list[tuple[float, float]] = []
 
@@ -170,7 +170,7 @@ def prefix_cache(builder: TextModelBuilder, sizes: Sizes) -> Iterator[Claim]:
 
 
 def fp8_kv(builder: TextModelBuilder, sizes: Sizes) -> Iterator[Claim]:
-    """FP8 KV against the model's own dtype: memory, quality, and decode after a long prompt."""
+    """Measure FP8 KV against the model's own dtype: memory, quality, and decode after a long prompt."""
     megabytes = 64
     reference = open_engine(builder.with_dtype("float32"))
     token_ids = reference.parts.text.tokenizer.encode(prose(), add_special_tokens=False)[: sizes.text]
@@ -205,7 +205,9 @@ def fp8_kv(builder: TextModelBuilder, sizes: Sizes) -> Iterator[Claim]:
 
 
 def in_situ_quantization(builder: TextModelBuilder, sizes: Sizes) -> Iterator[Claim]:
-    """One stream's decode on weights in bfloat16, and on the same weights quantized to Q4K while they are loaded."""
+    """Measure one stream's decode on weights in bfloat16, and on the same weights quantized to Q4K while they are
+    loaded.
+    """
     figures: list[float] = []
 
     async def measure(variant: TextModelBuilder) -> None:
@@ -225,7 +227,7 @@ def in_situ_quantization(builder: TextModelBuilder, sizes: Sizes) -> Iterator[Cl
 
 
 def prefix_cache_cost(sizes: Sizes) -> Iterator[Claim]:
-    """What the prefix cache itself costs per block: no tensors, only the book-keeping."""
+    """Measure what the prefix cache itself costs per block: no tensors, only the book-keeping."""
     token_ids = random.Random(0).choices(range(2**16), k=sizes.blocks * _BLOCK_SIZE)
     off, on = (_Cost.of(token_ids, prefix_caching=prefix_caching) for prefix_caching in (False, True))
     yield Claim("prefix cache: time of a block, from taken to given back", "us", off.first_use, on.first_use)
@@ -235,7 +237,7 @@ def prefix_cache_cost(sizes: Sizes) -> Iterator[Claim]:
 
 @frozen(kw_only=True)
 class _Cost:
-    """Per block: microseconds, and bytes that stay when the sequence is gone."""
+    """Holds the microseconds per block, and the bytes per block that stay when the sequence is gone."""
 
     first_use: float
     second_use: float
@@ -268,7 +270,7 @@ def _microseconds(kv: KvCacheManager, token_ids: list[int]) -> float:
 
 
 def _run_sequence(kv: KvCacheManager, token_ids: list[int]) -> None:
-    """The life of a prompt: looked up, computed in chunks, given back."""
+    """Run the life of a prompt: it is looked up, computed in chunks, and given back."""
     table = KvTable()
     prefix = kv.match(table, token_ids)
     kv.attach(table, prefix, token_ids)

@@ -1,4 +1,4 @@
-"""`make bench`: this project beside its peers, on the same file, prompts and threads.
+"""Run `make bench`: measure this project beside its peers, on the same file, prompts and threads.
 
 python -m benchmarks.compare --model smollm2 --rounds 3
 """
@@ -56,11 +56,11 @@ _console = Console(stderr=True, log_path=False, highlight=False, width=None if s
 
 
 class Comparison:
-    """One run: rounds of fresh processes, and within a round, task by task, the engines take turns.
+    """Makes one run: rounds of fresh processes; within a round, task by task, the engines take turns.
 
-    :param engines: names, in the order of the table
-    :param settings: of every engine; where a model is given, path and dtype are its own
-    :param model: None: every engine loads what the settings say
+    :param engines: the engines' names, in the order of the table
+    :param settings: the settings of every engine; a model, if given, replaces path and dtype
+    :param model: the model to load; None: every engine loads what the settings say
     :param timeout: seconds that one command to an engine may take
     :ivar bandwidths: bytes per second, by round
     """
@@ -87,7 +87,7 @@ class Comparison:
         self._given_up: set[tuple[str, str]] = set()
 
     def run_round(self, number: int) -> None:
-        """Add a round's figures to the results; what an engine could not do in one round is not asked again."""
+        """Add a round's figures to the results; a task that an engine failed in one round is not run on it again."""
         names = list(self.results.engines)
         self.bandwidths.append(read_bandwidth(self._settings.num_threads, self._sizes.buffer))
         _console.log(f"Round {number}: memory is read at {self.bandwidths[-1] / 1e9:.1f} GB/s")
@@ -102,7 +102,7 @@ class Comparison:
                         self._measure(engine, task, f"Round {number}, {task.name}")
 
     def _start(self, stack: ExitStack, name: str, key: str) -> EngineProcess | None:
-        """An engine that has made its first token, and is warm; ``stack`` ends it."""
+        """Start an engine and return it when it has made its first token and is warm; ``stack`` ends it."""
         settings = self._settings_of(name)
         if settings is None:
             self.results.add_reason(name, self.results.metrics, "reads no directory")
@@ -122,7 +122,7 @@ class Comparison:
         return engine
 
     def _settings_of(self, name: str) -> EngineSettings | None:
-        """None: the engine cannot load the model in any of its forms."""
+        """Return the settings for an engine; None: it cannot load the model in any of its forms."""
         if self._model is None:
             return self._settings
         path = self._model.path_for(engine_class(name).FORMATS)
@@ -154,7 +154,7 @@ class Comparison:
 
 
 def _metrics_of(task: Task) -> list[Metric]:
-    """Of a task, and what is derived from it."""
+    """Return the metrics of a task, and those that are derived from it."""
     return [*task.metrics, *(SHARE for metric in task.metrics if metric.key == ONE_STREAM)]
 
 
@@ -171,7 +171,9 @@ def _tokenizer_of(gguf: Path) -> Tokenizer:
 
 @contextmanager
 def _confined_to(num_cpus: int) -> Iterator[None]:
-    """Engines inherit it: nobody has more CPUs than threads, whatever a library makes of its settings."""
+    """Confine this process and the engines that it starts, so that none has more CPUs than threads, whatever a library
+    does with its settings.
+    """
     if not hasattr(os, "sched_setaffinity"):
         yield
         return

@@ -1,4 +1,4 @@
-"""How far a model's distributions are from a reference's."""
+"""Measure how far a model's distributions are from a reference's."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _TILE = 64
 
 @frozen(kw_only=True)
 class Divergence:
-    """Over the positions of a text.
+    """Holds the divergence over the positions of a text.
 
     :ivar mean_kl: Kullback-Leibler divergence from the reference, in nats
-    :ivar p99_kl: 99 % of the positions are below
+    :ivar p99_kl: the Kullback-Leibler divergence that 99 % of the positions are below
     :ivar top1: share of positions whose likeliest token is the reference's
     """
 
@@ -26,7 +26,7 @@ class Divergence:
 
 
 def divergence(reference: Tensor, logits: Tensor) -> Divergence:
-    """Compare logits, each ``[num_tokens, vocab_size]``; the sums are made in float64."""
+    """Compare logits, each ``[num_tokens, vocab_size]``, with sums in float64."""
     assert reference.shape == logits.shape, (reference.shape, logits.shape)
     kl = torch.cat(
         [_kl(*tiles) for tiles in zip(torch.split(reference, _TILE), torch.split(logits, _TILE), strict=True)]

@@ -1,11 +1,11 @@
-"""The engine's own Python: what a decode step costs when the model costs nothing.
+"""Measure the engine's own Python: what a decode step costs when the model costs nothing.
 
 python -m benchmarks.engine_python --streams 16 --streams 64 --streams 256
 
-Everything between a request and its reader is what an application gets, but for the runner: it waits for as long as a
-device would compute, and returns random tokens. Figures are CPU time, of the worker's thread by part of a step, and of
-the event loop's thread: waiting, for the interpreter's lock too, is only in the wall time. Each part's figure includes
-about a microsecond of measuring it.
+Everything between a request and its reader is the same as in an application, except for the runner: it waits for as
+long as a device would compute, and returns random tokens. Figures are CPU time, of the worker's thread by part of a
+step, and of the event loop's thread: waiting, for the interpreter's lock too, is only in the wall time. Each part's
+figure includes about a microsecond of measuring it.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ _WALL: Final = "wall"
 
 
 class RandomTokens:
-    """A runner whose device waits and then draws tokens.
+    """Waits as a device would, and then draws tokens.
 
-    :param token_ids: what it draws from
-    :param seconds: that a step takes
+    :param token_ids: the tokens to draw from
+    :param seconds: the time that a step takes
     """
 
     def __init__(self, token_ids: Sequence[int], seconds: float) -> None:
@@ -79,13 +79,13 @@ class RandomTokens:
 
 
 class StepClock:
-    """CPU time by part of a step, each nanosecond counted once: for the innermost part that was running.
+    """Measures CPU time by part of a step; each nanosecond counts once, for the innermost part that was running.
 
-    Counts steps of nothing but decodes, of all streams, once the first few are over.
+    It counts steps that hold a decode of every stream and nothing else, after the first few.
 
-    :param num_steps: to count
-    :ivar nanoseconds: by part; of all counted steps
-    :ivar steps: counted so far
+    :param num_steps: the number of steps to count
+    :ivar nanoseconds: the time of all counted steps, by part
+    :ivar steps: the steps counted so far
     """
 
     def __init__(self, num_streams: int, num_steps: int) -> None:
@@ -149,7 +149,10 @@ class StepClock:
         return watched
 
     def _begin_or_end(self, step: int) -> None:
-        """:param step: that begins now, of those to count"""
+        """Begin the clock at the first step to count, and end it after the last.
+
+        :param step: the number of the step that begins now, of those to count
+        """
         if step not in (0, self._num_steps):
             return
         sign = 1 if step else -1
@@ -172,7 +175,7 @@ class StepClock:
 def _parts(
     text: TextProcessor, runner: RandomTokens, num_streams: int, num_tokens: int, on_worker_start: Callable[[], None]
 ) -> ModelParts:
-    """A model with room for all streams."""
+    """Make the parts of a model with capacity for all streams."""
     max_model_len = _PROMPT_TOKENS + num_tokens
     config = EngineConfig(
         num_blocks=num_streams * (max_model_len // 32 + 1),
@@ -203,8 +206,8 @@ def _text_tokens(tokenizer: Tokenizer) -> list[int]:
 async def measure(text: TextProcessor, *, num_streams: int, num_steps: int, seconds: float) -> StepClock:
     """Read that many streams side by side, chunk by chunk.
 
-    :param seconds: that the runner takes for a step
-    :returns: with ``num_steps`` steps counted
+    :param seconds: the time that the runner takes for a step
+    :returns: the clock, with ``num_steps`` steps counted
     """
     # A few for the prompts' steps, a few to warm up, a few for streams that began a step before the last of them.
     num_tokens = num_steps + 3 * _WARM_UP_STEPS
@@ -239,7 +242,7 @@ def main(
     steps: Annotated[int, typer.Option(min=1)] = 200,
     device_ms: Annotated[float, typer.Option(min=0, help="What a step of the device takes; 0: no wait at all")] = 5.0,
 ) -> None:
-    """Microseconds of Python per decode step, by part and number of streams."""
+    """Measure the microseconds of Python per decode step, by part and number of streams."""
     metadata = open_checkpoint(embedded_model_path()).metadata
     assert metadata is not None
     text = text_processor_from_gguf(metadata)

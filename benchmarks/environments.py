@@ -1,4 +1,4 @@
-"""Each peer's own virtual environment, made on request.
+"""Make each peer's own virtual environment, on request.
 
 python -m benchmarks.environments [ENGINE ...]          all peers by default
 """
@@ -27,12 +27,12 @@ _MARKER: Final = "installed.txt"
 
 
 def installed_engines() -> list[str]:
-    """This project, and the peers whose environments are there, as their files now ask for them."""
+    """Return this project, and the peers whose environments exist as their files now demand them."""
     return [name for name in ENGINES if _is_installed(name)]
 
 
 def python_of(engine: str) -> Path:
-    """The interpreter that runs an engine."""
+    """Return the interpreter that runs an engine."""
     if not engine_class(engine).REQUIREMENTS:
         return Path(sys.executable)
     return _directory(engine) / "bin" / "python"
@@ -59,7 +59,7 @@ def _install(engine: str) -> None:
 
 
 def main(names: list[str]) -> int:
-    """Install peers; one that fails does not keep the others from it."""
+    """Install peers; one that fails does not stop the others."""
     unknown = set(names) - set(ENGINES)
     if unknown:
         raise SystemExit(f"no such engine: {', '.join(sorted(unknown))}; there are {', '.join(ENGINES)}")

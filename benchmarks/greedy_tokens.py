@@ -1,11 +1,11 @@
-"""Greedy tokens of many models, to be compared between two versions of the package.
+"""Generate greedy tokens of many models, and compare them between two versions of the package.
 
 python -m benchmarks.greedy_tokens --out after.json [--model smollm2 ...]
 python -m benchmarks.greedy_tokens --compare before.json after.json
 
 A refactoring, and a faster kernel too, has to leave greedy texts as they were. Each model generates from the same
-prompts one after another and all at once, with every way of keeping KV. Of the texts alone the lead of each token over
-the next best is kept as well, so that a comparison can say whether a text that differs was a tie.
+prompts one after another and all at once, with every way of keeping KV. For texts generated alone the lead of each
+token over the next best is kept as well, so that a comparison can say whether a text that differs was a tie.
 
 Only public names of the package are used: `PYTHONPATH=OTHER/src:. python -m benchmarks.greedy_tokens` measures another
 version. What is generated at once may depend on which requests meet in a step, but not under batch invariance.
@@ -48,9 +48,9 @@ Prompt = str | list[int]
 
 @frozen
 class Text:
-    """Greedy tokens after one prompt.
+    """Holds greedy tokens after one prompt.
 
-    :ivar key: model, way of keeping KV, alone or together, number of the prompt
+    :ivar key: the model, the way of keeping KV, alone or together, number of the prompt
     :ivar leads: by how much the log-probability of each token exceeds the next best one's; empty: not known
     """
 
@@ -61,9 +61,9 @@ class Text:
 
 @frozen
 class Case:
-    """One model and what it is asked.
+    """Holds one model and what it is asked.
 
-    :ivar num_alone: this many of the prompts are also answered one after another
+    :ivar num_alone: the number of prompts that are also answered one after another
     """
 
     name: str
@@ -83,7 +83,7 @@ def _kv_modes(builder: Builder) -> dict[str, Builder]:
 
 
 def _texts() -> list[Prompt]:
-    """Beginnings of articles, of 5 to 1,500 characters."""
+    """Return beginnings of articles, of 5 to 1,500 characters."""
     names = sorted(name for name, text in topics.items() if len(text) > 2000)
     return [topics[name].strip()[: 5 + 100 * index] for index, name in enumerate(names[:NUM_TOGETHER])]
 
@@ -104,7 +104,7 @@ def _real_cases(names: Sequence[str]) -> Iterator[Case]:
 
 
 def _tiny_cases(folder: Path) -> Iterator[Case]:
-    """Every native family with random weights, in float32, and from GGUF blocks."""
+    """Return every native family with random weights, in float32, and from GGUF blocks."""
     sys.path.append(str(Path(__file__).parents[1] / "tests"))
     import tiny
 
@@ -131,9 +131,9 @@ async def _tokens(model: Model, prompt: Prompt, *, leads: bool = False) -> tuple
 
 
 async def generate(case: Case) -> list[Text]:
-    """All texts of one model.
+    """Generate all texts of one model.
 
-    A build that the model's version refuses is left out, and said on the standard error stream.
+    A build that the package's version refuses is left out, and reported on the standard error stream.
     """
     found = []
     for mode, builder in _kv_modes(case.builder).items():
@@ -153,7 +153,7 @@ async def generate(case: Case) -> list[Text]:
 
 
 def compare(before: Mapping[str, Text], after: Mapping[str, Text], say: Callable[[str], None] = print) -> int:
-    """Say which texts differ, a line for those of one model that were made in one way; the number of them.
+    """Say which texts differ, in a line for those of one model that were made in one way, and return their number.
 
     Texts that only one side has are counted likewise. They do not count as different.
     """
@@ -178,7 +178,7 @@ def compare(before: Mapping[str, Text], after: Mapping[str, Text], say: Callable
 
 
 def _way(key: str) -> str:
-    """A text's key without the number of its prompt."""
+    """Return a text's key without the number of its prompt."""
     return key.rpartition(", ")[0]
 
 

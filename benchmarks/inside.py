@@ -1,7 +1,7 @@
-"""The parts of an engine that an application builds, for what cannot be measured through the public API.
+"""Open the parts of an engine that an application builds, for what cannot be measured through the public API.
 
-This is the one place of the benchmarks that looks behind underscores: what is measured has to be what an application
-gets, so it is put together by the same code.
+Only this file of the benchmarks uses private names: what is measured has to be what an application gets, so it is put
+together by the same code.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _LOGITS_TILE = 64
 
 @frozen
 class OpenEngine:
-    """An engine that nobody steps yet.
+    """Holds an engine that nobody steps yet.
 
-    :ivar parts: what :class:`Model` takes
-    :ivar backend: the runner's
-    :ivar kv: the scheduler's
+    :ivar parts: the parts that :class:`Model` takes
+    :ivar backend: the runner's attention backend
+    :ivar kv: the scheduler's KV manager
     """
 
     parts: ModelParts
@@ -44,7 +44,7 @@ class OpenEngine:
     kv: KvManager
 
     def start(self) -> Model:
-        """The model, with its worker thread."""
+        """Start the model, with its worker thread."""
         return Model(self.parts)
 
     def watch(self, after_prepare: Callable[[], None]) -> None:
@@ -54,16 +54,16 @@ class OpenEngine:
 
     @property
     def model_class(self) -> type:
-        """Of the model that the runner runs."""
+        """Return the class of the model that the runner runs."""
         assert self.runner._parts is not None
         return type(self.runner._parts.model)
 
     def logits(self, token_ids: Sequence[int], *, chunk: int, streams: int = 1) -> Tensor:
-        """Logits after every token of a text.
+        """Compute the logits after every token of a text.
 
         :param chunk: tokens per step: the engine's budget for its prefill path, 1 for its decode path
         :param streams: sequences that compute the same text side by side
-        :returns: float32 ``[len(token_ids), vocab_size]``, of the first sequence
+        :returns: float32 ``[len(token_ids), vocab_size]``, the logits of the first sequence
         """
         assert self.runner._parts is not None
         model = self.runner._parts.model
@@ -89,7 +89,7 @@ class OpenEngine:
 
 
 def open_engine(builder: TextModelBuilder) -> OpenEngine:
-    """Load what ``builder`` says, as ``build()`` does."""
+    """Load the model that ``builder`` describes, as ``build()`` does."""
     parts = load_parts(builder.source, builder.settings, read_environment())
     runner = parts.engine._runner
     assert isinstance(runner, ModelRunner)

@@ -1,4 +1,4 @@
-"""Micro-benchmark of the native CPU kernels: `python benchmarks/kernels_cpu.py [PART ...] [--isa LEVEL] [--threads N]`.
+"""Time the native CPU kernels: `python benchmarks/kernels_cpu.py [PART ...] [--isa LEVEL] [--threads N]`.
 
 Every figure is the best of several rounds, beside its limit in the same run: a plain read of the same bytes for linear
 layers, experts and quantizers, oneDNN's int8 product for those of many rows, torch's own matrix product for attention.
@@ -36,7 +36,7 @@ PARTS = ("linear", "dense", "experts", "attention", "quantize")
 
 
 def best(run: Callable[[], object], calls: int = 1) -> float:
-    """Seconds of the fastest of several bursts, per call."""
+    """Return the seconds per call of the fastest of several bursts."""
     times = []
     for _ in range(ROUNDS):
         start = time.perf_counter()
@@ -58,12 +58,12 @@ def multiply_next(layers: Iterator[NativeLinear], x: Tensor, out: Tensor) -> Non
 
 
 def copies_of(weight: PackedWeight) -> list[PackedWeight]:
-    """As many as do not fit into any cache."""
+    """Make as many copies as do not fit into any cache."""
     return [evolve(weight, data=weight.data.clone()) for _ in range(STREAMED_BYTES // weight.num_bytes)]
 
 
 def read_next(words: Iterator[Tensor]) -> None:
-    """Add up a matrix as int64: the plain read that a kernel's time is held against."""
+    """Add up a matrix as int64: the plain read that a kernel's time is compared with."""
     next(words).sum()
 
 
@@ -172,7 +172,7 @@ def multiply_experts(experts: NativeExperts, x: Tensor, weights: Tensor, ids: It
 
 
 def product_rate(dtype: torch.dtype) -> float:
-    """FLOP/s of torch's matrix product: what attention's products are held against."""
+    """Return the FLOP/s of torch's matrix product, which attention's products are compared with."""
     size = 1024
     left, right = torch.randn(size, size).to(dtype), torch.randn(size, size).to(dtype)
     return 2 * size**3 / best(partial(F.linear, left, right))

@@ -1,4 +1,4 @@
-"""What a figure was measured on."""
+"""Describe what a figure was measured on."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8
 
 
 def usable_cpus() -> int:
-    """CPUs that this process may use."""
+    """Return how many CPUs this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def describe_machine() -> dict[str, Any]:
-    """Processor, memory, software, the commit, and how busy the machine was."""
+    """Return processor, memory, software, the commit, and how busy the machine was."""
     cpu = _cpu_info()
     flags = cpu.get("flags", cpu.get("Features", "")).split()
     return {

@@ -1,4 +1,4 @@
-"""Layers with mixtures of experts on the CPU: `python -m benchmarks.mixture_cpu [--layers N] [--threads N]`.
+"""Time layers with mixtures of experts on the CPU: `python -m benchmarks.mixture_cpu [--layers N] [--threads N]`.
 
 Layers as Qwen3-30B-A3B has them, with random weights in Q4_K, run one operation at a time and in one native call a
 step, in turns. Their tokens differ from step to step, so experts come from memory.
@@ -37,9 +37,9 @@ _ROUNDS: Final = 15
 
 
 class _TimedExperts(Experts):
-    """Experts that note how long they take.
+    """Times its experts.
 
-    :ivar seconds: since it was last set to 0
+    :ivar seconds: the time since it was last set to 0
     """
 
     def __init__(self, experts: Experts) -> None:
@@ -59,11 +59,11 @@ class _TimedExperts(Experts):
 
 @frozen
 class Figures:
-    """Medians, in seconds of one layer.
+    """Holds medians, in seconds of one layer.
 
-    :ivar separate: one operation at a time
+    :ivar separate: the time with one operation at a time
     :ivar experts: the part of that which experts take
-    :ivar fused: in one native call
+    :ivar fused: the time in one native call
     """
 
     separate: float
@@ -72,10 +72,10 @@ class Figures:
 
 
 class Layers:
-    """A random model, to be run in both ways.
+    """Holds a random model that can be run in both ways.
 
-    :param shape: of the model; its layers should be more than a cache holds
-    :param num_tokens: the most that all sequences of a step have, those before the step's own included
+    :param shape: the model's shape; its layers should be larger than the cache
+    :param num_tokens: the most tokens that all sequences of a step have, earlier ones included
     """
 
     def __init__(self, shape: Shape, workspace: Workspace, *, num_tokens: int) -> None:
@@ -99,7 +99,7 @@ class Layers:
             self._experts.append(layer.mlp.experts)
 
     def measure(self, num_sequences: int, num_new: int, num_before: int = 0) -> Figures:
-        """A step of sequences that have ``num_new`` tokens each, after ``num_before`` others."""
+        """Time a step of sequences that have ``num_new`` tokens each, after ``num_before`` others."""
         blocks = -(-(num_before + num_new) // _BLOCK_SIZE)
         tables = [range(i * blocks, (i + 1) * blocks) for i in range(num_sequences)]
         rows = [StepRow(i, num_before, [0] * num_new, table) for i, table in enumerate(tables)]
@@ -115,7 +115,7 @@ class Layers:
         return Figures(*(statistics.median(times) / len(self._experts) for times in (separate, experts, fused)))
 
     def _seconds(self, model: CausalModel, rows: Sequence[StepRow]) -> float:
-        """Of one step with tokens that no other step had."""
+        """Time one step with tokens that no other step had."""
         num_tokens = sum(row.num_new_tokens for row in rows)
         token_ids = torch.randint(self._model.config.vocab_size, (num_tokens,))
         positions = torch.cat([torch.arange(row.start, row.start + row.num_new_tokens) for row in rows])

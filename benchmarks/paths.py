@@ -1,4 +1,4 @@
-"""Where downloads, peers' environments and results go: never into the repository."""
+"""Say where downloads, peers' environments and results go: never into the repository."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["cache_directory"]
 
 
 def cache_directory(*parts: str) -> Path:
-    """A directory of the benchmark's own in the user's cache, made if it is missing."""
+    """Return a directory of the benchmark's own in the user's cache, made if it is missing."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     directory = root.joinpath("paged-sdk", "benchmarks", *parts)
     directory.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Draws the table of `make bench`: one panel per metric, one bar per engine.
+"""Draw the table of `make bench`: one panel per metric, one bar per engine.
 
 python -m benchmarks.plot RESULT.json docs/benchmarks.svg
 """
@@ -24,8 +24,8 @@ _OWN_COLOUR, _OTHER_OWN_COLOUR, _PEER_COLOUR = "#1f6feb", "#8fb8f5", "#b6bcc4"
 def draw(report: dict[str, Any], target: Path) -> None:
     """Write the figure.
 
-    :param report: what ``benchmarks.compare`` writes
-    :param target: its suffix says the format
+    :param report: the content that ``benchmarks.compare`` writes
+    :param target: the file to write, whose suffix says the format
     """
     import matplotlib as mpl
 

@@ -1,4 +1,4 @@
-"""The driver's end of an engine's process, which is stopped (SIGSTOP) except while it is asked for something."""
+"""Run an engine's process from the driver; it is stopped (SIGSTOP) except while it is asked for something."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _LOG_LINES: Final = 3
 
 
 class EngineFailedError(Exception):
-    """The engine raised, died or did not answer; the message says which."""
+    """Says that the engine raised, died or did not answer; the message says which."""
 
 
 class EngineProcess:
-    """A loaded engine. The constructor returns when the model is loaded.
+    """Controls the process of a loaded engine. The constructor returns when the model is loaded.
 
-    All engines of a round are loaded at once, and take turns: between its turns an engine computes nothing, spins on
-    no lock and wakes no thread, for its processes are stopped.
+    All engines of a round are loaded at once, and take turns: between its turns an engine computes nothing, spins on no
+    lock and wakes no thread, because its processes are stopped.
 
-    :param log: where everything that the engine prints goes
+    :param log: the file for everything that the engine prints
     :param timeout: seconds that one command may take; an engine that takes longer is ended
     :raises EngineFailedError: it could not be loaded
     """
@@ -67,11 +67,11 @@ class EngineProcess:
 
     @property
     def is_alive(self) -> bool:
-        """False once it has ended, by itself or because it did not answer."""
+        """Return False once the process has ended, by itself or because it did not answer."""
         return self._process.poll() is None
 
     def generate(self, prompts: Sequence[Prompt], max_tokens: int) -> list[RequestTimes]:
-        """See :meth:`BenchmarkEngine.generate`; checked to be what was asked for.
+        """Do what :meth:`BenchmarkEngine.generate` says, and check that the result is what was requested.
 
         :raises UnsupportedError: the engine cannot
         :raises EngineFailedError: it failed
@@ -94,7 +94,7 @@ class EngineProcess:
         return lags
 
     def peak_memory(self) -> int:
-        """The largest resident set of the engine's process so far, in bytes."""
+        """Return the largest resident set of the engine's process so far, in bytes."""
         return int(self.ask("peak_memory"))
 
     def ask(self, do: str, **arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Text to measure with: the Python language reference, which comes with every Python (pydoc's help topics)."""
+"""Make text to measure with: the Python language reference, which comes with every Python (pydoc's help topics)."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ def _reference() -> str:
 
 
 def prose() -> str:
-    """Continuous English text, always the same for one version of Python."""
+    """Return continuous English text, always the same for one version of Python."""
     return "\n".join(topics[name] for name in _PROSE_TOPICS)
 
 
 class PromptMaker:
-    """Prompts of an exact number of tokens.
+    """Makes prompts of an exact number of tokens.
 
-    Two prompts of different keys share a token or two at most, so that no engine's prefix cache helps where it is not
-    meant to.
+    Two prompts of different keys share a token or two at most, so that no engine's prefix cache helps except where that
+    is measured.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
     def make(self, num_tokens: int, key: str) -> Prompt:
-        """A prompt; the same for the same key."""
+        """Make a prompt; the same key gives the same prompt."""
         text = _reference()
         num_characters = num_tokens * _CHARACTERS_PER_TOKEN
         start = random.Random(key).randrange(len(text) - num_characters)
@@ -48,7 +48,7 @@ class PromptMaker:
         return self._prompt(f"{beginning} {text[start : start + num_characters]}", num_tokens)
 
     def extend(self, prompt: Prompt, num_tokens: int, key: str) -> Prompt:
-        """A prompt that begins with another."""
+        """Make a prompt that begins with another."""
         token_ids = prompt.token_ids + self.make(num_tokens, key).token_ids
         return Prompt(self._tokenizer.decode(token_ids), token_ids)
 

@@ -1,4 +1,4 @@
-"""What the driver and the engines' processes say to each other: one JSON object per line.
+"""Define what the driver and the engines' processes say to each other: one JSON object per line.
 
 The driver sends ``{"do": ..., ...}``; the engine's process answers each with ``{"result": ...}``,
 ``{"unsupported": reason}`` or ``{"failed": reason}``. Its first line, unasked, says that the model is loaded.
@@ -23,18 +23,18 @@ LogitsPath = Literal["prefill", "decode"]
 
 
 class UnsupportedError(Exception):
-    """The engine's Python API cannot do this; the message says why."""
+    """Says that the engine's Python API cannot do this; the message says why."""
 
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """How an engine is to be loaded.
+    """Says how to load an engine.
 
-    :ivar model: GGUF file or directory, as the engine's ``FORMATS`` say
+    :ivar model: a GGUF file or directory, as the engine's ``FORMATS`` say
     :ivar num_threads: CPU threads
     :ivar max_model_len: tokens in a sequence, prompt and output together
     :ivar max_num_seqs: sequences at once
-    :ivar dtype: that a directory's weights have and are computed in; None: the engine's choice
+    :ivar dtype: the dtype of a directory's weights, which is also computed in; None: the engine's choice
     """
 
     model: str
@@ -46,7 +46,7 @@ class EngineSettings:
 
 @dataclass(frozen=True)
 class Prompt:
-    """The same prompt for engines that take token ids and for those that take text."""
+    """Holds the same prompt for engines that take token ids and for those that take text."""
 
     text: str
     token_ids: list[int]
@@ -54,10 +54,10 @@ class Prompt:
 
 @dataclass(frozen=True)
 class RequestTimes:
-    """What became of one request of a batch.
+    """Holds the times of one request of a batch.
 
     :ivar first: seconds from the batch's submission to the request's first token
-    :ivar last: to its last
+    :ivar last: seconds to its last token
     """
 
     first: float
@@ -67,11 +67,11 @@ class RequestTimes:
 
 
 class BenchmarkEngine(ABC):
-    """An engine as the benchmark uses it: loaded by the constructor, one batch at a time.
+    """Represents an engine as the benchmark uses it: the constructor loads it, and it runs one batch at a time.
 
-    :cvar REQUIREMENTS: what pip installs into the engine's environment; empty: it runs in this project's
-    :cvar UNWANTED: packages that come with them and are removed again
-    :cvar FORMATS: what it loads, the first one rather than the next
+    :cvar REQUIREMENTS: the packages that pip installs into the engine's environment; empty: it runs in this project's
+    :cvar UNWANTED: the packages that come with them and are removed again
+    :cvar FORMATS: the formats that it loads, the preferred one first
     """
 
     REQUIREMENTS: ClassVar[tuple[str, ...]]
@@ -85,7 +85,7 @@ class BenchmarkEngine(ABC):
     @property
     @abstractmethod
     def version(self) -> str:
-        """Of the engine's package."""
+        """Return the version of the engine's package."""
 
     @abstractmethod
     def generate(self, prompts: Sequence[Prompt], max_tokens: int) -> list[RequestTimes]:
@@ -95,14 +95,15 @@ class BenchmarkEngine(ABC):
         """
 
     def event_loop_lag(self, prompts: Sequence[Prompt], max_tokens: int, interval: float) -> list[float]:
-        """How late an application's timer fires while the engine runs these prompts, in seconds, per ``interval``.
+        """Return by how many seconds an application's timer fires late while the engine runs these prompts, per
+        ``interval``.
 
         :raises UnsupportedError: it has no async API
         """
         raise UnsupportedError("no async API")
 
     def logits(self, token_ids: Sequence[int], path: LogitsPath) -> Any:
-        """Logits after every token, a numpy array ``[len(token_ids), vocab_size]`` float32.
+        """Return the logits after every token, a numpy array ``[len(token_ids), vocab_size]`` float32.
 
         :raises UnsupportedError: its API has no logits
         """

@@ -1,4 +1,4 @@
-"""Quality beside speed: how far this engine, as it runs by default, is from the float32 dequantized model.
+"""Measure quality beside speed: how far this engine, as it runs by default, is from the float32 dequantized model.
 
 python -m benchmarks.quality --model smollm2
 
@@ -45,10 +45,10 @@ _PEER_PATHS: tuple[LogitsPath, ...] = ("prefill", "decode")
 
 @frozen(kw_only=True)
 class BatchDependence:
-    """Greedy texts, each made alone and then among others.
+    """Says how greedy texts made alone differ from the same texts made among others.
 
-    :ivar different: texts that were not the same
-    :ivar common_characters: of those, how many characters they shared on average before they parted
+    :ivar different: the number of texts that were not the same
+    :ivar common_characters: how many characters these shared on average before they differed
     """
 
     texts: int
@@ -57,7 +57,7 @@ class BatchDependence:
 
 
 def own_paths(builder: TextModelBuilder, token_ids: Sequence[int], streams: int) -> Iterator[tuple[str, Tensor]]:
-    """Logits by each way that a token can take through the engine."""
+    """Compute logits by each way that a token can take through the engine."""
     engine = open_engine(builder)
     budget = engine.parts.config.max_num_batched_tokens
     yield "prefill", engine.logits(token_ids, chunk=budget)
@@ -66,7 +66,7 @@ def own_paths(builder: TextModelBuilder, token_ids: Sequence[int], streams: int)
 
 
 async def batch_dependence(model: Model, prompts: Sequence[Sequence[int]], max_tokens: int) -> BatchDependence:
-    """How often a text depends on what is computed beside it."""
+    """Measure how often a text depends on what is computed beside it."""
     sampling = evolve(SamplingParams.deterministic(), max_len=max_tokens)
 
     async def text(prompt: Sequence[int]) -> str:
@@ -88,7 +88,7 @@ def _num_common(first: str, second: str) -> int:
 
 
 def _peer_logits(settings: EngineSettings, token_ids: Sequence[int]) -> Iterator[tuple[str, Tensor]]:
-    """llama.cpp's logits, computed in its own environment."""
+    """Return llama.cpp's logits, computed in its own environment."""
     peer = EngineProcess(_PEER, settings, cache_directory("logs") / f"{_PEER}.log", timeout=_TIMEOUT)
     try:
         for path in _PEER_PATHS:
@@ -118,7 +118,9 @@ def main(
     threads: Annotated[int | None, typer.Option(min=1)] = None,
     output: Annotated[Path | None, typer.Option(help="JSON file; default: in the cache directory")] = None,
 ) -> None:
-    """Mean KL and top-1 agreement against float32, by path through the engine, and how texts depend on the batch."""
+    """Measure mean KL and top-1 agreement against float32, by path through the engine, and how texts depend on the
+    batch.
+    """
     path, num_threads = model_path(model), threads or usable_cpus()
     torch.set_num_threads(num_threads)
     builder = TextModelBuilder(path).with_num_threads(num_threads)

@@ -1,4 +1,4 @@
-"""A model of gemma3-270M's shape with random weights and a tokenizer of its own, as GGUF files.
+"""Write a model of gemma3-270M's shape with random weights and a tokenizer of its own, as GGUF files.
 
 Nobody has to accept a license for it, and speed does not depend on what weights mean. Q4_K_M is what llama.cpp makes of
 this shape: rows of 640 are no whole number of blocks of 256, so most matrices fall back to Q5_0 and Q8_0.
@@ -80,7 +80,7 @@ def _gguf() -> Any:
 
 
 def _matrices() -> Iterator[tuple[str, str, tuple[int, int]]]:
-    """Name, format in Q4_K_M, and shape."""
+    """Yield name, format in Q4_K_M, and shape of each matrix."""
     yield "token_embd.weight", "Q8_0", (_VOCAB_SIZE, _HIDDEN)
     for layer in range(_LAYERS):
         eighth = _LAYERS // 8
@@ -99,7 +99,7 @@ def _matrices() -> Iterator[tuple[str, str, tuple[int, int]]]:
 
 
 def _random_blocks(quantization: str, rows: int, cols: int, generator: np.random.Generator) -> Array:
-    """Uniform codes, with scales that keep a product as large as its input. -> uint8 [rows, bytes of a row]"""
+    """Draw uniform codes, with scales that keep a product as large as its input. -> uint8 [rows, bytes of a row]"""
     elements, num_bytes, deviation = {
         "Q8_0": (32, 34, 73.9),
         "Q5_0": (32, 22, 9.2),
@@ -126,7 +126,7 @@ def _random_blocks(quantization: str, rows: int, cols: int, generator: np.random
 
 
 def _writer(path: Path, tokenizer: Path, file_type: str) -> Any:
-    """A writer that has everything but the matrices."""
+    """Return a writer that has everything but the matrices."""
     gguf = _gguf()
     writer = gguf.GGUFWriter(path, "gemma3")
     writer.add_name("gemma3 270M, random weights")

@@ -1,4 +1,4 @@
-"""Figures of a run: gathered round by round, then medians and ratios."""
+"""Gather the figures of a run round by round, and compute medians and ratios."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["Ratio", "Results", "as_text"]
 
 
 def as_text(figure: float) -> str:
-    """Four digits, or all those before the point."""
+    """Format a figure with four digits, or with all those before the point."""
     return f"{figure:,.0f}" if abs(figure) >= 1000 else f"{figure:.4g}"
 
 
 @frozen
 class Ratio:
-    """This project against the best peer; above 1 this project is better, whichever way the metric goes."""
+    """Compares this project with the best peer; above 1 this project is better, whichever way the metric goes."""
 
     peer: str
     value: float
@@ -29,12 +29,12 @@ class Ratio:
 
 @frozen
 class Results:
-    """What the engines of a run reached.
+    """Holds what the engines of a run reached.
 
-    :ivar metrics: in the order of the table
-    :ivar engines: name to version
-    :ivar values: engine to metric to one figure per round
-    :ivar reasons: engine to metric to why there is no figure
+    :ivar metrics: the metrics, in the order of the table
+    :ivar engines: the engines' versions by name
+    :ivar values: one figure per round, by engine and metric
+    :ivar reasons: why there is no figure, by engine and metric
     """
 
     metrics: Sequence[Metric]
@@ -53,12 +53,12 @@ class Results:
             self.reasons.setdefault(engine, {})[metric.key] = reason
 
     def median(self, engine: str, metric: Metric) -> float | None:
-        """Over the rounds; None without a figure."""
+        """Return the median over the rounds; None without a figure."""
         values = self.values.get(engine, {}).get(metric.key)
         return median(values) if values else None
 
     def ratio(self, metric: Metric) -> Ratio | None:
-        """None if this project or every peer has no figure."""
+        """Return the ratio to the best peer; None if this project or every peer has no figure."""
         own = self.median(OWN, metric)
         peers = {
             engine: value
@@ -71,7 +71,7 @@ class Results:
         return Ratio(best, own / peers[best] if metric.higher_is_better else peers[best] / own)
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, by metric."""
+        """Return everything, by metric."""
         return {"engines": self.engines, "metrics": [self._metric_as_json(metric) for metric in self.metrics]}
 
     def _metric_as_json(self, metric: Metric) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""What is measured, the same for every engine. All texts are greedy, of a given length, whatever the model says."""
+"""Define what is measured, the same for every engine. All texts are greedy and of a given length, whatever the model
+says.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,9 @@ __all__ = [
 
 @frozen
 class Metric:
-    """A figure with a name.
+    """Names a figure.
 
-    :ivar higher_is_better: otherwise lower is
+    :ivar higher_is_better: whether higher is better; otherwise lower is
     """
 
     key: str
@@ -45,16 +47,16 @@ class Metric:
 
 @frozen(kw_only=True)
 class Sizes:
-    """Lengths in tokens.
+    """Sets lengths in tokens.
 
-    :ivar streams: requests at once, one decode task for each number
-    :ivar prompt: of the requests that measure decode
-    :ivar output: of the requests that measure decode
-    :ivar prefix: of the prompt that is asked about twice
-    :ivar question: what follows the prefix the second time
-    :ivar depth: of the long prompt
-    :ivar depth_output: generated after it
-    :ivar buffer: bytes that are read to measure the bandwidth
+    :ivar streams: numbers of requests at once, with one decode task for each
+    :ivar prompt: the prompt of the requests that measure decode
+    :ivar output: the output of the requests that measure decode
+    :ivar prefix: the prompt that is asked about twice
+    :ivar question: the tokens that follow the prefix the second time
+    :ivar depth: the long prompt
+    :ivar depth_output: the tokens generated after it
+    :ivar buffer: the bytes that are read to measure the bandwidth
     """
 
     streams: tuple[int, ...] = (1, 4, 16)
@@ -68,7 +70,7 @@ class Sizes:
 
     @property
     def max_model_len(self) -> int:
-        """Room for the longest sequence, in whole blocks of any usual size."""
+        """Return a capacity for the longest sequence, in whole blocks of any usual size."""
         return -(-(self.depth + self.depth_output) // 256) * 256
 
 
@@ -90,10 +92,11 @@ Figures: TypeAlias = Mapping[str, float]
 
 @frozen
 class Task:
-    """One measurement.
+    """Describes one measurement.
 
-    :ivar metrics: what ``measure`` returns, by key
-    :ivar measure: called with the engine, the maker of prompts, and a key that no other call in the round has
+    :ivar metrics: the metrics that ``measure`` returns, by key
+    :ivar measure: takes the measurement; called with the engine, the maker of prompts, and a key that no other call in
+        the round has
     """
 
     name: str
@@ -102,7 +105,7 @@ class Task:
 
 
 def make_tasks(sizes: Sizes) -> list[Task]:
-    """All tasks, in the order in which they are run."""
+    """Return all tasks, in the order in which they are run."""
     decodes = [_decode(sizes, streams) for streams in sizes.streams]
     return [*decodes, _prefix(sizes), _depth(sizes), _lag(sizes), _memory()]
 
@@ -120,7 +123,9 @@ def warm_up(engine: EngineProcess, prompts: PromptMaker, sizes: Sizes, key: str)
 
 
 def load_figures(engine: EngineProcess, prompts: PromptMaker, sizes: Sizes, key: str) -> Figures:
-    """From the start of the engine's process, which has just loaded the model, to the first token of a short text."""
+    """Measure from the start of the engine's process, which has just loaded the model, to the first token of a short
+    text.
+    """
     engine.generate([prompts.make(sizes.prompt, key)], 1)
     return {LOAD.key: time.perf_counter() - engine.started}
 
@@ -206,6 +211,8 @@ def _memory() -> Task:
 
 
 def decode_rate(times: Sequence[RequestTimes]) -> float:
-    """Tokens per second from the batch's first token to its last; the first of each request is the prompt's."""
+    """Return tokens per second from the batch's first token to its last; each request's first token counts as its
+    prompt's.
+    """
     num_tokens = sum(entry.num_tokens - 1 for entry in times)
     return num_tokens / (max(entry.last for entry in times) - min(entry.first for entry in times))

@@ -1,4 +1,4 @@
-"""The process of one engine: loads it, then does what the driver says until its input ends.
+"""Run the process of one engine: load it, then do what the driver says until its input ends.
 
 python -m benchmarks.worker ENGINE SETTINGS_AS_JSON
 """
@@ -26,13 +26,13 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def engine_class(name: str) -> type[BenchmarkEngine]:
-    """The engine of ``engines/NAME.py``, whose own packages are imported when it is loaded."""
+    """Return the engine of ``engines/NAME.py``, whose own packages are imported when it is loaded."""
     engine: type[BenchmarkEngine] = importlib.import_module(f"benchmarks.engines.{name}").Engine
     return engine
 
 
 def peak_memory() -> int:
-    """The largest resident set of this process so far, in bytes."""
+    """Return the largest resident set of this process so far, in bytes."""
     try:
         # Not ru_maxrss: on Linux it starts with what the parent had before exec.
         status = Path("/proc/self/status").read_text()
@@ -70,14 +70,16 @@ def _answer(engine: BenchmarkEngine, command: Mapping[str, Any]) -> dict[str, An
 
 
 def _take_stdout() -> IO[str]:
-    """The driver's pipe, kept from libraries that print: what they write goes to stderr."""
+    """Keep the driver's pipe from libraries that print: what they write goes to stderr."""
     pipe = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return pipe
 
 
 def _end_with_driver() -> None:
-    """Linux: be killed when the driver ends, however it ends; a stopped process would not see its input end."""
+    """On Linux, have this process killed when the driver ends, however it ends; a stopped process would not see its
+    input end.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""Fixtures that several packages' tests share. Being here, this file also puts its directory on the import path."""
+"""Define fixtures that several packages' tests share. This file also puts its directory on the import path."""
 
 from __future__ import annotations
 
@@ -29,13 +29,15 @@ from paged_sdk.weights.checkpoint import open_checkpoint
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
-    """Tiny matrices gain nothing from threads, and on a busy machine lose a hundredfold by waiting for them."""
+    """Use one thread: tiny matrices gain nothing from more, and slow down a hundredfold on a busy machine by waiting
+    for them.
+    """
     torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
 def triton_device() -> Iterator[torch.device]:
-    """The device of tensors that Triton kernels are given: without CUDA, Triton's interpreter runs them."""
+    """Return the device of tensors for Triton kernels: without CUDA, Triton's interpreter runs them."""
     pytest.importorskip("triton")
     if torch.cuda.is_available():
         yield torch.device("cuda")
@@ -46,7 +48,9 @@ def triton_device() -> Iterator[torch.device]:
 
 
 def _let_the_interpreter_loop(patch: pytest.MonkeyPatch) -> None:
-    """The interpreter of Triton 3.6 takes a loop's bounds from arrays of one element, which numpy 2.4 refuses."""
+    """Let Triton 3.6's interpreter loop: it takes a loop's bounds from arrays of one element, which numpy 2.4
+    refuses.
+    """
     interpreter: Any = importlib.import_module("triton.runtime.interpreter")
     patch_tensor = interpreter._patch_lang_tensor
 
@@ -59,19 +63,19 @@ def _let_the_interpreter_loop(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A llama with random weights, in float32."""
+    """Write a llama with random weights, in float32."""
     return tiny.make_checkpoint("llama", tmp_path_factory.mktemp("tiny-llama"))
 
 
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
-    """The embedded SmolLM2-135M-Instruct, a GGUF file."""
+    """Return the embedded SmolLM2-135M-Instruct, a GGUF file."""
     return embedded_model_path()
 
 
 @pytest.fixture(scope="session")
 def smollm2_text(smollm2: Path) -> TextProcessor:
-    """Its text side alone."""
+    """Return the text processor of SmolLM2 alone."""
     checkpoint = open_checkpoint(smollm2)
     assert checkpoint.metadata is not None
     try:
@@ -82,13 +86,13 @@ def smollm2_text(smollm2: Path) -> TextProcessor:
 
 @pytest.fixture
 def builder(tiny_checkpoint: Path) -> TextModelBuilder:
-    """The tiny llama in float32 on the CPU."""
+    """Return a builder of the tiny llama in float32 on the CPU."""
     return TextModelBuilder(tiny_checkpoint).with_dtype("float32").with_force_cpu().with_num_threads(1)
 
 
 @pytest.fixture(params=["asyncio", "trio"])
 def anyio_backend(request: pytest.FixtureRequest) -> str:
-    """Every test marked ``anyio`` runs under both."""
+    """Run every test marked ``anyio`` under both backends."""
     backend: str = request.param
     return backend
 
@@ -101,7 +105,7 @@ async def model(builder: TextModelBuilder) -> AsyncIterator[Model]:
 
 @pytest.fixture(autouse=True)
 def _logs_as_they_were() -> Iterator[None]:
-    """A test that turns logs on does so for itself."""
+    """Restore the logging settings, so that a test that turns logs on does so for itself only."""
     logger = logging.getLogger("paged_sdk")
     level, handlers = logger.level, list(logger.handlers)
     yield
@@ -111,6 +115,6 @@ def _logs_as_they_were() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _collect_garbage_of_async_tests() -> Iterator[None]:
-    """A coroutine or stream that a test leaves behind is its own failure, not a later test's."""
+    """Collect garbage, so that a coroutine or stream that a test leaves behind fails that test, not a later one."""
     yield
     gc.collect(0)

@@ -1,4 +1,4 @@
-"""How much memory operations take at once."""
+"""Measure how much memory operations take at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class LargestTensor(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Watches how large the tensors are that operations make; views count as what they show a part of."""
+    """Records how large the tensors are that operations make; a view counts as the whole tensor that it shows a part
+    of.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

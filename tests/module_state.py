@@ -1,4 +1,6 @@
-"""Finds what a module keeps between calls: several models live in one process, so that it must not be theirs."""
+"""Find what a module keeps between calls: several models live in one process, so modules must keep no state of
+theirs.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,9 @@ _CHANGING_FUNCTIONS: Final = frozenset(
 
 
 def mutable_state(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """Names that a module keeps state in, with the line.
+    """Return the names in which a module keeps state, with the line.
 
-    These are containers whose name is no constant's, constants and other names of the module that something changes,
+    These are containers whose name is not a constant's, constants and other names of the module that something changes,
     objects that are made to be changed or waited for, and caches of functions.
     """
     for name, value, line in _bindings(tree):
@@ -49,7 +51,7 @@ def mutable_state(tree: ast.Module) -> Iterator[tuple[str, int]]:
 
 
 def _names_of_module(tree: ast.Module) -> frozenset[str]:
-    """Everything that a module's own lines bind: what a function that changes it reaches outside of itself for."""
+    """Return every name that a module's own lines bind, which a function that changes it finds outside of itself."""
     bound = {name for name, _, _ in _bindings(tree)}
     for node in tree.body:
         match node:
@@ -61,7 +63,7 @@ def _names_of_module(tree: ast.Module) -> frozenset[str]:
 
 
 def _bindings(tree: ast.Module) -> Iterator[tuple[str, ast.expr, int]]:
-    """Module-level assignments: name, value and line."""
+    """Yield module-level assignments: name, value and line."""
     for node in tree.body:
         match node:
             case ast.Assign(targets=targets, value=value):
@@ -71,7 +73,9 @@ def _bindings(tree: ast.Module) -> Iterator[tuple[str, ast.expr, int]]:
 
 
 def _changes(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """Where a module changes what its own names stand for; attributes are part of a definition outside of functions."""
+    """Yield where a module changes the values of its own names; attributes are part of a definition outside of
+    functions.
+    """
     for node, names, in_function in _with_names(tree, _names_of_module(tree)):
         match node:
             case ast.Global(names=changed):
@@ -97,7 +101,9 @@ def _changes(tree: ast.Module) -> Iterator[tuple[str, int]]:
 def _with_names(
     node: ast.AST, names: frozenset[str], *, in_function: bool = False
 ) -> Iterator[tuple[ast.AST, frozenset[str], bool]]:
-    """Every node, with the module's names that no function around it hides, and whether there is one around it."""
+    """Yield every node, with the module's names that no function around it hides, and whether there is a function
+    around it.
+    """
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
         names, in_function = names - _own_names(node), True
     yield node, names, in_function
@@ -106,7 +112,7 @@ def _with_names(
 
 
 def _own_names(function: _Function | ast.Lambda) -> frozenset[str]:
-    """What a function binds itself: parameters and whatever is assigned in it."""
+    """Return the names that a function binds itself: parameters and whatever is assigned in it."""
     own, declared = set(), set()
     for node in ast.walk(function):
         match node:
@@ -120,14 +126,14 @@ def _own_names(function: _Function | ast.Lambda) -> frozenset[str]:
 
 
 def _root(value: ast.expr) -> str | None:
-    """The name that an attribute or an element is reached from: ``a`` of ``a.b[0].c``."""
+    """Return the name that an attribute or an element is reached from: ``a`` of ``a.b[0].c``."""
     while isinstance(value, ast.Attribute | ast.Subscript):
         value = value.value
     return value.id if isinstance(value, ast.Name) else None
 
 
 def _last_part(expression: ast.expr) -> str | None:
-    """``lru_cache`` of ``functools.lru_cache(maxsize=8)``."""
+    """Return the last part of a name: ``lru_cache`` of ``functools.lru_cache(maxsize=8)``."""
     if isinstance(expression, ast.Call):
         expression = expression.func
     match expression:

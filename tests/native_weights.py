@@ -1,4 +1,4 @@
-"""Random GGUF blocks with sane scales, and the native levels to test: for all who run packed weights."""
+"""Make random GGUF blocks with sane scales, and list the native levels to test, for all tests of packed weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ every_type = pytest.mark.parametrize("tensor_type", TYPES, ids=lambda number: BL
 
 
 def random_blocks(tensor_type: int, rows: int, cols: int, generator: torch.Generator) -> Tensor:
-    """Uniform weights of every code, with scales of either sign and of the size that real files have."""
+    """Make uniform weights of every code, with scales of either sign and of the size that real files have."""
     form = BLOCK_FORMATS[tensor_type]
     shape = (rows, cols // form.elements, form.num_bytes)
     raw = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
@@ -38,7 +38,7 @@ def random_blocks(tensor_type: int, rows: int, cols: int, generator: torch.Gener
 
 
 def random_matrix(tensor_type: int, rows: int, cols: int, generator: torch.Generator) -> BlockMatrix:
-    """Random blocks as a checkpoint hands them out."""
+    """Make random blocks in the form in which a checkpoint returns them."""
     return BlockMatrix(tensor_type, random_blocks(tensor_type, rows, cols, generator))
 
 
@@ -53,14 +53,16 @@ def workspace(isa: str | None = None, num_threads: int = 1) -> Workspace:
 
 
 def random_weight(tensor_type: int, rows: int, cols: int, generator: torch.Generator) -> tuple[PackedWeight, Tensor]:
-    """A packed weight and its value in float64 [rows, cols]."""
+    """Make a packed weight and its value in float64 [rows, cols]."""
     raw = random_blocks(tensor_type, rows, cols, generator)
     packed = pack_gguf(library(), raw, tensor_type, rows, cols, num_threads=1)
     return packed, dequantize(tensor_type, raw).double()
 
 
 def quantize_activations(x: Tensor) -> Tensor:
-    """What the kernels make of activations: int8 in groups of 16, the largest of a group at 127. -> float64."""
+    """Return activations as the kernels quantize them: int8 in groups of 16, the largest of a group at 127. ->
+    float64
+    """
     groups = x.float().reshape(len(x), -1, 16)
     largest = groups.abs().amax(-1, keepdim=True)
     # A tensor over a tensor: torch makes a number over a tensor a product with the reciprocal, which rounds twice.
@@ -69,7 +71,8 @@ def quantize_activations(x: Tensor) -> Tensor:
 
 
 def hadamard(size: int) -> Tensor:
-    """Sylvester's matrix, orthonormal: entry (i, j) is negative where i and j have an odd number of bits in common.
+    """Return Sylvester's matrix, orthonormal: entry (i, j) is negative where i and j have an odd number of bits in
+    common.
 
     -> float64
     """
@@ -78,7 +81,7 @@ def hadamard(size: int) -> Tensor:
 
 
 def rotate(rows: Tensor) -> Tensor:
-    """Rows rotated by the largest blocks of up to 256 columns that divide them. -> float64"""
+    """Multiply rows by Hadamard matrices over the largest blocks of up to 256 columns that divide them. -> float64"""
     block = math.gcd(rows.shape[-1], 256)
     rotated: Tensor = torch.unflatten(rows.double(), -1, (-1, block)) @ hadamard(block)
     return rotated.flatten(-2)
@@ -89,12 +92,13 @@ UNIT_ROUNDOFF = 2.0**-24
 
 
 def hadamard_scales(rows: Tensor, roundings: float) -> tuple[Tensor, Tensor]:
-    """Scales of rotated int8 rows, and by how much float32 may miss them. -> float64 [num_rows] each
+    """Return the scales of int8 rows after the Hadamard transform, and by how much float32 may miss them. -> float64
+    [num_rows] each
 
-    Of a block of n columns, an element of the rotation is the sum of n terms of either sign, over sqrt(n). If each
+    In a block of n columns, an element of the transform is the sum of n terms of either sign, over sqrt(n). If each
     term is rounded ``roundings`` times on its way into the sum, the sum is off by at most ``roundings`` times
     2**-24 times the sum of the terms' magnitudes (Higham, Accuracy and Stability of Numerical Algorithms, 4.2), and
-    so is the largest of a row. What is left is relative: the square root, its reciprocal and the product with it,
+    so is the largest of a row. The other errors are relative: the square root, its reciprocal and the product with it,
     and the division by 127.
     """
     block = math.gcd(rows.shape[-1], 256)
@@ -106,14 +110,16 @@ def hadamard_scales(rows: Tensor, roundings: float) -> tuple[Tensor, Tensor]:
 
 
 def check_scales(scales: Tensor, rows: Tensor, roundings: float) -> None:
-    """Scales [num_rows] of rotated int8 rows, NaN where a row is not finite."""
+    """Check scales [num_rows] of int8 rows after the Hadamard transform, NaN where a row is not finite."""
     expected, bound = hadamard_scales(rows, roundings)
     assert torch.equal(scales.isnan(), expected.isnan())
     assert ((scales.double() - expected).abs() <= bound)[~expected.isnan()].all()
 
 
 def hadamard_int8(rows: Tensor) -> Tensor:
-    """What products of rotated weights make of rows: 127 codes on either side. Still rotated. -> float64"""
+    """Return rows as products with Hadamard-transformed weights quantize them: 127 codes on either side, still
+    transformed. -> float64
+    """
     rotated = rotate(rows)
     scale = (rotated.abs().amax(-1, keepdim=True) / 127).clamp_min(1e-300)
     return torch.round(rotated / scale) * scale

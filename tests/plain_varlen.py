@@ -1,4 +1,4 @@
-"""What FlashAttention computes over keys that lie side by side, row by row."""
+"""Compute, row by row, what FlashAttention computes over keys that lie side by side."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def plain_varlen(
     window: int | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Row by row; refuses what FlashAttention could not take or would misunderstand."""
+    """Attend row by row; refuse what FlashAttention could not take or would misunderstand."""
     assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
     assert len(cu_seqlens_q) == len(cu_seqlens_k)
     for tensor in (query, key, value):  # it loads 16 bytes at a time

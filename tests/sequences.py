@@ -1,4 +1,4 @@
-"""Sequences in a line, for tests of whoever handles them."""
+"""Make sequences in a line, for tests of code that handles them."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def make_sequence(
     arrival: float | None = None,
     cache_keys: tuple[CacheKey, ...] = (),
 ) -> Sequence:
-    """A sequence of a request of its own, called ``request-{seq_id}``.
+    """Make a sequence of a request of its own, called ``request-{seq_id}``.
 
-    :param num_choices: instead of the sampling's own
-    :param arrival: its id by default
+    :param num_choices: the number of choices, instead of the sampling's own
+    :param arrival: the order of arrival, the sequence's id by default
     """
     if num_choices is not None:
         sampling = evolve(sampling, n_choices=num_choices)

@@ -1,6 +1,6 @@
-"""KV memory without tensors: every cell holds a mark of the whole history that its key and value would depend on.
+"""Model KV memory without tensors: every cell holds a mark of the whole history that its key and value would depend on.
 
-A block table that points to the wrong block, a missing copy, a write to a shared block: each shows as a wrong mark.
+A block table that points to the wrong block, a missing copy, a write to a shared block: each results in a wrong mark.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from paged_sdk.kv.paged import OUT_OF_WINDOW_BLOCK, KvCacheManager
 
 
 def history_marks(token_ids: Sequence[int], cache_keys: Sequence[CacheKey] = ()) -> list[int]:
-    """One mark per token: equal only where cache keys and all tokens up to there are equal."""
+    """Return one mark per token; marks are equal only where cache keys and all tokens up to there are equal."""
     mark = 0
     marks = []
     for position, token_id in enumerate(token_ids):
@@ -26,9 +26,9 @@ def history_marks(token_ids: Sequence[int], cache_keys: Sequence[CacheKey] = ())
 
 
 class ShadowKv:
-    """Cells addressed as the device addresses them.
+    """Holds cells addressed as the device addresses them.
 
-    :param block_size: None: contiguous slots
+    :param block_size: tokens per block; None: contiguous slots
     """
 
     def __init__(self, block_size: int | None) -> None:
@@ -49,7 +49,7 @@ class ShadowKv:
         self.cells[self.locate(kv_ids, position)] = mark
 
     def copy(self, copies: Sequence[KvCopy]) -> None:
-        """Do the copies of one step, having checked that all at once and one after the other come to the same."""
+        """Do the copies of one step, after checking that all at once and one after the other give the same result."""
         destinations = [copy.dst for copy in copies]
         assert len(set(destinations)) == len(destinations)
         at_once = [
@@ -76,7 +76,7 @@ class ShadowKv:
 
 
 def check_paged(manager: KvCacheManager, tables: Iterable[KvTable]) -> None:
-    """Everything that must hold of a manager and all tables that live, whatever was done."""
+    """Check everything that must hold of a manager and all tables that live, whatever was done."""
     pool, tables = manager._pool, list(tables)
     references = Counter(block_id for table in tables for block_id in table.ids[table.num_out_of_window :])
     for block in pool.blocks:

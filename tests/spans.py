@@ -1,4 +1,4 @@
-"""Rows of a step for tests of attention, which do not look at tokens."""
+"""Make rows of a step for tests of attention, which do not look at tokens."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ __all__ = ["span"]
 
 
 def span(start: int, num_new_tokens: int, kv_ids: Sequence[int], *, seq_id: int | None = None) -> StepRow:
-    """A row of some tokens.
+    """Make a row of some tokens.
 
-    :param seq_id: the first of the blocks by default, which no other sequence has
+    :param seq_id: by default the id of the sequence's first block, which no other sequence has
     """
     return StepRow(kv_ids[0] if seq_id is None else seq_id, start, [0] * num_new_tokens, kv_ids)

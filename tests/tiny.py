@@ -1,4 +1,4 @@
-"""Tiny checkpoints with random weights, for every test that needs a whole model.
+"""Make tiny checkpoints with random weights, for every test that needs a whole model.
 
 The weights are larger than a real model's at its start: logits spread over several units and greedy continuations
 wander, so a wrong mask, position or block table changes the tokens.
@@ -155,7 +155,9 @@ Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich. Le cœur d�
 
 @functools.cache
 def tokenizer() -> tokenizers.Tokenizer:
-    """The byte-level BPE tokenizer of every tiny checkpoint: :data:`VOCAB_SIZE` tokens, the special ones first."""
+    """Return the byte-level BPE tokenizer of every tiny checkpoint: :data:`VOCAB_SIZE` tokens, the special ones
+    first.
+    """
     bpe = tokenizers.Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -171,7 +173,7 @@ def tokenizer() -> tokenizers.Tokenizer:
 
 
 def build_model(family: str, *, seed: int = 0, dtype: str = "float32", **config_overrides: Any) -> PreTrainedModel:
-    """The model that :func:`make_checkpoint` saves.
+    """Build the model that :func:`make_checkpoint` saves.
 
     :param family: one of :data:`FAMILIES`
     :param dtype: the name of a torch dtype
@@ -203,7 +205,7 @@ def make_checkpoint(
 ) -> Path:
     """Write a checkpoint as found on the hub: config, safetensors weights, tokenizer, chat template, generation config.
 
-    :returns: ``directory``, made if it was not there
+    :returns: ``directory``, which is made if it was not there
     """
     build_model(family, seed=seed, dtype=dtype, **config_overrides).save_pretrained(directory)
     tokenizer().save(str(directory / "tokenizer.json"))
@@ -223,7 +225,9 @@ def make_checkpoint(
 
 
 def build_gguf_model(family: str, *, seed: int = 0, **config_overrides: Any) -> PreTrainedModel:
-    """The model that :func:`make_gguf` writes: :func:`build_model`'s, but for settings that a GGUF file cannot hold."""
+    """Build the model that :func:`make_gguf` writes: :func:`build_model`'s, but for settings that a GGUF file cannot
+    hold.
+    """
     return build_model(family, seed=seed, **(_GGUF_OWN.get(family, {}) | config_overrides))
 
 
@@ -232,7 +236,7 @@ def make_gguf(
 ) -> Path:
     """Write a GGUF file as llama.cpp's converter does, with its tokenizer and chat template.
 
-    :param quantization: of every matrix, one that the gguf package can write: F32, F16, BF16, Q4_0 ... Q8_0
+    :param quantization: the type of every matrix, one that the gguf package can write: F32, F16, BF16, Q4_0 ... Q8_0
     :returns: the file
     """
     model: Any = build_gguf_model(family, seed=seed, **config_overrides)
@@ -262,7 +266,7 @@ def make_gguf(
 
 
 def _gguf_tensors(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors as GGUF has them: transformers merges experts' gate and up, GGUF stacks each on its own."""
+    """Return the tensors as GGUF has them: transformers merges experts' gate and up, GGUF stacks each on its own."""
     for name, tensor in tensors.items():
         block, is_experts, projection = name.partition(".experts.")
         if projection == "gate_up_proj":
@@ -275,7 +279,7 @@ def _gguf_tensors(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, to
 def _gguf_array(
     name: str, array: npt.NDArray[np.float32], architecture: gguf.MODEL_ARCH, config: Any
 ) -> npt.NDArray[np.float32]:
-    """A tensor's values in GGUF's conventions, which llama.cpp's kernels have grown around."""
+    """Return a tensor's values in GGUF's conventions, which follow llama.cpp's kernels."""
     if architecture is gguf.MODEL_ARCH.LLAMA and (".q_proj." in name or ".k_proj." in name):
         # Rotary pairs lie side by side instead of half a head apart.
         heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads

@@ -1,1 +1,1 @@
-"""One file per engine that is measured; its name is the engine's. There is no other list."""
+"""Hold one file per engine that is measured, named after the engine. There is no other list."""

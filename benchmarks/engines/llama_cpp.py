@@ -1,4 +1,4 @@
-"""llama-cpp-python: llama.cpp, built for this machine's CPU, on the same file."""
+"""Run llama-cpp-python: llama.cpp, built for this machine's CPU, on the same file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Engine"]
 
 
 class Engine(BenchmarkEngine):
-    """Tokens straight from ``Llama.generate``: neither text nor streams are made of them."""
+    """Takes tokens straight from ``Llama.generate``, without making text or streams of them."""
 
     REQUIREMENTS = ("llama-cpp-python==0.3.36",)
 

@@ -1,4 +1,4 @@
-"""mistralrs: the Python package of mistral.rs, CPU wheel, on the same file."""
+"""Run mistralrs, the Python package of mistral.rs, CPU wheel, on the same file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Engine"]
 
 
 class Engine(BenchmarkEngine):
-    """It takes text only, and its plain completions do not stream: times are what its usage says, in milliseconds."""
+    """Takes text only; its plain completions do not stream, so times are those of its usage, in milliseconds."""
 
     REQUIREMENTS = ("mistralrs==0.9.5",)
 

@@ -1,4 +1,4 @@
-"""openvino-genai: its continuous batching pipeline on the same file."""
+"""Run openvino-genai: its continuous batching pipeline on the same file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CACHE_SIZE = 1
 
 
 class Engine(BenchmarkEngine):
-    """Stepped by hand, so that every token has its time."""
+    """Steps the pipeline by hand, so that every token has its time."""
 
     REQUIREMENTS = ("openvino-genai==2026.4.1.0",)
 

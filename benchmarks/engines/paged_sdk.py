@@ -1,4 +1,4 @@
-"""This project, through its public async API."""
+"""Run this project, through its public async API."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Engine", "read_streams"]
 
 
 class Engine(BenchmarkEngine):
-    """Every request is a stream that its own task reads, as in an application; times are those of the reader."""
+    """Reads every request as a stream in a task of its own, as an application does; times are those of the reader."""
 
     REQUIREMENTS = ()
     FORMATS = ("gguf", "directory")
@@ -64,7 +64,7 @@ class Engine(BenchmarkEngine):
 
 
 async def read_streams(model: Model, prompts: Sequence[Prompt], max_tokens: int) -> list[RequestTimes]:
-    """What :meth:`BenchmarkEngine.generate` is, on a model."""
+    """Do what :meth:`BenchmarkEngine.generate` says, on a model."""
     start = time.perf_counter()
 
     async def read(prompt: Prompt) -> RequestTimes:

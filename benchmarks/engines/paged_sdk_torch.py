@@ -1,4 +1,4 @@
-"""This project as it is installed where no compiler is: torch operations only."""
+"""Run this project as it is installed where no compiler is: with torch operations only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Engine"]
 
 
 class Engine(paged_sdk.Engine):
-    """The native library is hidden before anything asks for it."""
+    """Hides the native library before anything loads it."""
 
     REQUIREMENTS = ()
 

@@ -1,4 +1,4 @@
-"""transformers: ``generate`` on the file's weights, dequantized; a batch is static."""
+"""Run transformers: ``generate`` on the file's weights, dequantized; a batch is static."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Engine"]
 
 
 class Engine(BenchmarkEngine):
-    """Prompts of one length go in as one batch, without padding."""
+    """Generates for prompts of one length as one batch, without padding."""
 
     REQUIREMENTS = ("torch==2.13.0", "transformers==5.23.0")
     FORMATS = ("directory",)

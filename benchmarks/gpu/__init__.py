@@ -1,1 +1,1 @@
-"""Micro-benchmarks of the CUDA kernels, one module for each: ``run(device)`` returns rows of figures."""
+"""Time the CUDA kernels, one module for each: ``run(device)`` returns rows of figures."""

@@ -1,14 +1,14 @@
-"""Tests and benchmarks on a CUDA device, within a few minutes: `python -m benchmarks.gpu [--only PART ...]`.
+"""Run tests and benchmarks on a CUDA device, within a few minutes: `python -m benchmarks.gpu [--only PART ...]`.
 
-Each part runs in a process of its own, for as long as it may; what it found by then counts. After each, everything
+Each part runs in a process of its own, within its time limit; what it found by then counts. After each, everything
 found so far is written to a JSON file and shown.
 
-No model is downloaded and nothing is installed: `PYTHONPATH=src` does. What has to be there:
+No model is downloaded and nothing is installed: `PYTHONPATH=src` is enough. These packages have to be there:
 
 - for everything: torch with CUDA, Triton, numpy, tokenizers, markupsafe, and in pure Python attrs, anyio (idna,
   sniffio), jinja2, rich (markdown-it-py, mdurl, pygments), typer (click, shellingham, annotated-doc), tqdm and
   typing-extensions
-- for the tests besides: safetensors, transformers with all that it asks for, and in pure Python pytest (pluggy,
+- for the tests besides: safetensors, transformers with all that it requires, and in pure Python pytest (pluggy,
   iniconfig, packaging) and gguf
 - for the parts named after transformers: transformers
 """
@@ -44,11 +44,11 @@ _LOG_LINES: Final = 30
 
 @frozen
 class Findings:
-    """What the parts found.
+    """Holds what the parts found.
 
-    :ivar rows: by part
-    :ivar problems: by part, why there are no more rows, and the last lines that it wrote
-    :ivar seconds: that each part took
+    :ivar rows: the rows by part
+    :ivar problems: why there are no more rows, and the last lines that a part wrote, by part
+    :ivar seconds: the time that each part took
     """
 
     rows: dict[str, list[Row]] = field(factory=dict)
@@ -62,7 +62,7 @@ class Findings:
         path.write_text(json.dumps(found, indent=1))
 
     def table(self, part: str) -> Table:
-        """A part's rows."""
+        """Return a part's rows as a table."""
         table = Table(title=f"{part}: {self.seconds[part]:.0f} s", title_justify="left")
         for heading in ("", "case", "us", "rate", "beside"):
             table.add_column(heading, justify="right" if heading in ("us", "rate") else "left")

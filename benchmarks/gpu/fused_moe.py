@@ -1,8 +1,8 @@
-"""The mixture of experts of Qwen3-30B-A3B (128 experts, 8 per token) on CUDA, in bfloat16 and in Q4_K.
+"""Time the mixture of experts of Qwen3-30B-A3B (128 experts, 8 per token) on CUDA, in bfloat16 and in Q4_K.
 
-Beside it, in the same run: torch's grouped matrix products with the routing around them, as transformers uses them, and
-how fast the device copies, which is what few tokens are held against. Every call has other experts than the one before,
-so that weights come from memory and not from the cache.
+Beside it, the same run times torch's grouped matrix products with the routing around them, as transformers uses them,
+and how fast the device copies, which few tokens are compared with. Every call has other experts than the one before, so
+that weights come from memory and not from the cache.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def run(device: torch.device) -> Iterator[Row]:
 
 
 def _grouped_mm(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
-    """The same by torch's operations for grouped products, without waiting for the device."""
+    """Compute the same by torch's operations for grouped products, without waiting for the device."""
     flat = topk_ids.flatten()
     order = flat.argsort()
     counts = torch.zeros(NUM_EXPERTS, dtype=torch.int32, device=flat.device)
@@ -109,7 +109,7 @@ def _grouped_mm(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Ten
 
 
 def _calls(moe: Moe, batches: Sequence[_Batch]) -> Callable[[], None]:
-    """One call for each batch."""
+    """Return one call for each batch."""
 
     def call() -> None:
         for batch in batches:

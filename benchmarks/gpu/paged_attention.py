@@ -1,7 +1,7 @@
-"""Paged attention on a CUDA device: `python -m benchmarks.gpu.paged_attention [--sweep]` prints a row per line.
+"""Time paged attention on a CUDA device: `python -m benchmarks.gpu.paged_attention [--sweep]` prints a row per line.
 
-Times are medians over replays of a CUDA graph, so that they are the device's and not the launch's. Decoding stands
-beside a copy on the device in the same run, prefill beside torch's own attention over the same keys: contiguous, and
+Times are medians over replays of a CUDA graph, so that they are the device's and not the launch's. Decoding is compared
+with a copy on the device in the same run, prefill with torch's own attention over the same keys: contiguous, and
 gathered from the same pages.
 """
 
@@ -58,7 +58,7 @@ PREFILL_TILES: Final = (
 
 @frozen
 class Batch:
-    """Rows over a paged cache whose blocks lie in random order.
+    """Holds rows over a paged cache whose blocks lie in random order.
 
     :ivar rows: ``num_rows`` rows of ``num_tokens`` query tokens each, over ``length`` keys
     """
@@ -72,19 +72,19 @@ class Batch:
 
     @property
     def num_bytes(self) -> int:
-        """What attention has to read of keys, values and scales."""
+        """Return the bytes of keys, values and scales that attention has to read."""
         per_token = sum(tensor[0, 0].nbytes for tensor in self.cache.tensors)
         return self.num_rows * self.length * per_token
 
     @property
     def num_operations(self) -> int:
-        """Multiplications and additions of causal attention, without the softmax's."""
+        """Return the multiplications and additions of causal attention, without the softmax's."""
         pairs = sum(self.length - self.num_tokens + i + 1 for i in range(self.num_tokens))
         return self.num_rows * 4 * HEAD_DIM * NUM_HEADS * pairs
 
     @property
     def inputs(self) -> tuple[Tensor, LayerCache, PagedRows, ScoreOptions]:
-        """What attention is given."""
+        """Return the inputs of attention."""
         return self.query, self.cache, self.rows, ScoreOptions(scale=SCALE)
 
 
@@ -114,7 +114,7 @@ def make_batch(num_rows: int, num_tokens: int, length: int, device: torch.device
 
 
 def prefill_references(batch: Batch, device: torch.device) -> dict[str, float]:
-    """Microseconds of torch's attention."""
+    """Return the microseconds of torch's attention."""
     times = torch_times(batch, device) if batch.num_tokens == batch.length else {}
     if why_not(torch.bfloat16, HEAD_DIM, device) is None:
         times["torch flash over pages"] = microseconds(flash_over_pages(batch, device))
@@ -122,7 +122,9 @@ def prefill_references(batch: Batch, device: torch.device) -> dict[str, float]:
 
 
 def flash_over_pages(batch: Batch, device: torch.device) -> Callable[[], Tensor]:
-    """Torch's FlashAttention as an engine calls it: in a chunk of a prompt, the gathering of keys is part of it."""
+    """Return a call of torch's FlashAttention as an engine makes it: in a chunk of a prompt, it includes gathering the
+    keys.
+    """
     rows = PrefillRows(
         batch.rows,
         block_size=BLOCK_SIZE,
@@ -136,7 +138,9 @@ def flash_over_pages(batch: Batch, device: torch.device) -> Callable[[], Tensor]
 
 
 def torch_times(batch: Batch, device: torch.device) -> dict[str, float]:
-    """Microseconds of torch's attention over contiguous keys of whole prompts, by the backends that take the shape."""
+    """Return the microseconds of torch's attention over contiguous keys of whole prompts, by the backends that take the
+    shape.
+    """
     shape = (batch.num_rows, NUM_HEADS, batch.length, HEAD_DIM)
     query = torch.randn((*shape[:2], batch.num_tokens, HEAD_DIM), dtype=torch.bfloat16, device=device)
     key, value = (torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(2))
@@ -153,7 +157,7 @@ def torch_times(batch: Batch, device: torch.device) -> dict[str, float]:
 
 
 def run(device: torch.device) -> Iterator[Row]:
-    """The kernels as an engine calls them, beside the limits of the same run."""
+    """Time the kernels as an engine calls them, beside the limits of the same run."""
     copy = copy_bandwidth(device)
     for quantized in (False, True):
         for num_rows, length in DECODES:
@@ -169,7 +173,7 @@ def run(device: torch.device) -> Iterator[Row]:
 
 
 def sweep(device: torch.device) -> Iterator[Row]:
-    """Tiles and splits beside each other, to choose the defaults by."""
+    """Time tiles and splits beside each other, to choose the defaults by."""
     copy = copy_bandwidth(device)
     for (num_rows, length), splits in DECODE_SPLITS.items():
         batch = make_batch(num_rows, 1, length, device)

@@ -1,6 +1,6 @@
-"""The parts of a run on a GPU: `python -m benchmarks.gpu.parts NAME ROWS [--dry-run]` does one and writes its rows.
+"""Run one part of a run on a GPU: `python -m benchmarks.gpu.parts NAME ROWS [--dry-run]` writes its rows.
 
-A part has a process of its own: it gives all memory back, and neither a crash nor a hang loses what others found.
+A part has a process of its own: all its memory is freed, and neither a crash nor a hang loses what others found.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _TESTS_AT_ONCE: Final = 8
 
 @frozen(kw_only=True)
 class Part:
-    """One of the things to find out.
+    """Describes one of the things to find out.
 
-    :ivar seconds: it may take
-    :ivar rows: what it finds, as it finds it; called with the device, and whether tiny shapes are to do
-    :ivar needs_gpu: there is no dry run
+    :ivar seconds: the time that it may take
+    :ivar rows: yields rows as it finds them; called with the device, and whether to use tiny shapes
+    :ivar needs_gpu: whether it needs a GPU, so that it has no dry run
     """
 
     seconds: int
@@ -54,7 +54,7 @@ def _limits(device: torch.device, dry: bool) -> Iterator[Row]:
 
 
 def _tests(device: torch.device, dry: bool) -> Iterator[Row]:
-    """Every test that differs on a GPU, files side by side: most of their time goes into compiling kernels."""
+    """Run every test that differs on a GPU, files side by side: most of their time goes into compiling kernels."""
     paths = sorted((ROOT / "tests").rglob("test_*.py"))
     chosen = [path for path in paths if any(mark in path.read_text() for mark in _TESTED_ON_GPUS)]
     with ThreadPoolExecutor(_TESTS_AT_ONCE) as pool:
@@ -63,7 +63,7 @@ def _tests(device: torch.device, dry: bool) -> Iterator[Row]:
 
 
 def _test(path: Path) -> list[Row]:
-    """One file, with pytest's own plugins."""
+    """Run one file, with pytest's own plugins."""
     kernel = f"tests, {path.relative_to(ROOT / 'tests')}"
     with tempfile.TemporaryDirectory() as directory:
         settings, report = Path(directory, "pytest.ini"), Path(directory, "report.xml")

@@ -1,4 +1,4 @@
-"""Linear layers with quantized weights on CUDA: `python -m benchmarks.gpu.quantized_linear [--sweep]`.
+"""Time linear layers with quantized weights on CUDA: `python -m benchmarks.gpu.quantized_linear [--sweep]`.
 
 Weights stream from memory: a call multiplies with copies of a matrix one after the other, several times what the cache
 holds, in one CUDA graph. GB/s count the bytes of the repacked matrix, beside a copy on the device and torch's product
@@ -36,7 +36,7 @@ HALF: Final = 0x2000  # the float16 number 2**-7
 
 
 def random_matrix(tensor_type: int, rows: int, cols: int, device: torch.device) -> TritonBlockMatrix:
-    """Random codes, and scales that are finite."""
+    """Make random codes, and scales that are finite."""
     form = TRITON_BLOCK_FORMATS[tensor_type]
     chunks = cols // 64
 
@@ -65,14 +65,14 @@ def random_matrix(tensor_type: int, rows: int, cols: int, device: torch.device) 
 
 
 def copies_of(matrix: TritonBlockMatrix) -> list[TritonBlockMatrix]:
-    """Enough of them that none is still in the cache when its turn comes again."""
+    """Make so many copies that none is still in the cache when its turn comes again."""
     number = max(2, min(MAX_COPIES, STREAMED_BYTES // matrix.num_bytes)) // 2 * 2
     rows, cols = matrix.rows, matrix.cols
     return [random_matrix(matrix.tensor_type, rows, cols, matrix.quants.device) for _ in range(number)]
 
 
 def time_each(call: Callable[[TritonBlockMatrix], Tensor], matrices: Sequence[TritonBlockMatrix]) -> float:
-    """Microseconds per matrix."""
+    """Return the microseconds per matrix."""
     return microseconds(lambda: [call(matrix) for matrix in matrices]) / len(matrices)
 
 
@@ -88,7 +88,7 @@ def describe(kernel: str, matrix: TritonBlockMatrix, num_rows: int, us: float, r
 
 
 def dense_times(rows: int, cols: int, device: torch.device) -> dict[int, float]:
-    """Microseconds of torch's product of bfloat16, by number of rows of activations."""
+    """Return the microseconds of torch's product of bfloat16, by number of rows of activations."""
     number = max(2, min(MAX_COPIES, STREAMED_BYTES // (2 * rows * cols)))
     weights = [torch.randn(rows, cols, dtype=torch.bfloat16, device=device) for _ in range(number)]
     times = {}
@@ -117,7 +117,7 @@ def _tiles(x: Tensor, plan: TilePlan, matrix: TritonBlockMatrix) -> Tensor:
 
 
 def run(device: torch.device) -> Iterator[Row]:
-    """Every type with one row, Q4_K and Q6_K with more, and Q4_K's gate, up and activation in one kernel.
+    """Time every type with one row, Q4_K and Q6_K with more, and Q4_K's gate, up and activation in one kernel.
 
     :param device: a CUDA device
     :returns: per case microseconds, GB/s of the repacked matrix and TFLOP/s; under ``reference`` the device's copy in
@@ -141,7 +141,7 @@ def run(device: torch.device) -> Iterator[Row]:
 
 
 def sweep(device: torch.device) -> Iterator[Row]:
-    """Ways to cut the products of decoding: what the plans should choose."""
+    """Time the ways to cut the products of decoding, to choose the plans by."""
     for name, (height, width) in product(("Q4_K", "Q6_K", "Q8_0"), SHAPES):
         matrices = copies_of(random_matrix(tensor_type_of(name), height, width, device))
         words = matrices[0].format.words

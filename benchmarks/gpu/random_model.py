@@ -1,4 +1,4 @@
-"""Models of the usual shapes with random weights, made on the device: their speed is that of the real ones."""
+"""Make models of the usual shapes with random weights on the device; their speed is that of the real ones."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _Q4_K: Final = tensor_type_of("Q4_K")
 
 @frozen
 class Shape:
-    """A model without its weights.
+    """Describes a model without its weights.
 
     :ivar config: ``config.json``'s content
     """
@@ -41,7 +41,7 @@ class Shape:
 
     @property
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Shapes by the names of a checkpoint."""
+        """Return the shapes of the tensors, by the names of a checkpoint."""
         config = self.config
         hidden, vocab = config["hidden_size"], config["vocab_size"]
         shapes: dict[str, tuple[int, ...]] = {
@@ -57,13 +57,15 @@ class Shape:
 
     @property
     def read_per_token(self) -> int:
-        """Weights that decoding one token reads: all but the embeddings, and of experts those that are chosen."""
+        """Return how many weights decoding one token reads: all but the embeddings, and of the experts the selected
+        ones.
+        """
         share = self.config.get("num_experts_per_tok", 1) / self.config.get("num_experts", 1)
         sizes = {name: torch.Size(shape).numel() for name, shape in self.tensors.items() if "embed_tokens" not in name}
         return round(sum(size * (share if ".experts." in name else 1) for name, size in sizes.items()))
 
     def kv_elements(self, depth: int) -> int:
-        """Elements of keys and values that decoding one token after ``depth`` others reads."""
+        """Return how many elements of keys and values decoding one token after ``depth`` others reads."""
         layers, heads, size = (self.config[name] for name in ("num_hidden_layers", "num_key_value_heads", "head_dim"))
         return 2 * int(layers * heads * size) * depth
 
@@ -175,9 +177,9 @@ TINY_SHAPES: Final = {
 
 
 class RandomSource:
-    """A checkpoint of random numbers, a :class:`~paged_sdk.weights.source.WeightSource`.
+    """Implements a :class:`~paged_sdk.weights.source.WeightSource` of random numbers.
 
-    :param device: where matrices are made
+    :param device: the device that matrices are made on
     :param quantized: whether matrices are stored in Q4_K blocks, and then each expert's by themselves
     """
 
@@ -216,11 +218,11 @@ class RandomSource:
         return BlockMatrix(_Q4_K, blocks.view(shape[0], -1))
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Do nothing: nothing is open."""
 
 
 def _unstacked(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Shapes with a tensor for each matrix of each expert, as a GGUF file's are named."""
+    """Return shapes with a tensor for each matrix of each expert, as a GGUF file's are named."""
     matrices: dict[str, tuple[int, ...]] = {}
     for name, shape in shapes.items():
         block, is_experts, projection = name.partition(".experts.")
@@ -239,9 +241,9 @@ def _unstacked(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ..
 def open_random_engine(
     shape: Shape, device: torch.device, *, max_model_len: int, max_num_seqs: int, quantized: bool = False
 ) -> Iterator[OpenEngine]:
-    """An engine with a random model, put together as an application's is; for as long as the context lasts.
+    """Open an engine with a random model, put together as an application's is, for as long as the context lasts.
 
-    :param quantized: keep matrices in Q4_K
+    :param quantized: whether to keep matrices in Q4_K
     """
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
@@ -262,7 +264,7 @@ def open_random_engine(
 
 
 def _tokenizer(vocab_size: int) -> tokenizers.Tokenizer:
-    """A text for every token: the bytes, then words."""
+    """Return a tokenizer with a text for every token: the bytes, then words."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     pieces = [*alphabet, *(f"Ġw{number}" for number in range(vocab_size - len(alphabet)))]
     tokenizer = tokenizers.Tokenizer(models.BPE({piece: number for number, piece in enumerate(pieces)}, []))

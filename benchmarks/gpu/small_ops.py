@@ -1,4 +1,4 @@
-"""The small ops between products on CUDA, beside a copy on the device: `python -m benchmarks.gpu.small_ops`.
+"""Time the small ops between products on CUDA, beside a copy on the device: `python -m benchmarks.gpu.small_ops`.
 
 Shapes are those of an 8B model (hidden size 4096, 32 heads of 128, 8 KV heads, MLP 14,336, 128,256 tokens). Sizes that
 fit the cache are read from it, as in a decoder: there they may exceed the copy.
@@ -41,7 +41,7 @@ BLOCK_SIZE: Final = 32
 
 
 def run(device: torch.device) -> Iterator[Row]:
-    """Each op at its sizes.
+    """Time each op at its sizes.
 
     :param device: a CUDA device
     :returns: per case microseconds and GB/s of what has to be read and written; under ``reference`` the microseconds of
@@ -55,7 +55,7 @@ def run(device: torch.device) -> Iterator[Row]:
 
 
 def _cases(device: torch.device) -> Iterator[Case]:
-    """Name, size, bytes, the op and its reference."""
+    """Yield the name, size and bytes of each case, the op and its reference."""
 
     def normal(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
         return torch.randn(*shape, dtype=dtype, device=device)
@@ -91,7 +91,7 @@ def _cases(device: torch.device) -> Iterator[Case]:
 
 
 def _rotations(num_tokens: int, device: torch.device) -> Iterator[Case]:
-    """Rotation and the write to the cache, as it is and in f8e4m3."""
+    """Yield rotary embedding and the write to the cache, in the model's dtype and in f8e4m3."""
     for stored in (torch.bfloat16, torch.float8_e4m3fn):
         heads = torch.randn(num_tokens, NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_DIM, dtype=torch.bfloat16, device=device)
         query, key, value = torch.split(heads, [NUM_HEADS, NUM_KV_HEADS, NUM_KV_HEADS], dim=1)
@@ -117,7 +117,9 @@ def _rotations(num_tokens: int, device: torch.device) -> Iterator[Case]:
 
 
 def _choices(device: torch.device) -> Iterator[Case]:
-    """The likeliest token and draws, from logits spread like a language model's, and from flat ones: the worst case."""
+    """Yield the choice of the likeliest token and draws, from logits spread like a language model's, and from flat
+    ones: the worst case.
+    """
     for num_rows, spread in ((1, 4), (32, 4), (256, 4), (1, 1), (256, 1)):
         logits = torch.randn(num_rows, VOCAB_SIZE, device=device) * spread
         case = f"{num_rows} rows of {VOCAB_SIZE}, standard deviation {spread}"
@@ -139,7 +141,7 @@ def _choices(device: torch.device) -> Iterator[Case]:
 
 
 def _sort_and_draw(logits: Tensor, top_k: int, top_p: float) -> Tensor:
-    """By torch's operations, and unlike the op's reference without a wait for the host."""
+    """Draw by torch's operations, and unlike the op's reference without a wait for the host."""
     if top_k == logits.shape[-1] and top_p == 1:
         weights, tokens = logits.softmax(dim=-1), None
     else:
@@ -154,7 +156,9 @@ def _sort_and_draw(logits: Tensor, top_k: int, top_p: float) -> Tensor:
 def _rotate_and_write(
     rotation: Rotation, query: Tensor, key: Tensor, value: Tensor, cache: LayerCache, slots: Tensor
 ) -> None:
-    """By torch's operations. Unlike the op's reference it skips no slots, for which the host would have to wait."""
+    """Rotate and write by torch's operations. Unlike the op's reference it skips no slots, for which the host would
+    have to wait.
+    """
     rotation.rotate_(query)
     rotation.rotate_(key)
     write_slots(key, value, cache, slots)

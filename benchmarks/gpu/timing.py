@@ -1,4 +1,4 @@
-"""What the benchmarks on a CUDA device share: medians of many calls, and the device's own limits in the same run."""
+"""Time calls on a CUDA device as medians of many, and measure the device's own limits in the same run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WARM_UP: Final = 3
 
 
 def microseconds(call: Callable[[], object]) -> float:
-    """The device's time for a call: the median of replays of a CUDA graph, so without launches from Python."""
+    """Return the device's time for a call: the median of replays of a CUDA graph, so without launches from Python."""
     for _ in range(_WARM_UP):  # what is compiled or chosen at the first call cannot be captured
         call()
     torch.cuda.synchronize()
@@ -29,7 +29,7 @@ def microseconds(call: Callable[[], object]) -> float:
 
 
 def launched_microseconds(call: Callable[[], object]) -> float:
-    """The device's time for a call with what it waits for Python: the median of many."""
+    """Return the device's time for a call with its waits for Python: the median of many."""
     for _ in range(_WARM_UP):
         call()
     event: Any = torch.cuda.Event  # it has no annotations
@@ -45,14 +45,14 @@ def launched_microseconds(call: Callable[[], object]) -> float:
 
 
 def copy_bandwidth(device: torch.device) -> float:
-    """GB/s of a copy on the device, its reads and writes both counted."""
+    """Return the GB/s of a copy on the device, its reads and writes both counted."""
     source = torch.empty(1 << 30, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * source.nbytes / microseconds(lambda: target.copy_(source)) / 1000
 
 
 def matmul_tflops(device: torch.device) -> float:
-    """TFLOP/s of torch's product of two large bfloat16 matrices."""
+    """Return the TFLOP/s of torch's product of two large bfloat16 matrices."""
     size = 8192
     left, right = (torch.randn(size, size, dtype=torch.bfloat16, device=device) for _ in range(2))
     return 2 * size**3 / microseconds(lambda: left @ right) / 1e6

@@ -1,4 +1,4 @@
-"""transformers on a model with random weights."""
+"""Run transformers on a model with random weights."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Generate: TypeAlias = Callable[[Sequence[Prompt], int], list[RequestTimes]]
 
 
 class TransformersModel:
-    """A model of a shape, made on the device.
+    """Holds a model of a shape, made on the device.
 
-    :ivar version: of the package
+    :ivar version: the package's version
     """
 
     def __init__(self, shape: Shape, device: torch.device) -> None:
@@ -47,7 +47,7 @@ class TransformersModel:
 
     @contextmanager
     def continuous_batching(self) -> Iterator[Generate]:
-        """Paged attention, requests batched as they come, as ``transformers serve`` has it.
+        """Run with paged attention, requests batched as they come, as ``transformers serve`` does.
 
         :raises UnsupportedError: this version has no such thing
         """
@@ -84,7 +84,7 @@ class TransformersModel:
 
     @contextmanager
     def static_batch(self) -> Iterator[Generate]:
-        """``generate``: one batch of prompts of one length."""
+        """Run ``generate``: one batch of prompts of one length."""
         yield self._generate
 
     def _generate(self, prompts: Sequence[Prompt], max_tokens: int) -> list[RequestTimes]:

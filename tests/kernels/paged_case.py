@@ -1,4 +1,4 @@
-"""Batches over a paged cache, and attention over them as the papers write it: token by token, in float64."""
+"""Make batches over a paged cache, and attend over them as the papers write it: token by token, in float64."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def attend(
     slope: float = 0.0,
     sink: float | None = None,
 ) -> Tensor:
-    """One query vector ``[head_dim]`` at a position, over one head's keys and values ``[length, head_dim]``."""
+    """Attend with one query vector ``[head_dim]`` at a position, over one head's keys and values ``[length,
+    head_dim]``.
+    """
     first = 0 if window is None else max(0, position - window + 1)
     seen = torch.arange(first, max(first, position + 1))
     if len(seen) == 0:
@@ -44,13 +46,13 @@ def attend(
 
 
 class PagedCase:
-    """Sequences with random vectors in scattered pages; every other slot holds NaN.
+    """Holds sequences with random vectors in scattered pages; every other slot holds NaN.
 
     :param rows: (query tokens, context length) of each sequence
     :param heads: (query heads, KV heads, head size)
-    :param quantized: the cache is f8e4m3
-    :param offset: size of what its keys are stored without; None: they are whole
-    :param window: entries of blocks that have left it are arbitrary
+    :param quantized: whether the cache is f8e4m3
+    :param offset: the size of the offset that is subtracted from its keys before they are stored; None: there is none
+    :param window: the sliding window; block table entries of blocks out of it are arbitrary
     """
 
     def __init__(
@@ -110,12 +112,12 @@ class PagedCase:
 
     @property
     def cache(self) -> LayerCache:
-        """The pages as they are now."""
+        """Return the pages as they are now."""
         return LayerCache(self.key_cache, self.value_cache, self.k_scale, self.v_scale, self.key_offsets)
 
     @property
     def paged_rows(self) -> PagedRows:
-        """The rows as they are now."""
+        """Return the rows as they are now."""
         return PagedRows(
             block_tables=self.block_tables,
             context_lens=self.context_lens,
@@ -127,7 +129,7 @@ class PagedCase:
     def expected(
         self, *, scale: float, softcap: float | None = None, alibi: bool = False, sinks: bool = False
     ) -> Tensor:
-        """``[num_tokens, num_heads, head_dim]`` float64."""
+        """Return the expected output, ``[num_tokens, num_heads, head_dim]`` float64."""
         output = torch.zeros(self.query.shape, dtype=torch.float64)
         num_heads, num_kv_heads = self.query.shape[1], self._vectors.shape[2]
         for row, (num_tokens, length) in enumerate(self.rows):

@@ -1,9 +1,10 @@
-"""Compiles the Triton kernels for a GPU that need not be there: `python triton_compilation.py 90 [--few]`.
+"""Compile the Triton kernels for a GPU that need not be there: `python triton_compilation.py 90 [--few]`.
 
-Launchers are called with tensors that have a shape but no memory, on a device that is said to be there; what they
-launch is compiled, by the ptxas that comes with Triton, and not run. Prints a JSON object for each kernel compiled.
+Launchers are called with tensors that have a shape but no memory, on a device that is reported to be there; what they
+launch is compiled, by the ptxas that comes with Triton, and not run. The script prints a JSON object for each kernel
+compiled.
 
-In a process of its own, because Triton reads whether it is to interpret kernels when it is first imported.
+It runs in a process of its own, because Triton reads at its first import whether it is to interpret kernels.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ BF16: Final = torch.bfloat16
 
 
 def few_cases() -> Iterator[Case]:
-    """Every kernel, as a bfloat16 model launches it."""
+    """Yield launches of every kernel as a bfloat16 model makes them."""
     yield from attention_cases("llama", (32, 8, 128), BF16)
     for num_tokens in (1, 4096):
         yield f"experts, {num_tokens} tokens", partial(mixture_of_experts, num_tokens)
@@ -74,7 +75,7 @@ def few_cases() -> Iterator[Case]:
 
 
 def more_cases() -> Iterator[Case]:
-    """Other dtypes, and the branches of each kernel."""
+    """Yield launches with other dtypes, and through each kernel's branches."""
     for vocab_size in (1000, 32_000, 262_144):
         yield from sampling_cases(vocab_size)
     for dtype in (torch.float16, torch.float32):
@@ -158,7 +159,7 @@ def empty(*shape: int, dtype: torch.dtype) -> Tensor:
 def cache_of(
     heads: tuple[int, int], dtype: torch.dtype, *, quantized: bool, key_offsets: Tensor | None = None
 ) -> LayerCache:
-    """Pages of keys and values, with scales if they are quantized."""
+    """Make pages of keys and values, with scales if they are quantized."""
     shape = (1024, 32, *heads)
     pages = empty(*shape, dtype=torch.float8_e4m3fn if quantized else dtype)
     scale = empty(*shape[:3], dtype=torch.float32) if quantized else None
@@ -174,7 +175,7 @@ def attention_cases(
     key_offsets: Tensor | None = None,
     **options: Any,
 ) -> Iterator[Case]:
-    """Decodes of many and of few sequences, and prompts."""
+    """Yield launches for decodes of many and of few sequences, and for prompts."""
     num_heads, num_kv_heads, head_dim = heads
     cache = cache_of((num_kv_heads, head_dim), dtype, quantized=quantized, key_offsets=key_offsets)
     scores = ScoreOptions(scale=head_dim**-0.5, **options)
@@ -201,7 +202,7 @@ def mixture_of_experts(num_tokens: int, dtype: torch.dtype = BF16) -> Tensor:
 
 
 def experts(names: tuple[str, str, str], num_tokens: int, dtype: torch.dtype) -> Tensor:
-    """Qwen3-30B-A3B's, in gate's, up's and down's type."""
+    """Launch the experts of a model shaped like Qwen3-30B-A3B, in the types of gate, up and down."""
     gate, up, down = (
         matrix(name, 128 * rows, cols)
         for name, (rows, cols) in zip(names, ((768, 2048), (768, 2048), (2048, 768)), strict=True)
@@ -237,7 +238,7 @@ def routes(num_experts: int, num_selected: int, dtype: torch.dtype) -> tuple[Ten
 
 
 class FakeDriver:
-    """As much of Triton's driver as compiling asks for."""
+    """Implements as much of Triton's driver as compiling needs."""
 
     def __init__(self, capability: int) -> None:
         compiler: Any = importlib.import_module("triton.backends.compiler")
@@ -281,7 +282,7 @@ def compile_cases(capability: int, *, few: bool) -> None:
 
 
 def resource_usage(cubin: bytes) -> dict[str, int]:
-    """Registers of a thread, and bytes of memory for those that there was no room for.
+    """Return the registers of a thread, and the bytes of memory that spilled registers take.
 
     :raises RuntimeError: the tool does not say
     """

@@ -180,7 +180,7 @@ class PagedMachine(RuleBasedStateMachine):
         self._check_content(sequence, prefix.num_tokens)
         self.live.append(sequence)
         if self.window is None:
-            # Room that was promised is there; this sequence may be given all of it at once.
+            # Capacity that was promised is there; this sequence may be given all of it at once.
             free = self.manager.usage.cached + self.manager.usage.free
             assert not self.paged or free * BLOCK_SIZE >= length - prefix.num_tokens
 

@@ -260,7 +260,7 @@ def test_a_window_gives_back_what_it_left() -> None:
     prompt = list(range(12))
     table, _ = start(manager, prompt)
     ids = list(table.ids)
-    # The query at 12 sees 7 to 12: block 0 is dead, block 1 is not.
+    # The query at 12 attends to 7 to 12: block 0 is out of the window, block 1 is not.
     assert manager.grow(table, 12, 1) == 1
     assert table.ids == [OUT_OF_WINDOW_BLOCK, *ids[1:], table.ids[3]]
     assert (manager.usage.used, manager.usage.cached) == (3, 1)

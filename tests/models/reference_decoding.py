@@ -1,4 +1,4 @@
-"""Whole tiny models on both sides: transformers, and ours with a KV backend."""
+"""Run whole tiny models on both sides: transformers, and ours with a KV backend."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MakeBackend = Callable[[DecoderModel], AttentionBackend]
 
 
 class DictSource:
-    """Tensors by name, as a checkpoint would give them."""
+    """Gives tensors by name, as a checkpoint would."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = tensors
@@ -52,17 +52,17 @@ class DictSource:
         return DenseMatrix(self._tensors[name].flatten(0, -2))
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 def ours(reference: PreTrainedModel, *, dtype: torch.dtype = torch.float32, **options: Any) -> DecoderModel:
-    """The same model from the same tensors."""
+    """Build the same model from the same tensors."""
     source = DictSource(reference.state_dict())
     return load_model(reference.config.to_dict(), source, dtype=dtype, device=CPU, **options)
 
 
 def paged(block_size: int, cache_type: PagedCacheType = PagedCacheType.AUTO) -> MakeBackend:
-    """A pool with room for :data:`MAX_TOKENS`."""
+    """Make a pool with capacity for :data:`MAX_TOKENS`."""
 
     def make(model: DecoderModel) -> PagedBackend:
         settings = PoolSettings(block_size=block_size, dtype=model.dtype, device=CPU, cache_type=cache_type)
@@ -72,14 +72,14 @@ def paged(block_size: int, cache_type: PagedCacheType = PagedCacheType.AUTO) -> 
 
 
 def contiguous(model: DecoderModel) -> AttentionBackend:
-    """One slot per text."""
+    """Make contiguous KV with one slot per text."""
     return ContiguousBackend(model.config, dtype=model.dtype, device=CPU)
 
 
 def logits(
     model: CausalModel, backend: AttentionBackend, rows: Sequence[tuple[Sequence[int], int, Sequence[int]]]
 ) -> list[Tensor]:
-    """One step.
+    """Run one step.
 
     :param rows: per row the new tokens, how many came before, and where the KV lies
     :returns: per row ``[num_tokens, vocab_size]``
@@ -102,7 +102,7 @@ def greedy(
     *,
     chunk: int | None = None,
 ) -> list[int]:
-    """Greedy tokens, the prompt in chunks of ``chunk`` tokens (None: at once)."""
+    """Generate greedy tokens, the prompt in chunks of ``chunk`` tokens (None: at once)."""
     backend = make_backend(model)
     kv_ids = [0]
     if isinstance(backend, PagedBackend):
@@ -118,7 +118,7 @@ def greedy(
 
 
 def reference_greedy(model: PreTrainedModel, prompt: Sequence[int], num_tokens: int) -> list[int]:
-    """What transformers generates, end tokens or not."""
+    """Return what transformers generates, end tokens or not."""
     model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]  # the model's own stops at end tokens
     with torch.inference_mode():
         generated: Any = model.generate(  # type: ignore[operator]
@@ -133,7 +133,7 @@ def reference_greedy(model: PreTrainedModel, prompt: Sequence[int], num_tokens: 
 
 
 def random_prompt(length: int, *, seed: int = 0, vocab_size: int = 512) -> list[int]:
-    """Random tokens."""
+    """Draw random tokens."""
     generator = torch.Generator().manual_seed(seed * 1000 + length)
     tokens: list[int] = torch.randint(0, vocab_size, (length,), generator=generator).tolist()
     return tokens

@@ -1,4 +1,4 @@
-"""Sampling one row the plain way, in float64 and from the settings' descriptions: what the sampler is measured by."""
+"""Sample one row in the plainest way, in float64 and from the settings' descriptions, as the sampler's reference."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Distribution", "naive_distribution", "naive_dry", "naive_process", "
 def naive_process(
     logits: npt.NDArray[np.float64], row: SampleRow, breakers: Collection[tuple[int, ...]]
 ) -> npt.NDArray[np.float64]:
-    """Bias, bans, penalties and DRY."""
+    """Apply bias, bans, penalties and DRY."""
     params = row.request.sampling
     scores = logits.copy()
     for token, bias in (params.logits_bias or {}).items():
@@ -38,7 +38,7 @@ def naive_process(
 
 
 def naive_dry(tokens: Sequence[int], params: DryParams, breakers: Collection[tuple[int, ...]]) -> dict[int, float]:
-    """For every token, the longest tail of the text that it followed before and that no breaker cuts."""
+    """Return, for every token, the longest tail of the text that it followed before and that no breaker cuts."""
     ends = [end for end in range(len(tokens)) for breaker in breakers if ends_with(tokens[: end + 1], breaker)]
     unbroken = len(tokens) - 1 - max(ends, default=-1)
     longest: dict[int, int] = {}
@@ -61,11 +61,11 @@ def ends_with(tokens: Sequence[int], end: Sequence[int]) -> bool:
 
 @frozen(eq=False)
 class Distribution:
-    """What temperature and truncation leave.
+    """Holds what temperature and truncation leave.
 
     :ivar tokens: the kept tokens in the documented order of the inverse CDF
-    :ivar probabilities: theirs, adding up to 1
-    :ivar margin: how near any decision was to falling otherwise
+    :ivar probabilities: their probabilities, which add up to 1
+    :ivar margin: how near any decision was to the opposite one
     """
 
     tokens: list[int]
@@ -73,14 +73,14 @@ class Distribution:
     margin: float
 
     def draw(self, uniform: float) -> tuple[int, float]:
-        """The token at that quantile, and how far it is from the next."""
+        """Return the token at that quantile, and how far it is from the next."""
         cumulative = self.probabilities.cumsum()
         index = int((cumulative <= uniform).sum())
         return self.tokens[min(index, len(self.tokens) - 1)], float(np.abs(cumulative - uniform).min())
 
 
 def naive_distribution(scores: npt.NDArray[np.float64], row: SampleRow) -> Distribution:
-    """Temperature, top-k, top-p, min-p."""
+    """Apply temperature, top-k, top-p and min-p."""
     params = row.request.sampling
     vocab_size = len(scores)
     temperature = 1.0 if params.temperature is None else params.temperature
@@ -108,7 +108,7 @@ def naive_distribution(scores: npt.NDArray[np.float64], row: SampleRow) -> Distr
 
 
 def naive_uniform(seed: int, choice_index: int, position: int) -> float:
-    """SplitMix64 in Python's own integers."""
+    """Compute SplitMix64 in Python's own integers."""
 
     def mix(value: int) -> int:
         value = value % 2**64

@@ -1,4 +1,4 @@
-"""Rows to sample, in a line."""
+"""Make rows to sample, in a line each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EOS = frozenset({2})
 
 
 def encode(text: str) -> list[int]:
-    """A tokenizer of characters: 'a' is 1, newline, colon, quote and star are 3 to 6."""
+    """Encode characters: 'a' is 1, newline, colon, quote and star are 3 to 6."""
     return [{"a": 1, "\n": 3, ":": 4, '"': 5, "*": 6}[character] for character in text]
 
 
@@ -35,9 +35,9 @@ def make_row(
     choice_index: int = 0,
     num_samples: int = 1,
 ) -> SampleRow:
-    """A row of a request, or of one of its own.
+    """Make a row of a request, or of a request of its own.
 
-    :param prompt: of its own request
+    :param prompt: the prompt of its own request
     """
     if isinstance(request, SamplingParams):
         request = make_request(request, prompt)

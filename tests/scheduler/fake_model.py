@@ -1,4 +1,4 @@
-"""A model without tensors: its next token depends on every KV cell that a real one would read."""
+"""Run a model without tensors: its next token depends on every KV cell that a real one would read."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ STOP = 0
 
 
 def next_token(mark: int, choice_index: int) -> int:
-    """The model: a function of the whole history, and of the choice's own random numbers."""
+    """Return the next token, a function of the whole history and of the choice's own random numbers."""
     return hash((mark, choice_index)) % VOCAB
 
 
 def reference(sequence: Sequence, max_model_len: int) -> list[int]:
-    """The output of a sequence that has all the memory in the world for itself."""
+    """Return the output of a sequence that has all the memory that it needs for itself."""
     token_ids = sequence.token_ids[: sequence.num_prompt_tokens]
     output: list[int] = []
     while len(output) < sequence.request.max_tokens and len(token_ids) + len(output) < max_model_len:
@@ -40,7 +40,7 @@ def reference(sequence: Sequence, max_model_len: int) -> list[int]:
 
 @define(eq=False)
 class Harness:
-    """A scheduler, its memory and the fake model, checked at every step."""
+    """Runs a scheduler, its memory and the fake model, and checks them at every step."""
 
     config: EngineConfig
     manager: KvCacheManager | SequenceKvManager = field(init=False)
@@ -195,16 +195,16 @@ class Harness:
     def draft(self, guess: Callable[[list[int]], list[int]]) -> None:
         """Give every text that only generates some drafts.
 
-        :param guess: what to make of the tokens that would really follow
+        :param guess: turns the tokens that would really follow into drafts
         """
         for sequence in self.scheduler.decoding:
             follows = reference(sequence, self.config.max_model_len)[sequence.num_output_tokens :]
             sequence.draft_token_ids = guess(follows)
 
     def step(self, *, ahead: bool = False) -> SchedulerOutput:
-        """One step, chosen before the results of the previous one are taken in; afterwards one may be under way.
+        """Run one step, chosen before the results of the previous one are taken in; afterwards one may be under way.
 
-        :param ahead: leave it under way, unless sequences are to be forked
+        :param ahead: whether to leave it under way, unless sequences are to be forked
         """
         output = self.schedule()
         sampled = self.execute(output) if output.scheduled else []
@@ -222,7 +222,7 @@ class Harness:
             self.update(*flight)
 
     def _overlap(self) -> dict[int, int]:
-        """Tokens that the step under way has sampled, by sequence."""
+        """Return the tokens that the step under way has sampled, by sequence."""
         if self.flight is None:
             return {}
         output, sampled = self.flight
@@ -231,7 +231,7 @@ class Harness:
         }
 
     def run(self, max_steps: int = 20_000, *, ahead: bool = False) -> None:
-        """Until all have ended."""
+        """Run steps until all sequences have ended."""
         for _ in range(max_steps):
             if not self.has_work and self.flight is None:
                 return
@@ -251,7 +251,7 @@ class Harness:
             check_paged(self.manager, held)
 
     def check_end(self) -> None:
-        """Nothing is held, everybody's text is what it would have been alone."""
+        """Check that nothing is held, and that every text is what it would have been alone."""
         usage = self.manager.usage
         assert usage.used == 0
         assert usage.free + usage.cached == usage.total

@@ -1,4 +1,4 @@
-"""Writing small GGUF files with the gguf package, for the tests of this directory."""
+"""Write small GGUF files with the gguf package, for the tests of this directory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LLAMA: Mapping[str, Any] = {
 
 
 def llama_tensors(layers: int = 1) -> dict[str, npt.NDArray[np.float32]]:
-    """Random tensors that fit :data:`LLAMA`, by GGUF name."""
+    """Make random tensors that fit :data:`LLAMA`, by GGUF name."""
     shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (VOCAB, HIDDEN), "output_norm.weight": (HIDDEN,)}
     for layer in range(layers):
         block: dict[str, tuple[int, ...]] = {
@@ -57,9 +57,9 @@ def write_gguf(
 ) -> Path:
     """Write a file.
 
-    :param metadata: by full key; the types follow from the values, ints as uint32
-    :param tensors: by GGUF name; None: :func:`llama_tensors`
-    :param quantization: of all matrices
+    :param metadata: the values by full key; the types follow from the values, ints as uint32
+    :param tensors: the tensors by GGUF name; None: :func:`llama_tensors`
+    :param quantization: the type of all matrices
     :returns: ``path``
     """
     writer = gguf.GGUFWriter(path, architecture)
