@@ -1,1 +1,1 @@
-"""The engine: one ``step()`` that joins the scheduler to the runner and tells listeners of new tokens."""
+"""The engine joins the scheduler to the runner in one ``step()``, and tells listeners of new tokens."""

@@ -1,4 +1,4 @@
-"""One step of inference, read top to bottom: schedule, submit, update, publish."""
+"""Runs one step of inference after the other; each schedules, submits, updates and publishes."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ __all__ = ["Engine"]
 
 @frozen(eq=False)
 class _Submitted:
-    """A step that the runner has.
+    """Holds a step that was submitted to the runner and whose results are not all taken in.
 
-    :ivar at: when, in seconds of the monotonic clock
-    :ivar late_rows: the rows to take in when the device is done; None: all
-    :ivar num_early_tokens: tokens that the other rows have got
+    :ivar at: when it was submitted, in seconds of the monotonic clock
+    :ivar late_rows: indices of the rows to take in when the device is done; None: all rows
+    :ivar num_early_tokens: how many tokens the rows that were taken in early have got
     """
 
     output: SchedulerOutput
@@ -43,8 +43,8 @@ class Engine:
 
     :param scheduler: decides what each step computes
     :param kv: the scheduler's KV memory
-    :param runner: computes it
-    :param tokenizer: for stop strings
+    :param runner: computes the steps
+    :param tokenizer: makes the text in which stop strings are looked for
     :param proposer: guesses tokens for the runner to verify; None: every step gives each text one token
     """
 
@@ -74,9 +74,9 @@ class Engine:
     def submit(self, request: Request, listener: Listener, outbox: Outbox) -> None:
         """Queue a request.
 
-        :param listener: of its output
-        :param outbox: where its output goes in each step; whoever steps the engine delivers it
-        :raises QueueFullError: too many are waiting
+        :param listener: receives the request's output
+        :param outbox: collects that output in each step; whoever steps the engine delivers it
+        :raises QueueFullError: too many requests are waiting
         """
         root = Sequence(self._next_seq_id, request)
         self._scheduler.add(root)
@@ -89,9 +89,9 @@ class Engine:
             self._scheduler.finish(sequence, "canceled")
 
     def step(self) -> None:
-        """Submit one batch, and put what the batches that are done mean for each request into the outboxes.
+        """Submit one batch, and put the results of finished batches into the outboxes of their requests.
 
-        Where the device hands sampled tokens on, one batch is left under way: the next call prepares and submits its
+        Where steps overlap on the device, this call leaves one batch under way: the next call prepares and submits its
         successor before it waits for it, so that the device never waits for Python.
         """
         start = time.monotonic()
@@ -100,7 +100,7 @@ class Engine:
         output = self._scheduler.schedule()
         if self._proposer is not None:
             self._proposer.forget(output.finished_seq_ids)
-        for sequence in output.dropped:  # it outgrew the pool all alone, and keeps its text
+        for sequence in output.dropped:  # outgrew the whole pool by itself; its text so far stays
             self._output.end(sequence, "length", start)
         earlier, self._under_way = self._under_way, None
         if output.scheduled:
@@ -115,7 +115,7 @@ class Engine:
                 self._under_way = self._take_in_early(self._under_way)
 
     def _draft(self, proposer: Proposer) -> None:
-        """Give the texts that only generate some drafts."""
+        """Ask the proposer for drafts that follow the sequences that only decode."""
         sequences = self._scheduler.decoding
         if sequences:
             for sequence, drafts in zip(sequences, proposer.propose(sequences), strict=True):
@@ -126,7 +126,7 @@ class Engine:
         self._kv.reset_prefix_cache()
 
     def stats(self) -> ModelStats:
-        """A snapshot of the counters."""
+        """Return a snapshot of the counters."""
         usage, metrics = self._kv.usage, self._metrics
         return ModelStats(
             blocks_total=usage.total,
@@ -146,25 +146,25 @@ class Engine:
         )
 
     def close(self) -> None:
-        """Give back the tensors and files; the engine is of no use afterwards."""
+        """Free the tensors and close the files; the engine cannot be used afterwards."""
         self._runner.close()
 
     def _take_in(self, submitted: _Submitted) -> None:
-        """The results of a step, once the device is done with it."""
+        """Wait for the results of a step and publish them."""
         output, result = submitted.output, submitted.step.result()
         now, rows = time.monotonic(), submitted.late_rows
         if rows is None:
             num_tokens = self._update(output, result, now)
         else:
             num_tokens = self._update(output.part(rows), result.part(rows), now) + submitted.num_early_tokens
-        # Of two steps that overlap, the time of both counts once.
+        # Where two steps overlap, the time that they share is counted once.
         start, self._last_end = max(submitted.at, self._last_end), now
         self._count(output, num_tokens, start, now)
 
     def _take_in_early(self, submitted: _Submitted) -> _Submitted:
-        """Take in the rows of a step that the device has no part in any more.
+        """Publish the rows of a step whose results are known before the device is done.
 
-        :returns: the step with what is left of it
+        :returns: the same step with the remaining rows
         """
         early, step, output = submitted.step.early_rows, submitted.step, submitted.output
         num_tokens = self._update(output.part(early), step.early_result().part(early), time.monotonic())
@@ -172,18 +172,18 @@ class Engine:
         return _Submitted(output, step, submitted.at, late, num_tokens)
 
     def _update(self, output: SchedulerOutput, result: RunnerOutput, now: float) -> int:
-        """Pass on what rows have brought.
+        """Give the tokens of finished rows to their sequences and to the listeners.
 
-        :returns: how many tokens
+        :returns: how many tokens there were
         """
         self._end_failed(output, result)
         new_tokens = self._scheduler.update(output, result.token_ids)
         for sequence in self._output.process(new_tokens, output, result, now):
-            self._scheduler.finish(sequence, "stop")  # it knows nothing of stop strings
+            self._scheduler.finish(sequence, "stop")  # the scheduler does not know stop strings
         return new_tokens.num_tokens
 
     def _end_failed(self, output: SchedulerOutput, result: RunnerOutput) -> None:
-        """Requests that failed alone, such as those with non-finite logits, end here; nobody else is touched."""
+        """End the requests whose rows failed, such as those with non-finite logits; other requests are not touched."""
         for row, error in result.failed.items():
             if not output.scheduled[row].is_current:  # scheduled before its text was known to have ended
                 continue

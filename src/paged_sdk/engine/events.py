@@ -1,4 +1,4 @@
-"""What a step tells the listeners of its requests."""
+"""Defines the events that a step sends to the listeners of its requests."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["Listener", "Outbox", "RequestEvent"]
 
 @frozen(kw_only=True)
 class RequestEvent:
-    """News of one request other than tokens.
+    """Tells a listener what happened to its request, apart from new tokens.
 
     :ivar index: the choice that ``logprobs`` and ``finish_reason`` belong to
-    :ivar logprobs: of the tokens of this step
-    :ivar finish_reason: why the choice has ended; the tokens before it are all there are
-    :ivar prompt_logprobs: of every prompt token but the first, if asked for; comes with the first token
+    :ivar logprobs: logprobs of the tokens of this step
+    :ivar finish_reason: why the choice has ended; no more tokens follow
+    :ivar prompt_logprobs: logprobs of every prompt token but the first, if asked for; sent with the first token
     :ivar usage: set in the request's last event, unless that is an error
-    :ivar error: the request ends with this
+    :ivar error: the error that the request ends with
     """
 
     request_id: str
@@ -38,27 +38,27 @@ class RequestEvent:
 
 
 class Listener(Protocol):
-    """Who reads a request's output. Its methods are called where :meth:`Outbox.deliver` is, nowhere else."""
+    """Receives a request's output. Its methods are called on the thread that calls :meth:`Outbox.deliver`."""
 
     def add_tokens(self, index: int, token_ids: list[int]) -> None:
-        """Take more tokens of the choice ``index``, without the one that ends a text."""
+        """Take more tokens of the choice ``index``, without the stop token that ends a text."""
         ...
 
     def add(self, event: RequestEvent) -> None:
-        """What else there is to say."""
+        """Take an event, which comes after the tokens of the same step."""
         ...
 
 
 class Outbox:
-    """What a step has to say to a group of listeners, on its way to their thread.
+    """Collects the output of a step for a group of listeners, to be delivered on their thread.
 
-    Nearly all of it is a token for each text. These lie in three lists side by side: of a step of 256 sequences, an
-    object for each took 0.8 ms, and the collections of garbage that so many objects set off took another.
+    Nearly all of it is one token per text. Tokens lie in three parallel lists: for a step of 256 sequences, one object
+    per token took 0.8 ms, and the garbage collections that so many objects set off took as long again.
 
-    :ivar listeners: who gets tokens
-    :ivar indices: of which choice
-    :ivar token_ids: which; the runner's own lists, not to be changed
-    :ivar events: what is said after the tokens, in order
+    :ivar listeners: the listener of each list of tokens
+    :ivar indices: the choice that each list of tokens belongs to
+    :ivar token_ids: the lists of tokens; they are the runner's own and must not be changed
+    :ivar events: events to deliver after the tokens, in order
     """
 
     __slots__ = ("events", "indices", "listeners", "token_ids")
@@ -73,7 +73,7 @@ class Outbox:
         return bool(self.token_ids or self.events)
 
     def take(self) -> Outbox:
-        """What is in it, which leaves it empty."""
+        """Move the contents into a new outbox, which leaves this one empty."""
         taken = Outbox()
         taken.listeners, self.listeners = self.listeners, []
         taken.indices, self.indices = self.indices, []
@@ -82,7 +82,7 @@ class Outbox:
         return taken
 
     def deliver(self) -> None:
-        """Tell the listeners, on their thread."""
+        """Call the listeners with all tokens and events; to be called on their thread."""
         for listener, index, token_ids in zip(self.listeners, self.indices, self.token_ids, strict=True):
             listener.add_tokens(index, token_ids)
         for listener, event in self.events:

@@ -1,4 +1,4 @@
-"""Counts and rates of an engine since its start."""
+"""Counts what an engine has done since its start, and computes its recent rates."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from attrs import frozen
 __all__ = ["Metrics"]
 
 WINDOW_SECONDS = 10.0
-"""Rates look back this far: long enough to be steady, short enough to follow the load."""
+"""Rates look back this many seconds: long enough to be steady, short enough to follow the load."""
 
 
 @frozen
@@ -21,7 +21,7 @@ class _Step:
 
 
 class Metrics:
-    """Sums, and rates over the recent steps. Only time spent in steps counts: an idle engine is not a slow one.
+    """Sums steps and tokens, and computes rates over the recent steps. Idle time does not lower a rate.
 
     :ivar steps: steps executed
     :ivar prompt_tokens: prompt tokens computed
@@ -38,7 +38,7 @@ class Metrics:
         self._recent_completion = 0
 
     def add_step(self, *, start: float, end: float, prompt_tokens: int, completion_tokens: int) -> None:
-        """Count one step; times in seconds of the monotonic clock."""
+        """Count one step; times are in seconds of the monotonic clock."""
         self.steps += 1
         self.prompt_tokens += prompt_tokens
         self.completion_tokens += completion_tokens

@@ -1,4 +1,4 @@
-"""From the tokens of a step to what the listeners of its requests are told."""
+"""Turns the tokens of a step into output for the listeners of its requests."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ __all__ = ["OutputProcessor"]
 
 
 class OutputProcessor:
-    """The requests under way, as their listeners see them.
+    """Keeps the unfinished requests and sends their output to the listeners.
 
-    Listeners get tokens and make text of them themselves, each on its own thread; only for stop strings is text made
-    here. It ends choices (``finish_reason``), never sequences: that is the scheduler's, so it returns those to end.
+    Listeners get tokens and detokenize them on their own threads; only requests with stop strings are detokenized
+    here. This class ends choices (it sets ``finish_reason``), but never sequences: only the scheduler ends those, so
+    methods return the sequences that are to end.
 
-    :param tokenizer: for stop strings
+    :param tokenizer: makes the text in which stop strings are looked for
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._requests: dict[str, RequestState] = {}
-        self._choices: dict[int, ChoiceState] = {}  # by the id of their sequence
+        self._choices: dict[int, ChoiceState] = {}  # keyed by the id of their sequence
 
     @property
     def has_requests(self) -> bool:
         return bool(self._requests)
 
     def add(self, root: Sequence, listener: Listener, outbox: Outbox) -> None:
-        """Begin with a request.
+        """Start to track a request.
 
-        :param root: its first choice's sequence; the other choices have the ids that follow
-        :param outbox: where news for the listener go
+        :param root: the sequence of its first choice; the other choices have the ids that follow
+        :param outbox: collects output for the listener
         """
         state = RequestState(root, listener, outbox, self._tokenizer)
         self._requests[root.request.request_id] = state
@@ -47,12 +48,12 @@ class OutputProcessor:
     def process(
         self, new_tokens: NewTokens, output: SchedulerOutput, result: RunnerOutput, now: float
     ) -> list[Sequence]:
-        """Pass on what a step has brought.
+        """Put the results of a step into the outboxes.
 
-        :param new_tokens: what the scheduler made of the sampled tokens
-        :param output: the step that was executed, whose rows the new_tokens and the logprobs refer to
-        :param now: seconds of the monotonic clock
-        :returns: sequences that a stop string ends
+        :param new_tokens: the sampled tokens that the scheduler added to sequences
+        :param output: the step that was executed, whose rows ``new_tokens`` and the logprobs refer to
+        :param now: the time, in seconds of the monotonic clock
+        :returns: the sequences that a stop string ends
         """
         for row, entries in result.prompt_logprobs.items():
             owner = self._requests.get(output.scheduled[row].sequence.request.request_id)
@@ -78,7 +79,7 @@ class OutputProcessor:
         return stopped
 
     def end(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
-        """A choice ends without a new token."""
+        """End a choice without a new token."""
         owner = self._requests[sequence.request.request_id]
         self._end(owner, owner.choices[sequence.choice_index], reason, now)
 
@@ -127,7 +128,7 @@ class OutputProcessor:
         if choice.text is not None:
             num_shown = choice.text.push_until_stopped(shown)
             if choice.text.is_stopped:
-                # Several tokens of one step: those after the stop string are as if they had never been sampled.
+                # A step may sample several tokens: those after the stop string are dropped.
                 choice.num_unwanted = len(token_ids) - num_shown
                 shown, logprobs = shown[:num_shown], logprobs[:num_shown]
         if shown:

@@ -1,4 +1,4 @@
-"""A request between its submission and its last event."""
+"""Keeps the state of a request between its submission and its last event."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["ChoiceState", "RequestState"]
 
 
 class ChoiceState:
-    """One choice as it grows.
+    """Keeps the state of one choice of a request while its text grows.
 
-    :ivar sequence: its tokens; None until the prompt is computed, for every choice but the first
-    :ivar finish_reason: None until it has ended
-    :ivar text: what stop strings are looked for in; None if there are none
-    :ivar is_plain: it has begun, and until it ends there is nothing to say of it but tokens
-    :ivar num_unwanted: tokens of its sequence that lie behind a stop string
+    :ivar sequence: the sequence with its tokens; None until the prompt is computed, for every choice but the first
+    :ivar finish_reason: why it has ended; None before
+    :ivar text: the text in which stop strings are looked for; None if the request has no stop strings
+    :ivar is_plain: whether it has begun and, until it ends, sends nothing but tokens
+    :ivar num_unwanted: how many tokens of its sequence come after a stop string
     """
 
     __slots__ = ("finish_reason", "index", "is_plain", "listener", "num_unwanted", "outbox", "sequence", "text")
@@ -36,18 +36,18 @@ class ChoiceState:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of its text, the one that ended it included."""
+        """Return how many tokens its text has, the one that ended it included."""
         return 0 if self.sequence is None else self.sequence.num_output_tokens - self.num_unwanted
 
     def post(self, token_ids: list[int]) -> None:
-        """Tell the listener of more tokens."""
+        """Put more tokens for the listener into the outbox."""
         outbox = self.outbox
         outbox.listeners.append(self.listener)
         outbox.indices.append(self.index)
         outbox.token_ids.append(token_ids)
 
     def end(self, reason: FinishReason) -> None:
-        """No more tokens. A stop string may be complete only now that nothing can follow."""
+        """Take no more tokens. A stop string may be found only now that no text can follow."""
         if self.text is not None and not self.text.is_stopped:
             self.text.flush()
         self.finish_reason = "stop" if self.text is not None and self.text.is_stopped else reason
@@ -55,10 +55,10 @@ class ChoiceState:
 
 
 class RequestState:
-    """A request with its choices.
+    """Keeps the state of a request and of its choices.
 
-    :ivar prompt_logprobs: of the prompt tokens computed so far
-    :ivar first_token_at: seconds of the monotonic clock, None until then
+    :ivar prompt_logprobs: logprobs of the prompt tokens computed so far
+    :ivar first_token_at: when the first token came, in seconds of the monotonic clock; None before
     """
 
     def __init__(self, root: Sequence, listener: Listener, outbox: Outbox, tokenizer: Tokenizer) -> None:
@@ -87,11 +87,11 @@ class RequestState:
 
     @property
     def sequences(self) -> list[Sequence]:
-        """Of the choices that there are so far."""
+        """Return the sequences of the choices that have begun."""
         return [choice.sequence for choice in self.choices if choice.sequence is not None]
 
     def usage(self, now: float) -> Usage:
-        """What it cost, up to ``now``."""
+        """Return the tokens and times that the request has used up to ``now`` (seconds of the monotonic clock)."""
         prompt = len(self.request.prompt_token_ids)
         completion = sum(choice.num_tokens for choice in self.choices)
         arrival = self.request.arrival

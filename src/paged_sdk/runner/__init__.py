@@ -1,1 +1,1 @@
-"""Where a scheduler's output meets tensors."""
+"""Runs the steps of the scheduler on tensors."""

@@ -1,4 +1,4 @@
-"""How much memory a model's steps need beside weights and KV, found out by running the largest ones."""
+"""Measures how much memory steps need beside weights and KV, by running the largest step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paged_sdk.types.step import StepRow
 __all__ = ["PeakBytes", "activation_bytes", "cuda_peak_bytes"]
 
 PeakBytes: TypeAlias = Callable[[Callable[[], None]], int]
-"""Runs something, and says how many bytes more than before were in use at the worst."""
+"""Runs a function, and returns how many bytes more than before were in use at the peak."""
 
 
 def activation_bytes(
@@ -27,11 +27,11 @@ def activation_bytes(
     num_rows: int,
     peak_bytes: PeakBytes,
 ) -> int:
-    """What the largest step takes: as many tokens as a step may have, shared out among as many rows, all sampled.
+    """Measure the bytes that the largest step takes: it has the most tokens and rows that a step may have, all sampled.
 
-    :param make_backend: KV memory of so many blocks; it is not in use any more when this returns, and does not count
-    :param num_tokens: of a step at most
-    :param num_rows: of a step at most
+    :param make_backend: allocates KV memory of so many blocks, which is freed on return and not counted
+    :param num_tokens: the most tokens of a step
+    :param num_rows: the most rows of a step
     """
     num_rows = min(num_rows, num_tokens)
     counts = [num_tokens // num_rows + (row < num_tokens % num_rows) for row in range(num_rows)]
@@ -53,10 +53,10 @@ def activation_bytes(
 
 
 def cuda_peak_bytes(device: torch.device) -> PeakBytes:
-    """By the counters of torch's allocator; memory that it holds back for later is given up."""
+    """Make a measurement by the counters of torch's allocator; it also empties the allocator's cache."""
 
     def peak_bytes(run: Callable[[], None]) -> int:
-        run()  # compiles kernels, and lets libraries make their workspaces, which stay
+        run()  # compiles kernels and allocates the workspaces of libraries, which stay
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)

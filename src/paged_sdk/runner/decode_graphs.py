@@ -1,4 +1,4 @@
-"""Decode steps recorded once and replayed: one launch in place of some hundreds."""
+"""Records decode steps once and replays them: one launch replaces some hundreds."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from paged_sdk.models.causal_model import CausalModel
 __all__ = ["DecodeGraphs", "Record", "batch_sizes", "context_bounds"]
 
 Record: TypeAlias = Callable[[Callable[[], None]], Callable[[], None]]
-"""Takes what is to be recorded, and returns what replays it: the same operations on the same memory."""
+"""Records a function, and returns another that replays it: the same operations on the same memory."""
 
 # A recorded step is launched for the longest context that it may meet. Attention cuts longer ones than this into parts
 # even where rows alone keep a device busy, and most steps would launch those parts for nothing.
 _USUAL_CONTEXT: Final = 8192
 
-# Up to which size, in steps of how many rows: beyond 16 rows a step is filled up by a quarter at most.
+# Up to each bound, sizes grow by so many rows: beyond 16 rows a step is padded by a quarter at most.
 _STEPS: Final = ((4, 1), (16, 4), (64, 8), (256, 16), (1 << 30, 32))
 
 
 def batch_sizes(largest: int) -> list[int]:
-    """Numbers of rows to record steps for, ascending: a step is filled up to the next."""
+    """Return the numbers of rows to record steps for, ascending: a step is padded to the next."""
     sizes: list[int] = []
     for bound, step in _STEPS:
         first = sizes[-1] + step if sizes else step
@@ -38,21 +38,21 @@ def batch_sizes(largest: int) -> list[int]:
 
 
 def context_bounds(max_model_len: int) -> list[int]:
-    """Lengths of context to record steps for, ascending."""
+    """Return the context lengths to record steps for, ascending."""
     return [max_model_len] if max_model_len <= _USUAL_CONTEXT else [_USUAL_CONTEXT, max_model_len]
 
 
 class DecodeGraphs:
-    """Decode steps of any number of rows, and over any context, up to the largest that was recorded.
+    """Runs recorded decode steps of any number of rows and any context, up to the largest that was recorded.
 
-    A step's input is one copy to the device. Tokens that the step before has sampled are taken from where that one has
-    left them.
+    One copy sends a step's input to the device. Tokens that the previous step sampled are read from where that step
+    left them on the device.
 
     :param overlap: int64: the tokens that the previous step sampled
     :param sizes: numbers of rows to record steps for
-    :param bounds: lengths of context, of each size
-    :param record: records a step; what it calls then runs as often as it likes
-    :ivar hidden: ``[largest, hidden_size]``: where steps leave their results
+    :param bounds: context lengths to record each size for
+    :param record: records a step; it may call the step's function any number of times
+    :ivar hidden: ``[largest, hidden_size]``: the tensor that steps write their results to
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class DecodeGraphs:
         self._bounds = sorted(bounds)
         self._graphs: dict[tuple[int, int], _Graph] = {}
         hidden: Tensor | None = None
-        # The largest first: the others find room in its memory.
+        # The largest goes first: the others fit into its memory.
         wanted = list(itertools.product(self._sizes[::-1].tolist(), self._bounds[::-1]))
         for size, bound in wanted:
             input_ = self._empty_input(size).to(self._device)
@@ -88,7 +88,7 @@ class DecodeGraphs:
 
     @property
     def largest(self) -> int:
-        """Rows of the largest step."""
+        """Return how many rows the largest step has."""
         return int(self._sizes[-1])
 
     def forward(
@@ -102,13 +102,13 @@ class DecodeGraphs:
     ) -> Tensor:
         """Run a step of one token per row.
 
-        :param seq_ids: whose rows they are, at most :attr:`largest`
-        :param versions: of their block tables: see :attr:`~paged_sdk.types.step.StepRow.kv_version`
+        :param seq_ids: the sequences of the rows, at most :attr:`largest`
+        :param versions: versions of their block tables: see :attr:`~paged_sdk.types.step.StepRow.kv_version`
         :param tables: their block tables
-        :param positions: of the tokens, below the largest bound
-        :param token_ids: the tokens, where they are known on the host; None: nowhere
-        :param sources: index into what the previous step handed on; -1: the token is known
-        :returns: ``[num_rows, hidden_size]``, good until the next call
+        :param positions: positions of the tokens, below the largest bound
+        :param token_ids: the tokens, where the host knows them; None: it knows none
+        :param sources: index of each token among those that the previous step sampled; -1: the host knows it
+        :returns: ``[num_rows, hidden_size]``, valid until the next call
         """
         num_rows, longest = len(tables), max(positions) + 1
         size = int(self._sizes[np.searchsorted(self._sizes, num_rows)])
@@ -124,7 +124,7 @@ class DecodeGraphs:
         return graph.hidden[:num_rows]
 
     def _empty_input(self, size: int) -> Tensor:
-        """Rows that only fill up the batch: seats, positions, tokens, sources."""
+        """Make input of padding rows only: seats, positions, tokens, sources."""
         host = torch.empty(4, size, dtype=torch.int64, pin_memory=self._device.type == "cuda")
         for column, value in zip(host.numpy(), (self._backend.empty_seat, -1, 0, -1), strict=True):
             column.fill(value)
@@ -133,7 +133,7 @@ class DecodeGraphs:
 
 @frozen(eq=False)
 class _Graph:
-    """A recorded step: what it reads, what it writes, and how to run it."""
+    """Holds a recorded step: the tensors that it reads and writes, and the function that runs it."""
 
     input: Tensor
     hidden: Tensor
@@ -141,10 +141,10 @@ class _Graph:
 
 
 class _RecordedStep:
-    """A step of so many rows, over contexts up to a bound.
+    """Runs a step of a fixed number of rows, over contexts up to a bound, so that it can be recorded.
 
     :ivar input: ``[4, size]`` int64: seats, positions, tokens, sources
-    :ivar hidden: ``[size, hidden_size]``: its result, None before the first run
+    :ivar hidden: ``[size, hidden_size]``: the result; None before the first run
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class _RecordedStep:
         self._overlap = overlap
 
     def run(self) -> None:
-        """Operations on the device alone, of shapes that do not depend on what the input holds."""
+        """Run the step by operations on the device alone, whose shapes do not depend on values of the input."""
         seats, positions, token_ids, sources = self.input.unbind()
         overlap = self._overlap.index_select(0, sources.clamp(min=0))
         context = StepContext(attention=self._backend.decode(seats, positions, self._bound))

@@ -1,4 +1,4 @@
-"""Where a model runs, in which dtype, and how much memory is there."""
+"""Chooses the device and dtype of a model, and measures the memory of the device."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["choose_device", "choose_dtype", "device_memory"]
 
 
 def choose_device(name: str) -> torch.device:
-    """The device by name; "auto" is CUDA where there is one, else the CPU. A CUDA device has its index: without one it
-    would be another for each thread.
+    """Return the device of that name; "auto" is CUDA where there is one, else the CPU. A CUDA device gets its index:
+    without one it would mean another device in each thread.
 
-    :raises ConfigError: an unknown device, or one that this machine does not have
+    :raises ConfigError: the device is unknown, or this machine does not have it
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -39,7 +39,8 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype by name; "auto" is bfloat16 where the hardware computes in it, else float32 (CPU) or float16.
+    """Return the dtype of that name; "auto" is bfloat16 where the hardware computes in it, else float32 (CPU) or
+    float16.
 
     In software bfloat16 is several times slower than float32 on a CPU.
     """
@@ -56,7 +57,7 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def device_memory(device: torch.device) -> DeviceMemory:
-    """Total and free bytes now."""
+    """Return the total and the currently free bytes of a device."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return DeviceMemory(total=total, free=free)
@@ -67,7 +68,7 @@ def device_memory(device: torch.device) -> DeviceMemory:
 
 
 def _process_memory(root: Path = Path("/")) -> DeviceMemory:
-    """What this process may use: the machine's memory, or its control group's limit if that is less (Linux)."""
+    """Return what this process may use: the machine's memory, or the limit of its cgroup if that is less (Linux)."""
     machine = _machine_memory(root)
     limit = _first_number(root / "sys/fs/cgroup/memory.max", root / "sys/fs/cgroup/memory/memory.limit_in_bytes")
     if limit is None or limit >= machine.total:

@@ -1,4 +1,4 @@
-"""Decoding that leaves everything but the choice of rows to the device, so that it never waits for Python."""
+"""Decodes on a device, where only the choice of rows is left to the host, so that it never waits for Python."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ __all__ = ["DeviceDecoding", "Way"]
 
 
 class Way(Enum):
-    """How a step is run on a device. :meth:`DeviceDecoding.way` decides."""
+    """Says how a step is run on a device. :meth:`DeviceDecoding.way` decides."""
 
     REPEATED = "repeated"
-    """By a recording, and sampled as the step before: its rows are the same, each with the token that it got there.
-    Nothing about them has to be found out again. Most steps are such."""
+    """A recorded graph runs it, and it is sampled like the step before: it has the same rows, each with the token that
+    it got there, so nothing about them has to be worked out again. Most steps are like this."""
     RECORDED = "recorded"
-    """Its layers by a recording: every row has one token."""
+    """A recorded graph runs its layers: every row has one token."""
     LAUNCHED = "launched"
-    """One operation at a time."""
+    """Its operations are launched one at a time."""
 
 
 class DeviceDecoding:
-    """Sampling on the device, tokens that go from step to step without the host, and recorded decode steps.
+    """Runs recorded decode steps and samples on the device; tokens go from step to step without the host.
 
-    :param sampler: of the device
-    :param overlap: where tokens are handed on
+    :param sampler: chooses tokens on the device
+    :param overlap: keeps the sampled tokens on the device for the next step
     :param graphs: recorded steps; None: layers are launched one operation at a time
     """
 
@@ -55,13 +55,13 @@ class DeviceDecoding:
             return Way.LAUNCHED
         if last is None or [row.sequence for row in scheduled] != last.sequences:
             return Way.RECORDED
-        # A row that was preempted meanwhile begins elsewhere.
+        # A row that was preempted meanwhile starts at another position.
         return Way.REPEATED if [row.start for row in scheduled] == last.next_positions else Way.RECORDED
 
     def repeat(self, scheduled: Sequence[ScheduledSequence], model: CausalModel) -> Drawn:
         """Run and sample a whole step of the way :attr:`Way.REPEATED`.
 
-        :returns: what it samples, as of :meth:`sample`
+        :returns: the sampled tokens, as :meth:`sample` returns them
         """
         last = self._last
         assert self._graphs is not None, "no step is recorded"
@@ -81,7 +81,7 @@ class DeviceDecoding:
     def decode(self, rows: Sequence[StepRow]) -> Tensor:
         """Run the layers of a step of the way :attr:`Way.RECORDED`.
 
-        :returns: ``[len(rows), hidden_size]``, good until the next step
+        :returns: ``[len(rows), hidden_size]``, valid until the next step
         """
         assert self._graphs is not None, "no step is recorded"
         awaited = [row.seq_id for row in rows if row.token_ids[0] == AWAITED]
@@ -96,14 +96,14 @@ class DeviceDecoding:
         )
 
     def serves(self, row: SampleRow) -> bool:
-        """Whether the device can sample a row."""
+        """Say whether the device can sample a row."""
         return self._sampler.serves(row)
 
     def sample(self, logits: Tensor, scheduled: Sequence[ScheduledSequence], rows: Sequence[SampleRow]) -> Drawn:
-        """Choose a token for each of some rows, and leave the tokens for the next step.
+        """Choose a token for each of some rows, and keep the tokens on the device for the next step.
 
-        :param logits: float32 ``[len(rows), vocab_size]``; contents are lost
-        :param rows: of ``scheduled``, all of them served
+        :param logits: float32 ``[len(rows), vocab_size]``; overwritten
+        :param rows: the rows of ``scheduled``, each of which :meth:`serves` accepts
         """
         self._last = _Batch(
             sequences=[row.sequence for row in scheduled],
@@ -114,12 +114,12 @@ class DeviceDecoding:
         return self._draw(logits, self._last)
 
     def warm_up(self, model: CausalModel) -> None:
-        """Compile what follows a recorded step, so that no request waits for that."""
+        """Compile the kernels that run after a recorded step, so that no request waits for that."""
         if self._graphs is not None:
             self._sampler.warm_up(model.logits(self._graphs.hidden[:1]))
 
     def forget(self, seq_ids: Iterable[int]) -> None:
-        """Drop what is kept of sequences that have ended; unknown ones are fine."""
+        """Drop the state of sequences that have ended; unknown ids are allowed."""
         self._sampler.forget(seq_ids)
 
     def _draw(self, logits: Tensor, batch: _Batch) -> Drawn:
@@ -130,10 +130,10 @@ class DeviceDecoding:
 
 @define(kw_only=True, eq=False)
 class _Batch:
-    """The rows that tokens were last handed on of.
+    """Holds the rows of the last step whose tokens were kept on the device.
 
-    :ivar sampled: the same rows as the sampler knows them
-    :ivar next_positions: where the next step's tokens are
+    :ivar sampled: the same rows as the sampler keeps them
+    :ivar next_positions: the positions of the next step's tokens
     """
 
     sequences: list[TokenSequence]

@@ -1,4 +1,4 @@
-"""A step's tokens as tensors."""
+"""Makes tensors of a step's tokens."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["InputBatch", "make_input_batch"]
 
 @frozen(kw_only=True)
 class InputBatch:
-    """The tokens of all rows, one row after the other.
+    """Holds the tokens of all rows, one row after the other.
 
     :ivar token_ids: ``[num_tokens]`` int64
-    :ivar positions: ``[num_tokens]`` int64, of each token within its sequence
-    :ivar first_tokens: per row: the index of its first token
+    :ivar positions: ``[num_tokens]`` int64, the position of each token in its sequence
+    :ivar first_tokens: the index of each row's first token
     """
 
     token_ids: Tensor
@@ -33,7 +33,7 @@ class InputBatch:
 def make_input_batch(rows: Sequence[StepRow], device: torch.device, overlap: OverlapTokens | None = None) -> InputBatch:
     """Make the input of a step of at least one row.
 
-    :param overlap: has the tokens that are awaited; None: there are none
+    :param overlap: holds the tokens of the previous step that the host has not seen; None: there are none
     """
     token_ids: list[int] = []
     first_tokens: list[int] = []
@@ -42,7 +42,7 @@ def make_input_batch(rows: Sequence[StepRow], device: torch.device, overlap: Ove
     for row in rows:
         first_tokens.append(len(token_ids))
         token_ids += row.token_ids
-        # Steps that overlap have no drafts, so it is the row's last token that may be awaited.
+        # Steps that overlap have no drafts, so only the row's last token may be unknown to the host.
         if token_ids[-1] == AWAITED:
             awaited.append(len(token_ids) - 1)
             awaited_of.append(row.seq_id)

@@ -1,4 +1,4 @@
-"""The one place where scheduler output meets tensors."""
+"""Runs scheduled steps on a model's tensors; no other module joins scheduler output and tensors."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from paged_sdk.types.step import StepRow
 
 __all__ = ["ModelRunner"]
 
-# Logits of a prompt are made a few rows at a time: a row of 150,000 float32 is 0.6 MB.
+# Logits of a prompt are computed a few rows at a time: a row of 150,000 float32 is 0.6 MB.
 _LOGITS_TILE: Final = 64
 
 
 class ModelRunner:
     """Runs a model over the steps that a scheduler makes.
 
-    :param backend: keeps the KV; its ids are the scheduler's
+    :param backend: keeps the KV, under the scheduler's ids
     :param sampler: chooses tokens on the host
-    :param device_decoding: chooses those that need no host, and lets the next step begin before they are seen; None:
-        all are chosen on the host
+    :param device_decoding: chooses tokens on the device where it can, so that steps overlap; None: all tokens are
+        chosen on the host
     """
 
     def __init__(
@@ -61,13 +61,13 @@ class ModelRunner:
             return self._parts.submit(output)
 
     def close(self) -> None:
-        """Let go of weights, KV and sampler; nothing happens the second time."""
+        """Free weights, KV and sampler; a second call does nothing."""
         self._parts = None
 
 
 @frozen
 class _Parts:
-    """What holds the device's memory."""
+    """Holds everything that uses the device's memory."""
 
     model: CausalModel
     backend: AttentionBackend
@@ -91,7 +91,7 @@ class _Parts:
             return SampledStep(result, scheduled, range(len(scheduled)), drawn, overlaps=True)
         targets = _targets(scheduled)
         on_host, on_device = self._place(targets)
-        # On the CPU the forward pass is over once it is submitted: only what begins before it can run beside it.
+        # On the CPU the forward pass blocks; on other devices the host prepares sampling while it runs.
         is_over = self.model.device.type == "cpu"
         prepared = self.sampler.prepare([target.row for target in on_host]) if is_over else None
         hidden, first_tokens = self._forward(output.message().rows, way)
@@ -128,8 +128,8 @@ class _Parts:
         return self.model.forward(batch.token_ids, batch.positions, context), batch.first_tokens
 
     def _unsampled(self, scheduled: Sequence[ScheduledSequence], hidden: Tensor, result: RunnerOutput) -> PendingStep:
-        """A step of chunks alone. It is waited for all the same: else a long prompt's would all queue up on the device,
-        before anything that is submitted meanwhile."""
+        """Finish a step that samples nothing. It is waited for like others: else all chunks of a long prompt would
+        queue up on the device, ahead of requests that are submitted meanwhile."""
         if self.device_decoding is None:
             return FinishedStep(result)
         nothing = Drawn(hidden.new_empty(0, dtype=torch.int64))
@@ -144,13 +144,13 @@ class _Parts:
         prepared: PreparedRows,
         result: RunnerOutput,
     ) -> PendingStep:
-        """Sample on the device, and beside that on the host what only the host can.
+        """Sample on the device, and at the same time sample on the host the rows that only it can.
 
-        :param logits: float32, a row for each target of both kinds
-        :param prepared: the targets on the host
+        :param logits: float32, one row per target of both kinds
+        :param prepared: the prepared targets of the host
         """
         assert self.device_decoding is not None
-        # The device's part goes first: it is only launched here, and runs while the host is busy with its own.
+        # The device's part goes first: it is only launched here, and runs while the host samples its own rows.
         its_logits, logits_on_host = logits, logits[:0]
         if on_host:
             its_logits = select_rows(logits, [target.place for target in on_device])
@@ -166,7 +166,8 @@ class _Parts:
     def _add_prompt_logprobs(
         self, scheduled: Sequence[ScheduledSequence], first_tokens: Sequence[int], hidden: Tensor, result: RunnerOutput
     ) -> None:
-        """Every token of a prompt predicts the next one: collect how well, where that was asked for."""
+        """Collect the logprobs of prompt tokens, each from the logits of the token before it, where they were asked
+        for."""
         for index, row in enumerate(scheduled):
             sequence, top_n = row.sequence, row.sequence.request.sampling.prompt_logprobs
             last = min(row.start + row.num_new_tokens, sequence.num_prompt_tokens - 1)
@@ -177,7 +178,7 @@ class _Parts:
                 end = min(start + _LOGITS_TILE, last)
                 offset = first_tokens[index] - row.start
                 logits = self.model.logits(hidden[offset + start : offset + end])
-                if not logits.amax(-1).isfinite().all():  # NaN and Inf come out on top
+                if not logits.amax(-1).isfinite().all():  # the maximum is NaN or Inf if any value is
                     result.failed[index] = not_finite(sequence.request)
                     break
                 entries += self.sampler.prompt_logprobs(logits, sequence.token_ids[start + 1 : end + 1], top_n)
@@ -185,15 +186,15 @@ class _Parts:
                 result.prompt_logprobs[index] = entries
 
 
-# Not frozen, which takes three times as long: a step makes one for each sequence.
+# Not frozen, which makes construction three times as slow: a step makes one per sequence.
 @define(eq=False)
 class _Target:
-    """One token to choose.
+    """Describes one token that a step is to choose.
 
-    :ivar place: which of the step's targets it is
-    :ivar index: which row of the step it is for
+    :ivar place: its index among the step's targets
+    :ivar index: the index of its row in the step
     :ivar depth: how many drafts of the row precede it
-    :ivar offset: which of the row's new tokens it follows
+    :ivar offset: the index of the token that it follows, among the row's new tokens
     """
 
     place: int
@@ -204,7 +205,7 @@ class _Target:
 
 
 def _targets(scheduled: Sequence[ScheduledSequence]) -> list[_Target]:
-    """All tokens that a step is to choose, those of one row side by side: one after each of its drafts as well."""
+    """List the tokens that a step is to choose, row by row: one after the known tokens and one after each draft."""
     targets: list[_Target] = []
     for index, scheduled_row in enumerate(scheduled):
         if not scheduled_row.num_samples:
@@ -231,10 +232,10 @@ def _targets(scheduled: Sequence[ScheduledSequence]) -> list[_Target]:
 def _note(
     scheduled: Sequence[ScheduledSequence], targets: Sequence[_Target], sampled: SampledRows, result: RunnerOutput
 ) -> None:
-    """Take in what the host has sampled.
+    """Write the tokens that the host has sampled into the result.
 
-    A row's tokens go on as long as each is the draft that the next one was sampled after: every token is drawn from its
-    own distribution, after the text that it follows, so drafts change nothing but the time that it takes.
+    A row takes its sampled tokens as long as each equals the draft at its place: every token is drawn from its own
+    distribution, given the text before it, so drafts change the time that a text takes and nothing else.
     """
     for place, target in enumerate(targets):
         index, depth = target.index, target.depth

@@ -1,4 +1,4 @@
-"""What a runner makes of a step, now or later. No tensors here, so that a runner for tests needs none."""
+"""Defines a runner and the results of its steps. No tensors are used here, so that a runner for tests needs none."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["FinishedStep", "PendingStep", "Runner", "RunnerOutput"]
 
 @frozen(eq=False)
 class RunnerOutput:
-    """The results of a step, row by row of ``SchedulerOutput.scheduled``.
+    """Holds the results of a step, row by row of ``SchedulerOutput.scheduled``.
 
     :ivar token_ids: per row ``num_samples`` tokens
     :ivar logprobs: per row one entry per token, or None where none were asked for
-    :ivar prompt_logprobs: row to entries for the prompt tokens predicted within this chunk
-    :ivar failed: row to the error that its request ends with, such as one of logits that are not finite; what else
-        there is of such a row is passed over
+    :ivar prompt_logprobs: maps a row to entries for the prompt tokens predicted within this chunk
+    :ivar failed: maps a row to the error that its request ends with, such as one about non-finite logits; other results
+        of such a row are ignored
     """
 
     token_ids: list[list[int]]
@@ -33,7 +33,7 @@ class RunnerOutput:
     def part(self, rows: Sequence[int]) -> RunnerOutput:
         """Make the results of a step that has only some of the rows.
 
-        :param rows: indices of them, in order
+        :param rows: the indices of these rows, ascending
         """
         places = {row: place for place, row in enumerate(rows)}
         return RunnerOutput(
@@ -45,56 +45,56 @@ class RunnerOutput:
 
 
 class PendingStep(Protocol):
-    """A step that has been submitted."""
+    """Gives the results of a step that has been submitted."""
 
     @property
     def overlaps(self) -> bool:
-        """Whether the next step can be submitted before this one's result is taken: it finds the tokens that this one
-        samples on the device. So no row here has several samples, but for the early ones."""
+        """Say whether the next step can be submitted before this one's result is taken, since it reads the tokens that
+        this one samples on the device. Only early rows of such a step may have several samples."""
         ...
 
     @property
     def early_rows(self) -> Sequence[int]:
-        """The rows of a step that overlaps whose results are there already, because the host has sampled them or they
-        have failed. They are to be taken in before the next step is scheduled."""
+        """Return the rows of an overlapping step whose results are known already, because the host has sampled them or
+        they have failed. They must be taken in before the next step is scheduled."""
         ...
 
     def early_result(self) -> RunnerOutput:
-        """Return what is known already: the results of the early rows, without waiting for the device."""
+        """Return the results of the early rows, without waiting for the device."""
         ...
 
     def result(self) -> RunnerOutput:
-        """Wait for the device. To be called once."""
+        """Wait for the device and return the results of all rows. To be called once."""
         ...
 
 
 @frozen(eq=False)
 class FinishedStep:
-    """A step that was done by the time it had been submitted."""
+    """Holds the results of a step that was done when ``submit`` returned."""
 
     output: RunnerOutput
     overlaps: bool = field(default=False, kw_only=True)
     early_rows: Sequence[int] = field(default=(), kw_only=True)
 
     def early_result(self) -> RunnerOutput:
-        """What it made."""
+        """Return the results of the step."""
         return self.output
 
     def result(self) -> RunnerOutput:
-        """What it made."""
+        """Return the results of the step."""
         return self.output
 
 
 class Runner(Protocol):
-    """Executes steps, one after the other."""
+    """Runs steps, one after the other."""
 
     def submit(self, output: SchedulerOutput) -> PendingStep:
-        """Begin to compute and sample one step of at least one row.
+        """Start to compute and sample one step of at least one row.
 
-        Rows may end with a token that the scheduler does not know, if the step before hands it on.
+        Rows may end with a token that the scheduler does not know yet, if the previous step overlaps.
         """
         ...
 
     def close(self) -> None:
-        """Let go of the device's memory."""
+        """Free the device's memory."""
         ...

@@ -1,4 +1,4 @@
-"""Sampled tokens on their way from one step to the next, which the host has not seen."""
+"""Keeps sampled tokens on the device for the next step, before the host has seen them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["OverlapTokens"]
 
 
 class OverlapTokens:
-    """The tokens that the last step sampled.
+    """Keeps the tokens that the last step sampled.
 
-    :param max_num_seqs: tokens at most
-    :ivar tokens: ``[max_num_seqs]`` int64, on the device. Where a row had nothing to choose there is some token all the
-        same: its sequence ends before anybody sees what becomes of it
+    :param max_num_seqs: the most tokens to keep
+    :ivar tokens: ``[max_num_seqs]`` int64, on the device. A row for which no token could be chosen has token 0: its
+        sequence ends before the results that follow from it are read
     """
 
     def __init__(self, max_num_seqs: int, device: torch.device) -> None:
@@ -24,16 +24,16 @@ class OverlapTokens:
         self._places: dict[int, int] | None = None
 
     def put(self, seq_ids: list[int], tokens: Tensor) -> None:
-        """Replace them.
+        """Replace the tokens.
 
-        :param seq_ids: whose they are
-        :param tokens: ``[len(seq_ids)]`` int64; -1: nothing could be chosen
+        :param seq_ids: the sequence of each token
+        :param tokens: ``[len(seq_ids)]`` int64; -1: no token could be chosen
         """
         torch.clamp(tokens, min=0, out=self.tokens[: len(seq_ids)])
         self._seq_ids, self._places = seq_ids, None
 
     def places(self, seq_ids: Sequence[int]) -> Sequence[int]:
-        """Where the tokens of some sequences lie, each of which has one."""
+        """Return the indices of the tokens of some sequences, each of which must have one."""
         if seq_ids == self._seq_ids:  # the same rows as before, as in most steps
             return range(len(seq_ids))
         if self._places is None:

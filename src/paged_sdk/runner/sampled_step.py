@@ -1,4 +1,4 @@
-"""A step whose tokens are chosen on the device."""
+"""Takes the results of a step whose tokens are chosen on the device."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["SampledStep"]
 
 
 class SampledStep:
-    """A :class:`~paged_sdk.runner.output.PendingStep` whose tokens come to the host when they are there.
+    """Implements :class:`~paged_sdk.runner.output.PendingStep` for tokens that are copied from the device to the host.
 
-    :param output: all that is known already
+    :param output: the results that are known already
     :param scheduled: the rows of the step
-    :param rows: which of them the tokens belong to
-    :param overlaps: whether the next step finds these tokens on the device
-    :param early_rows: rows whose results are in ``output`` by the time anybody asks for them
+    :param rows: the rows that the tokens belong to
+    :param overlaps: whether the next step reads these tokens on the device
+    :param early_rows: rows whose results are in ``output`` before they are asked for
     """
 
     def __init__(
@@ -42,11 +42,11 @@ class SampledStep:
         self._copies = HostCopies(drawn.tokens, *(() if drawn.logprobs is None else drawn.logprobs[1]))
 
     def early_result(self) -> RunnerOutput:
-        """Return what the host has sampled."""
+        """Return the results that the host has sampled."""
         return self._output
 
     def result(self) -> RunnerOutput:
-        """Wait for the device, without the interpreter's lock."""
+        """Wait for the device, without holding the interpreter's lock, and return the results of all rows."""
         tokens, *logprobs = self._copies.wait()
         output, token_ids = self._output, tokens.tolist()
         for row, token in zip(self._rows, token_ids, strict=True):

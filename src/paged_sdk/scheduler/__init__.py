@@ -1,1 +1,1 @@
-"""Which sequences get how many tokens in the next step. Pure Python."""
+"""Decides which sequences compute how many tokens in the next step. It is pure Python, without tensors."""

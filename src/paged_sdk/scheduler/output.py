@@ -1,4 +1,4 @@
-"""What the scheduler hands to the runner for one step, and what it says of the step afterwards."""
+"""Describes a step that the scheduler gives to the runner, and the tokens that sequences got from it."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from paged_sdk.types.step import AWAITED, Step, StepRow
 __all__ = ["NewTokens", "ScheduledSequence", "SchedulerOutput"]
 
 
-# Not frozen, which takes three times as long: a step makes one for each sequence, and one of 256 sequences has 0.3 ms.
+# Not frozen, which makes construction three times as slow: a step of 256 sequences makes 256 and has 0.3 ms for it.
 @define(eq=False)
 class ScheduledSequence:
-    """One row of a step: some tokens of one sequence, and drafts of those that follow.
+    """Describes one row of a step: some tokens of one sequence, and drafts of the tokens that follow.
 
-    :ivar start: tokens of the sequence computed before the step, or being computed by steps under way
-    :ivar num_new_tokens: tokens to compute: ``sequence.token_ids[start:]`` as far as the chunk goes, of which the last
-        may be the one that the previous step samples, and then the drafts
-    :ivar num_samples: tokens to sample after the last of them: 0 if the chunk does not reach the sequence's end, n if
-        it completes the prompt of a request with n choices, otherwise 1
-    :ivar kv_ids: block table, or ``[slot]`` when contiguous; the sequence's own list, not to be changed. Entries of
-        blocks that a sliding window has left are 0 and are not to be read
-    :ivar epoch: of the sequence, when the row was made
+    :ivar start: how many tokens of the sequence were computed before the step or are computed by steps under way
+    :ivar num_new_tokens: how many tokens to compute: those of ``sequence.token_ids[start:]`` in the chunk, of which the
+        last may be the one that the previous step samples, and then the drafts
+    :ivar num_samples: how many tokens to sample after the last of them: 0 if the chunk does not reach the sequence's
+        end, n if it completes the prompt of a request with n choices, otherwise 1
+    :ivar kv_ids: block table, or ``[slot]`` when contiguous; the sequence's own list, which must not be changed.
+        Entries of blocks that a sliding window has left are 0 and are not to be read
+    :ivar epoch: the epoch of the sequence when the row was made
     :ivar draft_token_ids: guesses at the tokens after the last known one. A token is sampled at each of them as well,
         as long as it turns out to be the guess
     """
@@ -40,31 +40,33 @@ class ScheduledSequence:
 
     @property
     def end(self) -> int:
-        """Tokens of the sequence with KV after the step, if every draft is accepted."""
+        """Return how many tokens of the sequence have KV after the step, if every draft is accepted."""
         return self.start + self.num_new_tokens
 
     @property
     def known_end(self) -> int:
-        """Tokens of the sequence with KV after the step, if no draft is accepted."""
+        """Return how many tokens of the sequence have KV after the step, if no draft is accepted."""
         return self.start + self.num_new_tokens - len(self.draft_token_ids)
 
     @property
     def is_current(self) -> bool:
-        """Whether its results still count: the sequence has neither ended nor been preempted since it was made."""
+        """Say whether its results still count: the sequence has neither ended nor been preempted since the row was
+        made."""
         return self.sequence.epoch == self.epoch
 
 
 @frozen(eq=False)
 class SchedulerOutput:
-    """One step. The order on the device: copies, then released slots may go, then the rows' writes.
+    """Describes one step. The device copies first, then frees released slots, then writes the KV of the rows.
 
-    :ivar scheduled: the rows, those that only generate before chunks of prompts; if there are none, nothing is to be
+    :ivar scheduled: the rows, those that only decode before chunks of prompts; if there are none, nothing is to be
         executed and only ``dropped`` can have entries
-    :ivar copies: to be done before the rows' writes; paged: whole blocks; contiguous: the first ``num_tokens`` tokens
-    :ivar released: contiguous only: slots whose storage may be dropped
-    :ivar dropped: ended here with "length", because they outgrew the KV memory
-    :ivar finished_seq_ids: ended since the previous output: their state may be forgotten
-    :ivar num_prompt_tokens: tokens of chunks of prompts, among those of all rows
+    :ivar copies: KV to copy before the rows write theirs; paged: whole blocks; contiguous: the first ``num_tokens``
+        tokens
+    :ivar released: slots whose storage may be freed; contiguous only
+    :ivar dropped: sequences that the scheduler ended with "length", because they outgrew the KV memory
+    :ivar finished_seq_ids: sequences that ended since the previous output: their state may be dropped
+    :ivar num_prompt_tokens: how many of the tokens of all rows belong to chunks of prompts
     """
 
     scheduled: list[ScheduledSequence]
@@ -75,15 +77,15 @@ class SchedulerOutput:
     num_prompt_tokens: int = 0
 
     def part(self, rows: Sequence_[int]) -> SchedulerOutput:
-        """Make an output of some of the rows, for taking in their results apart from the others'. It counts no prompt
+        """Make an output of some of the rows, so that their results can be taken in separately. It counts no prompt
         tokens.
 
-        :param rows: indices of :attr:`scheduled`
+        :param rows: indices into :attr:`scheduled`
         """
         return SchedulerOutput([self.scheduled[row] for row in rows], [], [], [], [])
 
     def message(self) -> Step:
-        """Say what is to be run, in plain numbers: what another process that holds the weights needs to know."""
+        """Make a message of integers and lists from which another process that holds the weights can run the step."""
         rows = []
         for row in self.scheduled:
             sequence, drafts = row.sequence, row.draft_token_ids
@@ -102,15 +104,15 @@ class SchedulerOutput:
 
 @define(eq=False)
 class NewTokens:
-    """The tokens that a step gave to sequences, in the order of rows and samples.
+    """Holds the tokens that a step gave to sequences, in the order of rows and samples.
 
-    Lists side by side: an object for each token of a step of 256 sequences is enough to set the garbage collector off,
-    which took 0.6 ms of every step.
+    Its lists are parallel: one object per token, in a step of 256 sequences, sets off the garbage collector, which
+    took 0.6 ms of every step.
 
     :ivar sequences: the sequences that have grown, each once; its ``finish_reason`` says whether it ended with the last
         of its tokens
     :ivar token_ids: the tokens of each, at least one
-    :ivar rows: index into ``SchedulerOutput.scheduled`` of the row where they were sampled
+    :ivar rows: index into ``SchedulerOutput.scheduled`` of the row where each was sampled
     :ivar samples: which of the row's samples the first of them is, by index into these lists, where it is not the first
     """
 
@@ -121,11 +123,11 @@ class NewTokens:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all sequences."""
+        """Return how many tokens all sequences have got together."""
         return sum(map(len, self.token_ids))
 
     def add(self, sequence: Sequence, token_ids: list[int], row: int, sample: int = 0) -> None:
-        """Note what one sequence has got."""
+        """Add the tokens that one sequence has got."""
         if sample:
             self.samples[len(self.sequences)] = sample
         self.sequences.append(sequence)

@@ -1,4 +1,4 @@
-"""Who guesses the tokens that follow a text, for the model to verify several of them in one step."""
+"""Defines what proposes draft tokens, several of which the model verifies in one step."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ __all__ = ["Proposer"]
 class Proposer(Protocol):
     """Proposes drafts (Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2023).
 
-    The engine asks it before each step. Whatever it says, texts are those that the model would write without it: a
-    draft counts only where it is the token that is sampled there.
+    The engine asks it before each step. Its drafts never change a text: a draft is accepted only where it equals the
+    token that the model samples there.
     """
 
     def propose(self, sequences: Texts[Sequence]) -> list[list[int]]:
-        """Guess what follows.
+        """Propose the tokens that follow each sequence.
 
-        :param sequences: texts that only generate, all of whose tokens are known; not to be changed
-        :returns: for each text any number of tokens, also none. The scheduler takes as many of the first as budget,
-            memory and the text's length leave room for
+        :param sequences: sequences that only decode, all of whose tokens are known; must not be changed
+        :returns: for each sequence any number of tokens, also none. The scheduler takes the first of them, as many as
+            budget, KV memory and the maximum length allow
         """
         ...
 
     def forget(self, seq_ids: Iterable[int]) -> None:
-        """Drop what is kept of sequences that have ended; unknown ones are fine."""
+        """Drop the state of sequences that have ended; unknown ids are allowed."""
         ...

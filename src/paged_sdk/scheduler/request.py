@@ -1,4 +1,4 @@
-"""A request as the engine sees it: token ids in, nothing left to resolve."""
+"""Defines a request as the engine takes it: the prompt is token ids, and every setting has a value."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["Request"]
 
 @frozen(kw_only=True, eq=False)
 class Request:
-    """A request that passed every check: one value, which everything that serves it refers to.
+    """Holds a request that passed every check. Everything that serves the request refers to this one value.
 
-    A new kind of setting is a field of :class:`~paged_sdk.types.request.RequestOptions`, with its validator there, and
-    is read by whoever it is for, through ``sequence.request.options``. Here is what had to be worked out.
+    A new kind of setting becomes a field of :class:`~paged_sdk.types.request.RequestOptions`, with its validator there,
+    and its user reads it through ``sequence.request.options``. This class holds what had to be worked out.
 
     :ivar options: what the caller asked for beside the prompt
     :ivar prompt_token_ids: the prompt, at least one token
@@ -27,7 +27,7 @@ class Request:
     :ivar max_tokens: how many tokens a text gets at most
     :ivar arrival: when the request was submitted, in seconds of the monotonic clock
     :ivar continues_prompt: whether the text goes on where the prompt ended, rather than being a turn of its own
-    :ivar cache_keys: what beside the tokens its KV depends on
+    :ivar cache_keys: everything beside the tokens that its KV depends on
     """
 
     request_id: str
@@ -42,11 +42,11 @@ class Request:
 
     @property
     def num_choices(self) -> int:
-        """How many texts it asks for."""
+        """Return how many texts the request asks for."""
         return self.sampling.n_choices
 
     @property
     def shares_prefix(self) -> bool:
-        """Whether KV that others computed may serve it: not where every prompt token's logits are asked for, since a
-        cached block has none."""
+        """Say whether it may use KV from the prefix cache. It may not where it asks for logprobs of prompt tokens: a
+        cached block has no logits."""
         return self.sampling.prompt_logprobs is None

@@ -1,4 +1,4 @@
-"""Who computes what in the next step."""
+"""Schedules the tokens that each sequence computes in the next step."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from paged_sdk.types.response import FinishReason
 __all__ = ["Scheduler"]
 
 LOOKAHEAD = 64
-"""Waiting sequences that one step considers, so that its cost does not grow with the queue."""
+"""One step considers this many waiting sequences, so that its cost does not grow with the queue."""
 
 
 class Scheduler:
-    """Continuous batching under one token budget per step.
+    """Schedules steps by continuous batching, under one token budget per step.
 
     There is no prefill and no decode phase: each sequence has tokens that are not computed yet, and a step computes
-    some of them. Sequences that only generate come first in the budget with their one token, then prompts that were
-    begun, then new ones from the queue. Memory goes by rank (overdue, priority, arrival): who needs a block takes it
-    from the last of those behind it, which is preempted: it loses its KV and is recomputed later, as far as its blocks
-    are not found in the prefix cache.
+    some of them. Sequences that only decode get their one token of the budget first, then prompts that were begun,
+    then new ones from the queue. Memory goes by rank (overdue, priority, arrival): a sequence that needs a block takes
+    it from the last running one by rank, which is preempted: it loses its KV and is recomputed later, except for the
+    blocks that are found in the prefix cache.
 
-    Why it always gets on: the first by rank of those running is never preempted and always gets a token, since it
-    may take the whole memory; what outgrows even that is ended with "length".
+    Progress is certain: the running sequence that is first by rank is never preempted and always gets a token, since it
+    may take the whole memory; a sequence that outgrows even that is ended with "length".
 
-    A step may be scheduled while the one before it is under way, if the device can hand the tokens that one samples to
-    the next: a sequence goes on as if it had got its token, unless that token is its last for sure. If the token then
-    turns out to end the text, the row that has been scheduled since is passed over.
+    A step may be scheduled while the one before it is under way, if steps overlap on the device: a sequence is
+    scheduled as if it had got its token, unless that token is certainly its last. If the token then turns out to end
+    the text, the row that has been scheduled since is ignored.
     """
 
     def __init__(self, config: EngineConfig, kv: KvManager) -> None:
@@ -46,7 +46,7 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        """Sequences that hold KV."""
+        """Return how many sequences hold KV."""
         return len(self._running)
 
     @property
@@ -55,8 +55,8 @@ class Scheduler:
 
     @property
     def decoding(self) -> list[Sequence]:
-        """The running sequences whose next step has one token to compute, which is known: those that drafts may
-        follow."""
+        """Return the running sequences that have one known token to compute and nothing in flight: drafts may follow
+        it."""
         return [
             sequence
             for sequence in self._running
@@ -65,7 +65,7 @@ class Scheduler:
 
     @property
     def num_preemptions(self) -> int:
-        """Sequences whose KV was given up for others, since the start."""
+        """Return how often a sequence has lost its KV to others since the start."""
         return self._num_preemptions
 
     def add(self, sequence: Sequence) -> None:
@@ -102,7 +102,7 @@ class Scheduler:
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """End a sequence now, waiting or running; its memory is free at once. Nothing happens if it has ended.
 
-        A step in flight may still hold a row of it, which ``update`` passes over.
+        A step in flight may still hold a row of it, which ``update`` ignores.
         """
         if sequence.status is SequenceStatus.RUNNING:
             self._running.remove(sequence)
@@ -117,16 +117,16 @@ class Scheduler:
         self._finished_seq_ids.append(sequence.seq_id)
 
     def schedule(self) -> SchedulerOutput:
-        """Choose the rows of the next step and make room for them.
+        """Choose the rows of the next step and allocate KV memory for them.
 
-        ``update`` must follow, in the order of the steps: before the next call or, where the device hands on what it
-        samples, after it. A row of several samples, whose sequence forks, has to be updated first.
+        ``update`` must follow, in the order of the steps: before the next call or, where steps overlap, after it. A
+        step that has a row with several samples, whose sequence forks, must be updated before the next call.
         """
         dropped: list[Sequence] = []
         decodes, chunks, budget = self._continue_running(dropped)
         chunks += self._admit_waiting(budget)
         if not (decodes or chunks):
-            # Nobody executes such a step: what it would have carried waits for the next.
+            # A step without rows is not executed: the copies and finished sequences go with the next one.
             return SchedulerOutput([], [], [], dropped, [])
         finished, self._finished_seq_ids = self._finished_seq_ids, []
         num_prompt_tokens = sum(row.num_new_tokens for row in chunks if row.start < row.sequence.num_prompt_tokens)
@@ -134,14 +134,14 @@ class Scheduler:
         return SchedulerOutput(rows, copies, released, dropped, finished, num_prompt_tokens)
 
     def update(self, output: SchedulerOutput, sampled: list[list[int]]) -> NewTokens:
-        """Take in the results of a step.
+        """Add the sampled tokens of a step to their sequences, and end those whose text is complete.
 
-        :param sampled: per row of ``output.scheduled`` its ``num_samples`` tokens; of a row with drafts those that were
-            accepted, and the token sampled after them. A row that failed has none; its sequence stays as it was, for
-            the caller to finish
+        :param sampled: per row of ``output.scheduled`` its ``num_samples`` tokens; for a row with drafts the accepted
+            ones and the token sampled after them. A row that failed has none; its sequence does not change, and the
+            caller finishes it
         """
         new_tokens = NewTokens()
-        # What most rows come to is written out: of 256 rows, a call for each took 50 us.
+        # The usual case, one token per row, is inlined: with 256 rows, a call for each took 50 us.
         sequences, given, rows = new_tokens.sequences.append, new_tokens.token_ids.append, new_tokens.rows.append
         for index, (row, token_ids) in enumerate(zip(output.scheduled, sampled, strict=True)):
             sequence = row.sequence
@@ -173,13 +173,13 @@ class Scheduler:
         return new_tokens
 
     def _accept(self, row: ScheduledSequence, token_ids: list[int]) -> list[int]:
-        """Take in the drafts that turned out right, and the token sampled after them.
+        """Add the accepted drafts, and the token sampled after them, to the sequence.
 
-        :returns: those that belong to the text
+        :returns: those of the tokens that belong to the text
         """
         sequence = row.sequence
         token_ids, reason = self._append(sequence, token_ids)
-        # The KV of rejected drafts lies beyond what counts as computed, where the next step writes.
+        # The KV of rejected drafts lies after the computed tokens, where the next step overwrites it.
         num_computed = row.known_end + len(token_ids) - 1
         sequence.num_computed_tokens = sequence.num_scheduled = num_computed
         sequence.length = len(sequence.token_ids)
@@ -193,22 +193,22 @@ class Scheduler:
     ) -> tuple[list[ScheduledSequence], list[ScheduledSequence], int]:
         """Make rows for the running sequences.
 
-        :param dropped: gets those that outgrew the memory, and end here
-        :returns: rows of those that only generate, chunks of prompts, and what they leave of the budget
+        :param dropped: gets the sequences that outgrew the memory, which this method ends
+        :returns: rows that only decode, chunks of prompts, and the rest of the budget
         """
         decodes: list[ScheduledSequence] = []
         chunks: list[ScheduledSequence] = []
         budget = self._config.max_num_batched_tokens
         prompt_budget: int | None = None
-        # Who is preempted meanwhile is the last of the list, which is then shorter.
+        # A preemption in this loop removes the last of the list, which is then shorter.
         for sequence in self._running:
             length, start = sequence.length, sequence.num_scheduled
             num_wanted = length - start
             if length >= sequence.end_length:
-                if length == len(sequence.token_ids):  # so nothing is awaited: it has the whole memory and outgrows it
+                if length == len(sequence.token_ids):  # nothing is awaited, so it has outgrown the whole memory
                     dropped.append(sequence)
                 continue
-            if budget == 0 or num_wanted == 0:  # of a text whose drafts are being verified
+            if budget == 0 or num_wanted == 0:  # 0: drafts of the sequence are being verified
                 continue
             if num_wanted > 1:
                 if prompt_budget is None:
@@ -237,7 +237,7 @@ class Scheduler:
         return decodes, chunks, budget
 
     def _admit_waiting(self, budget: int) -> list[ScheduledSequence]:
-        """Rows for waiting sequences that there is budget, a seat and memory for."""
+        """Admit waiting sequences for which there are budget, a seat and memory, and make their rows."""
         rows: list[ScheduledSequence] = []
         if not self._waiting:
             return rows
@@ -254,20 +254,20 @@ class Scheduler:
                 budget -= row.num_new_tokens
                 num_seats -= sequence.num_choices
             elif is_overdue(sequence) or sequence.first_scheduled_at is not None:
-                break  # nobody passes one that has waited its turn, or had it and was preempted
+                break  # no later sequence may pass one that is overdue or was preempted
         return rows
 
     def _fits(self, sequence: Sequence, prefix: Prefix, num_seats: int) -> bool:
-        """Whether there is memory for all its tokens, and a block more for each sequence that will go on growing.
+        """Say whether there is memory for all its tokens, and one more block for each sequence that will keep growing.
 
-        Without these blocks the next steps would take back what this one gives: 200 requests of 550 tokens on a pool
+        Without these blocks the next steps would preempt what this one admits: 200 requests of 550 tokens on a pool
         of 3,200 tokens computed 37 % of their tokens again after preemptions; with them 18 %, in as many steps.
         """
         num_growing = self._config.max_num_seqs - num_seats + sequence.num_choices - 1
         return not self._running or self._kv.fits(prefix, len(sequence.token_ids), num_growing=num_growing)
 
     def _num_decodes(self) -> int:
-        """Running sequences that only generate: their tokens have their place in every step."""
+        """Count the running sequences that only decode: every step reserves budget for their tokens."""
         return sum(each.length - each.num_scheduled == 1 for each in self._running)
 
     def _admit(self, sequence: Sequence, prefix: Prefix, budget: int) -> ScheduledSequence:
@@ -286,18 +286,18 @@ class Scheduler:
         return _row(sequence, prefix.num_tokens, num_new)
 
     def _add_drafts(self, row: ScheduledSequence, most: int) -> int:
-        """Let a row verify the drafts of its sequence, as far as they fit its text and the free memory.
+        """Let a row verify the drafts of its sequence, as many as fit its maximum length and the free memory.
 
-        Guesses take no memory that others may want: nobody is preempted for them, and while requests wait they take no
-        new block.
+        Drafts take no memory from other sequences: none is preempted for them, and while requests wait they get no new
+        block.
 
-        :param most: drafts that the budget has a place for
-        :returns: how many there are
+        :param most: how many drafts the budget allows
+        :returns: how many drafts were added
         """
         sequence = row.sequence
         drafts, sequence.draft_token_ids = sequence.draft_token_ids, []
         if sequence.length != len(sequence.token_ids) + 1:
-            return 0  # what they follow is not known yet
+            return 0  # the token that the drafts follow is not known yet
         # The token sampled after the last draft belongs to the text, too.
         most = min(most, sequence.end_length - sequence.length, len(drafts))
         if self._waiting:
@@ -307,16 +307,20 @@ class Scheduler:
             return 0
         row.draft_token_ids = drafts[:most]
         row.num_new_tokens += most
-        row.kv_ids = sequence.table.ids  # growing may have made another list
+        row.kv_ids = sequence.table.ids  # growing may have replaced the list
         sequence.length -= 1
         return most
 
     def _make_room(self, sequence: Sequence, start: int, num_wanted: int) -> int:
-        """Room for at most ``num_wanted`` more tokens, at the cost of those behind; 0 if it was itself the last."""
+        """Get capacity for at most ``num_wanted`` more tokens, and preempt sequences of lower rank if memory is
+        short.
+
+        :returns: how many tokens there is capacity for; 0 if the sequence itself was the last by rank
+        """
         while not (num_granted := self._kv.grow(sequence.table, start, num_wanted)):
             last = self._running[-1]
             if last is sequence and sequence.num_in_flight:
-                break  # when the step under way is taken in, its window may give blocks back
+                break  # once the step under way is updated, its sliding window may free blocks
             self._preempt(last)
             if last is sequence:
                 break
@@ -326,7 +330,7 @@ class Scheduler:
         assert len(self._running) > 1, f"{sequence} has the whole memory and no room"
         self._running.remove(sequence)
         self._kv.free(sequence.table, sequence.token_ids, sequence.num_computed_tokens)
-        # A token that is under way is lost, and will be sampled again: the same one.
+        # A token in flight is lost; the same token will be sampled again.
         sequence.num_computed_tokens = sequence.num_scheduled = 0
         sequence.length = len(sequence.token_ids)
         sequence.epoch += 1
@@ -337,7 +341,7 @@ class Scheduler:
     def _append(self, sequence: Sequence, token_ids: list[int]) -> tuple[list[int], FinishReason | None]:
         """Add tokens, up to the one that ends the text.
 
-        :returns: those that were added, and why the text ends with them; None: it goes on
+        :returns: the tokens that were added, and why the text ends with them; None: it does not end
         """
         stop_token_ids, own = sequence.request.stop_token_ids, sequence.token_ids
         for count, token_id in enumerate(token_ids, start=1):
@@ -349,7 +353,7 @@ class Scheduler:
         return token_ids, None
 
     def _fork(self, row: ScheduledSequence) -> list[Sequence]:
-        """A sequence for each of a row's samples, the first its own; they are independent from now on."""
+        """Return one sequence per sample of a row, the first being its own; the others are forked and independent."""
         sequence = row.sequence
         siblings = [
             sequence.fork(choice, self._kv.fork(sequence.table, sequence.num_computed_tokens))
@@ -362,7 +366,7 @@ class Scheduler:
 
 
 def _row(sequence: Sequence, start: int, num_new_tokens: int) -> ScheduledSequence:
-    """A row of a prompt's tokens, or of one that was preempted."""
+    """Make a row of prompt tokens, or of tokens that are recomputed after a preemption."""
     num_samples = sequence.num_choices if start + num_new_tokens == sequence.length else 0
     if num_samples:
         assert num_samples == 1 or not sequence.num_awaited, f"{sequence} is to be forked first"

@@ -1,4 +1,4 @@
-"""One text being generated, from the queue to its end."""
+"""Holds the state of one text that is being generated, from the queue to its end."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ __all__ = ["Sequence", "SequenceStatus"]
 
 
 class SequenceStatus(Enum):
-    """Where a sequence is."""
+    """Says whether a sequence waits, runs or has ended."""
 
     WAITING = "waiting"
-    """In the queue, without KV: never run, or preempted."""
+    """It is in the queue, without KV: it has never run, or was preempted."""
     RUNNING = "running"
-    """Holds KV and gets tokens in each step."""
+    """It holds KV and gets tokens in each step."""
     FINISHED = "finished"
-    """Ended, for ``finish_reason``."""
+    """It has ended; ``finish_reason`` says why."""
 
 
 class Sequence:
-    """One text being generated: what is its own, beside the request that it belongs to. The caller makes it; from then
-    on the scheduler alone changes it.
+    """Holds the state of one text that is being generated. The caller makes it; from then on only the scheduler
+    changes it.
 
     There is no prefill and no decode state: ``num_computed_tokens`` catches up with ``token_ids``. The token sampled
-    last has no KV yet, so a sequence that only generates has ``num_computed_tokens == len(token_ids) - 1``.
+    last has no KV yet, so a sequence that only decodes has ``num_computed_tokens == len(token_ids) - 1``.
 
     Steps may be under way: then more tokens are scheduled than computed, and the text will be longer than ``token_ids``
     when their results are taken in.
 
-    :ivar seq_id: unique in the engine. A sequence with n choices owns the n ids from ``seq_id`` on
-    :ivar request: what was asked for
+    :ivar seq_id: its id, unique in the engine. A sequence with n choices owns the n ids from ``seq_id`` on
+    :ivar request: the request that it belongs to
     :ivar choice_index: which choice of the request this is
-    :ivar token_ids: prompt and output
+    :ivar token_ids: the tokens of prompt and output
     :ivar num_prompt_tokens: how many of them are the prompt
     :ivar draft_token_ids: guesses at the tokens that follow, for the next step to verify
-    :ivar num_computed_tokens: leading tokens whose KV is there
-    :ivar num_scheduled: leading tokens whose KV is there, or is being computed by steps under way. All of them while a
-        step verifies drafts: what follows is known only when that is taken in
-    :ivar length: tokens of the text, with those that steps under way sample
-    :ivar max_length: tokens, prompt included, that the text ends with at the latest
-    :ivar end_length: length from which on the scheduler has nothing to schedule for it
-    :ivar epoch: grows when it loses its KV and when it ends: rows of an earlier epoch do not count any more
-    :ivar num_cached_tokens: prompt tokens that the prefix cache had at the first admission
-    :ivar num_choices: choices still to be forked off when the prompt is computed; 1 from then on
-    :ivar first_scheduled_at: monotonic seconds; None while it has never run
+    :ivar num_computed_tokens: how many leading tokens have their KV
+    :ivar num_scheduled: how many leading tokens have their KV or get it from steps under way. It equals ``length``
+        while a step verifies drafts: what follows them is known only after ``update``
+    :ivar length: how many tokens the text has, those that steps under way sample included
+    :ivar max_length: the most tokens that the text may have, prompt included
+    :ivar end_length: the length from which on the scheduler has nothing to schedule for it
+    :ivar epoch: a count that grows when it loses its KV and when it ends: rows of an earlier epoch are ignored
+    :ivar num_cached_tokens: how many prompt tokens the prefix cache had at the first admission
+    :ivar num_choices: how many choices it becomes when the prompt is computed; 1 from then on
+    :ivar first_scheduled_at: when it first ran, in seconds of the monotonic clock; None before
     :ivar table: its KV memory
-    :ivar times_passed: later requests admitted while this one was the first of its priority in the queue
+    :ivar times_passed: how many later requests were admitted while it was the first of its priority in the queue
     """
 
     __slots__ = (
@@ -103,26 +103,26 @@ class Sequence:
 
     @property
     def output_token_ids(self) -> list[int]:
-        """The tokens generated so far (a new list)."""
+        """Return the tokens generated so far, as a new list."""
         return self.token_ids[self.num_prompt_tokens :]
 
     @property
     def num_in_flight(self) -> int:
-        """Tokens after the computed ones that steps under way compute."""
+        """Return how many tokens steps under way compute."""
         return self.num_scheduled - self.num_computed_tokens
 
     @property
     def num_awaited(self) -> int:
-        """Tokens that steps under way sample, accepted drafts not counted."""
+        """Return how many tokens steps under way sample, accepted drafts not counted."""
         return self.length - len(self.token_ids)
 
     @property
     def num_output_tokens(self) -> int:
-        """How many tokens were generated so far."""
+        """Return how many tokens were generated so far."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     def fork(self, choice_index: int, table: KvTable) -> Sequence:
-        """Make another choice of the same request, with the same tokens so far, on a table of its own."""
+        """Make another choice of the same request, with the same tokens so far and its own table."""
         child = copy.copy(self)
         child.seq_id = self.seq_id + choice_index
         child.choice_index = choice_index

@@ -1,4 +1,4 @@
-"""Who waits, and who is next: priorities, first come first served, and nobody passed over for ever."""
+"""Orders the waiting sequences by priority and arrival, and lets none be passed for ever."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from paged_sdk.scheduler.sequence import Sequence
 __all__ = ["MAX_TIMES_PASSED", "WaitingQueue", "is_overdue", "rank"]
 
 MAX_TIMES_PASSED = 16
-"""Later requests that may be admitted before the oldest waiting one of its priority goes first, whatever the others'
-priorities: few enough that a large prompt is not starved by small ones, enough that these fill the gaps it leaves."""
+"""After so many later requests were admitted, the oldest waiting request of a priority goes first, whatever the
+priorities of others: few enough that small prompts do not starve a large one, enough that they fill gaps in memory."""
 
 
 def is_overdue(sequence: Sequence) -> bool:
-    """Whether the sequence has been passed over so often that it goes first."""
+    """Say whether the sequence has been passed so often that it goes first."""
     return sequence.times_passed >= MAX_TIMES_PASSED
 
 
 def rank(sequence: Sequence) -> tuple[bool, int, float, int]:
-    """The smaller goes first into memory, and leaves it last."""
+    """Return the sort key of a sequence: the smallest is admitted first and preempted last."""
     return (not is_overdue(sequence), -sequence.request.options.priority, sequence.request.arrival, sequence.seq_id)
 
 
@@ -29,9 +29,9 @@ def _age(sequence: Sequence) -> tuple[float, int]:
 
 
 class WaitingQueue:
-    """The sequences without KV, by priority and within it by arrival.
+    """Keeps the sequences without KV, ordered by priority and within it by arrival.
 
-    A preempted sequence returns to where its arrival puts it: before all that came later.
+    A preempted sequence returns to the place of its arrival: before all that came later.
     """
 
     def __init__(self) -> None:
@@ -54,16 +54,16 @@ class WaitingQueue:
         self._length -= 1
 
     def candidates(self, limit: int) -> list[Sequence]:
-        """The first ``limit`` sequences in the order in which they are to be tried."""
+        """Return the first ``limit`` sequences in the order in which to try them."""
         levels = [self._levels[priority] for priority in sorted(self._levels, reverse=True)]
         overdue = sorted((level[0] for level in levels if is_overdue(level[0])), key=rank)
         in_turn = (sequence for level in levels for sequence in level if sequence not in overdue)
         return list(islice(chain(overdue, in_turn), limit))
 
     def count_passed_by(self, admitted: Sequence) -> None:
-        """Note that ``admitted`` was let in before the older ones that wait at the head of each priority.
+        """Count that ``admitted`` has passed the older sequences at the head of each priority.
 
-        Only heads count: a crowd of low priority that has waited long thus goes first one at a time, not all at once.
+        Only heads count: many old sequences of low priority thus go first one at a time, not all at once.
         """
         for level in self._levels.values():
             if _age(level[0]) < _age(admitted):
