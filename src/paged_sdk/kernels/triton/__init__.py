@@ -1,1 +1,1 @@
-"""Triton kernels, each with its launcher: CUDA devices run them compiled, Triton's interpreter runs them anywhere."""
+"""Holds Triton kernels and their launchers: CUDA devices run them compiled, Triton's interpreter runs them anywhere."""

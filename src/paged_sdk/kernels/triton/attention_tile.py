@@ -1,4 +1,4 @@
-"""What both paged attention kernels share: a tile of queries attends over a range of pages, one tile of keys at a time.
+"""Attends with a tile of queries over a range of pages, one tile of keys at a time; both paged kernels share it.
 
 The softmax is the online one of Dao, "FlashAttention-2" (2023), in powers of two: scores are kept in units of
 ``log2(e)``, so that ``exp2``, one instruction of the hardware, takes the place of ``exp``.
@@ -26,7 +26,7 @@ LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 @frozen
 class Tile:
-    """How a kernel is cut.
+    """Says how large the tiles of a kernel are.
 
     :ivar block_m: rows of queries, a power of two, at least 16: a matrix instruction has no fewer
     :ivar block_n: keys, a power of two, 16 to 128: a tile lies in one span of ``key_offsets``
@@ -42,7 +42,7 @@ class Tile:
 
 @functools.cache
 def wide_matrix_units(device: torch.device) -> bool:
-    """Whether matrix instructions read both of keys and values from shared memory: Hopper and data-centre Blackwell."""
+    """Say whether matrix instructions read keys and values from shared memory (Hopper and data-center Blackwell)."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] in (9, 10)
 
 
@@ -58,7 +58,7 @@ def load_query(
     padded_size: tl.constexpr,
     upcast: tl.constexpr,
 ) -> tl.tensor:
-    """The rows ``[block_m, padded_size]`` of a tile of queries; rows that are not valid, and padding, are zero."""
+    """Load the rows ``[block_m, padded_size]`` of a tile of queries; rows that are not valid, and padding, are zero."""
     dim = tl.arange(0, padded_size)
     pointers = query + token[:, None] * token_stride + head[:, None] * head_stride + dim[None, :]
     rows = tl.load(pointers, mask=valid[:, None] & (dim < head_dim)[None, :], other=0.0)
@@ -113,8 +113,8 @@ def attend(
     :param total: ``[block_m]`` float32: sum of the weights
     :param query_position: ``[block_m]`` int32
     :param slope: ``[block_m]`` float32 or None: ALiBi
-    :param key_cache: at the KV head concerned; ``value_cache``, ``k_scale``, ``v_scale``, ``key_offsets`` likewise
-    :param block_table: of the sequence concerned
+    :param key_cache: at the KV head's elements; ``value_cache``, ``k_scale``, ``v_scale``, ``key_offsets`` likewise
+    :param block_table: pointer to the sequence's table
     :param begin: a multiple of ``block_n``
     :param first_key: no key, scale or table entry below is read, nor one from ``end`` on: there may be NaN, or no block
     :param masked: False: every query sees every key of ``begin .. end - 1``, a whole number of tiles
@@ -143,14 +143,14 @@ def attend(
 
         stored_keys = tl.load(key_cache + element, mask=mask, other=0.0)
         if key_offsets is not None:
-            # On the keys: a product of each query with the offset would take as long, and more registers.
+            # Added to the keys: a product of each query with the offset would take as long, and more registers.
             offset = tl.load(key_offsets + first // SPAN * offset_stride + dim, mask=dim < head_dim, other=0.0)
             keys = (_decode(stored_keys, tl.float32) * key_scales[:, None] + offset[None, :]).to(query.dtype)
         else:
             keys = _decode(stored_keys, query.dtype)
         scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
         if k_scale is not None and key_offsets is None:
-            # On the product rather than on the keys: codes are exact in any dtype, and block_m rows are fewer
+            # The product is scaled rather than the keys: codes are exact in any dtype, and block_m rows are fewer
             # multiplications than head_dim.
             scores *= key_scales[None, :]
         unit = scale * LOG2_E
@@ -201,13 +201,13 @@ def attend(
 def normalize(
     accumulator: tl.tensor, peak: tl.tensor, total: tl.tensor, sinks: tl.tensor, head: tl.tensor, valid: tl.tensor
 ) -> tl.tensor:
-    """Attention of finished rows ``[block_m, padded head size]``: zero where a query saw no key.
+    """Divide finished rows ``[block_m, padded head size]`` by their totals; rows whose query saw no key become zero.
 
     :param sinks: one more logit per head in the denominator, or None
     :param head: ``[block_m]`` int32
     """
     if sinks is not None:
         sink = tl.load(sinks + head, mask=valid, other=0.0) * LOG2_E
-        # Bounded, since a sink far above every score would overflow: the attention's limit there is zero all the same.
+        # It is bounded, since a sink far above every score would overflow; attention tends to zero there all the same.
         total += tl.exp2(tl.minimum(sink - peak, 126.0))
     return accumulator / tl.where(total == 0.0, 1.0, total)[:, None]

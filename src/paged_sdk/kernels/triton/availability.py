@@ -1,4 +1,4 @@
-"""Whether Triton's kernels can run, and on how much."""
+"""Says whether Triton's kernels can run on a device, and how many multiprocessors it has."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OLDEST: Final = (8, 0)
 
 @functools.cache
 def why_not(device: torch.device) -> str | None:
-    """Why Triton's kernels cannot run compiled on a device, or None: they can."""
+    """Say why Triton's kernels cannot run compiled on a device; return None if they can."""
     if device.type != "cuda":
         return f"Triton kernels run on CUDA devices, not on {device.type!r}"
     if importlib.util.find_spec("triton") is None:
@@ -30,7 +30,7 @@ def why_not(device: torch.device) -> str | None:
 
 @functools.cache
 def num_multiprocessors(device: torch.device) -> int:
-    """How many programs a device runs side by side, but for those that share a multiprocessor."""
+    """Return how many multiprocessors a device has, each of which runs one or more programs."""
     if device.type != "cuda":
         return 1  # the interpreter runs one program after another
     return torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,4 +1,4 @@
-"""Decoding repacked matrices (:mod:`paged_sdk.kernels.triton_blocks`) within kernels, and whole."""
+"""Decodes repacked matrices (:mod:`paged_sdk.kernels.triton_blocks`), within kernels or whole."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _DECODED_CHUNKS: Final = 8
 
 
 def dequantize(matrix: TritonBlockMatrix, dtype: torch.dtype) -> Tensor:
-    """The weights, ``[rows, cols]``, as :meth:`TritonBlockMatrix.decoded` gives them but for their last bits."""
+    """Decode the weights, ``[rows, cols]``, as :meth:`TritonBlockMatrix.decoded` does but for their last bits."""
     return _decode(matrix, None, matrix.rows, dtype)
 
 
@@ -79,7 +79,7 @@ def format_arguments(matrix: TritonBlockMatrix, *, prefix: str = "") -> dict[str
 def loop_arguments(
     matrix: TritonBlockMatrix, block_c: int, *, num_matrices: int = 1, prefix: str = ""
 ) -> dict[str, Any]:
-    """Of a kernel that goes over a row by ``block_c`` chunks, or over rows of several matrices as if they were one."""
+    """Return a kernel's arguments for a loop by ``block_c`` chunks over a row, or over rows of several matrices."""
     return {
         f"{prefix}block_c": block_c,
         f"{prefix}masked": num_matrices * matrix.chunks % block_c != 0 or matrix.cols % CHUNK != 0,
@@ -94,18 +94,19 @@ def _shifted(words: tl.tensor, by: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def _half(bits: tl.tensor) -> tl.tensor:
-    """The float16 in the low half of a word."""
+    """Read the float16 in the low half of a word."""
     return bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
 
 
 @triton.jit
 def decode_pair(words: tl.tensor, high: tl.tensor, one: tl.tensor, pair: tl.constexpr, bits: tl.constexpr) -> tl.tensor:
-    """Two fields of each word, as float32 numbers from 1 on: half a shift, one LOP3 and no conversion for each.
+    """Decode two fields of each word as float32 numbers in [1, 2): half a shift, one LOP3 and no conversion for each.
 
     The bits of a field, placed in the mantissa of 1, make a float without a conversion: the odd field ends at the
     mantissa's top, which makes ``1 + field / 2**bits``. The even one lies four bits lower, as it does in the word, so
-    that one shift serves both, and is ``1 + field / 2**(bits + 4)``. Whoever adds up products takes the ones off the
-    sum; what they cost in precision, at most 10 of float32's 24 bits, is less than activations of 16 bits hold.
+    that one shift serves both, and is ``1 + field / 2**(bits + 4)``. The code that adds up products subtracts the ones
+    from the sum; they cost at most 10 of float32's 24 bits of precision, and what is left exceeds that of activations
+    of 16 bits.
     """
     top: tl.constexpr = 23 - bits
     if bits == 8:
@@ -119,7 +120,7 @@ def decode_pair(words: tl.tensor, high: tl.tensor, one: tl.tensor, pair: tl.cons
             position: tl.constexpr = pair if bits == 5 else 2 * pair + 4 * (pair // 2)
             above = _shifted(high, top - position)
             mask: tl.constexpr = (1 << (bits - 4)) - 1
-            # "Or", written so that LLVM keeps the order, in which ptxas needs no third instruction.
+            # This is "or", written so that LLVM keeps the order in which ptxas needs no third instruction.
             even = even ^ (above & (mask << top))
             odd = odd ^ (above & (mask << (top + 4)))
     return even.to(tl.float32, bitcast=True), odd.to(tl.float32, bitcast=True)
@@ -127,7 +128,7 @@ def decode_pair(words: tl.tensor, high: tl.tensor, one: tl.tensor, pair: tl.cons
 
 @triton.jit
 def load_words(pointers: tl.tensor, mask: tl.tensor) -> tl.tensor:
-    """Zeros where ``mask`` is False; None: nowhere."""
+    """Load words, and zeros where ``mask`` is False; without a mask all words are loaded."""
     return tl.load(pointers) if mask is None else tl.load(pointers, mask=mask, other=0)
 
 
@@ -150,7 +151,7 @@ def load_scales(
     has_minima: tl.constexpr,
     has_supers: tl.constexpr,
 ) -> tl.tensor:
-    """What the scales of some chunks are made of: words of scales, words of minima, supers, supers of the minima."""
+    """Load what the scales of some chunks are made of: scales, minima, supers, supers of the minima."""
     scales = load_words(scales_ptr + row * chunks + chunk, mask)
     minima = scales
     super_scale = 1.0
@@ -171,7 +172,7 @@ def load_scales(
 def group_scale(
     parts: tl.tensor, index: tl.constexpr, unit: tl.constexpr, has_minima: tl.constexpr, has_supers: tl.constexpr
 ) -> tl.tensor:
-    """``unit`` times the scale of each chunk's group ``index``; ``parts`` from :func:`load_scales`."""
+    """Compute ``unit`` times the scale of each chunk's group ``index``; ``parts`` come from :func:`load_scales`."""
     if has_supers:
         unsigned, signed = (parts[0] >> (8 * index)) & 255, (parts[0] << (24 - 8 * index)) >> 24
         number = unsigned if has_minima else signed
@@ -208,7 +209,7 @@ def load_tile(
     has_minima: tl.constexpr,
     has_supers: tl.constexpr,
 ) -> tl.tensor:
-    """Words of ``block_c`` chunks of some rows, high bits, and what their scales are made of; ``row`` is ``[n, 1]``."""
+    """Load words of ``block_c`` chunks of some rows, their high bits and parts of scales; ``row`` is ``[n, 1]``."""
     words: tl.constexpr = 16 if bits == 8 else 8
     word = tl.arange(0, block_c * words)[None, :]
     chunk = start + tl.arange(0, block_c)[None, :]
@@ -234,10 +235,10 @@ def decode_tile(
     has_minima: tl.constexpr,
     has_supers: tl.constexpr,
 ) -> tl.tensor:
-    """The weights of two fields, in group ``index`` of each chunk, ``[n, words]``; ``tile`` from :func:`load_tile`.
+    """Decode two fields in group ``index`` of each chunk, ``[n, words]`` each; ``tile`` comes from :func:`load_tile`.
 
-    Scales meet the weights in three dimensions: spread over a chunk's words, they would pass through shared memory at
-    that size. Weights are rounded before they pass through it to the matrix instruction.
+    Scales are multiplied with the weights in three dimensions: broadcast over a chunk's words first, they would pass
+    through shared memory at that size. Weights are rounded before they pass through it to the matrix instruction.
     """
     words: tl.constexpr = 16 if bits == 8 else 8
     levels: tl.constexpr = 1 << bits
@@ -275,7 +276,7 @@ def _dequantize_kernel(
     has_minima: tl.constexpr,
     has_supers: tl.constexpr,
 ) -> None:
-    """``out[n, k]``, of row n or of the one whose index is given."""
+    """Write the weights ``out[n, k]`` of row n, or of row ``indices[n]`` where indices are given."""
     words: tl.constexpr = 16 if bits == 8 else 8
     groups: tl.constexpr = 64 // group
     pairs: tl.constexpr = 32 // words // groups

@@ -1,4 +1,4 @@
-"""Tokens of a mixture of experts, sorted on the device into tiles for grouped products."""
+"""Sorts the tokens of a mixture of experts on the device into tiles for grouped products."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def sort_by_expert(topk_ids: Tensor, num_experts: int, block_m: int) -> tuple[Te
 
 @triton.jit(do_not_specialize=["num_pairs"])
 def _rank(topk_ids: tl.tensor, counts: tl.tensor, ranks: tl.tensor, num_pairs: tl.tensor, block: tl.constexpr) -> None:
-    """Count each expert's pairs; a pair's rank is how many its expert had when it came. Which, no result depends on."""
+    """Count each expert's pairs, and rank them as they are counted; no result depends on the order."""
     pair = tl.program_id(0) * block + tl.arange(0, block)
     valid = pair < num_pairs
     expert = tl.load(topk_ids + pair, mask=valid, other=0)
@@ -66,7 +66,7 @@ def _place(
     block_m: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    """Put each pair in its place, and say what each tile holds; a program does as many of both."""
+    """Write each pair to its place, and what each tile holds; a program takes equally many of both."""
     expert = tl.arange(0, padded_experts)
     count = tl.load(counts + expert, mask=expert < num_experts, other=0)
     end = tl.cumsum(count, 0)

@@ -1,9 +1,9 @@
-"""A mixture of experts in Triton: two kernels while the tokens are few, grouped matrix products beyond.
+"""Computes a mixture of experts: by two kernels while the tokens are few, by grouped matrix products beyond.
 
 A pair is a token and one of its experts; pair ``p`` is token ``p // num_selected``. Few pairs hardly ever share an
 expert: each multiplies its expert's matrices on its own, as vectors. Many pairs are sorted by expert, on the device,
-and cut into tiles of rows of one expert each, so that an expert's matrices are read once for all its tokens. How many
-tiles there are only the device knows: the grid is the most there can be, and programs beyond the last tile return.
+and cut into tiles of rows of one expert each, so that an expert's matrices are read once for all its tokens. Only the
+device knows how many tiles there are: the grid is the most there can be, and programs beyond the last tile return.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def fused_moe(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tenso
     hidden, topk_weights, topk_ids = hidden.contiguous(), topk_weights.contiguous(), topk_ids.contiguous()
     if num_tokens == 0:
         return torch.empty_like(hidden)
-    # Up to here an expert of two pairs is rare, and read the second time from the cache.
+    # Up to so many pairs, an expert rarely has two, and is then read from the cache the second time.
     if num_tokens == 1 or num_tokens * num_selected <= num_experts // 2:
         return _few_pairs(hidden, gate_up, down, topk_weights, topk_ids)
     return _many_pairs(hidden, gate_up, down, topk_weights, topk_ids)
@@ -36,7 +36,7 @@ def _few_pairs(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tens
     num_tokens, num_selected = topk_ids.shape
     num_pairs = num_tokens * num_selected
     activated = hidden.new_empty(num_pairs, intermediate_size)
-    # Loads of about 16 KiB in flight for each program, some hundred programs for one token.
+    # Each program has loads of about 16 KiB in flight, and there are some hundred programs for one token.
     block_n = 8
     _gate_up_of_pairs[num_pairs, triton.cdiv(intermediate_size, block_n)](
         hidden,
@@ -121,11 +121,11 @@ def _many_pairs(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Ten
 
 @frozen
 class _Tile:
-    """How a grouped product is cut.
+    """Says how large the tiles of a grouped product are.
 
     :ivar block_m: rows of one expert
     :ivar block_n: rows of the expert's matrix
-    :ivar block_k: elements of a row at once
+    :ivar block_k: elements of a row that are read at once
     """
 
     block_m: int
@@ -136,7 +136,7 @@ class _Tile:
 
 
 def _choose_tile(rows_per_expert: float, dtype: torch.dtype) -> _Tile:
-    """Tiles with room for half as many rows again as an expert has on average: a second tile reads weights again."""
+    """Choose tiles that hold 1.5 times as many rows as an expert has on average: a second tile reads weights again."""
     block_m = min(max(triton.next_power_of_2(int(rows_per_expert * 1.5)), 16), 128)
     if dtype is torch.float32:  # without tensor cores
         return _Tile(min(block_m, 64), 64, 32, num_warps=4, num_stages=3)
@@ -166,7 +166,7 @@ def _gate_up_of_tiles(
     block_k: tl.constexpr,
     upcast: tl.constexpr,
 ) -> None:
-    """``silu(gate @ x) * (up @ x)`` for the pairs of a tile, in sorted order."""
+    """Compute ``silu(gate @ x) * (up @ x)`` for the pairs of a tile, in sorted order."""
     blocks_per_tile: tl.constexpr = (intermediate_size + block_n - 1) // block_n
     tile = tl.program_id(0) // blocks_per_tile
     expert = tl.load(tiles + tile).to(tl.int64)
@@ -217,7 +217,7 @@ def _down_of_tiles(
     block_k: tl.constexpr,
     upcast: tl.constexpr,
 ) -> None:
-    """``weight * down @ activated`` for the pairs of a tile, in the order of tokens."""
+    """Compute ``weight * down @ activated`` for the pairs of a tile, and write it in the order of tokens."""
     blocks_per_tile: tl.constexpr = (hidden_size + block_n - 1) // block_n
     tile = tl.program_id(0) // blocks_per_tile
     expert = tl.load(tiles + tile).to(tl.int64)
@@ -259,7 +259,7 @@ def _gate_up_of_pairs(
     block_n: tl.constexpr,
     block_k: tl.constexpr,
 ) -> None:
-    """``silu(gate @ x) * (up @ x)`` for one pair; the sum over a row is left to the end, as it crosses threads."""
+    """Compute ``silu(gate @ x) * (up @ x)`` for one pair; rows are summed at the end, as that crosses threads."""
     pair = tl.program_id(0).to(tl.int64)
     expert = tl.load(topk_ids + pair).to(tl.int64)
     column = tl.program_id(1) * block_n + tl.arange(0, block_n)
@@ -295,7 +295,7 @@ def _down_of_tokens(
     block_n: tl.constexpr,
     block_k: tl.constexpr,
 ) -> None:
-    """``sum of weight * down @ activated`` for one token: all its experts at once, to have more loads in flight."""
+    """Compute the sum of ``weight * down @ activated`` for one token, all experts at once for more loads in flight."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.arange(0, padded_selected)
     pair = token * num_selected + slot

@@ -1,4 +1,4 @@
-"""Writing and copying pages of a KV cache."""
+"""Writes and copies pages of a KV cache."""
 
 from __future__ import annotations
 
@@ -68,8 +68,9 @@ def copy_blocks(
     k_scales: Sequence[Tensor] = (),
     v_scales: Sequence[Tensor] = (),
 ) -> None:
-    """See :func:`paged_sdk.kernels.kv_cache.copy_blocks`; pairs on the caches' device. One launch for the caches of all
-    layers, and one for their scales.
+    """See :func:`paged_sdk.kernels.kv_cache.copy_blocks`; pairs are on the caches' device.
+
+    One launch copies the caches of all layers, and one their scales.
     """
     for caches in ((*key_caches, *value_caches), (*k_scales, *v_scales)):
         if caches and len(block_pairs):
@@ -95,28 +96,30 @@ def _copy_alike(caches: Sequence[Tensor], block_pairs: Tensor) -> None:
 
 @functools.lru_cache(maxsize=8)
 def _address_table(addresses: tuple[int, ...], device: torch.device) -> Tensor:
-    """Kept, because an engine's caches stay where they are: no copy waits for the device, or is captured in a graph."""
+    """Make a table of the caches' addresses, and keep it: no later call waits for its copy or records it in a graph."""
     return torch.tensor(addresses, dtype=torch.int64, device=device)
 
 
 def num_warps(scale: Tensor | None) -> int:
-    """Of a program that writes 1024 elements: choosing the scales of an f8e4m3 cache takes a thread of two warps 1,900
-    instructions, one of eight 800 (compiled for sm_90).
+    """Return the number of warps of a program that writes 1024 elements.
+
+    Choosing the scales of an f8e4m3 cache takes each thread 1,900 instructions with two warps, 800 with eight
+    (compiled for sm_90).
     """
     return 2 if scale is None else 8
 
 
 def as_bytes(cache: Tensor) -> Tensor:
-    """An f8e4m3 cache as bytes: its codes are made without the hardware's conversion, which Ampere does not have."""
+    """View an f8e4m3 cache as bytes: codes are made without the hardware's conversion, which Ampere does not have."""
     return cache.view(torch.uint8) if cache.dtype == torch.float8_e4m3fn else cache
 
 
 @triton.jit
 def _encode_f8e4m3(x: tl.tensor) -> tl.tensor:
-    """The f8e4m3 code nearest to each number below 464, ties to even; NaN stays NaN."""
+    """Return the f8e4m3 code nearest to each number below 464, ties to even; NaN stays NaN."""
     bits = x.to(tl.int32, bitcast=True)
     magnitude = bits & 0x7FFFFFFF
-    # Rounded at bit 20, of which a carry may raise the exponent; then float32's bias of 127 becomes 7.
+    # Rounding is at bit 20, whose carry may raise the exponent; then float32's bias of 127 becomes 7.
     normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - (120 << 3)
     # Below 2**-6 the code counts steps of 2**-9, the last bit of numbers from 2**14 on.
     counted = (tl.abs(x) + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
@@ -127,7 +130,7 @@ def _encode_f8e4m3(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _divide(x: tl.tensor, y: tl.tensor) -> tl.tensor:
-    """Rounded as IEEE has it: Triton's own division is an approximation."""
+    """Divide with IEEE's rounding, as Triton's own division is an approximation."""
     return tl.math.div_rn(x, y)
 
 
@@ -138,14 +141,14 @@ def _reciprocal(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _peak_of_heads(x: tl.tensor) -> tl.tensor:
-    """The largest magnitude of each row as float32 bits, in whose order NaN comes last: it is not lost."""
+    """Return the largest magnitude of each row as float32 bits, in whose order NaN is the largest: it is not lost."""
     return tl.max(x.to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)
 
 
 @triton.jit
 def _squared_error(x: tl.tensor, scale: tl.tensor) -> tl.tensor:
-    """What rounding to codes costs each row, in squares of a step of its scale."""
-    # The magnitude is taken of the product, so that no compiler fuses that with the subtraction.
+    """Compute the squared error of rounding each row to codes, in squares of a step of its scale."""
+    # The product's magnitude is taken, so that no compiler fuses the product with the subtraction.
     ratio = tl.abs(x.to(tl.float32) * _reciprocal(scale)[:, None])
     nearest = ((ratio.to(tl.int32, bitcast=True) + 0x80000) & -0x100000).to(tl.float32, bitcast=True)
     steps = ((ratio - nearest) * _ERROR_STEPS + 12582912.0) - 12582912.0  # 1.5 * 2**23: rounded to nearest even
@@ -154,7 +157,7 @@ def _squared_error(x: tl.tensor, scale: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def scale_of_heads(parts: tl.tuple) -> tl.tensor:
-    """The scale of each head, given its elements ``[block_h, some]`` in parts."""
+    """Choose the scale of each head, given its elements ``[block_h, some]`` in parts."""
     bits = _peak_of_heads(parts[0])
     for part in tl.static_range(1, len(parts)):
         bits = tl.maximum(bits, _peak_of_heads(parts[part]))

@@ -1,4 +1,4 @@
-"""Root mean square normalization: some rows to a program, read once."""
+"""Normalizes rows by their root mean square; each program reads some rows once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
 
 def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The normalized rows, and the sum with a residual or ``x`` itself."""
+    """Launch the kernel; return the normalized rows, and the sum with the residual or ``x`` itself."""
     size = x.shape[-1]
     num_heads = weight.numel() // size
     rows = _by_heads(x, num_heads)
@@ -57,7 +57,7 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> t
 
 
 def _by_heads(x: Tensor, num_heads: int) -> Tensor:
-    """``[n, num_heads, size]`` with adjacent columns; a view where ``x`` allows."""
+    """Reshape to ``[n, num_heads, size]`` with adjacent columns, a view where the strides of ``x`` allow."""
     rows = x.reshape(-1, num_heads, x.shape[-1])
     return rows if rows.stride(-1) == 1 else rows.contiguous()
 

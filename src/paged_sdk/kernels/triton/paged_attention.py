@@ -1,4 +1,4 @@
-"""Paged attention of any batch: which of the two kernels takes which rows."""
+"""Attends over pages for any batch: it chooses which of the two kernels takes which rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FEWEST_ROWS: Final = 16
 
 
 def paged_attention(query: Tensor, cache: LayerCache, rows: PagedRows, scores: ScoreOptions) -> Tensor:
-    """:func:`~paged_sdk.kernels.paged_attention.paged_attention` by Triton kernels.
+    """Do what :func:`~paged_sdk.kernels.paged_attention.paged_attention` does, by Triton kernels.
 
     The decode kernel takes a batch of rows that each fit one of its tiles (decoding, drafts), or whose tiles alone
     would leave multiprocessors idle (the rest of a prompt after a cached prefix). In any other batch the prefill kernel
@@ -55,7 +55,7 @@ def paged_attention(query: Tensor, cache: LayerCache, rows: PagedRows, scores: S
 
 
 def _readable_rows(rows: PagedRows) -> PagedRows:
-    """The same with entries of a row one after another."""
+    """Return the same rows with contiguous tensors."""
     tensors = rows.block_tables, rows.context_lens, rows.cu_seqlens_q
     if all(tensor.stride(-1) == 1 for tensor in tensors):
         return rows
@@ -64,7 +64,7 @@ def _readable_rows(rows: PagedRows) -> PagedRows:
 
 
 def _readable_scores(scores: ScoreOptions) -> ScoreOptions:
-    """The same with numbers of heads one after another."""
+    """Return the same options with contiguous vectors of heads."""
     slopes, sinks = scores.alibi_slopes, scores.sinks
     if slopes is None and sinks is None:
         return scores

@@ -1,4 +1,4 @@
-"""What both paged attention kernels are given: queries, the pages that they attend to, and what shapes the scores."""
+"""Holds the inputs of both paged attention kernels: queries, the pages that they attend to, and the score options."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ def _decodes_fp8(device: torch.device) -> bool:
 
 @frozen(eq=False)
 class PagedBatch:
-    """What :func:`~paged_sdk.kernels.triton.paged_attention.paged_attention` is given, made fit for the kernels: the
-    scale is positive, and the last dimensions are contiguous.
+    """Holds the inputs of paged attention, made fit for the kernels.
+
+    The scale is positive, and the last dimensions are contiguous.
     """
 
     query: Tensor
@@ -34,28 +35,28 @@ class PagedBatch:
 
     @property
     def num_rows(self) -> int:
-        """Sequences, or parts of them."""
+        """Return how many rows there are: sequences, or parts of them."""
         return len(self.rows.context_lens)
 
     @property
     def num_kv_heads(self) -> int:
-        """Heads of keys and values."""
+        """Return how many heads keys and values have."""
         return self.cache.num_kv_heads
 
     @property
     def group(self) -> int:
-        """Query heads of a KV head."""
+        """Return how many query heads share a KV head."""
         return self.query.shape[1] // self.num_kv_heads
 
     @property
     def padded_size(self) -> int:
-        """Elements of a head in a tile: a power of two, as many as a matrix instruction has at least."""
+        """Return the elements of a head in a tile: a power of two, at least the 16 that a matrix instruction takes."""
         return max(16, 1 << (self.query.shape[2] - 1).bit_length())  # triton.next_power_of_2 takes 1.4 us
 
     def arguments(self, output: Tensor) -> dict[str, Any]:
-        """The arguments of a kernel that attends; results go to ``output``.
+        """Return the arguments of a kernel that attends and writes its results to ``output``.
 
-        Triton refuses f8e4m3 where the hardware has no conversion from it: the bytes then go in as integers.
+        Triton refuses f8e4m3 where the hardware has no conversion from it: the bytes are then passed as integers.
         """
         query, cache, rows, scores = self.query, self.cache, self.rows, self.scores
         key_cache, value_cache = cache.key, cache.value

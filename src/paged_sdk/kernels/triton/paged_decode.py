@@ -1,4 +1,4 @@
-"""Paged attention of a few query tokens per sequence over long contexts: keys are split among programs.
+"""Attends with a few query tokens per sequence over long contexts, by splitting keys among programs.
 
 One query row over a long context leaves most of a device idle, so each sequence's keys are cut into splits which
 programs attend over side by side; a second kernel joins their results ("Flash-Decoding", Dao, Haziza, Massa and Sizov,
@@ -22,26 +22,26 @@ from paged_sdk.kernels.triton.paged_batch import PagedBatch
 
 __all__ = ["SplitPlan", "default_tile", "paged_decode_attention", "plan_splits"]
 
-# Enough programs that several share a multiprocessor and the last ones to end do not leave it idle for long.
+# So many programs share a multiprocessor that the last ones to end do not leave it idle for long.
 _PROGRAMS_PER_MULTIPROCESSOR: Final = 8
 # A shorter split costs more to join than it gains; a longer one would hold up a batch of mixed lengths.
 _SHORTEST_SPLIT: Final = 128
 _LONGEST_SPLIT: Final = 8192
-# Floats of partial results that a program of the second kernel holds at once.
+# A program of the second kernel holds so many floats of partial results at once.
 _JOINED_AT_ONCE: Final = 8192
 
 
 @frozen
 class SplitPlan:
-    """How the keys of each row are cut: into ``parts`` equal splits, but none shorter or longer than the bounds.
+    """Says how the keys of each row are cut: into ``parts`` equal splits, none shorter or longer than the bounds.
 
-    Host integers only, so that a CUDA graph can be captured: each row's own splits follow on the device from its
-    length.
+    It holds host integers only, so that a CUDA graph can be captured: the device computes each row's own splits from
+    its length.
 
     :ivar num_splits: the most splits that a row can have
     :ivar parts: splits of a row whose length is within both bounds
-    :ivar shortest: keys, a multiple of ``block_n``
-    :ivar longest: keys, a multiple of ``block_n``
+    :ivar shortest: keys of the shortest split, a multiple of ``block_n``
+    :ivar longest: keys of the longest split, a multiple of ``block_n``
     """
 
     num_splits: int
@@ -51,7 +51,7 @@ class SplitPlan:
 
 
 def plan_splits(num_programs: int, num_keys: int, block_n: int, multiprocessors: int) -> SplitPlan:
-    """Cut rows so that the device is full, and a long row among many short ones is no program's alone.
+    """Cut rows so that the device is full, and several programs share a long row among many short ones.
 
     :param num_programs: programs without splits: tiles of queries of all rows and KV heads
     :param num_keys: the most keys that a row reads
@@ -63,9 +63,9 @@ def plan_splits(num_programs: int, num_keys: int, block_n: int, multiprocessors:
 
 
 def default_tile(num_rows: int, head_dim: int, dtype: torch.dtype) -> Tile:
-    """The tile for so many rows of queries (tokens times heads of a group) of each row and KV head.
+    """Return the tile for so many rows of queries (tokens times heads of a group) of each row and KV head.
 
-    Within the 99 KB of shared memory of compute capability 8.6 and 8.9.
+    It fits the 99 KB of shared memory of compute capability 8.6 and 8.9.
     """
     if dtype == torch.float32:  # no tensor cores: their TF32 is not float32
         return Tile(block_m=16, block_n=16, num_warps=4, num_stages=2)
@@ -84,13 +84,13 @@ def paged_decode_attention(
     num_splits: int | None = None,
     tile: Tile | None = None,
 ) -> Tensor:
-    """Attention with the keys of each row split among programs.
+    """Attend with the keys of each row split among programs.
 
     :param max_seqlen_q: rows with more query tokens are left out: their part of ``out`` is not written
-    :param max_context_len: contexts are no longer
+    :param max_context_len: at least the largest context length
     :param out: ``[num_tokens, num_heads, head_dim]``, written and returned; None: a new tensor
     :param num_splits: cut every row into so many splits, whatever the batch; None: as many as fill the device
-    :param tile: None: by :func:`default_tile`
+    :param tile: None: that of :func:`default_tile`
     """
     query, num_rows, num_kv_heads, window = batch.query, batch.num_rows, batch.num_kv_heads, batch.scores.window
     _, num_heads, head_dim = query.shape
@@ -157,7 +157,7 @@ def paged_decode_attention(
 def _keys_of_row(
     context_len: tl.tensor, num_tokens: tl.tensor, window: tl.tensor, block_n: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The first key that some token of a row sees, and the same or fewer: a whole number of tiles."""
+    """Return the first key that some token of a row sees, and the same rounded down to a whole number of tiles."""
     first_key = 0 if window is None else tl.maximum(context_len - num_tokens + 1 - window, 0)
     return first_key, first_key // block_n * block_n
 
@@ -218,7 +218,7 @@ def _attend_split(
     block_n: tl.constexpr,
     upcast: tl.constexpr,
 ) -> None:
-    """One tile of queries over one split. Neighbouring programs are the KV heads, whose keys lie side by side."""
+    """Attend with one tile of queries over one split; neighboring programs take KV heads, which lie side by side."""
     kv_head = tl.program_id(0) // num_tiles
     first_row = tl.program_id(0) % num_tiles * block_m
     split = tl.program_id(1)
@@ -232,7 +232,7 @@ def _attend_split(
     first_key, first_tile = _keys_of_row(context_len, num_tokens, window, block_n)
     length = _split_length(context_len - first_tile, parts, shortest, longest, block_n)
     begin = first_tile + split * length
-    # Where nothing is split, a row without keys is written all the same: zeros.
+    # Where nothing is split, zeros are written for a row without keys all the same.
     if (split > 0) & (begin >= context_len):
         return
 
@@ -324,7 +324,7 @@ def _join_splits(
     block_n: tl.constexpr,
     block_splits: tl.constexpr,
 ) -> None:
-    """The splits of one token and head: their results weighted by ``exp2`` of their log-sums, sinks counted once."""
+    """Join the splits of one token and head, weighted by ``exp2`` of their log-sums; sinks are counted once."""
     head = tl.program_id(0)
     token = tl.program_id(1)
     row = tl.program_id(2).to(tl.int64)

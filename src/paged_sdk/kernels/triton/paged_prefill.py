@@ -1,4 +1,4 @@
-"""Paged attention of many query tokens: whole prompts, chunks of prompts, and batches of them of any lengths.
+"""Attends with many query tokens: whole prompts, chunks of prompts, and batches of them of any lengths.
 
 One program attends with one tile of queries over all the keys that they see ("FlashAttention-2", Dao, 2023). Tiles of
 keys that no query sees are skipped at both ends: before the window, and after the diagonal. Only tiles that the
@@ -19,7 +19,7 @@ __all__ = ["default_tile", "paged_prefill_attention"]
 
 
 def default_tile(head_dim: int, dtype: torch.dtype, device: torch.device, *, quantized: bool) -> Tile:
-    """The largest tiles that leave the compiler enough registers.
+    """Return the largest tiles that leave the compiler enough registers.
 
     Hopper's matrix instructions, 64 rows for each four warps, read keys and values from shared memory. Before Hopper
     they go through registers; compute capability 8.6, 8.9 and 12 have 99 KB of shared memory besides.
@@ -48,11 +48,11 @@ def paged_prefill_attention(
     min_seqlen_q: int = 1,
     tile: Tile | None = None,
 ) -> Tensor:
-    """Attention with one program per tile of queries.
+    """Attend with one program per tile of queries.
 
     :param out: ``[num_tokens, num_heads, head_dim]``, written and returned; None: a new tensor
     :param min_seqlen_q: rows with fewer query tokens are left out: their part of ``out`` is not written
-    :param tile: None: by :func:`default_tile`
+    :param tile: None: that of :func:`default_tile`
     """
     query, num_rows = batch.query, batch.num_rows
     num_tokens, _, head_dim = query.shape
@@ -79,7 +79,7 @@ def paged_prefill_attention(
 def _find_row(
     tile: tl.tensor, cu_seqlens_q: tl.tensor, num_rows: tl.tensor, group: tl.constexpr, block_m: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The row that a tile belongs to, and the row's first tile, by bisection.
+    """Find the row that a tile belongs to, and the row's first tile, by bisection.
 
     Row r begins at tile ``cu_seqlens_q[r] * group // block_m + r``: that leaves each row at least the tiles it needs.
     """
@@ -132,8 +132,8 @@ def _attend_tile(
     block_n: tl.constexpr,
     upcast: tl.constexpr,
 ) -> None:
-    """One tile of queries of one KV head. Neighbouring programs share a KV head, and so its keys in the L2 cache."""
-    # The last tiles of a row see the most keys: they begin first, so that the device ends on short ones.
+    """Attend with one tile of queries of one KV head; neighboring programs share its keys in the L2 cache."""
+    # The last tiles of a row see the most keys: they begin first, so that the device ends with short ones.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1)
     row, row_tile = _find_row(tile, cu_seqlens_q, num_rows, group, block_m)
@@ -167,7 +167,7 @@ def _attend_tile(
         padded_size,
         upcast,
     )
-    # Of the keys begin .. end - 1, the queries see some, or all (from whole on), or again some (from diagonal on).
+    # Of the keys begin .. end - 1, queries see some of the first, all from ``whole`` on, some from ``diagonal`` on.
     first_key = 0 if window is None else tl.maximum(first_position + 1 - window, 0)
     begin = first_key // block_n * block_n
     whole = 0 if window is None else tl.minimum(tl.cdiv(tl.maximum(end - window, 0), block_n) * block_n, end)

@@ -1,4 +1,4 @@
-"""Penalties for tokens that occur already: one launch over tiles of all rows, and one to count what was sampled."""
+"""Penalizes tokens that occur already in one launch over tiles of all rows, and counts sampled tokens in another."""
 
 from __future__ import annotations
 

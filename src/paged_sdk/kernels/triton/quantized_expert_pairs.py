@@ -1,4 +1,4 @@
-"""Experts on repacked matrices for few tokens: each token's on their own, added up by threads.
+"""Computes experts on repacked matrices for few tokens: threads add up each token's products on their own.
 
 Gate, up and activation are one kernel, which multiplies what it stores by the pair's weight; then a token's result is
 one product, with the rows of its experts' matrices one after the other.
@@ -29,7 +29,7 @@ def gate_up_of_pairs(
     *,
     num_experts: int,
 ) -> Tensor:
-    """``weight * silu(gate @ x) * (up @ x)`` of each pair on its own.
+    """Compute ``weight * silu(gate @ x) * (up @ x)`` for each pair on its own.
 
     :param x: ``[num_tokens, hidden]``, contiguous as ``topk_weights`` and ``topk_ids`` are; at least one token
     :returns: ``[num_tokens, num_selected * inner]``
@@ -59,7 +59,7 @@ def gate_up_of_pairs(
 
 
 def down_of_tokens(x: Tensor, down: TritonBlockMatrix, topk_ids: Tensor, *, num_experts: int) -> Tensor:
-    """The sum over a token's pairs of ``down @ x``.
+    """Sum ``down @ x`` over each token's pairs.
 
     :param x: what :func:`gate_up_of_pairs` returns
     :returns: ``[num_tokens, hidden]``
@@ -121,7 +121,7 @@ def _gate_up_of_pairs(
     up_has_minima: tl.constexpr,
     up_has_supers: tl.constexpr,
 ) -> None:
-    """``out[pair, n] = weight * silu(gate @ x) * (up @ x)``."""
+    """Compute ``out[pair, n] = weight * silu(gate @ x) * (up @ x)``."""
     pair = tl.program_id(1)
     x_row = x_ptr + (pair // num_selected).to(tl.int64) * cols
     expert = tl.load(ids_ptr + pair).to(tl.int32)
@@ -211,7 +211,7 @@ def _down_of_tokens(
     has_minima: tl.constexpr,
     has_supers: tl.constexpr,
 ) -> None:
-    """``out[token, n]``, the sum of all products of the token's pairs."""
+    """Compute ``out[token, n]``, the sum of all products of the token's pairs."""
     token = tl.program_id(1).to(tl.int64)
     first = tl.program_id(0) * block_n
     outputs = row_sums(

@@ -1,4 +1,4 @@
-"""Experts on repacked matrices for many tokens: sorted by expert into tiles, multiplied by matrix instructions."""
+"""Computes experts on repacked matrices for many tokens, sorted by expert into tiles, by matrix instructions."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ def experts_by_tiles(
     *,
     num_experts: int,
 ) -> Tensor:
-    """See :func:`~paged_sdk.kernels.triton.quantized_experts.quantized_experts`; all tensors contiguous, at least one
-    token. The plan's splits are not used.
+    """See :func:`~paged_sdk.kernels.triton.quantized_experts.quantized_experts`.
+
+    All tensors are contiguous, and there is at least one token. The plan's splits are not used.
     """
     (num_tokens, num_selected), inner = topk_ids.shape, gate.rows // num_experts
     hidden, upcast = x.shape[1], not x.is_cuda
@@ -82,7 +83,7 @@ def experts_by_tiles(
 
 @triton.jit
 def _rows_of_tile(tiles_ptr: tl.tensor, tile: tl.tensor, num_tiles: tl.tensor, block_m: tl.constexpr) -> tl.tensor:
-    """Places of a tile among the sorted pairs, the last one repeated past its expert's end; and which are its own."""
+    """Return a tile's places among the sorted pairs, the last repeated past its expert's end, and which are its own."""
     end = tl.load(tiles_ptr + 2 * num_tiles + tile)
     row = tl.load(tiles_ptr + num_tiles + tile) + tl.arange(0, block_m)
     return tl.minimum(row, end - 1), row < end
@@ -129,7 +130,7 @@ def _gate_up_of_tiles(
     up_has_minima: tl.constexpr,
     up_has_supers: tl.constexpr,
 ) -> None:
-    """``silu(gate @ x) * (up @ x)`` for the pairs of a tile, in sorted order."""
+    """Compute ``silu(gate @ x) * (up @ x)`` for the pairs of a tile, in sorted order."""
     dtype: tl.constexpr = tl.float32 if upcast else x_ptr.dtype.element_ty
     blocks = tl.cdiv(rows, block_n)
     tile = tl.program_id(0) // blocks
@@ -223,7 +224,7 @@ def _down_of_tiles(
     has_minima: tl.constexpr,
     has_supers: tl.constexpr,
 ) -> None:
-    """``weight * down @ activated`` for the pairs of a tile, in the order of tokens."""
+    """Compute ``weight * down @ activated`` for the pairs of a tile, and write it in the order of tokens."""
     blocks = tl.cdiv(rows, block_n)
     tile = tl.program_id(0) // blocks
     expert = tl.load(tiles_ptr + tile)

@@ -1,6 +1,6 @@
-"""A mixture of experts on repacked matrices (:mod:`paged_sdk.kernels.triton_blocks`), stacked one below the other.
+"""Computes a mixture of experts on repacked matrices (:mod:`paged_sdk.kernels.triton_blocks`), stacked row by row.
 
-A pair is a token and one of its experts, as in :mod:`~paged_sdk.kernels.triton.fused_moe`, and the ways are its two:
+A pair is a token and one of its experts, as in :mod:`~paged_sdk.kernels.triton.fused_moe`, with the same two ways:
 
 - Few pairs (:mod:`~paged_sdk.kernels.triton.quantized_expert_pairs`) hardly ever share an expert: threads add up.
 - Many pairs (:mod:`~paged_sdk.kernels.triton.quantized_expert_tiles`) are sorted by expert, and weights are decoded
@@ -32,7 +32,7 @@ def quantized_experts(
     *,
     num_experts: int,
 ) -> Tensor:
-    """``sum of weight * down @ (silu(gate @ x) * (up @ x))`` over each token's experts.
+    """Compute the sum of ``weight * down @ (silu(gate @ x) * (up @ x))`` over each token's experts.
 
     :param x: ``[num_tokens, hidden]`` float32, float16 or bfloat16
     :param gate: ``[num_experts * inner, hidden]``; ``up`` likewise
@@ -45,11 +45,11 @@ def quantized_experts(
     x, topk_weights, topk_ids = x.contiguous(), topk_weights.contiguous(), topk_ids.contiguous()
     if num_tokens == 0:
         return x
-    # Up to here an expert of two pairs is rare.
+    # Up to so many pairs, an expert rarely has two.
     if num_tokens == 1 or num_tokens * num_selected <= num_experts // 2:
         activated = gate_up_of_pairs(x, gate, up, topk_weights, topk_ids, num_experts=num_experts)
         return down_of_tokens(activated, down, topk_ids, num_experts=num_experts)
     pairs_of_expert = num_tokens * num_selected / num_experts
-    # Tiles with room for half as many rows again as an expert has on average: a second one decodes weights again.
+    # Tiles hold 1.5 times as many rows as an expert has on average: a second one would decode weights again.
     plan = plan_tiles(gate, int(pairs_of_expert * 1.5), x.dtype, num_multiprocessors(x.device))
     return experts_by_tiles(x, gate, up, down, topk_weights, topk_ids, plan, num_experts=num_experts)

@@ -1,5 +1,6 @@
-"""Products of repacked matrices with up to 4 rows of activations, added up by threads
-(:mod:`~paged_sdk.kernels.triton.quantized_row_sums`).
+"""Multiplies repacked matrices with up to 4 rows of activations.
+
+Threads add up the products (:mod:`~paged_sdk.kernels.triton.quantized_row_sums`).
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from paged_sdk.kernels.triton_blocks import TritonBlockFormat, TritonBlockMatrix
 __all__ = ["MAX_FEW_ROWS", "FewRowsPlan", "linear_few_rows", "plan_few_rows", "plan_rows", "swiglu_few_rows"]
 
 MAX_FEW_ROWS: Final = 4
-"""Rows of activations up to which products are added up by threads: more cost more instructions than decoding does."""
+"""Threads add up products with at most so many rows of activations; more take more instructions than decoding."""
 
 _WARPS_PER_MULTIPROCESSOR: Final = 10  # each with some KB on their way
 
 
 @frozen
 class FewRowsPlan:
-    """How a product with few rows of activations is cut.
+    """Says how a product with few rows of activations is cut.
 
     :ivar block_n: rows of the matrix to a program
     :ivar block_c: chunks that a program reads of each at once
@@ -43,20 +44,20 @@ class FewRowsPlan:
 
 
 def plan_few_rows(matrix: TritonBlockMatrix, num_rows: int, multiprocessors: int) -> FewRowsPlan:
-    """How to cut the product of a matrix with ``num_rows`` rows of activations."""
+    """Choose how to cut the product of a matrix with ``num_rows`` rows of activations."""
     return plan_rows(matrix.format, matrix.rows, matrix.chunks, num_rows, multiprocessors)
 
 
 def plan_rows(form: TritonBlockFormat, rows: int, chunks: int, num_rows: int, multiprocessors: int) -> FewRowsPlan:
-    """As many rows to a program, and as few warps, as leave the device full.
+    """Choose as many rows for a program, and as few warps, as leave the device full.
 
-    The rows of a program share the work on activations, and a program joins the sums of its threads but once: compiled
+    The rows of a program share the work on activations, and a program joins the sums of its threads only once: compiled
     for an H200, Q4_K's loop has 4.0 instructions per weight with eight rows and 4.6 with four. Eight rows with high
     bits take 250 registers, and with several rows of activations they spill.
 
-    :param rows: of all matrices that are multiplied at once
-    :param chunks: of a row
-    :param num_rows: of activations
+    :param rows: rows of all matrices that are multiplied at once
+    :param chunks: chunks of a row
+    :param num_rows: rows of activations
     """
     warp_chunks = 32 * 4 // form.words
     wanted = _WARPS_PER_MULTIPROCESSOR * multiprocessors
@@ -76,7 +77,7 @@ def plan_rows(form: TritonBlockFormat, rows: int, chunks: int, num_rows: int, mu
 
 
 def linear_few_rows(x: Tensor, matrix: TritonBlockMatrix, bias: Tensor | None, plan: FewRowsPlan) -> Tensor:
-    """:func:`quantized_linear` of 1 to 4 rows of activations."""
+    """Do what :func:`quantized_linear` does, for 1 to 4 rows of activations."""
     x = with_adjacent_columns(x)
     sums = room_for_sums(x, matrix, plan.num_splits)
     _few_rows_kernel[(triton.cdiv(matrix.rows, plan.block_n), plan.num_splits)](
@@ -101,7 +102,7 @@ def linear_few_rows(x: Tensor, matrix: TritonBlockMatrix, bias: Tensor | None, p
 def swiglu_few_rows(
     x: Tensor, gate: TritonBlockMatrix, up: TritonBlockMatrix, plan: FewRowsPlan, activation: GatedActivation = "silu"
 ) -> Tensor:
-    """``activation(x @ gate.T) * (x @ up.T)`` of 1 to 4 rows of activations; the plan's splits are not used."""
+    """Compute ``activation(x @ gate.T) * (x @ up.T)`` for 1 to 4 rows; the plan's splits are not used."""
     x = with_adjacent_columns(x)
     out = x.new_empty(x.shape[0], gate.rows)
     _swiglu_kernel[(triton.cdiv(gate.rows, plan.block_n),)](
@@ -150,7 +151,7 @@ def _few_rows_kernel(
     has_minima: tl.constexpr,
     has_supers: tl.constexpr,
 ) -> None:
-    """``out[split, m, n]``, one sum over each split's chunks."""
+    """Compute ``out[split, m, n]``, one sum over each split's chunks."""
     first_row = tl.program_id(0) * block_n
     split = tl.program_id(1)
     first_chunk = split * split_chunks
@@ -225,7 +226,7 @@ def _swiglu_kernel(
     up_has_minima: tl.constexpr,
     up_has_supers: tl.constexpr,
 ) -> None:
-    """``out[m, n]``, an output of the gate with the other factor's of the same row."""
+    """Compute ``out[m, n]``, the activated output of the gate times the other factor's output of the same row."""
     first_row = tl.program_id(0) * block_n
     gates = row_sums(
         x_ptr,

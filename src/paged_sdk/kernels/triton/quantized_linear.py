@@ -1,6 +1,6 @@
-"""Products with repacked matrices (:mod:`paged_sdk.kernels.triton_blocks`), by number of rows of activations.
+"""Multiplies with repacked matrices (:mod:`paged_sdk.kernels.triton_blocks`), according to the rows of activations.
 
-- Up to 4 rows (:mod:`~paged_sdk.kernels.triton.quantized_few_rows`): threads add up, as fast as memory gives weights.
+- Up to 4 rows (:mod:`~paged_sdk.kernels.triton.quantized_few_rows`): threads add up as fast as memory delivers weights.
 - More rows (:mod:`~paged_sdk.kernels.triton.quantized_tiles`): tiles of weights are decoded to the activations' dtype
   and multiplied by matrix instructions.
 - So many rows that the arithmetic sets the pace: the matrix is decoded to memory once, and the product is torch's own.
@@ -27,7 +27,7 @@ from paged_sdk.kernels.triton_blocks import TritonBlockMatrix
 __all__ = ["quantized_linear", "quantized_swiglu"]
 
 DECODE_ALL_ROWS: Final = 512
-"""Rows of activations from which the matrix is decoded to memory first: two bytes per weight written and read again."""
+"""From so many rows of activations on, the matrix is decoded to memory first: 2 bytes a weight are written and read."""
 
 
 def quantized_linear(x: Tensor, matrix: TritonBlockMatrix, bias: Tensor | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Products of rows of repacked matrices with a few rows of activations, added up by threads.
+"""Multiplies rows of repacked matrices with a few rows of activations; threads add up the products.
 
 A program reads some rows of the matrix, its threads side by side along the row, 16 bytes each, and keeps one float32
 sum per thread and output. Weights are decoded once for all rows of activations. On an H200 there is time for some six
@@ -33,7 +33,7 @@ def _append(items: tl.tensor, item: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _by_quads(values: tl.tensor) -> tl.tensor:
-    """Sums of four neighbours, which lie in one thread."""
+    """Sum four neighbors, which lie in one thread."""
     return tl.sum(tl.reshape(values, [values.shape[0] // _QUAD, _QUAD]), 1)
 
 
@@ -64,13 +64,13 @@ def row_sums(
     has_minima: tl.constexpr,
     has_supers: tl.constexpr,
 ) -> tl.tensor:
-    """Products of ``block_n`` rows of the matrix with ``num_rows`` rows of activations, over a range of chunks.
+    """Multiply ``block_n`` rows of the matrix with ``num_rows`` rows of activations, over a range of chunks.
 
-    One-dimensional tensors throughout, so that every operation has the threads where the loads have them, and nothing
+    All tensors are one-dimensional, so that every operation has the threads where the loads have them, and nothing
     passes through shared memory before the last sum.
 
-    :param experts_ptr: None, or numbers of matrices in a stack, whose rows lie one after the other in this order: the
-        first ``chunks`` chunks are the first one's, and so on; ``rows`` and ``cols`` are each matrix's
+    :param experts_ptr: None, or the numbers of matrices in a stack, whose rows are taken one after the other: the
+        first ``chunks`` chunks belong to the first matrix, and so on; ``rows`` and ``cols`` are each matrix's
     :returns: float32, output ``r * num_rows + m`` for row r of the matrix and m of the activations
     """
     words: tl.constexpr = 16 if bits == 8 else 8
@@ -99,7 +99,7 @@ def row_sums(
             chunk -= slot * chunks
             quad_chunk -= quad_slot * chunks
             word_offset = chunk * words + word % words
-            # What threads load at once is of one matrix, which the compiler cannot know.
+            # All that threads load at once is of one matrix, which the compiler cannot know.
             matrix = tl.max_constancy(load_words(experts_ptr + slot, word_mask), words).to(tl.int64) * rows
             quad_matrix = load_words(experts_ptr + quad_slot, quad_mask).to(tl.int64) * rows
             x_start = slot * cols
@@ -108,7 +108,7 @@ def row_sums(
         high = ()
         scales = ()
         for r in tl.static_range(block_n):
-            # Past the last row, the last one again: no mask is needed, and its result is not stored.
+            # Past the last row, the last one is read again: no mask is needed, and the result is not stored.
             row = tl.minimum(first_row + r, rows - 1).to(tl.int64)
             offsets = (matrix + row) * (chunks * words) + word_offset
             loaded = load_words(quants_ptr + offsets, word_mask)
@@ -140,7 +140,7 @@ def row_sums(
                     evens += even
                     odds += odd
                     xs = _append(_append(xs, even * even_lead), odd)
-                # What the ones of decoded weights, and their offset, add to the sum.
+                # Subtract what the ones of decoded weights, and their offset, add to the sum.
                 leads = _append(leads, -(even_lead + offset / levels) * evens - (1 + offset / levels) * odds)
                 if has_minima:
                     totals = _append(totals, _by_quads(evens + odds))

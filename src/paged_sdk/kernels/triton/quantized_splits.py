@@ -1,4 +1,4 @@
-"""What products with repacked matrices share: activations, and sums over parts of the rows."""
+"""Loads activations and joins sums over parts of the rows, for all products with repacked matrices."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def with_adjacent_columns(x: Tensor) -> Tensor:
 
 
 def split_evenly(chunks: int, num_splits: int, block_c: int) -> int:
-    """Chunks of a split."""
+    """Return how many chunks a split has."""
     return triton.cdiv(triton.cdiv(chunks, num_splits), block_c) * block_c
 
 
 def room_for_sums(x: Tensor, matrix: TritonBlockMatrix, num_splits: int) -> Tensor:
-    """The result, or a float32 sum for each split."""
+    """Allocate the result, or a float32 sum for each split."""
     if num_splits == 1:
         return x.new_empty(x.shape[0], matrix.rows)
     return x.new_empty(num_splits, x.shape[0], matrix.rows, dtype=torch.float32)
@@ -53,7 +53,7 @@ def _join_kernel(
     num_splits: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    """``out[m, n]`` from ``sums[split, m, n]``."""
+    """Add up ``sums[split, m, n]`` to ``out[m, n]``."""
     i = tl.program_id(0) * block + tl.arange(0, block)
     mask = i < size
     total = tl.zeros([block], tl.float32)

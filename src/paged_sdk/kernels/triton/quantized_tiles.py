@@ -1,4 +1,4 @@
-"""Products of repacked matrices with any number of rows of activations, by matrix instructions."""
+"""Multiplies repacked matrices with any number of rows of activations, by matrix instructions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["TilePlan", "linear_by_tiles", "plan_tiles", "tile_product"]
 
 @frozen
 class TilePlan:
-    """How a product by tiles is cut.
+    """Says how a product by tiles is cut.
 
     :ivar block_m: rows of activations to a program, at least 16
     :ivar block_n: rows of the matrix to a program
@@ -36,14 +36,14 @@ class TilePlan:
 
 
 def plan_tiles(matrix: TritonBlockMatrix, num_rows: int, dtype: torch.dtype, multiprocessors: int) -> TilePlan:
-    """Tiles as large as the activations fill, and splits where there are too few of them."""
-    # Products of float32 take the place of both in registers and in shared memory.
+    """Choose tiles as large as the activations fill, and splits where there are too few tiles."""
+    # Products of float32 take more registers and more shared memory.
     block_m = min(32 if dtype == torch.float32 else 128, max(16, triton.next_power_of_2(num_rows)))
     block_n, block_w = (64, 32) if block_m < 128 else (128, 16)
     programs = triton.cdiv(num_rows, block_m) * triton.cdiv(matrix.rows, block_n)
     steps = triton.cdiv(matrix.quants.shape[1], block_w)
-    # While memory sets the pace, programs that share a multiprocessor have more on the way; later they would only make
-    # more sums to join.
+    # While memory sets the pace, programs that share a multiprocessor have more loads in flight; later they would only
+    # make more sums to join.
     shared = 4 if block_m < 64 else 1
     return TilePlan(
         block_m=block_m,
@@ -51,13 +51,13 @@ def plan_tiles(matrix: TritonBlockMatrix, num_rows: int, dtype: torch.dtype, mul
         block_w=block_w,
         num_splits=min(triton.cdiv(shared * multiprocessors, programs), triton.cdiv(steps, 4)),
         num_warps=4 if block_m < 128 else 8,
-        # More would not fit the 99 KiB of shared memory of smaller GPUs.
+        # More stages would not fit the 99 KiB of shared memory of smaller GPUs.
         num_stages=3 if block_m < 64 and dtype != torch.float32 else 2,
     )
 
 
 def linear_by_tiles(x: Tensor, matrix: TritonBlockMatrix, bias: Tensor | None, plan: TilePlan) -> Tensor:
-    """:func:`quantized_linear` of any number of rows of activations."""
+    """Do what :func:`quantized_linear` does, for any number of rows of activations."""
     x = with_adjacent_columns(x)
     num_rows, block_c = x.shape[0], plan.block_w // matrix.format.words
     sums = room_for_sums(x, matrix, plan.num_splits)
@@ -110,14 +110,14 @@ def tile_product(
     has_minima: tl.constexpr,
     has_supers: tl.constexpr,
 ) -> tl.tensor:
-    """The product of rows of a matrix with rows of activations over a range of chunks, float32 ``[block_n, block_m]``.
+    """Multiply rows of a matrix with rows of activations over a range of chunks, float32 ``[block_n, block_m]``.
 
-    In which order a dot adds up does not matter, so each field of all words is one dot, with the activations that
+    The order in which a dot adds up does not matter, so each field of all words is one dot, with the activations that
     belong to it.
 
     :param x_row: where each row of activations begins, ``[1, block_m]``
-    :param row: of the matrix, int64 ``[block_n, 1]``
-    :param dtype: of the dots
+    :param row: rows of the matrix, int64 ``[block_n, 1]``
+    :param dtype: dtype of the dots' inputs
     """
     words: tl.constexpr = 16 if bits == 8 else 8
     groups: tl.constexpr = 64 // group
@@ -142,7 +142,7 @@ def tile_product(
             has_supers,
         )
         k = ((start + word // words) * 64 + word % words)[:, None]
-        # Activations past a split's end meet weights that are zero, and those past the row's end are not there.
+        # Activations past a split's end are multiplied by weights of zero, and those past the row's end do not exist.
         limit = tl.minimum(last_chunk * 64, cols)
         for g in tl.static_range(groups):
             for p in tl.static_range(g * pairs, (g + 1) * pairs):
@@ -184,12 +184,12 @@ def _tile_kernel(
     has_minima: tl.constexpr,
     has_supers: tl.constexpr,
 ) -> None:
-    """``out[split, m, n]``, one sum over each split's chunks."""
+    """Compute ``out[split, m, n]``, one sum over each split's chunks."""
     m = tl.program_id(0) * block_m + tl.arange(0, block_m)
     n = tl.program_id(1) * block_n + tl.arange(0, block_n)
     split = tl.program_id(2)
     first_chunk = split * split_chunks
-    # Past the last row, the last one again: no mask is needed, and its result is not stored.
+    # Past the last row, the last one is read again: no mask is needed, and the result is not stored.
     acc = tile_product(
         x_ptr + tl.minimum(m, num_rows - 1).to(tl.int64)[None, :] * x_stride,
         quants_ptr,

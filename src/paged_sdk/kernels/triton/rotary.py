@@ -1,4 +1,4 @@
-"""Rotary position embedding and the write to the KV cache in one launch."""
+"""Applies rotary position embedding and writes to the KV cache in one launch."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _rotate(
     n: tl.constexpr,
     block_n: tl.constexpr,
 ) -> tl.tensor:
-    """Both halves of the rotated part of some heads, rounded, and in place too: a thread writes what it has read."""
+    """Rotate some heads in place and return both halves, rounded: each thread writes the elements that it has read."""
     column = tl.arange(0, block_n)[None, :]
     cos = tl.load(cosine_ptr + column, mask=column < n, other=0.0)
     sin = tl.load(sine_ptr + column, mask=column < n, other=0.0)
@@ -123,7 +123,7 @@ def _rotate_and_cache_kernel(
     block_n: tl.constexpr,
     block_rest: tl.constexpr,
 ) -> None:
-    """A program has some query heads, key heads or value heads of one token."""
+    """Rotate and write one token's heads: a program takes some query heads, key heads or value heads."""
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     cosine_ptr = cosines_ptr + token * n

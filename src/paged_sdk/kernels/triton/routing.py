@@ -1,4 +1,4 @@
-"""Choosing experts: softmax, top-k and renormalization of a token in one warp, which never waits for another."""
+"""Chooses experts: one warp computes a token's softmax, top-k and renormalization, without waiting for another."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 __all__ = ["route"]
 
-# Stands for NaN and -inf, which are not to be chosen before a finite logit but before what lies past the last expert.
+# It stands for NaN and -inf: they are chosen after every finite logit, but before the padding past the last expert.
 _LOWEST: tl.constexpr = tl.constexpr(torch.finfo(torch.float32).min)
 
 
@@ -54,7 +54,7 @@ def _route_kernel(
     logits = logits.to(tl.float32)
     largest = tl.max(logits, 0)
     total = tl.sum(tl.exp(logits - largest), 0)
-    # Whatever the logits, experts are chosen that exist, and each but once: kernels read their weights.
+    # Whatever the logits, only experts that exist are chosen, and each only once: kernels read their weights.
     left = tl.where(exists & ~(logits > _LOWEST), _LOWEST, logits)
     slot = tl.arange(0, block_selected)
     chosen = tl.full([block_selected], float("-inf"), tl.float32)

@@ -1,4 +1,4 @@
-"""Choosing tokens in two launches: one over tiles of all rows, so that a row alone keeps a device busy, one over rows.
+"""Chooses tokens in two launches: one over tiles of all rows, so that even one row fills a device, one over rows.
 
 For the likeliest token the first finds that of each tile. For a draw it finds the largest logit and the weight of every
 group of tokens, from which the second picks a group, and then a token in it. For top-k, top-p and min-p the second also
@@ -147,7 +147,7 @@ def _group_kernel(
     groups: tl.constexpr,
     group: tl.constexpr,
 ) -> None:
-    """The largest logit of each group, and the weight of all, relative to it."""
+    """Find the largest logit of each group, and the weight of its logits relative to that."""
     row = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * groups + tl.arange(0, groups)
     token = place[:, None] * group + tl.arange(0, group)[None, :]
@@ -220,7 +220,7 @@ def _draw_kernel(
                 masses = kept_masses(
                     logits_ptr, live_ptr, masses_ptr, maxima, exists, largest, rate, threshold, vocab_size, group
                 )
-                # Larger logits would do without this one. Nothing lies above the largest, even if that is enough.
+                # The draw is rejected if the larger logits alone have enough weight; nothing lies above the largest.
                 above = tl.sum(masses, 0)
                 token = tl.where((above > 0) & (above >= enough), -1, token)
                 position += _NEXT_TRY
@@ -231,7 +231,7 @@ def _draw_kernel(
 def _find(
     row_ptr: tl.tensor, maxima: tl.tensor, largest: tl.tensor, vocab_size: tl.tensor, group: tl.constexpr
 ) -> tl.tensor:
-    """The first token with the largest logit."""
+    """Return the first token with the largest logit."""
     place = tl.arange(0, maxima.shape[0])
     token = tl.min(tl.where(maxima == largest, place, maxima.shape[0]), 0) * group + tl.arange(0, group)
     logits = tl.load(row_ptr + token, mask=token < vocab_size, other=float("-inf"))
@@ -249,9 +249,9 @@ def _pick(
     vocab_size: tl.tensor,
     group: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """A token by weight, of those whose logits do not lie below a threshold, and its logit.
+    """Pick a token by weight, of those whose logits are at least a threshold, and return it and its logit.
 
-    :param masses: what they weigh in each group
+    :param masses: the weight of these tokens in each group
     """
     place = tl.arange(0, masses.shape[0])
     cumulative = tl.cumsum(masses.to(tl.float64), 0)
@@ -265,7 +265,7 @@ def _pick(
     logits = tl.load(row_ptr + token, mask=token < vocab_size, other=float("-inf"))
     weights = tl.where(logits >= threshold, tl.exp2((logits - largest) * rate), 0.0)
     inner = tl.cumsum(weights.to(tl.float64), 0)
-    # Relative to the group, whose sum above differs from this one in its last bits.
+    # The target is relative to the group, whose sum above differs from this one in its last bits.
     inner_total = tl.max(inner, 0)
     within = tl.maximum((target - start) / mass, 0.0) * inner_total
     drawn = tl.sum(((inner <= within) & (inner < inner_total)).to(tl.int32), 0)

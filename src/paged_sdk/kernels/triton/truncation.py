@@ -1,7 +1,7 @@
-"""What thresholds leave of a row of logits, and the threshold of top-k, found by one program without sorting.
+"""Finds the thresholds of top-k and min-p, and the weight that they leave of a row, by one program without sorting.
 
-Logits come in groups, whose largest ones are known: a group is read only where its largest logit does not lie below
-what is looked for.
+Logits come in groups, whose largest logits are known: a group is read only if its largest logit is not below the
+threshold in question.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _LOWEST_KEY: tl.constexpr = tl.constexpr(-2139095040)  # of the least finite flo
 _SMALLEST: tl.constexpr = tl.constexpr(-(2**31))
 _LARGEST: tl.constexpr = tl.constexpr(2**31 - 1)
 
-# More pivots or groups to count in take the registers that let a multiprocessor run two programs of 8 warps.
+# With more pivots or groups at once, registers no longer let a multiprocessor run two programs of 8 warps.
 _NUM_PIVOTS: tl.constexpr = tl.constexpr(8)
 _GROUPS_TO_COUNT: tl.constexpr = tl.constexpr(8)
 _GROUPS_TO_WEIGH: tl.constexpr = tl.constexpr(32)
@@ -31,10 +31,10 @@ def top_k_threshold(
     vocab_size: tl.tensor,
     group: tl.constexpr,
 ) -> tl.tensor:
-    """The largest logit that at least ``top_k - 1`` others do not lie below; the least finite one where there is none.
+    """Return the largest logit that at least ``top_k - 1`` others reach, or the least finite float if there is none.
 
-    Each pass over the row counts at several pivots how many logits do not lie below. The last pivot with enough and the
-    one after it bound the next pass, and so do the logits nearest to them: what is found in the end is a logit.
+    Each pass over the row counts how many logits reach each of several pivots. The last pivot with enough and the one
+    after it bound the next pass, and so do the logits nearest to them, so that the search ends at a logit.
 
     Bounds and pivots are integers in the order of the floats, so that they approach each other whatever the logits are.
     Pivots are spread evenly over the floats, though: most of the integers stand for numbers next to zero.
@@ -50,7 +50,7 @@ def top_k_threshold(
     largest_keys = _key(maxima)
     low, high = _kth_largest(largest_keys, top_k), tl.max(largest_keys, 0)
     while low < high:
-        # The first is known to have enough; if the last has, it is the result.
+        # The first pivot is known to have enough; if the last has, it is the result.
         between = _key(_value(low) * (1 - part) + _value(high) * part)
         pivots = tl.where(step == 0, low, tl.minimum(tl.maximum(between, low + 1), high))
         pivots = tl.where(step == _NUM_PIVOTS - 1, high, pivots)
@@ -74,13 +74,13 @@ def top_k_threshold(
 
 @triton.jit
 def min_p_threshold(largest: tl.tensor, rate: tl.tensor, min_p: tl.tensor) -> tl.tensor:
-    """The logit whose weight is ``min_p``, which is above 0; see :func:`kept_masses`."""
+    """Return the logit whose weight is ``min_p``, which is above 0; see :func:`kept_masses`."""
     return largest + tl.log2(min_p) / rate
 
 
 @triton.jit
 def just_above(logit: tl.tensor) -> tl.tensor:
-    """The next larger float."""
+    """Return the next larger float."""
     return _value(_key(tl.where(logit == 0, 0.0, logit)) + 1)  # of -0 that would be 0, which is not larger
 
 
@@ -97,7 +97,7 @@ def kept_masses(
     vocab_size: tl.tensor,
     group: tl.constexpr,
 ) -> tl.tensor:
-    """The weight of each group's logits that do not lie below a threshold.
+    """Sum the weights of each group's logits that are at least a threshold.
 
     ``row_ptr``, ``live_ptr``, ``maxima`` and ``exists`` are those of :func:`top_k_threshold`.
 
@@ -118,7 +118,7 @@ def kept_masses(
 
 @triton.jit
 def _kth_largest(keys: tl.tensor, k: tl.tensor) -> tl.tensor:
-    """The k-th largest of some integers, bit by bit; below a finite float's, the integer of the least one."""
+    """Find the k-th largest of some integers bit by bit; at least the integer of the least finite float."""
     found, step = tl.full((), -(2**31), tl.int64), tl.full((), 2**31, tl.int64)
     for _ in range(32):
         enough = tl.sum((keys >= found + step).to(tl.int32), 0) >= k
@@ -129,7 +129,7 @@ def _kth_largest(keys: tl.tensor, k: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _list_groups(live_ptr: tl.tensor, live: tl.tensor) -> tl.tensor:
-    """Write the numbers of live groups, one after the other; how many there are."""
+    """Write the numbers of live groups one after the other, and return how many there are."""
     tl.debug_barrier()  # other threads may still read the list before
     order = tl.cumsum(live.to(tl.int32), 0)
     tl.store(live_ptr + order - 1, tl.arange(0, live.shape[0]), mask=live)
@@ -146,7 +146,7 @@ def _load_groups(
     vocab_size: tl.tensor,
     group: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The numbers of some live groups, and their logits ``[groups, group]``, -inf where there are none."""
+    """Load the numbers of some live groups, and their logits ``[groups, group]``, -inf where there are none."""
     groups = tl.load(live_ptr + place, mask=mask, other=0)
     token = groups[:, None] * group + tl.arange(0, group)[None, :]
     return groups, tl.load(row_ptr + token, mask=mask[:, None] & (token < vocab_size), other=float("-inf"))
@@ -154,7 +154,7 @@ def _load_groups(
 
 @triton.jit
 def _key(values: tl.tensor) -> tl.tensor:
-    """Integers in the order of floats; :func:`_value` is the way back."""
+    """Map floats to integers in the same order; :func:`_value` maps them back."""
     bits = values.to(tl.int32, bitcast=True)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 
