@@ -160,7 +160,7 @@ struct paged_layer {
   const float* attention_output_norm;  // null, in all layers or in none: outputs are added as they are
   const float* mlp_norm;
   const float* mlp_output_norm;  // likewise, null where attention_output_norm is
-  const float* query_norm;  // RMSNorm of each query head before rotation, [head_dim]; null: none
+  const float* query_norm;  // RMSNorm of each query head before its position is applied, [head_dim]; null: none
   const float* key_norm;
   paged_heads heads;
   paged_cache cache;
@@ -185,7 +185,7 @@ struct paged_decoder_args {
   int32_t reserved;
 };
 
-// out = rotated panels of a matrix [rows, cols]: of `packed`, or of float32 rows where that is null.
+// out = panels of the Hadamard form of a matrix [rows, cols]: of `packed`, or of float32 rows where that is null.
 struct paged_hadamard_args {
   const paged_weight* packed;
   const float* x;

@@ -95,7 +95,7 @@ struct Pages {
       if (++offset == heads.block_size) offset = 0, ++block;
     }
   }
-  // What the keys of the span at `first_key` are stored without, for the KV head `head` after this one; or null.
+  // The key offset of the span at `first_key`, for the KV head `head` after this one; null without offsets.
   const float* key_offset(int first_key, int head = 0) const {
     if (cache.key_offsets == nullptr) return nullptr;
     return cache.key_offsets +
@@ -139,7 +139,7 @@ struct QueryTile {
   int rows() const { return num_tokens * group; }
 };
 
-// A row's product with what the keys of a span are stored without: belongs to each of their scores.
+// Returns a row's product with the key offset of a span, which is added to each of the span's scores.
 template <class Load>
 inline Floats offset_score(const float* offset, int size, const Load& load_query) {
   Floats sum = zero_floats();

@@ -154,7 +154,7 @@ struct SplitItem {
         first_key((plan.first_span(tile.first_position) + span) * kSpan) {}
 };
 
-// What a thread does while memory is slow: fetches the first strip of keys of the item that it takes next.
+// While a thread computes one item, it fetches the first strip of keys of the item that it takes next.
 struct Upcoming {
 #if defined(__AVX512BF16__)
   int64_t vectors[kSpan];
@@ -206,7 +206,7 @@ inline void attend_item(const AttentionPlan& plan, const paged_cache& cache, con
   }
   const int kv_head = item % heads.num_kv_heads, part = item / heads.num_kv_heads;
   const Pages pages{heads, cache, plan.block_table(seq), kv_head};
-  // The last tile sees the most keys: first come, so that threads end together.
+  // The last tile sees the most keys: it is taken first, so that threads end together.
   const int first = (ceil_div(tokens, plan.tile_tokens) - 1 - part) * plan.tile_tokens;
   const QueryTile tile{length - tokens + first, tokens - first < plan.tile_tokens ? tokens - first : plan.tile_tokens,
                        plan.group};

@@ -5,9 +5,9 @@
 // attention.h reads pages at 6 GB/s with two threads. Here a key is loaded once, multiplied with every row, and summed
 // across lanes; values are taken two keys at a time, interleaved in registers.
 //
-// Memory is asked for in the order in which it lies: a token's vectors of several KV heads side by side. One head after
-// the other leaves gaps, which halve what memory delivers (19 GB/s against 47). So a span is taken in strips of 32
-// tokens, all heads of an item within each, and while one strip is computed, the next one's lines are fetched in order.
+// Memory is read in the order in which it lies: a token's vectors of several KV heads side by side. Reading one head
+// after the other leaves gaps, which take the bandwidth from 47 to 19 GB/s. So a span is taken in strips of 32 tokens,
+// all heads of an item within each, and while one strip is computed, the next one's lines are fetched in order.
 #pragma once
 
 #include <optional>
@@ -252,7 +252,7 @@ struct SpanKeys {
         end(std::min(tile.first_position + tile.num_tokens - first_key, kSpan)) {}
 };
 
-// The scales of a head's keys and values in a span of f8e4m3, and what its keys are stored without.
+// The scales of a head's keys and values in a span of f8e4m3, and its key offset.
 struct SpanScales {
   alignas(64) float key[kSpan] = {};  // zero where there is no key, so that what lies there counts for nothing
   alignas(64) float value[kSpan] = {};
@@ -285,7 +285,7 @@ inline void attend_few_of(const QueryTile& tile, const Pages& pages, int num_hea
   const SpanKeys span(tile, heads, first_key);
   const auto [begin, end] = span;
   if (begin >= end) return;
-  // An odd neighbour is read with weight zero: it is the key beside it once more, never a page that may be another's.
+  // An odd end is paired with weight zero: the same key is read once more, never a page that may be another sequence's.
   const int even_begin = begin & ~1, even_end = (end + 1) & ~1, width = (end + 31) & ~31;
   int64_t vectors[kSpan];
   pages.vectors_of(first_key + begin, first_key + end, vectors + begin);
@@ -319,7 +319,7 @@ inline void attend_few_of(const QueryTile& tile, const Pages& pages, int num_hea
     for (int row = 0; row < rows; ++row) {
       const int position = tile.first_position + row / tile.group, at = head * rows + row;
       float* scores = scratch.scores + at * kSpan;
-      // weigh_row masks what the row does not see; what was never written must be numbers all the same.
+      // weigh_row masks what the row does not see, but scores that were never written must be numbers all the same.
       std::fill(scores, scores + begin, 0.0f);
       std::fill(scores + end, scores + width, 0.0f);
       if (scales) scales->finish_scores(scores, width, scratch.query_floats + at * size, size);

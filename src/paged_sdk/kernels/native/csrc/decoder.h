@@ -9,7 +9,7 @@
 namespace paged {
 namespace {
 
-// Whether what attention and feed-forward give is normalized before it is added to the residual stream.
+// Whether the outputs of attention and feed-forward are normalized before they are added to the residual stream.
 inline bool has_output_norms(const paged_decoder_args& args) {
   return args.layers[0].attention_output_norm != nullptr;
 }
@@ -83,9 +83,9 @@ struct DecoderScratch {
   }
 };
 
-// The residual stream as one thread sees it. A norm needs a whole row of a branch, so that threads cannot add to the
-// stream what they have multiplied: up to kPrivateRows rows each adds the rows to a copy of its own, beyond that each
-// its share of rows to the one stream.
+// The residual stream as one thread sees it. A norm needs a whole row of a branch, so threads cannot add their products
+// to the stream as they finish them. Up to kPrivateRows rows, each thread adds all rows to a copy of its own; beyond
+// that, each adds its share of rows to the one stream.
 inline float* stream_of(const paged_decoder_args& args, const DecoderScratch& scratch, const Team& team) {
   if (team.index == 0 || args.num_rows > kPrivateRows || !has_output_norms(args)) return args.hidden;
   const size_t bytes = sizeof(float) * args.num_rows * args.layers[0].qkv[0].cols;

@@ -149,7 +149,7 @@ inline void prepare_dense_row(const Matrix& x, int64_t row, int cols, const floa
   }
 }
 
-// As `quantize_rows` of activations.h does for packed weights: a few rows every thread prepares for itself.
+// Bytes for prepared rows: of a few rows each thread makes a copy of its own, like `quantize_rows` of activations.h.
 inline size_t dense_bytes(int num_rows, int cols, int team_size) {
   return DenseRows::bytes(num_rows, cols) * (num_rows <= kPrivateRows ? team_size : 1);
 }
@@ -168,7 +168,7 @@ inline DenseRows prepare_dense_rows(const paged_weight& weight, const Matrix& x,
   return out;
 }
 
-// What a tile of rows asks memory for: one line of each panel's next block for every vector, or a share of one.
+// What a tile of rows fetches ahead: for every vector one line of each panel's next block, or a share of one.
 template <int kWide>
 struct DenseAhead {
   const uint8_t* next[kWide];

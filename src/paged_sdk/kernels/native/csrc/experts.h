@@ -1,4 +1,4 @@
-// Mixtures of experts on packed weights: for each token a few gated MLPs of many, added up by weight.
+// Computes mixtures of experts on packed weights: for each token, the weighted sum of a few of many gated MLPs.
 //
 // A token and one of its experts are a pair. Pairs are sorted by expert, so that an expert's weights are read once for
 // all its tokens, and then there are two phases: all experts' gates and ups, all experts' downs.
@@ -18,8 +18,8 @@ struct Segment {
   int32_t count;
 };
 
-// Of more pairs an expert has several segments, and its weights are read again for each: what 64 rows of 2,048 columns
-// take stays in the second-level cache.
+// An expert with more pairs has several segments, and its weights are read again for each: 64 rows of 2,048 columns
+// stay in the second-level cache.
 constexpr int kSegmentRows = 64;
 
 // Up to so many rows memory sets the pace: they take as long as one.

@@ -11,7 +11,7 @@ namespace {
 
 constexpr float kErrorSteps = 128.0f;  // of a scale, in which rounding errors are counted
 
-// What rounding a vector to codes costs, in squares of a step.
+// The squared error of rounding a vector to codes, in squares of a step.
 inline int32_t float8_error(const float* vector, int size, float inverse) {
   Ints sum = zero_ints();
   for (int c = 0; c < size; c += 16) {

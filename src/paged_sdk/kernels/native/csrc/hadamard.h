@@ -1,4 +1,4 @@
-// Rows for a product in int8: rotated by a block-diagonal Hadamard matrix, quantized with one scale per row.
+// Quantizes rows to int8 for a product, after a block-diagonal Hadamard transform, with one scale per row.
 #pragma once
 
 #include <algorithm>
@@ -57,12 +57,12 @@ inline Ints hadamard_row(float* row, int cols, int block) {
   }
 }
 
-// Columns that are rotated together: the largest power of two that divides all of them, a multiple of 32, up to 256.
-// Larger blocks spread no better and cost more.
+// Returns how many columns are transformed together: the largest power of two that divides all of them, a multiple of
+// 32, up to 256. Larger blocks spread no better and cost more.
 inline int hadamard_block(int cols) { return std::min(cols & -cols, 256); }
 
-// What a code of a row stands for whose largest magnitude has the bits `largest`. NaN carries NaN and Inf to every
-// output of the row, and to no other row.
+// Returns the scale of a row whose largest magnitude has the bits `largest`. A scale of NaN carries NaN and Inf to
+// every output of the row, and to no other row.
 inline float unit_of(uint32_t largest) {
   constexpr uint32_t kInfinity = 0x7f800000;
   constexpr float kSmallest = 1e-30f;  // below it 127 / maximum overflows; such values are zero
@@ -96,8 +96,8 @@ inline int32_t quantize_quads(const float* row, int cols, uint32_t largest, void
   return sum_of(sum);
 }
 
-// x[row], times norm_weight where that is given, in float32. Returns 1 / rms then: the row's scale takes it, so that
-// one pass does.
+// Loads x[row], times norm_weight where that is given, in float32. With a norm it returns 1 / rms, by which the row's
+// scale is multiplied, so that one pass is enough.
 inline float load_row(const Matrix& x, int64_t row, int cols, const float* norm_weight, float eps, float* out) {
   if (norm_weight == nullptr) {
     for (int c = 0; c < cols; c += 16) store_floats(out + c, x.load(row, c));

@@ -1,5 +1,5 @@
-// Products in int8 for many rows: activations and weights rotated by the same block-diagonal Hadamard matrix, one scale
-// per row of either, so that nothing but dot products is left in the inner loop.
+// Multiplies many rows in int8: activations and weights went through the same block-diagonal Hadamard transform and
+// have one scale per row each, so that nothing but dot products is left in the inner loop.
 #pragma once
 
 #include "functions.h"
@@ -9,8 +9,8 @@
 namespace paged {
 namespace {
 
-// Rotated activations in tiles of kTokenTile rows, each [cols / 4][kTokenTile][4]: one stream for the inner loop,
-// whatever the width.
+// Activations in the Hadamard form, in tiles of kTokenTile rows, each [cols / 4][kTokenTile][4]: one stream for the
+// inner loop, whatever the width.
 struct HadamardRows {
   int8_t* codes;
   float* scales;
@@ -39,8 +39,8 @@ struct HadamardRows {
   int8_t* tile(int64_t index) const { return codes + index * kTokenTile * cols; }
 };
 
-// Quantizes the team's share of rows, times 1 / rms and norm_weight where that is given. All threads are past a barrier
-// then.
+// Quantizes the team's share of rows, times 1 / rms and norm_weight where that is given. It ends with a barrier of all
+// threads.
 inline HadamardRows hadamard_rows(const Matrix& x, int num_rows, int cols, const float* norm_weight, float eps,
                                uint8_t* scratch, const Team& team) {
   const HadamardRows out = HadamardRows::at(scratch, num_rows, cols);

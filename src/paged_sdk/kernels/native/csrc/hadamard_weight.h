@@ -1,4 +1,4 @@
-// Weights into rotated panels (layout.h). Runs once, at load.
+// Makes panels of the Hadamard form (layout.h) from weights. It runs once, at load.
 #pragma once
 
 #include "formats.h"

@@ -1,4 +1,4 @@
-// How packed weights lie in memory: one place for who packs (pack.cpp, hadamard_weight.h) and the kernels.
+// Says how packed weights lie in memory, for the code that packs them (pack.cpp, hadamard_weight.h) and the kernels.
 //
 // A matrix [N, K] is cut into panels of 16 rows; a panel is a run of blocks along K. A block holds, for its 16 rows and
 // 32 (legacy formats) or 256 (K formats) columns, first the scales and then, per group of 32 columns, the weights as
@@ -10,7 +10,8 @@
 //   top pair  2 vectors: vector v has in bits 2 i, 2 i + 1 of a byte the top bits of quad 4 v + i
 //   bytes     8 vectors, one per quad
 //
-// A panel of a rotated matrix (hadamard_product.h) has no blocks: 16 float32 scales, then a vector per quad of codes plus 128.
+// A panel of a matrix in the Hadamard form (hadamard_product.h) has no blocks: 16 float32 scales, then a vector per
+// quad of codes plus 128.
 // A panel of a dense matrix (dense_product.h) has no blocks either, and no scales: a vector is 16 rows x 2 columns in
 // bfloat16 (a row's two numbers side by side) or in float16 (a column after the other), 16 rows x 1 column in float32.
 //

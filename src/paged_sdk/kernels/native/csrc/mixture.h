@@ -92,7 +92,7 @@ inline void score_experts(const paged_router& description, const float* x, int n
       score_rows<1>(router, expert, x + row * cols, cols, out + row * width, width);
 }
 
-// A token's experts from their scores, which become probabilities. Of scores that hold NaN, NaN and any experts.
+// Chooses a token's experts by their scores, which become probabilities. Scores that hold NaN give NaN and any experts.
 inline void choose_experts(const paged_router& router, float* scores, float* topk_weights, int64_t* topk_ids) {
   const int num_experts = router.num_experts, width = MixtureScratch::padded(num_experts);
   for (int e = num_experts; e < width; ++e) scores[e] = -std::numeric_limits<float>::infinity();

@@ -1,4 +1,4 @@
-// Between the query-key-value product and attention: norms of heads, rotation, and the new tokens' places in the cache.
+// Runs between the query-key-value product and attention: norms of heads, rotary embedding, and writes to the cache.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 namespace paged {
 namespace {
 
-// What becomes of new queries, keys and values: norms of heads, rotation, places in the cache.
+// Says what is done to new queries, keys and values: norms of heads, rotary embedding, places in the cache.
 struct Placement {
   const paged_heads& heads;
   const paged_cache& cache;
@@ -56,7 +56,7 @@ inline void store_vector(const float* vector, int size, int32_t dtype, void* dat
   }
 }
 
-// Of a token within its sequence.
+// Returns the position of a token within its sequence.
 inline int position_of(const paged_batch& batch, int64_t token) {
   const int32_t* next = std::upper_bound(batch.cu_seqlens_q, batch.cu_seqlens_q + batch.num_seqs, token);
   return batch.context_lens[next - 1 - batch.cu_seqlens_q] - static_cast<int>(*next - token);

@@ -1,4 +1,4 @@
-// What the system is told of memory that will be streamed.
+// Advises the system about memory that will be streamed.
 #pragma once
 
 #include <sys/mman.h>
@@ -7,7 +7,7 @@
 
 namespace paged {
 
-// A stream through hundreds of megabytes misses the TLB every 4 KiB otherwise. Advice only: no answer is needed.
+// Without huge pages a stream through hundreds of megabytes misses the TLB every 4 KiB. A refusal changes nothing else.
 inline void advise_huge_pages(uint8_t* data, int64_t bytes) {
 #if defined(MADV_HUGEPAGE)
   constexpr uintptr_t kPage = 4096;

@@ -1,5 +1,5 @@
-// Products with weights of every kind, packed (linear.h), rotated (hadamard_product.h) or dense (dense_product.h): who
-// multiplies does not ask which.
+// Multiplies with weights of every form, so that callers need not ask which: packed (linear.h), Hadamard
+// (hadamard_product.h) or dense (dense_product.h).
 #pragma once
 
 #include "dense_product.h"
@@ -10,10 +10,10 @@ namespace {
 
 inline bool is_hadamard(const paged_weight& weight) { return weight.format == PAGED_HADAMARD_INT8; }
 
-// Activations in the form that a weight multiplies, and all weights of the same input with it.
+// Activations in the form that a weight, and every other weight of the same input, multiplies.
 struct Operand {
   Activations groups;    // for packed weights
-  HadamardRows rotated;  // for rotated ones
+  HadamardRows rotated;  // for those in the Hadamard form
   DenseRows dense;       // for dense ones
 
   static size_t bytes(const paged_weight& weight, int num_rows, int team_size) {
@@ -23,8 +23,8 @@ struct Operand {
   }
 };
 
-// Brings rows of x, times 1 / rms and norm_weight where that is given, into the form that the weight multiplies.
-// Whatever the calling thread multiplies is ready then.
+// Brings rows of x, times 1 / rms and norm_weight where that is given, into the form that the weight multiplies. When
+// it returns, all that the calling thread multiplies is ready.
 inline Operand prepare_rows(const paged_weight& weight, const Matrix& x, int num_rows, const float* norm_weight,
                             float eps, uint8_t* scratch, const Team& team) {
   Operand out{};

@@ -1,4 +1,4 @@
-// Floating point weights into GGUF blocks.
+// Quantizes floating point weights to GGUF blocks.
 //
 // Sixteen groups of 16 or 32 weights are fitted at a time, one per lane. A fit tries some twenty roundings of a group
 // and solves least squares for the scale (and minimum) of each: the smallest squared error wins.
@@ -39,7 +39,7 @@ inline Floats nearest_code(Floats x, Floats offset, Floats inverse, float lowest
   return clamp(round_to_integral(mul(sub(x, offset), inverse)), lowest, highest);
 }
 
-// What least squares need of the codes nearest to (x - offset) * inverse.
+// The sums that least squares need, of the codes nearest to (x - offset) * inverse.
 struct CodeSums {
   Floats q, qq, xq;
 };
@@ -70,14 +70,14 @@ inline Fit fit_affine(const Floats x[kGroup], float levels, bool is_k) {
   const Floats range = maximum(sub(highest, lowest), broadcast(kTiny));
   const Floats mean = mul(sum_x, broadcast(1.0f / kCount));
   Fit best{zero_floats(), is_k ? minimum(mean, zero_floats()) : mean};
-  Floats most = broadcast(-1.0f);  // that a fit takes off the sum of squares
+  Floats most = broadcast(-1.0f);  // the most that a fit has taken off the sum of squares
   const auto attempt = [&](Floats offset, Floats inverse) {
     const CodeSums sums = code_sums<kGroup>(x, offset, inverse, 0.0f, levels);
     const Floats determinant = sub(mul(broadcast(kCount), sums.qq), mul(sums.q, sums.q));
     Fit fit;
     fit.scale = ratio(sub(mul(broadcast(kCount), sums.xq), mul(sum_x, sums.q)), determinant);
     fit.minimum = mul(sub(sum_x, mul(fit.scale, sums.q)), broadcast(1.0f / kCount));
-    // Where a minimum is not allowed, or codes are all the same, the scale does it alone.
+    // Where a minimum above zero is not allowed, or codes are all the same, the scale is fitted alone.
     const Floats alone = ratio(sums.xq, sums.qq);
     const Floats below = is_k ? sub(zero_floats(), fit.minimum) : zero_floats();
     fit.minimum = choose_greater(zero_floats(), below, zero_floats(), fit.minimum);

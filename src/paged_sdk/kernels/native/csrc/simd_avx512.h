@@ -16,7 +16,7 @@ constexpr int kMaxTile = 16;  // activation rows held in registers: 16 sums + 8 
 constexpr int kDenseTile = 12;  // rows of a float product, two vectors wide: 24 sums
 constexpr int kDenseRows = 6;  // rows and panels of a product with dense weights: 24 sums
 constexpr int kDensePanels = 4;
-constexpr int kTokenTile = 8;  // activation rows of a rotated product, times two panels: 16 sums
+constexpr int kTokenTile = 8;  // activation rows of a Hadamard product, times two panels: 16 sums
 
 inline Bytes load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
 inline void store_bytes(uint8_t* p, Bytes a) { _mm512_storeu_si512(p, a); }
@@ -150,7 +150,7 @@ inline Floats butterfly(Floats a) {
   if constexpr (kStride == 2) partner = _mm512_permute_ps(a, 0x4e);
   if constexpr (kStride == 1) partner = _mm512_permute_ps(a, 0xb1);
   constexpr __mmask16 kUpper = kStride == 8 ? 0xff00 : kStride == 4 ? 0xf0f0 : kStride == 2 ? 0xcccc : 0xaaaa;
-  // One rounding, as a sum's: a third fewer instructions than a sum, a difference and a choice.
+  // It rounds once, as a sum does, and takes a third fewer instructions than a sum, a difference and a choice.
   const Floats signs = _mm512_mask_mov_ps(_mm512_set1_ps(1.0f), kUpper, _mm512_set1_ps(-1.0f));
   return _mm512_fmadd_ps(a, signs, partner);
 }

@@ -1,4 +1,4 @@
-// What calls keep between them: scratch memory that grows, and the barrier of a thread team.
+// Holds what is kept between calls: scratch memory that grows, and the barrier of a thread team.
 #pragma once
 
 #include <omp.h>
