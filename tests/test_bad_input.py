@@ -43,7 +43,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 def copy(tiny_checkpoint: Path, tmp_path: Path) -> Path:
-    """A checkpoint that a test may spoil."""
+    """Return a checkpoint that a test may spoil."""
     return Path(shutil.copytree(tiny_checkpoint, tmp_path / "checkpoint"))
 
 

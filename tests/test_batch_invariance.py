@@ -22,7 +22,7 @@ def anyio_backend() -> str:
 
 
 async def continuation(model: Model, prompt: list[int]) -> list[tuple[int, float]]:
-    """Tokens and their logprobs: equal logprobs mean equal logits, to the last bit."""
+    """Return tokens and their logprobs: equal logprobs mean equal logits, to the last bit."""
     sampling = SamplingParams(temperature=0, max_len=NUM_TOKENS, ignore_eos=True, top_n_logprobs=0)
     logprobs = (await model.send_completion_request(prompt, sampling)).choices[0].logprobs
     assert logprobs is not None
@@ -43,7 +43,7 @@ async def all_at_once(model: Model, prompts: list[list[int]]) -> list[list[tuple
 
 @pytest.fixture(params=[pytest.param("smollm2", marks=pytest.mark.smollm2), "mixtral", "qwen3_moe", "gemma3_text"])
 def file(request: pytest.FixtureRequest, smollm2: Path, tmp_path: Path) -> Path:
-    """A real model, or a tiny one with mixtures of experts or with norms after attention and MLP."""
+    """Return a real model, or a tiny one with mixtures of experts or with norms after attention and MLP."""
     if request.param == "smollm2":
         return smollm2
     return tiny.make_gguf(tmp_path, family=request.param, quantization="Q8_0")

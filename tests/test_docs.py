@@ -36,7 +36,7 @@ def read(page: str) -> str:
 
 
 def code_blocks(page: str) -> list[tuple[int, str]]:
-    """The Python blocks of a page, each with the number of the line before it."""
+    """Return the Python blocks of a page, each with the number of the line before it."""
     text = read(page)
     found = re.finditer(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
     return [(text.count("\n", 0, match.start(1)), match[1]) for match in found]
@@ -58,7 +58,9 @@ def run_blocks(page: str) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Threads that wait for each other over tiny matrices cost forty times the work on a busy machine."""
+    """Use one thread: threads that wait for each other over tiny matrices cost forty times the work on a busy
+    machine.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -100,7 +102,7 @@ def test_links_lead_somewhere(page: str) -> None:
 
 
 def anchors(text: str) -> set[str]:
-    """What GitHub makes of a page's headings."""
+    """Return what GitHub makes of a page's headings."""
     headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

@@ -22,7 +22,7 @@ def anyio_backend() -> str:
 
 
 def prompts() -> list[list[int]]:
-    """Two dozen prompts of 1 to 120 tokens; half of them share a beginning."""
+    """Return two dozen prompts of 1 to 120 tokens; half of them share a beginning."""
     rng = random.Random(5)
     prefix = [rng.randrange(5, 500) for _ in range(64)]
     lengths = [1, 2, 7, 8, 9, 31, 32, 33, 64, 65, 100, 120]
@@ -36,7 +36,7 @@ def pool(tokens: int, block_size: int = 8) -> PagedAttentionMeta:
 
 
 async def texts(model: Model, *, together: bool) -> list[str]:
-    """The greedy texts of all prompts, one after the other or all at once."""
+    """Return the greedy texts of all prompts, one after the other or all at once."""
     sampling = SamplingParams(temperature=0, max_len=NUM_TOKENS, ignore_eos=True)
     results: dict[int, str] = {}
 

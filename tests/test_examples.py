@@ -40,7 +40,9 @@ SHOWN_OF_KERNELS: Final = {
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Threads that wait for each other over tiny matrices cost forty times the work on a busy machine."""
+    """Use one thread: threads that wait for each other over tiny matrices cost forty times the work on a busy
+    machine.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

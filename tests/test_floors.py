@@ -29,7 +29,7 @@ WITHIN_A_FLOOR: Final = frozenset({("types", "config"), ("runner", "sampling")})
 
 
 class Pillar(Enum):
-    """The two halves of floors 2 and 3, which meet in the runner."""
+    """Names the two halves of floors 2 and 3, which meet in the runner."""
 
     PURE = "pure"
     TENSOR = "tensor"
@@ -37,7 +37,7 @@ class Pillar(Enum):
 
 @frozen
 class Unit:
-    """What may import itself freely: a package, or a floor of single modules.
+    """Describes what may import itself freely: a package, or a floor of single modules.
 
     :ivar name: for messages
     """
@@ -47,7 +47,7 @@ class Unit:
     pillar: Pillar | None = None
 
     def may_import(self, other: Unit) -> bool:
-        """Itself, or a floor below; never the other pillar."""
+        """Return whether the other is this unit or on a floor below, and not in the other pillar."""
         if self == other or (self.name, other.name) in WITHIN_A_FLOOR:
             return True
         crosses = self.pillar is not None and other.pillar is not None and self.pillar is not other.pillar
@@ -55,7 +55,7 @@ class Unit:
 
 
 def _units() -> Mapping[str, Unit]:
-    """First part of a module's path below the package -> its unit."""
+    """Map the first part of a module's path below the package to its unit."""
     ground = Unit("errors.py, logs.py", 0)
     face = Unit("the async face", 8)
     packages = {
@@ -107,7 +107,7 @@ STATE_OF_THE_PROCESS: Final = {
 
 @frozen
 class Module:
-    """One source file.
+    """Holds one source file.
 
     :ivar path: relative to the package
     """
@@ -121,7 +121,7 @@ class Module:
 
     @property
     def name(self) -> str:
-        """As it is imported."""
+        """Return the name by which the module is imported."""
         parts = (PACKAGE, *self.path.with_suffix("").parts)
         return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -135,7 +135,7 @@ MODULES: Final = [module for module in _modules() if module.path != Path("__init
 
 
 def imported_names(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """Every imported module with its line, wherever the import stands: in functions and under TYPE_CHECKING too.
+    """Return every imported module with its line, wherever the import stands: in functions and under TYPE_CHECKING too.
 
     ``from a import b`` gives both ``a`` and ``a.b``, for only running it would tell whether ``b`` is a module.
     """
@@ -151,7 +151,7 @@ def imported_names(tree: ast.Module) -> Iterator[tuple[str, int]]:
 
 
 def imported_units(tree: ast.Module) -> Iterator[tuple[Unit, int]]:
-    """The units of this package that a module imports, with the line."""
+    """Return the units of this package that a module imports, with the line."""
     for name, line in imported_names(tree):
         top, *rest = name.split(".")
         if top != PACKAGE:
@@ -163,7 +163,7 @@ def imported_units(tree: ast.Module) -> Iterator[tuple[Unit, int]]:
 
 
 def reads_of_the_environment(tree: ast.Module) -> Iterator[int]:
-    """Lines that reach for the process's environment variables."""
+    """Return the lines that read the process's environment variables."""
     names = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
     for node in ast.walk(tree):
         match node:
@@ -174,7 +174,7 @@ def reads_of_the_environment(tree: ast.Module) -> Iterator[int]:
 
 
 def is_without_torch(unit: Unit) -> bool:
-    """The pure pillar, and what both pillars stand on."""
+    """Return whether a unit is in the pure pillar, or what both pillars stand on."""
     return unit.pillar is Pillar.PURE or (unit.floor <= 1 and unit.pillar is None)
 
 

@@ -25,7 +25,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="module")
 def wide_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Rows of 256, which the K formats need."""
+    """Write rows of 256, which the K formats need."""
     directory = tmp_path_factory.mktemp("wide")
     return tiny.make_checkpoint("llama", directory, hidden_size=256, intermediate_size=512, head_dim=64)
 

@@ -38,7 +38,7 @@ QUESTION = [{"role": "user", "content": "Tell me a story about the Rust type sys
 
 @pytest.fixture(scope="module")
 def runner(tiny_checkpoint: Path) -> Iterator[Runner]:
-    """float32 and small: texts are exact, and requests queue."""
+    """Run in float32 and small: texts are exact, and requests queue."""
     which = Which.Plain(str(tiny_checkpoint), Architecture.Llama, dtype="float32")
     with Runner(which, max_seqs=8, pa_ctxt_len=4096, pa_blk_size=16, seed=7) as runner:
         yield runner
@@ -46,7 +46,7 @@ def runner(tiny_checkpoint: Path) -> Iterator[Runner]:
 
 @pytest.fixture(scope="module")
 def reference(tiny_checkpoint: Path) -> Iterator[BlockingModel]:
-    """The same model through the API beneath."""
+    """Return the same model through the API beneath."""
     with BlockingModel(TextModelBuilder(tiny_checkpoint).with_dtype("float32").build()) as model:
         yield model
 
@@ -124,7 +124,9 @@ print(res.usage)
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """These programs cannot say how many threads, and two on a busy machine wait for each other a minute long."""
+    """Use one thread: these programs cannot say how many, and two on a busy machine wait for each other a minute
+    long.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -48,7 +48,7 @@ def sampled(length: int, **settings: Any) -> SamplingParams:
 
 
 async def settled(model: Model, *, timeout: float = 60.0) -> ModelStats:
-    """The stats once the engine is idle."""
+    """Return the stats once the engine is idle."""
     with anyio.fail_after(timeout):
         while model.stats().running or model.stats().waiting:
             await anyio.sleep(0.001)
@@ -248,7 +248,7 @@ async def wait_for_waiting(model: Model, number: int) -> None:
 
 @pytest.fixture
 def slow_steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Steps of 10 ms, so that a long request is still under way whatever else the machine does.
+    """Make steps of 10 ms, so that a long request is still under way whatever else the machine does.
 
     They wait while the event is clear, so that none passes between two statements of a test.
     """

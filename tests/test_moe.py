@@ -30,7 +30,7 @@ def anyio_backend() -> str:
 
 
 def reference_texts(reference: PreTrainedModel) -> list[str]:
-    """What transformers generates greedily, end tokens or not."""
+    """Return what transformers generates greedily, end tokens or not."""
     model: Any = reference
     model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]  # its own stops at end tokens
     texts = []
@@ -49,7 +49,7 @@ def reference_texts(reference: PreTrainedModel) -> list[str]:
 
 
 async def texts(model: Model) -> list[str]:
-    """The same of ours, all at once."""
+    """Return the same of ours, all at once."""
     sampling = SamplingParams(temperature=0, max_len=NUM_TOKENS, ignore_eos=True)
     results: dict[int, str] = {}
 
@@ -80,7 +80,7 @@ async def test_gguf(family: str, tmp_path: Path) -> None:
 
 
 async def prompt_logprobs(model: Model, num_tokens: int) -> list[float]:
-    """Of an arbitrary text."""
+    """Return the logprobs of an arbitrary text."""
     sampling = SamplingParams(temperature=0, max_len=1, prompt_logprobs=0)
     response = await model.send_completion_request([7 * i % 500 + 3 for i in range(num_tokens)], sampling)
     assert response.prompt_logprobs is not None

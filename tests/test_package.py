@@ -70,7 +70,7 @@ IMPORT_LIMIT_MS: Final = 150
 
 
 def run_python(program: str) -> str:
-    """What a fresh interpreter prints."""
+    """Return what a fresh interpreter prints."""
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
 
 

@@ -35,7 +35,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A llama whose errors stay near their size: tiny's own weights attend very sharply."""
+    """Return a llama whose errors stay near their size: tiny's own weights attend very sharply."""
     return tiny.make_gguf(tmp_path_factory.mktemp("packed"), quantization="Q8_0", initializer_range=0.1)
 
 
@@ -48,7 +48,7 @@ def hide_library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def prompt_logprobs(model: Model, num_tokens: int) -> list[float]:
-    """Of an arbitrary text."""
+    """Return the logprobs of an arbitrary text."""
     sampling = SamplingParams(temperature=0, max_len=1, prompt_logprobs=0)
     response = await model.send_completion_request([7 * i % 500 + 3 for i in range(num_tokens)], sampling)
     assert response.prompt_logprobs is not None

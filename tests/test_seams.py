@@ -22,7 +22,7 @@ SAMPLINGS = {
 
 
 class Remembers:
-    """A toy proposer: what followed the last two tokens when they were last seen, in any text."""
+    """Proposes what followed the last two tokens when they were last seen, in any text."""
 
     def __init__(self, most: int = 4) -> None:
         self.forgotten: list[int] = []
@@ -44,7 +44,7 @@ class Remembers:
 async def texts(
     builder: TextModelBuilder, proposer: Proposer | None, sampling: SamplingParams
 ) -> tuple[list[list[str]], int]:
-    """Every prompt's texts, asked for twice, and the steps that they took."""
+    """Return every prompt's texts, asked for twice, and the steps that they took."""
     parts = load_parts(builder.source, builder.settings, read_environment(), proposer=proposer)
     async with Model(parts) as model:
         responses = [await model.send_completion_request(prompt, sampling) for prompt in PROMPTS * 2]

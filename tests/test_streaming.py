@@ -40,7 +40,7 @@ Saying: TypeAlias = Callable[..., AbstractAsyncContextManager[Model]]
 
 @pytest.fixture
 def saying(smollm2_text: TextProcessor) -> Saying:
-    """A model that says this, in all choices, and its settings."""
+    """Return a model that says this, in all choices, and its settings."""
 
     text = smollm2_text
 

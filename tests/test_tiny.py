@@ -67,7 +67,9 @@ def test_tokenizer_round_trips_and_knows_its_special_tokens(tmp_path: Path) -> N
 
 
 def read_gguf(path: Path, family: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """What transformers makes of a GGUF file (of mixtral's nothing): config fields, and tensors under its own names."""
+    """Return what transformers makes of a GGUF file (of mixtral's nothing): config fields, and tensors under its own
+    names.
+    """
     # Mistral's files say llama, and so do transformers' name maps.
     reader_model = tiny.build_gguf_model("llama" if family == "mistral" else family)
     load: Any = load_gguf_checkpoint  # it has no annotations

@@ -34,7 +34,7 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 8e-3, tor
 
 
 def run(backend: AttentionBackend, texts: Sequence[Text], step: dict[int, int], kv_ids: Sequence[list[int]]) -> float:
-    """Run one step in all layers; the largest error."""
+    """Run one step in all layers, and return the largest error."""
     spans = [span(texts[i].num_computed, count, kv_ids[i]) for i, count in step.items()]
     attention = backend.prepare(spans)
     worst = 0.0
@@ -55,14 +55,14 @@ def run(backend: AttentionBackend, texts: Sequence[Text], step: dict[int, int], 
 
 
 def tables(block_size: int, *, seed: int = 0) -> list[list[int]]:
-    """Block tables of scattered blocks."""
+    """Return block tables of scattered blocks."""
     order = torch.randperm(NUM_BLOCKS * 64 // block_size, generator=torch.Generator().manual_seed(seed)).tolist()
     taken = iter(order)
     return [[next(taken) for _ in range(-(-length // block_size))] for length in LENGTHS]
 
 
 def poisoned(config: DecoderConfig, block_size: int, dtype: torch.dtype) -> PagedBackend:
-    """A pool whose every slot holds NaN."""
+    """Return a pool whose every slot holds NaN."""
     settings = PoolSettings(block_size=block_size, dtype=dtype, device=CPU)
     backend = PagedBackend(config, settings, NUM_BLOCKS * 64 // block_size)
     for layer in backend._layers:
@@ -72,7 +72,7 @@ def poisoned(config: DecoderConfig, block_size: int, dtype: torch.dtype) -> Page
 
 
 def make_backend(config: DecoderConfig, *, paged: bool) -> tuple[AttentionBackend, list[list[int]]]:
-    """A float64 backend, and where it keeps each text."""
+    """Make a float64 backend, and say where it keeps each text."""
     if paged:
         return poisoned(config, 16, torch.float64), tables(16)
     return ContiguousBackend(config, dtype=torch.float64, device=CPU), [[0], [1], [2]]

@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 
 class Owner:
-    """A sequence with its table."""
+    """Owns a sequence's table."""
 
     def __init__(self, seq_id: int, ids: list[int]) -> None:
         self.seq_id = seq_id
@@ -24,14 +24,14 @@ class Owner:
 
 
 def place(tables: BlockTables, owners: Sequence[Owner]) -> list[int]:
-    """The seats of a step's rows."""
+    """Return the seats of a step's rows."""
     seats = tables.place([o.seq_id for o in owners], [o.version for o in owners], [o.ids for o in owners])
     found: list[int] = seats.tolist()
     return found
 
 
 def rows_of(tables: BlockTables, owners: Sequence[Owner]) -> list[list[int]]:
-    """What the device has of some tables."""
+    """Return the device's rows of some tables."""
     seats = place(tables, owners)
     assert len(set(seats)) == len(owners)
     return [tables.tensor[seat, : len(owner.ids)].tolist() for seat, owner in zip(seats, owners, strict=True)]

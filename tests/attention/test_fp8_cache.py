@@ -30,14 +30,16 @@ def test_every_code_is_decoded_as_torch_does() -> None:
 
 
 def errors(x: Tensor, scale: Tensor) -> Tensor:
-    """Root of the summed squares of what rounding in units of a scale changes, in float64, by torch's own cast."""
+    """Return the root of the summed squares of the errors of rounding in units of a scale, in float64, by torch's own
+    cast.
+    """
     ratio = x.double() / scale.double()[..., None]
     rounded = ratio.float().clamp(-F8E4M3_MAX, F8E4M3_MAX).to(torch.float8_e4m3fn).double()
     return (rounded - ratio).square().sum(-1).sqrt() * scale.double()
 
 
 def vectors(tail: float, size: int = 64) -> Tensor:
-    """Random, with larger elements among smaller ones the larger ``tail`` is."""
+    """Draw random vectors, with larger elements among smaller ones the larger ``tail`` is."""
     generator = torch.Generator().manual_seed(0)
     x, exponent = (torch.randn(400, 3, size, generator=generator) for _ in range(2))
     return x * (tail * exponent).exp()

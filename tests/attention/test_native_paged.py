@@ -33,7 +33,7 @@ WINDOWS_AND_CAPS: tuple[tuple[tuple[int | None, ...], float | None], ...] = (
 
 
 def native(config: DecoderConfig, *, block_size: int = 16, exact: bool = True, **settings: Any) -> NativePagedBackend:
-    """A pool whose every slot, and every scale, holds NaN."""
+    """Return a pool whose every slot, and every scale, holds NaN."""
     pool = PoolSettings(block_size=block_size, device=CPU, **settings)
     num_blocks = NUM_BLOCKS * 64 // block_size
     backend = NativePagedBackend(config, pool, num_blocks, workspace=workspace(), exact=exact)
@@ -47,7 +47,7 @@ def native(config: DecoderConfig, *, block_size: int = 16, exact: bool = True, *
 def attended(
     backend: AttentionBackend, texts: Sequence[Text], steps: Sequence[dict[int, int]], kv_ids: Sequence[list[int]]
 ) -> list[Tensor]:
-    """What every token of each text attends to in the last layer, however the steps cut the texts."""
+    """Return what every token of each text attends to in the last layer, however the steps cut the texts."""
     computed, parts = [0] * len(texts), [[] for _ in texts]  # type: tuple[list[int], list[list[Tensor]]]
     last = len(texts[0].query) - 1
     for step in steps:

@@ -45,7 +45,7 @@ def pool(
     device: torch.device,
     **settings: Any,
 ) -> PagedBackend:
-    """A pool whose every slot, and every scale, holds NaN."""
+    """Return a pool whose every slot, and every scale, holds NaN."""
     backend = kind(config, PoolSettings(block_size=8, device=device, **settings), NUM_BLOCKS)
     for layer in backend._layers:
         for tensor in layer.tensors:
@@ -59,7 +59,7 @@ def attended(
     device: torch.device,
     steps: Sequence[Mapping[int, int]] = STEPS,
 ) -> list[Tensor]:
-    """What every step's tokens attend to in every layer."""
+    """Return what every step's tokens attend to in every layer."""
     computed = [0] * len(texts)
     outputs = []
     for step in steps:

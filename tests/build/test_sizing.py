@@ -43,7 +43,7 @@ NOTHING_SET = Environment()
 
 @pytest.fixture(autouse=True)
 def _memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device of 1000 MiB, of which 600 are free."""
+    """Return a device of 1000 MiB, of which 600 are free."""
     memory = DeviceMemory(total=1000 * MIB, free=600 * MIB)
     monkeypatch.setattr("paged_sdk.build.kv_memory.device_memory", lambda device: memory)
 

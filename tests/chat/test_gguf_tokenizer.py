@@ -1,4 +1,4 @@
-"""Vocabularies from GGUF metadata.
+"""Read vocabularies from GGUF metadata.
 
 The judges: transformers for the real file, the tokenizers package and SentencePiece for vocabularies trained here.
 """

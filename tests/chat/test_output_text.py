@@ -17,7 +17,7 @@ def tokenizer() -> Tokenizer:
 
 
 def up_to_a_stop_string(text: str, stops: list[str]) -> tuple[str, bool]:
-    """The text before the stop string that is complete first; the longest of several."""
+    """Return the text before the stop string that is complete first; the longest of several."""
     for end in range(len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]
         if found:

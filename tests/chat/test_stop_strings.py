@@ -15,7 +15,7 @@ _sizes = st.lists(st.integers(0, 5), max_size=20)
 
 
 def naive(text: str, stops: list[str]) -> tuple[str, bool]:
-    """The text before the stop string that is complete first; the longest of several."""
+    """Return the text before the stop string that is complete first; the longest of several."""
     for end in range(len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]
         if found:
@@ -24,7 +24,7 @@ def naive(text: str, stops: list[str]) -> tuple[str, bool]:
 
 
 def naive_held(text: str, stops: list[str]) -> str:
-    """The longest end of a text that begins a stop string."""
+    """Return the longest end of a text that begins a stop string."""
     for start in range(len(text) + 1):
         if any(stop.startswith(text[start:]) for stop in stops):
             return text[start:]

@@ -93,7 +93,7 @@ def test_as_in_transformers(tmp_path: Path, config: dict[str, Any], around: bool
 
 
 def unigram() -> tokenizers.Tokenizer:
-    """A vocabulary with Metaspace, as SentencePiece's unigram models become."""
+    """Return a vocabulary with Metaspace, as SentencePiece's unigram models become."""
     backend = tokenizers.Tokenizer(models.Unigram())
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     backend.decoder = decoders.Metaspace()

@@ -40,7 +40,7 @@ class CommandLine:
     calls: list[tuple[Builder, PromptFlags, SamplingParams]] = field(factory=list)
 
     def __call__(self, *arguments: str, code: int = 0) -> str:
-        """What the command showed."""
+        """Run a command and return what it showed."""
         result = CliRunner().invoke(app, ["run", *arguments], env={"COLUMNS": "200"})
         assert result.exit_code == code, result.output
         return result.output

@@ -28,7 +28,7 @@ FLAGS = ("--dtype", "float32", "--num-threads", "1", "--pa-context-len", "4096",
 
 @pytest.fixture(scope="module")
 def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose greedy texts never end: among logits of several units, those of its end tokens are 0."""
+    """Return a model whose greedy texts never end: among logits of several units, those of its end tokens are 0."""
     directory = tiny.make_checkpoint("llama", tmp_path_factory.mktemp("endless"))
     weights = load_file(directory / "model.safetensors")
     weights["lm_head.weight"][[0, 2]] = 0
@@ -38,13 +38,13 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def reference(endless: Path) -> Iterator[BlockingModel]:
-    """The same model through the API."""
+    """Return the same model through the API."""
     with BlockingModel(TextModelBuilder(endless).with_dtype("float32").with_num_threads(1).build()) as model:
         yield model
 
 
 def answers(model: BlockingModel, *says: str, system: str | None = None, max_len: int = 8) -> list[str]:
-    """What a chat's turns are answered with."""
+    """Return the answers to a chat's turns."""
     request = RequestBuilder().with_sampling(SamplingParams(temperature=0, max_len=max_len))
     if system is not None:
         request = request.add_message("system", system)
@@ -170,7 +170,7 @@ def test_ctrl_c_ends_one_answer(endless: Path) -> None:
 
 
 class Screen:
-    """A program at a terminal of its own."""
+    """Runs a program at a terminal of its own."""
 
     def __init__(self, *arguments: str) -> None:
         self._terminal, theirs = pty.openpty()
@@ -187,7 +187,7 @@ class Screen:
         self._shown = ""
 
     def wait_for(self, text: str, *, seconds: float = 60.0) -> str:
-        """What was shown before ``text``, since the last time."""
+        """Return what was shown before ``text``, since the last time."""
         deadline = time.monotonic() + seconds
         while text not in self._shown:
             ready, _, _ = select.select([self._terminal], [], [], max(0.0, deadline - time.monotonic()))
@@ -200,8 +200,9 @@ class Screen:
         os.write(self._terminal, text.encode())
 
     def interrupt_line(self, text: str) -> None:
-        """Press Ctrl-C at the prompt until ``text`` is shown. Once may not do: CPython's readline looks for signals
-        only when its ``select`` is interrupted, so one that comes just before waits for the next key."""
+        """Press Ctrl-C at the prompt until ``text`` is shown. Once may not suffice: CPython's readline looks for
+        signals only when its ``select`` is interrupted, so one that comes just before waits for the next key.
+        """
         for _ in range(59):
             self.type("\x03")
             with suppress(AssertionError):
@@ -210,7 +211,7 @@ class Screen:
         self.wait_for(text, seconds=1.0)
 
     def exit_code(self) -> int:
-        """Waits for the program's end."""
+        """Wait for the program's end."""
         return self._program.wait(60)
 
     def close(self) -> None:
@@ -221,7 +222,7 @@ class Screen:
 
 @pytest.fixture
 def screen(endless: Path) -> Iterator[Screen]:
-    """The chat at a terminal."""
+    """Open the chat at a terminal."""
     with closing(Screen("-m", str(endless), *FLAGS)) as screen:
         yield screen
 

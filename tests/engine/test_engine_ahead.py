@@ -1,4 +1,4 @@
-"""An engine whose device hands sampled tokens on, against one that has each step's results before the next."""
+"""Compare an engine whose device overlaps steps with one that has each step's results before the next."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paged_sdk.errors import NumericalError
 
 
 def submit_many(driver: Driver) -> None:
-    """Some of them have to be sampled on the host."""
+    """Submit many requests, of which some have to be sampled on the host."""
     for index in range(12):
         stop = ("e",) if index % 4 == 3 else ()
         bias = {5: 1.0} if index % 5 == 2 else None

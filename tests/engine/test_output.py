@@ -14,12 +14,12 @@ from paged_sdk.errors import NumericalError
 
 
 def counting(prompt: Sequence[int], output: Sequence[int], choice_index: int) -> int:
-    """300, 301 ..., in the second choice 310, 311 ..."""
+    """Say 300, 301 ..., in the second choice 310, 311 ..."""
     return 300 + len(output) + 10 * choice_index
 
 
 def stopping(prompt: Sequence[int], output: Sequence[int], choice_index: int) -> int:
-    """The second choice stops after two tokens."""
+    """Say the same, but stop the second choice after two tokens."""
     return STOP if choice_index == 1 and len(output) == 2 else counting(prompt, output, choice_index)
 
 

@@ -47,7 +47,7 @@ def rows_of(case: PagedCase, device: torch.device = CPU) -> PrefillRows:
 
 
 def own_keys(case: PagedCase) -> tuple[Tensor, Tensor]:
-    """The keys and values of the rows' own tokens."""
+    """Return the keys and values of the rows' own tokens."""
     rows = zip(case.slots, case.rows, strict=True)
     slots = torch.cat([slots[len(slots) - num_tokens :] for slots, (num_tokens, _) in rows])
     return case.key_cache.flatten(0, 1)[slots], case.value_cache.flatten(0, 1)[slots]
@@ -231,7 +231,7 @@ def small_probe(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def seconds(*times: float) -> Callable[[Callable[[], Tensor]], float]:
-    """A clock for calls that take some time each."""
+    """Return a clock for calls that take some time each."""
     remaining = iter(times)
 
     def time(call: Callable[[], Tensor]) -> float:
@@ -301,7 +301,7 @@ def test_where_there_is_no_cuda_triton_keeps_it() -> None:
 
 
 class Spy:
-    """Attention that counts its calls."""
+    """Stands in for attention and counts its calls."""
 
     def __init__(self, attention: Callable[..., Tensor]) -> None:
         self.attention = attention

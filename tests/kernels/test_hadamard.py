@@ -1,4 +1,4 @@
-"""Rotated int8 rows in torch against float64 algebra with an explicit Hadamard matrix."""
+"""Compare int8 rows after the Hadamard transform in torch with float64 algebra by an explicit Hadamard matrix."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DTYPES = [torch.float32, torch.bfloat16]
 
 
 def random_rows(rows: int, cols: int) -> Tensor:
-    """With channels that stand out."""
+    """Draw random rows with channels that stand out."""
     x = torch.randn(rows, cols, generator=torch.Generator().manual_seed(cols))
     x[:, ::17] *= 20
     return x

@@ -34,7 +34,7 @@ def draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tens
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """What is stored, NaN included."""
+    """Return what is stored, NaN included."""
     return tensor.view(torch.uint8)
 
 

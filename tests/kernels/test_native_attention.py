@@ -22,9 +22,9 @@ CACHE_DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3f
 
 
 class Case:
-    """Sequences with random keys and values in shuffled pages; unused slots hold NaN.
+    """Holds sequences with random keys and values in shuffled pages; unused slots hold NaN.
 
-    :param offset: size of what the keys of an f8e4m3 cache are stored without; None: they are whole
+    :param offset: the size of the offset that is subtracted from the keys of an f8e4m3 cache; None: there is none
     """
 
     def __init__(

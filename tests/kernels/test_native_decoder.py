@@ -43,7 +43,7 @@ every_form = pytest.mark.parametrize("rotated", FORMS, ids=["packed", "rotated",
 
 
 def empty_cache(shape: AttentionShape, dtype: torch.dtype) -> LayerCache:
-    """16 blocks of NaN."""
+    """Return 16 blocks of NaN."""
     size = (16, BLOCK, shape.num_kv_heads, shape.head_dim)
     scales = [torch.full(size[:3], torch.nan) if dtype == torch.float8_e4m3fn else None for _ in range(2)]
     key, value = (torch.full(size, torch.nan).to(dtype) for _ in range(2))
@@ -52,7 +52,7 @@ def empty_cache(shape: AttentionShape, dtype: torch.dtype) -> LayerCache:
 
 @frozen(kw_only=True)
 class Parts:
-    """What layers have beside what every layer has."""
+    """Says what layers have beside what every layer has."""
 
     qkv_bias: bool = False
     other_biases: bool = False
@@ -69,11 +69,11 @@ GEMMA = Parts(other_biases=True, head_norms=True, output_norms=True, gelu=True, 
 
 
 class Stack:
-    """Two random layers, and their weights in float64.
+    """Holds two random layers, and their weights in float64.
 
-    :param fused: query, key and value are one matrix
-    :param rotated: the matrices that are in their form for many rows
-    :param dtype: of the cache
+    :param fused: whether query, key and value are one matrix
+    :param rotated: the matrices that are in their Hadamard form, for many rows
+    :param dtype: the dtype of the cache
     """
 
     def __init__(
@@ -158,15 +158,15 @@ class Stack:
         self.parts = parts
 
     def fresh(self) -> list[DecoderLayer]:
-        """The same layers with empty caches."""
+        """Return the same layers with empty caches."""
         return [evolve(layer, cache=empty_cache(self.shape, self.dtype)) for layer in self.layers]
 
     def quantize(self, name: str, rows: Tensor) -> Tensor:
-        """What the input of a matrix becomes."""
+        """Quantize the input of a matrix as the kernels do."""
         return hadamard_int8(rows) if name in self._rotated else quantize_activations(rows)
 
     def stored(self, vectors: Tensor) -> Tensor:
-        """What a cache makes of vectors."""
+        """Return vectors as a cache stores them."""
         if self.dtype == torch.float8_e4m3fn:
             codes, scale = quantize_f8e4m3(vectors)
             return codes.double() * scale.double()[..., None]
@@ -177,7 +177,7 @@ class Stack:
         return product + weights[f"{name}_bias"] if f"{name}_bias" in weights else product
 
     def expected(self, hidden: Tensor, ropes: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-        """One whole sequence, in float64."""
+        """Compute one whole sequence, in float64."""
         x, count = hidden.double(), len(hidden)
         distance = torch.arange(count)[:, None] - torch.arange(count)
         hidden_keys = distance < 0
@@ -208,7 +208,7 @@ class Stack:
 
 
 def turn(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Elements i and n + i of each head turned by the angle of column i."""
+    """Turn elements i and n + i of each head by the angle of column i."""
     half = cosines.shape[1]
     a, b, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
     c, s = cosines.double()[:, None], sines.double()[:, None]
@@ -220,9 +220,9 @@ latest_stack = functools.lru_cache(maxsize=1)(Stack)
 
 
 class Prompt:
-    """One sequence of 45 tokens in shuffled blocks.
+    """Holds one sequence of 45 tokens in shuffled blocks.
 
-    :param halves: of each layer, how many elements its rotary embedding turns, over two
+    :param halves: for each layer, half of the number of elements that its rotary embedding turns
     """
 
     def __init__(self, *halves: int, seed: int = 3) -> None:
@@ -337,7 +337,7 @@ def test_keys_are_stored_without_their_offsets(isa: str) -> None:
 
 
 class Tokens:
-    """Nine tokens of nine sequences in one layer, all zeros: their queries, keys and values are its biases."""
+    """Holds nine tokens of nine sequences in one layer, all zeros: their queries, keys and values are its biases."""
 
     def __init__(self, shape: AttentionShape, bias: Tensor, angles: Tensor) -> None:
         self.shape = shape
@@ -347,7 +347,7 @@ class Tokens:
         self._generator = torch.Generator().manual_seed(4)
 
     def cached(self, isa: str, dtype: torch.dtype, norms: tuple[Tensor, Tensor] | None = None) -> LayerCache:
-        """What the cache holds then."""
+        """Return what the cache holds after the tokens."""
         hidden, queries = 32, self.shape.num_heads * self.shape.head_dim
         query_norm, key_norm = norms or (None, None)
         layer = DecoderLayer(
@@ -375,7 +375,7 @@ class Tokens:
         return Projection(random_weight(2, rows, cols, self._generator)[0])
 
     def check_untouched(self, cache: LayerCache) -> None:
-        """Of all other slots."""
+        """Check that all other slots still hold NaN."""
         others = torch.ones(16 * BLOCK, dtype=torch.bool)
         others[self.slots] = False
         for pages in (cache.key, cache.value, cache.k_scale, cache.v_scale):
@@ -383,7 +383,7 @@ class Tokens:
 
 
 def values_of(codes: Tensor, scales: Tensor | None) -> Tensor:
-    """[slots, heads, head_dim] of pages, in float64."""
+    """Return [slots, heads, head_dim] of pages, in float64."""
     values = codes.flatten(0, 1).double()
     return values if scales is None else values * scales.flatten(0, 1).double()[..., None]
 

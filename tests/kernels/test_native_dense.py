@@ -28,13 +28,13 @@ def relative(got: Tensor, expected: Tensor) -> float:
 
 
 def random_dense(rows: int, cols: int, dtype: torch.dtype, generator: torch.Generator) -> tuple[PackedWeight, Tensor]:
-    """A packed matrix and its value in float64."""
+    """Return a packed matrix and its value in float64."""
     weight = torch.randn(rows, cols, generator=generator).to(dtype)
     return pack_dense(library(), [weight], (rows, cols), dtype, num_threads=1), weight.double()
 
 
 def as_multiplied(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Activations as the products take them: rounded to bfloat16 beside bfloat16 weights. -> float64"""
+    """Return activations as the products take them: rounded to bfloat16 beside bfloat16 weights. -> float64"""
     return (x.bfloat16() if dtype == torch.bfloat16 else x).double()
 
 

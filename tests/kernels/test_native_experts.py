@@ -31,7 +31,7 @@ TOLERANCE = 1e-3
 
 
 class Case:
-    """Random experts.
+    """Holds random experts.
 
     :ivar weights: gate, up and down in float64, ``[num_experts, rows, cols]``
     """
@@ -48,7 +48,7 @@ class Case:
         self.experts = NativeExperts(workspace(isa, num_threads), *self.packed, num_experts=NUM_EXPERTS)
 
     def tokens(self, num_tokens: int, *, num_experts: int = NUM_EXPERTS) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows, and weights and numbers of their experts."""
+        """Return rows, and the weights and numbers of their experts."""
         shape = (num_tokens, NUM_SELECTED)
         ids = torch.rand(num_tokens, num_experts, generator=self.generator).argsort(-1)[:, :NUM_SELECTED]
         return (

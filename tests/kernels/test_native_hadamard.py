@@ -1,4 +1,6 @@
-"""Rotated int8 weights and native products with them, against float64 algebra and the torch reference."""
+"""Compare Hadamard-transformed int8 weights and native products with them with float64 algebra and the torch
+reference.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ every_shape = pytest.mark.parametrize(
 
 
 def plain(weight: Tensor) -> BlockMatrix:
-    """A matrix of float32, as a file may have one."""
+    """Return a matrix of float32, as a file may have one."""
     return BlockMatrix(FLOAT32, weight.contiguous().view(torch.uint8))
 
 
@@ -55,14 +57,14 @@ def packed(matrix: BlockMatrix) -> PackedWeight:
 
 
 def random_plain(rows: int, cols: int, generator: torch.Generator) -> Tensor:
-    """With channels that stand out."""
+    """Draw a float32 matrix with channels that stand out."""
     weight = torch.randn(rows, cols, generator=generator)
     weight[:, ::17] *= 20
     return weight
 
 
 def unpacked(weight: PackedWeight) -> tuple[Tensor, Tensor]:
-    """Codes int8 [padded rows, columns] and scales [padded rows] of rotated panels."""
+    """Return codes int8 [padded rows, columns] and scales [padded rows] of panels in the Hadamard form."""
     panels = weight.data.view(-1, 64 + 16 * weight.cols)
     codes = (panels[:, 64:].short() - 128).to(torch.int8).view(len(panels), -1, 16, 4)
     return codes.transpose(1, 2).reshape(-1, weight.cols), panels[:, :64].contiguous().view(torch.float32).flatten()
@@ -73,13 +75,13 @@ def relative(got: Tensor, expected: Tensor) -> float:
 
 
 def reference_product(x: Tensor, weight: Tensor) -> Tensor:
-    """By torch's own rotation."""
+    """Multiply by torch's own Hadamard form."""
     (codes, scales), (weight_codes, weight_scales) = (hadamard_quantize(rows) for rows in (x, weight))
     return codes.double() @ weight_codes.double().T * scales.double()[:, None] * weight_scales.double()
 
 
 def butterflies(cols: int) -> int:
-    """How often a term is rounded in the fast transform of a block: once in each of its log2(block) additions.
+    """Return how often a term is rounded in the fast transform of a block: once in each of its log2(block) additions.
 
     Decoding adds nothing. A block's scale has 11 bits and up to 7 more of its sub-block, a code has 8, or up to 6 where
     there are 7 more: their product is exact in float32, and the one rounding left, where a minimum is subtracted, falls
@@ -89,7 +91,9 @@ def butterflies(cols: int) -> int:
 
 
 def check_codes(weight: PackedWeight, values: Tensor) -> None:
-    """The nearest codes, but for ties; scales as near as their roundings let them be; zeros past the last row."""
+    """Check that codes are the nearest, but for ties, that scales are as near as their roundings let them be, and that
+    rows past the last are zero.
+    """
     rows = len(values)
     assert (weight.format, weight.rows, weight.cols) == ("Hadamard int8", *values.shape)
     assert weight.num_bytes == -(-rows // 16) * 16 * (weight.cols + 4)

@@ -35,7 +35,7 @@ def zeros(rows: int, cols: int) -> PackedWeight:
 
 
 class Mixture:
-    """A layer of random experts, whose attention adds nothing.
+    """Holds a layer of random experts, whose attention adds nothing.
 
     :ivar weights: gate, up and down in float64, ``[num_experts, rows, cols]``
     """
@@ -80,7 +80,7 @@ class Mixture:
         return torch.randn(num_rows, HIDDEN, generator=self.generator)
 
     def chosen(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights and numbers of each row's experts, and the rows as experts see them."""
+        """Return the weights and numbers of each row's experts, and the rows as experts see them."""
         normed = F.rms_norm(rows.double(), (HIDDEN,), self.layer.mlp_norm.double(), 1e-6)
         likelihoods = (normed @ self.router.weight.double().T).softmax(-1)
         weights, ids = likelihoods.topk(self.router.num_selected)
@@ -97,12 +97,12 @@ class Mixture:
         return out
 
     def spoil(self, experts: Iterable[int]) -> None:
-        """Make NaN of all that they are."""
+        """Fill all experts with NaN."""
         for each in (self.layer.gate, self.layer.up, self.layer.down):
             each.weight.data.view(len(self.router.weight), -1)[list(experts)] = 255
 
     def run(self, rows: Tensor, *, isa: str | None = None, num_threads: int = 1) -> Tensor:
-        """Each row is the first token of a sequence of its own."""
+        """Run the layer; each row is the first token of a sequence of its own."""
         count = len(rows)
         batch = VarlenBatch(
             torch.arange(count + 1).int(), torch.arange(count).int()[:, None] % 16, torch.ones(count).int()
@@ -113,7 +113,7 @@ class Mixture:
 
 
 def assert_near(mixture: Mixture, rows: Tensor, got: Tensor) -> None:
-    """Of what experts add."""
+    """Compare what experts add."""
     expected = mixture.expected(rows)
     assert (got.double() - expected).norm() < TOLERANCE * (expected - rows.double()).norm()
 

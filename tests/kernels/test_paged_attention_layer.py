@@ -30,7 +30,7 @@ CUDA: Final = torch.device("cuda")
 
 
 class Text:
-    """Queries, keys and values of a sequence, and what attention over it gives."""
+    """Holds queries, keys and values of a sequence, and what attention over it gives."""
 
     def __init__(self, length: int, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -57,7 +57,7 @@ class Text:
 
 
 class Cache:
-    """Pages that hold NaN, and blocks handed out in a scattered order."""
+    """Holds pages of NaN, and hands out blocks in a scattered order."""
 
     def __init__(self, *, dtype: torch.dtype = torch.float32) -> None:
         shape = (16, BLOCK_SIZE, KV_HEADS, SIZE)
@@ -391,7 +391,9 @@ class CountedFlash:
 
 @pytest.fixture
 def flash(monkeypatch: pytest.MonkeyPatch) -> CountedFlash:
-    """Has won against Triton wherever it may serve, on a device of one multiprocessor with tiles of 8 tokens."""
+    """Let FlashAttention win against Triton wherever it may serve, on a device of one multiprocessor with tiles of 8
+    tokens.
+    """
     counted = CountedFlash()
 
     def fastest(shape: PrefillShape) -> PagedPrefill:

@@ -24,7 +24,7 @@ LARGEST_SPILL: Final = 128
 
 
 def compiled(capability: int, *options: str) -> list[dict[str, Any]]:
-    """What the kernels take; in a process that does not interpret them."""
+    """Return the resources that the kernels take, compiled in a process that does not interpret them."""
     script = Path(__file__).with_name("triton_compilation.py")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
@@ -39,7 +39,7 @@ def compiled(capability: int, *options: str) -> list[dict[str, Any]]:
 
 
 def launched() -> set[str]:
-    """The kernels that the package launches: whatever is called as ``kernel[grid](...)``."""
+    """Return the kernels that the package launches: whatever is called as ``kernel[grid](...)``."""
     (package,) = kernels.__path__
     return {
         f"{kernels.__name__}.{path.stem}.{call.func.value.id}"

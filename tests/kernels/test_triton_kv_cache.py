@@ -25,7 +25,7 @@ every_cache = pytest.mark.parametrize("quantized", [False, True], ids=["plain", 
 
 
 def random_heads(num_heads: int, head_dim: int, dtype: torch.dtype) -> Tensor:
-    """A view into a wider tensor, as of a fused projection: six tokens, of which one has a head of zeros."""
+    """Return a view into a wider tensor, as of a fused projection: six tokens, of which one has a head of zeros."""
     generator = torch.Generator().manual_seed(num_heads)
     heads = (torch.randn(6, num_heads + 2, head_dim, generator=generator) * 3).to(dtype)
     heads[2, 1] = 0
@@ -43,7 +43,7 @@ class Cache(NamedTuple):
 def new_cache(
     num_heads: int, head_dim: int, dtype: torch.dtype, *, quantized: bool, device: torch.device = CPU
 ) -> Cache:
-    """Pages of 4 blocks of 8 tokens, all 7: what is not written stays."""
+    """Return pages of 4 blocks of 8 tokens that hold 7 everywhere, so that slots not written show."""
     shape = (4, 8, num_heads, head_dim)
     stored = torch.float8_e4m3fn if quantized else dtype
     key, value = (torch.full(shape, 7.0).to(stored).to(device) for _ in range(2))

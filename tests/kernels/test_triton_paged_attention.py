@@ -36,7 +36,7 @@ NEEDS_GPU: Final = pytest.mark.skipif(not torch.cuda.is_available(), reason="nee
 def run(
     kernel: str, case: PagedCase, device: torch.device, *, launch: dict[str, Any] | None = None, **options: Any
 ) -> Tensor:
-    """One kernel over a whole batch, by tiles small enough that rows have several.
+    """Run one kernel over a whole batch, by tiles small enough that rows have several.
 
     :param launch: arguments of what launches the kernel, in place of those for all rows
     """

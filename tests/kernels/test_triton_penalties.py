@@ -23,7 +23,7 @@ SEATS = [3, -1, 0, 4]
 
 @pytest.fixture(params=["triton", "torch"])
 def kernels(request: pytest.FixtureRequest, triton_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Functions with ``penalize`` and ``count``, the former by tiles of which a row has several."""
+    """Return functions with ``penalize`` and ``count``, the former by tiles of which a row has several."""
     from paged_sdk.kernels.triton import penalties
 
     monkeypatch.setattr(penalties, "_TILE", 64)
@@ -32,7 +32,7 @@ def kernels(request: pytest.FixtureRequest, triton_device: torch.device, monkeyp
 
 @pytest.fixture
 def to(request: pytest.FixtureRequest, kernels: Any, triton_device: torch.device) -> Callable[[Tensor], Tensor]:
-    """To where the functions run."""
+    """Move to the device where the functions run."""
     return lambda tensor: tensor if kernels is ops else tensor.to(triton_device)
 
 
@@ -46,14 +46,14 @@ def settings_on(to: Callable[[Tensor], Tensor], seats: list[int] = SEATS) -> Pen
 
 
 def random_occurrences() -> Tensor:
-    """A tenth of the tokens occurs, in every way."""
+    """Let a tenth of the tokens occur, in every way."""
     generator = torch.Generator().manual_seed(1)
     counts = torch.randint(0, 8, (NUM_SEATS, VOCAB_SIZE), generator=generator, dtype=torch.int32)
     return counts * (torch.rand(NUM_SEATS, VOCAB_SIZE, generator=generator) < 0.1)
 
 
 def penalized(logits: npt.NDArray[np.float64], occurrences: Tensor, settings: PenaltySettings) -> Tensor:
-    """Token by token."""
+    """Compute penalties token by token."""
     columns = (settings.seats, settings.repetition, settings.frequency, settings.presence)
     result = logits.copy()
     rows = zip(*(each.tolist() for each in columns), strict=True)

@@ -30,18 +30,18 @@ def generator() -> torch.Generator:
 
 
 def choices(num_tokens: int) -> tuple[Tensor, Tensor]:
-    """Weights and numbers of each token's experts."""
+    """Return the weights and numbers of each token's experts."""
     ids = torch.rand(num_tokens, NUM_EXPERTS, generator=generator()).argsort(-1)[:, :NUM_SELECTED]
     return torch.rand(num_tokens, NUM_SELECTED, generator=generator()), ids.contiguous()
 
 
 def stack(tensor_type: int, rows: int, cols: int, seed: int = 0) -> BlockMatrix:
-    """Of each expert as many rows."""
+    """Put as many rows of each expert one below the other."""
     return random_matrix(tensor_type, NUM_EXPERTS * rows, cols, torch.Generator().manual_seed(seed))
 
 
 def by_expert(blocks: BlockMatrix) -> Tensor:
-    """float64 ``[num_experts, rows, cols]``."""
+    """Return float64 ``[num_experts, rows, cols]``."""
     return blocks.decoded().double().view(NUM_EXPERTS, -1, blocks.shape[1])
 
 
@@ -51,7 +51,7 @@ def assert_near(result: Tensor, expected: Tensor, dtype: torch.dtype = torch.flo
 
 
 class Experts:
-    """Random ones, whole.
+    """Holds random experts.
 
     :ivar matrices: gate, up and down of all experts, repacked
     """

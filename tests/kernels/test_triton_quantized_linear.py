@@ -45,7 +45,7 @@ def assert_close(result: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
 def linear(
     kind: str, x: Tensor, matrix: TritonBlockMatrix, bias: Tensor | None = None, *, num_splits: int = 1
 ) -> Tensor:
-    """One kernel, cut so small that it has several programs and steps."""
+    """Multiply by one kernel, cut so small that it has several programs and steps."""
     from paged_sdk.kernels.triton.quantized_few_rows import FewRowsPlan, linear_few_rows
     from paged_sdk.kernels.triton.quantized_tiles import TilePlan, linear_by_tiles
 

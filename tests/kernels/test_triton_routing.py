@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 
 
 def random_logits(num_tokens: int, num_experts: int) -> Tensor:
-    """No two of a token alike, not even in bfloat16."""
+    """Draw logits of which no two of a token are alike, not even in bfloat16."""
     generator = torch.Generator().manual_seed(num_experts)
     order = torch.stack([torch.randperm(num_experts, generator=generator) for _ in range(num_tokens)])
     return (order - num_experts // 2) / 16

@@ -64,7 +64,7 @@ def moved(settings: DrawSettings, device: torch.device) -> DrawSettings:
 
 @frozen
 class Row:
-    """The settings of one row."""
+    """Holds the settings of one row."""
 
     temperature: float = 1.0
     top_k: int = 2**31 - 1
@@ -73,7 +73,7 @@ class Row:
 
 
 def settings_of(rows: Sequence[Row], streams: Sequence[int] | None = None) -> DrawSettings:
-    """Unless there are streams, each row has its own."""
+    """Return the settings of rows; unless there are streams, each row has its own."""
     return DrawSettings(
         torch.tensor([row.temperature for row in rows]),
         torch.tensor([row.top_k for row in rows], dtype=torch.int32),
@@ -89,7 +89,7 @@ def random_logits(num_rows: int, vocab_size: int, spread: float = 3) -> Tensor:
 
 
 def weights_of(values: Floats, row: Row) -> Floats:
-    """What top-k leaves, relative to the likeliest."""
+    """Return what top-k leaves, relative to the likeliest."""
     weights: Floats = np.exp((values - values.max()) / np.float32(row.temperature).astype(np.float64))
     falling = np.sort(values)[::-1]
     weights[values < falling[min(row.top_k, len(values)) - 1]] = 0
@@ -97,7 +97,7 @@ def weights_of(values: Floats, row: Row) -> Floats:
 
 
 def probabilities(values: Floats, row: Row) -> Floats:
-    """Of every token."""
+    """Return the probability of every token."""
     weights = weights_of(values, row)
     _, rank = np.unique(-values, return_inverse=True)
     masses = np.bincount(rank, weights)
@@ -109,7 +109,7 @@ def probabilities(values: Floats, row: Row) -> Floats:
 
 
 def naive_draw(values: Floats, row: Row, stream: int, position: int) -> tuple[int, float]:
-    """The token, and how near a decision was to falling otherwise: float32 may fall to the other side."""
+    """Return the token, and how near a decision was to falling otherwise: float32 may fall to the other side."""
     if row.temperature == 0:
         return int(values.argmax()), 1.0
     weights = weights_of(values, row)
@@ -131,7 +131,7 @@ def naive_draw(values: Floats, row: Row, stream: int, position: int) -> tuple[in
 
 
 def assert_drawn(logits: Tensor, rows: Sequence[Row], settings: DrawSettings, drawn: Sequence[int]) -> None:
-    """Each row's token, where no decision was within rounding."""
+    """Check each row's token, where no decision was within rounding."""
     skipped = 0
     for values, row, stream, position, token in zip(
         logits.double().numpy(), rows, settings.streams.tolist(), settings.positions.tolist(), drawn, strict=True
@@ -145,7 +145,7 @@ def assert_drawn(logits: Tensor, rows: Sequence[Row], settings: DrawSettings, dr
 
 
 def streams_at(numbers: Sequence[float]) -> list[int]:
-    """Streams whose first number is each of these, to about 1e-5."""
+    """Find streams whose first number is each of these, to about 1e-5."""
     streams = torch.arange(200_000)
     ordered, index = ops.uniforms(streams, torch.zeros_like(streams)).sort()
     return index[torch.searchsorted(ordered, torch.tensor(numbers, dtype=torch.float64))].tolist()

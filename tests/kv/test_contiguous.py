@@ -20,7 +20,7 @@ def start(manager: SequenceKvManager, token_ids: list[int], cache_keys: tuple[Ca
 
 
 def run(manager: SequenceKvManager, token_ids: list[int]) -> int:
-    """A whole life; returns the slot it had."""
+    """Run a sequence's whole life, and return the slot that it had."""
     table = start(manager, token_ids)
     (slot,) = table.ids
     manager.take_copies()

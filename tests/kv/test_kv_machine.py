@@ -21,7 +21,7 @@ keys = st.sampled_from([(), (), (CacheKey(b"adapter"),), (CacheKey(b"image", 4),
 
 @define(eq=False)
 class Live:
-    """A sequence as its owner sees it."""
+    """Describes a sequence as its owner sees it."""
 
     token_ids: list[int]
     cache_keys: tuple[CacheKey, ...]
@@ -42,7 +42,7 @@ class Live:
 
 
 class PagedMachine(RuleBasedStateMachine):
-    """Sequences that start, grow, fork, are rejected tokens, end, come back, on a pool that is too small for them."""
+    """Starts, grows, forks, rejects tokens of, ends and brings back sequences, on a pool that is too small for them."""
 
     manager: KvCacheManager | SequenceKvManager
     window: int | None = None
@@ -82,7 +82,9 @@ class PagedMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.live)
     @rule(data=st.data())
     def step(self, data: st.DataObject) -> None:
-        """One step over some sequences: drafts may be rejected, rows lost on the way, others preempted meanwhile."""
+        """Run one step over some sequences: drafts may be rejected, rows lost on the way, others preempted
+        meanwhile.
+        """
         rows: list[tuple[Live, int, int]] = []
         for sequence in data.draw(st.lists(st.sampled_from(self.live), unique_by=id, min_size=1)):
             if sequence not in self.live:
@@ -196,7 +198,7 @@ class PagedMachine(RuleBasedStateMachine):
         self._check_content(sequence, sequence.num_computed + num_tokens, start=sequence.num_computed)
 
     def _check_content(self, sequence: Live, num_tokens: int, start: int | None = None) -> None:
-        """Whatever a query from ``start`` on can see is what was computed for this very history."""
+        """Check that whatever a query from ``start`` on attends to was computed for this very history."""
         first = 0
         if self.window is not None:
             first = max(0, (num_tokens if start is None else start) - self.window + 1)
@@ -219,19 +221,19 @@ class PagedWithoutCacheMachine(PagedMachine):
 
 
 class NarrowWindowMachine(PagedMachine):
-    """A window that the pool holds several times."""
+    """Uses a window that the pool holds several times."""
 
     window = 4
 
 
 class WideWindowMachine(PagedMachine):
-    """A window that the pool cannot hold."""
+    """Uses a window that the pool cannot hold."""
 
     window = 40
 
 
 class ContiguousMachine(PagedMachine):
-    """The same life on slots."""
+    """Leads the same life on slots."""
 
     paged = False
     num_kept = 3

@@ -83,7 +83,7 @@ def meta_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def check_steps(model: DecoderModel) -> None:
-    """A prompt of some tokens, whose indices are made beforehand, and as many decodes, whose are part of the step."""
+    """Check prompts, with indices made beforehand, and decodes of as many tokens, which make theirs in the step."""
     settings = PoolSettings(block_size=16, dtype=model.dtype, device=META)
     pool = TritonPagedBackend(model.config, settings, 64, max_num_seqs=max(NUM_TOKENS))
     for num_tokens in NUM_TOKENS:

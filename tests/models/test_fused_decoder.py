@@ -77,11 +77,11 @@ class Checkpoint:
         return self.load(WeightPolicy(keep_blocks=True, workspace=workspace(), one_form=one_form), dtype=dtype)
 
     def expected(self, text: Sequence[int]) -> Tensor:
-        """Logits of the decoded weights."""
+        """Return logits of the decoded weights."""
         return whole(self.dense, text)
 
     def error(self, got: Tensor, text: Sequence[int]) -> float:
-        """How far logits are from the expected ones; the unit is what noise of 1 % in every weight does.
+        """Return how far logits are from the expected ones; the unit is what noise of 1 % in every weight does.
 
         int8 activations cost 0.5 % of each product's norm in groups of 16, and 1 % with one scale per row beside the
         weights' own. What becomes of that after some layers is the model's affair: 1.5 to 30 % of these logits.
@@ -101,7 +101,7 @@ def all_weights(layer: DecoderLayer) -> Iterator[Tensor]:
 
 
 def whole(model: DecoderModel, text: Sequence[int]) -> Tensor:
-    """All logits of a text, its keys and values in a torch backend."""
+    """Return all logits of a text, its keys and values in a torch backend."""
     return logits(model, paged(16)(model), [(text, 0, range(32))])[0]
 
 
@@ -126,7 +126,9 @@ def fused(
 
 
 def in_chunks(model: CausalModel, backend: NativePagedBackend, text: Sequence[int], cuts: Sequence[int]) -> Tensor:
-    """A text's logits, computed in parts beside a decode and a chunk of other texts that begin anew each time."""
+    """Return a text's logits, computed in parts beside a decode and a chunk of other texts that begin anew each
+    time.
+    """
     table, others = range(20, 40), ([1, 2, 3], [5, 4, 7])
     parts = []
     for first, last in zip((0, *cuts), (*cuts, len(text)), strict=True):
@@ -403,7 +405,7 @@ class NewerMoe(MoeConfig):
 
 
 def as_kind(kind: type, instance: Any, **changes: Any) -> Any:
-    """The same values as another class."""
+    """Return the same values as another class."""
     return kind(**attrs.asdict(instance, recurse=False) | changes)
 
 

@@ -36,7 +36,7 @@ def fused(model: DecoderModel) -> tuple[FusedDecoderModel, NativePagedBackend]:
 
 
 def in_chunks(model: FusedDecoderModel, backend: NativePagedBackend, text: Sequence[int]) -> Tensor:
-    """A text's logits, computed in parts of one row, few and many, beside a decode of another text."""
+    """Return a text's logits, computed in parts of one row, few and many, beside a decode of another text."""
     parts, cuts = [], (40, 41, 46, len(text))
     for first, last in zip((0, *cuts), cuts, strict=False):
         rows = [([7], 0, [1]), (text[first:last], first, range(20, 40))]

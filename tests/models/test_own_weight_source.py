@@ -106,7 +106,7 @@ class Int4Source:
         """Nothing is open."""
 
     def decoded(self) -> DictSource:
-        """The same checkpoint in float32."""
+        """Return the same checkpoint in float32."""
         return DictSource({name: self.tensor(name, torch.float32, CPU) for name in self.names()})
 
 

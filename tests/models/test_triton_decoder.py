@@ -55,20 +55,20 @@ SMALL: Final = PagedAttentionMeta(block_size=8, gpu_memory=MemoryGpuConfig.Conte
 
 
 def texts(builder: TextModelBuilder) -> list[str]:
-    """What a model makes of :data:`PROMPTS`, after each other and in chunks."""
+    """Return what a model makes of :data:`PROMPTS`, after each other and in chunks."""
     building = builder.with_paged_attn(SMALL).with_max_num_batched_tokens(13).build()
     with BlockingModel(building) as model:
         return [model.send_completion_request(prompt, sampling=GREEDY).choices[0].text for prompt in PROMPTS]
 
 
 def logits_of(model: DecoderModel, text: Sequence[int]) -> Tensor:
-    """All logits of a text, ``[num_tokens, vocab_size]``; on CUDA its attention is Triton's."""
+    """Return all logits of a text, ``[num_tokens, vocab_size]``; on CUDA its attention is Triton's."""
     with torch.inference_mode():
         return model.logits(hidden_of(model, text)).cpu()
 
 
 def hidden_of(model: DecoderModel, text: Sequence[int]) -> Tensor:
-    """The same before the output projection, ``[num_tokens, hidden_size]``."""
+    """Return the same before the output projection, ``[num_tokens, hidden_size]``."""
     kind = TritonPagedBackend if model.device.type == "cuda" else PagedBackend
     backend = kind(model.config, PoolSettings(block_size=8, dtype=model.dtype, device=model.device), 8)
     with torch.inference_mode():

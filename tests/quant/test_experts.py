@@ -45,7 +45,7 @@ def tokens(num_tokens: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def chosen(policy: WeightPolicy, blocks: list[BlockMatrix], device: torch.device = CPU) -> Experts:
-    """What the policy makes of them, each expert's matrices by themselves."""
+    """Return the experts that the policy makes, each expert's matrices by themselves."""
     gate, up, down = (
         [
             NamedMatrix(f"experts.{expert}.weight", stack.rows(slice(expert * rows, (expert + 1) * rows)))

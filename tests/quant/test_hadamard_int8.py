@@ -1,4 +1,4 @@
-"""int8 products after a rotation, by torch alone."""
+"""Multiply in int8 after a Hadamard transform, by torch alone."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def relative(got: Tensor, expected: Tensor) -> float:
 
 
 def quantized_product(x: Tensor, matrices: Sequence[BlockMatrix]) -> Tensor:
-    """What is computed, but for rounding. -> float64"""
+    """Compute the quantized product without its rounding. -> float64"""
     return hadamard_int8(x) @ torch.cat([hadamard_int8(each.decoded()) for each in matrices]).T
 
 
 def normal_matrix(quantization: str, rows: int, cols: int) -> BlockMatrix:
-    """Weights as in trained models."""
+    """Draw weights as in trained models."""
     weight = np.random.default_rng(cols).standard_normal((rows, cols), dtype=np.float32)
     kind = gguf.GGMLQuantizationType[quantization]
     return BlockMatrix(kind.value, torch.from_numpy(gguf.quants.quantize(weight, kind)))

@@ -27,14 +27,14 @@ Form = Callable[[list[BlockMatrix], list[Tensor | None]], NativeBlockLinear]
 
 
 def packed(matrices: list[BlockMatrix], biases: list[Tensor | None], *, two_forms: bool = False) -> NativeBlockLinear:
-    """Of one form, or of a second one for more than 8 rows."""
+    """Pack in one form, or with a second one for more than 8 rows."""
     weights = [pack_gguf(library(), each.blocks, each.tensor_type, *each.shape, num_threads=1) for each in matrices]
     many_rows = [hadamard_from_packed(library(), weight, num_threads=1) for weight in weights] if two_forms else None
     return NativeBlockLinear(workspace(), weights, biases, many_rows=many_rows, few_rows=8)
 
 
 def rotated(matrices: list[BlockMatrix], biases: list[Tensor | None]) -> NativeBlockLinear:
-    """For any number of rows, as what cannot be packed is."""
+    """Convert to the Hadamard form for any number of rows, as for what cannot be packed."""
     weights = [hadamard_from_blocks(library(), matrix, num_threads=1) for matrix in matrices]
     return NativeBlockLinear(workspace(), weights, biases, few_rows=8)
 

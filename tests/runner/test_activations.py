@@ -37,7 +37,7 @@ CONFIG = DecoderConfig(
 
 
 class Watched:
-    """A model that notes what it is asked for."""
+    """Stands in for a model and notes what it is asked for."""
 
     device = CPU
 
@@ -55,7 +55,7 @@ class Watched:
 
 
 class WatchedBackend(PagedBackend):
-    """Storage that notes the rows it is given."""
+    """Stands in for storage and notes the rows that it is given."""
 
     rows: Sequence[StepRow] = ()
 

@@ -1,4 +1,4 @@
-"""Engines that decode on the device: recorded steps, tokens handed on, sampling without the host.
+"""Decode on the device: recorded steps, overlapping steps, sampling without the host.
 
 Without CUDA, Triton's interpreter runs the attention, and "recorded" steps are run again as they are.
 """
@@ -72,7 +72,7 @@ class Recorder:
 
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch, triton_device: torch.device) -> Recorder:
-    """Engines built in the test take the way for CUDA."""
+    """Let engines built in the test take the way for CUDA."""
     recorder = Recorder()
 
     def storage(setup: AttentionSetup) -> KvStorage:
@@ -123,7 +123,7 @@ def small(builder: TextModelBuilder) -> TextModelBuilder:
 
 
 def texts(builder: TextModelBuilder, sampling: SamplingParams, *, together: bool) -> list[list[str]]:
-    """What a model makes of the prompts, side by side or one after the other."""
+    """Return what a model makes of the prompts, side by side or one after the other."""
 
     async def send(model: Model) -> list[CompletionResponse]:
         if together:

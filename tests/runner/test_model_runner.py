@@ -39,7 +39,7 @@ NUM_TOKENS = 12
 
 
 class StateSource:
-    """The tensors of a transformers model."""
+    """Gives the tensors of a transformers model."""
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         self._tensors = tensors
@@ -60,7 +60,7 @@ class StateSource:
         return DenseMatrix(self._tensors[name])
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 def build(reference: PreTrainedModel, **changes: Tensor) -> DecoderModel:
@@ -78,7 +78,7 @@ def reference(family: str = "llama") -> PreTrainedModel:
 
 @functools.cache
 def continuation(family: str, index: int) -> list[int]:
-    """Greedy tokens without any cache."""
+    """Generate greedy tokens without any cache."""
     text = list(PROMPTS[index])
     with torch.inference_mode():
         for _ in range(NUM_TOKENS):
@@ -87,7 +87,7 @@ def continuation(family: str, index: int) -> list[int]:
 
 
 class Harness:
-    """Scheduler, KV and runner, as the engine has them."""
+    """Holds scheduler, KV and runner, as the engine does."""
 
     def __init__(self, model: DecoderModel, *, paged: bool = True, num_blocks: int = 64, **settings: Any) -> None:
         config = EngineConfig(paged=paged, block_size=8, **settings)
@@ -112,7 +112,7 @@ class Harness:
         self.num_steps = 0
 
     def add(self, prompt: Sequence[int], sampling: SamplingParams = GREEDY, *, num_choices: int = 1) -> int:
-        """Queue a request; its id."""
+        """Queue a request, and return its id."""
         seq_id, self.num_added = self.num_added, self.num_added + num_choices
         self.scheduler.add(make_sequence(seq_id, prompt, sampling, max_tokens=NUM_TOKENS, num_choices=num_choices))
         return seq_id

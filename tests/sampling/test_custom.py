@@ -51,7 +51,7 @@ def asked(*processors: LogitsProcessor, text: str = "Hello", sampling: SamplingP
 
 
 def tokens(response: ChatCompletionResponse) -> list[list[int]]:
-    """Of each choice."""
+    """Return the tokens of each choice."""
     found = []
     for choice in response.choices:
         assert choice.logprobs is not None

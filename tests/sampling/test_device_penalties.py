@@ -46,7 +46,7 @@ def lower_on_host(logits: torch.Tensor, rows: list[SampleRow]) -> None:
 
 
 def check_step(penalties: DevicePenalties, rows: list[SampleRow], tokens: list[int], seed: int) -> None:
-    """One step: what it lowers, and then what it samples.
+    """Check one step: what it lowers, and then what it samples.
 
     :param rows: their sequences hold all tokens, whether or not the host were to know them
     """

@@ -44,7 +44,7 @@ def lower_last(token_ids: Sequence[int], logits: Tensor) -> None:
 
 
 def applied(processor: Processor[Any], state: ProcessorState[Any]) -> Tensor:
-    """What a processor makes of some logits at a state's position."""
+    """Return what a processor makes of some logits at a state's position."""
     logits = torch.randn(1, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
     change = state.change()
     if change is not None:

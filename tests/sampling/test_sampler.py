@@ -43,7 +43,7 @@ def sample_with(sampler: Sampler, logits: torch.Tensor, rows: Sequence[SampleRow
 
 
 def sample(logits: npt.ArrayLike, rows: Sequence[SampleRow]) -> list[list[int]]:
-    """Token ids from a new sampler; logits of one row serve all."""
+    """Sample token ids with a new sampler; logits of one row serve all."""
     table = torch.tensor(
         np.broadcast_to(np.atleast_2d(np.array(logits, np.float32)), (len(rows), np.shape(logits)[-1]))
     )
@@ -122,7 +122,7 @@ SETTINGS: list[dict[str, Any]] = [
 
 
 def transformers_probabilities(logits: torch.Tensor, params: SamplingParams, tokens: Sequence[int]) -> torch.Tensor:
-    """What transformers' processors make of one row, in the documented order."""
+    """Return what transformers' processors make of one row, in the documented order."""
     processors: list[Any] = []
     if params.repetition_penalty is not None:
         processors.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
@@ -188,7 +188,7 @@ Chosen: TypeAlias = tuple[list[int], list[RawLogprobs] | None]
 def generate(
     logits: torch.Tensor, params: Sequence[SamplingParams], batches: Sequence[Sequence[int]]
 ) -> list[list[Chosen]]:
-    """Several steps of sequences that go through one sampler in the given batches."""
+    """Run several steps of sequences that go through one sampler in the given batches."""
     sampler = make_sampler(logits.shape[-1])
     requests = [make_request(each, [index, 1, 2]) for index, each in enumerate(params)]
     outputs: list[list[Chosen]] = [[] for _ in params]

@@ -38,7 +38,7 @@ def make(
 
 
 def rows(harness: Harness) -> list[tuple[int, int, int, int]]:
-    """(id, start, new tokens, samples) of the next step, which is executed."""
+    """Return (id, start, new tokens, samples) of the next step, which is executed."""
     output = harness.schedule()
     found = [(row.sequence.seq_id, row.start, row.num_new_tokens, row.num_samples) for row in output.scheduled]
     harness.update(output, harness.execute(output))

@@ -89,7 +89,7 @@ class PagedMachine(RuleBasedStateMachine):
 
     @rule(num_right=st.integers(0, 4), num_wrong=st.integers(0, 3), ahead=st.booleans())
     def step_with_drafts(self, num_right: int, num_wrong: int, *, ahead: bool) -> None:
-        """Some guesses are right, the others are not; stop tokens and the end of the text may lie among them."""
+        """Run steps whose drafts are partly right; stop tokens and the end of the text may lie among them."""
         self.harness.draft(lambda follows: follows[:num_right] + [VOCAB] * num_wrong)
         self.harness.step(ahead=ahead)
 

@@ -36,7 +36,7 @@ def sequence(
 def run(
     runner: Runner, sequences: list[Sequence], *, num_blocks: int = 64, budget: int = 16
 ) -> tuple[dict[tuple[str, int], list[int]], list[RunnerOutput], Scheduler]:
-    """Every choice's output, and the runner's results, after the scheduler is done with all."""
+    """Return every choice's output, and the runner's results, after the scheduler is done with all."""
     config = EngineConfig(max_num_seqs=8, max_num_batched_tokens=budget, max_model_len=128)
     kv = KvCacheManager(num_blocks, 4, prefix_caching=True, sliding_window=None)
     scheduler = Scheduler(config, kv)

@@ -87,7 +87,7 @@ def read_all(path: Path) -> None:
 
 
 def damaged(content: bytes, flips: list[tuple[int, int]], size: int | None) -> bytes:
-    """The content with bytes replaced, by position, and cut."""
+    """Return the content with bytes replaced, by position, and cut."""
     changed = bytearray(content)
     for position, value in flips:
         changed[position % len(changed)] = value

@@ -27,10 +27,10 @@ def config_of(
     leave_out: str = "",
     **values: Any,
 ) -> dict[str, Any]:
-    """The config of a file with :data:`LLAMA`'s metadata, changed.
+    """Return the config of a file with :data:`LLAMA`'s metadata, changed.
 
-    :param values: of the architecture's keys, ``__`` for a dot
-    :param leave_out: one of the architecture's keys
+    :param values: values of the architecture's keys, with ``__`` for a dot
+    :param leave_out: the architecture's key to leave out
     """
     metadata = {key.replace("llama", architecture, 1): value for key, value in LLAMA.items()}
     metadata |= {f"{architecture}.block_count": layers}

@@ -17,7 +17,7 @@ from paged_sdk.weights.gguf_file import GgufFile, open_gguf
 
 
 def split_in_two(directory: Path) -> list[Path]:
-    """A llama whose tensors lie in two files, as llama.cpp's splitter writes them."""
+    """Return a llama whose tensors lie in two files, as llama.cpp's splitter writes them."""
     tensors = llama_tensors()
     parts = [dict(list(tensors.items())[:4]), dict(list(tensors.items())[4:])]
     paths = []
@@ -139,7 +139,7 @@ class TestSplit:
 
 
 class TestDamage:
-    """Each kind of damage has its own message, which names the file."""
+    """Checks that each kind of damage has its own message, which names the file."""
 
     @staticmethod
     def refused(path: Path, content: bytes, message: str) -> None:

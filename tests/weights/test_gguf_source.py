@@ -34,7 +34,7 @@ MODELS: list[tuple[str, dict[str, Any]]] = [
 
 
 def transformers_config(source: GgufSource, model: PreTrainedModel) -> Any:
-    """The source's config, read by transformers."""
+    """Return the source's config, read by transformers."""
     return type(model.config)(**source.config)
 
 

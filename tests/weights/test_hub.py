@@ -41,7 +41,7 @@ SAFETENSORS = (
 
 
 class FakeHub:
-    """One repository, its cache in a directory.
+    """Holds one repository, with its cache in a directory.
 
     :ivar calls: keyword arguments of every download
     :ivar error: raised by every request

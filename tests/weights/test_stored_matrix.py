@@ -109,7 +109,7 @@ def test_safetensors_hold_numbers(tmp_path: Path) -> None:
 
 
 def matrices() -> Iterator[tuple[str, StoredMatrix, int]]:
-    """Every format, with the columns that share a block."""
+    """Return every format, with the columns that share a block."""
     generator = torch.Generator().manual_seed(0)
     for tensor_type, form in BLOCK_FORMATS.items():
         if form.elements > 1:
@@ -175,7 +175,7 @@ def test_matrices_of_one_type_are_stacked() -> None:
 
 
 def same(got: Tensor, expected: Tensor) -> None:
-    """Random blocks hold scales that are no numbers, which equal nothing."""
+    """Compare random blocks, whose scales may be NaN, which equals nothing."""
     torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
 
 

@@ -21,7 +21,7 @@ END = RequestEvent(request_id="r", finish_reason="stop", usage=USAGE)
 
 
 def post(subscription: Subscription, *news: int | RequestEvent) -> None:
-    """What a worker does, from a thread of its own."""
+    """Post from a thread, as a worker does."""
     outbox = Outbox()
     for item in news:
         if isinstance(item, RequestEvent):
@@ -36,7 +36,7 @@ def post(subscription: Subscription, *news: int | RequestEvent) -> None:
 
 
 async def delivered(subscription: Subscription) -> None:
-    """Returns when the loop has run what was posted to it so far."""
+    """Wait until the loop has run what was posted to it so far."""
     ran = anyio.Event()
     assert subscription.loop.call_soon(ran.set)
     await ran.wait()
@@ -44,7 +44,7 @@ async def delivered(subscription: Subscription) -> None:
 
 @pytest.fixture
 def num_waits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Counts in its one entry how often a task waited."""
+    """Count in its one entry how often a task waited."""
     counts = [0]
     make_waiter = EventLoop.waiter
 
