@@ -49,7 +49,7 @@ _WARM_UP_STEPS: Final = 20
 _REST: Final = "worker, the rest"
 _GARBAGE: Final = "garbage collection"
 PARTS: Final = ("schedule", "runner", "update", "output", "publish", "stats", "engine, the rest", _REST)
-"""Of a step on the worker's thread, but for garbage collection, which not every step has."""
+"""These parts make up a step on the worker's thread; garbage collection is missing, because not every step has it."""
 _ON_LOOP: Final = "event loop: delivery"
 _WALL: Final = "wall"
 

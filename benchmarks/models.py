@@ -45,7 +45,7 @@ QWEN: Final = JoinedModel(
 )
 GEMMA: Final = "gemma3-270m"
 MODELS: Final = ("smollm2", "qwen1.5b", GEMMA)
-"""Of quantized GGUF files."""
+"""Names the models that come as quantized GGUF files."""
 
 _DTYPES: Final = {"-bf16": "bfloat16", "-f16": "float16"}
 

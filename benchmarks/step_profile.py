@@ -50,7 +50,7 @@ from paged_sdk.worker.worker import Worker
 __all__ = ["WAITING", "Stopwatch", "profile_steps"]
 
 WAITING: Final = "waiting for the device"
-"""The part of a step that is not Python's. Without steps that are submitted ahead, others wait for the device too."""
+"""In this part of a step Python waits. Where no step is submitted ahead, other parts wait for the device too."""
 
 _STEP: Final = "engine, the rest"
 

@@ -31,7 +31,7 @@ NUM_TOKENS: Final = (1, 8, 32, 256, 2048, 8192)
 NUM_BATCHES: Final = 8
 
 Moe = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Of hidden states, weights and numbers of their experts."""
+"""Computes the mixture from hidden states, and the weights and numbers of their experts."""
 
 
 class _Batch(NamedTuple):

@@ -11,7 +11,7 @@ import torch
 __all__ = ["Row", "copy_bandwidth", "launched_microseconds", "matmul_tflops", "microseconds"]
 
 Row: TypeAlias = dict[str, Any]
-"""A figure: ``kernel``, ``case``, what was measured by unit, and under ``reference`` what stands beside it."""
+"""Holds a figure: ``kernel``, ``case``, the measurements by unit, and under ``reference`` those to compare with."""
 
 _ROUNDS: Final = 25
 _WARM_UP: Final = 3

@@ -15,7 +15,7 @@ from benchmarks.protocol import Prompt, RequestTimes, UnsupportedError
 __all__ = ["Generate", "TransformersModel"]
 
 Generate: TypeAlias = Callable[[Sequence[Prompt], int], list[RequestTimes]]
-"""What :meth:`~benchmarks.protocol.BenchmarkEngine.generate` is."""
+"""Does what :meth:`~benchmarks.protocol.BenchmarkEngine.generate` says."""
 
 
 class TransformersModel:

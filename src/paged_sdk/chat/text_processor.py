@@ -30,7 +30,7 @@ _END_OF_TURN = (
     "<|end_of_turn|>",
     "<|END_OF_TURN_TOKEN|>",
 )
-"""What templates in use close a turn with. Some checkpoints name only the token that ends a document as eos."""
+"""These tokens close a turn in templates in use. Some checkpoints name only the token that ends a document as eos."""
 
 
 @frozen(kw_only=True)

@@ -27,7 +27,7 @@ PREFIX_CACHE_N = "MISTRALRS_PREFIX_CACHE_N"
 ISQ = "MISTRALRS_ISQ"
 
 NOT_YET = ("MISTRALRS_SPECULATIVE_DRAFT_MODEL", "MISTRALRS_SPECULATIVE_GAMMA")
-"""Variables of mistral.rs's deployments that this version cannot honour: an error beats a setting that does nothing."""
+"""Variables of mistral.rs's deployments that this version cannot honor: an error beats a setting that does nothing."""
 
 _ON = frozenset({"true", "1", "on"})
 _OFF = frozenset({"false", "0", "off"})

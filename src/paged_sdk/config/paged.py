@@ -19,9 +19,9 @@ class PagedCacheType(Enum):
     """Says how a KV element is stored."""
 
     AUTO = "auto"
-    """The model's own dtype."""
+    """Stores elements in the model's own dtype."""
     F8E4M3 = "f8e4m3"
-    """8-bit floats (4 exponent, 3 mantissa bits) with one float32 scale per token and KV head."""
+    """Stores 8-bit floats (4 exponent, 3 mantissa bits) with one float32 scale per token and KV head."""
 
     @classmethod
     def parse(cls, text: str, *, setting: str = "cache_type") -> PagedCacheType:

@@ -13,7 +13,7 @@ from paged_sdk.kv.manager import KvCopy, KvTable, KvUsage, Prefix
 __all__ = ["KvCacheManager"]
 
 OUT_OF_WINDOW_BLOCK = 0
-"""Stands in a block table for a block that every window has left. Any id that exists would do: it is never read."""
+"""Stands in a block table for a block that is out of every window. Any id that exists would do: it is never read."""
 
 
 class KvCacheManager:

@@ -19,7 +19,7 @@ AUTO_CPU_DIVISOR = 4
 """A pool of automatic size takes at most this part of the memory that the process may use."""
 
 DEFAULT_CUDA_MEMORY = Fraction(0.9)
-"""What a CUDA device gives when nothing is said."""
+"""The pool takes this share of a CUDA device unless another size is set."""
 
 
 @frozen(kw_only=True)
