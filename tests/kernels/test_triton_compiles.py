@@ -20,7 +20,7 @@ SHARED_MEMORY: Final = {80: 163, 86: 99, 90: 227, 100: 227, 120: 99}
 """KiB for one program, by compute capability (CUDA C++ Programming Guide, table of technical specifications)."""
 
 LARGEST_SPILL: Final = 128
-"""Bytes per thread of registers that found no room: that many are read again from the cache in no time."""
+"""Registers may spill this many bytes per thread: so few are read again from the cache in no time."""
 
 
 def compiled(capability: int, *options: str) -> list[dict[str, Any]]:

@@ -15,8 +15,8 @@ from paged_sdk.quant.linear import Linear, NativeWeights
 __all__ = ["FEW_ROWS", "NativeBlockLinear"]
 
 FEW_ROWS = 12
-"""Up to here packed weights are faster: fewer bytes come from memory. Beyond, int8 arithmetic on a form of its own
-decides: on a 1.5B model 8 rows take 29 ms packed and 35 in int8, 12 take 42 and 38, 16 take 44 and 34."""
+"""Up to this many rows packed weights are faster, because fewer bytes come from memory. Beyond, their int8 form is, as
+arithmetic decides: on a 1.5B model 8 rows take 29 ms packed and 35 in int8, 12 take 42 and 38, 16 take 44 and 34."""
 
 
 class NativeBlockLinear(Linear):

@@ -231,4 +231,4 @@ def _decoded_stack(stack: ExpertStack, place: Place) -> Tensor:
 
 
 DENSE = WeightPolicy()
-"""Every matrix in the model's dtype."""
+"""Holds every matrix in the model's dtype."""

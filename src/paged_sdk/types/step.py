@@ -14,7 +14,7 @@ from attrs import define, field, frozen
 __all__ = ["AWAITED", "Step", "StepRow"]
 
 AWAITED: Final = -1
-"""In place of a token id: the token that the step before samples for the sequence. Only the device knows it yet."""
+"""Stands for the token that the step before samples for the sequence, which so far only the device knows."""
 
 
 # Not frozen, because a frozen one takes three times as long to make, and a step makes one for each sequence.

@@ -22,7 +22,7 @@ __all__ = ["ARCHITECTURES", "EACH", "GgufArchitecture"]
 
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 EACH = "*"
-"""In a Hugging Face name, the number of each expert whose matrix is in the stack."""
+"""Stands in a Hugging Face name for the number of each expert whose matrix is in the stack."""
 
 _ATTENTION = {
     "attn_norm": "input_layernorm",
