@@ -1,4 +1,4 @@
-"""The same model for synchronous code, over an anyio portal."""
+"""Offers a model to synchronous code, over an anyio portal."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ChunkT = TypeVar("ChunkT")
 
 
 class BlockingStream(Generic[ResponseT, ChunkT]):
-    """The chunks of one response: an iterator, and a context manager that ends the request on exit."""
+    """Iterates over the chunks of one response; as a context manager it ends the request on exit."""
 
     def __init__(self, call: Callable[..., Any], stream: ResponseStream[ResponseT, ChunkT]) -> None:
         self._call = call
@@ -63,7 +63,7 @@ class BlockingStream(Generic[ResponseT, ChunkT]):
 
     def close(self) -> None:
         """End the request if it has not ended."""
-        with suppress(ModelClosedError):  # that has ended it
+        with suppress(ModelClosedError):  # closing the model has ended the request
             self._call(self._stream.aclose)
 
     def collect(self) -> ResponseT:
@@ -72,7 +72,7 @@ class BlockingStream(Generic[ResponseT, ChunkT]):
         return response
 
     def response_so_far(self) -> ResponseT:
-        """A response of what has been read."""
+        """Return a response of what has been read."""
         return self._stream.response_so_far()
 
 
@@ -81,7 +81,7 @@ BlockingCompletionStream: TypeAlias = BlockingStream[CompletionResponse, Complet
 
 
 class BlockingModel:
-    """A :class:`Model` whose methods wait. May be used from many threads at once: their requests are batched.
+    """Wraps a :class:`Model` in methods that wait. May be used from many threads at once: their requests are batched.
 
     It runs an event loop in a thread of its own; every method means what the model's method of that name does.
 
@@ -149,7 +149,7 @@ class BlockingModel:
         return self._model.stats()
 
     def close(self) -> None:
-        """As :meth:`Model.aclose`; the event loop's thread ends too. Idempotent."""
+        """Close the model as :meth:`Model.aclose` does, and end the event loop's thread. Idempotent."""
         self._finalizer()
 
     def __enter__(self) -> BlockingModel:
@@ -177,8 +177,8 @@ async def _await(building: Building) -> Model:
 
 
 def _start_portal() -> tuple[BlockingPortal, threading.Thread]:
-    """An event loop in a daemon thread: anyio's own portal thread would keep an interpreter that forgot to close a
-    model from exiting."""
+    """Start an event loop in a daemon thread: anyio's own portal thread would keep an interpreter that forgot to close
+    a model from exiting."""
     started: Future[BlockingPortal] = Future()
 
     async def serve() -> None:

@@ -1,4 +1,4 @@
-"""Builders: how an application says which model it wants, and how it is to run."""
+"""Defines the builders, by which an application says which model it wants and how it is to run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["Building", "GgufModelBuilder", "TextModelBuilder"]
 
 
 class Building:
-    """A model on its way: await it, or use it as an async context manager that closes the model on exit."""
+    """Loads a model when awaited; as an async context manager it also closes the model on exit."""
 
     def __init__(self, source: ModelSource, settings: BuildSettings) -> None:
         self._source = source
@@ -78,17 +78,18 @@ def _filenames(value: str | Iterable[str]) -> tuple[str, ...]:
 
 @frozen
 class _ModelBuilder(ABC):
-    """What every builder can say. Immutable: each ``with_*`` returns a new builder."""
+    """Holds the settings that all builders share. It is immutable: each ``with_*`` returns a new builder."""
 
     settings: BuildSettings = field(factory=BuildSettings, kw_only=True)
 
     @property
     @abstractmethod
     def source(self) -> ModelSource:
-        """Which model it is."""
+        """Return which model to load."""
 
     def with_dtype(self, dtype: str) -> Self:
-        """What weights and activations are: "auto", "bfloat16", "float16", "float32" or "float64" ("bf16" and so on).
+        """Set the dtype of weights and activations: "auto", "bfloat16", "float16", "float32" or "float64" ("bf16" and
+        so on).
 
         "auto" is bfloat16 where the hardware computes in it, else float32.
         """
@@ -102,22 +103,22 @@ class _ModelBuilder(ABC):
         return self._with(isq=isq)
 
     def with_auto_isq(self, bits: int) -> Self:
-        """The best format of so many bits for the device: 4, 5, 6 or 8.
+        """Quantize to the best format of so many bits for the device: 4, 5, 6 or 8.
 
-        :raises ConfigError: naming the numbers there are
+        :raises ConfigError: another number of bits; the error names the allowed ones
         """
         return self._with(isq=IsqType.parse(str(bits), setting="with_auto_isq"))
 
     def with_device(self, device: str) -> Self:
-        """Where the model runs: "auto", "cpu", "cuda", "cuda:1", "mps"."""
+        """Choose where the model runs: "auto", "cpu", "cuda", "cuda:1", "mps"."""
         return self._with(device=device)
 
     def with_force_cpu(self) -> Self:
-        """Run on the CPU whatever else there is."""
+        """Run on the CPU, even if there is another device."""
         return self._with(device="cpu")
 
     def with_paged_attn(self, paged_attn: PagedAttentionMeta | Callable[[], PagedAttentionMeta]) -> Self:
-        """Paged attention with these settings, whatever the environment says.
+        """Use paged attention with these settings, whatever the environment says.
 
         :raises ConfigError: for anything but :class:`PagedAttentionMeta` or a callable that returns one
         """
@@ -125,28 +126,29 @@ class _ModelBuilder(ABC):
         return self._with(paged_attn=True, paged_meta=meta)
 
     def without_paged_attn(self) -> Self:
-        """Contiguous KV that grows with each sequence."""
+        """Use contiguous KV that grows with each sequence, without paged attention."""
         return self._with(paged_attn=False, paged_meta=None)
 
     def with_prefix_cache_n(self, n: int | None) -> Self:
-        """0 or None: no prefix cache. With paged attention any other number turns it on, without it that many
-        finished sequences are kept."""
+        """Turn the prefix cache off with 0 or None. With paged attention any other number turns it on; without it that
+        many finished sequences are kept."""
         return self._with(prefix_cache_n=n or 0)
 
     def with_max_num_seqs(self, n: int) -> Self:
-        """Sequences that are computed at once; others wait."""
+        """Set how many sequences are computed at once; others wait."""
         return self._with(max_num_seqs=n)
 
     def with_max_queue(self, n: int) -> Self:
-        """Requests that may wait; more get :class:`QueueFullError`."""
+        """Set how many requests may wait; more get :class:`QueueFullError`."""
         return self._with(max_queue=n)
 
     def with_max_num_batched_tokens(self, n: int) -> Self:
-        """Tokens in one step: more is faster for long prompts, less keeps the texts beside them flowing."""
+        """Set the most tokens of one step: more is faster for long prompts, less keeps the texts beside them
+        flowing."""
         return self._with(max_num_batched_tokens=n)
 
     def with_max_model_len(self, n: int) -> Self:
-        """Tokens in a sequence, prompt and output together; at most the model's own context."""
+        """Set the most tokens of a sequence, prompt and output together; at most the model's own context."""
         return self._with(max_model_len=n)
 
     def with_logging(self) -> Self:
@@ -158,30 +160,31 @@ class _ModelBuilder(ABC):
         return self._with(logging=True, throughput_logging=True)
 
     def with_chat_template(self, template: str | PathLike[str]) -> Self:
-        """A Jinja chat template instead of the checkpoint's: its text, or the path of a file."""
+        """Use a Jinja chat template, given as text or as the path of a file, instead of the checkpoint's."""
         return self._with(chat_template=template if isinstance(template, str) else Path(template))
 
     def with_tokenizer_json(self, path: str | PathLike[str]) -> Self:
-        """A tokenizer.json instead of the checkpoint's tokenizer."""
+        """Use a tokenizer.json instead of the checkpoint's tokenizer."""
         return self._with(tokenizer_json=Path(path))
 
     def with_hf_revision(self, revision: str) -> Self:
-        """A branch, tag or commit of the hub's repository."""
+        """Load a branch, tag or commit of the hub's repository."""
         return self._with(revision=revision)
 
     def with_token_source(self, source: str) -> Self:
-        """The hub's access token: "cache" (the default), "none", "literal:...", "env:NAME" or "path:FILE"."""
+        """Set where the hub's access token comes from: "cache" (the default), "none", "literal:...", "env:NAME" or
+        "path:FILE"."""
         return self._with(token_source=source)
 
     def with_num_threads(self, n: int) -> Self:
-        """CPU threads of one tensor operation."""
+        """Set how many CPU threads one tensor operation uses."""
         return self._with(num_threads=n)
 
     def with_batch_invariance(self) -> Self:
-        """One arithmetic for every row count, so that a text does not depend on the batch around it.
+        """Use the same arithmetic for every row count, so that a text does not depend on the batch around it.
 
-        For the CPU's native kernels. Long prompts take longer: they do without the int8 products of quantized weights,
-        and without attention in bfloat16.
+        It requires the CPU's native kernels. Long prompts take longer: they do without the int8 products of quantized
+        weights, and without attention in bfloat16.
         """
         return self._with(batch_invariance=True)
 
@@ -194,8 +197,8 @@ class _ModelBuilder(ABC):
 
         Weights are loaded in a helper thread.
 
-        :raises ConfigError: a setting or an environment variable that cannot be used
-        :raises ModelLoadError: a model that cannot be loaded
+        :raises ConfigError: a setting or an environment variable cannot be used
+        :raises ModelLoadError: the model cannot be loaded
         """
         return Building(self.source, self.settings)
 
@@ -205,7 +208,7 @@ class _ModelBuilder(ABC):
 
 @frozen
 class TextModelBuilder(_ModelBuilder):
-    """A text model from a Hugging Face checkpoint.
+    """Builds a text model from a Hugging Face checkpoint.
 
     :param model_id_or_dir: a directory with config.json and safetensors, a GGUF file, or a hub id
     :raises ConfigError: for anything but a path or an id
@@ -220,10 +223,10 @@ class TextModelBuilder(_ModelBuilder):
 
 @frozen
 class GgufModelBuilder(_ModelBuilder):
-    """A text model from GGUF files.
+    """Builds a text model from GGUF files.
 
     :param dir_or_repo: a GGUF file, a directory with GGUF files, or a hub id, also as ``repo:Q4_K_M``
-    :param filenames: which files of the directory or repository; empty: the one model that is there
+    :param filenames: which files of the directory or repository; empty: the only model in it
     :raises ConfigError: for anything but a path or an id
     """
 

@@ -1,4 +1,4 @@
-"""A chat that keeps its turns."""
+"""Keeps the turns of a chat with a model."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["Conversation"]
 
 
 class Conversation:
-    """Turns with one model; each request holds the whole conversation, of which the prefix cache keeps the KV.
+    """Keeps the turns with one model; each request sends the whole conversation, whose KV the prefix cache keeps.
 
     :param system: the system message, if any
-    :param sampling: None is greedy
+    :param sampling: how to sample the answers; None is greedy
     """
 
     def __init__(self, model: Model, *, system: str | None = None, sampling: SamplingParams | None = None) -> None:
@@ -27,29 +27,29 @@ class Conversation:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The turns so far."""
+        """Return the turns so far."""
         return self._messages.messages
 
     async def send(self, text: str) -> ChatCompletionResponse:
-        """Say something; the turn and its answer become part of the conversation once the answer is whole.
+        """Send a user turn and return the answer; both become part of the conversation once the answer is whole.
 
-        :raises RequestError: the request failed; the conversation is as before
+        :raises RequestError: the request failed; the conversation does not change
         """
         response = await self._model.send_chat_request(self.request(text))
         self.add_turn(text, response.choices[0].message.content)
         return response
 
     def stream(self, text: str) -> ChatStream:
-        """Say something and read the answer chunk by chunk; :meth:`add_turn` is then the caller's."""
+        """Send a user turn and stream the answer; the caller then calls :meth:`add_turn`."""
         return self._model.stream_chat_request(self.request(text))
 
     def request(self, text: str) -> RequestBuilder:
-        """The request that :meth:`send` would make."""
+        """Return the request that :meth:`send` would make."""
         builder = RequestBuilder.from_messages(self._messages).add_message(TextMessageRole.USER, text)
         return builder if self._sampling is None else builder.with_sampling(self._sampling)
 
     def add_turn(self, text: str, answer: str) -> None:
-        """Make a turn and its answer part of the conversation."""
+        """Add a user turn and its answer to the conversation."""
         self._messages = self._messages.add_message(TextMessageRole.USER, text).add_message(
             TextMessageRole.ASSISTANT, answer
         )

@@ -1,4 +1,4 @@
-"""Every error that paged_sdk raises, with fields for programs and text for people.
+"""Defines every error that paged_sdk raises, with fields for programs and text for people.
 
 PagedError
 ├── ConfigError (also ValueError)             a setting that cannot be used
@@ -52,7 +52,7 @@ __all__ = [
 
 
 class PagedError(Exception):
-    """The root of every error raised on purpose by this package."""
+    """Is the base class of every error that this package raises on purpose."""
 
 
 class ConfigError(PagedError, ValueError):
@@ -71,7 +71,7 @@ class ConfigError(PagedError, ValueError):
 
     @classmethod
     def of(cls, setting: str, value: object, allowed: str) -> ConfigError:
-        """The usual form: which setting, what was given, what is allowed."""
+        """Make the error from the name of the setting, the value that was given, and what is allowed."""
         return cls(
             f"{setting} = {value!r} is not allowed: expected {allowed}",
             setting=setting,
@@ -136,7 +136,7 @@ class CheckpointError(ModelLoadError):
 
 
 class OutOfMemoryError(ModelLoadError):
-    """The memory asked for is not there.
+    """The memory that was asked for is not available.
 
     :ivar needed: bytes asked for
     :ivar available: bytes that could be given
@@ -179,7 +179,7 @@ class InvalidRequestError(RequestError):
 
     @classmethod
     def of(cls, field: str, value: object, allowed: str) -> InvalidRequestError:
-        """The usual form: which field, what was given, what is allowed."""
+        """Make the error from the name of the field, the value that was given, and what is allowed."""
         return cls(
             f"{field} = {value!r} is not allowed: expected {allowed}",
             field=field,

@@ -1,4 +1,4 @@
-"""Logging: one logger for the package, silent until an application or ``with_logging()`` says otherwise."""
+"""Provides the package's logger, which is silent until an application or ``with_logging()`` turns it on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _ROOT = "paged_sdk"
 
 
 def get_logger(name: str) -> logging.Logger:
-    """The logger of a module, below the package's own: ``get_logger(__name__)``."""
+    """Return the logger of a module, below the package's own: ``get_logger(__name__)``."""
     return logging.getLogger(name if name.startswith(_ROOT) else f"{_ROOT}.{name}")
 
 

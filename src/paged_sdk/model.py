@@ -1,4 +1,4 @@
-"""A loaded model, as an application holds it."""
+"""Defines a loaded model, as an application uses it."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ ResponseT = TypeVar("ResponseT")
 ChunkT = TypeVar("ChunkT")
 
 JOIN_SECONDS = 30.0
-"""How long closing waits for the worker: a step takes milliseconds, a long prefill chunk on a CPU a few seconds."""
+"""Closing waits so long for the worker: a step takes milliseconds, a long prefill chunk on a CPU a few seconds."""
 
 
 class Model:
-    """A model and the worker thread that drives it. Build one with ``await TextModelBuilder(...).build()``.
+    """Holds a model and the worker thread that runs it. Build one with ``await TextModelBuilder(...).build()``.
 
     Every method may be used from any number of tasks, event loops (asyncio and trio) and threads at once; requests
     are batched together. Cancelling a task that awaits a response ends the request.
@@ -72,22 +72,24 @@ class Model:
 
     @property
     def architecture(self) -> str:
-        """The decoder's family, as Hugging Face's ``model_type`` names it: "llama", "qwen2", "gemma3_text" ..."""
+        """Return the decoder's family, as Hugging Face's ``model_type`` names it: "llama", "qwen2", "gemma3_text"
+        ..."""
         return self._architecture
 
     @property
     def generation_defaults(self) -> GenerationDefaults:
-        """What the checkpoint's generation_config.json says for requests with sampling that leave it open."""
+        """Return the defaults of the checkpoint's generation_config.json, which sampled requests use for open
+        settings."""
         return self._preparer.text.defaults
 
     @property
     def config(self) -> EngineConfig:
-        """The engine's settings, with everything that was left open filled in."""
+        """Return the engine's settings, with everything that was left open filled in."""
         return self._preparer.config
 
     @property
     def max_sequence_length(self) -> int:
-        """Tokens in a sequence at most, prompt and output together."""
+        """Return the most tokens that a sequence may have, prompt and output together."""
         return self._preparer.config.max_model_len
 
     async def send_chat_request(self, request: ChatRequestLike) -> ChatCompletionResponse:
@@ -102,7 +104,8 @@ class Model:
         return await self.stream_chat_request(request).collect()
 
     def stream_chat_request(self, request: ChatRequestLike) -> ChatStream:
-        """The same, chunk by chunk: ``async with model.stream_chat_request(...) as stream: async for chunk in stream``.
+        """Answer a conversation chunk by chunk:
+        ``async with model.stream_chat_request(...) as stream: async for chunk in stream``.
 
         :raises InvalidRequestError: a malformed request
         """
@@ -140,14 +143,14 @@ class Model:
         """Continue a text, without a chat template.
 
         :param prompt: text, or token ids
-        :param sampling: None is greedy
+        :param sampling: how to sample; None is greedy
         :raises InvalidRequestError: an empty prompt, or token ids outside the vocabulary
         :raises ContextLengthError: the prompt can never fit
         """
         return await self.stream_completion_request(prompt, sampling).collect()
 
     def stream_completion_request(self, prompt: PromptLike, sampling: SamplingParams | None = None) -> CompletionStream:
-        """The same, chunk by chunk."""
+        """Continue a text chunk by chunk, without a chat template."""
         options = RequestOptions(sampling=sampling)
         if isinstance(prompt, str):
             encode = partial(self._preparer.text.encode_prompt, prompt)
@@ -156,12 +159,12 @@ class Model:
         return self._stream(encode, options, CompletionShape(), is_chat=False)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Token ids of a text."""
+        """Return the token ids of a text."""
         tokenizer = self._preparer.text.tokenizer
         return await _in_thread(partial(tokenizer.encode, text, add_special_tokens=add_special_tokens))
 
     async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of token ids.
+        """Return the text of token ids.
 
         :raises InvalidRequestError: an id outside the vocabulary
         """
@@ -174,7 +177,7 @@ class Model:
         await self._worker.call(Engine.reset_prefix_cache)
 
     def stats(self) -> ModelStats:
-        """A snapshot of what the engine was doing after its last step."""
+        """Return a snapshot of the engine's state after its last step."""
         return self._worker.stats
 
     async def aclose(self, *, drain: bool = False) -> None:
@@ -234,7 +237,7 @@ class Model:
 
 
 async def _in_thread(function: Callable[[], _T]) -> _T:
-    """Tokenizing a long text takes milliseconds: never on the event loop."""
+    """Run a function in a thread: tokenizing a long text takes milliseconds, too long for the event loop."""
     return await anyio.to_thread.run_sync(function, abandon_on_cancel=True)
 
 

@@ -1,4 +1,4 @@
-"""From what a caller says to what the engine takes, with every check that can be made before work starts."""
+"""Turns what a caller asks for into a request for the engine, and makes every check that needs no computation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["RequestPreparer"]
 class RequestPreparer:
     """Checks requests against one model and fills in what they leave open.
 
-    :ivar vocab_size: rows of the logits
+    :ivar vocab_size: how many logits a token has
     :ivar max_prompt_tokens: the longest prompt that fits context and KV pool
     """
 
@@ -32,7 +32,7 @@ class RequestPreparer:
     max_prompt_tokens: int
 
     def sampling(self, options: RequestOptions) -> SamplingParams:
-        """The request's sampling, complete: the checkpoint's defaults and a seed filled in.
+        """Return the request's sampling with the checkpoint's defaults and a seed filled in.
 
         :raises InvalidRequestError: more choices than sequences, or token ids outside the vocabulary
         """
@@ -49,7 +49,7 @@ class RequestPreparer:
         return evolve(sampling.with_defaults(self.text.defaults), seed=seed)
 
     def check_token_ids(self, field: str, token_ids: object) -> Sequence[int]:
-        """Token ids, checked.
+        """Check token ids and return them.
 
         :raises InvalidRequestError: not a sequence of ints within the vocabulary
         """
@@ -71,7 +71,7 @@ class RequestPreparer:
         arrival: float,
         continues_prompt: bool,
     ) -> Request:
-        """The request for the engine.
+        """Make the request for the engine.
 
         :param arrival: when it was submitted, in seconds of the monotonic clock
         :raises InvalidRequestError: an empty prompt
@@ -110,6 +110,6 @@ class RequestPreparer:
                 num_tokens=len(prompt_token_ids),
                 limit=self.max_prompt_tokens,
             )
-        # Leave room for the output that was asked for, but never more than half: the prompt matters more.
+        # Leave tokens for the output that was asked for, but never more than half: the prompt matters more.
         reserved = min((sampling.max_len or 1) - 1, self.max_prompt_tokens // 2)
         return prompt_token_ids[len(prompt_token_ids) - (self.max_prompt_tokens - reserved) :]

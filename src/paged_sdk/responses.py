@@ -1,4 +1,4 @@
-"""From an engine's output to responses: two shapes, chat and plain text, of the same parts."""
+"""Makes responses, for chat or for plain text, from an engine's output."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ChunkT_co = TypeVar("ChunkT_co", covariant=True)
 
 @frozen(kw_only=True)
 class Header:
-    """What every response of a request begins with.
+    """Holds the fields that every response of a request begins with.
 
     :ivar created: Unix time in seconds
     """
@@ -49,7 +49,7 @@ class Header:
 
 @define
 class ChoiceDelta:
-    """What is new in one choice. Not frozen, which takes four times as long to make: there is one for every token.
+    """Holds what is new in one choice. Not frozen, which makes construction four times as slow: one is made per token.
 
     :ivar finish_reason: set once, in the choice's last delta
     """
@@ -61,10 +61,10 @@ class ChoiceDelta:
 
 
 class ResponseParts:
-    """A response as it comes together, choice by choice.
+    """Collects a response, choice by choice.
 
-    :param tokenizer: for the tokens of logprobs
-    :param texts: what makes each choice's text of its tokens, nothing pushed yet
+    :param tokenizer: detokenizes the tokens of logprobs
+    :param texts: what makes each choice's text of its tokens, before any token
     """
 
     def __init__(self, tokenizer: Tokenizer, texts: Sequence[OutputText]) -> None:
@@ -80,7 +80,7 @@ class ResponseParts:
     def read(self, subscription: Subscription) -> list[ChoiceDelta]:
         """Take in what has not been read yet.
 
-        :returns: what can be shown of it, in order of index; at most one delta per choice
+        :returns: deltas of the text that can be shown, in order of index; at most one per choice
         """
         deltas = []
         for index, unread in enumerate(subscription.choices):
@@ -105,7 +105,7 @@ class ResponseParts:
         return deltas
 
     def choices(self) -> list[tuple[FinishReason, str, Logprobs | None]]:
-        """Finish reason, text and logprobs of each choice; one that has not ended reads "canceled"."""
+        """Return finish reason, text and logprobs of each choice; one that has not ended reads "canceled"."""
         return [
             (reason or "canceled", "".join(text), Logprobs(content=tuple(logprobs)) if logprobs else None)
             for reason, text, logprobs in zip(self._finish_reasons, self._shown, self._logprobs, strict=True)
@@ -132,7 +132,7 @@ class ResponseParts:
 
 
 class ResponseShape(Protocol, Generic[ResponseT_co, ChunkT_co]):
-    """How parts become a response, and deltas a chunk."""
+    """Makes a response of parts, and a chunk of deltas."""
 
     def response(self, header: Header, parts: ResponseParts) -> ResponseT_co: ...
 
@@ -140,7 +140,7 @@ class ResponseShape(Protocol, Generic[ResponseT_co, ChunkT_co]):
 
 
 class ChatShape:
-    """Messages and deltas with a role."""
+    """Makes chat responses, of messages and deltas with a role."""
 
     def response(self, header: Header, parts: ResponseParts) -> ChatCompletionResponse:
         return ChatCompletionResponse(
@@ -174,7 +174,7 @@ class ChatShape:
 
 
 class CompletionShape:
-    """Plain text."""
+    """Makes completion responses of plain text."""
 
     def response(self, header: Header, parts: ResponseParts) -> CompletionResponse:
         return CompletionResponse(

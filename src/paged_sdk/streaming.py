@@ -1,4 +1,4 @@
-"""A request in flight, as one task reads it."""
+"""Streams the response of one request to the task that reads it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ChunkT = TypeVar("ChunkT")
 
 
 class ResponseStream(Generic[ResponseT, ChunkT]):
-    """The chunks of one response: an async iterator, and an async context manager that ends the request on exit.
+    """Iterates over the chunks of one response; as an async context manager it ends the request on exit.
 
     The request starts with the first chunk that is asked for, or on entering the context. Whatever ends the reading -
     the end of the text, :meth:`aclose`, leaving the context, cancellation, a timeout, or dropping the stream - gives
@@ -105,12 +105,15 @@ class ResponseStream(Generic[ResponseT, ChunkT]):
         return self.response_so_far()
 
     def response_so_far(self) -> ResponseT:
-        """A response of what has been read; a choice that has not ended has finish reason "canceled"."""
+        """Return a response of what has been read; a choice that has not ended has finish reason "canceled"."""
         return self._shape.response(self._header, self._parts)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """:raises InvalidRequestError: another task is at it: a stream has one reader at a time"""
+        """Mark the stream as being read.
+
+        :raises InvalidRequestError: another task reads it: a stream has one reader at a time
+        """
         if self._is_read:
             raise InvalidRequestError(
                 f"another task is reading the stream of request {self.request_id}",
@@ -140,7 +143,7 @@ class ResponseStream(Generic[ResponseT, ChunkT]):
             self._is_live = True
 
     async def _read(self, *, until_end: bool = False) -> list[ChoiceDelta]:
-        """Wait for news, or for all there will be, and take them in."""
+        """Wait for output, or for all of it until the end, and take it in."""
         if self._subscription is None:
             await self._start()
         subscription = self._subscription
@@ -167,7 +170,7 @@ class ResponseStream(Generic[ResponseT, ChunkT]):
         return deltas
 
     def _limit(self) -> AbstractContextManager[None]:
-        """The request's own timeout around one wait."""
+        """Apply the request's own timeout to one wait."""
         return nullcontext() if self._timeout is None else self._limit_to(self._timeout)
 
     @contextmanager

@@ -1,1 +1,1 @@
-"""Attention over a KV cache: what a step needs to know, and where keys and values are kept."""
+"""Computes attention over a KV cache, and keeps the keys and values."""

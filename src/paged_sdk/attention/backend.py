@@ -1,4 +1,4 @@
-"""What the engine asks of attention, whatever keeps the keys and values; and what a backend is made for."""
+"""Defines the interface of attention backends, and the setup from which one is made."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ __all__ = [
 
 @frozen(kw_only=True)
 class AttentionSetup:
-    """What keys and values are to be kept for: one model on one device, and the engine that runs it.
+    """Describes what a backend serves: one model on one device, and the engine that runs it.
 
     :ivar model: the decoder's shape
-    :ivar engine: the engine's settings; the number of blocks is still open
-    :ivar dtype: of queries, keys and values
-    :ivar workspace: scratch of the native CPU kernels; None: they are absent
-    :ivar exact: the CPU computes in float32 for every token
-    :ivar key_offsets: per layer, what FP8 keys are stored without (:mod:`paged_sdk.kernels.key_offsets`)
+    :ivar engine: the engine's settings; the number of blocks is not yet set
+    :ivar dtype: dtype of queries, keys and values
+    :ivar workspace: scratch memory of the native CPU kernels; None: they are absent
+    :ivar exact: whether the CPU computes in float32 for every token
+    :ivar key_offsets: per layer, the offsets that are subtracted from keys before they are stored in FP8
+        (:mod:`paged_sdk.kernels.key_offsets`)
     """
 
     model: DecoderConfig
@@ -53,7 +54,7 @@ class AttentionSetup:
 
     @property
     def pool(self) -> PoolSettings:
-        """The settings of a pool of blocks."""
+        """Return the settings of a pool of blocks."""
         return PoolSettings(
             block_size=self.engine.block_size,
             dtype=self.dtype,
@@ -65,11 +66,11 @@ class AttentionSetup:
 
 @frozen(eq=False)
 class NativePages:
-    """A pool as the native CPU kernels take it, for a decoder whose whole step is one native call.
+    """Holds a pool in the form that the native CPU kernels take, for a decoder whose whole step is one native call.
 
-    :ivar workspace: of the engine that calls
-    :ivar caches: pages of each layer
-    :ivar shapes: heads of each layer
+    :ivar workspace: scratch memory of the calling engine
+    :ivar caches: the pages of each layer
+    :ivar shapes: the head counts and sizes of each layer
     """
 
     workspace: Workspace
@@ -78,45 +79,46 @@ class NativePages:
 
 
 class DecodeBackend(Protocol):
-    """An attention backend whose indices a decode step can work out on the device."""
+    """Makes decode steps whose indices are computed on the device."""
 
     @property
     def empty_seat(self) -> int:
-        """Of rows that only fill up a batch."""
+        """Return the seat of padding rows."""
         ...
 
     def seats(
         self, seq_ids: Sequence[int], versions: Sequence[int], tables: Sequence[Sequence[int]]
     ) -> npt.NDArray[np.int64]:
-        """Find where the device has the block tables of some sequences, once it has been sent what it does not have of
-        them.
+        """Send new parts of some sequences' block tables to the device, and return the seats that the tables have
+        there.
 
-        :param versions: of the tables: see :attr:`~paged_sdk.types.step.StepRow.kv_version`
+        :param versions: versions of the tables: see :attr:`~paged_sdk.types.step.StepRow.kv_version`
         """
         ...
 
     def decode(self, seats: Tensor, positions: Tensor, max_context_len: int) -> AttentionStep:
-        """A step of rows with one token each.
+        """Make a step of rows with one token each.
 
         :param seats: ``[num_rows]`` int64
-        :param positions: ``[num_rows]`` int64; below 0: the row only fills up the batch
-        :param max_context_len: positions are below it
+        :param positions: ``[num_rows]`` int64; below 0: the row is padding
+        :param max_context_len: an upper bound that all positions are below
         """
         ...
 
 
 class AttentionBackend(ABC):
-    """Keys and values of every layer, and attention over them.
+    """Keeps the keys and values of every layer, and computes attention over them.
 
-    What only some backends can do is asked of them (:attr:`native_pages`, :attr:`decode_backend`), so that nobody has
-    to know their classes.
+    A backend says itself what only some backends can do (:attr:`native_pages`, :attr:`decode_backend`), so that callers
+    need not know its class.
     """
 
     @abstractmethod
     def prepare(self, rows: Sequence[StepRow]) -> AttentionStep:
-        """Make what one step needs on the device; no row's storage is shared with another's new tokens.
+        """Make the object that computes one step's attention. Rows must not write new tokens to storage that others
+        use.
 
-        :param rows: prefill chunks and decodes in any order, at least one
+        :param rows: prefill chunks and decodes in any order, at least one row
         """
 
     @abstractmethod
@@ -124,35 +126,35 @@ class AttentionBackend(ABC):
         """Copy KV within every layer.
 
         :param copies: source, target and number of tokens: whole blocks, or the first tokens of contiguous slots. No
-            target is touched by another of them
+            target is a source or target of another copy
         """
 
     @abstractmethod
     def release(self, kv_ids: Iterable[int]) -> None:
-        """Let go of storage that will not be read again."""
+        """Free storage that will not be read again."""
 
     @property
     @abstractmethod
     def num_bytes(self) -> int:
-        """Bytes held now."""
+        """Return how many bytes are allocated now."""
 
     @property
     def native_pages(self) -> NativePages | None:
-        """The pool as the native CPU kernels take it; None: they cannot read it."""
+        """Return the pool in the form that the native CPU kernels take; None: they cannot read it."""
         return None
 
     @property
     def decode_backend(self) -> DecodeBackend | None:
-        """What makes decode steps that a CUDA graph can record; None: they cannot be recorded."""
+        """Return the maker of decode steps that a CUDA graph can record; None: they cannot be recorded."""
         return None
 
 
 @frozen(kw_only=True)
 class KvStorage:
-    """How keys and values are to be kept.
+    """Describes how keys and values are to be kept.
 
-    :ivar make: allocates the storage of so many blocks; contiguous storage grows as it needs to
-    :ivar scratch: bytes that long contexts may take for a moment, beyond what short ones do
+    :ivar make: allocates the storage of so many blocks; contiguous storage grows on demand
+    :ivar scratch: bytes that steps over long contexts may allocate temporarily, beyond those of short ones
     """
 
     make: Callable[[int], AttentionBackend]
@@ -160,7 +162,7 @@ class KvStorage:
 
 
 def layer_scores(config: DecoderConfig) -> tuple[ScoreOptions, ...]:
-    """What shapes the scores of each layer."""
+    """Return the options that shape the attention scores of each layer."""
     return tuple(
         ScoreOptions(scale=config.attention_scale, window=window, softcap=config.attention_softcap)
         for window in config.sliding_windows

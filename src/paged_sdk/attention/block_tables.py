@@ -1,4 +1,4 @@
-"""Block tables that stay on the device from step to step: what a step uploads is what has changed."""
+"""Keeps block tables on the device from step to step, so that a step uploads only what has changed."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["BlockTables"]
 
 
 class BlockTables:
-    """The tables of recent sequences, each in a seat. A sequence that finds no free seat takes the least recently used
-    one.
+    """Keeps the tables of recent sequences, each in a seat. A sequence that finds no free seat takes the least recently
+    used one.
 
-    A table is sent as far as it has grown since it was last seen, and as a whole when its version is another.
+    Only the entries that a table has gained since it was last sent are sent; all of it, when its version has changed.
 
-    :param num_seats: tables at once, at least as many as a step has rows
+    :param num_seats: how many tables are kept at once, at least as many as a step has rows
     :param width: entries of the longest table
-    :ivar tensor: ``[num_seats + 1, width]`` int32. What lies behind a table's end is arbitrary
-    :ivar nobody: the last seat, which stays empty: for rows that only fill up a batch
+    :ivar tensor: ``[num_seats + 1, width]`` int32. Entries after a table's end are arbitrary
+    :ivar nobody: the last seat, which stays empty and serves padding rows
     """
 
     def __init__(self, num_seats: int, width: int, device: torch.device) -> None:
@@ -34,7 +34,7 @@ class BlockTables:
         self._lengths = [0] * num_seats
         self._last_used = np.zeros(num_seats, dtype=np.int64)
         self._time = 0
-        # The last step's, because most steps have the same rows as the one before.
+        # The seats of the last step are kept, because most steps have the same rows as the one before.
         self._placed: list[int] = []
         self._placed_versions: list[int] = []
         self._placed_lengths: list[int] = []
@@ -43,10 +43,10 @@ class BlockTables:
     def place(
         self, seq_ids: Sequence[int], versions: Sequence[int], tables: Sequence[Sequence[int]]
     ) -> npt.NDArray[np.int64]:
-        """Find the seats of a step's tables, once the device has been sent what it does not have of them.
+        """Send new parts of a step's tables to the device, and return the seats of the tables.
 
-        :param seq_ids: whose tables they are
-        :param versions: of the tables: see :attr:`~paged_sdk.types.step.StepRow.kv_version`
+        :param seq_ids: the sequences that the tables belong to
+        :param versions: versions of the tables: see :attr:`~paged_sdk.types.step.StepRow.kv_version`
         :returns: ``[len(tables)]``
         """
         assert len(tables) <= len(self._owners), f"{len(tables)} tables, {len(self._owners)} seats"
@@ -69,7 +69,7 @@ class BlockTables:
         return np.array(seats, dtype=np.int64)
 
     def _seat_newcomers(self, seq_ids: Sequence[int], seats: list[int]) -> None:
-        """Fill in the seats of sequences that have none."""
+        """Assign seats to the sequences that have none."""
         free = iter(np.argsort(self._last_used, kind="stable").tolist())
         for row, seq_id in enumerate(seq_ids):
             if seats[row] >= 0:
@@ -95,6 +95,6 @@ class BlockTables:
         if places:
             index, values = to_device(self.tensor.device, np.concatenate(places), np.concatenate(entries))
             self.tensor.view(-1).index_copy_(0, index, values)
-        # Only now: had sending failed, what was not sent would pass for known.
+        # Recorded only after sending: had that failed, entries that were not sent would count as sent.
         for seat, version, table in zip(seats, versions, tables, strict=True):
             self._versions[seat], self._lengths[seat] = version, len(table)

@@ -1,4 +1,4 @@
-"""Which backend keeps an engine's keys and values: the first of a list that has nothing against it."""
+"""Chooses the backend that keeps an engine's keys and values: the first of a list that can serve it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _log = get_logger(__name__)
 
 @frozen(kw_only=True)
 class Candidate:
-    """A backend that could keep keys and values.
+    """Describes a backend that could keep keys and values.
 
     :ivar name: for the log
     :ivar paged: whether it keeps them in blocks
-    :ivar device_type: the kind of device that it is for; None: any
-    :ivar why_not: says why it cannot serve a setup, or None if it can
-    :ivar storage: the storage for a setup that it can serve
+    :ivar device_type: the type of device that it runs on; None: any
+    :ivar why_not: returns why it cannot serve a setup, or None if it can
+    :ivar storage: makes the storage for a setup that it can serve
     """
 
     name: str
@@ -70,11 +70,11 @@ CANDIDATES: Final = (
         name="torch, contiguous", paged=False, device_type=None, why_not=_nothing_against, storage=_contiguous_storage
     ),
 )
-"""All backends, the fastest first."""
+"""Lists all backends, the fastest first."""
 
 
 def choose_storage(setup: AttentionSetup, candidates: Iterable[Candidate] = CANDIDATES) -> KvStorage:
-    """The fastest storage that can serve a setup. The log says which it is, and why no faster one serves."""
+    """Return the fastest storage that can serve a setup. Log which it is, and why no faster one can serve."""
     reasons: list[str] = []
     for candidate in candidates:
         if candidate.paged is not setup.engine.paged or candidate.device_type not in (None, setup.device.type):

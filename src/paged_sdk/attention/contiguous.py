@@ -1,4 +1,4 @@
-"""Non-paged KV: one growing tensor per sequence, for platforms and comparisons without blocks."""
+"""Keeps KV without pages: one growing tensor per sequence, for platforms and comparisons without blocks."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _MIN_CAPACITY: Final = 64
 
 
 class ContiguousBackend(AttentionBackend):
-    """Keys and values of each slot in one tensor, ``[num_layers, 2, capacity, num_kv_heads, head_dim]``.
+    """Keeps keys and values of each slot in one tensor, ``[num_layers, 2, capacity, num_kv_heads, head_dim]``.
 
     Its capacity doubles when it is full, so a sequence of n tokens copies fewer than n tokens in all.
 
-    :param dtype: of keys and values
+    :param dtype: dtype of keys and values
     """
 
     def __init__(self, config: DecoderConfig, *, dtype: torch.dtype, device: torch.device) -> None:
@@ -37,11 +37,11 @@ class ContiguousBackend(AttentionBackend):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all slots, room to grow included."""
+        """Return the bytes of all slots, unused capacity included."""
         return sum(tensor.nbytes for tensor in self._slots.values())
 
     def prepare(self, rows: Sequence[StepRow]) -> AttentionStep:
-        """Give every row's slot room for the row's tokens."""
+        """Grow every row's slot to the capacity that the row's tokens need, and make the step."""
         for row in rows:
             self._reserve(_slot(row), row.end)
         return _ContiguousStep(self._scores, rows, [self._slots[_slot(row)] for row in rows])
@@ -53,7 +53,7 @@ class ContiguousBackend(AttentionBackend):
             self._slots[target][:, :, :num_tokens] = self._slots[source][:, :, :num_tokens]
 
     def release(self, kv_ids: Iterable[int]) -> None:
-        """Free the storage of slots; one that never held anything is fine."""
+        """Free the storage of slots; slots that never held anything are allowed."""
         for slot in kv_ids:
             self._slots.pop(slot, None)
 

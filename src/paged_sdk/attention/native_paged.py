@@ -1,4 +1,4 @@
-"""Paged attention by the native CPU kernels, which read the pages in place."""
+"""Computes paged attention by the native CPU kernels, which read the pages in place."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["NativePagedBackend", "native_storage", "why_not_native"]
 
 
 def why_not_native(setup: AttentionSetup) -> str | None:
-    """Why the kernels cannot serve a model, or None if they can."""
+    """Return why the kernels cannot serve a model, or None if they can."""
     if setup.workspace is None:
         return "they are absent"
     if setup.dtype not in (torch.float32, torch.bfloat16, torch.float16):
@@ -38,18 +38,18 @@ def why_not_native(setup: AttentionSetup) -> str | None:
 
 
 def native_storage(setup: AttentionSetup) -> KvStorage:
-    """A pool on the CPU for a setup that :func:`why_not_native` says nothing against."""
+    """Make the storage of a pool on the CPU, for a setup for which :func:`why_not_native` returns None."""
     workspace = setup.workspace
     assert workspace is not None
     return KvStorage(make=partial(NativePagedBackend, setup.model, setup.pool, workspace=workspace, exact=setup.exact))
 
 
 class NativePagedBackend(PagedBackend):
-    """A pool of KV blocks on the CPU. Takes what :class:`PagedBackend` takes.
+    """Keeps a pool of KV blocks on the CPU. It takes the arguments of :class:`PagedBackend` and these:
 
-    :param workspace: of the engine that calls
-    :param exact: float32 arithmetic for every token; False: chunks of prompts may use the CPU's bfloat16 products,
-        which are faster
+    :param workspace: scratch memory of the calling engine
+    :param exact: whether float32 arithmetic is used for every token; False: chunks of prompts may use the CPU's
+        bfloat16 products, which are faster
     """
 
     def __init__(

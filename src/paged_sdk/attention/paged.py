@@ -1,4 +1,4 @@
-"""Paged KV: fixed-size blocks in one pool, found through block tables (Kwon et al., 2023, arXiv 2309.06180)."""
+"""Keeps KV in fixed-size blocks of one pool, found through block tables (Kwon et al., 2023, arXiv 2309.06180)."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from paged_sdk.types.step import StepRow
 
 __all__ = ["PagedBackend", "new_positions"]
 
-# Decodes are batched with others of similar length, so that filling up to the longest at most doubles the keys that
-# are gathered, and the gathered copies of a group stay small beside the pool. Below 256 keys a second group costs more
-# in calls than the filling does.
+# Decodes are batched with others of similar length, so that padding to the longest at most doubles the keys that are
+# gathered, and the gathered copies of a group stay small beside the pool. Below 256 keys the calls of a second group
+# cost more than the padding does.
 _SHORT_CONTEXT: Final = 256
 _MAX_GROUP_KEYS: Final = 65_536
 
@@ -34,11 +34,11 @@ _Slots = npt.NDArray[np.int64]
 
 
 class PagedBackend(AttentionBackend):
-    """A pool of KV blocks for all layers.
+    """Keeps a pool of KV blocks for all layers.
 
-    Blocks are not cleared: what lies in an unused slot, NaN included, never reaches a result.
+    Blocks are not cleared: the contents of unused slots, NaN included, never reach a result.
 
-    :param num_blocks: blocks in the pool
+    :param num_blocks: how many blocks the pool has
     :raises OutOfMemoryError: the pool cannot be allocated
     :raises ConfigError: the settings' key offsets do not fit
     """
@@ -72,7 +72,7 @@ class PagedBackend(AttentionBackend):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the pool, scales included."""
+        """Return the bytes of the pool, scales included."""
         return sum(tensor.nbytes for layer in self._layers for tensor in layer.tensors)
 
     def prepare(self, rows: Sequence[StepRow]) -> AttentionStep:
@@ -89,13 +89,13 @@ class PagedBackend(AttentionBackend):
                 copy_block(layer.tensors, source, target)
 
     def release(self, kv_ids: Iterable[int]) -> None:
-        """The pool stays allocated; whoever hands out blocks knows which are free."""
+        """Do nothing: the pool stays allocated, and the KV manager knows which blocks are free."""
 
     def _tensor(self, array: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> Tensor:
         return torch.from_numpy(array).to(self._device)
 
     def _varlen(self, rows: Sequence[StepRow]) -> _VarlenArrays:
-        """What kernels that follow block tables need."""
+        """Make the arrays that kernels need to follow block tables."""
         ends = np.array([row.end for row in rows], dtype=np.int32)
         lengths = np.array([row.num_new_tokens for row in rows], dtype=np.int32)
         tables = np.zeros((len(rows), -(-int(ends.max()) // self._block_size)), dtype=np.int32)
@@ -110,20 +110,20 @@ class PagedBackend(AttentionBackend):
         )
 
     def _where_offsets(self, positions: npt.NDArray[np.int64]) -> Tensor | None:
-        """Positions on the device, if there are key offsets; else None."""
+        """Return positions on the device if there are key offsets, else None."""
         if self._max_positions is None:
             return None
         assert positions.max() < self._max_positions, (positions.max(), self._max_positions)
         return self._tensor(positions)
 
     def _slots(self, row: StepRow, first: int) -> _Slots:
-        """The slots of a row's positions from ``first`` to its end."""
+        """Return the slots of a row's positions from ``first`` to its end."""
         position = np.arange(first, row.end)
         table = np.asarray(row.kv_ids, dtype=np.int64)
         return table[position // self._block_size] * self._block_size + position % self._block_size
 
     def _plan(self, rows: Sequence[StepRow], window: int | None) -> _WindowPlan:
-        """Where the keys lie that layers of one window read."""
+        """Find the slots of the keys that layers of one window read."""
         prefills: list[_PrefillRow] = []
         decode_tokens: list[int] = []
         decode_keys: list[_Keys] = []
@@ -153,7 +153,7 @@ class PagedBackend(AttentionBackend):
     def _decode_group(self, rows: Sequence[_Keys]) -> _DecodeGroup:
         lengths = np.array([len(row.slots) for row in rows])
         longest = int(lengths.max())
-        # Filled up with the row's newest slot, which this very step writes.
+        # Padded with the row's newest slot, which this step itself writes.
         filled = np.minimum(np.arange(longest), lengths[:, None] - 1)
         slots, positions = (
             np.stack([numbers[index] for numbers, index in zip(each, filled, strict=True)])
@@ -165,7 +165,7 @@ class PagedBackend(AttentionBackend):
 
 @frozen(kw_only=True)
 class _VarlenArrays:
-    """Shapes and dtypes as of :func:`paged_sdk.kernels.paged_attention.paged_attention`."""
+    """Holds arrays with the shapes and dtypes that :func:`paged_sdk.kernels.paged_attention.paged_attention` takes."""
 
     slot_mapping: _Slots
     cu_seqlens_q: npt.NDArray[np.int32]
@@ -175,7 +175,7 @@ class _VarlenArrays:
 
 @frozen
 class _Keys:
-    """Where the keys lie that a row sees, and their positions in the row."""
+    """Holds the slots of the keys that a row attends to, and their positions in the row."""
 
     slots: _Slots
     positions: npt.NDArray[np.int64]
@@ -183,9 +183,9 @@ class _Keys:
 
 @frozen
 class _PrefillRow:
-    """A chunk of one sequence: its tokens ``first`` to ``last`` (exclusive) of the step, and the slots of its keys.
+    """Describes a chunk of one sequence: its tokens ``first`` to ``last`` (exclusive) of the step, and its keys' slots.
 
-    :ivar positions: of the keys, if there are key offsets
+    :ivar positions: the positions of the keys, if there are key offsets
     """
 
     first: int
@@ -196,7 +196,7 @@ class _PrefillRow:
 
 @frozen
 class _DecodeGroup:
-    """Decodes of similar length, as :func:`paged_decode_attention` takes them."""
+    """Holds decodes of similar length, in the form that :func:`paged_decode_attention` takes."""
 
     slots: Tensor
     positions: Tensor | None
@@ -205,7 +205,8 @@ class _DecodeGroup:
 
 @frozen(kw_only=True)
 class _WindowPlan:
-    """Either ``batch``: every row decodes, all in one group; or groups with the tokens they are for, and chunks."""
+    """Holds either ``batch``, one group of all rows, which all decode; or groups with the tokens they serve, and
+    chunks."""
 
     batch: _DecodeGroup | None = None
     decodes: tuple[tuple[Tensor, _DecodeGroup], ...] = ()
@@ -250,12 +251,12 @@ def _decode(cache: LayerCache, group: _DecodeGroup, query: Tensor, scores: Score
 
 
 def new_positions(rows: Sequence[StepRow]) -> npt.NDArray[np.int64]:
-    """``[num_tokens]``, of each new token within its sequence."""
+    """Return the position of each new token in its sequence, ``[num_tokens]`` int64."""
     return np.concatenate([np.arange(row.start, row.end) for row in rows])
 
 
 def _group_by_length(lengths: Sequence[int]) -> list[list[int]]:
-    """Split indices into groups whose members can be filled up to one length at little cost; each group in order."""
+    """Split indices into groups whose members can be padded to one length at little cost; each group in order."""
     groups: list[list[int]] = []
     shortest = 0
     for index in sorted(range(len(lengths)), key=lengths.__getitem__):

@@ -1,4 +1,4 @@
-"""What a pool of KV blocks is made of, whichever backend serves it."""
+"""Describes a pool of KV blocks, whichever backend serves it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ __all__ = ["PoolSettings"]
 
 @frozen(kw_only=True)
 class PoolSettings:
-    """All but the number of blocks.
+    """Holds the settings of a pool, except the number of blocks.
 
     :ivar block_size: tokens per block
-    :ivar dtype: of keys and values
-    :ivar cache_type: ``AUTO`` stores ``dtype``; ``F8E4M3`` bytes with a float32 scale per token and KV head
-    :ivar key_offsets: of each layer ``[num_spans, num_kv_heads, head_dim]`` float32, as far as the longest context:
-        what its keys are stored without (:mod:`paged_sdk.kernels.key_offsets`). For ``F8E4M3`` only; empty: nothing
+    :ivar dtype: dtype of keys and values
+    :ivar cache_type: ``AUTO`` stores ``dtype``; ``F8E4M3`` stores bytes with a float32 scale per token and KV head
+    :ivar key_offsets: per layer ``[num_spans, num_kv_heads, head_dim]`` float32, up to the longest context: the offsets
+        that are subtracted from stored keys (:mod:`paged_sdk.kernels.key_offsets`). For ``F8E4M3`` only; empty: no
+        offsets
     """
 
     block_size: int
@@ -32,10 +33,10 @@ class PoolSettings:
 
     @property
     def quantized(self) -> bool:
-        """Scales are kept beside keys and values."""
+        """Say whether scales are kept beside keys and values."""
         return self.cache_type is PagedCacheType.F8E4M3
 
     @property
     def stored_dtype(self) -> torch.dtype:
-        """Of what lies in the pool."""
+        """Return the dtype of the pool's elements."""
         return torch.float8_e4m3fn if self.quantized else self.dtype

@@ -1,4 +1,4 @@
-"""Paged attention by Triton's kernels, for CUDA devices. To be imported where Triton is installed."""
+"""Computes paged attention by Triton kernels on CUDA devices. Import it only where Triton is installed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _MAX_NUM_SEQS: Final = 32
 
 
 def triton_storage(setup: AttentionSetup) -> KvStorage:
-    """A pool on a CUDA device; the log says what serves chunks of prompts."""
+    """Make the storage of a pool on a CUDA device. Log what serves chunks of prompts."""
     prefills = choose_prefills(setup.model, setup.pool)
     for window, choice in prefills.items():
         of_what = "prompts" if window is None else f"prompts in windows of {window} tokens"
@@ -57,7 +57,7 @@ def triton_storage(setup: AttentionSetup) -> KvStorage:
 
 
 def choose_prefills(config: DecoderConfig, settings: PoolSettings) -> dict[int | None, PagedPrefill]:
-    """By window, what is faster in chunks of prompts: measured now, for some milliseconds and 100 MB of the device."""
+    """Measure what is fastest for chunks of prompts, by window; it takes some milliseconds and 100 MB of the device."""
     return {
         window: faster_for_prefill(
             PrefillShape(
@@ -78,13 +78,15 @@ def choose_prefills(config: DecoderConfig, settings: PoolSettings) -> dict[int |
 
 
 class TritonPagedBackend(PagedBackend):
-    """A pool of KV blocks on a CUDA device. Takes what :class:`PagedBackend` takes, and:
+    """Keeps a pool of KV blocks on a CUDA device.
 
-    A step makes one or two copies to the device and launches two kernels per layer, and does not wait for any of it. It
-    calls what launches the kernels instead of the custom ops, whose dispatch takes as long as a launch.
+    A step makes one or two copies to the device and launches two kernels per layer, and waits for none of them. It
+    calls the functions that launch the kernels instead of the custom ops, whose dispatch takes as long as a launch.
 
-    :param max_num_seqs: rows of a step at most
-    :param max_model_len: tokens of a row at most; None: the model's context
+    It takes the arguments of :class:`PagedBackend` and these:
+
+    :param max_num_seqs: the most rows of a step
+    :param max_model_len: the most tokens of a row; None: the model's context
     :param prefills: by window, what may serve chunks of prompts in place of Triton; see :func:`choose_prefills`
     """
 
@@ -104,7 +106,8 @@ class TritonPagedBackend(PagedBackend):
         self._prefills = dict(prefills or {})
 
     def prepare(self, rows: Sequence[StepRow]) -> TritonPagedStep:
-        """See :meth:`AttentionBackend.prepare`. Rows of one token come first, if others are to go to FlashAttention."""
+        """See :meth:`AttentionBackend.prepare`. Rows of one token must come first if others are to use
+        FlashAttention."""
         counts = np.array([row.num_new_tokens for row in rows])
         ends = np.array([row.end for row in rows])
         starts_of_next = counts.cumsum()
@@ -167,16 +170,16 @@ class TritonPagedBackend(PagedBackend):
 
     @property
     def empty_seat(self) -> int:
-        """Of rows that only fill up a batch."""
+        """Return the seat of padding rows."""
         return self._tables.nobody
 
     def decode(self, seats: Tensor, positions: Tensor, max_context_len: int) -> TritonPagedStep:
-        """A step of rows with one token each, whose indices are worked out on the device: a CUDA graph can record it.
+        """Make a step of rows with one token each, whose indices the device computes: a CUDA graph can record it.
 
-        :param seats: ``[num_rows]`` int64: of :meth:`seats`
-        :param positions: ``[num_rows]`` int64: of the tokens; below 0: the row only fills up the batch, nothing is
-            written for it and its result is 0
-        :param max_context_len: positions are below it
+        :param seats: ``[num_rows]`` int64: seats that :meth:`seats` has returned
+        :param positions: ``[num_rows]`` int64: positions of the tokens; below 0: the row is padding, nothing is written
+            for it and its result is 0
+        :param max_context_len: an upper bound that all positions are below
         """
         tables = self._tables.tensor[:, : -(-max_context_len // self._block_size)].index_select(0, seats)
         block = positions.clamp(min=0) // self._block_size
@@ -211,9 +214,9 @@ class TritonPagedBackend(PagedBackend):
 
 @frozen(eq=False)
 class _Prefills:
-    """Rows of several tokens.
+    """Describes the rows of a step that have several tokens.
 
-    :ivar first: their first row, and token: before it are rows of one token
+    :ivar first: index of the first such row, and of its first token: rows of one token come before it
     """
 
     first: int
@@ -221,11 +224,11 @@ class _Prefills:
 
 
 class TritonPagedStep(AttentionStep):
-    """One step of a :class:`TritonPagedBackend`.
+    """Computes attention for one step of a :class:`TritonPagedBackend`.
 
-    :param slot_mapping: ``[num_tokens]`` int64: where the tokens' keys and values go; negative: nowhere
-    :param positions: ``[num_tokens]`` int64, of each token within its sequence
-    :ivar prefills: rows that may be served by another backend; None: there are none
+    :param slot_mapping: ``[num_tokens]`` int64: slots that the tokens' keys and values are written to; negative: none
+    :param positions: ``[num_tokens]`` int64, the position of each token in its sequence
+    :ivar prefills: rows that another kernel than Triton's may serve; None: there are none
     """
 
     def __init__(
@@ -250,7 +253,7 @@ class TritonPagedStep(AttentionStep):
         return self._attend(layer, query, key, value)
 
     def rotate_and_forward(self, layer: int, query_key: Tensor, value: Tensor, rotation: Rotation) -> Tensor:
-        """See :meth:`AttentionStep.rotate_and_forward`; rotation and write are one launch."""
+        """See :meth:`AttentionStep.rotate_and_forward`; the rotary embedding and the KV write are one launch."""
         query, key = query_key[:, : self._num_heads], query_key[:, self._num_heads :]
         cache = self._layers[layer]
         rotate_and_cache(

@@ -1,1 +1,1 @@
-"""Assembly: from settings to an engine that is ready to run."""
+"""Assembles an engine that is ready to run from settings."""

@@ -1,4 +1,4 @@
-"""From settings to a model that is ready to run: the one place where everything is put together."""
+"""Builds a model that is ready to run from settings; all parts are put together here."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def load_parts(
     """Load a model.
 
     :param proposer: guesses tokens for the model to verify; None: every step gives each text one token
-    :raises ConfigError: a setting that cannot be used with this model or machine
-    :raises ModelLoadError: a model that cannot be loaded
+    :raises ConfigError: a setting cannot be used with this model or machine
+    :raises ModelLoadError: the model cannot be loaded
     """
     device = choose_device(settings.device)
     path = resolve_model(
@@ -132,7 +132,7 @@ def _load(
         text=text,
         config=config,
         vocab_size=vocab_size,
-        # The last token of a sequence needs a place in the context, but no KV.
+        # The last token of a sequence takes a position of the context, but needs no KV.
         max_prompt_tokens=min(config.max_model_len - 1, kv.max_sequence_tokens),
         on_worker_start=partial(prepare_thread, device, settings.num_threads),
         log_throughput=settings.throughput_logging,
@@ -140,7 +140,7 @@ def _load(
 
 
 def _workspace(device: torch.device, settings: BuildSettings) -> Workspace | None:
-    """Scratch of the native CPU kernels, or None where they are absent: the log says why."""
+    """Make the scratch memory of the native CPU kernels. Return None where they are absent, and log why."""
     library = load() if device.type == "cpu" else None
     return None if library is None else Workspace(library, num_threads=settings.num_threads)
 
@@ -153,9 +153,9 @@ def _policy(
     device: torch.device,
     workspace: Workspace | None,
 ) -> WeightPolicy:
-    """Which form the weights take.
+    """Choose the form that the weights take.
 
-    :raises ConfigError: weights are to be quantized where that cannot be done
+    :raises ConfigError: weights are to be quantized where that is not possible
     """
     isq = settings.isq
     if isq is None and environment.isq is not None:
@@ -169,7 +169,7 @@ def _policy(
     if isq is not None and dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise ConfigError.of("dtype", settings.dtype, f"float32, bfloat16 or float16, beside isq = {isq.value}")
     return WeightPolicy(
-        # A dtype that was asked for is what the weights are to be; left open, they stay as they are.
+        # A dtype that was asked for is the weights' dtype; with "auto" they keep the form they are stored in.
         keep_blocks=settings.dtype == "auto" and reason is None,
         workspace=workspace,
         isq=isq,
@@ -178,9 +178,9 @@ def _policy(
 
 
 def _fused(model: DecoderModel, backend: AttentionBackend, settings: BuildSettings) -> CausalModel:
-    """The model with its layers fused, where that can be.
+    """Fuse the layers of the model where that is possible.
 
-    :raises ConfigError: batch invariance was asked for, and the model is not all in packed weights
+    :raises ConfigError: batch invariance was asked for, and not all weights are packed
     """
     reason = why_not_fused(model, backend)
     if settings.batch_invariance and reason is None and model.head.native_weights is None:
@@ -196,9 +196,9 @@ def _fused(model: DecoderModel, backend: AttentionBackend, settings: BuildSettin
 
 
 def _token(source: str) -> str | bool | None:
-    """The hub token that a token source stands for, as huggingface_hub takes it: None is its cache, False none.
+    """Return the hub token of a token source, as huggingface_hub takes it: None is its cached token, False is none.
 
-    :raises ConfigError: a variable that is not set, or a file that cannot be read
+    :raises ConfigError: the environment variable is not set, or the file cannot be read
     """
     kind, _, rest = source.partition(":")
     match kind:

@@ -1,4 +1,4 @@
-"""What a device is asked for before an engine runs on it: memory, recorded steps, and nobody else at it meanwhile."""
+"""Prepares a device before an engine runs on it: checks memory, records steps, and keeps other set-ups away."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ __all__ = ["activations_of", "alone_on", "make_device_decoding", "prepare_thread
 
 _log = get_logger(__name__)
 
-# Of a process, for the driver knows no smaller unit: who waits for a device ends what others are recording on it.
+# One lock for the process: a thread that waits for a device breaks what other threads are recording on it.
 _ONE_AT_A_TIME: Final = threading.Lock()
 
-# For what comes after the pool is sized: workspaces of cuBLAS, twice 32 MiB on Hopper, and what graphs need themselves.
+# Reserved for allocations after the pool is sized: workspaces of cuBLAS, twice 32 MiB on Hopper, and CUDA graphs.
 _CUDA_RESERVE: Final = 256 * 2**20
 
 
@@ -41,7 +41,8 @@ _CUDA_RESERVE: Final = 256 * 2**20
 def alone_on(device: torch.device) -> Iterator[None]:
     """Make a device this thread's current one, and set up one model at a time on CUDA devices.
 
-    Pools are sized by what is free, and a recording must not be disturbed. Models at work already do not disturb it.
+    Pools are sized by the free memory, and a recording must not be disturbed. Models that already run do not disturb
+    it.
     """
     if device.type != "cuda":
         yield
@@ -51,9 +52,9 @@ def alone_on(device: torch.device) -> Iterator[None]:
 
 
 def prepare_thread(device: torch.device, num_threads: int | None) -> None:
-    """Settings of torch that are a thread's own: to be called on the one that steps an engine.
+    """Set torch's per-thread settings; to be called on the thread that steps an engine.
 
-    :param num_threads: of the CPU; None: torch's choice
+    :param num_threads: how many CPU threads an operation uses; None: torch's choice
     """
     if num_threads is not None:
         torch.set_num_threads(num_threads)
@@ -63,7 +64,10 @@ def prepare_thread(device: torch.device, num_threads: int | None) -> None:
 
 @contextmanager
 def weights_must_fit(path: Path, device: torch.device) -> Iterator[None]:
-    """:raises OutOfMemoryError: the device runs out of memory meanwhile"""
+    """Turn an allocation failure of the block into a typed error.
+
+    :raises OutOfMemoryError: the device runs out of memory while the weights are loaded
+    """
     available = device_memory(device).free
     try:
         yield
@@ -88,10 +92,10 @@ def activations_of(
     vocab_size: int,
     device: torch.device,
 ) -> int:
-    """Bytes that steps need beside weights and KV: what a CUDA device shows while it runs the largest.
+    """Measure the bytes that steps need beside weights and KV, by running the largest step on a CUDA device.
 
-    :param processors: of logits, which may keep something there
-    :raises OutOfMemoryError: the weights leave too little
+    :param processors: logits processors, which may keep state on the device
+    :raises OutOfMemoryError: the weights leave too little memory
     """
     if device.type != "cuda" or not config.paged:
         return 0
@@ -111,7 +115,7 @@ def activations_of(
             "the weights leave: a smaller with_max_num_batched_tokens, or quantized weights, need less",
             available=available,
         ) from error
-    torch.cuda.empty_cache()  # of the pool that the step ran on
+    torch.cuda.empty_cache()  # frees the pool that the step ran on
     _log.info("Activations: %.1f MiB for steps of %d tokens.", shown / 2**20, config.max_num_batched_tokens)
     sampling = DeviceSampler.num_bytes(processors, config.max_num_seqs, vocab_size)
     return shown + storage.scratch + sampling + _CUDA_RESERVE
@@ -126,9 +130,9 @@ def make_device_decoding(
     vocab_size: int,
     visible: bool,
 ) -> DeviceDecoding | None:
-    """What lets a CUDA device go on without waiting for Python; None on other devices.
+    """Make what lets steps overlap on a CUDA device, so that it does not wait for Python; None on other devices.
 
-    :param processors: of logits, in order
+    :param processors: logits processors, in order
     """
     if model.device.type != "cuda":
         return None
@@ -145,7 +149,7 @@ def make_device_decoding(
 def _decode_graphs(
     model: CausalModel, backend: DecodeBackend, overlap: OverlapTokens, config: EngineConfig, *, visible: bool
 ) -> DecodeGraphs | None:
-    """Recorded decode steps; None if the model does something that cannot be recorded, which the log says."""
+    """Record decode steps. Return None if the model does something that cannot be recorded, and log it."""
     start = time.monotonic()
     try:
         with LoadingBar("Recording decode steps", visible=visible) as bar, torch.inference_mode():
@@ -159,7 +163,7 @@ def _decode_graphs(
                 on_progress=bar.update,
             )
     except RuntimeError as error:
-        cause = error.__context__ or error  # torch raises another one when it ends the recording
+        cause = error.__context__ or error  # torch raises another error when it ends the recording
         reason = next(iter(str(cause).splitlines()), type(cause).__name__)
         _log.warning("Decode steps are launched one operation at a time: they cannot be recorded (%s).", reason)
         return None

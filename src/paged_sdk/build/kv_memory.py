@@ -1,4 +1,4 @@
-"""KV memory for one engine: how many blocks it has, and who keeps the books of them."""
+"""Sizes the KV pool of an engine, and makes the manager of its blocks."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ _log = get_logger(__name__)
 def size_pool(
     config: EngineConfig, model: DecoderConfig, *, dtype: torch.dtype, device: torch.device, activations: int = 0
 ) -> EngineConfig:
-    """The same with blocks, if it is paged. Called once the weights are loaded: what is free then is to be had.
+    """Return the configuration with the number of blocks filled in, if it is paged.
 
-    :param dtype: of keys and values, if the cache's elements have the model's
+    To be called once the weights are loaded, because the pool takes memory that is free then.
+
+    :param dtype: dtype of keys and values, where the cache stores the model's dtype
     :param activations: bytes that steps need beside weights and KV
     :raises OutOfMemoryError: the pool does not fit the device
     """
@@ -52,7 +54,7 @@ def size_pool(
 
 
 def make_kv_manager(config: EngineConfig) -> KvManager:
-    """The book-keeping."""
+    """Make the manager that keeps track of blocks or slots."""
     kind = "block-level, PagedAttention" if config.paged else "sequence-level, non-paged attention"
     _log.info("Prefix caching %s (%s).", "enabled" if config.prefix_cache_n else "disabled", kind)
     if not config.paged:

@@ -1,4 +1,4 @@
-"""What building a model gives: an engine, and what an application's requests are checked against."""
+"""Holds what building a model gives: an engine, and the limits that requests are checked against."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ __all__ = ["ModelParts"]
 
 @frozen(kw_only=True)
 class ModelParts:
-    """Everything that :class:`paged_sdk.Model` puts to work.
+    """Holds everything that :class:`paged_sdk.Model` is made of.
 
-    :ivar name: shown in responses
+    :ivar name: the model's name in responses
     :ivar architecture: the decoder's ``model_type``
-    :ivar engine: not yet stepped by anyone
+    :ivar engine: the engine, which has not made a step yet
     :ivar text: the model's tokenizer, chat template and defaults
-    :ivar config: the engine's settings, with nothing left open
-    :ivar vocab_size: rows of the logits
+    :ivar config: the engine's settings, all filled in
+    :ivar vocab_size: how many logits a token has
     :ivar max_prompt_tokens: the longest prompt that fits context and KV pool
-    :ivar on_worker_start: run first on the worker thread
-    :ivar log_throughput: log a line of figures every few seconds of work
+    :ivar on_worker_start: called first on the worker thread
+    :ivar log_throughput: whether to log a line of figures every few seconds of work
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""A progress bar for loading, on a terminal only."""
+"""Shows a progress bar while a model loads, on a terminal only."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["LoadingBar"]
 
 
 class LoadingBar:
-    """A context manager around loading; :meth:`update` moves the bar. Without a terminal nothing is shown.
+    """Shows a bar while its context is open; :meth:`update` moves it. Without a terminal nothing is shown.
 
-    :param title: shown before the bar
+    :param title: the text before the bar
     """
 
     def __init__(self, title: str, *, visible: bool) -> None:
@@ -31,7 +31,7 @@ class LoadingBar:
         self._task = self._progress.add_task(title, total=None)
 
     def update(self, done: int, total: int) -> None:
-        """:param done: tensors loaded; :param total: tensors in all"""
+        """Move the bar to ``done`` loaded tensors of ``total``."""
         self._progress.update(self._task, completed=done, total=total)
 
     def __enter__(self) -> LoadingBar:

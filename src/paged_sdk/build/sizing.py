@@ -1,4 +1,4 @@
-"""What an engine's settings come to: builder first, then environment, then what suits model and machine."""
+"""Resolves an engine's settings: from the builder first, then the environment, then defaults for model and machine."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _log = get_logger(__name__)
 
 DEFAULT_PREFIX_CACHE_N = 16
 DEFAULT_BATCHED_TOKENS = {"cpu": 512}
-"""A CPU computes 512 prompt tokens of a small model in about a quarter of a second: texts beside them keep flowing."""
+"""A CPU computes 512 prompt tokens of a small model in about a quarter of a second, which other texts can wait for."""
 DEFAULT_BATCHED_TOKENS_ELSEWHERE = 2048
 PAGED_BY_DEFAULT = frozenset({"cpu", "cuda"})
 
 
 def resolve_max_model_len(settings: BuildSettings, model: DecoderConfig) -> int:
-    """Tokens in a sequence at most.
+    """Return the most tokens that a sequence may have.
 
-    :raises ConfigError: more than the model's own context
+    :raises ConfigError: the setting is more than the model's own context
     """
     asked = settings.max_model_len or model.max_position
     if asked > model.max_position:
@@ -37,9 +37,10 @@ def resolve_max_model_len(settings: BuildSettings, model: DecoderConfig) -> int:
 def resolve_engine_config(
     model: DecoderConfig, settings: BuildSettings, environment: Environment, *, device: torch.device, max_model_len: int
 ) -> EngineConfig:
-    """Fill in what was left open: builder first, then environment, then what suits model and machine.
+    """Fill in settings that were left open: from the builder, then the environment, then defaults for model and
+    machine.
 
-    All but the size of the pool, which depends on what the weights leave of the memory: see
+    The size of the pool stays open, because it depends on the memory that the weights leave: see
     :func:`~paged_sdk.build.kv_memory.size_pool`.
     """
     prefix_cache_n = next(
@@ -63,7 +64,7 @@ def resolve_engine_config(
 
 
 def _paged_meta(settings: BuildSettings, environment: Environment, device: torch.device) -> PagedAttentionMeta | None:
-    """The settings of the pool, or None for contiguous KV."""
+    """Return the settings of the pool, or None for contiguous KV."""
     asked = settings.paged_attn if settings.paged_attn is not None else environment.paged_attn
     if asked is None and device.type not in PAGED_BY_DEFAULT:
         _log.info("paged attention is off by default on %s; %s=on or with_paged_attn() turn it on", device, PAGED_ATTN)
