@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paged_sdk.kv.block import Block
-from paged_sdk.kv.block_pool import BlockPool
-from paged_sdk.kv.free_list import FreeList
+from paged_sdk.kv.block_pool import BlockPool, FreeList
 from paged_sdk.kv.manager import KvUsage
 
 

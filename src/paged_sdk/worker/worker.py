@@ -13,13 +13,12 @@ from typing import TypeVar
 import anyio
 
 from paged_sdk.engine.engine import Engine
-from paged_sdk.engine.events import RequestEvent
+from paged_sdk.engine.events import Outbox, RequestEvent
 from paged_sdk.errors import EngineDeadError, ModelClosedError, PagedError, RequestError
 from paged_sdk.logs import get_logger
 from paged_sdk.scheduler.request import Request
 from paged_sdk.types.stats import ModelStats
 from paged_sdk.worker.event_loop import EventLoop
-from paged_sdk.worker.listeners import LoopListeners
 from paged_sdk.worker.mailbox import Abort, Call, Close, Command, Mailbox, Submit
 from paged_sdk.worker.subscription import Subscription
 from paged_sdk.worker.throughput import ThroughputLog
@@ -49,7 +48,7 @@ class Worker:
         self._on_start = on_start
         self._throughput = ThroughputLog() if log_throughput else None
         self._mailbox = Mailbox()
-        self._listeners: dict[EventLoop, LoopListeners] = {}
+        self._listeners: dict[EventLoop, _LoopListeners] = {}
         self._stats = engine.stats()
         self._death: BaseException | None = None
         self._closing: Close | None = None
@@ -180,7 +179,7 @@ class Worker:
 
     def _submit(self, request: Request, subscription: Subscription) -> None:
         loop = subscription.loop
-        listeners = self._listeners.get(loop) or self._listeners.setdefault(loop, LoopListeners(loop))
+        listeners = self._listeners.get(loop) or self._listeners.setdefault(loop, _LoopListeners(loop))
         listeners.subscriptions[request.request_id] = subscription
         try:
             self._engine.submit(request, subscription, listeners.outbox)
@@ -199,7 +198,7 @@ class Worker:
             if not listeners.subscriptions:
                 del self._listeners[listeners.loop]
 
-    def _abort_all(self, listeners: LoopListeners) -> None:
+    def _abort_all(self, listeners: _LoopListeners) -> None:
         for request_id in listeners.subscriptions:
             self._engine.abort(request_id)
 
@@ -233,3 +232,23 @@ class Worker:
         error = EngineDeadError(f"the engine stopped: {self._death!r}")
         error.__cause__ = self._death
         return error
+
+
+class _LoopListeners:
+    """Gathers the subscriptions made in one event loop, and the events to post to them.
+
+    :ivar subscriptions: the subscriptions of the requests that have not ended, by id
+    """
+
+    def __init__(self, loop: EventLoop) -> None:
+        self.loop = loop
+        self.outbox = Outbox()
+        self.subscriptions: dict[str, Subscription] = {}
+
+    def post(self) -> bool:
+        """Hand the outbox over to the loop, with one wake-up; False if the loop has ended."""
+        batch = self.outbox.take()
+        for _, event in batch.events:
+            if event.is_last:
+                del self.subscriptions[event.request_id]
+        return self.loop.call_soon(batch.deliver)
