@@ -1,4 +1,4 @@
-"""The bias that a request adds to the logits of some tokens."""
+"""Adds a request's bias to the logits of some tokens."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LogitsBias(Processor[SparseChange]):
         return ALL_TOKENS if request.sampling.logits_bias else 0
 
     def begin(self, request: Request) -> ConstantState[SparseChange]:
-        # A token beyond the logits can never be chosen: there is nothing to bias.
+        # A token id beyond the logits can never be chosen and needs no bias.
         bias = {
             token: amount for token, amount in (request.sampling.logits_bias or {}).items() if token < self._vocab_size
         }

@@ -1,4 +1,4 @@
-"""The functions of its own by which an application changes a request's logits."""
+"""Calls the functions by which an application changes a request's logits."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = ["CustomChange", "CustomProcessors", "CustomState"]
 
 @frozen(eq=False)
 class CustomChange:
-    """A request whose processors are to be called.
+    """Holds a request's processors and the tokens to call them with.
 
-    :ivar token_ids: of the text so far, which processors cannot change
+    :ivar token_ids: the tokens of the text so far, which processors cannot change
     """
 
     request: Request
@@ -51,7 +51,7 @@ class CustomProcessors(Processor[CustomChange]):
 class CustomState(ProcessorState[CustomChange]):
     """Keeps the tokens of one text.
 
-    :param tokens: so far
+    :param tokens: the tokens so far
     """
 
     def __init__(self, request: Request, tokens: list[int]) -> None:
@@ -72,7 +72,7 @@ class CustomState(ProcessorState[CustomChange]):
 
 
 def _call(processor: LogitsProcessor, change: CustomChange, logits: Tensor) -> LogitsProcessorError | None:
-    """Let a processor change one row; the error that the request ends with if it cannot be used."""
+    """Let a processor change one row; return the error that the request ends with if the result cannot be used."""
     try:
         # A caller without a type checker may have written one that returns the logits.
         returned: object = processor(change.token_ids, logits)  # type: ignore[func-returns-value]
@@ -82,7 +82,7 @@ def _call(processor: LogitsProcessor, change: CustomChange, logits: Tensor) -> L
         return failure
     if returned is not None:
         return _failure(processor, change, f"returned {type(returned).__name__}: it has to change the logits in place")
-    largest = float(logits.max())  # NaN comes out on top
+    largest = float(logits.max())  # the maximum is NaN if any value is
     if largest == float("inf") or largest != largest:
         return _failure(processor, change, "left NaN or Inf in the logits")
     return None

@@ -1,4 +1,4 @@
-"""Drawing the next tokens of a batch without the host: what the tokens are, it learns when it asks for them."""
+"""Draws the next tokens of a batch on the device; the host sees the tokens only when it asks for them."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ _DTYPES: Final = MappingProxyType(
         "min_p": torch.float32,
     }
 )
-# Kernels are compiled anew for pointers that are aligned to less than 16 bytes, which 4 numbers have.
+# Kernels are recompiled for pointers that are aligned to less than 16 bytes, the size of 4 numbers.
 _ROWS_PER_UNIT: Final = 4
 
 
 @frozen(eq=False)
 class DeviceRow:
-    """What to sample by: made once for each text, and kept for as long as its sequence lives.
+    """Holds the settings that a text is sampled by; made once per text and kept while its sequence lives.
 
-    :ivar params: resolved: a seed, unless greedy
-    :ivar choice_index: of the text in its request
+    :ivar params: the sampling parameters, with a seed unless greedy
+    :ivar choice_index: index of the text among its request's choices
     :ivar is_greedy: whether the likeliest token is taken
-    :ivar record: the settings as the device gets them
+    :ivar record: the settings in the form that is sent to the device
     """
 
     params: SamplingParams
@@ -71,13 +71,13 @@ class DeviceRow:
 class DeviceDraw:
     """Draws tokens on the device: temperature, top-k, top-p and min-p, in this order, or the likeliest.
 
-    A token depends on its own row alone, as :class:`~paged_sdk.sampling.sampler.Sampler`'s do. The two draw from the
-    same distribution, and without top-k and top-p the same token; with them not, and of tokens that tie with the last
-    one kept this one keeps all. So which of them a row goes to must depend on that row alone.
+    A token depends on its own row alone, as with :class:`~paged_sdk.sampling.sampler.Sampler`. Both draw from the same
+    distribution. Without top-k and top-p they draw the same token; with them they may not, and this class keeps all
+    tokens that tie with the last one kept. So the choice between the two must depend on the row alone.
 
     As long as the batch consists of the same rows and each has got one more token, nothing is sent to the device.
 
-    :param device: of the logits
+    :param device: the device of the logits
     :param vocab_size: columns of the logits
     """
 
@@ -90,11 +90,11 @@ class DeviceDraw:
         self._next_positions: list[int] = []
 
     def draw(self, logits: Tensor, rows: list[DeviceRow], num_output_tokens: list[int]) -> Tensor:
-        """Draw each row's token, by launches alone.
+        """Draw each row's token by kernel launches, without waiting for the device.
 
         :param logits: float32 ``[len(rows), vocab_size]``, columns adjacent
-        :param rows: what to draw by
-        :param num_output_tokens: of each row's text
+        :param rows: the settings to draw each row by
+        :param num_output_tokens: how many output tokens each row's text has
         :returns: ``[len(rows)]`` int64 on the device; :data:`~paged_sdk.kernels.sampling.NOT_DRAWN` where every logit
             is -inf, or one is NaN or +inf
         """
@@ -118,7 +118,7 @@ class DeviceDraw:
 
 
 def _upload(rows: Sequence[DeviceRow], positions: Sequence[int], device: torch.device) -> DrawSettings:
-    """Settings on the device, by one copy that nobody waits for: pinned memory is kept until it is done."""
+    """Send settings to the device by one asynchronous copy; the pinned memory is kept until it is done."""
     records = np.frombuffer(b"".join([row.record for row in rows]), _RECORD)
     num_slots = -(-len(rows) // _ROWS_PER_UNIT) * _ROWS_PER_UNIT
     sizes = [num_slots * dtype.itemsize for dtype in _DTYPES.values()]

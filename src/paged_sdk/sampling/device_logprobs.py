@@ -1,4 +1,4 @@
-"""Logprobs of tokens that are chosen on the device: worked out there, and listed when the host takes the tokens."""
+"""Computes logprobs of tokens that are chosen on the device, and lists them when the host takes the tokens."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from paged_sdk.sampling.raw_logprobs import RawLogprobs
 __all__ = ["LogprobRows", "LogprobTensors"]
 
 LogprobTensors: TypeAlias = tuple[Tensor, Tensor, Tensor]
-"""``[R]`` float32, of the tokens chosen; ``[R, width]`` float32, of the likeliest in any order; ``[R, width]`` int64,
-which these are."""
+"""Holds the logprobs of the chosen tokens, ``[R]`` float32; those of the likeliest tokens in any order, ``[R, width]``
+float32; and the ids of the latter, ``[R, width]`` int64."""
 
 
 class LogprobRows:
-    """The R rows of a step that ask for logprobs, of the raw logits.
+    """Computes logprobs of the raw logits for the R rows of a step that ask for them.
 
-    :param rows: which of the step's, ascending
+    :param rows: indices of these rows in the step, ascending
     :param top_ns: how many of the likeliest tokens each asks for; more than V are V
     """
 
@@ -30,28 +30,28 @@ class LogprobRows:
         self._top_ns = top_ns
 
     def all_logprobs(self, logits: Tensor) -> Tensor:
-        """Of every token, before penalties change the logits.
+        """Compute the logprobs of every token, before penalties change the logits.
 
-        :param logits: ``[N, V]`` float32, of the whole step
+        :param logits: ``[N, V]`` float32, the logits of the whole step
         :returns: ``[R, V]`` float32
         """
         return torch.log_softmax(select_rows(logits, self.rows), dim=-1)
 
     def look_up(self, all_logprobs: Tensor, tokens: Tensor) -> LogprobTensors:
-        """Those that are to be listed.
+        """Look up the logprobs that are to be listed.
 
         :param all_logprobs: ``[R, V]`` float32
-        :param tokens: ``[N]`` int64: what was chosen in the whole step; below 0: nothing
+        :param tokens: ``[N]`` int64: the tokens chosen in the whole step; below 0: no token
         """
         chosen = select_rows(tokens, self.rows).clamp(min=0)
         top = all_logprobs.topk(min(max(self._top_ns), all_logprobs.shape[1]), dim=-1, sorted=False)
         return all_logprobs.gather(-1, chosen[:, None])[:, 0], top.values, top.indices
 
     def entries(self, token_ids: Sequence[int], logprobs: LogprobTensors) -> list[RawLogprobs]:
-        """One for each of the rows.
+        """Make one entry for each of the R rows.
 
-        :param token_ids: ``[R]``, what was chosen
-        :param logprobs: on the host
+        :param token_ids: ``[R]``, the chosen tokens
+        :param logprobs: the logprobs, copied to the host
         """
         chosen, values, tokens = logprobs
         sorted_values, sorted_tokens = sort_likeliest(values.numpy(), tokens.numpy())

@@ -1,4 +1,4 @@
-"""Choosing the next tokens of a batch on a device: processors, logprobs and the draw, in launches nobody waits for."""
+"""Chooses the next tokens of a batch on a device: launches processors, logprobs and the draw without waiting."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["DeviceBatch", "DeviceSampler", "Drawn"]
 
 @frozen(eq=False)
 class Drawn:
-    """What was chosen on the device.
+    """Holds the tokens that were chosen on the device.
 
-    :ivar tokens: ``[num_rows]`` int64; -1: nothing could be chosen
-    :ivar logprobs: whose are to be listed, and these; None: nobody's
+    :ivar tokens: ``[num_rows]`` int64; -1: no token could be chosen
+    :ivar logprobs: the rows that ask for logprobs, and their logprobs; None: no row does
     """
 
     tokens: Tensor
@@ -32,10 +32,10 @@ class Drawn:
 
 @define(eq=False)
 class DeviceBatch:
-    """Rows that are sampled together, step by step.
+    """Holds rows that are sampled together, step by step.
 
     :ivar num_output_tokens: how many tokens each text has before the one to choose
-    :ivar steps: what the processors that some row needs have made of the rows
+    :ivar steps: what each processor that some row needs has prepared for the rows
     :ivar logprobs: the rows that ask for logprobs; None: no row does
     """
 
@@ -51,7 +51,7 @@ class DeviceSampler:
     :param processors: all of them, in order; those that have no form on the device leave their rows to the host
     :param max_num_seqs: the most rows that a step has
     :param vocab_size: columns of the logits
-    :param device: of the logits
+    :param device: the device of the logits
     """
 
     def __init__(
@@ -65,24 +65,24 @@ class DeviceSampler:
 
     @staticmethod
     def num_bytes(processors: Iterable[Processor[Any]], max_num_seqs: int, vocab_size: int) -> int:
-        """Say how many bytes of a device a sampler keeps."""
+        """Return how many bytes of a device a sampler keeps."""
         return sum(processor.device_bytes(max_num_seqs, vocab_size) for processor in processors)
 
     def serves(self, row: SampleRow) -> bool:
-        """Whether a row can be sampled here. It can if it has one sample, its step verifies no drafts (how many of them
-        are accepted, the host finds out), and no processor that needs the host has a say in its token.
+        """Say whether a row can be sampled here. It can if it has one sample, its step verifies no drafts (the host
+        counts the accepted ones), and no processor that needs the host applies to its token.
         """
         if row.num_samples != 1 or row.num_drafts:
             return False
-        # What no longer needs the host never does again, so a text that was sampled here goes on here.
+        # A text that no longer needs the host never does again, so one that was sampled here stays here.
         return row.seq_id in self._rows or all(
             processor.applies_until(row.request) <= row.num_output_tokens for processor in self._on_host
         )
 
     def begin(self, rows: Sequence[SampleRow]) -> DeviceBatch:
-        """Make ready for a step, and for those that follow with the same rows, each with one more token.
+        """Prepare a step, and the following ones with the same rows, each with one more token.
 
-        :param rows: all of them served
+        :param rows: rows that :meth:`serves` accepts
         """
         steps = [(processor, processor.begin(rows)) for processor in self._processors]
         return DeviceBatch(
@@ -93,9 +93,9 @@ class DeviceSampler:
         )
 
     def sample(self, logits: Tensor, batch: DeviceBatch) -> Drawn:
-        """Choose a token for each row, by which the batch goes on.
+        """Choose a token for each row, and append it to the batch's state.
 
-        :param logits: float32 ``[len(batch.rows), vocab_size]``, columns adjacent; contents are lost
+        :param logits: float32 ``[len(batch.rows), vocab_size]``, columns adjacent; overwritten
         """
         rows = batch.logprobs
         all_logprobs = None if rows is None else rows.all_logprobs(logits)
@@ -110,9 +110,9 @@ class DeviceSampler:
         return Drawn(tokens, (rows, rows.look_up(all_logprobs, tokens)))
 
     def warm_up(self, logits: Tensor) -> None:
-        """Compile what is launched, so that no request waits for that.
+        """Compile the kernels that are launched, so that no request waits for that.
 
-        :param logits: as of :meth:`sample`; contents are lost
+        :param logits: as for :meth:`sample`; overwritten
         """
         num_rows = len(logits)
         for processor in self._processors:
@@ -121,7 +121,7 @@ class DeviceSampler:
             self._draw.draw(logits, [DeviceRow(params, choice_index=0)] * num_rows, [0] * num_rows)
 
     def forget(self, seq_ids: Iterable[int]) -> None:
-        """Drop what is kept of sequences that have ended; unknown ones are fine."""
+        """Drop the state of sequences that have ended; unknown ids are allowed."""
         for seq_id in seq_ids:
             self._rows.pop(seq_id, None)
             for processor in self._processors:

@@ -1,4 +1,4 @@
-"""DRY ("don't repeat yourself"): penalties against repeating whole passages."""
+"""Computes DRY ("don't repeat yourself") penalties, which lower the odds of repeating whole passages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LOG_OF_LARGEST_PENALTY = 88.0
 class Dry(Processor[SparseChange]):
     """Lowers the logits of tokens that would extend a repetition, as ``SamplingParams.dry_params`` says.
 
-    :param encode: text to token ids, without special tokens, for the sequence breakers
+    :param encode: encodes the sequence breakers to token ids, without special tokens
     """
 
     def __init__(self, encode: Callable[[str], list[int]]) -> None:
@@ -50,8 +50,8 @@ class Dry(Processor[SparseChange]):
 class DryState(ProcessorState[SparseChange]):
     """Keeps the tokens of one text.
 
-    :param breakers: as from :func:`breaker_tokens`
-    :param tokens: so far
+    :param breakers: sequence breakers as :func:`breaker_tokens` returns them
+    :param tokens: the tokens so far
     """
 
     # A C array, which numpy copies in one go.
@@ -75,13 +75,13 @@ class DryState(ProcessorState[SparseChange]):
 
 
 def breaker_tokens(breakers: Sequence[str], encode: Callable[[str], list[int]]) -> tuple[tuple[int, ...], ...]:
-    """The token sequences of DRY's sequence breakers, as they come out in the middle of a text.
+    """Return the token sequences of DRY's sequence breakers, as they are encoded in the middle of a text.
 
     A token that merely contains a breaker, such as ``":\\n"``, is not one.
 
-    :param encode: text to token ids, without special tokens
+    :param encode: encodes text to token ids, without special tokens
     """
-    # Some tokenizers mark the start of a text as the start of a word; behind a letter there is no such mark.
+    # Some tokenizers mark the start of a text as the start of a word; after a letter there is no such mark.
     before = encode("a")
     found = []
     for breaker in breakers:
@@ -94,7 +94,7 @@ def breaker_tokens(breakers: Sequence[str], encode: Callable[[str], list[int]]) 
 def dry_penalties(
     tokens: npt.NDArray[np.int64], params: DryParams, breakers: Sequence[tuple[int, ...]]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """What to subtract from the logits of tokens that would extend a repetition.
+    """Compute what to subtract from the logits of tokens that would extend a repetition.
 
     If the last n tokens, none of them in or before a breaker, occur earlier, then the token that followed them there
     is lowered by ``multiplier * base ** (n - allowed_length)``, provided that n >= allowed_length; its longest
@@ -102,7 +102,7 @@ def dry_penalties(
     request 5677 (p-e-w, 2024); breakers of several tokens as in llama.cpp.
 
     :param tokens: prompt and output, ``[length]``
-    :param breakers: as from :func:`breaker_tokens`
+    :param breakers: sequence breakers as :func:`breaker_tokens` returns them
     :returns: distinct token ids, and the amount for each
     """
     none = np.empty(0, np.int64), np.empty(0, np.float32)
@@ -134,14 +134,14 @@ def dry_penalties(
 
 
 def _length_of_largest_penalty(params: DryParams) -> int:
-    """Repetitions beyond this length are not told apart."""
+    """Return the length from which on all repetitions get the same penalty."""
     if params.base == 1:
         return max(params.allowed_length, 1)
     return params.allowed_length + math.ceil(_LOG_OF_LARGEST_PENALTY / math.log(params.base))
 
 
 def _length_since_breaker(tokens: npt.NDArray[np.int64], breakers: Sequence[tuple[int, ...]], most: int) -> int:
-    """How many of the last tokens lie behind the last breaker, counted up to ``most``."""
+    """Count the tokens after the last breaker, up to ``most``."""
     length = min(len(tokens), most)
     for breaker in breakers:
         # An occurrence ends in the tail; it may start before.

@@ -1,4 +1,4 @@
-"""Why a request ends without a token."""
+"""Makes the errors of requests for which no token can be chosen."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paged_sdk.scheduler.request import Request
 __all__ = ["NO_FAILURES", "Failures", "all_banned", "not_finite"]
 
 Failures: TypeAlias = Mapping[int, PagedError]
-"""The rows whose requests end, and why."""
+"""Maps the rows whose requests end to the reason."""
 
 NO_FAILURES: Final[Failures] = MappingProxyType({})
 

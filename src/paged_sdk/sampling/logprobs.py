@@ -1,4 +1,4 @@
-"""Logprobs of raw logits."""
+"""Computes logprobs of raw logits on the host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["LogprobTable"]
 
 
 class LogprobTable:
-    """The logprobs of some rows, kept while their logits are changed in place.
+    """Keeps the logprobs of some rows, so that their logits can be changed in place.
 
     :param logits: float32 ``[R, V]``
     :param top_n: how many of the likeliest tokens an entry lists; more than V are V
@@ -28,7 +28,7 @@ class LogprobTable:
             self._top = [tuple(zip(*row, strict=True)) for row in zip(tokens.tolist(), values.tolist(), strict=True)]
 
     def entries(self, rows: Sequence[int], tokens: Sequence[int]) -> list[RawLogprobs]:
-        """One entry per pair of a row and a token chosen there."""
+        """Make one entry per pair of a row and a token chosen there."""
         device = self._logprobs.device
         index = (torch.tensor(each, dtype=torch.int64, device=device) for each in (rows, tokens))
         chosen = self._logprobs[tuple(index)].tolist()

@@ -1,4 +1,4 @@
-"""The ban of the tokens that end a text, until it has its least number of tokens."""
+"""Bans the tokens that end a text until it has its minimum number of tokens."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class MinTokens(Processor[SparseChange]):
 class MinTokensState(ProcessorState[SparseChange]):
     """Counts the tokens of one text.
 
-    :param ban: what is added while there are too few
-    :param num_missing: how many are missing
+    :param ban: the change that applies while there are too few tokens
+    :param num_missing: how many tokens are missing
     """
 
     def __init__(self, ban: SparseChange, num_missing: int) -> None:

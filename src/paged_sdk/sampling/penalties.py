@@ -1,4 +1,4 @@
-"""Repetition, frequency and presence penalties: what a token's earlier occurrences cost it.
+"""Applies repetition, frequency and presence penalties to the logits of tokens that occur already.
 
 First comes repetition (Keskar et al., "CTRL", 2019: logits above zero are divided, others multiplied; for tokens of
 prompt and output), then frequency and presence as OpenAI's API defines them (for tokens of the output). On the host a
@@ -34,9 +34,9 @@ __all__ = ["DevicePenalties", "Penalties", "PenaltyChange", "PenaltyState", "Ste
 
 @frozen(eq=False)
 class PenaltyChange:
-    """What lowers the logits of one row.
+    """Holds what lowers the logits of one row.
 
-    :ivar params: how much
+    :ivar params: the penalties
     :ivar tokens: every token that occurs in the text, once
     :ivar output_counts: how often each occurs in the output
     """
@@ -84,7 +84,7 @@ class PenaltyState(ProcessorState[PenaltyChange]):
     """Counts the tokens of one text.
 
     :param params: the penalties
-    :param counts: of its tokens so far
+    :param counts: the counts of its tokens so far
     """
 
     def __init__(self, params: SamplingParams, counts: TokenCounts) -> None:
@@ -106,10 +106,10 @@ class PenaltyState(ProcessorState[PenaltyChange]):
 
 @frozen(eq=False)
 class StepPenalties:
-    """The penalties of a step's rows.
+    """Holds the penalties of a step's rows.
 
-    :ivar seats: those of the rows that have some
-    :ivar settings: of all rows, on the device
+    :ivar seats: the seats of the rows that have penalties
+    :ivar settings: the settings of all rows, on the device
     """
 
     seats: list[int]
@@ -120,8 +120,8 @@ class DevicePenalties(DeviceProcessor[StepPenalties]):
     """Counts the tokens of texts with penalties, each in a seat of a table on the device.
 
     A text is counted from its beginning when it takes a seat. From then on the device adds what it samples, unless the
-    text comes back with other tokens than those, as after a preemption: then it is counted anew. A text that finds no
-    free seat takes that of one that is not in the step.
+    text returns with other tokens than those, as after a preemption: then it is counted again. A text that finds no
+    free seat takes the seat of a text that is not in the step.
 
     :param num_seats: at least as many as a step has rows
     :param vocab_size: columns of the logits
@@ -184,7 +184,7 @@ class DevicePenalties(DeviceProcessor[StepPenalties]):
         return [self._seats[seq_id] for seq_id in seq_ids]
 
     def _count_anew(self, seat: int, row: SampleRow) -> None:
-        # Known to the host: a token that it has not seen yet was sampled here, and counted.
+        # Tokens that the host knows: one that it has not seen yet was sampled here, and is counted already.
         token_ids = np.array(row.token_ids[: row.num_tokens])
         assert len(token_ids) == row.num_tokens, f"{len(token_ids)} of {row.num_tokens} tokens are known"
         tokens, places = np.unique(token_ids, return_inverse=True)

@@ -1,4 +1,4 @@
-"""What a logits processor is: something that changes the logits of a text before its next token is chosen.
+"""Defines logits processors, which change the logits of a text before its next token is chosen.
 
 A processor is one file of this package and one entry in :func:`~paged_sdk.sampling.processors.default_processors`.
 It has three parts. The processor itself knows whether a request needs it and changes logits. A :class:`ProcessorState`
@@ -29,25 +29,25 @@ __all__ = [
 ]
 
 ALL_TOKENS: Final = sys.maxsize
-"""More tokens than any text has."""
+"""Stands for more tokens than any text has."""
 
 ChangeT = TypeVar("ChangeT")
 StepT = TypeVar("StepT")
 
 
 class ProcessorState(ABC, Generic[ChangeT]):
-    """Follows one text for one processor: what it would have to work out again in every step.
+    """Follows one text for one processor, and keeps what would otherwise be computed again in every step.
 
-    After any calls it is what a new state would be that was given the same tokens.
+    After any calls it equals a new state that was given the same tokens.
     """
 
     @abstractmethod
     def advance(self, token_ids: Sequence[int]) -> None:
-        """Take in tokens that the output has gained."""
+        """Take tokens that were added to the output."""
 
     @abstractmethod
     def roll_back(self, num_tokens: int) -> None:
-        """Take the last tokens back, which were rejected drafts or were lost in a preemption.
+        """Remove the last tokens, which were rejected drafts or were lost in a preemption.
 
         :param num_tokens: at most as many as the output has
         """
@@ -58,17 +58,17 @@ class ProcessorState(ABC, Generic[ChangeT]):
 
     @abstractmethod
     def change(self) -> ChangeT | None:
-        """Work out what happens to the logits that the next token is chosen by; None: nothing does.
+        """Compute the change to the logits that the next token is chosen by; None: no change.
 
         This runs before the logits are there, on a CUDA device while it computes them: long work, such as the mask of
-        a grammar, belongs here. The result stays as it is when the state moves on.
+        a grammar, belongs here. The result does not change when the state moves on.
         """
 
 
 class ConstantState(ProcessorState[ChangeT]):
-    """A state that changes the logits of every token alike.
+    """Changes the logits of every token of a text in the same way.
 
-    :param change: what happens to them
+    :param change: the change
     """
 
     def __init__(self, change: ChangeT) -> None:
@@ -88,11 +88,11 @@ class ConstantState(ProcessorState[ChangeT]):
 
 
 class DeviceProcessor(ABC, Generic[StepT]):
-    """A processor on a device, where the tokens that were sampled last already are. Nothing here waits for it."""
+    """Runs a processor on a device, which already has the tokens sampled last. No method waits for the device."""
 
     @abstractmethod
     def begin(self, rows: Sequence[SampleRow]) -> StepT | None:
-        """Make ready for a step, and for those that follow with the same rows, each with one more token.
+        """Prepare a step, and the following ones with the same rows, each with one more token.
 
         :returns: what the other methods need; None: no row needs this processor
         """
@@ -106,29 +106,30 @@ class DeviceProcessor(ABC, Generic[StepT]):
 
     @abstractmethod
     def advance(self, step: StepT, tokens: Tensor) -> None:
-        """Take in what was sampled.
+        """Take the sampled tokens.
 
-        :param tokens: ``[num_rows]`` int64; below 0: nothing
+        :param tokens: ``[num_rows]`` int64; below 0: no token
         """
 
     @abstractmethod
     def warm_up(self, logits: Tensor) -> None:
-        """Compile what is launched, by rows that do not need the processor, so that no request waits for that.
+        """Compile the kernels by running them on rows that do not need the processor, so that no request waits for
+        that.
 
-        :param logits: as of :meth:`apply`
+        :param logits: as for :meth:`apply`
         """
 
     @abstractmethod
     def forget(self, seq_id: int) -> None:
-        """Drop what is kept of a sequence that has ended, if there is anything."""
+        """Drop the state of a sequence that has ended, if there is any."""
 
 
 class Processor(ABC, Generic[ChangeT]):
-    """One kind of change to logits. It keeps nothing of any text: states do."""
+    """Makes one kind of change to logits. It keeps nothing about any text: states do."""
 
     @abstractmethod
     def applies_until(self, request: Request) -> int:
-        """Say how many tokens of each text, from the first of its output on, it may have a say in.
+        """Return how many tokens of each text, from the first of its output on, it may apply to.
 
         :returns: 0 if the request does not need it, :data:`ALL_TOKENS` if every token does
         """
@@ -145,16 +146,16 @@ class Processor(ABC, Generic[ChangeT]):
         """Change the logits of some rows in place.
 
         :param logits: float32 ``[N, vocab_size]``
-        :param changes: rows, each at most once, and what happens to their logits
-        :returns: rows whose requests are to end; nobody reads their logits
+        :param changes: rows, each at most once, and the changes to their logits
+        :returns: rows whose requests are to end; their logits are not read
         """
 
     def device_bytes(self, max_num_seqs: int, vocab_size: int) -> int:
-        """Say how many bytes of a device :meth:`on_device` takes."""
+        """Return how many bytes of a device :meth:`on_device` takes."""
         return 0
 
     def on_device(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> DeviceProcessor[Any] | None:
-        """Make what does the same work on a device; None: there is no such thing, the host has to.
+        """Make the processor that does the same work on a device; None: only the host can do it.
 
         :param max_num_seqs: the most rows that a step has
         """

@@ -1,4 +1,4 @@
-"""The logits processors, in the order in which they change logits."""
+"""Lists the logits processors, in the order in which they change logits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def default_processors(vocab_size: int, encode: Callable[[str], list[int]]) -> t
     """Make the processors of one model. Temperature, top-k, top-p and min-p come after all of them.
 
     :param vocab_size: columns of the logits
-    :param encode: text to token ids, without special tokens
+    :param encode: encodes text to token ids, without special tokens
     """
     return (
         LogitsBias(vocab_size),

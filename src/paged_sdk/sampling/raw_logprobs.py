@@ -1,4 +1,4 @@
-"""Logprobs as they come out of sampling. No tensors here: the engine passes them on, and tests make them up."""
+"""Holds logprobs as sampling returns them, without tensors, so that the engine and tests need none."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["RawLogprobs"]
 
 @frozen
 class RawLogprobs:
-    """The logprobs (natural logarithm) at one position of a text.
+    """Holds the logprobs (natural logarithm) at one position of a text.
 
     :ivar token_id: the token chosen there, or the prompt's own
     :ivar logprob: the logprob of that token

@@ -1,4 +1,4 @@
-"""What to sample from one row of logits."""
+"""Describes what to sample from one row of logits."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from paged_sdk.scheduler.request import Request
 __all__ = ["SampleRow"]
 
 
-# Not frozen, which takes three times as long: a step may make one for each sequence.
+# Not frozen, which makes construction three times as slow: a step may make one per sequence.
 @define(eq=False)
 class SampleRow:
-    """One position of one text, whose next token is to be chosen.
+    """Describes one position of one text, whose next token is to be chosen.
 
-    A step may hold several rows of one sequence, in the order of their positions: the tokens of each are then those of
-    the row before and a draft more.
+    A step may hold several rows of one sequence, in the order of their positions: each then has the tokens of the row
+    before it and one more draft.
 
     :ivar seq_id: identifies the sequence; that of the request's first choice is ``seq_id - choice_index``
     :ivar request: what the sequence belongs to
@@ -39,10 +39,10 @@ class SampleRow:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """How many of the tokens are the prompt."""
+        """Return how many of the tokens are the prompt."""
         return len(self.request.prompt_token_ids)
 
     @property
     def num_output_tokens(self) -> int:
-        """How many tokens of output there are before the one to choose."""
+        """Return how many tokens of output come before the one to choose."""
         return self.num_tokens - len(self.request.prompt_token_ids)

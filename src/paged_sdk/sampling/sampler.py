@@ -1,4 +1,4 @@
-"""Choosing the next tokens of a batch on the host."""
+"""Chooses the next tokens of a batch on the host."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ __all__ = ["PreparedRows", "SampledRows", "Sampler"]
 
 @frozen(eq=False)
 class PreparedRows:
-    """Rows whose processors have done what can be done without logits.
+    """Holds rows for which processors have done the work that needs no logits.
 
-    :ivar changes: for each processor, rows and what happens to their logits
-    :ivar is_plain: whether every row's token is its largest logit's, and nothing else is asked for
+    :ivar changes: for each processor, rows and the changes to their logits
+    :ivar is_plain: whether every row takes the token with the largest logit and asks for nothing else
     """
 
     rows: Sequence[SampleRow]
@@ -50,7 +50,7 @@ class PreparedRows:
 
 @frozen
 class SampledRows:
-    """What was chosen, row by row.
+    """Holds the chosen tokens, row by row.
 
     :ivar token_ids: ``num_samples`` tokens of each row, or none if it failed
     :ivar logprobs: an entry for each token, of the raw logits (before bias, penalties, temperature and truncation);
@@ -68,11 +68,11 @@ class Sampler:
 
     A token depends on its own row alone: on its logits, its history and, through the seed, on its choice and the
     number of output tokens; not on the batch and not on earlier calls. The state kept of each sequence only saves
-    working it out again.
+    computing it again.
 
     :param vocab_size: columns of the logits
-    :param device: of the logits
-    :param processors: in order
+    :param device: the device of the logits
+    :param processors: the processors, in the order in which they apply
     """
 
     def __init__(self, vocab_size: int, device: torch.device, processors: Sequence[Processor[Any]]) -> None:
@@ -82,7 +82,7 @@ class Sampler:
         self._states: dict[int, TextState] = {}
 
     def prepare(self, rows: Sequence[SampleRow]) -> PreparedRows:
-        """Do what can be done before the logits are there: while a device computes them, it costs no time."""
+        """Do the work that needs no logits: while a device computes them, it takes no extra time."""
         changes: list[list[tuple[int, Any]]] = [[] for _ in self._processors]
         is_plain = True
         for index, row in enumerate(rows):
@@ -98,7 +98,7 @@ class Sampler:
     def sample(self, logits: Tensor, prepared: PreparedRows) -> SampledRows:
         """Choose each row's tokens. A row whose logits are not finite, or whose every token is banned, fails alone.
 
-        :param logits: float32 ``[len(prepared.rows), vocab_size]``; contents are lost
+        :param logits: float32 ``[len(prepared.rows), vocab_size]``; overwritten
         """
         rows = prepared.rows
         assert logits.shape == (len(rows), self._vocab_size), (logits.shape, len(rows), self._vocab_size)
@@ -132,7 +132,7 @@ class Sampler:
             return LogprobTable(logits, top_n).entries(range(len(targets)), targets)
 
     def forget(self, seq_ids: Iterable[int]) -> None:
-        """Drop what is kept of sequences that have ended; unknown ones are fine."""
+        """Drop the state of sequences that have ended; unknown ids are allowed."""
         for seq_id in seq_ids:
             self._states.pop(seq_id, None)
 
@@ -149,7 +149,7 @@ class Sampler:
 
 
 def _take_largest(logits: Tensor, rows: Sequence[SampleRow]) -> SampledRows:
-    """Choose the token with the largest logit of each row, and find rows that are not finite by it."""
+    """Choose the token with the largest logit of each row; that logit also shows which rows are not finite."""
     largest = draw_greedy(logits).tolist()
     failed: dict[int, PagedError] = {
         index: not_finite(rows[index].request) for index, token in enumerate(largest) if token == NOT_DRAWN
@@ -159,8 +159,8 @@ def _take_largest(logits: Tensor, rows: Sequence[SampleRow]) -> SampledRows:
 
 
 def _zero_bad_rows(logits: Tensor, rows: Sequence[SampleRow]) -> dict[int, PagedError]:
-    """Find the rows that are not finite, and put zeros into them, which nobody reads."""
-    # NaN and Inf come out on top; -Inf everywhere is no row at all.
+    """Find the rows that are not finite, and overwrite them with zeros, which are not read."""
+    # The maximum is NaN or Inf if any value is; it is -Inf where every token is.
     finite = logits.amax(-1).isfinite()
     if finite.all():
         return {}
@@ -169,9 +169,9 @@ def _zero_bad_rows(logits: Tensor, rows: Sequence[SampleRow]) -> dict[int, Paged
 
 
 def _choose(logits: Tensor, rows: Sequence[SampleRow]) -> list[list[int]]:
-    """The tokens of each row, from processed logits; none where nothing can be chosen."""
+    """Choose the tokens of each row from processed logits; a row where none can be chosen gets none."""
     tokens: list[list[int]] = [[] for _ in rows]
-    # Rows go together by what is done to them; each row's way depends on its own settings alone.
+    # Rows are grouped by the method that draws them, which depends on each row's own settings alone.
     ways: defaultdict[int | None, list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
         params = row.request.sampling
@@ -192,7 +192,7 @@ def _choose(logits: Tensor, rows: Sequence[SampleRow]) -> list[list[int]]:
 def _draw(
     logits: Tensor, rows: Sequence[SampleRow], owners: npt.NDArray[np.int64], width: int
 ) -> npt.NDArray[np.int64]:
-    """A token for each of ``owners``, which are indices of ``rows`` and repeat for rows with several samples."""
+    """Draw a token for each of ``owners``, which are indices of ``rows`` and repeat for rows with several samples."""
     settings = Settings.of([row.request.sampling for row in rows], logits.shape[1])
     streams = [(row, row.choice_index + sample) for row in rows for sample in range(row.num_samples)]
     numbers = uniforms(
@@ -211,7 +211,7 @@ def _seed(params: SamplingParams) -> int:
 
 
 def _logprob_tables(logits: Tensor, rows: Sequence[SampleRow]) -> list[tuple[LogprobTable, list[int]]]:
-    """Tables for the rows that ask for logprobs, by how many, with the rows of each."""
+    """Make one table per number of logprobs that rows ask for, with the rows of each."""
     wanted: defaultdict[int, list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
         if row.request.sampling.top_n_logprobs is not None:
@@ -222,7 +222,7 @@ def _logprob_tables(logits: Tensor, rows: Sequence[SampleRow]) -> list[tuple[Log
 def _raw_logprobs(
     tables: Sequence[tuple[LogprobTable, list[int]]], chosen: Sequence[list[int]]
 ) -> list[list[RawLogprobs] | None]:
-    """For the rows that ask for them, an entry per chosen token."""
+    """Make an entry per chosen token, for the rows that ask for logprobs."""
     logprobs: list[list[RawLogprobs] | None] = [None] * len(chosen)
     for table, indices in tables:
         pairs = [(position, token) for position, index in enumerate(indices) for token in chosen[index]]

@@ -1,4 +1,4 @@
-"""Changes to the logits of a few tokens per row."""
+"""Changes the logits of a few tokens per row."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["SparseChange", "add_sparse", "index_of"]
 
 @frozen(eq=False)
 class SparseChange:
-    """What to add to the logits of some tokens.
+    """Holds the amounts to add to the logits of some tokens.
 
-    :ivar token_ids: distinct
-    :ivar amounts: one for each; -inf bans the token
+    :ivar token_ids: the tokens, each once
+    :ivar amounts: one amount per token; -inf bans it
     """
 
     token_ids: npt.NDArray[np.int64]

@@ -1,4 +1,4 @@
-"""What sampling on the host keeps of one text between steps."""
+"""Keeps the state of one text between steps, for sampling on the host."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["TextState"]
 
 
 class TextState:
-    """The states of the processors that a text needs, at one position of it.
+    """Holds the states of the processors that a text needs, at one position of it.
 
     :param request: see :attr:`request`
-    :param states: of processors, each with the processor's place in the list
+    :param states: states of processors, each with the processor's index in the list
     :param plain_from: see :attr:`plain_from`
-    :ivar request: what the text belongs to
-    :ivar plain_from: from so many tokens of output on, the next token is the largest logit's and nothing else is asked
-        for
+    :ivar request: the request that the text belongs to
+    :ivar plain_from: the number of output tokens from which on the next token is the one with the largest logit, and
+        nothing else is asked for
     """
 
     def __init__(self, request: Request, states: Sequence[tuple[int, ProcessorState[Any]]], plain_from: int) -> None:
@@ -48,7 +48,7 @@ class TextState:
         return forked
 
     def move_to(self, row: SampleRow) -> None:
-        """Go to the position of a row: forward, or back first where the output goes on otherwise than was known."""
+        """Move to the position of a row: forward, or back first where the output differs from the known one."""
         if not self._states:
             return
         output, known = list(row.token_ids[row.num_prompt_tokens :]), self._output
@@ -65,7 +65,7 @@ class TextState:
             known += gained
 
     def changes(self) -> Iterator[tuple[int, Any]]:
-        """Work out what happens to the next token's logits: by the places of the processors that do something."""
+        """Compute the changes to the next token's logits, each with the index of its processor."""
         for place, state in self._states:
             change = state.change()
             if change is not None:
@@ -77,6 +77,6 @@ def _is_plain(request: Request) -> bool:
 
 
 def _num_common(output: Sequence[int], known: Sequence[int]) -> int:
-    """How many tokens both begin with."""
+    """Return how many tokens both begin with."""
     pairs = zip(output, known, strict=False)
     return next((place for place, (new, old) in enumerate(pairs) if new != old), min(len(output), len(known)))

@@ -1,4 +1,4 @@
-"""How often each token occurs in one text, kept from step to step."""
+"""Counts how often each token occurs in one text, from step to step."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["TokenCounts"]
 
 
 class TokenCounts:
-    """The distinct tokens of a text, and how often each occurs in its output.
+    """Keeps the distinct tokens of a text, and how often each occurs in its output.
 
-    A token of output costs a few dictionary operations, when it comes and when it is taken back.
+    A token of output costs a few dictionary operations when it is added and when it is removed.
 
-    :param prompt: token ids, whose tokens are in the text without being counted
+    :param prompt: token ids that are in the text but are not counted
     """
 
     def __init__(self, prompt: Sequence[int]) -> None:
@@ -28,7 +28,7 @@ class TokenCounts:
         self._counts = array("q", bytes(8 * len(self._slots)))
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        """Count tokens that the output has gained."""
+        """Count tokens that were added to the output."""
         self._output += token_ids
         for token in token_ids:
             slot = self._slots.setdefault(token, len(self._slots))
@@ -38,7 +38,7 @@ class TokenCounts:
             self._counts[slot] += 1
 
     def roll_back(self, num_tokens: int) -> None:
-        """Take back the last tokens of the output."""
+        """Remove the last tokens of the output."""
         for _ in range(num_tokens):
             token = self._output.pop()
             slot = self._slots[token]
@@ -50,7 +50,7 @@ class TokenCounts:
                 self._counts.pop()
 
     def fork(self) -> TokenCounts:
-        """Make a copy, which goes its own way."""
+        """Make an independent copy."""
         forked = TokenCounts(())
         forked._output = self._output.copy()
         forked._slots = self._slots.copy()
@@ -61,10 +61,10 @@ class TokenCounts:
 
     @property
     def tokens(self) -> npt.NDArray[np.int64]:
-        """Every token that occurs in prompt or output, once."""
+        """Return every token that occurs in prompt or output, once."""
         return np.array(self._tokens)
 
     @property
     def output_counts(self) -> npt.NDArray[np.int64]:
-        """How often each of :attr:`tokens` occurs in the output."""
+        """Return how often each of :attr:`tokens` occurs in the output."""
         return np.array(self._counts)

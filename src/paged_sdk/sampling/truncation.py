@@ -1,4 +1,4 @@
-"""What temperature, top-k, top-p and min-p leave of a distribution, and drawing from it.
+"""Truncates distributions by temperature, top-k, top-p and min-p, and draws from them.
 
 The device does what reads whole rows of logits: finding candidates and summing weights. The rest, a few hundred
 candidates per row, is float64 on the host: the same on every device, and no row's arithmetic depends on the others.
@@ -40,13 +40,14 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 Ids: TypeAlias = npt.NDArray[np.int64]
 
 NOT_DRAWN: Final = -1
-"""In place of a token id, where there is nothing to choose: all logits are -inf, or one is NaN or +inf."""
+"""Stands in place of a token id where no token can be chosen: all logits are -inf, or one is NaN or +inf."""
 
 _TOP_P_CANDIDATES: Final = 256
-"""Holds the nucleus of most language model distributions at top_p = 0.9; more cost time in every step."""
+"""So many candidates hold the nucleus of most language model distributions at top_p = 0.9; more cost time in every
+step."""
 
 _SUM_BLOCK: Final = 128
-"""Tokens per partial sum of the inverse CDF over the vocabulary."""
+"""The inverse CDF over the vocabulary sums so many tokens per block."""
 
 _NUMBERS_AT_ONCE: Final = 1 << 20
 """Bounds copies of logits: larger ones cost more in page faults than their arithmetic does."""
@@ -54,7 +55,7 @@ _NUMBERS_AT_ONCE: Final = 1 << 20
 
 @frozen(eq=False)
 class Settings:
-    """The settings of R rows, each ``[R, 1]``; one that is off has the value that keeps everything."""
+    """Holds the settings of R rows, each ``[R, 1]``; one that is off has the value that keeps every token."""
 
     temperature: Floats
     top_k: Ids
@@ -75,22 +76,22 @@ class Settings:
         )
 
     def select(self, rows: Ids) -> Settings:
-        """Some rows' settings."""
+        """Return the settings of some rows."""
         return Settings(self.temperature[rows], self.top_k[rows], self.top_p[rows], self.min_p[rows])
 
 
 def is_greedy(params: SamplingParams) -> bool:
-    """Whether the likeliest token is taken."""
+    """Say whether the likeliest token is taken."""
     return params.is_greedy or params.top_k == 1
 
 
 def num_candidates(params: SamplingParams, vocab_size: int) -> int:
-    """How many of the likeliest tokens :func:`draw_from_likeliest` should look at; 0: use :func:`draw_from_all`.
+    """Return how many of the likeliest tokens :func:`draw_from_likeliest` should look at; 0: use :func:`draw_from_all`.
 
-    A function of the row's own settings, so that its batch does not matter.
+    It depends on the row's own settings alone, so that the batch does not matter.
     """
     if params.top_k is not None and params.top_k < vocab_size:
-        # Room for ties with the last (many, if the logits were bfloat16), in few different widths.
+        # Capacity for ties with the last (many, if the logits were bfloat16), in few different widths.
         return min(max(64, 1 << (2 * params.top_k - 1).bit_length()), vocab_size)
     if params.top_p is not None and params.top_p < 1:
         return min(_TOP_P_CANDIDATES, vocab_size)
@@ -98,7 +99,7 @@ def num_candidates(params: SamplingParams, vocab_size: int) -> int:
 
 
 def draw_greedy(logits: Tensor) -> Ids:
-    """The likeliest token of each row or :data:`NOT_DRAWN`, ``[R]``."""
+    """Return the likeliest token of each row or :data:`NOT_DRAWN`, ``[R]``."""
     tokens = argmax(logits)
     largest = _floats(logits.gather(1, torch.from_numpy(tokens[:, None]).to(logits.device)))[:, 0]
     return np.where(np.isfinite(largest), tokens, NOT_DRAWN)
@@ -110,7 +111,7 @@ def draw_from_likeliest(logits: Tensor, settings: Settings, width: int, rows: Id
     Of tokens that tie with the last one kept by top-k or top-p, those with the lowest ids are kept.
 
     :param logits: float32 ``[R, V]``
-    :param width: of :func:`num_candidates`, the same for all rows
+    :param width: the result of :func:`num_candidates`, the same for all rows
     :param rows: the row of each draw, ``[M]``
     :param uniforms: a number in [0, 1) for each draw, ``[M]``
     :returns: token ids or :data:`NOT_DRAWN`, ``[M]``
@@ -119,7 +120,7 @@ def draw_from_likeliest(logits: Tensor, settings: Settings, width: int, rows: Id
     values, tokens = likeliest(logits, width)
     good = np.isfinite(values[:, 0]) & ~np.isnan(values).any(axis=1)
     values[~good] = 0
-    # Top-p is of what top-k leaves; without top-k that is the whole vocabulary, beyond the candidates.
+    # Top-p applies to what top-k keeps; without top-k that is the whole vocabulary, not only the candidates.
     totals = np.full((len(values), 1), np.nan)
     whole = np.flatnonzero(good & (settings.top_k[:, 0] == vocab_size))
     if len(whole):
@@ -145,7 +146,7 @@ def draw_from_likeliest(logits: Tensor, settings: Settings, width: int, rows: Id
 def draw_from_all(logits: Tensor, settings: Settings, rows: Ids, uniforms: Floats) -> Ids:
     """Draw tokens of rows that have neither top-k nor top-p.
 
-    :param logits: float32 ``[R, V]``; contents are lost
+    :param logits: float32 ``[R, V]``; overwritten
     :param rows: the row of each draw, ``[M]``
     :param uniforms: a number in [0, 1) for each draw, ``[M]``
     :returns: token ids or :data:`NOT_DRAWN`, ``[M]``
@@ -193,7 +194,7 @@ def _keep(values: npt.NDArray[np.float32], settings: Settings, totals: Floats) -
 
 
 def _inverse_cdf(cumulative: Floats, kept: Ids, rows: Ids, uniforms: Floats) -> Ids:
-    """Columns drawn by weight from the first ``kept`` ones of each draw's row.
+    """Draw columns by weight from the first ``kept`` ones of each draw's row.
 
     A number below 1 times the kept weight is below it, so the last column is the largest result, and columns without
     weight are never drawn.
@@ -204,15 +205,15 @@ def _inverse_cdf(cumulative: Floats, kept: Ids, rows: Ids, uniforms: Floats) -> 
 
 
 def _threshold(values: npt.NDArray[np.float32], settings: Settings, total: float, vocab_size: int) -> float:
-    """A logit below which one row keeps nothing.
+    """Return a logit below which a row keeps no token.
 
-    :param values: its likeliest candidates' logits, descending, at least top-k of them
+    :param values: the row's likeliest candidates' logits, descending, at least top-k of them
     """
     top_k = int(settings.top_k[0, 0])
     if top_k < vocab_size:
         return float(values[top_k - 1])
     # Tokens less likely than (1 - p) / V make up less than 1 - p together: top-p is reached without them.
-    # The half and the millionth are for rounding.
+    # The half and the millionth allow for rounding.
     least = (1 - float(settings.top_p[0, 0])) / vocab_size / 2
     threshold = float(values[0]) + float(settings.temperature[0, 0]) * math.log(least * total)
     return max(threshold - abs(threshold) * 1e-6, float(np.finfo(np.float32).min))
@@ -225,7 +226,7 @@ def _to_weights(logits: Tensor, settings: Settings) -> Tensor:
 
 
 def _total_weight(logits: Tensor, settings: Settings) -> Floats:
-    """The weight of the whole vocabulary relative to its likeliest token, ``[R, 1]``."""
+    """Sum the weight of the whole vocabulary relative to its likeliest token, ``[R, 1]``."""
     rows_at_once = max(_NUMBERS_AT_ONCE // logits.shape[1], 1)
     totals = []
     for start in range(0, len(logits), rows_at_once):
@@ -236,7 +237,7 @@ def _total_weight(logits: Tensor, settings: Settings) -> Floats:
 
 
 def _blocks(weights: Tensor) -> Tensor:
-    """Cut rows ``[R, V]`` into blocks ``[R, B, block]``, zeros behind the last."""
+    """Cut rows ``[R, V]`` into blocks ``[R, B, block]``, with zeros after the last column."""
     missing = -weights.shape[1] % _SUM_BLOCK
     if missing:
         weights = F.pad(weights, (0, missing))

@@ -1,4 +1,4 @@
-"""Uniform random numbers as a function of what they are for, not of how many were drawn before."""
+"""Computes uniform random numbers from seed, choice and position, not from how many were drawn before."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LARGEST_64_BIT_PRIME: Final = 2**64 - 59
 
 
 def uniforms(seeds: Sequence[int], choice_indices: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.float64]:
-    """Numbers in [0, 1) with 53 random bits, one per (seed, choice, position).
+    """Return numbers in [0, 1) with 53 random bits, one per (seed, choice, position).
 
     There is no state: a number is the same in every batch, and again after preemption. Position counts along a
     SplitMix64 stream (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014), as in
@@ -32,7 +32,7 @@ def uniforms(seeds: Sequence[int], choice_indices: Sequence[int], positions: Seq
 
 
 def stream_starts(seeds: Sequence[int], choice_indices: Sequence[int]) -> npt.NDArray[np.uint64]:
-    """Where the streams of some (seed, choice) start: hashed from both by SplitMix64's own mixer.
+    """Return the starts of the streams of some (seed, choice), hashed from both by SplitMix64's own mixer.
 
     :param seeds: any ints >= 0
     :param choice_indices: which of a request's texts
@@ -43,7 +43,7 @@ def stream_starts(seeds: Sequence[int], choice_indices: Sequence[int]) -> npt.ND
 
 
 def _mix(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """SplitMix64's finalizer: every input bit flips every output bit with probability near one half."""
+    """Apply SplitMix64's finalizer: every input bit flips every output bit with probability near one half."""
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return bits ^ (bits >> np.uint64(31))
