@@ -19,7 +19,7 @@ struct DecoderScratch {
   uint8_t* activations;
   float* projected;  // [rows, queries + keys + values]
   float* attended;   // [rows, queries]
-  float* gated;      // [rows, inner]
+  float* gated;      // [rows, inner], or DenseRows of as many
   float* branch;     // [rows, hidden]: of attention or feed-forward, before its own norm
   float* streams;    // [threads - 1, rows, hidden] of up to kPrivateRows rows
   uint8_t* sums;     // per thread, kSumPanels panels'
@@ -43,7 +43,7 @@ struct DecoderScratch {
         if (layer.router.weight != nullptr) {
           grow(mixture, MixtureScratch::Sizes(args, layer).total());
         } else {
-          grow(gated, row * layer.gate.rows);
+          grow(gated, DenseRows::bytes(args.num_rows, layer.gate.rows));
           for (const paged_weight* weight : {&layer.gate, &layer.down})
             grow(activations, Operand::bytes(*weight, args.num_rows, args.num_threads));
         }
@@ -153,10 +153,8 @@ inline void run_layer(const paged_decoder_args& args, const paged_layer& layer, 
   } else {
     const Operand mlp_input =
         prepare_rows(layer.gate, input, rows, layer.mlp_norm, layer.norm_eps, scratch.activations, team);
-    multiply_gated(layer.gate, layer.up, mlp_input, layer.activation, scratch.gated, sums, team);
-    team.barrier();
-    const Operand gated = prepare_rows(layer.down, {scratch.gated, layer.gate.rows, PAGED_FLOAT32}, rows, nullptr,
-                                       0.0f, scratch.activations, team);
+    const Operand gated = multiply_gated_for(layer.down, layer.gate, layer.up, mlp_input, rows, layer.activation,
+                                             scratch.gated, scratch.activations, sums, team);
     multiply(&layer.down, 1, gated, branch, sums, team);
     team.barrier();
   }

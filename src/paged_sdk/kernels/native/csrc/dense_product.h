@@ -120,7 +120,22 @@ struct DenseRows {
     const int64_t vector = static_cast<int64_t>(first) * num_rows + row * width(first);
     return reinterpret_cast<typename Dense::Element*>(data) + vector * Dense::kCols;
   }
+  // Writes 16 columns of a row from `col` on, a multiple of 16, or those of them that there are.
+  template <class Dense>
+  void store(int64_t row, int64_t col, Floats columns) const {
+    const int vector = static_cast<int>(col / Dense::kCols), first = vector / kDenseBlock * kDenseBlock;
+    typename Dense::Element* to = at<Dense>(first, row) + (vector - first) * Dense::kCols;
+    const int left = (vectors - vector) * Dense::kCols;
+    if (left >= 16) {
+      Dense::store(to, columns);
+    } else {
+      typename Dense::Element last[16];
+      Dense::store(last, columns);
+      __builtin_memcpy(to, last, sizeof(last[0]) * left);
+    }
+  }
 };
+static_assert(kDenseBlock % 16 == 0, "16 columns lie in one block");
 
 // Brings row `row` of x, times 1 / rms and norm_weight where that is given, to row `place` of out.
 template <class Dense>
@@ -305,11 +320,11 @@ inline void multiply_dense_weights(const paged_weight* weights, int num_weights,
   }
 }
 
-// hidden = activation(gate x) * (up x): the thread's share of columns. Gate and up panels of the same rows are taken in
-// turn: panel 2 p is the gate's, 2 p + 1 the up's.
+// activation(gate x) * (up x): the thread's share of columns. Gate and up panels of the same rows are taken in turn:
+// panel 2 p is the gate's, 2 p + 1 the up's. take(col, columns) gets 16 columns of all rows, as columns(row).
+template <class Take>
 inline void multiply_dense_gated(const paged_weight& gate, const paged_weight& up, const DenseRows& x,
-                                 int32_t activation, float* hidden, float (*sums)[kPanelRows], const Team& team) {
-  const Output out{hidden, gate.rows, PAGED_FLOAT32, {}};
+                                 int32_t activation, float (*sums)[kPanelRows], const Team& team, const Take& take) {
   const int64_t bytes = dense_panel_bytes(gate.format, gate.cols);
   const auto [first, last] = team.share(num_panels(gate.rows));
   multiply_dense_range(
@@ -318,14 +333,34 @@ inline void multiply_dense_gated(const paged_weight& gate, const paged_weight& u
       [&](int64_t panel, auto wide, const float (*finished)[kPanelRows]) {
         for (int v = 0; v + 1 < decltype(wide)::value; v += 2) {
           const int64_t at = (panel + v) / 2 * kPanelRows;
-          const int width = gate.rows - at < kPanelRows ? static_cast<int>(gate.rows - at) : kPanelRows;
           const float (*gates)[kPanelRows] = finished + static_cast<int64_t>(v) * x.num_rows;
-          for (int r = 0; r < x.num_rows; ++r)
-            out.store(r, at, width,
-                      gate_columns(gate, up, at, load_floats(gates[r]), load_floats(gates[x.num_rows + r]), activation),
-                      nullptr);
+          take(at, [&](int row) {
+            const Floats of_gate = load_floats(gates[row]), of_up = load_floats(gates[x.num_rows + row]);
+            return gate_columns(gate, up, at, of_gate, of_up, activation);
+          });
         }
       });
+}
+
+// hidden = activation(gate x) * (up x), as float32.
+inline void multiply_dense_gated(const paged_weight& gate, const paged_weight& up, const DenseRows& x,
+                                 int32_t activation, float* hidden, float (*sums)[kPanelRows], const Team& team) {
+  const Output out{hidden, gate.rows, PAGED_FLOAT32, {}};
+  multiply_dense_gated(gate, up, x, activation, sums, team, [&](int64_t col, const auto& columns) {
+    const int width = gate.rows - col < kPanelRows ? static_cast<int>(gate.rows - col) : kPanelRows;
+    for (int r = 0; r < x.num_rows; ++r) out.store(r, col, width, columns(r), nullptr);
+  });
+}
+
+// The same, as the dense weight `down` multiplies it.
+inline void multiply_dense_gated(const paged_weight& gate, const paged_weight& up, const DenseRows& x,
+                                 int32_t activation, const paged_weight& down, const DenseRows& hidden,
+                                 float (*sums)[kPanelRows], const Team& team) {
+  multiply_dense_gated(gate, up, x, activation, sums, team, [&](int64_t col, const auto& columns) {
+    with_dense(down.format, [&](auto of) {
+      for (int r = 0; r < x.num_rows; ++r) hidden.store<decltype(of)>(r, col, columns(r));
+    });
+  });
 }
 
 }  // namespace

@@ -163,10 +163,7 @@ struct DenseUnitRows {
     prepare_dense_row<Dense>(x, token, weight.cols, nullptr, 0.0f, out, place);
   }
   static void store(const Rows& out, int64_t unit, int64_t row, const Floats (&columns)[kUnitPanels]) {
-    const int vector = static_cast<int>(unit * kUnitPanels * kPanelRows / Dense::kCols);
-    const int first = vector / kDenseBlock * kDenseBlock;
-    auto* to = out.at<Dense>(first, row) + (vector - first) * Dense::kCols;
-    for (int p = 0; p < kUnitPanels; ++p) Dense::store(to + p * kPanelRows, columns[p]);
+    for (int p = 0; p < kUnitPanels; ++p) out.store<Dense>(row, (unit * kUnitPanels + p) * kPanelRows, columns[p]);
   }
   static void multiply(const Stack& stack, const Segment& segment, int64_t unit, const Rows& x,
                        float (*sums)[kPanelRows]) {
