@@ -54,6 +54,13 @@ FUSED: dict[str, dict[str, Any]] = {
 MILD = {"initializer_range": 0.1}
 # In units of Checkpoint.error.
 FEW_ERROR, MANY_ERROR = 0.8, 1.3
+# Sums in another order, which a processor or an instruction set brings along, now and then round an activation to the
+# next code. A code is a 127th of the largest of its group, about 2.5 times the root of the mean square, so one of the
+# 64 columns of these models changes a product by 2.5 / 127 / sqrt(64) = 2.5e-3 of its size. Of half of the rows, no
+# more than four codes may differ, which add up like sqrt(4); with one scale for a whole row, whose largest element is
+# 3.5 times the root of the mean square, no more than thirty of all rows.
+MEDIAN_LIMIT = 2 * 2.5 / 127 / 64**0.5
+ROW_SCALE_LIMIT = 30**0.5 * 3.5 / 127 / 64**0.5
 # Tokens of a step that are still few where a test is about packed weights and longer chunks than FEW_ROWS.
 MOST = 64
 
@@ -182,7 +189,7 @@ def check_packed_arithmetic(checkpoint: Checkpoint, packed: DecoderModel, prompt
         (one_by_one,) = logits(packed, pool(packed), [(prompt, 0, range(9, 14))])
         # The same arithmetic, but for sums in another order: now and then an activation is rounded to the next code,
         # and later tokens see it.
-        assert median_error(own, one_by_one) < 2e-3
+        assert median_error(own, one_by_one) < MEDIAN_LIMIT
         assert relative(own, one_by_one) < 2e-2
         errors.append(checkpoint.error(own, prompt))
     assert sum(errors) / len(errors) < FEW_ERROR
@@ -197,7 +204,7 @@ def test_the_same_experts_are_chosen(family: str, length: int, tmp_path: Path) -
     prompt = random_prompt(length)
     (own,) = logits(model, backend, [(prompt, 0, range(9, 14))])
     (one_by_one,) = logits(packed, pool(packed), [(prompt, 0, range(9, 14))])
-    assert median_error(own, one_by_one) < 2e-3
+    assert median_error(own, one_by_one) < MEDIAN_LIMIT
 
 
 @pytest.mark.parametrize("length", [FEW_ROWS + 1, 200])
@@ -209,7 +216,7 @@ def test_many_tokens(checkpoint: Checkpoint, length: int) -> None:
     (one_by_one,) = logits(packed, pool(packed), [(prompt, 0, range(9, 24))])
     assert checkpoint.error(own, prompt) < MANY_ERROR
     # As above; with one scale per row, a code's step is larger.
-    assert relative(own, one_by_one) < 1e-2
+    assert relative(own, one_by_one) < ROW_SCALE_LIMIT
 
 
 def test_chunks_and_decodes_of_a_mixed_batch(checkpoint: Checkpoint) -> None:
@@ -260,7 +267,7 @@ def test_every_family_in_other_types_of_blocks(name: str, quantization: str, tmp
     text = random_prompt(60)
     few, many = (text[:FEW_ROWS], 0, range(9, 14)), (text[FEW_ROWS:], FEW_ROWS, range(9, 14))
     (own,), (one_by_one,) = logits(model, backend, [few]), logits(packed, pool(packed), [few])
-    assert median_error(own, one_by_one) < 2e-3
+    assert median_error(own, one_by_one) < MEDIAN_LIMIT
     (rest,) = logits(model, backend, [many])
     assert checkpoint.error(torch.cat((own, rest)), text) < MANY_ERROR
 
