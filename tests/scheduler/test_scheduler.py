@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import time
 from functools import partial
 
@@ -591,3 +592,80 @@ def test_a_text_that_is_being_verified_waits_for_the_result() -> None:
     harness.land()
     harness.run(ahead=True)
     harness.check_end()
+
+
+def test_a_short_prompt_does_not_wait_for_long_ones() -> None:
+    harness = make(num_blocks=300, budget=16, max_model_len=1000)
+    long = [harness.add([1] * 200), harness.add([2] * 200)]
+    assert rows(harness) == [(0, 0, 16, 0)]
+    harness.add([3, 3, 3], max_tokens=2)
+    assert rows(harness) == [(0, 16, 13, 0), (2, 0, 3, 1)]
+    assert rows(harness) == [(2, 3, 1, 1), (0, 29, 15, 0)]
+    harness.run()
+    harness.check_end()
+    assert harness.ended == [2, 0, 1]
+    assert [sequence.times_passed for sequence in long] == [0, 1]
+
+
+def test_a_crowd_of_short_prompts_takes_a_quarter_of_the_steps() -> None:
+    harness = make(num_blocks=300, budget=16, max_model_len=1000, seats=40)
+    harness.add([1] * 200)
+    harness.step()
+    for prompt in range(60):
+        harness.add([prompt % 5, prompt // 5, 1, 2], max_tokens=1)
+    computed = [harness.sequences[0].num_computed_tokens]
+    while computed[-1] < 200:
+        harness.step()
+        computed.append(harness.sequences[0].num_computed_tokens)
+    gained = [after - before for before, after in itertools.pairwise(computed)]
+    assert set(gained[:-1]) == {12}
+    assert len(harness.ended) == len(gained) - 1 + 3  # its last 4 tokens left room for three
+    harness.run()
+    harness.check_end()
+
+
+def test_a_long_prompt_whose_prefix_is_cached_is_short() -> None:
+    harness = make(num_blocks=300, budget=16, max_model_len=1000)
+    harness.add([3] * 40, max_tokens=1)
+    harness.run()
+    harness.add([1] * 200)
+    harness.step()
+    harness.add([3] * 42, max_tokens=1)
+    assert rows(harness) == [(1, 16, 14, 0), (2, 40, 2, 1)]
+
+
+def test_a_short_prompt_has_no_share_of_one_of_higher_priority() -> None:
+    harness = make(num_blocks=300, budget=16, max_model_len=1000)
+    harness.add([1] * 40, priority=1)
+    harness.step()
+    harness.add([3, 3, 3])
+    assert rows(harness) == [(0, 16, 16, 0)]
+    assert rows(harness) == [(0, 32, 8, 1), (1, 0, 3, 1)]
+
+
+def test_a_short_prompt_that_the_memory_cannot_hold_waits_without_being_preempted() -> None:
+    harness = make(num_blocks=14, budget=16, max_model_len=60)
+    harness.add([1] * 50, max_tokens=4)
+    harness.step()
+    harness.step()
+    for _ in range(3):
+        harness.add([3, 3, 3], max_tokens=3)
+    harness.run()
+    harness.check_end()
+    assert harness.scheduler.num_preemptions == 0
+
+
+@pytest.mark.parametrize("times_passed", [0, MAX_TIMES_PASSED])
+def test_short_prompts_pass_one_that_waits_for_its_share_but_not_one_that_waits_for_memory(times_passed: int) -> None:
+    harness = make(num_blocks=60, budget=16, max_model_len=240)
+    harness.add([1] * 100)
+    harness.step()
+    waiting = harness.add([2] * 100)
+    waiting.times_passed = times_passed
+    harness.add([3, 3])
+    assert {row[0] for row in rows(harness)} == {0, 2}
+    too_large = harness.add([4] * 200)
+    harness.scheduler.finish(waiting, "canceled")
+    too_large.times_passed = times_passed
+    harness.add([3, 4])
+    assert {row[0] for row in rows(harness)} == ({0, 2} if times_passed else {0, 2, 4})
