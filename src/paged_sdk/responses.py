@@ -10,6 +10,7 @@ from attrs import define, frozen
 from paged_sdk.chat.output_text import OutputText
 from paged_sdk.chat.tokenizer import Tokenizer
 from paged_sdk.sampling.raw_logprobs import RawLogprobs
+from paged_sdk.types.logprobs import Logprobs, TokenLogprob, TopLogprob
 from paged_sdk.types.response import (
     ChatCompletionChunkResponse,
     ChatCompletionResponse,
@@ -21,10 +22,7 @@ from paged_sdk.types.response import (
     CompletionResponse,
     Delta,
     FinishReason,
-    Logprobs,
     ResponseMessage,
-    TokenLogprob,
-    TopLogprob,
     Usage,
 )
 from paged_sdk.worker.subscription import Subscription
@@ -52,12 +50,14 @@ class ChoiceDelta:
     """Holds what is new in one choice. Not frozen, which makes construction four times as slow: one is made per token.
 
     :ivar finish_reason: set once, in the choice's last delta
+    :ivar is_first: whether it is the choice's first
     """
 
     index: int
     text: str
     logprobs: Logprobs | None
     finish_reason: FinishReason | None
+    is_first: bool
 
 
 class ResponseParts:
@@ -97,8 +97,8 @@ class ResponseParts:
                 unread.logprobs.clear()
                 self._logprobs[index].extend(logprobs.content)
             if text or logprobs or reason:
+                deltas.append(ChoiceDelta(index, text, logprobs, reason, not self._shown[index]))
                 self._shown[index].append(text)
-                deltas.append(ChoiceDelta(index, text, logprobs, reason))
         if subscription.prompt_logprobs and self.prompt_logprobs is None:
             self.prompt_logprobs = self._as_logprobs(subscription.prompt_logprobs)
         self.usage = subscription.usage
@@ -163,7 +163,7 @@ class ChatShape:
             choices=tuple(
                 ChunkChoice(
                     index=delta.index,
-                    delta=Delta(content=delta.text),
+                    delta=Delta(content=delta.text, is_first=delta.is_first),
                     finish_reason=delta.finish_reason,
                     logprobs=delta.logprobs,
                 )

@@ -1,10 +1,13 @@
-"""Hold responses, in OpenAI's shape."""
+"""Hold responses, in OpenAI's shape; every one can be written in the form that OpenAI's API has on the wire."""
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from attrs import field, frozen
+from attrs import asdict, field, frozen
+
+from paged_sdk.types.logprobs import Logprobs
+from paged_sdk.types.wire import Wire, finish_fields
 
 __all__ = [
     "ChatCompletionChunkResponse",
@@ -17,11 +20,8 @@ __all__ = [
     "CompletionResponse",
     "Delta",
     "FinishReason",
-    "Logprobs",
     "PromptTokensDetails",
     "ResponseMessage",
-    "TokenLogprob",
-    "TopLogprob",
     "Usage",
 ]
 
@@ -29,43 +29,7 @@ FinishReason: TypeAlias = Literal["stop", "length", "canceled"]
 
 
 @frozen(kw_only=True)
-class TopLogprob:
-    """Describes one of the likeliest tokens at a position.
-
-    :ivar token: the token's text; bytes that are no UTF-8 show as U+FFFD
-    :ivar logprob: natural logarithm of its probability, before temperature and truncation
-    :ivar bytes: its bytes
-    """
-
-    token: str
-    token_id: int
-    logprob: float
-    bytes: tuple[int, ...]
-
-
-@frozen(kw_only=True)
-class TokenLogprob:
-    """Describes the chosen token at a position, and the likeliest ones there."""
-
-    token: str
-    token_id: int
-    logprob: float
-    bytes: tuple[int, ...]
-    top_logprobs: tuple[TopLogprob, ...] = ()
-
-
-@frozen(kw_only=True)
-class Logprobs:
-    """Holds the logprobs of one text.
-
-    :ivar content: one entry per token
-    """
-
-    content: tuple[TokenLogprob, ...]
-
-
-@frozen(kw_only=True)
-class PromptTokensDetails:
+class PromptTokensDetails(Wire):
     """Says where the KV of the prompt's tokens came from.
 
     :ivar cached_tokens: prompt tokens whose KV came from the prefix cache
@@ -73,9 +37,13 @@ class PromptTokensDetails:
 
     cached_tokens: int = 0
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the wire form."""
+        return asdict(self)
+
 
 @frozen(kw_only=True)
-class Usage:
+class Usage(Wire):
     """Says what a request cost. Rates are tokens per second, times are seconds.
 
     :ivar total_prompt_time_sec: from the first scheduled step to the first token
@@ -97,17 +65,25 @@ class Usage:
     time_to_first_token_sec: float = 0.0
     queue_time_sec: float = 0.0
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the wire form, in which rates and times are extensions."""
+        return asdict(self)
+
 
 @frozen(kw_only=True)
-class ResponseMessage:
+class ResponseMessage(Wire):
     """Holds the model's turn."""
 
     content: str
     role: str = "assistant"
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the wire form."""
+        return {"role": self.role, "content": self.content, "refusal": None}
+
 
 @frozen(kw_only=True)
-class Choice:
+class Choice(Wire):
     """Holds one text of a chat response."""
 
     finish_reason: FinishReason
@@ -115,9 +91,18 @@ class Choice:
     message: ResponseMessage
     logprobs: Logprobs | None = None
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the wire form, in which "canceled" is "length" with the extension ``canceled``."""
+        return {
+            "index": self.index,
+            "message": self.message.to_dict(),
+            "logprobs": _logprobs(self.logprobs),
+            **finish_fields(self.finish_reason),
+        }
+
 
 @frozen(kw_only=True)
-class ChatCompletionResponse:
+class ChatCompletionResponse(Wire):
     """Holds a whole chat response.
 
     :ivar created: Unix time in seconds
@@ -133,17 +118,31 @@ class ChatCompletionResponse:
     object: Literal["chat.completion"] = "chat.completion"
     prompt_logprobs: Logprobs | None = None
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the wire form, in which ``prompt_logprobs`` is an extension that is there if it was requested."""
+        return _response_fields(self)
+
 
 @frozen(kw_only=True)
-class Delta:
-    """Holds what a chunk adds to a text."""
+class Delta(Wire):
+    """Holds what a chunk adds to a text.
+
+    :ivar is_first: whether the choice's text begins here; not part of the wire form
+    """
 
     content: str
     role: str = "assistant"
+    is_first: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the wire form: the role is in a choice's first piece only, since clients join what pieces say."""
+        if self.is_first:
+            return {"role": self.role, "content": self.content}
+        return {"content": self.content} if self.content else {}
 
 
 @frozen(kw_only=True)
-class ChunkChoice:
+class ChunkChoice(Wire):
     """Holds what a chunk adds to one choice; ``finish_reason`` is set in the choice's last one."""
 
     index: int
@@ -151,9 +150,18 @@ class ChunkChoice:
     finish_reason: FinishReason | None = None
     logprobs: Logprobs | None = None
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the wire form, in which "canceled" is "length" with the extension ``canceled``."""
+        return {
+            "index": self.index,
+            "delta": self.delta.to_dict(),
+            "logprobs": _logprobs(self.logprobs),
+            **finish_fields(self.finish_reason),
+        }
+
 
 @frozen(kw_only=True)
-class ChatCompletionChunkResponse:
+class ChatCompletionChunkResponse(Wire):
     """Holds a piece of a streamed chat response; the last one carries ``usage``."""
 
     id: str
@@ -164,9 +172,13 @@ class ChatCompletionChunkResponse:
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     usage: Usage | None = None
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the wire form."""
+        return _response_fields(self)
+
 
 @frozen(kw_only=True)
-class CompletionChoice:
+class CompletionChoice(Wire):
     """Holds one text of a completion."""
 
     finish_reason: FinishReason
@@ -174,9 +186,13 @@ class CompletionChoice:
     text: str
     logprobs: Logprobs | None = None
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the wire form, in which "canceled" is "length" with the extension ``canceled``."""
+        return _text_fields(self)
+
 
 @frozen(kw_only=True)
-class CompletionResponse:
+class CompletionResponse(Wire):
     """Holds a whole plain-text completion."""
 
     id: str
@@ -188,9 +204,13 @@ class CompletionResponse:
     object: Literal["text_completion"] = "text_completion"
     prompt_logprobs: Logprobs | None = None
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the wire form, in which ``prompt_logprobs`` is an extension that is there if it was requested."""
+        return _response_fields(self)
+
 
 @frozen(kw_only=True)
-class CompletionChunkChoice:
+class CompletionChunkChoice(Wire):
     """Holds what a chunk adds to one choice of a completion."""
 
     index: int
@@ -198,9 +218,14 @@ class CompletionChunkChoice:
     finish_reason: FinishReason | None = None
     logprobs: Logprobs | None = None
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the wire form, in which "canceled" is "length" with the extension ``canceled``, and offsets of
+        logprobs count from the beginning of this piece."""
+        return _text_fields(self)
+
 
 @frozen(kw_only=True)
-class CompletionChunkResponse:
+class CompletionChunkResponse(Wire):
     """Holds a piece of a streamed completion; the last one carries ``usage``."""
 
     id: str
@@ -210,3 +235,37 @@ class CompletionChunkResponse:
     system_fingerprint: str = "paged_sdk"
     object: Literal["text_completion.chunk"] = "text_completion.chunk"
     usage: Usage | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the wire form, in which ``object`` is that of a whole completion, as in OpenAI's API."""
+        return {**_response_fields(self), "object": "text_completion"}
+
+
+def _response_fields(
+    response: ChatCompletionResponse | ChatCompletionChunkResponse | CompletionResponse | CompletionChunkResponse,
+) -> dict[str, Any]:
+    fields = {
+        "id": response.id,
+        "object": response.object,
+        "created": response.created,
+        "model": response.model,
+        "choices": [choice.to_dict() for choice in response.choices],
+        "usage": None if response.usage is None else response.usage.to_dict(),
+        "system_fingerprint": response.system_fingerprint,
+    }
+    if isinstance(response, ChatCompletionResponse | CompletionResponse) and response.prompt_logprobs is not None:
+        fields["prompt_logprobs"] = response.prompt_logprobs.to_dict()
+    return fields
+
+
+def _text_fields(choice: CompletionChoice | CompletionChunkChoice) -> dict[str, Any]:
+    return {
+        "index": choice.index,
+        "text": choice.text,
+        "logprobs": None if choice.logprobs is None else choice.logprobs.to_completion_dict(choice.text),
+        **finish_fields(choice.finish_reason),
+    }
+
+
+def _logprobs(logprobs: Logprobs | None) -> dict[str, Any] | None:
+    return None if logprobs is None else logprobs.to_dict()

@@ -1,0 +1,116 @@
+"""Hold how likely the tokens of a text were, and write it in the two forms that OpenAI's API has for it."""
+
+from __future__ import annotations
+
+import codecs
+from typing import Any
+
+from attrs import frozen
+
+from paged_sdk.types.wire import Wire
+
+__all__ = ["Logprobs", "TokenLogprob", "TopLogprob"]
+
+LOWEST_LOGPROB = -9999.0
+"""OpenAI's API writes this for a token that cannot occur: JSON has no infinity."""
+
+
+@frozen(kw_only=True)
+class TopLogprob(Wire):
+    """Describes one of the likeliest tokens at a position.
+
+    :ivar token: the token's text; bytes that are no UTF-8 show as U+FFFD
+    :ivar token_id: the token; an extension in the wire form
+    :ivar logprob: natural logarithm of its probability, before temperature and truncation
+    :ivar bytes: its bytes
+    """
+
+    token: str
+    token_id: int
+    logprob: float
+    bytes: tuple[int, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the wire form."""
+        return _token_fields(self)
+
+
+@frozen(kw_only=True)
+class TokenLogprob(Wire):
+    """Describes the chosen token at a position, and the likeliest ones there."""
+
+    token: str
+    token_id: int
+    logprob: float
+    bytes: tuple[int, ...]
+    top_logprobs: tuple[TopLogprob, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the wire form."""
+        return {**_token_fields(self), "top_logprobs": [top.to_dict() for top in self.top_logprobs]}
+
+
+@frozen(kw_only=True)
+class Logprobs(Wire):
+    """Holds the logprobs of one text. :meth:`to_dict` gives the form of chats.
+
+    :ivar content: one entry per token
+    """
+
+    content: tuple[TokenLogprob, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the wire form."""
+        return {"content": [token.to_dict() for token in self.content], "refusal": None}
+
+    def to_completion_dict(self, text: str) -> dict[str, Any]:
+        """Return the form of plain-text completions: parallel lists.
+
+        A token whose bytes are no UTF-8 by themselves is written ``bytes:\\xe2\\x98``, as OpenAI's API does, since
+        tokens are the keys of ``top_logprobs``.
+
+        :param text: the text that the tokens make up; ``text_offset`` counts its characters
+        """
+        return {
+            "text_offset": _offsets(self.content, text),
+            "token_logprobs": [_finite(token.logprob) for token in self.content],
+            "tokens": [_key(token) for token in self.content],
+            "top_logprobs": [{_key(top): _finite(top.logprob) for top in token.top_logprobs} for token in self.content],
+        }
+
+
+def _token_fields(token: TopLogprob | TokenLogprob) -> dict[str, Any]:
+    return {
+        "token": token.token,
+        "bytes": list(token.bytes),
+        "logprob": _finite(token.logprob),
+        "token_id": token.token_id,
+    }
+
+
+def _finite(logprob: float) -> float:
+    return max(float(logprob), LOWEST_LOGPROB)
+
+
+def _key(token: TopLogprob | TokenLogprob) -> str:
+    data = bytes(token.bytes)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def _offsets(tokens: tuple[TokenLogprob, ...], text: str) -> list[int]:
+    """Return where each token begins in the text, in characters.
+
+    Characters may be cut by tokens, and the text may lack what the tokens have: a leading space that decoding takes
+    away, and the token that ended it.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")("ignore")
+    first = bytes(tokens[0].bytes) if tokens else b""
+    before = -1 if first.startswith(b" ") and not text.startswith(" ") else 0
+    offsets = []
+    for token in tokens:
+        offsets.append(min(max(before, 0), len(text)))
+        before += len(decoder.decode(bytes(token.bytes)))
+    return offsets
