@@ -385,3 +385,21 @@ def test_a_users_template_that_cannot_be_had(tmp_path: Path, name: str, content:
         path.write_bytes(content)
     with pytest.raises(CheckpointError, match=message):
         read_template(path)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_developer_is_the_system_of_a_template_that_knows_none(name: str) -> None:
+    template = ChatTemplate(TEMPLATES[name], TOKENS)
+
+    def rendered(role: str) -> str:
+        try:
+            return template.render(chat((role, "Be brief."), ("user", "Hello!")))
+        except InvalidRequestError as refusal:  # some templates know no system either
+            return str(refusal)
+
+    assert rendered("developer") == rendered("system")
+
+
+def test_a_developer_stays_one_where_the_template_knows_the_role() -> None:
+    source = "{% for m in messages %}{% if m.role in ['system', 'developer'] %}[{{ m.role }}]{% endif %}{% endfor %}"
+    assert ChatTemplate(source, TOKENS).render(chat(("developer", "a"), ("system", "b"))) == "[developer][system]"

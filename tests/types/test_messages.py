@@ -64,6 +64,14 @@ def test_bad_messages_say_what_is_allowed(bad: Any) -> None:
     assert caught.value.allowed in str(caught.value)
 
 
+def test_a_turn_of_the_models_may_hold_no_text() -> None:
+    turns: list[Any] = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": None}]
+    assert as_request(turns).messages[1] == Message(TextMessageRole.ASSISTANT, "")
+    for role in ("user", "system", "developer", "tool"):
+        with pytest.raises(InvalidRequestError, match="content"):
+            as_request([{"role": role, "content": None}])
+
+
 def test_request_options() -> None:
     sampling = SamplingParams(temperature=0.5)
     request = (

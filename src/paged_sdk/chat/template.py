@@ -10,7 +10,7 @@ from jinja2 import Template
 from paged_sdk.chat.files import read_json_object, read_text
 from paged_sdk.chat.sandbox import RenderLimits, TemplateEnvironment, TemplateRefusalError
 from paged_sdk.errors import CheckpointError, InvalidRequestError
-from paged_sdk.types.messages import Message
+from paged_sdk.types.messages import Message, TextMessageRole
 
 __all__ = ["ChatTemplate", "choose_template", "read_template"]
 
@@ -46,7 +46,7 @@ class ChatTemplate:
         """
         variables = {
             **self._tokens,
-            "messages": [{"role": message.role.value, "content": message.content} for message in messages],
+            "messages": [{"role": self._name(message.role), "content": message.content} for message in messages],
             "tools": None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
@@ -67,6 +67,12 @@ class ChatTemplate:
     def mentions(self, token: str) -> bool:
         """Tell whether the template's source holds this text."""
         return token in self.source
+
+    def _name(self, role: TextMessageRole) -> str:
+        """Return what the template calls a role: "developer" is "system" for one that never names it."""
+        if role is not TextMessageRole.DEVELOPER or any(self.mentions(f"{quote}developer{quote}") for quote in "'\""):
+            return role.value
+        return TextMessageRole.SYSTEM.value
 
     def _generate(self, variables: Mapping[str, object]) -> str:
         environment = TemplateEnvironment(self._limits)

@@ -14,9 +14,13 @@ __all__ = ["Message", "MessageLike", "TextMessageRole", "TextMessages", "parse_m
 
 
 class TextMessageRole(Enum):
-    """Says who speaks."""
+    """Says who speaks.
+
+    OpenAI's newer name for instructions is "developer". Templates that do not know it get such messages as "system".
+    """
 
     SYSTEM = "system"
+    DEVELOPER = "developer"
     USER = "user"
     ASSISTANT = "assistant"
     TOOL = "tool"
@@ -59,7 +63,9 @@ class Message:
             raise InvalidRequestError.of("message", value, 'a mapping with "role" and "content"')
         if "role" not in value:
             raise InvalidRequestError.of("message", dict(value), 'a mapping with "role" and "content"')
-        return cls(TextMessageRole.parse(value["role"]), _text(value.get("content")))
+        role, content = TextMessageRole.parse(value["role"]), value.get("content")
+        # OpenAI's API has null for a turn of the model's that holds no text.
+        return cls(role, "" if content is None and role is TextMessageRole.ASSISTANT else _text(content))
 
 
 def _text(content: object) -> str:
