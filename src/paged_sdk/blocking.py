@@ -14,7 +14,6 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import anyio
 from anyio.from_thread import BlockingPortal
 
-from paged_sdk.builders import Building
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.sampling import GenerationDefaults, SamplingParams
 from paged_sdk.errors import ModelClosedError
@@ -85,11 +84,11 @@ class BlockingModel:
 
     It runs an event loop in a thread of its own; every method means what the model's method of that name does.
 
-    :param building: ``TextModelBuilder(...).build()``, which is awaited there
+    :param building: ``TextModelBuilder(...).build()``, or whatever else gives a model when it is awaited
     :raises PagedError: as building the model does
     """
 
-    def __init__(self, building: Building) -> None:
+    def __init__(self, building: Awaitable[Model]) -> None:
         self._portal, thread = _start_portal()
         try:
             self._model = self._portal.call(_await, building)
@@ -172,7 +171,7 @@ class BlockingModel:
             raise
 
 
-async def _await(building: Building) -> Model:
+async def _await(building: Awaitable[Model]) -> Model:
     return await building
 
 

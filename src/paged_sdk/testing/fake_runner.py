@@ -5,13 +5,14 @@ weights.
 from __future__ import annotations
 
 import math
-import time
+import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from paged_sdk.errors import ConfigError, ModelClosedError, NumericalError
+from paged_sdk.errors import ConfigError, ModelClosedError, NumericalError, RequestError
 from paged_sdk.runner.output import FinishedStep, PendingStep, RunnerOutput
 from paged_sdk.sampling.raw_logprobs import RawLogprobs
 from paged_sdk.scheduler.output import ScheduledSequence, SchedulerOutput
+from paged_sdk.scheduler.request import Request
 from paged_sdk.testing.next_token import NextToken
 
 __all__ = ["FakeRunner"]
@@ -23,7 +24,8 @@ class FakeRunner:
     Of the sampling settings only those about logprobs are looked at, and every distribution is the same: one half for
     the function's token, the rest shared evenly by the others.
 
-    :param next_token: chooses each next token
+    :param next_token: chooses each next token; a :class:`~paged_sdk.errors.RequestError` or
+        :class:`~paged_sdk.errors.NumericalError` that it raises ends that request alone
     :param vocab_size: token ids are below it; at least 2
     :param delay: seconds that every step takes
     :param row_failure: returns, for a row's prompt and output, None or why its logits should count as not finite; a
@@ -46,7 +48,7 @@ class FakeRunner:
     ) -> None:
         if vocab_size < 2:
             raise ConfigError.of("vocab_size", vocab_size, "an int >= 2")
-        if not (math.isfinite(delay) and delay >= 0):
+        if not (isinstance(delay, int | float) and math.isfinite(delay) and delay >= 0):
             raise ConfigError.of("delay", delay, "a finite number of seconds >= 0")
         self._next_token = next_token
         self._vocab_size = vocab_size
@@ -56,6 +58,7 @@ class FakeRunner:
         self._overlaps = overlaps
         self._said: dict[int, int] = {}
         self._num_steps = 0
+        self._hurried = threading.Event()
         self._closed = False
 
     @property
@@ -78,28 +81,23 @@ class FakeRunner:
         step = self._num_steps
         self._num_steps += 1
         if self._delay:
-            time.sleep(self._delay)
+            self._hurried.wait(self._delay)
         if step in self._crashes:
             raise self._crashes[step]
         result = RunnerOutput(token_ids=[], logprobs=[])
         for index, row in enumerate(output.scheduled):
-            prompt, text = self._texts(row)
-            failure = None if self._row_failure is None else self._row_failure(prompt, text)
-            if failure is not None:
-                request_id = row.sequence.request.request_id
-                result.failed[index] = NumericalError(f"request {request_id}: {failure}", request_id=request_id)
-            choices = range(row.sequence.choice_index, row.sequence.choice_index + row.num_samples)
-            tokens = [self._say(prompt, text, choice) for choice in choices] if failure is None else []
-            for draft in row.draft_token_ids if tokens else ():
-                if tokens[-1] != draft:
-                    break
-                text.append(draft)
-                tokens.append(self._say(prompt, text, row.sequence.choice_index))
+            tokens: list[int] = []
+            logprobs: list[RawLogprobs] | None = None
+            try:
+                tokens = self._tokens(row)
+                logprobs = self._sampled_logprobs(row, tokens)
+                prompt_top_n = row.sequence.request.sampling.prompt_logprobs
+                if prompt_top_n is not None:
+                    result.prompt_logprobs[index] = self._prompt_logprobs(row, prompt_top_n)
+            except (RequestError, NumericalError) as error:
+                result.failed[index] = error
             result.token_ids.append(tokens)
-            result.logprobs.append(self._sampled_logprobs(row, tokens))
-            prompt_top_n = row.sequence.request.sampling.prompt_logprobs
-            if prompt_top_n is not None and failure is None:
-                result.prompt_logprobs[index] = self._prompt_logprobs(row, prompt_top_n)
+            result.logprobs.append(logprobs)
         self._said = {
             row.sequence.seq_id: tokens[-1]
             for row, tokens in zip(output.scheduled, result.token_ids, strict=True)
@@ -110,9 +108,36 @@ class FakeRunner:
         early_rows = [index for index, row in enumerate(output.scheduled) if _needs_host(row)]
         return FinishedStep(result, overlaps=len(early_rows) < len(output.scheduled), early_rows=early_rows)
 
+    def hurry(self) -> None:
+        """End the delay of the step under way, and let later ones have none. May be called from any thread."""
+        self._hurried.set()
+
     def close(self) -> None:
         """Refuse further steps; a second call does nothing."""
         self._closed = True
+
+    def say(self, request: Request, prompt: Sequence[int], output: Sequence[int], choice_index: int) -> int:
+        """Choose the next token of a request, as :class:`NextToken` does."""
+        return self._next_token(prompt, output, choice_index)
+
+    def _tokens(self, row: ScheduledSequence) -> list[int]:
+        """Return the tokens that a row samples.
+
+        :raises NumericalError: the row is to fail
+        """
+        request = row.sequence.request
+        prompt, text = self._texts(row)
+        failure = None if self._row_failure is None else self._row_failure(prompt, text)
+        if failure is not None:
+            raise NumericalError(f"request {request.request_id}: {failure}", request_id=request.request_id)
+        choices = range(row.sequence.choice_index, row.sequence.choice_index + row.num_samples)
+        tokens = [self._say(request, prompt, text, choice) for choice in choices]
+        for draft in row.draft_token_ids if tokens else ():
+            if tokens[-1] != draft:
+                break
+            text.append(draft)
+            tokens.append(self._say(request, prompt, text, row.sequence.choice_index))
+        return tokens
 
     def _texts(self, row: ScheduledSequence) -> tuple[list[int], list[int]]:
         """Return prompt and output of a row, with the token that only the step before knows."""
@@ -134,12 +159,12 @@ class FakeRunner:
         end = min(row.start + row.num_new_tokens, sequence.num_prompt_tokens - 1)
         entries = []
         for position in range(row.start, end):
-            said = self._say(sequence.token_ids[: position + 1], [], sequence.choice_index)
+            said = self._say(sequence.request, sequence.token_ids[: position + 1], [], sequence.choice_index)
             entries.append(self._logprobs(sequence.token_ids[position + 1], said=said, top_n=top_n))
         return entries
 
-    def _say(self, prompt: Sequence[int], output: Sequence[int], choice_index: int) -> int:
-        token = self._next_token(prompt, output, choice_index)
+    def _say(self, request: Request, prompt: Sequence[int], output: Sequence[int], choice_index: int) -> int:
+        token = self.say(request, prompt, output, choice_index)
         if not 0 <= token < self._vocab_size:
             raise ConfigError.of("next_token()", token, f"a token id below vocab_size = {self._vocab_size}")
         return token

@@ -1,0 +1,228 @@
+"""Defines a model that says what a test has written down."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Callable, Generator, Sequence
+from typing import TypeAlias
+
+from attrs import field, frozen
+
+from paged_sdk.build.parts import ModelParts
+from paged_sdk.config.engine import EngineConfig
+from paged_sdk.config.sampling import SamplingParams
+from paged_sdk.engine.engine import Engine
+from paged_sdk.errors import ConfigError, NumericalError, RequestError
+from paged_sdk.kv.paged import KvCacheManager
+from paged_sdk.model import ChatStream, CompletionStream, Model
+from paged_sdk.scheduler.request import Request
+from paged_sdk.scheduler.scheduler import Scheduler
+from paged_sdk.testing.byte_text import END, VOCAB_SIZE, byte_text
+from paged_sdk.testing.fake_runner import FakeRunner
+from paged_sdk.testing.next_token import ScriptedTokens
+from paged_sdk.types.messages import Message
+from paged_sdk.types.request import ChatRequestLike, PromptLike, RequestOptions, as_request
+
+__all__ = ["FakeModel", "FakeRequest", "fake_model"]
+
+BLOCK_SIZE = 32
+NUM_BLOCKS = 4096
+"""The pool has room for 131,072 tokens: eight sequences as long as the context, or 32 of 4,096 tokens."""
+
+
+@frozen(kw_only=True)
+class FakeRequest:
+    """Holds what a fake model was asked.
+
+    :ivar messages: the conversation; empty for a plain-text completion
+    :ivar prompt: what a plain-text completion continues; None for a chat
+    :ivar options: what the request said beside that
+    """
+
+    messages: tuple[Message, ...] = ()
+    prompt: PromptLike | None = None
+    options: RequestOptions = field(factory=RequestOptions)
+
+    @property
+    def sampling(self) -> SamplingParams | None:
+        """Return how the request wanted to be sampled; None is greedy."""
+        return self.options.sampling
+
+
+Reply: TypeAlias = str | Exception | Callable[[FakeRequest], str]
+"""What a fake model says: a text, the error that it fails with, or a function of the request that returns a text."""
+
+
+def fake_model(
+    *texts: Reply,
+    delay: float = 0.0,
+    error: Exception | None = None,
+    max_num_seqs: int = 32,
+    max_queue: int = 4096,
+    max_model_len: int = 16384,
+) -> FakeModel:
+    """Make a model for an application's tests, which needs no weights and no torch, and says these texts::
+
+        async with fake_model("Hello!", "Goodbye!") as model:
+            response = await model.send_chat_request([{"role": "user", "content": "Hi!"}])
+            assert response.choices[0].message.content == "Hello!"
+            assert model.requests[0].messages[-1].content == "Hi!"
+
+    It is a :class:`~paged_sdk.Model` with the engine of every model: it streams, batches requests, looks for stop
+    strings, counts usage, times out, cancels, refuses and closes as they do. Only what computes tokens is a fake. A
+    token is one byte of UTF-8, so ``max_len=5`` is five bytes.
+
+    Requests take the texts in the order in which they are made, several choices of one request one text each. When
+    no text is left, the last one is said again. Sampling settings are checked, but what they would do to logits they
+    do not do to what is said. As with any model, how many tokens a chunk of a stream holds depends on how fast it is
+    read; with a delay it is one.
+
+    It can be awaited like a builder's ``build()`` too, so ``BlockingModel(fake_model("Hello!"))`` is a fake for
+    synchronous code. Models that are not closed end with the garbage collection.
+
+    :param texts: what it says. An exception in place of a text fails its request, as ``error`` does. A function gets
+        the :class:`FakeRequest` and returns the text, for tests that cannot know the order of their requests
+    :param delay: seconds before each token; all requests under way get theirs at the same time. A step under way is
+        waited for when a request is canceled, as with any model, but not when the model is closed
+    :param error: what every request fails with after it has said its text. A :class:`~paged_sdk.RequestError` or
+        :class:`~paged_sdk.NumericalError` ends that request alone. Any other exception stops the engine, as a device
+        that fails does: all requests get an :class:`~paged_sdk.EngineDeadError` from it
+    :param max_num_seqs: texts that are said at once; others wait
+    :param max_queue: requests that may wait; more get :class:`~paged_sdk.QueueFullError`
+    :param max_model_len: bytes of prompt and text together
+    :raises ConfigError: no text and no error, or a value that cannot be used
+    """
+    for text in texts:
+        if isinstance(text, str):
+            _Line(text, error)  # can it be said?
+        elif not isinstance(text, Exception) and not callable(text):
+            raise ConfigError.of("texts", text, "strings, exceptions, or functions of a request that return a string")
+    if not texts and error is None:
+        raise ConfigError.of("texts", texts, "at least one text, or an error")
+    if error is not None and not isinstance(error, Exception):
+        raise ConfigError.of("error", error, "an exception")
+    config = EngineConfig(
+        num_blocks=NUM_BLOCKS,
+        block_size=BLOCK_SIZE,
+        max_num_seqs=max_num_seqs,
+        max_queue=max_queue,
+        max_model_len=max_model_len,
+        # Any prompt takes one step, so that it takes one delay.
+        max_num_batched_tokens=max_model_len + max_num_seqs,
+    )
+    return FakeModel(config, texts or ("",), delay=delay, error=error)
+
+
+class FakeModel(Model):
+    """Is a model that says scripted texts, and remembers what it was asked. Make one with :func:`fake_model`."""
+
+    def __init__(
+        self, config: EngineConfig, replies: Sequence[Reply], *, delay: float, error: Exception | None
+    ) -> None:
+        self._replies = tuple(replies)
+        self._num_replies = 0
+        self._error = error
+        self._requests: list[FakeRequest] = []
+        self._runner = _SayingRunner(delay)
+        text = byte_text()
+        kv = KvCacheManager(config.num_blocks, config.block_size, prefix_caching=True, sliding_window=None)
+        super().__init__(
+            ModelParts(
+                name="fake",
+                architecture="fake",
+                engine=Engine(Scheduler(config, kv), kv, self._runner, text.tokenizer),
+                text=text,
+                config=config,
+                vocab_size=VOCAB_SIZE,
+                max_prompt_tokens=min(config.max_model_len - 1, kv.max_sequence_tokens),
+            )
+        )
+        # Registered after the model's own finalizer, so it runs before that one waits for the thread.
+        weakref.finalize(self, self._runner.hurry)
+
+    @property
+    def requests(self) -> tuple[FakeRequest, ...]:
+        """Return what it was asked so far, in order, requests that were left or failed later included."""
+        return tuple(self._requests)
+
+    def stream_chat_request(self, request: ChatRequestLike) -> ChatStream:
+        built = as_request(request)
+        stream = super().stream_chat_request(built)
+        self._note(stream.request_id, FakeRequest(messages=built.messages, options=built.options))
+        return stream
+
+    def stream_completion_request(self, prompt: PromptLike, sampling: SamplingParams | None = None) -> CompletionStream:
+        stream = super().stream_completion_request(prompt, sampling)
+        said = prompt if isinstance(prompt, str) else tuple(prompt)
+        self._note(stream.request_id, FakeRequest(prompt=said, options=RequestOptions(sampling=sampling)))
+        return stream
+
+    async def aclose(self, *, drain: bool = False) -> None:
+        if not drain:
+            self._runner.hurry()
+        await super().aclose(drain=drain)
+
+    def __await__(self) -> Generator[None, None, FakeModel]:
+        yield from ()
+        return self
+
+    async def __aenter__(self) -> FakeModel:
+        return self
+
+    def _note(self, request_id: str, request: FakeRequest) -> None:
+        """Remember a request, and choose what is said to it."""
+        self._requests.append(request)
+        num_choices = 1 if request.sampling is None else request.sampling.n_choices
+        self._runner.lines[request_id] = [self._next_line(request) for _ in range(num_choices)]
+
+    def _next_line(self, request: FakeRequest) -> _Line:
+        reply = self._replies[min(self._num_replies, len(self._replies) - 1)]
+        self._num_replies += 1
+        if isinstance(reply, Exception):
+            return _Line("", reply)
+        text = reply if isinstance(reply, str) else reply(request)
+        if not isinstance(text, str):
+            raise ConfigError.of("texts", text, "a function that returns a string")
+        return _Line(text, self._error)
+
+
+class _Line:
+    """Holds what is said in one choice of a request, and what it ends with instead of an end token."""
+
+    def __init__(self, text: str, error: Exception | None) -> None:
+        try:
+            token_ids = text.encode()
+        except UnicodeEncodeError:
+            raise ConfigError.of("texts", text, "Unicode without lone surrogates") from None
+        self.next_token = ScriptedTokens(token_ids, END)
+        self.length = len(token_ids)
+        self.error = error
+
+
+class _SayingRunner(FakeRunner):
+    """Says what was written down for each request.
+
+    :ivar lines: request id to what is said in each of its choices; noted before the engine hears of the request
+    """
+
+    def __init__(self, delay: float) -> None:
+        super().__init__(ScriptedTokens((), END), vocab_size=VOCAB_SIZE, delay=delay)
+        self.lines: dict[str, list[_Line]] = {}
+
+    def say(self, request: Request, prompt: Sequence[int], output: Sequence[int], choice_index: int) -> int:
+        line = self.lines[request.request_id][choice_index]
+        if line.error is not None and len(output) >= line.length:
+            raise _of_request(line.error, request.request_id)
+        return line.next_token(prompt, output, choice_index)
+
+
+def _of_request(error: Exception, request_id: str) -> Exception:
+    """Return the error that a request ends with: its own copy, which it gives its id and partial response. Any other
+    exception stops the engine as it is.
+    """
+    if not isinstance(error, RequestError | NumericalError):
+        return error
+    copied = copy.copy(error)
+    copied.request_id = request_id
+    return copied
