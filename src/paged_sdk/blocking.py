@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar, Unpack
 
 import anyio
 from anyio.from_thread import BlockingPortal
@@ -19,7 +19,7 @@ from paged_sdk.config.sampling import GenerationDefaults, SamplingParams
 from paged_sdk.errors import ModelClosedError
 from paged_sdk.model import Model
 from paged_sdk.streaming import ResponseStream
-from paged_sdk.types.request import ChatRequestLike, PromptLike
+from paged_sdk.types.request import ChatRequestLike, CompletionOptions, PromptLike
 from paged_sdk.types.response import (
     ChatCompletionChunkResponse,
     ChatCompletionResponse,
@@ -127,13 +127,15 @@ class BlockingModel:
     def send_chat_requests(self, requests: Sequence[ChatRequestLike]) -> list[ChatCompletionResponse]:
         return self._call(self._model.send_chat_requests, requests)
 
-    def send_completion_request(self, prompt: PromptLike, sampling: SamplingParams | None = None) -> CompletionResponse:
-        return self._call(self._model.send_completion_request, prompt, sampling)
+    def send_completion_request(
+        self, prompt: PromptLike, sampling: SamplingParams | None = None, **options: Unpack[CompletionOptions]
+    ) -> CompletionResponse:
+        return self._call(partial(self._model.send_completion_request, prompt, sampling, **options))
 
     def stream_completion_request(
-        self, prompt: PromptLike, sampling: SamplingParams | None = None
+        self, prompt: PromptLike, sampling: SamplingParams | None = None, **options: Unpack[CompletionOptions]
     ) -> BlockingCompletionStream:
-        return BlockingStream(self._call, self._model.stream_completion_request(prompt, sampling))
+        return BlockingStream(self._call, self._model.stream_completion_request(prompt, sampling, **options))
 
     def tokenize(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         return self._call(partial(self._model.tokenize, text, add_special_tokens=add_special_tokens))

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar, Unpack
 
 import anyio
 import anyio.to_thread
@@ -22,7 +22,14 @@ from paged_sdk.preparation import RequestPreparer
 from paged_sdk.responses import ChatShape, CompletionShape, ResponseParts, ResponseShape
 from paged_sdk.scheduler.request import Request
 from paged_sdk.streaming import ResponseStream
-from paged_sdk.types.request import ChatRequestLike, PromptLike, RequestOptions, as_request
+from paged_sdk.types.request import (
+    ChatRequestLike,
+    CompletionOptions,
+    PromptLike,
+    RequestOptions,
+    as_request,
+    completion_options,
+)
 from paged_sdk.types.response import (
     ChatCompletionChunkResponse,
     ChatCompletionResponse,
@@ -138,25 +145,29 @@ class Model:
         return [responses[index] for index in range(len(streams))]
 
     async def send_completion_request(
-        self, prompt: PromptLike, sampling: SamplingParams | None = None
+        self, prompt: PromptLike, sampling: SamplingParams | None = None, **options: Unpack[CompletionOptions]
     ) -> CompletionResponse:
         """Continue a text, without a chat template.
 
         :param prompt: text, or token ids
         :param sampling: how to sample; None is greedy
+        :param options: ``priority``, ``timeout``, ``cache_salt``, ``truncation`` and ``logits_processors``: see
+            :class:`CompletionOptions`
         :raises InvalidRequestError: an empty prompt, or token ids outside the vocabulary
         :raises ContextLengthError: the prompt can never fit
         """
-        return await self.stream_completion_request(prompt, sampling).collect()
+        return await self.stream_completion_request(prompt, sampling, **options).collect()
 
-    def stream_completion_request(self, prompt: PromptLike, sampling: SamplingParams | None = None) -> CompletionStream:
+    def stream_completion_request(
+        self, prompt: PromptLike, sampling: SamplingParams | None = None, **options: Unpack[CompletionOptions]
+    ) -> CompletionStream:
         """Continue a text chunk by chunk, without a chat template."""
-        options = RequestOptions(sampling=sampling)
+        checked = completion_options(sampling, options)
         if isinstance(prompt, str):
             encode = partial(self._preparer.text.encode_prompt, prompt)
         else:
             encode = partial(list, self._preparer.check_token_ids("prompt", prompt))
-        return self._stream(encode, options, CompletionShape(), is_chat=False)
+        return self._stream(encode, checked, CompletionShape(), is_chat=False)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Return the token ids of a text."""

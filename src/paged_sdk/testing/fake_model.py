@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Generator, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, Unpack
 
 from attrs import field, frozen
 
@@ -22,7 +22,14 @@ from paged_sdk.testing.byte_text import END, VOCAB_SIZE, byte_text
 from paged_sdk.testing.fake_runner import FakeRunner
 from paged_sdk.testing.next_token import ScriptedTokens
 from paged_sdk.types.messages import Message
-from paged_sdk.types.request import ChatRequestLike, PromptLike, RequestOptions, as_request
+from paged_sdk.types.request import (
+    ChatRequestLike,
+    CompletionOptions,
+    PromptLike,
+    RequestOptions,
+    as_request,
+    completion_options,
+)
 
 __all__ = ["FakeModel", "FakeRequest", "fake_model"]
 
@@ -152,10 +159,12 @@ class FakeModel(Model):
         self._note(stream.request_id, FakeRequest(messages=built.messages, options=built.options))
         return stream
 
-    def stream_completion_request(self, prompt: PromptLike, sampling: SamplingParams | None = None) -> CompletionStream:
-        stream = super().stream_completion_request(prompt, sampling)
+    def stream_completion_request(
+        self, prompt: PromptLike, sampling: SamplingParams | None = None, **options: Unpack[CompletionOptions]
+    ) -> CompletionStream:
+        stream = super().stream_completion_request(prompt, sampling, **options)
         said = prompt if isinstance(prompt, str) else tuple(prompt)
-        self._note(stream.request_id, FakeRequest(prompt=said, options=RequestOptions(sampling=sampling)))
+        self._note(stream.request_id, FakeRequest(prompt=said, options=completion_options(sampling, options)))
         return stream
 
     async def aclose(self, *, drain: bool = False) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict
 
 from attrs import evolve, field, frozen
 
@@ -13,7 +13,15 @@ from paged_sdk.errors import InvalidRequestError
 from paged_sdk.types.logits_processor import LogitsProcessor, check_logits_processors
 from paged_sdk.types.messages import Message, MessageLike, TextMessageRole, TextMessages, parse_messages
 
-__all__ = ["ChatRequestLike", "PromptLike", "RequestBuilder", "RequestOptions", "as_request"]
+__all__ = [
+    "ChatRequestLike",
+    "CompletionOptions",
+    "PromptLike",
+    "RequestBuilder",
+    "RequestOptions",
+    "as_request",
+    "completion_options",
+]
 
 
 @frozen(kw_only=True)
@@ -127,3 +135,45 @@ def as_request(request: ChatRequestLike) -> RequestBuilder:
     if isinstance(request, TextMessages):
         return RequestBuilder(parse_messages(request.messages))
     return RequestBuilder(parse_messages(request))
+
+
+class CompletionOptions(TypedDict, total=False):
+    """Names the keyword arguments of plain-text completions. They mean what the calls of :class:`RequestBuilder` do.
+
+    :ivar priority: higher goes first; equal ones in order of arrival
+    :ivar timeout: seconds until :class:`RequestTimeoutError`; None waits
+    :ivar cache_salt: share prefix-cache blocks only with requests of the same salt; None: with all that have none
+    :ivar truncation: cut a prompt that is too long at its front instead of refusing it
+    :ivar logits_processors: functions that change the logits before each token is chosen, in order
+    """
+
+    priority: int
+    timeout: float | None
+    cache_salt: str | None
+    truncation: bool
+    logits_processors: Sequence[LogitsProcessor]
+
+
+def completion_options(sampling: SamplingParams | None, options: CompletionOptions) -> RequestOptions:
+    """Check what a completion says beside its prompt.
+
+    :raises InvalidRequestError: an option that does not exist, or a value that cannot be used
+    """
+    for name in options.keys() - CompletionOptions.__annotations__.keys():
+        raise InvalidRequestError.of("option", name, "one of " + ", ".join(CompletionOptions.__annotations__))
+    builder = RequestBuilder()
+    if sampling is not None:
+        builder = builder.with_sampling(sampling)
+    if (timeout := options.get("timeout")) is not None:
+        builder = builder.with_timeout(timeout)
+    if (salt := options.get("cache_salt")) is not None:
+        builder = builder.with_cache_salt(salt)
+    truncation = options.get("truncation", False)
+    if not isinstance(truncation, bool):
+        raise InvalidRequestError.of("truncation", truncation, "True or False")
+    if truncation:
+        builder = builder.with_truncation()
+    processors = options.get("logits_processors", ())
+    if isinstance(processors, str | bytes) or not isinstance(processors, Sequence):
+        raise InvalidRequestError.of("logits_processors", processors, "a list of functions")
+    return builder.with_priority(options.get("priority", 0)).with_logits_processors(*processors).options
