@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import tiny
 from paged_sdk import (
+    BlockingModel,
     CheckpointError,
     ConfigError,
     GgufModelBuilder,
@@ -128,7 +129,16 @@ async def test_a_pool_that_does_not_fit(builder: TextModelBuilder) -> None:
         (lambda builder: builder.with_dtype("int3"), ("dtype", "bfloat16")),
         (lambda builder: builder.with_token_source("env:NO_SUCH_VARIABLE"), ("NO_SUCH_VARIABLE",)),
         (lambda builder: builder.with_token_source("password"), ("with_token_source", "literal")),
+        (lambda builder: builder.with_paged_attn(None), ("with_paged_attn", "PagedAttentionMeta")),
+        (lambda builder: builder.with_paged_attn({}), ("with_paged_attn", "PagedAttentionMeta")),
+        (lambda builder: builder.with_paged_attn(True), ("with_paged_attn", "PagedAttentionMeta")),
         (lambda builder: builder.with_paged_attn(lambda: "yes"), ("with_paged_attn", "PagedAttentionMeta")),
+        (lambda builder: builder.with_paged_attn(lambda: None), ("with_paged_attn", "PagedAttentionMeta")),
+        (lambda builder: builder.with_chat_template(5), ("with_chat_template", "a template or a path")),
+        (lambda builder: builder.with_tokenizer_json(5), ("with_tokenizer_json", "a path")),
+        (lambda builder: builder.with_prefix_cache_n(""), ("prefix_cache_n", ">= 0")),
+        (lambda builder: builder.with_auto_isq(True), ("with_auto_isq", "4, 5, 6 or 8")),
+        (lambda builder: builder.with_num_threads(10**9), ("num_threads", "<= 1024")),
         (lambda builder: builder.with_max_num_seqs(0), ("max_num_seqs", ">= 1")),
         (lambda builder: builder.with_num_threads(-1), ("num_threads", ">= 1")),
     ],
@@ -140,6 +150,19 @@ async def test_a_setting_that_cannot_be_used(
         await change(builder).build()
     for word in words:
         assert word in str(caught.value)
+
+
+async def test_one_build_is_one_model(builder: TextModelBuilder) -> None:
+    building = builder.build()
+    async with building as model:
+        with pytest.raises(ConfigError, match=r"call build\(\) again"):
+            await building
+        with pytest.raises(ConfigError, match=r"call build\(\) again"):
+            async with building:
+                pass
+        assert (await model.send_completion_request("Hello", SamplingParams(max_len=1))).choices
+    with pytest.raises(ConfigError):
+        BlockingModel(building)
 
 
 async def test_a_bad_environment_stops_the_build(builder: TextModelBuilder, monkeypatch: pytest.MonkeyPatch) -> None:

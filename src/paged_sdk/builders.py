@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable
-from os import PathLike, fspath
+from os import PathLike, fsencode, fspath
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,6 +14,7 @@ from attrs import evolve, field, frozen
 
 from paged_sdk.build.parts import ModelParts
 from paged_sdk.config.build import BuildSettings, ModelSource
+from paged_sdk.config.checks import IsA, as_tuple, is_unicode, plain
 from paged_sdk.config.env import read_environment
 from paged_sdk.config.isq import IsqType
 from paged_sdk.config.paged import PagedAttentionMeta
@@ -23,14 +24,20 @@ from paged_sdk.model import Model
 
 __all__ = ["Building", "GgufModelBuilder", "TextModelBuilder"]
 
+AUTO_ISQ_BITS = (4, 5, 6, 8)
+
 
 class Building:
-    """Loads a model when awaited; as an async context manager it also closes the model on exit."""
+    """Loads a model when awaited; as an async context manager it also closes the model on exit.
+
+    It loads one model: to await or enter it again is a :class:`ConfigError`.
+    """
 
     def __init__(self, source: ModelSource, settings: BuildSettings) -> None:
         self._source = source
         self._settings = settings
         self._model: Model | None = None
+        self._has_begun = False
 
     def __await__(self) -> Generator[Any, Any, Model]:
         return self._build().__await__()
@@ -46,6 +53,13 @@ class Building:
             await self._model.aclose()
 
     async def _build(self) -> Model:
+        if self._has_begun:
+            raise ConfigError(
+                "this build() has loaded a model already: call build() again for another one",
+                setting="build",
+                allowed="one await or async with for each build()",
+            )
+        self._has_begun = True
         if self._settings.logging:
             show_logs()
         environment = read_environment()
@@ -59,28 +73,34 @@ class Building:
         return Model(await anyio.to_thread.run_sync(load))
 
 
-def _location(value: str | PathLike[str]) -> str:
+def _path_text(setting: str, value: str | PathLike[str], allowed: str) -> str:
+    """Return the text of a path that the operating system can be asked for."""
     try:
-        location = fspath(value)
-    except TypeError:
-        location = ""
-    if not location or not isinstance(location, str):
-        raise ConfigError.of("model", value, "a path or a hub id")
-    return location
+        text = fspath(value)
+        is_path = isinstance(text, str) and bool(text) and b"\0" not in fsencode(text)
+    except (TypeError, UnicodeEncodeError):
+        is_path = False
+    if not is_path:
+        raise ConfigError.of(setting, value, allowed)
+    return text
+
+
+def _location(value: str | PathLike[str]) -> str:
+    return _path_text("model", value, "a path or a hub id")
 
 
 def _filenames(value: str | Iterable[str]) -> tuple[str, ...]:
-    names = (value,) if isinstance(value, str) else tuple(value)
-    if not all(isinstance(name, str) and name for name in names):
-        raise ConfigError.of("filenames", value, "non-empty names")
-    return names
+    names = as_tuple(value)
+    if not isinstance(names, tuple):
+        raise ConfigError.of("filenames", value, "names of files")
+    return tuple(_path_text("filenames", name, "names of files") for name in names)
 
 
 @frozen
 class _ModelBuilder(ABC):
     """Holds the settings that all builders share. It is immutable: each ``with_*`` returns a new builder."""
 
-    settings: BuildSettings = field(factory=BuildSettings, kw_only=True)
+    settings: BuildSettings = field(factory=BuildSettings, validator=IsA(BuildSettings), kw_only=True)
 
     @property
     @abstractmethod
@@ -107,7 +127,10 @@ class _ModelBuilder(ABC):
 
         :raises ConfigError: another number of bits; the error names the allowed ones
         """
-        return self._with(isq=IsqType.parse(str(bits), setting="with_auto_isq"))
+        number = plain(bits)
+        if isinstance(number, bool) or not isinstance(number, int) or number not in AUTO_ISQ_BITS:
+            raise ConfigError.of("with_auto_isq", bits, "a number of bits: 4, 5, 6 or 8")
+        return self._with(isq=IsqType.parse(str(number)))
 
     def with_device(self, device: str) -> Self:
         """Choose where the model runs: "auto", "cpu", "cuda", "cuda:1", "mps"."""
@@ -122,7 +145,11 @@ class _ModelBuilder(ABC):
 
         :raises ConfigError: for anything but :class:`PagedAttentionMeta` or a callable that returns one
         """
-        meta = paged_attn if isinstance(paged_attn, PagedAttentionMeta) else paged_attn()
+        meta: object = paged_attn
+        if callable(paged_attn) and not isinstance(paged_attn, PagedAttentionMeta):
+            meta = paged_attn()
+        if not isinstance(meta, PagedAttentionMeta):
+            raise ConfigError.of("with_paged_attn", meta, "PagedAttentionMeta or a callable that returns one")
         return self._with(paged_attn=True, paged_meta=meta)
 
     def without_paged_attn(self) -> Self:
@@ -132,7 +159,7 @@ class _ModelBuilder(ABC):
     def with_prefix_cache_n(self, n: int | None) -> Self:
         """Turn the prefix cache off with 0 or None. With paged attention any other number turns it on; without it that
         many finished sequences are kept."""
-        return self._with(prefix_cache_n=n or 0)
+        return self._with(prefix_cache_n=0 if n is None else n)
 
     def with_max_num_seqs(self, n: int) -> Self:
         """Set how many sequences are computed at once; others wait."""
@@ -160,12 +187,20 @@ class _ModelBuilder(ABC):
         return self._with(logging=True, throughput_logging=True)
 
     def with_chat_template(self, template: str | PathLike[str]) -> Self:
-        """Use a Jinja chat template, given as text or as the path of a file, instead of the checkpoint's."""
-        return self._with(chat_template=template if isinstance(template, str) else Path(template))
+        """Use a Jinja chat template, given as text or as the path of a file, instead of the checkpoint's.
+
+        :raises ConfigError: for anything else
+        """
+        if isinstance(template, str) and template and is_unicode(template):
+            return self._with(chat_template=template)
+        return self._with(chat_template=Path(_path_text("with_chat_template", template, "a template or a path")))
 
     def with_tokenizer_json(self, path: str | PathLike[str]) -> Self:
-        """Use a tokenizer.json instead of the checkpoint's tokenizer."""
-        return self._with(tokenizer_json=Path(path))
+        """Use a tokenizer.json instead of the checkpoint's tokenizer.
+
+        :raises ConfigError: for anything but a path
+        """
+        return self._with(tokenizer_json=Path(_path_text("with_tokenizer_json", path, "a path")))
 
     def with_hf_revision(self, revision: str) -> Self:
         """Load a branch, tag or commit of the hub's repository."""

@@ -51,6 +51,24 @@ __all__ = [
 ]
 
 
+MAX_SHOWN = 120
+"""The text of an error shows so many characters of a value: one held 600,000 characters of a prompt."""
+
+
+def shown(value: object) -> str:
+    """Return what the text of an error shows of a value: the beginning of its repr, on one line.
+
+    It raises nothing, whatever the value is.
+    """
+    if isinstance(value, str | bytes | bytearray) and len(value) > MAX_SHOWN:
+        value = value[:MAX_SHOWN]  # quotes make its repr longer still
+    try:
+        text = " ".join(repr(value).splitlines())
+    except Exception:  # an int of 5000 digits, a list nested too deep, anything in a __repr__ of the caller's own
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
+
+
 class PagedError(Exception):
     """Is the base class of every error that this package raises on purpose."""
 
@@ -73,7 +91,7 @@ class ConfigError(PagedError, ValueError):
     def of(cls, setting: str, value: object, allowed: str) -> ConfigError:
         """Make the error from the name of the setting, the value that was given, and what is allowed."""
         return cls(
-            f"{setting} = {value!r} is not allowed: expected {allowed}",
+            f"{setting} = {shown(value)} is not allowed: expected {allowed}",
             setting=setting,
             value=value,
             allowed=allowed,
@@ -181,7 +199,7 @@ class InvalidRequestError(RequestError):
     def of(cls, field: str, value: object, allowed: str) -> InvalidRequestError:
         """Make the error from the name of the field, the value that was given, and what is allowed."""
         return cls(
-            f"{field} = {value!r} is not allowed: expected {allowed}",
+            f"{field} = {shown(value)} is not allowed: expected {allowed}",
             field=field,
             value=value,
             allowed=allowed,

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import attrs
+import numpy as np
 import pytest
 
 from paged_sdk import (
@@ -74,6 +75,22 @@ def test_memory_is_three_classes_for_match_statements() -> None:
         lambda: SamplingParams(stop_token_ids=(-1,)),
         lambda: SamplingParams(min_tokens=-1),
         lambda: SamplingParams(prompt_logprobs=-1),
+        lambda: SamplingParams(ignore_eos="no"),  # type: ignore[arg-type]
+        lambda: SamplingParams(min_tokens=4, max_len=3),
+        lambda: SamplingParams(logits_bias={1: 10**400}),
+        lambda: SamplingParams(logits_bias=[1]),  # type: ignore[arg-type]
+        lambda: SamplingParams(dry_params={"multiplier": 1}),  # type: ignore[arg-type]
+        lambda: SamplingParams(stop_token_ids=5),  # type: ignore[arg-type]
+        lambda: SamplingParams(stop_token_ids=b"ab"),
+        lambda: SamplingParams(stop_token_ids=[np.float32(1)]),  # type: ignore[list-item]
+        lambda: SamplingParams(stop_token_ids=[np.True_]),  # type: ignore[list-item]
+        lambda: SamplingParams(stop=5),  # type: ignore[arg-type]
+        lambda: SamplingParams(stop=["\ud800"]),
+        lambda: SamplingParams(max_len=np.float64(5)),  # type: ignore[arg-type]
+        lambda: SamplingParams(temperature=10**400),
+        lambda: DryParams(sequence_breakers=["\ud800"]),
+        lambda: MemoryGpuConfig(),
+        lambda: MemoryGpuConfig(5),
         lambda: DryParams(base=0.5),
         lambda: DryParams(multiplier=-1),
         lambda: EngineConfig(max_num_seqs=0),
@@ -90,6 +107,17 @@ def test_a_bad_value_says_what_is_allowed(make: Callable[[], object]) -> None:
     assert caught.value.allowed
     assert caught.value.allowed in str(caught.value)
     assert isinstance(caught.value, ValueError)
+
+
+def test_numbers_of_numpy_become_python_s_own() -> None:
+    two: Any = np.int32(2)  # whose type does not say that it is an int
+    half: Any = np.float32(0.5)
+    ids: Any = np.array([1, 2])
+    params = SamplingParams(max_len=two, temperature=half, stop_token_ids=ids, logits_bias={two: half})
+    assert params == SamplingParams(max_len=2, temperature=0.5, stop_token_ids=[1, 2], logits_bias={2: 0.5})
+    numbers = (params.max_len, params.temperature, *params.stop_token_ids, *(params.logits_bias or ()))
+    assert [type(number) for number in numbers] == [int, float, int, int, int]
+    assert type(MemoryGpuConfig.MB(two).megabytes) is int
 
 
 def test_values_are_frozen_and_hashable() -> None:

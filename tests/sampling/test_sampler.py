@@ -334,6 +334,8 @@ def test_bias_beyond_float32_neither_overflows_nor_bans() -> None:
     assert sample([9.0, 0.0, 0.0, 5.0], [row(params)]) == [[2]]
     params = SamplingParams(temperature=0.0, logits_bias={0: -math.inf, 1: -1e300})
     assert sample([9.0, 0.0], [row(params)]) == [[1]]
+    params = SamplingParams(temperature=0.0, logits_bias={0: 1e300, 1: -1e300}, repetition_penalty=0.01)
+    assert sample([9.0] * 16, [row(params, [0, 1])]) == [[0]]
 
 
 def test_counts_follow_a_sequence_and_start_over_when_it_changes() -> None:

@@ -1,16 +1,13 @@
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import pytest
 
 from paged_sdk import (
-    ConfigError,
     InvalidRequestError,
     Message,
     RequestBuilder,
-    RequestTimeoutError,
     SamplingParams,
     TextMessageRole,
     TextMessages,
@@ -110,15 +107,3 @@ def test_other_bad_options_are_refused() -> None:
         RequestBuilder().with_cache_salt("")
     with pytest.raises(InvalidRequestError, match="sampling"):
         RequestBuilder().with_sampling(bad)
-
-
-def test_errors_travel_between_processes() -> None:
-    for error in (
-        ConfigError.of("setting", 3, "an int < 3"),
-        InvalidRequestError.of("role", "robot", "a person"),
-        RequestTimeoutError("late", request_id="r", timeout=2.0),
-    ):
-        copy = pickle.loads(pickle.dumps(error))
-        assert type(copy) is type(error)
-        assert copy.__dict__ == error.__dict__
-        assert str(copy) == str(error)

@@ -31,7 +31,7 @@ def read_generation_defaults(directory: Path) -> GenerationDefaults:
         top_k=_top_k(path, content),
         top_p=_number(path, content, "top_p", low=0.0, high=1.0, low_open=True),
         min_p=_number(path, content, "min_p", low=0.0, high=1.0),
-        repetition_penalty=_number(path, content, "repetition_penalty", low=0.0, low_open=True),
+        repetition_penalty=_number(path, content, "repetition_penalty", low=0.01, high=100.0),
         eos_token_ids=_token_ids(eos_path, eos),
     )
 

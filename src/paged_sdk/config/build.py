@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import Attribute, field, frozen
 
-from paged_sdk.config.checks import IntAtLeast
+from paged_sdk.config.checks import IntAtLeast, IsA, IsText, as_int, as_optional_int, is_bool, is_optional_bool
 from paged_sdk.config.isq import IsqType
 from paged_sdk.config.paged import PagedAttentionMeta
 from paged_sdk.errors import ConfigError
@@ -25,6 +25,8 @@ DTYPES = {
     "float64": "float64",
     "f64": "float64",
 }
+MAX_THREADS = 1024
+"""Threads of one tensor operation are started at once, and a number that no machine has is a slip."""
 TOKEN_SOURCES = ("cache", "none", "literal:", "env:", "path:")
 
 
@@ -35,22 +37,12 @@ def _dtype(value: str) -> str:
     return name
 
 
-def _is_meta(instance: object, attribute: Attribute[Any], value: object) -> None:
-    if value is not None and not isinstance(value, PagedAttentionMeta):
-        raise ConfigError.of("with_paged_attn", value, "PagedAttentionMeta or a callable that returns one")
-
-
 def _is_token_source(instance: object, attribute: Attribute[Any], value: object) -> None:
     good = isinstance(value, str) and (
         value in ("cache", "none") or any(value.startswith(kind) and value != kind for kind in TOKEN_SOURCES[2:])
     )
     if not good:
         raise ConfigError.of("with_token_source", value, '"cache", "none", "literal:TOKEN", "env:NAME" or "path:FILE"')
-
-
-def _is_isq(instance: object, attribute: Attribute[Any], value: object) -> None:
-    if value is not None and not isinstance(value, IsqType):
-        raise ConfigError.of("with_isq", value, "one of " + ", ".join(str(member) for member in IsqType))
 
 
 @frozen(kw_only=True)
@@ -79,21 +71,25 @@ class BuildSettings:
     """
 
     dtype: str = field(default="auto", converter=_dtype)
-    device: str = "auto"
-    paged_attn: bool | None = None
-    paged_meta: PagedAttentionMeta | None = field(default=None, validator=_is_meta)
-    prefix_cache_n: int | None = field(default=None, validator=IntAtLeast(0, optional=True))
-    max_num_seqs: int = field(default=32, validator=IntAtLeast(1))
-    max_queue: int = field(default=4096, validator=IntAtLeast(1))
-    max_num_batched_tokens: int | None = field(default=None, validator=IntAtLeast(1, optional=True))
-    max_model_len: int | None = field(default=None, validator=IntAtLeast(1, optional=True))
-    logging: bool = False
-    throughput_logging: bool = False
-    chat_template: str | Path | None = None
-    tokenizer_json: Path | None = None
-    revision: str | None = None
+    device: str = field(default="auto", validator=IsText())
+    paged_attn: bool | None = field(default=None, validator=is_optional_bool)
+    paged_meta: PagedAttentionMeta | None = field(default=None, validator=IsA(PagedAttentionMeta, optional=True))
+    prefix_cache_n: int | None = field(default=None, converter=as_optional_int, validator=IntAtLeast(0, optional=True))
+    max_num_seqs: int = field(default=32, converter=as_int, validator=IntAtLeast(1))
+    max_queue: int = field(default=4096, converter=as_int, validator=IntAtLeast(1))
+    max_num_batched_tokens: int | None = field(
+        default=None, converter=as_optional_int, validator=IntAtLeast(1, optional=True)
+    )
+    max_model_len: int | None = field(default=None, converter=as_optional_int, validator=IntAtLeast(1, optional=True))
+    logging: bool = field(default=False, validator=is_bool)
+    throughput_logging: bool = field(default=False, validator=is_bool)
+    chat_template: str | Path | None = field(default=None, validator=IsA((str, Path), "a template", optional=True))
+    tokenizer_json: Path | None = field(default=None, validator=IsA(Path, optional=True))
+    revision: str | None = field(default=None, validator=IsText(optional=True))
     token_source: str = field(default="cache", validator=_is_token_source)
-    isq: IsqType | None = field(default=None, validator=_is_isq)
-    batch_invariance: bool = False
-    lean_memory: bool = False
-    num_threads: int | None = field(default=None, validator=IntAtLeast(1, optional=True))
+    isq: IsqType | None = field(default=None, validator=IsA(IsqType, optional=True))
+    batch_invariance: bool = field(default=False, validator=is_bool)
+    lean_memory: bool = field(default=False, validator=is_bool)
+    num_threads: int | None = field(
+        default=None, converter=as_optional_int, validator=IntAtLeast(1, maximum=MAX_THREADS, optional=True)
+    )

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import numbers
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from types import NoneType
 from typing import Any
 
 from attrs import Attribute
@@ -10,23 +14,96 @@ from attrs import Attribute
 from paged_sdk.errors import ConfigError
 
 
-def _name(instance: object, attribute: Attribute[Any]) -> str:
+def plain(value: Any) -> Any:
+    """Return a number of another library, such as numpy's, as Python's own.
+
+    What is no number stays as it is, for a validator to judge; so do bools, numpy's too.
+    """
+    if isinstance(value, bool | str) or type(value) in (int, float, NoneType):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    return float(value) if isinstance(value, numbers.Real) else value
+
+
+# attrs takes the type of a parameter from its converter.
+def as_int(value: int) -> int:
+    """Return :func:`plain` ``(value)``."""
+    number: int = plain(value)
+    return number
+
+
+def as_optional_int(value: int | None) -> int | None:
+    """Return :func:`plain` ``(value)``."""
+    number: int | None = plain(value)
+    return number
+
+
+def as_float(value: float) -> float:
+    """Return :func:`plain` ``(value)``."""
+    number: float = plain(value)
+    return number
+
+
+def as_optional_float(value: float | None) -> float | None:
+    """Return :func:`plain` ``(value)``."""
+    number: float | None = plain(value)
+    return number
+
+
+def as_tuple(value: Any) -> Any:
+    """Return the items of a list, of an array or of another iterable, as Python's own values.
+
+    What has no items in an order of its own - numbers, bytes, mappings - stays as it is, for a validator to judge.
+    """
+    if isinstance(value, bytes | bytearray | memoryview | Mapping):
+        return value
+    if isinstance(value, str):
+        return (value,)
+    items = value.tolist() if callable(getattr(value, "tolist", None)) else value  # numpy's and torch's arrays
+    return tuple(plain(item) for item in items) if isinstance(items, Iterable) else value
+
+
+def is_finite(value: object) -> bool:
+    """Tell whether a value is a number (not a bool) that a float can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an int of hundreds of digits
+        return False
+
+
+def is_unicode(text: str) -> bool:
+    """Tell whether a string can be encoded: a lone surrogate is no character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def name_of(instance: object, attribute: Attribute[Any]) -> str:
+    """Return a field's name for the text of an error."""
     return f"{type(instance).__name__}.{attribute.name}"
 
 
 class IntAtLeast:
-    """Accepts an int (not a bool) of at least ``minimum``; None too if ``optional``."""
+    """Accepts an int (not a bool) of at least ``minimum`` and at most ``maximum``; None too if ``optional``."""
 
-    def __init__(self, minimum: int, *, optional: bool = False) -> None:
+    def __init__(self, minimum: int, *, maximum: int | None = None, optional: bool = False) -> None:
         self.minimum = minimum
+        self.maximum = maximum
         self.optional = optional
 
     def __call__(self, instance: object, attribute: Attribute[Any], value: object) -> None:
         if value is None and self.optional:
             return
-        if isinstance(value, bool) or not isinstance(value, int) or value < self.minimum:
-            allowed = f"an int >= {self.minimum}" + (" or None" if self.optional else "")
-            raise ConfigError.of(_name(instance, attribute), value, allowed)
+        good = isinstance(value, int) and not isinstance(value, bool) and value >= self.minimum
+        if not good or (self.maximum is not None and isinstance(value, int) and value > self.maximum):
+            upper = "" if self.maximum is None else f" and <= {self.maximum}"
+            allowed = f"an int >= {self.minimum}{upper}" + (" or None" if self.optional else "")
+            raise ConfigError.of(name_of(instance, attribute), value, allowed)
 
 
 class NumberBetween:
@@ -48,14 +125,67 @@ class NumberBetween:
     def __call__(self, instance: object, attribute: Attribute[Any], value: object) -> None:
         if value is None and self.optional:
             return
-        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if number:
+        if is_finite(value):
             assert isinstance(value, int | float)
             if (value > self.low if self.low_open else value >= self.low) and value <= self.high:
                 return
-        raise ConfigError.of(_name(instance, attribute), value, self.allowed())
+        raise ConfigError.of(name_of(instance, attribute), value, self.allowed())
 
     def allowed(self) -> str:
+        """Say in words which numbers are accepted."""
         lower = f"{'>' if self.low_open else '>='} {self.low:g}"
         upper = "" if math.isinf(self.high) else f" and <= {self.high:g}"
         return f"a finite number {lower}{upper}" + (" or None" if self.optional else "")
+
+
+class IsA:
+    """Accepts instances of a class; None too if ``optional``.
+
+    :param allowed: what is accepted, in words; by default the class's name, or its members if it is an enumeration
+    """
+
+    def __init__(self, kind: type | tuple[type, ...], allowed: str = "", *, optional: bool = False) -> None:
+        if not allowed and isinstance(kind, type):
+            allowed = " or ".join(map(str, kind)) if issubclass(kind, Enum) else kind.__name__
+        self.kind = kind
+        self.allowed = allowed + (" or None" if optional else "")
+        self.optional = optional
+
+    def __call__(self, instance: object, attribute: Attribute[Any], value: object) -> None:
+        if not (isinstance(value, self.kind) or (value is None and self.optional)):
+            raise ConfigError.of(name_of(instance, attribute), value, self.allowed)
+
+
+is_bool = IsA(bool, "True or False")
+is_optional_bool = IsA(bool, "True, False", optional=True)
+
+
+class IsText:
+    """Accepts strings of at least one character, without lone surrogates and NUL; None too if ``optional``."""
+
+    def __init__(self, *, optional: bool = False) -> None:
+        self.optional = optional
+
+    def __call__(self, instance: object, attribute: Attribute[Any], value: object) -> None:
+        if value is None and self.optional:
+            return
+        if not (isinstance(value, str) and value and is_unicode(value) and "\0" not in value):
+            allowed = "a non-empty string of Unicode characters" + (" or None" if self.optional else "")
+            raise ConfigError.of(name_of(instance, attribute), value, allowed)
+
+
+def are_texts(instance: object, attribute: Attribute[Any], value: object) -> None:
+    """Accept a tuple of non-empty strings without lone surrogates."""
+    if not isinstance(value, tuple) or not all(isinstance(item, str) and item and is_unicode(item) for item in value):
+        raise ConfigError.of(name_of(instance, attribute), value, "non-empty strings of Unicode characters")
+
+
+def is_token_id(value: object) -> bool:
+    """Tell whether a value can be a token's id: an int >= 0, and not a bool."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def are_token_ids(instance: object, attribute: Attribute[Any], value: object) -> None:
+    """Accept a tuple of ints >= 0."""
+    if not isinstance(value, tuple) or not all(map(is_token_id, value)):
+        raise ConfigError.of(name_of(instance, attribute), value, "token ids >= 0")

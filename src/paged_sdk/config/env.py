@@ -13,7 +13,7 @@ from attrs import frozen
 from paged_sdk.config.isq import IsqType
 from paged_sdk.config.memory import MemoryGpuConfig
 from paged_sdk.config.paged import PagedAttentionMeta, PagedCacheType
-from paged_sdk.errors import ConfigError
+from paged_sdk.errors import ConfigError, shown
 
 __all__ = ["Environment", "read_environment", "read_variable"]
 
@@ -28,6 +28,9 @@ ISQ = "MISTRALRS_ISQ"
 
 NOT_YET = ("MISTRALRS_SPECULATIVE_DRAFT_MODEL", "MISTRALRS_SPECULATIVE_GAMMA")
 """Variables of mistral.rs's deployments that this version cannot honor: an error beats a setting that does nothing."""
+
+MAX_DIGITS = 18
+"""A number of 18 digits fits 64 bits, and no setting needs more."""
 
 _ON = frozenset({"true", "1", "on"})
 _OFF = frozenset({"false", "0", "off"})
@@ -65,11 +68,24 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
     for name in NOT_YET:
         if name in given:
             raise ConfigError(
-                f"{name} = {given[name]!r}: this version has no such feature; unset it", setting=name, value=given[name]
+                f"{name} = {shown(given[name])}: this version has no such feature; unset it",
+                setting=name,
+                value=given[name],
             )
+    paged_attn, paged_meta = _switch(given, PAGED_ATTN), _paged_meta(given)
+    if paged_attn is False and paged_meta is not None:
+        pool = (GPU_MEM, GPU_MEM_USAGE, CONTEXT_LEN, BLOCK_SIZE, CACHE_TYPE)
+        name = next(name for name in pool if name in given)
+        raise ConfigError(
+            f"{PAGED_ATTN} = {given[PAGED_ATTN]} and {name} = {shown(given[name])} contradict each other: without "
+            "paged attention there is no KV pool",
+            setting=name,
+            value=given[name],
+            allowed=f"nothing beside {PAGED_ATTN} = {given[PAGED_ATTN]}",
+        )
     return Environment(
-        paged_attn=_switch(given, PAGED_ATTN),
-        paged_meta=_paged_meta(given),
+        paged_attn=paged_attn,
+        paged_meta=paged_meta,
         prefix_cache_n=_prefix_cache_n(given),
         isq=_isq(given),
     )
@@ -90,7 +106,7 @@ def _whole_number(given: Mapping[str, str], name: str, *, allowed: str, minimum:
     value = given.get(name)
     if value is None:
         return None
-    if not (value.isascii() and value.isdigit()) or int(value) < minimum:
+    if not (value.isascii() and value.isdigit() and len(value) <= MAX_DIGITS) or int(value) < minimum:
         raise ConfigError.of(name, value, allowed)
     return int(value)
 
@@ -129,10 +145,13 @@ def _memory(given: Mapping[str, str]) -> MemoryGpuConfig | None:
     if tokens is not None:
         return MemoryGpuConfig.ContextSize(tokens)
     if GPU_MEM_USAGE in given:
+        value = given[GPU_MEM_USAGE]
         try:
-            return MemoryGpuConfig.Fraction(float(given[GPU_MEM_USAGE]))
+            if not value.isascii() or "_" in value:  # which float() would take
+                raise ValueError
+            return MemoryGpuConfig.Fraction(float(value))
         except ValueError:
-            raise ConfigError.of(GPU_MEM_USAGE, given[GPU_MEM_USAGE], "a fraction > 0 and <= 1") from None
+            raise ConfigError.of(GPU_MEM_USAGE, value, "a fraction > 0 and <= 1") from None
     return None
 
 

@@ -51,7 +51,7 @@ class IsqType(Enum):
 
         :raises ConfigError: naming ``setting`` and the types there are
         """
-        name = text.strip().upper()
+        name = text.strip().upper() if isinstance(text, str) else ""
         best = {str(member.bits): member for member in (cls.Q4K, cls.Q5K, cls.Q6K, cls.Q8_0)}
         named = {member.value: member for member in cls} | {
             f"Q{member.bits}_K": member for member in cls if member.family is IsqFamily.K

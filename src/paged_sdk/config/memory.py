@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
-from paged_sdk.config.checks import IntAtLeast, NumberBetween
+from paged_sdk.config.checks import IntAtLeast, NumberBetween, as_float, as_int
+from paged_sdk.errors import ConfigError
 
 __all__ = ["MemoryGpuConfig"]
 
@@ -26,6 +27,11 @@ class MemoryGpuConfig:
         Fraction: type[Fraction]
         MB: type[MB]
 
+    # A size is one of the three: this class alone says nothing. The subclasses have constructors of their own.
+    def __init__(self, *args: object, **fields: object) -> None:
+        given = fields or (args[0] if len(args) == 1 else args)
+        raise ConfigError.of("MemoryGpuConfig", given, ".ContextSize(tokens), .Fraction(fraction) or .MB(megabytes)")
+
 
 @frozen
 class ContextSize(MemoryGpuConfig):
@@ -34,7 +40,7 @@ class ContextSize(MemoryGpuConfig):
     :ivar tokens: tokens that fit the pool, rounded up to whole blocks
     """
 
-    tokens: int = field(validator=IntAtLeast(1))
+    tokens: int = field(converter=as_int, validator=IntAtLeast(1))
 
 
 @frozen
@@ -44,7 +50,7 @@ class Fraction(MemoryGpuConfig):
     :ivar fraction: share of the device's total memory, above 0 and at most 1
     """
 
-    fraction: float = field(validator=NumberBetween(0, 1, low_open=True))
+    fraction: float = field(converter=as_float, validator=NumberBetween(0, 1, low_open=True))
 
 
 @frozen
@@ -54,7 +60,7 @@ class MB(MemoryGpuConfig):
     :ivar megabytes: size of the pool in MiB (2**20 bytes)
     """
 
-    megabytes: int = field(validator=IntAtLeast(1))
+    megabytes: int = field(converter=as_int, validator=IntAtLeast(1))
 
 
 for _variant in (ContextSize, Fraction, MB):

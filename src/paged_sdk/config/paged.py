@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any
 
-from attrs import Attribute, evolve, field, frozen
+from attrs import evolve, field, frozen
 
+from paged_sdk.config.checks import IntAtLeast, IsA, as_int
 from paged_sdk.config.memory import MemoryGpuConfig
 from paged_sdk.errors import ConfigError
 
 __all__ = ["PagedAttentionMeta", "PagedAttentionMetaBuilder", "PagedCacheType"]
 
 MIN_BLOCK_SIZE, MAX_BLOCK_SIZE = 1, 1024
+MEMORY = "MemoryGpuConfig.ContextSize(tokens), .Fraction(fraction), .MB(megabytes)"
 
 
 class PagedCacheType(Enum):
@@ -29,34 +30,11 @@ class PagedCacheType(Enum):
 
         :raises ConfigError: naming ``setting``
         """
-        try:
-            return cls(text.strip().lower())
-        except ValueError:
-            raise ConfigError.of(setting, text, " or ".join(member.value for member in cls)) from None
-
-
-def _is_cache_type(instance: object, attribute: Attribute[Any], value: object) -> None:
-    if not isinstance(value, PagedCacheType):
-        allowed = " or ".join(str(member) for member in PagedCacheType)
-        raise ConfigError.of(f"{type(instance).__name__}.{attribute.name}", value, allowed)
-
-
-def _is_block_size(instance: object, attribute: Attribute[Any], value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not MIN_BLOCK_SIZE <= value <= MAX_BLOCK_SIZE:
-        raise ConfigError.of(
-            f"{type(instance).__name__}.{attribute.name}",
-            value,
-            f"an int from {MIN_BLOCK_SIZE} to {MAX_BLOCK_SIZE}",
-        )
-
-
-def _is_memory(instance: object, attribute: Attribute[Any], value: object) -> None:
-    if value is not None and not isinstance(value, MemoryGpuConfig):
-        raise ConfigError.of(
-            f"{type(instance).__name__}.{attribute.name}",
-            value,
-            "MemoryGpuConfig.ContextSize(tokens), .Fraction(fraction), .MB(megabytes) or None",
-        )
+        named = {member.value: member for member in cls}
+        found = named.get(text.strip().lower()) if isinstance(text, str) else None
+        if found is None:
+            raise ConfigError.of(setting, text, " or ".join(named))
+        return found
 
 
 @frozen(kw_only=True)
@@ -70,25 +48,38 @@ class PagedAttentionMeta:
     :raises ConfigError: at construction
     """
 
-    block_size: int = field(default=32, validator=_is_block_size)
-    gpu_memory: MemoryGpuConfig | None = field(default=None, validator=_is_memory)
-    cache_type: PagedCacheType = field(default=PagedCacheType.AUTO, validator=_is_cache_type)
+    block_size: int = field(default=32, converter=as_int, validator=IntAtLeast(MIN_BLOCK_SIZE, maximum=MAX_BLOCK_SIZE))
+    gpu_memory: MemoryGpuConfig | None = field(default=None, validator=IsA(MemoryGpuConfig, MEMORY, optional=True))
+    cache_type: PagedCacheType = field(default=PagedCacheType.AUTO, validator=IsA(PagedCacheType))
 
 
 @frozen
 class PagedAttentionMetaBuilder:
     """Builds :class:`PagedAttentionMeta` one setting at a time; every ``with_*`` returns a new builder."""
 
-    _meta: PagedAttentionMeta = PagedAttentionMeta()
+    _meta: PagedAttentionMeta = field(default=PagedAttentionMeta(), validator=IsA(PagedAttentionMeta))
 
     def with_block_size(self, block_size: int) -> PagedAttentionMetaBuilder:
+        """Set how many tokens a block holds.
+
+        :raises ConfigError: for anything but 1 to 1024
+        """
         return PagedAttentionMetaBuilder(evolve(self._meta, block_size=block_size))
 
     def with_gpu_memory(self, gpu_memory: MemoryGpuConfig) -> PagedAttentionMetaBuilder:
+        """Set the size of the KV pool.
+
+        :raises ConfigError: for anything but one of the three kinds of :class:`MemoryGpuConfig`
+        """
         return PagedAttentionMetaBuilder(evolve(self._meta, gpu_memory=gpu_memory))
 
     def with_cache_type(self, cache_type: PagedCacheType) -> PagedAttentionMetaBuilder:
+        """Set the type that a KV element is stored as.
+
+        :raises ConfigError: for anything but a :class:`PagedCacheType`
+        """
         return PagedAttentionMetaBuilder(evolve(self._meta, cache_type=cache_type))
 
     def build(self) -> PagedAttentionMeta:
+        """Return the settings."""
         return self._meta

@@ -9,7 +9,23 @@ from typing import Any
 
 from attrs import Attribute, evolve, field, frozen
 
-from paged_sdk.config.checks import IntAtLeast, NumberBetween
+from paged_sdk.config.checks import (
+    IntAtLeast,
+    IsA,
+    NumberBetween,
+    are_texts,
+    are_token_ids,
+    as_float,
+    as_int,
+    as_optional_float,
+    as_optional_int,
+    as_tuple,
+    is_bool,
+    is_finite,
+    is_token_id,
+    name_of,
+    plain,
+)
 from paged_sdk.errors import ConfigError
 
 __all__ = ["DryParams", "GenerationDefaults", "SamplingParams"]
@@ -19,40 +35,29 @@ GREEDY_BELOW = 1e-7
 
 
 def _strings(value: str | Iterable[str] | None) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    return (value,) if isinstance(value, str) else tuple(value)
+    strings: tuple[str, ...] = as_tuple(() if value is None else value)
+    return strings
 
 
 def _token_ids(value: Iterable[int]) -> tuple[int, ...]:
-    return tuple(value)
-
-
-def _are_strings(instance: object, attribute: Attribute[Any], value: tuple[object, ...]) -> None:
-    if not all(isinstance(item, str) and item for item in value):
-        raise ConfigError.of(f"{type(instance).__name__}.{attribute.name}", value, "non-empty strings")
-
-
-def _are_token_ids(instance: object, attribute: Attribute[Any], value: tuple[object, ...]) -> None:
-    if not all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in value):
-        raise ConfigError.of(f"{type(instance).__name__}.{attribute.name}", value, "token ids >= 0")
+    token_ids: tuple[int, ...] = as_tuple(value)
+    return token_ids
 
 
 def _frozen_bias(value: Mapping[int, float] | None) -> Mapping[int, float] | None:
-    return None if value is None else MappingProxyType(dict(value))
+    if not isinstance(value, Mapping):
+        return value  # the validator says what is wrong with it
+    return MappingProxyType({plain(token): plain(bias) for token, bias in value.items()})
 
 
-def _is_bias(instance: object, attribute: Attribute[Any], value: Mapping[object, object] | None) -> None:
+def _is_bias(instance: object, attribute: Attribute[Any], value: object) -> None:
+    allowed = "a mapping of token ids to finite numbers, or -inf to ban one"
+    if value is not None and not isinstance(value, Mapping):
+        raise ConfigError.of(name_of(instance, attribute), value, allowed)
     for token, bias in (value or {}).items():
-        good_token = isinstance(token, int) and not isinstance(token, bool) and token >= 0
-        # -inf bans a token; NaN and +inf would decide the whole distribution.
-        good_bias = isinstance(bias, int | float) and not math.isnan(bias) and bias != math.inf
-        if not (good_token and good_bias):
-            raise ConfigError.of(
-                f"{type(instance).__name__}.{attribute.name}",
-                value,
-                "a mapping of token id to a number or -inf",
-            )
+        # NaN and +inf would decide the whole distribution.
+        if not (is_token_id(token) and (bias == -math.inf or is_finite(bias))):
+            raise ConfigError.of(name_of(instance, attribute), {token: bias}, allowed)
 
 
 @frozen(kw_only=True)
@@ -66,12 +71,10 @@ class DryParams:
     :ivar sequence_breakers: strings across which no repetition is counted
     """
 
-    multiplier: float = field(default=0.0, validator=NumberBetween(0))
-    base: float = field(default=1.75, validator=NumberBetween(1))
-    allowed_length: int = field(default=2, validator=IntAtLeast(0))
-    sequence_breakers: tuple[str, ...] = field(
-        default=("\n", ":", '"', "*"), converter=_strings, validator=_are_strings
-    )
+    multiplier: float = field(default=0.0, converter=as_float, validator=NumberBetween(0))
+    base: float = field(default=1.75, converter=as_float, validator=NumberBetween(1))
+    allowed_length: int = field(default=2, converter=as_int, validator=IntAtLeast(0))
+    sequence_breakers: tuple[str, ...] = field(default=("\n", ":", '"', "*"), converter=_strings, validator=are_texts)
 
 
 @frozen(kw_only=True)
@@ -100,7 +103,8 @@ class SamplingParams:
     :ivar min_p: keep tokens at least this times as likely as the likeliest
     :ivar frequency_penalty: subtracted once per earlier occurrence in the output, -2 to 2
     :ivar presence_penalty: subtracted once if the token occurs in the output, -2 to 2
-    :ivar repetition_penalty: divides positive logits (multiplies negative ones) of tokens in prompt or output
+    :ivar repetition_penalty: divides positive logits (multiplies negative ones) of tokens in prompt or output, 0.01 to
+        100
     :ivar max_len: tokens to generate at most; None: until the end token or the context's end
     :ivar stop: strings that end the text; they are not part of it
     :ivar ignore_eos: go on past the end token
@@ -110,29 +114,40 @@ class SamplingParams:
     :ivar seed: the same text for the same request, whatever else is in the batch; None draws a seed
     :ivar dry_params: repetition control, see :class:`DryParams`
     :ivar stop_token_ids: tokens that end the text, beside the model's end tokens
-    :ivar min_tokens: end tokens are banned before that many
+    :ivar min_tokens: end tokens are banned before that many; at most ``max_len``
     :ivar prompt_logprobs: None: off; n: logprobs of every prompt token but the first, and the n likeliest ones'
     :raises ConfigError: at construction
     """
 
-    temperature: float | None = field(default=None, validator=NumberBetween(0, optional=True))
-    top_k: int | None = field(default=None, validator=IntAtLeast(1, optional=True))
-    top_p: float | None = field(default=None, validator=NumberBetween(0, 1, low_open=True, optional=True))
-    min_p: float | None = field(default=None, validator=NumberBetween(0, 1, optional=True))
-    frequency_penalty: float = field(default=0.0, validator=NumberBetween(-2, 2))
-    presence_penalty: float = field(default=0.0, validator=NumberBetween(-2, 2))
-    repetition_penalty: float | None = field(default=None, validator=NumberBetween(0, low_open=True, optional=True))
-    max_len: int | None = field(default=None, validator=IntAtLeast(1, optional=True))
-    stop: tuple[str, ...] = field(default=(), converter=_strings, validator=_are_strings)
-    ignore_eos: bool = False
+    temperature: float | None = field(
+        default=None, converter=as_optional_float, validator=NumberBetween(0, optional=True)
+    )
+    top_k: int | None = field(default=None, converter=as_optional_int, validator=IntAtLeast(1, optional=True))
+    top_p: float | None = field(
+        default=None, converter=as_optional_float, validator=NumberBetween(0, 1, low_open=True, optional=True)
+    )
+    min_p: float | None = field(default=None, converter=as_optional_float, validator=NumberBetween(0, 1, optional=True))
+    frequency_penalty: float = field(default=0.0, converter=as_float, validator=NumberBetween(-2, 2))
+    presence_penalty: float = field(default=0.0, converter=as_float, validator=NumberBetween(-2, 2))
+    repetition_penalty: float | None = field(
+        default=None, converter=as_optional_float, validator=NumberBetween(0.01, 100, optional=True)
+    )
+    max_len: int | None = field(default=None, converter=as_optional_int, validator=IntAtLeast(1, optional=True))
+    stop: tuple[str, ...] = field(default=(), converter=_strings, validator=are_texts)
+    ignore_eos: bool = field(default=False, validator=is_bool)
     logits_bias: Mapping[int, float] | None = field(default=None, converter=_frozen_bias, validator=_is_bias)
-    n_choices: int = field(default=1, validator=IntAtLeast(1))
-    top_n_logprobs: int | None = field(default=None, validator=IntAtLeast(0, optional=True))
-    seed: int | None = field(default=None, validator=IntAtLeast(0, optional=True))
-    dry_params: DryParams | None = None
-    stop_token_ids: tuple[int, ...] = field(default=(), converter=_token_ids, validator=_are_token_ids)
-    min_tokens: int = field(default=0, validator=IntAtLeast(0))
-    prompt_logprobs: int | None = field(default=None, validator=IntAtLeast(0, optional=True))
+    n_choices: int = field(default=1, converter=as_int, validator=IntAtLeast(1))
+    top_n_logprobs: int | None = field(default=None, converter=as_optional_int, validator=IntAtLeast(0, optional=True))
+    seed: int | None = field(default=None, converter=as_optional_int, validator=IntAtLeast(0, optional=True))
+    dry_params: DryParams | None = field(default=None, validator=IsA(DryParams, optional=True))
+    stop_token_ids: tuple[int, ...] = field(default=(), converter=_token_ids, validator=are_token_ids)
+    min_tokens: int = field(default=0, converter=as_int, validator=IntAtLeast(0))
+    prompt_logprobs: int | None = field(default=None, converter=as_optional_int, validator=IntAtLeast(0, optional=True))
+
+    @min_tokens.validator
+    def _fits_max_len(self, attribute: object, value: int) -> None:
+        if self.max_len is not None and isinstance(value, int) and value > self.max_len:
+            raise ConfigError.of("SamplingParams.min_tokens", value, f"at most max_len = {self.max_len}")
 
     @classmethod
     def deterministic(cls) -> SamplingParams:

@@ -33,8 +33,8 @@ class LogitsBias(Processor[SparseChange]):
             token: amount for token, amount in (request.sampling.logits_bias or {}).items() if token < self._vocab_size
         }
         exact = np.array(list(bias.values()), np.float64)
-        # Finite values stay finite in float32; -inf stays a ban.
-        amounts = np.where(np.isneginf(exact), exact, exact.clip(-1e38, 1e38)).astype(np.float32)
+        # Finite values stay finite in float32, even divided by a repetition penalty of 0.01; -inf stays a ban.
+        amounts = np.where(np.isneginf(exact), exact, exact.clip(-1e30, 1e30)).astype(np.float32)
         return ConstantState(SparseChange(np.array(list(bias), np.int64), amounts))
 
     def apply(self, logits: Tensor, changes: Sequence[tuple[int, SparseChange]]) -> Failures:
