@@ -26,7 +26,7 @@ from benchmarks.machine import describe_machine, usable_cpus
 from benchmarks.models import MODELS, BenchmarkModel, benchmark_model
 from benchmarks.paths import cache_directory
 from benchmarks.process import EngineFailedError, EngineProcess
-from benchmarks.prompts import PromptMaker
+from benchmarks.prompts import PromptMaker, tokenizer_of
 from benchmarks.protocol import EngineSettings, UnsupportedError
 from benchmarks.results import Results, as_text
 from benchmarks.tasks import (
@@ -43,9 +43,6 @@ from benchmarks.tasks import (
     warm_up,
 )
 from benchmarks.worker import engine_class
-from paged_sdk.chat.text_processor import text_processor_from_gguf
-from paged_sdk.chat.tokenizer import Tokenizer
-from paged_sdk.weights.checkpoint import open_checkpoint
 
 __all__ = ["Comparison"]
 
@@ -162,13 +159,6 @@ def _metrics(tasks: Sequence[Task]) -> list[Metric]:
     return [LOAD, *(metric for task in tasks for metric in _metrics_of(task))]
 
 
-def _tokenizer_of(gguf: Path) -> Tokenizer:
-    checkpoint = open_checkpoint(gguf)
-    assert checkpoint.metadata is not None, "model_path gives GGUF files"
-    checkpoint.source.close()
-    return text_processor_from_gguf(checkpoint.metadata).tokenizer
-
-
 @contextmanager
 def _confined_to(num_cpus: int) -> Iterator[None]:
     """Confine this process and the engines that it starts, so that none has more CPUs than threads, whatever a library
@@ -232,7 +222,7 @@ def main(
         tasks=[task for task in make_tasks(sizes) if not tasks or task.name in tasks],
         sizes=sizes,
         settings=EngineSettings("", num_threads, sizes.max_model_len, max(sizes.streams)),
-        prompts=PromptMaker(_tokenizer_of(chosen.source)),
+        prompts=PromptMaker(tokenizer_of(chosen.source)),
         timeout=timeout,
         model=chosen,
     )

@@ -37,21 +37,26 @@ class EngineProcess:
 
     :param log: the file for everything that the engine prints
     :param timeout: seconds that one command may take; an engine that takes longer is ended
+    :param source: a directory of packages that go before those of the engine's environment: another version of it
     :raises EngineFailedError: it could not be loaded
     """
 
-    def __init__(self, name: str, settings: EngineSettings, log: Path, *, timeout: float) -> None:
+    def __init__(
+        self, name: str, settings: EngineSettings, log: Path, *, timeout: float, source: Path | None = None
+    ) -> None:
         self.name = name
         self.started = time.perf_counter()
         self._log = log
         self._timeout = timeout
         threads = str(settings.num_threads)
-        limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"), threads)
+        variables = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"), threads)
+        if source is not None:
+            variables["PYTHONPATH"] = str(source)
         with log.open("w") as stderr:
             self._process = subprocess.Popen(
                 [python_of(name), "-m", "benchmarks.worker", name, json.dumps(asdict(settings))],
                 cwd=_REPOSITORY,
-                env=os.environ | limits,
+                env=os.environ | variables,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,

@@ -5,13 +5,16 @@ from __future__ import annotations
 import random
 from functools import cache
 from hashlib import sha256
+from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Final
 
 from benchmarks.protocol import Prompt
+from paged_sdk.chat.text_processor import text_processor_from_gguf
 from paged_sdk.chat.tokenizer import Tokenizer
+from paged_sdk.weights.checkpoint import open_checkpoint
 
-__all__ = ["PromptMaker", "prose"]
+__all__ = ["PromptMaker", "prose", "tokenizer_of"]
 
 # More characters than any tokenizer in use needs for a token of English, with room to spare.
 _CHARACTERS_PER_TOKEN: Final = 16
@@ -56,3 +59,11 @@ class PromptMaker:
         token_ids = self._tokenizer.encode(text, add_special_tokens=False)[:num_tokens]
         assert len(token_ids) == num_tokens, (len(token_ids), num_tokens)
         return Prompt(self._tokenizer.decode(token_ids), token_ids)
+
+
+def tokenizer_of(gguf: Path) -> Tokenizer:
+    """Read the tokenizer of a GGUF file."""
+    checkpoint = open_checkpoint(gguf)
+    assert checkpoint.metadata is not None, "only GGUF files have their tokenizer inside"
+    checkpoint.source.close()
+    return text_processor_from_gguf(checkpoint.metadata).tokenizer

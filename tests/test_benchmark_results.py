@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import random
+import statistics
 
 import pytest
 import torch
 from benchmarks.divergence import divergence
 from benchmarks.environments import ENGINES, OWN
+from benchmarks.quick import interval, verdict
 from benchmarks.results import Results
 from benchmarks.tasks import Metric
+from benchmarks.versions import VersionError, other_version
 from benchmarks.worker import engine_class
 
 SPEED = Metric("speed", "speed", "tok/s")
@@ -70,3 +74,19 @@ def test_divergence_is_the_sum_written_out() -> None:
     assert found.mean_kl == pytest.approx(sum(expected) / 130, rel=1e-6)
     assert found.top1 == pytest.approx(agree / 130)
     assert divergence(reference, reference).mean_kl == 0
+
+
+def test_a_version_is_called_slower_only_where_chance_makes_no_such_rounds() -> None:
+    rng = random.Random(3)
+    noise = [rng.gauss(1.0, 0.05) for _ in range(16)]
+    assert verdict(interval(noise)) == ""
+    assert verdict(interval([0.9 * ratio for ratio in noise])) == "slower"
+    assert verdict(interval([1.1 * ratio for ratio in noise])) == "faster"
+    assert verdict(interval([0.98] * 16)) == "", "less than what other layouts of the same code make"
+    found = interval(noise)
+    assert found.low < statistics.median(noise) == found.middle < found.high
+
+
+def test_versions_that_cannot_be_had_are_named() -> None:
+    with pytest.raises(VersionError, match="no-such-revision"):
+        other_version("no-such-revision")
