@@ -61,18 +61,22 @@ class OpenEngine:
     def logits(self, token_ids: Sequence[int], *, chunk: int, streams: int = 1) -> Tensor:
         """Compute the logits after every token of a text.
 
-        :param chunk: tokens per step: the engine's budget for its prefill path, 1 for its decode path
+        :param chunk: tokens per step: the engine's budget for its prefill path, 1 for its decode path, on which all
+            tokens count as generated
         :param streams: sequences that compute the same text side by side
         :returns: float32 ``[len(token_ids), vocab_size]``, the logits of the first sequence
         """
         assert self.runner._parts is not None
         model = self.runner._parts.model
         tiles = []
+        num_prompt = 0 if chunk == 1 else len(token_ids)
         tables = [self._kv_ids(len(token_ids), stream) for stream in range(streams)]
         with torch.inference_mode():
             for start in range(0, len(token_ids), chunk):
                 tokens = torch.tensor(token_ids[start : start + chunk])
-                rows = [StepRow(stream, start, [0] * len(tokens), table) for stream, table in enumerate(tables)]
+                rows = [
+                    StepRow(stream, start, [0] * len(tokens), table, num_prompt) for stream, table in enumerate(tables)
+                ]
                 context = StepContext(attention=self.backend.prepare(rows))
                 positions = torch.arange(start, start + len(tokens))
                 hidden = model.forward(tokens.repeat(streams), positions.repeat(streams), context)

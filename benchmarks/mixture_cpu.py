@@ -102,9 +102,11 @@ class Layers:
         """Time a step of sequences that have ``num_new`` tokens each, after ``num_before`` others."""
         blocks = -(-(num_before + num_new) // _BLOCK_SIZE)
         tables = [range(i * blocks, (i + 1) * blocks) for i in range(num_sequences)]
-        rows = [StepRow(i, num_before, [0] * num_new, table) for i, table in enumerate(tables)]
+        num_prompt = num_before + (num_new if num_new > 1 else 0)
+        rows = [StepRow(i, num_before, [0] * num_new, table, num_prompt) for i, table in enumerate(tables)]
         if num_before:
-            self._seconds(self._fused, [StepRow(row.seq_id, 0, [0] * num_before, row.kv_ids) for row in rows])
+            before = [StepRow(row.seq_id, 0, [0] * num_before, row.kv_ids, num_before) for row in rows]
+            self._seconds(self._fused, before)
         separate, experts, fused = [], [], []
         for _ in range(_ROUNDS):
             for each in self._experts:

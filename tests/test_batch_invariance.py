@@ -1,4 +1,6 @@
-"""With one arithmetic for every row count, a model's text does not depend on the batch around it."""
+"""By default a text does not depend on how much of its prompt was cached, nor on a few texts around it; with one
+arithmetic for every row count it depends on nothing around it.
+"""
 
 from __future__ import annotations
 
@@ -69,6 +71,26 @@ async def assert_invariant(builder: GgufModelBuilder | TextModelBuilder) -> None
         assert await all_at_once(model, prompts) == alone
         assert await all_at_once(model, prompts) == alone, "from the prefix cache"
         assert model.stats().prefix_hits > 0
+
+
+@pytest.mark.smollm2
+@pytest.mark.skipif(why_not() is not None, reason=f"native kernels: {why_not()}")
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+async def test_by_default_a_prompt_has_the_same_logits_whenever_it_is_asked(smollm2: Path, dtype: str) -> None:
+    """From quantized weights, which have a form for prompts and one for generated tokens, and from dense ones.
+
+    Prompts leave 1, 2, 8, 9, 12, 13 and 32 tokens beside the blocks that are cached the second time.
+    """
+    builder = GgufModelBuilder(smollm2).with_force_cpu().with_dtype(dtype).with_num_threads(2)
+    lengths = (33, 66, 40, 73, 44, 45, 64, 5, 12, 150)
+    prompts = [[100 + 7 * i + j for j in range(length)] for i, length in enumerate(lengths)]
+    async with builder.with_max_num_batched_tokens(90).build() as model:
+        first = [await continuation(model, prompt) for prompt in prompts]
+        assert [await continuation(model, prompt) for prompt in prompts] == first, "from the prefix cache"
+        assert model.stats().prefix_hits > 0
+        assert await all_at_once(model, prompts) == first, "in a batch, from the prefix cache"
+        await model.reset_prefix_cache()
+        assert await all_at_once(model, prompts) == first, "in a batch, in chunks"
 
 
 async def test_it_is_refused_where_it_cannot_be_kept(builder: TextModelBuilder) -> None:

@@ -134,6 +134,33 @@ def test_a_tokens_result_depends_on_no_batch_chunk_or_table() -> None:
 
 
 @needs_library
+@pytest.mark.parametrize("cache_type", [PagedCacheType.AUTO, PagedCacheType.F8E4M3])
+@pytest.mark.parametrize("num_prompt_tokens", [0, 17, 60])
+def test_it_follows_from_a_tokens_place_alone_where_tokens_need_not_be_exact(
+    num_prompt_tokens: int, cache_type: PagedCacheType
+) -> None:
+    """The CPU's bfloat16 products add up in one order for prompts and in another for generated tokens: whether these
+    come one by one, or as drafts, or many at once after a preemption.
+    """
+    config = shape(head_dim=64, windows=(None, 24))
+    text = Text(config, 60, seed=1, dtype=torch.bfloat16, spread=1)
+
+    def outputs(*lengths: int) -> Tensor:
+        backend = native(config, dtype=torch.bfloat16, exact=False, cache_type=cache_type)
+        parts, start = [], 0
+        for count in lengths:
+            step = backend.prepare([span(start, count, tables(16)[0], num_prompt_tokens=num_prompt_tokens)])
+            new = slice(start, start + count)
+            parts.append(step.forward(1, *(each[1, new] for each in (text.query, text.key, text.value))))
+            start += count
+        return torch.cat(parts)
+
+    one_by_one = outputs(*[1] * 60)
+    for lengths in ((60,), (16, 44), (17, 43), (50, 2, 8), (1, 9, 8, 42)):
+        assert torch.equal(outputs(*lengths), one_by_one)
+
+
+@needs_library
 def test_tokens_need_not_be_exact() -> None:
     """bfloat16 products round queries, keys and weights to 8 bits: 1 % of values near 1, where a CPU has them."""
     config = shape(head_dim=64)

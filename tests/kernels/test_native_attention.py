@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 import torch
+from attrs import evolve
 from torch import Tensor
 
 from native_weights import every_level, needs_library, workspace
@@ -194,6 +195,8 @@ def test_what_does_not_fit_is_refused() -> None:
         lambda: LayerCache(case.cache.key, case.cache.value, key_offsets=torch.zeros(1, 2, 32)),
         lambda: VarlenBatch(case.batch.cu_seqlens_q.long(), case.batch.block_tables, case.batch.context_lens),
         lambda: VarlenBatch(case.batch.context_lens, case.batch.block_tables, case.batch.context_lens),
+        lambda: evolve(case.batch, in_chunks=torch.ones(1, dtype=torch.bool)),
+        lambda: evolve(case.batch, in_chunks=torch.ones(2, dtype=torch.uint8)),
         lambda: native_paged_attention(workspace(), case.query[:, :3], *good[1:]),
         lambda: native_paged_attention(workspace(), case.query.double(), *good[1:]),
         lambda: native_paged_attention(workspace(), *good[:3], AttentionShape(4, 4, 32, scale=1.0)),

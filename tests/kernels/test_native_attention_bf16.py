@@ -90,11 +90,13 @@ def test_soft_capping(isa: str, softcap: float) -> None:
 
 @every_level
 @pytest.mark.parametrize("window", [None, 100])
-def test_a_tokens_result_depends_on_no_chunking_of_more_than_eight(isa: str, window: int | None) -> None:
+@pytest.mark.parametrize("marked", [False, True])
+def test_a_tokens_result_depends_on_no_chunking(isa: str, window: int | None, *, marked: bool) -> None:
+    """Of more than eight tokens each, or of any number where chunks are marked as such."""
     shape = AttentionShape(6, 2, 32, scale=0.3, window=window, exact=False)
     case = Case(AttentionShape(6, 2, 32, scale=0.3), [(300, 300), (30, 90)], torch.bfloat16)
     whole = run(isa, case, shape, 1)
-    for chunks in ([150, 150], [97, 9, 11, 183], [20] * 15):
+    for chunks in ([290, 8, 1, 1], [1] * 20 + [280]) if marked else ([150, 150], [97, 9, 11, 183], [20] * 15):
         parts, done = [], 0
         for chunk in chunks:
             done += chunk
@@ -102,6 +104,7 @@ def test_a_tokens_result_depends_on_no_chunking_of_more_than_eight(isa: str, win
                 torch.tensor([0, chunk], dtype=torch.int32),
                 case.batch.block_tables[:1],
                 torch.tensor([done], dtype=torch.int32),
+                torch.ones(1, dtype=torch.uint8) if marked else None,
             )
             query = case.query[done - chunk : done]
             parts.append(native_paged_attention(workspace(isa, 2), query, case.cache, batch, shape))

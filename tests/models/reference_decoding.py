@@ -77,16 +77,26 @@ def contiguous(model: DecoderModel) -> AttentionBackend:
 
 
 def logits(
-    model: CausalModel, backend: AttentionBackend, rows: Sequence[tuple[Sequence[int], int, Sequence[int]]]
+    model: CausalModel,
+    backend: AttentionBackend,
+    rows: Sequence[tuple[Sequence[int], int, Sequence[int]]],
+    *,
+    num_prompt_tokens: Mapping[int, int] | None = None,
 ) -> list[Tensor]:
     """Run one step.
 
     :param rows: per row the new tokens, how many came before, and where the KV lies
+    :param num_prompt_tokens: how long the prompts of some rows are, by index; of the others, several tokens are a
+        prompt's, and one was generated
     :returns: per row ``[num_tokens, vocab_size]``
     """
     token_ids = [token for tokens, _, _ in rows for token in tokens]
     positions = [start + i for tokens, start, _ in rows for i in range(len(tokens))]
-    spans = [span(start, len(tokens), kv_ids) for tokens, start, kv_ids in rows]
+    lengths = num_prompt_tokens or {}
+    spans = [
+        span(start, len(tokens), kv_ids, num_prompt_tokens=lengths.get(index))
+        for index, (tokens, start, kv_ids) in enumerate(rows)
+    ]
     with torch.inference_mode():
         context = StepContext(attention=backend.prepare(spans))
         hidden = model.forward(torch.tensor(token_ids), torch.tensor(positions), context)

@@ -61,8 +61,10 @@ FEW_ERROR, MANY_ERROR = 0.8, 1.3
 # 3.5 times the root of the mean square, no more than thirty of all rows.
 MEDIAN_LIMIT = 2 * 2.5 / 127 / 64**0.5
 ROW_SCALE_LIMIT = 30**0.5 * 3.5 / 127 / 64**0.5
-# Tokens of a step that are still few where a test is about packed weights and longer chunks than FEW_ROWS.
-MOST = 64
+# All tokens of a step's first row count as generated, and so are multiplied by packed weights.
+GENERATED = {0: 0}
+# So many sequences never generate at a time: their form is that for few rows.
+MANY = 1000
 
 
 class Checkpoint:
@@ -132,10 +134,20 @@ def fused(
     return FusedDecoderModel(model, backend, few_rows=few_rows), backend
 
 
-def in_chunks(model: CausalModel, backend: NativePagedBackend, text: Sequence[int], cuts: Sequence[int]) -> Tensor:
+def in_chunks(
+    model: CausalModel,
+    backend: NativePagedBackend,
+    text: Sequence[int],
+    cuts: Sequence[int],
+    *,
+    num_prompt_tokens: int | None = None,
+) -> Tensor:
     """Return a text's logits, computed in parts beside a decode and a chunk of other texts that begin anew each
     time.
+
+    :param num_prompt_tokens: by default, parts of one token count as generated
     """
+    lengths = None if num_prompt_tokens is None else {1: num_prompt_tokens}
     table, others = range(20, 40), ([1, 2, 3], [5, 4, 7])
     parts = []
     for first, last in zip((0, *cuts), (*cuts, len(text)), strict=True):
@@ -144,7 +156,7 @@ def in_chunks(model: CausalModel, backend: NativePagedBackend, text: Sequence[in
             (text[first:last], first, table),
             (random_prompt(1, seed=last), 0, others[1]),
         ]
-        parts.append(logits(model, backend, rows)[1])
+        parts.append(logits(model, backend, rows, num_prompt_tokens=lengths)[1])
     return torch.cat(parts)
 
 
@@ -185,8 +197,8 @@ def check_packed_arithmetic(checkpoint: Checkpoint, packed: DecoderModel, prompt
     model, backend = fused(packed)
     errors = []
     for prompt in prompts:
-        (own,) = logits(model, backend, [(prompt, 0, range(9, 14))])
-        (one_by_one,) = logits(packed, pool(packed), [(prompt, 0, range(9, 14))])
+        (own,) = logits(model, backend, [(prompt, 0, range(9, 14))], num_prompt_tokens=GENERATED)
+        (one_by_one,) = logits(packed, pool(packed), [(prompt, 0, range(9, 14))], num_prompt_tokens=GENERATED)
         # The same arithmetic, but for sums in another order: now and then an activation is rounded to the next code,
         # and later tokens see it.
         assert median_error(own, one_by_one) < MEDIAN_LIMIT
@@ -207,13 +219,14 @@ def test_the_same_experts_are_chosen(family: str, length: int, tmp_path: Path) -
     assert median_error(own, one_by_one) < MEDIAN_LIMIT
 
 
-@pytest.mark.parametrize("length", [FEW_ROWS + 1, 200])
-def test_many_tokens(checkpoint: Checkpoint, length: int) -> None:
+@pytest.mark.parametrize("length", [1, FEW_ROWS + 1, 200])
+def test_tokens_of_a_prompt(checkpoint: Checkpoint, length: int) -> None:
     packed = checkpoint.packed()
     model, backend = fused(packed)
     prompt = random_prompt(length)
-    (own,) = logits(model, backend, [(prompt, 0, range(9, 24))])
-    (one_by_one,) = logits(packed, pool(packed), [(prompt, 0, range(9, 24))])
+    prompts = {0: length}
+    (own,) = logits(model, backend, [(prompt, 0, range(9, 24))], num_prompt_tokens=prompts)
+    (one_by_one,) = logits(packed, pool(packed), [(prompt, 0, range(9, 24))], num_prompt_tokens=prompts)
     assert checkpoint.error(own, prompt) < MANY_ERROR
     # As above; with one scale per row, a code's step is larger.
     assert relative(own, one_by_one) < ROW_SCALE_LIMIT
@@ -226,24 +239,48 @@ def test_chunks_and_decodes_of_a_mixed_batch(checkpoint: Checkpoint) -> None:
     assert checkpoint.error(got, text) < MANY_ERROR
 
 
-def test_a_row_does_not_depend_on_its_batch_or_threads_while_tokens_are_few(checkpoint: Checkpoint) -> None:
+@pytest.mark.parametrize("num_prompt_tokens", [0, 45, 90])
+def test_a_token_depends_on_neither_batch_nor_chunks_nor_threads(
+    checkpoint: Checkpoint, num_prompt_tokens: int
+) -> None:
+    """Generated tokens - all, half or none of the text - come one by one, or many at once after a preemption."""
     packed = checkpoint.packed()
-    model, backend = fused(packed, few_rows=MOST)
+    model, backend = fused(packed)
     text = random_prompt(90)
-    alone = torch.cat([logits(model, backend, [([token], i, range(50, 60))])[0] for i, token in enumerate(text)])
+    lengths = {0: num_prompt_tokens}
+    alone = torch.cat(
+        [
+            logits(model, backend, [([token], i, range(50, 60))], num_prompt_tokens=lengths)[0]
+            for i, token in enumerate(text)
+        ]
+    )
     for cuts in ((30, 88), (1, 2, 58), (57, 58)):
-        assert torch.equal(in_chunks(model, backend, text, cuts), alone)
-    shared, other_backend = fused(packed, few_rows=MOST, num_threads=2)
-    assert torch.equal(in_chunks(shared, other_backend, text, (30, 60, 61, 62)), alone)
+        assert torch.equal(in_chunks(model, backend, text, cuts, num_prompt_tokens=num_prompt_tokens), alone)
+    shared, others = fused(packed, num_threads=2)
+    got = in_chunks(shared, others, text, (30, 60, 61, 62), num_prompt_tokens=num_prompt_tokens)
+    assert torch.equal(got, alone)
+
+
+@pytest.mark.parametrize("num_sequences", [FEW_ROWS, FEW_ROWS + 1])
+def test_the_number_of_sequences_that_generate_chooses_their_form(llama: Checkpoint, num_sequences: int) -> None:
+    packed = llama.packed()
+    model, backend = fused(packed)
+    few, other_backend = fused(packed, few_rows=MANY)
+    rows = [(random_prompt(1, seed=i), 0, [i]) for i in range(num_sequences)]
+    prompt = (random_prompt(20), 0, range(40, 42))
+    expected = torch.cat(logits(few, other_backend, [*rows, prompt]))
+    got = torch.cat(logits(model, backend, [*rows, prompt]))
+    assert torch.equal(got[num_sequences:], expected[num_sequences:])
+    assert torch.equal(got[:num_sequences], expected[:num_sequences]) == (num_sequences <= FEW_ROWS)
 
 
 @every_level
 def test_every_instruction_set(checkpoint: Checkpoint, isa: str) -> None:
-    """Few rows, then many, then one, by two threads."""
+    """Few rows, then many, then one, by two threads; the first tokens are a prompt, then there are generated ones."""
     model, backend = fused(checkpoint.packed(), isa=isa, num_threads=2)
     text = random_prompt(50)
     parts = [
-        logits(model, backend, [(text[first:last], first, range(9, 14))])[0]
+        logits(model, backend, [(text[first:last], first, range(9, 14))], num_prompt_tokens={0: 30})[0]
         for first, last in ((0, 2), (2, 10), (10, 49), (49, 50))
     ]
     assert checkpoint.error(torch.cat(parts), text) < MANY_ERROR
@@ -266,7 +303,8 @@ def test_every_family_in_other_types_of_blocks(name: str, quantization: str, tmp
     model, backend = fused(packed)
     text = random_prompt(60)
     few, many = (text[:FEW_ROWS], 0, range(9, 14)), (text[FEW_ROWS:], FEW_ROWS, range(9, 14))
-    (own,), (one_by_one,) = logits(model, backend, [few]), logits(packed, pool(packed), [few])
+    (own,) = logits(model, backend, [few], num_prompt_tokens=GENERATED)
+    (one_by_one,) = logits(packed, pool(packed), [few], num_prompt_tokens=GENERATED)
     assert median_error(own, one_by_one) < MEDIAN_LIMIT
     (rest,) = logits(model, backend, [many])
     assert checkpoint.error(torch.cat((own, rest)), text) < MANY_ERROR
@@ -298,7 +336,8 @@ def test_f8e4m3_keys_and_values(checkpoint: Checkpoint, length: int) -> None:
     text = random_prompt(length)
     model = checkpoint.packed()
     backend = pool(model, cache_type=PagedCacheType.F8E4M3)
-    (own,) = logits(FusedDecoderModel(model, backend, few_rows=MOST), backend, [(text, 0, range(8))])
+    runner = FusedDecoderModel(model, backend, few_rows=FEW_ROWS)
+    (own,) = logits(runner, backend, [(text, 0, range(8))], num_prompt_tokens=GENERATED)
     (dense,) = logits(checkpoint.dense, paged(16, PagedCacheType.F8E4M3)(checkpoint.dense), [(text, 0, range(8))])
     assert checkpoint.error(own, text) < checkpoint.error(dense, text) + MANY_ERROR
     assert checkpoint.error(own, text) > checkpoint.error(dense, text) / 2
@@ -343,19 +382,20 @@ class PlainHead(GgufSource):
 def test_an_output_projection_of_plain_numbers(dtype: torch.dtype, tmp_path: Path, *, tied: bool) -> None:
     checkpoint = Checkpoint(tmp_path, "llama", tie_word_embeddings=tied)
     checkpoint.source = PlainHead(tmp_path / "tiny-llama.Q8_0.gguf")
-    model, backend = fused(checkpoint.packed(dtype=dtype), few_rows=MOST)
+    model, backend = fused(checkpoint.packed(dtype=dtype))
     text = random_prompt(20)
-    (own,) = logits(model, backend, [(text, 0, range(2))])
+    (own,) = logits(model, backend, [(text, 0, range(2))], num_prompt_tokens=GENERATED)
     assert own.dtype == torch.float32
     assert checkpoint.error(own, text) < FEW_ERROR
 
 
-@pytest.mark.parametrize("few_rows", [FEW_ROWS, MOST])
-def test_a_token_that_is_not_finite_hurts_no_other_sequence(llama: Checkpoint, few_rows: int) -> None:
+@pytest.mark.parametrize("num_prompt_tokens", [0, 20])
+def test_a_token_that_is_not_finite_hurts_no_other_sequence(llama: Checkpoint, num_prompt_tokens: int) -> None:
     model = llama.packed()
-    runner, backend = fused(model, few_rows=few_rows)
+    runner, backend = fused(model)
     texts = [(random_prompt(20, seed=i), 0, range(4 * i, 4 * i + 4)) for i in range(3)]
-    clean = logits(runner, backend, texts)
+    lengths = dict.fromkeys(range(3), num_prompt_tokens)
+    clean = logits(runner, backend, texts, num_prompt_tokens=lengths)
     embed = model.embedding.forward
     broken = len(texts[0][0]) + 3
 
@@ -365,7 +405,7 @@ def test_a_token_that_is_not_finite_hurts_no_other_sequence(llama: Checkpoint, f
         return rows
 
     model.embedding.forward = spoiled  # type: ignore[method-assign]
-    got = logits(runner, backend, texts)
+    got = logits(runner, backend, texts, num_prompt_tokens=lengths)
     assert torch.equal(got[0], clean[0])
     assert torch.equal(got[2], clean[2])
     assert got[1][3:].isnan().all()

@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 import torch
 from reference_decoding import CPU, logits, ours, paged, random_prompt
-from test_fused_decoder import MOST, Checkpoint, in_chunks
+from test_fused_decoder import Checkpoint, in_chunks
 from torch import Tensor
 
 from native_weights import needs_library, workspace
@@ -105,8 +105,8 @@ def test_a_bias_that_drowns_the_keys_is_no_loss(*, native: bool) -> None:
 
 
 @needs_library
-@pytest.mark.parametrize("few_rows", [FEW_ROWS, MOST])
-def test_fused_layers_write_and_read_them(few_rows: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_prompt_tokens", [0, LENGTH])
+def test_fused_layers_write_and_read_them(num_prompt_tokens: int, tmp_path: Path) -> None:
     """Any vectors give the same attention, but for rounding: near the keys' own size, they add little to it."""
     checkpoint = Checkpoint(tmp_path, "qwen2")
     model, text = checkpoint.packed(), random_prompt(LENGTH)
@@ -116,7 +116,8 @@ def test_fused_layers_write_and_read_them(few_rows: int, tmp_path: Path) -> None
     def error(vectors: tuple[Tensor, ...]) -> float:
         backend = fp8(model, vectors, native=True)
         assert isinstance(backend, NativePagedBackend)
-        fused = FusedDecoderModel(model, backend, few_rows=few_rows)
-        return checkpoint.error(in_chunks(fused, backend, text, (200, 240, 299)), text)
+        fused = FusedDecoderModel(model, backend, few_rows=FEW_ROWS)
+        got = in_chunks(fused, backend, text, (200, 240, 299), num_prompt_tokens=num_prompt_tokens)
+        return checkpoint.error(got, text)
 
     assert error(offsets) < 2 * error(())

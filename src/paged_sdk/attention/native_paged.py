@@ -15,6 +15,7 @@ from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.kernels.kv_cache import write_slots
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.paged_attention import (
+    MAX_FEW_TOKENS,
     AttentionShape,
     NativeRows,
     VarlenBatch,
@@ -87,14 +88,50 @@ class NativePagedBackend(PagedBackend):
 
     def prepare(self, rows: Sequence[StepRow]) -> AttentionStep:
         """See :meth:`AttentionBackend.prepare`."""
-        arrays = self._varlen(rows)
+        parts, in_chunks, num_generating = _by_form(rows)
+        arrays = self._varlen(parts)
         batch = VarlenBatch(
             cu_seqlens_q=torch.from_numpy(arrays.cu_seqlens_q),
             block_tables=torch.from_numpy(arrays.block_tables),
             context_lens=torch.from_numpy(arrays.context_lens),
+            in_chunks=torch.tensor(in_chunks, dtype=torch.uint8) if any(in_chunks) else None,
         )
-        native_rows = NativeRows(torch.from_numpy(arrays.slot_mapping), batch)
+        native_rows = NativeRows(torch.from_numpy(arrays.slot_mapping), batch, num_generating)
         return _NativePagedStep(self._pages, native_rows, self._where_offsets(new_positions(rows)))
+
+
+def _by_form(rows: Sequence[StepRow]) -> tuple[list[StepRow], list[bool], int]:
+    """Divide rows so that the form in which a token is computed follows from its place in its own sequence.
+
+    It must not follow from how many tokens of the sequence a step computes: the end of a prompt comes alone where the
+    rest is cached, and generated tokens come many at a time as drafts or after a preemption.
+
+    :returns: rows of tokens of a prompt, or of at most ``MAX_FEW_TOKENS`` generated ones; which of them are of prompts;
+        and how many of the given rows have generated tokens
+    """
+    parts: list[StepRow] = []
+    in_chunks: list[bool] = []
+    num_generating = 0
+    for row in rows:
+        start, end = row.start, row.end
+        if start < row.num_prompt_tokens:
+            first_generated = min(end, row.num_prompt_tokens)
+            parts.append(_part(row, start, first_generated))
+            in_chunks.append(True)
+            start = first_generated
+        num_generating += start < end
+        for first in range(start, end, MAX_FEW_TOKENS):
+            parts.append(_part(row, first, min(first + MAX_FEW_TOKENS, end)))
+            in_chunks.append(False)
+    return parts, in_chunks, num_generating
+
+
+def _part(row: StepRow, start: int, end: int) -> StepRow:
+    """Return the tokens of a row at the positions from ``start`` to ``end``."""
+    if (start, end) == (row.start, row.end):
+        return row
+    token_ids = row.token_ids[start - row.start : end - row.start]
+    return StepRow(row.seq_id, start, token_ids, row.kv_ids, row.num_prompt_tokens, row.kv_version)
 
 
 class _NativePagedStep(AttentionStep):

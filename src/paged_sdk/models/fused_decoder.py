@@ -122,7 +122,12 @@ class FusedDecoderModel:
     """Computes what a :class:`DecoderModel` does, with all layers in one native call.
 
     :param model: a model for which :func:`why_not_fused` returns None
-    :param few_rows: tokens of a step beyond which the weights' form for many rows is faster, where they have one
+    Where weights have two forms, a prompt's tokens are multiplied by the one for many rows, and generated tokens by the
+    one for few. So a text depends neither on how a prompt was cut into chunks, nor on how much of it was cached, nor on
+    what a step computes beside it, as long as no more than ``few_rows`` sequences generate at a time.
+
+    :param few_rows: sequences that generate in a step beyond which the form for many rows is so much faster that
+        generated tokens take it too
     :ivar config: the model's; ``dtype`` and ``device`` likewise
     """
 
@@ -136,16 +141,16 @@ class FusedDecoderModel:
         self._few_rows = few_rows
         self._norm = model.norm.weight.float()
         ropes = list(model.ropes)
-        self._few, self._many = (
-            NativeDecoder(
-                pages.workspace,
-                [
-                    _native_layer(layer, pages, index, rope=ropes.index(model.config.ropes[index]), many_rows=many)
-                    for index, layer in enumerate(model.layers)
-                ],
-            )
-            for many in (False, True)
-        )
+
+        def decoder(*, many_rows: bool) -> NativeDecoder:
+            layers = [
+                _native_layer(layer, pages, index, rope=ropes.index(model.config.ropes[index]), many_rows=many_rows)
+                for index, layer in enumerate(model.layers)
+            ]
+            return NativeDecoder(pages.workspace, layers)
+
+        self._few = decoder(many_rows=False)
+        self._many = decoder(many_rows=True) if any(map(_has_two_forms, model.layers)) else self._few
 
     def forward(self, token_ids: Tensor, positions: Tensor, ctx: StepContext) -> Tensor:
         """Do what :meth:`DecoderModel.forward` does; the result is float32, before the last norm."""
@@ -153,9 +158,15 @@ class FusedDecoderModel:
         assert rows is not None
         hidden = self._model.embedding.forward(token_ids).float()
         rotations = [rope.at(positions) for rope in self._model.ropes.values()]
-        decoder = self._few if len(token_ids) <= self._few_rows else self._many
         ropes = [(rotation.cosines, rotation.sines) for rotation in rotations]
-        decoder(hidden, ropes, rows.slots, rows.batch)
+        if self._few is self._many or not rows.use_few(self._few_rows):
+            self._many(hidden, ropes, rows.slots, rows.batch)
+        elif rows.batch.in_chunks is None:
+            self._few(hidden, ropes, rows.slots, rows.batch)
+        else:
+            for decoder, (tokens, part) in zip((self._many, self._few), rows.parts(), strict=True):
+                part_ropes = [(cosines[tokens], sines[tokens]) for cosines, sines in ropes]
+                hidden[tokens] = decoder(hidden[tokens], part_ropes, part.slots, part.batch)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -164,6 +175,11 @@ class FusedDecoderModel:
         # A head without a native kernel multiplies in the model's dtype; the native ones take float32.
         is_native = self._model.head.native_weights is not None
         return self._model.logits(normed if is_native else normed.to(self.dtype))
+
+
+def _has_two_forms(layer: DecoderLayer) -> bool:
+    weights = [linear.native_weights for linear in layer.linears]
+    return any(native is not None and native.few is not native.many for native in weights)
 
 
 def _native_layer(layer: DecoderLayer, pages: NativePages, index: int, *, rope: int, many_rows: bool) -> NativeLayer:

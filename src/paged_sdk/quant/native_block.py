@@ -15,8 +15,9 @@ from paged_sdk.quant.linear import Linear, NativeWeights
 __all__ = ["FEW_ROWS", "NativeBlockLinear"]
 
 FEW_ROWS = 12
-"""Up to this many rows packed weights are faster, because fewer bytes come from memory. Beyond, their int8 form is, as
-arithmetic decides: on a 1.5B model 8 rows take 29 ms packed and 35 in int8, 12 take 42 and 38, 16 take 44 and 34."""
+"""Up to this many sequences' generated tokens are multiplied by packed weights, of which fewer bytes come from memory.
+Beyond, the int8 form is faster, as arithmetic decides: on a 1.5B model 4 rows take 19 ms packed and 25 in int8, 8 take
+29 and 26, 12 take 42 and 33, 16 take 43 and 33."""
 
 
 class NativeBlockLinear(Linear):
@@ -25,7 +26,9 @@ class NativeBlockLinear(Linear):
     :param workspace: the workspace of the engine that calls
     :param weights: the packed matrices, in the order of their outputs
     :param biases: one per weight, or None
-    :param many_rows: the same weights in a form that is faster for more than ``few_rows`` rows; None: there is none
+    :param many_rows: the same weights in a form that is faster for more than ``few_rows`` rows; None: there is none.
+        Of a step's rows, prompts' tokens take this form and generated ones the other, unless more than ``few_rows``
+        sequences generate. Where the step does not say which are which, the number of rows decides
     """
 
     def __init__(
@@ -65,4 +68,15 @@ class NativeBlockLinear(Linear):
 
     def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
         """Do what :meth:`Linear.forward` says, in float32, bfloat16 or float16."""
-        return self._few(x) if len(x) <= self._few_rows else self._many(x)
+        if self._many is self._few:
+            return self._few(x)
+        rows = None if ctx is None else ctx.attention.native_rows
+        if rows is None:
+            return self._few(x) if len(x) <= self._few_rows else self._many(x)
+        if not rows.use_few(self._few_rows):
+            return self._many(x)
+        if rows.batch.in_chunks is None:
+            return self._few(x)
+        out, prompts = x.new_empty(len(x), self.out_features), rows.of_prompts()
+        out[prompts], out[~prompts] = self._many(x[prompts]), self._few(x[~prompts])
+        return out

@@ -97,7 +97,17 @@ class SchedulerOutput:
             num_logits = 1 + len(drafts) if row.num_samples else 0
             if sequence.request.sampling.prompt_logprobs is not None:
                 num_logits = len(token_ids)
-            rows.append(StepRow(sequence.seq_id, row.start, token_ids, row.kv_ids, sequence.table.version, num_logits))
+            rows.append(
+                StepRow(
+                    sequence.seq_id,
+                    row.start,
+                    token_ids,
+                    row.kv_ids,
+                    sequence.num_prompt_tokens,
+                    sequence.table.version,
+                    num_logits,
+                )
+            )
         copies = [(copy.src, copy.dst, copy.num_tokens) for copy in self.copies]
         return Step(rows=rows, copies=copies, released=self.released, finished_seq_ids=self.finished_seq_ids)
 

@@ -26,6 +26,7 @@ class StepRow:
     :ivar start: the number of tokens of the sequence whose keys and values are in the cache already
     :ivar token_ids: the tokens to compute, at positions ``start`` and on, at least one; drafts come last
     :ivar kv_ids: where the sequence's keys and values lie: the block table, or ``[slot]`` when contiguous
+    :ivar num_prompt_tokens: how many tokens of the sequence are its prompt; those after them were generated
     :ivar kv_version: changes when an entry of ``kv_ids`` that will be read has changed; entries added at the end do not
         change it
     :ivar num_logits: the number of tokens, counted from the last, whose logits are needed
@@ -35,6 +36,7 @@ class StepRow:
     start: int
     token_ids: Sequence[int]
     kv_ids: Sequence[int]
+    num_prompt_tokens: int
     kv_version: int = 0
     num_logits: int = 0
 

@@ -7,8 +7,10 @@ result depends on none of them (:class:`AttentionShape` names the exception with
 from __future__ import annotations
 
 from ctypes import byref
+from typing import Final
 
 import torch
+import torch.nn.functional as F
 from attrs import frozen
 from torch import Tensor
 
@@ -18,7 +20,10 @@ from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.linear import pointer
 from paged_sdk.kernels.native.structures import DTYPES, Attention, Batch, Cache, Heads
 
-__all__ = ["AttentionShape", "NativeRows", "VarlenBatch", "native_paged_attention"]
+__all__ = ["MAX_FEW_TOKENS", "AttentionShape", "NativeRows", "VarlenBatch", "native_paged_attention"]
+
+MAX_FEW_TOKENS: Final = 8
+"""Up to this many query tokens of a sequence share its keys among threads (``kSplitTokens`` in the kernels)."""
 
 
 @frozen
@@ -30,8 +35,9 @@ class AttentionShape:
     :ivar scale: multiplies the scores
     :ivar window: keys that a query sees, its own included; None: all
     :ivar softcap: scores become ``softcap * tanh(score / softcap)``; None: they stay
-    :ivar exact: products are float32 for every token. False: where the CPU has dot products of bfloat16, chunks of more
-        than 8 tokens use them, twice as fast; a token's result then depends on whether it came in such a chunk
+    :ivar exact: products are float32 for every token. False: where the CPU has dot products of bfloat16, attention uses
+        them, twice as fast, and adds them up in one order for up to ``MAX_FEW_TOKENS`` tokens of a sequence and in
+        another for more, or for those that :attr:`VarlenBatch.in_chunks` marks
     """
 
     num_heads: int
@@ -57,11 +63,14 @@ class VarlenBatch:
         the last of its context
     :ivar block_tables: [num_seqs, max_blocks] int32, contiguous; only the blocks that are seen are looked at
     :ivar context_lens: [num_seqs] int32: keys of each sequence, the query tokens' own included
+    :ivar in_chunks: [num_seqs] uint8: 1 where a sequence's tokens are computed as those of a long chunk, however few
+        they are, so that their results do not depend on where a prompt was cut; None: nowhere
     """
 
     cu_seqlens_q: Tensor
     block_tables: Tensor
     context_lens: Tensor
+    in_chunks: Tensor | None = None
 
     def __attrs_post_init__(self) -> None:
         for name in ("cu_seqlens_q", "block_tables", "context_lens"):
@@ -72,6 +81,22 @@ class VarlenBatch:
         if self.cu_seqlens_q.numel() != count + 1 or self.block_tables.shape[:-1] != (count,):
             shapes = [tuple(t.shape) for t in (self.cu_seqlens_q, self.block_tables, self.context_lens)]
             raise ConfigError.of("batch shapes", shapes, "[num_seqs + 1], [num_seqs, max_blocks], [num_seqs]")
+        marks = self.in_chunks
+        if marks is not None and not (_is_vector(marks, torch.uint8) and marks.shape == (count,)):
+            raise ConfigError.of("in_chunks", f"{marks.dtype} {tuple(marks.shape)}", f"uint8 ({count},) in CPU memory")
+
+    def part(self, sequences: Tensor) -> tuple[Tensor, VarlenBatch]:
+        """Take some of the sequences, all of one mark.
+
+        :param sequences: [num_seqs] bool: which ones
+        :returns: the indices of their tokens in this batch, int64, and a batch of them alone
+        """
+        lengths = self.cu_seqlens_q.diff()
+        tokens = sequences.repeat_interleave(lengths).nonzero().flatten()
+        ends = lengths[sequences].cumsum(0, dtype=torch.int32)
+        marks = None if self.in_chunks is None else self.in_chunks[sequences]
+        batch = VarlenBatch(F.pad(ends, (1, 0)), self.block_tables[sequences], self.context_lens[sequences], marks)
+        return tokens, batch
 
 
 @frozen(eq=False)
@@ -79,11 +104,40 @@ class NativeRows:
     """Holds the rows of one step.
 
     :ivar slots: [num_tokens] int64: where the tokens' keys and values go, ``block * block_size + offset``
-    :ivar batch: which tokens belong to which sequence
+    :ivar batch: which tokens belong to which sequence. Tokens of prompts are those that it marks as in chunks; a
+        sequence of the step that computes tokens of its prompt and generated ones stands there once for either
+    :ivar num_generating: how many of the step's sequences compute generated tokens
     """
 
     slots: Tensor
     batch: VarlenBatch
+    num_generating: int
+
+    def use_few(self, few_rows: int) -> bool:
+        """Say whether generated tokens are multiplied by the weights' form for few rows: there are some, of no more
+        sequences than ``few_rows``. A prompt's tokens never are.
+        """
+        return 0 < self.num_generating <= few_rows
+
+    def of_prompts(self) -> Tensor:
+        """Return which of the step's tokens are of prompts, [num_tokens] bool."""
+        marks, lengths = self.batch.in_chunks, self.batch.cu_seqlens_q.diff()
+        return (
+            torch.zeros(len(self.slots), dtype=torch.bool) if marks is None else marks.bool().repeat_interleave(lengths)
+        )
+
+    def parts(self) -> list[tuple[Tensor, NativeRows]]:
+        """Divide the rows into those of prompts and those of generated tokens, each with the indices of its tokens.
+
+        A sequence's generated tokens see its prompt, so that has to be computed first.
+        """
+        marks = self.batch.in_chunks
+        assert marks is not None
+        prompts = marks.bool()
+        parts = [
+            (*self.batch.part(sequences), count) for sequences, count in ((prompts, 0), (~prompts, self.num_generating))
+        ]
+        return [(tokens, NativeRows(self.slots[tokens], batch, count)) for tokens, batch, count in parts]
 
 
 def _is_vector(tensor: Tensor, dtype: torch.dtype) -> bool:
@@ -128,6 +182,7 @@ def describe_batch(batch: VarlenBatch) -> Batch:
         cu_seqlens_q=batch.cu_seqlens_q.data_ptr(),
         block_tables=batch.block_tables.data_ptr(),
         context_lens=batch.context_lens.data_ptr(),
+        in_chunks=pointer(batch.in_chunks),
         num_seqs=batch.context_lens.numel(),
         max_blocks=batch.block_tables.shape[-1],
     )

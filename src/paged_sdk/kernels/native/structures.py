@@ -112,6 +112,7 @@ class Batch(Structure):
         ("cu_seqlens_q", c_void_p),
         ("block_tables", c_void_p),
         ("context_lens", c_void_p),
+        ("in_chunks", c_void_p),
         ("num_seqs", c_int32),
         ("max_blocks", c_int32),
     )

@@ -95,11 +95,14 @@ struct paged_cache {
 };
 
 // A varlen batch over pages. Sequence s has query tokens cu_seqlens_q[s] ... cu_seqlens_q[s + 1], the last of its
-// context_lens[s] tokens; block_tables is [num_seqs, max_blocks].
+// context_lens[s] tokens; block_tables is [num_seqs, max_blocks]. Where paged_heads.exact is 0, up to 8 query tokens are
+// computed in another form than more, except in sequences that in_chunks marks: these take the form of many however few
+// they are, so that a prompt's result does not depend on where it was cut.
 struct paged_batch {
   const int32_t* cu_seqlens_q;
   const int32_t* block_tables;
   const int32_t* context_lens;
+  const uint8_t* in_chunks;  // [num_seqs], 0 or 1; null: all 0
   int32_t num_seqs;
   int32_t max_blocks;
 };

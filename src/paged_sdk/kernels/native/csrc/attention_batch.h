@@ -39,7 +39,10 @@ struct AttentionPlan {
   }
 
   int query_tokens(int seq) const { return batch.cu_seqlens_q[seq + 1] - batch.cu_seqlens_q[seq]; }
-  bool is_split(int seq) const { return query_tokens(seq) <= kSplitTokens; }
+  bool is_split(int seq) const {
+    const bool whole = batch.in_chunks != nullptr && batch.in_chunks[seq] != 0 && has_pairs(heads);
+    return query_tokens(seq) <= kSplitTokens && !whole;
+  }
   const int32_t* block_table(int seq) const {
     return batch.block_tables + static_cast<int64_t>(seq) * batch.max_blocks;
   }
