@@ -22,6 +22,7 @@ from paged_sdk import (
     PagedError,
     SamplingParams,
     TextModelBuilder,
+    mistralrs,
 )
 from paged_sdk.mistralrs import (
     Architecture,
@@ -447,3 +448,41 @@ def test_requests_of_another_kind(runner: Runner) -> None:
         runner.send_chat_completion_request(anything)
     with pytest.raises(InvalidRequestError, match="CompletionRequest"):
         runner.send_completion_request(anything)
+
+
+def test_text_becomes_tokens_and_tokens_text(runner: Runner, reference: BlockingModel) -> None:
+    text = "Blocks, tables and 32 tokens."
+    assert runner.tokenize_text(text, False) == reference.tokenize(text)
+    special = runner.tokenize_text(text, add_special_tokens=True, enable_thinking=None, model_id=None)
+    assert special == reference.tokenize(text, add_special_tokens=True)
+    assert runner.detokenize_text(special, skip_special_tokens=True) == text
+    assert runner.detokenize_text([1, *special], False).startswith("<|im_start|>")
+    assert runner.max_sequence_length() == reference.max_sequence_length
+    another: Any = "another"
+    for refused in (
+        lambda: runner.tokenize_text(text, True, another),
+        lambda: runner.tokenize_text(text, True, model_id=another),
+        lambda: runner.detokenize_text([1], True, another),
+        lambda: runner.max_sequence_length(another),
+    ):
+        with pytest.raises(ConfigError):
+            refused()
+
+
+def test_what_responses_are_made_of_can_be_imported(runner: Runner) -> None:
+    response = chat(runner, logprobs=True, top_logprobs=2)
+    choice = response.choices[0]
+    assert isinstance(choice, mistralrs.Choice)
+    assert isinstance(choice.message, mistralrs.ResponseMessage)
+    assert isinstance(choice.logprobs, mistralrs.Logprobs)
+    assert isinstance(choice.logprobs.content[0], mistralrs.ResponseLogprob)
+    assert isinstance(choice.logprobs.content[0].top_logprobs[0], mistralrs.TopLogprob)
+    request = ChatCompletionRequest(messages=QUESTION, model="default", max_tokens=3, stream=True)
+    stream = runner.send_chat_completion_request(request)
+    assert not isinstance(stream, ChatCompletionResponse)
+    for chunk in stream:
+        assert isinstance(chunk, mistralrs.ChatCompletionChunkResponse)
+        assert isinstance(chunk.choices[0], mistralrs.ChunkChoice)
+        assert isinstance(chunk.choices[0].delta, mistralrs.Delta)
+    completion = runner.send_completion_request(CompletionRequest(prompt="Once", model="default", max_tokens=3))
+    assert isinstance(completion.choices[0], mistralrs.CompletionChoice)

@@ -48,15 +48,25 @@ if TYPE_CHECKING:
     from paged_sdk.model import CompletionStream as CompletionStream
     from paged_sdk.model import Model as Model
     from paged_sdk.types.logits_processor import LogitsProcessor as LogitsProcessor
+    from paged_sdk.types.logprobs import Logprobs as Logprobs
+    from paged_sdk.types.logprobs import TokenLogprob as TokenLogprob
+    from paged_sdk.types.logprobs import TopLogprob as TopLogprob
     from paged_sdk.types.messages import Message as Message
     from paged_sdk.types.messages import TextMessageRole as TextMessageRole
     from paged_sdk.types.messages import TextMessages as TextMessages
+    from paged_sdk.types.request import CompletionOptions as CompletionOptions
     from paged_sdk.types.request import RequestBuilder as RequestBuilder
     from paged_sdk.types.response import ChatCompletionChunkResponse as ChatCompletionChunkResponse
     from paged_sdk.types.response import ChatCompletionResponse as ChatCompletionResponse
     from paged_sdk.types.response import Choice as Choice
+    from paged_sdk.types.response import ChunkChoice as ChunkChoice
+    from paged_sdk.types.response import CompletionChoice as CompletionChoice
+    from paged_sdk.types.response import CompletionChunkChoice as CompletionChunkChoice
     from paged_sdk.types.response import CompletionChunkResponse as CompletionChunkResponse
     from paged_sdk.types.response import CompletionResponse as CompletionResponse
+    from paged_sdk.types.response import Delta as Delta
+    from paged_sdk.types.response import PromptTokensDetails as PromptTokensDetails
+    from paged_sdk.types.response import ResponseMessage as ResponseMessage
     from paged_sdk.types.response import Usage as Usage
     from paged_sdk.types.stats import ModelStats as ModelStats
     from paged_sdk.weights.embedded import embedded_model_path as embedded_model_path
@@ -90,14 +100,21 @@ _HOME = {
     ),
     "model": ("ChatStream", "CompletionStream", "Model"),
     "types.logits_processor": ("LogitsProcessor",),
+    "types.logprobs": ("Logprobs", "TokenLogprob", "TopLogprob"),
     "types.messages": ("Message", "TextMessageRole", "TextMessages"),
-    "types.request": ("RequestBuilder",),
+    "types.request": ("CompletionOptions", "RequestBuilder"),
     "types.response": (
         "ChatCompletionChunkResponse",
         "ChatCompletionResponse",
         "Choice",
+        "ChunkChoice",
+        "CompletionChoice",
+        "CompletionChunkChoice",
         "CompletionChunkResponse",
         "CompletionResponse",
+        "Delta",
+        "PromptTokensDetails",
+        "ResponseMessage",
         "Usage",
     ),
     "types.stats": ("ModelStats",),

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Callable
 from typing import Any
 
 import attrs
 import numpy as np
 import pytest
+from attrs import evolve
 
 from paged_sdk import (
     ConfigError,
@@ -57,7 +59,10 @@ def test_memory_is_three_classes_for_match_statements() -> None:
         lambda: PagedCacheType.parse("f16"),
         lambda: SamplingParams(temperature=-0.1),
         lambda: SamplingParams(temperature=math.inf),
-        lambda: SamplingParams(top_k=0),
+        lambda: SamplingParams(top_k=-2),
+        lambda: SamplingParams(max_tokens=0),
+        lambda: SamplingParams(max_tokens=5, max_len=6),
+        lambda: SamplingParams(max_tokens=5, min_tokens=6),
         lambda: SamplingParams(top_p=0),
         lambda: SamplingParams(top_p=1.5),
         lambda: SamplingParams(min_p=-1),
@@ -144,6 +149,28 @@ def test_sampling_takes_what_is_unset_from_the_checkpoint() -> None:
     assert SamplingParams.deterministic().with_defaults(defaults) == SamplingParams.deterministic()
     assert SamplingParams(temperature=1e-8).is_greedy
     assert not SamplingParams().is_greedy
+
+
+def test_max_tokens_is_another_name_for_max_len() -> None:
+    sampling = SamplingParams(max_tokens=5)
+    assert sampling == SamplingParams(max_len=5) == SamplingParams(max_len=5, max_tokens=5)
+    assert sampling.max_len == sampling.max_tokens == 5
+    assert repr(sampling) == repr(SamplingParams(max_len=5))
+    assert evolve(sampling, max_len=7).max_tokens == 7
+    assert evolve(sampling, top_p=0.5).max_len == 5
+    assert pickle.loads(pickle.dumps(sampling)) == sampling
+    with pytest.raises(ConfigError, match=r"SamplingParams\.max_tokens = 5.*max_len"):
+        SamplingParams(max_tokens=5, max_len=6)
+    with pytest.raises(ConfigError, match=r"SamplingParams\.max_tokens = 0"):
+        SamplingParams(max_tokens=0)
+
+
+@pytest.mark.parametrize("off", [0, -1])
+def test_top_k_can_be_turned_off(off: int) -> None:
+    sampling = SamplingParams(top_k=off)
+    assert sampling.with_defaults(GenerationDefaults(top_k=20)).top_k is None
+    assert SamplingParams().with_defaults(GenerationDefaults(top_k=20)).top_k == 20
+    assert sampling.with_defaults(GenerationDefaults()) == SamplingParams()
 
 
 def test_sampling_converts_what_is_convenient() -> None:

@@ -85,7 +85,7 @@ def is_unicode(text: str) -> bool:
 
 def name_of(instance: object, attribute: Attribute[Any]) -> str:
     """Return a field's name for the text of an error."""
-    return f"{type(instance).__name__}.{attribute.name}"
+    return f"{type(instance).__name__}.{attribute.alias or attribute.name}"
 
 
 class IntAtLeast:

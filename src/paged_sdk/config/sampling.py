@@ -44,6 +44,11 @@ def _token_ids(value: Iterable[int]) -> tuple[int, ...]:
     return token_ids
 
 
+def _top_k(value: int | None) -> int | None:
+    number = as_optional_int(value)
+    return 0 if type(number) is int and number == -1 else number
+
+
 def _frozen_bias(value: Mapping[int, float] | None) -> Mapping[int, float] | None:
     if not isinstance(value, Mapping):
         return value  # the validator says what is wrong with it
@@ -98,14 +103,15 @@ class SamplingParams:
     Unset temperature, top_k, top_p, min_p and repetition_penalty come from the checkpoint's generation_config.json.
 
     :ivar temperature: divides the logits; 0 (or below 1e-7) is greedy
-    :ivar top_k: keep the k likeliest tokens
+    :ivar top_k: keep the k likeliest tokens; 0 or -1 keeps all
     :ivar top_p: keep the smallest set of likeliest tokens whose probabilities reach p
     :ivar min_p: keep tokens at least this times as likely as the likeliest
     :ivar frequency_penalty: subtracted once per earlier occurrence in the output, -2 to 2
     :ivar presence_penalty: subtracted once if the token occurs in the output, -2 to 2
     :ivar repetition_penalty: divides positive logits (multiplies negative ones) of tokens in prompt or output, 0.01 to
         100
-    :ivar max_len: tokens to generate at most; None: until the end token or the context's end
+    :ivar max_len: tokens to generate at most; None: until the end token or the context's end. ``max_tokens`` is another
+        name for it
     :ivar stop: strings that end the text; they are not part of it
     :ivar ignore_eos: go on past the end token
     :ivar logits_bias: token id to a number added to its logit; -inf bans it
@@ -122,7 +128,7 @@ class SamplingParams:
     temperature: float | None = field(
         default=None, converter=as_optional_float, validator=NumberBetween(0, optional=True)
     )
-    top_k: int | None = field(default=None, converter=as_optional_int, validator=IntAtLeast(1, optional=True))
+    top_k: int | None = field(default=None, converter=_top_k, validator=IntAtLeast(0, optional=True))
     top_p: float | None = field(
         default=None, converter=as_optional_float, validator=NumberBetween(0, 1, low_open=True, optional=True)
     )
@@ -133,6 +139,14 @@ class SamplingParams:
         default=None, converter=as_optional_float, validator=NumberBetween(0.01, 100, optional=True)
     )
     max_len: int | None = field(default=None, converter=as_optional_int, validator=IntAtLeast(1, optional=True))
+    _max_tokens: int | None = field(
+        default=None,
+        converter=as_optional_int,
+        validator=IntAtLeast(1, optional=True),
+        alias="max_tokens",
+        eq=False,
+        repr=False,
+    )
     stop: tuple[str, ...] = field(default=(), converter=_strings, validator=are_texts)
     ignore_eos: bool = field(default=False, validator=is_bool)
     logits_bias: Mapping[int, float] | None = field(default=None, converter=_frozen_bias, validator=_is_bias)
@@ -144,10 +158,27 @@ class SamplingParams:
     min_tokens: int = field(default=0, converter=as_int, validator=IntAtLeast(0))
     prompt_logprobs: int | None = field(default=None, converter=as_optional_int, validator=IntAtLeast(0, optional=True))
 
+    @_max_tokens.validator
+    def _agrees_with_max_len(self, attribute: object, value: int | None) -> None:
+        if value is not None and self.max_len not in (None, value):
+            allowed = f"only one of max_len (here {self.max_len}) and max_tokens: they are two names of one setting"
+            raise ConfigError.of("SamplingParams.max_tokens", value, allowed)
+
     @min_tokens.validator
     def _fits_max_len(self, attribute: object, value: int) -> None:
-        if self.max_len is not None and isinstance(value, int) and value > self.max_len:
-            raise ConfigError.of("SamplingParams.min_tokens", value, f"at most max_len = {self.max_len}")
+        limit = self._max_tokens if self.max_len is None else self.max_len
+        if limit is not None and isinstance(value, int) and value > limit:
+            raise ConfigError.of("SamplingParams.min_tokens", value, f"at most max_len = {limit}")
+
+    def __attrs_post_init__(self) -> None:
+        if self._max_tokens is not None:  # kept in one place, so that evolve() can change it
+            object.__setattr__(self, "max_len", self._max_tokens)
+            object.__setattr__(self, "_max_tokens", None)
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Return ``max_len``, by OpenAI's name for it."""
+        return self.max_len
 
     @classmethod
     def deterministic(cls) -> SamplingParams:
@@ -160,11 +191,11 @@ class SamplingParams:
         return self.temperature is not None and self.temperature < GREEDY_BELOW
 
     def with_defaults(self, defaults: GenerationDefaults) -> SamplingParams:
-        """Return the same, with what is unset taken from the checkpoint."""
+        """Return the same, with what is unset taken from the checkpoint. What is None then is off."""
 
         def pick(name: str) -> Any:
             own = getattr(self, name)
             return getattr(defaults, name) if own is None else own
 
-        names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-        return evolve(self, **{name: pick(name) for name in names})
+        names = ("temperature", "top_p", "min_p", "repetition_penalty")
+        return evolve(self, top_k=pick("top_k") or None, **{name: pick(name) for name in names})

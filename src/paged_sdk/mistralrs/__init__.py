@@ -14,7 +14,21 @@ request's ``model``, which is a label there too: a runner holds one model.
 
 from __future__ import annotations
 
-from paged_sdk import ChatCompletionChunkResponse, ChatCompletionResponse, CompletionResponse, PagedCacheType, Usage
+from paged_sdk import (
+    ChatCompletionChunkResponse,
+    ChatCompletionResponse,
+    Choice,
+    ChunkChoice,
+    CompletionChoice,
+    CompletionResponse,
+    Delta,
+    Logprobs,
+    PagedCacheType,
+    ResponseMessage,
+    TopLogprob,
+    Usage,
+)
+from paged_sdk import TokenLogprob as ResponseLogprob
 from paged_sdk.mistralrs.requests import ChatCompletionRequest, CompletionRequest
 from paged_sdk.mistralrs.runner import Runner
 from paged_sdk.mistralrs.which import Architecture, Which
@@ -24,10 +38,18 @@ __all__ = [
     "ChatCompletionChunkResponse",
     "ChatCompletionRequest",
     "ChatCompletionResponse",
+    "Choice",
+    "ChunkChoice",
+    "CompletionChoice",
     "CompletionRequest",
     "CompletionResponse",
+    "Delta",
+    "Logprobs",
     "PagedCacheType",
+    "ResponseLogprob",
+    "ResponseMessage",
     "Runner",
+    "TopLogprob",
     "Usage",
     "Which",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -134,6 +135,36 @@ class Runner:
         return evolve(
             response, choices=tuple(evolve(choice, text=request.prompt + choice.text) for choice in response.choices)
         )
+
+    def tokenize_text(
+        self, text: str, add_special_tokens: bool, enable_thinking: None = None, model_id: None = None
+    ) -> list[int]:
+        """Return the token ids of a text.
+
+        :param add_special_tokens: put the model's own tokens around it
+        :raises ConfigError: ``enable_thinking``, which plain text has no use for, or ``model_id``
+        :raises InvalidRequestError: a text that is not Unicode
+        """
+        refuse_settings(enable_thinking=enable_thinking, model_id=model_id)
+        return self._model.tokenize(text, add_special_tokens=add_special_tokens)
+
+    def detokenize_text(self, tokens: Sequence[int], skip_special_tokens: bool, model_id: None = None) -> str:
+        """Return the text of token ids.
+
+        :param skip_special_tokens: leave out tokens that are marks for the model
+        :raises ConfigError: a ``model_id``
+        :raises InvalidRequestError: an id outside the vocabulary
+        """
+        refuse_settings(model_id=model_id)
+        return self._model.detokenize(tokens, skip_special_tokens=skip_special_tokens)
+
+    def max_sequence_length(self, model_id: None = None) -> int:
+        """Return the most tokens that a sequence may have, prompt and output together.
+
+        :raises ConfigError: a ``model_id``
+        """
+        refuse_settings(model_id=model_id)
+        return self._model.max_sequence_length
 
     def close(self) -> None:
         """End the requests under way and release everything. Idempotent; this happens at the interpreter's exit too."""
