@@ -372,11 +372,11 @@ def test_a_users_template_is_text_or_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("missing.jinja", None, "does not exist"),
+        ("missing.jinja", None, "No such file"),
         ("latin1.jinja", b"\xff", "cannot be read"),
         ("empty.json", b"{}", "no chat_template"),
         ("list.json", b"[]", "JSON object"),
-        ("broken.json", b"{", "not valid JSON"),
+        ("broken.json", b"{", "is not JSON"),
     ],
 )
 def test_a_users_template_that_cannot_be_had(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:

@@ -40,10 +40,10 @@ def test_gguf_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, r"config\.json cannot be read: No such file"),
+        (None, r"config\.json cannot be opened: No such file"),
         ("{", r"config\.json is not JSON"),
         ("[" * 5000, r"config\.json is not JSON"),
-        ("[1]", r"config\.json holds list, not a JSON object"),
+        ("[1]", r"config\.json must hold a JSON object, not list"),
     ],
 )
 def test_config_that_is_none(tmp_path: Path, content: str | None, message: str) -> None:

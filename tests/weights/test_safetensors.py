@@ -13,7 +13,6 @@ from safetensors.torch import save_file
 
 import tiny
 from paged_sdk.errors import CheckpointError, UnsupportedQuantizationError
-from paged_sdk.weights.mapped_file import MappedFile
 from paged_sdk.weights.safetensors_file import SafetensorsFile
 from paged_sdk.weights.safetensors_source import SafetensorsSource
 
@@ -56,18 +55,19 @@ class TestFile:
             assert (got.dtype, got.shape) == (tensor.dtype, tensor.shape)
             assert torch.equal(got.double(), tensor.double())
 
-    def test_tensors_share_the_map_and_outlive_the_file(self, tmp_path: Path) -> None:
+    def test_tensors_own_their_memory_and_outlive_the_file(self, tmp_path: Path) -> None:
         path = tmp_path / "t.safetensors"
         save_file({"a": torch.arange(1000.0)}, path)
         before = path.read_bytes()
         file = SafetensorsFile(path)
         first, again = file.tensor("a"), file.tensor("a")
-        assert first.data_ptr() == again.data_ptr()
+        assert first.data_ptr() != again.data_ptr()
         file.close()
         file.close()
         first.mul_(2)
-        assert torch.equal(again, 2 * torch.arange(1000.0))
         assert path.read_bytes() == before
+        path.write_bytes(bytes(8))
+        assert torch.equal(again, torch.arange(1000.0))
         with pytest.raises(CheckpointError, match="is closed"):
             file.tensor("a")
 
@@ -94,17 +94,17 @@ class TestFile:
         path = tmp_path / "cut.safetensors"
         for size in range(8, len(whole)):
             path.write_bytes(whole[:size])
-            self.refused(path, "cannot be read: .*header")
+            self.refused(path, "cannot be read: (its header would have|its tensors end at)")
         path.write_bytes(whole[:7])
-        self.refused(path, "header too small")
+        self.refused(path, "cut off within its header")
         path.write_bytes(b"")
-        self.refused(path, "header too small")
+        self.refused(path, "is empty")
 
     @pytest.mark.parametrize("size", [0, 1, 100_000_001, 2**63, 2**64 - 1])
     def test_absurd_header_length(self, tmp_path: Path, size: int) -> None:
         path = tmp_path / "t.safetensors"
         path.write_bytes(struct.pack("<Q", size) + bytes(100))
-        self.refused(path, "header too large|invalid JSON in header")
+        self.refused(path, "its header would have|invalid JSON in header")
 
     def test_missing_file(self, tmp_path: Path) -> None:
         self.refused(tmp_path / "t.safetensors", "cannot be opened: No such file")
@@ -113,7 +113,7 @@ class TestFile:
     def test_header_that_is_no_json(self, tmp_path: Path, text: bytes) -> None:
         path = tmp_path / "t.safetensors"
         path.write_bytes(struct.pack("<Q", len(text)) + text)
-        self.refused(path, r"invalid (JSON|UTF-8) in header")
+        self.refused(path, "invalid JSON in header")
 
     def test_header_that_is_no_object(self, tmp_path: Path) -> None:
         self.refused(write(tmp_path / "t.safetensors", [1], b""), "invalid JSON in header")
@@ -135,25 +135,39 @@ class TestFile:
     )
     def test_entries_that_describe_nothing(self, tmp_path: Path, entry: object) -> None:
         self.refused(
-            write(tmp_path / "t.safetensors", {"a": entry}, bytes(8)), "invalid JSON in header|not fully covered"
+            write(tmp_path / "t.safetensors", {"a": entry}, bytes(8)),
+            "does not describe tensor 'a'|'a' the shape|'a' of 0 bytes|tensors end at",
         )
 
     @pytest.mark.parametrize("offsets", [[-4, 0], [4, 0], [0, 5], [0, 3], [-8, -4]])
     def test_offsets_that_do_not_fit(self, tmp_path: Path, offsets: list[int]) -> None:
         header = {"a": {"dtype": "F32", "shape": [1], "data_offsets": offsets}}
-        self.refused(write(tmp_path / "t.safetensors", header, bytes(8)), "invalid (JSON|offset|shape)")
+        self.refused(write(tmp_path / "t.safetensors", header, bytes(8)), "'a' of 4 bytes has the offsets|leaves a gap")
+
+    def test_a_name_that_comes_twice(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "t.safetensors", {}, b"")
+        entry = json.dumps({"dtype": "U8", "shape": [0], "data_offsets": [0, 0]})
+        text = f'{{"a": {entry}, "a": {entry}}}'.encode()
+        path.write_bytes(struct.pack("<Q", len(text)) + text)
+        self.refused(path, "the same name twice")
+
+    def test_tensors_without_elements(self, tmp_path: Path) -> None:
+        expected = {"a": torch.zeros(0, 3), "b": torch.ones(2), "c": torch.zeros(0)}
+        save_file(expected, tmp_path / "t.safetensors")
+        file = SafetensorsFile(tmp_path / "t.safetensors")
+        assert {name: tuple(file.tensor(name).shape) for name in file.names()} == {"a": (0, 3), "b": (2,), "c": (0,)}
 
     def test_overlapping_tensors(self, tmp_path: Path) -> None:
         header = {
             name: {"dtype": "F32", "shape": [2], "data_offsets": [start, start + 8]}
             for name, start in (("a", 0), ("b", 4))
         }
-        self.refused(write(tmp_path / "t.safetensors", header, bytes(16)), "invalid offset for tensor `b`")
+        self.refused(write(tmp_path / "t.safetensors", header, bytes(16)), "tensor 'b' overlaps 'a'")
 
     @pytest.mark.parametrize(("offsets", "size"), [([0, 4], 8), ([4, 8], 8)])
     def test_bytes_that_no_tensor_has(self, tmp_path: Path, offsets: list[int], size: int) -> None:
         header = {"a": {"dtype": "F32", "shape": [1], "data_offsets": offsets}}
-        self.refused(write(tmp_path / "t.safetensors", header, bytes(size)), "not fully covered|invalid offset")
+        self.refused(write(tmp_path / "t.safetensors", header, bytes(size)), "tensors end at|leaves a gap")
 
     @pytest.mark.parametrize("shape", [[0, 2**62], [2**40, 0]])
     def test_a_dimension_beyond_the_file(self, tmp_path: Path, shape: list[int]) -> None:
@@ -228,30 +242,3 @@ class TestDirectory:
         (tmp_path / "model.gguf").touch()
         with pytest.raises(CheckpointError, match=r"it has model\.gguf: give that file's path"):
             SafetensorsSource(tmp_path)
-
-
-def test_a_closed_file_leaves_memory_and_its_tensors_stay(tmp_path: Path) -> None:
-    path = tmp_path / "large"
-    path.write_bytes(bytes(range(256)) * (1 << 17))  # 32 MiB
-    file = MappedFile(path)
-    tensor = file.tensor(256, 1 << 24)
-    total = int(tensor.sum())
-    resident = Path("/proc/self/statm")
-    before = int(resident.read_text().split()[2]) if resident.exists() else 1 << 24
-    file.close()
-    if resident.exists():
-        assert before - int(resident.read_text().split()[2]) > (1 << 23) // 4096
-    assert int(tensor.sum()) == total
-
-
-def test_a_closed_directory_leaves_memory_and_its_tensors_stay(tmp_path: Path) -> None:
-    save_file({"norm": torch.ones(64), "matrix": torch.ones(2048, 2048)}, tmp_path / "model.safetensors")  # 16 MiB
-    source = SafetensorsSource(tmp_path)
-    norm = source.tensor("norm", torch.float32, CPU)
-    assert float(source.matrix("matrix").decoded().sum()) == 2048**2
-    resident = Path("/proc/self/statm")
-    before = int(resident.read_text().split()[2]) if resident.exists() else 0
-    source.close()
-    if resident.exists():
-        assert before - int(resident.read_text().split()[2]) > (1 << 23) // 4096
-    assert torch.equal(norm, torch.ones(64))

@@ -68,14 +68,14 @@ def test_plain_numbers_are_as_they_are_stored(quantization: str, tmp_path: Path)
             assert torch.equal(matrix.decoded(), source.tensor(name, torch.float32, CPU))
 
 
-def test_blocks_share_the_map_and_outlive_the_source(tmp_path: Path) -> None:
+def test_blocks_own_their_memory_and_outlive_the_source(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", quantization="Q8_0")
     source = GgufSource(path)
     name = "model.layers.0.mlp.up_proj.weight"
     first, again = source.matrix(name), source.matrix(name)
     assert isinstance(first, BlockMatrix)
     assert isinstance(again, BlockMatrix)
-    assert first.blocks.data_ptr() == again.blocks.data_ptr()
+    assert first.blocks.data_ptr() != again.blocks.data_ptr()
     source.close()
     assert torch.equal(first.blocks, GgufFile(path).tensors["blk.0.ffn_up.weight"].blocks())
     with pytest.raises(CheckpointError, match="is closed"):
@@ -100,9 +100,6 @@ def test_safetensors_hold_numbers(tmp_path: Path) -> None:
     assert matrix.shape == (12, 6)
     assert matrix.num_bytes == stack.nbytes
     assert torch.equal(matrix.weight, stack.flatten(0, 1))
-    assert matrix.weight.data_ptr() == source.matrix("experts.gate_up_proj").decoded(torch.bfloat16).data_ptr()
-    # A tensor that a model keeps does not keep the file's map.
-    assert source.tensor("experts.gate_up_proj", torch.bfloat16, CPU).data_ptr() != matrix.weight.data_ptr()
     for ask in (source.matrix, source.shape):
         with pytest.raises(CheckpointError, match=r"no tensor 'model\.embed_tokens\.weight'"):
             ask("model.embed_tokens.weight")

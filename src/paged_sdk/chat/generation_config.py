@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paged_sdk.chat.files import read_json_object_if_there
 from paged_sdk.config.sampling import GenerationDefaults
 from paged_sdk.errors import CheckpointError
+from paged_sdk.files import read_json_if_there
 
 __all__ = ["read_generation_defaults"]
 
@@ -23,9 +23,9 @@ def read_generation_defaults(directory: Path) -> GenerationDefaults:
     :raises CheckpointError: for a value that cannot be used
     """
     path = directory / "generation_config.json"
-    content = read_json_object_if_there(path)
+    content = read_json_if_there(path)
     eos_path = path if content.get("eos_token_id") is not None else directory / "config.json"
-    eos = content if eos_path == path else read_json_object_if_there(eos_path)
+    eos = content if eos_path == path else read_json_if_there(eos_path)
     return GenerationDefaults(
         temperature=_number(path, content, "temperature", low=0.0),
         top_k=_top_k(path, content),

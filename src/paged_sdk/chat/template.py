@@ -7,9 +7,9 @@ from pathlib import Path
 
 from jinja2 import Template
 
-from paged_sdk.chat.files import read_json_object, read_text
 from paged_sdk.chat.sandbox import RenderLimits, TemplateEnvironment, TemplateRefusalError
 from paged_sdk.errors import CheckpointError, InvalidRequestError
+from paged_sdk.files import read_json, read_text
 from paged_sdk.types.messages import Message, TextMessageRole
 
 __all__ = ["ChatTemplate", "choose_template", "read_template"]
@@ -120,7 +120,7 @@ def read_template(template: str | Path) -> str:
     path = Path(template)
     if path.suffix != ".json":
         return read_text(path)
-    source = choose_template(read_json_object(path).get("chat_template"), where=str(path))
+    source = choose_template(read_json(path).get("chat_template"), where=str(path))
     if source is None:
         raise CheckpointError(f"{path} has no chat_template", path=path)
     return source

@@ -8,7 +8,6 @@ from typing import Any
 
 from attrs import frozen
 
-from paged_sdk.chat.files import read_text
 from paged_sdk.chat.generation_config import read_generation_defaults
 from paged_sdk.chat.gguf_tokenizer import tokenizer_from_gguf
 from paged_sdk.chat.template import ChatTemplate, choose_template, read_template
@@ -16,6 +15,7 @@ from paged_sdk.chat.tokenizer import Tokenizer
 from paged_sdk.chat.tokenizer_config import TokenizerConfig
 from paged_sdk.config.sampling import GenerationDefaults
 from paged_sdk.errors import CheckpointError, InvalidRequestError
+from paged_sdk.files import is_file, read_text
 from paged_sdk.types.messages import Message
 
 __all__ = ["TextProcessor", "load_text_processor", "text_processor_from_gguf"]
@@ -95,7 +95,7 @@ def load_text_processor(
     directory = Path(directory)
     config = TokenizerConfig.read(directory)
     path = Path(tokenizer_json) if tokenizer_json is not None else directory / "tokenizer.json"
-    if tokenizer_json is None and not path.is_file():
+    if tokenizer_json is None and not is_file(path):
         raise CheckpointError(
             f"{directory} has no tokenizer.json. transformers writes one from the older files (tokenizer.model, "
             "vocab.json and merges.txt): AutoTokenizer.from_pretrained(directory).save_pretrained(directory)",
@@ -105,7 +105,7 @@ def load_text_processor(
     source: str | None
     if chat_template is not None:
         source = read_template(chat_template)
-    elif (directory / "chat_template.jinja").is_file():
+    elif is_file(directory / "chat_template.jinja"):
         source = read_text(directory / "chat_template.jinja")
     else:
         source = choose_template(config.chat_template, where=str(config.path))

@@ -10,8 +10,8 @@ from typing import Any
 import tokenizers
 from attrs import field, frozen
 
-from paged_sdk.chat.files import read_json_object_if_there
 from paged_sdk.errors import CheckpointError
+from paged_sdk.files import read_json_if_there
 
 __all__ = ["TokenizerConfig"]
 
@@ -50,8 +50,8 @@ class TokenizerConfig:
         """
         path = directory / "tokenizer_config.json"
         content = {
-            **read_json_object_if_there(directory / "special_tokens_map.json"),
-            **read_json_object_if_there(path),
+            **read_json_if_there(directory / "special_tokens_map.json"),
+            **read_json_if_there(path),
         }
         try:
             return cls(

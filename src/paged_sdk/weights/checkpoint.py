@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, Literal
 
 from attrs import frozen
 
 from paged_sdk.errors import CheckpointError, UnsupportedQuantizationError
+from paged_sdk.files import open_file, read_json
 from paged_sdk.weights.gguf_source import GgufSource
-from paged_sdk.weights.json_file import read_json
 from paged_sdk.weights.safetensors_source import SafetensorsSource
 from paged_sdk.weights.source import WeightSource
 
@@ -26,6 +27,7 @@ class Checkpoint:
     :ivar path: the directory, or the GGUF file
     :ivar config: ``config.json``'s content; for GGUF it is made from the metadata
     :ivar source: the weights; closing it closes the checkpoint
+    :ivar is_quantized: whether any matrix is stored quantized
     :ivar metadata: a GGUF file's metadata, by GGUF key
     """
 
@@ -33,31 +35,28 @@ class Checkpoint:
     config: dict[str, Any]
     source: WeightSource
     kind: Literal["huggingface", "gguf"]
+    is_quantized: bool = False
     metadata: dict[str, Any] | None = None
-
-    @property
-    def is_quantized(self) -> bool:
-        """Return whether any matrix is stored quantized."""
-        matrices = (name for name in self.source.names() if len(self.source.shape(name)) > 1)
-        return any(not self.source.matrix(name).is_dense for name in matrices)
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a Hugging Face directory or a GGUF file; weights are mapped, not read.
+    """Open a Hugging Face directory or a GGUF file; weights are read when they are asked for.
 
     :param path: a directory of ``config.json`` and safetensors files, or a GGUF file (any part of a split one)
     :raises CheckpointError: something is missing, cut off or malformed, or the weights are pickles, which are refused
     :raises UnsupportedArchitectureError: a GGUF file's architecture is not supported
     :raises UnsupportedQuantizationError: weights are stored in a format that cannot be decoded
     """
-    if path.is_dir():
+    if os.path.isdir(path):  # False for names that no file can have
         source = SafetensorsSource(path)
         config = read_json(path / "config.json")
         _refuse_quantized(config, path)
         return Checkpoint(path=path, config=config, source=source, kind="huggingface")
     _refuse_other_files(path)
     gguf = GgufSource(path)
-    return Checkpoint(path=path, config=gguf.config, source=gguf, kind="gguf", metadata=gguf.metadata)
+    return Checkpoint(
+        path=path, config=gguf.config, source=gguf, kind="gguf", is_quantized=gguf.is_quantized, metadata=gguf.metadata
+    )
 
 
 def _refuse_quantized(config: dict[str, Any], path: Path) -> None:
@@ -74,11 +73,8 @@ def _refuse_quantized(config: dict[str, Any], path: Path) -> None:
 
 
 def _refuse_other_files(path: Path) -> None:
-    try:
-        with path.open("rb") as file:
-            head = file.read(8)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be opened: {error.strerror or error}", path=path) from error
+    with open_file(path) as file:
+        head = file.read(8)
     if path.suffix == ".safetensors":
         raise CheckpointError(f"{path} has weights only: give the directory that holds config.json too", path=path)
     if head.startswith(_PICKLE_MAGICS):

@@ -6,6 +6,7 @@ See https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from paged_sdk.errors import CheckpointError, UnsupportedQuantizationError
+from paged_sdk.files import is_file
 from paged_sdk.kernels.gguf_blocks import block_format, dequantize
 from paged_sdk.weights.gguf_metadata import GgufCursor
 from paged_sdk.weights.gguf_split import split_parts
-from paged_sdk.weights.mapped_file import MappedFile
+from paged_sdk.weights.weight_file import WeightFile
 
 __all__ = ["GgufFile", "GgufTensor", "open_gguf"]
 
@@ -26,6 +28,10 @@ _LEGACY_MAGICS = frozenset({b"ggml", b"ggmf", b"ggjt", b"ggla"})
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
 _MAX_DIMS = 4
+# The largest models in use have some 50 keys, 2,000 tensors and 100 parts.
+_MAX_KEYS = 1 << 16
+_MAX_TENSORS = 1 << 18
+_MAX_PARTS = 1024
 
 
 @frozen
@@ -35,14 +41,16 @@ class GgufTensor:
     :ivar name: GGUF's name
     :ivar shape: the shape in torch's order: the last dimension is contiguous
     :ivar type: ggml's number of the tensor type
+    :ivar file: the file that holds it
+    :ivar offset: where its bytes begin there
     """
 
     name: str
     shape: tuple[int, ...]
     type: int
-    _file: MappedFile
-    _offset: int
-    _num_bytes: int
+    file: WeightFile
+    offset: int
+    num_bytes: int
 
     @property
     def is_quantized(self) -> bool:
@@ -50,24 +58,25 @@ class GgufTensor:
         return block_format(self.type).elements > 1
 
     def blocks(self) -> Tensor:
-        """Return the tensor as it is stored: uint8 [..., bytes of a row], which shares the file's map."""
-        return self._file.tensor(self._offset, self._num_bytes).view(*self.shape[:-1], -1)
+        """Read the tensor as it is stored: a new uint8 [..., bytes of a row].
+
+        :raises CheckpointError: the file is closed, or has changed since it was opened
+        """
+        return self.file.tensor(self.offset, self.num_bytes).view(*self.shape[:-1], -1)
 
     def unstacked(self) -> list[GgufTensor]:
-        """Return the tensor's parts along the first dimension, which share the file's map; it must have at least two
-        dimensions.
-        """
+        """Return the tensor's parts along the first dimension; it must have at least two dimensions."""
         count, *shape = self.shape
-        size = self._num_bytes // count
-        return [evolve(self, shape=tuple(shape), offset=self._offset + i * size, num_bytes=size) for i in range(count)]
+        size = self.num_bytes // count
+        return [evolve(self, shape=tuple(shape), offset=self.offset + i * size, num_bytes=size) for i in range(count)]
 
     def decoded(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return the tensor's values."""
+        """Read the tensor's values."""
         return dequantize(self.type, self.blocks(), dtype=dtype)
 
 
 class GgufFile:
-    """Maps one GGUF file into memory.
+    """Reads one GGUF file: metadata and the table of tensors at once, tensors when they are asked for.
 
     :ivar path: the file
     :ivar metadata: the values by GGUF key: int, float, bool, str, or lists of these
@@ -78,20 +87,21 @@ class GgufFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = MappedFile(path)
-        self._check_magic()
-        cursor = GgufCursor(self._file, offset=len(_MAGIC))
+        self._file = WeightFile(path)
+        cursor = GgufCursor(self._file)
+        self._check_magic(cursor.head(len(_MAGIC)))
         self._check_version(cursor.u32())
         num_tensors, num_values = cursor.u64(), cursor.u64()
+        if num_values > _MAX_KEYS or num_tensors > _MAX_TENSORS:
+            raise cursor.malformed(f"it has {num_values} metadata keys and {num_tensors} tensors")
         self.metadata = self._read_metadata(cursor, num_values)
         self.tensors = self._read_tensors(cursor, num_tensors)
 
     def close(self) -> None:
-        """Release the map; tensors taken from it before stay valid."""
+        """Close the file; tensors that were read stay valid."""
         self._file.close()
 
-    def _check_magic(self) -> None:
-        magic = self._file.buffer[:4]
+    def _check_magic(self, magic: bytes) -> None:
         if magic == _MAGIC:
             return
         if magic[::-1] == _MAGIC:
@@ -127,6 +137,10 @@ class GgufFile:
             if name in tensors:
                 raise cursor.malformed(f"it has tensor {name!r} twice")
             tensors[name] = self._tensor(cursor, name, shape, tensor_type, data_start + offset)
+        in_order = sorted(tensors.values(), key=lambda tensor: tensor.offset)
+        for first, second in pairwise(in_order):
+            if first.offset + first.num_bytes > second.offset:
+                raise cursor.malformed(f"tensors {first.name!r} and {second.name!r} overlap")
         return tensors
 
     def _read_entry(self, cursor: GgufCursor) -> tuple[str, tuple[int, ...], int, int]:
@@ -175,15 +189,20 @@ def open_gguf(path: Path) -> list[GgufFile]:
     count = file.metadata.get("split.count", 1)
     if count in (0, 1):
         return [file]
+    path = file.path
+    if not isinstance(count, int) or not 0 < count <= _MAX_PARTS:
+        raise CheckpointError(f"{path} is one part of {str(count)[:40]}: at most {_MAX_PARTS} can be read", path=path)
     parts = [path.with_name(name) for name in split_parts(path.name)]
     if len(parts) != count:
         raise CheckpointError(
             f"{path} is one part of {count}: names must end in -00001-of-00002.gguf and so on to find the parts",
             path=path,
         )
-    missing = [part.name for part in parts if not part.is_file()]
+    missing = [part.name for part in parts if not is_file(part)]
     if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise CheckpointError(
-            f"{path} is one part of {count}, of which {', '.join(missing)} cannot be found beside it", path=path
+            f"{path} is one part of {count}, of which {', '.join(missing[:3])}{more} cannot be found beside it",
+            path=path,
         )
     return [file if part == path else GgufFile(part) for part in parts]

@@ -6,12 +6,12 @@ See https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from paged_sdk.errors import CheckpointError
-from paged_sdk.weights.mapped_file import MappedFile
+from paged_sdk.weights.weight_file import WeightFile
 
 __all__ = ["GgufCursor"]
 
@@ -34,20 +34,36 @@ _NUMBERS: dict[int, np.dtype[Any]] = {
 }
 _MAX_DEPTH = 4  # levels of arrays within arrays
 
+# The largest in use, of Gemma 3, has 16 MiB and 1.3 million entries (tokens, scores, types, merges).
+_MAX_BYTES: Final = 1 << 28
+_MAX_ENTRIES: Final = 1 << 23
+_ENTRIES_OF_AN_ARRAY: Final = 8  # an array takes the memory and the time of so many numbers
+_CHUNK_BYTES: Final = 1 << 20
+
 
 class GgufCursor:
     """Marks a place in a GGUF file and advances with everything that is read.
 
+    What stands before the tensors' data is read as it is needed, at most 256 MiB and 8 million entries: a file of any
+    size and content takes a few seconds and a few hundred MB.
+
     Every method raises :class:`CheckpointError` where the file ends too early or holds something else.
 
     :param file: the file, little endian
-    :param offset: the offset of the next byte
     """
 
-    def __init__(self, file: MappedFile, offset: int = 0) -> None:
+    def __init__(self, file: WeightFile) -> None:
         self._file = file
-        self._buffer = file.buffer
-        self.offset = offset
+        self._buffer = bytearray()
+        self._entries_left = _MAX_ENTRIES
+        self.offset = 0
+
+    def head(self, count: int) -> bytes:
+        """Read some bytes, fewer where the file ends."""
+        start = self.offset
+        self.offset = min(start + count, self._file.size)
+        self._fill(self.offset)
+        return bytes(self._buffer[start : self.offset])
 
     def u32(self) -> int:
         return int(_U32.unpack_from(self._buffer, self._take(4))[0])
@@ -79,31 +95,36 @@ class GgufCursor:
     def _values(self, kind: int, count: int, depth: int) -> list[Any]:
         dtype = _NUMBERS.get(kind)
         if dtype is not None:
-            data = np.frombuffer(self._buffer, np.uint8, count * dtype.itemsize, self._take(count * dtype.itemsize))
+            self._require(count * dtype.itemsize)
+            self._count(count)
+            start = self._take(count * dtype.itemsize)
+            data = np.frombuffer(self._buffer, np.uint8, count * dtype.itemsize, start)
             numbers: list[Any] = (data != 0 if kind == _BOOL else data.view(dtype)).tolist()
             return numbers
         if kind == _STRING:
             return self._strings(count)
         if kind == _ARRAY:
             self._require(12 * count)
+            self._count(_ENTRIES_OF_AN_ARRAY * count)
             return [self.value(_ARRAY, depth) for _ in range(count)]
         raise self.malformed(f"it has a metadata value of unknown type {kind}")
 
     def _strings(self, count: int) -> list[str]:
         # A vocabulary has some hundred thousand of these: one loop with few calls takes 0.5 us for each.
         self._require(8 * count)
-        buffer, offset, size = self._buffer, self.offset, self._file.size
+        self._count(count)
+        buffer, offset, filled = self._buffer, self.offset, len(self._buffer)
         length_at = _U64.unpack_from
         strings = []
         try:
             for _ in range(count):
                 start = offset + 8
+                if start > filled:
+                    filled = self._fill(start)
                 offset = start + length_at(buffer, offset)[0]
-                if offset > size:
-                    raise self._cut_off(offset)
+                if offset > filled:
+                    filled = self._fill(offset)
                 strings.append(buffer[start:offset].decode())
-        except struct.error:
-            raise self._cut_off(offset + 8) from None
         except UnicodeDecodeError as error:
             raise self.malformed(f"it has a string that is not UTF-8 ({error.reason})") from error
         self.offset = offset
@@ -111,14 +132,32 @@ class GgufCursor:
 
     def _take(self, num_bytes: int) -> int:
         """Return the offset of the next bytes, and skip them."""
-        self._require(num_bytes)
         start = self.offset
+        self._fill(start + num_bytes)
         self.offset += num_bytes
         return start
 
     def _require(self, num_bytes: int) -> None:
+        """Refuse what the file is too short for, before anything is read or allocated."""
         if self.offset + num_bytes > self._file.size:
             raise self._cut_off(self.offset + num_bytes)
+
+    def _count(self, entries: int) -> None:
+        self._entries_left -= entries
+        if self._entries_left < 0:
+            raise self.malformed(f"its metadata has more than {_MAX_ENTRIES} entries")
+
+    def _fill(self, end: int) -> int:
+        """Read up to an offset at least; return up to which it has been read."""
+        filled = len(self._buffer)
+        if end > filled:
+            if end > self._file.size:
+                raise self._cut_off(end)
+            if end > _MAX_BYTES:
+                raise self.malformed(f"its metadata has more than {_MAX_BYTES} bytes")
+            size = min(max(end - filled, _CHUNK_BYTES), self._file.size - filled)
+            self._buffer += self._file.read(filled, size)
+        return len(self._buffer)
 
     def _cut_off(self, needed: int) -> CheckpointError:
         return self.malformed(f"it is cut off: at least {needed} bytes are needed, the file has {self._file.size}")

@@ -20,6 +20,7 @@ from paged_sdk.weights.gguf_names import ARCHITECTURES, EACH, GgufArchitecture
 __all__ = ["GgufSource"]
 
 # Tensors that are settings rather than weights: config_from_gguf reads those that are used.
+_MAX_STACK = 1 << 12  # experts of a layer; the most in use are 512
 _SETTINGS = ("rope_freqs.", "rope_factors_long.", "rope_factors_short.")
 
 
@@ -72,6 +73,11 @@ class GgufSource:
             for name, tensor in self._named(architecture, stored)
         }
 
+    @property
+    def is_quantized(self) -> bool:
+        """Return whether any matrix is stored in quantized blocks."""
+        return any(weight.tensor.is_quantized for weight in self._weights.values())
+
     def names(self) -> Collection[str]:
         """Return the names of all tensors."""
         return self._weights.keys()
@@ -102,7 +108,7 @@ class GgufSource:
         return DenseMatrix(block_format(weight.tensor.type).decode(blocks))
 
     def close(self) -> None:
-        """Release the files; tensors taken from them before stay valid."""
+        """Close the files; tensors taken from them before stay valid."""
         for file in self._files:
             file.close()
 
@@ -118,7 +124,7 @@ class GgufSource:
         if EACH not in name:
             yield name, tensor
             return
-        if len(tensor.shape) != 3:
+        if len(tensor.shape) != 3 or tensor.shape[0] > _MAX_STACK:
             raise CheckpointError(
                 f"{self._path}: tensor {tensor.name!r} of shape {list(tensor.shape)} is no stack of matrices",
                 path=self._path,

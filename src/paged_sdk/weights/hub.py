@@ -14,6 +14,7 @@ from pathlib import Path
 from attrs import frozen
 
 from paged_sdk.errors import ModelLoadError
+from paged_sdk.files import is_file
 from paged_sdk.weights.gguf_split import split_parts
 
 __all__ = ["resolve_model"]
@@ -45,12 +46,12 @@ def resolve_model(
     :raises ModelLoadError: there is no such model, file or quantization, several fit, or the Hub does not give it
     """
     path = _path(str(model))
-    if path.is_dir():
+    if os.path.isdir(path):
         return _in_directory(path, filenames, "", gguf)
-    if path.exists():
+    if os.path.exists(path):
         return path
     name, _, quantization = str(model).partition(":")
-    if quantization and _path(name).is_dir():
+    if quantization and os.path.isdir(_path(name)):
         return _in_directory(_path(name), filenames, quantization, gguf)
     if name.startswith((".", "~")) or path.is_absolute() or name.count("/") > 1:
         raise ModelLoadError(f"{str(model)!r} does not exist", path=path)
@@ -63,9 +64,9 @@ def _path(name: str) -> Path:
 
 def _in_directory(directory: Path, filenames: Sequence[str], quantization: str, gguf: bool | None) -> Path:
     wanted = bool(filenames or quantization) if gguf is None else gguf
-    if not wanted and (gguf is False or (directory / "config.json").is_file()):
+    if not wanted and (gguf is False or os.path.lexists(directory / "config.json")):
         return directory
-    files = [path.relative_to(directory).as_posix() for path in sorted(directory.rglob("*.gguf"))]
+    files = [path.relative_to(directory).as_posix() for path in sorted(directory.rglob("*.gguf")) if is_file(path)]
     if not files and not wanted:
         return directory
     return directory / _selected(files, filenames, quantization, str(directory))[0]
@@ -96,7 +97,7 @@ def _gguf_on_hub(repository: _Repository, files: list[str] | None, quantization:
     if files is None:
         files = _selected(repository.files(), (), quantization, repository.name)
     directory = repository.download([glob.escape(name) for name in files], ())
-    if not (directory / files[0]).is_file():
+    if not is_file(directory / files[0]):
         _selected(repository.files(), files, quantization, repository.name)
         raise ModelLoadError(f"{files[0]} of {repository.name} could not be downloaded", path=repository.name)
     return directory / files[0]

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from paged_sdk.errors import CheckpointError
+from paged_sdk.files import is_file, read_json
 from paged_sdk.kernels.stored_matrix import DenseMatrix
-from paged_sdk.weights.json_file import read_json
 from paged_sdk.weights.safetensors_file import SafetensorsFile
 
 __all__ = ["SafetensorsSource"]
@@ -30,10 +30,10 @@ class SafetensorsSource:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        if (directory / _SINGLE).is_file():
+        if is_file(directory / _SINGLE):
             file = SafetensorsFile(directory / _SINGLE)
             self._files = dict.fromkeys(file.names(), file)
-        elif (directory / _INDEX).is_file():
+        elif is_file(directory / _INDEX):
             self._files = self._shards(directory / _INDEX)
         else:
             raise _no_weights(directory)
@@ -50,12 +50,8 @@ class SafetensorsSource:
         return self._file(name).shape(name)
 
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return one tensor, copied: see :meth:`paged_sdk.weights.source.WeightSource.tensor`.
-
-        Models keep norms and biases this way; uncopied, these would hold a whole file in memory after its matrices have
-        been packed and released.
-        """
-        return self._file(name).tensor(name).to(device=device, dtype=dtype, copy=True)
+        """Return one tensor: see :meth:`paged_sdk.weights.source.WeightSource.tensor`."""
+        return self._file(name).tensor(name).to(device=device, dtype=dtype)
 
     def matrix(self, name: str) -> DenseMatrix:
         """Return one matrix, which safetensors store dense: see
@@ -64,7 +60,7 @@ class SafetensorsSource:
         return DenseMatrix(self._file(name).tensor(name).flatten(0, -2))
 
     def close(self) -> None:
-        """Release the files; tensors taken from them before stay valid."""
+        """Close the files; tensors taken from them before stay valid."""
         for file in set(self._files.values()):
             file.close()
 
@@ -79,7 +75,7 @@ class SafetensorsSource:
         if not isinstance(weight_map, dict) or not all(_is_file_name(shard) for shard in weight_map.values()):
             raise CheckpointError(f"{index_path}: weight_map must give a file name for every tensor", path=index_path)
         shards = sorted(set(weight_map.values()))
-        missing = [shard for shard in shards if not (self._directory / shard).is_file()]
+        missing = [shard for shard in shards if not is_file(self._directory / shard)]
         if missing:
             raise CheckpointError(
                 f"{self._directory} lacks {_listed(missing)} of {len(shards)} shards: download the checkpoint again",
@@ -102,7 +98,11 @@ def _is_file_name(value: object) -> bool:
 
 def _no_weights(directory: Path) -> CheckpointError:
     suffixes: dict[str, str] = {}
-    for path in sorted(directory.iterdir()):
+    try:
+        paths = sorted(directory.iterdir())
+    except OSError as error:
+        raise CheckpointError(f"{directory} cannot be read: {error.strerror or error}", path=directory) from error
+    for path in paths:
         suffixes.setdefault(path.suffix, path.name)
     pickles = sorted(_PICKLE_SUFFIXES & suffixes.keys())
     if pickles:

@@ -35,12 +35,11 @@ class WeightSource(Protocol):
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return one tensor, decoded where it is stored quantized.
 
-        The result may share the file's private (copy-on-write) map: no memory is spent on a tensor that is stored in
-        ``dtype`` and wanted on the CPU. It stays valid after :meth:`close`.
+        The result owns its memory: it stays as it is after :meth:`close`, and whatever happens to the file.
 
         :param dtype: the dtype of the result
         :param device: the device of the result
-        :raises CheckpointError: there is no tensor of that name, or the source is closed
+        :raises CheckpointError: there is no tensor of that name, the source is closed, or its file has changed
         """
         ...
 
@@ -48,13 +47,13 @@ class WeightSource(Protocol):
         """Return one matrix as it is stored; a tensor with more than two dimensions becomes its matrices one below the
         other.
 
-        It may share the file's private map, and stays valid after :meth:`close`.
+        It owns its memory, as :meth:`tensor`'s result does; a matrix is read each time that it is asked for.
 
         :param name: the name of a tensor with at least two dimensions
-        :raises CheckpointError: there is no tensor of that name, or the source is closed
+        :raises CheckpointError: there is no tensor of that name, the source is closed, or its file has changed
         """
         ...
 
     def close(self) -> None:
-        """Release the files; a map is released with the last tensor that shares it. Idempotent."""
+        """Close the files. Idempotent."""
         ...

@@ -1,0 +1,98 @@
+"""Read parts of a file of weights into memory of their own.
+
+Nothing is mapped: a mapped file that is cut off would end the process, and one that is overwritten would change a model
+that is running. What has been read stays as it was, whatever happens to the file.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from paged_sdk.errors import CheckpointError
+from paged_sdk.files import open_file
+
+__all__ = ["WeightFile"]
+
+_OWN_PAGES: Final = 1 << 20
+
+
+class WeightFile:
+    """Reads a file that is not to change until it is closed.
+
+    :ivar path: the file
+    :ivar size: its length in bytes
+    :raises CheckpointError: the file cannot be opened, is empty, or is a pipe or a device
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: io.FileIO | None = open_file(path)
+        self._opened = os.fstat(self._file.fileno())
+        self.size = self._opened.st_size
+        if not self.size:
+            raise CheckpointError(f"{path} is empty: download it again", path=path)
+
+    def tensor(self, offset: int, num_bytes: int) -> Tensor:
+        """Return bytes of the file as a new tensor, uint8 [num_bytes].
+
+        :param offset: the offset of the first byte; the range must lie within the file
+        :raises CheckpointError: the file is closed, or has changed since it was opened
+        """
+        data = _empty(num_bytes)
+        self._fill(offset, data.numpy().data)
+        return data
+
+    def read(self, offset: int, num_bytes: int) -> bytes:
+        """Return bytes of the file.
+
+        :param offset: as for :meth:`tensor`, which raises the same errors
+        """
+        data = bytearray(num_bytes)
+        self._fill(offset, memoryview(data))
+        return bytes(data)
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+
+    def __del__(self) -> None:
+        # A source that is dropped instead of closed, as after an error, needs no warning.
+        if getattr(self, "_file", None) is not None:
+            self.close()
+
+    def _fill(self, offset: int, target: memoryview) -> None:
+        assert 0 <= offset <= offset + len(target) <= self.size
+        if self._file is None:
+            raise CheckpointError(f"{self.path} is closed", path=self.path)
+        try:
+            self._file.seek(offset)
+            while target and (count := self._file.readinto(target)):
+                target = target[count:]
+            now = os.fstat(self._file.fileno())
+        except OSError as error:
+            raise CheckpointError(f"{self.path} cannot be read: {error.strerror or error}", path=self.path) from error
+        # Afterwards, so that what was written meanwhile is seen.
+        if target or (now.st_size, now.st_mtime_ns) != (self._opened.st_size, self._opened.st_mtime_ns):
+            raise CheckpointError(f"{self.path} was changed while it was being loaded", path=self.path)
+
+
+def _empty(num_bytes: int) -> Tensor:
+    """Return memory for the bytes of a tensor.
+
+    If it is large, it has pages of its own, which go back to the system with the tensor: most are repacked and dropped,
+    and on the heap they would leave holes between what stays, 300 MB of them with Qwen2.5-1.5B.
+    """
+    if num_bytes < _OWN_PAGES:
+        return torch.empty(num_bytes, dtype=torch.uint8)
+    # Shared pages, which are the default where there is a choice, would count as those of a file.
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    return torch.frombuffer(mmap.mmap(-1, num_bytes, **private), dtype=torch.uint8)
