@@ -37,6 +37,9 @@ SHOWN_OF_KERNELS: Final = {
 }
 """Example of operations on tensors -> a part of what it prints, before the largest difference between two ways."""
 
+SERVICES: Final = ("fastapi_service",)
+"""Examples that run until they are ended: each has a test of its own."""
+
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
@@ -59,7 +62,7 @@ def load(name: str) -> ModuleType:
 
 
 def test_every_example_is_here() -> None:
-    assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == sorted([*SHOWN, *SHOWN_OF_KERNELS])
+    assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == sorted([*SHOWN, *SHOWN_OF_KERNELS, *SERVICES])
 
 
 @pytest.mark.parametrize("name", SHOWN)
