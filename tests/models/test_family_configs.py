@@ -214,7 +214,7 @@ def test_another_task_is_refused() -> None:
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_scaling.rope_type = 'dynamic'"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "factor = 0"),
         ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0]}}, "short_factor = .*: expected 8 numbers"),
-        ({"rope_theta": 1}, "rope_theta = 1.0: expected a number above 1"),
+        ({"rope_theta": 1}, "rope_theta = 1: expected a number above 1"),
         ({"original_max_position_embeddings": 1}, "original_max_position_embeddings = 1"),
         ({"rope_scaling": {"rope_type": "llama3", "high_freq_factor": 1.0}}, "high_freq_factor = 1.0: expected more"),
         ({"rope_scaling": [1]}, "rope_scaling = .*: expected an object"),

@@ -3,15 +3,83 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeVar
 
-from paged_sdk.errors import CheckpointError
+from attrs import frozen
+
+from paged_sdk.errors import CheckpointError, shown
 
 __all__ = ["ConfigFields"]
 
 
+_Number = TypeVar("_Number", int, float)
+
+
+@frozen
+class _Range:
+    """Says which numbers a field may have.
+
+    :ivar low: the least; ``above`` says whether it is excluded
+    :ivar high: the largest
+    """
+
+    low: float
+    high: float
+    above: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        """Return whether a number lies within; NaN does not."""
+        return (self.low < value if self.above else self.low <= value) and value <= self.high
+
+    def __str__(self) -> str:
+        return f"{'above' if self.above else 'at least'} {self.low:g} and at most {self.high:g}"
+
+
+# Where nothing else is said: what float32 holds with its inverse, and what a 32-bit index holds.
+_NUMBER = _Range(-1e30, 1e30)
+_WHOLE = _Range(-(2**31), 2**31 - 1)
+_FACTOR = _Range(1e-9, 1e9)
+_FACTOR_OR_0 = _Range(0.0, 1e9)
+
+# By field, whatever section it stands in. The largest in use: some 130 layers, 512 experts, 10 million tokens.
+_RANGES: Mapping[str, _Range] = MappingProxyType(
+    {
+        "num_hidden_layers": _Range(1, 10_000),
+        "num_local_experts": _Range(0, 2**16),
+        "num_experts": _Range(0, 2**16),
+        "num_attention_heads": _Range(1, 2**16),
+        "num_key_value_heads": _Range(1, 2**16),
+        "head_dim": _Range(1, 2**16),
+        "max_position_embeddings": _Range(1, 2**27),
+        "original_max_position_embeddings": _Range(1, 2**27),
+        "rms_norm_eps": _Range(0, 1),
+        "query_pre_attn_scalar": _FACTOR,
+        "attn_logit_softcapping": _FACTOR,
+        "final_logit_softcapping": _FACTOR,
+        "rope_theta": _Range(1, 1e30, above=True),
+        "rope_local_base_freq": _Range(1, 1e30, above=True),
+        "partial_rotary_factor": _Range(0, 1),
+        "factor": _FACTOR,
+        "low_freq_factor": _FACTOR,
+        "high_freq_factor": _FACTOR,
+        "beta_fast": _FACTOR,
+        "beta_slow": _FACTOR,
+        "mscale": _FACTOR_OR_0,
+        "mscale_all_dim": _FACTOR_OR_0,
+        "attention_factor": _FACTOR,
+        "gguf_attn_factor": _FACTOR,
+        "short_factor": _FACTOR,
+        "long_factor": _FACTOR,
+        "inv_freq_divisors": _FACTOR,
+    }
+)
+
+
 class ConfigFields:
     """Gives typed access to one section of a model's config. ``null`` counts as absent.
+
+    Numbers are finite, and within the field's own range where it has one.
 
     :param values: the section, as parsed from JSON
     :param name: where it stands in the file, for messages
@@ -36,7 +104,7 @@ class ConfigFields:
         """
         value = self._required(key, default)
         if isinstance(value, int) and not isinstance(value, bool):
-            return value
+            return self._within(key, value, _WHOLE)
         raise self.error(key, "a whole number")
 
     def positive(self, key: str, default: int | None = None) -> int:
@@ -63,7 +131,7 @@ class ConfigFields:
         """
         value = self._required(key, default)
         if isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
+            return float(self._within(key, value, _NUMBER))
         raise self.error(key, "a number")
 
     def optional_number(self, key: str) -> float | None:
@@ -109,8 +177,10 @@ class ConfigFields:
         :raises CheckpointError: it is something else
         """
         value = self._required(key, [])
-        if isinstance(value, list) and all(isinstance(each, int | float) for each in value):
-            return tuple(float(each) for each in value)
+        if isinstance(value, list) and all(
+            isinstance(each, int | float) and not isinstance(each, bool) for each in value
+        ):
+            return tuple(float(self._within(key, each, _NUMBER)) for each in value)
         raise self.error(key, "a list of numbers")
 
     def integers(self, key: str) -> tuple[int, ...]:
@@ -120,7 +190,7 @@ class ConfigFields:
         """
         value = self._required(key, [])
         if isinstance(value, list) and all(isinstance(each, int) and not isinstance(each, bool) for each in value):
-            return tuple(value)
+            return tuple(self._within(key, each, _WHOLE) for each in value)
         raise self.error(key, "a list of whole numbers")
 
     def section(self, key: str) -> ConfigFields:
@@ -143,7 +213,19 @@ class ConfigFields:
 
     def shown(self, key: str) -> str:
         """Return a field and its value, for messages."""
-        return f"config.json: {self._name}{key} = {self._values.get(key)!r}"
+        return f"config.json: {self._name}{key} = {shown(self._values.get(key))}"
+
+    def _within(self, key: str, value: _Number, default: _Range) -> _Number:
+        """Return a number that lies in the range of its field.
+
+        :raises CheckpointError: it does not; infinity and NaN lie in no range
+        """
+        allowed = _RANGES.get(key, default)
+        if value in allowed:
+            return value
+        raise self.error(
+            key, f"numbers {allowed}" if isinstance(self._values.get(key), list) else f"a number {allowed}"
+        )
 
     def _required(self, key: str, default: object) -> object:
         value = self._values.get(key)
