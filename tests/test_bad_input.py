@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -163,6 +164,43 @@ async def test_one_build_is_one_model(builder: TextModelBuilder) -> None:
         assert (await model.send_completion_request("Hello", SamplingParams(max_len=1))).choices
     with pytest.raises(ConfigError):
         BlockingModel(building)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sampling", "named"),
+    [
+        ("Hello", {"max_len": 3}, "sampling = {'max_len': 3}"),
+        ("Hello", 5, "sampling = 5"),
+        (b"Hello", None, "prompt = b'Hello'"),
+        (bytearray(b"Hello"), None, "prompt = bytearray(b'Hello')"),
+        (memoryview(b"Hello"), None, "prompt = <memory"),
+        ({1: 2}, None, "prompt = {1: 2}"),
+        ({1, 2}, None, "prompt = {1, 2}"),
+        (5, None, "prompt = 5"),
+        (None, None, "prompt = None"),
+        ([1, True], None, "prompt = True"),
+        ([1, 2.0], None, "prompt = 2.0"),
+        (np.array([1.0, 2.0]), None, "prompt = 1.0"),
+        (np.array([True]), None, "prompt = True"),
+        (np.array([[1, 2]]), None, "prompt = [1, 2]"),
+        ([-1], None, "prompt = -1"),
+        ([10**9] * 10**5, None, "prompt = 1000000000"),
+    ],
+)
+async def test_a_prompt_that_cannot_be_used(model: Model, prompt: Any, sampling: Any, named: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        await model.send_completion_request(prompt, sampling)
+    assert str(caught.value).startswith(named)
+    assert len(str(caught.value)) < 300
+
+
+async def test_numpy_s_token_ids_are_token_ids(model: Model) -> None:
+    sampling = SamplingParams(temperature=0.0, max_len=4)
+    arrays: list[Any] = [np.array([3, 4, 5]), [np.int32(3), np.int64(4), 5], torch.tensor([3, 4, 5]), range(3, 6)]
+    texts = [(await model.send_completion_request(ids, sampling)).choices[0].text for ids in ([3, 4, 5], *arrays)]
+    assert len(set(texts)) == 1
+    ids: Any = np.array([3, 4, 5])
+    assert await model.detokenize(ids) == await model.detokenize([3, 4, 5])
 
 
 async def test_a_bad_environment_stops_the_build(builder: TextModelBuilder, monkeypatch: pytest.MonkeyPatch) -> None:

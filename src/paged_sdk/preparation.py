@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from attrs import evolve, frozen
 
 from paged_sdk.chat.text_processor import TextProcessor
+from paged_sdk.config.checks import as_tuple, is_token_id
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.errors import ContextLengthError, InvalidRequestError
@@ -51,15 +52,20 @@ class RequestPreparer:
     def check_token_ids(self, field: str, token_ids: object) -> Sequence[int]:
         """Check token ids and return them.
 
-        :raises InvalidRequestError: not a sequence of ints within the vocabulary
+        :param token_ids: ints, in a sequence or an array; numpy's become Python's own
+        :raises InvalidRequestError: anything else, or an id outside the vocabulary
         """
         allowed = f"token ids from 0 to {self.vocab_size - 1}"
-        if not isinstance(token_ids, Sequence):
+        ids = token_ids
+        # Long prompts are lists of ints nearly always, and are not copied then.
+        if not isinstance(ids, list | tuple) or any(type(token_id) is not int for token_id in ids):
+            ids = as_tuple(token_ids)
+        if not isinstance(ids, tuple | list) or isinstance(token_ids, str | Set):
             raise InvalidRequestError.of(field, token_ids, allowed)
-        for token_id in token_ids:
-            if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < self.vocab_size:
+        for token_id in ids:
+            if not is_token_id(token_id) or token_id >= self.vocab_size:
                 raise InvalidRequestError.of(field, token_id, allowed)
-        return token_ids
+        return ids
 
     def prepare(
         self,

@@ -93,10 +93,26 @@ def test_request_options() -> None:
     assert greedy.is_greedy
 
 
-@pytest.mark.parametrize("timeout", [0, -1, float("inf"), float("nan"), "5"])
+@pytest.mark.parametrize("timeout", [0, -1, float("inf"), float("nan"), "5", True, None, 10**400])
 def test_a_bad_timeout_is_refused(timeout: Any) -> None:
     with pytest.raises(InvalidRequestError, match="timeout"):
         RequestBuilder().with_timeout(timeout)
+
+
+def test_logprobs_and_sampling_come_in_any_order() -> None:
+    sampling = SamplingParams(temperature=0.5)
+    for request in (
+        RequestBuilder().with_logprobs(2).with_sampling(sampling),
+        RequestBuilder().with_sampling(sampling).with_logprobs(2),
+        RequestBuilder().with_logprobs(2).with_sampling(SamplingParams()).with_sampling(sampling),
+    ):
+        assert request.options.sampling == SamplingParams(temperature=0.5, top_n_logprobs=2)
+
+
+def test_a_builder_takes_messages_of_any_form() -> None:
+    built = RequestBuilder([{"role": "user", "content": "hi"}])
+    assert built == RequestBuilder().add_message("user", "hi") == RequestBuilder(TextMessages(built.messages))
+    assert Message("user", "hi").role is TextMessageRole.USER
 
 
 def test_other_bad_options_are_refused() -> None:
@@ -105,5 +121,11 @@ def test_other_bad_options_are_refused() -> None:
         RequestBuilder().with_priority(bad)
     with pytest.raises(InvalidRequestError, match="cache_salt"):
         RequestBuilder().with_cache_salt("")
+    with pytest.raises(InvalidRequestError, match="cache_salt"):
+        RequestBuilder().with_cache_salt("\ud800")
+    with pytest.raises(InvalidRequestError, match="enable_thinking"):
+        RequestBuilder().with_enable_thinking(bad)
+    with pytest.raises(InvalidRequestError, match="logprobs"):
+        RequestBuilder().with_logprobs(bad)
     with pytest.raises(InvalidRequestError, match="sampling"):
         RequestBuilder().with_sampling(bad)

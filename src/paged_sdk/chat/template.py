@@ -46,7 +46,7 @@ class ChatTemplate:
         """
         variables = {
             **self._tokens,
-            "messages": [{"role": self._name(message.role), "content": message.content} for message in messages],
+            "messages": [{**message.to_dict(), "role": self._name(message.role)} for message in messages],
             "tools": None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,

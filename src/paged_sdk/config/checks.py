@@ -88,6 +88,14 @@ def name_of(instance: object, attribute: Attribute[Any]) -> str:
     return f"{type(instance).__name__}.{attribute.alias or attribute.name}"
 
 
+class IsInt:
+    """Accepts ints, but no bools."""
+
+    def __call__(self, instance: object, attribute: Attribute[Any], value: object) -> None:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ConfigError.of(name_of(instance, attribute), value, "an int")
+
+
 class IntAtLeast:
     """Accepts an int (not a bool) of at least ``minimum`` and at most ``maximum``; None too if ``optional``."""
 
@@ -161,7 +169,7 @@ is_optional_bool = IsA(bool, "True, False", optional=True)
 
 
 class IsText:
-    """Accepts strings of at least one character, without lone surrogates and NUL; None too if ``optional``."""
+    """Accepts strings of at least one character, without lone surrogates; None too if ``optional``."""
 
     def __init__(self, *, optional: bool = False) -> None:
         self.optional = optional
@@ -169,7 +177,7 @@ class IsText:
     def __call__(self, instance: object, attribute: Attribute[Any], value: object) -> None:
         if value is None and self.optional:
             return
-        if not (isinstance(value, str) and value and is_unicode(value) and "\0" not in value):
+        if not (isinstance(value, str) and value and is_unicode(value)):
             allowed = "a non-empty string of Unicode characters" + (" or None" if self.optional else "")
             raise ConfigError.of(name_of(instance, attribute), value, allowed)
 

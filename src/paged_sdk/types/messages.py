@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from attrs import evolve, frozen
+from attrs import Attribute, evolve, field, fields_dict, frozen
 
 from paged_sdk.errors import InvalidRequestError
+from paged_sdk.types.tool_call import ToolCall, refuse_other_keys
 
 __all__ = ["Message", "MessageLike", "TextMessageRole", "TextMessages", "parse_messages"]
 
@@ -40,62 +41,131 @@ class TextMessageRole(Enum):
             raise InvalidRequestError.of("role", value, f"one of {allowed}") from None
 
 
+def _role(value: TextMessageRole | str) -> TextMessageRole:
+    return TextMessageRole.parse(value)
+
+
+def _content(value: str | Sequence[Mapping[str, object]]) -> str:
+    """Return the text of a message's content: a string, or a list of OpenAI-style text parts."""
+    if isinstance(value, str):
+        return str.__str__(value)  # of a subclass, the plain string
+    allowed = 'a string or a list of {"type": "text", "text": ...} parts'
+    if isinstance(value, bytes | bytearray) or not isinstance(value, Sequence):
+        raise InvalidRequestError.of("content", value, allowed)
+    texts = []
+    for part in value:
+        text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
+        if not isinstance(text, str):
+            raise InvalidRequestError.of("content", value, allowed)
+        texts.append(text)
+    return "".join(texts)
+
+
+def _optional_text(instance: object, attribute: Attribute[Any], value: object) -> None:
+    if value is not None and not (isinstance(value, str) and value):
+        raise InvalidRequestError.of(attribute.name, value, "a non-empty string or None")
+
+
+def _tool_calls(value: Iterable[ToolCall | Mapping[str, object]] | None) -> tuple[ToolCall, ...]:
+    calls = () if value is None else value
+    if isinstance(calls, str | bytes | Mapping) or not isinstance(calls, Iterable):
+        raise InvalidRequestError.of("tool_calls", value, "a list of calls")
+    return tuple(map(ToolCall.parse, calls))
+
+
 @frozen
 class Message:
     """Holds one turn of a conversation.
 
+    The chat template gets what is given here, and nothing else; not every template looks at all of it.
+
     :ivar role: who speaks
     :ivar content: the text
+    :ivar name: the name of the one who speaks, or of the tool that answers
+    :ivar tool_calls: the calls of tools that an assistant's turn consists of, beside its text
+    :ivar tool_call_id: the call that a tool's turn answers
+    :ivar reasoning_content: what an assistant thought before its text
+    :raises InvalidRequestError: an unknown role, a value of the wrong kind, or a field that the role does not have
     """
 
-    role: TextMessageRole
-    content: str
+    role: TextMessageRole = field(converter=_role)
+    content: str = field(converter=_content)
+    name: str | None = field(default=None, validator=_optional_text, kw_only=True)
+    tool_calls: tuple[ToolCall, ...] = field(default=(), converter=_tool_calls, kw_only=True)
+    tool_call_id: str | None = field(default=None, validator=_optional_text, kw_only=True)
+    reasoning_content: str | None = field(default=None, validator=_optional_text, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        owners = {
+            "tool_calls": TextMessageRole.ASSISTANT,
+            "reasoning_content": TextMessageRole.ASSISTANT,
+            "tool_call_id": TextMessageRole.TOOL,
+        }
+        for name, owner in owners.items():
+            if getattr(self, name) and self.role is not owner:
+                raise InvalidRequestError.of(
+                    name,
+                    getattr(self, name),
+                    f"nothing in a message of role {self.role.value!r}: it is {owner.value}'s",
+                )
 
     @classmethod
     def parse(cls, value: object) -> Message:
         """Read a message, given as itself or as an OpenAI-style mapping ``{"role": ..., "content": ...}``.
 
-        :raises InvalidRequestError: if a key is missing or has the wrong kind of value
+        Keys that say nothing, as ``"refusal": None``, may be there.
+
+        :raises InvalidRequestError: if a key is missing, is none of a message's or has the wrong kind of value
         """
         if isinstance(value, cls):
             return value
-        if not isinstance(value, Mapping):
+        if not isinstance(value, Mapping) or "role" not in value:
             raise InvalidRequestError.of("message", value, 'a mapping with "role" and "content"')
-        if "role" not in value:
-            raise InvalidRequestError.of("message", dict(value), 'a mapping with "role" and "content"')
-        role, content = TextMessageRole.parse(value["role"]), value.get("content")
+        given = {key: part for key, part in value.items() if key in _MESSAGE_KEYS}
+        refuse_other_keys("message", value, _MESSAGE_KEYS)
         # OpenAI's API has null for a turn of the model's that holds no text.
-        return cls(role, "" if content is None and role is TextMessageRole.ASSISTANT else _text(content))
+        if given.get("content") is None and TextMessageRole.parse(given["role"]) is TextMessageRole.ASSISTANT:
+            given["content"] = ""
+        return cls(given.pop("role"), given.pop("content", None), **given)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the message as the chat template gets it: role, content, and of the rest what is given."""
+        message: dict[str, Any] = {"role": self.role.value, "content": self.content}
+        if self.tool_calls:
+            message["tool_calls"] = [call.to_dict() for call in self.tool_calls]
+        for name in ("name", "tool_call_id", "reasoning_content"):
+            if getattr(self, name) is not None:
+                message[name] = getattr(self, name)
+        return message
 
 
-def _text(content: object) -> str:
-    """Return the text of a message's content: a string, or a list of OpenAI-style text parts."""
-    if isinstance(content, str):
-        return content
-    allowed = 'a string or a list of {"type": "text", "text": ...} parts'
-    if not isinstance(content, Sequence):
-        raise InvalidRequestError.of("content", content, allowed)
-    texts = []
-    for part in content:
-        text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
-        if not isinstance(text, str):
-            raise InvalidRequestError.of("content", content, allowed)
-        texts.append(text)
-    return "".join(texts)
+_MESSAGE_KEYS = tuple(fields_dict(Message))
+
+
+def _messages(value: Sequence[MessageLike]) -> tuple[Message, ...]:
+    return () if isinstance(value, list | tuple) and not value else parse_messages(value)
 
 
 @frozen
 class TextMessages:
     """Holds a conversation; every ``add_message`` returns a new one. A request of bare messages is greedy."""
 
-    messages: tuple[Message, ...] = ()
+    messages: tuple[Message, ...] = field(default=(), converter=_messages)
 
-    def add_message(self, role: TextMessageRole | str, content: str) -> TextMessages:
-        """Return the conversation with one more turn.
+    def add_message(
+        self,
+        role: TextMessageRole | str,
+        content: str,
+        *,
+        name: str | None = None,
+        tool_calls: Iterable[ToolCall | Mapping[str, object]] = (),
+        tool_call_id: str | None = None,
+    ) -> TextMessages:
+        """Return the conversation with one more turn; the parameters are those of :class:`Message`.
 
-        :raises InvalidRequestError: for an unknown role
+        :raises InvalidRequestError: for an unknown role, or a value of the wrong kind
         """
-        message = Message.parse({"role": role, "content": content})
+        message = Message(role, content, name=name, tool_calls=tool_calls, tool_call_id=tool_call_id)
         return evolve(self, messages=(*self.messages, message))
 
 

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from typing import Any, TypeAlias, TypedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias, TypedDict, TypeVar
 
-from attrs import evolve, field, frozen
+from attrs import Attribute, evolve, field, frozen
 
+from paged_sdk.config.checks import (
+    IntAtLeast,
+    IsA,
+    IsInt,
+    IsText,
+    NumberBetween,
+    as_int,
+    as_optional_float,
+    as_optional_int,
+    is_bool,
+    is_optional_bool,
+)
 from paged_sdk.config.sampling import SamplingParams
-from paged_sdk.errors import InvalidRequestError
+from paged_sdk.errors import ConfigError, InvalidRequestError
 from paged_sdk.types.logits_processor import LogitsProcessor, check_logits_processors
 from paged_sdk.types.messages import Message, MessageLike, TextMessageRole, TextMessages, parse_messages
+from paged_sdk.types.tool_call import ToolCall
 
 __all__ = [
     "ChatRequestLike",
@@ -22,6 +34,29 @@ __all__ = [
     "as_request",
     "completion_options",
 ]
+
+
+_T = TypeVar("_T")
+
+
+def _of_request(check: Callable[[object, Attribute[Any], object], None]) -> Callable[..., None]:
+    """Return a setting's validator as one of a request's field, which has the request's error."""
+
+    def validate(instance: object, attribute: Attribute[Any], value: object) -> None:
+        try:
+            check(instance, attribute, value)
+        except ConfigError as error:
+            raise InvalidRequestError.of(attribute.name, value, error.allowed) from None
+
+    return validate
+
+
+def _processors(value: Iterable[LogitsProcessor]) -> tuple[LogitsProcessor, ...]:
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise InvalidRequestError.of("logits_processors", value, "a list of functions")
+    processors = tuple(value)
+    check_logits_processors(processors)
+    return processors
 
 
 @frozen(kw_only=True)
@@ -35,15 +70,32 @@ class RequestOptions:
     :ivar truncation: cut a prompt that is too long at its front instead of refusing it
     :ivar logits_processors: functions that change the logits before each token is chosen, in order
     :ivar enable_thinking: passed to the chat template; None leaves the template's default
+    :ivar logprobs: what :meth:`RequestBuilder.with_logprobs` asked for, which other sampling settings leave as it is
+    :raises InvalidRequestError: at construction
     """
 
-    sampling: SamplingParams | None = None
-    priority: int = 0
-    timeout: float | None = None
-    cache_salt: str | None = None
-    truncation: bool = False
-    logits_processors: tuple[LogitsProcessor, ...] = ()
-    enable_thinking: bool | None = None
+    sampling: SamplingParams | None = field(
+        default=None, validator=_of_request(IsA(SamplingParams, "SamplingParams", optional=True))
+    )
+    priority: int = field(default=0, converter=as_int, validator=_of_request(IsInt()))
+    timeout: float | None = field(
+        default=None,
+        converter=as_optional_float,
+        validator=_of_request(NumberBetween(0, low_open=True, optional=True)),
+    )
+    cache_salt: str | None = field(default=None, validator=_of_request(IsText(optional=True)))
+    truncation: bool = field(default=False, validator=_of_request(is_bool))
+    logits_processors: tuple[LogitsProcessor, ...] = field(default=(), converter=_processors)
+    enable_thinking: bool | None = field(default=None, validator=_of_request(is_optional_bool))
+    logprobs: int | None = field(
+        default=None, converter=as_optional_int, validator=_of_request(IntAtLeast(0, optional=True))
+    )
+
+
+def _messages(value: TextMessages | Sequence[MessageLike]) -> tuple[Message, ...]:
+    if isinstance(value, TextMessages):
+        return value.messages
+    return TextMessages(value).messages
 
 
 @frozen
@@ -53,8 +105,8 @@ class RequestBuilder:
     Messages alone are greedy; with :meth:`with_sampling`, what is unset there comes from generation_config.json.
     """
 
-    messages: tuple[Message, ...] = ()
-    options: RequestOptions = field(factory=RequestOptions)
+    messages: tuple[Message, ...] = field(default=(), converter=_messages)
+    options: RequestOptions = field(factory=RequestOptions, validator=_of_request(IsA(RequestOptions)))
 
     @classmethod
     def from_messages(cls, messages: TextMessages | Sequence[MessageLike]) -> RequestBuilder:
@@ -62,41 +114,65 @@ class RequestBuilder:
 
         :raises InvalidRequestError: for a malformed message
         """
-        if isinstance(messages, TextMessages):
-            return cls(messages.messages)
-        return cls(parse_messages(messages))
+        return cls(messages if isinstance(messages, TextMessages) else parse_messages(messages))
 
-    def add_message(self, role: TextMessageRole | str, content: str) -> RequestBuilder:
-        message = Message.parse({"role": role, "content": content})
+    def add_message(
+        self,
+        role: TextMessageRole | str,
+        content: str,
+        *,
+        name: str | None = None,
+        tool_calls: Iterable[ToolCall | Mapping[str, object]] = (),
+        tool_call_id: str | None = None,
+    ) -> RequestBuilder:
+        """Add a turn; the parameters are those of :class:`Message`.
+
+        :raises InvalidRequestError: for an unknown role, or a value of the wrong kind
+        """
+        message = Message(role, content, name=name, tool_calls=tool_calls, tool_call_id=tool_call_id)
         return evolve(self, messages=(*self.messages, message))
 
     def with_sampling(self, sampling: SamplingParams) -> RequestBuilder:
+        """Set how tokens are chosen. What :meth:`with_logprobs` asked for stays.
+
+        :raises InvalidRequestError: for anything but :class:`SamplingParams`
+        """
         if not isinstance(sampling, SamplingParams):
             raise InvalidRequestError.of("sampling", sampling, "SamplingParams")
-        return self._with(sampling=sampling)
+        top_n = self.options.logprobs
+        return self._with(sampling=sampling if top_n is None else evolve(sampling, top_n_logprobs=top_n))
 
     def with_logprobs(self, top_n: int = 0) -> RequestBuilder:
-        """Return each token's logprob, and the ``top_n`` likeliest ones'."""
-        greedy = SamplingParams.deterministic()
-        return self._with(sampling=evolve(self.options.sampling or greedy, top_n_logprobs=top_n))
+        """Return each token's logprob, and the ``top_n`` likeliest ones', whatever the sampling settings say of that.
+
+        :raises InvalidRequestError: for anything but an int >= 0
+        """
+        if top_n is None:
+            raise InvalidRequestError.of("logprobs", top_n, "an int >= 0")
+        options = evolve(self.options, logprobs=top_n)
+        sampling = evolve(self.options.sampling or SamplingParams.deterministic(), top_n_logprobs=top_n)
+        return evolve(self, options=evolve(options, sampling=sampling))
 
     def with_priority(self, priority: int) -> RequestBuilder:
-        """Set the priority: higher ones go first, equal ones in the order of arrival."""
-        if isinstance(priority, bool) or not isinstance(priority, int):
-            raise InvalidRequestError.of("priority", priority, "an int")
+        """Set the priority: higher ones go first, equal ones in the order of arrival.
+
+        :raises InvalidRequestError: for anything but an int
+        """
         return self._with(priority=priority)
 
     def with_timeout(self, seconds: float) -> RequestBuilder:
-        """Give up after that long with :class:`RequestTimeoutError`, which holds the partial response."""
-        if not isinstance(seconds, int | float) or not math.isfinite(seconds) or seconds <= 0:
-            raise InvalidRequestError.of("timeout", seconds, "a finite number of seconds > 0")
-        return self._with(timeout=float(seconds))
+        """Give up after that long with :class:`RequestTimeoutError`, which holds the partial response.
+
+        :raises InvalidRequestError: for anything but a finite number of seconds > 0
+        """
+        return self._with(timeout=_given("timeout", seconds))
 
     def with_cache_salt(self, salt: str) -> RequestBuilder:
-        """Share prefix-cache blocks only with requests of the same salt."""
-        if not isinstance(salt, str) or not salt:
-            raise InvalidRequestError.of("cache_salt", salt, "a non-empty string")
-        return self._with(cache_salt=salt)
+        """Share prefix-cache blocks only with requests of the same salt.
+
+        :raises InvalidRequestError: for anything but a non-empty string of Unicode characters
+        """
+        return self._with(cache_salt=_given("cache_salt", salt))
 
     def with_truncation(self) -> RequestBuilder:
         """Cut a prompt that is too long at its front instead of refusing it."""
@@ -108,15 +184,24 @@ class RequestBuilder:
         :param processors: in order; see :class:`LogitsProcessor`
         :raises InvalidRequestError: one is not a function of two arguments
         """
-        check_logits_processors(processors)
         return self._with(logits_processors=processors)
 
     def with_enable_thinking(self, enable: bool) -> RequestBuilder:
-        """Set what the chat template gets as ``enable_thinking``."""
-        return self._with(enable_thinking=bool(enable))
+        """Set what the chat template gets as ``enable_thinking``.
+
+        :raises InvalidRequestError: for anything but True or False
+        """
+        return self._with(enable_thinking=_given("enable_thinking", enable))
 
     def _with(self, **changes: Any) -> RequestBuilder:
         return evolve(self, options=evolve(self.options, **changes))
+
+
+def _given(name: str, value: _T) -> _T:
+    """Return a value that may not be None, which an option is when nothing was said about it."""
+    if value is None:
+        raise InvalidRequestError.of(name, value, "a value: leave the call out to say nothing")
+    return value
 
 
 ChatRequestLike: TypeAlias = TextMessages | RequestBuilder | Sequence[MessageLike]
@@ -129,12 +214,10 @@ def as_request(request: ChatRequestLike) -> RequestBuilder:
 
     :raises InvalidRequestError: for no message, an unknown role or a malformed message
     """
-    if isinstance(request, RequestBuilder):
-        parse_messages(request.messages)
-        return request
-    if isinstance(request, TextMessages):
-        return RequestBuilder(parse_messages(request.messages))
-    return RequestBuilder(parse_messages(request))
+    built = request if isinstance(request, RequestBuilder) else RequestBuilder.from_messages(request)
+    if not built.messages:
+        raise InvalidRequestError.of("messages", [], "at least one message")
+    return built
 
 
 class CompletionOptions(TypedDict, total=False):
@@ -161,19 +244,4 @@ def completion_options(sampling: SamplingParams | None, options: CompletionOptio
     """
     for name in options.keys() - CompletionOptions.__annotations__.keys():
         raise InvalidRequestError.of("option", name, "one of " + ", ".join(CompletionOptions.__annotations__))
-    builder = RequestBuilder()
-    if sampling is not None:
-        builder = builder.with_sampling(sampling)
-    if (timeout := options.get("timeout")) is not None:
-        builder = builder.with_timeout(timeout)
-    if (salt := options.get("cache_salt")) is not None:
-        builder = builder.with_cache_salt(salt)
-    truncation = options.get("truncation", False)
-    if not isinstance(truncation, bool):
-        raise InvalidRequestError.of("truncation", truncation, "True or False")
-    if truncation:
-        builder = builder.with_truncation()
-    processors = options.get("logits_processors", ())
-    if isinstance(processors, str | bytes) or not isinstance(processors, Sequence):
-        raise InvalidRequestError.of("logits_processors", processors, "a list of functions")
-    return builder.with_priority(options.get("priority", 0)).with_logits_processors(*processors).options
+    return RequestOptions(sampling=sampling, **options)

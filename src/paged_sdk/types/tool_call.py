@@ -1,0 +1,100 @@
+"""Hold a call of a tool that a model has made, as a turn of a conversation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from copy import deepcopy
+from typing import Any
+
+from attrs import Attribute, field, frozen
+
+from paged_sdk.errors import InvalidRequestError
+
+__all__ = ["ToolCall", "refuse_other_keys"]
+
+MAX_DEPTH = 32
+"""Arguments are objects within objects to this depth: far more than any tool asks for."""
+
+
+def _is_text(instance: object, attribute: Attribute[Any], value: object) -> None:
+    if not (isinstance(value, str) and value) and not (value is None and attribute.name == "id"):
+        raise InvalidRequestError.of(f"tool_calls.{attribute.name}", value, "a non-empty string")
+
+
+def _arguments(value: Mapping[str, object] | str) -> dict[str, Any] | str:
+    if isinstance(value, str):
+        return str.__str__(value)
+    if not isinstance(value, Mapping):
+        raise InvalidRequestError.of("tool_calls.arguments", value, "an object of JSON values, or JSON text")
+    copy: dict[str, Any] = _json_value(value, MAX_DEPTH)
+    return copy
+
+
+def _json_value(value: object, depth: int) -> Any:
+    """Return a copy of a JSON value in Python's own types: a template gets no other objects into its hands."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return float(value)
+    if depth and isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {str.__str__(key): _json_value(part, depth - 1) for key, part in value.items()}
+    if depth and isinstance(value, list | tuple):
+        return [_json_value(part, depth - 1) for part in value]
+    allowed = f"strings, finite numbers, booleans, null, lists and objects of them, {MAX_DEPTH} deep at most"
+    raise InvalidRequestError.of("tool_calls.arguments", value, allowed)
+
+
+@frozen
+class ToolCall:
+    """Holds a call of a tool.
+
+    :ivar name: the tool's name
+    :ivar arguments: an object of JSON values, or JSON text. Which of them a template expects is its own: those of
+        Hugging Face write an object out themselves, and quote a text.
+    :ivar id: what the tool's answer refers to
+    :raises InvalidRequestError: for a value of the wrong kind
+    """
+
+    name: str = field(validator=_is_text)
+    arguments: Mapping[str, object] | str = field(converter=_arguments, hash=False)
+    id: str | None = field(default=None, validator=_is_text)
+
+    @classmethod
+    def parse(cls, value: object) -> ToolCall:
+        """Read a call, given as itself or in OpenAI's form ``{"id": ..., "type": "function", "function": {"name": ...,
+        "arguments": ...}}``.
+
+        :raises InvalidRequestError: if a key is missing, is none of a call's or has the wrong kind of value
+        """
+        if isinstance(value, cls):
+            return value
+        function = value.get("function") if isinstance(value, Mapping) else None
+        if not isinstance(value, Mapping) or not isinstance(function, Mapping):
+            allowed = '{"id": ..., "type": "function", "function": {"name": ..., "arguments": ...}}'
+            raise InvalidRequestError.of("tool_calls", value, allowed)
+        refuse_other_keys("tool_calls", value, ("id", "type", "function"))
+        refuse_other_keys("tool_calls.function", function, ("name", "arguments"))
+        if value.get("type", "function") != "function":
+            raise InvalidRequestError.of("tool_calls.type", value["type"], '"function"')
+        return cls(function.get("name"), function.get("arguments"), value.get("id"))  # type: ignore[arg-type]  # checked there
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the call in OpenAI's form, as a chat template gets it."""
+        call: dict[str, Any] = {} if self.id is None else {"id": self.id}
+        return call | {"type": "function", "function": {"name": self.name, "arguments": deepcopy(self.arguments)}}
+
+
+def refuse_other_keys(name: str, value: Mapping[Any, object], known: Collection[str]) -> None:
+    """Check that a mapping says nothing under other keys: what nobody reads is not ignored.
+
+    Null, and what is empty, says nothing: OpenAI's client writes out every field that a message may have.
+
+    :raises InvalidRequestError: naming the first key that does
+    """
+    for key, part in value.items():
+        empty = part is None or (isinstance(part, str | list | tuple | Mapping) and not part)
+        if key not in known and not empty:
+            raise InvalidRequestError.of(f"{name}[{key!r}]"[:100], part, f"no key but {', '.join(known)}")
