@@ -4,11 +4,12 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test timing check coverage gpu-compile gpu-bench bench bench-quick bench-peers format clean help
+.PHONY: demo test test-long timing check coverage gpu-compile gpu-bench bench bench-quick bench-peers format clean help
 
 help:
 	@echo "make demo      chat with the embedded SmolLM2-135M (creates $(VENV) on first use)"
 	@echo "make test      the whole test-suite, in two processes"
+	@echo "make test-long the tests that have a short form in the suite, in full: minutes"
 	@echo "make timing    the tests of how long something takes, which need a quiet machine"
 	@echo "make check     ruff and mypy --strict over src, tests, examples and benchmarks"
 	@echo "make coverage  the pure-Python pillar's tests, with coverage"
@@ -31,6 +32,9 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal
+
+test-long: $(READY)
+	$(BIN)/python -m pytest -q -m long
 
 timing: $(READY)
 	$(BIN)/python -m pytest -q -m timing

@@ -15,6 +15,7 @@ import anyio.to_thread
 
 from paged_sdk.build.parts import ModelParts
 from paged_sdk.chat.output_text import OutputText
+from paged_sdk.chat.renderer import Interruption
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.sampling import GenerationDefaults, SamplingParams
 from paged_sdk.engine.engine import Engine
@@ -118,8 +119,14 @@ class Model:
         """
         built = as_request(request)
 
-        encode = partial(self._preparer.text.encode_chat, built.messages, enable_thinking=built.options.enable_thinking)
-        return self._stream(encode, built.options, ChatShape(), is_chat=True)
+        interruption = Interruption()
+        encode = partial(
+            self._preparer.text.encode_chat,
+            built.messages,
+            enable_thinking=built.options.enable_thinking,
+            interruption=interruption,
+        )
+        return self._stream(encode, built.options, ChatShape(), is_chat=True, interruption=interruption)
 
     async def send_chat_requests(self, requests: Sequence[ChatRequestLike]) -> list[ChatCompletionResponse]:
         """Answer several conversations at once, in order. The first error ends them all and is raised.
@@ -201,6 +208,7 @@ class Model:
         join = partial(self._worker.join, None if drain else JOIN_SECONDS)
         with anyio.CancelScope(shield=not drain):
             await anyio.to_thread.run_sync(join, abandon_on_cancel=True)
+        self._preparer.text.close()
 
     async def __aenter__(self) -> Model:
         return self
@@ -217,6 +225,7 @@ class Model:
         shape: ResponseShape[ResponseT, ChunkT],
         *,
         is_chat: bool,
+        interruption: Interruption | None = None,
     ) -> ResponseStream[ResponseT, ChunkT]:
         preparer = self._preparer
         sampling = preparer.sampling(options)
@@ -226,7 +235,12 @@ class Model:
 
         async def prepare() -> Request:
             arrival = time.monotonic()
-            token_ids = await _in_thread(encode)
+            try:
+                token_ids = await _in_thread(encode)
+            except BaseException:  # cancelled, or out of time: nobody waits for the thread, which must not go on
+                if interruption is not None:
+                    interruption.set()
+                raise
             return preparer.prepare(
                 token_ids,
                 options,

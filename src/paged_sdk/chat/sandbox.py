@@ -1,8 +1,9 @@
 """Run chat templates, which are programs of strangers, in a restricted Jinja environment.
 
-Templates see plain data only, cannot change it, cannot reach Python's internals, and stop at limits of time and size.
-Between two checks lies at most one operation, so memory is bounded by what one operation on strings within the limit
-can make.
+Templates see plain data only, cannot change it, and cannot reach Python's internals. They stop at limits of time and
+size, as far as Python looks at them between two operations; a single operation may still take all the memory there is.
+So this environment serves in a process that can be killed (:mod:`paged_sdk.chat.render_process`); what runs in the
+application's own process is :mod:`paged_sdk.chat.metered`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,15 @@ from jinja2.runtime import Context, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-__all__ = ["RenderLimits", "TemplateEnvironment", "TemplateRefusalError"]
+__all__ = [
+    "PublicNamespace",
+    "RenderLimits",
+    "TemplateEnvironment",
+    "TemplateRefusalError",
+    "raise_refusal",
+    "strftime",
+    "to_json",
+]
 
 _LARGEST_POWER_BITS = 4096
 
@@ -33,11 +42,14 @@ class RenderLimits:
     """Limits what one rendering may take.
 
     :ivar max_chars: of the result, and of every string that operators build on the way
-    :ivar max_seconds: looked at in every turn of a loop and at every call
+    :ivar max_seconds: after this time the process that renders is killed
+    :ivar max_bytes: address space of the process that renders, where the platform has such a limit (not on macOS and
+        Windows)
     """
 
     max_chars: int = 1 << 24
-    max_seconds: float = 10.0
+    max_seconds: float = 5.0
+    max_bytes: int = 512 << 20
 
 
 class TemplateRefusalError(TemplateError):
@@ -49,12 +61,13 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset({"+", "*", "**"})
 
-    def __init__(self, limits: RenderLimits) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"])
-        self._limits = limits
+    def __init__(self, limits: RenderLimits, **options: Any) -> None:
+        extensions = [_GenerationTag, "jinja2.ext.loopcontrols"]
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, **options)
+        self.limits = limits
         self._deadline = time.monotonic() + limits.max_seconds
-        self.filters.update(tojson=_to_json, _turns=self._turns, _bounded=self._bounded)
-        self.globals.update(raise_exception=_raise, strftime_now=_strftime_now, namespace=_PublicNamespace)
+        self.filters.update(tojson=to_json, _turns=self._turns, _bounded=self._bounded)
+        self.globals.update(raise_exception=raise_refusal, strftime_now=strftime, namespace=PublicNamespace)
 
     def compile_with_limits(self, source: str) -> CodeType:
         """Compile a template to code in which loops and ``~`` look at the limits.
@@ -71,11 +84,11 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     def check_time(self) -> None:
         if time.monotonic() > self._deadline:
-            raise SecurityError(f"rendering takes longer than {self._limits.max_seconds:g} seconds")
+            raise SecurityError(f"rendering takes longer than {self.limits.max_seconds:g} seconds")
 
     def check_size(self, size: int) -> None:
-        if size > self._limits.max_chars:
-            raise SecurityError(f"the text grows beyond {self._limits.max_chars} characters")
+        if size > self.limits.max_chars:
+            raise SecurityError(f"the text grows beyond {self.limits.max_chars} characters")
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         __self.check_time()
@@ -118,7 +131,7 @@ class _GenerationTag(Extension):
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
-class _PublicNamespace(Namespace):
+class PublicNamespace(Namespace):
     """Is ``namespace()`` without private names: with them it could pose as another object to the sandbox's checks."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
@@ -142,15 +155,15 @@ def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
-def _raise(message: object) -> NoReturn:
+def raise_refusal(message: object) -> NoReturn:
     raise TemplateRefusalError(str(message))
 
 
-def _strftime_now(format: str) -> str:
+def strftime(format: str) -> str:
     return datetime.now().strftime(format)
 
 
-def _to_json(
+def to_json(
     value: Any,
     ensure_ascii: bool = False,
     indent: int | None = None,

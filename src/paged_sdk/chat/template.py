@@ -4,21 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from jinja2 import Template
+from jinja2 import TemplateError
 
+from paged_sdk.chat.allowlist import MAX_SOURCE_CHARS
+from paged_sdk.chat.metered import MAX_METERED_CHARS, MeteredTemplate, NotCheapError
+from paged_sdk.chat.plain_data import TooLargeError, measure
+from paged_sdk.chat.renderer import Interruption, Renderer, RenderError
 from paged_sdk.chat.sandbox import RenderLimits, TemplateEnvironment, TemplateRefusalError
 from paged_sdk.errors import CheckpointError, InvalidRequestError
 from paged_sdk.files import read_json, read_text
+from paged_sdk.logs import get_logger
 from paged_sdk.types.messages import Message, TextMessageRole
 
 __all__ = ["ChatTemplate", "choose_template", "read_template"]
+
+_logger = get_logger(__name__)
 
 
 class ChatTemplate:
     """Renders conversations by a Jinja template of a Hugging Face checkpoint or GGUF file, from any thread.
 
-    Template code is not trusted: see :mod:`paged_sdk.chat.sandbox`.
+    Template code is not trusted, whoever gives it. Templates made of operations whose cost is known, as those of the
+    usual families are, are rendered here (:mod:`paged_sdk.chat.metered`); others, and messages that such a template
+    cannot take cheaply, in a process that is killed when it meets a limit (:mod:`paged_sdk.chat.renderer`).
 
     :param source: the template
     :param tokens: variables for special tokens, ``{"bos_token": "<s>", ...}``
@@ -30,19 +40,36 @@ class ChatTemplate:
         self.source = source
         self._tokens = dict(tokens)
         self._limits = limits or RenderLimits()
+        self._renderer = Renderer(self._limits)
+        self._metered: MeteredTemplate | None = None
         try:
-            self._code = TemplateEnvironment(self._limits).compile_with_limits(source)
-        except Exception as exc:  # a stranger's program: constant parts run here, and may fail in any way
-            raise CheckpointError(f"the chat template cannot be used: {type(exc).__name__}: {exc}") from exc
+            self._metered = _metered(source, self._limits)
+        except NotCheapError as exc:
+            _logger.info("The chat template is rendered in a process of its own: %s", exc)
+            self._check()
+        except Exception as exc:  # a stranger's program may fail in any way
+            raise _unusable(f"{type(exc).__name__}: {exc}") from exc
+
+    @property
+    def runs_in_process(self) -> bool:
+        """Tell whether the template is made of operations whose cost is known."""
+        return self._metered is not None
 
     def render(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, enable_thinking: bool | None = None
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        enable_thinking: bool | None = None,
+        interruption: Interruption | None = None,
     ) -> str:
         """Render the prompt for a conversation.
 
         :param add_generation_prompt: end with the opening of the model's turn
         :param enable_thinking: given to the template; None leaves its default
-        :raises InvalidRequestError: if the template refuses the conversation, with its own message, or fails
+        :param interruption: lets another thread end the rendering
+        :raises InvalidRequestError: if the template refuses the conversation, with its own message, fails, meets a
+            limit, or makes no text
         """
         variables = {
             **self._tokens,
@@ -54,19 +81,34 @@ class ChatTemplate:
         if enable_thinking is not None:
             variables["enable_thinking"] = enable_thinking
         try:
-            return self._generate(variables)
+            text = self._generate(variables, interruption or Interruption())
         except TemplateRefusalError as exc:
             raise InvalidRequestError(
                 f"the model's chat template refuses these messages: {exc}", field="messages"
             ) from exc
+        except (RenderError, TooLargeError) as exc:
+            raise InvalidRequestError(f"the model's chat template failed: {exc}", field="messages") from exc
         except Exception as exc:  # a stranger's program may fail in any way
             raise InvalidRequestError(
                 f"the model's chat template failed: {type(exc).__name__}: {exc}", field="messages"
             ) from exc
+        if not text or text.isspace():
+            raise InvalidRequestError("the model's chat template makes no text of these messages", field="messages")
+        return text
 
     def mentions(self, token: str) -> bool:
         """Tell whether the template's source holds this text."""
         return token in self.source
+
+    def close(self) -> None:
+        """End the processes that render, if there are any."""
+        self._renderer.close()
+
+    def _check(self) -> None:
+        try:
+            self._renderer.check(self.source)
+        except (RenderError, TemplateError) as exc:
+            raise _unusable(str(exc)) from exc
 
     def _name(self, role: TextMessageRole) -> str:
         """Return what the template calls a role: "developer" is "system" for one that never names it."""
@@ -74,16 +116,24 @@ class ChatTemplate:
             return role.value
         return TextMessageRole.SYSTEM.value
 
-    def _generate(self, variables: Mapping[str, object]) -> str:
-        environment = TemplateEnvironment(self._limits)
-        template = Template.from_code(environment, self._code, environment.make_globals(None))
-        pieces = []
-        size = 0
-        for piece in template.generate(**variables):
-            size += len(piece)
-            environment.check_size(size)
-            pieces.append(piece)
-        return "".join(pieces)
+    def _generate(self, variables: Mapping[str, Any], interruption: Interruption) -> str:
+        weight = measure(variables["messages"], limit=self._limits.max_chars).weight
+        if self._metered is not None and weight <= MAX_METERED_CHARS:
+            try:
+                return self._metered.render(variables)
+            except NotCheapError:
+                pass
+        return self._renderer.render(self.source, variables, interruption)
+
+
+def _metered(source: str, limits: RenderLimits) -> MeteredTemplate:
+    if len(source) > MAX_SOURCE_CHARS:
+        raise NotCheapError(f"it has {len(source)} characters")
+    return MeteredTemplate(TemplateEnvironment(limits).parse(source), limits)
+
+
+def _unusable(reason: str) -> CheckpointError:
+    return CheckpointError(f"the chat template cannot be used: {reason}")
 
 
 def choose_template(value: object, *, where: str) -> str | None:

@@ -10,6 +10,7 @@ from attrs import frozen
 
 from paged_sdk.chat.generation_config import read_generation_defaults
 from paged_sdk.chat.gguf_tokenizer import tokenizer_from_gguf
+from paged_sdk.chat.renderer import Interruption
 from paged_sdk.chat.template import ChatTemplate, choose_template, read_template
 from paged_sdk.chat.tokenizer import Tokenizer
 from paged_sdk.chat.tokenizer_config import TokenizerConfig
@@ -50,13 +51,20 @@ class TextProcessor:
     stop_token_ids: frozenset[int]
     model_max_length: int | None = None
 
-    def encode_chat(self, messages: Sequence[Message], *, enable_thinking: bool | None = None) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        enable_thinking: bool | None = None,
+        interruption: Interruption | None = None,
+    ) -> list[int]:
         """Return the token ids of a conversation that the model is to continue.
 
         They encode exactly the template's text: a template writes the token that begins a text itself, so none is
         added.
 
         :param enable_thinking: given to the template; None leaves its default
+        :param interruption: lets another thread end a rendering that takes long
         :raises InvalidRequestError: if the model has no chat template, or its template refuses the conversation
         """
         if self.template is None:
@@ -65,7 +73,7 @@ class TextProcessor:
                 "or send plain text with send_completion_request",
                 field="messages",
             )
-        text = self.template.render(messages, enable_thinking=enable_thinking)
+        text = self.template.render(messages, enable_thinking=enable_thinking, interruption=interruption)
         return self._not_empty(self.tokenizer.encode(text, add_special_tokens=False), "messages")
 
     def encode_prompt(self, text: str) -> list[int]:
@@ -74,6 +82,11 @@ class TextProcessor:
         :raises InvalidRequestError: if that is no token at all
         """
         return self._not_empty(self.tokenizer.encode(text, add_special_tokens=True), "prompt")
+
+    def close(self) -> None:
+        """End what runs outside of this process."""
+        if self.template is not None:
+            self.template.close()
 
     def _not_empty(self, ids: list[int], field: str) -> list[int]:
         if not ids:

@@ -15,7 +15,7 @@ from paged_sdk.config.memory import MemoryGpuConfig
 from paged_sdk.config.paged import PagedAttentionMeta, PagedCacheType
 from paged_sdk.errors import ConfigError, shown
 
-__all__ = ["Environment", "read_environment", "read_variable"]
+__all__ = ["Environment", "interpreter_variables", "read_environment", "read_variable"]
 
 PAGED_ATTN = "MISTRALRS_PAGED_ATTN"
 BLOCK_SIZE = "MISTRALRS_PAGED_ATTN_BLOCK_SIZE"
@@ -29,6 +29,7 @@ ISQ = "MISTRALRS_ISQ"
 NOT_YET = ("MISTRALRS_SPECULATIVE_DRAFT_MODEL", "MISTRALRS_SPECULATIVE_GAMMA")
 """Variables of mistral.rs's deployments that this version cannot honor: an error beats a setting that does nothing."""
 
+_INTERPRETER = ("SYSTEMROOT", "WINDIR", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TZ", "TZDIR")
 MAX_DIGITS = 18
 """A number of 18 digits fits 64 bits, and no setting needs more."""
 
@@ -50,6 +51,15 @@ class Environment:
     paged_meta: PagedAttentionMeta | None = None
     prefix_cache_n: int | None = None
     isq: IsqType | None = None
+
+
+def interpreter_variables() -> dict[str, str]:
+    """Return the variables without which a Python interpreter may not start or may not know the time zone.
+
+    Processes that this package starts get these and no others: what the application keeps in its environment, keys and
+    tokens among it, is none of their business.
+    """
+    return {name: os.environ[name] for name in _INTERPRETER if name in os.environ}
 
 
 def read_variable(name: str) -> str | None:

@@ -1,0 +1,219 @@
+"""The process that renders templates: what becomes of it, and of those who wait for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paged_sdk.chat.renderer import Interruption, Renderer, RenderError
+from paged_sdk.chat.sandbox import RenderLimits, TemplateRefusalError
+from paged_sdk.chat.template import ChatTemplate
+from paged_sdk.errors import CheckpointError, InvalidRequestError
+from paged_sdk.types.messages import Message, TextMessageRole
+
+HELLO = (Message(TextMessageRole.USER, "Hello!"),)
+PLAIN = "{{ messages[0].content|capitalize }}"
+VARIABLES = {"messages": [{"role": "user", "content": "hello"}]}
+ENDLESS = (
+    "{% set ns = namespace(x=3) %}{% for i in range(40) %}{% set ns.x = ns.x * ns.x %}{% endfor %}{{ ns.x is odd }}"
+)
+"""The last products take minutes, and Python sees nothing else meanwhile."""
+
+
+@pytest.fixture
+def renderer() -> Iterator[Renderer]:
+    renderer = Renderer(RenderLimits(max_seconds=5))
+    yield renderer
+    renderer.close()
+
+
+def process_ids(of: int | None = None) -> set[int]:
+    """Return the children of a process."""
+    of = of or os.getpid()
+    children = Path(f"/proc/{of}/task")
+    return {int(pid) for task in children.iterdir() for pid in (task / "children").read_text().split()}
+
+
+def render(renderer: Renderer, source: str = PLAIN) -> str:
+    return renderer.render(source, VARIABLES, Interruption())
+
+
+def test_one_process_serves_one_after_the_other(renderer: Renderer) -> None:
+    before = process_ids()
+    assert [render(renderer) for _ in range(5)] == ["Hello"] * 5
+    started = process_ids() - before
+    assert len(started) == 1
+    renderer.close()
+    assert not started & process_ids()
+    assert render(renderer) == "Hello"
+
+
+def test_what_the_template_says_comes_back(renderer: Renderer) -> None:
+    with pytest.raises(TemplateRefusalError, match="no ü \ud800"):
+        render(renderer, "{{ raise_exception('no ü \\ud800') }}")
+    with pytest.raises(RenderError, match="ZeroDivisionError"):
+        render(renderer, "{{ 1 / 0 }}")
+    with pytest.raises(RenderError, match="TemplateSyntaxError"):
+        renderer.check("{% if %}")
+    assert renderer.render("{{ x }}", {"x": "\ud800 ü"}, Interruption()) == "\ud800 ü"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (ENDLESS, r"longer than 0\.2 seconds"),
+        ("{{ 'x'.ljust(10**9) }}", "more than 128 MiB"),
+        ("{% for a in range(99999) %}{{ 'x' * 999 }}{% endfor %}", "beyond 65536 characters"),
+    ],
+)
+def test_limits_are_named_and_the_next_rendering_works(source: str, message: str) -> None:
+    renderer = Renderer(RenderLimits(max_chars=1 << 16, max_seconds=0.2, max_bytes=128 << 20))
+    with pytest.raises(RenderError, match=message):
+        render(renderer, source)
+    assert render(renderer) == "Hello"
+    renderer.close()
+
+
+def test_a_process_that_was_killed_is_replaced(renderer: Renderer) -> None:
+    before = process_ids()
+    render(renderer)
+    (pid,) = process_ids() - before
+    os.kill(pid, signal.SIGKILL)
+    while Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z":
+        time.sleep(0.01)
+    assert render(renderer) == "Hello"
+
+
+def test_an_interruption_ends_a_rendering_at_once(renderer: Renderer) -> None:
+    render(renderer)
+    interruption = Interruption()
+    threading.Timer(0.1, interruption.set).start()
+    start = time.monotonic()
+    with pytest.raises(RenderError, match="the request has ended"):
+        renderer.render(ENDLESS, VARIABLES, interruption)
+    assert time.monotonic() - start < 4
+    with pytest.raises(RenderError, match="the request has ended"):
+        renderer.render(PLAIN, VARIABLES, interruption)
+    assert render(renderer) == "Hello"
+
+
+def test_a_bomb_holds_up_nobody_else(renderer: Renderer) -> None:
+    interruptions = [Interruption(), Interruption()]
+    threads = [threading.Thread(target=lambda i=i: swallow(renderer, i)) for i in interruptions]
+    threads[0].start()
+    time.sleep(0.2)
+    assert render(renderer) == "Hello"  # beside the bomb
+    threads[1].start()
+    time.sleep(0.2)
+    waiting = Interruption()
+    threading.Timer(0.1, waiting.set).start()
+    with pytest.raises(RenderError, match="the request has ended"):  # in the queue behind two of them
+        renderer.render(PLAIN, VARIABLES, waiting)
+    interruptions[0].set()
+    assert render(renderer) == "Hello"
+    interruptions[1].set()
+    for thread in threads:
+        thread.join()
+
+
+def swallow(renderer: Renderer, interruption: Interruption) -> None:
+    with pytest.raises(RenderError):
+        renderer.render(ENDLESS, VARIABLES, interruption)
+
+
+def test_the_process_knows_nothing_of_the_application(renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET_TOKEN", "abc")
+    before = process_ids()
+    render(renderer)
+    (pid,) = process_ids() - before
+    assert b"abc" not in Path(f"/proc/{pid}/environ").read_bytes()
+    assert "torch" not in Path(f"/proc/{pid}/maps").read_text()
+
+
+PROGRAM = """
+import os, sys, threading, time
+from paged_sdk.chat.renderer import Interruption, Renderer, RenderError
+from paged_sdk.chat.sandbox import RenderLimits
+
+renderer = Renderer(RenderLimits(max_seconds=1))
+variables = {"messages": [{"role": "user", "content": "hello"}]}
+renderer.render(sys.argv[2], variables, Interruption())
+
+def endless():
+    try:
+        renderer.render(sys.argv[1], variables, Interruption())
+    except RenderError:
+        pass
+"""
+ENDS = {
+    "at its end": "",
+    "while a daemon thread renders": "threading.Thread(target=endless, daemon=True).start(); time.sleep(0.2)",
+    "at once": "os._exit(0)",
+    "at once while it renders": "threading.Thread(target=endless, daemon=True).start(); time.sleep(0.2); os._exit(0)",
+    "after a fork": """
+child = os.fork()
+if not child:
+    assert renderer.render(sys.argv[2], variables, Interruption()) == "Hello"
+    sys.exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert renderer.render(sys.argv[2], variables, Interruption()) == "Hello"
+""",
+    "with a fork that lives on": """
+if not os.fork():
+    os.closerange(0, 3)
+    time.sleep(5)
+os._exit(0)
+""",
+}
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+def test_the_process_ends_with_the_program(end: str) -> None:
+    names = running_renderers()
+    start = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", PROGRAM + end, ENDLESS, PLAIN],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert time.monotonic() - start < 9
+    while running_renderers() - names:
+        assert time.monotonic() - start < 20
+        time.sleep(0.05)
+
+
+def running_renderers() -> set[str]:
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if b"render_process" in path.read_bytes():
+                found.add(path.parent.name)
+        except OSError:
+            continue
+    return found
+
+
+def test_without_an_interpreter_there_is_none_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    with pytest.raises(CheckpointError, match="no Python interpreter"):
+        ChatTemplate(PLAIN, {})
+    template = ChatTemplate("{{ messages[0].content }}", {})
+    assert template.render(HELLO) == "Hello!"
+
+
+def test_a_process_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    template = ChatTemplate(PLAIN, {})
+    template.close()
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(InvalidRequestError, match="cannot be started"):
+        template.render(HELLO)
