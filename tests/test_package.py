@@ -61,6 +61,7 @@ EXPORTS: Final[tuple[str, ...]] = (
     "QueueFullError",
     "RequestBuilder",
     "RequestError",
+    "RequestFailedError",
     "RequestTimeoutError",
     "ResponseMessage",
     "SamplingParams",

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from paged_sdk.errors import PagedError as PagedError
     from paged_sdk.errors import QueueFullError as QueueFullError
     from paged_sdk.errors import RequestError as RequestError
+    from paged_sdk.errors import RequestFailedError as RequestFailedError
     from paged_sdk.errors import RequestTimeoutError as RequestTimeoutError
     from paged_sdk.errors import UnsupportedArchitectureError as UnsupportedArchitectureError
     from paged_sdk.errors import UnsupportedQuantizationError as UnsupportedQuantizationError
@@ -94,6 +95,7 @@ _HOME = {
         "PagedError",
         "QueueFullError",
         "RequestError",
+        "RequestFailedError",
         "RequestTimeoutError",
         "UnsupportedArchitectureError",
         "UnsupportedQuantizationError",

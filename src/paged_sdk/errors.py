@@ -12,6 +12,7 @@ PagedError
 │   ├── ContextLengthError
 │   ├── QueueFullError
 │   ├── LogitsProcessorError                  an exception in a function that the application gave
+│   ├── RequestFailedError                    an unforeseen exception in the work for it; raised from that
 │   └── RequestTimeoutError
 ├── EngineError
 │   ├── EngineDeadError                       the engine stopped; raised from the original exception
@@ -45,6 +46,7 @@ __all__ = [
     "PagedError",
     "QueueFullError",
     "RequestError",
+    "RequestFailedError",
     "RequestTimeoutError",
     "UnsupportedArchitectureError",
     "UnsupportedQuantizationError",
@@ -233,6 +235,12 @@ class QueueFullError(RequestError):
 class LogitsProcessorError(RequestError):
     """A logits processor of the request's own raised an exception, which is this error's ``__cause__``, or left logits
     that no token can be chosen by.
+    """
+
+
+class RequestFailedError(RequestError):
+    """An exception that nobody foresaw, which is this error's ``__cause__``, was raised while the engine did something
+    for this request alone. Other requests go on.
     """
 
 

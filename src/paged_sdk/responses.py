@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
@@ -9,6 +10,7 @@ from attrs import define, frozen
 
 from paged_sdk.chat.output_text import OutputText
 from paged_sdk.chat.tokenizer import Tokenizer
+from paged_sdk.engine.request_start import RequestStart
 from paged_sdk.sampling.raw_logprobs import RawLogprobs
 from paged_sdk.types.logprobs import Logprobs, TokenLogprob, TopLogprob
 from paged_sdk.types.response import (
@@ -76,6 +78,13 @@ class ResponseParts:
         self._finish_reasons: list[FinishReason | None] = [None] * len(texts)
         self.prompt_logprobs: Logprobs | None = None
         self.usage: Usage | None = None
+        self._start: RequestStart | None = None
+        self._num_tokens = 0
+        self._read_at = 0.0
+
+    def begin(self, start: RequestStart) -> None:
+        """Take what is known of the request when it is submitted."""
+        self._start, self._read_at = start, start.arrival
 
     def read(self, subscription: Subscription) -> list[ChoiceDelta]:
         """Take in what has not been read yet.
@@ -83,14 +92,19 @@ class ResponseParts:
         :returns: deltas of the text that can be shown, in order of index; at most one per choice
         """
         deltas = []
+        self._read_at = time.monotonic()
+        self._start = subscription.start or self._start
         for index, unread in enumerate(subscription.choices):
             output_text = self._output_texts[index]
             text = output_text.push(unread.token_ids)
+            self._num_tokens += len(unread.token_ids)
             unread.token_ids.clear()
             reason, unread.finish_reason = unread.finish_reason, None
             if reason is not None:
                 text += output_text.flush()
                 self._finish_reasons[index] = reason
+                # The token that ended the text counts, and is not sent.
+                self._num_tokens += reason == "stop" and not output_text.is_stopped
             logprobs = None
             if unread.logprobs:
                 logprobs = self._as_logprobs(unread.logprobs)
@@ -112,7 +126,12 @@ class ResponseParts:
         ]
 
     def usage_so_far(self) -> Usage:
-        return self.usage or Usage(prompt_tokens=0, completion_tokens=0, total_tokens=0)
+        """Return what the request has used, as far as it was read; nothing if it was never submitted."""
+        if self.usage is not None:
+            return self.usage
+        if self._start is None:
+            return Usage(prompt_tokens=0, completion_tokens=0, total_tokens=0)
+        return self._start.usage(self._num_tokens, self._read_at)
 
     def _as_logprobs(self, entries: Iterable[RawLogprobs]) -> Logprobs:
         return Logprobs(content=tuple(map(self._token_logprob, entries)))

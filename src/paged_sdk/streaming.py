@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
 
 import anyio
 
+from paged_sdk.engine.request_start import RequestStart
 from paged_sdk.errors import InvalidRequestError, RequestError, RequestTimeoutError
+from paged_sdk.guard import RequestGuard, request_failure
 from paged_sdk.responses import ChoiceDelta, Header, ResponseParts, ResponseShape
 from paged_sdk.scheduler.request import Request
 from paged_sdk.types.response import ChatCompletionResponse, CompletionResponse
@@ -32,12 +34,14 @@ class ResponseStream(Generic[ResponseT, ChunkT]):
 
     The request starts with the first chunk that is asked for, or on entering the context. Whatever ends the reading -
     the end of the text, :meth:`aclose`, leaving the context, cancellation, a timeout, or dropping the stream - gives
-    the request's KV blocks back within two engine steps. A stream belongs to the event loop that it was started in.
+    the request's KV blocks back within two engine steps. A stream belongs to the event loop that it was started in: in
+    another one, reading it is an :class:`InvalidRequestError`.
 
     :raises RequestTimeoutError: the request's own timeout has passed
     :raises NumericalError: NaN or Inf logits
     :raises LogitsProcessorError: a logits processor of the request failed
     :raises QueueFullError: too many requests are waiting
+    :raises RequestFailedError: an unforeseen exception in the work for this request
     :raises EngineDeadError: the engine stopped
     """
 
@@ -105,15 +109,26 @@ class ResponseStream(Generic[ResponseT, ChunkT]):
         return self.response_so_far()
 
     def response_so_far(self) -> ResponseT:
-        """Return a response of what has been read; a choice that has not ended has finish reason "canceled"."""
+        """Return a response of what has been read, and its usage so far; a choice that has not ended has finish reason
+        "canceled"."""
         return self._shape.response(self._header, self._parts)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
         """Mark the stream as being read.
 
-        :raises InvalidRequestError: another task reads it: a stream has one reader at a time
+        :raises InvalidRequestError: another task reads it: a stream has one reader at a time; or the calling task runs
+            in another event loop than the one that the stream was started in
+        :raises ModelClosedError: the stream was started before this process was forked
         """
+        if self._subscription is not None and not self._ended and not self._subscription.loop.is_current:
+            self._worker.check_process()
+            raise InvalidRequestError(
+                f"the stream of request {self.request_id} was started in another event loop",
+                request_id=self.request_id,
+                field="stream",
+                allowed="reading it where it was started",
+            )
         if self._is_read:
             raise InvalidRequestError(
                 f"another task is reading the stream of request {self.request_id}",
@@ -123,7 +138,8 @@ class ResponseStream(Generic[ResponseT, ChunkT]):
             )
         self._is_read = True
         try:
-            yield
+            with RequestGuard(self.request_id, _throw):  # whatever is raised is typed
+                yield
         finally:
             self._is_read = False
 
@@ -138,9 +154,15 @@ class ResponseStream(Generic[ResponseT, ChunkT]):
             if self._ended:  # closed meanwhile, by another task
                 return
             subscription = Subscription(self._parts.num_choices)
-            self._worker.submit(request, subscription)
+            self._parts.begin(_start_of(request))
             self._subscription = subscription
             self._is_live = True
+            try:
+                self._worker.submit(request, subscription)
+            except BaseException:
+                self._ended = True
+                self._abort()
+                raise
 
     async def _read(self, *, until_end: bool = False) -> list[ChoiceDelta]:
         """Wait for output, or for all of it until the end, and take it in."""
@@ -153,20 +175,26 @@ class ResponseStream(Generic[ResponseT, ChunkT]):
             with self._limit():
                 try:
                     await subscription.wait(until_end=until_end)
-                finally:  # what came before a timeout belongs to the partial response
-                    deltas = self._parts.read(subscription)
+                except BaseException:  # what came before a timeout belongs to the partial response
+                    with suppress(Exception):
+                        self._parts.read(subscription)
+                    raise
+            deltas = self._parts.read(subscription)
         except BaseException:
             # Cancelled while waiting: nobody will read the rest.
             self._ended = True
             self._abort()
             raise
+        if subscription.error is not None:
+            self._ended = True
+            self._abort()  # an error on this side is news to the engine
+            error = request_failure(subscription.error, self.request_id)
+            if isinstance(error, RequestError):
+                error.partial_response = self._partial_response()
+            raise error
         if subscription.has_ended:
             self._is_live = False
             self._ended = True
-        if subscription.error is not None:
-            if isinstance(subscription.error, RequestError):
-                subscription.error.partial_response = self._partial_response()
-            raise subscription.error
         return deltas
 
     def _limit(self) -> AbstractContextManager[None]:
@@ -201,3 +229,13 @@ class ResponseStream(Generic[ResponseT, ChunkT]):
         # Dropped half-read. Only the mailbox is touched, which is safe in a finalizer.
         if getattr(self, "_is_live", False):
             self._worker.abort(self._header.id)
+
+
+def _start_of(request: Request) -> RequestStart:
+    return RequestStart(
+        prompt_tokens=len(request.prompt_token_ids), num_choices=request.num_choices, arrival=request.arrival
+    )
+
+
+def _throw(error: Exception) -> NoReturn:
+    raise error

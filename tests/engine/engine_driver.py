@@ -47,6 +47,9 @@ class RecordingListener:
         if event.finish_reason is not None:
             self._show(event.index, self._output_texts[event.index].flush())
 
+    def fail(self, error: Exception) -> None:
+        raise error
+
     def _show(self, index: int, text: str) -> None:
         self.texts[index] = self.texts.get(index, "") + text
 

@@ -11,6 +11,7 @@ from paged_sdk.engine.events import Listener, Outbox
 from paged_sdk.engine.metrics import Metrics
 from paged_sdk.engine.output import OutputProcessor
 from paged_sdk.kv.manager import KvManager
+from paged_sdk.logs import get_logger
 from paged_sdk.runner.output import PendingStep, Runner, RunnerOutput
 from paged_sdk.scheduler.output import SchedulerOutput
 from paged_sdk.scheduler.proposer import Proposer
@@ -20,6 +21,8 @@ from paged_sdk.scheduler.sequence import Sequence
 from paged_sdk.types.stats import ModelStats
 
 __all__ = ["Engine"]
+
+_log = get_logger(__name__)
 
 
 @frozen(eq=False)
@@ -79,9 +82,11 @@ class Engine:
         :raises QueueFullError: too many requests are waiting
         """
         root = Sequence(self._next_seq_id, request)
+        state = self._output.begin(root, listener, outbox)
         self._scheduler.add(root)
+        # Nothing below can fail: either all parts know of the request or none.
         self._next_seq_id += request.num_choices
-        self._output.add(root, listener, outbox)
+        self._output.add(state)
 
     def abort(self, request_id: str) -> None:
         """End a request with "canceled" and give its KV back; nothing happens if it has ended already."""
@@ -118,8 +123,12 @@ class Engine:
         """Ask the proposer for drafts that follow the sequences that only decode."""
         sequences = self._scheduler.decoding
         if sequences:
-            for sequence, drafts in zip(sequences, proposer.propose(sequences), strict=True):
-                sequence.draft_token_ids = drafts
+            try:
+                for sequence, drafts in zip(sequences, proposer.propose(sequences), strict=True):
+                    sequence.draft_token_ids = drafts
+            except Exception:
+                _log.exception("the proposer of drafts failed: texts go on without drafts")
+                self._proposer = None
 
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix; live sequences keep their KV."""

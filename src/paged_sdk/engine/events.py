@@ -6,6 +6,7 @@ from typing import Protocol
 
 from attrs import frozen
 
+from paged_sdk.engine.request_start import RequestStart
 from paged_sdk.sampling.raw_logprobs import RawLogprobs
 from paged_sdk.types.response import FinishReason, Usage
 
@@ -20,6 +21,7 @@ class RequestEvent:
     :ivar logprobs: logprobs of the tokens of this step
     :ivar finish_reason: why the choice has ended; no more tokens follow
     :ivar prompt_logprobs: logprobs of every prompt token but the first, if asked for; sent with the first token
+    :ivar start: what is known of the request's start; sent with the first token
     :ivar usage: set in the request's last event, unless that is an error
     :ivar error: the error that the request ends with
     """
@@ -29,6 +31,7 @@ class RequestEvent:
     logprobs: tuple[RawLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
     prompt_logprobs: tuple[RawLogprobs, ...] = ()
+    start: RequestStart | None = None
     usage: Usage | None = None
     error: Exception | None = None
 
@@ -46,6 +49,10 @@ class Listener(Protocol):
 
     def add(self, event: RequestEvent) -> None:
         """Take an event, which comes after the tokens of the same step."""
+        ...
+
+    def fail(self, error: Exception) -> None:
+        """End the request with an exception that one of the other two methods has raised."""
         ...
 
 
@@ -82,8 +89,15 @@ class Outbox:
         return taken
 
     def deliver(self) -> None:
-        """Call the listeners with all tokens and events; to be called on their thread."""
+        """Call the listeners with all tokens and events; to be called on their thread. A listener that raises fails
+        alone."""
         for listener, index, token_ids in zip(self.listeners, self.indices, self.token_ids, strict=True):
-            listener.add_tokens(index, token_ids)
+            try:
+                listener.add_tokens(index, token_ids)
+            except Exception as error:
+                listener.fail(error)
         for listener, event in self.events:
-            listener.add(event)
+            try:
+                listener.add(event)
+            except Exception as error:
+                listener.fail(error)

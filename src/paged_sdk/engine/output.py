@@ -6,7 +6,9 @@ from itertools import count
 
 from paged_sdk.chat.tokenizer import Tokenizer
 from paged_sdk.engine.events import Listener, Outbox, RequestEvent
+from paged_sdk.engine.request_start import RequestStart
 from paged_sdk.engine.request_state import ChoiceState, RequestState
+from paged_sdk.guard import RequestGuard
 from paged_sdk.runner.output import RunnerOutput
 from paged_sdk.sampling.raw_logprobs import RawLogprobs
 from paged_sdk.scheduler.output import NewTokens, SchedulerOutput
@@ -35,15 +37,18 @@ class OutputProcessor:
     def has_requests(self) -> bool:
         return bool(self._requests)
 
-    def add(self, root: Sequence, listener: Listener, outbox: Outbox) -> None:
-        """Start to track a request.
+    def begin(self, root: Sequence, listener: Listener, outbox: Outbox) -> RequestState:
+        """Make the state of a request, which :meth:`add` takes.
 
         :param root: the sequence of its first choice; the other choices have the ids that follow
         :param outbox: collects output for the listener
         """
-        state = RequestState(root, listener, outbox, self._tokenizer)
-        self._requests[root.request.request_id] = state
-        self._choices.update(zip(count(root.seq_id), state.choices, strict=False))
+        return RequestState(root, listener, outbox, self._tokenizer)
+
+    def add(self, state: RequestState) -> None:
+        """Start to track a request."""
+        self._requests[state.request.request_id] = state
+        self._choices.update(zip(count(state.root.seq_id), state.choices, strict=False))
 
     def process(
         self, new_tokens: NewTokens, output: SchedulerOutput, result: RunnerOutput, now: float
@@ -53,7 +58,7 @@ class OutputProcessor:
         :param new_tokens: the sampled tokens that the scheduler added to sequences
         :param output: the step that was executed, whose rows ``new_tokens`` and the logprobs refer to
         :param now: the time, in seconds of the monotonic clock
-        :returns: the sequences that a stop string ends
+        :returns: the sequences that are to end: a stop string was found, or their request has failed
         """
         for row, entries in result.prompt_logprobs.items():
             owner = self._requests.get(output.scheduled[row].sequence.request.request_id)
@@ -61,10 +66,13 @@ class OutputProcessor:
                 if output.scheduled[row].start == 0:  # after a preemption the prompt is computed again
                     owner.prompt_logprobs.clear()
                 owner.prompt_logprobs.extend(entries)
-        stopped: list[Sequence] = []
+        ended: list[Sequence] = []
         choices = self._choices
         for index, (sequence, token_ids) in enumerate(zip(new_tokens.sequences, new_tokens.token_ids, strict=True)):
-            choice = choices[sequence.seq_id]
+            choice = choices.get(sequence.seq_id)
+            if choice is None:  # another choice of its request has failed in this step
+                ended.append(sequence)
+                continue
             if choice.is_plain and sequence.finish_reason is None:
                 outbox = choice.outbox
                 outbox.listeners.append(choice.listener)
@@ -72,16 +80,18 @@ class OutputProcessor:
                 outbox.token_ids.append(token_ids)
                 continue
             raw, sample = result.logprobs[new_tokens.rows[index]], new_tokens.samples.get(index, 0)
-            logprobs = () if raw is None else tuple(raw[sample : sample + len(token_ids)])
-            self._advance(choice, sequence, token_ids, logprobs, now)
-            if choice.finish_reason is not None and sequence.finish_reason is None:
-                stopped.append(sequence)
-        return stopped
+            with self._guarded(sequence.request.request_id, ended):
+                logprobs = () if raw is None else tuple(raw[sample : sample + len(token_ids)])
+                self._advance(choice, sequence, token_ids, logprobs, now)
+                if choice.finish_reason is not None and sequence.finish_reason is None:
+                    ended.append(sequence)
+        return ended
 
     def end(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
         """End a choice without a new token."""
         owner = self._requests[sequence.request.request_id]
-        self._end(owner, owner.choices[sequence.choice_index], reason, now)
+        with self._guarded(sequence.request.request_id, []):
+            self._end(owner, owner.choices[sequence.choice_index], reason, now)
 
     def cancel(self, request_id: str, now: float) -> list[Sequence]:
         """End a request with "canceled"; nothing happens if it has ended already.
@@ -91,9 +101,10 @@ class OutputProcessor:
         owner = self._requests.get(request_id)
         if owner is None:
             return []
-        for choice in owner.choices:
-            if choice.finish_reason is None:
-                self._end(owner, choice, "canceled", now)
+        with self._guarded(request_id, []):
+            for choice in owner.choices:
+                if choice.finish_reason is None:
+                    self._end(owner, choice, "canceled", now)
         return owner.sequences
 
     def fail(self, request_id: str, error: Exception) -> list[Sequence]:
@@ -108,6 +119,13 @@ class OutputProcessor:
         self._forget(owner)
         return owner.sequences
 
+    def _guarded(self, request_id: str, ended: list[Sequence]) -> RequestGuard:
+        """Have an exception end the request with an error.
+
+        :param ended: gets the request's sequences then
+        """
+        return RequestGuard(request_id, lambda error: ended.extend(self.fail(request_id, error)))
+
     def _advance(
         self,
         choice: ChoiceState,
@@ -117,9 +135,11 @@ class OutputProcessor:
         now: float,
     ) -> None:
         owner = self._requests[sequence.request.request_id]
+        start: RequestStart | None = None
         prompt_logprobs: tuple[RawLogprobs, ...] = ()
         if owner.first_token_at is None:
             owner.first_token_at = now
+            start = owner.start
             prompt_logprobs = tuple(owner.prompt_logprobs)
         choice.sequence = sequence
         choice.is_plain = choice.text is None and not logprobs
@@ -133,12 +153,13 @@ class OutputProcessor:
                 shown, logprobs = shown[:num_shown], logprobs[:num_shown]
         if shown:
             choice.post(shown)
-        if logprobs or prompt_logprobs:
+        if logprobs or start is not None:
             event = RequestEvent(
                 request_id=sequence.request.request_id,
                 index=choice.index,
                 logprobs=logprobs,
                 prompt_logprobs=prompt_logprobs,
+                start=start,
             )
             owner.outbox.events.append((owner.listener, event))
         if sequence.finish_reason is not None:

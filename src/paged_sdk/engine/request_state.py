@@ -5,9 +5,10 @@ from __future__ import annotations
 from paged_sdk.chat.output_text import OutputText
 from paged_sdk.chat.tokenizer import Tokenizer
 from paged_sdk.engine.events import Listener, Outbox
+from paged_sdk.engine.request_start import RequestStart
 from paged_sdk.sampling.raw_logprobs import RawLogprobs
 from paged_sdk.scheduler.sequence import Sequence
-from paged_sdk.types.response import FinishReason, PromptTokensDetails, Usage
+from paged_sdk.types.response import FinishReason, Usage
 
 __all__ = ["ChoiceState", "RequestState"]
 
@@ -90,29 +91,18 @@ class RequestState:
         """Return the sequences of the choices that have begun."""
         return [choice.sequence for choice in self.choices if choice.sequence is not None]
 
-    def usage(self, now: float) -> Usage:
-        """Return the tokens and times that the request has used up to ``now`` (seconds of the monotonic clock)."""
-        prompt = len(self.request.prompt_token_ids)
-        completion = sum(choice.num_tokens for choice in self.choices)
-        arrival = self.request.arrival
-        scheduled = self.root.first_scheduled_at if self.root.first_scheduled_at is not None else now
-        first = self.first_token_at if self.first_token_at is not None else now
-        return Usage(
-            prompt_tokens=prompt,
-            completion_tokens=completion,
-            total_tokens=prompt + completion,
-            avg_tok_per_sec=_rate(prompt + completion, now - scheduled),
-            avg_prompt_tok_per_sec=_rate(prompt, first - scheduled),
-            # The first token of each choice comes out of the prompt's last step.
-            avg_compl_tok_per_sec=_rate(completion - len(self.choices), now - first),
-            total_time_sec=now - arrival,
-            total_prompt_time_sec=first - scheduled,
-            total_completion_time_sec=now - first,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=self.root.num_cached_tokens),
-            time_to_first_token_sec=first - arrival,
-            queue_time_sec=scheduled - arrival,
+    @property
+    def start(self) -> RequestStart:
+        """Return what is known of the request's start."""
+        return RequestStart(
+            prompt_tokens=len(self.request.prompt_token_ids),
+            num_choices=len(self.choices),
+            arrival=self.request.arrival,
+            scheduled_at=self.root.first_scheduled_at,
+            first_token_at=self.first_token_at,
+            cached_tokens=self.root.num_cached_tokens,
         )
 
-
-def _rate(tokens: int, seconds: float) -> float:
-    return tokens / seconds if seconds > 0 and tokens > 0 else 0.0
+    def usage(self, now: float) -> Usage:
+        """Return the tokens and times that the request has used up to ``now`` (seconds of the monotonic clock)."""
+        return self.start.usage(sum(choice.num_tokens for choice in self.choices), now)

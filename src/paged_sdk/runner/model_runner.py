@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from paged_sdk.attention.backend import AttentionBackend
 from paged_sdk.errors import ModelClosedError
+from paged_sdk.guard import RequestGuard
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.runner.device_decoding import DeviceDecoding, Way
@@ -101,11 +103,31 @@ class _Parts:
         if not targets:
             return self._unsampled(scheduled, hidden, result)
         positions = [first_tokens[target.index] + target.offset for target in targets]
-        logits = self.model.logits(select_rows(hidden, positions))
+
+        def make_logits() -> Tensor:
+            return self.model.logits(select_rows(hidden, positions))
+
+        logits = make_logits()
         if not on_device:
-            _note(scheduled, on_host, self.sampler.sample(logits, prepared), result)
+            _note(scheduled, on_host, self._sample_on_host(logits, on_host, prepared, make_logits), result)
             return FinishedStep(result)
-        return self._sample(scheduled, logits, on_device, on_host, prepared, result)
+        return self._sample(scheduled, logits, on_device, on_host, prepared, make_logits, result)
+
+    def _sample_on_host(
+        self, logits: Tensor, targets: list[_Target], prepared: PreparedRows, make_logits: Callable[[], Tensor]
+    ) -> SampledRows:
+        """Sample targets together or, should that raise, one at a time: whichever raises then fails alone.
+
+        :param logits: float32, one row per target; overwritten
+        :param prepared: the prepared targets
+        :param make_logits: computes the logits of all targets of the step once more
+        """
+        try:
+            return self.sampler.sample(logits, prepared)
+        except Exception:
+            return self.sampler.sample_alone(
+                select_rows(make_logits(), [target.place for target in targets]), prepared.rows
+            )
 
     def _place(self, targets: list[_Target]) -> tuple[list[_Target], list[_Target]]:
         """Divide targets into those that the host samples and those that the device does."""
@@ -142,12 +164,14 @@ class _Parts:
         on_device: list[_Target],
         on_host: list[_Target],
         prepared: PreparedRows,
+        make_logits: Callable[[], Tensor],
         result: RunnerOutput,
     ) -> PendingStep:
         """Sample on the device, and at the same time sample on the host the rows that only it can.
 
         :param logits: float32, one row per target of both kinds
         :param prepared: the prepared targets of the host
+        :param make_logits: computes ``logits`` once more
         """
         assert self.device_decoding is not None
         # The device's part goes first: it is only launched here, and runs while the host samples its own rows.
@@ -160,7 +184,8 @@ class _Parts:
         drawn = self.device_decoding.sample(its_logits, rows, [target.row for target in on_device])
         early_rows = sorted({target.index for target in on_host} | result.failed.keys())
         step = SampledStep(result, scheduled, indices, drawn, overlaps=True, early_rows=early_rows)
-        _note(scheduled, on_host, self.sampler.sample(logits_on_host, prepared), result)
+        if on_host:
+            _note(scheduled, on_host, self._sample_on_host(logits_on_host, on_host, prepared, make_logits), result)
         return step
 
     def _add_prompt_logprobs(
@@ -174,15 +199,14 @@ class _Parts:
             if top_n is None or last <= row.start:
                 continue
             entries: list[RawLogprobs] = []
-            for start in range(row.start, last, _LOGITS_TILE):
-                end = min(start + _LOGITS_TILE, last)
-                offset = first_tokens[index] - row.start
-                logits = self.model.logits(hidden[offset + start : offset + end])
-                if not logits.amax(-1).isfinite().all():  # the maximum is NaN or Inf if any value is
-                    result.failed[index] = not_finite(sequence.request)
-                    break
-                entries += self.sampler.prompt_logprobs(logits, sequence.token_ids[start + 1 : end + 1], top_n)
-            else:
+            with RequestGuard(sequence.request.request_id, partial(result.failed.__setitem__, index)):
+                for start in range(row.start, last, _LOGITS_TILE):
+                    end = min(start + _LOGITS_TILE, last)
+                    offset = first_tokens[index] - row.start
+                    logits = self.model.logits(hidden[offset + start : offset + end])
+                    if not logits.amax(-1).isfinite().all():  # the maximum is NaN or Inf if any value is
+                        raise not_finite(sequence.request)
+                    entries += self.sampler.prompt_logprobs(logits, sequence.token_ids[start + 1 : end + 1], top_n)
                 result.prompt_logprobs[index] = entries
 
 

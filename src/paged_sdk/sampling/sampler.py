@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.errors import PagedError
+from paged_sdk.guard import RequestGuard
 from paged_sdk.sampling.candidates import select_rows
 from paged_sdk.sampling.failures import all_banned, not_finite
 from paged_sdk.sampling.logprobs import LogprobTable
@@ -41,11 +43,13 @@ class PreparedRows:
 
     :ivar changes: for each processor, rows and the changes to their logits
     :ivar is_plain: whether every row takes the token with the largest logit and asks for nothing else
+    :ivar failed: rows for which the work has raised, and the errors of their requests
     """
 
     rows: Sequence[SampleRow]
     changes: Sequence[Sequence[tuple[int, Any]]]
     is_plain: bool
+    failed: Mapping[int, PagedError] = field(factory=dict)
 
 
 @frozen
@@ -84,16 +88,19 @@ class Sampler:
     def prepare(self, rows: Sequence[SampleRow]) -> PreparedRows:
         """Do the work that needs no logits: while a device computes them, it takes no extra time."""
         changes: list[list[tuple[int, Any]]] = [[] for _ in self._processors]
+        failed: dict[int, PagedError] = {}
         is_plain = True
         for index, row in enumerate(rows):
-            state = self._state(row)
-            if row.num_output_tokens >= state.plain_from:
+            state = self._states.get(row.seq_id)
+            if state is not None and state.request is row.request and row.num_output_tokens >= state.plain_from:
                 continue
-            is_plain = False
-            state.move_to(row)
-            for place, change in state.changes():
-                changes[place].append((index, change))
-        return PreparedRows(rows, changes, is_plain)
+            with RequestGuard(row.request.request_id, partial(failed.__setitem__, index)):
+                own_changes = self._changes(row)
+                if own_changes is not None:
+                    is_plain = False
+                    for place, change in own_changes:
+                        changes[place].append((index, change))
+        return PreparedRows(rows, changes, is_plain and not failed, failed)
 
     def sample(self, logits: Tensor, prepared: PreparedRows) -> SampledRows:
         """Choose each row's tokens. A row whose logits are not finite, or whose every token is banned, fails alone.
@@ -108,7 +115,7 @@ class Sampler:
         with torch.inference_mode():
             if prepared.is_plain:
                 return _take_largest(logits, rows)
-            failed: dict[int, PagedError] = _zero_bad_rows(logits, rows)
+            failed: dict[int, PagedError] = {**prepared.failed, **_zero_bad_rows(logits, rows)}
             tables = _logprob_tables(logits, rows)
             for processor, changes in zip(self._processors, prepared.changes, strict=True):
                 if changes:
@@ -120,6 +127,21 @@ class Sampler:
                 elif not tokens:
                     failed[index] = all_banned(rows[index].request)
             return SampledRows(chosen, _raw_logprobs(tables, chosen), failed)
+
+    def sample_alone(self, logits: Tensor, rows: Sequence[SampleRow]) -> SampledRows:
+        """Choose each row's tokens as if it were alone, after :meth:`sample` has raised: a row that raises again fails.
+
+        :param logits: as for :meth:`sample`
+        """
+        sampled = SampledRows([[] for _ in rows], [None] * len(rows))
+        for index, row in enumerate(rows):
+            with RequestGuard(row.request.request_id, partial(sampled.failed.__setitem__, index)):
+                self.forget([row.seq_id])
+                alone = self.sample(logits[index : index + 1], self.prepare([row]))
+                sampled.token_ids[index], sampled.logprobs[index] = alone.token_ids[0], alone.logprobs[0]
+                if alone.failed:
+                    sampled.failed[index] = alone.failed[0]
+        return sampled
 
     def prompt_logprobs(self, logits: Tensor, targets: Sequence[int], top_n: int) -> list[RawLogprobs]:
         """Look up the logprobs of given tokens.
@@ -135,6 +157,17 @@ class Sampler:
         """Drop the state of sequences that have ended; unknown ids are allowed."""
         for seq_id in seq_ids:
             self._states.pop(seq_id, None)
+
+    def _changes(self, row: SampleRow) -> list[tuple[int, Any]] | None:
+        """Compute the changes to a row's logits, each with the index of its processor.
+
+        :returns: None if the row takes the token with the largest logit and asks for nothing else
+        """
+        state = self._state(row)
+        if row.num_output_tokens >= state.plain_from:
+            return None
+        state.move_to(row)
+        return list(state.changes())
 
     def _state(self, row: SampleRow) -> TextState:
         state = self._states.get(row.seq_id)

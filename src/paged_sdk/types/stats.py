@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 __all__ = ["ModelStats"]
 
@@ -41,6 +41,10 @@ class ModelStats:
     completion_tokens: int = 0
     prompt_tok_per_sec: float = 0.0
     completion_tok_per_sec: float = 0.0
+
+    def at_rest(self) -> ModelStats:
+        """Return the same figures of an engine that has ended and given its memory back."""
+        return evolve(self, blocks_used=0, blocks_cached=0, blocks_free=self.blocks_total, running=0, waiting=0)
 
     @property
     def prefix_hit_rate(self) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
@@ -26,11 +28,22 @@ class EventLoop:
     """Refers to the asyncio loop or trio run of the calling task. Two handles of one loop are equal."""
 
     def __init__(self) -> None:
-        token: Any = anyio.lowlevel.current_token().native_token
+        token = _native_token()
         self._token = token
+        self._thread = threading.get_ident()
         self._is_asyncio = hasattr(token, "call_soon_threadsafe")
         # asyncio names it one way, trio the other; neither waits for the loop.
         self._post = token.call_soon_threadsafe if self._is_asyncio else token.run_sync_soon
+
+    @property
+    def is_current(self) -> bool:
+        """Tell whether the calling code runs in this loop."""
+        if self._thread != threading.get_ident():
+            return False
+        try:
+            return self._token is (asyncio.get_running_loop() if self._is_asyncio else _native_token())
+        except RuntimeError:  # no loop runs here, or one of the other kind
+            return False
 
     def call_soon(self, callback: Callable[[], object]) -> bool:
         """Have the loop run ``callback``, from any thread and without waiting; False if the loop has ended."""
@@ -49,6 +62,11 @@ class EventLoop:
 
     def __hash__(self) -> int:
         return id(self._token)
+
+
+def _native_token() -> Any:
+    """Return the running asyncio loop, or the token of the trio run."""
+    return anyio.lowlevel.current_token().native_token
 
 
 class _FutureWaiter:

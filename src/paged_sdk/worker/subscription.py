@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from paged_sdk.engine.events import RequestEvent
+from paged_sdk.engine.request_start import RequestStart
 from paged_sdk.sampling.raw_logprobs import RawLogprobs
 from paged_sdk.types.response import FinishReason, Usage
 from paged_sdk.worker.event_loop import EventLoop, Waiter
@@ -32,6 +33,7 @@ class Subscription:
 
     :ivar choices: the unread output of each choice, in order of index
     :ivar prompt_logprobs: logprobs of every prompt token but the first; empty until they come, or if not requested
+    :ivar start: what is known of the request's start; None until the first token comes
     :ivar usage: set when the request has ended, unless with an error
     :ivar error: the request has ended with this
     """
@@ -40,6 +42,7 @@ class Subscription:
         self.loop = EventLoop()
         self.choices = [UnreadChoice() for _ in range(num_choices)]
         self.prompt_logprobs: tuple[RawLogprobs, ...] = ()
+        self.start: RequestStart | None = None
         self.usage: Usage | None = None
         self.error: Exception | None = None
         self._has_news = False
@@ -63,10 +66,17 @@ class Subscription:
         choice.logprobs.extend(event.logprobs)
         choice.finish_reason = event.finish_reason or choice.finish_reason
         self.prompt_logprobs = event.prompt_logprobs or self.prompt_logprobs
+        self.start = event.start or self.start
         self.usage = event.usage
-        self.error = event.error
+        self.error = self.error or event.error
         self._has_news = True
         if self._waiter is not None and (self.has_ended or not self._until_end):
+            self._wake()
+
+    def fail(self, error: Exception) -> None:
+        """End the request with an error that taking its output has raised."""
+        self.error = self.error or error
+        if self._waiter is not None:
             self._wake()
 
     async def wait(self, *, until_end: bool) -> None:

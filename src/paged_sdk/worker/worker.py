@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
+from itertools import chain
 from typing import TypeVar
 
 import anyio
 
 from paged_sdk.engine.engine import Engine
 from paged_sdk.engine.events import Outbox, RequestEvent
-from paged_sdk.errors import EngineDeadError, ModelClosedError, PagedError, RequestError
+from paged_sdk.errors import EngineDeadError, EngineError, ModelClosedError, PagedError
+from paged_sdk.guard import RequestGuard, request_failure
 from paged_sdk.logs import get_logger
 from paged_sdk.scheduler.request import Request
 from paged_sdk.types.stats import ModelStats
@@ -33,12 +37,15 @@ class Worker:
     """Owns an engine and the thread that steps it; every method may be called from any thread.
 
     The thread takes commands from the mailbox between steps and hands each step's output over to the subscriptions'
-    event loops, with one wake-up per loop and step. It never waits for an event loop. If a step raises, that first
-    exception is kept: every live request and every later one gets :class:`EngineDeadError` raised from it.
+    event loops, with one wake-up per loop and step. It never waits for an event loop.
+
+    Every request gets an answer. An exception in what is done for one request ends that request. If a step raises,
+    that first exception is kept: every live request and every later one gets :class:`EngineDeadError` raised from it.
 
     :param engine: closed by the thread when it ends
     :param on_start: run first, on the thread (thread-local settings of the tensor library)
     :param log_throughput: log a line of figures every few seconds of work
+    :raises EngineError: the system gives this process no more threads
     """
 
     def __init__(
@@ -48,6 +55,7 @@ class Worker:
         self._on_start = on_start
         self._throughput = ThroughputLog() if log_throughput else None
         self._mailbox = Mailbox()
+        self._in_hand: Command | None = None
         self._listeners: dict[EventLoop, _LoopListeners] = {}
         self._stats = engine.stats()
         self._death: BaseException | None = None
@@ -56,7 +64,11 @@ class Worker:
         self._pid = os.getpid()
         # A daemon: an application that forgets to close must still be able to exit.
         self._thread = threading.Thread(target=self._run, name="paged-sdk-worker", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            engine.close()
+            raise EngineError(f"the engine has no thread to run on: {error}") from error
 
     # From any thread
 
@@ -71,14 +83,21 @@ class Worker:
         :raises ModelClosedError: it was closed, or this process is a forked child of the one that built it
         :raises EngineDeadError: it stopped because of an exception
         """
-        if os.getpid() != self._pid:
-            raise ModelClosedError(
-                f"this model belongs to process {self._pid}; threads do not survive a fork: build a model in the child"
-            )
+        self.check_process()
         if self._death is not None:
             raise self._dead()
         if self._closing is not None:
             raise ModelClosedError("the model is closed: build another one")
+
+    def check_process(self) -> None:
+        """Raise if the worker's thread does not exist in this process.
+
+        :raises ModelClosedError: this process is a forked child of the one that built it
+        """
+        if os.getpid() != self._pid:
+            raise ModelClosedError(
+                f"this model belongs to process {self._pid}; threads do not survive a fork: build a model in the child"
+            )
 
     def submit(self, request: Request, subscription: Subscription) -> None:
         """Queue a request; its outcome, a refusal too, arrives at the subscription.
@@ -120,28 +139,42 @@ class Worker:
     # On the thread
 
     def _run(self) -> None:
+        # Each of these is done, whatever the ones before it raise: the sweep answers every request that is left.
+        self._attempt(self._work)
+        self._closing = self._closing or Close(drain=False)
+        self._attempt(self._publish)  # the events from before an exception
+        self._attempt(self._engine.close)
+        self._stats = self._stats.at_rest()
+        self._ended = True
+        self._attempt(self._sweep)
+
+    def _attempt(self, act: Callable[[], object]) -> None:
+        """Do something and keep its exception, if that is the first, as what the engine has died of."""
         try:
-            if self._on_start is not None:
-                self._on_start()
-            while self._take_commands():
-                self._engine.step()
-                self._stats = self._engine.stats()
-                self._publish()
-                if self._throughput is not None:
-                    self._throughput.step_done(self._stats, time.monotonic())
-            for listeners in self._listeners.values():
-                self._abort_all(listeners)
-            self._publish()
+            act()
         except BaseException as exception:
-            self._death = exception
-            _log.exception("the engine stopped")
-            self._publish()  # the events from before that
-        finally:
-            self._closing = self._closing or Close(drain=False)
+            self._stats = self._stats.at_rest()
+            if self._death is None:
+                self._death = exception
+            with suppress(Exception):  # an application's own log handlers may raise
+                _log.exception("the engine stopped")
+            # The tensors of the frames would live as long as the error does.
+            traceback.clear_frames(exception.__traceback__)
+
+    def _work(self) -> None:
+        """Step the engine until it is closed."""
+        if self._on_start is not None:
+            self._on_start()
+        while self._take_commands():
+            self._engine.step()
             self._stats = self._engine.stats()
-            self._engine.close()
-            self._ended = True
-            self._sweep()
+            self._publish()
+            if self._throughput is not None:
+                with suppress(Exception):  # an application's own log handlers may raise
+                    self._throughput.step_done(self._stats, time.monotonic())
+        for listeners in self._listeners.values():
+            self._abort_all(listeners)
+        self._stats = self._engine.stats()
 
     def _take_commands(self) -> bool:
         """Do what the mailbox says, waiting for it if there is nothing else to do; return False when it is time to
@@ -149,18 +182,23 @@ class Worker:
         """
         while True:
             for command in self._mailbox.drain():
+                self._in_hand = command
                 self._obey(command)
+            self._in_hand = None
             if self._closing is not None and not (self._closing.drain and self._engine.has_work):
                 return False
             if self._engine.has_work:
                 return True
             self._stats = self._engine.stats()
-            self._obey(self._mailbox.wait())
+            self._in_hand = self._mailbox.wait()
+            self._obey(self._in_hand)
 
     def _obey(self, command: Command) -> None:
         match command:
             case Submit(request, subscription):
-                self._submit(request, subscription)
+                fail = partial(self._fail, request.request_id, subscription)
+                with RequestGuard(request.request_id, fail):
+                    self._submit(request, subscription)
             case Abort(request_id):
                 self._engine.abort(request_id)
                 self._publish()
@@ -180,27 +218,42 @@ class Worker:
     def _submit(self, request: Request, subscription: Subscription) -> None:
         loop = subscription.loop
         listeners = self._listeners.get(loop) or self._listeners.setdefault(loop, _LoopListeners(loop))
+        self._engine.submit(request, subscription, listeners.outbox)
         listeners.subscriptions[request.request_id] = subscription
-        try:
-            self._engine.submit(request, subscription, listeners.outbox)
-        except RequestError as error:
-            error.request_id = request.request_id
-            listeners.outbox.events.append((subscription, RequestEvent(request_id=request.request_id, error=error)))
-            self._publish()
 
     def _publish(self) -> None:
         """Post the new events and wake each event loop once."""
         for listeners in list(self._listeners.values()):
-            if listeners.outbox and not listeners.post():
-                # The loop ended without closing its requests: nobody will read them.
-                self._abort_all(listeners)
-                listeners.subscriptions.clear()
+            try:
+                hears = not listeners.outbox or listeners.post()
+            except Exception as error:  # nobody knows how much of it the loop has got
+                self._fail_all(listeners, error)
+            else:
+                if not hears:  # the loop ended without closing its requests: nobody will read them
+                    self._abort_all(listeners)
+                    listeners.subscriptions.clear()
             if not listeners.subscriptions:
                 del self._listeners[listeners.loop]
 
     def _abort_all(self, listeners: _LoopListeners) -> None:
         for request_id in listeners.subscriptions:
             self._engine.abort(request_id)
+
+    def _fail_all(self, listeners: _LoopListeners, error: Exception) -> None:
+        """End the requests of one event loop with an error."""
+        self._abort_all(listeners)
+        listeners.outbox.take()
+        subscriptions, listeners.subscriptions = listeners.subscriptions, {}
+        for request_id, subscription in subscriptions.items():
+            self._fail(request_id, subscription, request_failure(error, request_id))
+
+    def _fail(self, request_id: str, subscription: Subscription, error: PagedError) -> None:
+        """End a request that the engine does not know, or knows no more, with an error."""
+        event = RequestEvent(request_id=request_id, error=error)
+        for _ in range(2):  # once more if the loop raises, because without an answer the request waits for ever
+            with suppress(Exception):
+                subscription.loop.call_soon(partial(subscription.add, event))
+                return
 
     def _sweep(self) -> None:
         """Answer the commands left in the mailbox. Once the thread has ended nobody reads it, so whoever put the last
@@ -210,20 +263,17 @@ class Worker:
             return
         for listeners in list(self._listeners.values()):
             for request_id, subscription in listeners.subscriptions.items():
-                self._refuse(request_id, subscription)
+                self._fail(request_id, subscription, self._ending())
         self._listeners.clear()
-        for command in self._mailbox.drain():
+        in_hand, self._in_hand = self._in_hand, None  # the command in which an exception was raised
+        for command in chain([] if in_hand is None else [in_hand], self._mailbox.drain()):
             match command:
                 case Submit(request, subscription):
-                    self._refuse(request.request_id, subscription)
+                    self._fail(request.request_id, subscription, self._ending())
                 case Call(_, future):
                     future.set_exception(self._ending())
                 case Abort() | Close():
                     pass
-
-    def _refuse(self, request_id: str, subscription: Subscription) -> None:
-        event = RequestEvent(request_id=request_id, error=self._ending())
-        subscription.loop.call_soon(partial(subscription.add, event))
 
     def _ending(self) -> PagedError:
         return self._dead() if self._death is not None else ModelClosedError("the model is closed: build another one")
@@ -248,7 +298,8 @@ class _LoopListeners:
     def post(self) -> bool:
         """Hand the outbox over to the loop, with one wake-up; False if the loop has ended."""
         batch = self.outbox.take()
+        hears = self.loop.call_soon(batch.deliver)
         for _, event in batch.events:
             if event.is_last:
-                del self.subscriptions[event.request_id]
-        return self.loop.call_soon(batch.deliver)
+                self.subscriptions.pop(event.request_id, None)
+        return hears

@@ -1,0 +1,56 @@
+"""Work out what a request has used of time and tokens."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from paged_sdk.types.response import PromptTokensDetails, Usage
+
+__all__ = ["RequestStart"]
+
+
+@frozen(kw_only=True)
+class RequestStart:
+    """Holds what is known of a request when its first token comes, or earlier. Times are in seconds of the monotonic
+    clock.
+
+    :ivar arrival: when it was submitted
+    :ivar scheduled_at: when it first ran; None: it is not known to have run
+    :ivar first_token_at: when its first token came; None before
+    :ivar cached_tokens: how many of the prompt's tokens had their KV in the prefix cache
+    """
+
+    prompt_tokens: int
+    num_choices: int
+    arrival: float
+    scheduled_at: float | None = None
+    first_token_at: float | None = None
+    cached_tokens: int = 0
+
+    def usage(self, completion_tokens: int, now: float) -> Usage:
+        """Return what the request has used up to ``now``.
+
+        :param completion_tokens: how many tokens its texts have by then
+        """
+        prompt, completion = self.prompt_tokens, completion_tokens
+        scheduled = now if self.scheduled_at is None else self.scheduled_at
+        first = now if self.first_token_at is None else self.first_token_at
+        return Usage(
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            total_tokens=prompt + completion,
+            avg_tok_per_sec=_rate(prompt + completion, now - scheduled),
+            avg_prompt_tok_per_sec=_rate(prompt, first - scheduled),
+            # The first token of each choice comes out of the prompt's last step.
+            avg_compl_tok_per_sec=_rate(completion - self.num_choices, now - first),
+            total_time_sec=now - self.arrival,
+            total_prompt_time_sec=first - scheduled,
+            total_completion_time_sec=now - first,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=self.cached_tokens),
+            time_to_first_token_sec=first - self.arrival,
+            queue_time_sec=scheduled - self.arrival,
+        )
+
+
+def _rate(tokens: int, seconds: float) -> float:
+    return tokens / seconds if seconds > 0 and tokens > 0 else 0.0

@@ -1,0 +1,52 @@
+"""Keep an exception that is raised in the work for one request away from all other requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+
+from paged_sdk.errors import NumericalError, PagedError, RequestError, RequestFailedError
+
+__all__ = ["RequestGuard", "request_failure"]
+
+
+class RequestGuard:
+    """Surrounds work that is done for one request: an exception in it ends that request and nothing else.
+
+    The exception is swallowed and handed on as a typed error. What ends the thread (``SystemExit``) or the task (its
+    cancellation) is no ``Exception`` and passes.
+
+    :param request_id: the request that the work is for
+    :param fail: ends the request with the error
+    """
+
+    __slots__ = ("_fail", "_request_id")
+
+    def __init__(self, request_id: str, fail: Callable[[PagedError], object]) -> None:
+        self._request_id = request_id
+        self._fail = fail
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self._fail(request_failure(error, self._request_id))
+        return True
+
+
+def request_failure(error: Exception, request_id: str) -> PagedError:
+    """Return the error that a request ends with when the work for it has raised ``error``.
+
+    :returns: ``error`` itself if it is typed, otherwise a :class:`RequestFailedError` with ``error`` as its cause
+    """
+    if isinstance(error, RequestError | NumericalError):
+        error.request_id = error.request_id or request_id
+    if isinstance(error, PagedError):
+        return error
+    failure = RequestFailedError(f"request {request_id} failed: {error!r}", request_id=request_id)
+    failure.__cause__ = error
+    return failure
