@@ -11,6 +11,7 @@ from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.engine.engine import Engine
 from paged_sdk.engine.events import Outbox, RequestEvent
+from paged_sdk.engine.request_start import RequestStart
 from paged_sdk.kv.paged import KvCacheManager
 from paged_sdk.scheduler.request import Request
 from paged_sdk.scheduler.scheduler import Scheduler
@@ -25,12 +26,14 @@ HASHED = HashedTokens(range(300, VOCAB))
 class RecordingListener:
     """Records everything that was said of one request.
 
+    :ivar events: the events that say more than that it has begun
     :ivar texts: the texts of the choices that have begun, by index
     """
 
     def __init__(self, texts: Sequence[OutputText]) -> None:
         self.token_ids: list[list[int]] = [[] for _ in texts]
         self.events: list[RequestEvent] = []
+        self.start: RequestStart | None = None
         self.texts: dict[int, str] = {}
         self.has_ended = False
         self._output_texts = texts
@@ -42,7 +45,9 @@ class RecordingListener:
 
     def add(self, event: RequestEvent) -> None:
         assert not self.has_ended
-        self.events.append(event)
+        self.start = event.start or self.start
+        if event != RequestEvent(request_id=event.request_id, index=event.index, start=event.start):
+            self.events.append(event)
         self.has_ended = event.is_last
         if event.finish_reason is not None:
             self._show(event.index, self._output_texts[event.index].flush())

@@ -30,6 +30,8 @@ def test_a_text_that_goes_on_is_tokens_and_nothing_else(smollm2_text: TextProces
         driver.step()
     assert listener.token_ids == [[300, 301, 302, 303, 304]]
     assert listener.events == []
+    assert listener.start is not None
+    assert (listener.start.prompt_tokens, listener.start.cached_tokens) == (3, 0)
     driver.step()
     assert listener.token_ids == [[300, 301, 302, 303, 304, 305]]
     (event,) = listener.events
