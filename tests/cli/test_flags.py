@@ -200,22 +200,63 @@ def test_command_lines_that_cannot_be_understood(command_line: CommandLine, argu
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("flag", "value"),
     [
-        (["--pa-block-size", "0"], "block_size = 0"),
-        (["--isq", "Q99"], "--isq = 'Q99'"),
-        (["--pa-memory-fraction", "1.5"], "fraction = 1.5"),
-        (["--max-seqs", "0"], "max_num_seqs = 0"),
-        (["--dtype", "int3"], "dtype = 'int3'"),
-        (["--temperature", "-1"], "temperature = -1.0"),
-        (["--max-tokens", "0"], "max_len = 0"),
+        ("--pa-block-size", "0"),
+        ("--pa-blk-size", "0"),
+        ("--pa-memory-mb", "0"),
+        ("--pa-gpu-mem", "0"),
+        ("--pa-context-len", "-1"),
+        ("--pa-memory-fraction", "1.5"),
+        ("--pa-gpu-mem-usage", "nan"),
+        ("--isq", "Q99"),
+        ("--max-seqs", "0"),
+        ("--max-num-batched-tokens", "0"),
+        ("--max-seq-len", "0"),
+        ("--prefix-cache-n", "-1"),
+        ("--num-threads", "1000000"),
+        ("--dtype", "int3"),
+        ("--temperature", "-1"),
+        ("--top-p", "0"),
+        ("--top-k", "-2"),
+        ("--min-p", "2"),
+        ("--seed", "-1"),
+        ("--max-tokens", "0"),
+        ("--model-id", ""),
+        ("--chat-template", ""),
+        ("--device", ""),
+        ("--quantized-file", ""),
     ],
 )
-def test_values_that_cannot_be_used(command_line: CommandLine, arguments: list[str], named: str) -> None:
-    (line,) = command_line("Hello!", *arguments, code=1).splitlines()
-    assert line.startswith("error: ")
-    assert named in line
-    assert "Traceback" in command_line("Hello!", "--verbose", *arguments, code=1)
+def test_values_that_cannot_be_used(command_line: CommandLine, flag: str, value: str) -> None:
+    today = {
+        "--pa-blk-size": "--pa-block-size",
+        "--pa-gpu-mem": "--pa-memory-mb",
+        "--pa-gpu-mem-usage": "--pa-memory-fraction",
+    }.get(flag, flag)
+    shown = command_line("Hello!", flag, value, code=2)
+    assert f"Invalid value for {today}: " in shown
+    assert "expected" in shown
+    assert "Traceback" not in command_line("Hello!", "--verbose", flag, value, code=2)
+
+
+def test_a_file_is_no_plain_checkpoint(command_line: CommandLine) -> None:
+    for arguments in ([], ["-m", str(embedded_model_path())]):
+        assert "--format plain" in command_line("Hello!", "--format", "plain", *arguments, code=2)
+
+
+def test_a_bad_environment_is_not_the_command_line_s_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MISTRALRS_PAGED_ATTN", "maybe")
+    result = CliRunner().invoke(app, ["run", "Hello!"])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: MISTRALRS_PAGED_ATTN = 'maybe'")
+
+
+def test_flags_are_shown_without_a_value() -> None:
+    shown = CliRunner().invoke(app, ["run", "--help"], env={"COLUMNS": "200"}).stdout
+    for flag in ("--verbose", "--quiet", "--raw", "--interactive", "--cpu", "--version"):
+        (line,) = (line for line in shown.splitlines() if flag in line.split("  ")[0])
+        assert "bool" not in line
 
 
 def test_version_and_help() -> None:

@@ -69,6 +69,42 @@ def test_one_answer(endless: Path, reference: BlockingModel) -> None:
     )
 
 
+def test_a_pipe_that_does_not_take_every_character(endless: Path, reference: BlockingModel) -> None:
+    encoding = "cp1252"  # what a pipe has on Windows
+    (expected,) = answers(reference, "Hello!", max_len=60)
+    assert not expected.isascii(), "this text has to have characters that the pipe does not take"
+    run = subprocess.run(
+        [*PROGRAM, "-m", str(endless), *FLAGS, "Hello!", "--max-tokens", "60"],
+        env={**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"},
+        capture_output=True,
+        timeout=120,
+        check=True,
+    )
+    assert run.stdout == (expected + "\n").encode(encoding, errors="backslashreplace")
+    assert b"Traceback" not in run.stderr
+
+
+def test_bytes_that_are_no_text_are_no_prompt(endless: Path) -> None:
+    for arguments in ([], ["-i"]):
+        ended = subprocess.run(
+            [*PROGRAM, "-m", str(endless), *FLAGS, *arguments],
+            env={**os.environ, "PYTHONIOENCODING": "utf-8", "COLUMNS": "200"},
+            input=b"\xff\xfe\xfd\n",
+            capture_output=True,
+            timeout=120,
+            check=False,
+        )
+        assert ended.returncode == 2
+        assert b"no text in utf-8" in ended.stderr
+
+
+def test_what_is_quantized_again_is_said(tmp_path: Path) -> None:
+    gguf = tiny.make_gguf(tmp_path, quantization="Q8_0")
+    result = CliRunner().invoke(app, ["run", "-m", str(gguf), *FLAGS[2:], "Hello!", "--isq", "8", "--max-tokens", "2"])
+    assert result.exit_code == 0, result.output
+    assert "is decoded and quantized again, to Q8_0." in result.stderr
+
+
 def test_system_message_and_quiet(endless: Path, reference: BlockingModel) -> None:
     result = run(endless, "Hello!", "--max-tokens", "8", "--system", "Be brief.", "--quiet")
     assert result.stdout == answers(reference, "Hello!", system="Be brief.")[0] + "\n"
@@ -122,7 +158,6 @@ def test_errors_are_one_line(tmp_path: Path, endless: Path) -> None:
     for result, named in (
         (run(tmp_path / "nowhere", "Hello!"), "nowhere"),
         (run(endless, "word " * 3000), "tokens"),
-        (run(endless, "Hello!", "--max-seq-len", "100000"), "max_model_len"),
     ):
         assert result.exit_code == 1
         assert result.stdout == ""

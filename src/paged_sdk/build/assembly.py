@@ -158,6 +158,9 @@ def _policy(
     :raises ConfigError: weights are to be quantized where that is not possible
     """
     isq = settings.isq
+    if isq is not None and checkpoint.is_quantized:
+        again = "What %s holds quantized is decoded and quantized again, to %s, which does not give back what it lost."
+        _log.info(again, checkpoint.path, isq.value)
     if isq is None and environment.isq is not None:
         if checkpoint.is_quantized:
             _log.info("%s = %s leaves %s alone: it is quantized already.", ISQ, environment.isq.value, checkpoint.path)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import sys
+
 __all__ = ["main"]
 
 
@@ -12,4 +15,7 @@ def main() -> None:
     """
     from paged_sdk.cli.app import app
 
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a pipe in ASCII or cp1252 does not take every character
+            stream.reconfigure(errors="backslashreplace")
     app()

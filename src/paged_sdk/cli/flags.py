@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
@@ -11,6 +12,7 @@ import typer
 from attrs import evolve, frozen
 
 from paged_sdk import (
+    ConfigError,
     GgufModelBuilder,
     IsqType,
     MemoryGpuConfig,
@@ -23,9 +25,62 @@ from paged_sdk import (
 )
 from paged_sdk.cli.options import ModelFormat, PagedAttnMode
 
-__all__ = ["Builder", "EngineFlags", "ModelFlags", "PagedFlags", "PromptFlags", "SamplingFlags", "exclusive"]
+__all__ = [
+    "Builder",
+    "EngineFlags",
+    "ModelFlags",
+    "PagedFlags",
+    "PromptFlags",
+    "SamplingFlags",
+    "exclusive",
+    "naming_flags",
+]
 
 Builder: TypeAlias = TextModelBuilder | GgufModelBuilder
+
+FLAG_OF = {
+    "block_size": "--pa-block-size",
+    "chat_template": "--chat-template",
+    "device": "--device",
+    "dtype": "--dtype",
+    "filenames": "--quantized-file",
+    "fraction": "--pa-memory-fraction",
+    "--isq": "--isq",
+    "isq": "--isq",
+    "max_len": "--max-tokens",
+    "max_model_len": "--max-seq-len",
+    "max_num_batched_tokens": "--max-num-batched-tokens",
+    "max_num_seqs": "--max-seqs",
+    "megabytes": "--pa-memory-mb",
+    "min_p": "--min-p",
+    "model": "--model-id",
+    "num_threads": "--num-threads",
+    "prefix_cache_n": "--prefix-cache-n",
+    "seed": "--seed",
+    "temperature": "--temperature",
+    "tokens": "--pa-context-len",
+    "top_k": "--top-k",
+    "top_p": "--top-p",
+    "with_chat_template": "--chat-template",
+    "with_tokenizer_json": "--tok-model-id",
+}
+"""Maps the settings of the public API to the flags by which they are given here."""
+
+
+@contextmanager
+def naming_flags() -> Iterator[None]:
+    """Show a setting that cannot be used as what the person typed: a flag.
+
+    :raises typer.BadParameter: in place of a ConfigError that concerns a flag
+    """
+    try:
+        yield
+    except ConfigError as error:
+        flag = FLAG_OF.get(error.setting.rpartition(".")[2])
+        if flag is None:  # an environment variable, say
+            raise
+        _, _, why = str(error).partition(" = ")
+        raise typer.BadParameter(why or str(error), param_hint=flag) from error
 
 
 def exclusive(flags: Mapping[str, object]) -> None:
@@ -57,7 +112,10 @@ class PromptFlags:
         exclusive({"--raw": self.raw, "--system": self.system})
         if self.prompt is not None or self.interactive:
             return self.prompt
-        text = "" if sys.stdin.isatty() else sys.stdin.read().rstrip("\n")
+        try:
+            text = "" if sys.stdin.isatty() else sys.stdin.read().rstrip("\n")
+        except UnicodeDecodeError as error:
+            raise typer.BadParameter(f"what is piped in is no text in {error.encoding}") from None
         if text:
             return text
         if self.raw or not sys.stdin.isatty():
@@ -86,6 +144,10 @@ class ModelFlags:
         is_plain = self.format is ModelFormat.PLAIN
         exclusive({"--format plain": is_plain, "--quantized-file": self.quantized_file or None})
         location = str(embedded_model_path()) if self.model_id is None else self.model_id
+        if is_plain and Path(location).expanduser().is_file():
+            raise typer.BadParameter(
+                f"{location} is a file: a plain checkpoint is a directory or a hub id", param_hint="--format plain"
+            )
         builder: Builder = TextModelBuilder(location)
         if self._is_gguf(location):
             builder = GgufModelBuilder(location, self.quantized_file)

@@ -11,6 +11,9 @@ import typer
 import paged_sdk
 from paged_sdk import PagedCacheType
 
+FLAG = ""
+"""The metavar of a flag, which takes no value; typer writes its type otherwise, as if it did."""
+
 MODEL, PAGED, ENGINE, SAMPLING = "Model", "Paged attention", "Engine", "Sampling"
 
 
@@ -36,16 +39,19 @@ def _show_version(asked: bool) -> None:
 
 
 Version = Annotated[
-    bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    bool,
+    typer.Option("--version", callback=_show_version, is_eager=True, metavar=FLAG, help="Show the version and exit."),
 ]
 Prompt = Annotated[
     str | None, typer.Argument(help="What to say. Without it: stdin if that is a pipe or file, else a chat.")
 ]
-Interactive = Annotated[bool, typer.Option("--interactive", "-i", help="Chat, keeping the turns.")]
+Interactive = Annotated[bool, typer.Option("--interactive", "-i", metavar=FLAG, help="Chat, keeping the turns.")]
 System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="The system message.")]
-Raw = Annotated[bool, typer.Option("--raw", help="Continue the prompt as plain text, without a chat template.")]
-Verbose = Annotated[bool, typer.Option("--verbose", help="Show log lines, and tracebacks of errors.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Show nothing but the text and errors.")]
+Raw = Annotated[
+    bool, typer.Option("--raw", metavar=FLAG, help="Continue the prompt as plain text, without a chat template.")
+]
+Verbose = Annotated[bool, typer.Option("--verbose", metavar=FLAG, help="Show log lines, and tracebacks of errors.")]
+Quiet = Annotated[bool, typer.Option("--quiet", metavar=FLAG, help="Show nothing but the text and errors.")]
 
 Model = Annotated[
     str | None,
@@ -90,7 +96,9 @@ ChatTemplate = Annotated[
         rich_help_panel=MODEL,
     ),
 ]
-Cpu = Annotated[bool, typer.Option("--cpu", help="Run on the CPU whatever else there is.", rich_help_panel=MODEL)]
+Cpu = Annotated[
+    bool, typer.Option("--cpu", metavar=FLAG, help="Run on the CPU whatever else there is.", rich_help_panel=MODEL)
+]
 Device = Annotated[
     str | None,
     typer.Option("--device", metavar="NAME", help="auto, cpu, cuda, cuda:1, mps ...", rich_help_panel=MODEL),
@@ -101,7 +109,12 @@ Dtype = Annotated[
 ]
 Isq = Annotated[
     str | None,
-    typer.Option("--isq", metavar="TYPE", help="Quantize while loading: 4, 8, Q4K, Q8_0 ...", rich_help_panel=MODEL),
+    typer.Option(
+        "--isq",
+        metavar="TYPE",
+        help="Quantize while loading: 4, 8, Q4K, Q8_0 ... What a file holds quantized is decoded and quantized again.",
+        rich_help_panel=MODEL,
+    ),
 ]
 NumThreads = Annotated[
     int | None, typer.Option("--num-threads", help="CPU threads of one operation.", rich_help_panel=MODEL)
@@ -136,7 +149,7 @@ PaCacheType = Annotated[
 PaGpuMem = Annotated[int | None, typer.Option("--pa-gpu-mem", hidden=True)]
 PaGpuMemUsage = Annotated[float | None, typer.Option("--pa-gpu-mem-usage", hidden=True)]
 PaBlkSize = Annotated[int | None, typer.Option("--pa-blk-size", hidden=True)]
-NoPagedAttn = Annotated[bool, typer.Option("--no-paged-attn", hidden=True)]
+NoPagedAttn = Annotated[bool, typer.Option("--no-paged-attn", metavar=FLAG, hidden=True)]
 
 MaxSeqs = Annotated[
     int | None, typer.Option("--max-seqs", help="Sequences that are computed at once (32).", rich_help_panel=ENGINE)

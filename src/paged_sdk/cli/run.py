@@ -51,12 +51,20 @@ def run(
     Without a prompt, on a terminal, it is a chat.
     """
     # Imported here, because help does not need them and should appear at once.
-    from paged_sdk.cli.flags import EngineFlags, ModelFlags, PagedFlags, PromptFlags, SamplingFlags, exclusive
+    from paged_sdk.cli.flags import (
+        EngineFlags,
+        ModelFlags,
+        PagedFlags,
+        PromptFlags,
+        SamplingFlags,
+        exclusive,
+        naming_flags,
+    )
     from paged_sdk.cli.talk import talk
     from paged_sdk.cli.terminal import Terminal
 
     terminal = Terminal(quiet=quiet)
-    with terminal.reporting(verbose=verbose):
+    with terminal.reporting(verbose=verbose), naming_flags():
         exclusive({"--verbose": verbose, "--quiet": quiet})
         prompt_flags = PromptFlags(prompt=prompt, interactive=interactive, system=system, raw=raw)
         model_flags = ModelFlags(

@@ -61,9 +61,13 @@ class Terminal:
         """Return what the person types next.
 
         :raises EOFError: nothing more will come
+        :raises typer.BadParameter: what is piped in is no text
         """
         if not sys.stdin.isatty():
-            return input()
+            try:
+                return input()
+            except UnicodeDecodeError as error:
+                raise typer.BadParameter(f"what is piped in is no text in {error.encoding}") from None
         with suppress(ImportError):  # not on Windows, whose terminal does it itself
             import readline  # noqa: F401  (being imported, it lets input() edit its line and recall earlier ones)
         if sys.stdout.isatty():
