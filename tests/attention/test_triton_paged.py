@@ -137,7 +137,7 @@ def test_rotation_and_write_are_one(rotary_dim: int, cache_type: PagedCacheType,
 
         def output(backend: AttentionBackend, device: torch.device, first: int = first, last: int = last) -> Tensor:
             heads = torch.cat((text.query[0], text.key[0], text.value[0]), dim=1)[first:last].to(device)
-            rope = RotaryEmbedding(RopeConfig(rotary_dim=rotary_dim), max_model_len=64, device=device)
+            rope = RotaryEmbedding(RopeConfig(rotary_dim=rotary_dim), device=device)
             rotation = rope.at(torch.arange(first, last, device=device))
             step = backend.prepare([span(first, last - first, [9, 4])])
             return step.rotate_and_forward(0, heads[:, :6], heads[:, 6:], rotation).cpu()
@@ -188,7 +188,7 @@ def test_keys_are_stored_without_their_offsets(dtype: torch.dtype, triton_device
     config = shape()
     text = Text(config, 140, seed=0, dtype=dtype, spread=1)
     offsets = 3 * torch.randn(2, 2, 16, generator=torch.Generator().manual_seed(0))
-    rope = RotaryEmbedding(RopeConfig(rotary_dim=16), max_model_len=256, device=triton_device)
+    rope = RotaryEmbedding(RopeConfig(rotary_dim=16), device=triton_device)
     table = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(1)).tolist()
 
     def outputs(kind: type[PagedBackend], device: torch.device, *, at_once: bool) -> Tensor:

@@ -77,10 +77,11 @@ def read(config: PreTrainedConfig) -> RopeConfig:
 def test_cos_and_sin_are_those_of_transformers(kind: str) -> None:
     config = llama_config(KINDS[kind])
     reference = LlamaRotaryEmbedding(config)
-    for max_model_len in (256, MAX_POSITION):  # within and beyond the trained context, which only longrope minds
-        positions = torch.arange(max_model_len)
+    for length in (256, MAX_POSITION):  # within and beyond the trained context, which only longrope minds
+        positions = torch.arange(length)
         cos, sin = reference(torch.empty(0), positions[None])
-        rotation = RotaryEmbedding(read(config), max_model_len=max_model_len, device=CPU).at(positions)
+        is_long = torch.full((length,), length > 256)
+        rotation = RotaryEmbedding(read(config), device=CPU).at(positions, is_long)
         ours = torch.cat((rotation.cos, rotation.cos), -1)[:, 0, 0], rotation.sin[:, 0, 1]
         # Up to here each side has rounded: the exponent of theta, which counts ln(theta) = 9.9 times, the power itself
         # (by two ulps, as processors differ), its reciprocal, three operations of a scaling, and the angle, which is at
@@ -91,11 +92,12 @@ def test_cos_and_sin_are_those_of_transformers(kind: str) -> None:
 
 
 def test_longrope_within_and_beyond_the_trained_context_differ() -> None:
-    rope = read(llama_config(KINDS["longrope"]))
-    short, long = (
-        RotaryEmbedding(rope, max_model_len=length, device=CPU).at(torch.tensor([200])) for length in (256, 257)
-    )
-    assert (short.cos - long.cos).abs().max() > 0.1
+    rope = RotaryEmbedding(read(llama_config(KINDS["longrope"])), device=CPU)
+    positions = torch.tensor([200, 200, 255, 256])
+    mixed = rope.at(positions, torch.tensor([False, True, False, True])).cos
+    assert (mixed[0] - mixed[1]).abs().max() > 0.1
+    # Where the text of each token is not known, its own position says how long it is at least.
+    assert torch.equal(rope.at(positions).cos, mixed[[0, 0, 2, 3]])
 
 
 def test_divisors_replace_the_formula() -> None:
@@ -105,12 +107,12 @@ def test_divisors_replace_the_formula() -> None:
     at = torch.tensor([1])
     frequency = [
         torch.atan2(rotation.sin[0, 0, 1], rotation.cos[0, 0, 0])
-        for rotation in (RotaryEmbedding(each, max_model_len=64, device=CPU).at(at) for each in (plain, llama3))
+        for rotation in (RotaryEmbedding(each, device=CPU).at(at) for each in (plain, llama3))
     ]
     divisors = tuple((frequency[0] / frequency[1]).tolist())
     divided = RopeConfig(rotary_dim=HEAD_DIM, theta=llama3.theta, inv_freq_divisors=divisors)
     positions = torch.arange(256)
-    expected, ours = (RotaryEmbedding(each, max_model_len=64, device=CPU).at(positions) for each in (llama3, divided))
+    expected, ours = (RotaryEmbedding(each, device=CPU).at(positions) for each in (llama3, divided))
     torch.testing.assert_close(ours.cos, expected.cos, rtol=0, atol=1e-3)
 
 
@@ -122,7 +124,7 @@ def test_rotates_a_view_in_place(dtype: torch.dtype) -> None:
     cos, sin = LlamaRotaryEmbedding(config)(torch.empty(0), positions[None])
     heads = torch.randn(3, 6, HEAD_DIM, dtype=dtype)
     kept = heads.clone()
-    RotaryEmbedding(read(config), max_model_len=MAX_POSITION, device=CPU).at(positions).rotate_(heads[:, :5])
+    RotaryEmbedding(read(config), device=CPU).at(positions).rotate_(heads[:, :5])
     query, _ = apply_rotary_pos_emb(kept[None].double().transpose(1, 2), kept[None].transpose(1, 2), cos, sin)
     expected = query[0].transpose(0, 1)
     torch.testing.assert_close(
@@ -134,7 +136,7 @@ def test_rotates_a_view_in_place(dtype: torch.dtype) -> None:
 def test_partial_rotation_leaves_the_rest_of_the_head() -> None:
     heads = torch.randn(4, 2, HEAD_DIM)
     kept = heads.clone()
-    rope = RotaryEmbedding(RopeConfig(rotary_dim=8), max_model_len=8, device=CPU)
+    rope = RotaryEmbedding(RopeConfig(rotary_dim=8), device=CPU)
     rope.at(torch.arange(4)).rotate_(heads)
     assert torch.equal(heads[..., 8:], kept[..., 8:])
     assert not torch.equal(heads[1:, :, :8], kept[1:, :, :8])

@@ -19,6 +19,7 @@ from paged_sdk.kernels.step import StepContext
 from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.decoder import DecoderModel
+from paged_sdk.models.fused_decoder import FusedDecoderModel
 from paged_sdk.models.loading import load_model
 from spans import span
 
@@ -97,8 +98,11 @@ def logits(
         span(start, len(tokens), kv_ids, num_prompt_tokens=lengths.get(index))
         for index, (tokens, start, kv_ids) in enumerate(rows)
     ]
+    # Each row holds its text's last token, so that its end is the length of the text.
+    switch = model.config.rope_switch if isinstance(model, DecoderModel | FusedDecoderModel) else None
+    is_long = [switch is not None and start + len(tokens) > switch for tokens, start, _ in rows for _ in tokens]
     with torch.inference_mode():
-        context = StepContext(attention=backend.prepare(spans))
+        context = StepContext(attention=backend.prepare(spans), is_long=torch.tensor(is_long))
         hidden = model.forward(torch.tensor(token_ids), torch.tensor(positions), context)
         parts = torch.split(model.logits(hidden), [len(tokens) for tokens, _, _ in rows])
     return list(parts)

@@ -33,7 +33,7 @@ def read(**changes: Any) -> DecoderConfig:
 
 
 def test_families_are_found_by_file_name() -> None:
-    assert set(supported_families()) == {*FAMILIES, "gemma3"}
+    assert set(supported_families()) == {*FAMILIES, "gemma3", "ministral"}
 
 
 def test_the_oldest_form() -> None:
@@ -105,13 +105,38 @@ def test_gemma3_with_images_may_leave_its_text_config_nearly_empty() -> None:
 
 
 def test_a_window_that_null_turns_off() -> None:
-    mistral = LLAMA | {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+    mistral = LLAMA | {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "num_key_value_heads": 4}
     assert read_config(mistral).sliding_windows == (4096,) * 3
     assert read_config(mistral | {"sliding_window": None}).sliding_windows == (None,) * 3
 
 
+def test_windows_of_mistral_are_where_its_layer_types_say() -> None:
+    mistral = LLAMA | {"num_key_value_heads": 4, "sliding_window": 100}
+    types = ["full_attention", "sliding_attention", "full_attention"]
+    for model_type in ("mistral", "ministral"):
+        config = read_config(mistral | {"model_type": model_type, "architectures": [], "layer_types": types})
+        assert config.sliding_windows == (None, 100, None)
+        assert config.window is None
+        assert read_config(mistral | {"model_type": model_type, "architectures": []}).sliding_windows == (100,) * 3
+
+
+def test_fields_that_transformers_leaves_unread_change_nothing() -> None:
+    assert read(partial_rotary_factor=0.5) == read()
+    gemma = LLAMA | {"model_type": "gemma3_text", "architectures": []}
+    assert read_config(gemma | {"attn_logit_softcapping": 50.0}) == read_config(gemma)
+    assert read_config(gemma | {"final_logit_softcapping": 30.0}).logit_softcap == 30.0
+    with_images = {"model_type": "gemma3", "text_config": gemma | {"final_logit_softcapping": 30.0}}
+    assert read_config(with_images).logit_softcap is None
+
+
+def test_layers_of_different_shapes_are_refused() -> None:
+    with pytest.raises(UnsupportedArchitectureError, match="per_layer_config"):
+        read(per_layer_config={"1": {"intermediate_size": 32}})
+
+
 def test_qwen_windows_begin_at_a_layer() -> None:
-    qwen = LLAMA | {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "sliding_window": 100}
+    qwen = LLAMA | {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 4}
+    qwen |= {"sliding_window": 100}
     assert read_config(qwen).sliding_windows == (None,) * 3
     assert read_config(qwen | {"use_sliding_window": True, "max_window_layers": 1}).sliding_windows == (None, 100, 100)
 
@@ -209,16 +234,21 @@ def test_another_task_is_refused() -> None:
         ({"hidden_size": "64"}, r"hidden_size = '64': expected a whole number"),
         ({"num_hidden_layers": 0}, "num_hidden_layers = 0"),
         ({"num_key_value_heads": 3}, "num_key_value_heads = 3: expected a divisor"),
-        ({"hidden_act": "relu"}, "hidden_act = 'relu': expected one of silu"),
+        ({"hidden_act": "gelu_10"}, "hidden_act = 'gelu_10': expected one of silu"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings = 1: expected true or false"),
-        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_scaling.rope_type = 'dynamic'"),
+        ({"rope_scaling": {"rope_type": "proportional"}}, "rope_scaling.rope_type = 'proportional'"),
+        ({"rope_scaling": {"type": "axial", "factor": 2.0}}, "rope_scaling.type = 'axial'"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "factor = 0"),
         ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0]}}, "short_factor = .*: expected 8 numbers"),
         ({"rope_theta": 1}, "rope_theta = 1: expected a number above 1"),
         ({"original_max_position_embeddings": 1}, "original_max_position_embeddings = 1"),
         ({"rope_scaling": {"rope_type": "llama3", "high_freq_factor": 1.0}}, "high_freq_factor = 1.0: expected more"),
         ({"rope_scaling": [1]}, "rope_scaling = .*: expected an object"),
-        ({"partial_rotary_factor": 0.2}, "3 of 16 elements"),
+        ({"model_type": "phi3", "architectures": [], "partial_rotary_factor": 0.2}, "3 of 16 elements"),
+        (
+            {"partial_rotary_factor": 0.5, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+            "partial_rotary_factor = 0.5: expected 1",
+        ),
         ({"rms_norm_eps": "small"}, "rms_norm_eps"),
         ({"architectures": "LlamaForCausalLM"}, "architectures = .*: expected a list of strings"),
         ({"model_type": "qwen2", "architectures": [], "layer_types": ["full_attention"]}, "layer_types has 1 entries"),

@@ -43,13 +43,13 @@ def test_llama(kind: str) -> None:
     assert (unscaled - scores).abs().max() > 0.01 * scores.abs().max()
 
 
-@pytest.mark.parametrize(("max_model_len", "length"), [(TRAINED, 40), (512, 100), (None, 100)])
-def test_longrope_within_the_trained_context_and_beyond(max_model_len: int | None, length: int) -> None:
-    """Transformers switches when a text outgrows the trained context; here the model is told beforehand."""
+@pytest.mark.parametrize("length", [40, 100])
+def test_longrope_within_the_trained_context_and_beyond(length: int) -> None:
+    """What happens when a text outgrows the trained context is in ``tests/test_longrope.py``."""
     reference: Any = build_model(
         "phi3", rope_parameters=dict(LONGROPE), original_max_position_embeddings=TRAINED, max_position_embeddings=512
     )
-    model = ours(reference, max_model_len=max_model_len)
+    model = ours(reference)
     prompt = random_prompt(length)
     assert greedy(model, paged(16), prompt, 10) == reference_greedy(reference, prompt, 10)
 

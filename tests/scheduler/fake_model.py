@@ -26,12 +26,19 @@ def next_token(mark: int, choice_index: int) -> int:
     return hash((mark, choice_index)) % VOCAB
 
 
-def reference(sequence: Sequence, max_model_len: int) -> list[int]:
+def keys_of(sequence: Sequence, *, is_long: bool) -> tuple[CacheKey, ...]:
+    """Return what a text's KV depends on beside its tokens; that of a long text depends on its being long."""
+    return (*sequence.request.cache_keys, *((CacheKey(b"long"),) if is_long else ()))
+
+
+def reference(sequence: Sequence, config: EngineConfig) -> list[int]:
     """Return the output of a sequence that has all the memory that it needs for itself."""
+    max_model_len, switch = config.max_model_len, config.rope_switch
     token_ids = sequence.token_ids[: sequence.num_prompt_tokens]
     output: list[int] = []
     while len(output) < sequence.request.max_tokens and len(token_ids) + len(output) < max_model_len:
-        mark = history_marks(token_ids + output, sequence.request.cache_keys)[-1]
+        is_long = switch is not None and len(token_ids) + len(output) > switch
+        mark = history_marks(token_ids + output, keys_of(sequence, is_long=is_long))[-1]
         output.append(next_token(mark, sequence.choice_index))
         if output[-1] in sequence.request.stop_token_ids:
             break
@@ -151,7 +158,7 @@ class Harness:
                 token_ids = [*token_ids, overlap[row.sequence.seq_id]]
             if row.draft_token_ids:
                 token_ids = [*token_ids, *row.draft_token_ids]
-            histories.append(history_marks(token_ids, row.sequence.request.cache_keys))
+            histories.append(history_marks(token_ids, keys_of(row.sequence, is_long=row.sequence.is_long)))
         for row, marks in zip(output.scheduled, histories, strict=True):
             prompt_end = row.sequence.num_prompt_tokens
             for position in range(row.start, row.end):
@@ -198,7 +205,7 @@ class Harness:
         :param guess: turns the tokens that would really follow into drafts
         """
         for sequence in self.scheduler.decoding:
-            follows = reference(sequence, self.config.max_model_len)[sequence.num_output_tokens :]
+            follows = reference(sequence, self.config)[sequence.num_output_tokens :]
             sequence.draft_token_ids = guess(follows)
 
     def step(self, *, ahead: bool = False) -> SchedulerOutput:
@@ -256,7 +263,7 @@ class Harness:
         assert usage.used == 0
         assert usage.free + usage.cached == usage.total
         for sequence in self.sequences.values():
-            expected = reference(sequence, self.config.max_model_len)
+            expected = reference(sequence, self.config)
             output = sequence.output_token_ids
             assert sequence.status is SequenceStatus.FINISHED
             if sequence.finish_reason == "canceled" or len(sequence.token_ids) > self.manager.max_sequence_tokens:

@@ -19,6 +19,7 @@ prompts = st.lists(st.integers(0, 1), min_size=1, max_size=16)
 class PagedMachine(RuleBasedStateMachine):
     paged = True
     window: int | None = None
+    switch: int | None = None
     fewer_blocks = 0
     longest_prompt = 17
     max_model_len = 28
@@ -40,6 +41,7 @@ class PagedMachine(RuleBasedStateMachine):
                 max_num_batched_tokens=budget,
                 max_model_len=self.max_model_len,
                 sliding_window=self.window,
+                rope_switch=self.switch,
             )
         )
 
@@ -137,6 +139,16 @@ class ContiguousMachine(PagedMachine):
     paged = False
 
 
+class SwitchMachine(PagedMachine):
+    """Texts whose KV is computed anew when they outgrow a length; many do."""
+
+    switch = 8
+
+
+class ContiguousSwitchMachine(SwitchMachine):
+    paged = False
+
+
 _SETTINGS = settings(
     deadline=None,
     derandomize=True,
@@ -144,9 +156,11 @@ _SETTINGS = settings(
     stateful_step_count=30,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
-for _machine in (PagedMachine, WindowMachine, ContiguousMachine):
+for _machine in (PagedMachine, WindowMachine, ContiguousMachine, SwitchMachine, ContiguousSwitchMachine):
     _machine.TestCase.settings = _SETTINGS
 
 TestPaged = PagedMachine.TestCase
 TestWindow = WindowMachine.TestCase
 TestContiguous = ContiguousMachine.TestCase
+TestSwitch = SwitchMachine.TestCase
+TestContiguousSwitch = ContiguousSwitchMachine.TestCase

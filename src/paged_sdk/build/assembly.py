@@ -88,7 +88,6 @@ def _load(
                 dtype=dtype,
                 device=device,
                 policy=_policy(checkpoint, settings, environment, dtype, device, workspace),
-                max_model_len=max_model_len,
                 on_progress=bar.update,
             )
     finally:

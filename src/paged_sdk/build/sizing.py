@@ -60,6 +60,7 @@ def resolve_engine_config(
         max_model_len=max_model_len,
         max_queue=settings.max_queue,
         sliding_window=model.window,
+        rope_switch=model.rope_switch,
     )
 
 

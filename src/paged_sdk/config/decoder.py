@@ -10,10 +10,21 @@ __all__ = ["Activation", "DecoderConfig", "MoeConfig", "RopeConfig", "RopeKind"]
 
 
 class Activation(Enum):
-    """Names the non-linearity of a gated MLP."""
+    """Names the non-linearity of a gated MLP, by Hugging Face's names."""
 
     SILU = "silu"
+    GELU = "gelu"
     GELU_TANH = "gelu_pytorch_tanh"
+    QUICK_GELU = "quick_gelu"
+    RELU = "relu"
+    RELU2 = "relu2"
+    RELU6 = "relu6"
+    LEAKY_RELU = "leaky_relu"
+    SIGMOID = "sigmoid"
+    TANH = "tanh"
+    MISH = "mish"
+    HARDSWISH = "hardswish"
+    LINEAR = "linear"
 
 
 class RopeKind(Enum):
@@ -21,6 +32,7 @@ class RopeKind(Enum):
 
     DEFAULT = "default"
     LINEAR = "linear"
+    DYNAMIC = "dynamic"
     LLAMA3 = "llama3"
     YARN = "yarn"
     LONGROPE = "longrope"
@@ -35,9 +47,10 @@ class RopeConfig:
     :ivar factor: context extension
     :ivar original_max_position: tokens of context that the model was trained on: llama3, yarn and longrope need it
     :ivar attention_factor: multiplies cos and sin; None: the kind's own formula
+    :ivar gguf_attn_factor: multiplies cos and sin once more, whatever the kind (GGUF's attn_factor)
     :ivar short_factor: longrope, one divisor per frequency up to ``original_max_position`` tokens
     :ivar long_factor: longrope, one divisor per frequency beyond that
-    :ivar inv_freq_divisors: one divisor per frequency that replaces the kind's own formula (GGUF's rope_freqs)
+    :ivar inv_freq_divisors: one divisor per frequency, before the kind's own formula (GGUF's rope_freqs)
     """
 
     rotary_dim: int
@@ -53,9 +66,18 @@ class RopeConfig:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     attention_factor: float | None = None
+    gguf_attn_factor: float = 1.0
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
     inv_freq_divisors: tuple[float, ...] = ()
+
+    @property
+    def switch(self) -> int | None:
+        """Return the length of a text beyond which other frequencies rotate all of it; None: there is no such
+        length.
+        """
+        switches = self.kind is RopeKind.LONGROPE and self.short_factor != self.long_factor
+        return self.original_max_position if switches else None
 
 
 @frozen(kw_only=True)
@@ -120,6 +142,14 @@ class DecoderConfig:
     sandwich_norms: bool = False
     tie_embeddings: bool = False
     moe: MoeConfig | None = None
+
+    @property
+    def rope_switch(self) -> int | None:
+        """Return the length of a text beyond which its keys are rotated otherwise, the earlier ones too; None: there is
+        no such length.
+        """
+        # A config whose layers switch at different lengths is refused.
+        return next((rope.switch for rope in self.ropes if rope.switch is not None), None)
 
     @property
     def kv_elements_per_token(self) -> int:

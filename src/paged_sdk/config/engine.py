@@ -27,6 +27,7 @@ class EngineConfig:
     :ivar max_model_len: tokens in a sequence, prompt and output together
     :ivar max_queue: requests that may wait
     :ivar sliding_window: the widest window if every layer has one, else None
+    :ivar rope_switch: tokens of a sequence beyond which all its keys are rotated otherwise; None: at no length
     """
 
     paged: bool = True
@@ -40,3 +41,4 @@ class EngineConfig:
     max_model_len: int = field(default=4096, validator=IntAtLeast(1))
     max_queue: int = field(default=4096, validator=IntAtLeast(1))
     sliding_window: int | None = field(default=None, validator=IntAtLeast(1, optional=True))
+    rope_switch: int | None = field(default=None, validator=IntAtLeast(1, optional=True))

@@ -49,6 +49,9 @@ class StepContext:
     """Holds the data of one step; it is passed as an argument, so that two models can live in one process.
 
     :ivar attention: computes attention for this step's rows
+    :ivar is_long: ``[num_tokens]`` bool: whether the text of each token has outgrown the length beyond which the model
+        rotates its keys otherwise; None: it has where the token's own position lies beyond that length
     """
 
     attention: AttentionStep
+    is_long: Tensor | None = None

@@ -55,6 +55,12 @@ class KvTable:
         self.epoch = 0
         self.version = 0
 
+    def depend_on(self, key: CacheKey) -> None:
+        """Let the KV, of which there must be none yet, depend on one thing more."""
+        assert not self.ids, "the table is in use"
+        self.cache_keys = (*self.cache_keys, key)
+        self.hashes = []
+
 
 @frozen
 class KvCopy:

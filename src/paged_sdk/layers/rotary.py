@@ -16,37 +16,47 @@ __all__ = ["RotaryEmbedding"]
 class RotaryEmbedding:
     """Holds the rotary frequencies of one kind of layer.
 
-    LongRoPE has two sets of divisors, for sequences within the trained context and beyond it. Keys in the cache were
-    rotated with one set and cannot change to the other, so the set is chosen once, for every sequence alike: by whether
-    ``max_model_len`` lies beyond the trained context.
-
-    :param max_model_len: the longest sequence that will be requested
+    LongRoPE has two sets of them, for texts within the trained context and for longer ones. All keys of a text are
+    rotated by one set, so those of a text that outgrows the trained context are computed anew: the scheduler sees to
+    that.
     """
 
-    def __init__(self, config: RopeConfig, *, max_model_len: int, device: torch.device) -> None:
+    def __init__(self, config: RopeConfig, *, device: torch.device) -> None:
         # On the CPU first: a device's own pow may round the frequencies differently.
-        self._inverse_frequencies = _inverse_frequencies(config, max_model_len).to(device)
-        self._attention_factor = _attention_factor(config)
+        self._inverse_frequencies = _inverse_frequencies(config).to(device)
+        self._switch = config.switch or 0
+        self._long = None if config.switch is None else _inverse_frequencies(config, is_long=True).to(device)
+        self._attention_factor = _attention_factor(config) * config.gguf_attn_factor
 
-    def at(self, positions: Tensor) -> Rotation:
+    def at(self, positions: Tensor, is_long: Tensor | None = None) -> Rotation:
         """Compute the cosines and sines at some positions; doing so once per step for all layers costs less than
         reading a table.
 
         :param positions: ``[num_tokens]`` int64
+        :param is_long: ``[num_tokens]`` bool: whether the text of each token is longer than LongRoPE's trained context;
+            None: it is where the token's own position is
         """
-        angles = positions.float()[:, None] * self._inverse_frequencies
+        frequencies = self._inverse_frequencies
+        if self._long is not None:
+            is_long = positions >= self._switch if is_long is None else is_long
+            frequencies = self._long.where(is_long[:, None], frequencies)
+        angles = positions.float()[:, None] * frequencies
         cos, sin = angles.cos() * self._attention_factor, angles.sin() * self._attention_factor
         return Rotation(cos[:, None, None], torch.stack((-sin, sin), dim=1)[:, None])
 
 
-def _inverse_frequencies(config: RopeConfig, max_model_len: int) -> Tensor:
-    """Return the frequencies, ``[rotary_dim / 2]`` float32, in radians per token."""
+def _inverse_frequencies(config: RopeConfig, *, is_long: bool = False) -> Tensor:
+    """Return the frequencies, ``[rotary_dim / 2]`` float32, in radians per token.
+
+    :param is_long: for texts that are longer than LongRoPE's trained context
+    """
     exponents = torch.arange(0, config.rotary_dim, 2, dtype=torch.float32) / config.rotary_dim
     periods = config.theta**exponents
     if config.inv_freq_divisors:
-        return 1.0 / (torch.tensor(config.inv_freq_divisors) * periods)
+        periods = torch.tensor(config.inv_freq_divisors) * periods
     match config.kind:
-        case RopeKind.DEFAULT:
+        case RopeKind.DEFAULT | RopeKind.DYNAMIC:
+            # Dynamic scaling grows the base of texts beyond the model's context, and those are refused.
             return 1.0 / periods
         case RopeKind.LINEAR:
             return 1.0 / periods / config.factor
@@ -56,7 +66,6 @@ def _inverse_frequencies(config: RopeConfig, max_model_len: int) -> Tensor:
             return _yarn(config, periods)
         case RopeKind.LONGROPE:
             # Ding et al., 2024, arXiv 2402.13753
-            is_long = max_model_len > config.original_max_position
             return 1.0 / (torch.tensor(config.long_factor if is_long else config.short_factor) * periods)
 
 

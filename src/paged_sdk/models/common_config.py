@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from types import MappingProxyType
 
 from paged_sdk.config.decoder import Activation, DecoderConfig, MoeConfig, RopeConfig
 from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError
@@ -13,6 +14,18 @@ __all__ = ["SLIDING", "read_activation", "read_common", "read_head_dim", "read_l
 
 SLIDING = "sliding_attention"
 _FULL = "full_attention"
+
+# Several of transformers' names stand for one function, however it is computed.
+_OTHER_NAMES = MappingProxyType(
+    {
+        "swish": "silu",
+        "gelu_python": "gelu",
+        "gelu_new": "gelu_pytorch_tanh",
+        "gelu_fast": "gelu_pytorch_tanh",
+        "gelu_accurate": "gelu_pytorch_tanh",
+        "gelu_python_tanh": "gelu_pytorch_tanh",
+    }
+)
 
 # Other families' mixtures have these fields for what is refused: experts for all tokens, experts chosen by groups,
 # scores that are no softmax, weights scaled or biased.
@@ -51,6 +64,9 @@ def read_common(
     if num_heads % num_kv_heads:
         raise fields.error("num_key_value_heads", f"a divisor of num_attention_heads = {num_heads}")
     head_dim = read_head_dim(fields)
+    ropes = ropes or (read_rope(fields, rope_section(fields), head_dim=head_dim, default_theta=10_000.0),) * num_layers
+    if len({rope.switch for rope in ropes} - {None}) > 1:
+        raise fields.error("rope_parameters", "one original_max_position_embeddings for all layers")
     return DecoderConfig(
         model_type=fields.text("model_type"),
         vocab_size=fields.positive("vocab_size"),
@@ -62,8 +78,7 @@ def read_common(
         head_dim=head_dim,
         max_position=fields.positive("max_position_embeddings", 2048),
         norm_eps=fields.number("rms_norm_eps", 1e-6),
-        ropes=ropes
-        or (read_rope(fields, rope_section(fields), head_dim=head_dim, default_theta=10_000.0),) * num_layers,
+        ropes=ropes,
         sliding_windows=sliding_windows or (None,) * num_layers,
         attention_scale=head_dim**-0.5,
         activation=activation or read_activation(fields, "hidden_act", Activation.SILU),
@@ -78,10 +93,12 @@ def read_head_dim(fields: ConfigFields) -> int:
 
 def read_activation(fields: ConfigFields, key: str, default: Activation) -> Activation:
     """Return the activation of the MLP's gate."""
+    name = fields.text(key, default.value)
     try:
-        return Activation(fields.text(key, default.value))
+        return Activation(_OTHER_NAMES.get(name, name))
     except ValueError:
-        raise fields.error(key, f"one of {', '.join(each.value for each in Activation)}") from None
+        known = ", ".join([each.value for each in Activation] + list(_OTHER_NAMES))
+        raise fields.error(key, f"one of {known}") from None
 
 
 def read_layer_types(fields: ConfigFields, is_sliding: Callable[[int], bool]) -> tuple[str, ...]:

@@ -93,6 +93,14 @@ class ConfigFields:
         """Return whether the section has the key, even as ``null``."""
         return key in self._values
 
+    def with_defaults(self, **defaults: object) -> ConfigFields:
+        """Return the same section, with values for keys that it lacks. A key that is there, as ``null``, keeps it."""
+        return ConfigFields({**defaults, **self._values}, self._name)
+
+    def updated(self, other: ConfigFields) -> ConfigFields:
+        """Return the section with the values of another in place of its own; the other's name is used in messages."""
+        return ConfigFields({**self._values, **other._values}, other._name if other._values else self._name)
+
     def is_set(self, key: str) -> bool:
         """Return whether the key has a value other than ``null``, ``false`` and 0."""
         return bool(self._values.get(key))

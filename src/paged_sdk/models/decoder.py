@@ -54,7 +54,7 @@ class DecoderModel:
         :param positions: ``[num_tokens]`` int64, the position of each token within its sequence
         :returns: ``[num_tokens, hidden_size]``, normed, of which :meth:`logits` takes some rows
         """
-        rotations = {settings: rope.at(positions) for settings, rope in self.ropes.items()}
+        rotations = {settings: rope.at(positions, ctx.is_long) for settings, rope in self.ropes.items()}
         residual = self.embedding.forward(token_ids)
         first_norm, *next_norms = (*(layer.attention_norm for layer in self.layers), self.norm)
         normed = first_norm.forward(residual)

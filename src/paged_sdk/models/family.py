@@ -86,6 +86,12 @@ def find_family(config: Mapping[str, Any]) -> DecoderFamily:
             architecture=model_type,
             supported=families,
         )
+    if fields.is_set("per_layer_config"):
+        raise UnsupportedArchitectureError(
+            f"{fields.shown('per_layer_config')} is not supported: all layers have one shape",
+            architecture=model_type,
+            supported=families,
+        )
     # A config made from GGUF metadata names no class.
     architectures = fields.texts("architectures")
     if architectures and not set(architectures) & set(family.architectures):

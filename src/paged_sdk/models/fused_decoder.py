@@ -49,7 +49,7 @@ _COMPUTED_FIELDS: Final[dict[type, frozenset[str]]] = {
         {
             *("rotary_dim", "theta", "kind", "factor", "original_max_position", "low_freq_factor", "high_freq_factor"),
             *("beta_fast", "beta_slow", "truncate", "mscale", "mscale_all_dim", "attention_factor"),
-            *("short_factor", "long_factor", "inv_freq_divisors"),
+            *("short_factor", "long_factor", "inv_freq_divisors", "gguf_attn_factor"),
         }
     ),
     MoeConfig: frozenset({"layers", "num_experts", "num_experts_per_token", "intermediate_size", "renormalize"}),
@@ -157,7 +157,7 @@ class FusedDecoderModel:
         rows = ctx.attention.native_rows
         assert rows is not None
         hidden = self._model.embedding.forward(token_ids).float()
-        rotations = [rope.at(positions) for rope in self._model.ropes.values()]
+        rotations = [rope.at(positions, ctx.is_long) for rope in self._model.ropes.values()]
         ropes = [(rotation.cosines, rotation.sines) for rotation in rotations]
         if self._few is self._many or not rows.use_few(self._few_rows):
             self._many(hidden, ropes, rows.slots, rows.batch)

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from paged_sdk.config.decoder import Activation, DecoderConfig
@@ -12,6 +18,26 @@ from paged_sdk.models.weight_loader import WeightLoader
 from paged_sdk.quant.linear import Linear
 
 __all__ = ["GatedMlp", "load_gated_mlp"]
+
+# What models use has kernels; the others are computed one operation at a time.
+_KERNELS: Final[Mapping[Activation, GatedActivation]] = MappingProxyType(
+    {Activation.SILU: "silu", Activation.GELU_TANH: "gelu_tanh"}
+)
+_FUNCTIONS: Final[Mapping[Activation, Callable[[Tensor], Tensor]]] = MappingProxyType(
+    {
+        Activation.GELU: F.gelu,
+        Activation.QUICK_GELU: lambda gate: gate * torch.sigmoid(1.702 * gate),
+        Activation.RELU: F.relu,
+        Activation.RELU2: lambda gate: F.relu(gate).square(),
+        Activation.RELU6: F.relu6,
+        Activation.LEAKY_RELU: F.leaky_relu,
+        Activation.SIGMOID: torch.sigmoid,
+        Activation.TANH: torch.tanh,
+        Activation.MISH: F.mish,
+        Activation.HARDSWISH: F.hardswish,
+        Activation.LINEAR: lambda gate: gate,
+    }
+)
 
 
 class GatedMlp:
@@ -24,11 +50,14 @@ class GatedMlp:
         self.gate_up = gate_up
         self.down = down
         self.activation = activation
-        self._kernel: GatedActivation = "silu" if activation is Activation.SILU else "gelu_tanh"
+        self._kernel = _KERNELS.get(activation)
 
     def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
         """Apply the MLP to ``[num_tokens, hidden_size]``, the tokens of a step."""
-        return self.down.forward(self.gate_up.forward_gated(x, self._kernel, ctx), ctx)
+        if self._kernel is not None:
+            return self.down.forward(self.gate_up.forward_gated(x, self._kernel, ctx), ctx)
+        gate, up = self.gate_up.forward(x, ctx).chunk(2, dim=-1)
+        return self.down.forward(_FUNCTIONS[self.activation](gate) * up, ctx)
 
 
 def load_gated_mlp(loader: WeightLoader, config: DecoderConfig, names: TensorNames, prefix: str) -> GatedMlp:

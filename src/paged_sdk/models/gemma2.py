@@ -48,7 +48,13 @@ def read_gemma(
 
 def _read(fields: ConfigFields) -> DecoderConfig:
     # As with the window, only a config that says null means none.
-    fields = ConfigFields({"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, **fields.values()})
+    fields = fields.with_defaults(
+        num_key_value_heads=4,
+        head_dim=256,
+        max_position_embeddings=8192,
+        attn_logit_softcapping=50.0,
+        final_logit_softcapping=30.0,
+    )
     return read_gemma(fields, layer_types=read_layer_types(fields, lambda layer: layer % 2 == 0))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from attrs import evolve
+
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.config_fields import ConfigFields
 from paged_sdk.models.family import DecoderFamily, TensorNames
@@ -11,7 +13,8 @@ __all__ = ["FAMILY"]
 
 
 def _read(fields: ConfigFields) -> DecoderConfig:
-    return read_gemma3_text(fields.section("text_config"))
+    # Transformers caps the logits of the text model alone.
+    return evolve(read_gemma3_text(fields.section("text_config")), logit_softcap=None)
 
 
 FAMILY = DecoderFamily(

@@ -22,29 +22,27 @@ def read_gemma3_text(fields: ConfigFields) -> DecoderConfig:
     :param fields: the text decoder's config, which may leave out what the released models share
     :raises CheckpointError: a value that is missing or cannot be used
     """
-    fields = ConfigFields(
-        {
-            "model_type": "gemma3_text",
-            "vocab_size": 262_208,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "head_dim": 256,
-            "hidden_activation": "gelu_pytorch_tanh",
-            "max_position_embeddings": 131_072,
-            **fields.values(),
-        }
+    fields = fields.with_defaults(
+        model_type="gemma3_text",
+        vocab_size=262_208,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=256,
+        max_position_embeddings=131_072,
     )
     period = fields.positive("sliding_window_pattern", 6)
     layer_types = read_layer_types(fields, lambda layer: (layer + 1) % period != 0)
     head_dim = read_head_dim(fields)
     # The older form scales the full layers only, and has a field of its own for the base of layers with windows.
     nested = fields.section("rope_parameters")
-    scaling = fields.section("rope_scaling")
+    # As transformers reads it, ``type``, the older name of ``rope_type``, does not count in the older form.
+    unscaled = ConfigFields({} if nested.values() else {"rope_type": "default"})
     full = read_rope(
         fields,
-        scaling if scaling.values() else nested.section("full_attention"),
+        unscaled.updated(nested.section("full_attention")).updated(fields.section("rope_scaling")),
         head_dim=head_dim,
         default_theta=1_000_000.0,
+        is_nested=True,
     )
     local_theta = fields.number("rope_local_base_freq", 10_000.0)
     windowed = read_rope(
@@ -52,9 +50,12 @@ def read_gemma3_text(fields: ConfigFields) -> DecoderConfig:
         nested.section(SLIDING),
         head_dim=head_dim,
         default_theta=local_theta,
+        is_nested=True,
     )
     ropes = tuple(windowed if each == SLIDING else full for each in layer_types)
-    return evolve(read_gemma(fields, layer_types=layer_types, ropes=ropes), qk_norm=True)
+    shape = read_gemma(fields, layer_types=layer_types, ropes=ropes)
+    # Gemma 3 has no caps on scores: transformers leaves a value that is there unread.
+    return evolve(shape, attention_softcap=None, qk_norm=True)
 
 
 FAMILY = DecoderFamily(architectures=("Gemma3ForCausalLM",), read=read_gemma3_text)

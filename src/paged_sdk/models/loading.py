@@ -27,7 +27,6 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     policy: WeightPolicy = DENSE,
-    max_model_len: int | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> DecoderModel:
     """Build a model; the weights are loaded once, in their final place.
@@ -36,8 +35,6 @@ def load_model(
     :param source: the weights; it stays open, and tensors that the model does not use are not read
     :param dtype: of weights, activations, keys and values
     :param policy: chooses the form that each matrix takes; by default matrices are decoded
-    :param max_model_len: the longest sequence that will be asked for (it chooses LongRoPE's set of divisors); None: the
-        model's own context
     :param on_progress: called with the number of tensors loaded and of all tensors
     :raises UnsupportedArchitectureError: no family has this ``model_type``
     :raises CheckpointError: the config cannot be used, or a tensor is missing or has another shape than it says
@@ -64,10 +61,7 @@ def load_model(
         head=loader.tied_head(names.head, embedding)
         if shape.tie_embeddings
         else loader.linear([names.head], in_features=shape.hidden_size, out_features=(shape.vocab_size,), is_head=True),
-        ropes={
-            settings: RotaryEmbedding(settings, max_model_len=max_model_len or shape.max_position, device=device)
-            for settings in dict.fromkeys(shape.ropes)
-        },
+        ropes={settings: RotaryEmbedding(settings, device=device) for settings in dict.fromkeys(shape.ropes)},
         dtype=dtype,
         device=device,
     )

@@ -1,19 +1,24 @@
-"""Read Mistral 7B and its successors: llama with a sliding window in every layer, or none."""
+"""Read Mistral 7B and its successors: llama with a sliding window in every layer, in those that the config names, or in
+none.
+"""
 
 from __future__ import annotations
 
 from paged_sdk.config.decoder import DecoderConfig
-from paged_sdk.models.common_config import read_common
+from paged_sdk.models.common_config import read_common, read_layer_types, read_windows
 from paged_sdk.models.config_fields import ConfigFields
 from paged_sdk.models.family import DecoderFamily
 
-__all__ = ["FAMILY"]
+__all__ = ["FAMILY", "read_mistral"]
 
 
-def _read(fields: ConfigFields) -> DecoderConfig:
+def read_mistral(fields: ConfigFields) -> DecoderConfig:
+    """Read the shape of Mistral and Ministral, which differ in their name only."""
     # Only a config that says null has no window: the first release's, which lacks the field, has a window of 4096.
-    window = fields.optional_positive("sliding_window") if "sliding_window" in fields else 4096
-    return read_common(fields, sliding_windows=(window,) * fields.positive("num_hidden_layers"))
+    fields = fields.with_defaults(num_key_value_heads=8, max_position_embeddings=131_072, sliding_window=4096)
+    window = fields.optional_positive("sliding_window")
+    layer_types = read_layer_types(fields, lambda _: window is not None)
+    return read_common(fields, sliding_windows=read_windows(layer_types, window))
 
 
-FAMILY = DecoderFamily(architectures=("MistralForCausalLM",), read=_read)
+FAMILY = DecoderFamily(architectures=("MistralForCausalLM", "MinistralForCausalLM"), read=read_mistral)

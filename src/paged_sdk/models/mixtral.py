@@ -13,16 +13,13 @@ __all__ = ["FAMILY"]
 
 
 def _read(fields: ConfigFields) -> DecoderConfig:
-    fields = ConfigFields(
-        {
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 131_072,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 1_000_000.0,
-            "num_experts": 8,
-            "num_experts_per_tok": 2,
-            **fields.values(),
-        }
+    fields = fields.with_defaults(
+        num_key_value_heads=8,
+        max_position_embeddings=131_072,
+        rms_norm_eps=1e-5,
+        rope_theta=1_000_000.0,
+        num_experts=8,
+        num_experts_per_tok=2,
     )
     num_layers = fields.positive("num_hidden_layers")
     shape = read_common(fields, sliding_windows=(fields.optional_positive("sliding_window"),) * num_layers)

@@ -12,6 +12,10 @@ __all__ = ["FAMILY"]
 
 
 def _read(fields: ConfigFields) -> DecoderConfig:
+    # The trained context counts even where the config leaves it out, and states the extended one.
+    fields = fields.with_defaults(
+        max_position_embeddings=4096, original_max_position_embeddings=4096, rms_norm_eps=1e-5
+    )
     num_layers = fields.positive("num_hidden_layers")
     rope = read_rope(
         fields,
@@ -19,6 +23,7 @@ def _read(fields: ConfigFields) -> DecoderConfig:
         head_dim=read_head_dim(fields),
         default_theta=10_000.0,
         aliases={"su": "longrope", "yarn": "longrope"},  # the names of LongRoPE in the first releases
+        is_partial=True,
     )
     return read_common(
         fields,

@@ -14,12 +14,14 @@ __all__ = ["FAMILY", "read_qwen_windows"]
 
 def read_qwen_windows(fields: ConfigFields) -> tuple[int | None, ...]:
     """Return the window of each layer of Qwen 2 and 3."""
+    fields = fields.with_defaults(sliding_window=4096)
     window = fields.optional_positive("sliding_window") if fields.flag("use_sliding_window", False) else None
     first = fields.integer("max_window_layers", 28)
     return read_windows(read_layer_types(fields, lambda layer: window is not None and layer >= first), window)
 
 
 def _read(fields: ConfigFields) -> DecoderConfig:
+    fields = fields.with_defaults(num_key_value_heads=32, max_position_embeddings=32_768)
     return evolve(read_common(fields, sliding_windows=read_qwen_windows(fields)), qkv_bias=True)
 
 

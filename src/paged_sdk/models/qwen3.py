@@ -14,6 +14,7 @@ __all__ = ["FAMILY"]
 
 
 def _read(fields: ConfigFields) -> DecoderConfig:
+    fields = fields.with_defaults(num_key_value_heads=32, head_dim=128, max_position_embeddings=32_768)
     has_bias = fields.flag("attention_bias", False)
     return evolve(
         read_common(fields, sliding_windows=read_qwen_windows(fields)),

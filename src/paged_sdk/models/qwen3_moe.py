@@ -13,14 +13,12 @@ __all__ = ["FAMILY"]
 
 
 def _read(fields: ConfigFields) -> DecoderConfig:
-    fields = ConfigFields(
-        {
-            "num_key_value_heads": 4,
-            "max_position_embeddings": 32_768,
-            "num_experts": 128,
-            "num_experts_per_tok": 8,
-            **fields.values(),
-        }
+    fields = fields.with_defaults(
+        num_key_value_heads=4,
+        max_position_embeddings=32_768,
+        sliding_window=4096,
+        num_experts=128,
+        num_experts_per_tok=8,
     )
     num_layers = fields.positive("num_hidden_layers")
     # Unlike in Qwen 3, every layer has the window.

@@ -25,30 +25,32 @@ def read_rope(
     head_dim: int,
     default_theta: float,
     aliases: Mapping[str, str] = MappingProxyType({}),
+    is_partial: bool = False,
+    is_nested: bool = False,
 ) -> RopeConfig:
     """Read the settings of one rotary embedding.
 
     :param fields: the model's config, which holds ``rope_theta`` and ``partial_rotary_factor`` in the older form
     :param section: the scaling's own settings
     :param aliases: other names of rope types
+    :param is_partial: whether the family may rotate a part of each head; others rotate all of it, and transformers does
+        not read ``partial_rotary_factor`` where there is no scaling
+    :param is_nested: whether ``rope_parameters`` has a section for each type of layer
     :raises CheckpointError: a value that is missing or cannot be used
     """
     # Where several forms state a value, the newest form wins.
     theta = section.number("rope_theta", fields.number("rope_theta", default_theta))
-    share = section.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
     kind = _read_kind(section, aliases)
-    rotary_dim = int(head_dim * share)
-    if not 2 <= rotary_dim <= head_dim or rotary_dim % 2:
-        raise CheckpointError(
-            f"config.json: rotary embedding of {rotary_dim} of {head_dim} elements per head: expected an even number"
-        )
+    rotary_dim = _read_rotary_dim(
+        fields, section, head_dim, is_partial=is_partial, is_scaled=kind is not RopeKind.DEFAULT
+    )
     if theta <= 1:
         raise CheckpointError(f"config.json: rope_theta = {theta}: expected a number above 1")
     max_position = fields.positive("max_position_embeddings", 2048)
-    # Phi-3 states the trained context outside the section, and that value is used.
-    original = fields.optional_positive("original_max_position_embeddings") or section.positive(
-        "original_max_position_embeddings", max_position
-    )
+    original = section.positive("original_max_position_embeddings", max_position)
+    if not is_nested:
+        # Phi-3 states the trained context outside the section, and that value is used.
+        original = fields.optional_positive("original_max_position_embeddings") or original
     extends = kind in (RopeKind.YARN, RopeKind.LONGROPE)
     if original < 2:
         raise CheckpointError(f"config.json: original_max_position_embeddings = {original}: expected at least 2")
@@ -58,6 +60,8 @@ def read_rope(
     low, high = section.number("low_freq_factor", 1.0), section.number("high_freq_factor", 4.0)
     if high <= low:
         raise section.error("high_freq_factor", f"more than low_freq_factor = {low}")
+    # Transformers looks for it beside the sections.
+    truncate = fields.section("rope_parameters") if is_nested else section
     return RopeConfig(
         rotary_dim=rotary_dim,
         theta=theta,
@@ -68,22 +72,47 @@ def read_rope(
         high_freq_factor=high,
         beta_fast=section.number("beta_fast", 32.0),
         beta_slow=section.number("beta_slow", 1.0),
-        truncate=section.flag("truncate", True),
+        truncate=truncate.flag("truncate", True),
         mscale=section.optional_number("mscale"),
         mscale_all_dim=section.optional_number("mscale_all_dim"),
         attention_factor=section.optional_number("attention_factor"),
+        gguf_attn_factor=section.number("gguf_attn_factor", 1.0),
         short_factor=_read_divisors(section, "short_factor", rotary_dim, required=kind is RopeKind.LONGROPE),
         long_factor=_read_divisors(section, "long_factor", rotary_dim, required=kind is RopeKind.LONGROPE),
         inv_freq_divisors=_read_divisors(section, "inv_freq_divisors", rotary_dim, required=False),
     )
 
 
+def _read_rotary_dim(
+    fields: ConfigFields, section: ConfigFields, head_dim: int, *, is_partial: bool, is_scaled: bool
+) -> int:
+    """Return how many elements of each head are rotated."""
+    if not is_partial and not is_scaled:
+        return _even(head_dim, head_dim)
+    share = section.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
+    rotary_dim = _even(int(head_dim * share) if 0 <= share <= 1 else -1, head_dim)
+    if rotary_dim != head_dim and not is_partial:
+        raise CheckpointError(
+            f"config.json: partial_rotary_factor = {share}: expected 1, since the family rotates whole heads"
+        )
+    return rotary_dim
+
+
+def _even(rotary_dim: int, head_dim: int) -> int:
+    if not 2 <= rotary_dim <= head_dim or rotary_dim % 2:
+        raise CheckpointError(
+            f"config.json: rotary embedding of {rotary_dim} of {head_dim} elements per head: expected an even number"
+        )
+    return rotary_dim
+
+
 def _read_kind(section: ConfigFields, aliases: Mapping[str, str]) -> RopeKind:
-    name = section.text("rope_type", section.text("type", RopeKind.DEFAULT.value))
+    key = "type" if not section.is_set("rope_type") and section.is_set("type") else "rope_type"
+    name = section.text(key, RopeKind.DEFAULT.value)
     try:
         return RopeKind(aliases.get(name, name))
     except ValueError:
-        raise section.error("rope_type", f"one of {', '.join(kind.value for kind in RopeKind)}") from None
+        raise section.error(key, f"one of {', '.join(kind.value for kind in RopeKind)}") from None
 
 
 def _read_divisors(section: ConfigFields, key: str, rotary_dim: int, *, required: bool) -> tuple[float, ...]:

@@ -51,7 +51,8 @@ class DeviceDecoding:
         graphs, last = self._graphs, self._last
         if graphs is None or len(scheduled) > graphs.largest:
             return Way.LAUNCHED
-        if any(row.num_new_tokens != 1 for row in scheduled):
+        # The last token of its text, which is sampled, alone says by its position how long the text is.
+        if any(row.num_new_tokens != 1 or not row.num_samples for row in scheduled):
             return Way.LAUNCHED
         if last is None or [row.sequence for row in scheduled] != last.sequences:
             return Way.RECORDED

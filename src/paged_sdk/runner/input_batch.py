@@ -23,11 +23,13 @@ class InputBatch:
     :ivar token_ids: ``[num_tokens]`` int64
     :ivar positions: ``[num_tokens]`` int64, the position of each token in its sequence
     :ivar first_tokens: the index of each row's first token
+    :ivar is_long: ``[num_tokens]`` bool, as :class:`~paged_sdk.kernels.step.StepContext` has it
     """
 
     token_ids: Tensor
     positions: Tensor
     first_tokens: list[int]
+    is_long: Tensor | None = None
 
 
 def make_input_batch(rows: Sequence[StepRow], device: torch.device, overlap: OverlapTokens | None = None) -> InputBatch:
@@ -39,7 +41,9 @@ def make_input_batch(rows: Sequence[StepRow], device: torch.device, overlap: Ove
     first_tokens: list[int] = []
     awaited: list[int] = []
     awaited_of: list[int] = []
+    any_long = False
     for row in rows:
+        any_long = any_long or row.is_long
         first_tokens.append(len(token_ids))
         token_ids += row.token_ids
         # Steps that overlap have no drafts, so only the row's last token may be unknown to the host.
@@ -55,4 +59,11 @@ def make_input_batch(rows: Sequence[StepRow], device: torch.device, overlap: Ove
         places = np.array(overlap.places(awaited_of))
         on_device, its_positions, targets, sources = to_device(device, tokens, positions, np.array(awaited), places)
         on_device.index_copy_(0, targets, overlap.tokens.index_select(0, sources))
-    return InputBatch(token_ids=on_device, positions=its_positions, first_tokens=first_tokens)
+    is_long = _is_long(rows, device) if any_long else None
+    return InputBatch(token_ids=on_device, positions=its_positions, first_tokens=first_tokens, is_long=is_long)
+
+
+def _is_long(rows: Sequence[StepRow], device: torch.device) -> Tensor:
+    values = np.repeat([row.is_long for row in rows], [row.num_new_tokens for row in rows])
+    (on_device,) = to_device(device, values.astype(np.int64))
+    return on_device.bool()

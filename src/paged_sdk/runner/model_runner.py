@@ -146,7 +146,7 @@ class _Parts:
         if path is not None and way is Way.RECORDED:
             return path.decode(rows), range(len(rows))
         batch = make_input_batch(rows, self.model.device, None if path is None else path.overlap)
-        context = StepContext(attention=self.backend.prepare(rows))
+        context = StepContext(attention=self.backend.prepare(rows), is_long=batch.is_long)
         return self.model.forward(batch.token_ids, batch.positions, context), batch.first_tokens
 
     def _unsampled(self, scheduled: Sequence[ScheduledSequence], hidden: Tensor, result: RunnerOutput) -> PendingStep:

@@ -106,6 +106,7 @@ class SchedulerOutput:
                     sequence.num_prompt_tokens,
                     sequence.table.version,
                     num_logits,
+                    sequence.is_long,
                 )
             )
         copies = [(copy.src, copy.dst, copy.num_tokens) for copy in self.copies]

@@ -7,6 +7,7 @@ from bisect import insort
 
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.errors import ContextLengthError, InvalidRequestError, QueueFullError
+from paged_sdk.kv.block_hash import CacheKey
 from paged_sdk.kv.manager import KvManager, Prefix
 from paged_sdk.scheduler.output import NewTokens, ScheduledSequence, SchedulerOutput
 from paged_sdk.scheduler.sequence import Sequence, SequenceStatus
@@ -23,6 +24,10 @@ SHORT = 4
 of each step is kept for short prompts while longer ones are under way. Beside two prompts of 8,000 tokens, one of 30
 tokens had its first token 26 steps after its arrival, and has it with the next step; a crowd of short ones takes at
 most a quarter of each step from the long ones."""
+
+
+_LONG = CacheKey(b"rope:long")
+"""Tells the KV of texts that have outgrown the trained context from the same tokens' KV within it."""
 
 
 class Scheduler:
@@ -103,7 +108,7 @@ class Scheduler:
                 limit=self._config.max_queue,
             )
         sequence.max_length = min(sequence.max_length, self._config.max_model_len)
-        sequence.end_length = min(sequence.max_length, self._kv.max_sequence_tokens + 1)
+        self._set_end(sequence)
         self._waiting.add(sequence)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
@@ -202,7 +207,8 @@ class Scheduler:
     ) -> tuple[list[ScheduledSequence], list[ScheduledSequence], int]:
         """Make rows for the running sequences.
 
-        :param dropped: gets the sequences that outgrew the memory, which this method ends
+        :param dropped: gets the sequences that outgrew the memory, which this method ends. Those that outgrew the
+            length from which on their keys are rotated otherwise are computed anew
         :returns: rows that only decode, chunks of prompts, and the rest of the budget
         """
         decodes: list[ScheduledSequence] = []
@@ -210,13 +216,14 @@ class Scheduler:
         budget = self._config.max_num_batched_tokens
         prompt_budget: int | None = None
         kept = 0  # of the prompt budget, for short prompts
+        outgrown: list[Sequence] = []
         # A preemption in this loop removes the last of the list, which is then shorter.
         for sequence in self._running:
             length, start = sequence.length, sequence.num_scheduled
             num_wanted = length - start
             if length >= sequence.end_length:
-                if length == len(sequence.token_ids):  # nothing is awaited, so it has outgrown the whole memory
-                    dropped.append(sequence)
+                if length == len(sequence.token_ids):  # nothing is awaited, so it has outgrown memory or frequencies
+                    (outgrown if self._may_grow(sequence) else dropped).append(sequence)
                 continue
             if budget == 0 or num_wanted == 0:  # 0: drafts of the sequence are being verified
                 continue
@@ -248,7 +255,29 @@ class Scheduler:
                 budget -= self._add_drafts(row, budget)
         for sequence in dropped:
             self.finish(sequence, "length")
+        for sequence in outgrown:
+            if sequence.status is SequenceStatus.RUNNING:  # it was not preempted meanwhile
+                self._requeue(sequence)
         return decodes, chunks, budget
+
+    def _set_end(self, sequence: Sequence) -> None:
+        """Work out the length up to which a sequence without KV can be scheduled, and on what its KV will depend.
+
+        A text within :attr:`EngineConfig.rope_switch` ends there for now: the next token needs all KV anew.
+        """
+        end, switch = min(sequence.max_length, self._kv.max_sequence_tokens + 1), self._config.rope_switch
+        if switch is not None and not sequence.is_long:
+            if len(sequence.token_ids) > switch:
+                sequence.is_long = True
+                sequence.table.depend_on(_LONG)
+            else:
+                end = min(end, switch + 1)
+        sequence.end_length = end
+
+    def _may_grow(self, sequence: Sequence) -> bool:
+        """Say whether a sequence that has reached its end length can go on once its KV is computed anew."""
+        is_short = self._config.rope_switch is not None and not sequence.is_long
+        return is_short and sequence.length <= self._kv.max_sequence_tokens
 
     def _admit_waiting(self, budget: int) -> list[ScheduledSequence]:
         """Admit waiting sequences for which there are budget, a seat and memory, and make their rows."""
@@ -388,6 +417,11 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         assert len(self._running) > 1, f"{sequence} has the whole memory and no room"
+        self._requeue(sequence)
+        self._num_preemptions += 1
+
+    def _requeue(self, sequence: Sequence) -> None:
+        """Let a running sequence wait, without KV."""
         self._running.remove(sequence)
         self._kv.free(sequence.table, sequence.token_ids, sequence.num_computed_tokens)
         # A token in flight is lost; the same token will be sampled again.
@@ -395,8 +429,8 @@ class Scheduler:
         sequence.length = len(sequence.token_ids)
         sequence.epoch += 1
         sequence.status = SequenceStatus.WAITING
+        self._set_end(sequence)
         self._waiting.add(sequence)
-        self._num_preemptions += 1
 
     def _append(self, sequence: Sequence, token_ids: list[int]) -> tuple[list[int], FinishReason | None]:
         """Add tokens, up to the one that ends the text.

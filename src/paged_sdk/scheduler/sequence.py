@@ -49,6 +49,7 @@ class Sequence:
     :ivar num_cached_tokens: how many prompt tokens the prefix cache had at the first admission
     :ivar num_choices: how many choices it becomes when the prompt is computed; 1 from then on
     :ivar first_scheduled_at: when it first ran, in seconds of the monotonic clock; None before
+    :ivar is_long: whether it has outgrown the length from which on the model rotates all its keys otherwise
     :ivar table: its KV memory
     :ivar times_passed: how many later requests were admitted while it was the first of its priority in the queue
     """
@@ -60,6 +61,7 @@ class Sequence:
         "epoch",
         "finish_reason",
         "first_scheduled_at",
+        "is_long",
         "length",
         "max_length",
         "num_cached_tokens",
@@ -92,6 +94,7 @@ class Sequence:
         self.finish_reason: FinishReason | None = None
         self.num_choices = request.num_choices
         self.first_scheduled_at: float | None = None
+        self.is_long = False
         self.table = KvTable(request.cache_keys, share=request.shares_prefix)
         self.times_passed = 0
 

@@ -30,6 +30,7 @@ class StepRow:
     :ivar kv_version: changes when an entry of ``kv_ids`` that will be read has changed; entries added at the end do not
         change it
     :ivar num_logits: the number of tokens, counted from the last, whose logits are needed
+    :ivar is_long: whether the sequence has outgrown the length from which on all its keys are rotated otherwise
     """
 
     seq_id: int
@@ -39,6 +40,7 @@ class StepRow:
     num_prompt_tokens: int
     kv_version: int = 0
     num_logits: int = 0
+    is_long: bool = False
 
     @property
     def num_new_tokens(self) -> int:

@@ -1,0 +1,180 @@
+"""Draw odd configurations of every family, and build the model that transformers makes of each."""
+
+from __future__ import annotations
+
+import json
+import random
+import warnings
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+__all__ = ["FAMILIES", "draw_config", "reference_of"]
+
+ABSENT: Final = object()
+"""Stands for a field that the config leaves out."""
+
+_SHAPE: Final[dict[str, Any]] = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_LAYER_TYPES: Final = [
+    [_FULL, _SLIDING, _FULL],
+    [_SLIDING, _FULL, _SLIDING],
+    [_SLIDING] * 3,
+    [_FULL] * 3,
+    None,
+    [_FULL],
+]
+_ACTIVATIONS: Final = [
+    *("silu", "swish", "gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh", "gelu_accurate"),
+    *("gelu_python_tanh", "relu", "relu2", "relu6", "leaky_relu", "quick_gelu", "sigmoid", "tanh", "mish"),
+    *("hardswish", "linear", "gelu_10", "laplace", "no_such", None),
+]
+
+_COMMON: Final[dict[str, list[Any]]] = {
+    "hidden_size": [48],
+    "num_attention_heads": [2, 1],
+    "num_key_value_heads": [1, 4, None, ABSENT, 3],
+    "head_dim": [16, 4, None, ABSENT],
+    "rms_norm_eps": [1e-5, 0.1, ABSENT, ABSENT],
+    "tie_word_embeddings": [True, False, ABSENT],
+    "attention_bias": [True, False],
+    "mlp_bias": [True, False],
+    "qkv_bias": [True, False],
+    "sliding_window": [4, 8, None, ABSENT],
+    "layer_types": _LAYER_TYPES,
+    "hidden_act": _ACTIVATIONS,
+    "attn_logit_softcapping": [2.0, None],
+    "final_logit_softcapping": [1.5, None],
+    "query_pre_attn_scalar": [4, 64],
+    "max_position_embeddings": [16, 4096, ABSENT],
+    "partial_rotary_factor": [0.5, 1.0],
+    "attention_dropout": [0.5],
+    "use_bidirectional_attention": [False],
+    "clip_qkv": [0.1],
+    "scale_embeddings": [True],
+}
+
+_QWEN_WINDOWS: Final[dict[str, list[Any]]] = {
+    "use_sliding_window": [True, True, False],
+    "max_window_layers": [0, 1, 2, ABSENT],
+}
+_MOE: Final[dict[str, list[Any]]] = {
+    "num_experts_per_tok": [1, 3],
+    "norm_topk_prob": [True, False],
+    "decoder_sparse_step": [1, 2],
+    "mlp_only_layers": [[1], [0, 2], None],
+    "shared_expert_intermediate_size": [24],
+    "routed_scaling_factor": [2.0],
+}
+_GEMMA: Final[dict[str, list[Any]]] = {"hidden_activation": _ACTIVATIONS, "sliding_window_pattern": [2, 3]}
+
+FAMILIES: Final[dict[str, tuple[dict[str, Any], dict[str, list[Any]]]]] = {
+    "llama": ({}, {}),
+    "mistral": ({"sliding_window": 8}, {}),
+    "ministral": ({"sliding_window": 8}, {}),
+    "qwen2": ({"sliding_window": 8}, _QWEN_WINDOWS),
+    "qwen3": ({"sliding_window": 8}, _QWEN_WINDOWS),
+    "phi3": ({}, {"original_max_position_embeddings": [16, 64, ABSENT]}),
+    "gemma2": ({"sliding_window": 8, "query_pre_attn_scalar": 8}, _GEMMA),
+    "gemma3_text": ({"sliding_window": 8, "query_pre_attn_scalar": 8}, _GEMMA),
+    "mixtral": ({"num_local_experts": 4, "num_experts_per_tok": 2}, _MOE),
+    "qwen3_moe": ({"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}, _QWEN_WINDOWS | _MOE),
+}
+"""By ``model_type``: what every config of the family has, and what it may have beside :data:`_COMMON`."""
+
+
+def draw_config(model_type: str, seed: int) -> dict[str, Any]:
+    """Draw the content of a config.json; most of its fields are usual, a few are odd."""
+    draw = random.Random(f"{model_type} {seed}")
+    own, choices = FAMILIES[model_type]
+    config: dict[str, Any] = {"model_type": model_type, **_SHAPE, **own}
+    choices = _COMMON | choices
+    for key in draw.sample(sorted(choices), draw.randint(1, 5)):
+        config[key] = draw.choice(choices[key])
+    if draw.random() < 0.7:
+        config |= _draw_rope(draw, model_type, config)
+    return {key: value for key, value in config.items() if value is not ABSENT}
+
+
+def _draw_rope(draw: random.Random, model_type: str, config: dict[str, Any]) -> dict[str, Any]:
+    """Draw settings of the rotary embedding, in one of the forms that configs have them in."""
+    theta = draw.choice([100.0, 10_000, 500_000.0])
+    heads = config["num_attention_heads"]
+    head_dim = config["head_dim"] if isinstance(config.get("head_dim"), int) else config["hidden_size"] // heads
+    count = int(head_dim * config.get("partial_rotary_factor", 1.0)) // 2
+    kinds: dict[str, dict[str, Any]] = {
+        "default": {},
+        "linear": {"factor": 4.0},
+        "dynamic": {"factor": 4.0},
+        "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        "yarn": {"factor": draw.choice([4.0, 0.5, 1.0])},
+        "longrope": {
+            "short_factor": [1.0 + 0.1 * i for i in range(count)],
+            "long_factor": [1.0 + i for i in range(count)],
+        },
+        "proportional": {},
+    }
+    kind = draw.choice(
+        [*kinds, "yarn", "longrope"] if model_type != "phi3" else ["default", "longrope", "longrope", "su"]
+    )
+    scaling: dict[str, Any] = {draw.choice(["rope_type", "type"]): kind, **kinds["longrope" if kind == "su" else kind]}
+    odd: dict[str, list[Any]] = {
+        "original_max_position_embeddings": [16, 64],
+        "attention_factor": [1.3],
+        "attn_factor": [1.7],
+        "beta_fast": [16.0, 4],
+        "beta_slow": [2.0],
+        "truncate": [False],
+        "mscale": [0.7],
+        "mscale_all_dim": [0.4],
+        "partial_rotary_factor": [0.5],
+        "rope_theta": [50.0],
+        "factor": [3.0],
+    }
+    if kind in ("llama3", "yarn", "longrope", "su"):
+        scaling["original_max_position_embeddings"] = draw.choice([16, 64])
+    for key in draw.sample(sorted(odd), draw.choice([0, 0, 1, 3])):
+        scaling[key] = draw.choice(odd[key])
+    form = draw.random()
+    if form < 0.2:
+        return {"rope_theta": theta}
+    if form < 0.6:
+        return {"rope_theta": theta, "rope_scaling": scaling}
+    if model_type == "gemma3_text":
+        local = {"rope_type": "default", "rope_theta": 100.0}
+        forms: list[dict[str, Any]] = [scaling, {_FULL: scaling, _SLIDING: local}, {_FULL: scaling}]
+        return {"rope_parameters": draw.choice(forms)}
+    return {"rope_parameters": {"rope_theta": theta, **scaling}}
+
+
+def reference_of(config: dict[str, Any], directory: Path) -> PreTrainedModel:
+    """Build the model of a config.json with random weights, as transformers reads the file."""
+    (directory / "config.json").write_text(json.dumps(config))
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        read = AutoConfig.from_pretrained(directory)
+        torch.manual_seed(0)
+        model: Any = AutoModelForCausalLM.from_config(read, attn_implementation="eager")  # type: ignore[no-untyped-call]
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 1:
+                parameter.data.add_(torch.randn_like(parameter) * 0.2)
+            if name.endswith("q_norm.weight"):
+                parameter.data.add_(2)
+    built: PreTrainedModel = model.float().eval()
+    return built
