@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from paged_sdk.config.checks import is_finite
 from paged_sdk.config.sampling import GenerationDefaults
-from paged_sdk.errors import CheckpointError
+from paged_sdk.errors import CheckpointError, shown
 from paged_sdk.files import read_json_if_there
 
 __all__ = ["read_generation_defaults"]
+
+_MAX_INT: Final = 2**31 - 1
 
 
 def read_generation_defaults(directory: Path) -> GenerationDefaults:
@@ -42,10 +45,9 @@ def _number(
     value = content.get(key)
     if value is None:
         return None
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or not (low < value if low_open else low <= value) or value > high:
+    if not is_finite(value) or not (low < value if low_open else low <= value) or value > high:
         allowed = f"a number {'>' if low_open else '>='} {low:g}" + ("" if math.isinf(high) else f" and <= {high:g}")
-        raise CheckpointError(f"{path}: {key} = {value!r} is not allowed: expected {allowed}", path=path)
+        raise CheckpointError(f"{path}: {key} = {shown(value)} is not allowed: expected {allowed}", path=path)
     return float(value)
 
 
@@ -53,16 +55,16 @@ def _top_k(path: Path, content: Mapping[str, Any]) -> int | None:
     value = content.get("top_k")
     if value is None or value == 0:
         return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise CheckpointError(f"{path}: top_k = {value!r} is not allowed: expected an int >= 0", path=path)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MAX_INT:
+        raise CheckpointError(f"{path}: top_k = {shown(value)} is not allowed: expected a 32-bit int >= 0", path=path)
     return value
 
 
 def _token_ids(path: Path, content: Mapping[str, Any]) -> tuple[int, ...]:
     value = content.get("eos_token_id")
     ids = [] if value is None else value if isinstance(value, list) else [value]
-    if not all(isinstance(id, int) and not isinstance(id, bool) and id >= 0 for id in ids):
+    if not all(isinstance(id, int) and not isinstance(id, bool) and 0 <= id <= _MAX_INT for id in ids):
         raise CheckpointError(
-            f"{path}: eos_token_id = {value!r} is not allowed: expected a token id or a list of them", path=path
+            f"{path}: eos_token_id = {shown(value)} is not allowed: expected a token id or a list of them", path=path
         )
     return tuple(ids)

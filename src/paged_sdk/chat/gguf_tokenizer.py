@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final, TypeVar
 
 import tokenizers
 from attrs import frozen
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
+from paged_sdk.chat.backend import failing_as
 from paged_sdk.chat.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from paged_sdk.chat.tokenizer import SpecialTokens, Tokenizer
-from paged_sdk.errors import CheckpointError
+from paged_sdk.errors import CheckpointError, shown
 from paged_sdk.logs import get_logger
 
 __all__ = ["GgufVocabulary", "tokenizer_from_gguf"]
@@ -28,6 +29,12 @@ _SPECIAL_IDS = {
     "pad_token": "padding_token_id",
 }
 _OWN_TOKENIZER = "give the model's own tokenizer.json with with_tokenizer_json"
+
+
+# Every way to cut a token in two is looked up, so that their length decides how long loading takes: 16 million
+# characters take 8 s. The largest in use, Gemma 3's, has 1.9 million and tokens of up to 48.
+_MAX_TOKEN: Final = 1 << 12
+_MAX_TOKENS: Final = 1 << 24
 
 
 class TokenType(IntEnum):
@@ -61,13 +68,18 @@ class GgufVocabulary:
         :raises CheckpointError: if the vocabulary is missing or malformed
         """
         # Some files have nameless tokens; each needs a name of its own to keep its id.
-        tokens = [token or f"[EMPTY_{id}]" for id, token in enumerate(_array(metadata, "tokens"))]
+        tokens = [token or f"[EMPTY_{id}]" for id, token in enumerate(_array(metadata, "tokens", str))]
+        if not tokens or max(map(len, tokens)) > _MAX_TOKEN or sum(map(len, tokens)) > _MAX_TOKENS:
+            raise CheckpointError(
+                f"tokenizer.ggml.tokens: expected one token or more, of up to {_MAX_TOKEN} characters each and "
+                f"{_MAX_TOKENS} together"
+            )
         ids = {token: id for id, token in enumerate(tokens)}
         if len(ids) != len(tokens):
             twice = next(token for id, token in enumerate(tokens) if ids[token] != id)
-            raise CheckpointError(f"tokenizer.ggml.tokens holds {twice!r} more than once")
+            raise CheckpointError(f"tokenizer.ggml.tokens holds {shown(twice)} more than once")
         has_types = "tokenizer.ggml.token_type" in metadata
-        types = list(map(int, _array(metadata, "token_type"))) if has_types else [TokenType.NORMAL] * len(tokens)
+        types = _array(metadata, "token_type", int) if has_types else [TokenType.NORMAL] * len(tokens)
         if len(types) != len(tokens):
             raise CheckpointError(f"tokenizer.ggml.token_type has {len(types)} entries for {len(tokens)} tokens")
         return cls(metadata=metadata, ids=MappingProxyType(ids), types=types)
@@ -77,16 +89,24 @@ class GgufVocabulary:
 
         :raises CheckpointError: if the vocabulary has no such id
         """
-        value = self.metadata.get(f"tokenizer.ggml.{key}", default)
+        value = _plain(self.metadata.get(f"tokenizer.ggml.{key}", default))
         if value is None:
             return None
-        if not 0 <= int(value) < len(self.ids):
-            raise CheckpointError(f"tokenizer.ggml.{key} = {value} is beyond the vocabulary of {len(self.ids)} tokens")
-        return int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < len(self.ids):
+            raise CheckpointError(
+                f"tokenizer.ggml.{key} = {shown(value)} is no token of the vocabulary of {len(self.ids)} tokens"
+            )
+        return value
 
     def flag(self, key: str, *, default: bool) -> bool:
-        """Return a yes-or-no value, by its key (``add_bos_token``, ...)."""
-        return bool(self.metadata.get(f"tokenizer.ggml.{key}", default))
+        """Return a yes-or-no value, by its key (``add_bos_token``, ...).
+
+        :raises CheckpointError: if it is something else
+        """
+        value = _plain(self.metadata.get(f"tokenizer.ggml.{key}", default))
+        if not isinstance(value, int) or value not in (0, 1):
+            raise CheckpointError(f"tokenizer.ggml.{key} = {shown(value)}: expected true or false")
+        return bool(value)
 
     def of_type(self, *types: TokenType) -> list[str]:
         """List the tokens of some types, in the order of their ids."""
@@ -104,9 +124,13 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     kind = metadata.get("tokenizer.ggml.model")
     if not isinstance(kind, str) or kind not in _KINDS:
         raise CheckpointError(
-            f"tokenizer.ggml.model = {kind!r} is not supported: {' and '.join(_KINDS)} are; {_OWN_TOKENIZER}"
+            f"tokenizer.ggml.model = {shown(kind)} is not supported: {' and '.join(_KINDS)} are; {_OWN_TOKENIZER}"
         )
-    vocabulary = GgufVocabulary.of(metadata)
+    with failing_as(lambda what: CheckpointError(f"the metadata describes no tokenizer: {what}")):
+        return _tokenizer(GgufVocabulary.of(metadata), kind)
+
+
+def _tokenizer(vocabulary: GgufVocabulary, kind: str) -> Tokenizer:
     built = _KINDS[kind](vocabulary)
     ids = {name: vocabulary.token_id(key, built.special_ids.get(key)) for name, key in _SPECIAL_IDS.items()}
     tokens = list(vocabulary.ids)
@@ -116,8 +140,8 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         names={name: tokens[id] for name, id in ids.items() if id is not None},
         bos=bos,
         eos=eos,
-        prefix=(bos,) if bos is not None and vocabulary.flag("add_bos_token", default=built.add_bos) else (),
-        suffix=(eos,) if eos is not None and vocabulary.flag("add_eos_token", default=False) else (),
+        prefix=(bos,) if vocabulary.flag("add_bos_token", default=built.add_bos) and bos is not None else (),
+        suffix=(eos,) if vocabulary.flag("add_eos_token", default=False) and eos is not None else (),
     )
     return Tokenizer(built.backend, special)
 
@@ -137,7 +161,7 @@ class _Built:
 def _byte_level(vocabulary: GgufVocabulary) -> _Built:
     """Build a tokenizer of GPT-2's kind: words are cut into bytes, which are merged by rank."""
     pre_tokenizer = _pre_tokenizer(vocabulary.metadata.get("tokenizer.ggml.pre"))
-    merges = [_pair(merge) for merge in _array(vocabulary.metadata, "merges")]
+    merges = [_pair(merge) for merge in _array(vocabulary.metadata, "merges", str)]
     backend = _bpe(vocabulary, merges, ignore_merges=pre_tokenizer.ignore_merges)
     if pre_tokenizer.nfc:
         backend.normalizer = normalizers.NFC()
@@ -157,7 +181,7 @@ def _sentencepiece(vocabulary: GgufVocabulary) -> _Built:
     """
     if "tokenizer.ggml.scores" not in vocabulary.metadata:
         raise CheckpointError("the metadata has no tokenizer.ggml.scores, which order the merges of a llama vocabulary")
-    scores = [float(score) for score in _array(vocabulary.metadata, "scores")]
+    scores = _array(vocabulary.metadata, "scores", float)
     if len(scores) != len(vocabulary.ids):
         raise CheckpointError(f"tokenizer.ggml.scores has {len(scores)} entries for {len(vocabulary.ids)} tokens")
     unknown = vocabulary.token_id("unknown_token_id", 0)
@@ -190,10 +214,8 @@ _KINDS: Mapping[str, Callable[[GgufVocabulary], _Built]] = MappingProxyType(
 
 
 def _bpe(vocabulary: GgufVocabulary, merges: list[tuple[str, str]], **options: Any) -> tokenizers.Tokenizer:
-    try:
+    with failing_as(lambda what: CheckpointError(f"tokenizer.ggml.merges do not fit the vocabulary: {what}")):
         return tokenizers.Tokenizer(models.BPE(vocab=dict(vocabulary.ids), merges=merges, **options))
-    except Exception as exc:  # the package raises bare Exception
-        raise CheckpointError(f"tokenizer.ggml.merges do not fit the vocabulary: {exc}") from exc
 
 
 def _merges_by_score(vocabulary: GgufVocabulary, scores: Sequence[float]) -> list[tuple[str, str]]:
@@ -244,7 +266,9 @@ def _pre_tokenizer(name: object) -> PreTokenizer:
         name = "default"
     if not isinstance(name, str) or name not in PRE_TOKENIZERS:
         known = ", ".join(PRE_TOKENIZERS)
-        raise CheckpointError(f"tokenizer.ggml.pre = {name!r} is not known here; {_OWN_TOKENIZER} (known: {known})")
+        raise CheckpointError(
+            f"tokenizer.ggml.pre = {shown(name)} is not known here; {_OWN_TOKENIZER} (known: {known})"
+        )
     return PRE_TOKENIZERS[name]
 
 
@@ -253,8 +277,22 @@ def _pair(merge: str) -> tuple[str, str]:
     return left, right
 
 
-def _array(metadata: Mapping[str, Any], key: str) -> list[Any]:
+_Entry = TypeVar("_Entry", str, int, float)
+
+
+def _array(metadata: Mapping[str, Any], key: str, kind: type[_Entry]) -> list[_Entry]:
+    """Return an array whose entries are all of one type; ints may stand for floats."""
     array = metadata.get(f"tokenizer.ggml.{key}")
     if array is None:
         raise CheckpointError(f"the metadata has no tokenizer.ggml.{key}")
-    return list(array)
+    entries = _plain(array)
+    found = set(map(type, entries)) if isinstance(entries, list) else {type(entries)}
+    if not isinstance(entries, list) or not found <= ({kind, int} if kind is float else {kind}):
+        others = ", ".join(sorted(each.__name__ for each in found))
+        raise CheckpointError(f"tokenizer.ggml.{key} holds {others}: expected an array of {kind.__name__}")
+    return list(map(kind, entries))
+
+
+def _plain(value: Any) -> Any:
+    """Return an array or scalar of numpy's as Python's own values; anything else as it is."""
+    return value.tolist() if callable(getattr(value, "tolist", None)) else value

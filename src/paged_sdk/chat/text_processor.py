@@ -14,8 +14,9 @@ from paged_sdk.chat.renderer import Interruption
 from paged_sdk.chat.template import ChatTemplate, choose_template, read_template
 from paged_sdk.chat.tokenizer import Tokenizer
 from paged_sdk.chat.tokenizer_config import TokenizerConfig
+from paged_sdk.config.checks import plain
 from paged_sdk.config.sampling import GenerationDefaults
-from paged_sdk.errors import CheckpointError, InvalidRequestError
+from paged_sdk.errors import CheckpointError, InvalidRequestError, shown
 from paged_sdk.files import is_file, read_text
 from paged_sdk.types.messages import Message
 
@@ -147,9 +148,17 @@ def text_processor_from_gguf(
     else:
         source = choose_template(metadata.get("tokenizer.chat_template"), where="tokenizer.chat_template")
     keys = ("eos_token_id", "eot_token_id", "eom_token_id")
-    ends = [int(id) for key in keys if (id := metadata.get(f"tokenizer.ggml.{key}")) is not None]
-    context = metadata.get(f"{metadata.get('general.architecture')}.context_length")
-    return _text_processor(tokenizer, source, GenerationDefaults(), ends, None if context is None else int(context))
+    ends = [id for key in keys if (id := _whole(metadata, f"tokenizer.ggml.{key}")) is not None]
+    context = _whole(metadata, f"{metadata.get('general.architecture')}.context_length")
+    return _text_processor(tokenizer, source, GenerationDefaults(), ends, context)
+
+
+def _whole(metadata: Mapping[str, Any], key: str) -> int | None:
+    """Return a whole number of the metadata, or None if there is none of that key."""
+    value = plain(metadata.get(key))
+    if value is not None and (type(value) is not int or not 0 <= value < 2**31):
+        raise CheckpointError(f"{key} = {shown(value)}: expected a 32-bit int >= 0")
+    return value
 
 
 def _text_processor(

@@ -5,15 +5,26 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import Final
 
 import tokenizers
 from attrs import frozen
 
+from paged_sdk.chat.backend import MAX_GROWTH, failing_as, growth_of
 from paged_sdk.chat.pieces import PieceDecoder
 from paged_sdk.chat.tokenizer_config import TokenizerConfig
 from paged_sdk.errors import CheckpointError, InvalidRequestError
+from paged_sdk.files import read_text
 
 __all__ = ["SpecialTokens", "Tokenizer"]
+
+# A tokenizer that cannot encode this fails at some text of a request: letters, white space, and the last character.
+_PROBE: Final = "a B\n1 \u00e9\U0010fffd"
+_MAX_AROUND: Final = 1000
+# SentencePiece's and byte-level normalizers at most quadruple a text. Others get texts that they make so many
+# characters of, each of which takes 160 bytes while it is tokenized.
+_USUAL_GROWTH: Final = 4.0
+_MAX_NORMALIZED: Final = 1 << 22
 
 
 @frozen(kw_only=True)
@@ -51,6 +62,7 @@ class Tokenizer:
         self._special_ids = frozenset(id for id, token in backend.get_added_tokens_decoder().items() if token.special)
         self._bytes = _TokenBytes(backend)
         self._text_bytes = _TokenBytes(backend, without=self._special_ids)
+        self._growth = growth_of(backend)
         self.special = special
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
 
@@ -63,21 +75,28 @@ class Tokenizer:
         """
         path = Path(path)
         config = config or TokenizerConfig()
-        if not path.is_file():
-            raise CheckpointError(f"{path} does not exist", path=path)
-        try:
-            backend = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as exc:  # the package raises bare Exception
-            raise CheckpointError(f"{path} is not a tokenizer that can be read: {exc}", path=path) from exc
-        backend.no_truncation()
-        backend.no_padding()
-        config.add_tokens_to(backend)
-        ids = {name: backend.token_to_id(text) for name, text in config.special_tokens.items()}
-        bos, eos = ids.get("bos_token"), ids.get("eos_token")
-        # Whatever older tokenizer_config.json say with add_bos_token, tokenizer.json decides, as in transformers.
-        prefix, suffix = _ids_put_around(backend)
-        special = SpecialTokens(names=config.special_tokens, bos=bos, eos=eos, prefix=prefix, suffix=suffix)
-        return cls(backend, special)
+        text = read_text(path)
+
+        def malformed(what: str) -> CheckpointError:
+            return CheckpointError(f"{path} is not a tokenizer that can be used: {what}", path=path)
+
+        with failing_as(malformed):
+            backend = tokenizers.Tokenizer.from_str(text)
+            backend.no_truncation()
+            backend.no_padding()
+            config.add_tokens_to(backend)
+            growth = growth_of(backend)
+            if growth > MAX_GROWTH:
+                raise malformed(f"its normalizer makes a text up to {growth:.3g} times longer")
+            backend.encode(_PROBE, add_special_tokens=True)
+            ids = {name: backend.token_to_id(text) for name, text in config.special_tokens.items()}
+            # Whatever older tokenizer_config.json say with add_bos_token, tokenizer.json decides, as in transformers.
+            prefix, suffix = _ids_put_around(backend)
+            if len(prefix) + len(suffix) > _MAX_AROUND:
+                raise malformed(f"it puts {len(prefix) + len(suffix)} tokens around a text")
+            bos, eos = ids.get("bos_token"), ids.get("eos_token")
+            special = SpecialTokens(names=config.special_tokens, bos=bos, eos=eos, prefix=prefix, suffix=suffix)
+            return cls(backend, special)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the token ids of a text.
@@ -86,10 +105,19 @@ class Tokenizer:
             text itself begins with them
         :raises InvalidRequestError: for a text that is not Unicode (lone surrogates)
         """
+        if self._growth > _USUAL_GROWTH and len(text) * self._growth > _MAX_NORMALIZED:
+            raise InvalidRequestError(
+                f"the text has {len(text)} characters, which the model's tokenizer may make {self._growth:.3g} times "
+                f"longer: at most {int(_MAX_NORMALIZED / self._growth)} are allowed",
+                field="text",
+            )
         try:
-            ids = self._backend.encode(text, add_special_tokens=False).ids
-        except TypeError as exc:  # the package's error for a str that cannot be encoded in UTF-8
-            raise InvalidRequestError.of("text", text, "Unicode without lone surrogates") from exc
+            with failing_as(_failed):
+                ids = self._backend.encode(text, add_special_tokens=False).ids
+        except InvalidRequestError as exc:
+            if isinstance(exc.__cause__, TypeError):  # the package's error for a str that cannot be encoded in UTF-8
+                raise InvalidRequestError.of("text", text, "Unicode without lone surrogates") from exc.__cause__
+            raise
         if not add_special_tokens:
             return ids
         prefix = list(self.special.prefix)
@@ -139,6 +167,10 @@ class _TokenBytes(dict[int, bytes]):
         piece = None if id in self._without else self._backend.id_to_token(id)
         data = self[id] = b"" if piece is None else self.pieces.to_bytes(piece, literal=id in self._added)
         return data
+
+
+def _failed(what: str) -> InvalidRequestError:
+    return InvalidRequestError(f"the model's tokenizer failed at this text: {what}", field="text")
 
 
 def _ids_put_around(backend: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:

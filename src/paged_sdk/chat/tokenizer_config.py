@@ -10,7 +10,7 @@ from typing import Any
 import tokenizers
 from attrs import field, frozen
 
-from paged_sdk.errors import CheckpointError
+from paged_sdk.errors import CheckpointError, shown
 from paged_sdk.files import read_json_if_there
 
 __all__ = ["TokenizerConfig"]
@@ -94,7 +94,7 @@ def _text(token: object) -> str:
     """Return the text of a token, which is written as that text or as an object with it as ``content``."""
     text = token.get("content") if isinstance(token, Mapping) else token
     if not isinstance(text, str):
-        raise TypeError(f"{token!r} is not a token: expected a string or an object with a string as content")
+        raise TypeError(f"{shown(token)} is not a token: expected a string or an object with a string as content")
     return text
 
 
@@ -105,4 +105,8 @@ def _texts(content: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _context(value: Any) -> int | None:
-    return None if value is None or value >= _UNLIMITED else int(value)
+    if value is None or value >= _UNLIMITED:
+        return None
+    if isinstance(value, bool) or not value >= 1:
+        raise ValueError(f"model_max_length = {shown(value)}: expected a number of at least 1")
+    return int(value)

@@ -1,0 +1,84 @@
+"""Bound what a tokenizer of the tokenizers package may do, and give what it raises a type.
+
+A tokenizer.json is a small program from outside: its normalizer rewrites text, its expressions search it, and the
+package raises bare exceptions, or a panic that is no :class:`Exception` at all.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import tokenizers
+
+from paged_sdk.errors import PagedError
+
+__all__ = ["MAX_GROWTH", "failing_as", "growth_of"]
+
+MAX_GROWTH: Final = 10_000.0
+"""How many times longer a normalizer may make a text. SentencePiece's spaces take 3 bytes each; Unicode's longest
+compatibility decomposition has 18 characters."""
+
+# Characters in the result for one of the text; a decomposition may be followed by others, so these are upper bounds.
+_UNICODE_GROWTH: Final = {
+    "NFC": 3.0, "NFD": 4.0, "NFKC": 18.0, "NFKD": 18.0, "Lowercase": 3.0, "BertNormalizer": 4.0, "StripAccents": 1.0,
+    "Strip": 1.0, "Nmt": 1.0, "ByteLevel": 2.0,
+}  # fmt: skip
+
+
+@contextmanager
+def failing_as(error: Callable[[str], PagedError]) -> Iterator[None]:
+    """Turn whatever the tokenizers package raises in the block into another error.
+
+    :param error: makes it from what the package says
+    """
+    try:
+        yield
+    except PagedError:
+        raise
+    except Exception as exc:  # the package raises bare Exception
+        raise error(str(exc)[:300]) from exc
+    except BaseException as exc:
+        if type(exc).__module__ != "pyo3_runtime":  # an interrupt, not a panic of the package
+            raise
+        raise error(str(exc)[:300]) from exc
+
+
+def growth_of(backend: tokenizers.Tokenizer) -> float:
+    """Return how many times longer the backend's normalizer may make a text, in characters; what it adds once, however
+    long the text is, counts as if the text had one character.
+    """
+    return 1.0 if backend.normalizer is None else _growth(json.loads(backend.normalizer.__getstate__()))
+
+
+def _growth(step: Any) -> float:
+    match step:
+        case {"type": "Sequence", "normalizers": [*steps]}:
+            growth = 1.0
+            for each in steps:
+                growth = min(growth * _growth(each), 1e30)
+            return growth
+        case {"type": "Replace", "pattern": {"String": str(found)}, "content": str(content)}:
+            return max(1.0, len(content) / max(1, len(found)))
+        case {"type": "Replace", "content": str(content)}:
+            return 1.0 + len(content)  # a match may have one character, or none
+        case {"type": "Prepend", "prepend": str(prefix)}:
+            return 1.0 + len(prefix)
+        case {"type": "Precompiled", "precompiled_charsmap": str(map_)}:
+            return _growth_of_map(map_)
+        case {"type": str(name)}:
+            return _UNICODE_GROWTH.get(name, 1.0)
+        case _:
+            return 1.0
+
+
+def _growth_of_map(encoded: str) -> float:
+    """Return the length of the longest replacement in SentencePiece's character map: a length in 4 bytes, a table of so
+    many bytes, and the replacements, each ended by a zero byte.
+    """
+    data = base64.b64decode(encoded)
+    replacements = data[4 + int.from_bytes(data[:4], "little") :]
+    return max(1.0, *map(len, replacements.split(b"\0")))
