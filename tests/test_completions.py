@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any, Final
 
+import anyio
 import pytest
 
 from paged_sdk import (
     BlockingModel,
     ContextLengthError,
     InvalidRequestError,
+    Model,
+    NumericalError,
+    QueueFullError,
     RequestTimeoutError,
     SamplingParams,
     TextModelBuilder,
 )
 from paged_sdk.testing import fake_model
-from paged_sdk.types.request import CompletionOptions, RequestOptions
+from paged_sdk.types.request import CompletionOptions, PromptLike, RequestOptions
 
 SAMPLING: Final = SamplingParams(temperature=0, max_len=8)
 
@@ -111,3 +116,164 @@ async def test_what_cannot_be_used_is_named(name: str, value: Any) -> None:
             await model.send_completion_request("Once", **options)
         assert name in str(caught.value)
         assert model.requests == ()
+
+
+# Several prompts
+
+
+@pytest.mark.anyio
+async def test_several_prompts_are_one_response_with_the_choices_in_order(model: Model) -> None:
+    prompts = ["Once upon a time", "There was", "In the end"]
+    alone = [await model.send_completion_request(prompt, SAMPLING) for prompt in prompts]
+    together = await model.send_completion_request(prompts, SAMPLING)
+    assert [choice.index for choice in together.choices] == [0, 1, 2]
+    assert [choice.text for choice in together.choices] == [each.choices[0].text for each in alone]
+    assert [choice.finish_reason for choice in together.choices] == [each.choices[0].finish_reason for each in alone]
+    for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        assert getattr(together.usage, name) == sum(getattr(each.usage, name) for each in alone)
+    by_id = [await model.tokenize(prompt, add_special_tokens=True) for prompt in prompts]
+    assert (await model.send_completion_request(by_id, SAMPLING)).choices == together.choices
+    mixed: list[PromptLike] = [prompts[0], by_id[1]]
+    assert (await model.send_completion_request(mixed, SAMPLING)).choices == together.choices[:2]
+    assert (await model.send_completion_request(prompts[:1], SAMPLING)).choices == alone[0].choices
+
+
+@pytest.mark.anyio
+async def test_each_prompt_has_its_choices_and_logprobs(model: Model) -> None:
+    sampling = SamplingParams(max_len=6, n_choices=2, seed=3, top_n_logprobs=2, ignore_eos=True)
+    alone = [await model.send_completion_request(prompt, sampling) for prompt in ("Once", "Then")]
+    together = await model.send_completion_request(["Once", "Then"], sampling)
+    assert [choice.index for choice in together.choices] == [0, 1, 2, 3]
+    expected = [choice for each in alone for choice in each.choices]
+    assert [(choice.text, choice.logprobs) for choice in together.choices] == [
+        (choice.text, choice.logprobs) for choice in expected
+    ]
+
+
+@pytest.mark.anyio
+async def test_without_a_seed_equal_prompts_get_different_texts(model: Model) -> None:
+    sampling = SamplingParams(temperature=2.0, max_len=12, ignore_eos=True)
+    response = await model.send_completion_request(["Once"] * 4, sampling)
+    assert len({choice.text for choice in response.choices}) > 1
+
+
+@pytest.mark.anyio
+async def test_several_prompts_stream(model: Model) -> None:
+    prompts = ["Once upon a time", "There was", "In the end"]
+    whole = await model.send_completion_request(prompts, SAMPLING)
+    texts = [""] * 3
+    reasons: list[str | None] = [None] * 3
+    usages = []
+    async with model.stream_completion_request(prompts, SAMPLING) as stream:
+        async for chunk in stream:
+            for choice in chunk.choices:
+                texts[choice.index] += choice.text
+                assert reasons[choice.index] is None
+                reasons[choice.index] = choice.finish_reason
+            usages.append(chunk.usage)
+    assert texts == [choice.text for choice in whole.choices]
+    assert reasons == [choice.finish_reason for choice in whole.choices]
+    assert usages[:-1] == [None] * (len(usages) - 1)
+    assert usages[-1] is not None
+    assert usages[-1].total_tokens == whole.usage.total_tokens
+    assert stream.response_so_far().choices == whole.choices
+
+
+@pytest.mark.anyio
+async def test_several_prompts_are_batched_and_their_prefix_is_computed_once() -> None:
+    async with fake_model("hello") as model:
+        response = await model.send_completion_request(["x" * 320 + str(number) for number in range(8)])
+        assert [choice.text for choice in response.choices] == ["hello"] * 8
+        assert model.stats().prompt_tokens == 320 + 8
+        assert response.usage.prompt_tokens_details.cached_tokens == 7 * 320
+        assert model.stats().steps < 8 * 6 / 2
+        assert [request.prompt for request in model.requests] == ["x" * 320 + str(number) for number in range(8)]
+
+
+@pytest.mark.anyio
+async def test_a_refused_prompt_or_an_error_ends_all_of_them() -> None:
+    async with fake_model("fine", NumericalError("NaN"), "fine", delay=0.001, max_model_len=64) as model:
+        with pytest.raises(ContextLengthError):
+            await model.send_completion_request(["a", "x" * 100, "b"])
+        assert model.stats().steps == 0
+    async with fake_model("x" * 1000, NumericalError("NaN"), delay=0.001) as model:
+        with pytest.raises(NumericalError):
+            await model.send_completion_request(["a", "b", "c"])
+        await idle(model)
+    async with fake_model("x" * 1000, delay=0.001, max_num_seqs=1, max_queue=1) as model:
+        with pytest.raises(QueueFullError):
+            await model.send_completion_request(["a", "b", "c", "d"])
+        await idle(model)
+
+
+@pytest.mark.anyio
+async def test_leaving_several_prompts_ends_all_of_them() -> None:
+    async with fake_model("x" * 1000, delay=0.001, max_num_seqs=2) as model:
+        with pytest.raises(RequestTimeoutError) as caught:
+            await model.send_completion_request(["a", "b", "c"], timeout=0.1)
+        await idle(model)
+        assert caught.value.partial_response is not None
+        assert [choice.finish_reason for choice in caught.value.partial_response.choices] == ["canceled"] * 3
+        assert caught.value.partial_response.usage.prompt_tokens == 3
+        with anyio.move_on_after(0.05):
+            await model.send_completion_request(["a", "b", "c"])
+        await idle(model)
+        async with model.stream_completion_request(["a", "b", "c"]) as stream:
+            await anext(stream)
+        await idle(model)
+        stream = model.stream_completion_request(["a", "b", "c"])
+        await anext(stream)
+        del stream
+        gc.collect()
+        await idle(model)
+
+
+async def idle(model: Model) -> None:
+    with anyio.fail_after(20):
+        while model.stats().running or model.stats().waiting or model.stats().blocks_used:
+            await anyio.sleep(0.001)
+
+
+def test_blocking_models_take_several_prompts() -> None:
+    mixed: list[PromptLike] = ["x", [1, 2]]
+    with BlockingModel(fake_model("a", "b", "c")) as model:
+        assert [choice.text for choice in model.send_completion_request(mixed).choices] == ["a", "b"]
+        chunks = list(model.stream_completion_request(["x"]))
+        assert "".join(choice.text for chunk in chunks for choice in chunk.choices) == "c"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ([], "prompt"),
+        ([[]], "prompt"),
+        (["a", []], "prompt"),
+        (["a", ""], "prompt"),
+        (["a", 5], "prompt = 5"),
+        ([5, "a"], "prompt = 'a'"),
+        ([[1], 5], "prompt = 5"),
+        ([[1, "a"]], "prompt = 'a'"),
+        ([[[1]]], r"prompt = \[1\]"),
+        (b"abc", "prompt"),
+        ([b"abc"], "prompt"),
+        (["a", b"abc"], "prompt"),
+        (5, "prompt = 5"),
+        (None, "prompt = None"),
+        ({"a": 1}, "prompt"),
+        ([10**6], "prompt = 1000000"),
+    ],
+)
+async def test_a_list_is_one_prompt_or_several_but_never_a_mixture(prompt: Any, message: str) -> None:
+    async with fake_model("yes") as model:
+        with pytest.raises(InvalidRequestError, match=message):
+            await model.send_completion_request(prompt)
+
+
+@pytest.mark.anyio
+async def test_prompt_logprobs_are_for_one_prompt() -> None:
+    async with fake_model("yes") as model:
+        sampling = SamplingParams(prompt_logprobs=1)
+        with pytest.raises(InvalidRequestError, match="prompt_logprobs"):
+            await model.send_completion_request(["a", "b"], sampling)
+        assert (await model.send_completion_request(["ab"], sampling)).prompt_logprobs is not None

@@ -19,7 +19,7 @@ from paged_sdk.config.sampling import GenerationDefaults, SamplingParams
 from paged_sdk.errors import ModelClosedError
 from paged_sdk.model import Model
 from paged_sdk.streaming import ResponseStream
-from paged_sdk.types.request import ChatRequestLike, CompletionOptions, PromptLike
+from paged_sdk.types.request import ChatRequestLike, CompletionOptions, PromptsLike
 from paged_sdk.types.response import (
     ChatCompletionChunkResponse,
     ChatCompletionResponse,
@@ -128,12 +128,12 @@ class BlockingModel:
         return self._call(self._model.send_chat_requests, requests)
 
     def send_completion_request(
-        self, prompt: PromptLike, sampling: SamplingParams | None = None, **options: Unpack[CompletionOptions]
+        self, prompt: PromptsLike, sampling: SamplingParams | None = None, **options: Unpack[CompletionOptions]
     ) -> CompletionResponse:
         return self._call(partial(self._model.send_completion_request, prompt, sampling, **options))
 
     def stream_completion_request(
-        self, prompt: PromptLike, sampling: SamplingParams | None = None, **options: Unpack[CompletionOptions]
+        self, prompt: PromptsLike, sampling: SamplingParams | None = None, **options: Unpack[CompletionOptions]
     ) -> BlockingCompletionStream:
         return BlockingStream(self._call, self._model.stream_completion_request(prompt, sampling, **options))
 

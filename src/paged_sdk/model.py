@@ -19,6 +19,7 @@ from paged_sdk.chat.renderer import Interruption
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.sampling import GenerationDefaults, SamplingParams
 from paged_sdk.engine.engine import Engine
+from paged_sdk.errors import InvalidRequestError
 from paged_sdk.preparation import RequestPreparer
 from paged_sdk.responses import ChatShape, CompletionShape, ResponseParts, ResponseShape
 from paged_sdk.scheduler.request import Request
@@ -27,7 +28,9 @@ from paged_sdk.types.request import (
     ChatRequestLike,
     CompletionOptions,
     PromptLike,
+    PromptsLike,
     RequestOptions,
+    as_prompts,
     as_request,
     completion_options,
 )
@@ -126,7 +129,7 @@ class Model:
             enable_thinking=built.options.enable_thinking,
             interruption=interruption,
         )
-        return self._stream(encode, built.options, ChatShape(), is_chat=True, interruption=interruption)
+        return self._stream([encode], built.options, ChatShape(), is_chat=True, interruption=interruption)
 
     async def send_chat_requests(self, requests: Sequence[ChatRequestLike]) -> list[ChatCompletionResponse]:
         """Answer several conversations at once, in order. The first error ends them all and is raised.
@@ -152,29 +155,30 @@ class Model:
         return [responses[index] for index in range(len(streams))]
 
     async def send_completion_request(
-        self, prompt: PromptLike, sampling: SamplingParams | None = None, **options: Unpack[CompletionOptions]
+        self, prompt: PromptsLike, sampling: SamplingParams | None = None, **options: Unpack[CompletionOptions]
     ) -> CompletionResponse:
         """Continue a text, without a chat template.
 
-        :param prompt: text, or token ids
+        :param prompt: text, or token ids; or a list of prompts, which are continued at once: the response has the
+            choices of the first prompt, then those of the second, and so on
         :param sampling: how to sample; None is greedy
         :param options: ``priority``, ``timeout``, ``cache_salt``, ``truncation`` and ``logits_processors``: see
             :class:`CompletionOptions`
         :raises InvalidRequestError: an empty prompt, or token ids outside the vocabulary
-        :raises ContextLengthError: the prompt can never fit
+        :raises ContextLengthError: a prompt can never fit
         """
         return await self.stream_completion_request(prompt, sampling, **options).collect()
 
     def stream_completion_request(
-        self, prompt: PromptLike, sampling: SamplingParams | None = None, **options: Unpack[CompletionOptions]
+        self, prompt: PromptsLike, sampling: SamplingParams | None = None, **options: Unpack[CompletionOptions]
     ) -> CompletionStream:
-        """Continue a text chunk by chunk, without a chat template."""
+        """Continue a text chunk by chunk, without a chat template. Parameters and errors are those of
+        :meth:`send_completion_request`."""
         checked = completion_options(sampling, options)
-        if isinstance(prompt, str):
-            encode = partial(self._preparer.text.encode_prompt, prompt)
-        else:
-            encode = partial(list, self._preparer.check_token_ids("prompt", prompt))
-        return self._stream(encode, checked, CompletionShape(), is_chat=False)
+        encodes = [self._encode_prompt(each) for each in as_prompts(prompt)]
+        if len(encodes) > 1 and sampling is not None and sampling.prompt_logprobs is not None:
+            raise InvalidRequestError.of("prompt_logprobs", sampling.prompt_logprobs, "None for several prompts")
+        return self._stream(encodes, checked, CompletionShape(), is_chat=False)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Return the token ids of a text."""
@@ -218,37 +222,55 @@ class Model:
     ) -> None:
         await self.aclose()
 
+    def _encode_prompt(self, prompt: PromptLike) -> Callable[[], Sequence[int]]:
+        if isinstance(prompt, str):
+            return partial(self._preparer.text.encode_prompt, prompt)
+        return partial(list, self._preparer.check_token_ids("prompt", prompt))
+
     def _stream(
         self,
-        encode: Callable[[], Sequence[int]],
+        encodes: Sequence[Callable[[], Sequence[int]]],
         options: RequestOptions,
         shape: ResponseShape[ResponseT, ChunkT],
         *,
         is_chat: bool,
         interruption: Interruption | None = None,
     ) -> ResponseStream[ResponseT, ChunkT]:
-        preparer = self._preparer
-        sampling = preparer.sampling(options)
-        tokenizer = preparer.text.tokenizer
-        texts = [OutputText(tokenizer, sampling.stop, continues_prompt=not is_chat) for _ in range(sampling.n_choices)]
-        request_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
+        """Return the stream of a request.
 
-        async def prepare() -> Request:
+        :param encodes: return the tokens of its prompts; every prompt is a request of its own for the engine
+        :param interruption: is set if nobody waits for them any more
+        """
+        preparer = self._preparer
+        tokenizer = preparer.text.tokenizer
+        request_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
+        part_ids = [request_id] if len(encodes) == 1 else [f"{request_id}-{place}" for place in range(len(encodes))]
+        samplings = [preparer.sampling(options) for _ in encodes]  # each draws a seed if none is given
+        texts = [
+            OutputText(tokenizer, sampling.stop, continues_prompt=not is_chat)
+            for sampling in samplings
+            for _ in range(sampling.n_choices)
+        ]
+
+        async def prepare() -> list[Request]:
             arrival = time.monotonic()
             try:
-                token_ids = await _in_thread(encode)
+                prompts = await _in_thread(lambda: [encode() for encode in encodes])
             except BaseException:  # cancelled, or out of time: nobody waits for the thread, which must not go on
                 if interruption is not None:
                     interruption.set()
                 raise
-            return preparer.prepare(
-                token_ids,
-                options,
-                sampling,
-                request_id=request_id,
-                arrival=arrival,
-                continues_prompt=not is_chat,
-            )
+            return [
+                preparer.prepare(
+                    token_ids,
+                    options,
+                    sampling,
+                    request_id=part_id,
+                    arrival=arrival,
+                    continues_prompt=not is_chat,
+                )
+                for part_id, token_ids, sampling in zip(part_ids, prompts, samplings, strict=True)
+            ]
 
         return ResponseStream(
             self._worker,
@@ -256,6 +278,7 @@ class Model:
             shape,
             ResponseParts(tokenizer, texts),
             request_id=request_id,
+            part_ids=part_ids,
             model=self._name,
             timeout=options.timeout,
         )

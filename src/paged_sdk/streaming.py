@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
@@ -17,6 +17,7 @@ from paged_sdk.guard import RequestGuard, request_failure
 from paged_sdk.responses import ChoiceDelta, Header, ResponseParts, ResponseShape
 from paged_sdk.scheduler.request import Request
 from paged_sdk.types.response import ChatCompletionResponse, CompletionResponse
+from paged_sdk.worker.joined_requests import joined_subscribers
 from paged_sdk.worker.subscription import Subscription
 from paged_sdk.worker.worker import Worker
 
@@ -48,11 +49,12 @@ class ResponseStream(Generic[ResponseT, ChunkT]):
     def __init__(
         self,
         worker: Worker,
-        prepare: Callable[[], Awaitable[Request]],
+        prepare: Callable[[], Awaitable[Sequence[Request]]],
         shape: ResponseShape[ResponseT, ChunkT],
         parts: ResponseParts,
         *,
         request_id: str,
+        part_ids: Sequence[str],
         model: str,
         timeout: float | None,
     ) -> None:
@@ -61,6 +63,7 @@ class ResponseStream(Generic[ResponseT, ChunkT]):
         self._shape = shape
         self._header = Header(id=request_id, created=int(time.time()), model=model)
         self._parts = parts
+        self._part_ids = tuple(part_ids)
         self._timeout = timeout
         self._deadline = math.inf
         self._subscription: Subscription | None = None
@@ -70,7 +73,13 @@ class ResponseStream(Generic[ResponseT, ChunkT]):
 
     @property
     def request_id(self) -> str:
+        """Return the id that the response has."""
         return self._header.id
+
+    @property
+    def part_ids(self) -> tuple[str, ...]:
+        """Return the ids by which the engine knows the request: one for each prompt."""
+        return self._part_ids
 
     def __aiter__(self) -> ResponseStream[ResponseT, ChunkT]:
         return self
@@ -150,15 +159,19 @@ class ResponseStream(Generic[ResponseT, ChunkT]):
         if self._timeout is not None:
             self._deadline = anyio.current_time() + self._timeout
         with self._limit():
-            request = await self._prepare()
+            requests = await self._prepare()
             if self._ended:  # closed meanwhile, by another task
                 return
             subscription = Subscription(self._parts.num_choices)
-            self._parts.begin(_start_of(request))
+            starts = [_start_of(request) for request in requests]
+            self._parts.begin(RequestStart.joined(starts))
+            several = len(requests) > 1
+            subscribers = joined_subscribers(subscription, starts) if several else [subscription]
             self._subscription = subscription
             self._is_live = True
             try:
-                self._worker.submit(request, subscription)
+                for request, subscriber in zip(requests, subscribers, strict=True):
+                    self._worker.submit(request, subscriber)
             except BaseException:
                 self._ended = True
                 self._abort()
@@ -223,12 +236,13 @@ class ResponseStream(Generic[ResponseT, ChunkT]):
     def _abort(self) -> None:
         if self._is_live:
             self._is_live = False
-            self._worker.abort(self._header.id)
+            for part_id in self._part_ids:
+                self._worker.abort(part_id)
 
     def __del__(self) -> None:
         # Dropped half-read. Only the mailbox is touched, which is safe in a finalizer.
         if getattr(self, "_is_live", False):
-            self._worker.abort(self._header.id)
+            self._abort()
 
 
 def _start_of(request: Request) -> RequestStart:

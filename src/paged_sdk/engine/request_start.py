@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from attrs import frozen
 
 from paged_sdk.types.response import PromptTokensDetails, Usage
@@ -27,6 +29,18 @@ class RequestStart:
     first_token_at: float | None = None
     cached_tokens: int = 0
 
+    @classmethod
+    def joined(cls, starts: Sequence[RequestStart]) -> RequestStart:
+        """Return what is known of several requests that are one for their caller."""
+        return cls(
+            prompt_tokens=sum(start.prompt_tokens for start in starts),
+            num_choices=sum(start.num_choices for start in starts),
+            arrival=min(start.arrival for start in starts),
+            scheduled_at=_earliest(start.scheduled_at for start in starts),
+            first_token_at=_earliest(start.first_token_at for start in starts),
+            cached_tokens=sum(start.cached_tokens for start in starts),
+        )
+
     def usage(self, completion_tokens: int, now: float) -> Usage:
         """Return what the request has used up to ``now``.
 
@@ -50,6 +64,10 @@ class RequestStart:
             time_to_first_token_sec=first - self.arrival,
             queue_time_sec=scheduled - self.arrival,
         )
+
+
+def _earliest(times: Iterable[float | None]) -> float | None:
+    return min((time for time in times if time is not None), default=None)
 
 
 def _rate(tokens: int, seconds: float) -> float:

@@ -26,7 +26,9 @@ from paged_sdk.types.request import (
     ChatRequestLike,
     CompletionOptions,
     PromptLike,
+    PromptsLike,
     RequestOptions,
+    as_prompts,
     as_request,
     completion_options,
 )
@@ -43,7 +45,7 @@ class FakeRequest:
     """Holds what a fake model was asked.
 
     :ivar messages: the conversation; empty for a plain-text completion
-    :ivar prompt: what a plain-text completion continues; None for a chat
+    :ivar prompt: what a plain-text completion continues; None for a chat. A list of prompts is as many requests
     :ivar options: what the request said beside that
     """
 
@@ -160,11 +162,13 @@ class FakeModel(Model):
         return stream
 
     def stream_completion_request(
-        self, prompt: PromptLike, sampling: SamplingParams | None = None, **options: Unpack[CompletionOptions]
+        self, prompt: PromptsLike, sampling: SamplingParams | None = None, **options: Unpack[CompletionOptions]
     ) -> CompletionStream:
         stream = super().stream_completion_request(prompt, sampling, **options)
-        said = prompt if isinstance(prompt, str) else tuple(prompt)
-        self._note(stream.request_id, FakeRequest(prompt=said, options=completion_options(sampling, options)))
+        checked = completion_options(sampling, options)
+        for part_id, each in zip(stream.part_ids, as_prompts(prompt), strict=True):
+            said = each if isinstance(each, str) else tuple(each)
+            self._note(part_id, FakeRequest(prompt=said, options=checked))
         return stream
 
     async def aclose(self, *, drain: bool = False) -> None:

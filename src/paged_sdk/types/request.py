@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, TypedDict, TypeVar
+from typing import Any, TypeAlias, TypedDict, TypeVar, cast
 
 from attrs import Attribute, evolve, field, frozen
 
@@ -29,8 +29,10 @@ __all__ = [
     "ChatRequestLike",
     "CompletionOptions",
     "PromptLike",
+    "PromptsLike",
     "RequestBuilder",
     "RequestOptions",
+    "as_prompts",
     "as_request",
     "completion_options",
 ]
@@ -207,6 +209,8 @@ def _given(name: str, value: _T) -> _T:
 ChatRequestLike: TypeAlias = TextMessages | RequestBuilder | Sequence[MessageLike]
 PromptLike: TypeAlias = str | Sequence[int]
 """A completion's prompt: text, or token ids."""
+PromptsLike: TypeAlias = PromptLike | Sequence[PromptLike]
+"""One prompt, or several: a list of ints is one prompt, a list of texts or of lists is several."""
 
 
 def as_request(request: ChatRequestLike) -> RequestBuilder:
@@ -243,5 +247,25 @@ def completion_options(sampling: SamplingParams | None, options: CompletionOptio
     :raises InvalidRequestError: an option that does not exist, or a value that cannot be used
     """
     for name in options.keys() - CompletionOptions.__annotations__.keys():
-        raise InvalidRequestError.of("option", name, "one of " + ", ".join(CompletionOptions.__annotations__))
+        allowed = "one of " + ", ".join(CompletionOptions.__annotations__) + "; SamplingParams hold how to sample"
+        raise InvalidRequestError.of("option", name, allowed)
     return RequestOptions(sampling=sampling, **options)
+
+
+def as_prompts(prompt: PromptsLike) -> list[PromptLike]:
+    """Return the prompts of a completion. Token ids are not checked.
+
+    :raises InvalidRequestError: a list that begins with a text or a list, and holds something else too
+    """
+    if isinstance(prompt, str | bytes) or not isinstance(prompt, Sequence) or not prompt:
+        return [cast(PromptLike, prompt)]
+    if not _is_prompt(prompt[0]):
+        return [cast(PromptLike, prompt)]
+    for each in prompt:
+        if not _is_prompt(each):
+            raise InvalidRequestError.of("prompt", each, "a text or token ids, like the other prompts of the list")
+    return list(cast(Sequence[PromptLike], prompt))
+
+
+def _is_prompt(value: object) -> bool:
+    return isinstance(value, str | Sequence) and not isinstance(value, bytes)

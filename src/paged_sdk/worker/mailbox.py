@@ -11,7 +11,7 @@ from attrs import frozen
 
 from paged_sdk.engine.engine import Engine
 from paged_sdk.scheduler.request import Request
-from paged_sdk.worker.subscription import Subscription
+from paged_sdk.worker.subscription import Subscriber
 
 __all__ = ["Abort", "Call", "Close", "Command", "Mailbox", "Submit"]
 
@@ -21,7 +21,7 @@ class Submit:
     """Asks to queue a request; its outcome goes to the subscription."""
 
     request: Request
-    subscription: Subscription
+    subscription: Subscriber
 
 
 @frozen

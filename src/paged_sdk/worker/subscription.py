@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from paged_sdk.engine.events import RequestEvent
+from typing import Protocol
+
+from paged_sdk.engine.events import Listener, RequestEvent
 from paged_sdk.engine.request_start import RequestStart
 from paged_sdk.sampling.raw_logprobs import RawLogprobs
 from paged_sdk.types.response import FinishReason, Usage
 from paged_sdk.worker.event_loop import EventLoop, Waiter
 
-__all__ = ["Subscription", "UnreadChoice"]
+__all__ = ["Subscriber", "Subscription", "UnreadChoice"]
+
+
+class Subscriber(Listener, Protocol):
+    """Receives a request's output on the thread of one event loop."""
+
+    @property
+    def loop(self) -> EventLoop: ...
 
 
 class UnreadChoice:

@@ -24,7 +24,7 @@ from paged_sdk.scheduler.request import Request
 from paged_sdk.types.stats import ModelStats
 from paged_sdk.worker.event_loop import EventLoop
 from paged_sdk.worker.mailbox import Abort, Call, Close, Command, Mailbox, Submit
-from paged_sdk.worker.subscription import Subscription
+from paged_sdk.worker.subscription import Subscriber
 from paged_sdk.worker.throughput import ThroughputLog
 
 __all__ = ["Worker"]
@@ -99,7 +99,7 @@ class Worker:
                 f"this model belongs to process {self._pid}; threads do not survive a fork: build a model in the child"
             )
 
-    def submit(self, request: Request, subscription: Subscription) -> None:
+    def submit(self, request: Request, subscription: Subscriber) -> None:
         """Queue a request; its outcome, a refusal too, arrives at the subscription.
 
         :raises ModelClosedError: see :meth:`check`
@@ -215,7 +215,7 @@ class Worker:
                 # A second, impatient close overrides a patient one.
                 self._closing = Close(drain and (self._closing is None or self._closing.drain))
 
-    def _submit(self, request: Request, subscription: Subscription) -> None:
+    def _submit(self, request: Request, subscription: Subscriber) -> None:
         loop = subscription.loop
         listeners = self._listeners.get(loop) or self._listeners.setdefault(loop, _LoopListeners(loop))
         self._engine.submit(request, subscription, listeners.outbox)
@@ -247,7 +247,7 @@ class Worker:
         for request_id, subscription in subscriptions.items():
             self._fail(request_id, subscription, request_failure(error, request_id))
 
-    def _fail(self, request_id: str, subscription: Subscription, error: PagedError) -> None:
+    def _fail(self, request_id: str, subscription: Subscriber, error: PagedError) -> None:
         """End a request that the engine does not know, or knows no more, with an error."""
         event = RequestEvent(request_id=request_id, error=error)
         for _ in range(2):  # once more if the loop raises, because without an answer the request waits for ever
@@ -293,7 +293,7 @@ class _LoopListeners:
     def __init__(self, loop: EventLoop) -> None:
         self.loop = loop
         self.outbox = Outbox()
-        self.subscriptions: dict[str, Subscription] = {}
+        self.subscriptions: dict[str, Subscriber] = {}
 
     def post(self) -> bool:
         """Hand the outbox over to the loop, with one wake-up; False if the loop has ended."""
