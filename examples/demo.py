@@ -23,17 +23,15 @@ MAX_TOKENS = 96
 
 
 async def stream_turn(chat: Conversation, question: str, console: Console) -> Usage:
-    """Ask, print the answer as it comes, and keep the turn."""
+    """Ask, and print the answer as it comes."""
     console.print(f"[bold cyan]You[/]    {question}")
     console.print("[bold green]Model[/]  ", end="")
     async with chat.stream(question) as stream:
         async for chunk in stream:
             for choice in chunk.choices:
                 console.out(choice.delta.content, end="", highlight=False)
-        response = stream.response_so_far()
     console.print("\n")
-    chat.add_turn(question, response.choices[0].message.content)
-    return response.usage
+    return stream.response_so_far().usage
 
 
 def figures(usages: list[Usage]) -> Table:

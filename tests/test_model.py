@@ -175,14 +175,6 @@ async def test_a_second_turn_computes_only_what_is_new(builder: TextModelBuilder
         assert third.usage.prompt_tokens_details.cached_tokens == 0
 
 
-async def test_a_conversation_streams(model: Model) -> None:
-    chat = Conversation(model, sampling=sampled(6, temperature=0))
-    async with chat.stream("Hello") as stream:
-        answer = await stream.collect()
-    chat.add_turn("Hello", answer.choices[0].message.content)
-    assert [message.role.value for message in chat.messages] == ["user", "assistant"]
-
-
 async def test_a_cache_salt_keeps_prefixes_apart(builder: TextModelBuilder) -> None:
     async with builder.with_paged_attn(pool(64)).build() as model:
         request = RequestBuilder().add_message("user", "A prompt of some length, long enough for blocks to be full.")

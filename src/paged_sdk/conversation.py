@@ -35,13 +35,17 @@ class Conversation:
 
         :raises RequestError: the request failed; the conversation does not change
         """
-        response = await self._model.send_chat_request(self.request(text))
-        self.add_turn(text, response.choices[0].message.content)
-        return response
+        return await self.stream(text).collect()
 
     def stream(self, text: str) -> ChatStream:
-        """Send a user turn and stream the answer; the caller then calls :meth:`add_turn`."""
-        return self._model.stream_chat_request(self.request(text))
+        """Send a user turn and stream the answer; both become part of the conversation once its end has been read.
+
+        A stream that fails, or that is left before its end, does not change the conversation. What was said until then
+        can be kept with :meth:`add_turn`.
+        """
+        stream = self._model.stream_chat_request(self.request(text))
+        stream.when_whole(lambda response: self.add_turn(text, response.choices[0].message.content))
+        return stream
 
     def request(self, text: str) -> RequestBuilder:
         """Return the request that :meth:`send` would make."""

@@ -118,6 +118,11 @@ class ResponseParts:
         self.usage = subscription.usage
         return deltas
 
+    @property
+    def are_whole(self) -> bool:
+        """Tell whether every choice has been read to an end that the model or the request's settings gave it."""
+        return all(reason not in (None, "canceled") for reason in self._finish_reasons)
+
     def choices(self) -> list[tuple[FinishReason, str, Logprobs | None]]:
         """Return finish reason, text and logprobs of each choice; one that has not ended reads "canceled"."""
         return [

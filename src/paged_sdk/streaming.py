@@ -67,6 +67,7 @@ class ResponseStream(Generic[ResponseT, ChunkT]):
         self._timeout = timeout
         self._deadline = math.inf
         self._subscription: Subscription | None = None
+        self._when_whole: Callable[[ResponseT], object] | None = None
         self._is_live = False
         self._is_read = False
         self._ended = False
@@ -121,6 +122,14 @@ class ResponseStream(Generic[ResponseT, ChunkT]):
         """Return a response of what has been read, and its usage so far; a choice that has not ended has finish reason
         "canceled"."""
         return self._shape.response(self._header, self._parts)
+
+    def when_whole(self, act: Callable[[ResponseT], object]) -> None:
+        """Have a function called with the whole response once its end has been read.
+
+        It is not called if the reading ends before, by an error, by leaving the stream or by closing the model. An
+        earlier function is called no more.
+        """
+        self._when_whole = act
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -208,6 +217,8 @@ class ResponseStream(Generic[ResponseT, ChunkT]):
         if subscription.has_ended:
             self._is_live = False
             self._ended = True
+            if self._when_whole is not None and self._parts.are_whole:
+                self._when_whole(self.response_so_far())
         return deltas
 
     def _limit(self) -> AbstractContextManager[None]:

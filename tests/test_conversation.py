@@ -1,0 +1,82 @@
+"""A conversation keeps what was said, and only that."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from paged_sdk import Conversation, NumericalError, SamplingParams
+from paged_sdk.testing import fake_model
+
+pytestmark = pytest.mark.anyio
+
+
+def said(chat: Conversation) -> list[tuple[str, str]]:
+    return [(message.role.value, message.content) for message in chat.messages]
+
+
+async def test_a_stream_keeps_its_turn_once_its_end_was_read() -> None:
+    async with fake_model("Hello!", "Fine.", delay=0.001) as model:
+        chat = Conversation(model, system="Be brief.")
+        async with chat.stream("Hi!") as stream:
+            async for chunk in stream:
+                if chunk.usage is None:
+                    assert said(chat) == [("system", "Be brief.")]
+        assert said(chat) == [("system", "Be brief."), ("user", "Hi!"), ("assistant", "Hello!")]
+        await chat.stream("How are you?").collect()
+        assert said(chat)[3:] == [("user", "How are you?"), ("assistant", "Fine.")]
+        assert [message.content for message in model.requests[1].messages] == [
+            "Be brief.",
+            "Hi!",
+            "Hello!",
+            "How are you?",
+        ]
+
+
+async def test_an_answer_that_was_cut_by_its_length_is_kept() -> None:
+    async with fake_model("Hello!") as model:
+        chat = Conversation(model, sampling=SamplingParams(max_len=3))
+        await chat.send("Hi!")
+        assert said(chat) == [("user", "Hi!"), ("assistant", "Hel")]
+
+
+async def test_a_stream_that_is_left_changes_nothing_until_it_is_told() -> None:
+    async with fake_model("Hello!" * 100, delay=0.001) as model:
+        chat = Conversation(model)
+        async with chat.stream("Hi!") as stream:
+            await anext(stream)
+        assert said(chat) == []
+        so_far = stream.response_so_far().choices[0].message.content
+        assert so_far
+        chat.add_turn("Hi!", so_far)
+        assert said(chat) == [("user", "Hi!"), ("assistant", so_far)]
+        with anyio.move_on_after(0.02):
+            await chat.send("And?")
+        assert len(said(chat)) == 2
+
+
+async def test_a_stream_that_fails_or_whose_model_is_closed_changes_nothing() -> None:
+    async with fake_model("Hello!", error=NumericalError("NaN")) as model:
+        chat = Conversation(model)
+        with pytest.raises(NumericalError):
+            await chat.send("Hi!")
+        with pytest.raises(NumericalError):
+            [_ async for _ in chat.stream("Hi!")]
+        assert said(chat) == []
+    async with fake_model("Hello!" * 100, delay=0.001) as model:
+        chat = Conversation(model)
+        stream = chat.stream("Hi!")
+        await anext(stream)
+        await model.aclose()
+        assert (await stream.collect()).choices[0].finish_reason == "canceled"
+        assert said(chat) == []
+
+
+async def test_a_stream_tells_when_it_is_whole() -> None:
+    async with fake_model("Hello!") as model:
+        stream = model.stream_completion_request("Hi!")
+        told: list[str] = []
+        stream.when_whole(lambda response: told.append(response.choices[0].text))
+        [_ async for _ in stream]
+        await stream.collect()
+        assert told == ["Hello!"]
