@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 import pytest
+import torch
 from gguf_files import LLAMA, llama_tensors, write_gguf
 from transformers import Gemma2Config, Gemma3TextConfig, LlamaConfig, MixtralConfig
 
+from paged_sdk.config.decoder import RopeKind
 from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError
+from paged_sdk.layers.rotary import RotaryEmbedding
+from paged_sdk.models.family import read_config
 from paged_sdk.weights.gguf_config import config_from_gguf
 from paged_sdk.weights.gguf_file import GgufFile
+from paged_sdk.weights.gguf_names import ARCHITECTURES
 
 HALF_HEAD = 4  # rotary frequencies of the test models
 
@@ -36,7 +42,10 @@ def config_of(
     metadata |= {f"{architecture}.block_count": layers}
     metadata |= {f"{architecture}.{key.replace('__', '.')}": value for key, value in values.items()}
     metadata.pop(f"{architecture}.{leave_out}", None)
-    stored = llama_tensors(layers) | (tensors or {})
+    stored: dict[str, Any] = llama_tensors(layers)
+    if known := ARCHITECTURES.get(architecture):
+        stored = {name: values for name, values in stored.items() if known.hugging_face_name(name) is not None}
+    stored |= tensors or {}
     file = GgufFile(write_gguf(directory / "model.gguf", metadata, stored, architecture=architecture))
     return config_from_gguf(file.metadata, file.tensors, file.path)
 
@@ -66,9 +75,14 @@ def test_head_dim(tmp_path: Path, values: dict[str, Any], head_dim: int) -> None
     assert config_of(tmp_path, **values)["head_dim"] == head_dim
 
 
-def test_mistral_is_a_llama_with_a_window(tmp_path: Path) -> None:
+def test_windows_that_llama_cpp_ignores(tmp_path: Path) -> None:
     config = config_of(tmp_path, attention__sliding_window=64)
-    assert (config["model_type"], config["sliding_window"]) == ("mistral", 64)
+    assert config["model_type"] == "llama"
+    assert "sliding_window" not in config
+    assert config_of(tmp_path, architecture="phi3", attention__sliding_window=64)["sliding_window"] is None
+    assert config_of(tmp_path, architecture="qwen2", attention__sliding_window=64)["sliding_window"] is None
+    experts = config_of(tmp_path, attention__sliding_window=64, expert_count=8, expert_used_count=2)
+    assert read_config(experts).window is None
 
 
 def test_counts_given_for_each_layer(tmp_path: Path) -> None:
@@ -107,16 +121,69 @@ class TestRopeScaling:
             rope__scaling__type="yarn",
             rope__scaling__factor=4.0,
             rope__scaling__original_context_length=32,
-            rope__scaling__yarn_beta_fast=16.0,
-            rope__scaling__yarn_attn_factor=1.25,
+            rope__scaling__attn_factor=1.25,
         )
         assert config["rope_scaling"] == {
             "rope_type": "yarn",
             "factor": 4.0,
             "original_max_position_embeddings": 32,
-            "beta_fast": 16.0,
-            "attention_factor": 1.25,
+            "gguf_attn_factor": 1.25,
         }
+
+    def test_keys_of_yarn_that_llama_cpp_does_not_read(self, tmp_path: Path) -> None:
+        plain = config_of(tmp_path, rope__scaling__type="yarn", rope__scaling__factor=4.0)
+        unread: dict[str, Any] = {
+            "yarn_beta_fast": 16.0,
+            "yarn_beta_slow": 2.0,
+            "yarn_attn_factor": 1.25,
+            "yarn_log_multiplier": 0.1,
+        }
+        prefixed: dict[str, Any] = {f"rope__scaling__{key}": value for key, value in unread.items()}
+        assert config_of(tmp_path, rope__scaling__type="yarn", rope__scaling__factor=4.0, **prefixed) == plain
+
+    @pytest.mark.parametrize("values", [{}, {"factor": 4.0}, {"type": "none"}, {"type": "yarn", "factor": 4.0}])
+    def test_the_attention_factor_scales_every_kind(self, tmp_path: Path, values: dict[str, Any]) -> None:
+        """Also beside yarn's own, as llama.cpp multiplies them."""
+        prefixed: dict[str, Any] = {f"rope__scaling__{key}": value for key, value in values.items()}
+        factors: list[dict[str, Any]] = [{}, {"rope__scaling__attn_factor": 1.5}]
+        ropes = [
+            RotaryEmbedding(read_config(config_of(tmp_path, **prefixed, **more)).ropes[0], device=torch.device("cpu"))
+            for more in factors
+        ]
+        plain, scaled = (rope.at(torch.arange(9)) for rope in ropes)
+        torch.testing.assert_close(scaled.cos, 1.5 * plain.cos)
+        torch.testing.assert_close(scaled.sin, 1.5 * plain.sin)
+        own = 1 + 0.1 * math.log(4.0) if values.get("type") == "yarn" else 1.0
+        assert float(plain.cos[0, 0, 0, 0]) == pytest.approx(own)
+
+    def test_divisors_beside_a_factor_are_both_applied(self, tmp_path: Path) -> None:
+        divisors = np.array([1.0, 1.5, 8.0, 8.0], np.float32)
+        both = config_of(tmp_path, tensors={"rope_freqs.weight": divisors}, rope__scaling__factor=2.0)
+        doubled = config_of(tmp_path, tensors={"rope_freqs.weight": 2 * divisors})
+        first, second = (
+            RotaryEmbedding(read_config(config).ropes[0], device=torch.device("cpu")).at(torch.arange(50))
+            for config in (both, doubled)
+        )
+        torch.testing.assert_close(first.cos, second.cos)
+
+    @pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "gemma2", "gemma3"])
+    def test_a_part_of_each_head_is_refused(self, tmp_path: Path, architecture: str) -> None:
+        with pytest.raises(UnsupportedArchitectureError, match="4 of 8 elements per head rotated"):
+            config_of(tmp_path, architecture=architecture, rope__dimension_count=4)
+
+    def test_longrope_of_llama(self, tmp_path: Path) -> None:
+        """It is read by its kind; a file that does not state a factor on cos and sin has none."""
+        factors = np.linspace(1, 2, HALF_HEAD, dtype=np.float32)
+        tensors = {"rope_factors_short.weight": factors, "rope_factors_long.weight": 2 * factors}
+        values: dict[str, Any] = {
+            "rope__scaling__type": "longrope",
+            "rope__scaling__original_context_length": 32,
+            "context_length": 128,
+        }
+        (rope,) = read_config(config_of(tmp_path, tensors=tensors, **values)).ropes
+        assert (rope.kind, rope.switch, rope.attention_factor) == (RopeKind.LONGROPE, 32, 1.0)
+        with pytest.raises(UnsupportedArchitectureError, match=r"rope\.scaling\.factor = 4\.0 beside LongRoPE"):
+            config_of(tmp_path, tensors=tensors, rope__scaling__factor=4.0, **values)
 
     def test_longrope_of_phi3(self, tmp_path: Path) -> None:
         short, long = np.linspace(1, 2, HALF_HEAD, dtype=np.float32), np.linspace(1, 64, HALF_HEAD, dtype=np.float32)
@@ -137,7 +204,6 @@ class TestRopeScaling:
             "attention_factor": 1.25,
         }
         assert config["original_max_position_embeddings"] == 32
-        assert config["sliding_window"] == 48
 
     def test_phi3_may_rotate_a_part_of_each_head(self, tmp_path: Path) -> None:
         config = config_of(tmp_path, architecture="phi3", rope__dimension_count=6, attention__sliding_window=0)
@@ -166,6 +232,7 @@ class TestGemma:
             layers=13,
             attention__sliding_window=512,
             attention__key_length=256,
+            rope__freq_base=1_000_000.0,
             rope__scaling__type="linear",
             rope__scaling__factor=8.0,
         )
@@ -179,6 +246,19 @@ class TestGemma:
         read: Any = Gemma3TextConfig(**config)
         assert read.rope_parameters["full_attention"]["factor"] == 8.0
         assert read.rope_parameters["sliding_attention"]["rope_type"] == "default"
+
+    def test_what_gemma3_leaves_out_is_what_llama_cpp_fills_in(self, tmp_path: Path) -> None:
+        config = config_of(tmp_path, architecture="gemma3", layers=2, attn_logit_softcapping=50.0)
+        assert config["rope_theta"] == 10_000.0
+        assert config["attn_logit_softcapping"] is None
+
+    @pytest.mark.parametrize(
+        ("architecture", "key"), [("gemma2", "rope__freq_base_swa"), ("gemma3", "rope__scaling__attn_factor")]
+    )
+    def test_scales_of_some_layers_alone_are_refused(self, tmp_path: Path, architecture: str, key: str) -> None:
+        values: dict[str, Any] = {key: 500.0}
+        with pytest.raises(UnsupportedArchitectureError, match=key.replace("__", r"\.")):
+            config_of(tmp_path, architecture=architecture, **values)
 
     def test_gemma3_without_a_window(self, tmp_path: Path) -> None:
         config = config_of(tmp_path, architecture="gemma3", layers=2)
@@ -217,14 +297,12 @@ class TestExperts:
     def test_what_says_nothing_new(self, tmp_path: Path, values: dict[str, Any]) -> None:
         assert config_of(tmp_path, expert_count=8, expert_used_count=2, **values)["model_type"] == "mixtral"
 
-    @pytest.mark.parametrize(("values", "expected"), [({}, True), ({"expert_weights_norm": False}, False)])
-    def test_weights_add_up_to_one_unless_qwen3moe_says_otherwise(
-        self, tmp_path: Path, values: dict[str, Any], expected: bool
-    ) -> None:
-        values |= {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 16}
+    @pytest.mark.parametrize(("values", "size"), [({"expert_feed_forward_length": 16}, 16), ({}, 32)])
+    def test_qwen3moe_as_llama_cpp_fills_it_in(self, tmp_path: Path, values: dict[str, Any], size: int) -> None:
+        values |= {"expert_count": 8, "expert_used_count": 2, "expert_weights_norm": False}
         config = config_of(tmp_path, architecture="qwen3moe", **values)
-        assert config["norm_topk_prob"] is expected
-        assert config["moe_intermediate_size"] == 16
+        assert config["norm_topk_prob"] is True
+        assert config["moe_intermediate_size"] == size
 
 
 class TestRefused:
@@ -235,6 +313,17 @@ class TestRefused:
             config_of(tmp_path, architecture="mamba")
         assert caught.value.architecture == "mamba"
         assert "llama" in caught.value.supported
+
+    @pytest.mark.parametrize(
+        "name", ["blk.0.attn_output.bias", "output.bias", "output_norm.bias", "blk.0.ffn_gate.bias"]
+    )
+    def test_biases_that_would_not_be_added(self, tmp_path: Path, name: str) -> None:
+        with pytest.raises(UnsupportedArchitectureError, match=f"llama model with a tensor '{name}'"):
+            config_of(tmp_path, tensors={name: np.ones(32, np.float32)})
+
+    def test_divisors_of_frequencies_where_llama_cpp_has_none(self, tmp_path: Path) -> None:
+        with pytest.raises(UnsupportedArchitectureError, match=r"qwen2 model with a tensor 'rope_freqs\.weight'"):
+            config_of(tmp_path, architecture="qwen2", tensors={"rope_freqs.weight": np.ones(4, np.float32)})
 
     def test_experts_where_there_are_none(self, tmp_path: Path) -> None:
         with pytest.raises(UnsupportedArchitectureError, match="qwen2 model with experts"):

@@ -28,7 +28,6 @@ MODELS: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"attention_bias": True, "mlp_bias": True}),
     ("llama", {"num_key_value_heads": 4, "head_dim": 32, "tie_word_embeddings": True}),
     ("qwen3", {"head_dim": 32, "attention_bias": True}),
-    ("phi3", {"sliding_window": 48}),
     ("gemma2", {"head_dim": 32, "query_pre_attn_scalar": 32}),
 ]
 

@@ -18,7 +18,7 @@ __all__ = ["config_from_gguf"]
 
 # Gemma's own constants, which converters do not write.
 _GEMMA2_WINDOW, _GEMMA2_PERIOD = 4096, 2
-_GEMMA3_PERIOD, _GEMMA3_LOCAL_THETA, _GEMMA3_THETA = 6, 10_000.0, 1_000_000.0
+_GEMMA3_PERIOD, _GEMMA3_LOCAL_THETA = 6, 10_000.0
 # The 27B models scale attention by hidden_size / num_heads, all others by head_dim; they are told apart by depth.
 _WIDE_SCALE_LAYERS = MappingProxyType({"gemma2": 46, "gemma3": 62})
 
@@ -26,6 +26,13 @@ _WIDE_SCALE_LAYERS = MappingProxyType({"gemma2": 46, "gemma3": 62})
 _MIXTURES = frozenset({"llama", "qwen3moe"})
 _OTHER_MIXTURES = ("expert_shared_count", "expert_group_count", "expert_shared_feed_forward_length")
 _SOFTMAX_GATE = 1
+
+# Tensors that say how positions are scaled, and the architectures for which llama.cpp reads them.
+_DIVISORS = "rope_freqs.weight"
+_LONGROPE_TENSORS = ("rope_factors_long.weight", "rope_factors_short.weight")
+_ROPE_TENSORS = MappingProxyType({"llama": (_DIVISORS, *_LONGROPE_TENSORS), "phi3": _LONGROPE_TENSORS})
+
+_QKV = ("attn_q", "attn_k", "attn_v")
 
 _TOKEN_IDS = MappingProxyType(
     {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
@@ -45,7 +52,10 @@ def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTens
     :raises CheckpointError: metadata or a tensor that is needed is missing or malformed
     """
     model = _Model(metadata, tensors, path, _architecture(metadata, path))
-    return _common(model) | _experts(model) | _FAMILIES[model.architecture](model)
+    _check_positions(model)
+    config = _common(model) | _experts(model) | _FAMILIES[model.architecture](model)
+    _check_biases(model, config)
+    return config
 
 
 def _architecture(metadata: Mapping[str, Any], path: Path) -> str:
@@ -61,6 +71,32 @@ def _architecture(metadata: Mapping[str, Any], path: Path) -> str:
             supported=ARCHITECTURES,
         )
     return architecture
+
+
+def _check_positions(model: _Model) -> None:
+    """Refuse what the architecture does not do with positions, and llama.cpp has no place for either.
+
+    :raises UnsupportedArchitectureError: a part of each head is rotated, or frequencies have divisors
+    """
+    _ = model.rotary_dim
+    for name in (_DIVISORS, *_LONGROPE_TENSORS):
+        if name in model.tensors and name not in _ROPE_TENSORS.get(model.architecture, ()):
+            raise model.unsupported(f"a tensor {name!r}")
+
+
+def _check_biases(model: _Model, config: Mapping[str, Any]) -> None:
+    """Refuse biases that the model does not add.
+
+    :raises UnsupportedArchitectureError: there are some
+    """
+    added = set(_QKV) if config["model_type"] == "qwen2" else set[str]()
+    if config.get("attention_bias"):
+        added |= {*_QKV, "attn_output"}
+    if config.get("mlp_bias"):
+        added |= {"ffn_gate", "ffn_up", "ffn_down"}
+    for name in model.tensors:
+        if name.endswith(".bias") and name.split(".")[-2] not in added:
+            raise model.unsupported(f"a tensor {name!r}")
 
 
 @frozen
@@ -90,9 +126,6 @@ class _Model:
         if not isinstance(value, int) or value < minimum:
             raise self.malformed(f"metadata {self.architecture}.{key} is {value!r}: expected an int >= {minimum}")
         return value
-
-    def has(self, key: str) -> bool:
-        return f"{self.architecture}.{key}" in self.metadata
 
     def tensor(self, name: str) -> GgufTensor:
         found = self.tensors.get(name)
@@ -129,6 +162,14 @@ class _Model:
         if self.integer("attention.value_length", head_dim) != head_dim:
             raise self.unsupported("values of another head size than keys")
         return head_dim
+
+    @property
+    def rotary_dim(self) -> int:
+        """Return how many elements of each head are rotated: all of them, but for phi3."""
+        rotary_dim = self.integer("rope.dimension_count", self.head_dim)
+        if rotary_dim != self.head_dim and self.architecture != "phi3":
+            raise self.unsupported(f"{rotary_dim} of {self.head_dim} elements per head rotated")
+        return rotary_dim
 
     def malformed(self, what: str) -> CheckpointError:
         return CheckpointError(f"{self.path} cannot be used: {what}", path=self.path)
@@ -187,46 +228,59 @@ def _experts(model: _Model) -> dict[str, Any]:
 
 
 def _rope_scaling(model: _Model) -> dict[str, Any] | None:
-    if "rope_freqs.weight" in model.tensors:
-        return {"rope_type": "default", "inv_freq_divisors": model.factors("rope_freqs.weight", model.head_dim)}
+    """Return the scaling of the rotary embedding, from the keys and tensors that llama.cpp reads.
+
+    The keys of yarn's own, ``yarn_attn_factor``, ``yarn_beta_fast`` and the like, are not among them: llama.cpp reads
+    these for other architectures alone.
+    """
     kind = model.metadata.get(f"{model.architecture}.rope.scaling.type", "linear")
-    factor = model.number("rope.scaling.factor", model.number("rope.scale_linear", 1.0))
-    if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
-        return None
-    if kind == "linear":
-        return {"rope_type": "linear", "factor": factor}
+    factor = model.number("rope.scaling.factor", model.number("rope.scale_linear", 1.0)) or 1.0
+    if "rope_factors_long.weight" in model.tensors and (model.architecture == "phi3" or kind == "longrope"):
+        return _longrope(model, factor)
+    scaling: dict[str, Any] = {}
     if kind == "yarn":
-        return _yarn(model, factor)
-    if kind == "longrope" and model.architecture == "phi3":
-        return None  # it is recognized by its tensors, which older files have without naming the kind
-    raise model.unsupported(f"rope scaling {kind!r}")
+        context = model.integer("context_length")
+        scaling = {
+            "rope_type": "yarn",
+            "factor": factor,
+            "original_max_position_embeddings": model.integer("rope.scaling.original_context_length", context),
+        }
+    elif kind == "linear" and factor != 1.0:
+        scaling = {"rope_type": "linear", "factor": factor}
+    elif kind not in ("none", "linear") and (kind != "longrope" or model.architecture != "phi3"):
+        # Phi-3's LongRoPE is recognized by its tensors, which older files have without naming the kind.
+        raise model.unsupported(f"rope scaling {kind!r}")
+    if _DIVISORS in model.tensors:
+        scaling["inv_freq_divisors"] = model.factors(_DIVISORS, model.head_dim)
+    if (attn_factor := model.number("rope.scaling.attn_factor", 1.0)) != 1.0:
+        scaling["gguf_attn_factor"] = attn_factor
+    return {"rope_type": "default"} | scaling if scaling else None
 
 
-def _yarn(model: _Model, factor: float) -> dict[str, Any]:
-    scaling: dict[str, Any] = {
-        "rope_type": "yarn",
-        "factor": factor,
+def _longrope(model: _Model, factor: float) -> dict[str, Any]:
+    if factor != 1.0:
+        raise model.unsupported(
+            f"metadata {model.architecture}.rope.scaling.factor = {factor} beside LongRoPE's tensors"
+        )
+    rotary_dim = model.rotary_dim
+    return {
+        "rope_type": "longrope",
+        "short_factor": model.factors("rope_factors_short.weight", rotary_dim),
+        "long_factor": model.factors("rope_factors_long.weight", rotary_dim),
         "original_max_position_embeddings": model.integer(
             "rope.scaling.original_context_length", model.integer("context_length")
         ),
+        # What converters work out; a file without it has none.
+        "attention_factor": model.number("rope.scaling.attn_factor", 1.0),
     }
-    for name, key in (
-        ("attention_factor", "yarn_attn_factor"),
-        ("beta_fast", "yarn_beta_fast"),
-        ("beta_slow", "yarn_beta_slow"),
-    ):
-        if model.has(f"rope.scaling.{key}"):
-            scaling[name] = model.number(f"rope.scaling.{key}")
-    return scaling
 
 
 def _llama(model: _Model) -> dict[str, Any]:
+    # Llama.cpp gives this architecture no windows, whatever the file says: Mistral's come with none.
     config: dict[str, Any] = {
         "attention_bias": "blk.0.attn_q.bias" in model.tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in model.tensors,
     }
-    if window := model.integer("attention.sliding_window", 0, minimum=0):
-        config |= {"model_type": "mistral", "sliding_window": window}
     if model.has_experts:
         config |= {"model_type": "mixtral"}
     return config
@@ -241,37 +295,30 @@ def _qwen(model: _Model) -> dict[str, Any]:
 
 def _qwen3moe(model: _Model) -> dict[str, Any]:
     return _qwen(model) | {
-        "moe_intermediate_size": model.integer("expert_feed_forward_length"),
-        # Converters do not write it, because llama.cpp assumes it.
-        "norm_topk_prob": model.metadata.get("qwen3moe.expert_weights_norm", True),
+        "moe_intermediate_size": model.integer(
+            "expert_feed_forward_length",
+            model.integer("feed_forward_length") // model.integer("expert_used_count"),
+        ),
+        "norm_topk_prob": True,  # llama.cpp asks no key
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
     }
 
 
 def _phi3(model: _Model) -> dict[str, Any]:
-    rotary_dim = model.integer("rope.dimension_count", model.head_dim)
     context = model.integer("context_length")
-    original_context = model.integer("rope.scaling.original_context_length", context)
-    config: dict[str, Any] = {
-        "partial_rotary_factor": rotary_dim / model.head_dim,
-        "original_max_position_embeddings": original_context,
-        "sliding_window": model.integer("attention.sliding_window", 0, minimum=0) or None,
+    return {
+        "partial_rotary_factor": model.rotary_dim / model.head_dim,
+        "original_max_position_embeddings": model.integer("rope.scaling.original_context_length", context),
+        # Files say which window the model was trained with, but llama.cpp has it turned off.
+        "sliding_window": None,
     }
-    if "rope_factors_long.weight" in model.tensors:
-        scaling: dict[str, Any] = {
-            "rope_type": "longrope",
-            "short_factor": model.factors("rope_factors_short.weight", rotary_dim),
-            "long_factor": model.factors("rope_factors_long.weight", rotary_dim),
-            "original_max_position_embeddings": original_context,
-        }
-        if model.has("rope.scaling.attn_factor"):
-            scaling["attention_factor"] = model.number("rope.scaling.attn_factor")
-        config["rope_scaling"] = scaling
-    return config
 
 
 def _gemma2(model: _Model) -> dict[str, Any]:
+    theta = model.number("rope.freq_base", 10_000.0)
+    if (windowed := model.number("rope.freq_base_swa", theta)) != theta:
+        raise model.unsupported(f"metadata gemma2.rope.freq_base_swa = {windowed}")
     window = model.integer("attention.sliding_window", _GEMMA2_WINDOW)
     return _gemma(model, window, _GEMMA2_PERIOD) | {
         "attn_logit_softcapping": model.number("attn_logit_softcapping", 50.0) or None,
@@ -280,9 +327,10 @@ def _gemma2(model: _Model) -> dict[str, Any]:
 
 
 def _gemma3(model: _Model) -> dict[str, Any]:
+    if (attn_factor := model.number("rope.scaling.attn_factor", 1.0)) != 1.0:
+        raise model.unsupported(f"metadata gemma3.rope.scaling.attn_factor = {attn_factor}")
     window = model.integer("attention.sliding_window", 0, minimum=0)
     return _gemma(model, window, _GEMMA3_PERIOD) | {
-        "rope_theta": model.number("rope.freq_base", _GEMMA3_THETA),
         "rope_local_base_freq": model.number("rope.freq_base_swa", _GEMMA3_LOCAL_THETA),
         "attn_logit_softcapping": None,
         "final_logit_softcapping": model.number("final_logit_softcapping", 0.0) or None,
