@@ -16,7 +16,7 @@ from anyio.from_thread import BlockingPortal
 
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.sampling import GenerationDefaults, SamplingParams
-from paged_sdk.errors import ModelClosedError
+from paged_sdk.errors import ConfigError, ModelClosedError
 from paged_sdk.model import Model
 from paged_sdk.streaming import ResponseStream
 from paged_sdk.types.request import ChatRequestLike, CompletionOptions, PromptsLike
@@ -85,6 +85,7 @@ class BlockingModel:
     It runs an event loop in a thread of its own; every method means what the model's method of that name does.
 
     :param building: ``TextModelBuilder(...).build()``, or whatever else gives a model when it is awaited
+    :raises ConfigError: it cannot be awaited
     :raises PagedError: as building the model does
     """
 
@@ -174,6 +175,8 @@ class BlockingModel:
 
 
 async def _await(building: Awaitable[Model]) -> Model:
+    if not isinstance(building, Awaitable):
+        raise ConfigError.of("building", building, "a builder's build(), such as TextModelBuilder(...).build()")
     return await building
 
 

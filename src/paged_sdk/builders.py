@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterable
 from os import PathLike, fsencode, fspath
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import anyio.to_thread
 from attrs import evolve, field, frozen
@@ -38,6 +38,14 @@ class Building:
         self._settings = settings
         self._model: Model | None = None
         self._has_begun = False
+
+    if not TYPE_CHECKING:  # a type checker that saw it would let any name pass
+
+        def __getattr__(self, name: str) -> object:
+            raise AttributeError(
+                f"{name!r} is nothing that build() has: it gives a model when it is awaited, as in "
+                "`model = await builder.build()` or `async with builder.build() as model`"
+            )
 
     def __await__(self) -> Generator[Any, Any, Model]:
         return self._build().__await__()

@@ -207,6 +207,8 @@ class ResponseStream(Generic[ResponseT, ChunkT]):
             self._ended = True
             self._abort()
             raise
+        if subscription.error is not None and deltas and not until_end:
+            return deltas  # what was said before the error is read first
         if subscription.error is not None:
             self._ended = True
             self._abort()  # an error on this side is news to the engine

@@ -14,6 +14,7 @@ import pytest
 
 from paged_sdk import (
     BlockingModel,
+    ChatStream,
     ConfigError,
     ContextLengthError,
     Conversation,
@@ -143,6 +144,10 @@ async def test_an_error_comes_after_the_text_and_leaves_others_alone() -> None:
         with pytest.raises(NumericalError, match="NaN"):
             await stream.collect()
         assert stream.response_so_far().choices[0].message.content == "Hel"
+        pieces: list[str] = []
+        with pytest.raises(NumericalError, match="NaN"):
+            await _read(model.stream_chat_request(HI), pieces)
+        assert "".join(pieces) == "Hel"
     error = QueueFullError("full")
     async with fake_model(error=error) as model:
         for _ in range(2):
@@ -292,3 +297,8 @@ def test_its_types_are_those_of_a_model() -> None:
 
 def _any(value: object) -> Any:
     return value
+
+
+async def _read(stream: ChatStream, pieces: list[str]) -> None:
+    async for chunk in stream:
+        pieces += [choice.delta.content for choice in chunk.choices]

@@ -1,0 +1,44 @@
+"""What people do first who come from other libraries, and what they are told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paged_sdk import BlockingModel, ConfigError, InvalidRequestError, TextModelBuilder
+from paged_sdk.testing import fake_model
+
+HI = [{"role": "user", "content": "Hi!"}]
+
+
+def test_a_builder_is_not_a_model_yet() -> None:
+    building: Any = TextModelBuilder("some/model").build()
+    with pytest.raises(AttributeError, match=r"await builder\.build"):
+        building.send_chat_request(HI)
+    builder: Any = TextModelBuilder("some/model")
+    with pytest.raises(ConfigError, match=r"building = .*build\(\)"):
+        BlockingModel(builder)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"temperature": 0.5}, "SamplingParams"),
+        ({"max_tokens": 5}, "SamplingParams"),
+        ({"stream": True}, "priority"),
+    ],
+)
+async def test_an_unknown_option_says_which_there_are(options: Any, told: str) -> None:
+    async with fake_model("yes") as model:
+        with pytest.raises(InvalidRequestError, match=told):
+            await model.send_completion_request("Once", **options)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("request_", ["Hi!", HI[0]])
+async def test_messages_are_a_list(request_: Any) -> None:
+    async with fake_model("yes") as model:
+        with pytest.raises(InvalidRequestError, match="a list of messages"):
+            await model.send_chat_request(request_)
