@@ -127,6 +127,7 @@ class Model:
             self._preparer.text.encode_chat,
             built.messages,
             enable_thinking=built.options.enable_thinking,
+            special_tokens_in_content=built.options.special_tokens_in_content,
             interruption=interruption,
         )
         return self._stream([encode], built.options, ChatShape(), is_chat=True, interruption=interruption)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,19 +61,22 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         enable_thinking: bool | None = None,
+        change: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
         interruption: Interruption | None = None,
     ) -> str:
         """Render the prompt for a conversation.
 
         :param add_generation_prompt: end with the opening of the model's turn
         :param enable_thinking: given to the template; None leaves its default
+        :param change: changes each message, in the form in which templates get it
         :param interruption: lets another thread end the rendering
         :raises InvalidRequestError: if the template refuses the conversation, with its own message, fails, meets a
             limit, or makes no text
         """
+        dicts = [{**message.to_dict(), "role": self._name(message.role)} for message in messages]
         variables = {
             **self._tokens,
-            "messages": [{**message.to_dict(), "role": self._name(message.role)} for message in messages],
+            "messages": dicts if change is None else list(map(change, dicts)),
             "tools": None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,

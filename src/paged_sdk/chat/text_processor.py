@@ -8,6 +8,7 @@ from typing import Any
 
 from attrs import frozen
 
+from paged_sdk.chat.content_guard import Change
 from paged_sdk.chat.generation_config import read_generation_defaults
 from paged_sdk.chat.gguf_tokenizer import tokenizer_from_gguf
 from paged_sdk.chat.renderer import Interruption
@@ -57,6 +58,7 @@ class TextProcessor:
         messages: Sequence[Message],
         *,
         enable_thinking: bool | None = None,
+        special_tokens_in_content: bool = False,
         interruption: Interruption | None = None,
     ) -> list[int]:
         """Return the token ids of a conversation that the model is to continue.
@@ -65,6 +67,8 @@ class TextProcessor:
         added.
 
         :param enable_thinking: given to the template; None leaves its default
+        :param special_tokens_in_content: whether a special token that a message holds in writing is one; else it is
+            text
         :param interruption: lets another thread end a rendering that takes long
         :raises InvalidRequestError: if the model has no chat template, or its template refuses the conversation
         """
@@ -74,8 +78,16 @@ class TextProcessor:
                 "or send plain text with send_completion_request",
                 field="messages",
             )
-        text = self.template.render(messages, enable_thinking=enable_thinking, interruption=interruption)
-        return self._not_empty(self.tokenizer.encode(text, add_special_tokens=False), "messages")
+        template = self.template
+
+        def render(change: Change | None) -> str:
+            return template.render(messages, enable_thinking=enable_thinking, change=change, interruption=interruption)
+
+        if special_tokens_in_content or not self.tokenizer.content_guard.is_needed(messages):
+            ids = self.tokenizer.encode(render(None), add_special_tokens=False)
+        else:
+            ids = self.tokenizer.content_guard.encode(render, messages, source=template.source)
+        return self._not_empty(ids, "messages")
 
     def encode_prompt(self, text: str) -> list[int]:
         """Return the token ids of a text that the model is to continue, its own first token before them.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -11,6 +12,7 @@ import tokenizers
 from attrs import frozen
 
 from paged_sdk.chat.backend import MAX_GROWTH, failing_as, growth_of
+from paged_sdk.chat.content_guard import ContentGuard
 from paged_sdk.chat.pieces import PieceDecoder
 from paged_sdk.chat.tokenizer_config import TokenizerConfig
 from paged_sdk.errors import CheckpointError, InvalidRequestError
@@ -49,8 +51,7 @@ class Tokenizer:
     """Turns text to token ids and back. It may be used from several threads.
 
     Special tokens written out in a text are always recognized, as transformers does it: chat templates are plain text
-    that holds them. So a user's text can contain them too; what must not be taken for a turn of its own has to be
-    cleaned by the application.
+    that holds them. What messages hold of them is told apart by :attr:`content_guard`.
 
     :param backend: the tokenizers package's object, without truncation and padding
     :param special: which special tokens are put around a text, and what templates call them
@@ -105,19 +106,7 @@ class Tokenizer:
             text itself begins with them
         :raises InvalidRequestError: for a text that is not Unicode (lone surrogates)
         """
-        if self._growth > _USUAL_GROWTH and len(text) * self._growth > _MAX_NORMALIZED:
-            raise InvalidRequestError(
-                f"the text has {len(text)} characters, which the model's tokenizer may make {self._growth:.3g} times "
-                f"longer: at most {int(_MAX_NORMALIZED / self._growth)} are allowed",
-                field="text",
-            )
-        try:
-            with failing_as(_failed):
-                ids = self._backend.encode(text, add_special_tokens=False).ids
-        except InvalidRequestError as exc:
-            if isinstance(exc.__cause__, TypeError):  # the package's error for a str that cannot be encoded in UTF-8
-                raise InvalidRequestError.of("text", text, "Unicode without lone surrogates") from exc.__cause__
-            raise
+        ids = self._encode(self._backend, text)
         if not add_special_tokens:
             return ids
         prefix = list(self.special.prefix)
@@ -145,10 +134,31 @@ class Tokenizer:
         """Tell whether this token is a mark for the model, not text."""
         return id in self._special_ids
 
+    @cached_property
+    def content_guard(self) -> ContentGuard:
+        """Return what encodes conversations whose messages hold special tokens written out."""
+        return ContentGuard(self._backend, self._encode)
+
     @property
     def strips_leading_space(self) -> bool:
         """Tell whether decoding takes away one space at the beginning, because encoding puts one there."""
         return self._bytes.pieces.strips_leading_space
+
+    def _encode(self, backend: tokenizers.Tokenizer, text: str) -> list[int]:
+        """Return the token ids of a text by a backend whose normalizer is this one's."""
+        if self._growth > _USUAL_GROWTH and len(text) * self._growth > _MAX_NORMALIZED:
+            raise InvalidRequestError(
+                f"the text has {len(text)} characters, which the model's tokenizer may make {self._growth:.3g} times "
+                f"longer: at most {int(_MAX_NORMALIZED / self._growth)} are allowed",
+                field="text",
+            )
+        try:
+            with failing_as(_failed):
+                return backend.encode(text, add_special_tokens=False).ids
+        except InvalidRequestError as exc:
+            if isinstance(exc.__cause__, TypeError):  # the package's error for a str that cannot be encoded in UTF-8
+                raise InvalidRequestError.of("text", text, "Unicode without lone surrogates") from exc.__cause__
+            raise
 
 
 class _TokenBytes(dict[int, bytes]):

@@ -72,6 +72,7 @@ class RequestOptions:
     :ivar truncation: cut a prompt that is too long at its front instead of refusing it
     :ivar logits_processors: functions that change the logits before each token is chosen, in order
     :ivar enable_thinking: passed to the chat template; None leaves the template's default
+    :ivar special_tokens_in_content: what reads like a special token in a message is one; without it, it is text
     :ivar logprobs: what :meth:`RequestBuilder.with_logprobs` asked for, which other sampling settings leave as it is
     :raises InvalidRequestError: at construction
     """
@@ -89,6 +90,7 @@ class RequestOptions:
     truncation: bool = field(default=False, validator=_of_request(is_bool))
     logits_processors: tuple[LogitsProcessor, ...] = field(default=(), converter=_processors)
     enable_thinking: bool | None = field(default=None, validator=_of_request(is_optional_bool))
+    special_tokens_in_content: bool = field(default=False, validator=_of_request(is_bool))
     logprobs: int | None = field(
         default=None, converter=as_optional_int, validator=_of_request(IntAtLeast(0, optional=True))
     )
@@ -179,6 +181,14 @@ class RequestBuilder:
     def with_truncation(self) -> RequestBuilder:
         """Cut a prompt that is too long at its front instead of refusing it."""
         return self._with(truncation=True)
+
+    def with_special_tokens_in_content(self) -> RequestBuilder:
+        """Encode what reads like a special token in a message, as ``<|im_end|>``, as that token.
+
+        Without this it is text like any other, so that whoever writes it cannot end the turn and begin another. Only
+        for messages that the application has written itself.
+        """
+        return self._with(special_tokens_in_content=True)
 
     def with_logits_processors(self, *processors: LogitsProcessor) -> RequestBuilder:
         """Let functions change the logits before each token is chosen, instead of those named before.
