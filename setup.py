@@ -6,6 +6,7 @@ uses its torch path.
 
 import os
 import platform
+import runpy
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from setuptools.command.build_ext import build_ext
 
 PACKAGE = Path("src/paged_sdk/kernels/native")
 SOURCES = PACKAGE / "csrc"
+SOURCES_HASH = runpy.run_path(str(PACKAGE / "sources.py"))["sources_hash"](SOURCES)
 
 # -ffp-contract=off: a compiler that fuses multiply and add where it likes would make a row's result depend on how many
 # rows its tile has. Fused operations are written out.
@@ -51,7 +53,8 @@ class BuildKernels(build_ext):
 
         def compile_one(job):
             source, directory, flags = job
-            return self.compiler.compile([source], output_dir=str(directory), extra_postargs=[*FLAGS, *flags])
+            flags = [*FLAGS, *flags, f'-DPAGED_SOURCES="{SOURCES_HASH}"']
+            return self.compiler.compile([source], output_dir=str(directory), extra_postargs=flags)
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             objects = [name for names in pool.map(compile_one, jobs) for name in names]
@@ -72,7 +75,7 @@ setup(
         Extension(
             "paged_sdk.kernels.native.libpaged_kernels",
             sources=[str(path) for path in sorted(SOURCES.glob("*.cpp"))],
-            depends=[str(path) for path in sorted(SOURCES.glob("*.h"))],
+            depends=[str(path) for path in (*sorted(SOURCES.glob("*.h")), PACKAGE / "sources.py")],
             language="c++",
             optional=True,
         )

@@ -24,7 +24,15 @@ from paged_sdk import (
     embedded_model_path,
 )
 from paged_sdk.chat.text_processor import TextProcessor, text_processor_from_gguf
+from paged_sdk.kernels.native.library import why_not
 from paged_sdk.weights.checkpoint import open_checkpoint
+
+
+def pytest_configure() -> None:
+    """Refuse to test with a native library that was not built again: its tests would be skipped, not fail."""
+    reason = why_not()
+    if reason is not None and "setup.py" in reason:
+        raise pytest.UsageError(reason)
 
 
 @pytest.fixture(scope="session", autouse=True)

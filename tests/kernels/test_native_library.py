@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from native_weights import needs_library
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.native import library
 from paged_sdk.kernels.native.library import Workspace, available_levels, load, why_not
+from paged_sdk.kernels.native.sources import SOURCES, sources_hash
 
 
 @needs_library
@@ -57,24 +60,65 @@ def test_torch_and_the_kernels_share_one_openmp_runtime() -> None:
     assert done.stdout.startswith("1 "), done.stdout
 
 
-def test_without_the_library_it_says_why(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.fixture
+def unloaded() -> Iterator[None]:
+    """Have the library loaded anew, in the test and after it."""
     cached = (library._open, library.available_levels, library.load)
     for function in cached:
         function.cache_clear()
-    try:
-        with monkeypatch.context() as patch, caplog.at_level(logging.INFO, logger="paged_sdk"):
-            patch.setattr(library, "_PATH", tmp_path / "libpaged_kernels.so")
-            assert load() is None
-            assert available_levels() == ()
-            assert "was not built" in (why_not() or "")
-            assert [record.message for record in caplog.records] == [
-                f"Native CPU kernels are off, torch operations are used: {why_not()}"
-            ]
-            library._open.cache_clear()
-            (tmp_path / "libpaged_kernels.so").write_bytes(b"no library")
-            assert "cannot be loaded" in (why_not() or "")
-    finally:
-        for function in cached:
-            function.cache_clear()
+    yield
+    for function in cached:
+        function.cache_clear()
+
+
+@pytest.mark.usefixtures("unloaded")
+def test_without_the_library_it_says_why(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with monkeypatch.context() as patch, caplog.at_level(logging.INFO, logger="paged_sdk"):
+        patch.setattr(library, "_PATH", tmp_path / "libpaged_kernels.so")
+        assert load() is None
+        assert available_levels() == ()
+        assert "was not built" in (why_not() or "")
+        assert [record.message for record in caplog.records] == [
+            f"Native CPU kernels are off, torch operations are used: {why_not()}"
+        ]
+        library._open.cache_clear()
+        (tmp_path / "libpaged_kernels.so").write_bytes(b"no library")
+        assert "cannot be loaded" in (why_not() or "")
+
+
+@needs_library
+@pytest.mark.usefixtures("unloaded")
+def test_a_library_of_other_sources_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its structures may lie otherwise: a library that was not built again once ended the process."""
+    for path in SOURCES.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    assert sources_hash(tmp_path) == sources_hash() != ""
+    (tmp_path / "abi.h").write_text((SOURCES / "abi.h").read_text() + "\n")
+    changed = sources_hash(tmp_path)
+    assert changed != sources_hash()
+    with monkeypatch.context() as patch, caplog.at_level(logging.INFO, logger="paged_sdk"):
+        patch.setattr(library, "sources_hash", lambda: changed)
+        assert load() is None
+        assert load() is None
+    assert "was built from other sources than are installed: install the package again" in (why_not() or "")
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+@pytest.mark.usefixtures("unloaded")
+def test_another_library_of_that_name_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "empty.c").write_text("int paged_level_name(int level) { return level; }\n")
+    other = tmp_path / "libpaged_kernels.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(other), str(tmp_path / "empty.c")], check=True)
+    monkeypatch.setattr(library, "_PATH", other)
+    assert load() is None
+    assert "is another version's" in (why_not() or "")
+
+
+def test_without_sources_any_build_is_taken(tmp_path: Path) -> None:
+    """As in an installation that leaves them out."""
+    assert sources_hash(tmp_path) == ""

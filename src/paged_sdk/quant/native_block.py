@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.linear import NativeLinear
-from paged_sdk.kernels.native.packed import PackedWeight
+from paged_sdk.kernels.native.packed import PackedWeight, decode_rows
 from paged_sdk.kernels.step import StepContext
+from paged_sdk.quant.embedding import Embedding
 from paged_sdk.quant.linear import Linear, NativeWeights
 
-__all__ = ["FEW_ROWS", "NativeBlockLinear"]
+__all__ = ["FEW_ROWS", "NativeBlockLinear", "PackedBlockEmbedding"]
 
 FEW_ROWS = 12
 """Up to this many sequences' generated tokens are multiplied by packed weights, of which fewer bytes come from memory.
@@ -80,3 +82,24 @@ class NativeBlockLinear(Linear):
         out, prompts = x.new_empty(len(x), self.out_features), rows.of_prompts()
         out[prompts], out[~prompts] = self._many(x[prompts]), self._few(x[~prompts])
         return out
+
+
+class PackedBlockEmbedding(Embedding):
+    """Holds rows packed from blocks and decodes them as they are looked up; an output projection that is tied to them
+    multiplies by the same memory.
+
+    :param workspace: the workspace of the engine that calls
+    :param weight: ``[vocab_size, hidden_size]``
+    :param dtype: see :class:`Embedding`; ``scale`` likewise
+    """
+
+    def __init__(
+        self, workspace: Workspace, weight: PackedWeight, *, dtype: torch.dtype, scale: float | None = None
+    ) -> None:
+        super().__init__(dtype=dtype, scale=scale)
+        self.weight = weight
+        self._workspace = workspace
+
+    def _rows(self, token_ids: Tensor) -> Tensor:
+        threads = self._workspace.num_threads
+        return decode_rows(self._workspace.library, self.weight, token_ids, num_threads=threads).to(self._dtype)

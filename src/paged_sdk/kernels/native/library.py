@@ -10,12 +10,14 @@ from pathlib import Path
 import torch
 
 from paged_sdk.errors import ConfigError
-from paged_sdk.kernels.native.structures import Attention, Decoder, Experts, Hadamard, Linear, Quantize
+from paged_sdk.kernels.native.sources import sources_hash
+from paged_sdk.kernels.native.structures import Attention, Decoder, Experts, Hadamard, Linear, Quantize, Rows
 from paged_sdk.logs import get_logger
 
 __all__ = ["NativeLibrary", "Workspace", "available_levels", "load", "why_not"]
 
 _PATH = Path(__file__).with_name("libpaged_kernels.so")
+_REBUILD = "install the package again, or build it with python setup.py build_ext --inplace"
 
 _log = get_logger(__name__)
 
@@ -77,6 +79,9 @@ def _declare(functions: ctypes.CDLL) -> None:
     functions.paged_decoder.argtypes = (c_int32, POINTER(Decoder))
     functions.paged_hadamard.argtypes = (c_int32, POINTER(Hadamard))
     functions.paged_quantize.argtypes = (c_int32, POINTER(Quantize))
+    functions.paged_rows.argtypes = (c_int32, POINTER(Rows))
+    functions.paged_sources.argtypes = ()
+    functions.paged_sources.restype = c_char_p
 
 
 @cache
@@ -87,8 +92,14 @@ def _open() -> tuple[ctypes.CDLL | None, str]:
     try:
         functions = ctypes.CDLL(str(_PATH))
         _declare(functions)
-    except (OSError, AttributeError) as exc:
+    except OSError as exc:
         return None, f"{_PATH.name} cannot be loaded: {exc}"
+    except AttributeError as exc:
+        return None, f"{_PATH.name} is another version's ({exc}): {_REBUILD}"
+    expected = sources_hash()
+    # A structure that it lays out otherwise would end the process, or give other numbers.
+    if expected and functions.paged_sources().decode() != expected:
+        return None, f"{_PATH.name} was built from other sources than are installed: {_REBUILD}"
     return functions, ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from ctypes import addressof, byref
 from types import MappingProxyType
 from typing import Final
 
@@ -13,8 +14,18 @@ from torch import Tensor
 from paged_sdk.errors import CheckpointError, ConfigError, UnsupportedQuantizationError
 from paged_sdk.kernels.gguf_blocks import block_format
 from paged_sdk.kernels.native.library import NativeLibrary
+from paged_sdk.kernels.native.structures import Rows, Weight
 
-__all__ = ["DENSE_TYPES", "HADAMARD_INT8", "PACKED_TYPES", "PackedWeight", "pack_dense", "pack_gguf", "unpack_rows"]
+__all__ = [
+    "DENSE_TYPES",
+    "HADAMARD_INT8",
+    "PACKED_TYPES",
+    "PackedWeight",
+    "decode_rows",
+    "pack_dense",
+    "pack_gguf",
+    "unpack_rows",
+]
 
 #: The tensor types with these numbers of ggml's can be packed: Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K
 PACKED_TYPES = frozenset({2, 3, 6, 7, 8, 12, 13, 14})
@@ -132,6 +143,28 @@ def pack_dense(
     if first != rows:
         raise ConfigError.of("rows of all parts", first, str(rows))
     return PackedWeight(tensor_type=DENSE_TYPES[dtype], rows=rows, cols=cols, data=data)
+
+
+def decode_rows(
+    library: NativeLibrary, weight: PackedWeight, rows: Tensor, *, num_threads: int | None = None
+) -> Tensor:
+    """Decode some rows of a matrix that was packed from blocks; every number is what the file's own format makes of it.
+
+    :param rows: int64 ``[num_rows]``
+    :param num_threads: torch's own number by default
+    :returns: a new float32 tensor ``[num_rows, weight.cols]``
+    :raises IndexError: there is no such row
+    """
+    assert weight.tensor_type in PACKED_TYPES, weight.format
+    rows, out = rows.contiguous(), torch.empty(len(rows), weight.cols)
+    stored = Weight(data=weight.data.data_ptr(), format=weight.tensor_type, rows=weight.rows, cols=weight.cols)
+    threads = torch.get_num_threads() if num_threads is None else num_threads
+    args = Rows(
+        weight=addressof(stored), rows=rows.data_ptr(), out=out.data_ptr(), num_rows=len(rows), num_threads=threads
+    )
+    if library.functions.paged_rows(library.level, byref(args)):
+        raise IndexError(f"rows {rows.tolist()[:10]} are not all below {weight.rows}")
+    return out
 
 
 def unpack_rows(weight: PackedWeight, rows: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ __all__ = [
     "Quantize",
     "Rope",
     "Router",
+    "Rows",
     "Weight",
 ]
 
@@ -228,6 +229,18 @@ class Hadamard(Structure):
         ("cols", c_int32),
         ("num_threads", c_int32),
         ("reserved", c_int32),
+    )
+
+
+class Rows(Structure):
+    """Mirrors ``paged_rows_args``: the arguments of decoding rows of a weight."""
+
+    _fields_ = (
+        ("weight", c_void_p),
+        ("rows", c_void_p),
+        ("out", c_void_p),
+        ("num_rows", c_int32),
+        ("num_threads", c_int32),
     )
 
 

@@ -21,7 +21,7 @@ from paged_sdk.quant.experts import Experts
 from paged_sdk.quant.form import Form, Place
 from paged_sdk.quant.hadamard_int8 import HadamardInt8Linear
 from paged_sdk.quant.linear import Linear
-from paged_sdk.quant.native_block import FEW_ROWS, NativeBlockLinear
+from paged_sdk.quant.native_block import FEW_ROWS, NativeBlockLinear, PackedBlockEmbedding
 from paged_sdk.quant.native_block_experts import NativeBlockExperts
 
 __all__ = ["FORM"]
@@ -30,7 +30,9 @@ _ROWS_AT_ONCE: Final = 1024  # rows that are decoded at once
 
 
 class _CpuBlocks(Form):
-    """Holds blocks of any format; embeddings decode the rows that are looked up."""
+    """Holds blocks of any format; embeddings decode the rows that are looked up, and share their memory with the output
+    projection that is tied to them.
+    """
 
     def linear(
         self, matrices: Sequence[StoredMatrix], biases: Sequence[Tensor | None], place: Place, *, is_head: bool
@@ -64,7 +66,15 @@ class _CpuBlocks(Form):
     def embedding(self, matrix: StoredMatrix, place: Place, *, scale: float | None) -> Embedding | None:
         if not isinstance(matrix, BlockMatrix) or place.device.type != "cpu":
             return None
-        return BlockEmbedding(matrix, dtype=place.dtype, scale=scale)
+        if place.workspace is None or matrix.tensor_type not in PACKED_TYPES:
+            return BlockEmbedding(matrix, dtype=place.dtype, scale=scale)
+        packed = pack_gguf(place.workspace.library, matrix.blocks, matrix.tensor_type, *matrix.shape)
+        return PackedBlockEmbedding(place.workspace, packed, dtype=place.dtype, scale=scale)
+
+    def tied_head(self, embedding: Embedding, place: Place) -> Linear | None:
+        if not isinstance(embedding, PackedBlockEmbedding) or place.workspace is None:
+            return None
+        return NativeBlockLinear(place.workspace, [embedding.weight], [None], few_rows=FEW_ROWS)
 
 
 def _stack(matrices: Sequence[StoredMatrix]) -> BlockMatrix | None:

@@ -200,6 +200,15 @@ struct paged_hadamard_args {
   int32_t reserved;
 };
 
+// out[i, :] = row rows[i] of a weight packed from blocks, in float32, each number as the file's own format decodes it.
+struct paged_rows_args {
+  const paged_weight* weight;
+  const int64_t* rows;  // [num_rows], contiguous
+  float* out;           // [num_rows, cols], contiguous
+  int32_t num_rows;
+  int32_t num_threads;
+};
+
 // out [rows, bytes of a row] = GGUF blocks of x [rows, cols], float32, bfloat16 or float16.
 struct paged_quantize_args {
   const void* x;

@@ -92,3 +92,14 @@ PAGED_EXPORT int32_t paged_hadamard(int32_t level, const paged_hadamard_args* ar
 PAGED_EXPORT int32_t paged_quantize(int32_t level, const paged_quantize_args* args) {
   return paged::kLevels[level].kernels->quantize(*args);
 }
+
+// As the others; 3: there is no such row.
+PAGED_EXPORT int32_t paged_rows(int32_t level, const paged_rows_args* args) {
+  return paged::kLevels[level].kernels->rows(*args);
+}
+
+// The hash of the sources that the library was built from (sources.py), by which Python knows its own.
+#ifndef PAGED_SOURCES
+#define PAGED_SOURCES ""
+#endif
+PAGED_EXPORT const char* paged_sources() { return PAGED_SOURCES; }

@@ -7,6 +7,7 @@
 #include "pages.h"
 #include "quantize.h"
 #include "hadamard_weight.h"
+#include "rows.h"
 
 namespace paged {
 namespace {
@@ -15,6 +16,7 @@ constexpr int kOk = 0;
 constexpr int kNoMemory = 1;
 constexpr int kNotFinite = 2;
 constexpr int kNoSuchExpert = 3;
+constexpr int kNoSuchRow = 3;
 
 // Runs body(team) on the threads of the pool; on this thread alone where one is asked for.
 template <class Body>
@@ -107,8 +109,18 @@ int quantize(const paged_quantize_args& args) {
   return finite ? kOk : kNotFinite;
 }
 
+int rows(const paged_rows_args& args) {
+  for (int i = 0; i < args.num_rows; ++i)
+    if (args.rows[i] < 0 || args.rows[i] >= args.weight->rows) return kNoSuchRow;
+  const int threads = args.num_rows < args.num_threads ? args.num_rows : args.num_threads;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+  for (int i = 0; i < args.num_rows; ++i)
+    decode_row(*args.weight, args.rows[i], args.out + static_cast<int64_t>(i) * args.weight->cols);
+  return kOk;
+}
+
 }  // namespace
 
-extern const KernelTable PAGED_TABLE{linear, experts, attention, decoder, rotate, quantize};
+extern const KernelTable PAGED_TABLE{linear, experts, attention, decoder, rotate, quantize, rows};
 
 }  // namespace paged

@@ -12,6 +12,7 @@ struct KernelTable {
   int (*decoder)(const paged_decoder_args& args);
   int (*rotate)(const paged_hadamard_args& args);
   int (*quantize)(const paged_quantize_args& args);
+  int (*rows)(const paged_rows_args& args);
 };
 
 extern const KernelTable kPortableKernels;

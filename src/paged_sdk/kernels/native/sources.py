@@ -1,0 +1,23 @@
+"""Identifies the sources of the native library, so that one that was built from others is known before it is called.
+
+``setup.py`` runs this file by its path when it builds the library; so it imports nothing of the package.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Final
+
+__all__ = ["SOURCES", "sources_hash"]
+
+SOURCES: Final = Path(__file__).with_name("csrc")
+
+
+def sources_hash(directory: Path = SOURCES) -> str:
+    """Return the hash of the C++ sources; empty where they are not installed."""
+    files = sorted([*directory.glob("*.cpp"), *directory.glob("*.h")])
+    found = hashlib.sha256()
+    for file in files:
+        found.update(f"{file.name}\n{file.stat().st_size}\n".encode() + file.read_bytes())
+    return found.hexdigest()[:32] if files else ""
