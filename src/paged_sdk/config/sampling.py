@@ -117,7 +117,7 @@ class SamplingParams:
     :ivar logits_bias: token id to a number added to its logit; -inf bans it
     :ivar n_choices: how many texts, sharing the prompt's KV blocks
     :ivar top_n_logprobs: None: no logprobs; n: the chosen token's and the n likeliest ones'
-    :ivar seed: the same text for the same request, whatever else is in the batch; None draws a seed
+    :ivar seed: the same random numbers for the same request, whatever else is in the batch; None draws a seed
     :ivar dry_params: repetition control, see :class:`DryParams`
     :ivar stop_token_ids: tokens that end the text, beside the model's end tokens
     :ivar min_tokens: end tokens are banned before that many; at most ``max_len``

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, Literal
 
 from attrs import field, frozen
 
 from paged_sdk import DryParams, InvalidRequestError, RequestBuilder, SamplingParams
-from paged_sdk.mistralrs.unsupported import unsupported_field
+from paged_sdk.mistralrs.unsupported import unsupported
 
-__all__ = ["ChatCompletionRequest", "CompletionRequest"]
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    # Tells type checkers what a runner returns: a request that does not say that it streams does not.
+    StreamT = TypeVar("StreamT", bound=bool, default=Literal[False])
+else:
+    from typing import TypeVar
+
+    StreamT = TypeVar("StreamT", bound=bool)
+
+__all__ = ["ChatCompletionRequest", "CompletionRequest", "StreamT"]
 
 
 @frozen(kw_only=True)
@@ -21,6 +31,8 @@ class _Request:
     :ivar logit_bias: token id to a number added to its logit
     :ivar stop_seqs: strings that end the text
     :ivar dry_multiplier: strength of DRY repetition control; None is off
+    :ivar truncate_sequence: whether to cut a prompt that is too long at its front instead of refusing it
+    :ivar ignore_eos: whether to go on past the end token
     """
 
     n_choices: int = 1
@@ -38,10 +50,13 @@ class _Request:
     dry_base: float | None = None
     dry_allowed_length: int | None = None
     dry_sequence_breakers: Sequence[str] | None = None
-    grammar: None = unsupported_field()
-    grammar_type: None = unsupported_field()
-    tool_schemas: None = unsupported_field()
-    tool_choice: None = unsupported_field()
+    grammar: None = unsupported()
+    grammar_type: None = unsupported()
+    tool_schemas: None = unsupported()
+    tool_choice: None = unsupported()
+    adapter: None = unsupported()
+    truncate_sequence: bool = False
+    ignore_eos: bool = False
 
     def sampling(self, *, seed: int | None, default_temperature: float | None) -> SamplingParams:
         """Return how the next token is chosen.
@@ -65,6 +80,7 @@ class _Request:
             repetition_penalty=self.repetition_penalty,
             max_len=self.max_tokens,
             stop=self.stop_seqs,
+            ignore_eos=self.ignore_eos,
             logits_bias=self.logit_bias,
             n_choices=self.n_choices,
             top_n_logprobs=self._top_n_logprobs(),
@@ -86,15 +102,13 @@ class _Request:
             return DryParams(multiplier=self.dry_multiplier, **given)
         for name, value in given.items():
             raise InvalidRequestError(
-                f"dry_{name} = {value!r} does nothing without dry_multiplier: give both or none",
-                field=f"dry_{name}",
-                value=value,
+                f"dry_{name} does nothing without dry_multiplier: give both or none", field=f"dry_{name}", value=value
             )
         return None
 
 
 @frozen
-class ChatCompletionRequest(_Request):
+class ChatCompletionRequest(_Request, Generic[StreamT]):
     """Asks to continue a conversation.
 
     :ivar messages: ``{"role": ..., "content": ...}`` mappings, or a text that a user says
@@ -103,16 +117,27 @@ class ChatCompletionRequest(_Request):
     :ivar top_logprobs: how many of the likeliest tokens to return beside it (1, if not given)
     :ivar stream: whether to return an iterator of chunks
     :ivar enable_thinking: given to the chat template
-    :ivar truncate_sequence: whether to cut a prompt that is too long at its front instead of refusing it
     """
 
     messages: str | Sequence[Mapping[str, object]]
     model: str
     logprobs: bool = field(default=False, kw_only=True)
     top_logprobs: int | None = field(default=None, kw_only=True)
-    stream: bool = field(default=False, kw_only=True)
+    stream: StreamT = field(default=False, kw_only=True)  # type: ignore[assignment]  # StreamT's default
     enable_thinking: bool | None = field(default=None, kw_only=True)
-    truncate_sequence: bool = field(default=False, kw_only=True)
+    web_search_options: None = unsupported()
+    reasoning_effort: None = unsupported()
+    max_tool_rounds: None = unsupported()
+    tool_dispatch_url: None = unsupported()
+    enable_code_execution: bool = unsupported(default=False)
+    enable_shell: bool = unsupported(default=False)
+    shell_skills: None = unsupported()
+    agent_permission: None = unsupported()
+    agent_approval_callback: None = unsupported()
+    code_execution_permission: None = unsupported()
+    session_id: None = unsupported()
+    files: None = unsupported()
+    input_files: None = unsupported()
 
     def build(self, *, seed: int | None, default_temperature: float | None) -> RequestBuilder:
         """Return the request that the model takes; parameters are as in :meth:`sampling`.
@@ -133,7 +158,7 @@ class ChatCompletionRequest(_Request):
             return 1 if self.top_logprobs is None else self.top_logprobs
         if self.top_logprobs is not None:
             raise InvalidRequestError(
-                f"top_logprobs = {self.top_logprobs!r} does nothing without logprobs=True: give both or none",
+                "top_logprobs does nothing without logprobs=True: give both or none",
                 field="top_logprobs",
                 value=self.top_logprobs,
             )
@@ -153,8 +178,7 @@ class CompletionRequest(_Request):
     model: str
     echo_prompt: bool = field(default=False, kw_only=True)
     best_of: int | None = field(default=None, kw_only=True)
-    suffix: None = unsupported_field()
-    truncate_sequence: None = unsupported_field()
+    suffix: None = unsupported()
 
     @best_of.validator
     def _is_one(self, attribute: object, value: object) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Literal, overload
 
 from attrs import evolve
 
@@ -20,7 +21,7 @@ from paged_sdk import (
     PagedAttentionMeta,
     PagedCacheType,
 )
-from paged_sdk.mistralrs.requests import ChatCompletionRequest, CompletionRequest
+from paged_sdk.mistralrs.requests import ChatCompletionRequest, CompletionRequest, StreamT
 from paged_sdk.mistralrs.unsupported import refuse_settings
 from paged_sdk.mistralrs.which import Architecture, Which
 
@@ -46,7 +47,9 @@ class Runner:
     :param pa_cache_type: the type that a KV element is stored as
     :param no_paged_attn: use contiguous KV that grows with each sequence
     :param paged_attn: use paged attention, or raise an error where that is not possible
-    :param seed: the seed of every request that samples: the same request gives the same text; None draws one for each
+    :param seed: the seed of every request that samples: the same request draws the same random numbers, so that its
+        text is the same where its logits are (alone; beside other requests ``with_batch_invariance`` sees to it, which
+        the API beneath has). None draws a seed for each request
     :raises ConfigError: settings that contradict each other, or whose feature this version does not have
     :raises ModelLoadError: a model that cannot be loaded
     """
@@ -58,10 +61,13 @@ class Runner:
         no_kv_cache: bool = False,
         prefix_cache_n: int | None = DEFAULT_PREFIX_CACHE_N,
         token_source: str = "cache",
+        mtp_model: None = None,
+        mtp_n_predict: None = None,
         chat_template: str | None = None,
         jinja_explicit: str | None = None,
         num_device_layers: None = None,
         in_situ_quant: str | None = None,
+        anymoe_config: None = None,
         pa_gpu_mem: int | None = None,
         pa_gpu_mem_usage: float | None = None,
         pa_ctxt_len: int | None = None,
@@ -70,8 +76,28 @@ class Runner:
         no_paged_attn: bool = False,
         paged_attn: bool = False,
         seed: int | None = None,
+        enable_search: bool = False,
+        search_embedding_model: None = None,
+        search_callback: None = None,
+        tool_callbacks: None = None,
+        mcp_client_config: None = None,
+        code_execution_config: None = None,
+        shell_config: None = None,
     ) -> None:
-        refuse_settings(no_kv_cache=no_kv_cache, num_device_layers=num_device_layers)
+        refuse_settings(
+            no_kv_cache=no_kv_cache,
+            mtp_model=mtp_model,
+            mtp_n_predict=mtp_n_predict,
+            num_device_layers=num_device_layers,
+            anymoe_config=anymoe_config,
+            enable_search=enable_search,
+            search_embedding_model=search_embedding_model,
+            search_callback=search_callback,
+            tool_callbacks=tool_callbacks,
+            mcp_client_config=mcp_client_config,
+            code_execution_config=code_execution_config,
+            shell_config=shell_config,
+        )
         if not isinstance(which, Which):
             raise ConfigError.of("which", which, "Which.Plain(...) or Which.GGUF(...)")
         meta = _paged_settings(
@@ -103,16 +129,32 @@ class Runner:
             self.close()
             raise
 
+    @overload
     def send_chat_completion_request(
-        self, request: ChatCompletionRequest
+        self, request: ChatCompletionRequest[Literal[False]], model_id: None = None
+    ) -> ChatCompletionResponse: ...
+
+    @overload
+    def send_chat_completion_request(
+        self, request: ChatCompletionRequest[Literal[True]], model_id: None = None
+    ) -> BlockingChatStream: ...
+
+    @overload
+    def send_chat_completion_request(
+        self, request: ChatCompletionRequest[bool], model_id: None = None
+    ) -> ChatCompletionResponse | BlockingChatStream: ...
+
+    def send_chat_completion_request(
+        self, request: ChatCompletionRequest[StreamT], model_id: None = None
     ) -> ChatCompletionResponse | BlockingChatStream:
         """Answer a conversation.
 
         :returns: the response; with ``stream=True`` an iterator of chunks, which ends the request when it is closed
             or dropped
-        :raises ConfigError: a sampling value out of its range
+        :raises ConfigError: a sampling value out of its range, or a ``model_id``
         :raises RequestError: a request that is malformed or cannot be done
         """
+        refuse_settings(model_id=model_id)
         if not isinstance(request, ChatCompletionRequest):
             raise InvalidRequestError.of("request", request, "a ChatCompletionRequest")
         built = request.build(seed=self._seed, default_temperature=self._model.generation_defaults.temperature)
@@ -120,16 +162,17 @@ class Runner:
             return self._model.stream_chat_request(built)
         return self._model.send_chat_request(built)
 
-    def send_completion_request(self, request: CompletionRequest) -> CompletionResponse:
+    def send_completion_request(self, request: CompletionRequest, model_id: None = None) -> CompletionResponse:
         """Continue a text.
 
-        :raises ConfigError: a sampling value out of its range
+        :raises ConfigError: a sampling value out of its range, or a ``model_id``
         :raises RequestError: a request that is malformed or cannot be done
         """
+        refuse_settings(model_id=model_id)
         if not isinstance(request, CompletionRequest):
             raise InvalidRequestError.of("request", request, "a CompletionRequest")
         sampling = request.sampling(seed=self._seed, default_temperature=self._model.generation_defaults.temperature)
-        response = self._model.send_completion_request(request.prompt, sampling)
+        response = self._model.send_completion_request(request.prompt, sampling, truncation=request.truncate_sequence)
         if not request.echo_prompt:
             return response
         return evolve(

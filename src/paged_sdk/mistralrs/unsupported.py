@@ -1,5 +1,5 @@
 """Refuse parameters of mistral.rs whose feature this version does not have: an error beats a setting that does
-nothing.
+nothing. At their defaults, None or False, they may be given.
 """
 
 from __future__ import annotations
@@ -8,13 +8,9 @@ from typing import Any
 
 from attrs import Attribute, field
 
-from paged_sdk import ConfigError, InvalidRequestError
+from paged_sdk import ConfigError
 
-__all__ = ["refuse_settings", "unsupported_field", "unsupported_setting"]
-
-
-def _message(name: str, value: object) -> str:
-    return f"{name} = {value!r}: this version has no such feature; leave it out"
+__all__ = ["refuse_settings", "unsupported"]
 
 
 def refuse_settings(**settings: object) -> None:
@@ -23,24 +19,17 @@ def refuse_settings(**settings: object) -> None:
     :raises ConfigError: naming the first that does
     """
     for name, value in settings.items():
-        if value:
-            raise ConfigError(_message(name, value), setting=name, value=value)
+        if value is not None and value is not False:
+            raise ConfigError.of(name, value, "nothing: this version has no such feature; leave it out")
 
 
-def unsupported_setting() -> Any:
-    """Define a field of a model's description that must be left out."""
+def unsupported(default: bool | None = None) -> Any:
+    """Define a parameter that must be left out, or given as its default.
+
+    :param default: None, or False for a switch
+    """
 
     def validate(instance: object, attribute: Attribute[Any], value: object) -> None:
         refuse_settings(**{attribute.name: value})
 
-    return field(default=None, validator=validate)
-
-
-def unsupported_field() -> Any:
-    """Define a field of a request that must be left out."""
-
-    def validate(instance: object, attribute: Attribute[Any], value: object) -> None:
-        if value:
-            raise InvalidRequestError(_message(attribute.name, value), field=attribute.name, value=value)
-
-    return field(default=None, validator=validate)
+    return field(default=default, validator=validate)

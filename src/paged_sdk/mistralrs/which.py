@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import Attribute, field, frozen
 
 from paged_sdk import ConfigError, GgufModelBuilder, TextModelBuilder
-from paged_sdk.mistralrs.unsupported import unsupported_setting
+from paged_sdk.mistralrs.unsupported import unsupported
 
 __all__ = ["Architecture", "Which"]
 
@@ -77,8 +77,17 @@ class Plain(Which):
     model_id: str
     arch: Architecture | None = field(default=None, validator=_is_architecture)
     tokenizer_json: str | None = None
-    topology: None = unsupported_setting()
-    dtype: str = field(default="auto", kw_only=True)
+    topology: None = unsupported()
+    organization: None = unsupported()
+    write_uqff: None = unsupported()
+    from_uqff: None = unsupported()
+    dtype: str = "auto"
+    imatrix: None = unsupported()
+    calibration_file: None = unsupported()
+    auto_map_params: None = unsupported()
+    hf_cache_path: None = unsupported()
+    matformer_config_path: None = unsupported()
+    matformer_slice_name: None = unsupported()
     hf_revision: str | None = field(default=None, kw_only=True)
 
     def builder(self) -> TextModelBuilder:
@@ -95,6 +104,7 @@ class GGUF(Which):
     :ivar quantized_model_id: the directory or hub id that holds it
     :ivar quantized_filename: the file's name there; for a model in several files, their names
     :ivar tok_model_id: a directory with a tokenizer.json, or that file, instead of the file's own tokenizer
+    :ivar tokenizer_json: the same, as the path of that file
     :ivar dtype: the dtype of activations, and of weights that the file does not quantize
     :ivar hf_revision: a branch, tag or commit of the hub's repository
     """
@@ -102,12 +112,26 @@ class GGUF(Which):
     quantized_model_id: str
     quantized_filename: str | Sequence[str]
     tok_model_id: str | None = None
-    topology: None = unsupported_setting()
-    dtype: str = field(default="auto", kw_only=True)
+    topology: None = unsupported()
+    dtype: str = "auto"
+    auto_map_params: None = unsupported()
+    tokenizer_json: str | None = field(default=None, kw_only=True)
+    mmproj_filename: None = unsupported()
+    organization: None = unsupported()
+    write_uqff: None = unsupported()
+    imatrix: None = unsupported()
+    calibration_file: None = unsupported()
+    max_edge: None = unsupported()
+    multimodal_auto_map_params: None = unsupported()
+    adapters: None = unsupported()
     hf_revision: str | None = field(default=None, kw_only=True)
 
     def builder(self) -> GgufModelBuilder:
         builder = GgufModelBuilder(self.quantized_model_id, self.quantized_filename).with_dtype(self.dtype)
+        if self.tok_model_id is not None and self.tokenizer_json is not None:
+            raise ConfigError.of("tokenizer_json", self.tokenizer_json, "nothing beside tok_model_id")
+        if self.tokenizer_json is not None:
+            builder = builder.with_tokenizer_json(self.tokenizer_json)
         if self.tok_model_id is not None:
             builder = builder.with_tokenizer_json(_tokenizer_json(self.tok_model_id))
         return builder if self.hf_revision is None else builder.with_hf_revision(self.hf_revision)
