@@ -149,6 +149,41 @@ async def test_a_timeout_has_the_text_so_far(saying: Saying) -> None:
             break
     assert 0 < len(partial) < len(TEXT)
     assert TEXT.startswith(partial)
+    assert caught.value.partial_response is not None
+    usage = caught.value.partial_response.usage
+    assert usage.prompt_tokens > 1
+    assert usage.completion_tokens > 0
+    assert usage.total_time_sec > 0
+
+
+async def test_a_stream_that_is_left_early_says_what_it_has_used(saying: Saying) -> None:
+    async with saying(delay=0.001) as model:
+        stream = model.stream_completion_request([5, 6, 7], GREEDY)
+        assert stream.response_so_far().usage.total_tokens == 0  # not sent yet
+        async with stream:
+            await stream.__anext__()
+            await stream.__anext__()
+        usage = stream.response_so_far().usage
+        assert usage == stream.response_so_far().usage, "it does not grow any more"
+        whole = (await model.send_completion_request([5, 6, 7], GREEDY)).usage
+    assert (usage.prompt_tokens, usage.total_tokens) == (3, 3 + usage.completion_tokens)
+    assert 2 <= usage.completion_tokens < whole.completion_tokens
+    assert 0 <= usage.queue_time_sec <= usage.time_to_first_token_sec < usage.total_time_sec
+    assert usage.avg_compl_tok_per_sec > 0
+    assert usage.total_prompt_time_sec > 0
+
+
+async def test_what_was_read_to_the_end_has_the_engine_s_own_usage(saying: Saying) -> None:
+    """A reader that counts, counts as the engine does: the token that ended the text included."""
+    async with saying() as model:
+        for sampling in (GREEDY, SamplingParams(temperature=0, max_len=200, stop="flamingos", n_choices=2)):
+            stream = model.stream_completion_request([5, 6, 7], sampling)
+            usage = (await stream.collect()).usage
+            stream._parts.usage = None
+            counted = stream.response_so_far().usage
+            assert counted.completion_tokens == usage.completion_tokens
+            assert counted.time_to_first_token_sec == usage.time_to_first_token_sec
+            assert counted.prompt_tokens_details == usage.prompt_tokens_details
 
 
 @pytest.mark.parametrize("at_once", [True, False])

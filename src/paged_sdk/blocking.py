@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
@@ -16,9 +18,10 @@ from anyio.from_thread import BlockingPortal
 
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.sampling import GenerationDefaults, SamplingParams
-from paged_sdk.errors import ConfigError, ModelClosedError
+from paged_sdk.errors import ConfigError, EngineError, ModelClosedError
 from paged_sdk.model import Model
 from paged_sdk.streaming import ResponseStream
+from paged_sdk.threads import thread_must_start
 from paged_sdk.types.request import ChatRequestLike, CompletionOptions, PromptsLike
 from paged_sdk.types.response import (
     ChatCompletionChunkResponse,
@@ -90,14 +93,15 @@ class BlockingModel:
     """
 
     def __init__(self, building: Awaitable[Model]) -> None:
+        self._pid = os.getpid()
         self._portal, thread = _start_portal()
         try:
-            self._model = self._portal.call(_await, building)
+            self._model = _result(self._portal.start_task_soon(_await, building))
         except BaseException:
             _stop_portal(self._portal, thread)
             raise
         # Runs at close(), at garbage collection or at interpreter exit, whichever comes first, and once.
-        self._finalizer = weakref.finalize(self, _close, self._portal, thread, self._model)
+        self._finalizer = weakref.finalize(self, _close, self._pid, self._portal, thread, self._model)
 
     @property
     def name(self) -> str:
@@ -163,15 +167,23 @@ class BlockingModel:
         self.close()
 
     def _call(self, function: Callable[..., Awaitable[_T]], *args: object) -> _T:
+        if os.getpid() != self._pid:
+            raise ModelClosedError(
+                f"this model belongs to process {self._pid}; threads do not survive a fork: build a model in the child"
+            )
         if not self._finalizer.alive:
             raise ModelClosedError("the model is closed: build another one")
-        future = self._portal.start_task_soon(function, *args)
-        try:
-            return future.result()
-        except BaseException:
-            # Ctrl-C while waiting: nobody will take the result, so the request ends too. If it has, this does nothing.
-            future.cancel()
-            raise
+        return _result(self._portal.start_task_soon(function, *args))
+
+
+def _result(future: Future[_T]) -> _T:
+    """Wait for a task of the portal."""
+    try:
+        return future.result()
+    except BaseException:
+        # Ctrl-C while waiting: nobody will take the result, so the task ends too. If it has, this does nothing.
+        future.cancel()
+        raise
 
 
 async def _await(building: Awaitable[Model]) -> Model:
@@ -191,8 +203,14 @@ def _start_portal() -> tuple[BlockingPortal, threading.Thread]:
             await portal.sleep_until_stopped()
 
     thread = threading.Thread(target=anyio.run, args=(serve,), name="paged-sdk-portal", daemon=True)
-    thread.start()
-    return started.result(), thread
+    with thread_must_start("for the model's event loop"):
+        thread.start()
+    while True:
+        try:
+            return started.result(timeout=1), thread
+        except FutureTimeoutError:
+            if not thread.is_alive():  # it has died before it could say anything, for want of memory or files
+                raise EngineError("the thread of the model's event loop has ended as it began") from None
 
 
 def _stop_portal(portal: BlockingPortal, thread: threading.Thread) -> None:
@@ -200,9 +218,11 @@ def _stop_portal(portal: BlockingPortal, thread: threading.Thread) -> None:
     thread.join()
 
 
-def _close(portal: BlockingPortal, thread: threading.Thread, model: Model) -> None:
+def _close(pid: int, portal: BlockingPortal, thread: threading.Thread, model: Model) -> None:
+    if os.getpid() != pid:  # in a forked child, the thread that would do it does not exist
+        return
     if threading.current_thread() is thread:  # collected there as garbage: it cannot wait for itself
-        threading.Thread(target=_close, args=(portal, thread, model), daemon=True).start()
+        threading.Thread(target=_close, args=(pid, portal, thread, model), daemon=True).start()
         return
     portal.call(model.aclose)
     _stop_portal(portal, thread)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable
 from os import PathLike, fsencode, fspath
@@ -18,9 +19,10 @@ from paged_sdk.config.checks import IsA, as_tuple, is_unicode, plain
 from paged_sdk.config.env import read_environment
 from paged_sdk.config.isq import IsqType
 from paged_sdk.config.paged import PagedAttentionMeta
-from paged_sdk.errors import ConfigError
+from paged_sdk.errors import ConfigError, ModelLoadError
 from paged_sdk.logs import show_logs
 from paged_sdk.model import Model
+from paged_sdk.threads import thread_must_start
 
 __all__ = ["Building", "GgufModelBuilder", "TextModelBuilder"]
 
@@ -71,14 +73,25 @@ class Building:
         if self._settings.logging:
             show_logs()
         environment = read_environment()
+        cancelled = threading.Event()
+
+        def go_on() -> None:
+            if cancelled.is_set():
+                raise ModelLoadError("the loading was cancelled")  # nobody hears it
 
         def load() -> ModelParts:
             # Imported here: the tensor libraries take over a second, and their place is the helper thread.
             from paged_sdk.build.assembly import load_parts
 
-            return load_parts(self._source, self._settings, environment)
+            return load_parts(self._source, self._settings, environment, go_on=go_on)
 
-        return Model(await anyio.to_thread.run_sync(load))
+        try:
+            with thread_must_start("to load a model in"):
+                parts = await anyio.to_thread.run_sync(load, abandon_on_cancel=True)
+        except BaseException:
+            cancelled.set()  # the thread notices before the next tensor, and what it has loaded goes
+            raise
+        return Model(parts)
 
 
 def _path_text(setting: str, value: str | PathLike[str], allowed: str) -> str:

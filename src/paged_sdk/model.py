@@ -24,6 +24,7 @@ from paged_sdk.preparation import RequestPreparer
 from paged_sdk.responses import ChatShape, CompletionShape, ResponseParts, ResponseShape
 from paged_sdk.scheduler.request import Request
 from paged_sdk.streaming import ResponseStream
+from paged_sdk.threads import thread_must_start
 from paged_sdk.types.request import (
     ChatRequestLike,
     CompletionOptions,
@@ -211,7 +212,7 @@ class Model:
         """
         self._worker.close(drain=drain)
         join = partial(self._worker.join, None if drain else JOIN_SECONDS)
-        with anyio.CancelScope(shield=not drain):
+        with anyio.CancelScope(shield=not drain), thread_must_start("to wait for the engine in"):
             await anyio.to_thread.run_sync(join, abandon_on_cancel=True)
         self._preparer.text.close()
 
@@ -287,7 +288,8 @@ class Model:
 
 async def _in_thread(function: Callable[[], _T]) -> _T:
     """Run a function in a thread: tokenizing a long text takes milliseconds, too long for the event loop."""
-    return await anyio.to_thread.run_sync(function, abandon_on_cancel=True)
+    with thread_must_start("to make tokens in"):
+        return await anyio.to_thread.run_sync(function, abandon_on_cancel=True)
 
 
 def _end(worker: Worker) -> None:

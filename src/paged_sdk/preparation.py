@@ -80,13 +80,15 @@ class RequestPreparer:
         """Make the request for the engine.
 
         :param arrival: when it was submitted, in seconds of the monotonic clock
-        :raises InvalidRequestError: an empty prompt
+        :raises InvalidRequestError: an empty prompt, or a token that the model does not know
         :raises ContextLengthError: a prompt that can never fit and may not be truncated
         """
         if not prompt_token_ids:
             raise InvalidRequestError(
                 "prompt = [] is not allowed: expected at least one token", field="prompt", value=[]
             )
+        if max(prompt_token_ids) >= self.vocab_size:
+            raise self._unknown_token(max(prompt_token_ids), continues_prompt=continues_prompt)
         if len(prompt_token_ids) > self.max_prompt_tokens:
             prompt_token_ids = self._truncate(prompt_token_ids, options, sampling)
         room = self.config.max_model_len - len(prompt_token_ids)
@@ -103,6 +105,21 @@ class RequestPreparer:
             arrival=arrival,
             continues_prompt=continues_prompt,
             cache_keys=() if options.cache_salt is None else (CacheKey(b"salt:" + options.cache_salt.encode()),),
+        )
+
+    def _unknown_token(self, token_id: int, *, continues_prompt: bool) -> InvalidRequestError:
+        """Make the error of a prompt with a token that the tokenizer knows and the model does not."""
+        tokenizer = self.text.tokenizer
+        if token_id in (*tokenizer.special.prefix, *tokenizer.special.suffix):
+            origin = "the tokenizer puts it around every text"
+        else:
+            origin = "the tokenizer made it of the " + ("prompt" if continues_prompt else "chat template's text")
+        piece = tokenizer.token_bytes(token_id).decode("utf-8", "replace")
+        return InvalidRequestError(
+            f"token id {token_id} ({piece!r}) is not in the model's vocabulary of {self.vocab_size} tokens: {origin}",
+            field="prompt" if continues_prompt else "messages",
+            value=token_id,
+            allowed=f"token ids from 0 to {self.vocab_size - 1}",
         )
 
     def _truncate(

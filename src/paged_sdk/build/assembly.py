@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from paged_sdk.build.device_setup import (
     activations_of,
     alone_on,
     make_device_decoding,
+    memory_must_do,
     prepare_thread,
     weights_must_fit,
 )
@@ -20,6 +22,7 @@ from paged_sdk.build.kv_memory import make_kv_manager, size_pool
 from paged_sdk.build.parts import ModelParts
 from paged_sdk.build.progress import LoadingBar
 from paged_sdk.build.sizing import resolve_engine_config, resolve_max_model_len
+from paged_sdk.build.vocabulary import check_vocabulary
 from paged_sdk.chat.text_processor import TextProcessor, load_text_processor, text_processor_from_gguf
 from paged_sdk.config.build import BuildSettings, ModelSource
 from paged_sdk.config.env import ISQ, Environment, read_variable
@@ -52,11 +55,17 @@ _log = get_logger(__name__)
 
 
 def load_parts(
-    source: ModelSource, settings: BuildSettings, environment: Environment, *, proposer: Proposer | None = None
+    source: ModelSource,
+    settings: BuildSettings,
+    environment: Environment,
+    *,
+    proposer: Proposer | None = None,
+    go_on: Callable[[], None] = lambda: None,
 ) -> ModelParts:
     """Load a model.
 
     :param proposer: guesses tokens for the model to verify; None: every step gives each text one token
+    :param go_on: called before each tensor and each further step; what it raises ends the loading
     :raises ConfigError: a setting cannot be used with this model or machine
     :raises ModelLoadError: the model cannot be loaded
     """
@@ -68,30 +77,45 @@ def load_parts(
         token=_token(settings.token_source),
         gguf=source.gguf,
     )
-    with alone_on(device):
-        return _load(path, settings, environment, device, proposer)
+    go_on()
+    with alone_on(device), memory_must_do(path):
+        return _load(path, settings, environment, device, proposer, go_on)
 
 
 def _load(
-    path: Path, settings: BuildSettings, environment: Environment, device: torch.device, proposer: Proposer | None
+    path: Path,
+    settings: BuildSettings,
+    environment: Environment,
+    device: torch.device,
+    proposer: Proposer | None,
+    go_on: Callable[[], None],
 ) -> ModelParts:
     dtype = choose_dtype(settings.dtype, device)
     checkpoint = open_checkpoint(path)
     workspace = _workspace(device, settings)
     try:
-        max_model_len = resolve_max_model_len(settings, read_config(checkpoint.config))
+        shape = read_config(checkpoint.config)
+        max_model_len = resolve_max_model_len(settings, shape)
         text = _text_processor(checkpoint, settings)
+        is_own = checkpoint.metadata is not None and settings.tokenizer_json is None
+        check_vocabulary(text.tokenizer, shape.vocab_size, path, is_own=is_own)
         with weights_must_fit(path, device), LoadingBar(f"Loading {path.name}", visible=settings.logging) as bar:
+
+            def progress(done: int, total: int) -> None:
+                go_on()
+                bar.update(done, total)
+
             model = load_model(
                 checkpoint.config,
                 checkpoint.source,
                 dtype=dtype,
                 device=device,
                 policy=_policy(checkpoint, settings, environment, dtype, device, workspace),
-                on_progress=bar.update,
+                on_progress=progress,
             )
     finally:
         checkpoint.source.close()
+    go_on()
     config = resolve_engine_config(model.config, settings, environment, device=device, max_model_len=max_model_len)
     storage = choose_storage(
         AttentionSetup(
@@ -104,6 +128,7 @@ def _load(
             key_offsets=key_offsets(model, max_model_len) if config.cache_type is PagedCacheType.F8E4M3 else (),
         )
     )
+    go_on()
     vocab_size = model.config.vocab_size
     processors = default_processors(vocab_size, partial(text.tokenizer.encode, add_special_tokens=False))
     activations = activations_of(model, storage, config, processors=processors, vocab_size=vocab_size, device=device)
@@ -112,6 +137,7 @@ def _load(
     if config.paged:
         pool = config.num_blocks, config.block_size, backend.num_bytes / 2**20, config.cache_type.value
         _log.info("KV pool: %d blocks of %d tokens, %.1f MiB (%s).", *pool)
+    go_on()
     fused = _fused(model, backend, settings)
     runner = ModelRunner(
         fused,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -14,24 +15,27 @@ import torch
 from paged_sdk.attention.backend import AttentionBackend, DecodeBackend, KvStorage
 from paged_sdk.build.progress import LoadingBar
 from paged_sdk.config.engine import EngineConfig
-from paged_sdk.errors import OutOfMemoryError
+from paged_sdk.errors import OutOfMemoryError, PagedError
 from paged_sdk.logs import get_logger
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.runner.activations import activation_bytes, cuda_peak_bytes
 from paged_sdk.runner.cuda_graph import CudaGraphRecorder
 from paged_sdk.runner.decode_graphs import DecodeGraphs, batch_sizes, context_bounds
-from paged_sdk.runner.device import device_memory
+from paged_sdk.runner.device import address_space, device_memory
 from paged_sdk.runner.device_decoding import DeviceDecoding
 from paged_sdk.runner.overlap import OverlapTokens
 from paged_sdk.sampling.device_sampler import DeviceSampler
 from paged_sdk.sampling.processor import Processor
 
-__all__ = ["activations_of", "alone_on", "make_device_decoding", "prepare_thread", "weights_must_fit"]
+__all__ = ["activations_of", "alone_on", "make_device_decoding", "memory_must_do", "prepare_thread", "weights_must_fit"]
 
 _log = get_logger(__name__)
 
 # One lock for the process: a thread that waits for a device breaks what other threads are recording on it.
 _ONE_AT_A_TIME: Final = threading.Lock()
+
+# What loading takes beside the weights: tokenizer, tables, and 64 MiB of addresses for malloc's arena of one thread.
+_WITHOUT_WEIGHTS: Final = 128 * 2**20
 
 # Reserved for allocations after the pool is sized: workspaces of cuBLAS, twice 32 MiB on Hopper, and CUDA graphs.
 _CUDA_RESERVE: Final = 256 * 2**20
@@ -63,6 +67,47 @@ def prepare_thread(device: torch.device, num_threads: int | None) -> None:
 
 
 @contextmanager
+def memory_must_do(path: Path) -> Iterator[None]:
+    """Turn a failure to allocate host memory in the block into a typed error.
+
+    :raises OutOfMemoryError: the process gets no more memory, because of its limits or the machine's
+    """
+    space, needed = address_space(), _size_of(path) + _WITHOUT_WEIGHTS
+    if space is not None and space.free < needed:
+        # Asked beforehand: without memory, libraries that are not Python end the process.
+        raise OutOfMemoryError(
+            f"{path.name} needs {needed / 2**20:.0f} MiB of addresses to be loaded, and the limit of this process "
+            f"(ulimit -v) leaves {space.free / 2**20:.0f} MiB",
+            path=path,
+            needed=needed,
+            available=space.free,
+        )
+    try:
+        yield
+    except (MemoryError, RuntimeError, OSError) as error:
+        if isinstance(error, PagedError) or not _is_lack_of_memory(error):
+            raise
+        reason = str(error) or type(error).__name__
+        raise OutOfMemoryError(
+            f"the memory that this process may have is not enough to load {path.name}: {reason}",
+            path=path,
+            available=device_memory(torch.device("cpu")).free,
+        ) from error
+
+
+def _size_of(path: Path) -> int:
+    """Return the bytes of a checkpoint's weights on disk."""
+    files = [path] if path.is_file() else path.glob("*.safetensors")
+    return sum(file.stat().st_size for file in files)
+
+
+def _is_lack_of_memory(error: MemoryError | RuntimeError | OSError) -> bool:
+    # torch says it by a RuntimeError of its allocator, and mmap by an OSError.
+    is_torch = isinstance(error, RuntimeError) and "allocate memory" in str(error)
+    return isinstance(error, MemoryError) or is_torch or getattr(error, "errno", None) == errno.ENOMEM
+
+
+@contextmanager
 def weights_must_fit(path: Path, device: torch.device) -> Iterator[None]:
     """Turn an allocation failure of the block into a typed error.
 
@@ -72,8 +117,7 @@ def weights_must_fit(path: Path, device: torch.device) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        files = [path] if path.is_file() else path.glob("*.safetensors")
-        needed = sum(file.stat().st_size for file in files)
+        needed = _size_of(path)
         raise OutOfMemoryError(
             f"the weights of {path.name}, {needed / 2**20:.1f} MiB of files, do not fit {device}: "
             f"{available / 2**20:.1f} MiB were free",

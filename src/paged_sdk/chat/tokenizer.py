@@ -130,6 +130,12 @@ class Tokenizer:
         """Return the id of a token by its spelling in the vocabulary, or None."""
         return self._backend.token_to_id(piece)
 
+    def num_beyond(self, vocab_size: int) -> int:
+        """Count the tokens whose id is not below ``vocab_size``."""
+        added = self._backend.get_added_tokens_decoder()
+        others = range(vocab_size, self._backend.get_vocab_size(with_added_tokens=False))
+        return len({*others, *(id for id in added if id >= vocab_size)})
+
     def is_special(self, id: int) -> bool:
         """Tell whether this token is a mark for the model, not text."""
         return id in self._special_ids

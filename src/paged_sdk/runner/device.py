@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 import torch
@@ -68,13 +69,33 @@ def device_memory(device: torch.device) -> DeviceMemory:
 
 
 def _process_memory(root: Path = Path("/")) -> DeviceMemory:
-    """Return what this process may use: the machine's memory, or the limit of its cgroup if that is less (Linux)."""
+    """Return what this process may use: the machine's memory, or the limits of the process and of its cgroup if they
+    are less (Linux).
+    """
     machine = _machine_memory(root)
+    space = address_space(root)
+    if space is not None:
+        machine = DeviceMemory(total=min(machine.total, space.total), free=min(machine.free, space.free))
     limit = _first_number(root / "sys/fs/cgroup/memory.max", root / "sys/fs/cgroup/memory/memory.limit_in_bytes")
     if limit is None or limit >= machine.total:
         return machine
     used = _first_number(root / "sys/fs/cgroup/memory.current", root / "sys/fs/cgroup/memory/memory.usage_in_bytes")
     return DeviceMemory(total=limit, free=min(machine.free, max(0, limit - (used or 0))))
+
+
+def address_space(root: Path = Path("/")) -> DeviceMemory | None:
+    """Return how many bytes of addresses this process may have and how many are left (``ulimit -v``); None: no limit.
+
+    Mapped files count, and so does what is reserved and never touched.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return None
+    try:
+        num_pages = int((root / "proc/self/statm").read_text().split()[0])
+    except OSError:  # not Linux
+        num_pages = 0
+    return DeviceMemory(total=limit, free=max(0, limit - num_pages * os.sysconf("SC_PAGE_SIZE")))
 
 
 def _machine_memory(root: Path) -> DeviceMemory:

@@ -21,6 +21,7 @@ from paged_sdk.errors import EngineDeadError, EngineError, ModelClosedError, Pag
 from paged_sdk.guard import RequestGuard, request_failure
 from paged_sdk.logs import get_logger
 from paged_sdk.scheduler.request import Request
+from paged_sdk.threads import thread_must_start
 from paged_sdk.types.stats import ModelStats
 from paged_sdk.worker.event_loop import EventLoop
 from paged_sdk.worker.mailbox import Abort, Call, Close, Command, Mailbox, Submit
@@ -65,10 +66,11 @@ class Worker:
         # A daemon: an application that forgets to close must still be able to exit.
         self._thread = threading.Thread(target=self._run, name="paged-sdk-worker", daemon=True)
         try:
-            self._thread.start()
-        except RuntimeError as error:
+            with thread_must_start("for the engine to run on"):
+                self._thread.start()
+        except EngineError:
             engine.close()
-            raise EngineError(f"the engine has no thread to run on: {error}") from error
+            raise
 
     # From any thread
 

@@ -1,0 +1,230 @@
+"""What a process may not have or do: more threads, more memory, its parent's threads, the time to finish a build."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from paged_sdk import (
+    BlockingModel,
+    EngineError,
+    InvalidRequestError,
+    Model,
+    OutOfMemoryError,
+    SamplingParams,
+    TextModelBuilder,
+)
+from paged_sdk.build import assembly
+from paged_sdk.runner.device import address_space
+
+LONG = SamplingParams(temperature=0, max_len=2000, ignore_eos=True)
+SHORT = SamplingParams(temperature=0, max_len=3)
+
+
+def refuse_threads(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Let no thread whose name begins like this start, as the system does that has given its last."""
+    start = threading.Thread.start
+
+    def refuse(self: threading.Thread) -> None:
+        if self.name.startswith(name):
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+
+@pytest.mark.parametrize("name", ["paged-sdk-worker", "paged-sdk-portal", "AnyIO worker"])
+def test_a_build_without_a_thread(builder: TextModelBuilder, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    refuse_threads(monkeypatch, name)
+    with pytest.raises(EngineError, match="no more"):
+        BlockingModel(builder.build())
+    monkeypatch.undo()
+    with BlockingModel(builder.build()) as model:
+        assert model.send_completion_request("Hello", SHORT).choices
+
+
+@pytest.mark.anyio
+async def test_a_request_without_a_thread(builder: TextModelBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with builder.build() as model:
+
+        async def refused(*_: object, **__: object) -> None:
+            raise RuntimeError("can't start new thread")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("anyio.to_thread.run_sync", refused)
+            with pytest.raises(EngineError, match="no more"):
+                await model.send_completion_request("Hello", SHORT)
+            with pytest.raises(EngineError, match="no more"):
+                await model.tokenize("Hello")
+        assert (await model.send_completion_request("Hello", SHORT)).choices
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried ..."), OSError(12, "ENOMEM")],
+)
+def test_a_build_without_memory(builder: TextModelBuilder, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(assembly, "load_model", fail)
+    with pytest.raises(OutOfMemoryError) as caught:
+        BlockingModel(builder.build())
+    assert caught.value.__cause__ is error
+    assert caught.value.path is not None
+
+
+def test_an_error_that_is_no_lack_of_memory_stays(builder: TextModelBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("something else")
+
+    monkeypatch.setattr(assembly, "load_model", fail)
+    with pytest.raises(RuntimeError, match="something else"):
+        BlockingModel(builder.build())
+
+
+def test_a_limit_of_addresses_counts(builder: TextModelBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+
+    def limit(which: int) -> tuple[int, int]:
+        assert which == resource.RLIMIT_AS
+        return used + (64 << 20), resource.RLIM_INFINITY
+
+    monkeypatch.setattr(resource, "getrlimit", limit)
+    space = address_space()
+    assert space is not None
+    assert space.free <= 65 << 20
+    with pytest.raises(OutOfMemoryError, match="ulimit -v") as caught:
+        BlockingModel(builder.build())
+    assert caught.value.needed > caught.value.available
+
+
+def slow_loading(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Have a tensor of the next build take 50 ms, and its thread say that it has ended."""
+    ended = threading.Event()
+
+    def load(*_: object, on_progress: Callable[[int, int], None], **__: object) -> None:
+        try:
+            for done in range(1200):
+                time.sleep(0.05)
+                on_progress(done, 1200)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(assembly, "load_model", load)
+    return ended
+
+
+@pytest.mark.anyio
+async def test_a_build_can_be_cancelled(builder: TextModelBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = slow_loading(monkeypatch)
+    with anyio.move_on_after(0.3):
+        await builder.build()
+    assert ended.wait(20), "the thread goes on loading"
+
+
+def test_ctrl_c_ends_a_build(builder: TextModelBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = slow_loading(monkeypatch)
+    main = threading.main_thread().ident
+    assert main is not None
+    timer = threading.Timer(0.5, signal.pthread_kill, (main, signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        BlockingModel(builder.build())
+    timer.join()
+    assert ended.wait(20), "the thread goes on loading"
+    assert not any(thread.name == "paged-sdk-portal" for thread in threading.enumerate())
+
+
+FORK = """
+import os, sys, warnings
+warnings.simplefilter("ignore")
+from paged_sdk import BlockingModel, ModelClosedError, SamplingParams, TextModelBuilder
+
+model = BlockingModel(TextModelBuilder(sys.argv[1]).with_dtype("float32").with_force_cpu().with_num_threads(1).build())
+sampling = SamplingParams(temperature=0, max_len=500, ignore_eos=True)
+stream = model.stream_completion_request("Hello", sampling)
+next(stream)
+if os.fork() == 0:
+    send = lambda: model.send_completion_request("Hello", sampling)
+    for use in (send, lambda: next(stream), lambda: model.tokenize("x")):
+        try:
+            use()
+        except ModelClosedError as error:
+            assert "fork" in str(error), error
+        else:
+            raise SystemExit("no error")
+    stream.close()
+    model.close()
+    print("child ends")
+    sys.exit(7)  # with everything that runs at exit
+_, status = os.wait()
+assert os.waitstatus_to_exitcode(status) == 7
+print("parent goes on" if next(stream) and model.send_completion_request("Hello", sampling) else "")
+"""
+
+
+def test_a_forked_child_is_told_at_once_and_can_exit(tiny_checkpoint: Path) -> None:
+    command = [sys.executable, "-c", FORK, str(tiny_checkpoint)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "child ends" in result.stdout
+    assert "parent goes on" in result.stdout
+
+
+@pytest.mark.anyio
+async def test_a_stream_is_read_where_it_was_started(builder: TextModelBuilder) -> None:
+    """In another thread's event loop it is refused, and goes on where it belongs."""
+    async with builder.build() as model:
+        sampling = SamplingParams(temperature=0, max_len=20, ignore_eos=True)
+        stream = model.stream_completion_request([1, 2, 3], sampling)
+        text = (await stream.__anext__()).choices[0].text
+
+        def elsewhere() -> list[BaseException]:
+            errors: list[BaseException] = []
+
+            async def use(read: Callable[[], Any]) -> None:
+                try:
+                    await read()
+                except InvalidRequestError as error:
+                    errors.append(error)
+
+            for backend in ("asyncio", "trio"):
+                for read in (stream.__anext__, stream.collect, stream.__aenter__):
+                    anyio.run(use, read, backend=backend)
+            return errors
+
+        errors = await anyio.to_thread.run_sync(elsewhere)
+        assert len(errors) == 6
+        assert all("another event loop" in str(error) for error in errors)
+        text += "".join([choice.text async for chunk in stream for choice in chunk.choices])
+        whole = await model.send_completion_request(
+            [1, 2, 3], SamplingParams(temperature=0, max_len=20, ignore_eos=True)
+        )
+        assert text == whole.choices[0].text
+
+
+def test_a_stream_of_a_loop_that_has_ended(builder: TextModelBuilder) -> None:
+    async def start() -> tuple[Model, Any]:
+        model = await builder.build()
+        stream = model.stream_completion_request([1, 2, 3], LONG)
+        await stream.__anext__()
+        return model, stream
+
+    async def go_on(model: Model, stream: Any) -> None:
+        with pytest.raises(InvalidRequestError, match="another event loop"):
+            await stream.__anext__()
+        await model.aclose()
+
+    model, stream = anyio.run(start)
+    anyio.run(go_on, model, stream)
