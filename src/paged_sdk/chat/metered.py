@@ -15,7 +15,7 @@ from types import BuiltinFunctionType
 from typing import Any
 
 from jinja2 import Template, Undefined, nodes, pass_context
-from jinja2.filters import do_default, do_first, do_last, do_rejectattr, do_selectattr
+from jinja2.filters import do_default, do_first, do_items, do_last, do_reject, do_rejectattr, do_select, do_selectattr
 from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import safe_range
 
@@ -277,11 +277,17 @@ def _string(context: _MeteredContext, value: Any) -> str:
 
 
 @pass_context
+def _capitalize(context: _MeteredContext, value: Any) -> str:
+    return _charged(context, _text(value).capitalize())
+
+
+@pass_context
 def _join(context: _MeteredContext, value: Any, separator: str = "") -> str:
-    if type(value) is not list or any(type(part) is not str for part in value):
-        raise NotCheapError("it joins something else than a list of texts")
-    context.charge(sum(map(len, value)) + len(_text(separator)) * len(value))
-    return separator.join(value)
+    parts = _list(context, value)
+    if any(type(part) is not str for part in parts):
+        raise NotCheapError("it joins something else than texts")
+    context.charge(sum(map(len, parts)) + len(_text(separator)) * len(parts))
+    return separator.join(parts)
 
 
 @pass_context
@@ -305,23 +311,35 @@ def _to_json(context: _MeteredContext, value: Any, indent: int | None = None, **
 
 
 @pass_context
-def _select_attr(context: _MeteredContext, value: Any, *args: Any) -> Iterator[Any]:
-    _check_selection(args)
-    yield from do_selectattr(context, _timed_turns(context, value, 1), *args)
+def _select(context: _MeteredContext, value: Any, *test: Any) -> Iterator[Any]:
+    _check_test(test)
+    yield from do_select(context, _timed_turns(context, value, 1), *test)
 
 
 @pass_context
-def _reject_attr(context: _MeteredContext, value: Any, *args: Any) -> Iterator[Any]:
-    _check_selection(args)
-    yield from do_rejectattr(context, _timed_turns(context, value, 1), *args)
+def _reject(context: _MeteredContext, value: Any, *test: Any) -> Iterator[Any]:
+    _check_test(test)
+    yield from do_reject(context, _timed_turns(context, value, 1), *test)
 
 
-def _check_selection(args: tuple[Any, ...]) -> None:
-    """Let tests pass that look at a value or compare it with a short text."""
-    match args:
-        case (str(),) | (str(), "defined" | "undefined" | "none" | "string" | "mapping"):
+@pass_context
+def _select_attr(context: _MeteredContext, value: Any, attribute: Any, *test: Any) -> Iterator[Any]:
+    _check_test(test)
+    yield from do_selectattr(context, _timed_turns(context, value, 1), _text(attribute), *test)
+
+
+@pass_context
+def _reject_attr(context: _MeteredContext, value: Any, attribute: Any, *test: Any) -> Iterator[Any]:
+    _check_test(test)
+    yield from do_rejectattr(context, _timed_turns(context, value, 1), _text(attribute), *test)
+
+
+def _check_test(test: tuple[Any, ...]) -> None:
+    """Let tests pass that look at a value or compare it with a text or a number."""
+    match test:
+        case () | ("defined" | "undefined" | "none" | "string" | "mapping",):
             return
-        case (str(), "equalto" | "eq" | "==" | "ne" | "!=", other) if type(other) in _PLAIN:
+        case ("equalto" | "eq" | "==" | "ne" | "!=", other) if type(other) in _PLAIN:
             return
     raise NotCheapError("it selects in an unusual way")
 
@@ -376,17 +394,21 @@ _FILTERS: Mapping[str, Any] = {
     "_printed": _printed,
     "_compared": _compared,
     "_sliced": _sliced,
+    "capitalize": _capitalize,
     "count": len,
     "d": do_default,
     "default": do_default,
     "first": do_first,
+    "items": do_items,
     "join": _join,
     "last": do_last,
     "length": len,
     "list": _list,
     "lower": _lower,
+    "reject": _reject,
     "rejectattr": _reject_attr,
     "replace": _replace,
+    "select": _select,
     "selectattr": _select_attr,
     "string": _string,
     "tojson": _to_json,

@@ -38,7 +38,7 @@ def measure(value: object, *, limit: int) -> DataSize:
 
     :raises TooLargeError: the weight is beyond the limit, or something else is in there
     """
-    chars = items = deepest = 0
+    chars, items, deepest = 0, 1, 0
     waiting = [(value, 0)]
     while waiting:
         part, depth = waiting.pop()
@@ -64,7 +64,7 @@ def measure(value: object, *, limit: int) -> DataSize:
             raise TooLargeError(f"it holds a {kind.__name__}")
         deepest = max(deepest, depth)
         _check(chars + ITEM_CHARS * items, limit)
-    return DataSize(chars, items + 1, deepest)
+    return DataSize(chars, items, deepest)
 
 
 def _check(weight: int, limit: int) -> None:
