@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -154,6 +155,33 @@ def test_words_are_cut_as_the_models_own_tokenizers_do(
         judge.normalizer = normalizers.NFC()
     for text in (*TEXTS, long_text()):
         assert tokenizer.encode(text, add_special_tokens=True) == judge.encode(text).ids
+
+
+def test_qwens_nasty_texts_are_the_models_own_tokens() -> None:
+    """Neither llama.cpp nor transformers' reader of GGUF composes characters, but the models' own tokenizer does, and
+    it is what the models have learned.
+    """
+    from transformers import Qwen2Tokenizer
+
+    backend = train_byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False), vocab_size=2000)
+    metadata = byte_level_metadata(backend, "qwen2", add_bos_token=False)
+    model = json.loads(backend.to_str())["model"]
+    merges: Any = [tuple(pair) for pair in model["merges"]]
+    judge: Any = Qwen2Tokenizer(vocab=model["vocab"], merges=merges)
+    tokenizer = tokenizer_from_gguf(metadata)
+    draw = random.Random(0)
+    # Letters and marks apart, syllables in parts, singletons that compose to another letter, marks out of order, marks
+    # without a letter, and what looks like them.
+    pieces = [
+        *"aeioucnsAEO \n.1'",
+        *(chr(code) for code in (*range(0x300, 0x316), 0x323, 0x327, 0x328, 0x331, 0x345)),
+        *"\u1100\u1161\u11a8\u1112\u1175\u212b\u2126\u0374\u037e\u0958\ufb1d\ufb01\u1e9b\u0344\u2adc",
+        *("\u200d", "\ufeff", "\U0001f468", "\U0001d15e", "\u0e33", "\u09c7\u09be", "\u3099", "\u304b", "'s", "  "),
+    ]
+    texts = ["".join(draw.choices(pieces, k=draw.randint(1, 12))) for _ in range(2000)]
+    assert sum(normalizers.NFC().normalize_str(text) != text for text in texts) > 1000
+    for text in texts:
+        assert tokenizer.encode(text, add_special_tokens=False) == judge.encode(text, add_special_tokens=False), text
 
 
 @pytest.mark.parametrize(

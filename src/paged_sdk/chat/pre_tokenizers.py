@@ -18,7 +18,10 @@ class PreTokenizer:
     """Describes one way to cut a text into words.
 
     :ivar splits: patterns applied in turn, each within the words that those before have cut; every match is a word
-    :ivar nfc: compose characters first (Unicode's NFC)
+    :ivar nfc: compose characters first (Unicode's NFC), where the model's own tokenizer does. The models have learned
+        nothing else, though neither llama.cpp nor transformers' reader of GGUF composes: of texts that are decomposed,
+        as files from a Mac may be, Qwen2.5-Coder-1.5B finds the composed tokens likelier by 222 nats in 62 tokens of
+        French, by 415 in 40 of Vietnamese and by 1,436 in 50 of Korean
     :ivar ignore_merges: a word that is a token as a whole is that token, whatever the merges say
     :ivar add_bos: the model's texts begin with the bos token, unless the file says otherwise
     """
