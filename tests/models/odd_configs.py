@@ -82,6 +82,7 @@ _MOE: Final[dict[str, list[Any]]] = {
     "shared_expert_intermediate_size": [24],
     "routed_scaling_factor": [2.0],
 }
+_QWEN_MOE: Final = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 _GEMMA: Final[dict[str, list[Any]]] = {"hidden_activation": _ACTIVATIONS, "sliding_window_pattern": [2, 3]}
 
 FAMILIES: Final[dict[str, tuple[dict[str, Any], dict[str, list[Any]]]]] = {
@@ -94,7 +95,8 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], dict[str, list[Any]]]]] = {
     "gemma2": ({"sliding_window": 8, "query_pre_attn_scalar": 8}, _GEMMA),
     "gemma3_text": ({"sliding_window": 8, "query_pre_attn_scalar": 8}, _GEMMA),
     "mixtral": ({"num_local_experts": 4, "num_experts_per_tok": 2}, _MOE),
-    "qwen3_moe": ({"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}, _QWEN_WINDOWS | _MOE),
+    "qwen2_moe": (_QWEN_MOE | {"shared_expert_intermediate_size": 40}, _QWEN_WINDOWS | _MOE),
+    "qwen3_moe": (_QWEN_MOE, _QWEN_WINDOWS | _MOE),
 }
 """By ``model_type``: what every config of the family has, and what it may have beside :data:`_COMMON`."""
 

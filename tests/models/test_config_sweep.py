@@ -74,7 +74,7 @@ def test_odd_configurations(model_type: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_many_odd_configurations(model_type: str, tmp_path: Path) -> None:
     found = sweep(model_type, range(12, 400), tmp_path)
-    assert found["equal"] > 3 * found["impossible"] > 0, found
+    assert found["equal"] > found["impossible"] > 0, found
 
 
 def fields_of(model_type: str) -> list[str]:

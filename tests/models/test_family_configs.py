@@ -33,7 +33,7 @@ def read(**changes: Any) -> DecoderConfig:
 
 
 def test_families_are_found_by_file_name() -> None:
-    assert set(supported_families()) == {*FAMILIES, "gemma3", "ministral"}
+    assert set(supported_families()) == {*FAMILIES, "gemma3", "ministral", "qwen2_moe"}
 
 
 def test_the_oldest_form() -> None:

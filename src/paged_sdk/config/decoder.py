@@ -87,6 +87,8 @@ class MoeConfig:
     :ivar layers: which layers, by index; the others have one MLP for all tokens
     :ivar num_experts_per_token: how many of a layer's ``num_experts`` each token uses
     :ivar intermediate_size: the intermediate size of one expert
+    :ivar shared_intermediate_size: the intermediate size of one more expert, which serves every token and whose output
+        is weighed by a gate of its own (qwen2_moe); None: there is none
     :ivar renormalize: True: the weights of a token's experts are scaled to add up to 1; False: they are the softmax's
         over all experts
     """
@@ -96,6 +98,7 @@ class MoeConfig:
     num_experts_per_token: int
     intermediate_size: int
     renormalize: bool
+    shared_intermediate_size: int | None = None
 
 
 @frozen(kw_only=True)

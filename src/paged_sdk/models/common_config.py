@@ -29,8 +29,9 @@ _OTHER_NAMES = MappingProxyType(
 
 # Other families' mixtures have these fields for what is refused: experts for all tokens, experts chosen by groups,
 # scores that are no softmax, weights scaled or biased.
+_SHARED_SIZE = "shared_expert_intermediate_size"
 _OTHER_MOE_FIELDS = (
-    "shared_expert_intermediate_size",
+    _SHARED_SIZE,
     "n_shared_experts",
     "num_shared_experts",
     "n_group",
@@ -126,14 +127,17 @@ def read_moe(
     layers: Iterable[int],
     intermediate_size: int,
     renormalize: bool,
+    shared_intermediate_size: int | None = None,
 ) -> MoeConfig:
     """Read the settings of the mixtures of experts.
 
     :param layers: which layers have a mixture
+    :param shared_intermediate_size: of the expert that serves all tokens, in families that have one
     :raises CheckpointError: a value that is missing or cannot be used
     :raises UnsupportedArchitectureError: the experts, or how they are chosen, are another family's
     """
-    others = [key for key in _OTHER_MOE_FIELDS if fields.is_set(key)]
+    own = () if shared_intermediate_size is None else (_SHARED_SIZE,)
+    others = [key for key in _OTHER_MOE_FIELDS if key not in own and fields.is_set(key)]
     if read_activation(fields, "hidden_act", Activation.SILU) is not Activation.SILU:
         others.append("hidden_act")
     if others:
@@ -153,4 +157,5 @@ def read_moe(
         num_experts_per_token=selected,
         intermediate_size=intermediate_size,
         renormalize=renormalize,
+        shared_intermediate_size=shared_intermediate_size,
     )

@@ -9,28 +9,49 @@ from paged_sdk.config.decoder import DecoderConfig, MoeConfig
 from paged_sdk.kernels.fused_moe import route
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.models.family import ExpertNames, TensorNames
+from paged_sdk.models.gated_mlp import GatedMlp
 from paged_sdk.models.weight_loader import WeightLoader
 from paged_sdk.quant.experts import Experts
 
-__all__ = ["MoeMlp", "load_moe_mlp"]
+__all__ = ["MoeMlp", "SharedExpert", "load_moe_mlp"]
+
+
+class SharedExpert:
+    """Computes the expert that serves every token, weighed by a gate.
+
+    :param gate: the gate's weight, ``[1, hidden_size]``
+    """
+
+    def __init__(self, mlp: GatedMlp, *, gate: Tensor) -> None:
+        self.mlp = mlp
+        self.gate = gate
+
+    def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
+        """Apply the expert to ``[num_tokens, hidden_size]``."""
+        return F.linear(x, self.gate).sigmoid() * self.mlp.forward(x, ctx)
 
 
 class MoeMlp:
     """Routes each token to a few experts and sums their weighted outputs.
 
     :param router: the router's weight, ``[num_experts, hidden_size]``
+    :param shared: adds its output to that of the chosen experts; None: there is no such expert
     """
 
-    def __init__(self, config: MoeConfig, *, router: Tensor, experts: Experts) -> None:
+    def __init__(
+        self, config: MoeConfig, *, router: Tensor, experts: Experts, shared: SharedExpert | None = None
+    ) -> None:
         self.config = config
         self.router = router
         self.experts = experts
+        self.shared = shared
 
     def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
         """Apply the mixture to ``[num_tokens, hidden_size]``, the tokens of a step."""
         logits = F.linear(x, self.router)
         weights, ids = route(logits, self.config.num_experts_per_token, renormalize=self.config.renormalize)
-        return self.experts.forward(x, weights, ids)
+        chosen = self.experts.forward(x, weights, ids)
+        return chosen if self.shared is None else chosen + self.shared.forward(x, ctx)
 
 
 def load_moe_mlp(
@@ -53,7 +74,21 @@ def load_moe_mlp(
             hidden_size=config.hidden_size,
             intermediate_size=moe.intermediate_size,
         ),
+        shared=None
+        if moe.shared_intermediate_size is None
+        else _load_shared(loader, config, f"{block}.shared_expert", moe.shared_intermediate_size),
     )
+
+
+def _load_shared(loader: WeightLoader, config: DecoderConfig, name: str, size: int) -> SharedExpert:
+    mlp = GatedMlp(
+        gate_up=loader.linear(
+            [f"{name}.gate_proj", f"{name}.up_proj"], in_features=config.hidden_size, out_features=(size, size)
+        ),
+        down=loader.linear([f"{name}.down_proj"], in_features=size, out_features=(config.hidden_size,)),
+        activation=config.activation,
+    )
+    return SharedExpert(mlp, gate=loader.tensor(f"{name}_gate.weight", 1, config.hidden_size))
 
 
 def _names_in(loader: WeightLoader, names: TensorNames, prefix: str) -> ExpertNames:

@@ -1,0 +1,84 @@
+"""Models that the fused native layers do not know, in an engine: as transformers has them, one operation at a time."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from odd_configs import reference_of
+from transformers import PreTrainedModel
+
+import tiny
+from native_weights import needs_library
+from paged_sdk import ConfigError, Model, SamplingParams, TextModelBuilder
+
+pytestmark = [pytest.mark.anyio, needs_library]
+
+QWEN2_MOE: dict[str, Any] = {
+    "model_type": "qwen2_moe",
+    "vocab_size": tiny.VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "mlp_only_layers": [1],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+    "eos_token_id": 2,
+}
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def continuation(model: Model, prompt: list[int], num_tokens: int = 20) -> list[int]:
+    sampling = SamplingParams(temperature=0, max_len=num_tokens, ignore_eos=True, top_n_logprobs=0)
+    logprobs = (await model.send_completion_request(prompt, sampling)).choices[0].logprobs
+    assert logprobs is not None
+    return [token.token_id for token in logprobs.content]
+
+
+def expected(reference: PreTrainedModel, prompt: list[int], num_tokens: int = 20) -> list[int]:
+    text, model = list(prompt), reference
+    with torch.inference_mode():
+        for _ in range(num_tokens):
+            text.append(int(model(torch.tensor([text]), use_cache=False).logits[0, -1].argmax()))
+    return text[len(prompt) :]
+
+
+@pytest.mark.parametrize("activation", ["gelu", "relu", "relu2", "tanh"])
+async def test_activations(activation: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "paged_sdk")
+    checkpoint = tiny.make_checkpoint("llama", tmp_path, hidden_act=activation)
+    reference = tiny.build_model("llama", hidden_act=activation)
+    async with TextModelBuilder(checkpoint).with_force_cpu().with_dtype("float32").build() as model:
+        for prompt in ([5, 7, 11], list(range(60))):
+            assert await continuation(model, prompt) == expected(reference, prompt)
+    assert f"the native decoder has no activation {activation}" in caplog.text
+
+
+async def test_an_expert_that_serves_every_token(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "paged_sdk")
+    tiny.make_checkpoint("llama", tmp_path)  # for its tokenizer
+    (tmp_path / "model.safetensors").unlink()
+    reference = reference_of(QWEN2_MOE, tmp_path)
+    reference.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "qwen2_moe"
+    builder = TextModelBuilder(tmp_path).with_force_cpu().with_dtype("float32")
+    async with builder.build() as model:
+        for prompt in ([5, 7, 11], list(range(60))):
+            assert await continuation(model, prompt) == expected(reference, prompt)
+    assert "the native decoder does not know shared_intermediate_size = 48" in caplog.text
+    with pytest.raises(ConfigError, match="shared_intermediate_size"):
+        await builder.with_batch_invariance().build()
