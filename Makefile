@@ -4,12 +4,13 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-long timing check coverage gpu-compile gpu-bench bench bench-quick bench-peers format clean help
+.PHONY: demo test test-long fuzz timing check coverage gpu-compile gpu-bench bench bench-quick bench-peers format clean help
 
 help:
 	@echo "make demo      chat with the embedded SmolLM2-135M (creates $(VENV) on first use)"
 	@echo "make test      the whole test-suite, in two processes"
 	@echo "make test-long the tests that have a short form in the suite, in full: minutes"
+	@echo "make fuzz      loads 100,000 damaged and hostile checkpoints: FUZZ='--cases 20000 --seed 1 --target gguf'"
 	@echo "make timing    the tests of how long something takes, which need a quiet machine"
 	@echo "make check     ruff and mypy --strict over src, tests, examples and benchmarks"
 	@echo "make coverage  the pure-Python pillar's tests, with coverage"
@@ -35,6 +36,9 @@ test: $(READY)
 
 test-long: $(READY)
 	$(BIN)/python -m pytest -q -m long
+
+fuzz: $(READY)
+	RUST_BACKTRACE=0 PYTHONPATH=tests $(BIN)/python -m fuzz $(FUZZ)
 
 timing: $(READY)
 	$(BIN)/python -m pytest -q -m timing

@@ -11,7 +11,7 @@ from attrs import frozen
 
 import paged_sdk.models
 from paged_sdk.config.decoder import DecoderConfig
-from paged_sdk.errors import UnsupportedArchitectureError
+from paged_sdk.errors import UnsupportedArchitectureError, shown
 from paged_sdk.models.config_fields import ConfigFields
 
 __all__ = ["DecoderFamily", "ExpertNames", "TensorNames", "find_family", "read_config", "supported_families"]
@@ -82,7 +82,7 @@ def find_family(config: Mapping[str, Any]) -> DecoderFamily:
     family = families.get(model_type)
     if family is None:
         raise UnsupportedArchitectureError(
-            f"model_type {model_type!r} is not supported: expected one of {', '.join(families)}",
+            f"model_type {shown(model_type)} is not supported: expected one of {', '.join(families)}",
             architecture=model_type,
             supported=families,
         )
@@ -96,7 +96,7 @@ def find_family(config: Mapping[str, Any]) -> DecoderFamily:
     architectures = fields.texts("architectures")
     if architectures and not set(architectures) & set(family.architectures):
         raise UnsupportedArchitectureError(
-            f"architectures {list(architectures)} of model_type {model_type!r} are not supported: "
+            f"architectures {shown(list(architectures))} of model_type {shown(model_type)} are not supported: "
             f"expected one of {', '.join(family.architectures)}",
             architecture=architectures[0],
             supported=family.architectures,

@@ -8,7 +8,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from paged_sdk.errors import CheckpointError
+from paged_sdk.errors import CheckpointError, shown
 from paged_sdk.logs import get_logger
 from paged_sdk.quant.dense_experts import DenseExperts
 from paged_sdk.quant.embedding import Embedding
@@ -191,7 +191,7 @@ class WeightLoader:
     def _check_shape(self, name: str, expected: tuple[int, ...]) -> None:
         found = self._source.shape(name)
         if found != expected:
-            raise CheckpointError(f"tensor {name!r} has shape {list(found)}: expected {list(expected)}")
+            raise CheckpointError(f"tensor {shown(name)} has shape {list(found)}: expected {list(expected)}")
 
     def _loaded(self, *names: str) -> None:
         self._unused.difference_update(names)

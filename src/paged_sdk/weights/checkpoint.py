@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from attrs import frozen
 
-from paged_sdk.errors import CheckpointError, UnsupportedQuantizationError
+from paged_sdk.errors import CheckpointError, UnsupportedQuantizationError, shown
 from paged_sdk.files import open_file, read_json
 from paged_sdk.weights.gguf_source import GgufSource
 from paged_sdk.weights.safetensors_source import SafetensorsSource
@@ -65,7 +65,7 @@ def _refuse_quantized(config: dict[str, Any], path: Path) -> None:
         return
     method = settings.get("quant_method", "unknown") if isinstance(settings, dict) else settings
     raise UnsupportedQuantizationError(
-        f"{path} holds weights quantized by {method!r}: use the unquantized checkpoint, or a GGUF version",
+        f"{path} holds weights quantized by {shown(method)}: use the unquantized checkpoint, or a GGUF version",
         path=path,
         quantization=str(method),
         supported=("none", "gguf"),

@@ -10,7 +10,7 @@ from typing import Any
 
 from attrs import frozen
 
-from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError
+from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError, shown
 from paged_sdk.weights.gguf_file import GgufTensor
 from paged_sdk.weights.gguf_names import ARCHITECTURES
 
@@ -61,13 +61,13 @@ def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTens
 def _architecture(metadata: Mapping[str, Any], path: Path) -> str:
     kind = metadata.get("general.type", "model")
     if kind != "model":
-        raise CheckpointError(f"{path} holds a GGUF {kind!r}, not a model", path=path)
+        raise CheckpointError(f"{path} holds a GGUF {shown(kind)}, not a model", path=path)
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         raise UnsupportedArchitectureError(
-            f"{path} has GGUF architecture {architecture!r}: supported are {', '.join(ARCHITECTURES)}",
+            f"{path} has GGUF architecture {shown(architecture)}: supported are {', '.join(ARCHITECTURES)}",
             path=path,
-            architecture=str(architecture),
+            architecture=str(architecture)[:100],
             supported=ARCHITECTURES,
         )
     return architecture
@@ -81,7 +81,7 @@ def _check_positions(model: _Model) -> None:
     _ = model.rotary_dim
     for name in (_DIVISORS, *_LONGROPE_TENSORS):
         if name in model.tensors and name not in _ROPE_TENSORS.get(model.architecture, ()):
-            raise model.unsupported(f"a tensor {name!r}")
+            raise model.unsupported(f"a tensor {shown(name)}")
 
 
 def _check_biases(model: _Model, config: Mapping[str, Any]) -> None:
@@ -96,7 +96,7 @@ def _check_biases(model: _Model, config: Mapping[str, Any]) -> None:
         added |= {"ffn_gate", "ffn_up", "ffn_down"}
     for name in model.tensors:
         if name.endswith(".bias") and name.split(".")[-2] not in added:
-            raise model.unsupported(f"a tensor {name!r}")
+            raise model.unsupported(f"a tensor {shown(name)}")
 
 
 @frozen
@@ -117,20 +117,20 @@ class _Model:
         if isinstance(value, list):
             raise self.unsupported(f"{full_key} that differs from layer to layer")
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-            raise self.malformed(f"metadata {full_key} is {value!r}: expected a number")
+            raise self.malformed(f"metadata {full_key} is {shown(value)}: expected a number")
         return value
 
     def integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
         """Return an int of the architecture's keys."""
         value = self.number(key, default)
         if not isinstance(value, int) or value < minimum:
-            raise self.malformed(f"metadata {self.architecture}.{key} is {value!r}: expected an int >= {minimum}")
+            raise self.malformed(f"metadata {self.architecture}.{key} is {shown(value)}: expected an int >= {minimum}")
         return value
 
     def tensor(self, name: str) -> GgufTensor:
         found = self.tensors.get(name)
         if found is None:
-            raise self.malformed(f"there is no tensor {name!r}")
+            raise self.malformed(f"there is no tensor {shown(name)}")
         return found
 
     @property
@@ -141,7 +141,7 @@ class _Model:
         """Return a tensor of one divisor for each rotary frequency."""
         tensor = self.tensor(name)
         if tensor.shape != (rotary_dim // 2,):
-            raise self.malformed(f"tensor {name!r} has shape {list(tensor.shape)}: expected [{rotary_dim // 2}]")
+            raise self.malformed(f"tensor {shown(name)} has shape {list(tensor.shape)}: expected [{rotary_dim // 2}]")
         divisors: list[float] = tensor.decoded().tolist()
         return divisors
 
@@ -249,7 +249,7 @@ def _rope_scaling(model: _Model) -> dict[str, Any] | None:
         scaling = {"rope_type": "linear", "factor": factor}
     elif kind not in ("none", "linear") and (kind != "longrope" or model.architecture != "phi3"):
         # Phi-3's LongRoPE is recognized by its tensors, which older files have without naming the kind.
-        raise model.unsupported(f"rope scaling {kind!r}")
+        raise model.unsupported(f"rope scaling {shown(kind)}")
     if _DIVISORS in model.tensors:
         scaling["inv_freq_divisors"] = model.factors(_DIVISORS, model.head_dim)
     if (attn_factor := model.number("rope.scaling.attn_factor", 1.0)) != 1.0:

@@ -14,7 +14,7 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from paged_sdk.errors import CheckpointError, UnsupportedQuantizationError
+from paged_sdk.errors import CheckpointError, UnsupportedQuantizationError, shown
 from paged_sdk.files import is_file
 from paged_sdk.kernels.gguf_blocks import block_format, dequantize
 from paged_sdk.weights.gguf_metadata import GgufCursor
@@ -108,7 +108,7 @@ class GgufFile:
             raise self._refused("is a big-endian GGUF file: use a little-endian one")
         if _LEGACY_MAGICS & {magic.lower(), magic[::-1].lower()}:
             raise self._refused("is in ggml's format of before GGUF: use a GGUF version, or convert the model again")
-        raise self._refused(f"is not a GGUF file: it begins with {magic!r}, not {_MAGIC!r}")
+        raise self._refused(f"is not a GGUF file: it begins with {shown(magic)}, not {shown(_MAGIC)}")
 
     def _check_version(self, version: int) -> None:
         if version in _VERSIONS:
@@ -122,7 +122,7 @@ class GgufFile:
         for _ in range(count):
             key = cursor.string()
             if key in metadata:
-                raise cursor.malformed(f"it has metadata key {key!r} twice")
+                raise cursor.malformed(f"it has metadata key {shown(key)} twice")
             metadata[key] = cursor.value(cursor.u32())
         return metadata
 
@@ -130,23 +130,23 @@ class GgufFile:
         table = [self._read_entry(cursor) for _ in range(count)]
         alignment = self.metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment <= 0 or alignment % 8:
-            raise cursor.malformed(f"general.alignment is {alignment!r}, not a multiple of 8")
+            raise cursor.malformed(f"general.alignment is {shown(alignment)}, not a multiple of 8")
         data_start = -(-cursor.offset // alignment) * alignment
         tensors: dict[str, GgufTensor] = {}
         for name, shape, tensor_type, offset in table:
             if name in tensors:
-                raise cursor.malformed(f"it has tensor {name!r} twice")
+                raise cursor.malformed(f"it has tensor {shown(name)} twice")
             tensors[name] = self._tensor(cursor, name, shape, tensor_type, data_start + offset)
         in_order = sorted(tensors.values(), key=lambda tensor: tensor.offset)
         for first, second in pairwise(in_order):
             if first.offset + first.num_bytes > second.offset:
-                raise cursor.malformed(f"tensors {first.name!r} and {second.name!r} overlap")
+                raise cursor.malformed(f"tensors {shown(first.name)} and {shown(second.name)} overlap")
         return tensors
 
     def _read_entry(self, cursor: GgufCursor) -> tuple[str, tuple[int, ...], int, int]:
         name, num_dims = cursor.string(), cursor.u32()
         if not 1 <= num_dims <= _MAX_DIMS:
-            raise cursor.malformed(f"tensor {name!r} has {num_dims} dimensions")
+            raise cursor.malformed(f"tensor {shown(name)} has {num_dims} dimensions")
         shape = tuple(cursor.u64() for _ in range(num_dims))[::-1]
         return name, shape, cursor.u32(), cursor.u64()
 
@@ -157,19 +157,19 @@ class GgufFile:
             form = block_format(tensor_type)
         except UnsupportedQuantizationError as error:
             raise UnsupportedQuantizationError(
-                f"{self.path}: tensor {name!r}: {error}",
+                f"{self.path}: tensor {shown(name)}: {error}",
                 path=self.path,
                 quantization=error.quantization,
                 supported=error.supported,
             ) from None
         if not all(shape) or shape[-1] % form.elements:
-            raise cursor.malformed(f"tensor {name!r} of type {form.name} has shape {list(shape)}")
+            raise cursor.malformed(f"tensor {shown(name)} of type {form.name} has shape {list(shape)}")
         num_bytes = math.prod(shape) // form.elements * form.num_bytes
         if offset % 8:
-            raise cursor.malformed(f"tensor {name!r} is not aligned")
+            raise cursor.malformed(f"tensor {shown(name)} is not aligned")
         if offset + num_bytes > self._file.size:
             raise cursor.malformed(
-                f"it is cut off: tensor {name!r} ends at byte {offset + num_bytes}, the file has {self._file.size}"
+                f"it is cut off: tensor {shown(name)} ends at byte {offset + num_bytes}, the file has {self._file.size}"
             )
         return GgufTensor(name, shape, tensor_type, self._file, offset, num_bytes)
 

@@ -10,7 +10,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError
+from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError, shown
 from paged_sdk.kernels.gguf_blocks import BlockMatrix, block_format, dequantize
 from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.weights.gguf_config import config_from_gguf
@@ -62,7 +62,7 @@ class GgufSource:
         tensors: dict[str, GgufTensor] = {}
         for file in self._files:
             if twice := tensors.keys() & file.tensors:
-                raise CheckpointError(f"{file.path} repeats tensor {min(twice)!r} of another part", path=path)
+                raise CheckpointError(f"{file.path} repeats tensor {shown(min(twice))} of another part", path=path)
             tensors |= file.tensors
         self.config = config_from_gguf(self.metadata, tensors, path)
         architecture = ARCHITECTURES[self.metadata["general.architecture"]]
@@ -115,7 +115,7 @@ class GgufSource:
     def _find(self, name: str) -> _Weight:
         weight = self._weights.get(name)
         if weight is None:
-            raise CheckpointError(f"{self._path} holds no tensor for {name!r}", path=self._path)
+            raise CheckpointError(f"{self._path} holds no tensor for {shown(name)}", path=self._path)
         return weight
 
     def _named(self, architecture: GgufArchitecture, tensor: GgufTensor) -> Iterator[tuple[str, GgufTensor]]:
@@ -126,7 +126,7 @@ class GgufSource:
             return
         if len(tensor.shape) != 3 or tensor.shape[0] > _MAX_STACK:
             raise CheckpointError(
-                f"{self._path}: tensor {tensor.name!r} of shape {list(tensor.shape)} is no stack of matrices",
+                f"{self._path}: tensor {shown(tensor.name)} of shape {list(tensor.shape)} is no stack of matrices",
                 path=self._path,
             )
         for index, matrix in enumerate(tensor.unstacked()):
@@ -136,7 +136,7 @@ class GgufSource:
         found = architecture.hugging_face_name(name)
         if found is None:
             raise UnsupportedArchitectureError(
-                f"{self._path} has tensor {name!r}, which {architecture.model_type} models have no place for",
+                f"{self._path} has tensor {shown(name)}, which {architecture.model_type} models have no place for",
                 path=self._path,
                 architecture=self.metadata["general.architecture"],
                 supported=ARCHITECTURES,
@@ -155,7 +155,7 @@ class GgufSource:
     def _permuted(self, tensor: GgufTensor, num_heads: int) -> _Weight:
         if tensor.shape[0] % (2 * num_heads) or (len(tensor.shape) == 1 and tensor.is_quantized):
             raise CheckpointError(
-                f"{self._path}: tensor {tensor.name!r} of shape {list(tensor.shape)} cannot be {num_heads} heads",
+                f"{self._path}: tensor {shown(tensor.name)} of shape {list(tensor.shape)} cannot be {num_heads} heads",
                 path=self._path,
             )
         return _Weight(tensor, permuted_heads=num_heads)

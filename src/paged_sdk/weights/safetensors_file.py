@@ -18,7 +18,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from paged_sdk.errors import CheckpointError, UnsupportedQuantizationError
+from paged_sdk.errors import CheckpointError, UnsupportedQuantizationError, shown
 from paged_sdk.weights.weight_file import WeightFile
 
 __all__ = ["SafetensorsFile"]
@@ -76,7 +76,7 @@ class SafetensorsFile:
         for name, entry in sorted(self._entries.items(), key=lambda item: (item[1].first, item[1].num_bytes)):
             if entry.first != end:
                 kind = "overlaps" if entry.first < end else "leaves a gap after"
-                raise self._malformed(f"tensor {name!r} {kind} {last!r}")
+                raise self._malformed(f"tensor {shown(name)} {kind} {shown(last)}")
             end, last = entry.first + entry.num_bytes, name
         if end != self._file.size:
             raise self._malformed(f"its tensors end at byte {end}, the file has {self._file.size}")
@@ -127,11 +127,12 @@ class SafetensorsFile:
             case {"dtype": str(kind), "shape": [*shape], "data_offsets": [int(first), int(end)]}:
                 pass
             case _:
-                raise self._malformed(f"its header does not describe tensor {name!r}")
+                raise self._malformed(f"its header does not describe tensor {shown(name)}")
         dtype = _DTYPES.get(kind)
         if dtype is None:
             raise UnsupportedQuantizationError(
-                f"{self.path}: tensor {name!r} has element type {kind!r}: supported are {', '.join(sorted(_DTYPES))}",
+                f"{self.path}: tensor {shown(name)} has element type {shown(kind)}: "
+                f"supported are {', '.join(sorted(_DTYPES))}",
                 path=self.path,
                 quantization=kind,
                 supported=sorted(_DTYPES),
@@ -139,10 +140,10 @@ class SafetensorsFile:
         # A tensor without elements could claim any size for its other dimensions: the file's size is the bound.
         lengths = [length for length in shape if type(length) is int and 0 <= length <= self._file.size]
         if len(lengths) < len(shape) or len(shape) > _MAX_DIMS:
-            raise self._malformed(f"its header gives tensor {name!r} the shape {str(shape)[:100]}")
+            raise self._malformed(f"its header gives tensor {shown(name)} the shape {str(shape)[:100]}")
         num_bytes = math.prod(lengths) * dtype.itemsize
         if type(first) is not int or type(end) is not int or first < 0 or end - first != num_bytes:
-            raise self._malformed(f"tensor {name!r} of {num_bytes} bytes has the offsets {first} and {end}")
+            raise self._malformed(f"tensor {shown(name)} of {num_bytes} bytes has the offsets {first} and {end}")
         return _Entry(dtype, tuple(lengths), data_start + first, num_bytes)
 
     def _malformed(self, what: str) -> CheckpointError:

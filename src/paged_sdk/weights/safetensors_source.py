@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from paged_sdk.errors import CheckpointError
+from paged_sdk.errors import CheckpointError, shown
 from paged_sdk.files import is_file, read_json
 from paged_sdk.kernels.stored_matrix import DenseMatrix
 from paged_sdk.weights.safetensors_file import SafetensorsFile
@@ -67,7 +67,7 @@ class SafetensorsSource:
     def _file(self, name: str) -> SafetensorsFile:
         file = self._files.get(name)
         if file is None:
-            raise CheckpointError(f"{self._directory} holds no tensor {name!r}", path=self._directory)
+            raise CheckpointError(f"{self._directory} holds no tensor {shown(name)}", path=self._directory)
         return file
 
     def _shards(self, index_path: Path) -> dict[str, SafetensorsFile]:
@@ -120,4 +120,4 @@ def _no_weights(directory: Path) -> CheckpointError:
 def _listed(names: Iterable[str]) -> str:
     """Join the first few names for a message."""
     first, *rest = names
-    return f"{first!r} and {len(rest)} more" if rest else f"{first!r}"
+    return f"{shown(first)} and {len(rest)} more" if rest else f"{shown(first)}"
