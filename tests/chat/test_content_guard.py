@@ -49,7 +49,7 @@ TEMPLATES = {
     "splits": SPLITS,
     "tests": TESTS,
     "slices": FIRST_HUNDRED,
-    "not known": "{% for m in messages %}{{ m.content|capitalize|default('', true) }}<|im_end|>{% endfor %}",
+    "not known": "{% for m in messages %}{{ m.content|title|default('', true) }}<|im_end|>{% endfor %}",
 }
 IM_END = 2
 ATTACKS = (

@@ -20,7 +20,7 @@ from paged_sdk.errors import CheckpointError, InvalidRequestError
 from paged_sdk.types.messages import Message, TextMessageRole
 
 HELLO = (Message(TextMessageRole.USER, "Hello!"),)
-PLAIN = "{{ messages[0].content|capitalize }}"
+PLAIN = "{{ messages[0].content|title }}"
 VARIABLES = {"messages": [{"role": "user", "content": "hello"}]}
 ENDLESS = (
     "{% set ns = namespace(x=3) %}{% for i in range(40) %}{% set ns.x = ns.x * ns.x %}{% endfor %}{{ ns.x is odd }}"
@@ -175,7 +175,12 @@ os._exit(0)
 }
 
 
-@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+LONG_ENDS = ("at its end", "at once", "with a fork that lives on")
+
+
+@pytest.mark.parametrize(
+    "end", [pytest.param(ENDS[end], id=end, marks=[pytest.mark.long] * (end in LONG_ENDS)) for end in ENDS]
+)
 def test_the_process_ends_with_the_program(end: str) -> None:
     names = running_renderers()
     start = time.monotonic()
