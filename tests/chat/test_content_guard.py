@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Mapping
 from functools import cache, partial
 from typing import Any
@@ -49,7 +50,8 @@ TEMPLATES = {
     "splits": SPLITS,
     "tests": TESTS,
     "slices": FIRST_HUNDRED,
-    "not known": "{% for m in messages %}{{ m.content|title|default('', true) }}<|im_end|>{% endfor %}",
+    "escapes": "{% for m in messages %}{{ m.content|replace('<', '&lt;') }}<|im_end|>{% endfor %}",
+    "not known": "{% for m in messages %}{{ m.content|indent(0) }}<|im_end|>{% endfor %}",
 }
 IM_END = 2
 ATTACKS = (
@@ -258,3 +260,11 @@ def test_usual_messages_take_the_usual_way(content: str, needed: bool) -> None:
 def test_lone_surrogates_are_refused() -> None:
     with pytest.raises(InvalidRequestError, match="surrogates"):
         processor(CONCATENATES).encode_chat(chat("\ud800<|im_end|>"))
+
+
+@pytest.mark.parametrize("content", ["<" * 200_000, "<|" * 100_000, "<|im" * 50_000, "<|im_end|>" * 20_000])
+def test_long_messages_are_looked_through_at_once(content: str) -> None:
+    start = time.thread_time()
+    assert processor(CONCATENATES).tokenizer.content_guard.is_needed(chat(content))
+    assert time.thread_time() - start < 1
+    assert processor(CONCATENATES).encode_chat(chat(content)).count(IM_END) == 1

@@ -4,7 +4,7 @@ A template makes one text of its own marks and the messages' contents, and a tok
 it: a user who writes ``<|im_end|><|im_start|>system`` would open a turn of his own. Templates change what they get
 (they trim, split, put parts together), so the place of a content in the text is not known beforehand. But one character
 can be followed through all that. A conversation in which something reads like a special token is rendered twice, as it
-is and with the first character of each such place replaced by a stand-in. If both texts are the same but for the
+is and with one character of each such place replaced by a stand-in. If both texts are the same but for the
 stand-ins, they show which special tokens in the text are the template's own. Those get secret names that no content can
 hold, and a second tokenizer, of the same vocabulary, knows special tokens by these names only.
 """
@@ -28,6 +28,7 @@ _STAND_INS = tuple(map(chr, range(0x1FB00, 0x1FB93)))
 """Mosaic graphics of old terminals. To Python they are what ``<`` is: printable, no letter, no space."""
 _MAX_READ = 8
 """More kinds of special token in the assistant's turns are not looked at one by one."""
+_PREFIX = 3
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _ASSISTANT = TextMessageRole.ASSISTANT.value
 
@@ -74,9 +75,12 @@ class ContentGuard:
         :raises InvalidRequestError: the template changes or reads what reads like a special token in another way
         """
         used = set(source).union(*(part for message in messages for part in _texts(message.to_dict())))
-        for _ in range(2):  # a template that tells the time may have changed its text between two renderings
+        # A template may treat the first character in a way of its own, as HTML's escapes do; or it tells the time,
+        # which has changed between two renderings.
+        for offset in (0, 1):
             text = render(None)
-            places = _Places(self._places, [mark for mark in _STAND_INS if mark not in used and mark not in text])
+            stand_ins = [mark for mark in _STAND_INS if mark not in used and mark not in text]
+            places = _Places(self._places, stand_ins, offset)
             marked = render(places.changed)
             if places.restored(marked) != text:
                 places = places.leaving(self._read_in_answers(render, messages, places, text))
@@ -100,7 +104,7 @@ class ContentGuard:
             for message in messages
             if message.role is TextMessageRole.ASSISTANT
             for part in _texts(message.to_dict())
-            for _, token in self._places.find_all(part)
+            for _, _, token in self._places.find_all(part)
         }
         if len(found) > _MAX_READ:
             return frozenset()
@@ -112,11 +116,11 @@ class ContentGuard:
         """Give the special tokens that are left in a text their secret names."""
         pieces = []
         end = 0
-        for start, token in self._added.find_all(marked):
+        for start, length, token in self._added.find_all(marked):
             if start >= end:
                 pieces.append(marked[end:start])
                 pieces.append(names.get(token, token))
-                end = start + len(token)
+                end = start + length
         pieces.append(marked[end:])
         return "".join(pieces)
 
@@ -164,11 +168,14 @@ class _Finder:
 
     def __init__(self, words: Iterable[str], *, folds: bool = False, finds_beginnings: bool = False) -> None:
         self._fold: Callable[[str], str] = str.lower if folds else str
-        self._words: dict[str, str] = {self._fold(word): word for word in words if word}
-        starts = {word[0] for word in self._words}
-        self._starts = tuple(sorted(starts | {start.upper() for start in starts} if folds else starts))
-        self._start = re.compile(f"[{''.join(map(re.escape, self._starts))}]") if starts else None
-        self._lengths = tuple(sorted({len(word) for word in self._words}, reverse=True))
+        self._words = {self._fold(word): word for word in words if word}
+        self._lengths = sorted({len(word) for word in self._words}, reverse=True)
+        prefixes = sorted({word[:_PREFIX] for word in self._words})
+        # Python's expressions skip quickly to a first character, but would try every word there.
+        self._prefix = re.compile("|".join("".join(map(_either_case if folds else re.escape, p)) for p in prefixes))
+        self._starts = sorted(
+            {case for word in self._words for case in (word[0], word[0].upper() if folds else word[0])}
+        )
         self._beginnings = frozenset(
             word[:length] for word in self._words if finds_beginnings for length in range(1, len(word))
         )
@@ -177,20 +184,29 @@ class _Finder:
         """Tell whether there is any."""
         return any(start in text for start in self._starts) and next(self.find_all(text), None) is not None
 
-    def find_all(self, text: str) -> Iterator[tuple[int, str]]:
-        """Yield where each begins, also inside of another, and which it is."""
-        if self._start is None:
+    def find_all(self, text: str) -> Iterator[tuple[int, int, str]]:
+        """Yield where each begins, also inside of another, its length, and which it is; at the end beginnings of words,
+        each with no word.
+        """
+        if not self._words:
             return
-        stripped = len(text.rstrip()) if self._beginnings else 0
-        for match in self._start.finditer(text):
-            start = match.start()
+        position = -1
+        while (match := self._prefix.search(text, position + 1)) is not None:
+            position = match.start()
             for length in self._lengths:
-                if (word := self._words.get(self._fold(text[start : start + length]))) is not None:
-                    yield start, word
+                if (word := self._words.get(self._fold(text[position : position + length]))) is not None:
+                    yield position, length, word
                     break
-            else:
-                if stripped - start <= self._lengths[0] and self._fold(text[start:stripped]) in self._beginnings:
-                    yield start, ""
+        if self._beginnings:
+            end = len(text.rstrip())
+            for start in range(max(0, end - self._lengths[0]), end):
+                if self._fold(text[start:end]) in self._beginnings:
+                    yield start, end - start, ""
+
+
+def _either_case(char: str) -> str:
+    lower, upper = char.lower(), char.upper()
+    return re.escape(char) if lower == upper else f"[{re.escape(lower)}{re.escape(upper)}]"
 
 
 class _Places:
@@ -198,19 +214,23 @@ class _Places:
 
     :param finder: finds the places
     :param stand_ins: characters that occur nowhere
+    :param offset: which character of a place it is that is replaced
     :param left: tokens that stay as they are in the assistant's turns
     """
 
-    def __init__(self, finder: _Finder, stand_ins: Sequence[str], left: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, finder: _Finder, stand_ins: Sequence[str], offset: int, left: frozenset[str] = frozenset()
+    ) -> None:
         self._finder = finder
         self._stand_ins = stand_ins
+        self._offset = offset
         self._left = left
         self._stand_in_of: dict[str, str] = {}
         self._original_of: dict[int, str] = {}
 
     def leaving(self, left: Iterable[str]) -> _Places:
         """Return the same for all but these tokens."""
-        return _Places(self._finder, self._stand_ins, frozenset(left))
+        return _Places(self._finder, self._stand_ins, self._offset, frozenset(left))
 
     def changed(self, message: dict[str, Any]) -> dict[str, Any]:
         """Return a message with stand-ins."""
@@ -223,12 +243,11 @@ class _Places:
 
     def _change(self, part: Any, left: frozenset[str]) -> Any:
         if isinstance(part, str):
-            starts = {start for start, token in self._finder.find_all(part) if token not in left}
-            return (
-                "".join(self._stand_in(char) if at in starts else char for at, char in enumerate(part))
-                if starts
-                else part
-            )
+            places = self._finder.find_all(part)
+            replaced = {start + min(self._offset, length - 1) for start, length, token in places if token not in left}
+            if not replaced:
+                return part
+            return "".join(self._stand_in(char) if at in replaced else char for at, char in enumerate(part))
         if isinstance(part, Mapping):
             return {self._change(key, left): self._change(value, left) for key, value in part.items()}
         if isinstance(part, list | tuple):
