@@ -128,7 +128,7 @@ class UnsupportedArchitectureError(ModelLoadError):
     ) -> None:
         super().__init__(message, path=path)
         self.architecture = architecture
-        self.supported = tuple(supported)
+        self.supported: tuple[str, ...] = tuple(supported)
 
 
 class UnsupportedQuantizationError(ModelLoadError):
@@ -148,7 +148,7 @@ class UnsupportedQuantizationError(ModelLoadError):
     ) -> None:
         super().__init__(message, path=path)
         self.quantization = quantization
-        self.supported = tuple(supported)
+        self.supported: tuple[str, ...] = tuple(supported)
 
 
 class CheckpointError(ModelLoadError):

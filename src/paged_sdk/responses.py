@@ -70,7 +70,7 @@ class ResponseParts:
     """
 
     def __init__(self, tokenizer: Tokenizer, texts: Sequence[OutputText]) -> None:
-        self.num_choices = len(texts)
+        self.num_choices: int = len(texts)
         self._tokenizer = tokenizer
         self._output_texts = texts
         self._shown: list[list[str]] = [[] for _ in texts]

@@ -26,7 +26,7 @@ class BlockTables:
     """
 
     def __init__(self, num_seats: int, width: int, device: torch.device) -> None:
-        self.tensor = torch.zeros(num_seats + 1, width, dtype=torch.int32, device=device)
+        self.tensor: torch.Tensor = torch.zeros(num_seats + 1, width, dtype=torch.int32, device=device)
         self.nobody = num_seats
         self._seats: dict[int, int] = {}
         self._owners: list[int | None] = [None] * num_seats

@@ -29,7 +29,7 @@ class OutputText:
         self._detokenizer = Detokenizer(tokenizer, continues_prompt=continues_prompt)
         stops = tuple(stops)
         self._stop_strings = StopStrings(stops) if stops else None
-        self.is_stopped = False
+        self.is_stopped: bool = False
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Take in the next tokens, and return the text that can be shown now."""

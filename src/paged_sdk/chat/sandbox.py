@@ -59,7 +59,7 @@ class TemplateRefusalError(TemplateError):
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
     """Runs a template within limits. One is made for each rendering: its clock starts when it is made."""
 
-    intercepted_binops = frozenset({"+", "*", "**"})
+    intercepted_binops: frozenset[str] = frozenset({"+", "*", "**"})
 
     def __init__(self, limits: RenderLimits, **options: Any) -> None:
         extensions = [_GenerationTag, "jinja2.ext.loopcontrols"]

@@ -65,7 +65,7 @@ class Tokenizer:
         self._text_bytes = _TokenBytes(backend, without=self._special_ids)
         self._growth = growth_of(backend)
         self.special = special
-        self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
+        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
 
     @classmethod
     def from_file(cls, path: str | Path, config: TokenizerConfig | None = None) -> Tokenizer:

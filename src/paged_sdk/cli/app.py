@@ -10,7 +10,7 @@ from paged_sdk.cli.run import run
 __all__ = ["app"]
 
 # Errors of this package are shown in one line; any other is a bug, and its traceback is what a report needs.
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+app: typer.Typer = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 app.command()(run)
 
 

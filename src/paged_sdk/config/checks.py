@@ -155,8 +155,8 @@ class IsA:
     def __init__(self, kind: type | tuple[type, ...], allowed: str = "", *, optional: bool = False) -> None:
         if not allowed and isinstance(kind, type):
             allowed = " or ".join(map(str, kind)) if issubclass(kind, Enum) else kind.__name__
-        self.kind = kind
-        self.allowed = allowed + (" or None" if optional else "")
+        self.kind: type | tuple[type, ...] = kind
+        self.allowed: str = allowed + (" or None" if optional else "")
         self.optional = optional
 
     def __call__(self, instance: object, attribute: Attribute[Any], value: object) -> None:
@@ -164,8 +164,8 @@ class IsA:
             raise ConfigError.of(name_of(instance, attribute), value, self.allowed)
 
 
-is_bool = IsA(bool, "True or False")
-is_optional_bool = IsA(bool, "True, False", optional=True)
+is_bool: IsA = IsA(bool, "True or False")
+is_optional_bool: IsA = IsA(bool, "True, False", optional=True)
 
 
 class IsText:

@@ -29,9 +29,9 @@ class Metrics:
     """
 
     def __init__(self) -> None:
-        self.steps = 0
-        self.prompt_tokens = 0
-        self.completion_tokens = 0
+        self.steps: int = 0
+        self.prompt_tokens: int = 0
+        self.completion_tokens: int = 0
         self._recent: deque[_Step] = deque()
         self._seconds = 0.0
         self._recent_prompt = 0

@@ -7,6 +7,7 @@ from paged_sdk.chat.tokenizer import Tokenizer
 from paged_sdk.engine.events import Listener, Outbox
 from paged_sdk.engine.request_start import RequestStart
 from paged_sdk.sampling.raw_logprobs import RawLogprobs
+from paged_sdk.scheduler.request import Request
 from paged_sdk.scheduler.sequence import Sequence
 from paged_sdk.types.response import FinishReason, Usage
 
@@ -26,14 +27,14 @@ class ChoiceState:
     __slots__ = ("finish_reason", "index", "is_plain", "listener", "num_unwanted", "outbox", "sequence", "text")
 
     def __init__(self, index: int, listener: Listener, outbox: Outbox, text: OutputText | None) -> None:
-        self.index = index
-        self.listener = listener
-        self.outbox = outbox
-        self.text = text
+        self.index: int = index
+        self.listener: Listener = listener
+        self.outbox: Outbox = outbox
+        self.text: OutputText | None = text
         self.sequence: Sequence | None = None
         self.finish_reason: FinishReason | None = None
-        self.is_plain = False
-        self.num_unwanted = 0
+        self.is_plain: bool = False
+        self.num_unwanted: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -65,11 +66,11 @@ class RequestState:
     def __init__(self, root: Sequence, listener: Listener, outbox: Outbox, tokenizer: Tokenizer) -> None:
         request = root.request
         stops = request.sampling.stop
-        self.request = request
+        self.request: Request = request
         self.root = root
         self.listener = listener
         self.outbox = outbox
-        self.choices = [
+        self.choices: list[ChoiceState] = [
             ChoiceState(
                 index,
                 listener,

@@ -154,7 +154,7 @@ class PrefillRows:
         self.rows = rows
         self.block_size = block_size
         self.num_tokens = num_tokens
-        self.max_context_len = rows.max_context_len
+        self.max_context_len: int = rows.max_context_len
         self.total_context_len = total_context_len
         self.begin_sequences = begin_sequences
         self._spans: dict[int | None, KeySpans] = {}

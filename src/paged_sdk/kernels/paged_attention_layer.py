@@ -58,7 +58,7 @@ class PagedAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
-        self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        self.num_kv_heads: int = num_heads if num_kv_heads is None else num_kv_heads
         self.head_size = head_size
         self.scale = scale
         self.sliding_window = sliding_window

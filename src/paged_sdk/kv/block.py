@@ -18,10 +18,11 @@ class Block:
     __slots__ = ("hash", "id", "next", "prev", "ref_count")
 
     def __init__(self, block_id: int) -> None:
-        self.id = block_id
-        self.ref_count = 0
+        self.id: int = block_id
+        self.ref_count: int = 0
         self.hash: bytes | None = None
-        self.prev = self.next = self
+        self.prev: Block = self
+        self.next: Block = self
 
     def __repr__(self) -> str:
         return f"Block({self.id}, ref_count={self.ref_count}, hash={self.hash.hex()[:8] if self.hash else None})"

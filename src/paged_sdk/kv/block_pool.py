@@ -71,7 +71,7 @@ class BlockPool:
     """
 
     def __init__(self, num_blocks: int) -> None:
-        self.blocks = [Block(block_id) for block_id in range(num_blocks)]
+        self.blocks: list[Block] = [Block(block_id) for block_id in range(num_blocks)]
         self._free_list = FreeList()
         for block in self.blocks:
             self._free_list.append(block)

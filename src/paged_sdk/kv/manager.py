@@ -45,15 +45,15 @@ class KvTable:
 
     def __init__(self, cache_keys: tuple[CacheKey, ...] = (), *, share: bool = True) -> None:
         self.ids: list[int] = []
-        self.capacity = 0
-        self.next_commit = 0
-        self.cache_keys = cache_keys
-        self.share = share
+        self.capacity: int = 0
+        self.next_commit: int = 0
+        self.cache_keys: tuple[CacheKey, ...] = cache_keys
+        self.share: bool = share
         self.hashes: list[bytes] = []
-        self.num_published = 0
-        self.num_out_of_window = 0
-        self.epoch = 0
-        self.version = 0
+        self.num_published: int = 0
+        self.num_out_of_window: int = 0
+        self.epoch: int = 0
+        self.version: int = 0
 
     def depend_on(self, key: CacheKey) -> None:
         """Let the KV, of which there must be none yet, depend on one thing more."""

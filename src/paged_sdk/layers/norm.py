@@ -25,7 +25,7 @@ class RMSNorm:
     def __init__(self, weight: Tensor, eps: float, *, offset: float = 0.0) -> None:
         wide = torch.promote_types(weight.dtype, torch.float32)
         self._rounds_last = offset != 0.0
-        self.weight = weight.to(wide) + offset if self._rounds_last else weight
+        self.weight: Tensor = weight.to(wide) + offset if self._rounds_last else weight
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:

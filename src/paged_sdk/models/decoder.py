@@ -41,7 +41,7 @@ class DecoderModel:
         self.config = config
         self.dtype = dtype
         self.device = device
-        self.layers = tuple(layers)
+        self.layers: tuple[DecoderLayer, ...] = tuple(layers)
         self.head = head
         self.embedding = embedding
         self.norm = norm

@@ -135,8 +135,8 @@ class FusedDecoderModel:
         pages = backend.native_pages
         assert pages is not None
         self.config: DecoderConfig = model.config
-        self.dtype = model.dtype
-        self.device = model.device
+        self.dtype: torch.dtype = model.dtype
+        self.device: torch.device = model.device
         self._model = model
         self._few_rows = few_rows
         self._norm = model.norm.weight.float()

@@ -19,7 +19,7 @@ class OverlapTokens:
     """
 
     def __init__(self, max_num_seqs: int, device: torch.device) -> None:
-        self.tokens = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
+        self.tokens: torch.Tensor = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
         self._seq_ids: list[int] = []
         self._places: dict[int, int] | None = None
 

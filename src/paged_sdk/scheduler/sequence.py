@@ -78,25 +78,26 @@ class Sequence:
     )
 
     def __init__(self, seq_id: int, request: Request) -> None:
-        self.seq_id = seq_id
-        self.request = request
-        self.choice_index = 0
-        self.token_ids = list(request.prompt_token_ids)
-        self.num_prompt_tokens = len(self.token_ids)
+        self.seq_id: int = seq_id
+        self.request: Request = request
+        self.choice_index: int = 0
+        self.token_ids: list[int] = list(request.prompt_token_ids)
+        self.num_prompt_tokens: int = len(self.token_ids)
         self.draft_token_ids: list[int] = []
-        self.num_computed_tokens = 0
-        self.num_scheduled = 0
-        self.length = self.num_prompt_tokens
-        self.max_length = self.end_length = self.num_prompt_tokens + request.max_tokens
-        self.epoch = 0
-        self.num_cached_tokens = 0
-        self.status = SequenceStatus.WAITING
+        self.num_computed_tokens: int = 0
+        self.num_scheduled: int = 0
+        self.length: int = self.num_prompt_tokens
+        self.max_length: int = self.num_prompt_tokens + request.max_tokens
+        self.end_length: int = self.max_length
+        self.epoch: int = 0
+        self.num_cached_tokens: int = 0
+        self.status: SequenceStatus = SequenceStatus.WAITING
         self.finish_reason: FinishReason | None = None
-        self.num_choices = request.num_choices
+        self.num_choices: int = request.num_choices
         self.first_scheduled_at: float | None = None
-        self.is_long = False
-        self.table = KvTable(request.cache_keys, share=request.shares_prefix)
-        self.times_passed = 0
+        self.is_long: bool = False
+        self.table: KvTable = KvTable(request.cache_keys, share=request.shares_prefix)
+        self.times_passed: int = 0
 
     def __repr__(self) -> str:
         return (

@@ -94,8 +94,8 @@ class GgufFile:
         num_tensors, num_values = cursor.u64(), cursor.u64()
         if num_values > _MAX_KEYS or num_tensors > _MAX_TENSORS:
             raise cursor.malformed(f"it has {num_values} metadata keys and {num_tensors} tensors")
-        self.metadata = self._read_metadata(cursor, num_values)
-        self.tensors = self._read_tensors(cursor, num_tensors)
+        self.metadata: dict[str, Any] = self._read_metadata(cursor, num_values)
+        self.tensors: dict[str, GgufTensor] = self._read_tensors(cursor, num_tensors)
 
     def close(self) -> None:
         """Close the file; tensors that were read stay valid."""

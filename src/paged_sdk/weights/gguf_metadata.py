@@ -56,7 +56,7 @@ class GgufCursor:
         self._file = file
         self._buffer = bytearray()
         self._entries_left = _MAX_ENTRIES
-        self.offset = 0
+        self.offset: int = 0
 
     def head(self, count: int) -> bytes:
         """Read some bytes, fewer where the file ends."""

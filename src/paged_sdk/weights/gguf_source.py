@@ -64,7 +64,7 @@ class GgufSource:
             if twice := tensors.keys() & file.tensors:
                 raise CheckpointError(f"{file.path} repeats tensor {shown(min(twice))} of another part", path=path)
             tensors |= file.tensors
-        self.config = config_from_gguf(self.metadata, tensors, path)
+        self.config: dict[str, Any] = config_from_gguf(self.metadata, tensors, path)
         architecture = ARCHITECTURES[self.metadata["general.architecture"]]
         self._weights = {
             name: self._weight(architecture, tensor)

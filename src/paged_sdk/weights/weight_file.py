@@ -35,7 +35,7 @@ class WeightFile:
         self.path = path
         self._file: io.FileIO | None = open_file(path)
         self._opened = os.fstat(self._file.fileno())
-        self.size = self._opened.st_size
+        self.size: int = self._opened.st_size
         if not self.size:
             raise CheckpointError(f"{path} is empty: download it again", path=path)
 

@@ -48,8 +48,8 @@ class Subscription:
     """
 
     def __init__(self, num_choices: int) -> None:
-        self.loop = EventLoop()
-        self.choices = [UnreadChoice() for _ in range(num_choices)]
+        self.loop: EventLoop = EventLoop()
+        self.choices: list[UnreadChoice] = [UnreadChoice() for _ in range(num_choices)]
         self.prompt_logprobs: tuple[RawLogprobs, ...] = ()
         self.start: RequestStart | None = None
         self.usage: Usage | None = None

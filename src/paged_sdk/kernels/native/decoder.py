@@ -158,7 +158,7 @@ class NativeDecoder:
     """
 
     def __init__(self, workspace: Workspace, layers: Sequence[DecoderLayer]) -> None:
-        self.hidden_size = layers[0].hidden_size
+        self.hidden_size: int = layers[0].hidden_size
         if len({layer.attention_output_norm is None for layer in layers}) > 1:
             raise ConfigError.of("attention_output_norm", "of some layers", "one in all layers, or in none")
         self._workspace = workspace

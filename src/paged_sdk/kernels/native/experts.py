@@ -58,7 +58,8 @@ class NativeExperts:
         self, workspace: Workspace, gate: PackedWeight, up: PackedWeight, down: PackedWeight, *, num_experts: int
     ) -> None:
         check_experts(gate, up, down, num_experts=num_experts)
-        self.hidden_size, self.num_experts = gate.cols, num_experts
+        self.hidden_size: int = gate.cols
+        self.num_experts: int = num_experts
         self._workspace = workspace
         self._weights = {"gate": gate, "up": up, "down": down}
         self._args = Experts(workspace=workspace.handle, num_threads=workspace.num_threads, num_experts=num_experts)

@@ -125,9 +125,9 @@ class NativeLinear:
         check_weights(weights)
         if biases is not None and len(biases) != len(weights):
             raise ConfigError.of("biases", len(biases), f"one per weight, {len(weights)}")
-        self.in_features = weights[0].cols
-        self.out_features = sum(weight.rows for weight in weights)
-        self.num_bytes = sum(weight.num_bytes for weight in weights)
+        self.in_features: int = weights[0].cols
+        self.out_features: int = sum(weight.rows for weight in weights)
+        self.num_bytes: int = sum(weight.num_bytes for weight in weights)
         self._workspace = workspace
         self._weights = tuple(weights)
         self._biases = [
