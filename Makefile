@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-long fuzz timing check coverage gpu-compile gpu-bench bench bench-quick bench-peers format clean help
+.PHONY: demo test test-long fuzz timing check types coverage gpu-compile gpu-bench bench bench-quick bench-peers format clean help
 
 help:
 	@echo "make demo      chat with the embedded SmolLM2-135M (creates $(VENV) on first use)"
@@ -13,6 +13,7 @@ help:
 	@echo "make fuzz      loads 100,000 damaged and hostile checkpoints: FUZZ='--cases 20000 --seed 1 --target gguf'"
 	@echo "make timing    the tests of how long something takes, which need a quiet machine"
 	@echo "make check     ruff and mypy --strict over src, tests, examples and benchmarks"
+	@echo "make types     what of the public API has a type that type checkers agree on, by pyright: has to be 100 %"
 	@echo "make coverage  the pure-Python pillar's tests, with coverage"
 	@echo "make gpu-compile  compiles every variant of the Triton kernels for every GPU; needs none, takes minutes"
 	@echo "make gpu-bench    tests and benchmarks on a CUDA device: GPU='--only kernels'"
@@ -47,6 +48,10 @@ check: $(READY)
 	$(BIN)/ruff check src tests examples benchmarks
 	$(BIN)/ruff format --check src tests examples benchmarks
 	$(BIN)/mypy
+
+types: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt pyright
+	PATH="$(abspath $(BIN)):$$PATH" pyright --ignoreexternal --verifytypes paged_sdk
 
 coverage: $(READY)
 	$(BIN)/python -m pytest -q tests/kv tests/scheduler tests/chat \

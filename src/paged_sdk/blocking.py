@@ -105,53 +105,70 @@ class BlockingModel:
 
     @property
     def name(self) -> str:
+        """Return the model's name, as responses have it."""
         return self._model.name
 
     @property
     def architecture(self) -> str:
+        """Return the decoder's family; see :attr:`Model.architecture`."""
         return self._model.architecture
 
     @property
     def generation_defaults(self) -> GenerationDefaults:
+        """Return the defaults of the checkpoint's generation_config.json; see :attr:`Model.generation_defaults`."""
         return self._model.generation_defaults
 
     @property
     def config(self) -> EngineConfig:
+        """Return the engine's settings, with everything that was left open filled in."""
         return self._model.config
 
     @property
     def max_sequence_length(self) -> int:
+        """Return the most tokens that a sequence may have, prompt and output together."""
         return self._model.max_sequence_length
 
     def send_chat_request(self, request: ChatRequestLike) -> ChatCompletionResponse:
+        """Answer a conversation; see :meth:`Model.send_chat_request`."""
         return self._call(self._model.send_chat_request, request)
 
     def stream_chat_request(self, request: ChatRequestLike) -> BlockingChatStream:
+        """Answer a conversation chunk by chunk; see :meth:`Model.stream_chat_request`."""
         return BlockingStream(self._call, self._model.stream_chat_request(request))
 
     def send_chat_requests(self, requests: Sequence[ChatRequestLike]) -> list[ChatCompletionResponse]:
+        """Answer several conversations at once, in order; see :meth:`Model.send_chat_requests`."""
         return self._call(self._model.send_chat_requests, requests)
 
     def send_completion_request(
         self, prompt: PromptsLike, sampling: SamplingParams | None = None, **options: Unpack[CompletionOptions]
     ) -> CompletionResponse:
+        """Continue a text, without a chat template; see :meth:`Model.send_completion_request`."""
         return self._call(partial(self._model.send_completion_request, prompt, sampling, **options))
 
     def stream_completion_request(
         self, prompt: PromptsLike, sampling: SamplingParams | None = None, **options: Unpack[CompletionOptions]
     ) -> BlockingCompletionStream:
+        """Continue a text chunk by chunk; see :meth:`Model.stream_completion_request`."""
         return BlockingStream(self._call, self._model.stream_completion_request(prompt, sampling, **options))
 
     def tokenize(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Return the token ids of a text."""
         return self._call(partial(self._model.tokenize, text, add_special_tokens=add_special_tokens))
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of token ids.
+
+        :raises InvalidRequestError: an id outside the vocabulary
+        """
         return self._call(partial(self._model.detokenize, token_ids, skip_special_tokens=skip_special_tokens))
 
     def reset_prefix_cache(self) -> None:
+        """Forget every cached prefix; requests under way keep their KV."""
         self._call(self._model.reset_prefix_cache)
 
     def stats(self) -> ModelStats:
+        """Return a snapshot of the engine's state after its last step."""
         return self._model.stats()
 
     def close(self) -> None:

@@ -80,6 +80,7 @@ class Model:
 
     @property
     def name(self) -> str:
+        """Return the model's name, as responses have it."""
         return self._name
 
     @property
