@@ -129,6 +129,14 @@ def test_fields_that_transformers_leaves_unread_change_nothing() -> None:
     assert read_config(with_images).logit_softcap is None
 
 
+@pytest.mark.parametrize("model_type", ["mistral", "qwen2", "qwen2_moe", "qwen3"])
+def test_layers_that_would_have_a_window_of_no_size_are_refused(model_type: str) -> None:
+    """Transformers raises an error, or gives them a window of nothing."""
+    config = LLAMA | {"model_type": model_type, "architectures": [], "num_key_value_heads": 4, "sliding_window": None}
+    with pytest.raises(CheckpointError, match=r"layer_types = .* no sliding_attention"):
+        read_config(config | {"layer_types": ["full_attention", "sliding_attention", "full_attention"]})
+
+
 def test_layers_of_different_shapes_are_refused() -> None:
     with pytest.raises(UnsupportedArchitectureError, match="per_layer_config"):
         read(per_layer_config={"1": {"intermediate_size": 32}})

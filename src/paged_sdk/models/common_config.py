@@ -116,8 +116,13 @@ def read_layer_types(fields: ConfigFields, is_sliding: Callable[[int], bool]) ->
     return types
 
 
-def read_windows(layer_types: tuple[str, ...], window: int | None) -> tuple[int | None, ...]:
-    """Return the window of each layer."""
+def read_windows(fields: ConfigFields, layer_types: tuple[str, ...], window: int | None) -> tuple[int | None, ...]:
+    """Return the window of each layer.
+
+    :raises CheckpointError: there are layers with a window, and there is none, which transformers cannot run either
+    """
+    if window is None and SLIDING in layer_types:
+        raise fields.error("layer_types", f"no {SLIDING}, since there is no sliding_window")
     return tuple(window if each == SLIDING else None for each in layer_types)
 
 

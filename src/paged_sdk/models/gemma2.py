@@ -28,7 +28,7 @@ def read_gemma(
     shape = read_common(
         fields,
         ropes=ropes,
-        sliding_windows=read_windows(layer_types, fields.positive("sliding_window", 4096)),
+        sliding_windows=read_windows(fields, layer_types, fields.positive("sliding_window", 4096)),
         activation=read_activation(fields, "hidden_activation", Activation.GELU_TANH),
         tie_embeddings=True,
     )

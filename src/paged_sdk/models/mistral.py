@@ -18,7 +18,7 @@ def read_mistral(fields: ConfigFields) -> DecoderConfig:
     fields = fields.with_defaults(num_key_value_heads=8, max_position_embeddings=131_072, sliding_window=4096)
     window = fields.optional_positive("sliding_window")
     layer_types = read_layer_types(fields, lambda _: window is not None)
-    return read_common(fields, sliding_windows=read_windows(layer_types, window))
+    return read_common(fields, sliding_windows=read_windows(fields, layer_types, window))
 
 
 FAMILY = DecoderFamily(architectures=("MistralForCausalLM", "MinistralForCausalLM"), read=read_mistral)

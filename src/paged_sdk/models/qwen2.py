@@ -17,7 +17,7 @@ def read_qwen_windows(fields: ConfigFields) -> tuple[int | None, ...]:
     fields = fields.with_defaults(sliding_window=4096)
     window = fields.optional_positive("sliding_window") if fields.flag("use_sliding_window", False) else None
     first = fields.integer("max_window_layers", 28)
-    return read_windows(read_layer_types(fields, lambda layer: window is not None and layer >= first), window)
+    return read_windows(fields, read_layer_types(fields, lambda layer: window is not None and layer >= first), window)
 
 
 def _read(fields: ConfigFields) -> DecoderConfig:

@@ -28,7 +28,7 @@ def _read(fields: ConfigFields) -> DecoderConfig:
     step = fields.positive("decoder_sparse_step", 1)
     dense = fields.integers("mlp_only_layers")
     return evolve(
-        read_common(fields, sliding_windows=read_windows(types, window)),
+        read_common(fields, sliding_windows=read_windows(fields, types, window)),
         qkv_bias=fields.flag("qkv_bias", True),
         moe=read_moe(
             fields,
