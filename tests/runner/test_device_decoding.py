@@ -18,6 +18,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+import tiny
 from paged_sdk import (
     CompletionResponse,
     MemoryGpuConfig,
@@ -419,3 +420,36 @@ def test_decode_steps_on_a_gpu_are_replayed_and_wait_for_nothing(
     if dtype == "float32":
         on_cpu = [texts(builder.with_device("cpu"), sampling, together=True) for sampling in (penalized, GREEDY)]
         assert found[1:] == on_cpu
+
+
+@INTERPRETED
+def test_texts_that_outgrow_longropes_trained_context(recorder: Recorder, tmp_path: Path) -> None:
+    """A recorded step has the frequencies of each text's length; a text that grows beyond the trained context is
+    computed anew, while its steps overlap with others'.
+    """
+    config: dict[str, Any] = {
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "short_factor": [1.0, 1.1, 1.2, 1.3, 1.5, 1.7, 2.0, 2.5],
+            "long_factor": [1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 12.0, 16.0],
+        },
+        "original_max_position_embeddings": 12,
+    }
+    builder = TextModelBuilder(tiny.make_checkpoint("phi3", tmp_path, **config)).with_force_cpu().with_dtype("float32")
+    reference: Any = tiny.build_model("phi3", **config)
+    prompts = [[(31 * i + 7 * i * i) % 500 for i in range(length)] for length in (11, 15)]
+    sampling = evolve(GREEDY, max_len=4, top_n_logprobs=0)
+
+    async def run() -> list[CompletionResponse]:
+        async with small(builder).with_max_num_seqs(2).build() as model:
+            return await asyncio.gather(*(model.send_completion_request(prompt, sampling) for prompt in prompts))
+
+    for prompt, response in zip(prompts, asyncio.run(run()), strict=True):
+        text = list(prompt)
+        for _ in range(4):
+            with torch.inference_mode():
+                text.append(int(reference(torch.tensor([text]), use_cache=False).logits[0, -1].argmax()))
+        logprobs = response.choices[0].logprobs
+        assert logprobs is not None
+        assert [token.token_id for token in logprobs.content] == text[len(prompt) :]
+    assert recorder.replays
