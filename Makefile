@@ -4,13 +4,14 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-long fuzz timing check types coverage gpu-compile gpu-bench bench bench-quick bench-peers format clean help
+.PHONY: demo test test-long fuzz soak timing check types coverage gpu-compile gpu-bench bench bench-quick bench-peers format clean help
 
 help:
 	@echo "make demo      chat with the embedded SmolLM2-135M (creates $(VENV) on first use)"
 	@echo "make test      the whole test-suite, in two processes"
 	@echo "make test-long the tests that have a short form in the suite, in full: minutes"
 	@echo "make fuzz      loads 100,000 damaged and hostile checkpoints: FUZZ='--cases 20000 --seed 1 --target gguf'"
+	@echo "make soak      10,000 requests that end in every way, in five modes of KV: SOAK='--requests 100000'"
 	@echo "make timing    the tests of how long something takes, which need a quiet machine"
 	@echo "make check     ruff and mypy --strict over src, tests, examples and benchmarks"
 	@echo "make types     what of the public API has a type that type checkers agree on, by pyright: has to be 100 %"
@@ -40,6 +41,9 @@ test-long: $(READY)
 
 fuzz: $(READY)
 	RUST_BACKTRACE=0 PYTHONPATH=tests $(BIN)/python -m fuzz $(FUZZ)
+
+soak: $(READY)
+	$(BIN)/python tests/soak.py $(SOAK)
 
 timing: $(READY)
 	$(BIN)/python -m pytest -q -m timing
