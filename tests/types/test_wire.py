@@ -12,6 +12,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.chat.chat_completion import ChoiceLogprobs
 from pydantic import BaseModel
 
+from paged_sdk import Model, RequestBuilder, SamplingParams
+from paged_sdk.testing import fake_model
 from paged_sdk.types.logprobs import Logprobs, TokenLogprob, TopLogprob
 from paged_sdk.types.response import (
     ChatCompletionChunkResponse,
@@ -183,3 +185,36 @@ def test_the_parts_have_a_wire_form_of_their_own() -> None:
     read(CompletionUsage, USAGE.to_dict())
     read(ChoiceLogprobs, logprobs(token("a", top=("b",))).to_dict())
     assert json.loads(USAGE.to_json())["prompt_tokens_details"] == {"cached_tokens": 3}
+
+
+@pytest.mark.anyio
+async def test_what_a_model_says_is_what_openais_client_reads(model: Model) -> None:
+    sampling = SamplingParams(max_len=12, n_choices=2, seed=1, top_n_logprobs=3, prompt_logprobs=1, ignore_eos=True)
+    request = RequestBuilder().add_message("user", "Tell me about paging. ☃").with_sampling(sampling)
+    whole = await model.send_chat_request(request)
+    seen = read(ChatCompletion, whole.to_dict())
+    assert [choice.message.content for choice in seen.choices] == [choice.message.content for choice in whole.choices]
+    texts = ["", ""]
+    roles = ["", ""]
+    async for chunk in model.stream_chat_request(request):
+        for choice in read(ChatCompletionChunk, chunk.to_dict()).choices:
+            texts[choice.index] += choice.delta.content or ""
+            roles[choice.index] += choice.delta.role or ""
+    assert texts == [choice.message.content for choice in whole.choices]
+    assert roles == ["assistant", "assistant"]
+
+
+@pytest.mark.anyio
+async def test_offsets_of_a_models_completion_point_into_its_text() -> None:
+    texts = ["Once, ü ☃ and 😀!", "There was"]
+    async with fake_model(*texts) as model:
+        response = await model.send_completion_request(["a", "b"], SamplingParams(top_n_logprobs=2))
+    for text, choice in zip(texts, read(Completion, response.to_dict()).choices, strict=True):
+        assert choice.text == text
+        assert choice.logprobs is not None
+        assert choice.logprobs.tokens is not None
+        assert choice.logprobs.text_offset is not None
+        pairs = zip(choice.logprobs.tokens, choice.logprobs.text_offset, strict=True)
+        shown = [(token, offset) for token, offset in pairs if len(token) == 1]  # no parts of characters, no end mark
+        assert "".join(token for token, _ in shown) == "".join(filter(str.isascii, text))
+        assert all(text[offset] == token for token, offset in shown)
