@@ -41,7 +41,7 @@ async def test_an_answer_that_was_cut_by_its_length_is_kept() -> None:
 
 
 async def test_a_stream_that_is_left_changes_nothing_until_it_is_told() -> None:
-    async with fake_model("Hello!" * 100, delay=0.001) as model:
+    async with fake_model("Hello!" * 1500, delay=0.001) as model:
         chat = Conversation(model)
         async with chat.stream("Hi!") as stream:
             await anext(stream)
@@ -63,7 +63,7 @@ async def test_a_stream_that_fails_or_whose_model_is_closed_changes_nothing() ->
         with pytest.raises(NumericalError):
             [_ async for _ in chat.stream("Hi!")]
         assert said(chat) == []
-    async with fake_model("Hello!" * 100, delay=0.001) as model:
+    async with fake_model("Hello!" * 1500, delay=0.001) as model:
         chat = Conversation(model)
         stream = chat.stream("Hi!")
         await anext(stream)
