@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-long fuzz soak timing check types coverage gpu-compile gpu-bench bench bench-quick bench-peers format clean help
+.PHONY: demo test test-long fuzz sanitize soak timing check types coverage gpu-compile gpu-bench bench bench-quick bench-peers format clean help
 
 help:
 	@echo "make demo      chat with the embedded SmolLM2-135M (creates $(VENV) on first use)"
@@ -12,6 +12,7 @@ help:
 	@echo "make test-long the tests that have a short form in the suite, in full: minutes"
 	@echo "make fuzz      loads 100,000 damaged and hostile checkpoints: FUZZ='--cases 20000 --seed 1 --target gguf'"
 	@echo "make soak      10,000 requests that end in every way, in five modes of KV: SOAK='--requests 100000'"
+	@echo "make sanitize  the native kernels' tests under AddressSanitizer and UBSan, in a library of their own; needs gcc"
 	@echo "make timing    the tests of how long something takes, which need a quiet machine"
 	@echo "make check     ruff and mypy --strict over src, tests, examples and benchmarks"
 	@echo "make types     what of the public API has a type that type checkers agree on, by pyright: has to be 100 %"
@@ -44,6 +45,15 @@ fuzz: $(READY)
 
 soak: $(READY)
 	$(BIN)/python tests/soak.py $(SOAK)
+
+# Python leaks by design, and its interpreter is not instrumented: the runtimes are loaded before it.
+SANITIZED := build/sanitize/paged_sdk/kernels/native/libpaged_kernels.so
+sanitize: $(READY)
+	PAGED_SANITIZE=1 $(BIN)/python setup.py -q build_ext --build-lib build/sanitize --build-temp build/sanitize/temp
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 $(BIN)/python -m pytest -q -p no:cacheprovider \
+	  --native-library $(SANITIZED) tests/kernels/test_native_*.py tests/attention/test_native_paged.py \
+	  tests/quant/test_block_embedding.py tests/quant/test_native_block.py tests/models/test_fused_decoder.py
 
 timing: $(READY)
 	$(BIN)/python -m pytest -q -m timing

@@ -24,12 +24,20 @@ from paged_sdk import (
     embedded_model_path,
 )
 from paged_sdk.chat.text_processor import TextProcessor, text_processor_from_gguf
+from paged_sdk.kernels.native import library
 from paged_sdk.kernels.native.library import why_not
 from paged_sdk.weights.checkpoint import open_checkpoint
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--native-library", type=Path, help="the native library to test instead of the installed one")
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Refuse to test with a native library that was not built again: its tests would be skipped, not fail."""
+    path: Path | None = config.getoption("--native-library")
+    if path is not None:
+        library._PATH = path.resolve(strict=True)
     reason = why_not()
     if reason is not None and "setup.py" in reason:
         raise pytest.UsageError(reason)

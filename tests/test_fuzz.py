@@ -56,7 +56,7 @@ def test_the_harness_finds_crashes_hangs_and_untyped_errors() -> None:
             raise CheckpointError("no")
 
     target = Target("toy", 1, _nothing, behave)
-    report = run_cases([target], seed=0, first=0, count=20, workers=2, limit=2.0)
+    report = run_cases([target], seed=0, first=0, count=20, workers=2, limit=0.5)
     numbers = [Case("toy", 0, index).random().random() for index in range(20)]
     assert report.done == 20
     assert report.refused == sum(0.5 <= number < 0.8 for number in numbers)
@@ -64,6 +64,6 @@ def test_the_harness_finds_crashes_hangs_and_untyped_errors() -> None:
     assert found.keys() == {index for index, number in enumerate(numbers) if number < 0.5}
     for index, what in found.items():
         number = numbers[index]
-        expected = ("SIGABRT", "more than 2 s", "KeyError", "MemoryError")
+        expected = ("SIGABRT", "more than 3 s", "KeyError", "MemoryError")
         assert expected[(number >= 0.05) + (number >= 0.1) + (number >= 0.4)] in what
     assert not seen  # in other processes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import struct
@@ -60,10 +61,10 @@ def mutated_bytes(rng: random.Random, data: bytes) -> bytes:
 
 def mutated_json(rng: random.Random, value: Any) -> bytes:
     """Return the JSON of a value of which some parts, however deep, are replaced, removed, moved or repeated."""
-    copy = json.loads(json.dumps(value))
+    changed = json.loads(json.dumps(value))
     for _ in range(rng.choice((1, 1, 1, 2, 3, 8))):
-        copy = _changed(rng, copy)
-    text = json.dumps(copy, ensure_ascii=rng.random() < 0.9).encode("utf-8", "surrogatepass")
+        changed = _changed(rng, changed)
+    text = json.dumps(changed, ensure_ascii=rng.random() < 0.9).encode("utf-8", "surrogatepass")
     return mutated_bytes(rng, text) if rng.random() < 0.08 else text
 
 
@@ -74,9 +75,9 @@ def _changed(rng: random.Random, value: Any) -> Any:
             case 0:
                 del value[key]
             case 1:
-                value[str(rng.choice(HOSTILE))[:20]] = value[key]
+                value[str(rng.choice(HOSTILE))[:20]] = copy.deepcopy(value[key])
             case 2:
-                value[key] = value[rng.choice(list(value))]
+                value[key] = copy.deepcopy(value[rng.choice(list(value))])
             case _:
                 value[key] = _changed(rng, value[key])
         return value
@@ -86,9 +87,9 @@ def _changed(rng: random.Random, value: Any) -> Any:
             case 0:
                 del value[place]
             case 1:
-                value[place:place] = [value[place]] * rng.choice((1, 2, 50))
+                value[place:place] = [copy.deepcopy(value[place]) for _ in range(rng.choice((1, 2, 50)))]
             case 2:
-                value.append(rng.choice(HOSTILE))
+                value.append(copy.deepcopy(rng.choice(HOSTILE)))
             case _:
                 value[place] = _changed(rng, value[place])
         return value
@@ -109,7 +110,7 @@ def _other(rng: random.Random, value: Any) -> Any:
         return [value]
     if kind == 4:
         return {"a": value}
-    return rng.choice(HOSTILE)
+    return copy.deepcopy(rng.choice(HOSTILE))
 
 
 _FORMATS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
