@@ -125,6 +125,8 @@ class TestTokenizerJson:
             {"chat_template": "\ud800"},
             {"added_tokens_decoder": {"700": {"content": "\ud800"}}},
             {"added_tokens_decoder": {"x": {"content": "a"}}},
+            {"added_tokens_decoder": {"x" * 5000: {"content": "a"}}},
+            {"added_tokens_decoder": {"9000": {"content": "a" * 5000}}},
             {"added_tokens_decoder": [1]},
             {"model_max_length": float("nan")},
             {"model_max_length": -5},

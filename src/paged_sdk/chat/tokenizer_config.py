@@ -63,7 +63,7 @@ class TokenizerConfig:
                 path=path,
             )
         except (TypeError, ValueError, AttributeError, OverflowError) as exc:
-            raise CheckpointError(f"{path} is malformed: {exc}", path=path) from exc
+            raise CheckpointError(f"{path} is malformed: {str(exc)[:300]}", path=path) from exc
 
     def add_tokens_to(self, backend: tokenizers.Tokenizer) -> None:
         """Give a tokenizer.json the tokens that only this file knows, and mark the special ones.
@@ -80,7 +80,7 @@ class TokenizerConfig:
             backend.add_tokens([wanted])
             if (got := backend.token_to_id(wanted.content)) != id:
                 raise CheckpointError(
-                    f"{self.path} gives token {wanted.content!r} the id {id}, but tokenizer.json leaves it {got}",
+                    f"{self.path} gives token {shown(wanted.content)} the id {id}, but tokenizer.json leaves it {got}",
                     path=self.path,
                 )
         special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
