@@ -70,6 +70,7 @@ template <class Format>
 void multiply_rows(const uint8_t* panel, int cols, const Activations& x, float (*sums)[kPanelRows]) {
   int64_t row = 0;
   multiply_tiles<Format, 16>(panel, cols, x, row, sums);
+  multiply_tiles<Format, 12>(panel, cols, x, row, sums);
   multiply_tiles<Format, 8>(panel, cols, x, row, sums);
   multiply_tiles<Format, 4>(panel, cols, x, row, sums);
   multiply_tiles<Format, 2>(panel, cols, x, row, sums);
