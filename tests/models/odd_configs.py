@@ -85,6 +85,22 @@ _MOE: Final[dict[str, list[Any]]] = {
 _QWEN_MOE: Final = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 _GEMMA: Final[dict[str, list[Any]]] = {"hidden_activation": _ACTIVATIONS, "sliding_window_pattern": [2, 3]}
 
+_GEMMA3_IMAGES: Final[dict[str, Any]] = {
+    "model_type": "gemma3",
+    "vision_config": {
+        "model_type": "siglip_vision_model",
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 16,
+        "patch_size": 8,
+    },
+    "mm_tokens_per_image": 4,
+    "image_token_index": 95,
+    "boi_token_index": 94,
+    "eoi_token_index": 93,
+}
 FAMILIES: Final[dict[str, tuple[dict[str, Any], dict[str, list[Any]]]]] = {
     "llama": ({}, {}),
     "mistral": ({"sliding_window": 8}, {}),
@@ -102,10 +118,16 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], dict[str, list[Any]]]]] = {
 
 
 def draw_config(model_type: str, seed: int) -> dict[str, Any]:
-    """Draw the content of a config.json; most of its fields are usual, a few are odd."""
+    """Draw the content of a config.json; most of its fields are usual, a few are odd.
+
+    :param model_type: one of :data:`FAMILIES`, or gemma3
+    """
     draw = random.Random(f"{model_type} {seed}")
+    if model_type == "gemma3":
+        config = dict(_GEMMA3_IMAGES, text_config=draw_config("gemma3_text", seed))
+        return config | draw.choice([{}, {"tie_word_embeddings": False}, {"tie_word_embeddings": True}])
     own, choices = FAMILIES[model_type]
-    config: dict[str, Any] = {"model_type": model_type, **_SHAPE, **own}
+    config = {"model_type": model_type, **_SHAPE, **own}
     choices = _COMMON | choices
     for key in draw.sample(sorted(choices), draw.randint(1, 5)):
         config[key] = draw.choice(choices[key])

@@ -13,8 +13,10 @@ __all__ = ["FAMILY"]
 
 
 def _read(fields: ConfigFields) -> DecoderConfig:
-    # Transformers caps the logits of the text model alone.
-    return evolve(read_gemma3_text(fields.section("text_config")), logit_softcap=None)
+    text = read_gemma3_text(fields.section("text_config"))
+    # Transformers caps the logits of the text model alone, and asks the whole model's config whether the output
+    # projection is tied.
+    return evolve(text, logit_softcap=None, tie_embeddings=fields.flag("tie_word_embeddings", True))
 
 
 FAMILY = DecoderFamily(
