@@ -228,7 +228,8 @@ class Model:
     def _encode_prompt(self, prompt: PromptLike) -> Callable[[], Sequence[int]]:
         if isinstance(prompt, str):
             return partial(self._preparer.text.encode_prompt, prompt)
-        return partial(list, self._preparer.check_token_ids("prompt", prompt))
+        ids = list(self._preparer.check_token_ids("prompt", prompt))  # the caller may change the list meanwhile
+        return lambda: ids
 
     def _stream(
         self,

@@ -188,6 +188,22 @@ def are_texts(instance: object, attribute: Attribute[Any], value: object) -> Non
         raise ConfigError.of(name_of(instance, attribute), value, "non-empty strings of Unicode characters")
 
 
+class AreFewTexts:
+    """Accepts a tuple of strings as :func:`are_texts` does, if they are few and not long: the engine reads them while
+    other requests wait.
+    """
+
+    def __init__(self, max_number: int, max_characters: int) -> None:
+        self.max_number = max_number
+        self.max_characters = max_characters
+
+    def __call__(self, instance: object, attribute: Attribute[Any], value: tuple[str, ...]) -> None:
+        are_texts(instance, attribute, value)
+        if len(value) > self.max_number or sum(map(len, value)) > self.max_characters:
+            allowed = f"at most {self.max_number} strings, of {self.max_characters} characters together"
+            raise ConfigError.of(name_of(instance, attribute), value, allowed)
+
+
 def is_token_id(value: object) -> bool:
     """Tell whether a value can be a token's id: an int >= 0, and not a bool."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0

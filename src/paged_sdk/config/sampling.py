@@ -10,10 +10,10 @@ from typing import Any
 from attrs import Attribute, evolve, field, frozen
 
 from paged_sdk.config.checks import (
+    AreFewTexts,
     IntAtLeast,
     IsA,
     NumberBetween,
-    are_texts,
     are_token_ids,
     as_float,
     as_int,
@@ -32,6 +32,10 @@ __all__ = ["DryParams", "GenerationDefaults", "SamplingParams"]
 
 GREEDY_BELOW = 1e-7
 """A temperature below this is greedy: dividing by it would only overflow."""
+
+
+# A request's texts look out for them character by character, on the engine's thread too.
+_are_few_texts = AreFewTexts(max_number=256, max_characters=16_384)
 
 
 def _strings(value: str | Iterable[str] | None) -> tuple[str, ...]:
@@ -73,13 +77,15 @@ class DryParams:
     :ivar multiplier: strength; 0 is off
     :ivar base: growth per repeated token
     :ivar allowed_length: repetitions up to this length are free
-    :ivar sequence_breakers: strings across which no repetition is counted
+    :ivar sequence_breakers: strings across which no repetition is counted. At most 256, of 16,384 characters together
     """
 
     multiplier: float = field(default=0.0, converter=as_float, validator=NumberBetween(0))
     base: float = field(default=1.75, converter=as_float, validator=NumberBetween(1))
     allowed_length: int = field(default=2, converter=as_int, validator=IntAtLeast(0))
-    sequence_breakers: tuple[str, ...] = field(default=("\n", ":", '"', "*"), converter=_strings, validator=are_texts)
+    sequence_breakers: tuple[str, ...] = field(
+        default=("\n", ":", '"', "*"), converter=_strings, validator=_are_few_texts
+    )
 
 
 @frozen(kw_only=True)
@@ -112,16 +118,17 @@ class SamplingParams:
         100
     :ivar max_len: tokens to generate at most; None: until the end token or the context's end. ``max_tokens`` is another
         name for it
-    :ivar stop: strings that end the text; they are not part of it
+    :ivar stop: strings that end the text; they are not part of it. At most 256, of 16,384 characters together
     :ivar ignore_eos: go on past the end token
     :ivar logits_bias: token id to a number added to its logit; -inf bans it
     :ivar n_choices: how many texts, sharing the prompt's KV blocks
-    :ivar top_n_logprobs: None: no logprobs; n: the chosen token's and the n likeliest ones'
+    :ivar top_n_logprobs: None: no logprobs; n: the chosen token's and the n likeliest ones', n at most 1,024
     :ivar seed: the same random numbers for the same request, whatever else is in the batch; None draws a seed
     :ivar dry_params: repetition control, see :class:`DryParams`
     :ivar stop_token_ids: tokens that end the text, beside the model's end tokens
     :ivar min_tokens: end tokens are banned before that many; at most ``max_len``
-    :ivar prompt_logprobs: None: off; n: logprobs of every prompt token but the first, and the n likeliest ones'
+    :ivar prompt_logprobs: None: off; n: logprobs of every prompt token but the first, and the n likeliest ones', n at
+        most 128
     :raises ConfigError: at construction
     """
 
@@ -147,16 +154,20 @@ class SamplingParams:
         eq=False,
         repr=False,
     )
-    stop: tuple[str, ...] = field(default=(), converter=_strings, validator=are_texts)
+    stop: tuple[str, ...] = field(default=(), converter=_strings, validator=_are_few_texts)
     ignore_eos: bool = field(default=False, validator=is_bool)
     logits_bias: Mapping[int, float] | None = field(default=None, converter=_frozen_bias, validator=_is_bias)
     n_choices: int = field(default=1, converter=as_int, validator=IntAtLeast(1))
-    top_n_logprobs: int | None = field(default=None, converter=as_optional_int, validator=IntAtLeast(0, optional=True))
+    top_n_logprobs: int | None = field(
+        default=None, converter=as_optional_int, validator=IntAtLeast(0, maximum=1024, optional=True)
+    )
     seed: int | None = field(default=None, converter=as_optional_int, validator=IntAtLeast(0, optional=True))
     dry_params: DryParams | None = field(default=None, validator=IsA(DryParams, optional=True))
     stop_token_ids: tuple[int, ...] = field(default=(), converter=_token_ids, validator=are_token_ids)
     min_tokens: int = field(default=0, converter=as_int, validator=IntAtLeast(0))
-    prompt_logprobs: int | None = field(default=None, converter=as_optional_int, validator=IntAtLeast(0, optional=True))
+    prompt_logprobs: int | None = field(
+        default=None, converter=as_optional_int, validator=IntAtLeast(0, maximum=128, optional=True)
+    )
 
     @_max_tokens.validator
     def _agrees_with_max_len(self, attribute: object, value: int | None) -> None:

@@ -76,7 +76,7 @@ def _call(processor: LogitsProcessor, change: CustomChange, logits: Tensor) -> L
     try:
         # A caller without a type checker may have written one that returns the logits.
         returned: object = processor(change.token_ids, logits)  # type: ignore[func-returns-value]
-    except Exception as error:
+    except BaseException as error:  # SystemExit too: on the engine's thread, it would end nothing but the engine
         failure = _failure(processor, change, f"raised {type(error).__name__}: {error}")
         failure.__cause__ = error
         return failure
