@@ -139,6 +139,8 @@ class Model:
 
         :raises RequestError: as :meth:`send_chat_request`
         """
+        if isinstance(requests, str | bytes) or not isinstance(requests, Sequence):
+            raise InvalidRequestError.of("requests", requests, "a list of requests")
         streams = [self.stream_chat_request(request) for request in requests]
         responses: dict[int, ChatCompletionResponse] = {}
         first_error: list[Exception] = []
@@ -184,7 +186,11 @@ class Model:
         return self._stream(encodes, checked, CompletionShape(), is_chat=False)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Return the token ids of a text."""
+        """Return the token ids of a text.
+
+        :raises InvalidRequestError: no text, or one with lone surrogates
+        """
+        _check_flag("add_special_tokens", add_special_tokens)
         tokenizer = self._preparer.text.tokenizer
         return await _in_thread(partial(tokenizer.encode, text, add_special_tokens=add_special_tokens))
 
@@ -193,6 +199,7 @@ class Model:
 
         :raises InvalidRequestError: an id outside the vocabulary
         """
+        _check_flag("skip_special_tokens", skip_special_tokens)
         checked = list(self._preparer.check_token_ids("token_ids", token_ids))
         tokenizer = self._preparer.text.tokenizer
         return await _in_thread(partial(tokenizer.decode, checked, skip_special_tokens=skip_special_tokens))
@@ -292,6 +299,11 @@ async def _in_thread(function: Callable[[], _T]) -> _T:
     """Run a function in a thread: tokenizing a long text takes milliseconds, too long for the event loop."""
     with thread_must_start("to make tokens in"):
         return await anyio.to_thread.run_sync(function, abandon_on_cancel=True)
+
+
+def _check_flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise InvalidRequestError.of(name, value, "True or False")
 
 
 def _end(worker: Worker) -> None:

@@ -66,8 +66,8 @@ class PagedAttentionMetaBuilder:
         """
         return PagedAttentionMetaBuilder(evolve(self._meta, block_size=block_size))
 
-    def with_gpu_memory(self, gpu_memory: MemoryGpuConfig) -> PagedAttentionMetaBuilder:
-        """Set the size of the KV pool.
+    def with_gpu_memory(self, gpu_memory: MemoryGpuConfig | None) -> PagedAttentionMetaBuilder:
+        """Set the size of the KV pool; None lets the engine choose.
 
         :raises ConfigError: for anything but one of the three kinds of :class:`MemoryGpuConfig`
         """

@@ -203,6 +203,8 @@ class SamplingParams:
 
     def with_defaults(self, defaults: GenerationDefaults) -> SamplingParams:
         """Return the same, with what is unset taken from the checkpoint. What is None then is off."""
+        if not isinstance(defaults, GenerationDefaults):
+            raise ConfigError.of("defaults", defaults, "GenerationDefaults")
 
         def pick(name: str) -> Any:
             own = getattr(self, name)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal
 from attrs import field, frozen
 
 from paged_sdk import DryParams, InvalidRequestError, RequestBuilder, SamplingParams
-from paged_sdk.mistralrs.unsupported import unsupported
+from paged_sdk.mistralrs.unsupported import is_switch, is_text, unsupported
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -55,7 +55,7 @@ class _Request:
     tool_schemas: None = unsupported()
     tool_choice: None = unsupported()
     adapter: None = unsupported()
-    truncate_sequence: bool = False
+    truncate_sequence: bool = field(default=False, validator=is_switch)
     ignore_eos: bool = False
 
     def sampling(self, *, seed: int | None, default_temperature: float | None) -> SamplingParams:
@@ -75,8 +75,8 @@ class _Request:
             top_p=self.top_p,
             top_k=self.top_k,
             min_p=self.min_p,
-            frequency_penalty=self.frequency_penalty or 0.0,
-            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=0.0 if self.frequency_penalty is None else self.frequency_penalty,
+            presence_penalty=0.0 if self.presence_penalty is None else self.presence_penalty,
             repetition_penalty=self.repetition_penalty,
             max_len=self.max_tokens,
             stop=self.stop_seqs,
@@ -120,10 +120,10 @@ class ChatCompletionRequest(_Request, Generic[StreamT]):
     """
 
     messages: str | Sequence[Mapping[str, object]]
-    model: str
-    logprobs: bool = field(default=False, kw_only=True)
+    model: str = field(validator=is_text)
+    logprobs: bool = field(default=False, validator=is_switch, kw_only=True)
     top_logprobs: int | None = field(default=None, kw_only=True)
-    stream: StreamT = field(default=False, kw_only=True)  # type: ignore[assignment]  # StreamT's default
+    stream: StreamT = field(default=False, validator=is_switch, kw_only=True)  # type: ignore[assignment]  # StreamT's default
     enable_thinking: bool | None = field(default=None, kw_only=True)
     web_search_options: None = unsupported()
     reasoning_effort: None = unsupported()
@@ -174,13 +174,13 @@ class CompletionRequest(_Request):
     :ivar echo_prompt: whether to begin every choice's text with the prompt
     """
 
-    prompt: str
-    model: str
-    echo_prompt: bool = field(default=False, kw_only=True)
+    prompt: str = field(validator=is_text)
+    model: str = field(validator=is_text)
+    echo_prompt: bool = field(default=False, validator=is_switch, kw_only=True)
     best_of: int | None = field(default=None, kw_only=True)
     suffix: None = unsupported()
 
     @best_of.validator
     def _is_one(self, attribute: object, value: object) -> None:
-        if value not in (None, 1):
+        if value is not None and (type(value) is not int or value != 1):
             raise InvalidRequestError.of("best_of", value, "1 or None: this version does not rank texts")

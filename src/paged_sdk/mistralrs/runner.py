@@ -20,9 +20,10 @@ from paged_sdk import (
     MemoryGpuConfig,
     PagedAttentionMeta,
     PagedCacheType,
+    SamplingParams,
 )
 from paged_sdk.mistralrs.requests import ChatCompletionRequest, CompletionRequest, StreamT
-from paged_sdk.mistralrs.unsupported import refuse_settings
+from paged_sdk.mistralrs.unsupported import check_switches, refuse_settings
 from paged_sdk.mistralrs.which import Architecture, Which
 
 __all__ = ["Runner"]
@@ -84,13 +85,13 @@ class Runner:
         code_execution_config: None = None,
         shell_config: None = None,
     ) -> None:
+        check_switches(no_paged_attn=no_paged_attn, paged_attn=paged_attn)
+        refuse_settings(default=False, no_kv_cache=no_kv_cache, enable_search=enable_search)
         refuse_settings(
-            no_kv_cache=no_kv_cache,
             mtp_model=mtp_model,
             mtp_n_predict=mtp_n_predict,
             num_device_layers=num_device_layers,
             anymoe_config=anymoe_config,
-            enable_search=enable_search,
             search_embedding_model=search_embedding_model,
             search_callback=search_callback,
             tool_callbacks=tool_callbacks,
@@ -117,11 +118,13 @@ class Runner:
             builder = builder.with_paged_attn(meta)
         elif no_paged_attn:
             builder = builder.without_paged_attn()
-        if prefix_cache_n != DEFAULT_PREFIX_CACHE_N:  # otherwise the environment may set it
+        if (
+            type(prefix_cache_n) is not int or prefix_cache_n != DEFAULT_PREFIX_CACHE_N
+        ):  # otherwise the environment may set it
             builder = builder.with_prefix_cache_n(prefix_cache_n)
         if in_situ_quant is not None:
             builder = builder.with_isq(IsqType.parse(in_situ_quant, setting="in_situ_quant"))
-        self._seed = seed
+        self._seed = SamplingParams(seed=seed).seed
         self._model = BlockingModel(builder.build())
         try:
             _check_architecture(which, self._model.architecture)
@@ -271,6 +274,8 @@ def _chat_template(chat_template: str | None, jinja_explicit: str | None) -> str
         return chat_template
     if chat_template is not None:
         raise _conflict(["chat_template", "jinja_explicit"], "there is one chat template")
+    if not isinstance(jinja_explicit, str | Path):
+        raise ConfigError.of("jinja_explicit", jinja_explicit, "the path of a Jinja file")
     return Path(jinja_explicit)
 
 

@@ -1,5 +1,5 @@
 """Refuse parameters of mistral.rs whose feature this version does not have: an error beats a setting that does
-nothing. At their defaults, None or False, they may be given.
+nothing. At their defaults they may be given.
 """
 
 from __future__ import annotations
@@ -10,17 +10,19 @@ from attrs import Attribute, field
 
 from paged_sdk import ConfigError
 
-__all__ = ["refuse_settings", "unsupported"]
+__all__ = ["check_switches", "is_switch", "is_text", "refuse_settings", "unsupported"]
 
 
-def refuse_settings(**settings: object) -> None:
-    """Check that none of these settings asks for anything.
+def refuse_settings(default: bool | None = None, **settings: object) -> None:
+    """Check that each of these settings is at its default.
 
-    :raises ConfigError: naming the first that does
+    :param default: None, or False for switches
+    :raises ConfigError: naming the first that is not
     """
     for name, value in settings.items():
-        if value is not None and value is not False:
-            raise ConfigError.of(name, value, "nothing: this version has no such feature; leave it out")
+        if value is not default:
+            allowed = f"{default}: this version has no such feature; leave it out"
+            raise ConfigError.of(name, value, allowed)
 
 
 def unsupported(default: bool | None = None) -> Any:
@@ -30,6 +32,27 @@ def unsupported(default: bool | None = None) -> Any:
     """
 
     def validate(instance: object, attribute: Attribute[Any], value: object) -> None:
-        refuse_settings(**{attribute.name: value})
+        refuse_settings(default, **{attribute.name: value})
 
     return field(default=default, validator=validate)
+
+
+def check_switches(**switches: object) -> None:
+    """Check that each of these settings is True or False.
+
+    :raises ConfigError: naming the first that is not
+    """
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise ConfigError.of(name, value, "True or False")
+
+
+def is_switch(instance: object, attribute: Attribute[Any], value: object) -> None:
+    """Accept True and False."""
+    check_switches(**{attribute.name: value})
+
+
+def is_text(instance: object, attribute: Attribute[Any], value: object) -> None:
+    """Accept strings."""
+    if not isinstance(value, str):
+        raise ConfigError.of(attribute.name, value, "a string")

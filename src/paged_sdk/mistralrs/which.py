@@ -144,8 +144,12 @@ for _variant in (Plain, GGUF):
 
 
 def _tokenizer_json(tok_model_id: str) -> Path:
-    path = Path(tok_model_id).expanduser()
-    if not path.exists():
+    try:
+        path = Path(tok_model_id).expanduser()
+        exists = path.exists()
+    except (TypeError, ValueError, OSError, RuntimeError):  # no path, or one that no system has
+        path, exists = Path(), False
+    if not exists:
         allowed = "a directory with a tokenizer.json, or that file (or nothing: a GGUF file holds its tokenizer)"
         raise ConfigError.of("tok_model_id", tok_model_id, allowed)
     return path / "tokenizer.json" if path.is_dir() else path

@@ -34,11 +34,11 @@ class TextMessageRole(Enum):
         """
         if isinstance(value, cls):
             return value
-        try:
-            return cls(value)
-        except ValueError:
-            allowed = ", ".join(repr(role.value) for role in cls)
-            raise InvalidRequestError.of("role", value, f"one of {allowed}") from None
+        named = {role.value: role for role in cls}
+        found = named.get(value) if isinstance(value, str) else None
+        if found is None:
+            raise InvalidRequestError.of("role", value, "one of " + ", ".join(map(repr, named)))
+        return found
 
 
 def _role(value: TextMessageRole | str) -> TextMessageRole:
@@ -155,10 +155,10 @@ class TextMessages:
     def add_message(
         self,
         role: TextMessageRole | str,
-        content: str,
+        content: str | Sequence[Mapping[str, object]],
         *,
         name: str | None = None,
-        tool_calls: Iterable[ToolCall | Mapping[str, object]] = (),
+        tool_calls: Iterable[ToolCall | Mapping[str, object]] | None = (),
         tool_call_id: str | None = None,
     ) -> TextMessages:
         """Return the conversation with one more turn; the parameters are those of :class:`Message`.

@@ -123,10 +123,10 @@ class RequestBuilder:
     def add_message(
         self,
         role: TextMessageRole | str,
-        content: str,
+        content: str | Sequence[Mapping[str, object]],
         *,
         name: str | None = None,
-        tool_calls: Iterable[ToolCall | Mapping[str, object]] = (),
+        tool_calls: Iterable[ToolCall | Mapping[str, object]] | None = (),
         tool_call_id: str | None = None,
     ) -> RequestBuilder:
         """Add a turn; the parameters are those of :class:`Message`.
