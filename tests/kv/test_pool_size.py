@@ -95,9 +95,14 @@ def test_a_device_without_room_for_a_block() -> None:
             blocks_for(memory, LLAMA_BF16, device)
 
 
+class _Unknown(MemoryGpuConfig):
+    def __init__(self) -> None:
+        """Be none of the sizes that there are."""
+
+
 def test_unknown_sizes_are_an_internal_error() -> None:
     with pytest.raises(AssertionError):
-        blocks_for(MemoryGpuConfig(), LLAMA_BF16, ROOMY)
+        blocks_for(_Unknown(), LLAMA_BF16, ROOMY)
 
 
 def test_auto_on_cpu_holds_all_seats_within_a_quarter_of_the_memory() -> None:
