@@ -206,6 +206,17 @@ _STATEMENTS = {
     "{% set ns.x = ns.x|map('default') %}{% endfor %}{{ ns.x|list }}",
     "chain of slices": "{% set ns = namespace(x='xy' * 999999) %}" + _TURNS + "{% set ns.x = ns.x[1:] + 'z' %}"
     "{% endfor %}",
+    "chain of selections": "{% set ns = namespace(x=messages) %}"
+    + _TURNS
+    + "{% set ns.x = ns.x|selectattr('role') %}{% endfor %}{{ ns.x|list|length }}",
+    "searches from the end": "{% set x = 'aaaaaaaaaaaaaaaa' %}"
+    + "{% set x = x + x %}" * 15
+    + "{% set y = 'a' + x[:200000] + 'b' + x[:200000] %}{{ x.rfind(y) }}{{ x.rsplit(y)|length }}",
+    "remainders": "{% set n = 3 %}"
+    + "{% for i in [1,2,3,4,5,6,7,8,9] %}" * 4
+    + "{% set n = n + n %}" * 400
+    + "{{ n % 7 }}" * 99
+    + "{% endfor %}" * 4,
     "range shadowed": "{% set range = 'x'.ljust %}{{ range(2000000000)|length }}",
     "namespace shadowed": "{% set namespace = 'x'.center %}{{ namespace(2000000000)|length }}",
     "macro shadowed": "{% macro f(n) %}{% endmacro %}{% set f = 'x'.zfill %}{{ f(2000000000)|length }}",

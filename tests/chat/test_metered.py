@@ -95,7 +95,7 @@ def test_what_is_too_large_for_an_account_is_rendered_elsewhere() -> None:
     assert len(template.render([message])) == 2_500_000 + len("<|user|>\n<|end|>\n<|assistant|>\n")
     template.close()
     small = ChatTemplate(TEMPLATES["phi3"], TOKENS, limits=RenderLimits(max_chars=1000))
-    with pytest.raises(InvalidRequestError, match="too large"):
+    with pytest.raises(InvalidRequestError, match="more than 1000 characters"):
         small.render([message])
 
 
@@ -121,6 +121,9 @@ def test_what_is_too_large_for_an_account_is_rendered_elsewhere() -> None:
         ("{{ namespace(a=1) == namespace(a=1) }}", "compares a PublicNamespace"),
         ("{{ messages|selectattr('content', 'in', 'abc')|list|length }}", "an unusual way"),
         ("{{ messages|tojson(sort_keys=true) }}", "an unusual way"),
+        ("{{ ('x' ~ 'y').rfind('" + "a" * 65 + "') }}", "from the end"),
+        ("{{ 'x'.rsplit(sep='" + "a" * 65 + "') }}", "from the end"),
+        ("{% set ns = namespace(n=3) %}{% for i in range(5000) %}{% set ns.n = ns.n + ns.n %}{% endfor %}", "int"),
         ("{{ 'a'|replace('', messages) }}", "text of a list"),
         ("{% for i in range(99999) %}{{ 'a text that is repeated often' }}{% endfor %}", "too much text|too long"),
         ("{% for i in range(9) %}{% set ns = namespace(x='ab') %}{% endfor %}{% set x = 'ab' %}"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from attrs import frozen
 
 __all__ = ["ITEM_CHARS", "DataSize", "TooLargeError", "measure"]
@@ -33,7 +36,7 @@ class DataSize:
         return self.chars + ITEM_CHARS * self.items
 
 
-def measure(value: object, *, limit: int) -> DataSize:
+def measure(value: Any, *, limit: int) -> DataSize:
     """Measure strings, numbers, lists and mappings in each other, in time that the limit bounds.
 
     :raises TooLargeError: the weight is beyond the limit, or something else is in there
@@ -43,30 +46,28 @@ def measure(value: object, *, limit: int) -> DataSize:
     while waiting:
         part, depth = waiting.pop()
         kind = type(part)
+        inner: Iterable[object] = ()
         if kind is str:
-            assert isinstance(part, str)
             chars += len(part)
         elif kind is dict:
-            assert isinstance(part, dict)
-            chars += sum(len(key) if type(key) is str else ITEM_CHARS for key in part)
-            items += len(part)
-            _check(chars + ITEM_CHARS * items, limit)
-            waiting.extend((inner, depth + 1) for inner in part.values())
+            inner = part.values()
+            chars += sum([len(key) if type(key) is str else ITEM_CHARS for key in part])
         elif kind is list or kind is tuple:
-            assert isinstance(part, list | tuple)
-            items += len(part)
-            _check(chars + ITEM_CHARS * items, limit)
-            waiting.extend((inner, depth + 1) for inner in part)
+            inner = part
         elif kind is int:
-            assert isinstance(part, int)
             chars += part.bit_length() // 3
         elif part is not None and kind is not bool and kind is not float:
             raise TooLargeError(f"it holds a {kind.__name__}")
-        deepest = max(deepest, depth)
-        _check(chars + ITEM_CHARS * items, limit)
-    return DataSize(chars, items, deepest)
-
-
-def _check(weight: int, limit: int) -> None:
-    if weight > limit:
+        if inner:
+            items += len(part)
+            deepest = max(deepest, depth + 1)
+        if chars + ITEM_CHARS * items > limit:
+            raise TooLargeError("it is too large")
+        for each in inner:
+            if type(each) is str:
+                chars += len(each)
+            else:
+                waiting.append((each, depth + 1))
+    if chars + ITEM_CHARS * items > limit:
         raise TooLargeError("it is too large")
+    return DataSize(chars, items, deepest)

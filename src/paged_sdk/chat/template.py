@@ -120,13 +120,24 @@ class ChatTemplate:
         return TextMessageRole.SYSTEM.value
 
     def _generate(self, variables: Mapping[str, Any], interruption: Interruption) -> str:
-        weight = measure(variables["messages"], limit=self._limits.max_chars).weight
+        weight = _weigh(variables["messages"], self._limits.max_chars)
         if self._metered is not None and weight <= MAX_METERED_CHARS:
             try:
                 return self._metered.render(variables)
             except NotCheapError:
                 pass
         return self._renderer.render(self.source, variables, interruption)
+
+
+def _weigh(messages: list[dict[str, Any]], limit: int) -> int:
+    """Return the size of messages, mostly of their texts."""
+    weight = 0
+    for message in messages:
+        for part in message.values():
+            weight += len(part) if type(part) is str else measure(part, limit=limit).weight
+    if weight > limit:
+        raise TooLargeError(f"the messages have more than {limit} characters")
+    return weight
 
 
 def _metered(source: str, limits: RenderLimits) -> MeteredTemplate:
