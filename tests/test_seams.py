@@ -63,3 +63,13 @@ async def test_a_proposer_changes_no_text_and_saves_steps(builder: TextModelBuil
     assert found == expected
     assert num_steps_with_drafts < num_steps * 0.8
     assert proposer.forgotten
+
+
+@pytest.mark.anyio
+async def test_a_proposer_that_raises_is_done_without(builder: TextModelBuilder) -> None:
+    class Raises(Remembers):
+        def propose(self, sequences: Texts[Sequence]) -> list[list[int]]:
+            raise KeyError("a proposer's own")
+
+    sampling = SAMPLINGS["greedy"]
+    assert (await texts(builder, Raises(), sampling))[0] == (await texts(builder, None, sampling))[0]

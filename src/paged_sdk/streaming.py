@@ -7,13 +7,13 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import anyio
 
 from paged_sdk.engine.request_start import RequestStart
 from paged_sdk.errors import InvalidRequestError, RequestError, RequestTimeoutError
-from paged_sdk.guard import RequestGuard, request_failure
+from paged_sdk.guard import request_failure
 from paged_sdk.responses import ChoiceDelta, Header, ResponseParts, ResponseShape
 from paged_sdk.scheduler.request import Request
 from paged_sdk.types.response import ChatCompletionResponse, CompletionResponse
@@ -86,7 +86,7 @@ class ResponseStream(Generic[ResponseT, ChunkT]):
         return self
 
     async def __anext__(self) -> ChunkT:
-        with self._reading():
+        with _Reading(self):
             while not self._ended:
                 deltas = await self._read()
                 if deltas or self._parts.usage is not None:
@@ -94,7 +94,7 @@ class ResponseStream(Generic[ResponseT, ChunkT]):
         raise StopAsyncIteration
 
     async def __aenter__(self) -> ResponseStream[ResponseT, ChunkT]:
-        with self._reading():
+        with _Reading(self):
             await self._start()
         return self
 
@@ -110,7 +110,7 @@ class ResponseStream(Generic[ResponseT, ChunkT]):
 
     async def collect(self) -> ResponseT:
         """Read what is left and return the whole response."""
-        with self._reading():
+        with _Reading(self):
             try:
                 if not self._ended:
                     await self._read(until_end=True)
@@ -131,8 +131,7 @@ class ResponseStream(Generic[ResponseT, ChunkT]):
         """
         self._when_whole = act
 
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
+    def _begin_reading(self) -> None:
         """Mark the stream as being read.
 
         :raises InvalidRequestError: another task reads it: a stream has one reader at a time; or the calling task runs
@@ -155,11 +154,17 @@ class ResponseStream(Generic[ResponseT, ChunkT]):
                 allowed="one reader at a time",
             )
         self._is_read = True
-        try:
-            with RequestGuard(self.request_id, _throw):  # whatever is raised is typed
-                yield
-        finally:
-            self._is_read = False
+
+    def _end_reading(self, error: BaseException | None) -> None:
+        """Mark the stream as no longer being read.
+
+        :raises PagedError: in place of an ``error`` that is not typed
+        """
+        self._is_read = False
+        if isinstance(error, Exception):
+            failure = request_failure(error, self.request_id)
+            if failure is not error:
+                raise failure
 
     async def _start(self) -> None:
         if self._subscription is not None or self._ended:
@@ -258,11 +263,24 @@ class ResponseStream(Generic[ResponseT, ChunkT]):
             self._abort()
 
 
+class _Reading:
+    """Surrounds the reading of a stream. Every chunk makes one: a generator's context manager takes a microsecond."""
+
+    __slots__ = ("_stream",)
+
+    def __init__(self, stream: ResponseStream[Any, Any]) -> None:
+        self._stream = stream
+
+    def __enter__(self) -> None:
+        self._stream._begin_reading()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stream._end_reading(error)
+
+
 def _start_of(request: Request) -> RequestStart:
     return RequestStart(
         prompt_tokens=len(request.prompt_token_ids), num_choices=request.num_choices, arrival=request.arrival
     )
-
-
-def _throw(error: Exception) -> NoReturn:
-    raise error
