@@ -136,6 +136,8 @@ async def test_a_pool_that_does_not_fit(builder: TextModelBuilder) -> None:
         (lambda builder: builder.with_paged_attn(lambda: "yes"), ("with_paged_attn", "PagedAttentionMeta")),
         (lambda builder: builder.with_paged_attn(lambda: None), ("with_paged_attn", "PagedAttentionMeta")),
         (lambda builder: builder.with_chat_template(5), ("with_chat_template", "a template or a path")),
+        (lambda builder: builder.with_chat_template("x" * 10**5), ("with_chat_template", "a template or a path")),
+        (lambda builder: builder.with_tokenizer_json("x" * 10**5), ("with_tokenizer_json", "a path")),
         (lambda builder: builder.with_tokenizer_json(5), ("with_tokenizer_json", "a path")),
         (lambda builder: builder.with_prefix_cache_n(""), ("prefix_cache_n", ">= 0")),
         (lambda builder: builder.with_auto_isq(True), ("with_auto_isq", "4, 5, 6 or 8")),

@@ -27,6 +27,8 @@ from paged_sdk.threads import thread_must_start
 __all__ = ["Building", "GgufModelBuilder", "TextModelBuilder"]
 
 AUTO_ISQ_BITS = (4, 5, 6, 8)
+MAX_PATH = 4096
+"""Linux has no longer path, and no other system does."""
 
 
 class Building:
@@ -98,7 +100,7 @@ def _path_text(setting: str, value: str | PathLike[str], allowed: str) -> str:
     """Return the text of a path that the operating system can be asked for."""
     try:
         text = fspath(value)
-        is_path = isinstance(text, str) and bool(text) and b"\0" not in fsencode(text)
+        is_path = isinstance(text, str) and 0 < len(text) <= MAX_PATH and b"\0" not in fsencode(text)
     except (TypeError, UnicodeEncodeError):
         is_path = False
     if not is_path:
@@ -212,7 +214,7 @@ class _ModelBuilder(ABC):
 
         :raises ConfigError: for anything else
         """
-        if isinstance(template, str) and template and is_unicode(template):
+        if isinstance(template, str) and ("{%" in template or "{{" in template) and is_unicode(template):
             return self._with(chat_template=template)
         return self._with(chat_template=Path(_path_text("with_chat_template", template, "a template or a path")))
 

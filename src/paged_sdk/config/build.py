@@ -7,7 +7,16 @@ from typing import Any
 
 from attrs import Attribute, field, frozen
 
-from paged_sdk.config.checks import IntAtLeast, IsA, IsText, as_int, as_optional_int, is_bool, is_optional_bool
+from paged_sdk.config.checks import (
+    IntAtLeast,
+    IsA,
+    IsText,
+    as_int,
+    as_optional_int,
+    is_bool,
+    is_optional_bool,
+    is_unicode,
+)
 from paged_sdk.config.isq import IsqType
 from paged_sdk.config.paged import PagedAttentionMeta
 from paged_sdk.errors import ConfigError
@@ -25,6 +34,8 @@ DTYPES = {
     "float64": "float64",
     "f64": "float64",
 }
+MAX_SOURCE = 4096
+"""So long is the longest path, and a token is shorter."""
 MAX_THREADS = 1024
 """Threads of one tensor operation are started at once, and a number that no machine has is a slip."""
 TOKEN_SOURCES = ("cache", "none", "literal:", "env:", "path:")
@@ -38,8 +49,12 @@ def _dtype(value: str) -> str:
 
 
 def _is_token_source(instance: object, attribute: Attribute[Any], value: object) -> None:
-    good = isinstance(value, str) and (
-        value in ("cache", "none") or any(value.startswith(kind) and value != kind for kind in TOKEN_SOURCES[2:])
+    good = (
+        isinstance(value, str)
+        and (value in ("cache", "none") or any(value.startswith(kind) and value != kind for kind in TOKEN_SOURCES[2:]))
+        and len(value) <= MAX_SOURCE
+        and "\0" not in value
+        and is_unicode(value)
     )
     if not good:
         raise ConfigError.of("with_token_source", value, '"cache", "none", "literal:TOKEN", "env:NAME" or "path:FILE"')

@@ -11,6 +11,9 @@ from paged_sdk.errors import ConfigError
 
 __all__ = ["MemoryGpuConfig"]
 
+LARGEST = 2**53
+"""Larger numbers are no floats, which sizes are shown as; no machine has so much memory."""
+
 
 class MemoryGpuConfig:
     """Gives the size of the KV pool in one of three ways; each is a subclass, so ``match`` can tell them apart.
@@ -40,7 +43,7 @@ class ContextSize(MemoryGpuConfig):
     :ivar tokens: tokens that fit the pool, rounded up to whole blocks
     """
 
-    tokens: int = field(converter=as_int, validator=IntAtLeast(1))
+    tokens: int = field(converter=as_int, validator=IntAtLeast(1, maximum=LARGEST))
 
 
 @frozen
@@ -60,7 +63,7 @@ class MB(MemoryGpuConfig):
     :ivar megabytes: size of the pool in MiB (2**20 bytes)
     """
 
-    megabytes: int = field(converter=as_int, validator=IntAtLeast(1))
+    megabytes: int = field(converter=as_int, validator=IntAtLeast(1, maximum=LARGEST))
 
 
 for _variant in (ContextSize, Fraction, MB):

@@ -49,8 +49,8 @@ class Runner:
     :param no_paged_attn: use contiguous KV that grows with each sequence
     :param paged_attn: use paged attention, or raise an error where that is not possible
     :param seed: the seed of every request that samples: the same request draws the same random numbers, so that its
-        text is the same where its logits are (alone; beside other requests ``with_batch_invariance`` sees to it, which
-        the API beneath has). None draws a seed for each request
+        text is the same unless more than 12 texts are generated at a time: there ``with_batch_invariance`` of the API
+        beneath sees to it. None draws a seed for each request
     :raises ConfigError: settings that contradict each other, or whose feature this version does not have
     :raises ModelLoadError: a model that cannot be loaded
     """

@@ -19,6 +19,9 @@ from paged_sdk.weights.gguf_split import split_parts
 
 __all__ = ["resolve_model"]
 
+MAX_LISTED = 8
+"""An error lists so many of a directory's files: a home directory may hold hundreds below it."""
+
 # The files that a safetensors model needs; weights of other formats and frameworks are not downloaded.
 _WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model")
 _UNWANTED = ("*/*", "consolidated*.safetensors")
@@ -112,7 +115,9 @@ def _selected(files: Sequence[str], filenames: Sequence[str], quantization: str,
     :param where: for messages
     """
     models = {tuple(split_parts(name)) for name in files if name.endswith(".gguf") and "mmproj" not in name.lower()}
-    there_is = f"there is {', '.join(sorted(parts[0] for parts in models)) or 'no GGUF file'}"
+    names = sorted(parts[0] for parts in models)
+    more = "" if len(names) <= MAX_LISTED else f" and {len(names) - MAX_LISTED} more"
+    there_is = f"there is {', '.join(names[:MAX_LISTED]) or 'no GGUF file'}{more}"
     if filenames:
         fitting = {parts for parts in models if filenames[0] in parts}
         wanted = f"file {filenames[0]!r}"
