@@ -15,7 +15,7 @@ from paged_sdk.kernels.native.library import why_not
 
 pytestmark = pytest.mark.anyio
 
-NUM_TOKENS = 24
+NUM_TOKENS = 12
 
 
 @pytest.fixture
