@@ -132,6 +132,7 @@ class TestTokenizerJson:
             {"model_max_length": -5},
             {"model_max_length": True},
             {"bos_token": 10**400},
+            {"chat_template": [{"name": "x" * 5000, "template": ""}, {"name": "b", "template": ""}]},
         ],
     )
     def test_the_config_beside_it(self, tmp_path: Path, config: dict[str, Any]) -> None:

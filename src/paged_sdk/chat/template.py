@@ -13,7 +13,7 @@ from paged_sdk.chat.metered import MAX_METERED_CHARS, MeteredTemplate, NotCheapE
 from paged_sdk.chat.plain_data import TooLargeError, measure
 from paged_sdk.chat.renderer import Interruption, Renderer, RenderError
 from paged_sdk.chat.sandbox import RenderLimits, TemplateEnvironment, TemplateRefusalError
-from paged_sdk.errors import CheckpointError, InvalidRequestError
+from paged_sdk.errors import CheckpointError, InvalidRequestError, shown
 from paged_sdk.files import read_json, read_text
 from paged_sdk.logs import get_logger
 from paged_sdk.types.messages import Message, TextMessageRole
@@ -168,7 +168,7 @@ def choose_template(value: object, *, where: str) -> str | None:
         return str(named["default"])
     if len(named) == 1:
         return str(next(iter(named.values())))
-    names = ", ".join(map(repr, named))
+    names = shown(list(named))
     raise CheckpointError(f"{where}: none of the chat templates {names} is the default; use with_chat_template")
 
 
