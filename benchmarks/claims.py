@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+import paged_sdk
 from benchmarks.divergence import divergence
 from benchmarks.inside import OpenEngine, open_engine
 from benchmarks.machine import describe_machine, usable_cpus
@@ -258,7 +259,9 @@ class _Cost:
         tracemalloc.start()
         _run_sequence(kv, token_ids)
         gc.collect()
-        memory, _ = tracemalloc.get_traced_memory()
+        # Other threads of the process may allocate meanwhile.
+        own = tracemalloc.Filter(True, str(Path(paged_sdk.__file__).parent / "kv" / "*"))
+        memory = sum(trace.size for trace in tracemalloc.take_snapshot().filter_traces([own]).traces)
         tracemalloc.stop()
         return cls(first_use=first, second_use=second, memory=memory / num_blocks)
 

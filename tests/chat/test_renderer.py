@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -37,9 +38,11 @@ def renderer() -> Iterator[Renderer]:
 
 def process_ids(of: int | None = None) -> set[int]:
     """Return the children of a process."""
-    of = of or os.getpid()
-    children = Path(f"/proc/{of}/task")
-    return {int(pid) for task in children.iterdir() for pid in (task / "children").read_text().split()}
+    found: set[int] = set()
+    for task in Path(f"/proc/{of or os.getpid()}/task").iterdir():
+        with suppress(FileNotFoundError):  # a thread of another test has just ended
+            found.update(map(int, (task / "children").read_text().split()))
+    return found
 
 
 def render(renderer: Renderer, source: str = PLAIN) -> str:
