@@ -10,16 +10,22 @@ import json
 import os
 import re
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from paged_sdk.errors import CheckpointError
 
-__all__ = ["is_file", "open_file", "read_json", "read_json_if_there", "read_text"]
+__all__ = ["CheckpointFile", "is_file", "open_file", "read_json", "read_json_if_there", "read_text"]
 
 MAX_TEXT_BYTES: Final = 1 << 26
 """The longest text that is read whole: 64 MiB. The largest in use, tokenizer.json of Gemma, has 33 MiB."""
 
+MAX_NAME: Final = 4096
+"""An error quotes so many characters of a path; Linux has no longer one."""
+
+_CHUNK_BYTES: Final = 1 << 20
 _SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -31,23 +37,85 @@ def is_file(path: Path) -> bool:
         return False
 
 
-def open_file(path: Path) -> io.FileIO:
+class CheckpointFile:
+    """Reads a file; whatever the system says against it is a :class:`CheckpointError` that names the file.
+
+    A regular file may be opened and yet not be read: on a disk that fails, over a network that is gone, in /proc.
+    """
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path = path
+        self._file = io.FileIO(descriptor)
+
+    def __enter__(self) -> CheckpointFile:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def stat(self) -> os.stat_result:
+        """Return what the system knows of the file now."""
+        with self._errors():
+            return os.fstat(self._file.fileno())
+
+    def read(self, num_bytes: int) -> bytes:
+        """Read from the beginning of the file; return fewer bytes where it ends."""
+        parts, left = [], num_bytes
+        with self._errors():
+            self._file.seek(0)
+            while left and (part := self._file.read(min(left, _CHUNK_BYTES))):
+                parts.append(part)
+                left -= len(part)
+        return b"".join(parts)
+
+    def read_into(self, offset: int, target: memoryview) -> int:
+        """Fill memory from an offset on; return how many bytes there were, fewer where the file ends."""
+        done = 0
+        with self._errors():
+            self._file.seek(offset)
+            while done < len(target) and (count := self._file.readinto(target[done:])):
+                done += count
+        return done
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        with self._errors():
+            self._file.close()
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise _refused(self._path, "read", error) from error
+
+
+def open_file(path: Path) -> CheckpointFile:
     """Open a regular file for reading, without waiting: pipes, devices and directories are refused.
 
     :raises CheckpointError: there is no such file, it cannot be read, or it is not a regular one
     """
+    # Without O_NONBLOCK, to open a pipe is to wait for a writer.
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
     try:
-        # Without O_NONBLOCK, to open a pipe is to wait for a writer.
-        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
-        file = io.FileIO(os.open(path, flags), closefd=True)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be opened: {error.strerror or error}", path=path) from error
-    except ValueError as error:  # a name with a zero byte
-        raise CheckpointError(f"{str(path)!r} cannot be opened: {error}", path=path) from error
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise CheckpointError(f"{path} cannot be opened: it is not a regular file", path=path)
-    return file
+        descriptor = os.open(path, flags)
+    except (OSError, ValueError) as error:  # ValueError: a name with a zero byte, or with a surrogate
+        raise _refused(path, "opened", error) from error
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise CheckpointError(f"{path} cannot be opened: it is not a regular file", path=path)
+        return CheckpointFile(path, descriptor)
+    except BaseException as error:
+        os.close(descriptor)
+        if isinstance(error, OSError):
+            raise _refused(path, "opened", error) from error
+        raise
+
+
+def _refused(path: Path, what: str, error: OSError | ValueError) -> CheckpointError:
+    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    name = str(path) if str(path).isprintable() else ascii(str(path))
+    return CheckpointError(f"{name[:MAX_NAME]} cannot be {what}: {reason}", path=path)
 
 
 def read_text(path: Path) -> str:
@@ -55,15 +123,16 @@ def read_text(path: Path) -> str:
 
     :raises CheckpointError: it is missing, cannot be read, is too long or is not UTF-8
     """
+    with open_file(path) as file:
+        size = file.stat().st_size
+        if size > MAX_TEXT_BYTES:
+            raise CheckpointError(
+                f"{path} has {size} bytes: at most {MAX_TEXT_BYTES} bytes of text are read", path=path
+            )
+        data = file.read(MAX_TEXT_BYTES)
     try:
-        with open_file(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > MAX_TEXT_BYTES:
-                raise CheckpointError(
-                    f"{path} has {size} bytes: at most {MAX_TEXT_BYTES} bytes of text are read", path=path
-                )
-            return file.read(MAX_TEXT_BYTES).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
         raise CheckpointError(f"{path} cannot be read: {error}", path=path) from error
 
 

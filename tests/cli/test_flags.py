@@ -281,3 +281,11 @@ loaded = {"torch", "tokenizers", "jinja2", "paged_sdk.model"} & set(sys.modules)
 assert not loaded, loaded
 """
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=60)
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "~nobody/model", "~nobody/" + "x" * 300])
+@pytest.mark.parametrize("flags", [[], ["--format", "plain"]])
+def test_names_that_no_file_has(command_line: CommandLine, name: str, flags: list[str]) -> None:
+    """They are the builder's to refuse; to look for such a file is an error of its own on some systems."""
+    result = CliRunner().invoke(app, ["run", "--model-id", name, *flags])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import struct
@@ -66,6 +67,72 @@ class TestWhatIsNoFile:
         for name in ("dangling.gguf", "loop.gguf", "x" * 5000, "zero\0byte"):
             with pytest.raises(CheckpointError, match="cannot be opened"):
                 open_checkpoint(tmp_path / name)
+
+
+class TestWhatCannotBeRead:
+    """Regular files, as they look: on a disk that fails, over a network that is gone, in /proc."""
+
+    UNREADABLE = Path("/proc/self/mem")  # whose first page belongs to nobody: to read it is an error of the device
+    is_there = pytest.mark.skipif(not UNREADABLE.exists(), reason="Linux's /proc")
+
+    @is_there
+    @pytest.mark.parametrize("read", [read_text, read_json, read_json_if_there, open_checkpoint])
+    def test_an_error_of_the_device(self, read: Callable[[Path], object]) -> None:
+        with pytest.raises(CheckpointError, match="/proc/self/mem cannot be read: Input/output error") as caught:
+            read(self.UNREADABLE)
+        assert caught.value.path == self.UNREADABLE
+
+    @is_there
+    def test_behind_a_link_in_a_directory(self, tmp_path: Path) -> None:
+        save_file({"a": torch.zeros(1)}, tmp_path / "model.safetensors")
+        (tmp_path / "config.json").symlink_to(self.UNREADABLE)
+        with pytest.raises(CheckpointError, match=r"config\.json cannot be read: Input/output error"):
+            open_checkpoint(tmp_path)
+        (tmp_path / "model.safetensors").unlink()
+        (tmp_path / "model.safetensors").symlink_to(self.UNREADABLE)
+        with pytest.raises(CheckpointError, match=r"model\.safetensors is empty"):  # as it says of itself
+            open_checkpoint(tmp_path)
+
+    @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EIO, errno.EISDIR, errno.EMFILE, errno.ESTALE])
+    @pytest.mark.parametrize("read", [WeightFile, read_text, read_json, open_checkpoint, GgufFile])
+    def test_what_the_system_does_not_open(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[Path], object], number: int
+    ) -> None:
+        def refuse(path: object, flags: int) -> int:
+            raise OSError(number, os.strerror(number), path)
+
+        path = write_gguf(tmp_path / "m.gguf")
+        monkeypatch.setattr("paged_sdk.files.os.open", refuse)
+        with pytest.raises(CheckpointError, match=f"cannot be opened: {os.strerror(number)}$") as caught:
+            read(path)
+        assert caught.value.path == path
+
+    @pytest.mark.parametrize("name", ["x" * 5000, "zero\0byte", "\ud800", "line\nbreak", "no\udcffutf8"])
+    def test_names_that_no_file_has_or_no_terminal_shows(self, tmp_path: Path, name: str) -> None:
+        for read in (WeightFile, read_text, read_json, open_checkpoint):
+            with pytest.raises(CheckpointError, match="cannot be opened") as caught:
+                read(tmp_path / name)
+            assert str(caught.value).isprintable()
+            assert len(str(caught.value)) < 4200
+
+    def test_what_is_refused_is_closed_again(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "pipe")
+        before = os.dup(0)
+        os.close(before)
+        for path in (tmp_path, tmp_path / "pipe", Path("/dev/null")):
+            with pytest.raises(CheckpointError, match="not a regular file"):
+                read_text(path)
+        after = os.dup(0)
+        os.close(after)
+        assert after == before
+
+    def test_a_directory_that_cannot_be_listed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fails(self: Path, pattern: str) -> list[Path]:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        monkeypatch.setattr(Path, "rglob", fails)
+        with pytest.raises(ModelLoadError, match="cannot be read: Input/output error"):
+            resolve_model(tmp_path)
 
 
 class TestText:

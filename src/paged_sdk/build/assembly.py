@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,8 @@ from paged_sdk.config.build import BuildSettings, ModelSource
 from paged_sdk.config.env import ISQ, Environment, read_variable
 from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.engine.engine import Engine
-from paged_sdk.errors import ConfigError
+from paged_sdk.errors import CheckpointError, ConfigError
+from paged_sdk.files import read_text
 from paged_sdk.kernels.native.library import Workspace, load
 from paged_sdk.kernels.triton import availability
 from paged_sdk.logs import get_logger
@@ -243,9 +245,9 @@ def _token(source: str) -> str | bool | None:
             return token
         case _:
             try:
-                return Path(rest).expanduser().read_text().strip()
-            except OSError as error:
-                raise ConfigError.of("with_token_source", source, f"a readable file ({error.strerror})") from error
+                return read_text(Path(os.path.expanduser(rest))).strip()
+            except CheckpointError as error:
+                raise ConfigError.of("with_token_source", source, f"a readable file ({error})") from error
 
 
 def _text_processor(checkpoint: Checkpoint, settings: BuildSettings) -> TextProcessor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -144,7 +145,7 @@ class ModelFlags:
         is_plain = self.format is ModelFormat.PLAIN
         exclusive({"--format plain": is_plain, "--quantized-file": self.quantized_file or None})
         location = str(embedded_model_path()) if self.model_id is None else self.model_id
-        if is_plain and Path(location).expanduser().is_file():
+        if is_plain and os.path.isfile(os.path.expanduser(location)):
             raise typer.BadParameter(
                 f"{location} is a file: a plain checkpoint is a directory or a hub id", param_hint="--format plain"
             )
@@ -153,7 +154,7 @@ class ModelFlags:
             builder = GgufModelBuilder(location, self.quantized_file)
         if self.tok_model_id is not None:
             path = self.tok_model_id
-            builder = builder.with_tokenizer_json(path / "tokenizer.json" if path.is_dir() else path)
+            builder = builder.with_tokenizer_json(path / "tokenizer.json" if os.path.isdir(path) else path)
         if self.chat_template is not None:
             builder = builder.with_chat_template(self.chat_template)
         if self.isq is not None:
@@ -165,11 +166,11 @@ class ModelFlags:
             return self.format is ModelFormat.GGUF
         if self.quantized_file:
             return True
-        path = Path(location).expanduser()
-        if path.is_dir():
-            return not (path / "config.json").exists()
+        path = Path(os.path.expanduser(location))
+        if os.path.isdir(path):  # which raises nothing, whatever the name, as Path.is_dir does
+            return not os.path.exists(path / "config.json")
         # A path that does not exist is a hub id, in which a colon can only be followed by a quantization.
-        return path.suffix == ".gguf" if path.exists() else ":" in location
+        return path.suffix == ".gguf" if os.path.exists(path) else ":" in location
 
 
 @frozen(kw_only=True)

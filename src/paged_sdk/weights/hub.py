@@ -69,7 +69,10 @@ def _in_directory(directory: Path, filenames: Sequence[str], quantization: str, 
     wanted = bool(filenames or quantization) if gguf is None else gguf
     if not wanted and (gguf is False or os.path.lexists(directory / "config.json")):
         return directory
-    files = [path.relative_to(directory).as_posix() for path in sorted(directory.rglob("*.gguf")) if is_file(path)]
+    try:
+        files = [path.relative_to(directory).as_posix() for path in sorted(directory.rglob("*.gguf")) if is_file(path)]
+    except OSError as error:
+        raise ModelLoadError(f"{directory} cannot be read: {error.strerror or error}", path=directory) from error
     if not files and not wanted:
         return directory
     return directory / _selected(files, filenames, quantization, str(directory))[0]

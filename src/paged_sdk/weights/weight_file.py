@@ -6,9 +6,7 @@ that is running. What has been read stays as it was, whatever happens to the fil
 
 from __future__ import annotations
 
-import io
 import mmap
-import os
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +14,7 @@ import torch
 from torch import Tensor
 
 from paged_sdk.errors import CheckpointError
-from paged_sdk.files import open_file
+from paged_sdk.files import CheckpointFile, open_file
 
 __all__ = ["WeightFile"]
 
@@ -33,8 +31,8 @@ class WeightFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file: io.FileIO | None = open_file(path)
-        self._opened = os.fstat(self._file.fileno())
+        self._file: CheckpointFile | None = open_file(path)
+        self._opened = self._file.stat()
         self.size: int = self._opened.st_size
         if not self.size:
             raise CheckpointError(f"{path} is empty: download it again", path=path)
@@ -73,15 +71,9 @@ class WeightFile:
         assert 0 <= offset <= offset + len(target) <= self.size
         if self._file is None:
             raise CheckpointError(f"{self.path} is closed", path=self.path)
-        try:
-            self._file.seek(offset)
-            while target and (count := self._file.readinto(target)):
-                target = target[count:]
-            now = os.fstat(self._file.fileno())
-        except OSError as error:
-            raise CheckpointError(f"{self.path} cannot be read: {error.strerror or error}", path=self.path) from error
-        # Afterwards, so that what was written meanwhile is seen.
-        if target or (now.st_size, now.st_mtime_ns) != (self._opened.st_size, self._opened.st_mtime_ns):
+        count = self._file.read_into(offset, target)
+        now = self._file.stat()  # afterwards, so that what was written meanwhile is seen
+        if count < len(target) or (now.st_size, now.st_mtime_ns) != (self._opened.st_size, self._opened.st_mtime_ns):
             raise CheckpointError(f"{self.path} was changed while it was being loaded", path=self.path)
 
 
