@@ -643,6 +643,20 @@ def test_a_short_prompt_has_no_share_of_one_of_higher_priority() -> None:
     assert rows(harness) == [(0, 32, 8, 1), (1, 0, 3, 1)]
 
 
+def test_a_long_prompt_of_low_priority_that_is_overdue_does_not_end_the_share_of_short_ones() -> None:
+    harness = make(num_blocks=300, budget=16, max_model_len=1000)
+    harness.add([1] * 400, priority=1)
+    harness.step()
+    low = harness.add([2] * 200)
+    low.times_passed = MAX_TIMES_PASSED
+    harness.add([3, 3, 3], priority=1)
+    assert rows(harness) == [(0, 16, 13, 0), (2, 0, 3, 1)]
+    harness.scheduler.finish(low, "canceled")
+    short = harness.add([2, 2])
+    short.times_passed = MAX_TIMES_PASSED
+    assert (3, 0, 2, 1) in rows(harness)
+
+
 def test_a_short_prompt_that_the_memory_cannot_hold_waits_without_being_preempted() -> None:
     harness = make(num_blocks=14, budget=16, max_model_len=60)
     harness.add([1] * 50, max_tokens=4)

@@ -121,11 +121,11 @@ def _unknown_setting(part: DecoderConfig | RopeConfig | MoeConfig) -> str | None
 class FusedDecoderModel:
     """Computes what a :class:`DecoderModel` does, with all layers in one native call.
 
-    :param model: a model for which :func:`why_not_fused` returns None
     Where weights have two forms, a prompt's tokens are multiplied by the one for many rows, and generated tokens by the
     one for few. So a text depends neither on how a prompt was cut into chunks, nor on how much of it was cached, nor on
     what a step computes beside it, as long as no more than ``few_rows`` sequences generate at a time.
 
+    :param model: a model for which :func:`why_not_fused` returns None
     :param few_rows: sequences that generate in a step beyond which the form for many rows is so much faster that
         generated tokens take it too
     :ivar config: the model's; ``dtype`` and ``device`` likewise

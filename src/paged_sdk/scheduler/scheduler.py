@@ -25,7 +25,6 @@ of each step is kept for short prompts while longer ones are under way. Beside t
 tokens had its first token 26 steps after its arrival, and has it with the next step; a crowd of short ones takes at
 most a quarter of each step from the long ones."""
 
-
 _LONG = CacheKey(b"rope:long")
 """Tells the KV of texts that have outgrown the trained context from the same tokens' KV within it."""
 
@@ -307,7 +306,8 @@ class Scheduler:
         """Admit short waiting prompts while longer ones, which would take all the budget, are under way.
 
         They get their rows with the other running ones. Priorities hold: nobody gets a share of a prompt that is above
-        its own. A prompt that is overdue or was preempted and waits for memory or a seat is not passed here either.
+        its own, unless it is overdue. A prompt that is overdue or was preempted and waits for memory or a seat is not
+        passed here either.
         """
         long = next((each for each in self._running if each.length - each.num_scheduled > self._most_short), None)
         if long is None:
@@ -316,7 +316,7 @@ class Scheduler:
         # The long prompts' chunks of this step come first by rank, and must not push out whom it admits.
         num_taken = self._config.max_num_batched_tokens // self._config.block_size + 1
         for sequence in self._waiting.candidates(LOOKAHEAD):
-            if sequence.request.options.priority < long.request.options.priority:
+            if not is_overdue(sequence) and sequence.request.options.priority < long.request.options.priority:
                 break
             if num_tokens >= self._most_short or num_seats == 0:
                 break
@@ -349,10 +349,10 @@ class Scheduler:
     def _fits(self, sequence: Sequence, prefix: Prefix, num_seats: int, num_taken: int = 0) -> bool:
         """Say whether there is memory for all its tokens, and one more block for each sequence that will keep growing.
 
-        :param num_taken: blocks that this step is going to take besides
-
         Without these blocks the next steps would preempt what this one admits: 200 requests of 550 tokens on a pool
         of 3,200 tokens computed 37 % of their tokens again after preemptions; with them 18 %, in as many steps.
+
+        :param num_taken: blocks that this step is going to take besides
         """
         num_growing = self._config.max_num_seqs - num_seats + sequence.num_choices - 1
         num_growing += num_taken
