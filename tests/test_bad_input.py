@@ -66,6 +66,13 @@ async def test_a_path_that_is_not_there(tmp_path: Path) -> None:
     await build_fails(TextModelBuilder(tmp_path / "nothing"), ModelLoadError, "nothing")
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json"])
+async def test_a_link_that_leads_nowhere(copy: Path, name: str) -> None:
+    (copy / "model.safetensors").unlink()
+    (copy / name).symlink_to("nothing")
+    await build_fails(TextModelBuilder(copy), CheckpointError, str(copy))
+
+
 async def test_a_gguf_file_cut_in_half(tmp_path: Path) -> None:
     whole = tiny.make_gguf(tmp_path)
     cut = tmp_path / "cut.gguf"

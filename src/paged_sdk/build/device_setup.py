@@ -16,6 +16,7 @@ from paged_sdk.attention.backend import AttentionBackend, DecodeBackend, KvStora
 from paged_sdk.build.progress import LoadingBar
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.errors import OutOfMemoryError, PagedError
+from paged_sdk.files import is_file
 from paged_sdk.logs import get_logger
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.runner.activations import activation_bytes, cuda_peak_bytes
@@ -97,8 +98,9 @@ def memory_must_do(path: Path) -> Iterator[None]:
 
 def _size_of(path: Path) -> int:
     """Return the bytes of a checkpoint's weights on disk."""
-    files = [path] if path.is_file() else path.glob("*.safetensors")
-    return sum(file.stat().st_size for file in files)
+    files = [path] if is_file(path) else path.glob("*.safetensors")
+    # Links that lead nowhere are for the reader of the weights to refuse.
+    return sum(file.stat().st_size for file in files if is_file(file))
 
 
 def _is_lack_of_memory(error: MemoryError | RuntimeError | OSError) -> bool:
