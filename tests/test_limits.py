@@ -70,6 +70,22 @@ async def test_a_request_without_a_thread(builder: TextModelBuilder, monkeypatch
         assert (await model.send_completion_request("Hello", SHORT)).choices
 
 
+def test_a_close_without_a_thread_leaves_none(builder: TextModelBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = set(threading.enumerate())
+    model = BlockingModel(builder.build())
+
+    async def refused(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("anyio.to_thread.run_sync", refused)
+        with pytest.raises(EngineError, match="no more"):
+            model.close()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(5)
+        assert not thread.is_alive(), thread
+
+
 @pytest.mark.parametrize(
     "error",
     [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried ..."), OSError(12, "ENOMEM")],

@@ -241,5 +241,7 @@ def _close(pid: int, portal: BlockingPortal, thread: threading.Thread, model: Mo
     if threading.current_thread() is thread:  # collected there as garbage: it cannot wait for itself
         threading.Thread(target=_close, args=(pid, portal, thread, model), daemon=True).start()
         return
-    portal.call(model.aclose)
-    _stop_portal(portal, thread)
+    try:
+        portal.call(model.aclose)
+    finally:
+        _stop_portal(portal, thread)

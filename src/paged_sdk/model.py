@@ -220,9 +220,11 @@ class Model:
         """
         self._worker.close(drain=drain)
         join = partial(self._worker.join, None if drain else JOIN_SECONDS)
-        with anyio.CancelScope(shield=not drain), thread_must_start("to wait for the engine in"):
-            await anyio.to_thread.run_sync(join, abandon_on_cancel=True)
-        self._preparer.text.close()
+        try:
+            with anyio.CancelScope(shield=not drain), thread_must_start("to wait for the engine in"):
+                await anyio.to_thread.run_sync(join, abandon_on_cancel=True)
+        finally:
+            self._preparer.text.close()
 
     async def __aenter__(self) -> Model:
         return self

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from paged_sdk.chat.renderer import Interruption, Renderer, RenderError
+from paged_sdk.chat.renderer import Interruption, Renderer, RenderError, _Process
 from paged_sdk.chat.sandbox import RenderLimits, TemplateRefusalError
 from paged_sdk.chat.template import ChatTemplate
 from paged_sdk.errors import CheckpointError, InvalidRequestError
@@ -57,6 +57,27 @@ def test_one_process_serves_one_after_the_other(renderer: Renderer) -> None:
     renderer.close()
     assert not started & process_ids()
     assert render(renderer) == "Hello"
+
+
+def test_a_process_that_renders_when_the_others_are_ended_ends_with_its_rendering(renderer: Renderer) -> None:
+    before = process_ids()
+    slow = "{% for a in range(99) %}{% for b in range(50000) %}{% endfor %}{% endfor %}done"
+    texts: list[str] = []
+    thread = threading.Thread(target=lambda: texts.append(render(renderer, slow)))
+    thread.start()
+    while not process_ids() - before:
+        time.sleep(0.01)
+    renderer.close()
+    thread.join()
+    assert texts == ["done"]
+    assert not process_ids() - before
+
+
+def test_a_process_that_was_told_to_end_is_lent_to_nobody() -> None:
+    process = _Process(RenderLimits())
+    process.kill()
+    assert not process.is_alive
+    process.end()
 
 
 def test_what_the_template_says_comes_back(renderer: Renderer) -> None:

@@ -100,7 +100,9 @@ class Renderer:
         return self._ask({"source": source, "variables": variables}, interruption)
 
     def close(self) -> None:
-        """End the processes. The next rendering would start new ones."""
+        """End the processes, those that are rendering with what they render. Another rendering would have one of its
+        own.
+        """
         self._crew.close()
 
     def _ask(self, content: Mapping[str, Any], interruption: Interruption) -> str:
@@ -145,6 +147,7 @@ class _Crew:
         self._changed = threading.Condition()
         self._idle: list[_Process] = []
         self._num_lent = 0
+        self._is_closed = False
 
     def take(self, limits: RenderLimits, interruption: Interruption) -> _Process:
         """Return an idle process, or a new one; wait for one as long as a rendering may take.
@@ -173,6 +176,7 @@ class _Crew:
 
     def close(self) -> None:
         with self._changed:
+            self._is_closed = True
             idle, self._idle = self._idle, []
         for process in idle:
             process.end()
@@ -180,9 +184,12 @@ class _Crew:
     def _end_loan(self, process: _Process | None) -> None:
         with self._changed:
             self._num_lent -= 1
-            if process is not None:
+            is_kept = process is not None and not self._is_closed
+            if process is not None and is_kept:
                 self._idle.append(process)
             self._changed.notify()
+        if process is not None and not is_kept:
+            process.end()
 
     def _wake(self) -> None:
         with self._changed:
@@ -211,13 +218,15 @@ class _Process:
             raise RenderError(f"the process that is to render it cannot be started: {exc}") from exc
         # Garbage collection and the end of the program end the process, too.
         self._finalizer = weakref.finalize(self, _end, self._popen, os.getpid())
+        self._is_killed = False
         if self._within(_START_SECONDS, self._receive) is None:
             self._finalizer()
             raise RenderError("the process that is to render it does not start")
 
     @property
     def is_alive(self) -> bool:
-        return self._finalizer.alive and self._popen.poll() is None
+        # The system may take a while to end what was killed: nobody is to get it meanwhile.
+        return self._finalizer.alive and not self._is_killed and self._popen.poll() is None
 
     def ask(self, request: bytes, seconds: float) -> str | None:
         """Return the answer to a request, or None if the process has ended: after that time it is killed."""
@@ -237,6 +246,7 @@ class _Process:
 
     def kill(self) -> None:
         """End it, from any thread; who waits for its answer gets none."""
+        self._is_killed = True
         self._popen.kill()
 
     def end(self) -> None:
@@ -244,7 +254,7 @@ class _Process:
 
     def _within(self, seconds: float, exchange: Callable[[], bytes | None]) -> bytes | None:
         """Run an exchange, and kill the process when it takes too long: that ends any wait, on every platform."""
-        timer = threading.Timer(seconds, self._popen.kill)
+        timer = threading.Timer(seconds, self.kill)
         timer.daemon = True
         try:
             timer.start()
