@@ -71,7 +71,8 @@ async def test_streams_add_up_and_characters_stay_whole() -> None:
     async with fake_model("ü ☃ 😀", delay=0.001) as model:
         pieces = [choice.delta.content async for chunk in model.stream_chat_request(HI) for choice in chunk.choices]
         assert "".join(pieces) == "ü ☃ 😀"
-        assert [piece for piece in pieces if piece] == ["ü", " ", "☃", " ", "😀"]
+        # Pieces that wait for a slow reader are joined, so only where they may be cut is certain.
+        assert not [piece for piece in pieces if "\ufffd" in piece]
 
 
 @pytest.mark.anyio
