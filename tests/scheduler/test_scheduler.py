@@ -23,6 +23,7 @@ def make(
     cache: int = 16,
     max_queue: int = 1000,
     paged: bool = True,
+    rope_switch: int | None = None,
 ) -> Harness:
     return Harness(
         EngineConfig(
@@ -34,6 +35,7 @@ def make(
             max_num_batched_tokens=budget,
             max_model_len=max_model_len,
             max_queue=max_queue,
+            rope_switch=rope_switch,
         )
     )
 
@@ -655,6 +657,16 @@ def test_a_long_prompt_of_low_priority_that_is_overdue_does_not_end_the_share_of
     short = harness.add([2, 2])
     short.times_passed = MAX_TIMES_PASSED
     assert (3, 0, 2, 1) in rows(harness)
+
+
+def test_no_budget_is_reserved_for_a_text_that_has_outgrown_its_frequencies() -> None:
+    harness = make(num_blocks=6, block_size=3, seats=3, budget=1, max_model_len=28, rope_switch=8)
+    low = harness.add([0] * 6, max_tokens=4, priority=-1)
+    harness.add([0] * 6, max_tokens=4)
+    harness.step(ahead=True)
+    low.times_passed = MAX_TIMES_PASSED
+    harness.run(ahead=True)  # each step has a row: the harness checks it
+    harness.check_end()
 
 
 def test_a_short_prompt_that_the_memory_cannot_hold_waits_without_being_preempted() -> None:

@@ -360,7 +360,7 @@ class Scheduler:
 
     def _num_decodes(self) -> int:
         """Count the running sequences that only decode: every step reserves budget for their tokens."""
-        return sum(each.length - each.num_scheduled == 1 for each in self._running)
+        return sum(each.length - each.num_scheduled == 1 and each.length < each.end_length for each in self._running)
 
     def _admit(self, sequence: Sequence, prefix: Prefix) -> None:
         """Let a waiting sequence run from ``prefix`` on."""
