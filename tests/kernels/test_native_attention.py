@@ -9,7 +9,7 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from native_weights import every_level, needs_library, workspace
+from native_weights import UNIT_ROUNDOFF, every_level, needs_library, workspace
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.attention_inputs import LayerCache
 from paged_sdk.kernels.fp8 import quantize_f8e4m3
@@ -19,6 +19,8 @@ from paged_sdk.kernels.native.paged_attention import AttentionShape, VarlenBatch
 pytestmark = needs_library
 
 BLOCK_SIZE = 16
+OUTPUT_ROUNDING = {torch.float32: 0.0, torch.bfloat16: 2.0**-8}
+"""What storing a result adds, in proportion to it: bfloat16 has 8 bits, and what is rounded is itself a little off."""
 CACHE_DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn]
 
 
@@ -79,7 +81,24 @@ class Case:
         self.query = torch.randn(ends[-1], shape.num_heads, shape.head_dim, generator=generator)
 
     def expected(self) -> Tensor:
-        shape, parts = self.shape, []
+        return self.expected_and_bound()[0]
+
+    def check(self, got: Tensor) -> None:
+        """Compare with the float64 result, as near as float32 arithmetic has to come."""
+        expected, bound = self.expected_and_bound()
+        assert ((got.double() - expected).abs() <= bound + OUTPUT_ROUNDING[got.dtype] * expected.abs()).all()
+
+    def expected_and_bound(self) -> tuple[Tensor, Tensor]:
+        """Return the result, and how far float32 arithmetic may be off whatever the order of its sums. -> float64
+        [tokens, heads, head_dim] each
+
+        A sum of n products is off by at most n roundings of its terms' magnitudes (Higham, Accuracy and Stability of
+        Numerical Algorithms, 3.1): so is a score, to which its factors, its scale and its offset add a few, and a cap
+        a few of its own size. What a score is off by, its exponential is off by in proportion, beside the rounding of
+        its argument (as large as the distance to the largest score) and 4 of the exponential itself. Numerator and
+        denominator are sums over the context, which rescale as often as a span of keys has passed.
+        """
+        shape, parts, bounds = self.shape, [], []
         for s, (tokens, context) in enumerate(self.lengths):
             first = int(self.batch.cu_seqlens_q[s])
             query = self.query[first : first + tokens].double()
@@ -87,19 +106,32 @@ class Case:
                 vectors[self._slots[s]].repeat_interleave(shape.num_heads // shape.num_kv_heads, 1)
                 for vectors in self._vectors
             )
+            magnitudes = key.abs()
             if self.cache.key_offsets is not None:
                 offsets = self.cache.key_offsets.double()[torch.arange(context) // KEY_SPAN]
-                key = key + offsets.repeat_interleave(shape.num_heads // shape.num_kv_heads, 1)
+                offsets = offsets.repeat_interleave(shape.num_heads // shape.num_kv_heads, 1)
+                key, magnitudes = key + offsets, magnitudes + offsets.abs()
             scores = torch.einsum("thd,shd->hts", query, key) * shape.scale
+            errors = (shape.head_dim + 4) * torch.einsum("thd,shd->hts", query.abs(), magnitudes) * shape.scale
             if shape.softcap is not None:
+                # The slope is at most 1; e^(2x) has a rounded argument, 2 / (1 + e^(2x)) a few roundings of up to 2.
+                errors = errors + 10 * shape.softcap
                 scores = shape.softcap * torch.tanh(scores / shape.softcap)
             distance = torch.arange(context - tokens, context)[:, None] - torch.arange(context)
             hidden = distance < 0
             if shape.window is not None:
                 hidden |= distance >= shape.window
-            weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+            scores = scores.masked_fill(hidden, -torch.inf)
+            weights = scores.softmax(-1)
             parts.append(torch.einsum("hts,shd->thd", weights, value))
-        return torch.cat(parts)
+            below = (scores.amax(-1, keepdim=True) - scores).masked_fill(hidden, 0)
+            # A score's own size is rounded where it is scaled by log2 e; so is its distance to the largest.
+            roundings = errors + 2 * scores.abs().masked_fill(hidden, 0) + 2 * below
+            roundings = weights * (roundings + context + 8 + 4 * (context // KEY_SPAN))
+            numerator = torch.einsum("hts,shd->thd", roundings, value.abs())
+            denominator = roundings.sum(-1).transpose(0, 1)[..., None] * parts[-1].abs()
+            bounds.append((numerator + denominator + 4 * parts[-1].abs()) * UNIT_ROUNDOFF)
+        return torch.cat(parts), torch.cat(bounds)
 
 
 MIXED = [(1, 1), (1, 37), (5, 300), (1, 128), (70, 70), (130, 400), (3, 3), (1, 513)]
@@ -111,7 +143,7 @@ MIXED = [(1, 1), (1, 37), (5, 300), (1, 128), (70, 70), (130, 400), (3, 3), (1, 
 def test_mixed_batches(isa: str, dtype: torch.dtype, heads: tuple[int, int, int]) -> None:
     case = Case(AttentionShape(*heads, scale=heads[2] ** -0.5), MIXED, dtype)
     got = native_paged_attention(workspace(isa, 2), case.query, case.cache, case.batch, case.shape)
-    torch.testing.assert_close(got.double(), case.expected(), rtol=1e-5, atol=1e-5)
+    case.check(got)
 
 
 @every_level
@@ -121,7 +153,7 @@ def test_keys_stored_without_their_offsets(isa: str, softcap: float | None, wind
     shape = AttentionShape(6, 2, 48, scale=0.15, window=window, softcap=softcap)
     case = Case(shape, MIXED, torch.float8_e4m3fn, offset=2.0)
     got = native_paged_attention(workspace(isa, 2), case.query, case.cache, case.batch, case.shape)
-    torch.testing.assert_close(got.double(), case.expected(), rtol=2e-5, atol=2e-5)
+    case.check(got)
 
 
 @every_level
@@ -129,7 +161,7 @@ def test_keys_stored_without_their_offsets(isa: str, softcap: float | None, wind
 def test_sliding_windows(isa: str, window: int) -> None:
     case = Case(AttentionShape(4, 2, 32, scale=0.2, window=window), MIXED, torch.bfloat16)
     got = native_paged_attention(workspace(isa, 2), case.query, case.cache, case.batch, case.shape)
-    torch.testing.assert_close(got.double(), case.expected(), rtol=1e-5, atol=1e-5)
+    case.check(got)
 
 
 @every_level
@@ -137,7 +169,7 @@ def test_sliding_windows(isa: str, window: int) -> None:
 def test_soft_capping(isa: str, softcap: float) -> None:
     case = Case(AttentionShape(4, 2, 32, scale=2.0, softcap=softcap), MIXED, torch.float32)
     got = native_paged_attention(workspace(isa), case.query, case.cache, case.batch, case.shape)
-    torch.testing.assert_close(got.double(), case.expected(), rtol=1e-5, atol=2e-5)
+    case.check(got)
 
 
 @every_level
@@ -149,7 +181,7 @@ def test_bfloat16_queries_and_strided_rows(isa: str) -> None:
     out = torch.full_like(wide, torch.nan)[:, 4:]
     got = native_paged_attention(workspace(isa), wide[:, :4], case.cache, case.batch, case.shape, out=out)
     assert got is out
-    torch.testing.assert_close(got.double(), case.expected(), rtol=8e-3, atol=8e-3)
+    case.check(got)
 
 
 @every_level

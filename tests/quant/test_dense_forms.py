@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
-from native_weights import needs_library, random_matrix, workspace
+from native_weights import UNIT_ROUNDOFF, needs_library, random_matrix, workspace
 from paged_sdk.config.isq import IsqType
 from paged_sdk.kernels.native.packed import DENSE_TYPES
 from paged_sdk.kernels.stored_matrix import DenseMatrix
@@ -46,7 +48,12 @@ def test_matrices_of_one_input_with_their_biases(dtype: torch.dtype, stored: tor
     expected = x.double() @ torch.cat(weights).to(dtype).double().T
     expected[:, 1100:] += bias.double()
     assert linear.forward(x, None).dtype == dtype
-    torch.testing.assert_close(linear.forward(x, None).double(), expected, rtol=1e-2, atol=1e-2)
+    # Sums of 48 products and a bias in float32, whatever their order; then the result is rounded to the model's dtype.
+    magnitudes = x.double().abs() @ torch.cat(weights).to(dtype).double().abs().T
+    magnitudes[:, 1100:] += bias.double().abs()
+    bound = 50 * UNIT_ROUNDOFF * magnitudes
+    bound += (expected.abs() + bound) * torch.finfo(dtype).eps / 2
+    assert ((linear.forward(x, None).double() - expected).abs() <= bound).all()
 
 
 @pytest.mark.parametrize("dtype", list(DENSE_TYPES), ids=str)
@@ -112,5 +119,20 @@ def test_experts(inner: int) -> None:
     assert isinstance(chosen[0], DenseExperts) == (inner == 48)
     assert isinstance(chosen[1], DenseExperts)
     x, weights, ids = random(4, 32, seed=20), torch.rand(4, 2), torch.tensor([[0, 1], [1, 2], [2, 0], [1, 0]])
-    got, expected = (each.forward(x, weights, ids) for each in chosen)
-    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+    # In float64, of the very numbers that are packed, and the magnitudes of all that is added up.
+    def product(of: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        out = torch.zeros(4, 32, dtype=torch.float64)
+        for token, (token_weights, token_ids) in enumerate(zip(weights, ids.tolist(), strict=True)):
+            for weight, expert in zip(token_weights, token_ids, strict=True):
+                gate, up, down = (of(each.matrix.decoded().double()) for each in (*experts[expert], *downs[expert]))
+                row = of(x[token].double())
+                gated, upped = gate @ row, up @ row
+                out[token] += weight.double() * (down @ of(torch.nn.functional.silu(gated) * upped))
+        return out
+
+    # Each product of n terms rounds at most n times, and SiLU's slope is at most 1.1, its value at least half of a
+    # magnitude: 32 for gate and for up, ten for the activation, the inner size for down, one for each expert's share.
+    bound = ((2 * 1.1 + 1) * 32 + 10 + inner + 2) * UNIT_ROUNDOFF * product(torch.abs)
+    for each in chosen:
+        assert ((each.forward(x, weights, ids).double() - product(torch.clone)).abs() <= bound).all()
