@@ -68,6 +68,11 @@ def shown(value: object) -> str:
         text = " ".join(repr(value).splitlines())
     except Exception:  # an int of 5000 digits, a list nested too deep, anything in a __repr__ of the caller's own
         text = f"<{type(value).__name__}>"
+    return shortened(text)
+
+
+def shortened(text: str) -> str:
+    """Return the beginning of what a stranger's program says, for the text of an error."""
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
 
 

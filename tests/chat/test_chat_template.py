@@ -403,3 +403,11 @@ def test_a_developer_is_the_system_of_a_template_that_knows_none(name: str) -> N
 def test_a_developer_stays_one_where_the_template_knows_the_role() -> None:
     source = "{% for m in messages %}{% if m.role in ['system', 'developer'] %}[{{ m.role }}]{% endif %}{% endfor %}"
     assert ChatTemplate(source, TOKENS).render(chat(("developer", "a"), ("system", "b"))) == "[developer][system]"
+
+
+def test_what_a_template_says_is_cut() -> None:
+    template = ChatTemplate("{{ raise_exception('no ' ~ messages[0].content * 1000) }}", {})
+    with pytest.raises(InvalidRequestError) as refused:
+        template.render([Message(TextMessageRole.USER, "way ")])
+    assert len(str(refused.value)) < 300
+    assert "no way way" in str(refused.value)

@@ -83,4 +83,6 @@ def test_a_bomb_ends(name: str) -> None:
         assert len(str(error)) < 300
     assert time.monotonic() - start < 10
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 512 << 10
-    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 512 << 10
+    # A child that is forked begins with what this process has.
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < max(512 << 10, own + (16 << 10))

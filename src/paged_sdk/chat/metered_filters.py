@@ -145,7 +145,10 @@ def _to_json(context: MeteredContext, value: Any, indent: int | None = None, **o
 
 @pass_context
 def _items(context: MeteredContext, value: Any) -> Iterator[Any]:
-    # Unlike Jinja's generators, an iterator over a list holds no other, so that there are no deep chains of them.
+    # Unlike Jinja's generators, an iterator over a list holds no other, so that there are no deep chains of them. But
+    # it cannot leave an error to the one who takes the first item.
+    if not isinstance(value, Mapping | Undefined):
+        raise NotCheapError(f"it takes the items of a {type(value).__name__}")
     return iter(_list(context, do_items(value)))
 
 

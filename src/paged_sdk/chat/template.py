@@ -13,7 +13,7 @@ from paged_sdk.chat.metered import MAX_METERED_CHARS, MeteredTemplate, NotCheapE
 from paged_sdk.chat.plain_data import TooLargeError, measure
 from paged_sdk.chat.renderer import Interruption, Renderer, RenderError
 from paged_sdk.chat.sandbox import RenderLimits, TemplateEnvironment, TemplateRefusalError
-from paged_sdk.errors import CheckpointError, InvalidRequestError, shown
+from paged_sdk.errors import CheckpointError, InvalidRequestError, shortened, shown
 from paged_sdk.files import read_json, read_text
 from paged_sdk.logs import get_logger
 from paged_sdk.types.messages import Message, TextMessageRole
@@ -48,7 +48,7 @@ class ChatTemplate:
             _logger.info("The chat template is rendered in a process of its own: %s", exc)
             self._check()
         except Exception as exc:  # a stranger's program may fail in any way
-            raise _unusable(f"{type(exc).__name__}: {exc}") from exc
+            raise _unusable(f"{type(exc).__name__}: {shortened(str(exc))}") from exc
 
     @property
     def runs_in_process(self) -> bool:
@@ -87,13 +87,15 @@ class ChatTemplate:
             text = self._generate(variables, interruption or Interruption())
         except TemplateRefusalError as exc:
             raise InvalidRequestError(
-                f"the model's chat template refuses these messages: {exc}", field="messages"
+                f"the model's chat template refuses these messages: {shortened(str(exc))}", field="messages"
             ) from exc
         except (RenderError, TooLargeError) as exc:
-            raise InvalidRequestError(f"the model's chat template failed: {exc}", field="messages") from exc
+            raise InvalidRequestError(
+                f"the model's chat template failed: {shortened(str(exc))}", field="messages"
+            ) from exc
         except Exception as exc:  # a stranger's program may fail in any way
             raise InvalidRequestError(
-                f"the model's chat template failed: {type(exc).__name__}: {exc}", field="messages"
+                f"the model's chat template failed: {type(exc).__name__}: {shortened(str(exc))}", field="messages"
             ) from exc
         if not text or text.isspace():
             raise InvalidRequestError("the model's chat template makes no text of these messages", field="messages")
