@@ -67,7 +67,7 @@ class Building:
     async def _build(self) -> Model:
         if self._has_begun:
             raise ConfigError(
-                "this build() has loaded a model already: call build() again for another one",
+                "this build() was used already: call build() again for another model",
                 setting="build",
                 allowed="one await or async with for each build()",
             )
