@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from bisect import insort
 
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.errors import ContextLengthError, InvalidRequestError, QueueFullError
 from paged_sdk.kv.block_hash import CacheKey
-from paged_sdk.kv.manager import KvManager, Prefix
+from paged_sdk.kv.manager import KvManager
+from paged_sdk.scheduler.admission import SHORT, Admission
 from paged_sdk.scheduler.output import NewTokens, ScheduledSequence, SchedulerOutput
 from paged_sdk.scheduler.sequence import Sequence, SequenceStatus
-from paged_sdk.scheduler.waiting_queue import WaitingQueue, is_overdue, rank
+from paged_sdk.scheduler.waiting_queue import WaitingQueue, rank
 from paged_sdk.types.response import FinishReason
 
 __all__ = ["Scheduler"]
-
-LOOKAHEAD = 64
-"""One step considers this many waiting sequences, so that its cost does not grow with the queue."""
-
-SHORT = 4
-"""A prompt is short while at most one in so many of a step's tokens would compute the rest of it, and so large a share
-of each step is kept for short prompts while longer ones are under way. Beside two prompts of 8,000 tokens, one of 30
-tokens had its first token 26 steps after its arrival, and has it with the next step; a crowd of short ones takes at
-most a quarter of each step from the long ones."""
 
 _LONG = CacheKey(b"rope:long")
 """Tells the KV of texts that have outgrown the trained context from the same tokens' KV within it."""
@@ -52,6 +43,7 @@ class Scheduler:
         self._kv = kv
         self._waiting = WaitingQueue()
         self._running: list[Sequence] = []
+        self._admission = Admission(config, kv, self._waiting, self._running)
         self._finished_seq_ids: list[int] = []
         self._num_preemptions = 0
 
@@ -135,7 +127,7 @@ class Scheduler:
         """
         dropped: list[Sequence] = []
         if self._waiting:
-            self._admit_short()
+            self._admission.admit_short()
         decodes, chunks, budget = self._continue_running(dropped)
         chunks += self._admit_waiting(budget)
         if not (decodes or chunks):
@@ -229,8 +221,8 @@ class Scheduler:
             if num_wanted > 1:
                 if prompt_budget is None:
                     prompt_budget = self._config.max_num_batched_tokens - self._num_decodes()
-                    kept = min(self._num_short_tokens(), prompt_budget // SHORT)
-                spared = 0 if num_wanted <= self._most_short else kept
+                    kept = min(self._admission.num_short_tokens(), prompt_budget // SHORT)
+                spared = 0 if num_wanted <= self._admission.most_short else kept
                 num_wanted = min(num_wanted, prompt_budget - spared, budget)
                 if num_wanted <= 0:
                     continue
@@ -243,7 +235,7 @@ class Scheduler:
             if start + 1 < length or start < sequence.num_prompt_tokens:
                 if prompt_budget is not None:
                     prompt_budget -= num_wanted
-                    if length - start <= self._most_short:
+                    if length - start <= self._admission.most_short:
                         kept = max(kept - num_wanted, 0)
                 chunks.append(_row(sequence, start, num_wanted))
                 continue
@@ -279,100 +271,23 @@ class Scheduler:
         return is_short and sequence.length <= self._kv.max_sequence_tokens
 
     def _admit_waiting(self, budget: int) -> list[ScheduledSequence]:
-        """Admit waiting sequences for which there are budget, a seat and memory, and make their rows."""
+        """Admit waiting sequences while there is budget, and make their rows."""
         rows: list[ScheduledSequence] = []
-        if not self._waiting:
+        if budget == 0 or not self._waiting:
             return rows
-        num_seats = self._num_seats()
-        for sequence in self._waiting.candidates(LOOKAHEAD):
-            if budget == 0 or num_seats == 0:
+        for sequence in self._admission.admit():
+            start, length = sequence.num_scheduled, len(sequence.token_ids)
+            num_new = self._kv.grow(sequence.table, start, min(budget, length - start))
+            assert num_new > 0, f"{sequence} was admitted without room"
+            rows.append(_row(sequence, start, num_new))
+            budget -= num_new
+            if budget == 0:
                 break
-            prefix = self._kv.match(sequence.table, sequence.token_ids)
-            if prefix.awaited:
-                continue
-            if sequence.num_choices <= num_seats and self._fits(sequence, prefix, num_seats):
-                self._admit(sequence, prefix)
-                start, length = prefix.num_tokens, len(sequence.token_ids)
-                num_new = self._kv.grow(sequence.table, start, min(budget, length - start))
-                assert num_new > 0, f"{sequence} was admitted without room"
-                rows.append(_row(sequence, start, num_new))
-                budget -= num_new
-                num_seats -= sequence.num_choices
-            elif is_overdue(sequence) or sequence.first_scheduled_at is not None:
-                break  # no later sequence may pass one that is overdue or was preempted
         return rows
-
-    def _admit_short(self) -> None:
-        """Admit short waiting prompts while longer ones, which would take all the budget, are under way.
-
-        They get their rows with the other running ones. Priorities hold: nobody gets a share of a prompt that is above
-        its own, unless it is overdue. A prompt that is overdue or was preempted and waits for memory or a seat is not
-        passed here either.
-        """
-        long = next((each for each in self._running if each.length - each.num_scheduled > self._most_short), None)
-        if long is None:
-            return
-        num_tokens, num_seats = self._num_short_tokens(), self._num_seats()
-        # The long prompts' chunks of this step come first by rank, and must not push out whom it admits.
-        num_taken = self._config.max_num_batched_tokens // self._config.block_size + 1
-        for sequence in self._waiting.candidates(LOOKAHEAD):
-            if not is_overdue(sequence) and sequence.request.options.priority < long.request.options.priority:
-                break
-            if num_tokens >= self._most_short or num_seats == 0:
-                break
-            prefix = self._kv.match(sequence.table, sequence.token_ids)
-            if prefix.awaited:
-                continue
-            num_wanted = len(sequence.token_ids) - prefix.num_tokens
-            fits = sequence.num_choices <= num_seats and self._fits(sequence, prefix, num_seats, num_taken)
-            if fits and num_wanted <= self._most_short:
-                self._admit(sequence, prefix)
-                num_tokens += num_wanted
-                num_seats -= sequence.num_choices
-            elif not fits and (is_overdue(sequence) or sequence.first_scheduled_at is not None):
-                break
-
-    @property
-    def _most_short(self) -> int:
-        """Return the most tokens to compute with which a prompt is short."""
-        return self._config.max_num_batched_tokens // SHORT
-
-    def _num_short_tokens(self) -> int:
-        """Count the tokens that running short prompts want."""
-        wanted = (each.length - each.num_scheduled for each in self._running)
-        return sum(count for count in wanted if 1 < count <= self._most_short)
-
-    def _num_seats(self) -> int:
-        """Count the sequences that may be admitted beside those that run."""
-        return self._config.max_num_seqs - sum(sequence.num_choices for sequence in self._running)
-
-    def _fits(self, sequence: Sequence, prefix: Prefix, num_seats: int, num_taken: int = 0) -> bool:
-        """Say whether there is memory for all its tokens, and one more block for each sequence that will keep growing.
-
-        Without these blocks the next steps would preempt what this one admits: 200 requests of 550 tokens on a pool
-        of 3,200 tokens computed 37 % of their tokens again after preemptions; with them 18 %, in as many steps.
-
-        :param num_taken: blocks that this step is going to take besides
-        """
-        num_growing = self._config.max_num_seqs - num_seats + sequence.num_choices - 1
-        num_growing += num_taken
-        return not self._running or self._kv.fits(prefix, len(sequence.token_ids), num_growing=num_growing)
 
     def _num_decodes(self) -> int:
         """Count the running sequences that only decode: every step reserves budget for their tokens."""
         return sum(each.length - each.num_scheduled == 1 and each.length < each.end_length for each in self._running)
-
-    def _admit(self, sequence: Sequence, prefix: Prefix) -> None:
-        """Let a waiting sequence run from ``prefix`` on."""
-        self._waiting.remove(sequence)
-        self._waiting.count_passed_by(sequence)
-        self._kv.attach(sequence.table, prefix, sequence.token_ids)
-        sequence.status = SequenceStatus.RUNNING
-        sequence.num_computed_tokens = sequence.num_scheduled = prefix.num_tokens
-        if sequence.first_scheduled_at is None:
-            sequence.first_scheduled_at = time.monotonic()
-            sequence.num_cached_tokens = prefix.num_tokens
-        insort(self._running, sequence, key=rank)
 
     def _add_drafts(self, row: ScheduledSequence, most: int) -> int:
         """Let a row verify the drafts of its sequence, as many as fit its maximum length and the free memory.
