@@ -129,3 +129,9 @@ def test_other_bad_options_are_refused() -> None:
         RequestBuilder().with_logprobs(bad)
     with pytest.raises(InvalidRequestError, match="sampling"):
         RequestBuilder().with_sampling(bad)
+
+
+def test_a_builder_is_no_list_of_messages() -> None:
+    """Its options would be lost."""
+    with pytest.raises(InvalidRequestError):
+        RequestBuilder(RequestBuilder().with_priority(3))  # type: ignore[arg-type]

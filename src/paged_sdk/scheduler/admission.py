@@ -34,7 +34,7 @@ class Admission:
     """
 
     def __init__(self, config: EngineConfig, kv: KvManager, waiting: WaitingQueue, running: list[Sequence]) -> None:
-        self.most_short = config.max_num_batched_tokens // SHORT
+        self.most_short: int = config.max_num_batched_tokens // SHORT
         self._config = config
         self._kv = kv
         self._waiting = waiting

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from attrs import Attribute, evolve, field, fields_dict, frozen
 
 from paged_sdk.errors import InvalidRequestError
 from paged_sdk.types.tool_call import ToolCall, refuse_other_keys
 
-__all__ = ["Message", "MessageLike", "TextMessageRole", "TextMessages", "parse_messages"]
+__all__ = ["Message", "MessageLike", "MessageList", "TextMessageRole", "TextMessages", "parse_messages"]
 
 
 class TextMessageRole(Enum):
@@ -142,13 +142,15 @@ class Message:
 _MESSAGE_KEYS = tuple(fields_dict(Message))
 
 
-def _messages(value: Sequence[MessageLike]) -> tuple[Message, ...]:
+def _messages(value: TextMessages | Sequence[MessageLike]) -> tuple[Message, ...]:
+    if isinstance(value, TextMessages):
+        return value.messages
     return () if isinstance(value, list | tuple) and not value else parse_messages(value)
 
 
 @frozen
-class TextMessages:
-    """Holds a conversation; every ``add_message`` returns a new one. A request of bare messages is greedy."""
+class MessageList:
+    """Holds the turns of a conversation; every ``add_message`` returns a copy with one more."""
 
     messages: tuple[Message, ...] = field(default=(), converter=_messages)
 
@@ -160,13 +162,18 @@ class TextMessages:
         name: str | None = None,
         tool_calls: Iterable[ToolCall | Mapping[str, object]] | None = (),
         tool_call_id: str | None = None,
-    ) -> TextMessages:
-        """Return the conversation with one more turn; the parameters are those of :class:`Message`.
+    ) -> Self:
+        """Return a copy with one more turn; the parameters are those of :class:`Message`.
 
         :raises InvalidRequestError: for an unknown role, or a value of the wrong kind
         """
         message = Message(role, content, name=name, tool_calls=tool_calls, tool_call_id=tool_call_id)
         return evolve(self, messages=(*self.messages, message))
+
+
+@frozen
+class TextMessages(MessageList):
+    """Holds a conversation. A request of bare messages is greedy."""
 
 
 MessageLike: TypeAlias = Message | Mapping[str, object]

@@ -22,8 +22,7 @@ from paged_sdk.config.checks import (
 from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.errors import ConfigError, InvalidRequestError
 from paged_sdk.types.logits_processor import LogitsProcessor, check_logits_processors
-from paged_sdk.types.messages import Message, MessageLike, TextMessageRole, TextMessages, parse_messages
-from paged_sdk.types.tool_call import ToolCall
+from paged_sdk.types.messages import MessageLike, MessageList, TextMessages, parse_messages
 
 __all__ = [
     "ChatRequestLike",
@@ -96,20 +95,13 @@ class RequestOptions:
     )
 
 
-def _messages(value: TextMessages | Sequence[MessageLike]) -> tuple[Message, ...]:
-    if isinstance(value, TextMessages):
-        return value.messages
-    return TextMessages(value).messages
-
-
 @frozen
-class RequestBuilder:
+class RequestBuilder(MessageList):
     """Builds a chat request; every call returns a new builder.
 
     Messages alone are greedy; with :meth:`with_sampling`, what is unset there comes from generation_config.json.
     """
 
-    messages: tuple[Message, ...] = field(default=(), converter=_messages)
     options: RequestOptions = field(factory=RequestOptions, validator=_of_request(IsA(RequestOptions)))
 
     @classmethod
@@ -119,22 +111,6 @@ class RequestBuilder:
         :raises InvalidRequestError: for a malformed message
         """
         return cls(messages if isinstance(messages, TextMessages) else parse_messages(messages))
-
-    def add_message(
-        self,
-        role: TextMessageRole | str,
-        content: str | Sequence[Mapping[str, object]],
-        *,
-        name: str | None = None,
-        tool_calls: Iterable[ToolCall | Mapping[str, object]] | None = (),
-        tool_call_id: str | None = None,
-    ) -> RequestBuilder:
-        """Add a turn; the parameters are those of :class:`Message`.
-
-        :raises InvalidRequestError: for an unknown role, or a value of the wrong kind
-        """
-        message = Message(role, content, name=name, tool_calls=tool_calls, tool_call_id=tool_call_id)
-        return evolve(self, messages=(*self.messages, message))
 
     def with_sampling(self, sampling: SamplingParams) -> RequestBuilder:
         """Set how tokens are chosen. What :meth:`with_logprobs` asked for stays.
