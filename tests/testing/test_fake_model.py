@@ -208,7 +208,7 @@ async def test_closing_does_not_wait_for_a_delay() -> None:
         with anyio.move_on_after(0.02):
             await model.send_chat_request(HI)
         start = time.monotonic()
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 500
     with pytest.raises(ModelClosedError):
         await model.send_chat_request(HI)
 

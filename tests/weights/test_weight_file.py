@@ -201,10 +201,10 @@ class TestAbsurdGguf:
 
     @staticmethod
     def refused(path: Path, message: str) -> None:
-        started = time.perf_counter()
+        started = time.thread_time()
         with pytest.raises(CheckpointError, match=message):
             GgufFile(path)
-        assert time.perf_counter() - started < 10
+        assert time.thread_time() - started < 10
 
     @staticmethod
     def write(path: Path, head: bytes, size: int) -> Path:
