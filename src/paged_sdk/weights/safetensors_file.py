@@ -1,6 +1,7 @@
 """Read one safetensors file: a JSON header, then the tensors' numbers one after the other.
 
-See https://huggingface.co/docs/safetensors. What the format's own reader refuses is refused here: lengths, JSON, shapes
+See https://huggingface.co/docs/safetensors. The format's own package maps a file, and a program ends with SIGBUS where
+a mapped file is cut off, so this reads. What the format's own reader refuses is refused here: lengths, JSON, shapes
 against offsets, gaps and overlaps, and a file that does not end where its last tensor does.
 """
 
