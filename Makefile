@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-long fuzz sanitize soak timing check types coverage gpu-compile gpu-bench bench bench-quick bench-peers format clean help
+.PHONY: demo test test-long fuzz sanitize soak timing check types coverage gpu-compile gpu-bench bench bench-neighbours bench-quick bench-peers format clean help
 
 help:
 	@echo "make demo      chat with the embedded SmolLM2-135M (creates $(VENV) on first use)"
@@ -20,6 +20,7 @@ help:
 	@echo "make gpu-compile  compiles every variant of the Triton kernels for every GPU; needs none, takes minutes"
 	@echo "make gpu-bench    tests and benchmarks on a CUDA device: GPU='--only kernels'"
 	@echo "make bench     this project beside the peers that are installed: BENCH='--model qwen1.5b --rounds 5'"
+	@echo "make bench-neighbours  the same beside busy processes and a second model: BENCH='--engines paged_sdk'"
 	@echo "make bench-quick  this version beside the last tagged one, in three minutes: BENCH='--against main~5'"
 	@echo "make bench-peers  installs the peers, each into an environment of its own: PEERS='llama_cpp mistralrs'"
 
@@ -83,6 +84,9 @@ $(VENV)/.bench: $(READY)
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.compare $(BENCH)
+
+bench-neighbours: $(VENV)/.bench
+	$(BIN)/python -m benchmarks.neighbours $(BENCH)
 
 bench-quick: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.quick $(BENCH)

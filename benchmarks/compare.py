@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from attrs import asdict
@@ -44,7 +44,7 @@ from benchmarks.tasks import (
 )
 from benchmarks.worker import engine_class
 
-__all__ = ["Comparison"]
+__all__ = ["Comparison", "confined_to", "names_of", "report"]
 
 # Above this load something else is computing, and the figures are worth little.
 _BUSY = 0.5
@@ -59,6 +59,8 @@ class Comparison:
     :param settings: the settings of every engine; a model, if given, replaces path and dtype
     :param model: the model to load; None: every engine loads what the settings say
     :param timeout: seconds that one command to an engine may take
+    :param versions: other versions of this project, by the names that they have among the engines: where their packages
+        lie
     :ivar bandwidths: bytes per second, by round
     """
 
@@ -72,10 +74,12 @@ class Comparison:
         prompts: PromptMaker,
         timeout: float,
         model: BenchmarkModel | None = None,
+        versions: Mapping[str, Path] | None = None,
     ) -> None:
         self.results = Results(_metrics(tasks), dict.fromkeys(engines, ""))
         self.bandwidths: list[float] = []
         self._model = model
+        self._versions = versions or {}
         self._tasks = tasks
         self._sizes = sizes
         self._settings = settings
@@ -107,7 +111,9 @@ class Comparison:
         _console.log(f"{key}: {name} is loading")
         log = cache_directory("logs") / f"{name}.log"
         try:
-            engine = EngineProcess(name, settings, log, timeout=self._timeout)
+            source = self._versions.get(name)
+            kind = name if source is None else OWN
+            engine = EngineProcess(kind, settings, log, timeout=self._timeout, source=source, title=name)
             stack.callback(engine.close)
             self.results.engines[name] = engine.version
             self.results.add(name, load_figures(engine, self._prompts, self._sizes, key))
@@ -122,7 +128,7 @@ class Comparison:
         """Return the settings for an engine; None: it cannot load the model in any of its forms."""
         if self._model is None:
             return self._settings
-        path = self._model.path_for(engine_class(name).FORMATS)
+        path = self._model.path_for(engine_class(OWN if name in self._versions else name).FORMATS)
         return None if path is None else replace(self._settings, model=str(path), dtype=self._model.dtype)
 
     def _share_of_bandwidth(self, name: str, figures: Figures) -> Figures:
@@ -160,7 +166,7 @@ def _metrics(tasks: Sequence[Task]) -> list[Metric]:
 
 
 @contextmanager
-def _confined_to(num_cpus: int) -> Iterator[None]:
+def confined_to(num_cpus: int) -> Iterator[None]:
     """Confine this process and the engines that it starts, so that none has more CPUs than threads, whatever a library
     does with its settings.
     """
@@ -190,7 +196,32 @@ def _as_table(results: Results, title: str) -> Table:
     return table
 
 
-def _names(value: str, allowed: Sequence[str], option: str) -> list[str]:
+def report(comparison: Comparison, *, title: str, about: Mapping[str, Any], target: Path) -> None:
+    """Print a run's table, and why figures are missing; write all of it to a JSON file.
+
+    :param about: what was run, and on what
+    """
+    results = comparison.results
+    written = {
+        "command": " ".join([f"python -m benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
+        **about,
+        "bandwidth_gb_per_s": [round(bandwidth / 1e9, 2) for bandwidth in comparison.bandwidths],
+        **results.as_json(),
+    }
+    target.write_text(json.dumps(written, indent=2) + "\n")
+    bandwidth = f"memory read at {median(comparison.bandwidths) / 1e9:.1f} GB/s"
+    Console(width=None if sys.stdout.isatty() else 160).print(_as_table(results, f"{title}; {bandwidth}"))
+    for name, reasons in results.reasons.items():
+        for reason in dict.fromkeys(reasons.values()):
+            _console.print(f"{name}: {reason}", highlight=False)
+    _console.print(f"written to {target}")
+
+
+def names_of(value: str, allowed: Sequence[str], option: str) -> list[str]:
+    """Return the names in a list by commas.
+
+    :raises typer.BadParameter: one is not allowed
+    """
     names = [name.strip() for name in value.split(",") if name.strip()]
     unknown = [name for name in names if name not in allowed]
     if unknown:
@@ -212,8 +243,8 @@ def main(
 ) -> None:
     """Measure this project beside every peer that is installed (make bench-peers)."""
     sizes = QUICK if quick else Sizes()
-    names = _names(engines, ENGINES, "--engines") or installed_engines()
-    tasks = _names(only, [task.name for task in make_tasks(sizes)], "--only")
+    names = names_of(engines, ENGINES, "--engines") or installed_engines()
+    tasks = names_of(only, [task.name for task in make_tasks(sizes)], "--only")
     chosen, num_threads, machine = benchmark_model(model), threads or usable_cpus(), describe_machine()
     if machine["load_average"] > _BUSY:
         _console.print(f"[yellow]The machine is busy (load {machine['load_average']}): do not trust the figures.[/]")
@@ -226,33 +257,22 @@ def main(
         timeout=timeout,
         model=chosen,
     )
-    with _confined_to(num_threads):
+    with confined_to(num_threads):
         for number in range(1, rounds + 1):
             comparison.run_round(number)
-    results = comparison.results
-    report = {
-        "command": " ".join(["python -m benchmarks.compare", *sys.argv[1:]]),
+    about = {
         "machine": machine,
         "model": chosen.name,
         "threads": num_threads,
         "rounds": rounds,
         "quick": quick,
         "sizes": asdict(sizes),
-        "bandwidth_gb_per_s": [round(bandwidth / 1e9, 2) for bandwidth in comparison.bandwidths],
-        **results.as_json(),
     }
     suffix = "-quick" if quick else ""
     target = output or cache_directory("results") / f"{chosen.file_name}{suffix}.json"
-    target.write_text(json.dumps(report, indent=2) + "\n")
-    bandwidth = f"memory read at {median(comparison.bandwidths) / 1e9:.1f} GB/s"
-    title = f"{chosen.name}, {num_threads} threads, medians of {rounds}; {bandwidth}"
-    title += " (quick: no measurement)" if quick else ""
-    Console(width=None if sys.stdout.isatty() else 160).print(_as_table(results, title))
-    for name, reasons in results.reasons.items():
-        for reason in dict.fromkeys(reasons.values()):
-            _console.print(f"{name}: {reason}", highlight=False)
-    _console.print(f"written to {target}")
-    if OWN not in results.values:
+    title = f"{chosen.name}, {num_threads} threads, medians of {rounds}{' (quick: no measurement)' if quick else ''}"
+    report(comparison, title=title, about=about, target=target)
+    if OWN not in comparison.results.values:
         raise typer.Exit(1)
 
 

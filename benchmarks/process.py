@@ -38,16 +38,27 @@ class EngineProcess:
     :param log: the file for everything that the engine prints
     :param timeout: seconds that one command may take; an engine that takes longer is ended
     :param source: a directory of packages that go before those of the engine's environment: another version of it
+    :param title: the name under which its figures go; None: the engine's
     :raises EngineFailedError: it could not be loaded
     """
 
     def __init__(
-        self, name: str, settings: EngineSettings, log: Path, *, timeout: float, source: Path | None = None
+        self,
+        name: str,
+        settings: EngineSettings,
+        log: Path,
+        *,
+        timeout: float,
+        source: Path | None = None,
+        title: str | None = None,
     ) -> None:
-        self.name = name
+        self.name = title or name
+        self._engine = name
+        self.settings = settings
         self.started = time.perf_counter()
         self._log = log
         self._timeout = timeout
+        self._source = source
         threads = str(settings.num_threads)
         variables = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"), threads)
         if source is not None:
@@ -61,7 +72,7 @@ class EngineProcess:
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 text=True,
-                start_new_session=True,
+                process_group=0,  # of the same session: Linux shares CPUs out among sessions first (autogroup)
             )
         try:
             self.version: str = self._read(_LOADING)
@@ -81,22 +92,39 @@ class EngineProcess:
         :raises UnsupportedError: the engine cannot
         :raises EngineFailedError: it failed
         """
-        result = self.ask("generate", prompts=[asdict(prompt) for prompt in prompts], max_tokens=max_tokens)
-        times = [RequestTimes(**entry) for entry in result]
-        numbers = [entry.num_tokens for entry in times]
-        if numbers != [max_tokens] * len(prompts):
-            raise EngineFailedError(f"asked for {max_tokens} tokens for each of {len(prompts)} prompts, got {numbers}")
-        return times
+        result = self.ask("generate", prompts=_as_json(prompts), max_tokens=max_tokens)
+        return _checked(result, len(prompts), max_tokens)
+
+    def generate_on_two(
+        self, prompts: Sequence[Prompt], others: Sequence[Prompt], max_tokens: int
+    ) -> list[list[RequestTimes]]:
+        """Generate on two models of the engine's process at the same time; the second is loaded the first time.
+
+        :raises UnsupportedError: the engine cannot
+        :raises EngineFailedError: it failed
+        """
+        result = self.ask("generate_on_two", prompts=_as_json(prompts), others=_as_json(others), max_tokens=max_tokens)
+        return [_checked(times, len(batch), max_tokens) for times, batch in zip(result, (prompts, others), strict=True)]
+
+    def another(self) -> EngineProcess:
+        """Start another process of the same engine, with the same settings; the caller closes it."""
+        log = self._log.with_stem(f"{self._log.stem}-another")
+        return EngineProcess(self._engine, self.settings, log, timeout=self._timeout, source=self._source)
 
     def event_loop_lag(self, prompts: Sequence[Prompt], max_tokens: int, interval: float) -> list[float]:
         """See :meth:`BenchmarkEngine.event_loop_lag`."""
         lags: list[float] = self.ask(
-            "event_loop_lag",
-            prompts=[asdict(prompt) for prompt in prompts],
-            max_tokens=max_tokens,
-            interval=interval,
+            "event_loop_lag", prompts=_as_json(prompts), max_tokens=max_tokens, interval=interval
         )
         return lags
+
+    def idle_cpu(self, prompts: Sequence[Prompt], max_tokens: int, *, after: float, seconds: float) -> float:
+        """Return how many CPUs the engine uses for ``seconds``, from ``after`` seconds after the last token of these
+        prompts on.
+        """
+        return float(
+            self.ask("idle_cpu", prompts=_as_json(prompts), max_tokens=max_tokens, after=after, seconds=seconds)
+        )
 
     def peak_memory(self) -> int:
         """Return the largest resident set of the engine's process so far, in bytes."""
@@ -158,3 +186,15 @@ class EngineProcess:
     def _signal(self, number: signal.Signals) -> None:
         if self.is_alive:
             os.killpg(self._process.pid, number)
+
+
+def _as_json(prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
+    return [asdict(prompt) for prompt in prompts]
+
+
+def _checked(result: Sequence[dict[str, Any]], num_requests: int, max_tokens: int) -> list[RequestTimes]:
+    times = [RequestTimes(**entry) for entry in result]
+    numbers = [entry.num_tokens for entry in times]
+    if numbers != [max_tokens] * num_requests:
+        raise EngineFailedError(f"asked for {max_tokens} tokens for each of {num_requests} prompts, got {numbers}")
+    return times

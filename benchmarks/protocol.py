@@ -8,6 +8,7 @@ Engines run in environments of their own, so this file and ``worker.py`` use the
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -86,6 +87,13 @@ class BenchmarkEngine(ABC):
     @abstractmethod
     def version(self) -> str:
         """Return the version of the engine's package."""
+
+    @property
+    def process_id(self) -> int:
+        """Return the process that computes, whose memory and CPU time are the engine's: this one, unless it is a
+        server's.
+        """
+        return os.getpid()
 
     @abstractmethod
     def generate(self, prompts: Sequence[Prompt], max_tokens: int) -> list[RequestTimes]:

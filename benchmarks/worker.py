@@ -12,15 +12,18 @@ import os
 import resource
 import signal
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-from benchmarks.protocol import BenchmarkEngine, EngineSettings, Prompt, UnsupportedError
+from benchmarks.protocol import BenchmarkEngine, EngineSettings, Prompt, RequestTimes, UnsupportedError
 
-__all__ = ["engine_class", "main"]
+__all__ = ["cpu_seconds", "end_with_driver", "engine_class", "main"]
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -31,42 +34,95 @@ def engine_class(name: str) -> type[BenchmarkEngine]:
     return engine
 
 
-def peak_memory() -> int:
-    """Return the largest resident set of this process so far, in bytes."""
+def peak_memory(process_id: int) -> int:
+    """Return the largest resident set of a process so far, in bytes; where there is no /proc, of this one."""
     try:
         # Not ru_maxrss: on Linux it starts with what the parent had before exec.
-        status = Path("/proc/self/status").read_text()
+        status = Path(f"/proc/{process_id}/status").read_text()
         return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:"))
     except OSError:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def _do(engine: BenchmarkEngine, command: Mapping[str, Any]) -> Any:
-    match command["do"]:
-        case "generate":
-            prompts = [Prompt(**prompt) for prompt in command["prompts"]]
-            return [asdict(times) for times in engine.generate(prompts, command["max_tokens"])]
-        case "event_loop_lag":
-            prompts = [Prompt(**prompt) for prompt in command["prompts"]]
-            return engine.event_loop_lag(prompts, command["max_tokens"], command["interval"])
-        case "logits":
-            logits = engine.logits(command["token_ids"], command["path"])
-            logits.astype("<f4").tofile(command["output"])
-            return list(logits.shape)
-        case "peak_memory":
-            return peak_memory()
-        case unknown:
-            raise ValueError(f"no such command: {unknown!r}")
+def cpu_seconds(process_id: int) -> float:
+    """Return the CPU time of a process so far, of all its threads."""
+    if process_id == os.getpid():
+        return time.process_time()
+    # Linux makes the id of another process's clock of its number (include/linux/posix-timers_types.h): exact, where
+    # /proc counts in hundredths.
+    return time.clock_gettime(~process_id << 3 | 2)
 
 
-def _answer(engine: BenchmarkEngine, command: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        return {"result": _do(engine, command)}
-    except UnsupportedError as error:
-        return {"unsupported": str(error)}
-    except Exception as error:
-        traceback.print_exc()
-        return {"failed": f"{type(error).__name__}: {error}"}
+class _Worker:
+    """Does what the driver says with one engine, and with a second one of its kind where two are asked for."""
+
+    def __init__(self, name: str, settings: EngineSettings) -> None:
+        self._settings = settings
+        self._engine = engine_class(name)(settings)
+        self._second: BenchmarkEngine | None = None
+
+    @property
+    def version(self) -> str:
+        return self._engine.version
+
+    def answer(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return {"result": self._do(command)}
+        except UnsupportedError as error:
+            return {"unsupported": str(error)}
+        except Exception as error:
+            traceback.print_exc()
+            return {"failed": f"{type(error).__name__}: {error}"}
+
+    def _do(self, command: Mapping[str, Any]) -> Any:
+        engine = self._engine
+        prompts = [Prompt(**prompt) for prompt in command.get("prompts", ())]
+        match command["do"]:
+            case "generate":
+                return _as_json(engine.generate(prompts, command["max_tokens"]))
+            case "generate_on_two":
+                others = [Prompt(**prompt) for prompt in command["others"]]
+                return [_as_json(times) for times in self._on_two(prompts, others, command["max_tokens"])]
+            case "event_loop_lag":
+                return engine.event_loop_lag(prompts, command["max_tokens"], command["interval"])
+            case "logits":
+                logits = engine.logits(command["token_ids"], command["path"])
+                logits.astype("<f4").tofile(command["output"])
+                return list(logits.shape)
+            case "peak_memory":
+                return peak_memory(engine.process_id)
+            case "idle_cpu":
+                engine.generate(prompts, command["max_tokens"])
+                return _idle_cpu(engine.process_id, command["after"], command["seconds"])
+            case unknown:
+                raise ValueError(f"no such command: {unknown!r}")
+
+    def _on_two(
+        self, prompts: list[Prompt], others: list[Prompt], max_tokens: int
+    ) -> tuple[list[RequestTimes], list[RequestTimes]]:
+        """Generate on two models in this process at the same time; the second is loaded the first time."""
+        self._second = self._second or type(self._engine)(self._settings)
+        ready = threading.Barrier(2)
+
+        def generate(engine: BenchmarkEngine, batch: list[Prompt]) -> list[RequestTimes]:
+            ready.wait()
+            return engine.generate(batch, max_tokens)
+
+        with ThreadPoolExecutor(1) as threads:
+            second = threads.submit(generate, self._second, others)
+            return generate(self._engine, prompts), second.result()
+
+
+def _as_json(times: list[RequestTimes]) -> list[dict[str, Any]]:
+    return [asdict(entry) for entry in times]
+
+
+def _idle_cpu(process_id: int, after: float, seconds: float) -> float:
+    """Return how many CPUs a process uses while it has nothing to do, from ``after`` seconds from now on."""
+    time.sleep(after)
+    begun, before = time.perf_counter(), cpu_seconds(process_id)
+    time.sleep(seconds)
+    return (cpu_seconds(process_id) - before) / (time.perf_counter() - begun)
 
 
 def _take_stdout() -> IO[str]:
@@ -76,9 +132,9 @@ def _take_stdout() -> IO[str]:
     return pipe
 
 
-def _end_with_driver() -> None:
-    """On Linux, have this process killed when the driver ends, however it ends; a stopped process would not see its
-    input end.
+def end_with_driver() -> None:
+    """On Linux, have this process killed when the one that started it ends, however it ends; a stopped process would
+    not see its input end.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -86,16 +142,16 @@ def _end_with_driver() -> None:
 
 def main(name: str, settings: str) -> None:
     """Load, then answer a line for each line of stdin."""
-    _end_with_driver()
+    end_with_driver()
     with _take_stdout() as replies:
 
         def reply(message: dict[str, Any]) -> None:
             print(json.dumps(message), file=replies, flush=True)
 
-        engine = engine_class(name)(EngineSettings(**json.loads(settings)))
-        reply({"result": engine.version})
+        worker = _Worker(name, EngineSettings(**json.loads(settings)))
+        reply({"result": worker.version})
         for line in sys.stdin:
-            reply(_answer(engine, json.loads(line)))
+            reply(worker.answer(json.loads(line)))
 
 
 if __name__ == "__main__":

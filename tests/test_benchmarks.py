@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 import torch
@@ -19,15 +22,19 @@ from benchmarks.gpu.parts import PARTS
 from benchmarks.gpu.random_model import TINY_SHAPES
 from benchmarks.inside import OpenEngine, open_engine
 from benchmarks.mixture_cpu import Layers
+from benchmarks.neighbours import Busy, neighbour_tasks
 from benchmarks.process import EngineFailedError, EngineProcess
 from benchmarks.prompts import PromptMaker
 from benchmarks.protocol import EngineSettings, Prompt, UnsupportedError
 from benchmarks.quality import batch_dependence, own_paths
 from benchmarks.step_profile import Stopwatch, profile_steps
 from benchmarks.tasks import LOAD, QUICK, make_tasks
+from benchmarks.worker import cpu_seconds
 
 from native_weights import needs_library, workspace
 from paged_sdk import TextModelBuilder
+
+ROOT: Final = Path(__file__).parents[1]
 
 
 @pytest.fixture
@@ -65,6 +72,54 @@ def test_a_comparison_has_a_figure_for_every_metric(
     assert results.metrics[0] is LOAD
     for metric in results.metrics:
         value = results.median(OWN, metric)
+        assert value is not None
+        assert value > 0, metric
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="another process's CPU time is read by Linux's clocks")
+def test_busy_processes_compute_while_they_are_asked_to_and_no_longer() -> None:
+    with Busy(2) as busy:
+        asked, other = busy.process_ids
+        before, idle = cpu_seconds(asked), cpu_seconds(other)
+        deadline = time.monotonic() + 60
+        with busy.computing(1):
+            while cpu_seconds(asked) < before + 0.1 and time.monotonic() < deadline:
+                time.sleep(0.01)
+        stopped = cpu_seconds(asked)
+        assert stopped >= before + 0.1
+        time.sleep(0.3)
+        assert cpu_seconds(asked) - stopped < 0.1
+        assert cpu_seconds(other) - idle < 0.1
+    for process_id in (asked, other):
+        with pytest.raises(ProcessLookupError):
+            os.kill(process_id, 0)
+
+
+def test_engines_are_measured_beside_busy_processes_and_beside_themselves(
+    settings: EngineSettings, prompts: PromptMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    this, before = OWN, f"{OWN} before"
+    with Busy(2) as busy:
+        tasks = [task for task in neighbour_tasks(QUICK, busy, turns=1) if not task.name.endswith("-4")]
+        comparison = Comparison(
+            engines=[this, before],
+            tasks=tasks,
+            sizes=QUICK,
+            settings=settings,
+            prompts=prompts,
+            timeout=60,
+            versions={before: ROOT / "src"},
+        )
+        comparison.run_round(1)
+    results = comparison.results
+    assert not results.reasons
+    assert [task.name for task in tasks] == ["decode-1", "prefix", "idle-cpu", "one-process-1", "two-processes-1"]
+    shares = [metric for metric in results.metrics if metric.unit == "x"]
+    assert len(shares) == 6
+    for metric in results.metrics:
+        assert results.median(before, metric) is not None
+        value = results.median(this, metric)
         assert value is not None
         assert value > 0, metric
 
