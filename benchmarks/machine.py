@@ -25,6 +25,7 @@ def describe_machine() -> dict[str, Any]:
     flags = cpu.get("flags", cpu.get("Features", "")).split()
     return {
         "cpu": cpu.get("model name") or platform.processor() or platform.machine(),
+        "cpu_family": f"{cpu.get('cpu family', '')}.{cpu.get('model', '')}".strip("."),
         "cpus": usable_cpus(),
         "instruction_sets": [flag for flag in _FLAGS if flag in flags],
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),

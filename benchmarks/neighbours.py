@@ -9,10 +9,6 @@ threads as CPUs, two, its fair share of the time is 0.67 beside one and 0.50 bes
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager
@@ -22,8 +18,9 @@ from statistics import median
 from typing import Annotated, Final, TypeAlias
 
 import typer
-from attrs import asdict, evolve
+from attrs import asdict
 
+from benchmarks.busy import Busy, beside
 from benchmarks.compare import Comparison, confined_to, names_of, report
 from benchmarks.environments import ENGINES, OWN, installed_engines
 from benchmarks.machine import describe_machine, usable_cpus
@@ -35,66 +32,11 @@ from benchmarks.protocol import EngineSettings, Prompt, RequestTimes
 from benchmarks.tasks import QUICK, Figures, Metric, Sizes, Task, decode_rate, make_tasks
 from benchmarks.versions import VersionError, other_version
 
-__all__ = ["Busy", "neighbour_tasks"]
+__all__ = ["neighbour_tasks"]
 
 PROCESSES: Final = (1, 2)
 PAIRS: Final = (1, 4)
 """Streams on each of two models."""
-
-_REPOSITORY: Final = Path(__file__).parents[1]
-_LOOP: Final = "from benchmarks.worker import end_with_driver\nend_with_driver()\nprint(flush=True)\nwhile True: pass"
-_SETTLING: Final = 0.1
-"""Seconds that the kernel has to spread the busy processes before an engine is measured beside them."""
-
-_NAMES: Final = {0: "idle", 1: "beside one busy process", 2: "beside two"}
-
-
-class Busy:
-    """Has processes that compute, and are stopped except while they are asked for.
-
-    :param most: how many there are; they end with the context
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._processes: list[subprocess.Popen[str]] = []
-
-    def __enter__(self) -> Busy:
-        for _ in range(self._most):
-            command = [sys.executable, "-c", _LOOP]
-            process = subprocess.Popen(command, cwd=_REPOSITORY, stdout=subprocess.PIPE, text=True)
-            self._processes.append(process)
-            assert process.stdout is not None
-            process.stdout.readline()  # it computes from here on
-            process.send_signal(signal.SIGSTOP)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for process in self._processes:
-            process.kill()
-            process.wait()
-            assert process.stdout is not None
-            process.stdout.close()
-        self._processes.clear()
-
-    @property
-    def process_ids(self) -> list[int]:
-        """Return the processes, those first that are woken first."""
-        return [process.pid for process in self._processes]
-
-    @contextmanager
-    def computing(self, number: int) -> Iterator[None]:
-        """Have ``number`` processes compute in this context."""
-        woken = self._processes[:number]
-        for process in woken:
-            process.send_signal(signal.SIGCONT)
-        try:
-            if woken:
-                time.sleep(_SETTLING)
-            yield
-        finally:
-            for process in woken:
-                process.send_signal(signal.SIGSTOP)
 
 
 def neighbour_tasks(sizes: Sizes, busy: Busy, turns: int) -> list[Task]:
@@ -114,24 +56,21 @@ def neighbour_tasks(sizes: Sizes, busy: Busy, turns: int) -> list[Task]:
 
 def _beside(task: Task, busy: Busy, turns: int) -> Task:
     """Return a task's first figure idle and beside busy processes, and what share of idle that is."""
-    first, numbers = task.metrics[0], (0, *PROCESSES)
-    rates = {
-        number: evolve(first, key=f"{first.key}_beside_{number}", title=f"{first.title}, {_NAMES[number]}")
-        for number in numbers
-    }
+    numbers = (0, *PROCESSES)
+    tasks = {number: beside(task, busy, number) for number in numbers}
+    rates = {number: tasks[number].metrics[0] for number in numbers}
     shares = {
-        number: Metric(f"{first.key}_share_{number}", f"{first.title}, {_NAMES[number]}, of idle", "x")
-        for number in PROCESSES
+        number: Metric(f"{rates[number].key}_share", f"{rates[number].title}, of idle", "x") for number in PROCESSES
     }
 
     def measure(engine: EngineProcess, prompts: PromptMaker, key: str) -> Figures:
         found: dict[int, list[float]] = {number: [] for number in numbers}
         for turn in range(turns):
             for number in numbers:
-                with busy.computing(number):
-                    found[number].append(task.measure(engine, prompts, f"{key}.{turn}.{number}")[first.key])
-        figures = {rates[number].key: median(found[number]) for number in numbers}
-        return figures | {shares[number].key: _median_share(found[number], found[0]) for number in PROCESSES}
+                figures = tasks[number].measure(engine, prompts, f"{key}.{turn}.{number}")
+                found[number].append(figures[rates[number].key])
+        speeds = {rates[number].key: median(found[number]) for number in numbers}
+        return speeds | {shares[number].key: _median_share(found[number], found[0]) for number in PROCESSES}
 
     return Task(task.name, tuple(metric for number in numbers for metric in _of(number, rates, shares)), measure)
 

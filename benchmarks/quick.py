@@ -1,22 +1,23 @@
 """Run `make bench-quick`: measure the working tree beside another version of this project, and say what got slower.
 
-python -m benchmarks.quick --against REVISION
+python -m benchmarks.quick [--against REVISION] [--save]
 
 Both versions are loaded, each in a process of its own, and take turns task by task; every few rounds both are started
 afresh, since one process may be lucky with its memory. A task is called slower if the ratios of its rounds, taken
 together, are very unlikely for equal speed. The exit status is then 1.
+
+What was saved of an earlier version on this processor stands beside that, for information: the same figure moves by up
+to a quarter from one quarter of an hour to the next, so only what was measured in turns decides.
 """
 
 from __future__ import annotations
 
-import json
 import random
-import re
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
+from datetime import date
 from statistics import median
 from typing import Annotated, Any, Final
 
@@ -26,6 +27,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from benchmarks.busy import Busy, beside
 from benchmarks.environments import OWN
 from benchmarks.machine import describe_machine, usable_cpus
 from benchmarks.models import benchmark_model
@@ -34,12 +36,17 @@ from benchmarks.process import EngineProcess
 from benchmarks.prompts import PromptMaker, tokenizer_of
 from benchmarks.protocol import EngineSettings
 from benchmarks.results import as_text
+from benchmarks.saved import Saved, file_of, last_saved
+from benchmarks.saved import save as keep
 from benchmarks.tasks import LOAD, Metric, Sizes, Task, load_figures, make_tasks, warm_up
 from benchmarks.versions import Version, VersionError, last_tag, other_version, working_tree
 
 __all__ = ["Comparison", "interval", "main", "verdict"]
 
 TASKS: Final = ("decode-1", "decode-4", "decode-16", "prefix", "memory")
+BESIDE: Final = ("decode-1",)
+"""Tasks that are measured beside a busy process too."""
+
 ROUNDS_PER_START: Final = 4
 LEAST: Final = 0.03
 """A change by less than this part is no finding, however sure it is: other layouts of the same code make as much."""
@@ -84,14 +91,22 @@ class Comparison:
     """Measures two versions in turns.
 
     :param versions: the other one, and the working tree
+    :param busy: one process to measure both beside
     :ivar values: one figure per round, by version and metric; of the load time one per start
     """
 
     def __init__(
-        self, versions: tuple[Version, Version], *, settings: EngineSettings, sizes: Sizes, prompts: PromptMaker
+        self,
+        versions: tuple[Version, Version],
+        *,
+        settings: EngineSettings,
+        sizes: Sizes,
+        prompts: PromptMaker,
+        busy: Busy,
     ) -> None:
         self.values: tuple[dict[str, list[float]], dict[str, list[float]]] = ({}, {})
-        self.tasks: list[Task] = [task for task in make_tasks(sizes) if task.name in TASKS]
+        idle: list[Task] = [task for task in make_tasks(sizes) if task.name in TASKS]
+        self.tasks = [*idle, *(beside(task, busy, 1) for task in idle if task.name in BESIDE)]
         self._versions = versions
         self._settings = settings
         self._sizes = sizes
@@ -123,6 +138,10 @@ class Comparison:
         pairs = zip(*(values[metric.key] for values in self.values), strict=True)
         return [after / before if metric.higher_is_better else before / after for before, after in pairs]
 
+    def medians(self) -> dict[str, float]:
+        """Return what the working tree reached, in four digits."""
+        return {metric.key: float(f"{median(self.values[1][metric.key]):.4g}") for metric in self.metrics}
+
     def _order(self, number: int) -> tuple[int, int]:
         return (0, 1) if number % 2 else (1, 0)
 
@@ -131,10 +150,13 @@ class Comparison:
             self.values[which].setdefault(key, []).append(value)
 
 
-def _report(comparison: Comparison, versions: tuple[Version, Version]) -> list[str]:
+def _report(comparison: Comparison, versions: tuple[Version, Version], earlier: Saved | None) -> list[str]:
     """Print the table, and return what got slower."""
     table = Table(title="medians; ratio above 1: the working tree is better")
-    for column in ("", versions[0].name, versions[1].name, "ratio", "between", ""):
+    columns = ["", versions[0].name, versions[1].name, "ratio", "between", ""]
+    if earlier is not None:
+        columns += [f"saved on this processor,\n{earlier.day}: {earlier.version}", "ratio"]
+    for column in columns:
         table.add_column(column, justify="left" if column == "" else "right")
     slower = []
     for metric in comparison.metrics:
@@ -145,28 +167,20 @@ def _report(comparison: Comparison, versions: tuple[Version, Version]) -> list[s
         cells = [as_text(median(values[metric.key])) for values in comparison.values]
         bounds = f"{found.low:.3f} - {found.high:.3f}"
         color = {"slower": "red", "faster": "green"}.get(said, "default")
-        table.add_row(f"{metric.title}, {metric.unit}", *cells, f"{found.middle:.3f}", bounds, f"[{color}]{said}[/]")
+        cells += [f"{found.middle:.3f}", bounds, f"[{color}]{said}[/]"]
+        if earlier is not None and metric.key in earlier.figures:
+            before, after = earlier.figures[metric.key], median(comparison.values[1][metric.key])
+            cells += [as_text(before), f"{after / before if metric.higher_is_better else before / after:.2f}"]
+        table.add_row(f"{metric.title}, {metric.unit}", *cells)
     Console(width=None if sys.stdout.isatty() else 140).print(table)
     return slower
-
-
-def _save(comparison: Comparison, version: Version, machine: dict[str, Any], directory: Path) -> Path:
-    """Add the working tree's medians to the file of this processor."""
-    name = re.sub(r"[^a-z0-9]+", "-", f"{machine['cpu']} {machine['cpus']} cpus".lower()).strip("-")
-    path = directory / f"{name}.json"
-    history = json.loads(path.read_text()) if path.exists() else {"machine": machine, "versions": {}}
-    history["versions"][version.name] = {
-        metric.key: float(f"{median(comparison.values[1][metric.key]):.4g}") for metric in comparison.metrics
-    }
-    path.write_text(json.dumps(history, indent=2) + "\n")
-    return path
 
 
 def main(
     against: Annotated[str, typer.Option(help="The commit to compare with; default: the last tag")] = "",
     model: Annotated[str, typer.Option(help="The model, as of `make bench`")] = "smollm2",
-    seconds: Annotated[float, typer.Option(min=1, help="Seconds after which both are not started again")] = 100,
-    save: Annotated[bool, typer.Option("--save", help="Keep the figures under benchmarks/results/")] = False,
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds to measure for, two starts of both at least")] = 150,
+    save: Annotated[bool, typer.Option("--save", help="Keep the working tree's figures, by processor")] = False,
 ) -> None:
     """Measure the working tree beside another version of this project."""
     try:
@@ -178,19 +192,22 @@ def main(
     settings = EngineSettings(str(chosen.source), usable_cpus(), sizes.max_model_len, max(sizes.streams))
     prompts = PromptMaker(tokenizer_of(chosen.source))
     machine = describe_machine()
-    comparison = Comparison(versions, settings=settings, sizes=sizes, prompts=prompts)
-    begun, number = time.monotonic(), 0
-    with Progress(console=_console) as progress:
+    begun, number, longest = time.monotonic(), 0, 0.0
+    with Progress(console=_console) as progress, Busy(1) as busy:
+        comparison = Comparison(versions, settings=settings, sizes=sizes, prompts=prompts, busy=busy)
         shown = progress.add_task("measuring in turns", total=seconds)
-        while time.monotonic() - begun < seconds or number < 2:
+        while number < 2 or time.monotonic() - begun + longest < seconds:
+            started = time.monotonic()
             comparison.start(number)
             number += 1
+            longest = max(longest, time.monotonic() - started)
             progress.update(shown, completed=time.monotonic() - begun)
-    slower = _report(comparison, versions)
+    path = file_of(machine)
+    slower = _report(comparison, versions, last_saved(path, chosen.name))
     if save:
-        directory = Path(__file__).parent / "results"
-        directory.mkdir(exist_ok=True)
-        _console.print(f"written to {_save(comparison, versions[1], machine, directory)}")
+        measured = Saved(versions[1].name, date.today().isoformat(), machine["load_average"], comparison.medians())
+        keep(path, machine, chosen.name, measured)
+        _console.print(f"written to {path}")
     if slower:
         _console.print(f"[red]slower than {versions[0].name}: {', '.join(slower)}[/]")
         raise typer.Exit(1)

@@ -49,7 +49,7 @@ def last_tag() -> str:
     try:
         return _git("describe", "--tags", "--abbrev=0")
     except VersionError:
-        raise VersionError("no commit has a tag yet: name the commit to compare with") from None
+        raise VersionError("no commit has a tag yet: name the commit to compare with, as in --against main~5") from None
 
 
 def other_version(revision: str) -> Version:

@@ -5,15 +5,21 @@ from __future__ import annotations
 import math
 import random
 import statistics
+import subprocess
+from pathlib import Path
 
 import pytest
 import torch
+from attrs import evolve
+from benchmarks import versions
 from benchmarks.divergence import divergence
 from benchmarks.environments import ENGINES, OWN
+from benchmarks.machine import describe_machine
 from benchmarks.quick import interval, verdict
 from benchmarks.results import Results
+from benchmarks.saved import Saved, file_of, last_saved, save
 from benchmarks.tasks import Metric
-from benchmarks.versions import VersionError, other_version
+from benchmarks.versions import VersionError, last_tag, other_version
 from benchmarks.worker import engine_class
 
 SPEED = Metric("speed", "speed", "tok/s")
@@ -90,3 +96,32 @@ def test_a_version_is_called_slower_only_where_chance_makes_no_such_rounds() -> 
 def test_versions_that_cannot_be_had_are_named() -> None:
     with pytest.raises(VersionError, match="no-such-revision"):
         other_version("no-such-revision")
+
+
+def test_without_a_tag_the_commit_has_to_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "init", "--quiet"], check=True)
+    subprocess.run([*git, "commit", "--quiet", "--allow-empty", "--message", "first"], check=True)
+    monkeypatch.setattr(versions, "_REPOSITORY", tmp_path)
+    with pytest.raises(VersionError, match=r"no commit has a tag yet.*--against"):
+        last_tag()
+    subprocess.run([*git, "tag", "v1"], check=True)
+    assert last_tag() == "v1"
+
+
+def test_what_was_saved_last_is_found_by_processor_and_model(tmp_path: Path) -> None:
+    zen4 = describe_machine() | {"cpu": "AMD EPYC", "cpu_family": "25.17", "cpus": 2}
+    path = file_of(zen4, tmp_path / "results")
+    assert path.name == "amd-epyc-25-17-2-cpus.json"
+    assert path != file_of(zen4 | {"cpu_family": "26.2"}, tmp_path / "results")
+    assert last_saved(path, "a.gguf") is None
+    old, new = Saved("abc", "2026-11-20", 0.1, {"decode_1": 100.0}), Saved("def", "2026-11-22", 0.2, {"decode_1": 90.0})
+    save(path, zen4, "a.gguf", old)
+    save(path, zen4, "b.gguf", evolve(old, figures={"decode_1": 5.0}))
+    save(path, zen4, "a.gguf", new)
+    assert last_saved(path, "a.gguf") == new
+    assert last_saved(path, "c.gguf") is None
+    again = evolve(old, day="2026-11-23")
+    save(path, zen4, "a.gguf", again)
+    assert last_saved(path, "a.gguf") == again
+    assert last_saved(path, "b.gguf") == evolve(old, figures={"decode_1": 5.0})

@@ -14,7 +14,8 @@ from typing import Final
 import pytest
 import torch
 from attrs import evolve
-from benchmarks import claims
+from benchmarks import claims, quick
+from benchmarks.busy import Busy
 from benchmarks.compare import Comparison
 from benchmarks.environments import OWN
 from benchmarks.gpu.__main__ import Findings, run_part
@@ -22,13 +23,14 @@ from benchmarks.gpu.parts import PARTS
 from benchmarks.gpu.random_model import TINY_SHAPES
 from benchmarks.inside import OpenEngine, open_engine
 from benchmarks.mixture_cpu import Layers
-from benchmarks.neighbours import Busy, neighbour_tasks
+from benchmarks.neighbours import neighbour_tasks
 from benchmarks.process import EngineFailedError, EngineProcess
 from benchmarks.prompts import PromptMaker
 from benchmarks.protocol import EngineSettings, Prompt, UnsupportedError
 from benchmarks.quality import batch_dependence, own_paths
 from benchmarks.step_profile import Stopwatch, profile_steps
 from benchmarks.tasks import LOAD, QUICK, make_tasks
+from benchmarks.versions import Version
 from benchmarks.worker import cpu_seconds
 
 from native_weights import needs_library, workspace
@@ -99,11 +101,11 @@ def test_engines_are_measured_beside_busy_processes_and_beside_themselves(
     settings: EngineSettings, prompts: PromptMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    this, before = OWN, f"{OWN} before"
+    before = f"{OWN} before"
     with Busy(2) as busy:
         tasks = [task for task in neighbour_tasks(QUICK, busy, turns=1) if not task.name.endswith("-4")]
         comparison = Comparison(
-            engines=[this, before],
+            engines=[before],
             tasks=tasks,
             sizes=QUICK,
             settings=settings,
@@ -118,10 +120,25 @@ def test_engines_are_measured_beside_busy_processes_and_beside_themselves(
     shares = [metric for metric in results.metrics if metric.unit == "x"]
     assert len(shares) == 6
     for metric in results.metrics:
-        assert results.median(before, metric) is not None
-        value = results.median(this, metric)
+        value = results.median(before, metric)
         assert value is not None
         assert value > 0, metric
+
+
+def test_two_versions_take_turns(
+    settings: EngineSettings, prompts: PromptMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(quick, "ROUNDS_PER_START", 1)
+    both = (Version("before", ROOT / "src"), Version("now", ROOT / "src"))
+    with Busy(1) as busy:
+        comparison = quick.Comparison(both, settings=settings, sizes=QUICK, prompts=prompts, busy=busy)
+        comparison.start(0)
+    assert "decode_1_beside_1" in {metric.key for metric in comparison.metrics}
+    for metric in comparison.metrics:
+        (before,), (now,) = (values[metric.key] for values in comparison.values)
+        assert comparison.ratios(metric) == [now / before if metric.higher_is_better else before / now]
+    assert all(value > 0 for value in comparison.medians().values())
 
 
 def test_times_are_in_order_and_count_every_token(own: EngineProcess, prompts: PromptMaker) -> None:
