@@ -61,6 +61,7 @@ class Comparison:
     :param timeout: seconds that one command to an engine may take
     :param versions: other versions of this project, by the names that they have among the engines: where their packages
         lie
+    :param apart: give every engine a session of its own
     :ivar bandwidths: bytes per second, by round
     """
 
@@ -75,11 +76,13 @@ class Comparison:
         timeout: float,
         model: BenchmarkModel | None = None,
         versions: Mapping[str, Path] | None = None,
+        apart: bool = False,
     ) -> None:
         self.results = Results(_metrics(tasks), dict.fromkeys(engines, ""))
         self.bandwidths: list[float] = []
         self._model = model
         self._versions = versions or {}
+        self._apart = apart
         self._tasks = tasks
         self._sizes = sizes
         self._settings = settings
@@ -113,7 +116,9 @@ class Comparison:
         try:
             source = self._versions.get(name)
             kind = name if source is None else OWN
-            engine = EngineProcess(kind, settings, log, timeout=self._timeout, source=source, title=name)
+            engine = EngineProcess(
+                kind, settings, log, timeout=self._timeout, source=source, title=name, apart=self._apart
+            )
             stack.callback(engine.close)
             self.results.engines[name] = engine.version
             self.results.add(name, load_figures(engine, self._prompts, self._sizes, key))

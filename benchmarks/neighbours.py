@@ -154,6 +154,7 @@ def main(
     engines: Annotated[str, typer.Option(help="Names by commas; default: this one and its installed peers")] = "",
     only: Annotated[str, typer.Option(help="Names of tasks by commas; default: all")] = "",
     against: Annotated[str, typer.Option(help="A commit of this project to measure beside the others")] = "",
+    apart: Annotated[bool, typer.Option("--apart", help="Engines and busy processes in sessions of their own")] = False,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of each engine; default: all CPUs")] = None,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds that an engine has for one batch")] = 120,
     output: Annotated[Path | None, typer.Option(help="JSON file; default: in the cache directory")] = None,
@@ -181,12 +182,15 @@ def main(
             timeout=timeout,
             model=chosen,
             versions=before,
+            apart=apart,
         )
         for number in range(1, rounds + 1):
             comparison.run_round(number)
-    title = f"{chosen.name}, {num_threads} threads, {rounds} rounds of {turns} turns"
+    title = f"{chosen.name}, {num_threads} threads, {turns} turns in each of {rounds} rounds"
     target = output or cache_directory("results") / f"neighbours-{chosen.file_name}{'-quick' if quick else ''}.json"
-    report(comparison, title=title, about=about | {"quick": quick, "sizes": asdict(sizes)}, target=target)
+    report(
+        comparison, title=title, about=about | {"apart": apart, "quick": quick, "sizes": asdict(sizes)}, target=target
+    )
     if OWN in names and OWN not in comparison.results.values:
         raise typer.Exit(1)
 

@@ -38,6 +38,8 @@ class EngineProcess:
     :param log: the file for everything that the engine prints
     :param timeout: seconds that one command may take; an engine that takes longer is ended
     :param source: a directory of packages that go before those of the engine's environment: another version of it
+    :param apart: run it in a session of its own, not in the driver's: with ``sched_autogroup_enabled``, Linux shares
+        CPUs out among sessions first
     :param title: the name under which its figures go; None: the engine's
     :raises EngineFailedError: it could not be loaded
     """
@@ -51,6 +53,7 @@ class EngineProcess:
         timeout: float,
         source: Path | None = None,
         title: str | None = None,
+        apart: bool = False,
     ) -> None:
         self.name = title or name
         self._engine = name
@@ -59,6 +62,7 @@ class EngineProcess:
         self._log = log
         self._timeout = timeout
         self._source = source
+        self._apart = apart
         threads = str(settings.num_threads)
         variables = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"), threads)
         if source is not None:
@@ -72,7 +76,8 @@ class EngineProcess:
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 text=True,
-                process_group=0,  # of the same session: Linux shares CPUs out among sessions first (autogroup)
+                start_new_session=apart,
+                process_group=None if apart else 0,
             )
         try:
             self.version: str = self._read(_LOADING)
@@ -109,7 +114,9 @@ class EngineProcess:
     def another(self) -> EngineProcess:
         """Start another process of the same engine, with the same settings; the caller closes it."""
         log = self._log.with_stem(f"{self._log.stem}-another")
-        return EngineProcess(self._engine, self.settings, log, timeout=self._timeout, source=self._source)
+        return EngineProcess(
+            self._engine, self.settings, log, timeout=self._timeout, source=self._source, apart=self._apart
+        )
 
     def event_loop_lag(self, prompts: Sequence[Prompt], max_tokens: int, interval: float) -> list[float]:
         """See :meth:`BenchmarkEngine.event_loop_lag`."""
