@@ -10,6 +10,7 @@ import json
 import os
 import re
 import stat
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,11 +42,13 @@ class CheckpointFile:
     """Reads a file; whatever the system says against it is a :class:`CheckpointError` that names the file.
 
     A regular file may be opened and yet not be read: on a disk that fails, over a network that is gone, in /proc.
+    Several threads may use :meth:`read_into` at once.
     """
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self._path = path
         self._file = io.FileIO(descriptor)
+        self._lock = threading.Lock()
 
     def __enter__(self) -> CheckpointFile:
         return self
@@ -72,10 +75,16 @@ class CheckpointFile:
         """Fill memory from an offset on; return how many bytes there were, fewer where the file ends."""
         done = 0
         with self._errors():
-            self._file.seek(offset)
-            while done < len(target) and (count := self._file.readinto(target[done:])):
+            while done < len(target) and (count := self._read_at(offset + done, target[done:])):
                 done += count
         return done
+
+    def _read_at(self, offset: int, target: memoryview) -> int:
+        if hasattr(os, "preadv"):  # which knows no place in the file that threads would share
+            return os.preadv(self._file.fileno(), [target], offset)
+        with self._lock:
+            self._file.seek(offset)
+            return self._file.readinto(target) or 0
 
     def close(self) -> None:
         """Close the file. Idempotent."""

@@ -161,6 +161,16 @@ def test_what_cannot_be_packed_is_refused() -> None:
         pack_gguf(library(), raw, 2, 4, 40)
     with pytest.raises(CheckpointError, match="has 180 bytes: got 144 elements"):
         pack_gguf(library(), raw, 2, 5, 64)
+    with pytest.raises(CheckpointError, match="has 144 bytes: got 288 elements"):
+        pack_gguf(library(), [raw, raw], 2, 4, 64)
+    with pytest.raises(CheckpointError, match="has 1440 bytes: got 288 elements"):
+        pack_gguf(library(), [raw] * 10, 2, 40, 64)  # parts of 4 rows, within a panel
+
+
+def test_parts_are_packed_as_the_whole() -> None:
+    raw = random_blocks(12, 70, 512, torch.Generator().manual_seed(1))
+    whole = pack_gguf(library(), raw, 12, 70, 512)
+    assert torch.equal(pack_gguf(library(), torch.split(raw, 32), 12, 70, 512).data, whole.data)
 
 
 def test_tensors_that_do_not_fit_are_refused() -> None:

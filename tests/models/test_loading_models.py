@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,56 @@ def test_a_gguf_file(tmp_path: Path, family: str) -> None:
     model = load_model(checkpoint.config, checkpoint.source, dtype=torch.float32, device=CPU)
     prompt = random_prompt(70)
     assert greedy(model, paged(16), prompt, 8) == reference_greedy(build_gguf_model(family), prompt, 8)
+
+
+@needs_library
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_layers_are_loaded_by_as_many_threads_as_one_likes(tmp_path: Path, family: str) -> None:
+    """The model is the same, every tensor is counted once, and no thread is left."""
+    path = make_gguf(tmp_path, family=family, quantization="Q4_0")
+    prompt, texts, before = random_prompt(40), [], threading.active_count()
+    for num_threads in (1, 3):
+        checkpoint = open_checkpoint(path)
+        progress: list[tuple[int, int]] = []
+        model = load_model(
+            checkpoint.config,
+            checkpoint.source,
+            dtype=torch.float32,
+            device=CPU,
+            policy=WeightPolicy(keep_blocks=True, workspace=workspace()),
+            on_progress=lambda *numbers: progress.append(numbers),  # noqa: B023
+            num_threads=num_threads,
+        )
+        checkpoint.source.close()
+        assert [done for done, _ in progress] == sorted(done for done, _ in progress)
+        assert progress[-1][0] == progress[-1][1] == len(checkpoint.source.names())
+        texts.append(greedy(model, paged(16), prompt, 8))
+    assert texts[0] == texts[1]
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_the_first_tensor_that_is_wrong_is_named(num_threads: int) -> None:
+    reference = build_model("llama")
+    tensors = {name: tensor for name, tensor in reference.state_dict().items() if "layers.1" not in name}
+    del tensors["model.layers.0.mlp.down_proj.weight"]
+    with pytest.raises(CheckpointError, match=r"layers\.0\.mlp\.down_proj"):
+        load(reference, tensors, num_threads=num_threads)
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_loading_ends_when_progress_raises(num_threads: int) -> None:
+    reference = build_model("llama")
+    before, reported = threading.active_count(), []
+
+    def stop(done: int, total: int) -> None:
+        reported.append(done)
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        load(reference, dict(reference.state_dict()), on_progress=stop, num_threads=num_threads)
+    assert len(reported) < len(reference.state_dict()) // 3  # at most one for each layer, and the table
+    assert threading.active_count() == before
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])

@@ -68,18 +68,32 @@ def test_plain_numbers_are_as_they_are_stored(quantization: str, tmp_path: Path)
             assert torch.equal(matrix.decoded(), source.tensor(name, torch.float32, CPU))
 
 
-def test_blocks_own_their_memory_and_outlive_the_source(tmp_path: Path) -> None:
+def test_blocks_are_read_when_they_are_asked_for_until_the_source_is_closed(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", quantization="Q8_0")
     source = GgufSource(path)
-    name = "model.layers.0.mlp.up_proj.weight"
-    first, again = source.matrix(name), source.matrix(name)
-    assert isinstance(first, BlockMatrix)
-    assert isinstance(again, BlockMatrix)
-    assert first.blocks.data_ptr() != again.blocks.data_ptr()
+    matrix = source.matrix("model.layers.0.mlp.up_proj.weight")
+    assert isinstance(matrix, BlockMatrix)
+    first, again, kept = matrix.blocks, matrix.blocks, matrix.to(CPU)
+    assert first.data_ptr() != again.data_ptr()
+    part = matrix.rows(slice(16, 32))
+    assert torch.equal(part.blocks, first[16:32])
+    assert torch.equal(part.rows(slice(3, 5)).blocks, first[19:21])
+    assert [len(each.blocks) for each in part.parts(6)] == [6, 6, 4]
     source.close()
-    assert torch.equal(first.blocks, GgufFile(path).tensors["blk.0.ffn_up.weight"].blocks())
-    with pytest.raises(CheckpointError, match="is closed"):
-        source.matrix(name)
+    for unread in (matrix, part):
+        with pytest.raises(CheckpointError, match="is closed"):
+            _ = unread.blocks
+    assert torch.equal(first, GgufFile(path).tensors["blk.0.ffn_up.weight"].blocks())
+    assert torch.equal(kept.blocks, first)
+
+
+def test_some_rows_of_queries_and_keys(tmp_path: Path) -> None:
+    """Parts begin and end within heads, whose rows a file has in another order."""
+    source = GgufSource(tiny.make_gguf(tmp_path, quantization="Q8_0"))
+    matrix = source.matrix("model.layers.0.self_attn.q_proj.weight")
+    whole = matrix.decoded()
+    for first, last in [(0, 1), (3, 21), (15, 17), (0, len(whole))]:
+        assert torch.equal(matrix.rows(slice(first, last)).decoded(), whole[first:last])
 
 
 def test_a_tensor_that_is_not_there(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -48,6 +49,7 @@ from paged_sdk.sampling.processors import default_processors
 from paged_sdk.sampling.sampler import Sampler
 from paged_sdk.scheduler.proposer import Proposer
 from paged_sdk.scheduler.scheduler import Scheduler
+from paged_sdk.threads import thread_must_start
 from paged_sdk.weights.checkpoint import Checkpoint, open_checkpoint
 from paged_sdk.weights.hub import resolve_model
 
@@ -98,23 +100,33 @@ def _load(
     try:
         shape = read_config(checkpoint.config)
         max_model_len = resolve_max_model_len(settings, shape)
-        text = _text_processor(checkpoint, settings)
-        is_own = checkpoint.metadata is not None and settings.tokenizer_json is None
-        check_vocabulary(text.tokenizer, shape.vocab_size, path, is_own=is_own)
-        with weights_must_fit(path, device), LoadingBar(f"Loading {path.name}", visible=settings.logging) as bar:
+        policy = _policy(checkpoint, settings, environment, dtype, device, workspace)
+        with (
+            ThreadPoolExecutor(1, thread_name_prefix="paged-sdk tokenizer") as beside,
+            weights_must_fit(path, device),
+            LoadingBar(f"Loading {path.name}", visible=settings.logging) as bar,
+        ):
+            with thread_must_start("to make a tokenizer in"):
+                text_beside = beside.submit(_text_processor, checkpoint, settings, shape.vocab_size)
 
             def progress(done: int, total: int) -> None:
                 go_on()
+                if text_beside.done():
+                    text_beside.result()  # whose error ends the loading
                 bar.update(done, total)
 
-            model = load_model(
-                checkpoint.config,
-                checkpoint.source,
-                dtype=dtype,
-                device=device,
-                policy=_policy(checkpoint, settings, environment, dtype, device, workspace),
-                on_progress=progress,
-            )
+            try:
+                model = load_model(
+                    checkpoint.config,
+                    checkpoint.source,
+                    dtype=dtype,
+                    device=device,
+                    policy=policy,
+                    on_progress=progress,
+                    num_threads=1 if workspace is None else workspace.num_threads,
+                )
+            finally:
+                text = text_beside.result()  # an error of the tokenizer goes before one of the weights
     finally:
         checkpoint.source.close()
     go_on()
@@ -250,11 +262,14 @@ def _token(source: str) -> str | bool | None:
                 raise ConfigError.of("with_token_source", source, f"a readable file ({error})") from error
 
 
-def _text_processor(checkpoint: Checkpoint, settings: BuildSettings) -> TextProcessor:
-    if checkpoint.metadata is not None:
-        return text_processor_from_gguf(
-            checkpoint.metadata, chat_template=settings.chat_template, tokenizer_json=settings.tokenizer_json
-        )
-    return load_text_processor(
-        checkpoint.path, chat_template=settings.chat_template, tokenizer_json=settings.tokenizer_json
+def _text_processor(checkpoint: Checkpoint, settings: BuildSettings, vocab_size: int) -> TextProcessor:
+    """Make the tokenizer and the chat template, and compare the vocabulary with the model's."""
+    given = {"chat_template": settings.chat_template, "tokenizer_json": settings.tokenizer_json}
+    text = (
+        load_text_processor(checkpoint.path, **given)
+        if checkpoint.metadata is None
+        else text_processor_from_gguf(checkpoint.metadata, **given)
     )
+    is_own = checkpoint.metadata is not None and settings.tokenizer_json is None
+    check_vocabulary(text.tokenizer, vocab_size, checkpoint.path, is_own=is_own)
+    return text

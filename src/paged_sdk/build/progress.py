@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from types import TracebackType
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 __all__ = ["LoadingBar"]
 
@@ -18,27 +19,38 @@ class LoadingBar:
     """
 
     def __init__(self, title: str, *, visible: bool) -> None:
-        console = Console(file=sys.stderr)
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-            disable=not (visible and console.is_terminal),
-        )
-        self._task = self._progress.add_task(title, total=None)
+        self._progress = _progress() if visible else None
+        self._task = None if self._progress is None else self._progress.add_task(title, total=None)
 
     def update(self, done: int, total: int) -> None:
         """Move the bar to ``done`` loaded tensors of ``total``."""
-        self._progress.update(self._task, completed=done, total=total)
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, completed=done, total=total)
 
     def __enter__(self) -> LoadingBar:
-        self._progress.start()
+        if self._progress is not None:
+            self._progress.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._progress.stop()
+        if self._progress is not None:
+            self._progress.stop()
+
+
+def _progress() -> Progress:
+    # Imported here: it takes 40 ms, which a start without a bar needs not wait for.
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(file=sys.stderr)
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )

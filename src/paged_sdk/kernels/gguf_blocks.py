@@ -10,7 +10,7 @@ Names in the decoders: ``d`` is a block's scale, ``m`` its minimum, ``q`` the sm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 import torch
@@ -18,7 +18,7 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.errors import UnsupportedQuantizationError
-from paged_sdk.kernels.stored_matrix import bounds
+from paged_sdk.kernels.stored_matrix import UnreadRows, bounds
 
 __all__ = [
     "BLOCK_FORMATS",
@@ -256,22 +256,27 @@ class BlockMatrix:
     """Holds a matrix in quantized blocks, row by row; it is a :class:`~paged_sdk.kernels.stored_matrix.StoredMatrix`.
 
     :ivar tensor_type: ggml's number of the type
-    :ivar blocks: contiguous uint8 [rows, bytes of a row]
+    :ivar stored: contiguous uint8 [rows, bytes of a row]
     """
 
     tensor_type: int
-    blocks: Tensor
+    stored: Tensor | UnreadRows
+
+    @property
+    def blocks(self) -> Tensor:
+        """Return all blocks, uint8 [rows, bytes of a row], which are read if they are in a file still."""
+        return self.stored if isinstance(self.stored, Tensor) else self.stored.tensor()
 
     @property
     def shape(self) -> tuple[int, int]:
         """Return the numbers of rows and of columns, in elements."""
         form = block_format(self.tensor_type)
-        return self.blocks.shape[0], self.blocks.shape[1] // form.num_bytes * form.elements
+        return self.stored.shape[0], self.stored.shape[1] // form.num_bytes * form.elements
 
     @property
     def num_bytes(self) -> int:
         """Return how many bytes the blocks take."""
-        return self.blocks.nbytes
+        return self.stored.nbytes
 
     @property
     def is_dense(self) -> bool:
@@ -280,8 +285,13 @@ class BlockMatrix:
 
     def rows(self, index: slice) -> BlockMatrix:
         """Return some consecutive rows, which share the blocks."""
-        first, last = bounds(index, len(self.blocks))
-        return BlockMatrix(self.tensor_type, self.blocks[first:last])
+        first, last = bounds(index, self.stored.shape[0])
+        return BlockMatrix(self.tensor_type, self.stored[first:last])
+
+    def parts(self, num_rows: int) -> Iterator[BlockMatrix]:
+        """Return the matrix as parts of so many rows, the last of which may have fewer."""
+        for first in range(0, self.stored.shape[0], num_rows):
+            yield self.rows(slice(first, first + num_rows))
 
     def cols(self, index: slice) -> BlockMatrix:
         """Return a copy of some consecutive columns.
@@ -299,7 +309,7 @@ class BlockMatrix:
         return BlockMatrix(self.tensor_type, self.blocks[:, parts].contiguous())
 
     def to(self, device: torch.device) -> BlockMatrix:
-        """Return the same matrix on a device."""
+        """Return the same matrix in the memory of a device."""
         return BlockMatrix(self.tensor_type, self.blocks.to(device))
 
     def decoded(self, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import torch
 import torch.nn.functional as F
-from attrs import evolve, frozen
+from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.errors import UnsupportedQuantizationError
@@ -49,14 +49,8 @@ def repack(matrix: BlockMatrix) -> TritonBlockMatrix:
             quantization=name,
             supported=supported,
         )
-    rows, cols = matrix.shape
-    step = max(1, _WEIGHTS_AT_ONCE // cols)
-    return concatenate(
-        [
-            _repack_rows(evolve(matrix, blocks=matrix.blocks[start : start + step]), split)
-            for start in range(0, rows, step)
-        ]
-    )
+    step = max(1, _WEIGHTS_AT_ONCE // matrix.shape[1])
+    return concatenate([_repack_rows(part, split) for part in matrix.parts(step)])
 
 
 @frozen(eq=False)

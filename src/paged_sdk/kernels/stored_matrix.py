@@ -6,17 +6,22 @@ A checkpoint format is a class with the members of :class:`StoredMatrix`. The cl
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol, Self
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor
 
-__all__ = ["DecodedMatrix", "DenseMatrix", "StoredMatrix", "bounds"]
+__all__ = ["DecodedMatrix", "DenseMatrix", "StoredMatrix", "UnreadRows", "bounds"]
 
 
 class StoredMatrix(Protocol):
-    """Keeps a matrix in the checkpoint's own numbers; parts can be taken without decoding the whole."""
+    """Keeps a matrix in the checkpoint's own numbers; parts can be taken without decoding the whole.
+
+    It may still be in the file (:class:`UnreadRows`): what is kept beyond the loading is copied with :meth:`to`, or
+    made from the values.
+    """
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -49,7 +54,7 @@ class StoredMatrix(Protocol):
         ...
 
     def to(self, device: torch.device) -> StoredMatrix:
-        """Return the same matrix on a device, itself where it lies there already."""
+        """Return the same matrix in the memory of a device, itself where it lies there already."""
         ...
 
     def decoded(self, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -57,25 +62,62 @@ class StoredMatrix(Protocol):
         ...
 
 
+@frozen(eq=False, kw_only=True)
+class UnreadRows:
+    """Stands for rows of a file that are read when they are asked for, each time anew.
+
+    So a matrix is packed while it is read, some rows at a time, and no more of it than these is in memory twice.
+
+    :ivar shape: as the tensor of all rows would have it
+    :ivar itemsize: the bytes of one of its elements
+    :ivar read: returns the rows from one number on and before another as a new tensor
+    :ivar first: what is added to numbers of rows before they are read
+    """
+
+    shape: tuple[int, int]
+    itemsize: int
+    read: Callable[[int, int], Tensor]
+    first: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Return how many bytes the rows take."""
+        return self.shape[0] * self.shape[1] * self.itemsize
+
+    def __getitem__(self, index: slice) -> UnreadRows:
+        """Return some consecutive rows, which are not read either."""
+        first, last = bounds(index, self.shape[0])
+        return evolve(self, shape=(last - first, self.shape[1]), first=self.first + first)
+
+    def tensor(self) -> Tensor:
+        """Read the rows."""
+        return self.read(self.first, self.first + self.shape[0])
+
+
 @frozen(eq=False)
 class DenseMatrix:
     """Holds floating point numbers as a :class:`StoredMatrix`.
 
-    :ivar weight: ``[rows, columns]``
+    :ivar stored: ``[rows, columns]``
     """
 
-    weight: Tensor
+    stored: Tensor | UnreadRows
+
+    @property
+    def weight(self) -> Tensor:
+        """Return the numbers, ``[rows, columns]``, which are read if they are in a file still."""
+        return self.stored if isinstance(self.stored, Tensor) else self.stored.tensor()
 
     @property
     def shape(self) -> tuple[int, int]:
         """Return the numbers of rows and of columns."""
-        rows, cols = self.weight.shape
+        rows, cols = self.stored.shape
         return rows, cols
 
     @property
     def num_bytes(self) -> int:
         """Return how many bytes the numbers take."""
-        return self.weight.nbytes
+        return self.stored.nbytes
 
     @property
     def is_dense(self) -> bool:
@@ -84,11 +126,11 @@ class DenseMatrix:
 
     def rows(self, index: slice) -> DenseMatrix:
         """See :meth:`StoredMatrix.rows`."""
-        return DenseMatrix(self.weight[slice(*bounds(index, self.weight.shape[0]))])
+        return DenseMatrix(self.stored[slice(*bounds(index, self.shape[0]))])
 
     def cols(self, index: slice) -> DenseMatrix:
         """See :meth:`StoredMatrix.cols`; the memory is shared."""
-        return DenseMatrix(self.weight[:, slice(*bounds(index, self.weight.shape[1]))])
+        return DenseMatrix(self.weight[:, slice(*bounds(index, self.shape[1]))])
 
     def to(self, device: torch.device) -> DenseMatrix:
         """See :meth:`StoredMatrix.to`."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
+from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.layers.norm import RMSNorm
 from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.models.config_fields import ConfigFields
@@ -14,10 +17,14 @@ from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.decoder_layer import load_decoder_layer
 from paged_sdk.models.family import DecoderFamily, TensorNames, find_family
 from paged_sdk.models.weight_loader import WeightLoader
+from paged_sdk.quant.linear import Linear
 from paged_sdk.quant.policy import DENSE, WeightPolicy
 from paged_sdk.weights.source import WeightSource
 
 __all__ = ["load_model"]
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 def load_model(
@@ -28,14 +35,19 @@ def load_model(
     device: torch.device,
     policy: WeightPolicy = DENSE,
     on_progress: Callable[[int, int], None] | None = None,
+    num_threads: int = 1,
 ) -> DecoderModel:
     """Build a model; the weights are loaded once, in their final place.
+
+    Errors are those of the first tensor that is wrong, in the order of the layers, however many threads there are.
 
     :param config: ``config.json``'s content
     :param source: the weights; it stays open, and tensors that the model does not use are not read
     :param dtype: of weights, activations, keys and values
     :param policy: chooses the form that each matrix takes; by default matrices are decoded
-    :param on_progress: called with the number of tensors loaded and of all tensors
+    :param on_progress: called with the number of tensors loaded and of all tensors, by the thread that loaded one: an
+        error that it raises ends the loading
+    :param num_threads: how many layers are loaded at once, each on a thread; 1: all on this one
     :raises UnsupportedArchitectureError: no family has this ``model_type``
     :raises CheckpointError: the config cannot be used, or a tensor is missing or has another shape than it says
     """
@@ -45,28 +57,58 @@ def load_model(
     loader = WeightLoader(
         source, policy, dtype=dtype, device=device, prefixes=(names.body, names.head), on_progress=on_progress
     )
-    embedding = loader.embedding(
-        f"{names.body}embed_tokens.weight",
-        vocab_size=shape.vocab_size,
-        hidden_size=shape.hidden_size,
-        scale=shape.embedding_scale,
-    )
+    with _threads(num_threads) as pool:
+        # The largest first, so that no thread is left with one when the others have nothing to do any more.
+        table = pool.submit(
+            loader.embedding,
+            f"{names.body}embed_tokens.weight",
+            vocab_size=shape.vocab_size,
+            hidden_size=shape.hidden_size,
+            scale=shape.embedding_scale,
+        )
+        projection = None if shape.tie_embeddings else pool.submit(_load_head, loader, shape, names)
+        pending = [pool.submit(load_decoder_layer, loader, shape, names, layer) for layer in range(shape.num_layers)]
+        embedding, layers = table.result(), [layer.result() for layer in pending]
+        head = loader.tied_head(names.head, embedding) if projection is None else projection.result()
     model = DecoderModel(
         shape,
         embedding=embedding,
-        layers=[load_decoder_layer(loader, shape, names, layer) for layer in range(shape.num_layers)],
+        layers=layers,
         norm=RMSNorm(
             loader.tensor(f"{names.body}norm.weight", shape.hidden_size), shape.norm_eps, offset=shape.norm_offset
         ),
-        head=loader.tied_head(names.head, embedding)
-        if shape.tie_embeddings
-        else loader.linear([names.head], in_features=shape.hidden_size, out_features=(shape.vocab_size,), is_head=True),
+        head=head,
         ropes={settings: RotaryEmbedding(settings, device=device) for settings in dict.fromkeys(shape.ropes)},
         dtype=dtype,
         device=device,
     )
     loader.close()
     return model
+
+
+class _ThisThread(Executor):
+    """Runs everything at once, on the thread that asks for it."""
+
+    def submit(self, run: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
+        done: Future[_T] = Future()
+        done.set_result(run(*args, **kwargs))
+        return done
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[Executor]:
+    """Return an executor with so many threads, which are gone when the block ends; after an error of the block, what
+    has not begun is not done.
+    """
+    pool = _ThisThread() if count == 1 else ThreadPoolExecutor(count, thread_name_prefix="paged-sdk load")
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _load_head(loader: WeightLoader, config: DecoderConfig, names: TensorNames) -> Linear:
+    return loader.linear([names.head], in_features=config.hidden_size, out_features=(config.vocab_size,), is_head=True)
 
 
 def _names_in(source: WeightSource, family: DecoderFamily) -> TensorNames:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
@@ -24,6 +25,7 @@ _log = get_logger(__name__)
 
 class WeightLoader:
     """Loads tensors one by one, straight to the device, so that the peak of memory is the model and its largest tensor.
+    Several threads may load at once.
 
     :param policy: chooses the form that each matrix takes
     :param prefixes: what the names of the model's tensors start with, for progress and the log
@@ -48,6 +50,7 @@ class WeightLoader:
         self._total = len(self._unused)
         self._on_progress = on_progress
         self._has_decoded_experts = False
+        self._lock = threading.Lock()
 
     def __contains__(self, name: object) -> bool:
         """Return whether the checkpoint has such a tensor."""
@@ -194,8 +197,9 @@ class WeightLoader:
             raise CheckpointError(f"tensor {shown(name)} has shape {list(found)}: expected {list(expected)}")
 
     def _loaded(self, *names: str) -> None:
-        self._unused.difference_update(names)
-        self._report(self._total - len(self._unused))
+        with self._lock:  # so that what is reported only grows
+            self._unused.difference_update(names)
+            self._report(self._total - len(self._unused))
 
     def _report(self, done: int) -> None:
         if self._on_progress is not None:

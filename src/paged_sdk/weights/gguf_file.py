@@ -17,6 +17,7 @@ from torch import Tensor
 from paged_sdk.errors import CheckpointError, UnsupportedQuantizationError, shown
 from paged_sdk.files import is_file
 from paged_sdk.kernels.gguf_blocks import block_format, dequantize
+from paged_sdk.kernels.stored_matrix import UnreadRows
 from paged_sdk.weights.gguf_metadata import GgufCursor
 from paged_sdk.weights.gguf_split import split_parts
 from paged_sdk.weights.weight_file import WeightFile
@@ -63,6 +64,16 @@ class GgufTensor:
         :raises CheckpointError: the file is closed, or has changed since it was opened
         """
         return self.file.tensor(self.offset, self.num_bytes).view(*self.shape[:-1], -1)
+
+    def unread_rows(self) -> UnreadRows:
+        """Return the tensor as a matrix, uint8 [rows, bytes of a row], whose rows are read when they are asked for."""
+        rows = math.prod(self.shape[:-1])
+        row_bytes = self.num_bytes // rows
+
+        def read(first: int, last: int) -> Tensor:
+            return self.file.tensor(self.offset + first * row_bytes, (last - first) * row_bytes).view(-1, row_bytes)
+
+        return UnreadRows(shape=(rows, row_bytes), itemsize=1, read=read)
 
     def unstacked(self) -> list[GgufTensor]:
         """Return the tensor's parts along the first dimension; it must have at least two dimensions."""

@@ -20,6 +20,7 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.errors import CheckpointError, UnsupportedQuantizationError, shown
+from paged_sdk.kernels.stored_matrix import UnreadRows
 from paged_sdk.weights.weight_file import WeightFile
 
 __all__ = ["SafetensorsFile"]
@@ -101,6 +102,21 @@ class SafetensorsFile:
         """
         entry = self._entries[name]
         return self._file.tensor(entry.first, entry.num_bytes).view(entry.dtype).view(entry.shape)
+
+    def unread_rows(self, name: str) -> UnreadRows:
+        """Return a stored tensor as a matrix whose rows are read when they are asked for.
+
+        :param name: one of :meth:`names`, with at least two dimensions
+        """
+        entry = self._entries[name]
+        rows, cols = math.prod(entry.shape[:-1]), entry.shape[-1]
+        row_bytes = cols * entry.dtype.itemsize
+
+        def read(first: int, last: int) -> Tensor:
+            values = self._file.tensor(entry.first + first * row_bytes, (last - first) * row_bytes)
+            return values.view(entry.dtype).view(last - first, cols)
+
+        return UnreadRows(shape=(rows, cols), itemsize=entry.dtype.itemsize, read=read)
 
     def close(self) -> None:
         """Close the file; tensors that were read stay valid."""

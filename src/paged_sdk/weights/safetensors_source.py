@@ -57,7 +57,7 @@ class SafetensorsSource:
         """Return one matrix, which safetensors store dense: see
         :meth:`paged_sdk.weights.source.WeightSource.matrix`.
         """
-        return DenseMatrix(self._file(name).tensor(name).flatten(0, -2))
+        return DenseMatrix(self._file(name).unread_rows(name))
 
     def close(self) -> None:
         """Close the files; tensors taken from them before stay valid."""

@@ -47,7 +47,8 @@ class WeightSource(Protocol):
         """Return one matrix as it is stored; a tensor with more than two dimensions becomes its matrices one below the
         other.
 
-        It owns its memory, as :meth:`tensor`'s result does; a matrix is read each time that it is asked for.
+        Its numbers may be read when they are asked for, from some rows at a time to all, and each time anew: until the
+        source is closed, which raises the errors of :meth:`tensor`.
 
         :param name: the name of a tensor with at least two dimensions
         :raises CheckpointError: there is no tensor of that name, the source is closed, or its file has changed

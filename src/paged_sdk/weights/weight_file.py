@@ -6,24 +6,19 @@ that is running. What has been read stays as it was, whatever happens to the fil
 
 from __future__ import annotations
 
-import mmap
-from contextlib import suppress
 from pathlib import Path
-from typing import Final
 
-import torch
 from torch import Tensor
 
 from paged_sdk.errors import CheckpointError
 from paged_sdk.files import CheckpointFile, open_file
+from paged_sdk.kernels.own_pages import own_pages
 
 __all__ = ["WeightFile"]
 
-_OWN_PAGES: Final = 1 << 20
-
 
 class WeightFile:
-    """Reads a file that is not to change until it is closed.
+    """Reads a file that is not to change until it is closed. Several threads may read at once.
 
     :ivar path: the file
     :ivar size: its length in bytes
@@ -44,7 +39,7 @@ class WeightFile:
         :param offset: the offset of the first byte; the range must lie within the file
         :raises CheckpointError: the file is closed, or has changed since it was opened
         """
-        data = _empty(num_bytes)
+        data = own_pages(num_bytes)
         self._fill(offset, data.numpy().data)
         return data
 
@@ -76,21 +71,3 @@ class WeightFile:
         now = self._file.stat()  # afterwards, so that what was written meanwhile is seen
         if count < len(target) or (now.st_size, now.st_mtime_ns) != (self._opened.st_size, self._opened.st_mtime_ns):
             raise CheckpointError(f"{self.path} was changed while it was being loaded", path=self.path)
-
-
-def _empty(num_bytes: int) -> Tensor:
-    """Return memory for the bytes of a tensor.
-
-    If it is large, it has pages of its own, which go back to the system with the tensor: most are repacked and dropped,
-    and on the heap they would leave holes between what stays, 300 MB of them with Qwen2.5-1.5B.
-    """
-    if num_bytes < _OWN_PAGES:
-        return torch.empty(num_bytes, dtype=torch.uint8)
-    # Shared pages, which are the default where there is a choice, would count as those of a file.
-    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
-    memory = mmap.mmap(-1, num_bytes, **private)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        # Else each of 4 KiB is a fault of its own: 53 ms for 100 MB, and 15 ms with this.
-        with suppress(OSError):  # a kernel without large pages
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.uint8)

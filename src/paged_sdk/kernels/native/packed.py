@@ -15,6 +15,7 @@ from paged_sdk.errors import CheckpointError, ConfigError, UnsupportedQuantizati
 from paged_sdk.kernels.gguf_blocks import block_format
 from paged_sdk.kernels.native.library import NativeLibrary
 from paged_sdk.kernels.native.structures import Rows, Weight
+from paged_sdk.kernels.own_pages import own_pages
 
 __all__ = [
     "DENSE_TYPES",
@@ -74,11 +75,18 @@ class PackedWeight:
 
 
 def pack_gguf(
-    library: NativeLibrary, raw: Tensor, tensor_type: int, rows: int, cols: int, *, num_threads: int | None = None
+    library: NativeLibrary,
+    raw: Tensor | Iterable[Tensor],
+    tensor_type: int,
+    rows: int,
+    cols: int,
+    *,
+    num_threads: int | None = None,
 ) -> PackedWeight:
     """Repack a GGUF tensor; no weight changes its value.
 
-    :param raw: uint8 [rows, bytes of a row] (or flat), the file's blocks
+    :param raw: uint8 [rows, bytes of a row] (or flat), the file's blocks; or parts of them, one below the other, of
+        which all but the last have a multiple of 16 rows. Each is released before the next is taken
     :param tensor_type: ggml's number of the type
     :param num_threads: torch's own number by default
     :raises UnsupportedQuantizationError: the type is not one of :data:`PACKED_TYPES`
@@ -96,17 +104,27 @@ def pack_gguf(
         raise CheckpointError(
             f"a {form.name} tensor of {rows} x {cols} cannot be: its rows are blocks of {form.elements} elements"
         )
-    expected = rows * (cols // form.elements) * form.num_bytes
-    if raw.dtype != torch.uint8 or raw.numel() != expected:
-        raise CheckpointError(
-            f"a {form.name} tensor of {rows} x {cols} has {expected} bytes: got {raw.numel()} elements of {raw.dtype}"
-        )
-    raw = raw.contiguous()
+    row_bytes = cols // form.elements * form.num_bytes
     functions = library.functions
-    data = torch.empty(functions.paged_packed_bytes(tensor_type, rows, cols), dtype=torch.uint8)
+    data = own_pages(functions.paged_packed_bytes(tensor_type, rows, cols))
     threads = torch.get_num_threads() if num_threads is None else num_threads
-    functions.paged_pack(tensor_type, raw.data_ptr(), rows, cols, data.data_ptr(), threads)
+    panels, first = data.view(-(-rows // _PANEL_ROWS), -1), 0
+    for part in [raw] if isinstance(raw, Tensor) else raw:
+        count, rest = divmod(part.numel(), row_bytes)
+        if part.dtype != torch.uint8 or rest or first % _PANEL_ROWS or first + count > rows:
+            raise _other_size(form.name, rows, cols, row_bytes, first * row_bytes + part.numel(), part.dtype)
+        blocks, out = part.contiguous(), panels[first // _PANEL_ROWS :]
+        functions.paged_pack(tensor_type, blocks.data_ptr(), count, cols, out.data_ptr(), threads)
+        first += count
+    if first != rows:
+        raise _other_size(form.name, rows, cols, row_bytes, first * row_bytes, torch.uint8)
     return PackedWeight(tensor_type=tensor_type, rows=rows, cols=cols, data=data)
+
+
+def _other_size(name: str, rows: int, cols: int, row_bytes: int, found: int, dtype: torch.dtype) -> CheckpointError:
+    return CheckpointError(
+        f"a {name} tensor of {rows} x {cols} has {rows * row_bytes} bytes: got {found} elements of {dtype}"
+    )
 
 
 def pack_dense(
@@ -129,7 +147,7 @@ def pack_dense(
     if dtype not in DENSE_TYPES:
         raise ConfigError.of("weight.dtype", dtype, " or ".join(map(str, DENSE_TYPES)))
     (rows, cols), functions = shape, library.functions
-    data = torch.empty(functions.paged_packed_bytes(DENSE_TYPES[dtype], rows, cols), dtype=torch.uint8)
+    data = own_pages(functions.paged_packed_bytes(DENSE_TYPES[dtype], rows, cols))
     threads = torch.get_num_threads() if num_threads is None else num_threads
     panels, first = data.view(-(-rows // _PANEL_ROWS), -1), 0
     for part in parts:

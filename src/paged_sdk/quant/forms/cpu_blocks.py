@@ -27,6 +27,9 @@ from paged_sdk.quant.native_block_experts import NativeBlockExperts
 __all__ = ["FORM"]
 
 _ROWS_AT_ONCE: Final = 1024  # rows that are decoded at once
+_PANEL_ROWS: Final = 16  # rows that are packed together
+# Small enough for a core's second cache, and for memory that the allocator has at hand instead of new pages.
+_BYTES_AT_ONCE: Final = 1 << 19
 
 
 class _CpuBlocks(Form):
@@ -46,8 +49,12 @@ class _CpuBlocks(Form):
         if any(matrix.tensor_type not in PACKED_TYPES for matrix in blocks):
             rotated = [hadamard_from_blocks(library, matrix) for matrix in blocks]
             return NativeBlockLinear(place.workspace, rotated, biases, few_rows=FEW_ROWS)
-        packed = [pack_gguf(library, each.blocks, each.tensor_type, *each.shape) for each in blocks]
-        many_rows = None if place.one_form or is_head else [hadamard_from_packed(library, weight) for weight in packed]
+        packed = [_packed_as_stored(library, each) for each in blocks]
+        many_rows = (
+            None
+            if place.one_form or is_head
+            else [hadamard_from_packed(library, weight, num_threads=1) for weight in packed]
+        )
         return NativeBlockLinear(place.workspace, packed, biases, many_rows=many_rows, few_rows=FEW_ROWS)
 
     def experts(
@@ -68,7 +75,7 @@ class _CpuBlocks(Form):
             return None
         if place.workspace is None or matrix.tensor_type not in PACKED_TYPES:
             return BlockEmbedding(matrix, dtype=place.dtype, scale=scale)
-        packed = pack_gguf(place.workspace.library, matrix.blocks, matrix.tensor_type, *matrix.shape)
+        packed = _packed_as_stored(place.workspace.library, matrix)
         return PackedBlockEmbedding(place.workspace, packed, dtype=place.dtype, scale=scale)
 
     def tied_head(self, embedding: Embedding, place: Place) -> Linear | None:
@@ -92,7 +99,15 @@ def _packed(library: NativeLibrary, matrix: BlockMatrix) -> PackedWeight:
         parts = [matrix.rows(slice(first, first + _ROWS_AT_ONCE)) for first in range(0, rows, _ROWS_AT_ONCE)]
         blocks = torch.cat([quantize_blocks(library, part.decoded(), target) for part in parts])
         matrix = BlockMatrix(target, blocks)
-    return pack_gguf(library, matrix.blocks, matrix.tensor_type, *matrix.shape)
+    return _packed_as_stored(library, matrix)
+
+
+def _packed_as_stored(library: NativeLibrary, matrix: BlockMatrix) -> PackedWeight:
+    """Pack a matrix part by part, each while the processor's caches hold what has been read of it."""
+    rows = max(1, _BYTES_AT_ONCE // (matrix.num_bytes // matrix.shape[0]) // _PANEL_ROWS) * _PANEL_ROWS
+    parts = (part.blocks for part in matrix.parts(rows))
+    # On this thread alone: other layers are loaded on the others.
+    return pack_gguf(library, parts, matrix.tensor_type, *matrix.shape, num_threads=1)
 
 
 FORM: Final = _CpuBlocks()
