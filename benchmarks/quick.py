@@ -47,9 +47,13 @@ TASKS: Final = ("decode-1", "decode-4", "decode-16", "prefix", "memory")
 BESIDE: Final = ("decode-1",)
 """Tasks that are measured beside a busy process too."""
 
-ROUNDS_PER_START: Final = 4
+ROUNDS_PER_START: Final = 2
 LEAST: Final = 0.03
 """A change by less than this part is no finding, however sure it is: other layouts of the same code make as much."""
+
+FEWEST: Final = 6
+"""Of fewer ratios nothing is said: the bounds of five are the extremes, and five on one side of 1 are chance once in
+sixteen times."""
 
 _DRAWS: Final = 2000
 _console = Console(stderr=True, log_path=False, highlight=False)
@@ -61,11 +65,13 @@ class Interval:
 
     :ivar low: all but 1 % of the resampled medians are above it
     :ivar high: all but 1 % are below it
+    :ivar num_ratios: how many it was made of
     """
 
     low: float
     middle: float
     high: float
+    num_ratios: int
 
 
 def interval(ratios: Sequence[float], *, seed: int = 0) -> Interval:
@@ -75,11 +81,13 @@ def interval(ratios: Sequence[float], *, seed: int = 0) -> Interval:
     """
     rng = random.Random(seed)
     medians = sorted(median(rng.choices(ratios, k=len(ratios))) for _ in range(_DRAWS))
-    return Interval(medians[_DRAWS // 100], median(ratios), medians[-1 - _DRAWS // 100])
+    return Interval(medians[_DRAWS // 100], median(ratios), medians[-1 - _DRAWS // 100], len(ratios))
 
 
 def verdict(found: Interval) -> str:
     """Return ``slower``, ``faster``, or an empty string where the two versions cannot be told apart."""
+    if found.num_ratios < FEWEST:
+        return ""
     if found.high < 1 and found.middle < 1 - LEAST:
         return "slower"
     if found.low > 1 and found.middle > 1 + LEAST:
@@ -117,8 +125,11 @@ class Comparison:
         """Return what was measured, in order."""
         return [LOAD, *(metric for task in self.tasks for metric in task.metrics)]
 
-    def start(self, number: int) -> None:
-        """Start both versions and measure some rounds with them."""
+    def start(self, number: int, until: float) -> None:
+        """Start both versions and measure some rounds with them, one at least.
+
+        :param until: the time by ``time.monotonic()`` after which no further round is begun
+        """
         with ExitStack() as stack:
             engines: dict[int, EngineProcess] = {}
             for which in self._order(number):
@@ -132,6 +143,8 @@ class Comparison:
                 for task in self.tasks:
                     for which in self._order(number + turn):
                         self._add(which, task.measure(engines[which], self._prompts, f"{number}.{turn}.{task.name}"))
+                if time.monotonic() > until:
+                    break
 
     def ratios(self, metric: Metric) -> list[float]:
         """Return by round how much better the working tree is; above 1 it is better, whichever way the metric goes."""
@@ -192,15 +205,14 @@ def main(
     settings = EngineSettings(str(chosen.source), usable_cpus(), sizes.max_model_len, max(sizes.streams))
     prompts = PromptMaker(tokenizer_of(chosen.source))
     machine = describe_machine()
-    begun, number, longest = time.monotonic(), 0, 0.0
+    begun, number = time.monotonic(), 0
     with Progress(console=_console) as progress, Busy(1) as busy:
         comparison = Comparison(versions, settings=settings, sizes=sizes, prompts=prompts, busy=busy)
         shown = progress.add_task("measuring in turns", total=seconds)
-        while number < 2 or time.monotonic() - begun + longest < seconds:
-            started = time.monotonic()
-            comparison.start(number)
+        while number < 2 or time.monotonic() < begun + seconds:
+            # Half of the time for the first start: there have to be two, since one may be lucky with its memory.
+            comparison.start(number, begun + seconds / (2 if number == 0 else 1))
             number += 1
-            longest = max(longest, time.monotonic() - started)
             progress.update(shown, completed=time.monotonic() - begun)
     path = file_of(machine)
     slower = _report(comparison, versions, last_saved(path, chosen.name))

@@ -129,11 +129,10 @@ def test_two_versions_take_turns(
     settings: EngineSettings, prompts: PromptMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(quick, "ROUNDS_PER_START", 1)
     both = (Version("before", ROOT / "src"), Version("now", ROOT / "src"))
     with Busy(1) as busy:
         comparison = quick.Comparison(both, settings=settings, sizes=QUICK, prompts=prompts, busy=busy)
-        comparison.start(0)
+        comparison.start(0, time.monotonic())
     assert "decode_1_beside_1" in {metric.key for metric in comparison.metrics}
     for metric in comparison.metrics:
         (before,), (now,) = (values[metric.key] for values in comparison.values)
