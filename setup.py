@@ -21,8 +21,8 @@ SOURCES_HASH = runpy.run_path(str(PACKAGE / "sources.py"))["sources_hash"](SOURC
 # -ffp-contract=off: a compiler that fuses multiply and add where it likes would make a row's result depend on how many
 # rows its tile has. Fused operations are written out.
 FLAGS = [
-    "-std=c++17", "-O3", "-g0", "-fPIC", "-fopenmp", "-ffp-contract=off", "-fno-exceptions", "-fvisibility=hidden",
-    "-Wall", "-Wno-maybe-uninitialized", "-Wno-uninitialized",
+    "-std=c++20", "-O3", "-g0", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-exceptions", "-fvisibility=hidden",
+    "-Wall", "-Wno-maybe-uninitialized", "-Wno-uninitialized", "-Wno-subobject-linkage",
 ]  # fmt: skip
 
 # For `make sanitize`: an instrumented library beside the ordinary one.
@@ -64,7 +64,7 @@ class BuildKernels(build_ext):
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             objects = [name for names in pool.map(compile_one, jobs) for name in names]
         self.compiler.link_shared_object(
-            objects, self.get_ext_fullpath(ext.name), target_lang="c++", extra_postargs=["-fopenmp", *SANITIZE]
+            objects, self.get_ext_fullpath(ext.name), target_lang="c++", extra_postargs=["-pthread", *SANITIZE]
         )
 
 

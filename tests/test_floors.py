@@ -56,7 +56,7 @@ class Unit:
 
 def _units() -> Mapping[str, Unit]:
     """Map the first part of a module's path below the package to its unit."""
-    ground = Unit("errors.py, files.py, guard.py, logs.py, threads.py", 0)
+    ground = Unit("errors.py, files.py, guard.py, logs.py, processors.py, threads.py", 0)
     face = Unit("the async face", 8)
     packages = {
         "config": Unit("config", 1),
@@ -81,7 +81,9 @@ def _units() -> Mapping[str, Unit]:
     }
     faces = ("model", "builders", "streaming", "blocking", "conversation", "responses", "preparation")
     return (
-        packages | dict.fromkeys(("errors", "files", "guard", "logs", "threads"), ground) | dict.fromkeys(faces, face)
+        packages
+        | dict.fromkeys(("errors", "files", "guard", "logs", "processors", "threads"), ground)
+        | dict.fromkeys(faces, face)
     )
 
 

@@ -235,7 +235,7 @@ class _ModelBuilder(ABC):
         return self._with(token_source=source)
 
     def with_num_threads(self, n: int) -> Self:
-        """Set how many CPU threads one tensor operation uses."""
+        """Set how many CPU threads compute a step; all models of a process share them."""
         return self._with(num_threads=n)
 
     def with_batch_invariance(self) -> Self:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -74,7 +75,21 @@ def test_a_thread_gets_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[object] = []
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    before = torch.get_num_threads()
     prepare_thread(CPU, None)
     assert chosen == []
     prepare_thread(torch.device("cuda", 1), 3)
-    assert chosen == [3, torch.device("cuda", 1)]
+    assert chosen == [3, before, torch.device("cuda", 1)]
+
+
+def test_a_threads_number_of_threads_is_its_own() -> None:
+    def of_a_thread(body: Callable[[], object]) -> int:
+        found: list[int] = []
+        thread = threading.Thread(target=lambda: (body(), found.append(torch.get_num_threads())))
+        thread.start()
+        thread.join()
+        return found[0]
+
+    before = torch.get_num_threads()
+    assert of_a_thread(lambda: prepare_thread(CPU, before + 1)) == before + 1
+    assert of_a_thread(lambda: None) == torch.get_num_threads() == before

@@ -1,11 +1,10 @@
-"""Loading: levels, the shared OpenMP pool, and life without the library."""
+"""Loading: levels, threads, and life without the library."""
 
 from __future__ import annotations
 
 import logging
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,17 +46,9 @@ def test_a_workspace_needs_threads() -> None:
 
 
 @needs_library
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="mappings are read from /proc")
-def test_torch_and_the_kernels_share_one_openmp_runtime() -> None:
-    """A second pool would fight torch's for the cores. In a process of its own: other packages bring other copies."""
-    script = (
-        "from paged_sdk.kernels.native.library import load\n"
-        "assert load() is not None\n"
-        "paths = {line.split()[-1] for line in open('/proc/self/maps') if 'omp' in line.rsplit('/', 1)[-1]}\n"
-        "print(len(paths), paths)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("1 "), done.stdout
+def test_the_library_needs_no_openmp_runtime() -> None:
+    """Its threads are its own (pool.h): another pool's would wait awake for them on the same cores."""
+    assert b"libgomp" not in library._PATH.read_bytes()
 
 
 @pytest.fixture

@@ -41,6 +41,7 @@ from paged_sdk.models.family import read_config
 from paged_sdk.models.fused_decoder import FusedDecoderModel, why_not_fused
 from paged_sdk.models.key_offsets import key_offsets
 from paged_sdk.models.loading import load_model
+from paged_sdk.processors import usable_processors
 from paged_sdk.quant.native_block import FEW_ROWS
 from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.runner.device import choose_device, choose_dtype
@@ -173,7 +174,8 @@ def _load(
         vocab_size=vocab_size,
         # The last token of a sequence takes a position of the context, but needs no KV.
         max_prompt_tokens=min(config.max_model_len - 1, kv.max_sequence_tokens),
-        on_worker_start=partial(prepare_thread, device, settings.num_threads),
+        # The native kernels have threads of their own, in whose way torch's would be.
+        on_worker_start=partial(prepare_thread, device, settings.num_threads if workspace is None else 1),
         log_throughput=settings.throughput_logging,
     )
 
@@ -181,7 +183,13 @@ def _load(
 def _workspace(device: torch.device, settings: BuildSettings) -> Workspace | None:
     """Make the scratch memory of the native CPU kernels. Return None where they are absent, and log why."""
     library = load() if device.type == "cpu" else None
-    return None if library is None else Workspace(library, num_threads=settings.num_threads)
+    if library is None:
+        return None
+    threads, processors = settings.num_threads, usable_processors()
+    if threads is not None and threads > processors:
+        _log.info("%d threads compute instead of %d: this process may use no more processors", processors, threads)
+        threads = processors
+    return Workspace(library, num_threads=threads)
 
 
 def _policy(

@@ -59,10 +59,15 @@ def alone_on(device: torch.device) -> Iterator[None]:
 def prepare_thread(device: torch.device, num_threads: int | None) -> None:
     """Set torch's per-thread settings; to be called on the thread that steps an engine.
 
-    :param num_threads: how many CPU threads an operation uses; None: torch's choice
+    :param num_threads: how many CPU threads one of torch's operations uses; None: torch's choice
     """
     if num_threads is not None:
+        before = torch.get_num_threads()
         torch.set_num_threads(num_threads)
+        # Threads that are started later would take the number over: for them it is set back, on a thread of its own.
+        others = threading.Thread(target=torch.set_num_threads, args=(before,))
+        others.start()
+        others.join()
     if device.type == "cuda":
         torch.cuda.set_device(device)
 

@@ -13,6 +13,7 @@ from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.native.sources import sources_hash
 from paged_sdk.kernels.native.structures import Attention, Decoder, Experts, Hadamard, Linear, Quantize, Rows
 from paged_sdk.logs import get_logger
+from paged_sdk.processors import usable_processors
 
 __all__ = ["NativeLibrary", "Workspace", "available_levels", "load", "why_not"]
 
@@ -41,12 +42,13 @@ class Workspace:
     One call at a time may use a workspace: an engine has one of its own.
 
     :param library: the loaded library
-    :param num_threads: threads of a call; torch's own number by default, whose pool they share
+    :param num_threads: threads of a call, of those that all models of the process share; by default as many as torch
+        would use, and no more than the process has processors
     :ivar handle: the workspace of the C interface
     """
 
     def __init__(self, library: NativeLibrary, *, num_threads: int | None = None) -> None:
-        threads = torch.get_num_threads() if num_threads is None else num_threads
+        threads = min(torch.get_num_threads(), usable_processors()) if num_threads is None else num_threads
         if threads < 1:
             raise ConfigError.of("num_threads", num_threads, "an int >= 1")
         self.library = library
@@ -86,7 +88,7 @@ def _declare(functions: ctypes.CDLL) -> None:
 
 @cache
 def _open() -> tuple[ctypes.CDLL | None, str]:
-    """Open the shared library, or return None and why not. torch is imported already, so both use its OpenMP pool."""
+    """Open the shared library, or return None and why not."""
     if not _PATH.exists():
         return None, f"{_PATH.name} was not built: the package was installed without a C++ compiler"
     try:

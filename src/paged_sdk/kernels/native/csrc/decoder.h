@@ -1,4 +1,4 @@
-// Whole decoder layers in one parallel region: the building blocks of the other headers with barriers between.
+// Whole decoder layers in one job: the phases of the other headers, one after the other.
 #pragma once
 
 #include "attention_batch.h"
@@ -21,16 +21,15 @@ struct DecoderScratch {
   float* attended;   // [rows, queries]
   float* gated;      // [rows, inner], or DenseRows of as many
   float* branch;     // [rows, hidden]: of attention or feed-forward, before its own norm
-  float* streams;    // [threads - 1, rows, hidden] of up to kPrivateRows rows
   uint8_t* sums;     // per thread, kSumPanels panels'
   uint8_t* attention;
   uint8_t* mixture;
 
   struct Sizes {
-    size_t activations, projected, attended, gated, branch, streams, sums, attention, mixture;
+    size_t activations, projected, attended, gated, branch, sums, attention, mixture;
 
     explicit Sizes(const paged_decoder_args& args)
-        : activations(0), projected(0), attended(0), gated(0), branch(0), streams(0), attention(0), mixture(0) {
+        : activations(0), projected(0), attended(0), gated(0), branch(0), attention(0), mixture(0) {
       const size_t row = sizeof(float) * args.num_rows;
       for (int i = 0; i < args.num_layers; ++i) {
         const paged_layer& layer = args.layers[i];
@@ -49,14 +48,11 @@ struct DecoderScratch {
         }
         grow(attention, AttentionScratch::bytes(AttentionPlan(heads, args.batch, args.num_threads), args.num_threads));
       }
-      if (has_output_norms(args)) {
-        branch = line_aligned(row * args.layers[0].qkv[0].cols);
-        if (args.num_rows <= kPrivateRows) streams = branch * (args.num_threads - 1);
-      }
-      sums = line_aligned(kSumPanels * sums_bytes(args.num_rows));
+      if (has_output_norms(args)) branch = line_aligned(row * args.layers[0].qkv[0].cols);
+      sums = ThreadSums::bytes_of(args.num_rows);
     }
     size_t total(int num_threads) const {
-      return activations + projected + attended + gated + branch + streams + sums * num_threads + attention + mixture;
+      return activations + projected + attended + gated + branch + sums * num_threads + attention + mixture;
     }
 
    private:
@@ -75,7 +71,6 @@ struct DecoderScratch {
     out.attended = reinterpret_cast<float*>(take(sizes.attended));
     out.gated = reinterpret_cast<float*>(take(sizes.gated));
     out.branch = reinterpret_cast<float*>(take(sizes.branch));
-    out.streams = reinterpret_cast<float*>(take(sizes.streams));
     out.sums = take(sizes.sums * num_threads);
     out.attention = take(sizes.attention);
     out.mixture = take(sizes.mixture);
@@ -83,82 +78,71 @@ struct DecoderScratch {
   }
 };
 
-// The residual stream as one thread sees it. A norm needs a whole row of a branch, so threads cannot add their products
-// to the stream as they finish them. Up to kPrivateRows rows, each thread adds all rows to a copy of its own; beyond
-// that, each adds its share of rows to the one stream.
-inline float* stream_of(const paged_decoder_args& args, const DecoderScratch& scratch, const Team& team) {
-  if (team.index == 0 || args.num_rows > kPrivateRows || !has_output_norms(args)) return args.hidden;
-  const size_t bytes = sizeof(float) * args.num_rows * args.layers[0].qkv[0].cols;
-  float* own = scratch.streams + line_aligned(bytes) / sizeof(float) * (team.index - 1);
-  __builtin_memcpy(own, args.hidden, bytes);
-  return own;
+// stream += norm(branch); nothing where there is no norm, and the branch is in the stream already.
+inline auto add_branch(Job& job, const DecoderScratch& scratch, float* stream, int num_rows, int hidden,
+                       const float* norm, float eps) {
+  return job.phase(norm == nullptr ? 0 : num_rows, row_cost(hidden),
+                   [branch = Matrix{scratch.branch, hidden, PAGED_FLOAT32}, stream, hidden, norm, eps](
+                       int64_t first, int64_t last, int) {
+                     for (int64_t row = first; row < last; ++row) {
+                       const Floats factor = broadcast(inverse_rms(branch, row, hidden, eps));
+                       float* to = stream + row * hidden;
+                       for (int c = 0; c < hidden; c += 16)
+                         store_floats(to + c, add(load_floats(to + c), mul(mul(branch.load(row, c), factor),
+                                                                           load_floats(norm + c))));
+                     }
+                   });
 }
 
-// stream += norm(branch); nothing where there is no norm, and the branch is in the stream already. It begins with all
-// threads past a barrier, and when it ends, the calling thread may read all of the stream.
-inline void add_branch(const DecoderScratch& scratch, float* stream, int num_rows, int hidden, const float* norm,
-                       float eps, const Team& team) {
-  if (norm == nullptr) return;
-  const bool own = num_rows <= kPrivateRows;
-  const auto [first, last] = own ? Team::Range{0, num_rows} : team.share(num_rows);
-  const Matrix branch{scratch.branch, hidden, PAGED_FLOAT32};
-  for (int64_t row = first; row < last; ++row) {
-    const Floats factor = broadcast(inverse_rms(branch, row, hidden, eps));
-    float* to = stream + row * hidden;
-    for (int c = 0; c < hidden; c += 16)
-      store_floats(to + c, add(load_floats(to + c), mul(mul(branch.load(row, c), factor), load_floats(norm + c))));
-  }
-  if (!own) team.barrier();
-}
-
-// One thread's part of one layer. It begins and ends with all threads past a barrier, or past their own part of the
-// stream.
-inline void run_layer(const paged_decoder_args& args, const paged_layer& layer, float* stream,
-                      const DecoderScratch& scratch, float (*sums)[kPanelRows], const Team& team) {
+// One layer of all rows.
+inline Task run_layer(Job& job, const paged_decoder_args& args, const paged_layer& layer,
+                      const DecoderScratch& scratch, const ThreadSums& sums) {
   const paged_heads& heads = layer.heads;
   const int rows = args.num_rows, hidden = layer.qkv[0].cols, queries = heads.num_heads * heads.head_dim;
   const int64_t width = queries + 2 * heads.num_kv_heads * heads.head_dim;
+  float* const stream = args.hidden;
   const auto plain = [](float* data, int64_t stride) { return Output{data, stride, PAGED_FLOAT32, {}}; };
   const Matrix input{stream, hidden, PAGED_FLOAT32};
   const Output branch = layer.attention_output_norm != nullptr ? plain(scratch.branch, hidden)
                                                                : Output{stream, hidden, PAGED_FLOAT32, input};
 
-  const Operand normed =
-      prepare_rows(layer.qkv[0], input, rows, layer.attention_norm, layer.norm_eps, scratch.activations, team);
-  multiply(layer.qkv, layer.num_qkv, normed, plain(scratch.projected, width), sums, team);
-  team.barrier();
+  const Operand normed = Operand::at(scratch.activations, layer.qkv[0], rows);
+  co_await prepare_rows(job, layer.qkv[0], input, layer.attention_norm, layer.norm_eps, normed);
+  co_await multiply(job, layer.qkv, layer.num_qkv, normed, plain(scratch.projected, width), sums);
 
   const Placement placement{heads,          layer.cache,    args.batch, layer.query_norm,
                             layer.key_norm, args.ropes[layer.rope], args.slots, layer.norm_eps};
+  co_await job.phase(rows, row_cost(static_cast<int>(width)), [&](int64_t first, int64_t last, int) {
+    for (int64_t t = first; t < last; ++t) place_token(placement, scratch.projected + t * width, t);
+  });
   const AttentionPlan plan(heads, args.batch, args.num_threads);
-  const AttentionScratch attention = AttentionScratch::at(scratch.attention, plan);
-  const auto [first, last] = team.share(rows);
-  for (int64_t t = first; t < last; ++t) place_token(placement, scratch.projected + t * width, t);
-  if (team.index == 0) {
-    attention.offsets.fill(plan);
-    team.workspace.next_item.store(0, std::memory_order_relaxed);
-  }
-  team.barrier();
-  attend_batch(plan, layer.cache, {scratch.projected, width, PAGED_FLOAT32}, plain(scratch.attended, queries),
-               attention, team);
-  team.barrier();
-  const Operand heads_out = prepare_rows(layer.output, {scratch.attended, queries, PAGED_FLOAT32}, rows, nullptr, 0.0f,
-                                         scratch.activations, team);
-  multiply(&layer.output, 1, heads_out, branch, sums, team);
-  team.barrier();
-  add_branch(scratch, stream, rows, hidden, layer.attention_output_norm, layer.norm_eps, team);
+  co_await attend_batch(job, plan, layer.cache, {scratch.projected, width, PAGED_FLOAT32},
+                        plain(scratch.attended, queries), AttentionScratch::at(scratch.attention, plan));
+  const Operand attended = Operand::at(scratch.activations, layer.output, rows);
+  co_await prepare_rows(job, layer.output, {scratch.attended, queries, PAGED_FLOAT32}, nullptr, 0.0f, attended);
+  co_await multiply(job, &layer.output, 1, attended, branch, sums);
+  co_await add_branch(job, scratch, stream, rows, hidden, layer.attention_output_norm, layer.norm_eps);
 
   if (layer.router.weight != nullptr) {
-    run_mixture(args, layer, stream, branch, scratch.mixture, team);
+    co_await run_mixture(job, args, layer, stream, branch, scratch.mixture);
   } else {
-    const Operand mlp_input =
-        prepare_rows(layer.gate, input, rows, layer.mlp_norm, layer.norm_eps, scratch.activations, team);
-    const Operand gated = multiply_gated_for(layer.down, layer.gate, layer.up, mlp_input, rows, layer.activation,
-                                             scratch.gated, scratch.activations, sums, team);
-    multiply(&layer.down, 1, gated, branch, sums, team);
-    team.barrier();
+    const Operand mlp_input = Operand::at(scratch.activations, layer.gate, rows);
+    co_await prepare_rows(job, layer.gate, input, layer.mlp_norm, layer.norm_eps, mlp_input);
+    co_await multiply_gated(job, layer.gate, layer.up, layer.down, mlp_input, layer.activation, scratch.gated, sums);
+    const bool ready = takes_hidden_as_it_comes(layer.gate, layer.down);
+    uint8_t* const memory = ready ? reinterpret_cast<uint8_t*>(scratch.gated) : scratch.activations;
+    const Operand gated = Operand::at(memory, layer.down, rows);
+    if (!ready)
+      co_await prepare_rows(job, layer.down, {scratch.gated, layer.gate.rows, PAGED_FLOAT32}, nullptr, 0.0f, gated);
+    co_await multiply(job, &layer.down, 1, gated, branch, sums);
   }
-  add_branch(scratch, stream, rows, hidden, layer.mlp_output_norm, layer.norm_eps, team);
+  co_await add_branch(job, scratch, stream, rows, hidden, layer.mlp_output_norm, layer.norm_eps);
+}
+
+// All layers, one after the other.
+inline Task run_layers(Job& job, const paged_decoder_args& args, const DecoderScratch& scratch,
+                       const ThreadSums& sums) {
+  for (int i = 0; i < args.num_layers; ++i) co_await run_layer(job, args, args.layers[i], scratch, sums);
 }
 
 }  // namespace

@@ -164,23 +164,13 @@ inline void prepare_dense_row(const Matrix& x, int64_t row, int cols, const floa
   }
 }
 
-// Bytes for prepared rows: of a few rows each thread makes a copy of its own, like `quantize_rows` of activations.h.
-inline size_t dense_bytes(int num_rows, int cols, int team_size) {
-  return DenseRows::bytes(num_rows, cols) * (num_rows <= kPrivateRows ? team_size : 1);
-}
-
-inline DenseRows prepare_dense_rows(const paged_weight& weight, const Matrix& x, int num_rows,
-                                    const float* norm_weight, float eps, uint8_t* scratch, const Team& team) {
-  const bool own = num_rows <= kPrivateRows;
-  const DenseRows out{scratch + (own ? team.index * DenseRows::bytes(num_rows, weight.cols) : 0), num_rows,
-                      dense_vectors(weight.format, weight.cols)};
-  const auto [first, last] = own ? Team::Range{0, num_rows} : team.share(num_rows);
-  with_dense(weight.format, [&, first = first, last = last](auto of) {
+// Brings rows [first, last) of x, times 1 / rms and norm_weight where that is given, to `out`.
+inline void prepare_dense_rows(const paged_weight& weight, const Matrix& x, const float* norm_weight, float eps,
+                               const DenseRows& out, int64_t first, int64_t last) {
+  with_dense(weight.format, [&](auto of) {
     for (int64_t row = first; row < last; ++row)
       prepare_dense_row<decltype(of)>(x, row, weight.cols, norm_weight, eps, out, row);
   });
-  if (!own) team.barrier();
-  return out;
 }
 
 // What a tile of rows fetches ahead: for every vector one line of each panel's next block, or a share of one.
@@ -290,16 +280,13 @@ inline void multiply_dense_range(int32_t format, int64_t p, int64_t end, const D
   });
 }
 
-// out[:, concat of the weights' rows] = x . W^T: the thread's share of all panels of all weights.
-inline void multiply_dense_weights(const paged_weight* weights, int num_weights, const DenseRows& x, const Output& out,
-                                   float (*sums)[kPanelRows], const Team& team) {
+// out[:, concat of the weights' rows] = x . W^T: the panels [first, last) of all weights.
+inline void multiply_dense_weights(const paged_weight* weights, const DenseRows& x, const Output& out,
+                                   float (*sums)[kPanelRows], int64_t first, int64_t last) {
   const int64_t bytes = dense_panel_bytes(weights[0].format, weights[0].cols);
-  int64_t total = 0;
-  for (int i = 0; i < num_weights; ++i) total += num_panels(weights[i].rows);
-  const auto [first, last] = team.share(total);
   int64_t before = 0, col = 0;
-  for (int i = 0; i < num_weights; ++i) {
-    const paged_weight& w = weights[i];
+  for (const paged_weight* next = weights; before < last; ++next) {
+    const paged_weight& w = *next;
     const int64_t count = num_panels(w.rows);
     const int64_t begin = first > before ? first - before : 0, end = last - before < count ? last - before : count;
     multiply_dense_range(
@@ -320,13 +307,13 @@ inline void multiply_dense_weights(const paged_weight* weights, int num_weights,
   }
 }
 
-// activation(gate x) * (up x): the thread's share of columns. Gate and up panels of the same rows are taken in turn:
+// activation(gate x) * (up x) of the panels [first, last). Gate and up panels of the same rows are taken in turn:
 // panel 2 p is the gate's, 2 p + 1 the up's. take(col, columns) gets 16 columns of all rows, as columns(row).
 template <class Take>
 inline void multiply_dense_gated(const paged_weight& gate, const paged_weight& up, const DenseRows& x,
-                                 int32_t activation, float (*sums)[kPanelRows], const Team& team, const Take& take) {
+                                 int32_t activation, float (*sums)[kPanelRows], int64_t first, int64_t last,
+                                 const Take& take) {
   const int64_t bytes = dense_panel_bytes(gate.format, gate.cols);
-  const auto [first, last] = team.share(num_panels(gate.rows));
   multiply_dense_range(
       gate.format, 2 * first, 2 * last, x, sums,
       [&](int64_t panel) { return (panel % 2 == 0 ? gate : up).data + panel / 2 * bytes; },
@@ -344,9 +331,10 @@ inline void multiply_dense_gated(const paged_weight& gate, const paged_weight& u
 
 // hidden = activation(gate x) * (up x), as float32.
 inline void multiply_dense_gated(const paged_weight& gate, const paged_weight& up, const DenseRows& x,
-                                 int32_t activation, float* hidden, float (*sums)[kPanelRows], const Team& team) {
+                                 int32_t activation, float* hidden, float (*sums)[kPanelRows], int64_t first,
+                                 int64_t last) {
   const Output out{hidden, gate.rows, PAGED_FLOAT32, {}};
-  multiply_dense_gated(gate, up, x, activation, sums, team, [&](int64_t col, const auto& columns) {
+  multiply_dense_gated(gate, up, x, activation, sums, first, last, [&](int64_t col, const auto& columns) {
     const int width = gate.rows - col < kPanelRows ? static_cast<int>(gate.rows - col) : kPanelRows;
     for (int r = 0; r < x.num_rows; ++r) out.store(r, col, width, columns(r), nullptr);
   });
@@ -355,8 +343,8 @@ inline void multiply_dense_gated(const paged_weight& gate, const paged_weight& u
 // The same, as the dense weight `down` multiplies it.
 inline void multiply_dense_gated(const paged_weight& gate, const paged_weight& up, const DenseRows& x,
                                  int32_t activation, const paged_weight& down, const DenseRows& hidden,
-                                 float (*sums)[kPanelRows], const Team& team) {
-  multiply_dense_gated(gate, up, x, activation, sums, team, [&](int64_t col, const auto& columns) {
+                                 float (*sums)[kPanelRows], int64_t first, int64_t last) {
+  multiply_dense_gated(gate, up, x, activation, sums, first, last, [&](int64_t col, const auto& columns) {
     with_dense(down.format, [&](auto of) {
       for (int r = 0; r < x.num_rows; ++r) hidden.store<decltype(of)>(r, col, columns(r));
     });

@@ -4,9 +4,7 @@
 // all its tokens, and then there are two phases: all experts' gates and ups, all experts' downs.
 #pragma once
 
-#include "dense_product.h"
-#include "functions.h"
-#include "linear.h"
+#include "product.h"
 
 namespace paged {
 namespace {
@@ -21,9 +19,6 @@ struct Segment {
 // An expert with more pairs has several segments, and its weights are read again for each: 64 rows of 2,048 columns
 // stay in the second-level cache.
 constexpr int kSegmentRows = 64;
-
-// Up to so many rows memory sets the pace: they take as long as one.
-constexpr int kFreeRows = 8;
 
 // Panels that are multiplied together: of an expert's inner layer, they share a group of activations for its down.
 constexpr int kUnitPanels = kGroup / kPanelRows;
@@ -173,19 +168,11 @@ struct DenseUnitRows {
   }
 };
 
-// take(Rows{}) for weights of this format.
-template <class Take>
-inline void with_rows(int32_t format, const Take& take) {
-  if (is_dense(format)) return with_dense(format, [&](auto of) { take(DenseUnitRows<decltype(of)>{}); });
-  take(GroupRows{});
-}
-
-// The thread's share of pairs.
+// The pairs [first, last), as rows for gate and up.
 template <class Kind>
 inline void prepare_pairs(const paged_experts_args& args, const Stack& gate, const ExpertsScratch& scratch,
-                          const Team& team) {
+                          int64_t first, int64_t last) {
   const Matrix x{args.x, args.x_stride, args.dtype};
-  const auto [first, last] = team.share(static_cast<int64_t>(args.num_tokens) * args.num_selected);
   for (const Segment* segment = scratch.segments; segment->count > 0; ++segment) {
     const auto rows = Kind::of_segment(scratch.input, *segment, gate.weight);
     for (int r = 0; r < segment->count; ++r) {
@@ -213,18 +200,25 @@ inline void gate_unit(const Stack& gate, const Stack& up, const Segment& segment
   }
 }
 
-// The thread's share of all units of all segments, by what they cost: one run of each weight, so that it streams.
+// What a unit of a segment costs, in rows.
+inline int64_t rows_paid(const Segment& segment) { return segment.count > kFreeRows ? segment.count : kFreeRows; }
+
+inline int64_t rows_paid(const ExpertsScratch& scratch) {
+  int64_t total = 0;
+  for (const Segment* segment = scratch.segments; segment->count > 0; ++segment) total += rows_paid(*segment);
+  return total;
+}
+
+// All units of all segments that begin in [first, last), a unit taking as many numbers as it costs: one run of each
+// weight, so that it streams.
 template <class Kind>
 inline void gate_segments(const Stack& gate, const Stack& up, const Stack& down, const ExpertsScratch& scratch,
-                          float (*sums)[kPanelRows], const Team& team) {
+                          float (*sums)[kPanelRows], int64_t first, int64_t last) {
   const int64_t units = gate.units();
-  const auto cost_of = [](const Segment& segment) { return segment.count > kFreeRows ? segment.count : kFreeRows; };
-  int64_t total = 0, before = 0;
-  for (const Segment* segment = scratch.segments; segment->count > 0; ++segment) total += units * cost_of(*segment);
-  const auto [first, last] = team.share(total);
-  for (const Segment* next = scratch.segments; next->count > 0; ++next) {
+  int64_t before = 0;
+  for (const Segment* next = scratch.segments; next->count > 0 && before < last; ++next) {
     const Segment& segment = *next;
-    const int64_t cost = cost_of(segment);
+    const int64_t cost = rows_paid(segment);
     // The first unit that begins at `place` or later.
     const auto unit_at = [&](int64_t place) {
       const int64_t unit = place > before ? (place - before + cost - 1) / cost : 0;
@@ -238,13 +232,12 @@ inline void gate_segments(const Stack& gate, const Stack& up, const Stack& down,
   }
 }
 
-// The thread's share of columns, of all tokens: a token's experts are added up in one order and by one thread.
+// The units of columns [first, last), of all tokens: a token's experts are added up in one order and by one thread.
 template <class Kind>
 inline void add_down(const paged_experts_args& args, const Stack& down, const Output& out,
-                     const ExpertsScratch& scratch, float (*sums)[kPanelRows], const Team& team) {
+                     const ExpertsScratch& scratch, float (*sums)[kPanelRows], int64_t first, int64_t last) {
   constexpr int kUnitCols = kUnitPanels * kPanelRows;
   const int64_t width = down.panels * kPanelRows;
-  const auto [first, last] = team.share(down.units());
   for (int64_t token = 0; token < args.num_tokens; ++token)
     __builtin_memset(scratch.totals + token * width + first * kUnitCols, 0,
                      sizeof(float) * kUnitCols * (last - first));
@@ -266,22 +259,31 @@ inline void add_down(const paged_experts_args& args, const Stack& down, const Ou
       out.store(token, col, kPanelRows, load_floats(scratch.totals + token * width + col), nullptr);
 }
 
-// One thread's part. Where it ends, other threads may still be at work.
-inline void run_experts(const paged_experts_args& args, const Output& out, const ExpertsScratch& scratch,
-                        const Team& team) {
+template <class Kind>
+inline Task run_experts_of(Job& job, const paged_experts_args& args, const Output out, const ExpertsScratch scratch) {
   const Stack gate(args.gate, args.num_experts), up(args.up, args.num_experts), down(args.down, args.num_experts);
   const size_t bytes = line_aligned(2 * kUnitPanels * sums_bytes(kSegmentRows));
-  auto* sums = reinterpret_cast<float (*)[kPanelRows]>(scratch.sums + team.index * bytes);
-  if (team.index == 0) sort_pairs(args, scratch);
-  team.barrier();
-  with_rows(args.gate.format, [&](auto of) {
-    using Kind = decltype(of);
-    prepare_pairs<Kind>(args, gate, scratch, team);
-    team.barrier();
-    gate_segments<Kind>(gate, up, down, scratch, sums, team);
-    team.barrier();
-    add_down<Kind>(args, down, out, scratch, sums, team);
-  });
+  const auto sums = [&](int thread) {
+    return reinterpret_cast<float (*)[kPanelRows]>(scratch.sums + thread * bytes);
+  };
+  sort_pairs(args, scratch);
+  co_await job.phase(static_cast<int64_t>(args.num_tokens) * args.num_selected, row_cost(args.gate.cols),
+                     [&](int64_t first, int64_t last, int) { prepare_pairs<Kind>(args, gate, scratch, first, last); });
+  const int64_t rows = rows_paid(scratch);
+  co_await job.phase(rows * gate.units(), int64_t{2} * kUnitPanels * kPanelRows * args.gate.cols,
+                     [&](int64_t first, int64_t last, int thread) {
+                       gate_segments<Kind>(gate, up, down, scratch, sums(thread), first, last);
+                     });
+  co_await job.phase(down.units(), rows * kUnitPanels * kPanelRows * args.down.cols,
+                     [&](int64_t first, int64_t last, int thread) {
+                       add_down<Kind>(args, down, out, scratch, sums(thread), first, last);
+                     });
+}
+
+inline Task run_experts(Job& job, const paged_experts_args& args, const Output& out, const ExpertsScratch& scratch) {
+  if (!is_dense(args.gate.format)) return run_experts_of<GroupRows>(job, args, out, scratch);
+  return with_dense(args.gate.format,
+                    [&](auto of) { return run_experts_of<DenseUnitRows<decltype(of)>>(job, args, out, scratch); });
 }
 
 }  // namespace

@@ -20,10 +20,10 @@ struct HadamardRows {
   int cols;
 
   static int tiles(int num_rows) { return (num_rows + kTokenTile - 1) / kTokenTile; }
-  static size_t bytes(int num_rows, int cols, int team_size) {
+  static size_t bytes(int num_rows, int cols, int num_threads) {
     const size_t padded = static_cast<size_t>(tiles(num_rows)) * kTokenTile;
     return line_aligned(padded * cols) + 2 * line_aligned(padded * sizeof(float)) +
-           line_aligned(sizeof(float) * cols) * team_size;
+           line_aligned(sizeof(float) * cols) * num_threads;
   }
   static HadamardRows at(uint8_t* memory, int num_rows, int cols) {
     const size_t padded = static_cast<size_t>(tiles(num_rows)) * kTokenTile;
@@ -39,19 +39,16 @@ struct HadamardRows {
   int8_t* tile(int64_t index) const { return codes + index * kTokenTile * cols; }
 };
 
-// Quantizes the team's share of rows, times 1 / rms and norm_weight where that is given. It ends with a barrier of all
-// threads.
-inline HadamardRows hadamard_rows(const Matrix& x, int num_rows, int cols, const float* norm_weight, float eps,
-                               uint8_t* scratch, const Team& team) {
-  const HadamardRows out = HadamardRows::at(scratch, num_rows, cols);
-  const int block = hadamard_block(cols);
+// Quantizes rows of x, times 1 / rms and norm_weight where that is given: the tiles [first, last). Whole ones, so that
+// two threads never write codes in one cache line.
+inline void hadamard_tiles(const Matrix& x, const float* norm_weight, float eps, const HadamardRows& out, int64_t first,
+                           int64_t last, int thread) {
+  const int cols = out.cols, block = hadamard_block(cols);
   const float norm = 1.0f / __builtin_sqrtf(static_cast<float>(block));
-  float* own = out.own + team.index * (line_aligned(sizeof(float) * cols) / sizeof(float));
-  // Whole tiles: two threads never write codes in one cache line.
-  const auto [first, last] = team.share(HadamardRows::tiles(num_rows));
+  float* own = out.own + thread * (line_aligned(sizeof(float) * cols) / sizeof(float));
   for (int64_t row = first * kTokenTile; row < last * kTokenTile; ++row) {
     int8_t* quads = out.tile(row / kTokenTile) + row % kTokenTile * 4;
-    if (row >= num_rows) {  // a tile is multiplied whole, or up to an even number of its rows
+    if (row >= out.num_rows) {  // a tile is multiplied whole, or up to an even number of its rows
       for (int c = 0; c < cols; c += 4) __builtin_memset(quads + c * kTokenTile, 0, 4);
       out.scales[row] = 0.0f;
       out.offsets[row] = 0;
@@ -62,8 +59,6 @@ inline HadamardRows hadamard_rows(const Matrix& x, int num_rows, int cols, const
     out.offsets[row] = -128 * quantize_quads<kTokenTile * 4, 0>(own, cols, largest, quads);
     out.scales[row] = unit_of(largest) * (unit * norm);
   }
-  team.barrier();
-  return out;
 }
 
 // Which part of the next panels to fetch while this one is multiplied: every tile of rows fetches its own, so that
@@ -131,17 +126,16 @@ inline void multiply_hadamard_panels(const uint8_t* const (&panels)[kPanels], co
   }
 }
 
-// out[:, concat of the weights' rows] = x . W^T: the thread's share of all pairs of panels of all weights.
-inline void multiply_hadamard(const paged_weight* weights, int num_weights, const HadamardRows& x, const Output& out,
-                             const Team& team) {
+inline int64_t hadamard_pairs(const paged_weight& weight) { return (num_panels(weight.rows) + 1) / 2; }
+
+// out[:, concat of the weights' rows] = x . W^T: the pairs of panels [first, last) of all weights.
+inline void multiply_hadamard(const paged_weight* weights, const HadamardRows& x, const Output& out, int64_t first,
+                              int64_t last) {
   const int64_t bytes = hadamard_panel_bytes(x.cols);
-  int64_t total = 0;
-  for (int i = 0; i < num_weights; ++i) total += (num_panels(weights[i].rows) + 1) / 2;
-  const auto [first, last] = team.share(total);
   int64_t before = 0, col = 0;
-  for (int i = 0; i < num_weights; ++i) {
-    const paged_weight& w = weights[i];
-    const int64_t count = num_panels(w.rows), pairs = (count + 1) / 2;
+  for (const paged_weight* next = weights; before < last; ++next) {
+    const paged_weight& w = *next;
+    const int64_t count = num_panels(w.rows), pairs = hadamard_pairs(w);
     const int64_t begin = first > before ? first - before : 0, end = last - before < pairs ? last - before : pairs;
     for (int64_t pair = begin; pair < end; ++pair) {
       const uint8_t* panel = w.data + 2 * pair * bytes;
@@ -166,11 +160,10 @@ inline void multiply_hadamard(const paged_weight* weights, int num_weights, cons
   }
 }
 
-// hidden[:, p * 16 ...] = activation(gate x) * (up x): a panel of each at a time.
+// hidden[:, p * 16 ...] = activation(gate x) * (up x) of the panels [first, last): one of each at a time.
 inline void multiply_hadamard_gated(const paged_weight& gate, const paged_weight& up, const HadamardRows& x,
-                                   int32_t activation, float* hidden, const Team& team) {
+                                    int32_t activation, float* hidden, int64_t first, int64_t last) {
   const int64_t bytes = hadamard_panel_bytes(x.cols);
-  const auto [first, last] = team.share(num_panels(gate.rows));
   for (int64_t p = first; p < last; ++p) {
     const uint8_t *a = gate.data + p * bytes, *b = up.data + p * bytes;
     multiply_hadamard_panels<2>({a, b}, {a + bytes, b + bytes}, x, [&](int64_t row, const Floats(&products)[2]) {

@@ -55,15 +55,12 @@ constexpr int kSumPanels = 4;
 // Bytes of one thread's sums of a panel, [num_rows][16].
 inline size_t sums_bytes(int num_rows) { return sizeof(float) * kPanelRows * num_rows; }
 
-// out[:, concat of the weights' rows] = x . W^T: the thread's share of all panels of all weights.
-inline void multiply_packed(const paged_weight* weights, int num_weights, const Activations& x, const Output& out,
-                            float (*sums)[kPanelRows], const Team& team) {
-  int64_t total = 0;
-  for (int i = 0; i < num_weights; ++i) total += num_panels(weights[i].rows);
-  const auto [first, last] = team.share(total);
+// out[:, concat of the weights' rows] = x . W^T: the panels [first, last) of all weights.
+inline void multiply_packed(const paged_weight* weights, const Activations& x, const Output& out,
+                            float (*sums)[kPanelRows], int64_t first, int64_t last) {
   int64_t before = 0, col = 0;
-  for (int i = 0; i < num_weights; ++i) {
-    const paged_weight& w = weights[i];
+  for (const paged_weight* next = weights; before < last; ++next) {
+    const paged_weight& w = *next;
     const int64_t count = num_panels(w.rows);
     const PanelKernel kernel = panel_kernel(w.format);
     const int64_t begin = first > before ? first - before : 0, end = last - before < count ? last - before : count;
@@ -87,12 +84,12 @@ inline Floats gate_columns(const paged_weight& gate, const paged_weight& up, int
   return mul(activate(gate_product, activation), up_product);
 }
 
-// hidden[:, p * 16 ...] = activation(gate x) * (up x): gate and up panels of the same rows one after the other.
+// hidden[:, p * 16 ...] = activation(gate x) * (up x) of the panels [first, last): gate's and up's one after the other.
 inline void multiply_packed_gated(const paged_weight& gate, const paged_weight& up, const Activations& x,
-                                  int32_t activation, float* hidden, float (*sums)[kPanelRows], const Team& team) {
+                                  int32_t activation, float* hidden, float (*sums)[kPanelRows], int64_t first,
+                                  int64_t last) {
   const PanelKernel gate_kernel = panel_kernel(gate.format), up_kernel = panel_kernel(up.format);
   float (*up_sums)[kPanelRows] = sums + x.num_rows;
-  const auto [first, last] = team.share(num_panels(gate.rows));
   for (int64_t p = first; p < last; ++p) {
     gate_kernel.multiply(gate.data + p * gate_kernel.layout.panel_bytes(gate.cols), gate.cols, x, sums);
     up_kernel.multiply(up.data + p * up_kernel.layout.panel_bytes(up.cols), up.cols, x, up_sums);

@@ -76,13 +76,12 @@ inline void score_rows(const Matrix& router, int64_t expert, const float* x, int
   for (int r = 0; r < kRows; ++r) out[r * out_stride + expert] = sum_of(sums[r]);
 }
 
-// The thread's share of experts, for all rows: a few rows stay in the first-level cache while the router goes by.
+// The experts [first, last), for all rows: a few rows stay in the first-level cache while the router goes by.
 inline void score_experts(const paged_router& description, const float* x, int num_rows, int cols, float* out,
-                          const Team& team) {
+                          int64_t first, int64_t last) {
   constexpr int kTile = 4;
   const Matrix router{description.weight, cols, description.dtype};
   const int64_t width = MixtureScratch::padded(description.num_experts);
-  const auto [first, last] = team.share(description.num_experts);
   int64_t row = 0;
   for (; row + kTile <= num_rows; row += kTile)
     for (int64_t expert = first; expert < last; ++expert)
@@ -120,28 +119,31 @@ inline void choose_experts(const paged_router& router, float* scores, float* top
     for (int k = 0; k < router.num_selected; ++k) topk_weights[k] /= chosen;
 }
 
-// One thread's part of the rows of `stream`. It begins and ends with all threads past a barrier.
-inline void run_mixture(const paged_decoder_args& args, const paged_layer& layer, const float* stream,
-                        const Output& out, uint8_t* memory, const Team& team) {
+// The feed-forward part of all rows of `stream`.
+inline Task run_mixture(Job& job, const paged_decoder_args& args, const paged_layer& layer, const float* stream,
+                        const Output out, uint8_t* memory) {
   const MixtureScratch::Sizes sizes(args, layer);
   const MixtureScratch scratch = MixtureScratch::at(memory, sizes);
   const paged_router& router = layer.router;
-  const int hidden = layer.gate.cols, width = MixtureScratch::padded(router.num_experts);
-  const auto [first, last] = team.share(args.num_rows);
-  for (int64_t t = first; t < last; ++t) {
-    __builtin_memcpy(scratch.normed + t * hidden, stream + t * hidden, sizeof(float) * hidden);
-    normalize(scratch.normed + t * hidden, hidden, layer.mlp_norm, layer.norm_eps);
-  }
-  team.barrier();
-  score_experts(router, scratch.normed, args.num_rows, hidden, scratch.probabilities, team);
-  team.barrier();
-  for (int64_t t = first; t < last; ++t)
-    choose_experts(router, scratch.probabilities + t * width, scratch.topk_weights + t * router.num_selected,
-                   scratch.topk_ids + t * router.num_selected);
-  team.barrier();
+  const int rows = args.num_rows, hidden = layer.gate.cols, width = MixtureScratch::padded(router.num_experts);
+  co_await job.phase(rows, row_cost(hidden), [&](int64_t first, int64_t last, int) {
+    for (int64_t t = first; t < last; ++t) {
+      __builtin_memcpy(scratch.normed + t * hidden, stream + t * hidden, sizeof(float) * hidden);
+      normalize(scratch.normed + t * hidden, hidden, layer.mlp_norm, layer.norm_eps);
+    }
+  });
+  // A float32 product takes as long as eight of bytes.
+  co_await job.phase(router.num_experts, int64_t{8} * rows * hidden, [&](int64_t first, int64_t last, int) {
+    score_experts(router, scratch.normed, rows, hidden, scratch.probabilities, first, last);
+  });
+  co_await job.phase(rows, int64_t{500} * width * (1 + router.num_selected), [&](int64_t first, int64_t last, int) {
+    for (int64_t t = first; t < last; ++t)
+      choose_experts(router, scratch.probabilities + t * width, scratch.topk_weights + t * router.num_selected,
+                     scratch.topk_ids + t * router.num_selected);
+  });
   const paged_experts_args chosen = scratch.chosen(args, layer);
-  run_experts(chosen, out, ExpertsScratch::at(scratch.experts, ExpertsScratch::Sizes(chosen), args.num_threads), team);
-  team.barrier();
+  co_await run_experts(job, chosen, out,
+                       ExpertsScratch::at(scratch.experts, ExpertsScratch::Sizes(chosen), args.num_threads));
 }
 
 }  // namespace

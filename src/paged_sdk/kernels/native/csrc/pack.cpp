@@ -1,10 +1,9 @@
 // GGUF blocks and dense rows into panels (layout.h). Runs once, at load: plain loops, a pass over the file's bytes.
-#include <omp.h>
-
 #include <cstring>
 
 #include "blocks.h"
 #include "pages.h"
+#include "pool.h"
 
 namespace paged {
 namespace {
@@ -83,12 +82,13 @@ void pack_dense(const uint8_t* raw, int rows, int cols, uint8_t* out, int num_th
   auto* to = reinterpret_cast<Number*>(out);
   const int64_t panels = num_panels(rows), pitch = static_cast<int64_t>((cols + kCols - 1) / kCols) * kVector;
   advise_huge_pages(out, panels * pitch);
-#pragma omp parallel for num_threads(num_threads) schedule(static)
-  for (int64_t p = 0; p < panels; ++p) {
-    const int64_t row = p * kPanelRows;
-    const int count = static_cast<int>(rows - row < kPanelRows ? rows - row : kPanelRows);
-    write_dense_panel<Number, kCols, kPairs>(from + row * cols, count, cols, to + p * (pitch / sizeof(Number)));
-  }
+  parallel_for(num_threads, panels, 50 * pitch, [&](int64_t first, int64_t last, int) {
+    for (int64_t p = first; p < last; ++p) {
+      const int64_t row = p * kPanelRows;
+      const int count = static_cast<int>(rows - row < kPanelRows ? rows - row : kPanelRows);
+      write_dense_panel<Number, kCols, kPairs>(from + row * cols, count, cols, to + p * (pitch / sizeof(Number)));
+    }
+  });
 }
 
 void pack_dense(int32_t format, const uint8_t* raw, int rows, int cols, uint8_t* out, int num_threads) {
@@ -122,13 +122,15 @@ PAGED_EXPORT void paged_pack(int32_t format, const uint8_t* raw, int32_t rows, i
   const int64_t blocks = cols / layout.block_cols(), row_bytes = blocks * source.block_bytes;
   const int64_t panels = num_panels(rows);
   advise_huge_pages(out, panels * layout.panel_bytes(cols));
-#pragma omp parallel for num_threads(num_threads) schedule(static)
-  for (int64_t p = 0; p < panels; ++p) {
-    Block block[kPanelRows] = {};
-    for (int64_t b = 0; b < blocks; ++b) {
-      for (int r = 0; r < kPanelRows && p * kPanelRows + r < rows; ++r)
-        source.read(raw + (p * kPanelRows + r) * row_bytes + b * source.block_bytes, block[r]);
-      write_block(layout, block, out + (p * blocks + b) * layout.block_bytes());
+  const auto cost = 50 * static_cast<int64_t>(layout.panel_bytes(cols));
+  parallel_for(num_threads, panels, cost, [&](int64_t first, int64_t last, int) {
+    for (int64_t p = first; p < last; ++p) {
+      Block block[kPanelRows] = {};
+      for (int64_t b = 0; b < blocks; ++b) {
+        for (int r = 0; r < kPanelRows && p * kPanelRows + r < rows; ++r)
+          source.read(raw + (p * kPanelRows + r) * row_bytes + b * source.block_bytes, block[r]);
+        write_block(layout, block, out + (p * blocks + b) * layout.block_bytes());
+      }
     }
-  }
+  });
 }

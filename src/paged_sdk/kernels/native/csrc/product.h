@@ -1,9 +1,10 @@
 // Multiplies with weights of every form, so that callers need not ask which: packed (linear.h), Hadamard
-// (hadamard_product.h) or dense (dense_product.h).
+// (hadamard_product.h) or dense (dense_product.h). Each function here is a phase of a job (pool.h).
 #pragma once
 
 #include "dense_product.h"
 #include "hadamard_product.h"
+#include "pool.h"
 
 namespace paged {
 namespace {
@@ -15,69 +16,115 @@ struct Operand {
   Activations groups;    // for packed weights
   HadamardRows rotated;  // for those in the Hadamard form
   DenseRows dense;       // for dense ones
+  int num_rows;
 
-  static size_t bytes(const paged_weight& weight, int num_rows, int team_size) {
-    if (is_hadamard(weight)) return HadamardRows::bytes(num_rows, weight.cols, team_size);
-    return is_dense(weight.format) ? dense_bytes(num_rows, weight.cols, team_size)
-                            : activation_bytes(num_rows, weight.cols, team_size);
+  static size_t bytes(const paged_weight& weight, int num_rows, int num_threads) {
+    if (is_hadamard(weight)) return HadamardRows::bytes(num_rows, weight.cols, num_threads);
+    return is_dense(weight.format) ? DenseRows::bytes(num_rows, weight.cols)
+                                   : Activations::bytes(num_rows, weight.cols);
+  }
+  static Operand at(uint8_t* memory, const paged_weight& weight, int num_rows) {
+    Operand out{};
+    out.num_rows = num_rows;
+    if (is_hadamard(weight)) {
+      out.rotated = HadamardRows::at(memory, num_rows, weight.cols);
+    } else if (is_dense(weight.format)) {
+      out.dense = {memory, num_rows, dense_vectors(weight.format, weight.cols)};
+    } else {
+      out.groups = {reinterpret_cast<ActivationGroup*>(memory), num_rows};
+    }
+    return out;
   }
 };
 
-// Brings rows of x, times 1 / rms and norm_weight where that is given, into the form that the weight multiplies. When
-// it returns, all that the calling thread multiplies is ready.
-inline Operand prepare_rows(const paged_weight& weight, const Matrix& x, int num_rows, const float* norm_weight,
-                            float eps, uint8_t* scratch, const Team& team) {
-  Operand out{};
-  if (is_hadamard(weight)) {
-    out.rotated = hadamard_rows(x, num_rows, weight.cols, norm_weight, eps, scratch, team);
-  } else if (is_dense(weight.format)) {
-    out.dense = prepare_dense_rows(weight, x, num_rows, norm_weight, eps, scratch, team);
-  } else {
-    out.groups = quantize_rows(x, num_rows, weight.cols, norm_weight, eps, scratch, team);
+// Each thread's sums of kSumPanels panels.
+struct ThreadSums {
+  uint8_t* data;
+  size_t bytes;  // of one thread
+
+  static size_t bytes_of(int num_rows) { return line_aligned(kSumPanels * sums_bytes(num_rows)); }
+
+  float (*of(int thread) const)[kPanelRows] {
+    return reinterpret_cast<float (*)[kPanelRows]>(data + thread * bytes);
   }
-  return out;
+};
+
+// Up to so many rows memory sets the pace: they take as long as one.
+constexpr int kFreeRows = 8;
+
+// What `panels` panels cost to multiply with num_rows rows.
+inline int64_t product_cost(int panels, int cols, int num_rows) {
+  return static_cast<int64_t>(panels) * kPanelRows * cols * (num_rows < kFreeRows ? kFreeRows : num_rows);
 }
 
-// out[:, concat of the weights' rows] = x . W^T: the thread's share. `sums` is its memory for kSumPanels panels'
-// (linear.h).
-inline void multiply(const paged_weight* weights, int num_weights, const Operand& x, const Output& out,
-                     float (*sums)[kPanelRows], const Team& team) {
-  if (is_hadamard(weights[0])) {
-    multiply_hadamard(weights, num_weights, x.rotated, out, team);
-  } else if (is_dense(weights[0].format)) {
-    multiply_dense_weights(weights, num_weights, x.dense, out, sums, team);
-  } else {
-    multiply_packed(weights, num_weights, x.groups, out, sums, team);
-  }
+// Brings rows of x, times 1 / rms and norm_weight where that is given, into the form that the weight multiplies.
+inline auto prepare_rows(Job& job, const paged_weight& weight, const Matrix& x, const float* norm_weight, float eps,
+                         const Operand& out) {
+  const int unit = is_hadamard(weight) ? kTokenTile : 1;
+  return job.phase((out.num_rows + unit - 1) / unit, unit * row_cost(weight.cols),
+                   [&weight, x, norm_weight, eps, out](int64_t first, int64_t last, int thread) {
+                     if (is_hadamard(weight)) {
+                       hadamard_tiles(x, norm_weight, eps, out.rotated, first, last, thread);
+                     } else if (is_dense(weight.format)) {
+                       prepare_dense_rows(weight, x, norm_weight, eps, out.dense, first, last);
+                     } else {
+                       for (int64_t row = first; row < last; ++row)
+                         quantize_row(x, row, weight.cols, norm_weight, eps, out.groups, row);
+                     }
+                   });
 }
 
-// hidden = activation(gate x) * (up x): the thread's share of columns. `sums` as of multiply.
-inline void multiply_gated(const paged_weight& gate, const paged_weight& up, const Operand& x, int32_t activation,
-                           float* hidden, float (*sums)[kPanelRows], const Team& team) {
-  if (is_hadamard(gate)) {
-    multiply_hadamard_gated(gate, up, x.rotated, activation, hidden, team);
-  } else if (is_dense(gate.format)) {
-    multiply_dense_gated(gate, up, x.dense, activation, hidden, sums, team);
-  } else {
-    multiply_packed_gated(gate, up, x.groups, activation, hidden, sums, team);
-  }
+// out[:, concat of the weights' rows] = x . W^T
+inline auto multiply(Job& job, const paged_weight* weights, int num_weights, const Operand& x, const Output& out,
+                     const ThreadSums& sums) {
+  const bool hadamard = is_hadamard(weights[0]), dense = is_dense(weights[0].format);
+  int64_t total = 0;
+  for (int i = 0; i < num_weights; ++i) total += hadamard ? hadamard_pairs(weights[i]) : num_panels(weights[i].rows);
+  // Dense panels are multiplied several at a time.
+  const int unit = dense ? kDensePanels : 1;
+  const int64_t cost = product_cost(hadamard ? 2 : unit, weights[0].cols, x.num_rows);
+  return job.phase((total + unit - 1) / unit, cost,
+                   [weights, hadamard, dense, total, unit, x, out, sums](int64_t first, int64_t last, int thread) {
+                     if (hadamard) {
+                       multiply_hadamard(weights, x.rotated, out, first, last);
+                     } else if (dense) {
+                       last = last * unit < total ? last * unit : total;
+                       multiply_dense_weights(weights, x.dense, out, sums.of(thread), first * unit, last);
+                     } else {
+                       multiply_packed(weights, x.groups, out, sums.of(thread), first, last);
+                     }
+                   });
 }
 
-// The same, in the form that the weight `down` multiplies, once all threads are done. Dense weights take it as it is
-// multiplied: 512 rows of 1536 float32 numbers, written and read again, were 3 MB.
-inline Operand multiply_gated_for(const paged_weight& down, const paged_weight& gate, const paged_weight& up,
-                                  const Operand& x, int num_rows, int32_t activation, float* hidden, uint8_t* scratch,
-                                  float (*sums)[kPanelRows], const Team& team) {
-  if (is_dense(gate.format) && is_dense(down.format)) {
-    Operand out{};
-    out.dense = {reinterpret_cast<uint8_t*>(hidden), num_rows, dense_vectors(down.format, down.cols)};
-    multiply_dense_gated(gate, up, x.dense, activation, down, out.dense, sums, team);
-    team.barrier();
-    return out;
-  }
-  multiply_gated(gate, up, x, activation, hidden, sums, team);
-  team.barrier();
-  return prepare_rows(down, {hidden, gate.rows, PAGED_FLOAT32}, num_rows, nullptr, 0.0f, scratch, team);
+// Whether the hidden columns between two matrices take the second one's form as they are computed. Dense weights' do:
+// 512 rows of 1536 float32 numbers, written and read again, were 3 MB.
+inline bool takes_hidden_as_it_comes(const paged_weight& gate, const paged_weight& down) {
+  return is_dense(gate.format) && is_dense(down.format);
+}
+
+// hidden = activation(gate x) * (up x): float32, or in down's form where takes_hidden_as_it_comes.
+inline auto multiply_gated(Job& job, const paged_weight& gate, const paged_weight& up, const paged_weight& down,
+                           const Operand& x, int32_t activation, float* hidden, const ThreadSums& sums) {
+  const int64_t panels = num_panels(gate.rows);
+  const int unit = is_dense(gate.format) ? (kDensePanels + 1) / 2 : 1;
+  return job.phase(
+      (panels + unit - 1) / unit, product_cost(2 * unit, gate.cols, x.num_rows),
+      [&gate, &up, &down, x, activation, hidden, sums, panels, unit](int64_t first, int64_t last, int thread) {
+        if (is_hadamard(gate)) {
+          multiply_hadamard_gated(gate, up, x.rotated, activation, hidden, first, last);
+        } else if (is_dense(gate.format)) {
+          first *= unit;
+          last = last * unit < panels ? last * unit : panels;
+          if (takes_hidden_as_it_comes(gate, down)) {
+            const Operand out = Operand::at(reinterpret_cast<uint8_t*>(hidden), down, x.num_rows);
+            multiply_dense_gated(gate, up, x.dense, activation, down, out.dense, sums.of(thread), first, last);
+          } else {
+            multiply_dense_gated(gate, up, x.dense, activation, hidden, sums.of(thread), first, last);
+          }
+        } else {
+          multiply_packed_gated(gate, up, x.groups, activation, hidden, sums.of(thread), first, last);
+        }
+      });
 }
 
 }  // namespace

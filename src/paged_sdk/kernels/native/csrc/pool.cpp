@@ -1,0 +1,418 @@
+#include "pool.h"
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <utility>
+
+#include "system.h"
+
+namespace paged {
+
+namespace {
+
+// How long a thread waits awake. Falling asleep and being woken takes some 50 microseconds, on a virtual machine 100;
+// the claims of others end sooner, and so does an engine's work between two steps. Beside other programs, a claim that
+// is not done in this time is one whose thread was stopped: to wait for it awake takes the processor from somebody.
+constexpr int64_t kPatience = 500 * kTicksPerMicrosecond;
+constexpr int64_t kPatienceBesideRivals = 300 * kTicksPerMicrosecond;
+
+// How long a thread keeps a processor that others want, before it lets them have it between two claims. Linux would
+// take it away, amid a claim, after 1.4 milliseconds or more (EEVDF's base slice on two processors).
+constexpr int64_t kTurn = 1300 * kTicksPerMicrosecond;
+
+// How often a thread looks at what the system has left it.
+constexpr int64_t kSenseInterval = 4000 * kTicksPerMicrosecond;
+
+// Jobs at one time; the calling thread of one more works alone.
+constexpr int kSlots = 32;
+
+// Which phase is open, for how many threads (none: the job is over), and the next item to claim.
+struct Ticket {
+  uint64_t bits;
+
+  static Ticket of(uint64_t phase, int threads) { return {phase << 32 | static_cast<uint64_t>(threads) << 24}; }
+  uint64_t phase() const { return bits >> 32; }
+  int threads() const { return static_cast<int>(bits >> 24 & 0xff); }
+  int64_t next() const { return static_cast<int64_t>(bits & 0xffffff); }
+};
+
+// Sleepers that are woken together. A thread says that it sleeps before it looks for the last time whether what it
+// waits for is there, and who brings that looks for sleepers afterwards: one of the two sees the other.
+struct Bell {
+  std::atomic<int> sleepers{0};
+  std::atomic<int> rung{0};
+
+  template <class Waiting>
+  void sleep_while(const Waiting& waiting) {
+    sleepers.fetch_add(1, std::memory_order_seq_cst);
+    const int seen = rung.load(std::memory_order_seq_cst);
+    if (waiting()) rung.wait(seen, std::memory_order_acquire);
+    sleepers.fetch_sub(1, std::memory_order_relaxed);
+  }
+  void ring() {
+    if (sleepers.load(std::memory_order_seq_cst) == 0) return;
+    rung.fetch_add(1, std::memory_order_seq_cst);
+    rung.notify_all();
+  }
+};
+
+// What the system leaves the calling thread of the time in which it computes.
+struct Senses {
+  bool disturbed = false;  // whether others took a good part of it
+  int64_t turn_began = 0;  // ticks when it last let others have the processor
+
+  // Time is counted from begin to end: sleep lies between an end and a beginning.
+  void begin(int64_t now) {
+    ticks_ = turn_began = now;
+    wall_ = wall_time();
+    had_ = processor_time();
+  }
+  void end() {
+    const int64_t had = processor_time();
+    if (had == 0) return;
+    const auto wall = static_cast<double>(wall_time() - wall_), away = wall - static_cast<double>(had - had_);
+    constexpr double kMemory = 16e6;  // nanoseconds: a few slices of the system's
+    const double fading = wall < kMemory ? 1.0 - wall / kMemory : 0.0;
+    wall_sum_ = fading * wall_sum_ + wall;
+    away_sum_ = fading * away_sum_ + away;
+    disturbed = away_sum_ > 0.15 * wall_sum_ && away_sum_ > 3e5;
+  }
+  bool is_due(int64_t now) const { return now - ticks_ > kSenseInterval; }
+  void look(int64_t now) {
+    const int64_t turn = turn_began;
+    end();
+    begin(now);
+    turn_began = turn;
+  }
+
+ private:
+  int64_t ticks_ = 0, wall_ = 0, had_ = 0;
+  double wall_sum_ = 0.0, away_sum_ = 0.0;
+};
+
+thread_local Senses senses;
+
+}  // namespace
+
+// Where a job's threads meet. Slots are never freed: a thread that was off its processor when the job ended finds the
+// ticket changed when it comes back, and touches nothing else.
+struct alignas(64) Slot {
+  std::atomic<uint64_t> ticket{0};
+  alignas(64) std::atomic<int64_t> done{0};
+  // The work of even phases and of odd ones. A thread reads it before it claims. While a phase is open, only the other
+  // one's work is written; so if the claim succeeds, what was read is the phase's.
+  struct alignas(64) Offer {
+    std::atomic<void (*)(void*, int64_t, int64_t, int)> run{nullptr};
+    std::atomic<void*> self{nullptr};
+    std::atomic<int64_t> count{0}, least{1}, most{1};
+  };
+  Offer offers[2];
+  std::coroutine_handle<> rest;  // read by who finished the phase
+  Job* job = nullptr;            // likewise
+  std::atomic<int> helpers{0};
+  std::atomic<int> disturbed{0};  // threads at work here that other programs disturb
+  std::atomic<bool> taken{false};
+  Bell bell;
+
+  void open(const Work& work, std::coroutine_handle<> then, int threads) {
+    const Ticket last{ticket.load(std::memory_order_relaxed)};
+    Offer& offer = offers[(last.phase() + 1) & 1];
+    offer.run.store(work.run, std::memory_order_release);
+    offer.self.store(work.self, std::memory_order_release);
+    offer.count.store(work.count, std::memory_order_release);
+    offer.least.store(work.least, std::memory_order_release);
+    offer.most.store(work.most, std::memory_order_release);
+    rest = then;
+    done.store(0, std::memory_order_relaxed);
+    turn(threads);
+  }
+  void turn(int threads) {
+    const Ticket last{ticket.load(std::memory_order_relaxed)};
+    ticket.store(Ticket::of(last.phase() + 1, threads).bits, std::memory_order_seq_cst);
+    bell.ring();
+  }
+  bool finish(Runner& me, const Offer& offer, int64_t items);
+  int64_t claim(Ticket seen, const Offer& offer, int64_t left, int thread);
+  void work(Runner& me, class Pool& pool);
+};
+
+// A thread's time at a slot: what it senses of other programs, the slot's other threads know.
+class Attendance {
+ public:
+  explicit Attendance(Slot& slot) : slot_(slot) {
+    senses.begin(ticks());
+    tell(senses.disturbed);
+  }
+  ~Attendance() {
+    senses.end();
+    tell(false);
+  }
+
+  // Whether it is time to let other programs have the processor. While they disturb all threads of the job alike, each
+  // keeps what it has: nobody would go on with the work in the meantime.
+  bool must_yield(int64_t now) {
+    if (senses.is_due(now)) {
+      senses.look(now);
+      tell(senses.disturbed);
+    }
+    return told_ && now - senses.turn_began > kTurn &&
+           slot_.disturbed.load(std::memory_order_relaxed) <= slot_.helpers.load(std::memory_order_relaxed);
+  }
+  void yield() {
+    yield_processor();
+    senses.turn_began = ticks();
+  }
+  int64_t patience() const {
+    return slot_.disturbed.load(std::memory_order_relaxed) > 0 ? kPatienceBesideRivals : kPatience;
+  }
+  void sleep(Ticket seen) {
+    senses.end();
+    slot_.bell.sleep_while([&] { return slot_.ticket.load(std::memory_order_seq_cst) == seen.bits; });
+    senses.begin(ticks());
+    tell(senses.disturbed);
+  }
+
+ private:
+  void tell(bool disturbed) {
+    if (disturbed != told_) slot_.disturbed.fetch_add(disturbed ? 1 : -1, std::memory_order_relaxed);
+    told_ = disturbed;
+  }
+
+  Slot& slot_;
+  bool told_ = false;
+};
+
+class Pool {
+ public:
+  static Pool& instance();
+
+  // A slot for a job of so many threads, or null.
+  Slot* open(int num_threads);
+  void close(Slot* slot);
+  // Wakes the threads that no job has.
+  void call() { bell_.ring(); }
+
+  // Whether a helper is one too many, since other jobs have begun: their calling threads need a processor each.
+  bool leaves(int threads) {
+    int busy = busy_.load(std::memory_order_relaxed);
+    while (busy > threads)
+      if (busy_.compare_exchange_weak(busy, busy - 1, std::memory_order_relaxed)) return true;
+    return false;
+  }
+  void detach(Slot& slot, bool left) {
+    slot.helpers.fetch_sub(1, std::memory_order_relaxed);
+    if (!left) busy_.fetch_sub(1, std::memory_order_relaxed);
+  }
+
+ private:
+  static void help(void* started);
+  Slot* choose(int thread, int& wanted);
+  Slot* attach(int thread);
+  void start_helpers(int count);
+
+  Slot slots_[kSlots];
+  std::atomic<int> used_{0};  // slots that were ever used are the first ones
+  std::atomic<int> busy_{0};  // threads in jobs
+  std::atomic<int> helpers_{0};
+  std::mutex starting_;
+  Bell bell_;
+
+  struct Started {
+    Pool* pool;
+    int thread;
+  };
+};
+
+namespace {
+
+std::atomic<Pool*> the_pool{nullptr};
+
+}  // namespace
+
+Pool& Pool::instance() {
+  Pool* pool = the_pool.load(std::memory_order_acquire);
+  if (pool != nullptr) return *pool;
+  // A pool is never destroyed: its threads may outlive everything else.
+  Pool* made = new Pool;
+  if (!the_pool.compare_exchange_strong(pool, made, std::memory_order_acq_rel)) {
+    delete made;
+    return *pool;
+  }
+  // The child of a fork has none of the threads, and begins with a pool of its own.
+  static const bool registered = [] {
+    at_fork_in_child([] { the_pool.store(nullptr, std::memory_order_release); });
+    return true;
+  }();
+  (void)registered;
+  return *made;
+}
+
+void Pool::start_helpers(int count) {
+  if (helpers_.load(std::memory_order_acquire) >= count) return;
+  const std::lock_guard<std::mutex> lock(starting_);
+  for (int i = helpers_.load(std::memory_order_relaxed); i < count; ++i) {
+    auto* started = new Started{this, i + 1};
+    if (!start_thread("paged-compute", help, started)) {
+      delete started;
+      return;
+    }
+    helpers_.store(i + 1, std::memory_order_release);
+  }
+}
+
+Slot* Pool::open(int num_threads) {
+  busy_.fetch_add(1, std::memory_order_relaxed);
+  if (num_threads <= 1) return nullptr;
+  start_helpers(num_threads - 1);
+  for (int i = 0; i < kSlots; ++i) {
+    if (slots_[i].taken.exchange(true, std::memory_order_acquire)) continue;
+    int used = used_.load(std::memory_order_relaxed);
+    while (used <= i && !used_.compare_exchange_weak(used, i + 1, std::memory_order_release)) {
+    }
+    return &slots_[i];
+  }
+  return nullptr;
+}
+
+void Pool::close(Slot* slot) {
+  if (slot != nullptr) slot->taken.store(false, std::memory_order_release);
+  if (busy_.fetch_sub(1, std::memory_order_seq_cst) > 1) call();  // another job may want what this one leaves
+}
+
+// The open job with the fewest helpers, or null if all processors that it wants are taken.
+Slot* Pool::choose(int thread, int& wanted) {
+  Slot* best = nullptr;
+  int fewest = 0;
+  const int used = used_.load(std::memory_order_acquire);
+  for (int i = 0; i < used; ++i) {
+    const Ticket ticket{slots_[i].ticket.load(std::memory_order_seq_cst)};
+    const int helpers = slots_[i].helpers.load(std::memory_order_relaxed);
+    if (thread < ticket.threads() && (best == nullptr || helpers < fewest))
+      best = &slots_[i], fewest = helpers, wanted = ticket.threads();
+  }
+  return best != nullptr && busy_.load(std::memory_order_seq_cst) < wanted ? best : nullptr;
+}
+
+Slot* Pool::attach(int thread) {
+  int wanted = 0;
+  Slot* const best = choose(thread, wanted);
+  if (best == nullptr) return nullptr;
+  for (int busy = busy_.load(std::memory_order_relaxed); busy < wanted;) {
+    if (!busy_.compare_exchange_weak(busy, busy + 1, std::memory_order_relaxed)) continue;
+    best->helpers.fetch_add(1, std::memory_order_relaxed);
+    return best;
+  }
+  return nullptr;
+}
+
+void Pool::help(void* given) {
+  const Started started = *static_cast<Started*>(given);
+  delete static_cast<Started*>(given);
+  Pool& pool = *started.pool;
+  Runner me{started.thread};
+  int64_t idle_since = ticks();
+  for (;;) {
+    if (Slot* slot = pool.attach(me.thread)) {
+      slot->work(me, pool);
+      idle_since = ticks();
+    } else if (ticks() - idle_since < (senses.disturbed ? kPatienceBesideRivals : kPatience)) {
+      pause_processor();
+    } else {
+      int wanted;
+      pool.bell_.sleep_while([&] { return pool.choose(me.thread, wanted) == nullptr; });
+      idle_since = ticks();
+    }
+  }
+}
+
+// Computes some of the `left` items of the phase that `seen` shows. Returns how many: 0 if others were faster.
+int64_t Slot::claim(Ticket seen, const Offer& offer, int64_t left, int thread) {
+  // Less and less, so that all threads end together, but neither so little that claims take longer than the work nor
+  // so much that a thread is away for long.
+  int64_t take = left / (2 * seen.threads());
+  take = std::max(take, offer.least.load(std::memory_order_acquire));
+  take = std::min(take, offer.most.load(std::memory_order_acquire));
+  take = std::min(take, left);
+  const auto run = offer.run.load(std::memory_order_acquire);
+  void* const self = offer.self.load(std::memory_order_acquire);
+  uint64_t expected = seen.bits;
+  if (!ticket.compare_exchange_strong(expected, seen.bits + static_cast<uint64_t>(take), std::memory_order_acq_rel,
+                                      std::memory_order_relaxed))
+    return 0;
+  run(self, seen.next(), seen.next() + take, thread);
+  return take;
+}
+
+// Counts items as done. True: they were the last, and this thread has run what follows the phase.
+bool Slot::finish(Runner& me, const Offer& offer, int64_t items) {
+  const int64_t total = offer.count.load(std::memory_order_relaxed);
+  if (done.fetch_add(items, std::memory_order_acq_rel) + items != total) return false;
+  job->runner_ = &me;
+  rest.resume();
+  // It has opened another phase, or come to its end: then nothing runs, and nobody else changes the ticket.
+  if (me.ended) turn(0);
+  return true;
+}
+
+// Works on the slot's job until it is over, or for a helper, until other jobs need its processor more.
+void Slot::work(Runner& me, Pool& pool) {
+  const bool helps = me.thread != 0;
+  Attendance attendance(*this);
+  int64_t mine = 0, waiting_since = 0;
+  me.ended = false;
+  for (;;) {
+    const Ticket seen{ticket.load(std::memory_order_acquire)};
+    if (me.thread >= seen.threads()) break;  // as when the job is over
+    const Offer& offer = offers[seen.phase() & 1];
+    const int64_t left = offer.count.load(std::memory_order_acquire) - seen.next();
+    if (left > 0 && !attendance.must_yield(ticks())) {
+      mine += claim(seen, offer, left, me.thread);
+      waiting_since = 0;
+      continue;
+    }
+    if (mine > 0 && finish(me, offer, std::exchange(mine, 0))) continue;
+    if (left > 0) {
+      attendance.yield();
+      continue;
+    }
+    if (helps && pool.leaves(seen.threads())) {
+      pool.detach(*this, true);
+      return;
+    }
+    // Others have claimed the phase's last items.
+    const int64_t now = ticks();
+    if (waiting_since == 0) waiting_since = now;
+    if (now - waiting_since < attendance.patience()) {
+      pause_processor();
+      continue;
+    }
+    attendance.sleep(seen);
+    waiting_since = 0;
+  }
+  if (helps) pool.detach(*this, false);
+}
+
+void Job::publish(const Work& work, std::coroutine_handle<> rest) {
+  const bool first = !begun_;
+  begun_ = true;
+  slot_->open(work, rest, num_threads);  // the job may be over when it returns
+  if (first) Pool::instance().call();
+}
+
+void run_task(int num_threads, Task (*make)(void*, Job&), void* given) {
+  num_threads = num_threads > kMostThreads ? kMostThreads : num_threads;
+  Pool& pool = Pool::instance();
+  Slot* slot = pool.open(num_threads);
+  Runner me{0};
+  Job job(slot, slot != nullptr ? num_threads : 1, &me);
+  {
+    Task task = make(given, job);
+    if (slot != nullptr) slot->job = &job;
+    task.begin(&job.runner_).resume();
+    if (slot != nullptr && !me.ended) slot->work(me, pool);
+  }
+  pool.close(slot);
+}
+
+}  // namespace paged
