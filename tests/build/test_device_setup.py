@@ -85,7 +85,12 @@ def test_a_thread_gets_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_threads_number_of_threads_is_its_own() -> None:
     def of_a_thread(body: Callable[[], object]) -> int:
         found: list[int] = []
-        thread = threading.Thread(target=lambda: (body(), found.append(torch.get_num_threads())))
+
+        def run() -> None:
+            body()
+            found.append(torch.get_num_threads())
+
+        thread = threading.Thread(target=run)
         thread.start()
         thread.join()
         return found[0]
