@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import anyio.to_thread
 from attrs import evolve, field, frozen
 
+from paged_sdk.build.collector import collector_paused
 from paged_sdk.build.parts import ModelParts
 from paged_sdk.config.build import BuildSettings, ModelSource
 from paged_sdk.config.checks import IsA, as_tuple, is_unicode, plain
@@ -83,7 +84,8 @@ class Building:
 
         def load() -> ModelParts:
             # Imported here: the tensor libraries take over a second, and their place is the helper thread.
-            from paged_sdk.build.assembly import load_parts
+            with collector_paused():
+                from paged_sdk.build.assembly import load_parts
 
             return load_parts(self._source, self._settings, environment, go_on=go_on)
 

@@ -12,6 +12,7 @@ import torch
 
 from paged_sdk.attention.backend import AttentionBackend, AttentionSetup
 from paged_sdk.attention.choice import choose_storage
+from paged_sdk.build.collector import collector_paused
 from paged_sdk.build.device_setup import (
     activations_of,
     alone_on,
@@ -273,11 +274,12 @@ def _token(source: str) -> str | bool | None:
 def _text_processor(checkpoint: Checkpoint, settings: BuildSettings, vocab_size: int) -> TextProcessor:
     """Make the tokenizer and the chat template, and compare the vocabulary with the model's."""
     given = {"chat_template": settings.chat_template, "tokenizer_json": settings.tokenizer_json}
-    text = (
-        load_text_processor(checkpoint.path, **given)
-        if checkpoint.metadata is None
-        else text_processor_from_gguf(checkpoint.metadata, **given)
-    )
+    with collector_paused():
+        text = (
+            load_text_processor(checkpoint.path, **given)
+            if checkpoint.metadata is None
+            else text_processor_from_gguf(checkpoint.metadata, **given)
+        )
     is_own = checkpoint.metadata is not None and settings.tokenizer_json is None
     check_vocabulary(text.tokenizer, vocab_size, checkpoint.path, is_own=is_own)
     return text

@@ -1,0 +1,28 @@
+"""The collector rests while a block runs, and only then."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from paged_sdk.build.collector import collector_paused
+
+
+def test_it_rests_and_goes_on_after_an_error_too() -> None:
+    assert gc.isenabled()
+    with collector_paused():
+        assert not gc.isenabled()
+    with pytest.raises(ZeroDivisionError), collector_paused():
+        1 / 0  # noqa: B018
+    assert gc.isenabled()
+
+
+def test_an_application_that_collects_nothing_is_left_alone() -> None:
+    gc.disable()
+    try:
+        with collector_paused():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
