@@ -22,7 +22,7 @@ SOURCES_HASH = runpy.run_path(str(PACKAGE / "sources.py"))["sources_hash"](SOURC
 # rows its tile has. Fused operations are written out.
 FLAGS = [
     "-std=c++20", "-O3", "-g0", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-exceptions", "-fvisibility=hidden",
-    "-Wall", "-Wno-maybe-uninitialized", "-Wno-uninitialized", "-Wno-subobject-linkage",
+    "-Wall", "-Wno-maybe-uninitialized", "-Wno-uninitialized", "-Wno-subobject-linkage", "-Wno-unknown-warning-option",
 ]  # fmt: skip
 
 # For `make sanitize`: an instrumented library beside the ordinary one.
@@ -32,14 +32,22 @@ if SANITIZE:
 
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"]
+# The machine that the library is for: `make test-aarch64` builds it for another one than this.
+MACHINE = os.environ.get("PAGED_MACHINE") or platform.machine()
 # Table of kernels -> flags of its instruction set; dispatch.cpp lists the same tables.
 LEVELS = {"kPortableKernels": []}
-if platform.machine() in ("x86_64", "AMD64"):
+if MACHINE in ("x86_64", "AMD64"):
     LEVELS |= {
         "kAvx2Kernels": AVX2,
         "kAvxVnniKernels": [*AVX2, "-mavxvnni"],
         "kAvx512Kernels": AVX512,
         "kAvx512Bf16Kernels": [*AVX512, "-mavx512bf16"],
+    }
+if MACHINE in ("aarch64", "arm64"):
+    LEVELS = {
+        "kPortableKernels": ["-march=armv8-a"],  # said outright: Apple's compiler goes further by itself
+        "kNeonDotProductKernels": ["-march=armv8.2-a+dotprod"],
+        "kNeonI8mmKernels": ["-march=armv8.2-a+dotprod+i8mm+bf16"],
     }
 
 

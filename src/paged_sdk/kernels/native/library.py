@@ -26,7 +26,8 @@ _log = get_logger(__name__)
 class NativeLibrary:
     """Binds the loaded library to one instruction-set level. It never changes and is shared by all that load it.
 
-    :ivar isa: name of the level: ``avx512_bf16``, ``avx512_vnni``, ``avx_vnni``, ``avx2`` or ``portable``
+    :ivar isa: name of the level: ``avx512_bf16``, ``avx512_vnni``, ``avx_vnni``, ``avx2``, ``neon_i8mm``,
+        ``neon_dotprod`` or ``portable``
     :ivar level: its number in the library, 0 the best
     """
 

@@ -22,23 +22,21 @@ namespace {
 constexpr int kDenseBlock = 96;
 
 // Each format: the columns of one vector of a panel, the elements that activations become, and their products.
-#if defined(__AVX512BF16__)
+#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 struct DenseBfloat16 {
   static constexpr int kCols = 2;
   using Element = uint16_t;
   using Vector = Pairs;
   using Same = Pairs;
 
-  static Vector load(const uint8_t* p) { return load_bytes(p); }
+  static Vector load(const uint8_t* p) { return load_pairs(reinterpret_cast<const uint32_t*>(p)); }
   static Same same(const Element* x) {
     uint32_t pair;
     __builtin_memcpy(&pair, x, 4);
     return broadcast_pair(pair);
   }
   static Floats multiply_add(const Vector& w, const Same& x, Floats sum) { return dot_pairs(w, x, sum); }
-  static void store(Element* to, Floats x) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), round_to_bfloat16(x));
-  }
+  static void store(Element* to, Floats x) { store_pairs(to, x); }
 };
 #else
 struct DenseBfloat16 {

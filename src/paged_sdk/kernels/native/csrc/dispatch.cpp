@@ -1,4 +1,10 @@
 // The exported functions: workspaces, and each kernel in the form that the caller chose by its instruction-set level.
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
+
 #include <cstdlib>
 #include <new>
 
@@ -19,6 +25,30 @@ bool has_avx512_vnni() {
   return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
+#elif defined(__aarch64__)
+#if defined(__linux__)
+// The bits of the kernel's own interface, which headers older than the instructions do not name.
+constexpr unsigned long kDotProduct = 1ul << 20, kI8mm = 1ul << 13, kBf16 = 1ul << 14;
+
+bool has_dot_product() { return (getauxval(AT_HWCAP) & kDotProduct) != 0; }
+bool has_i8mm() {
+  const unsigned long features = getauxval(AT_HWCAP2);
+  return has_dot_product() && (features & kI8mm) != 0 && (features & kBf16) != 0;
+}
+#elif defined(__APPLE__)
+bool has_feature(const char* name) {
+  int value = 0;
+  size_t size = sizeof value;
+  return sysctlbyname(name, &value, &size, nullptr, 0) == 0 && value != 0;
+}
+bool has_dot_product() { return has_feature("hw.optional.arm.FEAT_DotProd"); }
+bool has_i8mm() {
+  return has_dot_product() && has_feature("hw.optional.arm.FEAT_I8MM") && has_feature("hw.optional.arm.FEAT_BF16");
+}
+#else
+bool has_dot_product() { return false; }
+bool has_i8mm() { return false; }
+#endif
 #endif
 
 // Best first.
@@ -33,6 +63,9 @@ constexpr Level kLevels[] = {
      }},
     {"avx2", &kAvx2Kernels,
      [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }},
+#elif defined(__aarch64__)
+    {"neon_i8mm", &kNeonI8mmKernels, has_i8mm},
+    {"neon_dotprod", &kNeonDotProductKernels, has_dot_product},
 #endif
     {"portable", &kPortableKernels, [] { return true; }},
 };

@@ -5,6 +5,9 @@
 #include "functions.h"
 #include "linear.h"
 #include "hadamard.h"
+#if defined(__ARM_FEATURE_DOTPROD)
+#include "hadamard_neon.h"
+#endif
 
 namespace paged {
 namespace {
@@ -74,6 +77,12 @@ struct Ahead {
   }
 };
 
+// What a row's sums begin with.
+inline Ints first_sum(const int32_t* offset) {
+  if constexpr (kTakesOff128) return zero_ints();
+  return broadcast_shifted<0>(offset);
+}
+
 // kPanels panels times kRows rows of one tile; emit(row, products) takes what is finished but for biases. Sums fit
 // 32 bits all the way up to 2^31 / (127 * 128) = 132,000 columns.
 template <int kPanels, int kRows, class Emit>
@@ -82,10 +91,14 @@ inline void multiply_hadamard_tile(const uint8_t* const (&panels)[kPanels], cons
   const int64_t row = static_cast<int64_t>(tile) * kTokenTile;
   Ints sum[kPanels][kRows];
   for (int p = 0; p < kPanels; ++p)
-    for (int r = 0; r < kRows; ++r) sum[p][r] = broadcast_shifted<0>(x.offsets + row + r);
+    for (int r = 0; r < kRows; ++r) sum[p][r] = first_sum(x.offsets + row + r);
   const int8_t* codes = x.tile(tile);
   const uint8_t *weights[kPanels], *to_fetch[kPanels];
   for (int p = 0; p < kPanels; ++p) weights[p] = panels[p] + kHadamardHeader, to_fetch[p] = next[p] + ahead.first;
+#if defined(__ARM_FEATURE_DOTPROD)
+  for (int p = 0; p < kPanels; ++p)
+    dot_panel<kRows>(weights[p], {to_fetch[p], ahead.step}, codes, x.cols / 4, sum[p]);
+#else
   int64_t fetched = 0;
 #pragma GCC unroll 8
   for (int64_t quad = 0; quad < x.cols / 4; ++quad, codes += 4 * kTokenTile, fetched += ahead.step) {
@@ -98,6 +111,7 @@ inline void multiply_hadamard_tile(const uint8_t* const (&panels)[kPanels], cons
     for (int r = 0; r < kRows; ++r)
       for (int p = 0; p < kPanels; ++p) sum[p][r] = dot4<true>(sum[p][r], w[p], codes + 4 * r);
   }
+#endif
   const int rows = x.num_rows - row < kRows ? static_cast<int>(x.num_rows - row) : kRows;
   for (int r = 0; r < rows; ++r) {
     const Floats scale = broadcast(x.scales[row + r]);
@@ -118,7 +132,7 @@ inline void multiply_hadamard_panels(const uint8_t* const (&panels)[kPanels], co
     const int rows = x.num_rows - t * kTokenTile;
     if (kTokenTile == 2 || rows <= 2) {
       multiply_hadamard_tile<kPanels, 2>(panels, next, x, t, ahead, emit);
-    } else if (rows <= 4) {
+    } else if (rows <= kTokenTile / 2) {
       multiply_hadamard_tile<kPanels, kTokenTile / 2>(panels, next, x, t, ahead, emit);
     } else {
       multiply_hadamard_tile<kPanels, kTokenTile>(panels, next, x, t, ahead, emit);

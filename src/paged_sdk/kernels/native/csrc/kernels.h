@@ -21,6 +21,9 @@ extern const KernelTable kAvx2Kernels;
 extern const KernelTable kAvxVnniKernels;
 extern const KernelTable kAvx512Kernels;
 extern const KernelTable kAvx512Bf16Kernels;
+#elif defined(__aarch64__)
+extern const KernelTable kNeonDotProductKernels;
+extern const KernelTable kNeonI8mmKernels;
 #endif
 
 }  // namespace paged

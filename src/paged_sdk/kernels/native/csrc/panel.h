@@ -32,14 +32,18 @@ inline void multiply_panel(const uint8_t* panel, int cols, const Activations& x,
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
         Ints lo = zero_ints(), hi = zero_ints();
-        if constexpr (!Format::kMinima) {
+        if constexpr (!Format::kMinima && !(kEightBit && kTakesOff128)) {
           lo = broadcast_shifted<kLayout.offset_shift>(&a[r].negative_sum[0]);
           hi = broadcast_shifted<kLayout.offset_shift>(&a[r].negative_sum[1]);
         }
+#if defined(__ARM_FEATURE_DOTPROD)
+        dot_halves<kEightBit>(w, a[r].q, lo, hi);
+#else
         for (int q = 0; q < 4; ++q) {
           lo = dot4<kEightBit>(lo, w[q], a[r].q + 4 * q);
           hi = dot4<kEightBit>(hi, w[q + 4], a[r].q + 4 * q + 16);
         }
+#endif
         const Floats scale_lo = broadcast(a[r].scale[0]), scale_hi = broadcast(a[r].scale[1]);
         if constexpr (Format::kHalfGroups) {
           sum[r] = fma(to_floats(lo), mul(load_floats(scales.scale[2 * g]), scale_lo), sum[r]);

@@ -47,12 +47,20 @@ inline uint16_t to_half(float a) {
 #include "simd_avx512.h"
 #elif defined(__AVX2__)
 #include "simd_avx2.h"
+#elif defined(__ARM_FEATURE_DOTPROD)
+#include "simd_neon.h"
 #else
 #include "simd_portable.h"
 #endif
 
 namespace paged {
 namespace {
+
+#if !defined(__ARM_FEATURE_DOTPROD)
+// Whether dot products of eight-bit weights, which are stored plus 128, take the 128 off themselves. Otherwise a sum
+// begins with -128 times that of the other factors.
+constexpr bool kTakesOff128 = false;
+#endif
 
 // The first `count` numbers, and zeros.
 inline Floats load_first(const float* p, int count) {

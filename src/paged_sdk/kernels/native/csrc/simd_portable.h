@@ -154,7 +154,11 @@ inline Floats div(Floats a, Floats b) {
 }
 // Not fused on machines without the instruction: std::fma would be a library call per lane.
 inline Floats fma(Floats a, Floats b, Floats c) {
+#if defined(__FP_FAST_FMAF)
+  return each_float([&](int i) { return __builtin_fmaf(a.v[i], b.v[i], c.v[i]); });
+#else
   return each_float([&](int i) { return a.v[i] * b.v[i] + c.v[i]; });
+#endif
 }
 inline Floats minimum(Floats a, Floats b) {
   return each_float([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; });
