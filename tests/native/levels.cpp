@@ -1,0 +1,277 @@
+// Compares every kernel of a built library, on each instruction-set level that runs here, with the portable one.
+//
+// Sums of integers, packed codes and what is made without a fused product must be the same bits. Of floats, the
+// portable level rounds products that x86's others fuse: results are within a bound. Levels that fuse (on ARM, all)
+// must agree with each other in every bit, but for dot products of bfloat16 pairs, whose rounding is the machine's own.
+#include "levels.h"
+
+namespace {
+
+using namespace levels;
+
+constexpr double kSums = 3e-6;       // another rounding of float32 sums
+constexpr double kBfloat16 = 4e-3;   // a step of a bfloat16 result
+constexpr double kCodes = 2e-3;      // activations quantized after a norm: now and then a code is another
+constexpr double kPairs = 2e-2;      // attention in bfloat16 where the machine has it
+constexpr double kTwoLayers = 2e-2;  // codes, and more codes that follow from them
+constexpr int32_t kBlockFormats[] = {PAGED_Q4_0, PAGED_Q4_1, PAGED_Q5_0, PAGED_Q5_1,
+                                     PAGED_Q8_0, PAGED_Q4_K, PAGED_Q5_K, PAGED_Q6_K};
+constexpr int32_t kDenseFormats[] = {PAGED_DENSE_FLOAT32, PAGED_DENSE_BFLOAT16, PAGED_DENSE_FLOAT16};
+constexpr int32_t kDtypes[] = {PAGED_FLOAT32, PAGED_BFLOAT16, PAGED_FLOAT16};
+
+std::string of(const char* kernel, int32_t format, int more) {
+  return std::string(kernel) + " format " + std::to_string(format) + " / " + std::to_string(more);
+}
+
+void compare_quantize(Levels& levels) {
+  Random random(1);
+  constexpr int kRows = 3, kCols = 768;
+  std::vector<float> x = random.normal(kRows * kCols);
+  for (int c = 0; c < kCols; c += 37) x[c] *= 30.0f;
+  std::fill_n(x.begin() + kCols, 64, 0.0f);
+  for (const int32_t format : kBlockFormats) {
+    for (const int32_t dtype : kDtypes) {
+      const std::vector<uint8_t> raw = as_dtype(x, dtype);
+      levels.compare(of("quantize", format, dtype), {0.0}, [&](const Run& run) {
+        return numbers(quantized(run.level, raw, dtype, format, kRows, kCols));
+      });
+    }
+  }
+}
+
+void compare_rows_and_hadamard(Levels& levels) {
+  Random random(2);
+  for (const int32_t format : kBlockFormats) {
+    const Weight weight(format, 21, 512, random);
+    const std::vector<int64_t> rows = {20, 0, 17, 17, 15};
+    levels.compare(of("rows", format, 0), {0.0}, [&](const Run& run) {
+      std::vector<float> out(rows.size() * 512);
+      const paged_rows_args args{&weight.packed, rows.data(), out.data(), static_cast<int32_t>(rows.size()), 1};
+      run.done(paged_rows(run.level, &args));
+      return out;
+    });
+    levels.compare(of("hadamard", format, 0), {0.0}, [&](const Run& run) {
+      return numbers(rotated(run.level, &weight.packed, nullptr, 21, 512));
+    });
+  }
+  for (const int cols : {32, 192, 384, 768}) {
+    const std::vector<float> x = random.normal(20 * cols);
+    levels.compare(of("hadamard of floats", PAGED_HADAMARD_INT8, cols), {0.0}, [&](const Run& run) {
+      return numbers(rotated(run.level, nullptr, x.data(), 20, cols));
+    });
+  }
+}
+
+// Two weights of one input, the first with a bias, and a residual: every kind of tile, each dtype, with a norm and
+// without.
+void compare_linear(Levels& levels, int32_t format, int cols, const Bound& bound) {
+  Random random(format);
+  const Weight first(format, 43, cols, random), second(format, 16, cols, random);
+  const std::vector<float> bias = random.normal(43), norm = random.normal(cols);
+  paged_weight weights[2] = {first.packed, second.packed};
+  weights[0].bias = bias.data();
+  constexpr int kMost = 19, kWidth = 59;
+  const std::vector<float> x = random.normal(kMost * cols), residual = random.normal(kMost * kWidth);
+  int turn = 0;
+  for (const int num_rows : {1, 2, 3, 4, 5, 7, 8, 16, kMost}) {
+    const int32_t dtype = kDtypes[turn++ % 3];
+    const bool normed = turn % 2 == 0;
+    const std::vector<uint8_t> input = as_dtype(x, dtype), start = as_dtype(residual, dtype);
+    Bound allowed = bound;
+    if (normed) allowed.relative = std::max(allowed.relative, kCodes);
+    if (dtype != PAGED_FLOAT32 && allowed.relative > 0.0) allowed.relative = std::max(allowed.relative, kBfloat16);
+    levels.compare(of("linear", format, num_rows), allowed, [&](const Run& run) {
+      std::vector<uint8_t> out = start;
+      paged_linear_args args{};
+      args.x = input.data();
+      args.residual = args.out = out.data();
+      args.norm_weight = normed ? norm.data() : nullptr;
+      args.weights = weights;
+      args.workspace = run.workspace;
+      args.x_stride = cols;
+      args.residual_stride = args.out_stride = kWidth;
+      args.num_weights = 2;
+      args.num_rows = num_rows;
+      args.dtype = dtype;
+      args.num_threads = 1;
+      args.norm_eps = 1e-5f;
+      run.done(paged_linear(run.level, &args));
+      return as_floats(out, dtype);
+    });
+  }
+}
+
+void compare_attention(Levels& levels, const paged_heads& heads, bool with_offsets) {
+  Random random(heads.cache_dtype + heads.head_dim + heads.window);
+  // A decode, a draft, a chunk, and a short sequence.
+  const Batch batch({1, 5, 40, 1}, {200, 133, 70, 17}, heads.block_size, random);
+  const Cache cache(heads, batch.num_blocks, random);
+  const int tokens = batch.num_tokens(), width = heads.num_heads * heads.head_dim;
+  const std::vector<float> query = random.normal(tokens * width);
+  const std::vector<float> offsets = random.normal(2 * heads.num_kv_heads * heads.head_dim);
+  paged_cache pages = cache.pages();
+  pages.key_offsets = with_offsets ? offsets.data() : nullptr;
+  const Bound bound = heads.exact != 0 ? Bound{kSums} : Bound{kPairs, true};
+  levels.compare(of("attention", heads.cache_dtype, heads.head_dim), bound, [&](const Run& run) {
+    std::vector<float> out(tokens * width);
+    paged_attention_args args{};
+    args.query = query.data();
+    args.out = out.data();
+    args.workspace = run.workspace;
+    args.query_stride = args.out_stride = width;
+    args.heads = heads;
+    args.cache = pages;
+    args.batch = batch.view();
+    args.dtype = PAGED_FLOAT32;
+    args.num_threads = 1;
+    run.done(paged_attention(run.level, &args));
+    return out;
+  });
+}
+
+void compare_attention(Levels& levels) {
+  for (const int32_t cache : {PAGED_FLOAT32, PAGED_BFLOAT16, PAGED_FLOAT16, PAGED_FLOAT8_E4M3}) {
+    for (const int size : {48, 64}) {
+      const paged_heads plain{6, 2, size, 16, cache, 0, 0.125f, 0.0f, 1};
+      paged_heads in_pairs = plain, windowed = plain, capped = plain;
+      in_pairs.exact = 0;
+      windowed.window = 50;
+      capped.softcap = 3.0f;
+      for (const paged_heads& heads : {plain, in_pairs, windowed, capped})
+        compare_attention(levels, heads, cache == PAGED_FLOAT8_E4M3 && heads.window == 0);
+    }
+  }
+}
+
+constexpr int kHidden = 256, kInner = 256, kHeadDim = 64, kExperts = 3;
+
+// Each matrix of a layer; those of the feed-forward part are stacks, of which a layer without experts takes the first.
+struct LayerWeights {
+  Weight query, key, value, output, gate, up, down;
+
+  LayerWeights(int32_t format, Random& random)
+      : query(format, 4 * kHeadDim, kHidden, random),
+        key(format, 2 * kHeadDim, kHidden, random),
+        value(format, 2 * kHeadDim, kHidden, random),
+        output(format, kHidden, 4 * kHeadDim, random),
+        gate(format, kExperts * kInner, kHidden, random),
+        up(format, kExperts * kInner, kHidden, random),
+        down(format, kExperts * kHidden, kInner, random) {}
+};
+
+void compare_experts(Levels& levels, const LayerWeights& weights, const Bound& bound) {
+  Random random(3);
+  constexpr int kTokens = 11, kSelected = 2;
+  const std::vector<float> x = random.normal(kTokens * kHidden);
+  std::vector<float> shares(kTokens * kSelected);
+  std::vector<int64_t> ids(kTokens * kSelected);
+  for (int i = 0; i < kTokens * kSelected; ++i) shares[i] = 0.1f * (1 + i % 7), ids[i] = i * i % kExperts;
+  for (const int tokens : {1, 4, kTokens}) {
+    levels.compare(of("experts", weights.gate.packed.format, tokens), bound, [&](const Run& run) {
+      std::vector<float> out(tokens * kHidden);
+      paged_experts_args args{};
+      args.x = x.data();
+      args.out = out.data();
+      args.topk_weights = shares.data();
+      args.topk_ids = ids.data();
+      args.workspace = run.workspace;
+      args.gate = weights.gate.packed;
+      args.up = weights.up.packed;
+      args.down = weights.down.packed;
+      args.x_stride = args.out_stride = kHidden;
+      args.num_experts = kExperts;
+      args.num_tokens = tokens;
+      args.num_selected = kSelected;
+      args.dtype = PAGED_FLOAT32;
+      args.num_threads = 1;
+      run.done(paged_experts(run.level, &args));
+      return out;
+    });
+  }
+}
+
+// Two layers, `normed` or not after each part and in each head: a prompt and a decode, or a decode alone.
+void compare_decoder(Levels& levels, const LayerWeights& weights, int32_t cache_dtype, const Bound& bound, bool experts,
+                     bool normed, bool alone) {
+  Random random(4);
+  const paged_heads heads{4, 2, kHeadDim, 16, cache_dtype, 0, 0.125f, 0.0f, 1};
+  const Batch batch = alone ? Batch({1}, {40}, 16, random) : Batch({9, 1}, {9, 40}, 16, random);
+  const int rows = batch.num_tokens();
+  const Cache cache(heads, batch.num_blocks, random);
+  const std::vector<float> router = random.normal(kExperts * kHidden), norm = random.normal(kHidden);
+  const std::vector<float> head_norm = random.normal(kHeadDim), hidden = random.normal(rows * kHidden);
+  std::vector<float> cosines(rows * kHeadDim / 2), sines(rows * kHeadDim / 2);
+  for (size_t i = 0; i < sines.size(); ++i) cosines[i] = std::cos(0.1f * i), sines[i] = std::sin(0.1f * i);
+  const paged_rope rope{cosines.data(), sines.data(), kHeadDim / 2, 0};
+  const std::vector<int64_t> slots = batch.slots(heads.block_size);
+
+  paged_layer layer{};
+  layer.qkv[0] = weights.query.packed, layer.qkv[1] = weights.key.packed, layer.qkv[2] = weights.value.packed;
+  layer.output = weights.output.packed;
+  layer.gate = weights.gate.packed, layer.up = weights.up.packed, layer.down = weights.down.packed;
+  if (experts) {
+    layer.router = {router.data(), PAGED_FLOAT32, kExperts, 2, 1};
+  } else {
+    layer.gate.rows = layer.up.rows = kInner, layer.down.rows = kHidden;
+  }
+  layer.attention_norm = layer.mlp_norm = norm.data();
+  layer.attention_output_norm = layer.mlp_output_norm = normed ? norm.data() : nullptr;
+  layer.query_norm = layer.key_norm = normed ? head_norm.data() : nullptr;
+  layer.heads = heads;
+  layer.num_qkv = 3;
+  layer.activation = normed ? PAGED_GELU_TANH : PAGED_SILU;
+  layer.norm_eps = 1e-5f;
+  levels.compare(of("decoder", weights.gate.packed.format, cache_dtype), bound, [&](const Run& run) {
+    Cache first = cache, second = cache;
+    paged_layer layers[2] = {layer, layer};
+    layers[0].cache = first.pages(), layers[1].cache = second.pages();
+    std::vector<float> out = hidden;
+    paged_decoder_args args{};
+    args.hidden = out.data();
+    args.ropes = &rope;
+    args.slots = slots.data();
+    args.layers = layers;
+    args.workspace = run.workspace;
+    args.batch = batch.view();
+    args.num_layers = 2;
+    args.num_rows = rows;
+    args.num_threads = 1;
+    run.done(paged_decoder(run.level, &args));
+    return out;
+  });
+}
+
+void compare_layers(Levels& levels, int32_t format) {
+  Random random(format);
+  const LayerWeights weights(format, random);
+  const bool pairs = format == PAGED_DENSE_BFLOAT16, has_experts = format != PAGED_HADAMARD_INT8;
+  if (has_experts) compare_experts(levels, weights, {kCodes, pairs});
+  for (const int32_t cache : {PAGED_FLOAT32, PAGED_BFLOAT16, PAGED_FLOAT8_E4M3}) {
+    const bool no_codes = format == PAGED_DENSE_FLOAT32 && cache == PAGED_FLOAT32;
+    const Bound bound{no_codes ? 20 * kSums : kTwoLayers, pairs};
+    for (const bool alone : {false, true}) {
+      compare_decoder(levels, weights, cache, bound, false, alone, alone);
+      compare_decoder(levels, weights, cache, bound, has_experts, !alone, alone);
+    }
+  }
+}
+
+void compare_all(Levels& levels) {
+  compare_quantize(levels);
+  compare_rows_and_hadamard(levels);
+  for (const int32_t format : kBlockFormats) compare_linear(levels, format, 512, {kSums});
+  for (const int cols : {96, 256}) compare_linear(levels, PAGED_HADAMARD_INT8, cols, {0.0});
+  for (const int32_t format : kDenseFormats)
+    for (const int cols : {201, 256}) compare_linear(levels, format, cols, {kSums, format == PAGED_DENSE_BFLOAT16});
+  compare_attention(levels);
+  for (const int32_t format : {PAGED_Q4_K, PAGED_HADAMARD_INT8}) compare_layers(levels, format);
+  for (const int32_t format : kDenseFormats) compare_layers(levels, format);
+}
+
+}  // namespace
+
+int main() {
+  Levels levels;
+  compare_all(levels);
+  return levels.report();
+}
