@@ -165,12 +165,23 @@ class OutOfMemoryError(ModelLoadError):
 
     :ivar needed: bytes asked for
     :ivar available: bytes that could be given
+    :ivar largest_context: tokens that a KV cache in these bytes has room for; None where it was not the KV cache that
+        asked for them
     """
 
-    def __init__(self, message: str, *, path: str | Path | None = None, needed: int = 0, available: int = 0) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str | Path | None = None,
+        needed: int = 0,
+        available: int = 0,
+        largest_context: int | None = None,
+    ) -> None:
         super().__init__(message, path=path)
         self.needed = needed
         self.available = available
+        self.largest_context = largest_context
 
 
 class RequestError(PagedError):

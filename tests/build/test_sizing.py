@@ -216,6 +216,12 @@ def test_a_pool_that_does_not_fit(memory: MemoryGpuConfig, advice: str) -> None:
     assert caught.value.needed is not None
     assert caught.value.available is not None
     assert caught.value.needed > caught.value.available
+    assert caught.value.largest_context is not None
+    assert caught.value.largest_context == caught.value.available // (64 * 1024) * 32
+    assert "PagedCacheType.F8E4M3 has room for" in str(caught.value)
+    with pytest.raises(OutOfMemoryError) as caught:
+        resolve(with_memory(MemoryGpuConfig.MB(601), cache_type=PagedCacheType.F8E4M3))
+    assert "F8E4M3" not in str(caught.value)
 
 
 def test_a_machine_without_room_for_a_block(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,6 +119,21 @@ def test_auto_on_cpu_holds_all_seats_within_a_quarter_of_the_memory() -> None:
     assert (caught.value.needed, caught.value.available) == (4 * MIB, 2 * MIB)
 
 
+def test_an_error_says_how_many_tokens_fit_and_how_many_in_fp8() -> None:
+    layout = BlockLayout(block_size=32, elements_per_token=65_536, bytes_per_element=2, fp8_block_bytes=2_162_688)
+    with pytest.raises(
+        OutOfMemoryError, match=r"ContextSize\(8192\); PagedCacheType\.F8E4M3 has room for 15872 tokens"
+    ) as caught:
+        blocks_for(MemoryGpuConfig.ContextSize(8193), layout, DeviceMemory(total=2 * GIB, free=GIB))
+    assert caught.value.largest_context == 8192
+    with pytest.raises(OutOfMemoryError, match=r"not one block fits; .*has room for 32 tokens there") as caught:
+        blocks_for(MemoryGpuConfig.MB(4), layout, DeviceMemory(total=GIB, free=3 * MIB))
+    assert caught.value.largest_context == 0
+    with pytest.raises(OutOfMemoryError, match="has room for 32 tokens there") as caught:
+        auto_cpu_blocks(layout, DeviceMemory(total=12 * MIB, free=12 * MIB), max_num_seqs=1, max_model_len=32)
+    assert caught.value.largest_context == 0
+
+
 sizes = st.one_of(
     st.builds(MemoryGpuConfig.ContextSize, st.integers(1, 10**6)),
     st.builds(MemoryGpuConfig.MB, st.integers(1, 10**5)),

@@ -33,14 +33,16 @@ def size_pool(
     """
     if not config.paged:
         return config
-    is_fp8 = config.cache_type is PagedCacheType.F8E4M3
-    layout = BlockLayout(
-        block_size=config.block_size,
-        elements_per_token=model.kv_elements_per_token,
-        bytes_per_element=1 if is_fp8 else dtype.itemsize,
-        scale_bytes_per_token=fp8_scale_bytes(num_layers=model.num_layers, num_kv_heads=model.num_kv_heads)
-        if is_fp8
-        else 0,
+    elements = {"block_size": config.block_size, "elements_per_token": model.kv_elements_per_token}
+    fp8 = BlockLayout(
+        **elements,
+        bytes_per_element=1,
+        scale_bytes_per_token=fp8_scale_bytes(num_layers=model.num_layers, num_kv_heads=model.num_kv_heads),
+    )
+    layout = (
+        fp8
+        if config.cache_type is PagedCacheType.F8E4M3
+        else BlockLayout(**elements, bytes_per_element=dtype.itemsize, fp8_block_bytes=fp8.block_bytes)
     )
     memory = device_memory(device)
     memory = evolve(memory, free=max(0, memory.free - activations))

@@ -30,17 +30,23 @@ class BlockLayout:
     :ivar elements_per_token: K and V elements per token, over all layers
     :ivar bytes_per_element: bytes of one element of the cache's dtype
     :ivar scale_bytes_per_token: scales that are stored beside the elements, over all layers
+    :ivar fp8_block_bytes: the bytes of a block if keys and values were f8e4m3; None: they are
     """
 
     block_size: int
     elements_per_token: int
     bytes_per_element: int
     scale_bytes_per_token: int = 0
+    fp8_block_bytes: int | None = None
 
     @property
     def block_bytes(self) -> int:
         """Return the bytes of one block, over all layers."""
         return self.block_size * (self.elements_per_token * self.bytes_per_element + self.scale_bytes_per_token)
+
+    def largest_context(self, num_bytes: int) -> int:
+        """Return how many tokens so many bytes have room for."""
+        return num_bytes // self.block_bytes * self.block_size
 
 
 @frozen(kw_only=True)
@@ -97,9 +103,10 @@ def auto_cpu_blocks(layout: BlockLayout, device: DeviceMemory, *, max_num_seqs: 
     if num_blocks < 1:
         raise OutOfMemoryError(
             f"the KV cache needs {_mib(layout.block_bytes)} for one block of {layout.block_size} tokens, "
-            f"but {_mib(available)} are available",
+            f"but {_mib(available)} are available{_fp8_advice(layout, available)}",
             needed=layout.block_bytes,
             available=available,
+            largest_context=0,
         )
     return num_blocks
 
@@ -115,9 +122,10 @@ def _does_not_fit(
     available = _fraction_bytes(memory.fraction, device) if isinstance(memory, Fraction) else device.free
     return OutOfMemoryError(
         f"a KV cache of {memory!r} needs {_mib(needed)} ({num_blocks} blocks of {layout.block_size} tokens), "
-        f"but {_mib(available)} are available; {_advice(memory, layout, device)}",
+        f"but {_mib(available)} are available; {_advice(memory, layout, device)}{_fp8_advice(layout, device.free)}",
         needed=needed,
         available=available,
+        largest_context=layout.largest_context(available),
     )
 
 
@@ -135,6 +143,15 @@ def _advice(memory: MemoryGpuConfig, layout: BlockLayout, device: DeviceMemory) 
         case _:
             least_fraction = (device.total - device.free + layout.block_bytes) / device.total
             return f"the smallest fraction with a block is {ceil(least_fraction * 1000) / 1000}, the largest 1.0"
+
+
+def _fp8_advice(layout: BlockLayout, available: int) -> str:
+    """Say how many tokens fit with keys and values in FP8, if these would be more."""
+    if layout.fp8_block_bytes is None:
+        return ""
+    tokens = available // layout.fp8_block_bytes * layout.block_size
+    more = tokens > layout.largest_context(available)
+    return f"; PagedCacheType.F8E4M3 has room for {tokens} tokens there" if more else ""
 
 
 def _mib(num_bytes: int) -> str:
