@@ -149,7 +149,7 @@ def main(
     model: Annotated[
         str, typer.Option(help=f"{', '.join(MODELS)}, or the path of a GGUF file; with -bf16 or -f16: dense weights")
     ] = "smollm2",
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds, each with fresh processes")] = 2,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds, each with fresh processes")] = 3,
     turns: Annotated[int, typer.Option(min=1, help="Turns of a round: idle, beside one, beside two, idle ...")] = 2,
     engines: Annotated[str, typer.Option(help="Names by commas; default: this one and its installed peers")] = "",
     only: Annotated[str, typer.Option(help="Names of tasks by commas; default: all")] = "",
