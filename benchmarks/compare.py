@@ -243,11 +243,12 @@ def main(
     only: Annotated[str, typer.Option(help="Names of tasks by commas; default: all")] = "",
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of each engine; default: all CPUs")] = None,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds that an engine has for one task's requests")] = 60,
+    depth: Annotated[int, typer.Option(min=1, help="Tokens of the long prompt")] = Sizes().depth,
     output: Annotated[Path | None, typer.Option(help="JSON file; default: in the cache directory")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Tiny lengths: shows that it runs, measures nothing")] = False,
 ) -> None:
     """Measure this project beside every peer that is installed (make bench-peers)."""
-    sizes = QUICK if quick else Sizes()
+    sizes = QUICK if quick else Sizes(depth=depth)
     names = names_of(engines, ENGINES, "--engines") or installed_engines()
     tasks = names_of(only, [task.name for task in make_tasks(sizes)], "--only")
     chosen, num_threads, machine = benchmark_model(model), threads or usable_cpus(), describe_machine()

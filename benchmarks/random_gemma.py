@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["write_bfloat16", "write_q4_k_m"]
+__all__ = ["add_tokenizer", "finish", "random_blocks", "write_bfloat16", "write_q4_k_m"]
 
 _LAYERS: Final = 18
 _HIDDEN: Final = 640
@@ -52,8 +52,8 @@ def write_q4_k_m(path: Path, tokenizer: Path) -> None:
         kind = _gguf().GGMLQuantizationType[quantization]
         # A seed for each tensor, so that its content does not depend on the order.
         generator = np.random.default_rng(list(name.encode()))
-        writer.add_tensor(name, _random_blocks(quantization, *shape, generator), raw_dtype=kind)
-    _finish(writer)
+        writer.add_tensor(name, random_blocks(quantization, *shape, generator), raw_dtype=kind)
+    finish(writer)
 
 
 def write_bfloat16(path: Path, quantized: Path) -> None:
@@ -70,7 +70,7 @@ def write_bfloat16(path: Path, quantized: Path) -> None:
     for name, _, _ in _matrices():
         values = tensors[name].decoded(torch.bfloat16)
         writer.add_tensor(name, values.view(torch.uint8).numpy(), raw_dtype=kind)
-    _finish(writer)
+    finish(writer)
 
 
 def _gguf() -> Any:
@@ -98,7 +98,7 @@ def _matrices() -> Iterator[tuple[str, str, tuple[int, int]]]:
             yield f"blk.{layer}.{name}.weight", quantization, shape
 
 
-def _random_blocks(quantization: str, rows: int, cols: int, generator: np.random.Generator) -> Array:
+def random_blocks(quantization: str, rows: int, cols: int, generator: np.random.Generator) -> Array:
     """Draw uniform codes, with scales that keep a product as large as its input. -> uint8 [rows, bytes of a row]"""
     elements, num_bytes, deviation = {
         "Q8_0": (32, 34, 73.9),
@@ -135,7 +135,7 @@ def _writer(path: Path, tokenizer: Path, file_type: str) -> Any:
     for key, value in _SETTINGS.items():
         add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
         add(f"gemma3.{key}", value)
-    _add_tokenizer(writer, tokenizer)
+    add_tokenizer(writer, tokenizer, _VOCAB_SIZE)
     ones = [("output_norm", _HIDDEN)]
     for layer in range(_LAYERS):
         names = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
@@ -146,13 +146,14 @@ def _writer(path: Path, tokenizer: Path, file_type: str) -> Any:
     return writer
 
 
-def _add_tokenizer(writer: Any, source: Path) -> None:
+def add_tokenizer(writer: Any, source: Path, vocab_size: int) -> None:
+    """Give a model the tokenizer of a GGUF file, with unused tokens up to ``vocab_size``."""
     from paged_sdk.weights.gguf_file import GgufFile
 
     metadata = GgufFile(source).metadata
     tokens = list(metadata["tokenizer.ggml.tokens"])
     kinds = list(metadata["tokenizer.ggml.token_type"])
-    unused = range(len(tokens), _VOCAB_SIZE)
+    unused = range(len(tokens), vocab_size)
     tokens += [f"<unused{index}>" for index in unused]
     kinds += [_gguf().TokenType.UNUSED.value] * len(unused)
     writer.add_token_list(tokens)
@@ -170,7 +171,8 @@ def _add_tokenizer(writer: Any, source: Path) -> None:
             writer.add_array(key, value)
 
 
-def _finish(writer: Any) -> None:
+def finish(writer: Any) -> None:
+    """Write what the writer was given, and close it."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

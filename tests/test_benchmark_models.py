@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import random_gemma
+from benchmarks import random_gemma, random_qwen
 from benchmarks.bandwidth import bytes_per_token, read_bandwidth
 from benchmarks.models import benchmark_model
 from benchmarks.random_gemma import write_bfloat16, write_q4_k_m
+from benchmarks.random_qwen import write_qwen
 
 import tiny
 from paged_sdk import BlockingModel, GgufModelBuilder, SamplingParams, TextModelBuilder
@@ -75,3 +76,15 @@ def test_the_random_gemma(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         with BlockingModel(GgufModelBuilder(file).with_force_cpu().with_num_threads(1).build()) as model:
             response = model.send_completion_request([5, 6, 7], SamplingParams(temperature=0, max_len=3))
             assert response.usage.completion_tokens > 0
+
+
+def test_the_random_qwen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, size in (("_VOCAB_SIZE", 1024), ("_LAYERS", 9), ("_INNER", 512)):
+        monkeypatch.setattr(random_qwen, name, size)
+    file = tmp_path / "qwen.gguf"
+    write_qwen(file, tiny.make_gguf(tmp_path))
+    tensors = GgufFile(file).tensors.values()
+    assert {tensor.type for tensor in tensors} == {0, 12, 14}  # float32, Q4_K, Q6_K
+    with BlockingModel(GgufModelBuilder(file).with_force_cpu().with_num_threads(1).build()) as model:
+        response = model.send_completion_request([5, 6, 7], SamplingParams(temperature=0, max_len=3))
+        assert response.usage.completion_tokens > 0

@@ -55,6 +55,42 @@ def test_few_tokens_over_pages_in_place(
 
 
 @every_level
+@pytest.mark.parametrize("window", [None, 1500])
+@pytest.mark.parametrize("heads", [(9, 3, 64), (7, 1, 96), (12, 2, 128)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_few_tokens_over_runs_of_several_spans(
+    isa: str, dtype: torch.dtype, heads: tuple[int, int, int], window: int | None
+) -> None:
+    """Runs get longer at 1,024, 4,096 and 16,384 keys."""
+    lengths = [(1, 1024), (8, 1030), (1, 1152), (3, 4099), (1, 4608), (1, 17_500)]
+    shape = AttentionShape(*heads, scale=heads[2] ** -0.5, window=window, exact=False)
+    case = Case(shape, lengths, dtype, offset=2.0 if dtype == torch.float8_e4m3fn else None)
+    case.query = case.query.bfloat16().float()
+    check(run(isa, case, shape), case)
+
+
+@every_level
+@pytest.mark.parametrize("window", [None, 700])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_few_tokens_depend_on_no_batch_thread_or_draft(isa: str, dtype: torch.dtype, window: int | None) -> None:
+    shape = AttentionShape(12, 2, 128, scale=0.1, window=window, exact=False)
+    case = Case(shape, [(8, 1028), (5, 4098), (1, 130), (8, 1500)], dtype)
+    expected = run(isa, case, shape, 1)
+    assert torch.equal(run(isa, case, shape, 3), expected)
+    token = 0
+    for sequence, (tokens, context) in enumerate(case.lengths):
+        for end in range(context - tokens + 1, context + 1):
+            batch = VarlenBatch(
+                torch.tensor([0, 1], dtype=torch.int32),
+                case.batch.block_tables[sequence : sequence + 1],
+                torch.tensor([end], dtype=torch.int32),
+            )
+            alone = native_paged_attention(workspace(isa, 2), case.query[token : token + 1], case.cache, batch, shape)
+            assert torch.equal(alone, expected[token : token + 1])
+            token += 1
+
+
+@every_level
 @pytest.mark.parametrize("window", [None, 150])
 @pytest.mark.parametrize("heads", [(4, 2, 32), (6, 2, 64), (12, 2, 128)], ids=str)
 def test_keys_stored_without_their_offsets(isa: str, heads: tuple[int, int, int], window: int | None) -> None:

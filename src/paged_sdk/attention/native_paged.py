@@ -13,6 +13,7 @@ from paged_sdk.attention.paged import PagedBackend, new_positions
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.kernels.kv_cache import write_slots
+from paged_sdk.kernels.native.huge_pages import HugePages
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.paged_attention import (
     MAX_FEW_TOKENS,
@@ -64,6 +65,8 @@ class NativePagedBackend(PagedBackend):
     ) -> None:
         assert settings.device.type == "cpu", settings.device
         super().__init__(config, settings, num_blocks)
+        matrices = [tensor for layer in self._layers for tensor in (layer.key, layer.value)]
+        self._huge_pages = HugePages(workspace.library, matrices)
         self._pages = NativePages(
             workspace,
             self._layers,
@@ -88,6 +91,8 @@ class NativePagedBackend(PagedBackend):
 
     def prepare(self, rows: Sequence[StepRow]) -> AttentionStep:
         """See :meth:`AttentionBackend.prepare`."""
+        # A pool gives its blocks out in order at first, so those before the newest are in use.
+        self._huge_pages.follow(max(row.kv_ids[-1] for row in rows))
         parts, in_chunks, num_generating = _by_form(rows)
         arrays = self._varlen(parts)
         batch = VarlenBatch(

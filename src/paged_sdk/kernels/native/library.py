@@ -83,6 +83,8 @@ def _declare(functions: ctypes.CDLL) -> None:
     functions.paged_hadamard.argtypes = (c_int32, POINTER(Hadamard))
     functions.paged_quantize.argtypes = (c_int32, POINTER(Quantize))
     functions.paged_rows.argtypes = (c_int32, POINTER(Rows))
+    functions.paged_collapse_huge_page.argtypes = (c_void_p,)
+    functions.paged_collapse_huge_page.restype = c_int32
     functions.paged_sources.argtypes = ()
     functions.paged_sources.restype = c_char_p
 

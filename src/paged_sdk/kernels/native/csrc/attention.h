@@ -2,9 +2,11 @@
 //
 // A row's keys are taken in spans of 128, each span in tiles of 64; a span gives (maximum, sum, weighted values), and
 // spans are merged in order. Tiles and spans start at fixed key positions, so a row's result depends neither on the
-// batch, nor on how a prompt was cut into chunks, nor on whether one thread or several took its spans. A span's keys may
-// be stored less a vector that they have in common: a row's product with it belongs to all of their scores.
+// batch, nor on how a prompt was cut into chunks, nor on whether one thread or several took its spans. A span's keys
+// may be stored less a vector that they have in common: a row's product with it belongs to all of their scores.
 #pragma once
+
+#include <algorithm>
 
 #include "activations.h"
 #include "dense.h"
@@ -89,10 +91,10 @@ struct Pages {
   // Indices of the vectors of the tokens [begin, end), in vectors of head_dim.
   void vectors_of(int begin, int end, int64_t* out) const {
     int block = begin / heads.block_size, offset = begin % heads.block_size;
-    for (int token = begin; token < end; ++token) {
-      const int64_t slot = static_cast<int64_t>(block_table[block]) * heads.block_size + offset;
-      *out++ = slot * heads.num_kv_heads + kv_head;
-      if (++offset == heads.block_size) offset = 0, ++block;
+    for (int token = begin; token < end; offset = 0, ++block) {
+      int64_t slot = static_cast<int64_t>(block_table[block]) * heads.block_size + offset;
+      for (const int last = std::min(end, token + heads.block_size - offset); token < last; ++token, ++slot)
+        *out++ = slot * heads.num_kv_heads + kv_head;
     }
   }
   // The key offset of the span at `first_key`, for the KV head `head` after this one; null without offsets.

@@ -24,19 +24,21 @@ struct AttentionPlan {
   const paged_heads& heads;
   const paged_batch& batch;
   int group;
+  bool has_runs;  // of several spans, in split sequences; otherwise each span is a run
   int tile_tokens;
   int split_heads;  // KV heads of an item of a split sequence
 
-  // Few spans are cut finer, by heads, so that every thread has some.
+  // Few runs are cut finer, by heads, so that every thread has some.
   AttentionPlan(const paged_heads& heads, const paged_batch& batch, int num_threads)
       : heads(heads),
         batch(batch),
         group(heads.num_heads / heads.num_kv_heads),
+        has_runs(reads_in_place(heads)),
         tile_tokens(std::max((has_pairs(heads) ? kPairTileRows : kTileRows) / group, kSplitTokens)),
         split_heads(1) {
-    int spans = 0;
-    for (int s = 0; s < batch.num_seqs; ++s) spans += is_split(s) ? num_spans(s) : 0;
-    if (reads_in_place(heads) && spans >= 2 * num_threads) split_heads = heads_together(heads);
+    int runs = 0;
+    for (int s = 0; s < batch.num_seqs; ++s) runs += is_split(s) ? num_runs(s) : 0;
+    if (has_runs && runs >= 2 * num_threads) split_heads = heads_together(heads);
   }
 
   int query_tokens(int seq) const { return batch.cu_seqlens_q[seq + 1] - batch.cu_seqlens_q[seq]; }
@@ -55,29 +57,40 @@ struct AttentionPlan {
     const int length = batch.context_lens[seq];
     return ceil_div(length, kSpan) - first_span(length - query_tokens(seq));
   }
+  int first_run(int seq) const {
+    const int span = first_span(batch.context_lens[seq] - query_tokens(seq));
+    return has_runs ? run_of_span(span) : span;
+  }
+  int num_runs(int seq) const {
+    const int last_span = (batch.context_lens[seq] - 1) / kSpan;
+    return (has_runs ? run_of_span(last_span) : last_span) + 1 - first_run(seq);
+  }
   int num_items(int seq) const {
     if (query_tokens(seq) == 0) return 0;
-    return is_split(seq) ? num_spans(seq) * (heads.num_kv_heads / split_heads)
+    return is_split(seq) ? num_runs(seq) * (heads.num_kv_heads / split_heads)
                          : ceil_div(query_tokens(seq), tile_tokens) * heads.num_kv_heads;
   }
   int max_rows() const { return tile_tokens * group; }
 
-  // What an item costs, and what merging the spans of one KV head does, in multiply-adds of bytes (pool.h). A decode's
-  // span of Qwen2.5-1.5B takes 5 us, of which its 393,216 products of bfloat16 numbers are a sixth.
+  // What an item costs on average, and what merging the runs of one KV head does, in multiply-adds of bytes (pool.h). A
+  // decode's span of Qwen2.5-1.5B takes 5 us, of which its 393,216 products of bfloat16 numbers are a sixth.
   int64_t item_cost() const {
-    bool all_split = true;
-    for (int s = 0; s < batch.num_seqs; ++s) all_split = all_split && is_split(s);
-    if (!all_split) return 4 * kShareCost;
-    return int64_t{12} * kSpan * heads.head_dim * group * split_heads;
+    int64_t spans = 0, runs = 0;
+    for (int s = 0; s < batch.num_seqs; ++s) {
+      if (!is_split(s)) return 4 * kShareCost;
+      spans += num_spans(s);
+      runs += num_runs(s);
+    }
+    return 12 * kSpan * heads.head_dim * group * split_heads * spans / std::max<int64_t>(runs, 1);
   }
   int64_t merge_cost() const {
-    int spans = 0;
-    for (int s = 0; s < batch.num_seqs; ++s) spans = std::max(spans, is_split(s) ? num_spans(s) : 0);
-    return int64_t{64} * spans * group * heads.head_dim;
+    int runs = 0;
+    for (int s = 0; s < batch.num_seqs; ++s) runs = std::max(runs, is_split(s) ? num_runs(s) : 0);
+    return int64_t{64} * runs * group * heads.head_dim;
   }
   size_t partial_floats(int seq) const {
     if (!is_split(seq) || query_tokens(seq) == 0) return 0;
-    return num_spans(seq) * heads.num_kv_heads * Partial::floats(query_tokens(seq) * group, heads.head_dim);
+    return num_runs(seq) * heads.num_kv_heads * Partial::floats(query_tokens(seq) * group, heads.head_dim);
   }
 };
 
@@ -157,63 +170,50 @@ inline void store_tile(const QueryTile& tile, const Partial& state, int64_t firs
   }
 }
 
-// The spans of some KV heads of a split sequence, one span an item.
+// A run of spans of a split sequence, and some of its KV heads. The last and longest runs come first, so that threads
+// end together.
 struct SplitItem {
   QueryTile tile;
   Pages pages;
-  int span;
-  int first_key;
+  int run;                   // counted from the sequence's first
+  int first_span, end_span;  // as far as any row may see them
 
   SplitItem(const AttentionPlan& plan, const paged_cache& cache, int seq, int item)
       : tile{plan.batch.context_lens[seq] - plan.query_tokens(seq), plan.query_tokens(seq), plan.group},
         pages{plan.heads, cache, plan.block_table(seq),
               item % (plan.heads.num_kv_heads / plan.split_heads) * plan.split_heads},
-        span(item / (plan.heads.num_kv_heads / plan.split_heads)),
-        first_key((plan.first_span(tile.first_position) + span) * kSpan) {}
-};
-
-// While a thread computes one item, it fetches the first strip of keys of the item that it takes next.
-struct Upcoming {
-#if defined(__AVX512BF16__)
-  int64_t vectors[kSpan];
-  KeysAhead ahead;
-
-  void look_at(const AttentionPlan& plan, const paged_cache& cache, int seq, int item) {
-    if (!plan.is_split(seq) || !reads_in_place(plan.heads)) return;
-    const SplitItem next(plan, cache, seq, item);
-    const auto [begin, end] = SpanKeys(next.tile, plan.heads, next.first_key);
-    if (begin >= end) return;
-    next.pages.vectors_of(next.first_key + begin, next.first_key + end, vectors + begin);
-    ahead = keys_ahead(next.pages, vectors, plan.split_heads, begin, end);
+        run(plan.num_runs(seq) - 1 - item / (plan.heads.num_kv_heads / plan.split_heads)) {
+    const int index = plan.first_run(seq) + run;
+    first_span = std::max(plan.has_runs ? first_span_of_run(index) : index, plan.first_span(tile.first_position));
+    end_span = std::min(plan.has_runs ? first_span_of_run(index + 1) : index + 1,
+                        ceil_div(plan.batch.context_lens[seq], kSpan));
   }
-#else
-  void look_at(const AttentionPlan&, const paged_cache&, int, int) {}
-#endif
 };
 
 inline void attend_split_item(const AttentionPlan& plan, const SplitItem& item, const Matrix& query,
-                              int64_t first_token, const TileScratch& own, float* partials, Upcoming& upcoming) {
+                              int64_t first_token, const TileScratch& own, float* partials, const Upcoming& upcoming) {
   const paged_heads& heads = plan.heads;
   const size_t size = Partial::floats(item.tile.rows(), heads.head_dim);
-  float* memory = partials + (static_cast<int64_t>(item.span) * heads.num_kv_heads + item.pages.kv_head) * size;
+  float* memory = partials + (static_cast<int64_t>(item.run) * heads.num_kv_heads + item.pages.kv_head) * size;
 #if defined(__AVX512BF16__)
-  if (reads_in_place(heads)) {
+  if (plan.has_runs) {
     const FewScratch few = FewScratch::at(own.query, heads);
     for (int h = 0; h < plan.split_heads; ++h)
       load_query(item.tile, query, first_token, item.pages.kv_head + h, heads,
                  few.query_floats + static_cast<int64_t>(h) * item.tile.rows() * heads.head_dim);
-    attend_few(item.tile, item.pages, plan.split_heads, item.first_key, few, memory, size, upcoming.ahead);
+    attend_few({item.tile, item.pages, plan.split_heads, item.first_span, item.end_span}, few, memory, size, upcoming);
     return;
   }
 #endif
   (void)upcoming;
   load_query(item.tile, query, first_token, item.pages.kv_head, heads, own.query);
-  attend_span(item.tile, item.pages, item.first_key, own, Partial::at(memory, item.tile.rows(), heads.head_dim));
+  attend_span(item.tile, item.pages, item.first_span * kSpan, own,
+              Partial::at(memory, item.tile.rows(), heads.head_dim));
 }
 
 inline void attend_item(const AttentionPlan& plan, const paged_cache& cache, const Matrix& query, const Output& out,
                         const AttentionScratch& scratch, const TileScratch& own, int seq, int item,
-                        Upcoming& upcoming) {
+                        const Upcoming& upcoming) {
   const paged_heads& heads = plan.heads;
   const int tokens = plan.query_tokens(seq), length = plan.batch.context_lens[seq];
   const int64_t first_token = plan.batch.cu_seqlens_q[seq];
@@ -249,8 +249,8 @@ inline void attend_item(const AttentionPlan& plan, const paged_cache& cache, con
   store_tile(tile, total, first_token + first, kv_head, heads, out);
 }
 
-// Merges the spans of one KV head of a split sequence, in order.
-inline void merge_spans(const AttentionPlan& plan, const Output& out, const AttentionScratch& scratch,
+// Merges the runs of one KV head of a split sequence, in order.
+inline void merge_runs(const AttentionPlan& plan, const Output& out, const AttentionScratch& scratch,
                         const TileScratch& own, int seq, int kv_head) {
   const paged_heads& heads = plan.heads;
   const int tokens = plan.query_tokens(seq);
@@ -259,11 +259,22 @@ inline void merge_spans(const AttentionPlan& plan, const Output& out, const Atte
   float* memory = scratch.partials + scratch.offsets.partials[seq];
   const Partial total = Partial::at(own.total, tile.rows(), heads.head_dim);
   total.clear(tile.rows(), heads.head_dim);
-  for (int span = 0; span < plan.num_spans(seq); ++span)
-    total.merge(Partial::at(memory + (static_cast<int64_t>(span) * heads.num_kv_heads + kv_head) * size, tile.rows(),
+  for (int run = 0; run < plan.num_runs(seq); ++run)
+    total.merge(Partial::at(memory + (static_cast<int64_t>(run) * heads.num_kv_heads + kv_head) * size, tile.rows(),
                             heads.head_dim),
                 tile.rows(), heads.head_dim);
   store_tile(tile, total, plan.batch.cu_seqlens_q[seq], kv_head, heads, out);
+}
+
+// Has the first keys of an item fetched while another is computed.
+inline void look_at(const AttentionPlan& plan, const paged_cache& cache, int seq, int item, Upcoming& upcoming) {
+#if defined(__AVX512BF16__)
+  if (!plan.is_split(seq) || !plan.has_runs) return;
+  const SplitItem next(plan, cache, seq, item);
+  upcoming.look_at({next.tile, next.pages, plan.split_heads, next.first_span, next.end_span});
+#else
+  (void)plan, (void)cache, (void)seq, (void)item, (void)upcoming;
+#endif
 }
 
 // Attention's items [first, last) of a batch, on the thread whose scratch is `own`.
@@ -278,7 +289,7 @@ inline void attend_items(const AttentionPlan& plan, const paged_cache& cache, co
     Upcoming upcoming;
     if (item + 1 < last) {
       while (item + 1 >= items[seq + 1]) ++seq;
-      upcoming.look_at(plan, cache, seq, static_cast<int>(item + 1 - items[seq]));
+      look_at(plan, cache, seq, static_cast<int>(item + 1 - items[seq]), upcoming);
     }
     attend_item(plan, cache, query, out, scratch, own, here, static_cast<int>(item - items[here]), upcoming);
   }
@@ -292,7 +303,7 @@ inline void merge_items(const AttentionPlan& plan, const Output& out, const Atte
   for (int64_t i = first; i < last; ++i) {
     const int s = static_cast<int>(i / plan.heads.num_kv_heads);
     if (plan.is_split(s) && plan.query_tokens(s) > 0)
-      merge_spans(plan, out, scratch, own, s, static_cast<int>(i % plan.heads.num_kv_heads));
+      merge_runs(plan, out, scratch, own, s, static_cast<int>(i % plan.heads.num_kv_heads));
   }
 }
 

@@ -2,12 +2,17 @@
 // bfloat16 or f8e4m3.
 //
 // With three to six rows for each key, copying keys into another order costs more than the products: the float path of
-// attention.h reads pages at 6 GB/s with two threads. Here a key is loaded once, multiplied with every row, and summed
-// across lanes; values are taken two keys at a time, interleaved in registers.
+// attention.h reads pages at 6 GB/s with two threads. Here eight keys are loaded once, transposed in registers as far
+// as it takes to have few lanes to add, and multiplied with every row; values are taken two keys at a time, interleaved
+// in registers.
 //
 // Memory is read in the order in which it lies: a token's vectors of several KV heads side by side. Reading one head
-// after the other leaves gaps, which take the bandwidth from 47 to 19 GB/s. So a span is taken in strips of 32 tokens,
-// all heads of an item within each, and while one strip is computed, the next one's lines are fetched in order.
+// after the other leaves gaps, which take the bandwidth from 47 to 19 GB/s. So keys are taken eight tokens at a time,
+// values 32, all heads of an item within each; and what comes 16 KiB later is fetched meanwhile, line by line in order:
+// the keys of a span, its values, the keys of the next one.
+//
+// Spans of 128 keys make runs, short ones for the first keys: a run's spans add to one result, and only runs are
+// merged. The merge of single spans had been a fifth of the arithmetic at 16,000 keys.
 #pragma once
 
 #include <optional>
@@ -18,10 +23,8 @@
 namespace paged {
 namespace {
 
-// Sequences with at most this many query tokens (decodes, drafts) give each span to whichever thread is free.
+// Sequences with at most this many query tokens (decodes, drafts) give each run to whichever thread is free.
 constexpr int kSplitTokens = 8;
-constexpr int kChunk = 32;  // bfloat16 elements in a register
-constexpr int kStrip = 32;  // tokens
 
 // Whether split sequences of these heads are taken by this header.
 inline bool reads_in_place(const paged_heads& heads) {
@@ -29,7 +32,7 @@ inline bool reads_in_place(const paged_heads& heads) {
          (heads.head_dim == 64 || heads.head_dim == 96 || heads.head_dim == 128 || heads.head_dim == 256);
 }
 
-// Bytes of a token that are read together: few enough that a strip of keys and the next one stay in a cache.
+// Bytes of a token that are read together: few enough that 32 tokens' values and what is fetched stay in a cache.
 constexpr int kTokenBytes = 1024;
 
 // KV heads of an item that are read together.
@@ -40,7 +43,43 @@ inline int heads_together(const paged_heads& heads) {
   return count;
 }
 
+// Runs of spans begin at fixed positions: one span each up to 1,024 keys, two up to 4,096, four up to 16,384, then
+// eight. So threads have enough of them at any length, and a long text has few to merge.
+struct RunLevel {
+  int run, span;  // the first ones of the level
+  int spans;      // of a run
+};
+constexpr RunLevel kRunLevels[] = {{44, 128, 8}, {20, 32, 4}, {8, 8, 2}, {0, 0, 1}};
+
+inline int run_of_span(int span) {
+  for (const RunLevel& level : kRunLevels)
+    if (span >= level.span) return level.run + (span - level.span) / level.spans;
+  return 0;
+}
+inline int first_span_of_run(int run) {
+  for (const RunLevel& level : kRunLevels)
+    if (run >= level.run) return level.span + (run - level.run) * level.spans;
+  return 0;
+}
+
 #if defined(__AVX512BF16__)
+
+constexpr int kChunk = 32;       // bfloat16 elements in a register
+constexpr int kValueTokens = 32;  // whose values are taken before the next head's
+constexpr int kKeysAtOnce = 8;
+// Rows that are taken at once, as many as registers hold: two sums each for scores, four for two chunks of values.
+constexpr int kRowsAtOnce = 6;
+
+// How far ahead of their use keys and values are fetched, into the second cache. On a Zen 4 with large pages, two
+// threads read 16,000 keys of Qwen's shape at 17 GB/s with 2 KiB, 21 with 4, 27 with 8, 33 with 16 and 32 with 32; at
+// 18 with any of them if the first cache is asked for.
+constexpr int kBytesAhead = 16384;
+constexpr int kMostTokensAhead = kSpan;
+
+inline int tokens_ahead(const paged_heads& heads, int num_heads) {
+  const int bytes = num_heads * heads.head_dim * (heads.cache_dtype == PAGED_FLOAT8_E4M3 ? 1 : 2);
+  return std::min((kBytesAhead + bytes - 1) / bytes, kMostTokensAhead);
+}
 
 // How a cache's elements become pairs of bfloat16: as they are ...
 struct StoredBfloat16 {
@@ -68,66 +107,35 @@ struct StoredFloat8 {
 constexpr float kFactorUnit = 0x1p100f;
 constexpr float kProductUnit = 0x1p20f;
 
-// Rows that are taken at once, as many as registers hold: queries and one sum each for scores, two sums for each chunk
-// of values.
-template <int kChunks>
-constexpr int kScoreRows = kChunks <= 4 ? 4 : 2;
-template <int kChunks>
-constexpr int kValueRows = kChunks == 2 ? 6 : kChunks == 3 ? 4 : kChunks == 4 ? 3 : 1;
-
-// Calls take(first, integral_constant<count>) for runs of up to kMost rows of nearly one length.
-template <int kMost, class Take>
+// Calls take(first, integral_constant<count>) for runs of up to kRowsAtOnce rows of nearly one length.
+template <class Take>
 inline void in_row_blocks(int rows, const Take& take) {
-  const int blocks = (rows + kMost - 1) / kMost;
+  const int blocks = (rows + kRowsAtOnce - 1) / kRowsAtOnce;
   for (int block = 0; block < blocks; ++block) {
     const int first = rows * block / blocks, count = rows * (block + 1) / blocks - first;
     if (count == 1) take(first, std::integral_constant<int, 1>{});
-    if constexpr (kMost >= 2)
-      if (count == 2) take(first, std::integral_constant<int, 2>{});
-    if constexpr (kMost >= 3)
-      if (count == 3) take(first, std::integral_constant<int, 3>{});
-    if constexpr (kMost >= 4)
-      if (count == 4) take(first, std::integral_constant<int, 4>{});
-    if constexpr (kMost >= 6) {
-      if (count == 5) take(first, std::integral_constant<int, 5>{});
-      if (count == 6) take(first, std::integral_constant<int, 6>{});
-    }
+    if (count == 2) take(first, std::integral_constant<int, 2>{});
+    if (count == 3) take(first, std::integral_constant<int, 3>{});
+    if (count == 4) take(first, std::integral_constant<int, 4>{});
+    if (count == 5) take(first, std::integral_constant<int, 5>{});
+    if (count == 6) take(first, std::integral_constant<int, 6>{});
   }
 }
-
-// Keys or values that will be read soon: some tokens' vectors of an item's heads, in the order in which they lie.
-struct KeysAhead {
-  const uint8_t* data = nullptr;
-  const int64_t* vectors = nullptr;  // of the tokens' first head
-  int token = 0, end = 0;
-  int head = 0, num_heads = 0;
-
-  // Asks for one vector.
-  template <class Stored, int kChunks>
-  void fetch() {
-    constexpr int kVectorBytes = kChunks * kChunk * Stored::kBytes;
-    if (token >= end) return;
-    const uint8_t* vector = data + (vectors[token] + head) * kVectorBytes;
-#pragma GCC unroll 8
-    for (int i = 0; i < kVectorBytes; i += 64) __builtin_prefetch(vector + i, 0, 2);
-    if (++head == num_heads) head = 0, ++token;
-  }
-};
 
 // One thread's memory for the rows of all heads of an item.
 struct FewScratch {
   float* query_floats;  // [heads * rows, head_dim], scaled
-  uint32_t* query;      // [heads * rows, head_dim / 2]
+  uint32_t* query;      // [heads * rows, head_dim / 32, 4, 16]: see spread_query
   float* scores;        // [heads * rows, 128]
   uint32_t* weights;    // [heads * rows, 64]
 
   static size_t floats(const paged_heads& heads) {
-    return max_rows(heads) * (heads.head_dim + heads.head_dim / 2 + kSpan + kSpanPairs);
+    return max_rows(heads) * (3 * heads.head_dim + kSpan + kSpanPairs);
   }
   static FewScratch at(float* memory, const paged_heads& heads) {
     const size_t rows = max_rows(heads);
     float* query = memory + rows * heads.head_dim;
-    float* scores = query + rows * (heads.head_dim / 2);
+    float* scores = query + rows * 2 * heads.head_dim;
     return {memory, reinterpret_cast<uint32_t*>(query), scores, reinterpret_cast<uint32_t*>(scores + rows * kSpan)};
   }
 
@@ -137,88 +145,131 @@ struct FewScratch {
   }
 };
 
-// The sums of four vectors, in order: adding across lanes one by one takes three times the instructions.
-inline __m128 sums_of(const Floats (&v)[4]) {
-  const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(v[0], v[1]), _mm512_unpackhi_ps(v[0], v[1]));
-  const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(v[2], v[3]), _mm512_unpackhi_ps(v[2], v[3]));
-  const __m512 lanes = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
-  const __m256 halves = _mm256_add_ps(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps(lanes, 1));
-  return _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1));
-}
+// What will be read: some tokens' vectors of an item's heads, first the keys of a span, then its values, then keys of
+// the next span.
+struct LinesAhead {
+  const uint8_t* const* token;  // the next one's first vector
+  const uint8_t* const* end;
+  int head, num_heads;
 
-// [16][4] to the first kRows of four rows of 16.
-template <int kRows>
-inline void store_transposed(const float* fours, float* rows, int stride) {
-  const __m512i by_row = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-  Floats v[4];
-  for (int i = 0; i < 4; ++i) v[i] = _mm512_permutexvar_ps(by_row, load_floats(fours + 16 * i));
-  const Floats ab_low = _mm512_shuffle_f32x4(v[0], v[1], 0x44), ab_high = _mm512_shuffle_f32x4(v[0], v[1], 0xee);
-  const Floats cd_low = _mm512_shuffle_f32x4(v[2], v[3], 0x44), cd_high = _mm512_shuffle_f32x4(v[2], v[3], 0xee);
-  store_floats(rows, _mm512_shuffle_f32x4(ab_low, cd_low, 0x88));
-  if constexpr (kRows > 1) store_floats(rows + stride, _mm512_shuffle_f32x4(ab_low, cd_low, 0xdd));
-  if constexpr (kRows > 2) store_floats(rows + 2 * stride, _mm512_shuffle_f32x4(ab_high, cd_high, 0x88));
-  if constexpr (kRows > 3) store_floats(rows + 3 * stride, _mm512_shuffle_f32x4(ab_high, cd_high, 0xdd));
-}
-
-// Scores of kRows rows of one of the item's heads against the keys [begin, end) of the strip at `first`. The strip's
-// other scores are left undefined.
-template <class Stored, int kChunks, int kRows>
-inline void score_rows(const Pages& pages, const int64_t* vectors, int head, int first, int begin, int end,
-                       const uint32_t* query, float* scores, KeysAhead& shared) {
-  KeysAhead ahead = shared;  // in registers: through memory, each fetch would wait for the one before
-  Pairs q[kRows][kChunks];
-  for (int r = 0; r < kRows; ++r)
-    for (int c = 0; c < kChunks; ++c) q[r][c] = load_pairs(query + r * kChunks * kChunk / 2 + c * kChunk / 2);
-  alignas(64) float sums[kStrip][4];
-  for (int i = begin; i < end; ++i) {
-    Floats row_sums[4];
-    for (int r = 0; r < 4; ++r) row_sums[r] = zero_floats();
+  // Asks for one vector.
+  template <int kBytes>
+  void fetch() {
+    if (token == end) return;
+    const uint8_t* vector = *token + head * kBytes;
 #pragma GCC unroll 8
-    for (int c = 0; c < kChunks; ++c) {
-      const Pairs key = Stored::load(pages.cache.key, (vectors[i] + head) * (kChunks * kChunk) + c * kChunk);
-      for (int r = 0; r < kRows; ++r) row_sums[r] = dot_pairs(key, q[r][c], row_sums[r]);
+    for (int i = 0; i < kBytes; i += 64) __builtin_prefetch(vector + i, 0, 2);
+    if (++head == num_heads) head = 0, ++token;
+  }
+};
+
+// The pairs of one row as score_keys takes them: register j of a chunk has, four times in its 128-bit lane l, the pair
+// 4 l + j.
+inline void spread_query(const float* row, int size, Floats unit, uint32_t* out) {
+  for (int c = 0; c < size; c += kChunk) {
+    const __m512i low = _mm512_castsi256_si512(round_to_bfloat16(mul(unit, load_floats(row + c))));
+    const __m512i pairs = _mm512_inserti64x4(low, round_to_bfloat16(mul(unit, load_floats(row + c + 16))), 1);
+    uint32_t* chunk = out + 2 * c;
+    _mm512_storeu_si512(chunk, _mm512_shuffle_epi32(pairs, _MM_PERM_AAAA));
+    _mm512_storeu_si512(chunk + 16, _mm512_shuffle_epi32(pairs, _MM_PERM_BBBB));
+    _mm512_storeu_si512(chunk + 32, _mm512_shuffle_epi32(pairs, _MM_PERM_CCCC));
+    _mm512_storeu_si512(chunk + 48, _mm512_shuffle_epi32(pairs, _MM_PERM_DDDD));
+  }
+}
+
+// Transposes 4 x 4 pairs in each 128-bit lane.
+inline void transpose_lanes(Pairs k[4]) {
+  const Pairs ab_low = _mm512_unpacklo_epi32(k[0], k[1]), ab_high = _mm512_unpackhi_epi32(k[0], k[1]);
+  const Pairs cd_low = _mm512_unpacklo_epi32(k[2], k[3]), cd_high = _mm512_unpackhi_epi32(k[2], k[3]);
+  k[0] = _mm512_unpacklo_epi64(ab_low, cd_low);
+  k[1] = _mm512_unpackhi_epi64(ab_low, cd_low);
+  k[2] = _mm512_unpacklo_epi64(ab_high, cd_high);
+  k[3] = _mm512_unpackhi_epi64(ab_high, cd_high);
+}
+
+// Sums of neighbouring 128-bit lanes: a's two, then b's.
+inline Floats add_lanes(Floats a, Floats b) {
+  return add(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+}
+
+// Scores of kRows rows of one of the item's heads against eight keys. Four keys at a time are transposed in 128-bit
+// lanes; that leaves four lanes to add for four keys, where each key by itself would leave 16. Not inlined, as with
+// weigh_values, because GCC 12 spills sums in the midst of the rest.
+template <class Stored, int kChunks, int kRows>
+__attribute__((noinline)) void score_keys(const void* data, const int64_t* vectors, int head, const uint32_t* query,
+                                          float* scores, LinesAhead& shared) {
+  constexpr int kSize = kChunks * kChunk;
+  LinesAhead ahead = shared;  // in registers: through memory, each fetch would wait for the one before
+  Floats sums[kRows][2];
+  for (int r = 0; r < kRows; ++r) sums[r][0] = sums[r][1] = zero_floats();
+#pragma GCC unroll 1
+  for (int c = 0; c < kChunks; ++c) {
+    Pairs k[2][4];
+    for (int i = 0; i < 8; ++i) k[i / 4][i % 4] = Stored::load(data, (vectors[i] + head) * kSize + c * kChunk);
+    transpose_lanes(k[0]);
+    transpose_lanes(k[1]);
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+#pragma GCC unroll 6
+      for (int r = 0; r < kRows; ++r) {
+        const Pairs q = load_pairs(query + r * 2 * kSize + (c * 4 + j) * 16);
+        sums[r][0] = dot_pairs(k[0][j], q, sums[r][0]);
+        sums[r][1] = dot_pairs(k[1][j], q, sums[r][1]);
+      }
     }
-    ahead.fetch<Stored, kChunks>();
-    _mm_store_ps(sums[i - first], sums_of(row_sums));
+    for (int i = kKeysAtOnce * c / kChunks; i < kKeysAtOnce * (c + 1) / kChunks; ++i)
+      ahead.fetch<kSize * Stored::kBytes>();
   }
   shared = ahead;
-  for (int i = 0; i < kStrip; i += 16) store_transposed<kRows>(sums[i], scores + first + i, kSpan);
+#pragma GCC unroll 3
+  for (int r = 0; r < kRows; r += 2) {
+    const Floats first = add_lanes(sums[r][0], sums[r][1]);
+    const Floats second = r + 1 < kRows ? add_lanes(sums[r + 1][0], sums[r + 1][1]) : first;
+    const Floats both = add_lanes(first, second);
+    _mm256_storeu_ps(scores + r * kSpan, _mm512_castps512_ps256(both));
+    if (r + 1 < kRows) _mm256_storeu_ps(scores + (r + 1) * kSpan, _mm512_extractf32x8_ps(both, 1));
+  }
 }
 
-// Adds the values of the keys [begin, end), weighted, to kRows rows of one of the item's heads; begin and end are even,
-// and the weights of keys that a row does not see are zero. Interleaving takes elements 0-3 of every eight into the
-// first half of a chunk's sums, 4-7 into the second.
-template <class Stored, int kChunks, int kRows>
-inline void weigh_values(const Pages& pages, const int64_t* vectors, int head, int begin, int end,
-                         const uint32_t* weights, float* out, KeysAhead& shared) {
-  KeysAhead ahead = shared;
+// Adds the values of the keys [begin, end), weighted, to kWide chunks of kRows rows of one of the item's heads; begin
+// and end are even, and the weights of keys that a row does not see are zero. Interleaving takes elements 0-3 of every
+// eight into the first half of a chunk's sums, 4-7 into the second.
+template <class Stored, int kChunks, int kWide, int kRows>
+__attribute__((noinline)) void weigh_values(const void* data, const int64_t* vectors, int begin, int end,
+                                            int64_t first_element, const uint32_t* weights, float* out,
+                                            LinesAhead& shared) {
   constexpr int kSize = kChunks * kChunk;
-  Floats low[kRows][kChunks], high[kRows][kChunks];
+  LinesAhead ahead = shared;
+  Floats low[kRows][kWide], high[kRows][kWide];
   for (int r = 0; r < kRows; ++r) {
-    for (int c = 0; c < kChunks; ++c) {
+    for (int c = 0; c < kWide; ++c) {
       low[r][c] = load_floats(out + r * kSize + c * kChunk);
       high[r][c] = load_floats(out + r * kSize + c * kChunk + 16);
     }
   }
   for (int i = begin; i < end; i += 2) {
-    Pairs w[kRows];
-    for (int r = 0; r < kRows; ++r) w[r] = broadcast_pair(weights[r * kSpanPairs + i / 2]);
-#pragma GCC unroll 8
-    for (int c = 0; c < kChunks; ++c) {
-      const Pairs first = Stored::load(pages.cache.value, (vectors[i] + head) * kSize + c * kChunk);
-      const Pairs second = Stored::load(pages.cache.value, (vectors[i + 1] + head) * kSize + c * kChunk);
-      const Pairs a = _mm512_unpacklo_epi16(first, second), b = _mm512_unpackhi_epi16(first, second);
-      for (int r = 0; r < kRows; ++r) {
-        low[r][c] = dot_pairs(a, w[r], low[r][c]);
-        high[r][c] = dot_pairs(b, w[r], high[r][c]);
+    const int64_t first = vectors[i] * kSize + first_element, second = vectors[i + 1] * kSize + first_element;
+    Pairs a[kWide], b[kWide];
+    for (int c = 0; c < kWide; ++c) {
+      const Pairs one = Stored::load(data, first + c * kChunk), two = Stored::load(data, second + c * kChunk);
+      a[c] = _mm512_unpacklo_epi16(one, two);
+      b[c] = _mm512_unpackhi_epi16(one, two);
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < kRows; ++r) {
+      const Pairs w = broadcast_pair(weights[r * kSpanPairs + i / 2]);
+      for (int c = 0; c < kWide; ++c) {
+        low[r][c] = dot_pairs(a[c], w, low[r][c]);
+        high[r][c] = dot_pairs(b[c], w, high[r][c]);
       }
     }
-    ahead.fetch<Stored, kChunks>();
-    ahead.fetch<Stored, kChunks>();
+    // As many bytes as are used.
+    if (2 * kWide >= kChunks || i % 4 == 0) ahead.fetch<kSize * Stored::kBytes>();
+    if (2 * kWide > kChunks) ahead.fetch<kSize * Stored::kBytes>();
   }
   shared = ahead;
   for (int r = 0; r < kRows; ++r) {
-    for (int c = 0; c < kChunks; ++c) {
+    for (int c = 0; c < kWide; ++c) {
       store_floats(out + r * kSize + c * kChunk, low[r][c]);
       store_floats(out + r * kSize + c * kChunk + 16, high[r][c]);
     }
@@ -235,12 +286,6 @@ inline void restore_order(float* values, int count, float unit) {
     store_floats(values + i, _mm512_permutex2var_ps(low, front, high));
     store_floats(values + i + 16, _mm512_permutex2var_ps(low, back, high));
   }
-}
-
-// The first strip of the keys [begin, end) of a span, whose vectors are given.
-inline KeysAhead keys_ahead(const Pages& pages, const int64_t* vectors, int num_heads, int begin, int end) {
-  const int strip_end = std::min((begin / kStrip + 1) * kStrip, end);
-  return {static_cast<const uint8_t*>(pages.cache.key), vectors, begin, strip_end, 0, num_heads};
 }
 
 // The part of a span that an item's rows see, [begin, end) of it.
@@ -274,93 +319,137 @@ struct SpanScales {
   }
 };
 
+// The spans [first, last) of one sequence, for some of its KV heads, from pages.kv_head on.
+struct RunItem {
+  const QueryTile& tile;
+  const Pages& pages;
+  int num_heads;
+  int first, last;
+};
+
+// The first tokens of an item, which are fetched while the one before is computed.
+struct Upcoming {
+  const uint8_t* tokens[kMostTokensAhead];
+  int count = 0;
+
+  void look_at(const RunItem& item) {
+    const SpanKeys span(item.tile, item.pages.heads, item.first * kSpan);
+    count = std::max(std::min(span.end - span.begin, tokens_ahead(item.pages.heads, item.num_heads)), 0);
+    const int first_key = item.first * kSpan + span.begin;
+    int64_t vectors[kMostTokensAhead];
+    item.pages.vectors_of(first_key, first_key + count, vectors);
+    const int64_t bytes = item.pages.heads.head_dim * (item.pages.heads.cache_dtype == PAGED_FLOAT8_E4M3 ? 1 : 2);
+    for (int i = 0; i < count; ++i) tokens[i] = static_cast<const uint8_t*>(item.pages.cache.key) + vectors[i] * bytes;
+  }
+};
+
+// Adds one span to the item's partial results, its values' elements interleaved, and meanwhile fetches `next`.
 template <class Stored, int kChunks>
-inline void attend_few_of(const QueryTile& tile, const Pages& pages, int num_heads, int first_key,
-                          const FewScratch& scratch, float* partials, size_t partial_floats, KeysAhead& upcoming) {
+inline void attend_few_span(const RunItem& item, int first_key, const SpanKeys& span, const FewScratch& scratch,
+                            float* partials, size_t partial_floats, const Upcoming& next) {
   constexpr bool kScaled = std::is_same_v<Stored, StoredFloat8>;
+  constexpr int kSize = kChunks * kChunk;
+  const Pages& pages = item.pages;
   const paged_heads& heads = pages.heads;
-  const int rows = tile.rows(), size = heads.head_dim;
-  const auto partial = [&](int head) { return Partial::at(partials + head * partial_floats, rows, size); };
-  for (int head = 0; head < num_heads; ++head) partial(head).clear(rows, size);
-  const SpanKeys span(tile, heads, first_key);
+  const int rows = item.tile.rows();
+  const auto partial = [&](int head) { return Partial::at(partials + head * partial_floats, rows, kSize); };
   const auto [begin, end] = span;
-  if (begin >= end) return;
-  // An odd end is paired with weight zero: the same key is read once more, never a page that may be another sequence's.
+  // Groups of eight keys and pairs of values are filled up with keys that a row sees, whose weight there is zero: never
+  // with a page that may be another sequence's.
+  const int first_group = begin & ~(kKeysAtOnce - 1), end_group = (end + kKeysAtOnce - 1) & ~(kKeysAtOnce - 1);
   const int even_begin = begin & ~1, even_end = (end + 1) & ~1, width = (end + 31) & ~31;
   int64_t vectors[kSpan];
   pages.vectors_of(first_key + begin, first_key + end, vectors + begin);
-  vectors[even_begin] = vectors[begin];
-  vectors[even_end - 1] = vectors[end - 1];
-  const KeysAhead keys = keys_ahead(pages, vectors, num_heads, begin, end);
-  const auto strip_after = [&](const void* data, int first, int last) {
-    KeysAhead strip = keys;
-    strip.data = static_cast<const uint8_t*>(data);
-    strip.token = first;
-    strip.end = last;
-    return strip;
-  };
-  for (int first = even_begin / kStrip * kStrip; first < end; first += kStrip) {
-    const int last = std::min(first + kStrip, end);
-    KeysAhead next = last < end ? strip_after(pages.cache.key, last, std::min(last + kStrip, end))
-                                : strip_after(pages.cache.value, begin, std::min((begin / kStrip + 1) * kStrip, end));
-    for (int head = 0; head < num_heads; ++head) {
-      in_row_blocks<kScoreRows<kChunks>>(rows, [&](int row, auto count) {
+  std::fill(vectors + first_group, vectors + begin, vectors[begin]);
+  std::fill(vectors + end, vectors + end_group, vectors[end - 1]);
+
+  const uint8_t* tokens[2 * kSpan + kMostTokensAhead];
+  const uint8_t** last_token = tokens;
+  for (const void* data : {pages.cache.key, pages.cache.value})
+    for (int i = begin; i < end; ++i)
+      *last_token++ = static_cast<const uint8_t*>(data) + vectors[i] * (kSize * Stored::kBytes);
+  last_token = std::copy(next.tokens, next.tokens + next.count, last_token);
+  const int distance = std::min(tokens_ahead(heads, item.num_heads), end - begin);
+  LinesAhead ahead{tokens + distance, last_token, 0, item.num_heads};
+
+  for (int first = first_group; first < end_group; first += kKeysAtOnce) {
+    for (int head = 0; head < item.num_heads; ++head) {
+      in_row_blocks(rows, [&](int row, auto count) {
         const int at = head * rows + row;
-        score_rows<Stored, kChunks, decltype(count)::value>(pages, vectors, head, first, std::max(first, begin), last,
-                                                            scratch.query + at * size / 2, scratch.scores + at * kSpan,
-                                                            next);
+        score_keys<Stored, kChunks, decltype(count)::value>(pages.cache.key, vectors + first, head,
+                                                            scratch.query + at * 2 * kSize,
+                                                            scratch.scores + at * kSpan + first, ahead);
       });
     }
   }
-  for (int head = 0; head < num_heads; ++head) {
+  for (int head = 0; head < item.num_heads; ++head) {
     const Partial out = partial(head);
     std::optional<SpanScales> scales;
     if constexpr (kScaled) scales.emplace(pages, vectors, head, first_key, span);
     for (int row = 0; row < rows; ++row) {
-      const int position = tile.first_position + row / tile.group, at = head * rows + row;
+      const int position = item.tile.first_position + row / item.tile.group, at = head * rows + row;
       float* scores = scratch.scores + at * kSpan;
       // weigh_row masks what the row does not see, but scores that were never written must be numbers all the same.
       std::fill(scores, scores + begin, 0.0f);
       std::fill(scores + end, scores + width, 0.0f);
-      if (scales) scales->finish_scores(scores, width, scratch.query_floats + at * size, size);
+      if (scales) scales->finish_scores(scores, width, scratch.query_floats + at * kSize, kSize);
       const int oldest = heads.window > 0 ? position - heads.window + 1 - first_key : 0;
       weigh_row(scores, width, std::max(oldest, begin), std::min(position + 1 - first_key, end), heads,
-                out.maximum[row], out.sum[row], out.values + row * size, scratch.weights + at * kSpanPairs,
+                out.maximum[row], out.sum[row], out.values + row * kSize, scratch.weights + at * kSpanPairs,
                 scales ? scales->value : nullptr);
     }
   }
-  for (int first = even_begin / kStrip * kStrip; first < even_end; first += kStrip) {
-    const int last = std::min(first + kStrip, even_end);
-    KeysAhead next = last < end ? strip_after(pages.cache.value, last, std::min(last + kStrip, end)) : KeysAhead{};
-    KeysAhead& ahead = last < end ? next : upcoming;
-    for (int head = 0; head < num_heads; ++head) {
-      in_row_blocks<kValueRows<kChunks>>(rows, [&](int row, auto count) {
-        weigh_values<Stored, kChunks, decltype(count)::value>(pages, vectors, head, std::max(first, even_begin), last,
-                                                              scratch.weights + (head * rows + row) * kSpanPairs,
-                                                              partial(head).values + row * size, ahead);
+  for (int first = even_begin / kValueTokens * kValueTokens; first < even_end; first += kValueTokens) {
+    const int last = std::min(first + kValueTokens, even_end);
+    for (int head = 0; head < item.num_heads; ++head) {
+      in_row_blocks(rows, [&](int row, auto count) {
+        const auto weigh = [&](int chunk, auto wide) {
+          weigh_values<Stored, kChunks, decltype(wide)::value, decltype(count)::value>(
+              pages.cache.value, vectors, std::max(first, even_begin), last,
+              static_cast<int64_t>(head) * kSize + chunk * kChunk, scratch.weights + (head * rows + row) * kSpanPairs,
+              partial(head).values + row * kSize + chunk * kChunk, ahead);
+        };
+        for (int chunk = 0; chunk + 2 <= kChunks; chunk += 2) weigh(chunk, std::integral_constant<int, 2>{});
+        if constexpr (kChunks % 2 != 0) weigh(kChunks - 1, std::integral_constant<int, 1>{});
       });
     }
   }
-  for (int head = 0; head < num_heads; ++head)
+}
+
+template <class Stored, int kChunks>
+inline void attend_few_of(const RunItem& item, const FewScratch& scratch, float* partials, size_t partial_floats,
+                          const Upcoming& upcoming) {
+  constexpr bool kScaled = std::is_same_v<Stored, StoredFloat8>;
+  const int rows = item.tile.rows(), size = kChunks * kChunk;
+  for (int r = 0; r < item.num_heads * rows; ++r)
+    spread_query(scratch.query_floats + r * size, size, broadcast(kScaled ? kFactorUnit : 1.0f),
+                 scratch.query + 2 * r * size);
+  const auto partial = [&](int head) { return Partial::at(partials + head * partial_floats, rows, size); };
+  for (int head = 0; head < item.num_heads; ++head) partial(head).clear(rows, size);
+  for (int index = item.first; index < item.last; ++index) {
+    const SpanKeys span(item.tile, item.pages.heads, index * kSpan);
+    if (span.begin >= span.end) continue;
+    Upcoming next;
+    if (index + 1 < item.last) next.look_at({item.tile, item.pages, item.num_heads, index + 1, item.last});
+    attend_few_span<Stored, kChunks>(item, index * kSpan, span, scratch, partials, partial_floats,
+                                     next.count > 0 ? next : upcoming);
+  }
+  for (int head = 0; head < item.num_heads; ++head)
     restore_order(partial(head).values, rows * size, kScaled ? kProductUnit : 1.0f);
 }
 
-// Attends over the keys of one span, [first_key, first_key + 128), as far as any row sees them, for `num_heads` KV
-// heads from pages.kv_head on, whose scaled queries are in scratch.query_floats. Fills a Partial of each head,
-// `partial_floats` apart, and meanwhile fetches `upcoming`.
-inline void attend_few(const QueryTile& tile, const Pages& pages, int num_heads, int first_key,
-                       const FewScratch& scratch, float* partials, size_t partial_floats, KeysAhead& upcoming) {
-  const bool scaled = pages.heads.cache_dtype == PAGED_FLOAT8_E4M3;
-  const Floats unit = broadcast(scaled ? kFactorUnit : 1.0f);
-  for (int i = 0; i < num_heads * tile.rows() * pages.heads.head_dim; i += 16)
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(scratch.query + i / 2),
-                        round_to_bfloat16(mul(unit, load_floats(scratch.query_floats + i))));
+// Attends over the keys of an item, as far as any row sees them; its scaled queries are in scratch.query_floats. Fills
+// a Partial of each head, `partial_floats` apart, and meanwhile fetches `upcoming`.
+inline void attend_few(const RunItem& item, const FewScratch& scratch, float* partials, size_t partial_floats,
+                       const Upcoming& upcoming) {
   const auto attend = [&](auto chunks) {
     constexpr int kChunks = decltype(chunks)::value;
-    const auto attend_stored = scaled ? attend_few_of<StoredFloat8, kChunks> : attend_few_of<StoredBfloat16, kChunks>;
-    attend_stored(tile, pages, num_heads, first_key, scratch, partials, partial_floats, upcoming);
+    const auto attend_stored = item.pages.heads.cache_dtype == PAGED_FLOAT8_E4M3
+                                   ? attend_few_of<StoredFloat8, kChunks>
+                                   : attend_few_of<StoredBfloat16, kChunks>;
+    attend_stored(item, scratch, partials, partial_floats, upcoming);
   };
-  switch (pages.heads.head_dim) {
+  switch (item.pages.heads.head_dim) {
     case 64:
       return attend(std::integral_constant<int, 2>{});
     case 96:
@@ -371,6 +460,10 @@ inline void attend_few(const QueryTile& tile, const Pages& pages, int num_heads,
       return attend(std::integral_constant<int, 8>{});
   }
 }
+
+#else
+
+struct Upcoming {};
 
 #endif
 

@@ -9,6 +9,7 @@
 #include <new>
 
 #include "kernels.h"
+#include "pages.h"
 #include "workspace.h"
 
 namespace paged {
@@ -130,6 +131,9 @@ PAGED_EXPORT int32_t paged_quantize(int32_t level, const paged_quantize_args* ar
 PAGED_EXPORT int32_t paged_rows(int32_t level, const paged_rows_args* args) {
   return paged::kLevels[level].kernels->rows(*args);
 }
+
+// Whether the 2 MiB at `data`, a multiple of that, are a huge page now; their content stays.
+PAGED_EXPORT int32_t paged_collapse_huge_page(void* data) { return paged::collapse_huge_page(data) ? 1 : 0; }
 
 // The hash of the sources that the library was built from (sources.py), by which Python knows its own.
 #ifndef PAGED_SOURCES

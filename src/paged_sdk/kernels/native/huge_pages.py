@@ -1,0 +1,65 @@
+"""Puts memory that fills from its beginning into huge pages, as far as it has been filled.
+
+A stream through many megabytes in pages of 4 KiB waits for their translation, and the processor's own prefetching ends
+with each: on a Zen 4 two threads read 34 GB/s of keys and values in small pages, 48 in pages of 2 MiB. Advice ahead
+of use would take 2 MiB of each tensor for the first token, 112 MiB for 28 layers. So small pages are collapsed into a
+huge one when all of them are in use, which takes about 0.5 ms.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from math import inf
+from typing import Final
+
+from torch import Tensor
+
+from paged_sdk.kernels.native.library import NativeLibrary
+
+__all__ = ["HUGE_PAGE", "HugePages"]
+
+HUGE_PAGE: Final = 2 << 20
+
+_AT_ONCE: Final = 4
+"""Pages collapsed in one step: 2 ms, so that no step of a decode is held up for long."""
+
+
+class HugePages:
+    """Collapses the pages of some tensors that are filled side by side.
+
+    :param tensors: contiguous, with the same number of rows of the same size, filled from the first row on
+    """
+
+    def __init__(self, library: NativeLibrary, tensors: Sequence[Tensor]) -> None:
+        self._collapse = library.functions.paged_collapse_huge_page
+        self._tensors = tensors
+        self._due: deque[int] = deque()
+        self._band = 0
+        self._rows_needed = self._rows_of(0)
+
+    def follow(self, num_filled: int) -> None:
+        """Collapse a few of the pages that lie within the first ``num_filled`` rows; the others in later calls."""
+        while num_filled >= self._rows_needed:
+            self._due.extend(address for _, address in self._pages(self._band))
+            self._band += 1
+            self._rows_needed = self._rows_of(self._band)
+        for _ in range(min(_AT_ONCE, len(self._due))):
+            if not self._collapse(self._due.popleft()):  # the system cannot, or has no such page left
+                self._due.clear()
+                self._rows_needed = inf
+                return
+
+    def _rows_of(self, band: int) -> float:
+        """Return how many rows have to be filled for each tensor's page ``band`` to be; infinity if none has one."""
+        rows = [
+            -(-(address + HUGE_PAGE - tensor.data_ptr()) // tensor[0].nbytes) for tensor, address in self._pages(band)
+        ]
+        return max(rows, default=inf)
+
+    def _pages(self, band: int) -> Iterator[tuple[Tensor, int]]:
+        """Yield the addresses of the tensors' pages ``band``; a tensor that has no such page is left out."""
+        for tensor in self._tensors:
+            address = (-(-tensor.data_ptr() // HUGE_PAGE) + band) * HUGE_PAGE
+            if address + HUGE_PAGE <= tensor.data_ptr() + tensor.nbytes:
+                yield tensor, address
