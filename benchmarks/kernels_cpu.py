@@ -23,6 +23,7 @@ from paged_sdk.kernels.attention_inputs import LayerCache
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS
 from paged_sdk.kernels.native.experts import NativeExperts
 from paged_sdk.kernels.native.hadamard import hadamard_from_packed
+from paged_sdk.kernels.native.huge_pages import HUGE_PAGE, HugePages
 from paged_sdk.kernels.native.library import NativeLibrary, Workspace, load, why_not
 from paged_sdk.kernels.native.linear import NativeLinear
 from paged_sdk.kernels.native.packed import DENSE_TYPES, PACKED_TYPES, PackedWeight, pack_dense, pack_gguf
@@ -178,39 +179,69 @@ def product_rate(dtype: torch.dtype) -> float:
     return 2 * size**3 / best(partial(F.linear, left, right))
 
 
+def paged_caches(workspace: Workspace, size: tuple[int, int, int, int], count: int) -> list[LayerCache]:
+    """Make as many layers' pages, in huge pages as in an engine's pool that has filled."""
+    caches = [LayerCache(torch.randn(size).bfloat16(), torch.randn(size).bfloat16()) for _ in range(count)]
+    for cache in caches:
+        pages = HugePages(workspace.library, [cache.key, cache.value])
+        for _ in range(cache.key.nbytes // HUGE_PAGE):
+            pages.follow(len(cache.key))
+    return caches
+
+
+def attend_next(
+    workspace: Workspace, query: Tensor, caches: Iterator[LayerCache], batch: VarlenBatch, shape: AttentionShape
+) -> None:
+    native_paged_attention(workspace, query, next(caches), batch, shape)
+
+
+def read_cache(caches: Iterator[LayerCache]) -> None:
+    cache = next(caches)
+    cache.key.view(torch.int64).sum()
+    cache.value.view(torch.int64).sum()
+
+
 def attention_table(workspace: Workspace, heads: tuple[int, int, int]) -> None:
     num_heads, num_kv_heads, head_dim = heads
     limits = {True: product_rate(torch.float32), False: product_rate(torch.bfloat16)}
     print(
         f"paged attention, {num_heads} heads / {num_kv_heads} of {head_dim}, bfloat16 pages: us, GFLOP/s "
-        f"(share of torch's product), GB/s of pages; exact | not exact"
+        f"(share of torch's product), GB/s of pages (share of a plain read); exact | not exact"
     )
     for sequences, tokens, context in (
         (1, 1, 256),
         (1, 1, 4000),
+        (1, 1, 16_000),
         (16, 1, 256),
         (1, 512, 512),
         (1, 512, 1000),
         (1, 512, 4000),
+        (1, 512, 16_000),
     ):
         blocks = -(-context // BLOCK_SIZE)
         size = (sequences * blocks, BLOCK_SIZE, num_kv_heads, head_dim)
-        cache = LayerCache(torch.randn(size).bfloat16(), torch.randn(size).bfloat16())
+        read = 4 * sequences * context * num_kv_heads * head_dim
+        # One token reads its pages from memory, as many layers in turn do.
+        caches = paged_caches(workspace, size, STREAMED_BYTES // read if tokens == 1 else 1)
         batch = VarlenBatch(
             torch.arange(sequences + 1, dtype=torch.int32) * tokens,
-            torch.randperm(sequences * blocks).int().view(sequences, blocks),
+            torch.arange(sequences * blocks, dtype=torch.int32).view(sequences, blocks),
             torch.full((sequences,), context, dtype=torch.int32),
         )
         query = torch.randn(sequences * tokens, num_heads, head_dim)
         operations = 4 * sequences * tokens * (context - tokens / 2) * num_heads * head_dim
-        read = 4 * sequences * context * num_kv_heads * head_dim
+        plain = best(partial(read_cache, cycle(caches)), calls=8)
         cells = []
         for exact, limit in limits.items():
             shape = AttentionShape(num_heads, num_kv_heads, head_dim, scale=head_dim**-0.5, exact=exact)
-            seconds = best(partial(native_paged_attention, workspace, query, cache, batch, shape), calls=3)
+            run = partial(attend_next, workspace, query, cycle(caches), batch, shape)
+            seconds = best(run, calls=8 if tokens == 1 else 1)
             rate = operations / seconds
-            cells.append(f"{seconds * 1e6:8.0f} {rate / 1e9:6.0f} ({rate / limit:4.2f}) {read / seconds / 1e9:6.1f}")
-        print(f"  {sequences:2} x {tokens:3} of {context:4}: " + " |".join(cells))
+            cells.append(
+                f"{seconds * 1e6:8.0f} {rate / 1e9:6.0f} ({rate / limit:4.2f}) {read / seconds / 1e9:6.1f} "
+                f"({plain / seconds:4.2f})"
+            )
+        print(f"  {sequences:2} x {tokens:3} of {context:6}: " + " |".join(cells))
 
 
 def quantize_table(workspace: Workspace, rows: int, cols: int) -> None:

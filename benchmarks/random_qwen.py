@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -34,7 +34,7 @@ def write_qwen(path: Path, tokenizer: Path) -> None:
     """
     import gguf
 
-    writer = gguf.GGUFWriter(path, "qwen2")
+    writer: Any = gguf.GGUFWriter(path, "qwen2")
     writer.add_name("Qwen2.5 1.5B's shape, random weights")
     writer.add_file_type(_Q4_K_M)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
