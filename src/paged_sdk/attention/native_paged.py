@@ -92,7 +92,7 @@ class NativePagedBackend(PagedBackend):
     def prepare(self, rows: Sequence[StepRow]) -> AttentionStep:
         """See :meth:`AttentionBackend.prepare`."""
         # A pool gives its blocks out in order at first, so those before the newest are in use.
-        self._huge_pages.follow(max(row.kv_ids[-1] for row in rows))
+        self._huge_pages.follow(max((row.kv_ids[-1] for row in rows), default=0))
         parts, in_chunks, num_generating = _by_form(rows)
         arrays = self._varlen(parts)
         batch = VarlenBatch(
