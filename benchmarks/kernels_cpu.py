@@ -22,7 +22,6 @@ from torch import Tensor
 from paged_sdk.kernels.attention_inputs import LayerCache
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS
 from paged_sdk.kernels.native.experts import NativeExperts
-from paged_sdk.kernels.native.hadamard import hadamard_from_packed
 from paged_sdk.kernels.native.huge_pages import HUGE_PAGE, HugePages
 from paged_sdk.kernels.native.library import NativeLibrary, Workspace, load, why_not
 from paged_sdk.kernels.native.linear import NativeLinear
@@ -86,8 +85,9 @@ def linear_table(workspace: Workspace, rows: int, cols: int, num_rows: Sequence[
 
 
 def rotated_table(workspace: Workspace, rows: int, cols: int, num_rows: Sequence[int]) -> None:
-    print(f"Hadamard int8 {cols} -> {rows}: us, TOP/s | oneDNN's product of int8 rows, ready quantized")
-    copies = copies_of(hadamard_from_packed(workspace.library, random_weight(workspace.library, 8, rows, cols)))
+    first = random_weight(workspace.library, 12 if cols % 256 == 0 else 3, rows, cols)
+    print(f"{first.format} for many rows {cols} -> {rows}: us, TOP/s | oneDNN's product of int8 rows, ready quantized")
+    copies = copies_of(first.rotated())
     layers = cycle([NativeLinear(workspace, [weight]) for weight in copies])
     codes = torch.randint(-127, 128, (rows, cols), dtype=torch.int8)
     scales, zeros = torch.rand(rows), torch.zeros(rows, dtype=torch.int64)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, BlockMatrix, dequantize
 from paged_sdk.kernels.native.library import NativeLibrary, Workspace, available_levels, load, why_not
+from paged_sdk.kernels.native.linear import NativeLinear
 from paged_sdk.kernels.native.packed import PACKED_TYPES, PackedWeight, pack_gguf
 
 TYPES = sorted(PACKED_TYPES)
@@ -87,6 +88,9 @@ def rotate(rows: Tensor) -> Tensor:
     return rotated.flatten(-2)
 
 
+SCALE_COLUMNS = 256
+"""So many columns share a scale where the native kernels multiply many rows."""
+
 UNIT_ROUNDOFF = 2.0**-24
 """The largest relative error of one rounding to float32."""
 
@@ -123,3 +127,32 @@ def hadamard_int8(rows: Tensor) -> Tensor:
     rotated = rotate(rows)
     scale = (rotated.abs().amax(-1, keepdim=True) / 127).clamp_min(1e-300)
     return torch.round(rotated / scale) * scale
+
+
+def rotate_groups(rows: Tensor) -> Tensor:
+    """Multiply rows by Hadamard matrices over each 32 columns, as the native kernels do. -> float64"""
+    rotated: Tensor = torch.unflatten(rows.double(), -1, (-1, 32)) @ hadamard(32)
+    return rotated.flatten(-2)
+
+
+def code_scales(rotated: Tensor) -> Tensor:
+    """Return the scale of each number of transformed rows as int8: a 127th of the largest of 256 columns."""
+    largest = [
+        part.abs().amax(-1, keepdim=True).expand_as(part) for part in torch.split(rotated, SCALE_COLUMNS, dim=-1)
+    ]
+    return torch.cat(largest, -1) / 127
+
+
+def rotated_rows(rows: Tensor) -> Tensor:
+    """Return many activations as the native kernels quantize them, still transformed. -> float64"""
+    rotated = rotate_groups(rows)
+    scales = code_scales(rotated).clamp_min(1e-300)
+    return torch.round(rotated / scales) * scales
+
+
+def rotated_weight(weight: PackedWeight, isa: str | None = None) -> Tensor:
+    """Return packed weights as the native kernels multiply them with many rows, still transformed: products with rows
+    of which one code alone is not zero. -> float64 [rows, cols]
+    """
+    one_code = (rotate_groups(torch.eye(weight.cols)) * 32**0.5).float()
+    return NativeLinear(workspace(isa), [weight.rotated()])(one_code).double().T / 32**0.5

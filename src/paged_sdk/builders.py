@@ -249,7 +249,9 @@ class _ModelBuilder(ABC):
         return self._with(batch_invariance=True)
 
     def with_lean_memory(self) -> Self:
-        """Keep one form of each quantized weight: about half the memory, and slower long prompts."""
+        """Hold each quantized weight once. Every model does by now, so this changes nothing; it is kept for programs
+        that ask for it.
+        """
         return self._with(lean_memory=True)
 
     def build(self) -> Building:

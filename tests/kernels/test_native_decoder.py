@@ -13,18 +13,17 @@ from torch import Tensor
 
 from native_weights import (
     every_level,
-    hadamard_int8,
-    library,
     needs_library,
     quantize_activations,
     random_weight,
+    rotated_rows,
+    rotated_weight,
     workspace,
 )
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.attention_inputs import LayerCache
 from paged_sdk.kernels.fp8 import quantize_f8e4m3
 from paged_sdk.kernels.native.decoder import DecoderLayer, NativeDecoder, Projection
-from paged_sdk.kernels.native.hadamard import hadamard_from_packed
 from paged_sdk.kernels.native.packed import PackedWeight
 from paged_sdk.kernels.native.paged_attention import AttentionShape, VarlenBatch
 
@@ -72,7 +71,7 @@ class Stack:
     """Holds two random layers, and their weights in float64.
 
     :param fused: whether query, key and value are one matrix
-    :param rotated: the matrices that are in their Hadamard form, for many rows
+    :param rotated: the matrices that are multiplied in the way for many rows
     :param dtype: the dtype of the cache
     """
 
@@ -90,7 +89,7 @@ class Stack:
         def random_form(name: str, tensor_type: int, rows: int, cols: int) -> tuple[PackedWeight, Tensor]:
             packed, weight = random_weight(tensor_type, rows, cols, generator)
             if name in rotated:
-                return hadamard_from_packed(library(), packed, num_threads=1), hadamard_int8(weight)
+                return packed.rotated(), rotated_weight(packed)
             return packed, weight
 
         def biases(rows: Sequence[int], *, given: bool) -> list[Tensor | None]:
@@ -163,7 +162,7 @@ class Stack:
 
     def quantize(self, name: str, rows: Tensor) -> Tensor:
         """Quantize the input of a matrix as the kernels do."""
-        return hadamard_int8(rows) if name in self._rotated else quantize_activations(rows)
+        return rotated_rows(rows) if name in self._rotated else quantize_activations(rows)
 
     def stored(self, vectors: Tensor) -> Tensor:
         """Return vectors as a cache stores them."""
@@ -462,9 +461,7 @@ def test_what_does_not_fit_is_refused() -> None:
     stack, prompt = Stack(fused=False, parts=LLAMA), Prompt(32, 32)
     layer = stack.layers[0]
     query, *key_and_value = layer.qkv
-    rotated_gate, rotated_query = (
-        Projection(hadamard_from_packed(library(), each.weight)) for each in (layer.gate, query)
-    )
+    rotated_gate, rotated_query = (Projection(each.weight.rotated()) for each in (layer.gate, query))
     for change in (
         {"output": layer.gate},
         {"qkv": layer.qkv[:2]},

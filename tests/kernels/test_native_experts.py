@@ -18,7 +18,6 @@ from native_weights import (
 )
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.native.experts import NativeExperts
-from paged_sdk.kernels.native.hadamard import hadamard_from_packed
 from paged_sdk.kernels.native.packed import DENSE_TYPES, pack_dense
 
 pytestmark = needs_library
@@ -168,8 +167,8 @@ def test_shapes_and_dtypes_that_do_not_fit() -> None:
     for weights_of_wrong_shape in ((gate, down, up), (down, up, gate)):
         with pytest.raises(ConfigError, match="rows"):
             NativeExperts(workspace(), *weights_of_wrong_shape, num_experts=NUM_EXPERTS)
-    with pytest.raises(ConfigError, match="a packed weight"):
-        NativeExperts(workspace(), hadamard_from_packed(workspace().library, gate), up, down, num_experts=NUM_EXPERTS)
+    with pytest.raises(ConfigError, match="multiplied as they are"):
+        NativeExperts(workspace(), gate.rotated(), up, down, num_experts=NUM_EXPERTS)
 
 
 @every_level

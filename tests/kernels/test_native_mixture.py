@@ -16,7 +16,6 @@ from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.attention_inputs import LayerCache
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS
 from paged_sdk.kernels.native.decoder import DecoderLayer, NativeDecoder, Projection, Router
-from paged_sdk.kernels.native.hadamard import hadamard_from_packed
 from paged_sdk.kernels.native.packed import PackedWeight, pack_gguf
 from paged_sdk.kernels.native.paged_attention import AttentionShape, VarlenBatch
 
@@ -203,7 +202,7 @@ def test_what_does_not_fit_is_refused() -> None:
     changes: list[dict[str, Any]] = [
         {"gate": layer.down},
         {"down": layer.gate},
-        {"gate": Projection(hadamard_from_packed(library(), layer.gate.weight, num_threads=1))},
+        {"gate": Projection(layer.gate.weight.rotated())},
         {"gate": evolve(layer.gate, bias=torch.zeros(layer.gate.weight.rows))},
         {"activation": "gelu_tanh"},
         {"router": evolve(router, weight=router.weight[:, 32:].contiguous())},

@@ -39,7 +39,7 @@ void compare_quantize(Levels& levels) {
   }
 }
 
-void compare_rows_and_hadamard(Levels& levels) {
+void compare_rows(Levels& levels) {
   Random random(2);
   for (const int32_t format : kBlockFormats) {
     const Weight weight(format, 21, 512, random);
@@ -49,15 +49,6 @@ void compare_rows_and_hadamard(Levels& levels) {
       const paged_rows_args args{&weight.packed, rows.data(), out.data(), static_cast<int32_t>(rows.size()), 1};
       run.done(paged_rows(run.level, &args));
       return out;
-    });
-    levels.compare(of("hadamard", format, 0), {0.0}, [&](const Run& run) {
-      return numbers(rotated(run.level, &weight.packed, nullptr, 21, 512));
-    });
-  }
-  for (const int cols : {32, 192, 384, 768}) {
-    const std::vector<float> x = random.normal(20 * cols);
-    levels.compare(of("hadamard of floats", PAGED_HADAMARD_INT8, cols), {0.0}, [&](const Run& run) {
-      return numbers(rotated(run.level, nullptr, x.data(), 20, cols));
     });
   }
 }
@@ -244,7 +235,7 @@ void compare_decoder(Levels& levels, const LayerWeights& weights, int32_t cache_
 void compare_layers(Levels& levels, int32_t format) {
   Random random(format);
   const LayerWeights weights(format, random);
-  const bool pairs = format == PAGED_DENSE_BFLOAT16, has_experts = format != PAGED_HADAMARD_INT8;
+  const bool pairs = format == PAGED_DENSE_BFLOAT16, has_experts = format < kForManyRows;
   if (has_experts) compare_experts(levels, weights, {kCodes, pairs});
   for (const int32_t cache : {PAGED_FLOAT32, PAGED_BFLOAT16, PAGED_FLOAT8_E4M3}) {
     const bool no_codes = format == PAGED_DENSE_FLOAT32 && cache == PAGED_FLOAT32;
@@ -258,13 +249,16 @@ void compare_layers(Levels& levels, int32_t format) {
 
 void compare_all(Levels& levels) {
   compare_quantize(levels);
-  compare_rows_and_hadamard(levels);
+  compare_rows(levels);
   for (const int32_t format : kBlockFormats) compare_linear(levels, format, 512, {kSums});
-  for (const int cols : {96, 256}) compare_linear(levels, PAGED_HADAMARD_INT8, cols, {0.0});
+  // Within one block of columns codes and products are the same; sums of several are fused or not.
+  for (const int32_t format : kBlockFormats) compare_linear(levels, kForManyRows + format, 256, {0.0});
+  compare_linear(levels, kForManyRows + PAGED_Q4_1, 96, {0.0});
+  compare_linear(levels, kForManyRows + PAGED_Q4_K, 768, {kSums});
   for (const int32_t format : kDenseFormats)
     for (const int cols : {201, 256}) compare_linear(levels, format, cols, {kSums, format == PAGED_DENSE_BFLOAT16});
   compare_attention(levels);
-  for (const int32_t format : {PAGED_Q4_K, PAGED_HADAMARD_INT8}) compare_layers(levels, format);
+  for (const int32_t format : {int32_t{PAGED_Q4_K}, kForManyRows + PAGED_Q4_K}) compare_layers(levels, format);
   for (const int32_t format : kDenseFormats) compare_layers(levels, format);
 }
 

@@ -25,7 +25,6 @@ int32_t paged_linear(int32_t level, const paged_linear_args* args);
 int32_t paged_experts(int32_t level, const paged_experts_args* args);
 int32_t paged_attention(int32_t level, const paged_attention_args* args);
 int32_t paged_decoder(int32_t level, const paged_decoder_args* args);
-int32_t paged_hadamard(int32_t level, const paged_hadamard_args* args);
 int32_t paged_quantize(int32_t level, const paged_quantize_args* args);
 int32_t paged_rows(int32_t level, const paged_rows_args* args);
 }
@@ -101,33 +100,26 @@ inline std::vector<uint8_t> quantized(int level, const std::vector<uint8_t>& x, 
   return out;
 }
 
-inline std::vector<uint8_t> rotated(int level, const paged_weight* packed, const float* x, int rows, int cols) {
-  std::vector<uint8_t> out(paged_packed_bytes(PAGED_HADAMARD_INT8, rows, cols));
-  const paged_hadamard_args args{packed, x, out.data(), cols, rows, cols, 1, 0};
-  if (paged_hadamard(level, &args) != 0) fail("hadamard failed");
-  return out;
-}
+// Added to the number of a block format: the matrix is multiplied in the way for many rows.
+constexpr int32_t kForManyRows = 1024;
 
 // A random matrix in one of the library's forms.
 struct Weight {
   std::vector<uint8_t> data;
   paged_weight packed;
 
-  Weight(int32_t format, int rows, int cols, Random& random) {
+  Weight(int32_t form, int rows, int cols, Random& random) {
+    const int32_t format = form % kForManyRows;
     std::vector<float> x = random.normal(static_cast<int64_t>(rows) * cols);
     for (float& v : x) v *= 0.1f;
-    if (format == PAGED_HADAMARD_INT8) {
-      data = rotated(portable_level(), nullptr, x.data(), rows, cols);
-    } else {
-      const auto raw = format == PAGED_DENSE_FLOAT32    ? as_dtype(x, PAGED_FLOAT32)
-                       : format == PAGED_DENSE_BFLOAT16 ? as_dtype(x, PAGED_BFLOAT16)
-                       : format == PAGED_DENSE_FLOAT16
-                           ? as_dtype(x, PAGED_FLOAT16)
-                           : quantized(portable_level(), as_dtype(x, PAGED_FLOAT32), PAGED_FLOAT32, format, rows, cols);
-      data.resize(paged_packed_bytes(format, rows, cols));
-      paged_pack(format, raw.data(), rows, cols, data.data(), 1);
-    }
-    packed = {data.data(), nullptr, format, rows, cols, 0};
+    const auto raw = format == PAGED_DENSE_FLOAT32    ? as_dtype(x, PAGED_FLOAT32)
+                     : format == PAGED_DENSE_BFLOAT16 ? as_dtype(x, PAGED_BFLOAT16)
+                     : format == PAGED_DENSE_FLOAT16
+                         ? as_dtype(x, PAGED_FLOAT16)
+                         : quantized(portable_level(), as_dtype(x, PAGED_FLOAT32), PAGED_FLOAT32, format, rows, cols);
+    data.resize(paged_packed_bytes(format, rows, cols));
+    paged_pack(format, raw.data(), rows, cols, data.data(), 1);
+    packed = {data.data(), nullptr, format, rows, cols, form >= kForManyRows};
   }
   Weight(const Weight&) = delete;
 };

@@ -8,9 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from native_weights import every_type, hadamard_int8, library, needs_library, random_matrix, workspace
+from native_weights import (
+    every_type,
+    library,
+    needs_library,
+    random_matrix,
+    rotated_rows,
+    rotated_weight,
+    workspace,
+)
 from paged_sdk.kernels.gguf_blocks import BlockMatrix
-from paged_sdk.kernels.native.hadamard import hadamard_from_blocks, hadamard_from_packed
 from paged_sdk.kernels.native.packed import pack_gguf
 from paged_sdk.quant.native_block import NativeBlockLinear
 
@@ -18,25 +25,24 @@ pytestmark = needs_library
 
 # Activations in int8 by groups of 16: errors uniform within a step of 1/127 of a group's largest are 0.5 % of the norm.
 QUANTIZATION = 0.01
-# With one scale per row beside the weights' own, of random blocks: these have means, which trained weights do not, and
-# one large column after the rotation.
-ROTATED_QUANTIZATION = 0.06
+# With a scale for 256 columns beside the weights' own, of random blocks: these have means, which trained weights do
+# not, and one large column of 32 after the rotation.
+ROTATED_QUANTIZATION = 0.03
 COLS = 512
 
 Form = Callable[[list[BlockMatrix], list[Tensor | None]], NativeBlockLinear]
 
 
-def packed(matrices: list[BlockMatrix], biases: list[Tensor | None], *, two_forms: bool = False) -> NativeBlockLinear:
-    """Pack in one form, or with a second one for more than 8 rows."""
+def packed(matrices: list[BlockMatrix], biases: list[Tensor | None]) -> NativeBlockLinear:
+    """Multiply any number of rows as few."""
     weights = [pack_gguf(library(), each.blocks, each.tensor_type, *each.shape, num_threads=1) for each in matrices]
-    many_rows = [hadamard_from_packed(library(), weight, num_threads=1) for weight in weights] if two_forms else None
-    return NativeBlockLinear(workspace(), weights, biases, many_rows=many_rows, few_rows=8)
-
-
-def rotated(matrices: list[BlockMatrix], biases: list[Tensor | None]) -> NativeBlockLinear:
-    """Convert to the Hadamard form for any number of rows, as for what cannot be packed."""
-    weights = [hadamard_from_blocks(library(), matrix, num_threads=1) for matrix in matrices]
     return NativeBlockLinear(workspace(), weights, biases, few_rows=8)
+
+
+def rotated(matrices: list[BlockMatrix], biases: list[Tensor | None], *, few_rows: int = 0) -> NativeBlockLinear:
+    """Multiply more than ``few_rows`` rows by codes of the Hadamard transform."""
+    weights = [pack_gguf(library(), each.blocks, each.tensor_type, *each.shape, num_threads=1) for each in matrices]
+    return NativeBlockLinear(workspace(), weights, biases, rotate_many=True, few_rows=few_rows)
 
 
 def relative(got: Tensor, expected: Tensor) -> float:
@@ -80,12 +86,13 @@ def test_the_number_of_rows_chooses_the_form() -> None:
     generator = torch.Generator().manual_seed(0)
     matrix = random_matrix(8, 48, COLS, generator)
     bias = torch.randn(48, generator=generator)
-    layer, few, many = packed([matrix], [bias], two_forms=True), packed([matrix], [bias]), rotated([matrix], [bias])
+    layer, few, many = rotated([matrix], [bias], few_rows=8), packed([matrix], [bias]), rotated([matrix], [bias])
     x = torch.randn(9, COLS, generator=generator)
     assert torch.equal(layer.forward(x[:8], None), few.forward(x[:8], None))
     assert torch.equal(layer.forward(x, None), many.forward(x, None))
     assert not torch.equal(layer.forward(x, None), few.forward(x, None))
-    assert relative(many.forward(x, None) - bias, (hadamard_int8(x) @ hadamard_int8(matrix.decoded()).T).float()) < 1e-3
+    (weight,) = many.native_weights.few
+    assert relative(many.forward(x, None) - bias, (rotated_rows(x) @ rotated_weight(weight).T).float()) < 1e-3
 
 
 @pytest.mark.parametrize("form", [packed, rotated])
@@ -98,12 +105,11 @@ def test_with_one_form_a_row_does_not_depend_on_its_batch(form: Form) -> None:
         assert torch.equal(layer.forward(x[first:last], None), whole[first:last])
 
 
-def test_bytes_are_those_of_the_file_and_of_both_forms() -> None:
+def test_bytes_are_those_of_the_file() -> None:
     generator = torch.Generator().manual_seed(0)
     matrix = random_matrix(12, 48, COLS, generator)
-    assert packed([matrix], [None]).num_bytes == matrix.blocks.nbytes == 48 * COLS * 9 // 16
-    assert rotated([matrix], [None]).num_bytes == 48 * (COLS + 4)
-    assert packed([matrix], [None], two_forms=True).num_bytes == matrix.blocks.nbytes + 48 * (COLS + 4)
+    for form in (packed, rotated):
+        assert form([matrix], [None]).num_bytes == matrix.blocks.nbytes == 48 * COLS * 9 // 16
 
 
 def test_the_result_is_the_callers_to_change() -> None:

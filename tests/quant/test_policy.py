@@ -11,7 +11,7 @@ from torch import Tensor
 from native_weights import IQ4_NL, Q2_K, TYPES, needs_library, random_matrix, workspace
 from paged_sdk.kernels.gguf_blocks import BlockMatrix
 from paged_sdk.kernels.native.linear import NativeLinear
-from paged_sdk.kernels.native.packed import HADAMARD_INT8, unpack_rows
+from paged_sdk.kernels.native.packed import unpack_rows
 from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.quant.dense import DenseLinear
 from paged_sdk.quant.hadamard_int8 import HadamardInt8Linear
@@ -22,12 +22,22 @@ from paged_sdk.quant.policy import NamedMatrix, Role, WeightPolicy
 # Random blocks have means, which trained weights do not, and one large column after the rotation.
 ROTATED_QUANTIZATION = 0.06
 
+Q8_0 = 8
+
 every_kind_of_layer = pytest.mark.parametrize("is_head", [False, True])
 
 
 def matrices(*tensor_types: int) -> list[BlockMatrix]:
     generator = torch.Generator().manual_seed(0)
     return [random_matrix(number, 16, 256, generator) for number in tensor_types]
+
+
+def check_shared(layer: NativeBlockLinear) -> None:
+    """Check that few and many rows are multiplied by one memory, in two ways."""
+    weights = layer.native_weights
+    assert [weight.for_many_rows for weight in weights.few] == [False] * len(weights.few)
+    assert [weight.for_many_rows for weight in weights.many] == [True] * len(weights.few)
+    assert all(many.data is few.data for few, many in zip(weights.few, weights.many, strict=True))
 
 
 def form(
@@ -62,11 +72,11 @@ def test_a_matrix_of_plain_numbers_is_decoded_with_its_neighbours(*, native: boo
 
 @needs_library
 @pytest.mark.parametrize("tensor_type", TYPES)
-def test_every_packable_type_has_a_form_for_few_and_one_for_many_rows(tensor_type: int) -> None:
+def test_every_packable_type_is_multiplied_in_one_way_with_few_rows_and_in_another_with_many(tensor_type: int) -> None:
     layer = form(WeightPolicy(keep_blocks=True, workspace=workspace()), matrices(tensor_type))
     assert isinstance(layer, NativeBlockLinear)
     assert [weight.tensor_type for weight in layer.native_weights.few] == [tensor_type]
-    assert [weight.tensor_type for weight in layer.native_weights.many] == [HADAMARD_INT8]
+    check_shared(layer)
     x = torch.randn(FEW_ROWS + 1, 256, generator=torch.Generator().manual_seed(0))
     alone = form(WeightPolicy(keep_blocks=True, workspace=workspace(), one_form=True), matrices(tensor_type))
     assert torch.equal(layer.forward(x[1:], None), alone.forward(x[1:], None))
@@ -90,24 +100,25 @@ def test_matrices_of_several_types_are_one_layer() -> None:
     layer = form(WeightPolicy(keep_blocks=True, workspace=workspace()), matrices(12, 12, 14))
     assert isinstance(layer, NativeBlockLinear)
     assert [weight.tensor_type for weight in layer.native_weights.few] == [12, 12, 14]
-    assert [weight.tensor_type for weight in layer.native_weights.many] == [HADAMARD_INT8] * 3
+    check_shared(layer)
     assert layer.out_features == 48
 
 
 @needs_library
 @every_kind_of_layer
 @pytest.mark.parametrize("tensor_types", [(Q2_K,), (IQ4_NL,), (12, Q2_K, 12)])
-def test_what_cannot_be_packed_has_one_form_for_all_rows(tensor_types: tuple[int, ...], *, is_head: bool) -> None:
+def test_what_cannot_be_packed_is_brought_to_int8(tensor_types: tuple[int, ...], *, is_head: bool) -> None:
     stored = matrices(*tensor_types)
     layer = form(WeightPolicy(keep_blocks=True, workspace=workspace()), stored, is_head=is_head)
     assert isinstance(layer, NativeBlockLinear)
-    assert [weight.tensor_type for weight in layer.native_weights.few] == [HADAMARD_INT8] * len(stored)
-    assert layer.native_weights.many is layer.native_weights.few
+    packed = [number if number in TYPES else Q8_0 for number in tensor_types]
+    assert [weight.tensor_type for weight in layer.native_weights.few] == packed
+    if not is_head:
+        check_shared(layer)
     x = torch.randn(FEW_ROWS + 1, 256, generator=torch.Generator().manual_seed(0))
-    whole = layer.forward(x, None)
     expected = x @ torch.cat([matrix.decoded() for matrix in stored]).T
-    assert (whole - expected).norm() < ROTATED_QUANTIZATION * expected.norm()
-    assert torch.equal(layer.forward(x[1:], None), whole[1:])
+    for rows in (x, x[1:]):
+        assert (layer.forward(rows, None) - expected[-len(rows) :]).norm() < ROTATED_QUANTIZATION * expected.norm()
 
 
 @every_kind_of_layer

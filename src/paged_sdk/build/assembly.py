@@ -224,7 +224,7 @@ def _policy(
         keep_blocks=settings.dtype == "auto" and reason is None,
         workspace=workspace,
         isq=isq,
-        one_form=settings.batch_invariance or settings.lean_memory,
+        one_form=settings.batch_invariance,
     )
 
 

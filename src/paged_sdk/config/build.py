@@ -80,7 +80,7 @@ class BuildSettings:
 
     :ivar isq: the type to quantize weights to while loading
     :ivar batch_invariance: whether to use one arithmetic for every row count
-    :ivar lean_memory: whether to hold only one form of each weight
+    :ivar lean_memory: whether each weight is to be held once only, as it is in any case
     :ivar paged_attn: whether the KV cache is paged; True and False are explicit requests
     :ivar paged_meta: the settings of the KV pool, taken as a whole
     """

@@ -27,7 +27,7 @@ class Place:
     :ivar device: the device that holds the weights
     :ivar dtype: the dtype of activations, and of weights that are decoded
     :ivar workspace: the native kernels' workspace; None: they are absent, or the device is not the CPU
-    :ivar one_form: whether weights are held once only, in the form for few rows
+    :ivar one_form: whether weights are multiplied with any number of rows as they are with few
     """
 
     device: torch.device

@@ -18,8 +18,8 @@ __all__ = ["Linear", "NativeWeights"]
 class NativeWeights:
     """Holds the matrices of a linear layer as the native CPU kernels multiply them.
 
-    :ivar few: the matrices in the form that is faster for few rows, in the order of their outputs
-    :ivar many: the same matrices in the form that is faster for many rows; ``few`` itself where there is one form
+    :ivar few: the matrices as few rows multiply them, in the order of their outputs
+    :ivar many: the same matrices as many rows multiply them; ``few`` itself where there is no difference
     :ivar biases: one per matrix, or None where a matrix has none
     """
 

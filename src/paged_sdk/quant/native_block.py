@@ -28,9 +28,9 @@ class NativeBlockLinear(Linear):
     :param workspace: the workspace of the engine that calls
     :param weights: the packed matrices, in the order of their outputs
     :param biases: one per weight, or None
-    :param many_rows: the same weights in a form that is faster for more than ``few_rows`` rows; None: there is none.
-        Of a step's rows, prompts' tokens take this form and generated ones the other, unless more than ``few_rows``
-        sequences generate. Where the step does not say which are which, the number of rows decides
+    :param rotate_many: whether many rows are multiplied by codes of the weights' Hadamard transform, which is faster
+        for more than ``few_rows`` rows: of a step's rows, prompts' tokens are, and generated ones if more than
+        ``few_rows`` sequences generate. Where the step does not say which are which, the number of rows decides
     """
 
     def __init__(
@@ -39,14 +39,15 @@ class NativeBlockLinear(Linear):
         weights: Sequence[PackedWeight],
         biases: Sequence[Tensor | None],
         *,
-        many_rows: Sequence[PackedWeight] | None = None,
+        rotate_many: bool = False,
         few_rows: int,
     ) -> None:
         few = tuple(weights)
-        self._native = NativeWeights(few=few, many=few if many_rows is None else tuple(many_rows), biases=tuple(biases))
+        many = tuple(weight.rotated() for weight in few) if rotate_many else few
+        self._native = NativeWeights(few=few, many=many, biases=tuple(biases))
         self._few_rows = few_rows
-        self._few = NativeLinear(workspace, weights, biases=biases)
-        self._many = self._few if many_rows is None else NativeLinear(workspace, many_rows, biases=biases)
+        self._few = NativeLinear(workspace, few, biases=biases)
+        self._many = NativeLinear(workspace, many, biases=biases) if rotate_many else self._few
 
     @property
     def in_features(self) -> int:
@@ -60,8 +61,8 @@ class NativeBlockLinear(Linear):
 
     @property
     def num_bytes(self) -> int:
-        """Return the bytes of both forms together."""
-        return self._few.num_bytes + (0 if self._many is self._few else self._many.num_bytes)
+        """Return the bytes of the packed weights, of which there is one copy for any number of rows."""
+        return self._few.num_bytes
 
     @property
     def native_weights(self) -> NativeWeights:

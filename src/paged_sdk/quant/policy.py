@@ -70,8 +70,8 @@ class WeightPolicy:
     :ivar isq: the type to quantize every matrix but the embeddings to, whatever it is stored as
     :ivar isq_by_name: patterns with types: the first that is found in a tensor's name decides instead of ``isq``; with
         None as its type the matrix is not quantized in situ
-    :ivar one_form: True: packed weights serve every row count, which takes a third to half of the memory, and makes a
-        text independent of its batch
+    :ivar one_form: True: packed weights are multiplied in one way whatever the number of rows, which makes a text
+        independent of its batch
     :ivar forms: the forms to choose from, those of :func:`~paged_sdk.quant.form.find_forms` by default; a matrix that
         none of them serves is decoded and multiplied by torch
     """

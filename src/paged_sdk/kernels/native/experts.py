@@ -15,7 +15,7 @@ from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.checks import check_tensor
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.linear import check_matrix, describe
-from paged_sdk.kernels.native.packed import HADAMARD_INT8, PackedWeight
+from paged_sdk.kernels.native.packed import PackedWeight
 from paged_sdk.kernels.native.structures import DTYPES, Experts
 
 __all__ = ["NativeExperts", "check_experts"]
@@ -27,7 +27,7 @@ _NO_SUCH_EXPERT = 3
 def check_experts(gate: PackedWeight, up: PackedWeight, down: PackedWeight, *, num_experts: int) -> None:
     """Check that three stacks of matrices make experts together.
 
-    :raises ConfigError: shapes do not fit, or a weight is in the Hadamard form, or some are dense and others not
+    :raises ConfigError: shapes do not fit, or a weight is for many rows, or some are dense and others not
     """
     hidden, inner = gate.cols, down.cols
     for name, weight, rows, cols in (
@@ -38,8 +38,8 @@ def check_experts(gate: PackedWeight, up: PackedWeight, down: PackedWeight, *, n
         if (weight.rows, weight.cols) != (num_experts * rows, cols) or rows % _GROUP:
             due = f"{num_experts} times {rows} rows, a multiple of {_GROUP}, of {cols} columns"
             raise ConfigError.of(name, f"{weight.rows} x {weight.cols}", due)
-        if weight.tensor_type == HADAMARD_INT8:
-            raise ConfigError.of(name, weight.format, "a packed weight")
+        if weight.for_many_rows:
+            raise ConfigError.of(name, "weights for many rows", "weights that are multiplied as they are")
         if weight.dense_dtype != gate.dense_dtype:
             raise ConfigError.of(name, weight.format, f"a weight in the form of the gate's, {gate.format}")
 
@@ -51,7 +51,7 @@ class NativeExperts:
     :param gate: ``[num_experts * inner, hidden]``, inner a multiple of 32
     :param up: likewise
     :param down: ``[num_experts * hidden, inner]``
-    :raises ConfigError: shapes do not fit, a weight is in the Hadamard form, or they are not all in blocks or all dense
+    :raises ConfigError: shapes do not fit, a weight is for many rows, or they are not all in blocks or all dense
     """
 
     def __init__(

@@ -1,9 +1,11 @@
 """Computes linear layers on packed weights, each in one native call.
 
-For quantized weights, activations are quantized to int8 in groups of 16 columns with float32 scales; for weights in the
-Hadamard form they are transformed alike and quantized with one scale per row. Products are exact integers per group,
-and each output's sum has one order: a row's result depends neither on how many rows are computed with it nor on the
-number of threads. A row that holds NaN or Inf gives NaN in every column, and touches no other row.
+For quantized weights, activations are quantized to int8 in groups of 16 columns with float32 scales. For many rows,
+weights and activations take int8 codes of the same Hadamard transform over each 32 columns, with a scale per row and
+256 columns: the transform leaves their product as it is and spreads large channels, so that these scales lose little
+(QuaRot, Ashkboos et al., 2024, arXiv 2404.00456). Products are exact integers per group or block of columns, and each
+output's sum has one order: a row's result depends neither on how many rows are computed with it nor on the number of
+threads. A row that holds NaN or Inf gives NaN in every column, and touches no other row.
 
 With dense weights, products are exact and sums float32, in one order too; activations are rounded to bfloat16 where the
 weights are bfloat16 numbers. Activations that are not finite then give NaN or Inf, in their row alone.
@@ -19,7 +21,7 @@ from torch import Tensor
 
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.native.library import Workspace
-from paged_sdk.kernels.native.packed import HADAMARD_INT8, PackedWeight
+from paged_sdk.kernels.native.packed import PackedWeight
 from paged_sdk.kernels.native.structures import DTYPES, Linear, Weight
 
 __all__ = ["NativeLinear"]
@@ -45,6 +47,7 @@ def describe(target: Weight, weight: PackedWeight, bias: Tensor | None) -> None:
     target.data = weight.data.data_ptr()
     target.bias = pointer(bias)
     target.format, target.rows, target.cols = weight.tensor_type, weight.rows, weight.cols
+    target.in_hadamard = weight.for_many_rows
 
 
 def check_weights(weights: Sequence[PackedWeight]) -> None:
@@ -64,7 +67,7 @@ def _operand(weight: PackedWeight) -> str:
     """Return the form that activations take for a weight."""
     if weight.dense_dtype is not None:
         return weight.format
-    return "rotated" if weight.tensor_type == HADAMARD_INT8 else "groups"
+    return "rotated" if weight.for_many_rows else "groups"
 
 
 def check_matrix(

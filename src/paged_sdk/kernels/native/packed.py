@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Final
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor
 
 from paged_sdk.errors import CheckpointError, ConfigError, UnsupportedQuantizationError
@@ -19,7 +19,6 @@ from paged_sdk.kernels.own_pages import own_pages
 
 __all__ = [
     "DENSE_TYPES",
-    "HADAMARD_INT8",
     "PACKED_TYPES",
     "PackedWeight",
     "decode_rows",
@@ -30,9 +29,6 @@ __all__ = [
 
 #: The tensor types with these numbers of ggml's can be packed: Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K
 PACKED_TYPES = frozenset({2, 3, 6, 7, 8, 12, 13, 14})
-
-#: This is the library's own number of the Hadamard form (:mod:`paged_sdk.kernels.native.hadamard`).
-HADAMARD_INT8 = 256
 
 #: It maps the dtype of a dense matrix to the library's own number.
 DENSE_TYPES: Mapping[torch.dtype, int] = MappingProxyType({torch.float32: 257, torch.bfloat16: 258, torch.float16: 259})
@@ -45,16 +41,19 @@ _PANEL_ROWS: Final = 16
 class PackedWeight:
     """Holds a matrix [rows, cols] that the native kernels multiply with; it owns its memory.
 
-    :ivar tensor_type: ggml's number of the block format, :data:`HADAMARD_INT8` or one of :data:`DENSE_TYPES`
+    :ivar tensor_type: ggml's number of the block format, or one of :data:`DENSE_TYPES`
     :ivar rows: output features
-    :ivar cols: input features: a multiple of the format's block, of 32 in the Hadamard form, any number where dense
+    :ivar cols: input features: a multiple of the format's block, any number where dense
     :ivar data: uint8, in the layout of ``csrc/layout.h``, the same on every instruction set
+    :ivar for_many_rows: how blocks are multiplied: False: as they are, which is faster for few rows; True: by int8
+        codes of their Hadamard transform, which are made as they are multiplied (``csrc/hadamard_product.h``)
     """
 
     tensor_type: int
     rows: int
     cols: int
     data: Tensor
+    for_many_rows: bool = False
 
     @property
     def dense_dtype(self) -> torch.dtype | None:
@@ -63,15 +62,24 @@ class PackedWeight:
 
     @property
     def format(self) -> str:
-        """Return ggml's name of the block format, ``Hadamard int8``, or the name of a dense matrix's dtype."""
+        """Return ggml's name of the block format, or the name of a dense matrix's dtype."""
         if self.dense_dtype is not None:
             return str(self.dense_dtype).removeprefix("torch.")
-        return "Hadamard int8" if self.tensor_type == HADAMARD_INT8 else block_format(self.tensor_type).name
+        return block_format(self.tensor_type).name
 
     @property
     def num_bytes(self) -> int:
         """Return how many bytes it holds; rows are padded to a multiple of 16."""
         return self.data.numel()
+
+    def rotated(self) -> PackedWeight:
+        """Return the same matrix, in the same memory, to be multiplied with many rows.
+
+        :raises ConfigError: it is dense
+        """
+        if self.dense_dtype is not None:
+            raise ConfigError.of("weight", self.format, "a matrix in blocks")
+        return evolve(self, for_many_rows=True)
 
 
 def pack_gguf(

@@ -15,7 +15,6 @@ __all__ = [
     "Cache",
     "Decoder",
     "Experts",
-    "Hadamard",
     "Heads",
     "Layer",
     "Linear",
@@ -45,7 +44,7 @@ class Weight(Structure):
         ("format", c_int32),
         ("rows", c_int32),
         ("cols", c_int32),
-        ("reserved", c_int32),
+        ("in_hadamard", c_int32),
     )
 
 
@@ -212,21 +211,6 @@ class Decoder(Structure):
         ("batch", Batch),
         ("num_layers", c_int32),
         ("num_rows", c_int32),
-        ("num_threads", c_int32),
-        ("reserved", c_int32),
-    )
-
-
-class Hadamard(Structure):
-    """Mirrors ``paged_hadamard_args``: the arguments of making the Hadamard form of a weight."""
-
-    _fields_ = (
-        ("packed", c_void_p),
-        ("x", c_void_p),
-        ("out", c_void_p),
-        ("x_stride", c_int64),
-        ("rows", c_int32),
-        ("cols", c_int32),
         ("num_threads", c_int32),
         ("reserved", c_int32),
     )

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from paged_sdk.kernels.gguf_blocks import BlockMatrix, stacked, tensor_type_of
-from paged_sdk.kernels.native.hadamard import hadamard_from_blocks, hadamard_from_packed
 from paged_sdk.kernels.native.library import NativeLibrary
 from paged_sdk.kernels.native.packed import PACKED_TYPES, PackedWeight, pack_gguf
 from paged_sdk.kernels.native.quantize import quantize_blocks
@@ -46,16 +45,9 @@ class _CpuBlocks(Form):
         if place.workspace is None:
             return HadamardInt8Linear(blocks, biases)
         library = place.workspace.library
-        if any(matrix.tensor_type not in PACKED_TYPES for matrix in blocks):
-            rotated = [hadamard_from_blocks(library, matrix) for matrix in blocks]
-            return NativeBlockLinear(place.workspace, rotated, biases, few_rows=FEW_ROWS)
-        packed = [_packed_as_stored(library, each) for each in blocks]
-        many_rows = (
-            None
-            if place.one_form or is_head
-            else [hadamard_from_packed(library, weight, num_threads=1) for weight in packed]
-        )
-        return NativeBlockLinear(place.workspace, packed, biases, many_rows=many_rows, few_rows=FEW_ROWS)
+        packed = [_packed(library, each) for each in blocks]
+        rotate_many = not (place.one_form or is_head)
+        return NativeBlockLinear(place.workspace, packed, biases, rotate_many=rotate_many, few_rows=FEW_ROWS)
 
     def experts(
         self, gate: Sequence[StoredMatrix], up: Sequence[StoredMatrix], down: Sequence[StoredMatrix], place: Place

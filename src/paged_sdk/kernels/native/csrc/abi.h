@@ -19,7 +19,6 @@ enum PagedFormat : int32_t {
   PAGED_Q4_K = 12,
   PAGED_Q5_K = 13,
   PAGED_Q6_K = 14,
-  PAGED_HADAMARD_INT8 = 256,
   PAGED_DENSE_FLOAT32 = 257,
   PAGED_DENSE_BFLOAT16 = 258,
   PAGED_DENSE_FLOAT16 = 259,
@@ -29,14 +28,16 @@ enum PagedDtype : int32_t { PAGED_FLOAT32 = 0, PAGED_BFLOAT16 = 1, PAGED_FLOAT8_
 
 enum PagedActivation : int32_t { PAGED_SILU = 0, PAGED_GELU_TANH = 1 };
 
-// A weight matrix [rows, cols] in panels of 16 rows (layout.h), with an optional float32 bias [rows].
+// A weight matrix [rows, cols] in panels of 16 rows (layout.h), with an optional float32 bias [rows]. One that was
+// packed from blocks can be multiplied in two ways: as it is, or by int8 codes of its Hadamard transform, which are made
+// as it is multiplied and serve many rows (hadamard_product.h).
 struct paged_weight {
   const uint8_t* data;
   const float* bias;
   int32_t format;
   int32_t rows;
   int32_t cols;
-  int32_t reserved;
+  int32_t in_hadamard;  // 0: as it is
 };
 
 // Scratch memory and the barrier of one caller: never used by two calls at once.
@@ -184,18 +185,6 @@ struct paged_decoder_args {
   paged_batch batch;
   int32_t num_layers;
   int32_t num_rows;
-  int32_t num_threads;
-  int32_t reserved;
-};
-
-// out = panels of the Hadamard form of a matrix [rows, cols]: of `packed`, or of float32 rows where that is null.
-struct paged_hadamard_args {
-  const paged_weight* packed;
-  const float* x;
-  uint8_t* out;
-  int64_t x_stride;
-  int32_t rows;
-  int32_t cols;  // a multiple of 32
   int32_t num_threads;
   int32_t reserved;
 };

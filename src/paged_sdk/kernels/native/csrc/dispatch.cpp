@@ -118,10 +118,6 @@ PAGED_EXPORT int32_t paged_decoder(int32_t level, const paged_decoder_args* args
   return paged::kLevels[level].kernels->decoder(*args);
 }
 
-PAGED_EXPORT int32_t paged_hadamard(int32_t level, const paged_hadamard_args* args) {
-  return paged::kLevels[level].kernels->rotate(*args);
-}
-
 // As the others; 2: the weights cannot be quantized, for NaN, Inf or numbers above 32,768.
 PAGED_EXPORT int32_t paged_quantize(int32_t level, const paged_quantize_args* args) {
   return paged::kLevels[level].kernels->quantize(*args);

@@ -8,24 +8,12 @@
 namespace paged {
 namespace {
 
-// What is fetched for each quad: `step` bytes further of a panel that will be multiplied later.
-struct PanelAhead {
-  const uint8_t* line;
-  int step;
-
-  void fetch() {
-    __builtin_prefetch(line, 0, 2);
-    line += step;
-  }
-};
-
 // sum[r] += the panel . row r of a tile, whose codes are given, for two rows or the whole tile.
 #if defined(__ARM_FEATURE_MATMUL_INT8)
 // Products of two rows' eight columns each with two others': zipping two quads brings a row's columns together. An
 // instruction does twice what a dot product does, and a quarter of them zip.
 template <int kRows>
-inline void dot_panel(const uint8_t* weights, PanelAhead ahead, const int8_t* codes, int64_t quads,
-                      Ints (&sum)[kRows]) {
+inline void dot_panel(const uint8_t* weights, const int8_t* codes, int64_t quads, Ints (&sum)[kRows]) {
   int32x4_t squares[4][2][kRows / 2];  // [quarter][pair of weight rows][pair of rows]: of each, 2 x 2 sums
   for (auto& quarter : squares)
     for (auto& pair : quarter)
@@ -33,8 +21,6 @@ inline void dot_panel(const uint8_t* weights, PanelAhead ahead, const int8_t* co
   const auto zip_low = [](auto a, auto b) { return vzip1q_u32(vreinterpretq_u32_u8(a), vreinterpretq_u32_u8(b)); };
   const auto zip_high = [](auto a, auto b) { return vzip2q_u32(vreinterpretq_u32_u8(a), vreinterpretq_u32_u8(b)); };
   for (int64_t quad = 0; quad < quads; quad += 2, weights += 2 * kVector, codes += 8 * kTokenTile) {
-    ahead.fetch();
-    ahead.fetch();
     const auto* bytes = reinterpret_cast<const uint8_t*>(codes);
     const uint8x16_t even = vld1q_u8(bytes), odd = vld1q_u8(bytes + 4 * kTokenTile);
     int8x16_t x[kRows / 2];
@@ -57,12 +43,10 @@ inline void dot_panel(const uint8_t* weights, PanelAhead ahead, const int8_t* co
 }
 #else
 template <int kRows>
-inline void dot_panel(const uint8_t* weights, PanelAhead ahead, const int8_t* codes, int64_t quads,
-                      Ints (&sum)[kRows]) {
+inline void dot_panel(const uint8_t* weights, const int8_t* codes, int64_t quads, Ints (&sum)[kRows]) {
   Ints own[kRows];  // in registers, which a caller's array of several panels is not
   for (int r = 0; r < kRows; ++r) own[r] = sum[r];
   for (int64_t quad = 0; quad < quads; ++quad, weights += kVector, codes += 4 * kTokenTile) {
-    ahead.fetch();
     const Bytes w = load_bytes(weights);
     const int8x16_t x = vld1q_s8(codes);
     own[0] = dot_four<true, 0>(own[0], w, x);

@@ -7,9 +7,7 @@
 
 #include "decoder.h"
 #include "experts.h"
-#include "pages.h"
 #include "quantize.h"
-#include "hadamard_weight.h"
 #include "rows.h"
 
 namespace paged {
@@ -72,21 +70,6 @@ int decoder(const paged_decoder_args& args) {
   return kOk;
 }
 
-int rotate(const paged_hadamard_args& args) {
-  const int64_t panels = num_panels(args.rows);
-  advise_huge_pages(args.out, panels * hadamard_panel_bytes(args.cols));
-  const size_t bytes = sizeof(float) * kPanelRows * args.cols;
-  auto* memory = static_cast<uint8_t*>(std::aligned_alloc(64, bytes * args.num_threads));
-  if (memory == nullptr) return kNoMemory;
-  const auto cost = 50 * static_cast<int64_t>(bytes);
-  parallel_for(args.num_threads, panels, cost, [&](int64_t first, int64_t last, int thread) {
-    for (int64_t panel = first; panel < last; ++panel)
-      hadamard_panel(args, panel, reinterpret_cast<float*>(memory + thread * bytes));
-  });
-  std::free(memory);
-  return kOk;
-}
-
 int quantize(const paged_quantize_args& args) {
   const BlockForm& form = *block_form(args.format);
   const int64_t row_bytes = static_cast<int64_t>(args.cols / form.layout->block_cols()) * form.block_bytes;
@@ -110,6 +93,6 @@ int rows(const paged_rows_args& args) {
 
 }  // namespace
 
-extern const KernelTable PAGED_TABLE{linear, experts, attention, decoder, rotate, quantize, rows};
+extern const KernelTable PAGED_TABLE{linear, experts, attention, decoder, quantize, rows};
 
 }  // namespace paged

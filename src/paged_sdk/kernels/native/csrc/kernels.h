@@ -10,7 +10,6 @@ struct KernelTable {
   int (*experts)(const paged_experts_args& args);
   int (*attention)(const paged_attention_args& args);
   int (*decoder)(const paged_decoder_args& args);
-  int (*rotate)(const paged_hadamard_args& args);
   int (*quantize)(const paged_quantize_args& args);
   int (*rows)(const paged_rows_args& args);
 };

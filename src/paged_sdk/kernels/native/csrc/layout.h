@@ -1,4 +1,4 @@
-// Says how packed weights lie in memory, for the code that packs them (pack.cpp, hadamard_weight.h) and the kernels.
+// Says how packed weights lie in memory, for the code that packs them (pack.cpp) and the kernels.
 //
 // A matrix [N, K] is cut into panels of 16 rows; a panel is a run of blocks along K. A block holds, for its 16 rows and
 // 32 (legacy formats) or 256 (K formats) columns, first the scales and then, per group of 32 columns, the weights as
@@ -10,8 +10,6 @@
 //   top pair  2 vectors: vector v has in bits 2 i, 2 i + 1 of a byte the top bits of quad 4 v + i
 //   bytes     8 vectors, one per quad
 //
-// A panel of a matrix in the Hadamard form (hadamard_product.h) has no blocks: 16 float32 scales, then a vector per
-// quad of codes plus 128.
 // A panel of a dense matrix (dense_product.h) has no blocks either, and no scales: a vector is 16 rows x 2 columns in
 // bfloat16 (a row's two numbers side by side) or in float16 (a column after the other), 16 rows x 1 column in float32.
 //
@@ -31,10 +29,14 @@ constexpr int kGroup = 32;  // columns that share an activation scale
 constexpr int kVector = 64;
 constexpr int kHalves = 2 * kPanelRows;  // bytes of one float16 per row
 constexpr int kSixBits = 192;            // bytes of a block's six-bit scales and minima
-constexpr int kHadamardHeader = kPanelRows * sizeof(float);
+
+// Columns whose int8 codes share a scale in products with many rows (hadamard_panel.h); a row's last block may have
+// fewer. Mean KL of SmolLM2's prompts against float32 is TODO.
+constexpr int kScaleGroups = 8;
+constexpr int kScaleCols = kScaleGroups * kGroup;
+constexpr int scale_blocks(int cols) { return (cols + kScaleCols - 1) / kScaleCols; }
 
 constexpr int64_t num_panels(int rows) { return (static_cast<int64_t>(rows) + kPanelRows - 1) / kPanelRows; }
-constexpr int64_t hadamard_panel_bytes(int cols) { return kHadamardHeader + static_cast<int64_t>(cols) * kPanelRows; }
 
 constexpr bool is_dense(int32_t format) {
   return format == PAGED_DENSE_FLOAT32 || format == PAGED_DENSE_BFLOAT16 || format == PAGED_DENSE_FLOAT16;

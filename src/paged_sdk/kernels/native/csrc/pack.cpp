@@ -102,10 +102,6 @@ void pack_dense(int32_t format, const uint8_t* raw, int rows, int cols, uint8_t*
 
 // Bytes of a packed weight, or -1 when the format is unknown or cols is no multiple of its block.
 PAGED_EXPORT int64_t paged_packed_bytes(int32_t format, int32_t rows, int32_t cols) {
-  if (format == PAGED_HADAMARD_INT8) {
-    if (cols % paged::kGroup != 0) return -1;
-    return paged::num_panels(rows) * paged::hadamard_panel_bytes(cols);
-  }
   if (paged::is_dense(format)) return paged::num_panels(rows) * paged::dense_panel_bytes(format, cols);
   const paged::BlockForm* source = paged::block_form(format);
   if (source == nullptr || cols % source->layout->block_cols() != 0) return -1;

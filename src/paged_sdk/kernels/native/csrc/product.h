@@ -9,7 +9,7 @@
 namespace paged {
 namespace {
 
-inline bool is_hadamard(const paged_weight& weight) { return weight.format == PAGED_HADAMARD_INT8; }
+inline bool is_hadamard(const paged_weight& weight) { return weight.in_hadamard != 0; }
 
 // Activations in the form that a weight, and every other weight of the same input, multiplies.
 struct Operand {
@@ -64,7 +64,7 @@ inline auto prepare_rows(Job& job, const paged_weight& weight, const Matrix& x, 
   return job.phase((out.num_rows + unit - 1) / unit, unit * row_cost(weight.cols),
                    [&weight, x, norm_weight, eps, out](int64_t first, int64_t last, int thread) {
                      if (is_hadamard(weight)) {
-                       hadamard_tiles(x, norm_weight, eps, out.rotated, first, last, thread);
+                       hadamard_tiles(x, norm_weight, eps, out.rotated, first, last);
                      } else if (is_dense(weight.format)) {
                        prepare_dense_rows(weight, x, norm_weight, eps, out.dense, first, last);
                      } else {
@@ -82,11 +82,12 @@ inline auto multiply(Job& job, const paged_weight* weights, int num_weights, con
   for (int i = 0; i < num_weights; ++i) total += hadamard ? hadamard_pairs(weights[i]) : num_panels(weights[i].rows);
   // Dense panels are multiplied several at a time.
   const int unit = dense ? kDensePanels : 1;
-  const int64_t cost = product_cost(hadamard ? 2 : unit, weights[0].cols, x.num_rows);
+  const int64_t cost =
+      product_cost(hadamard ? 2 : unit, weights[0].cols, x.num_rows + (hadamard ? kRotationRows : 0));
   return job.phase((total + unit - 1) / unit, cost,
                    [weights, hadamard, dense, total, unit, x, out, sums](int64_t first, int64_t last, int thread) {
                      if (hadamard) {
-                       multiply_hadamard(weights, x.rotated, out, first, last);
+                       multiply_hadamard(weights, x.rotated, out, first, last, thread);
                      } else if (dense) {
                        last = last * unit < total ? last * unit : total;
                        multiply_dense_weights(weights, x.dense, out, sums.of(thread), first * unit, last);
@@ -108,10 +109,11 @@ inline auto multiply_gated(Job& job, const paged_weight& gate, const paged_weigh
   const int64_t panels = num_panels(gate.rows);
   const int unit = is_dense(gate.format) ? (kDensePanels + 1) / 2 : 1;
   return job.phase(
-      (panels + unit - 1) / unit, product_cost(2 * unit, gate.cols, x.num_rows),
+      (panels + unit - 1) / unit,
+      product_cost(2 * unit, gate.cols, x.num_rows + (is_hadamard(gate) ? kRotationRows : 0)),
       [&gate, &up, &down, x, activation, hidden, sums, panels, unit](int64_t first, int64_t last, int thread) {
         if (is_hadamard(gate)) {
-          multiply_hadamard_gated(gate, up, x.rotated, activation, hidden, first, last);
+          multiply_hadamard_gated(gate, up, x.rotated, activation, hidden, first, last, thread);
         } else if (is_dense(gate.format)) {
           first *= unit;
           last = last * unit < panels ? last * unit : panels;

@@ -17,6 +17,9 @@ struct Ints {
 struct Floats {
   __m256 lo, hi;
 };
+struct Shorts {
+  __m256i lo, hi;
+};
 
 constexpr int kMaxTile = 4;    // 8 sums leave half of the 16 registers to weights and scales
 constexpr int kDenseTile = 3;  // rows of a float product, two vectors wide: 12 of the 16 registers
@@ -48,6 +51,80 @@ inline Bytes shift_left(Bytes a) {
 inline Bytes merge(Bytes a, Bytes b, int mask) {
   const Bytes kept = keep(b, mask);
   return {_mm256_or_si256(a.lo, kept.lo), _mm256_or_si256(a.hi, kept.hi)};
+}
+
+inline Bytes add_bytes(Bytes a, Bytes b) { return {_mm256_add_epi8(a.lo, b.lo), _mm256_add_epi8(a.hi, b.hi)}; }
+inline Bytes sub_bytes(Bytes a, Bytes b) { return {_mm256_sub_epi8(a.lo, b.lo), _mm256_sub_epi8(a.hi, b.hi)}; }
+inline Bytes sub_byte(Bytes a, int b) {
+  const __m256i v = _mm256_set1_epi8(static_cast<char>(b));
+  return {_mm256_sub_epi8(a.lo, v), _mm256_sub_epi8(a.hi, v)};
+}
+// The 16-bit halves of every 32 bits, exchanged.
+inline __m256i exchange_halves(__m256i a) {
+  return _mm256_shuffle_epi8(a, _mm256_set_epi8(13, 12, 15, 14, 9, 8, 11, 10, 5, 4, 7, 6, 1, 0, 3, 2, 13, 12, 15, 14, 9,
+                                                8, 11, 10, 5, 4, 7, 6, 1, 0, 3, 2));
+}
+inline Bytes butterfly_bytes(Bytes a) {
+  const auto half = [](__m256i v) {
+    const __m256i partner = exchange_halves(v);
+    return _mm256_blend_epi16(_mm256_add_epi8(partner, v), _mm256_sub_epi8(partner, v), 0xaa);
+  };
+  return {half(a.lo), half(a.hi)};
+}
+template <int kFactor>
+inline void widen(Bytes a, Shorts& sum, Shorts& difference) {
+  const __m256i factor = _mm256_set1_epi8(kFactor), turn = _mm256_set1_epi8(static_cast<char>(0x80));
+  const __m256i signs = _mm256_set1_epi16(static_cast<short>((-kFactor * 256) | kFactor));
+  sum = {_mm256_maddubs_epi16(factor, a.lo), _mm256_maddubs_epi16(factor, a.hi)};
+  difference = {_mm256_maddubs_epi16(_mm256_xor_si256(a.lo, turn), signs),
+                _mm256_maddubs_epi16(_mm256_xor_si256(a.hi, turn), signs)};
+}
+inline Shorts load_shorts(const int16_t* p) { return {load256(p), load256(p + 16)}; }
+inline void store_shorts(int16_t* p, Shorts a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.lo);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 16), a.hi);
+}
+inline Shorts add_shorts(Shorts a, Shorts b) { return {_mm256_add_epi16(a.lo, b.lo), _mm256_add_epi16(a.hi, b.hi)}; }
+inline Shorts sub_shorts(Shorts a, Shorts b) { return {_mm256_sub_epi16(a.lo, b.lo), _mm256_sub_epi16(a.hi, b.hi)}; }
+inline Shorts butterfly_shorts(Shorts a) {
+  const auto half = [](__m256i v) {
+    const __m256i partner = exchange_halves(v);
+    return _mm256_blend_epi16(_mm256_add_epi16(partner, v), _mm256_sub_epi16(partner, v), 0xaa);
+  };
+  return {half(a.lo), half(a.hi)};
+}
+inline Shorts broadcast_short(int a) {
+  const __m256i v = _mm256_set1_epi16(static_cast<short>(a));
+  return {v, v};
+}
+inline Shorts max_magnitude_short(Shorts so_far, Shorts a) {
+  return {_mm256_max_epi16(so_far.lo, _mm256_abs_epi16(a.lo)), _mm256_max_epi16(so_far.hi, _mm256_abs_epi16(a.hi))};
+}
+inline Shorts multiply_high(Shorts a, Shorts b) {
+  return {_mm256_mulhrs_epi16(a.lo, b.lo), _mm256_mulhrs_epi16(a.hi, b.hi)};
+}
+inline Ints larger_of_two(Shorts a) {
+  const auto half = [](__m256i v) {
+    return _mm256_and_si256(_mm256_max_epi16(v, _mm256_srli_epi32(v, 16)), _mm256_set1_epi32(0xffff));
+  };
+  return {half(a.lo), half(a.hi)};
+}
+inline Ints first_of_two(Shorts a) {
+  return {_mm256_srai_epi32(_mm256_slli_epi32(a.lo, 16), 16), _mm256_srai_epi32(_mm256_slli_epi32(a.hi, 16), 16)};
+}
+inline Shorts replace_first(Shorts a, Ints first) {
+  return {_mm256_blend_epi16(a.lo, first.lo, 0x55), _mm256_blend_epi16(a.hi, first.hi, 0x55)};
+}
+inline Shorts twice(Ints a) {
+  const auto half = [](__m256i v) { return _mm256_blend_epi16(v, _mm256_slli_epi32(v, 16), 0xaa); };
+  return {half(a.lo), half(a.hi)};
+}
+inline Bytes join_bytes(Shorts even, Shorts odd) {
+  const auto half = [](__m256i a, __m256i b) {
+    const __m256i low = _mm256_and_si256(a, _mm256_set1_epi16(0xff));
+    return _mm256_xor_si256(_mm256_or_si256(low, _mm256_slli_epi16(b, 8)), _mm256_set1_epi8(static_cast<char>(0x80)));
+  };
+  return {half(even.lo, odd.lo), half(even.hi, odd.hi)};
 }
 
 inline Ints zero_ints() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
@@ -142,6 +219,7 @@ inline Floats load_int8(const uint8_t* p) {
   return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load64(p))), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load64(p + 8)))};
 }
 inline Floats to_floats(Ints a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
+inline Floats as_floats(Ints bits) { return {_mm256_castsi256_ps(bits.lo), _mm256_castsi256_ps(bits.hi)}; }
 inline Ints to_nearest(Floats a) { return {_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi)}; }
 inline Floats add(Floats a, Floats b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
 inline Floats sub(Floats a, Floats b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }

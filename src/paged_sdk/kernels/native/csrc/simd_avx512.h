@@ -11,6 +11,7 @@ namespace {
 using Bytes = __m512i;  // 64 unsigned bytes: 16 rows x 4 consecutive k
 using Ints = __m512i;   // 16 int32
 using Floats = __m512;  // 16 float32
+using Shorts = __m512i;  // 32 int16: 16 rows x 2
 
 constexpr int kMaxTile = 16;  // activation rows held in registers: 16 sums + 8 weight vectors + scales fit 32 registers
 constexpr int kDenseTile = 12;  // rows of a float product, two vectors wide: 24 sums
@@ -32,6 +33,52 @@ inline Bytes shift_left(Bytes a) {
 // a | (b & mask)
 inline Bytes merge(Bytes a, Bytes b, int mask) {
   return _mm512_ternarylogic_epi32(a, b, _mm512_set1_epi8(static_cast<char>(mask)), 0xF8);
+}
+
+// Bytes and 16-bit numbers of a Hadamard transform. Sums wrap around.
+inline Bytes add_bytes(Bytes a, Bytes b) { return _mm512_add_epi8(a, b); }
+inline Bytes sub_bytes(Bytes a, Bytes b) { return _mm512_sub_epi8(a, b); }
+inline Bytes sub_byte(Bytes a, int b) { return _mm512_sub_epi8(a, _mm512_set1_epi8(static_cast<char>(b))); }
+// Of every four bytes, those two apart become their sum and difference.
+inline Bytes butterfly_bytes(Bytes a) {
+  const __m512i partner = _mm512_rol_epi32(a, 16);
+  return _mm512_mask_sub_epi8(_mm512_add_epi8(partner, a), 0xcccccccccccccccc, partner, a);
+}
+// kFactor times the sum and the difference of neighbouring signed bytes.
+template <int kFactor>
+inline void widen(Bytes a, Shorts& sum, Shorts& difference) {
+  const __m512i signs = _mm512_set1_epi16(static_cast<short>((-kFactor * 256) | kFactor));
+  sum = _mm512_maddubs_epi16(_mm512_set1_epi8(kFactor), a);
+  difference = _mm512_maddubs_epi16(_mm512_xor_si512(a, _mm512_set1_epi8(static_cast<char>(0x80))), signs);
+}
+inline Shorts load_shorts(const int16_t* p) { return _mm512_load_si512(p); }
+inline void store_shorts(int16_t* p, Shorts a) { _mm512_store_si512(p, a); }
+inline Shorts add_shorts(Shorts a, Shorts b) { return _mm512_add_epi16(a, b); }
+inline Shorts sub_shorts(Shorts a, Shorts b) { return _mm512_sub_epi16(a, b); }
+// The two numbers of each row become their sum and difference.
+inline Shorts butterfly_shorts(Shorts a) {
+  const __m512i partner = _mm512_rol_epi32(a, 16);
+  return _mm512_mask_sub_epi16(_mm512_add_epi16(partner, a), 0xaaaaaaaa, partner, a);
+}
+inline Shorts broadcast_short(int a) { return _mm512_set1_epi16(static_cast<short>(a)); }
+inline Shorts max_magnitude_short(Shorts so_far, Shorts a) { return _mm512_max_epi16(so_far, _mm512_abs_epi16(a)); }
+// a * b / 2^15, to nearest
+inline Shorts multiply_high(Shorts a, Shorts b) { return _mm512_mulhrs_epi16(a, b); }
+// The larger of each row's two numbers, which are not negative.
+inline Ints larger_of_two(Shorts a) {
+  return _mm512_and_si512(_mm512_max_epi16(a, _mm512_srli_epi32(a, 16)), _mm512_set1_epi32(0xffff));
+}
+// Each row's first number.
+inline Ints first_of_two(Shorts a) { return _mm512_srai_epi32(_mm512_slli_epi32(a, 16), 16); }
+inline Shorts replace_first(Shorts a, Ints first) { return _mm512_mask_mov_epi16(a, 0x55555555, first); }
+// Each number of 16 bits twice.
+inline Shorts twice(Ints a) {
+  return _mm512_or_si512(_mm512_slli_epi32(a, 16), _mm512_and_si512(a, _mm512_set1_epi32(0xffff)));
+}
+// Numbers of int8 as bytes, plus 128: even ones from `even`, odd ones from `odd`.
+inline Bytes join_bytes(Shorts even, Shorts odd) {
+  const __m512i joined = _mm512_mask_mov_epi8(even, 0xaaaaaaaaaaaaaaaa, _mm512_slli_epi16(odd, 8));
+  return _mm512_xor_si512(joined, _mm512_set1_epi8(static_cast<char>(0x80)));
 }
 
 inline Ints zero_ints() { return _mm512_setzero_si512(); }
@@ -88,6 +135,7 @@ inline Floats load_int8(const uint8_t* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
 inline Floats to_floats(Ints a) { return _mm512_cvtepi32_ps(a); }
+inline Floats as_floats(Ints bits) { return _mm512_castsi512_ps(bits); }
 inline Ints to_nearest(Floats a) { return _mm512_cvtps_epi32(a); }
 inline Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
 inline Floats sub(Floats a, Floats b) { return _mm512_sub_ps(a, b); }

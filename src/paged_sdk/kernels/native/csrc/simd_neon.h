@@ -16,6 +16,7 @@ struct Quarters {
 using Bytes = Quarters<uint8x16_t>;
 using Ints = Quarters<int32x4_t>;
 using Floats = Quarters<float32x4_t>;
+using Shorts = Quarters<int16x8_t>;
 
 constexpr int kMaxTile = 4;    // 16 sums leave half of the 32 registers to products, scales and weights
 constexpr int kDenseTile = 3;  // rows of a float product, two vectors wide: 24 sums
@@ -56,6 +57,94 @@ inline Bytes shift_left(const Bytes& a) {
 }
 inline Bytes merge(const Bytes& a, const Bytes& b, int mask) {
   return quarters([](uint8x16_t v, uint8x16_t w) { return vorrq_u8(v, w); }, a, keep(b, mask));
+}
+
+inline Bytes add_bytes(const Bytes& a, const Bytes& b) {
+  return quarters([](uint8x16_t v, uint8x16_t w) { return vaddq_u8(v, w); }, a, b);
+}
+inline Bytes sub_bytes(const Bytes& a, const Bytes& b) {
+  return quarters([](uint8x16_t v, uint8x16_t w) { return vsubq_u8(v, w); }, a, b);
+}
+inline Bytes sub_byte(const Bytes& a, int b) {
+  const uint8x16_t w = vdupq_n_u8(static_cast<uint8_t>(b));
+  return quarters([w](uint8x16_t v) { return vsubq_u8(v, w); }, a);
+}
+inline Bytes butterfly_bytes(const Bytes& a) {
+  const auto pairs = [](uint8x16_t v) {
+    const uint8x16_t partner = vreinterpretq_u8_u16(vrev32q_u16(vreinterpretq_u16_u8(v)));
+    const uint8x16_t upper = vreinterpretq_u8_u32(vdupq_n_u32(0xffff0000));
+    return vbslq_u8(upper, vsubq_u8(partner, v), vaddq_u8(partner, v));
+  };
+  return quarters(pairs, a);
+}
+template <int kFactor>
+inline void widen(const Bytes& a, Shorts& sum, Shorts& difference) {
+  for (int i = 0; i < 4; ++i) {
+    const int16x8_t both = vreinterpretq_s16_u8(a.v[i]);
+    const int16x8_t even = vshrq_n_s16(vshlq_n_s16(both, 8), 8), odd = vshrq_n_s16(both, 8);
+    sum.v[i] = vmulq_n_s16(vaddq_s16(even, odd), kFactor);
+    difference.v[i] = vmulq_n_s16(vsubq_s16(even, odd), kFactor);
+  }
+}
+inline Shorts load_shorts(const int16_t* p) {
+  return {vld1q_s16(p), vld1q_s16(p + 8), vld1q_s16(p + 16), vld1q_s16(p + 24)};
+}
+inline void store_shorts(int16_t* p, const Shorts& a) {
+  for (int i = 0; i < 4; ++i) vst1q_s16(p + 8 * i, a.v[i]);
+}
+inline Shorts add_shorts(const Shorts& a, const Shorts& b) {
+  return quarters([](int16x8_t v, int16x8_t w) { return vaddq_s16(v, w); }, a, b);
+}
+inline Shorts sub_shorts(const Shorts& a, const Shorts& b) {
+  return quarters([](int16x8_t v, int16x8_t w) { return vsubq_s16(v, w); }, a, b);
+}
+// The odd 16-bit numbers of b, the even ones of a.
+inline int16x8_t choose_odd(int16x8_t a, int16x8_t b) {
+  return vbslq_s16(vreinterpretq_u16_u32(vdupq_n_u32(0xffff0000)), b, a);
+}
+inline Shorts butterfly_shorts(const Shorts& a) {
+  const auto pairs = [](int16x8_t v) {
+    const int16x8_t partner = vrev32q_s16(v);
+    return choose_odd(vaddq_s16(partner, v), vsubq_s16(partner, v));
+  };
+  return quarters(pairs, a);
+}
+inline Shorts broadcast_short(int a) { return same(vdupq_n_s16(static_cast<int16_t>(a))); }
+inline Shorts max_magnitude_short(const Shorts& so_far, const Shorts& a) {
+  return quarters([](int16x8_t most, int16x8_t v) { return vmaxq_s16(most, vabsq_s16(v)); }, so_far, a);
+}
+inline Shorts multiply_high(const Shorts& a, const Shorts& b) {
+  return quarters([](int16x8_t v, int16x8_t w) { return vqrdmulhq_s16(v, w); }, a, b);
+}
+inline Ints larger_of_two(const Shorts& a) {
+  const auto larger = [](int16x8_t v) {
+    const int16x8_t most = vmaxq_s16(v, vrev32q_s16(v));
+    return vshrq_n_s32(vreinterpretq_s32_s16(most), 16);
+  };
+  return quarters(larger, a);
+}
+inline Ints first_of_two(const Shorts& a) {
+  return quarters([](int16x8_t v) { return vshrq_n_s32(vshlq_n_s32(vreinterpretq_s32_s16(v), 16), 16); }, a);
+}
+inline Shorts replace_first(const Shorts& a, const Ints& first) {
+  return quarters([](int16x8_t v, int32x4_t w) { return choose_odd(vreinterpretq_s16_s32(w), v); }, a, first);
+}
+inline Shorts twice(const Ints& a) {
+  const auto both = [](int32x4_t v) {
+    return choose_odd(vreinterpretq_s16_s32(v), vreinterpretq_s16_s32(vshlq_n_s32(v, 16)));
+  };
+  return quarters(both, a);
+}
+inline Bytes join_bytes(const Shorts& even, const Shorts& odd) {
+  const auto join = [](int16x8_t v, int16x8_t w) {
+    const uint8x16_t upper = vreinterpretq_u8_u16(vdupq_n_u16(0xff00));
+    const uint8x16_t high = vreinterpretq_u8_s16(vshlq_n_s16(w, 8));
+    return veorq_u8(vbslq_u8(upper, high, vreinterpretq_u8_s16(v)), vdupq_n_u8(0x80));
+  };
+  return quarters(join, even, odd);
+}
+inline Floats as_floats(const Ints& bits) {
+  return quarters([](int32x4_t v) { return vreinterpretq_f32_s32(v); }, bits);
 }
 
 inline Ints zero_ints() { return same(vdupq_n_s32(0)); }

@@ -17,6 +17,9 @@ struct Ints {
 struct Floats {
   float v[16];
 };
+struct Shorts {
+  int16_t v[32];
+};
 
 constexpr int kMaxTile = 4;
 constexpr int kDenseTile = 3;
@@ -28,6 +31,12 @@ template <class F>
 inline Bytes each_byte(F f) {
   Bytes r;
   for (int i = 0; i < 64; ++i) r.v[i] = static_cast<uint8_t>(f(i));
+  return r;
+}
+template <class F>
+inline Shorts each_short(F f) {
+  Shorts r;
+  for (int i = 0; i < 32; ++i) r.v[i] = static_cast<int16_t>(f(i));
   return r;
 }
 template <class F>
@@ -59,6 +68,65 @@ inline Bytes shift_left(Bytes a) {
 }
 inline Bytes merge(Bytes a, Bytes b, int mask) {
   return each_byte([&](int i) { return a.v[i] | (b.v[i] & mask); });
+}
+
+inline Bytes add_bytes(Bytes a, Bytes b) {
+  return each_byte([&](int i) { return a.v[i] + b.v[i]; });
+}
+inline Bytes sub_bytes(Bytes a, Bytes b) {
+  return each_byte([&](int i) { return a.v[i] - b.v[i]; });
+}
+inline Bytes sub_byte(Bytes a, int b) {
+  return each_byte([&](int i) { return a.v[i] - b; });
+}
+inline Bytes butterfly_bytes(Bytes a) {
+  return each_byte([&](int i) { return (i & 2) == 0 ? a.v[i] + a.v[i + 2] : a.v[i - 2] - a.v[i]; });
+}
+template <int kFactor>
+inline void widen(Bytes a, Shorts& sum, Shorts& difference) {
+  const auto at = [&](int i) { return kFactor * static_cast<int8_t>(a.v[i]); };
+  sum = each_short([&](int i) { return at(2 * i) + at(2 * i + 1); });
+  difference = each_short([&](int i) { return at(2 * i) - at(2 * i + 1); });
+}
+inline Shorts load_shorts(const int16_t* p) {
+  return each_short([p](int i) { return p[i]; });
+}
+inline void store_shorts(int16_t* p, Shorts a) { __builtin_memcpy(p, a.v, 64); }
+inline Shorts add_shorts(Shorts a, Shorts b) {
+  return each_short([&](int i) { return a.v[i] + b.v[i]; });
+}
+inline Shorts sub_shorts(Shorts a, Shorts b) {
+  return each_short([&](int i) { return a.v[i] - b.v[i]; });
+}
+inline Shorts butterfly_shorts(Shorts a) {
+  return each_short([&](int i) { return (i & 1) == 0 ? a.v[i] + a.v[i + 1] : a.v[i - 1] - a.v[i]; });
+}
+inline Shorts broadcast_short(int a) {
+  return each_short([a](int) { return a; });
+}
+inline Shorts max_magnitude_short(Shorts so_far, Shorts a) {
+  return each_short([&](int i) {
+    const int magnitude = a.v[i] < 0 ? -a.v[i] : a.v[i];
+    return magnitude > so_far.v[i] ? magnitude : so_far.v[i];
+  });
+}
+inline Shorts multiply_high(Shorts a, Shorts b) {
+  return each_short([&](int i) { return (a.v[i] * b.v[i] + 0x4000) >> 15; });
+}
+inline Ints larger_of_two(Shorts a) {
+  return each_int([&](int i) { return a.v[2 * i] > a.v[2 * i + 1] ? a.v[2 * i] : a.v[2 * i + 1]; });
+}
+inline Ints first_of_two(Shorts a) {
+  return each_int([&](int i) { return a.v[2 * i]; });
+}
+inline Shorts replace_first(Shorts a, Ints first) {
+  return each_short([&](int i) { return (i & 1) == 0 ? first.v[i / 2] : a.v[i]; });
+}
+inline Shorts twice(Ints a) {
+  return each_short([&](int i) { return a.v[i / 2]; });
+}
+inline Bytes join_bytes(Shorts even, Shorts odd) {
+  return each_byte([&](int i) { return ((i & 1) == 0 ? even.v[i / 2] : odd.v[i / 2]) ^ 0x80; });
 }
 
 inline Ints zero_ints() {
@@ -134,6 +202,9 @@ inline Floats load_int8(const uint8_t* p) {
 }
 inline Floats to_floats(Ints a) {
   return each_float([&](int i) { return static_cast<float>(a.v[i]); });
+}
+inline Floats as_floats(Ints bits) {
+  return each_float([&](int i) { return from_bits(static_cast<uint32_t>(bits.v[i])); });
 }
 // |a| < 2^22: adding and removing 1.5 * 2^23 rounds to nearest even in float32, without a call per lane.
 inline float nearest(float a) { return (a + 12582912.0f) - 12582912.0f; }

@@ -1,0 +1,199 @@
+// Makes int8 codes of a packed panel's Hadamard transform, as it is multiplied with many rows: weights are held once, at
+// the file's own bits, and what is made of them here stays in a thread's cache.
+//
+// The transform runs over the groups of 32 columns that share a scale in every format but Q6_K, so it is one of small
+// integers, and exact. What is rounded are a group's scale (to at least 8 bits of what the largest of its block has)
+// and the codes. All is done in integers but for the factors, one per row and group, so every instruction set makes the
+// same codes.
+#pragma once
+
+#include "formats.h"
+
+namespace paged {
+namespace {
+
+// Codes of one panel: a vector per quad, plus 128, and 16 scales per block of columns.
+struct RotatedPanel {
+  uint8_t* codes;
+  float* scales;
+
+  static constexpr int64_t bytes(int cols) {
+    return static_cast<int64_t>(cols) * kPanelRows + static_cast<int64_t>(scale_blocks(cols)) * kVector;
+  }
+  static RotatedPanel at(uint8_t* memory, int cols) {
+    return {memory, reinterpret_cast<float*>(memory + static_cast<int64_t>(cols) * kPanelRows)};
+  }
+};
+
+// The coefficients of a group of 32 columns: of quad q, numbers 0 and 2 of each row in [q][0], 1 and 3 in [q][1].
+struct Coefficients {
+  alignas(64) int16_t quad[8][2][2 * kPanelRows];
+};
+
+// Weights of kBits bits, less 2^(kBits - 1), are transformed to numbers of up to 2^14: times this.
+template <class Format>
+constexpr int kCoefficientUnit = Format::kLayout.planes == Planes::kNibbles ? 64
+                                 : Format::kLayout.planes == Planes::kFive  ? 32
+                                 : Format::kLayout.planes == Planes::kSix   ? 16
+                                                                            : 4;
+
+// The offset that makes weights signed.
+template <class Format>
+constexpr int kCentre = Format::kLayout.planes == Planes::kNibbles ? 8
+                        : Format::kLayout.planes == Planes::kFive  ? 16
+                        : Format::kLayout.planes == Planes::kSix   ? 32
+                                                                   : 128;
+
+// w[i], w[i + kStride] become their sum and difference.
+template <int kStride>
+[[gnu::always_inline]] inline void butterfly_quads(Bytes w[8]) {
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {
+    if ((i & kStride) == 0) {
+      const Bytes a = w[i], b = w[i + kStride];
+      w[i] = add_bytes(a, b);
+      w[i + kStride] = sub_bytes(a, b);
+    }
+  }
+}
+
+template <int kStride>
+[[gnu::always_inline]] inline void butterfly_quads(Shorts v[8][2]) {
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {
+    if ((i & kStride) == 0) {
+#pragma GCC unroll 2
+      for (int j = 0; j < 2; ++j) {
+        const Shorts a = v[i][j], b = v[i + kStride][j];
+        v[i][j] = add_shorts(a, b);
+        v[i + kStride][j] = sub_shorts(a, b);
+      }
+    }
+  }
+}
+
+// Transforms a group. The first stages are sums of bytes, as many as fit; `halves` are factors of the two halves of a
+// group in units of 2^-15, of formats whose scales differ between them.
+template <class Format>
+[[gnu::always_inline]] inline void transform_group(Bytes w[8], const Shorts (&halves)[2], Shorts v[8][2]) {
+  constexpr Planes kPlanes = Format::kLayout.planes;
+  constexpr int kUnit = kCoefficientUnit<Format>;
+  if constexpr (kPlanes == Planes::kBytes) {
+    for (int q = 0; q < 8; ++q) widen<kUnit>(sub_byte(w[q], 128), v[q][0], v[q][1]);
+    butterfly_quads<1>(v);
+    butterfly_quads<2>(v);
+  } else {
+    butterfly_quads<1>(w);
+    butterfly_quads<2>(w);
+    if constexpr (kPlanes == Planes::kSix) {
+      w[0] = sub_byte(w[0], 4 * 32);
+      w[4] = sub_byte(w[4], 4 * 32);
+    } else {  // the sum of 8 weights of 5 bits wraps around until their offset is gone
+      butterfly_quads<4>(w);
+      w[0] = sub_byte(w[0], 8 * kCentre<Format>);
+    }
+    for (int q = 0; q < 8; ++q)
+      widen<kUnit>(kPlanes == Planes::kNibbles ? butterfly_bytes(w[q]) : w[q], v[q][0], v[q][1]);
+  }
+  if constexpr (kPlanes != Planes::kNibbles)
+    for (int q = 0; q < 8; ++q)
+      for (int j = 0; j < 2; ++j) v[q][j] = butterfly_shorts(v[q][j]);
+  if constexpr (Format::kHalfGroups)
+    for (int q = 0; q < 8; ++q)
+      for (int j = 0; j < 2; ++j) v[q][j] = multiply_high(v[q][j], halves[q / 4]);
+  if constexpr (kPlanes == Planes::kBytes || kPlanes == Planes::kSix) butterfly_quads<4>(v);
+}
+
+// One scale for a group whose halves have two: the larger of them, and factors of both in units of 2^-15.
+inline Floats common_scale(const float* low, const float* high, Shorts (&halves)[2]) {
+  const Floats a = load_floats(low), b = load_floats(high);
+  const Floats larger = maximum(maximum(a, sub(zero_floats(), a)), maximum(b, sub(zero_floats(), b)));
+  const Floats inverse =
+      choose_greater(larger, zero_floats(), div(broadcast(32767.0f), larger), zero_floats());
+  halves[0] = twice(to_nearest(mul(a, inverse)));
+  halves[1] = twice(to_nearest(mul(b, inverse)));
+  return larger;
+}
+
+// Makes the codes of a panel.
+template <class Format>
+void rotate_panel(const uint8_t* block, int cols, const RotatedPanel& out) {
+  constexpr const Layout& kLayout = Format::kLayout;
+  constexpr int kUnit = kCoefficientUnit<Format>;
+  // A block of codes is multiplied by its scale, and by 1 / 32 for the transform of weights and of activations.
+  constexpr float kScale = 1.0f / (127.0f * kUnit * kGroup);
+  Coefficients coefficients[kScaleGroups];
+  Floats scale[kScaleGroups], constant[kScaleGroups];
+  typename Format::BlockScales scales;
+  constexpr float kSmallest = 1e-30f, kLargest = 3e38f;
+  uint8_t* codes = out.codes;
+  float* scales_out = out.scales;
+  int in_block = 0;
+  for (int first = 0; first < cols / kGroup; first += kScaleGroups) {
+    const int groups = cols / kGroup - first < kScaleGroups ? cols / kGroup - first : kScaleGroups;
+    Ints largest = zero_ints();
+    for (int g = 0; g < groups; ++g) {
+      if (in_block == 0) Format::load_scales(block, scales);
+      for (int line = 0; line < kLayout.group_bytes; line += 64)
+        __builtin_prefetch(block + kLayout.header + in_block * kLayout.group_bytes + line + 2048);
+      Shorts halves[2];
+      if constexpr (Format::kHalfGroups) {
+        scale[g] = common_scale(scales.scale[2 * in_block], scales.scale[2 * in_block + 1], halves);
+      } else {
+        scale[g] = load_floats(scales.scale[in_block]);
+      }
+      Bytes w[8];
+      load_group<kLayout>(block, in_block, w);
+      Shorts v[8][2];
+      transform_group<Format>(w, halves, v);
+      // From 128 on: a factor then fits 16 bits, whatever the weights are.
+      Shorts most = broadcast_short(128);
+      for (int q = 0; q < 8; ++q) {
+        for (int j = 0; j < 2; ++j) {
+          store_shorts(coefficients[g].quad[q][j], v[q][j]);
+          if (Format::kMinima && q == 0 && j == 0) {
+            most = max_magnitude_short(most, replace_first(v[0][0], zero_ints()));
+          } else {
+            most = max_magnitude_short(most, v[q][j]);
+          }
+        }
+      }
+      largest = max_magnitude(largest, mul(to_floats(larger_of_two(most)), scale[g]));
+      if constexpr (Format::kMinima) {  // minima add to the first coefficient alone
+        const Floats centre = mul(scale[g], broadcast(static_cast<float>(kCentre<Format>)));
+        const Floats minimum = add(load_floats(scales.minimum[in_block]), centre);
+        constant[g] = add(mul(to_floats(first_of_two(v[0][0])), scale[g]),
+                          mul(minimum, broadcast(static_cast<float>(kGroup * kUnit))));
+        largest = max_magnitude(largest, constant[g]);
+      }
+      if (++in_block == kLayout.groups) in_block = 0, block += kLayout.block_bytes();
+    }
+    // An Inf or NaN among scales makes a scale of Inf or NaN, and codes of zero: products are NaN, in that row alone.
+    const Floats most = as_floats(largest), unit = div(broadcast(127.0f), most);
+    const auto codes_of = [&](Floats a) {
+      const Floats finite = choose_greater(broadcast(kLargest), most, mul(a, unit), zero_floats());
+      return to_nearest(choose_greater(most, broadcast(kSmallest), finite, zero_floats()));
+    };
+    store_floats(scales_out, mul(most, broadcast(kScale)));
+    scales_out += kPanelRows;
+    for (int g = 0; g < groups; ++g) {
+      const Shorts factor = twice(codes_of(mul(scale[g], broadcast(32768.0f))));
+      for (int q = 0; q < 8; ++q, codes += kVector) {
+        Shorts even = multiply_high(load_shorts(coefficients[g].quad[q][0]), factor);
+        const Shorts odd = multiply_high(load_shorts(coefficients[g].quad[q][1]), factor);
+        if (Format::kMinima && q == 0) even = replace_first(even, codes_of(constant[g]));
+        store_bytes(codes, join_bytes(even, odd));
+      }
+    }
+  }
+}
+
+inline void rotate_panel(const paged_weight& weight, int64_t panel, const RotatedPanel& out) {
+  with_format(weight.format, [&](auto of) {
+    using Format = decltype(of);
+    rotate_panel<Format>(weight.data + panel * Format::kLayout.panel_bytes(weight.cols), weight.cols, out);
+  });
+}
+
+}  // namespace
+}  // namespace paged
