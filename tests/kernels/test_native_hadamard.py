@@ -162,8 +162,8 @@ def test_products_of_every_number_of_rows(isa: str, rows: int, cols: int, dtype:
 
 @every_level
 def test_the_product_with_the_decoded_weights(isa: str) -> None:
-    """Two roundings to 127 codes cost 1 %; more where random minima give weights a mean, which trained ones do not have,
-    and so one large column of 32.
+    """Two roundings to 127 codes cost 1 %; more where random minima give weights a mean, which trained ones do not
+    have, and so one large column of 32.
     """
     generator = torch.Generator().manual_seed(4)
     for tensor_type in TYPES:

@@ -1,10 +1,9 @@
-// Makes int8 codes of a packed panel's Hadamard transform, as it is multiplied with many rows: weights are held once, at
-// the file's own bits, and what is made of them here stays in a thread's cache.
+// Makes int8 codes of a packed panel's Hadamard transform, as it is multiplied with many rows: weights are held once,
+// at the file's own bits, and what is made of them here stays in a thread's cache.
 //
 // The transform runs over the groups of 32 columns that share a scale in every format but Q6_K, so it is one of small
-// integers, and exact. What is rounded are a group's scale (to at least 8 bits of what the largest of its block has)
-// and the codes. All is done in integers but for the factors, one per row and group, so every instruction set makes the
-// same codes.
+// integers, and exact. What is rounded are codes, and a group's factor: to 15 bits of what the largest of its block may
+// have. All is integers but for one factor per row and group, so every instruction set makes the same codes.
 #pragma once
 
 #include "formats.h"
