@@ -155,4 +155,5 @@ def rotated_weight(weight: PackedWeight, isa: str | None = None) -> Tensor:
     of which one code alone is not zero. -> float64 [rows, cols]
     """
     one_code = (rotate_groups(torch.eye(weight.cols)) * 32**0.5).float()
-    return NativeLinear(workspace(isa), [weight.rotated()])(one_code).double().T / 32**0.5
+    products: Tensor = NativeLinear(workspace(isa), [weight.rotated()])(one_code)
+    return products.double().T / 32**0.5

@@ -195,9 +195,19 @@ class _ModelBuilder(ABC):
         return self._with(max_queue=n)
 
     def with_max_num_batched_tokens(self, n: int) -> Self:
-        """Set the most tokens of one step: more is faster for long prompts, less keeps the texts beside them
-        flowing."""
+        """Set the most tokens of one step: with more, the memory of a step grows, and long prompts may be faster."""
         return self._with(max_num_batched_tokens=n)
+
+    def with_max_slowdown(self, factor: float | None) -> Self:
+        """Set by what factor the tokens of a text may take longer while a prompt is computed beside it.
+
+        The more, the sooner the prompt has its first token: with 3, a token takes three times as long as without the
+        prompt, and the prompt one and a half times as long as without the text; with 2, each takes twice as long. None
+        computes as much of the prompt in each step as :meth:`with_max_num_batched_tokens` allows.
+
+        :raises ConfigError: for 1 and less
+        """
+        return self._with(max_slowdown=factor)
 
     def with_max_model_len(self, n: int) -> Self:
         """Set the most tokens of a sequence, prompt and output together; at most the model's own context."""

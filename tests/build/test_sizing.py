@@ -91,6 +91,7 @@ def test_with_nothing_said() -> None:
         prefix_cache_n=16,
         max_num_seqs=32,
         max_num_batched_tokens=512,
+        max_slowdown=3.0,
         max_model_len=8192,
         max_queue=4096,
         sliding_window=None,
@@ -107,12 +108,15 @@ def test_a_cuda_devices_pool_is_nine_tenths_less_what_is_in_use() -> None:
     config = resolve(device="cuda")
     assert config.num_blocks == (900 - 400) * 16
     assert config.max_num_batched_tokens == 2048
+    assert config.max_slowdown == 0.0
+    assert resolve(BuildSettings(max_slowdown=2.0), device="cuda").max_slowdown == 2.0
 
 
 def test_settings_of_the_scheduler_are_the_builders() -> None:
     config = resolve(BuildSettings(max_num_seqs=5, max_queue=7, max_num_batched_tokens=33), max_model_len=100)
     assert (config.max_num_seqs, config.max_queue, config.max_num_batched_tokens) == (5, 7, 33)
     assert config.max_model_len == 100
+    assert resolve(BuildSettings(max_slowdown=0)).max_slowdown == 0.0
 
 
 @pytest.mark.parametrize(

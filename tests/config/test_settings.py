@@ -107,6 +107,9 @@ def test_memory_is_three_classes_for_match_statements() -> None:
         lambda: BuildSettings(token_source="env:"),
         lambda: BuildSettings(paged_meta=Any),  # type: ignore[arg-type]
         lambda: BuildSettings(max_num_seqs=0),
+        lambda: BuildSettings(max_slowdown=1),
+        lambda: BuildSettings(max_slowdown=float("nan")),
+        lambda: EngineConfig(max_slowdown=-2.0),
     ],
 )
 def test_a_bad_value_says_what_is_allowed(make: Callable[[], object]) -> None:

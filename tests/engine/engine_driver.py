@@ -63,9 +63,21 @@ class Driver:
     """Holds an engine, and what its requests have been told."""
 
     def __init__(
-        self, tokenizer: Tokenizer, *, num_blocks: int = 64, next_token: NextToken = HASHED, **runner: Any
+        self,
+        tokenizer: Tokenizer,
+        *,
+        num_blocks: int = 64,
+        max_slowdown: float = 0.0,
+        next_token: NextToken = HASHED,
+        **runner: Any,
     ) -> None:
-        config = EngineConfig(num_blocks=num_blocks, block_size=4, max_num_seqs=6, max_num_batched_tokens=16)
+        config = EngineConfig(
+            num_blocks=num_blocks,
+            block_size=4,
+            max_num_seqs=6,
+            max_num_batched_tokens=16 if not max_slowdown else 48,
+            max_slowdown=max_slowdown,
+        )
         self.kv = KvCacheManager(num_blocks, 4)
         self.runner = FakeRunner(next_token, vocab_size=VOCAB, **runner)
         self.engine = Engine(Scheduler(config, self.kv), self.kv, self.runner, tokenizer)

@@ -128,3 +128,20 @@ def test_a_row_that_fails_when_its_text_has_ended_already(smollm2_text: TextProc
     driver.run()
     assert driver.ends["two"].completion_tokens == 3 + 6
     assert driver.kv.usage.used == 0
+
+
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_texts_are_the_same_whatever_steps_take(smollm2_text: TextProcessor, *, overlaps: bool) -> None:
+    """Prompts are cut by the times of steps, which differ from run to run; one of them comes while others generate."""
+    texts = []
+    for slowdown in (0.0, 1.1, 3.0):
+        driver = Driver(smollm2_text.tokenizer, num_blocks=40, overlaps=overlaps, max_slowdown=slowdown)
+        submit_many(driver)
+        for _ in range(8):
+            driver.step()
+        driver.submit("late", [7] * 90, max_tokens=5)
+        driver.run()
+        assert driver.kv.usage.used == 0
+        texts.append(driver.texts)
+    assert len(texts[0]) > 12
+    assert texts[0] == texts[1] == texts[2]

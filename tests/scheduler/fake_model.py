@@ -61,6 +61,7 @@ class Harness:
     ended: list[int] = field(factory=list)
     flight: tuple[SchedulerOutput, list[list[int]]] | None = None
     forgotten: list[int] = field(factory=list)
+    token_seconds: float = 1e-3
     num_drafts_accepted: int = 0
 
     def __attrs_post_init__(self) -> None:
@@ -124,6 +125,8 @@ class Harness:
         running = [s for s in self.sequences.values() if s.status is SequenceStatus.RUNNING]
         assert sum(s.num_choices for s in running) <= self.config.max_num_seqs
         assert len(running) == self.scheduler.num_running
+        decodes = [row for row in output.scheduled if row.start >= row.sequence.num_prompt_tokens]
+        assert all(row in decodes for row in output.scheduled[: output.num_decodes])
         for row in output.scheduled:
             sequence = row.sequence
             assert sequence.status is SequenceStatus.RUNNING
@@ -181,6 +184,9 @@ class Harness:
     def update(self, output: SchedulerOutput, sampled: list[list[int]]) -> NewTokens:
         """Take in a step and check what it is said to have done."""
         new_tokens = self.scheduler.update(output, sampled)
+        self.scheduler.note_time(
+            output, 2e-3 + self.token_seconds * sum(row.num_new_tokens for row in output.scheduled)
+        )
         assert new_tokens.num_tokens == sum(map(len, new_tokens.token_ids))
         for index, (sequence, token_ids, row) in enumerate(
             zip(new_tokens.sequences, new_tokens.token_ids, new_tokens.rows, strict=True)

@@ -9,6 +9,7 @@ from fake_model import VOCAB, Harness
 
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.errors import ContextLengthError, InvalidRequestError, QueueFullError
+from paged_sdk.scheduler.pace import FIRST_CHUNK
 from paged_sdk.scheduler.sequence import Sequence, SequenceStatus
 from paged_sdk.scheduler.waiting_queue import MAX_TIMES_PASSED
 
@@ -24,6 +25,7 @@ def make(
     max_queue: int = 1000,
     paged: bool = True,
     rope_switch: int | None = None,
+    max_slowdown: float = 0.0,
 ) -> Harness:
     return Harness(
         EngineConfig(
@@ -36,6 +38,7 @@ def make(
             max_model_len=max_model_len,
             max_queue=max_queue,
             rope_switch=rope_switch,
+            max_slowdown=max_slowdown,
         )
     )
 
@@ -695,3 +698,44 @@ def test_short_prompts_pass_one_that_waits_for_its_share_but_not_one_that_waits_
     too_large.times_passed = times_passed
     harness.add([3, 4])
     assert {row[0] for row in rows(harness)} == ({0, 2} if times_passed else {0, 2, 4})
+
+
+def test_a_prompt_beside_texts_is_cut_by_the_times_of_steps() -> None:
+    """A step without prompts takes 2 ms, and so much the tokens of a chunk may take twice over."""
+    harness = make(num_blocks=400, budget=200, max_slowdown=3.0)
+    harness.token_seconds = 1e-4
+    text = harness.add([1], max_tokens=100)
+    for _ in range(4):
+        rows(harness)
+    harness.add([2] * 300, max_tokens=1)
+    chunks = [[row[2] for row in rows(harness)] for _ in range(9)]
+    assert [chunk[0] for chunk in chunks] == [1] * 9, "the text gets a token in every step"
+    lengths = [chunk[1] for chunk in chunks if len(chunk) > 1]
+    assert lengths[0] == FIRST_CHUNK
+    assert all(length == pytest.approx(42, abs=6) for length in lengths[1:-1])
+    # Nobody else waits for tokens now: the budget is the steps'.
+    harness.scheduler.finish(text, "canceled")
+    harness.add([3] * 300, max_tokens=1)
+    while harness.sequences[1].status is SequenceStatus.RUNNING:
+        rows(harness)
+    assert max(row[2] for row in rows(harness)) > 90
+    harness.run()
+    harness.check_end()
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_texts_are_the_same_whatever_the_steps_take(*, ahead: bool) -> None:
+    results = set()
+    for slowdown, seconds in ((0.0, 1e-3), (1.1, 1e-3), (3.0, 1e-5), (3.0, 1e-2)):
+        harness = make(num_blocks=60, budget=48, max_slowdown=slowdown)
+        harness.token_seconds = seconds
+        for index in range(7):
+            harness.add([index, *range(5 + 11 * index)], max_tokens=9 + index)
+        for _ in range(5):
+            harness.step(ahead=ahead)
+            harness.token_seconds *= 1.5
+        harness.add([9] * 90)
+        harness.run(ahead=ahead)
+        harness.check_end()
+        results.add(str([sequence.output_token_ids for sequence in harness.sequences.values()]))
+    assert len(results) == 1

@@ -29,8 +29,9 @@ class PagedMachine(RuleBasedStateMachine):
         seats=st.integers(3, 6),
         budget=st.sampled_from([1, 2, 5, 8, 64]),
         cache=st.sampled_from([0, 2, 2, 2]),
+        slowdown=st.sampled_from([0.0, 1.1, 3.0]),
     )
-    def start(self, num_blocks: int, seats: int, budget: int, cache: int) -> None:
+    def start(self, num_blocks: int, seats: int, budget: int, cache: int, slowdown: float) -> None:
         self.harness = Harness(
             EngineConfig(
                 paged=self.paged,
@@ -39,11 +40,16 @@ class PagedMachine(RuleBasedStateMachine):
                 prefix_cache_n=cache,
                 max_num_seqs=seats,
                 max_num_batched_tokens=budget,
+                max_slowdown=slowdown,
                 max_model_len=self.max_model_len,
                 sliding_window=self.window,
                 rope_switch=self.switch,
             )
         )
+
+    @rule(seconds=st.sampled_from([0.0, 1e-6, 1e-3, 1.0]))
+    def change_speed(self, seconds: float) -> None:
+        self.harness.token_seconds = seconds
 
     @rule(
         prompt=prompts,

@@ -20,6 +20,9 @@ DEFAULT_PREFIX_CACHE_N = 16
 DEFAULT_BATCHED_TOKENS = {"cpu": 512}
 """A CPU computes 512 prompt tokens of a small model in about a quarter of a second, which other texts can wait for."""
 DEFAULT_BATCHED_TOKENS_ELSEWHERE = 2048
+DEFAULT_SLOWDOWN = {"cpu": 3.0}
+"""A prompt then takes one and a half times as long beside texts as alone. Elsewhere nothing was measured: there a step
+takes what its budget allows, unless a factor is asked for."""
 PAGED_BY_DEFAULT = frozenset({"cpu", "cuda"})
 
 
@@ -57,6 +60,7 @@ def resolve_engine_config(
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens
         or DEFAULT_BATCHED_TOKENS.get(device.type, DEFAULT_BATCHED_TOKENS_ELSEWHERE),
+        max_slowdown=DEFAULT_SLOWDOWN.get(device.type, 0.0) if settings.max_slowdown is None else settings.max_slowdown,
         max_model_len=max_model_len,
         max_queue=settings.max_queue,
         sliding_window=model.window,

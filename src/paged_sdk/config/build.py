@@ -12,9 +12,11 @@ from paged_sdk.config.checks import (
     IsA,
     IsText,
     as_int,
+    as_optional_float,
     as_optional_int,
     is_bool,
     is_optional_bool,
+    is_optional_slowdown,
     is_unicode,
 )
 from paged_sdk.config.isq import IsqType
@@ -81,6 +83,8 @@ class BuildSettings:
     :ivar isq: the type to quantize weights to while loading
     :ivar batch_invariance: whether to use one arithmetic for every row count
     :ivar lean_memory: whether each weight is to be held once only, as it is in any case
+    :ivar max_slowdown: by what factor a text's tokens may take longer beside a prompt; 0: as long as the token budget
+        takes
     :ivar paged_attn: whether the KV cache is paged; True and False are explicit requests
     :ivar paged_meta: the settings of the KV pool, taken as a whole
     """
@@ -95,6 +99,7 @@ class BuildSettings:
     max_num_batched_tokens: int | None = field(
         default=None, converter=as_optional_int, validator=IntAtLeast(1, optional=True)
     )
+    max_slowdown: float | None = field(default=None, converter=as_optional_float, validator=is_optional_slowdown)
     max_model_len: int | None = field(default=None, converter=as_optional_int, validator=IntAtLeast(1, optional=True))
     logging: bool = field(default=False, validator=is_bool)
     throughput_logging: bool = field(default=False, validator=is_bool)

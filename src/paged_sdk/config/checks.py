@@ -146,6 +146,18 @@ class NumberBetween:
         return f"a finite number {lower}{upper}" + (" or None" if self.optional else "")
 
 
+def is_slowdown(instance: object, attribute: Attribute[Any], value: object) -> None:
+    """Accept 0 and finite numbers above 1."""
+    if not (is_finite(value) and isinstance(value, int | float) and (value == 0 or value > 1)):
+        raise ConfigError.of(name_of(instance, attribute), value, "0, or a finite number > 1")
+
+
+def is_optional_slowdown(instance: object, attribute: Attribute[Any], value: object) -> None:
+    """Accept what :func:`is_slowdown` does, and None."""
+    if value is not None:
+        is_slowdown(instance, attribute, value)
+
+
 class IsA:
     """Accepts instances of a class; None too if ``optional``.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import field, frozen
 
-from paged_sdk.config.checks import IntAtLeast
+from paged_sdk.config.checks import IntAtLeast, is_slowdown
 from paged_sdk.config.memory import MemoryGpuConfig
 from paged_sdk.config.paged import PagedCacheType
 
@@ -24,6 +24,8 @@ class EngineConfig:
         sequences when not
     :ivar max_num_seqs: sequences that hold KV at once
     :ivar max_num_batched_tokens: the token budget of one step
+    :ivar max_slowdown: by what factor a text's tokens may take longer beside a prompt; 0: as long as the token budget
+        takes
     :ivar max_model_len: tokens in a sequence, prompt and output together
     :ivar max_queue: requests that may wait
     :ivar sliding_window: the widest window if every layer has one, else None
@@ -38,6 +40,7 @@ class EngineConfig:
     prefix_cache_n: int = field(default=16, validator=IntAtLeast(0))
     max_num_seqs: int = field(default=32, validator=IntAtLeast(1))
     max_num_batched_tokens: int = field(default=512, validator=IntAtLeast(1))
+    max_slowdown: float = field(default=0.0, validator=is_slowdown)
     max_model_len: int = field(default=4096, validator=IntAtLeast(1))
     max_queue: int = field(default=4096, validator=IntAtLeast(1))
     sliding_window: int | None = field(default=None, validator=IntAtLeast(1, optional=True))

@@ -203,3 +203,4 @@ class Engine:
         self._metrics.add_step(
             start=start, end=end, prompt_tokens=output.num_prompt_tokens, completion_tokens=completion_tokens
         )
+        self._scheduler.note_time(output, end - start)

@@ -67,6 +67,7 @@ class SchedulerOutput:
     :ivar dropped: sequences that the scheduler ended with "length", because they outgrew the KV memory
     :ivar finished_seq_ids: sequences that ended since the previous output: their state may be dropped
     :ivar num_prompt_tokens: how many of the tokens of all rows belong to chunks of prompts
+    :ivar num_decodes: how many of the rows, the first ones, only decode
     """
 
     scheduled: list[ScheduledSequence]
@@ -75,6 +76,7 @@ class SchedulerOutput:
     dropped: list[Sequence]
     finished_seq_ids: list[int]
     num_prompt_tokens: int = 0
+    num_decodes: int = 0
 
     def part(self, rows: Sequence_[int]) -> SchedulerOutput:
         """Make an output of some of the rows, so that their results can be taken in separately. It counts no prompt

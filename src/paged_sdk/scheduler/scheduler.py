@@ -10,6 +10,7 @@ from paged_sdk.kv.block_hash import CacheKey
 from paged_sdk.kv.manager import KvManager
 from paged_sdk.scheduler.admission import SHORT, Admission
 from paged_sdk.scheduler.output import NewTokens, ScheduledSequence, SchedulerOutput
+from paged_sdk.scheduler.pace import Pace
 from paged_sdk.scheduler.sequence import Sequence, SequenceStatus
 from paged_sdk.scheduler.waiting_queue import WaitingQueue, rank
 from paged_sdk.types.response import FinishReason
@@ -44,6 +45,7 @@ class Scheduler:
         self._waiting = WaitingQueue()
         self._running: list[Sequence] = []
         self._admission = Admission(config, kv, self._waiting, self._running)
+        self._pace = Pace(config.max_slowdown) if config.max_slowdown else None
         self._finished_seq_ids: list[int] = []
         self._num_preemptions = 0
 
@@ -129,14 +131,26 @@ class Scheduler:
         if self._waiting:
             self._admission.admit_short()
         decodes, chunks, budget = self._continue_running(dropped)
-        chunks += self._admit_waiting(budget)
+        chunks += self._admit_waiting(budget, beside=0 if chunks else len(decodes))
         if not (decodes or chunks):
             # A step without rows is not executed: the copies and finished sequences go with the next one.
             return SchedulerOutput([], [], [], dropped, [])
         finished, self._finished_seq_ids = self._finished_seq_ids, []
         num_prompt_tokens = sum(row.num_new_tokens for row in chunks if row.start < row.sequence.num_prompt_tokens)
         rows, copies, released = decodes + chunks, self._kv.take_copies(), self._kv.take_released()
-        return SchedulerOutput(rows, copies, released, dropped, finished, num_prompt_tokens)
+        return SchedulerOutput(rows, copies, released, dropped, finished, num_prompt_tokens, len(decodes))
+
+    def note_time(self, output: SchedulerOutput, seconds: float) -> None:
+        """Take in how long a step took, from which later steps learn how many tokens of prompts they may compute."""
+        if self._pace is None:
+            return
+        num_decodes, scheduled = output.num_decodes, output.scheduled
+        if num_decodes == len(scheduled):
+            self._pace.note_plain(seconds, num_decodes)
+            return
+        num_tokens = sum(row.num_new_tokens for row in scheduled[num_decodes:])
+        num_pairs = sum(row.num_new_tokens * (row.start + row.num_new_tokens / 2) for row in scheduled[num_decodes:])
+        self._pace.note_mixed(seconds, num_decodes, num_tokens, num_pairs / num_tokens)
 
     def update(self, output: SchedulerOutput, sampled: list[list[int]]) -> NewTokens:
         """Add the sampled tokens of a step to their sequences, and end those whose text is complete.
@@ -200,7 +214,7 @@ class Scheduler:
 
         :param dropped: gets the sequences that outgrew the memory, which this method ends. Those that outgrew the
             length from which on their keys are rotated otherwise are computed anew
-        :returns: rows that only decode, chunks of prompts, and the rest of the budget
+        :returns: rows that only decode, chunks of prompts, and the rest of the budget for prompts
         """
         decodes: list[ScheduledSequence] = []
         chunks: list[ScheduledSequence] = []
@@ -220,7 +234,7 @@ class Scheduler:
                 continue
             if num_wanted > 1:
                 if prompt_budget is None:
-                    prompt_budget = self._config.max_num_batched_tokens - self._num_decodes()
+                    prompt_budget = self._prompt_budget(start)
                     kept = min(self._admission.num_short_tokens(), prompt_budget // SHORT)
                 spared = 0 if num_wanted <= self._admission.most_short else kept
                 num_wanted = min(num_wanted, prompt_budget - spared, budget)
@@ -249,7 +263,7 @@ class Scheduler:
         for sequence in outgrown:
             if sequence.status is SequenceStatus.RUNNING:  # it was not preempted meanwhile
                 self._requeue(sequence)
-        return decodes, chunks, budget
+        return decodes, chunks, budget if self._pace is None or prompt_budget is None else min(budget, prompt_budget)
 
     def _set_end(self, sequence: Sequence) -> None:
         """Work out the length up to which a sequence without KV can be scheduled, and on what its KV will depend.
@@ -270,13 +284,22 @@ class Scheduler:
         is_short = self._config.rope_switch is not None and not sequence.is_long
         return is_short and sequence.length <= self._kv.max_sequence_tokens
 
-    def _admit_waiting(self, budget: int) -> list[ScheduledSequence]:
-        """Admit waiting sequences while there is budget, and make their rows."""
+    def _admit_waiting(self, budget: int, *, beside: int) -> list[ScheduledSequence]:
+        """Admit waiting sequences while there is budget, and make their rows.
+
+        :param beside: how many texts get a token in the step, if it computes no other prompts; otherwise 0
+        """
         rows: list[ScheduledSequence] = []
-        if budget == 0 or not self._waiting:
+        if budget <= 0 or not self._waiting:
+            return rows
+        pace = self._pace if beside else None
+        seconds = 0.0 if pace is None else pace.prompt_seconds(beside, self._num_prompts(beside))
+        if pace is not None and not seconds:
             return rows
         for sequence in self._admission.admit():
             start, length = sequence.num_scheduled, len(sequence.token_ids)
+            if pace is not None and not rows:
+                budget = min(budget, pace.tokens(seconds, start))
             num_new = self._kv.grow(sequence.table, start, min(budget, length - start))
             assert num_new > 0, f"{sequence} was admitted without room"
             rows.append(_row(sequence, start, num_new))
@@ -284,6 +307,23 @@ class Scheduler:
             if budget == 0:
                 break
         return rows
+
+    def _prompt_budget(self, depth: int) -> int:
+        """Work out how many tokens of the running prompts the step may compute.
+
+        :param depth: how many tokens of the first of these prompts have KV already
+        """
+        num_decodes = self._num_decodes()
+        most = self._config.max_num_batched_tokens - num_decodes
+        if self._pace is None or not num_decodes:
+            return most
+        seconds = self._pace.prompt_seconds(num_decodes, self._num_prompts(num_decodes))
+        return min(most, self._pace.tokens(seconds, depth)) if seconds else 0
+
+    def _num_prompts(self, num_decodes: int) -> int:
+        """Count the prompts that are under way, and those that wait and have a seat."""
+        num_running = len(self._running)
+        return num_running - num_decodes + min(len(self._waiting), self._config.max_num_seqs - num_running)
 
     def _num_decodes(self) -> int:
         """Count the running sequences that only decode: every step reserves budget for their tokens."""
