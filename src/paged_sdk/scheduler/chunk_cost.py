@@ -18,6 +18,8 @@ _MEMORY: Final = 0.97
 up to twice too large; with 0.98 it takes a second longer to notice that the machine has become slower."""
 _MEAN_WEIGHT: Final = 1 / 4
 _LEAST: Final = 1e-3
+_CLOCK: Final = 1e-6
+"""No chunk takes less, whatever a coarse clock says; far smaller units would overflow."""
 
 
 class ChunkCost:
@@ -59,7 +61,7 @@ class ChunkCost:
         :param depth: how many tokens preceded each of its tokens, on average
         """
         if not self._unit:
-            if seconds <= 0:
+            if seconds < _CLOCK:
                 return
             self._unit = seconds / num_tokens
             self._weights = [0.0, 0.0, 1.0, 0.0]
