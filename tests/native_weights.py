@@ -155,5 +155,5 @@ def rotated_weight(weight: PackedWeight, isa: str | None = None) -> Tensor:
     of which one code alone is not zero. -> float64 [rows, cols]
     """
     one_code = (rotate_groups(torch.eye(weight.cols)) * 32**0.5).float()
-    products: Tensor = NativeLinear(workspace(isa), [weight.rotated()])(one_code)
-    return products.double().T / 32**0.5
+    products = NativeLinear(workspace(isa), [weight.rotated()])(one_code)
+    return products.double().T / math.sqrt(32)

@@ -73,7 +73,7 @@ class BlockEmbedding(Embedding):
 
     def __init__(self, matrix: BlockMatrix, *, dtype: torch.dtype, scale: float | None = None) -> None:
         super().__init__(dtype=dtype, scale=scale)
-        self.matrix = matrix.to(torch.device("cpu"))  # which reads it, if it is in a file still
+        self.matrix: BlockMatrix = matrix.to(torch.device("cpu"))  # which reads it, if it is in a file still
 
     @property
     def stored(self) -> BlockMatrix:
