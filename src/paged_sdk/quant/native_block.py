@@ -17,8 +17,8 @@ from paged_sdk.quant.linear import Linear, NativeWeights
 __all__ = ["FEW_ROWS", "NativeBlockLinear", "PackedBlockEmbedding"]
 
 FEW_ROWS = 20
-"""Up to this many sequences' generated tokens are multiplied by packed weights. Beyond, it pays to make int8 codes of the
-weights, which takes as long as 14 rows: with 12 in place of 20, 16 streams of SmolLM2 ran at 0.86 of the speed (AMD
+"""Up to this many sequences' generated tokens are multiplied by packed weights. Beyond, it pays to make int8 codes of
+the weights, which takes as long as 14 rows: with 12 in place of 20, 16 streams of SmolLM2 ran at 0.86 of the speed (AMD
 Zen 4)."""
 
 
