@@ -27,7 +27,7 @@ from torch import Tensor
 import paged_sdk
 from benchmarks.divergence import divergence
 from benchmarks.inside import OpenEngine, open_engine
-from benchmarks.machine import describe_machine, usable_cpus
+from benchmarks.machine import describe_machine
 from benchmarks.models import model_path
 from benchmarks.paths import cache_directory
 from benchmarks.prompts import PromptMaker, prose
@@ -43,6 +43,7 @@ from paged_sdk import (
 )
 from paged_sdk.kv.manager import KvTable
 from paged_sdk.kv.paged import KvCacheManager
+from paged_sdk.processors import usable_processors
 
 __all__ = [
     "QUICK",
@@ -301,7 +302,7 @@ def main(
     quick: Annotated[bool, typer.Option("--quick", help="Tiny lengths: shows that it runs, measures nothing")] = False,
 ) -> None:
     """Measure what each feature gains."""
-    path, num_threads, sizes = model_path(model), threads or usable_cpus(), QUICK if quick else Sizes()
+    path, num_threads, sizes = model_path(model), threads or usable_processors(), QUICK if quick else Sizes()
     torch.set_num_threads(num_threads)
     builder = TextModelBuilder(path).with_num_threads(num_threads).with_max_num_seqs(max(sizes.requests))
     claims = [

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from benchmarks.bandwidth import bytes_per_token, read_bandwidth
 from benchmarks.environments import ENGINES, OWN, installed_engines
-from benchmarks.machine import describe_machine, usable_cpus
+from benchmarks.machine import describe_machine
 from benchmarks.models import MODELS, BenchmarkModel, benchmark_model
 from benchmarks.paths import cache_directory
 from benchmarks.process import EngineFailedError, EngineProcess
@@ -43,6 +43,7 @@ from benchmarks.tasks import (
     warm_up,
 )
 from benchmarks.worker import engine_class
+from paged_sdk.processors import usable_processors
 
 __all__ = ["Comparison", "confined_to", "names_of", "report"]
 
@@ -251,7 +252,7 @@ def main(
     sizes = QUICK if quick else Sizes(depth=depth)
     names = names_of(engines, ENGINES, "--engines") or installed_engines()
     tasks = names_of(only, [task.name for task in make_tasks(sizes)], "--only")
-    chosen, num_threads, machine = benchmark_model(model), threads or usable_cpus(), describe_machine()
+    chosen, num_threads, machine = benchmark_model(model), threads or usable_processors(), describe_machine()
     if machine["load_average"] > _BUSY:
         _console.print(f"[yellow]The machine is busy (load {machine['load_average']}): do not trust the figures.[/]")
     comparison = Comparison(

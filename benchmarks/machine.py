@@ -9,14 +9,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-__all__ = ["describe_machine", "usable_cpus"]
+from paged_sdk.processors import usable_processors
+
+__all__ = ["describe_machine"]
 
 _FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "asimddp", "i8mm")
-
-
-def usable_cpus() -> int:
-    """Return how many CPUs this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def describe_machine() -> dict[str, Any]:
@@ -26,7 +23,7 @@ def describe_machine() -> dict[str, Any]:
     return {
         "cpu": cpu.get("model name") or platform.processor() or platform.machine(),
         "cpu_family": f"{cpu.get('cpu family', '')}.{cpu.get('model', '')}".strip("."),
-        "cpus": usable_cpus(),
+        "cpus": usable_processors(),
         "instruction_sets": [flag for flag in _FLAGS if flag in flags],
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "system": platform.platform(),

@@ -23,7 +23,7 @@ from attrs import asdict
 from benchmarks.busy import Busy, beside
 from benchmarks.compare import Comparison, confined_to, names_of, report
 from benchmarks.environments import ENGINES, OWN, installed_engines
-from benchmarks.machine import describe_machine, usable_cpus
+from benchmarks.machine import describe_machine
 from benchmarks.models import MODELS, benchmark_model
 from benchmarks.paths import cache_directory
 from benchmarks.process import EngineProcess
@@ -31,6 +31,7 @@ from benchmarks.prompts import PromptMaker, tokenizer_of
 from benchmarks.protocol import EngineSettings, Prompt, RequestTimes
 from benchmarks.tasks import QUICK, Figures, Metric, Sizes, Task, decode_rate, make_tasks
 from benchmarks.versions import VersionError, other_version
+from paged_sdk.processors import usable_processors
 
 __all__ = ["neighbour_tasks"]
 
@@ -168,7 +169,7 @@ def main(
         before = {f"{OWN} {against}": other_version(against).source} if against else {}
     except VersionError as error:
         raise typer.BadParameter(str(error), param_hint="--against") from None
-    chosen, num_threads, machine = benchmark_model(model), threads or usable_cpus(), describe_machine()
+    chosen, num_threads, machine = benchmark_model(model), threads or usable_processors(), describe_machine()
     about = {"machine": machine, "model": chosen.name, "threads": num_threads, "rounds": rounds, "turns": turns}
     with confined_to(num_threads), Busy(max(PROCESSES)) as busy:
         tasks = neighbour_tasks(sizes, busy, turns)

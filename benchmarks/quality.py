@@ -27,13 +27,14 @@ from torch import Tensor
 from benchmarks.divergence import Divergence, divergence
 from benchmarks.environments import installed_engines
 from benchmarks.inside import open_engine
-from benchmarks.machine import describe_machine, usable_cpus
+from benchmarks.machine import describe_machine
 from benchmarks.models import model_path
 from benchmarks.paths import cache_directory
 from benchmarks.process import EngineProcess
 from benchmarks.prompts import PromptMaker, prose
 from benchmarks.protocol import EngineSettings, LogitsPath
 from paged_sdk import Model, SamplingParams, TextModelBuilder
+from paged_sdk.processors import usable_processors
 
 __all__ = ["BatchDependence", "batch_dependence", "own_paths"]
 
@@ -121,7 +122,7 @@ def main(
     """Measure mean KL and top-1 agreement against float32, by path through the engine, and how texts depend on the
     batch.
     """
-    path, num_threads = model_path(model), threads or usable_cpus()
+    path, num_threads = model_path(model), threads or usable_processors()
     torch.set_num_threads(num_threads)
     builder = TextModelBuilder(path).with_num_threads(num_threads)
     reference = open_engine(builder.with_dtype("float32"))

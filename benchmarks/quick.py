@@ -29,7 +29,7 @@ from rich.table import Table
 
 from benchmarks.busy import Busy, beside
 from benchmarks.environments import OWN
-from benchmarks.machine import describe_machine, usable_cpus
+from benchmarks.machine import describe_machine
 from benchmarks.models import benchmark_model
 from benchmarks.paths import cache_directory
 from benchmarks.process import EngineProcess
@@ -40,6 +40,7 @@ from benchmarks.saved import Saved, file_of, last_saved
 from benchmarks.saved import save as keep
 from benchmarks.tasks import LOAD, Metric, Sizes, Task, load_figures, make_tasks, warm_up
 from benchmarks.versions import Version, VersionError, last_tag, other_version, working_tree
+from paged_sdk.processors import usable_processors
 
 __all__ = ["Comparison", "interval", "main", "verdict"]
 
@@ -202,7 +203,7 @@ def main(
     except VersionError as error:
         raise typer.BadParameter(str(error), param_hint="--against") from None
     chosen, sizes = benchmark_model(model), evolve(Sizes(), output=96)
-    settings = EngineSettings(str(chosen.source), usable_cpus(), sizes.max_model_len, max(sizes.streams))
+    settings = EngineSettings(str(chosen.source), usable_processors(), sizes.max_model_len, max(sizes.streams))
     prompts = PromptMaker(tokenizer_of(chosen.source))
     machine = describe_machine()
     begun, number = time.monotonic(), 0

@@ -22,11 +22,12 @@ from attrs import asdict, frozen
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.machine import describe_machine, usable_cpus
+from benchmarks.machine import describe_machine
 from benchmarks.models import model_path
 from benchmarks.paths import cache_directory
 from benchmarks.prompts import prose
 from paged_sdk import Model, SamplingParams, TextModelBuilder
+from paged_sdk.processors import usable_processors
 
 __all__ = ["Difference", "measure"]
 
@@ -138,7 +139,7 @@ def main(
 ) -> None:
     """Count the texts that differ from those that were asked for first."""
     path = model_path(model)
-    builder = TextModelBuilder(path).with_num_threads(threads or usable_cpus())
+    builder = TextModelBuilder(path).with_num_threads(threads or usable_processors())
     if invariant:
         builder = builder.with_batch_invariance()
 

@@ -19,7 +19,6 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.environments import OWN
-from benchmarks.machine import usable_cpus
 from benchmarks.models import benchmark_model
 from benchmarks.paths import cache_directory
 from benchmarks.process import EngineProcess
@@ -27,6 +26,7 @@ from benchmarks.prompts import PromptMaker, tokenizer_of
 from benchmarks.protocol import EngineSettings
 from benchmarks.tasks import LOAD, Sizes, load_figures
 from benchmarks.versions import Version, VersionError, other_version, working_tree
+from paged_sdk.processors import usable_processors
 
 __all__ = ["import_seconds", "main"]
 
@@ -62,7 +62,7 @@ def main(
         raise typer.BadParameter(str(error), param_hint="--against") from None
     chosen, sizes = benchmark_model(model), Sizes()
     prompts = PromptMaker(tokenizer_of(chosen.source))
-    settings = EngineSettings(str(chosen.source), usable_cpus(), sizes.max_model_len, max(sizes.streams))
+    settings = EngineSettings(str(chosen.source), usable_processors(), sizes.max_model_len, max(sizes.streams))
     seconds: dict[str, list[float]] = {_TORCH: []}
     peaks: dict[str, list[float]] = {}
     chosen.source.read_bytes()  # into the page cache

@@ -24,7 +24,6 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.inside import OpenEngine, open_engine
-from benchmarks.machine import usable_cpus
 from benchmarks.models import model_path
 from benchmarks.prompts import PromptMaker
 from paged_sdk import Model, SamplingParams, TextModelBuilder
@@ -35,6 +34,7 @@ from paged_sdk.kernels.rotary import Rotation
 from paged_sdk.kernels.step import AttentionStep
 from paged_sdk.layers.norm import RMSNorm
 from paged_sdk.models.decoder import DecoderModel
+from paged_sdk.processors import usable_processors
 from paged_sdk.quant import linear
 from paged_sdk.quant.experts import Experts
 from paged_sdk.quant.linear import Linear
@@ -184,7 +184,7 @@ def main(
     threads: Annotated[int | None, typer.Option(min=1)] = None,
 ) -> None:
     """Measure the time per part of one step of N streams."""
-    path, num_threads = model_path(model), threads or usable_cpus()
+    path, num_threads = model_path(model), threads or usable_processors()
     torch.set_num_threads(num_threads)
     stopwatch = Stopwatch()
     engine = open_engine(TextModelBuilder(path).with_num_threads(num_threads).with_max_num_seqs(streams))

@@ -51,7 +51,7 @@ def resident(tensors: list[torch.Tensor]) -> int:
     return total
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux's /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux which pages are in memory")
 @pytest.mark.parametrize("cache_type", list(PagedCacheType))
 def test_memory_grows_with_the_blocks_that_are_used(cache_type: PagedCacheType) -> None:
     settings = PoolSettings(block_size=32, dtype=torch.bfloat16, device=torch.device("cpu"), cache_type=cache_type)

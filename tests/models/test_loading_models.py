@@ -19,12 +19,13 @@ from paged_sdk.config.isq import IsqType
 from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.errors import CheckpointError
 from paged_sdk.kernels.stored_matrix import StoredMatrix
+from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.loading import load_model
 from paged_sdk.models.moe_mlp import MoeMlp
 from paged_sdk.quant.dense_experts import DenseExperts
 from paged_sdk.quant.native_block_experts import NativeBlockExperts
 from paged_sdk.quant.policy import WeightPolicy
-from paged_sdk.weights.checkpoint import open_checkpoint
+from paged_sdk.weights.checkpoint import Checkpoint, open_checkpoint
 from tiny import build_gguf_model, build_model, make_checkpoint, make_gguf
 
 
@@ -48,6 +49,21 @@ def test_a_gguf_file(tmp_path: Path, family: str) -> None:
     assert greedy(model, paged(16), prompt, 8) == reference_greedy(build_gguf_model(family), prompt, 8)
 
 
+def load_blocks(checkpoint: Checkpoint, *, num_threads: int = 1) -> tuple[DecoderModel, list[tuple[int, int]]]:
+    """Load a model whose quantized matrices stay in blocks; return it and what was reported of the progress."""
+    progress: list[tuple[int, int]] = []
+    model = load_model(
+        checkpoint.config,
+        checkpoint.source,
+        dtype=torch.float32,
+        device=CPU,
+        policy=WeightPolicy(keep_blocks=True, workspace=workspace()),
+        on_progress=lambda *numbers: progress.append(numbers),
+        num_threads=num_threads,
+    )
+    return model, progress
+
+
 @needs_library
 @pytest.mark.parametrize("family", ["llama", "mixtral"])
 def test_layers_are_loaded_by_as_many_threads_as_one_likes(tmp_path: Path, family: str) -> None:
@@ -56,16 +72,7 @@ def test_layers_are_loaded_by_as_many_threads_as_one_likes(tmp_path: Path, famil
     prompt, texts, before = random_prompt(40), [], threading.active_count()
     for num_threads in (1, 3):
         checkpoint = open_checkpoint(path)
-        progress: list[tuple[int, int]] = []
-        model = load_model(
-            checkpoint.config,
-            checkpoint.source,
-            dtype=torch.float32,
-            device=CPU,
-            policy=WeightPolicy(keep_blocks=True, workspace=workspace()),
-            on_progress=lambda *numbers: progress.append(numbers),  # noqa: B023
-            num_threads=num_threads,
-        )
+        model, progress = load_blocks(checkpoint, num_threads=num_threads)
         checkpoint.source.close()
         assert [done for done, _ in progress] == sorted(done for done, _ in progress)
         assert progress[-1][0] == progress[-1][1] == len(checkpoint.source.names())
@@ -169,16 +176,7 @@ def test_experts_are_decoded_without_the_native_kernels_and_the_log_says_so(
 def test_experts_of_quantized_files_take_what_they_take_in_the_file(
     tmp_path: Path, family: str, hidden: int, inner: int
 ) -> None:
-    checkpoint = open_checkpoint(make_gguf(tmp_path, family=family, quantization="Q4_0"))
-    progress: list[tuple[int, int]] = []
-    model = load_model(
-        checkpoint.config,
-        checkpoint.source,
-        dtype=torch.float32,
-        device=CPU,
-        policy=WeightPolicy(keep_blocks=True, workspace=workspace()),
-        on_progress=lambda done, total: progress.append((done, total)),
-    )
+    model, progress = load_blocks(open_checkpoint(make_gguf(tmp_path, family=family, quantization="Q4_0")))
     assert len({total for _, total in progress}) == 1
     assert progress[-2][0] == progress[-1][0] == progress[-1][1]  # every tensor was used before loading was over
     assert model.config.moe is not None
