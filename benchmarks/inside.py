@@ -75,7 +75,8 @@ class OpenEngine:
             for start in range(0, len(token_ids), chunk):
                 tokens = torch.tensor(token_ids[start : start + chunk])
                 rows = [
-                    StepRow(stream, start, [0] * len(tokens), table, num_prompt) for stream, table in enumerate(tables)
+                    StepRow(stream, start, [0] * len(tokens), table, num_prompt, num_logits=len(tokens))
+                    for stream, table in enumerate(tables)
                 ]
                 context = StepContext(attention=self.backend.prepare(rows))
                 positions = torch.arange(start, start + len(tokens))

@@ -103,7 +103,10 @@ class Layers:
         blocks = -(-(num_before + num_new) // _BLOCK_SIZE)
         tables = [range(i * blocks, (i + 1) * blocks) for i in range(num_sequences)]
         num_prompt = num_before + (num_new if num_new > 1 else 0)
-        rows = [StepRow(i, num_before, [0] * num_new, table, num_prompt) for i, table in enumerate(tables)]
+        rows = [
+            StepRow(i, num_before, [0] * num_new, table, num_prompt, num_logits=num_new)
+            for i, table in enumerate(tables)
+        ]
         if num_before:
             before = [StepRow(row.seq_id, 0, [0] * num_before, row.kv_ids, num_before) for row in rows]
             self._seconds(self._fused, before)

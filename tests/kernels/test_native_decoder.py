@@ -25,7 +25,7 @@ from paged_sdk.kernels.attention_inputs import LayerCache
 from paged_sdk.kernels.fp8 import quantize_f8e4m3
 from paged_sdk.kernels.native.decoder import DecoderLayer, NativeDecoder, Projection
 from paged_sdk.kernels.native.packed import PackedWeight
-from paged_sdk.kernels.native.paged_attention import AttentionShape, VarlenBatch
+from paged_sdk.kernels.native.paged_attention import AttentionShape, VarlenBatch, cumulated
 
 pytestmark = needs_library
 
@@ -282,6 +282,42 @@ def test_a_token_depends_on_no_chunk_or_thread(
     cases = (2, [45]), (1, [1] * 45), (1, [2, 30, 1, 12]), (2, [16, 9, 20]), (2, [2, 30, 1, 1, 11]), (3, [1, 2, 42])
     for num_threads, chunks in cases:
         assert torch.equal(prompt.run(NativeDecoder(workspace(isa, num_threads), stack.fresh()), chunks), whole)
+
+
+@every_level
+@every_form
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("parts", [QWEN, GEMMA], ids=["qwen", "gemma"])
+def test_rows_that_are_read_are_computed_as_all_are(
+    isa: str, parts: Parts, rotated: frozenset[str], *, exact: bool
+) -> None:
+    """Bit for bit, of a chunk of a prompt and two texts; keys and values are those of all rows in any case."""
+    stack, prompt = latest_stack(fused=False, parts=parts, rotated=rotated, dtype=torch.bfloat16), Prompt(16, 32)
+    lengths = (30, 8, 7)
+    tables = torch.randperm(16)[:12].int().view(3, 4)
+    places = [(table.long()[:, None] * BLOCK + torch.arange(BLOCK)).flatten() for table in tables]
+    slots = torch.cat([place[:length] for place, length in zip(places, lengths, strict=True)])
+    batch = VarlenBatch(
+        cumulated(torch.tensor(lengths)), tables, torch.tensor(lengths).int(), torch.tensor([1, 0, 0]).byte()
+    )
+    firsts = batch.cu_seqlens_q.tolist()
+
+    def run(read: Sequence[int] | None) -> tuple[Tensor, list[LayerCache]]:
+        layers = [evolve(layer, shape=evolve(layer.shape, exact=exact)) for layer in stack.fresh()]
+        decoder = NativeDecoder(workspace(isa, 2), layers)
+        cu_seqlens_read = None if read is None else cumulated(torch.tensor(read))
+        hidden = decoder(prompt.hidden.clone(), prompt.ropes, slots, batch, cu_seqlens_read)
+        return hidden, [layer.cache for layer in layers]
+
+    whole, whole_caches = run(None)
+    for read in ((1, 0, 3), (0, 0, 0), (30, 8, 7), (0, 8, 1), (12, 8, 0), (29, 8, 7)):
+        hidden, caches = run(read)
+        for first, length, count in zip(firsts, lengths, read, strict=False):
+            rows = slice(first + length - count, first + length)
+            assert torch.equal(hidden[rows], whole[rows])
+        for cache, expected in zip(caches, whole_caches, strict=True):
+            assert torch.equal(cache.key.flatten(0, 1)[slots], expected.key.flatten(0, 1)[slots])
+            assert torch.equal(cache.value.flatten(0, 1)[slots], expected.value.flatten(0, 1)[slots])
 
 
 @every_level

@@ -19,6 +19,7 @@ from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig, MoeConfig, RopeConfig
 from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.kernels.gguf_blocks import BlockMatrix
+from paged_sdk.kernels.step import StepContext
 from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.decoder import DecoderModel
@@ -30,7 +31,9 @@ from paged_sdk.quant.dense import DenseLinear
 from paged_sdk.quant.dense_experts import DenseExperts
 from paged_sdk.quant.native_block import FEW_ROWS
 from paged_sdk.quant.policy import DENSE, WeightPolicy
+from paged_sdk.types.step import StepRow
 from paged_sdk.weights.gguf_source import GgufSource
+from spans import span
 from tiny import make_gguf
 
 pytestmark = needs_library
@@ -259,6 +262,32 @@ def test_a_token_depends_on_neither_batch_nor_chunks_nor_threads(
     shared, others = fused(packed, num_threads=2)
     got = in_chunks(shared, others, text, (30, 60, 61, 62), num_prompt_tokens=num_prompt_tokens)
     assert torch.equal(got, alone)
+
+
+@pytest.mark.parametrize("one_form", [False, True])
+def test_tokens_whose_logits_are_asked_for_are_computed_as_all_are(checkpoint: Checkpoint, *, one_form: bool) -> None:
+    """Bit for bit, as are the next step's: of a prompt's first chunk, its end with generated tokens, and drafts."""
+    model, backend = fused(checkpoint.packed(one_form=one_form), num_threads=2)
+    counts, num_prompt_tokens, num_logits = [40, 25, 4], (60, 12, 0), (0, 15, 2)
+    tables = [range(10 * i, 10 * i + 4) for i in range(3)]
+    rows = [
+        span(0, count, table, num_prompt_tokens=num_prompt)
+        for count, table, num_prompt in zip(counts, tables, num_prompt_tokens, strict=True)
+    ]
+    fewer = [attrs.evolve(row, num_logits=count) for row, count in zip(rows, num_logits, strict=True)]
+    tokens = torch.tensor(random_prompt(sum(counts)))
+    positions = torch.cat([torch.arange(count) for count in counts])
+    next_step = [([1, 2, 3], count, table) for count, table in zip(counts, tables, strict=True)]
+
+    def run(rows: Sequence[StepRow]) -> tuple[list[Tensor], list[Tensor]]:
+        hidden = model.forward(tokens, positions, StepContext(attention=backend.prepare(rows)))
+        return list(torch.split(hidden, counts)), logits(model, backend, next_step)
+
+    (whole, after_whole), (some, after_some) = run(rows), run(fewer)
+    for expected, got, count in zip(whole, some, num_logits, strict=True):
+        assert torch.equal(got[len(got) - count :], expected[len(expected) - count :])
+    assert not torch.equal(some[0], whole[0])
+    assert all(map(torch.equal, after_some, after_whole))
 
 
 @pytest.mark.parametrize("num_sequences", [FEW_ROWS, FEW_ROWS + 1])

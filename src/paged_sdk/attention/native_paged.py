@@ -20,6 +20,7 @@ from paged_sdk.kernels.native.paged_attention import (
     AttentionShape,
     NativeRows,
     VarlenBatch,
+    cumulated,
     native_paged_attention,
 )
 from paged_sdk.kernels.step import AttentionStep
@@ -101,7 +102,10 @@ class NativePagedBackend(PagedBackend):
             context_lens=torch.from_numpy(arrays.context_lens),
             in_chunks=torch.tensor(in_chunks, dtype=torch.uint8) if any(in_chunks) else None,
         )
-        native_rows = NativeRows(torch.from_numpy(arrays.slot_mapping), batch, num_generating)
+        read = None
+        if any(part.num_logits < part.num_new_tokens for part in parts):
+            read = cumulated(torch.tensor([part.num_logits for part in parts]))
+        native_rows = NativeRows(torch.from_numpy(arrays.slot_mapping), batch, num_generating, read)
         return _NativePagedStep(self._pages, native_rows, self._where_offsets(new_positions(rows)))
 
 
@@ -136,7 +140,8 @@ def _part(row: StepRow, start: int, end: int) -> StepRow:
     if (start, end) == (row.start, row.end):
         return row
     token_ids = row.token_ids[start - row.start : end - row.start]
-    return StepRow(row.seq_id, start, token_ids, row.kv_ids, row.num_prompt_tokens, row.kv_version)
+    num_logits = min(max(row.num_logits - (row.end - end), 0), end - start)
+    return StepRow(row.seq_id, start, token_ids, row.kv_ids, row.num_prompt_tokens, row.kv_version, num_logits)
 
 
 class _NativePagedStep(AttentionStep):

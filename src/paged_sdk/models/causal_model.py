@@ -25,7 +25,8 @@ class CausalModel(Protocol):
 
         :param token_ids: ``[num_tokens]`` int64, of all rows in order
         :param positions: ``[num_tokens]`` int64, the position of each token within its sequence
-        :returns: ``[num_tokens, hidden_size]``, of which :meth:`logits` takes some rows
+        :returns: ``[num_tokens, hidden_size]``, of which :meth:`logits` takes the rows of tokens whose logits the
+            step asked for (:attr:`~paged_sdk.types.step.StepRow.num_logits`); others may hold anything
         """
         ...
 

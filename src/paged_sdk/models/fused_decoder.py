@@ -153,20 +153,21 @@ class FusedDecoderModel:
         self._many = decoder(many_rows=True) if any(map(_has_two_forms, model.layers)) else self._few
 
     def forward(self, token_ids: Tensor, positions: Tensor, ctx: StepContext) -> Tensor:
-        """Do what :meth:`DecoderModel.forward` does; the result is float32, before the last norm."""
+        """Do what :meth:`DecoderModel.forward` does; the result is float32, before the last norm, and of tokens whose
+        logits the step did not ask for it is anything."""
         rows = ctx.attention.native_rows
         assert rows is not None
         hidden = self._model.embedding.forward(token_ids).float()
         rotations = [rope.at(positions, ctx.is_long) for rope in self._model.ropes.values()]
         ropes = [(rotation.cosines, rotation.sines) for rotation in rotations]
         if self._few is self._many or not rows.use_few(self._few_rows):
-            self._many(hidden, ropes, rows.slots, rows.batch)
+            self._many(hidden, ropes, rows.slots, rows.batch, rows.cu_seqlens_read)
         elif rows.batch.in_chunks is None:
-            self._few(hidden, ropes, rows.slots, rows.batch)
+            self._few(hidden, ropes, rows.slots, rows.batch, rows.cu_seqlens_read)
         else:
             for decoder, (tokens, part) in zip((self._many, self._few), rows.parts(), strict=True):
                 part_ropes = [(cosines[tokens], sines[tokens]) for cosines, sines in ropes]
-                hidden[tokens] = decoder(hidden[tokens], part_ropes, part.slots, part.batch)
+                hidden[tokens] = decoder(hidden[tokens], part_ropes, part.slots, part.batch, part.cu_seqlens_read)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ def activation_bytes(
     blocks_per_row = -(-counts[0] // block_size)
     backend = make_backend(num_rows * blocks_per_row)
     spans = [
-        StepRow(row, 0, [0] * count, range(row * blocks_per_row, (row + 1) * blocks_per_row), count)
+        StepRow(row, 0, [0] * count, range(row * blocks_per_row, (row + 1) * blocks_per_row), count, num_logits=1)
         for row, count in enumerate(counts)
     ]
 

@@ -29,7 +29,8 @@ class StepRow:
     :ivar num_prompt_tokens: how many tokens of the sequence are its prompt; those after them were generated
     :ivar kv_version: changes when an entry of ``kv_ids`` that will be read has changed; entries added at the end do not
         change it
-    :ivar num_logits: the number of tokens, counted from the last, whose logits are needed
+    :ivar num_logits: the number of tokens, counted from the last, whose logits are needed; of others, a model need not
+        compute more than their keys and values
     :ivar is_long: whether the sequence has outgrown the length from which on all its keys are rotated otherwise
     """
 

@@ -216,7 +216,12 @@ class NativeDecoder:
         describe(target, projection.weight, bias)
 
     def __call__(
-        self, hidden: Tensor, ropes: Sequence[tuple[Tensor, Tensor]], slots: Tensor, batch: VarlenBatch
+        self,
+        hidden: Tensor,
+        ropes: Sequence[tuple[Tensor, Tensor]],
+        slots: Tensor,
+        batch: VarlenBatch,
+        cu_seqlens_read: Tensor | None = None,
     ) -> Tensor:
         """Run every layer.
 
@@ -225,6 +230,9 @@ class NativeDecoder:
             rotary embedding that a layer names: elements i and n + i of a head are rotated; n is half a head at most
         :param slots: [num_tokens] int64: where the tokens' keys and values go, ``block * block_size + offset``
         :param batch: the step's sequences; their contexts include the new tokens
+        :param cu_seqlens_read: [num_seqs + 1] int32, contiguous: of sequence s, the last ``cu_seqlens_read[s + 1] -
+            cu_seqlens_read[s]`` rows of ``hidden`` are read, and the others may be left with anything; None: all are
+            read
         :returns: ``hidden``
         :raises ConfigError: shapes or dtypes do not fit
         """
@@ -240,7 +248,10 @@ class NativeDecoder:
             _check_contiguous("cosines", cosines, (num_tokens, half), torch.float32)
             _check_contiguous("sines", sines, (num_tokens, half), torch.float32)
             target.cosines, target.sines, target.half = cosines.data_ptr(), sines.data_ptr(), half
+        if cu_seqlens_read is not None:
+            _check_contiguous("cu_seqlens_read", cu_seqlens_read, batch.cu_seqlens_q.shape, torch.int32)
         args = self._args
+        args.cu_seqlens_read = pointer(cu_seqlens_read)
         args.hidden, args.slots = hidden.data_ptr(), slots.data_ptr()
         args.batch = describe_batch(batch)
         args.num_rows = num_tokens
@@ -250,6 +261,6 @@ class NativeDecoder:
         return hidden
 
 
-def _check_contiguous(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def _check_contiguous(name: str, tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> None:
     if tensor.shape != shape or tensor.dtype != dtype or not tensor.is_contiguous():
-        raise ConfigError.of(name, f"{tensor.dtype} {tuple(tensor.shape)}", f"contiguous {dtype} {shape}")
+        raise ConfigError.of(name, f"{tensor.dtype} {tuple(tensor.shape)}", f"contiguous {dtype} {tuple(shape)}")

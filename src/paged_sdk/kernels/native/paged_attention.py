@@ -20,7 +20,7 @@ from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.linear import pointer
 from paged_sdk.kernels.native.structures import DTYPES, Attention, Batch, Cache, Heads
 
-__all__ = ["MAX_FEW_TOKENS", "AttentionShape", "NativeRows", "VarlenBatch", "native_paged_attention"]
+__all__ = ["MAX_FEW_TOKENS", "AttentionShape", "NativeRows", "VarlenBatch", "cumulated", "native_paged_attention"]
 
 MAX_FEW_TOKENS: Final = 8
 """Up to this many query tokens of a sequence share its keys among threads (``kSplitTokens`` in the kernels)."""
@@ -53,6 +53,11 @@ class AttentionShape:
             raise ConfigError.of("head_dim", self.head_dim, "a multiple of 16")
         if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
             raise ConfigError.of("num_heads", self.num_heads, f"a multiple of num_kv_heads = {self.num_kv_heads}")
+
+
+def cumulated(lengths: Tensor) -> Tensor:
+    """Return where sequences of these lengths begin, one after the other, and where the last one ends, int32."""
+    return F.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
 
 
 @frozen(eq=False)
@@ -93,10 +98,9 @@ class VarlenBatch:
         """
         lengths = self.cu_seqlens_q.diff()
         tokens = sequences.repeat_interleave(lengths).nonzero().flatten()
-        ends = lengths[sequences].cumsum(0, dtype=torch.int32)
         marks = None if self.in_chunks is None else self.in_chunks[sequences]
-        batch = VarlenBatch(F.pad(ends, (1, 0)), self.block_tables[sequences], self.context_lens[sequences], marks)
-        return tokens, batch
+        cu_seqlens_q = cumulated(lengths[sequences])
+        return tokens, VarlenBatch(cu_seqlens_q, self.block_tables[sequences], self.context_lens[sequences], marks)
 
 
 @frozen(eq=False)
@@ -107,11 +111,14 @@ class NativeRows:
     :ivar batch: which tokens belong to which sequence. Tokens of prompts are those that it marks as in chunks; a
         sequence of the step that computes tokens of its prompt and generated ones stands there once for either
     :ivar num_generating: how many of the step's sequences compute generated tokens
+    :ivar cu_seqlens_read: [num_seqs + 1] int32: of sequence s, the hidden states of the last ``cu_seqlens_read[s + 1] -
+        cu_seqlens_read[s]`` tokens are read, and those of no others; None: all are read
     """
 
     slots: Tensor
     batch: VarlenBatch
     num_generating: int
+    cu_seqlens_read: Tensor | None = None
 
     def use_few(self, few_rows: int) -> bool:
         """Say whether generated tokens are multiplied by the weights' form for few rows: there are some, of no more
@@ -134,10 +141,12 @@ class NativeRows:
         marks = self.batch.in_chunks
         assert marks is not None
         prompts = marks.bool()
-        parts = [
-            (*self.batch.part(sequences), count) for sequences, count in ((prompts, 0), (~prompts, self.num_generating))
-        ]
-        return [(tokens, NativeRows(self.slots[tokens], batch, count)) for tokens, batch, count in parts]
+        return [self._part(prompts, 0), self._part(~prompts, self.num_generating)]
+
+    def _part(self, sequences: Tensor, num_generating: int) -> tuple[Tensor, NativeRows]:
+        tokens, batch = self.batch.part(sequences)
+        read = None if self.cu_seqlens_read is None else cumulated(self.cu_seqlens_read.diff()[sequences])
+        return tokens, NativeRows(self.slots[tokens], batch, num_generating, read)
 
 
 def _is_vector(tensor: Tensor, dtype: torch.dtype) -> bool:

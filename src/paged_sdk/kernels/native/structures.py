@@ -209,6 +209,7 @@ class Decoder(Structure):
         ("layers", c_void_p),
         ("workspace", c_void_p),
         ("batch", Batch),
+        ("cu_seqlens_read", c_void_p),
         ("num_layers", c_int32),
         ("num_rows", c_int32),
         ("num_threads", c_int32),

@@ -175,7 +175,8 @@ struct paged_layer {
 };
 
 // hidden [num_rows, hidden] float32, contiguous, goes through all layers in place; keys and values of the rows' tokens
-// are written to their slots.
+// are written to their slots. Of sequence s, the last cu_seqlens_read[s + 1] - cu_seqlens_read[s] rows are read
+// afterwards: the others are left anywhere.
 struct paged_decoder_args {
   float* hidden;
   const paged_rope* ropes;
@@ -183,6 +184,7 @@ struct paged_decoder_args {
   const paged_layer* layers;
   paged_workspace* workspace;
   paged_batch batch;
+  const int32_t* cu_seqlens_read;  // [num_seqs + 1]; null: all rows are read
   int32_t num_layers;
   int32_t num_rows;
   int32_t num_threads;

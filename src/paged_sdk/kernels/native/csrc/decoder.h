@@ -14,6 +14,15 @@ inline bool has_output_norms(const paged_decoder_args& args) {
   return args.layers[0].attention_output_norm != nullptr;
 }
 
+// The step of the rows that are read, and of no others.
+inline paged_decoder_args only_read(const paged_decoder_args& args) {
+  paged_decoder_args out = args;
+  if (args.cu_seqlens_read == nullptr) return out;
+  out.batch.cu_seqlens_q = args.cu_seqlens_read;
+  out.num_rows = args.cu_seqlens_read[args.batch.num_seqs];
+  return out;
+}
+
 // Memory of one step, sized for the widest layer.
 struct DecoderScratch {
   uint8_t* activations;
@@ -46,7 +55,10 @@ struct DecoderScratch {
           for (const paged_weight* weight : {&layer.gate, &layer.down})
             grow(activations, Operand::bytes(*weight, args.num_rows, args.num_threads));
         }
-        grow(attention, AttentionScratch::bytes(AttentionPlan(heads, args.batch, args.num_threads), args.num_threads));
+        // Few rows of a sequence may be attended to in another way than many.
+        const paged_decoder_args read = only_read(args);
+        for (const paged_batch* batch : {&args.batch, &read.batch})
+          grow(attention, AttentionScratch::bytes(AttentionPlan(heads, *batch, args.num_threads), args.num_threads));
       }
       if (has_output_norms(args)) branch = line_aligned(row * args.layers[0].qkv[0].cols);
       sums = ThreadSums::bytes_of(args.num_rows);
@@ -94,30 +106,41 @@ inline auto add_branch(Job& job, const DecoderScratch& scratch, float* stream, i
                    });
 }
 
-// One layer of all rows.
-inline Task run_layer(Job& job, const paged_decoder_args& args, const paged_layer& layer,
-                      const DecoderScratch& scratch, const ThreadSums& sums) {
-  const paged_heads& heads = layer.heads;
-  const int rows = args.num_rows, hidden = layer.qkv[0].cols, queries = heads.num_heads * heads.head_dim;
-  const int64_t width = queries + 2 * heads.num_kv_heads * heads.head_dim;
-  float* const stream = args.hidden;
-  const auto plain = [](float* data, int64_t stride) { return Output{data, stride, PAGED_FLOAT32, {}}; };
-  const Matrix input{stream, hidden, PAGED_FLOAT32};
-  const Output branch = layer.attention_output_norm != nullptr ? plain(scratch.branch, hidden)
-                                                               : Output{stream, hidden, PAGED_FLOAT32, input};
+inline int query_width(const paged_heads& heads) { return heads.num_heads * heads.head_dim; }
+inline int64_t projected_width(const paged_heads& heads) {
+  return query_width(heads) + 2 * heads.num_kv_heads * heads.head_dim;
+}
+inline Output plain_output(float* data, int64_t stride) { return {data, stride, PAGED_FLOAT32, {}}; }
 
-  const Operand normed = Operand::at(scratch.activations, layer.qkv[0], rows);
+// The first part of a layer: queries, and new keys and values, which go to the cache.
+inline Task project_rows(Job& job, const paged_decoder_args& args, const paged_layer& layer,
+                         const DecoderScratch& scratch, const ThreadSums& sums) {
+  const paged_heads& heads = layer.heads;
+  const int64_t width = projected_width(heads);
+  const Matrix input{args.hidden, layer.qkv[0].cols, PAGED_FLOAT32};
+  const Operand normed = Operand::at(scratch.activations, layer.qkv[0], args.num_rows);
   co_await prepare_rows(job, layer.qkv[0], input, layer.attention_norm, layer.norm_eps, normed);
-  co_await multiply(job, layer.qkv, layer.num_qkv, normed, plain(scratch.projected, width), sums);
+  co_await multiply(job, layer.qkv, layer.num_qkv, normed, plain_output(scratch.projected, width), sums);
 
   const Placement placement{heads,          layer.cache,    args.batch, layer.query_norm,
                             layer.key_norm, args.ropes[layer.rope], args.slots, layer.norm_eps};
-  co_await job.phase(rows, row_cost(static_cast<int>(width)), [&](int64_t first, int64_t last, int) {
+  co_await job.phase(args.num_rows, row_cost(static_cast<int>(width)), [&](int64_t first, int64_t last, int) {
     for (int64_t t = first; t < last; ++t) place_token(placement, scratch.projected + t * width, t);
   });
+}
+
+// The rest: attention and feed-forward.
+inline Task finish_rows(Job& job, const paged_decoder_args& args, const paged_layer& layer,
+                        const DecoderScratch& scratch, const ThreadSums& sums) {
+  const paged_heads& heads = layer.heads;
+  const int rows = args.num_rows, hidden = layer.qkv[0].cols, queries = query_width(heads);
+  float* const stream = args.hidden;
+  const Matrix input{stream, hidden, PAGED_FLOAT32};
+  const Output branch = layer.attention_output_norm != nullptr ? plain_output(scratch.branch, hidden)
+                                                               : Output{stream, hidden, PAGED_FLOAT32, input};
   const AttentionPlan plan(heads, args.batch, args.num_threads);
-  co_await attend_batch(job, plan, layer.cache, {scratch.projected, width, PAGED_FLOAT32},
-                        plain(scratch.attended, queries), AttentionScratch::at(scratch.attention, plan));
+  co_await attend_batch(job, plan, layer.cache, {scratch.projected, projected_width(heads), PAGED_FLOAT32},
+                        plain_output(scratch.attended, queries), AttentionScratch::at(scratch.attention, plan));
   const Operand attended = Operand::at(scratch.activations, layer.output, rows);
   co_await prepare_rows(job, layer.output, {scratch.attended, queries, PAGED_FLOAT32}, nullptr, 0.0f, attended);
   co_await multiply(job, &layer.output, 1, attended, branch, sums);
@@ -139,10 +162,47 @@ inline Task run_layer(Job& job, const paged_decoder_args& args, const paged_laye
   co_await add_branch(job, scratch, stream, rows, hidden, layer.mlp_output_norm, layer.norm_eps);
 }
 
-// All layers, one after the other.
+// The row of a step that is read as number `index` of those of sequence `seq`.
+inline int64_t row_read(const paged_decoder_args& args, int seq, int64_t index) {
+  return args.batch.cu_seqlens_q[seq + 1] - args.cu_seqlens_read[seq + 1] + index;
+}
+
+// Moves what is read of the residual stream and of queries to the front.
+inline void gather_read(const paged_decoder_args& args, const paged_heads& heads, int hidden, float* projected) {
+  const int64_t width = projected_width(heads);
+  for (int s = 0; s < args.batch.num_seqs; ++s) {
+    for (int64_t i = args.cu_seqlens_read[s]; i < args.cu_seqlens_read[s + 1]; ++i) {
+      const int64_t row = row_read(args, s, i);
+      __builtin_memmove(args.hidden + i * hidden, args.hidden + row * hidden, sizeof(float) * hidden);
+      __builtin_memmove(projected + i * width, projected + row * width, sizeof(float) * query_width(heads));
+    }
+  }
+}
+
+// Moves the residual stream back, from the last row to the first: none overwrites one that is still to be moved.
+inline void scatter_read(const paged_decoder_args& args, int hidden) {
+  for (int s = args.batch.num_seqs - 1; s >= 0; --s) {
+    for (int64_t i = args.cu_seqlens_read[s + 1] - 1; i >= args.cu_seqlens_read[s]; --i)
+      __builtin_memmove(args.hidden + row_read(args, s, i) * hidden, args.hidden + i * hidden, sizeof(float) * hidden);
+  }
+}
+
+// All layers, one after the other. The last one computes keys and values of all rows, for later steps, and what else
+// there is to a layer only of rows that are read: of a prompt's chunk one, or none.
 inline Task run_layers(Job& job, const paged_decoder_args& args, const DecoderScratch& scratch,
                        const ThreadSums& sums) {
-  for (int i = 0; i < args.num_layers; ++i) co_await run_layer(job, args, args.layers[i], scratch, sums);
+  const paged_decoder_args read = only_read(args);
+  for (int i = 0; i < args.num_layers; ++i) {
+    const paged_layer& layer = args.layers[i];
+    co_await project_rows(job, args, layer, scratch, sums);
+    if (i < args.num_layers - 1 || read.num_rows == args.num_rows) {
+      co_await finish_rows(job, args, layer, scratch, sums);
+    } else if (read.num_rows > 0) {
+      gather_read(args, layer.heads, layer.qkv[0].cols, scratch.projected);
+      co_await finish_rows(job, read, layer, scratch, sums);
+      scatter_read(args, layer.qkv[0].cols);
+    }
+  }
 }
 
 }  // namespace
