@@ -9,6 +9,7 @@ other experts.
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -182,8 +183,9 @@ def product_rate(dtype: torch.dtype) -> float:
 def paged_caches(workspace: Workspace, size: tuple[int, int, int, int], count: int) -> list[LayerCache]:
     """Make as many layers' pages, in huge pages as in an engine's pool that has filled."""
     caches = [LayerCache(torch.randn(size).bfloat16(), torch.randn(size).bfloat16()) for _ in range(count)]
+    seconds = itertools.count()  # a clock on which so much time goes by that every call makes pages
     for cache in caches:
-        pages = HugePages(workspace.library, [cache.key, cache.value])
+        pages = HugePages(workspace.library, [cache.key, cache.value], clock=lambda: float(next(seconds)))
         for _ in range(cache.key.nbytes // HUGE_PAGE):
             pages.follow(len(cache.key))
     return caches
