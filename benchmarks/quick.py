@@ -44,7 +44,7 @@ from paged_sdk.processors import usable_processors
 
 __all__ = ["Comparison", "interval", "main", "verdict"]
 
-TASKS: Final = ("decode-1", "decode-4", "decode-16", "prefix", "memory")
+TASKS: Final = ("decode-1", "decode-4", "decode-16", "prefix", "peak")
 BESIDE: Final = ("decode-1",)
 """Tasks that are measured beside a busy process too."""
 

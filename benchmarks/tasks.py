@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -107,7 +107,7 @@ class Task:
 def make_tasks(sizes: Sizes) -> list[Task]:
     """Return all tasks, in the order in which they are run."""
     decodes = [_decode(sizes, streams) for streams in sizes.streams]
-    return [*decodes, _prefix(sizes), _depth(sizes), _lag(sizes), _memory()]
+    return [*decodes, _prefix(sizes), _depth(sizes), _lag(sizes), _memory(sizes), _peak()]
 
 
 def warm_up(engine: EngineProcess, prompts: PromptMaker, sizes: Sizes, key: str) -> None:
@@ -201,13 +201,27 @@ def _lag(sizes: Sizes) -> Task:
     return Task("lag", (half, most), measure)
 
 
-def _memory() -> Task:
-    peak = Metric("peak_memory", "peak resident memory", "MiB", higher_is_better=False)
+def _memory(sizes: Sizes) -> Task:
+    title = f"peak resident memory, one prompt of {sizes.depth:,} tokens"
+    memory = Metric("memory", title, "MiB", higher_is_better=False)
+
+    def measure(engine: EngineProcess, prompts: PromptMaker, key: str) -> Figures:
+        # A process of its own: in the other one this package's prefix cache holds all prompts of the round by now.
+        with closing(engine.another()) as fresh:
+            fresh.generate([prompts.make(sizes.depth, key)], sizes.depth_output)
+            return {memory.key: fresh.peak_memory() / 2**20}
+
+    return Task("memory", (memory,), measure)
+
+
+def _peak() -> Task:
+    title = "peak resident memory, all tasks, with what a prefix cache keeps"
+    peak = Metric("peak_memory", title, "MiB", higher_is_better=False)
 
     def measure(engine: EngineProcess, prompts: PromptMaker, key: str) -> Figures:
         return {peak.key: engine.peak_memory() / 2**20}
 
-    return Task("memory", (peak,), measure)
+    return Task("peak", (peak,), measure)
 
 
 def decode_rate(times: Sequence[RequestTimes]) -> float:
