@@ -21,6 +21,7 @@ from paged_sdk.build.device_setup import (
     prepare_thread,
     weights_must_fit,
 )
+from paged_sdk.build.free_memory import return_free_memory
 from paged_sdk.build.kv_memory import make_kv_manager, size_pool
 from paged_sdk.build.parts import ModelParts
 from paged_sdk.build.progress import LoadingBar
@@ -85,7 +86,9 @@ def load_parts(
     )
     go_on()
     with alone_on(device), memory_must_do(path):
-        return _load(path, settings, environment, device, proposer, go_on)
+        parts = _load(path, settings, environment, device, proposer, go_on)
+    return_free_memory()
+    return parts
 
 
 def _load(
