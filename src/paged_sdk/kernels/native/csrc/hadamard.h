@@ -27,29 +27,30 @@ inline float unit_of(uint32_t largest) {
   return maximum < kSmallest ? 0.0f : maximum / 127.0f;
 }
 
-// The codes of up to kScaleGroups groups, in runs of four that are kStride bytes apart; returns their scale, and in
-// `sum` their sum. v has two vectors per group.
-template <int kStride>
-inline float quantize_quads(const Floats* v, int groups, int8_t* quads, int32_t& sum) {
+// Transforms up to kScaleGroups groups of a row from column `col` on, times norm_weight where that is given. Returns
+// the scale of their codes, and in `factor` what makes codes of the numbers: 127 over the largest.
+inline float transform_row(const Matrix& x, int64_t row, int col, int groups, const float* norm_weight, float* out,
+                           float& factor) {
   Ints largest = zero_ints();
-  for (int i = 0; i < 2 * groups; ++i) largest = max_magnitude(largest, v[i]);
+  for (int i = 0; i < groups * kGroup; i += kGroup) {
+    Floats low = x.load(row, col + i), high = x.load(row, col + i + 16);
+    if (norm_weight != nullptr) {
+      low = mul(low, load_floats(norm_weight + col + i));
+      high = mul(high, load_floats(norm_weight + col + i + 16));
+    }
+    hadamard_group(low, high);
+    largest = max_magnitude(max_magnitude(largest, low), high);
+    store_floats(out + i, low);
+    store_floats(out + i + 16, high);
+  }
   const auto bits = static_cast<uint32_t>(max_of(largest));
   const float unit = unit_of(bits);
-  if (!(unit > 0.0f)) {  // or NaN
-    for (int q = 0; q < 8 * groups; ++q) __builtin_memset(quads + q * kStride, 0, 4);
-    sum = 0;
-    return unit;
+  if (unit > 0.0f) {
+    factor = 127.0f / from_bits(bits);
+  } else {  // or NaN: codes are zeros
+    factor = 0.0f;
+    __builtin_memset(out, 0, sizeof(float) * groups * kGroup);
   }
-  const Floats factor = broadcast(127.0f / from_bits(bits));
-  Ints sums = zero_ints();
-  for (int i = 0; i < 2 * groups; ++i) {
-    const Ints codes = to_nearest(mul(v[i], factor));
-    sums = add(sums, codes);
-    alignas(16) int8_t bytes[16];
-    store_int8(bytes, codes);
-    for (int q = 0; q < 4; ++q, quads += kStride) __builtin_memcpy(quads, bytes + 4 * q, 4);
-  }
-  sum = sum_of(sums);
   return unit;
 }
 

@@ -49,46 +49,43 @@ struct HadamardRows {
   }
 };
 
-// Quantizes row `row` of x, times 1 / rms and norm_weight where that is given.
-inline void hadamard_row(const Matrix& x, int64_t row, const float* norm_weight, float eps, const HadamardRows& out) {
-  const int64_t tile = row / kTokenTile, place = row % kTokenTile;
-  int8_t* quads = out.tile(tile) + 4 * place;
-  const float factor = norm_weight != nullptr ? inverse_rms(x, row, out.cols, eps) : 1.0f;
-  for (int b = 0, col = 0; col < out.cols; ++b, col += kScaleCols, quads += kTokenTile * kScaleCols) {
+// Quantizes the rows of a tile, times 1 / rms and norm_weight where that is given, and rows of zeros where there are no
+// more: a tile is multiplied whole, or up to an even number of its rows. Rows are taken together, block by block, so
+// that codes are stored as whole vectors: a row at a time, four bytes here and there, took 1.7 times as long on AMD
+// Zen 4.
+inline void hadamard_tile(const Matrix& x, const float* norm_weight, float eps, const HadamardRows& out, int64_t tile) {
+  alignas(64) float numbers[kTokenTile][kScaleCols];  // of one block
+  float factors[kTokenTile] = {}, inverses[kTokenTile];
+  const int64_t first = tile * kTokenTile;
+  const int rows = out.num_rows - first < kTokenTile ? static_cast<int>(out.num_rows - first) : kTokenTile;
+  for (int r = 0; r < rows; ++r) inverses[r] = norm_weight != nullptr ? inverse_rms(x, first + r, out.cols, eps) : 1.0f;
+  if (rows < kTokenTile) __builtin_memset(numbers[rows], 0, sizeof(numbers[0]) * (kTokenTile - rows));
+  int8_t* quads = out.tile(tile);
+  for (int b = 0, col = 0; col < out.cols; ++b, col += kScaleCols) {
     const int groups = std::min(out.cols - col, kScaleCols) / kGroup;
-    Floats v[2 * kScaleGroups];
-    for (int i = 0; i < 2 * groups; ++i) {
-      v[i] = x.load(row, col + 16 * i);
-      if (norm_weight != nullptr) v[i] = mul(v[i], load_floats(norm_weight + col + 16 * i));
+    const int64_t at = out.block(tile, b);
+    for (int r = 0; r < kTokenTile; ++r)
+      out.scales[at + r] =
+          r < rows ? inverses[r] * transform_row(x, first + r, col, groups, norm_weight, numbers[r], factors[r]) : 0.0f;
+    Ints sums[kTokenTile];
+    for (int r = 0; r < kTokenTile; ++r) sums[r] = zero_ints();
+    for (int i = 0; i < groups * kGroup; i += 16, quads += 16 * kTokenTile) {
+      Ints codes[kTokenTile];
+#pragma GCC unroll 8
+      for (int r = 0; r < kTokenTile; ++r) {
+        codes[r] = to_nearest(mul(load_floats(numbers[r] + i), broadcast(factors[r])));
+        sums[r] = add(sums[r], codes[r]);
+      }
+      store_quads(quads, codes);
     }
-    for (int g = 0; g < groups; ++g) hadamard_group(v[2 * g], v[2 * g + 1]);
-    int32_t sum;
-    const int64_t at = out.block(tile, b) + place;
-    out.scales[at] = factor * quantize_quads<4 * kTokenTile>(v, groups, quads, sum);
-    out.offsets[at] = -128 * sum;
-  }
-}
-
-// A row of zeros: a tile is multiplied whole, or up to an even number of its rows.
-inline void clear_row(int64_t row, const HadamardRows& out) {
-  const int64_t tile = row / kTokenTile, place = row % kTokenTile;
-  for (int c = 0; c < out.cols; c += 4) __builtin_memset(out.tile(tile) + c * kTokenTile + 4 * place, 0, 4);
-  for (int b = 0; b < scale_blocks(out.cols); ++b) {
-    out.scales[out.block(tile, b) + place] = 0.0f;
-    out.offsets[out.block(tile, b) + place] = 0;
+    for (int r = 0; r < kTokenTile; ++r) out.offsets[at + r] = -128 * sum_of(sums[r]);
   }
 }
 
 // Quantizes the tiles [first, last) of rows.
 inline void hadamard_tiles(const Matrix& x, const float* norm_weight, float eps, const HadamardRows& out, int64_t first,
                            int64_t last) {
-  for (int64_t row = first * kTokenTile; row < last * kTokenTile; ++row) {
-    if (row < out.num_rows) {
-      hadamard_row(x, row, norm_weight, eps, out);
-    } else {
-      clear_row(row, out);
-    }
-  }
+  for (int64_t tile = first; tile < last; ++tile) hadamard_tile(x, norm_weight, eps, out, tile);
 }
 
 // What a row's sums begin with.

@@ -169,6 +169,12 @@ inline void store_int8(int8_t* p, Ints a) {
   const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
 }
+// 16 columns of a tile's rows as [4 quads][kTokenTile][4] codes, each within int8.
+inline void store_quads(int8_t* p, const Ints (&rows)[kTokenTile]) {
+  const __m256i low = _mm256_packs_epi32(rows[0].lo, rows[1].lo), high = _mm256_packs_epi32(rows[0].hi, rows[1].hi);
+  const __m256i even_odd = _mm256_packs_epi16(low, high);  // quads 0, 2 | 1, 3
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(even_odd, 0xd8));
+}
 
 inline void store_uint8(uint8_t* p, Ints a) {
   const __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(a.lo, a.hi), 0xd8);

@@ -96,6 +96,15 @@ inline Ints dot4(Ints sum, Bytes w, const int8_t* x) {
 inline Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
 inline int32_t sum_of(Ints a) { return _mm512_reduce_add_epi32(a); }
 inline void store_int8(int8_t* p, Ints a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a)); }
+// 16 columns of a tile's rows as [4 quads][kTokenTile][4] codes, each within int8.
+inline void store_quads(int8_t* p, const Ints (&rows)[kTokenTile]) {
+  const auto pack_four = [&rows](int i) {  // lane l is quad l of four rows
+    return _mm512_packs_epi16(_mm512_packs_epi32(rows[i], rows[i + 1]), _mm512_packs_epi32(rows[i + 2], rows[i + 3]));
+  };
+  const __m512i a = pack_four(0), b = pack_four(4);
+  _mm512_storeu_si512(p, _mm512_permutex2var_epi64(a, _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), b));
+  _mm512_storeu_si512(p + 64, _mm512_permutex2var_epi64(a, _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15), b));
+}
 
 inline void store_uint8(uint8_t* p, Ints a) { store_int8(reinterpret_cast<int8_t*>(p), a); }
 

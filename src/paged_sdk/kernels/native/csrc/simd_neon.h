@@ -193,12 +193,18 @@ inline Ints add(const Ints& a, const Ints& b) {
 inline int32_t sum_of(const Ints& a) {
   return vaddvq_s32(vaddq_s32(vaddq_s32(a.v[0], a.v[1]), vaddq_s32(a.v[2], a.v[3])));
 }
-// The lowest byte of each.
-inline void store_int8(int8_t* p, const Ints& a) {
+// The lowest byte of each number.
+inline int8x16_t lowest_bytes(int32x4_t a, int32x4_t b, int32x4_t c, int32x4_t d) {
   const auto even = [](int32x4_t v, int32x4_t w) {
     return vreinterpretq_s8_s16(vuzp1q_s16(vreinterpretq_s16_s32(v), vreinterpretq_s16_s32(w)));
   };
-  vst1q_s8(p, vuzp1q_s8(even(a.v[0], a.v[1]), even(a.v[2], a.v[3])));
+  return vuzp1q_s8(even(a, b), even(c, d));
+}
+inline void store_int8(int8_t* p, const Ints& a) { vst1q_s8(p, lowest_bytes(a.v[0], a.v[1], a.v[2], a.v[3])); }
+// 16 columns of a tile's rows as [4 quads][kTokenTile][4] codes, each within int8.
+inline void store_quads(int8_t* p, const Ints (&rows)[kTokenTile]) {
+  for (int i = 0; i < 4; ++i)
+    vst1q_s8(p + 16 * i, lowest_bytes(rows[0].v[i], rows[1].v[i], rows[2].v[i], rows[3].v[i]));
 }
 inline void store_uint8(uint8_t* p, const Ints& a) { store_int8(reinterpret_cast<int8_t*>(p), a); }
 

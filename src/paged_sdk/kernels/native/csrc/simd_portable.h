@@ -155,6 +155,12 @@ inline int32_t sum_of(Ints a) {
 inline void store_int8(int8_t* p, Ints a) {
   for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(a.v[i]);
 }
+// 16 columns of a tile's rows as [4 quads][kTokenTile][4] codes, each within int8.
+inline void store_quads(int8_t* p, const Ints (&rows)[kTokenTile]) {
+  for (int i = 0; i < 16; ++i)
+    for (int r = 0; r < kTokenTile; ++r)
+      p[(i / 4 * kTokenTile + r) * 4 + i % 4] = static_cast<int8_t>(rows[r].v[i]);
+}
 
 inline void store_uint8(uint8_t* p, Ints a) {
   for (int i = 0; i < 16; ++i) p[i] = static_cast<uint8_t>(a.v[i]);
