@@ -35,6 +35,7 @@ from paged_sdk.engine.engine import Engine
 from paged_sdk.errors import CheckpointError, ConfigError
 from paged_sdk.files import read_text
 from paged_sdk.kernels.native.library import Workspace, load
+from paged_sdk.kernels.own_pages import LastingMemory
 from paged_sdk.kernels.triton import availability
 from paged_sdk.logs import get_logger
 from paged_sdk.models.causal_model import CausalModel
@@ -228,6 +229,7 @@ def _policy(
         workspace=workspace,
         isq=isq,
         one_form=settings.batch_invariance,
+        memory=LastingMemory(),
     )
 
 

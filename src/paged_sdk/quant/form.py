@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 import paged_sdk.quant.forms
 from paged_sdk.kernels.native.library import Workspace
+from paged_sdk.kernels.own_pages import own_pages
 from paged_sdk.kernels.stored_matrix import StoredMatrix
 from paged_sdk.quant.embedding import Embedding
 from paged_sdk.quant.experts import Experts
@@ -28,12 +29,14 @@ class Place:
     :ivar dtype: the dtype of activations, and of weights that are decoded
     :ivar workspace: the native kernels' workspace; None: they are absent, or the device is not the CPU
     :ivar one_form: whether weights are multiplied with any number of rows as they are with few
+    :ivar memory: returns so many bytes for weights that are packed
     """
 
     device: torch.device
     dtype: torch.dtype
     workspace: Workspace | None
     one_form: bool
+    memory: Callable[[int], Tensor] = own_pages
 
     def decoded(self, matrix: StoredMatrix) -> Tensor:
         """Return the values of a matrix on the device; whichever takes fewer bytes, stored or decoded, travels

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from re import Pattern
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from paged_sdk.config.isq import IsqType
 from paged_sdk.kernels.native.library import Workspace
+from paged_sdk.kernels.own_pages import own_pages
 from paged_sdk.kernels.stored_matrix import DecodedMatrix, StoredMatrix
 from paged_sdk.quant.dense import DenseLinear
 from paged_sdk.quant.dense_experts import DenseExperts
@@ -74,6 +75,7 @@ class WeightPolicy:
         independent of its batch
     :ivar forms: the forms to choose from, those of :func:`~paged_sdk.quant.form.find_forms` by default; a matrix that
         none of them serves is decoded and multiplied by torch
+    :ivar memory: returns so many bytes for weights that are packed
     """
 
     keep_blocks: bool = False
@@ -82,6 +84,7 @@ class WeightPolicy:
     isq_by_name: Sequence[tuple[Pattern[str], IsqType | None]] = ()
     one_form: bool = False
     forms: Sequence[Form] = field(factory=find_forms)
+    memory: Callable[[int], Tensor] = own_pages
 
     def linear(
         self,
@@ -192,7 +195,7 @@ class WeightPolicy:
         return None
 
     def _place(self, dtype: torch.dtype, device: torch.device) -> Place:
-        return Place(device=device, dtype=dtype, workspace=self.workspace, one_form=self.one_form)
+        return Place(device=device, dtype=dtype, workspace=self.workspace, one_form=self.one_form, memory=self.memory)
 
 
 def _merged(matrices: Sequence[StoredMatrix], place: Place) -> Tensor:

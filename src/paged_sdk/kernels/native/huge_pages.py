@@ -17,10 +17,9 @@ from typing import Final
 from torch import Tensor
 
 from paged_sdk.kernels.native.library import NativeLibrary
+from paged_sdk.kernels.own_pages import HUGE_PAGE
 
 __all__ = ["HUGE_PAGE", "HugePages"]
-
-HUGE_PAGE: Final = 2 << 20
 
 _SHARE: Final = 0.02
 """Of all time, what collapsing may take. The first pages of SmolLM2's 60 tensors are full at the same token: when four

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from ctypes import addressof, byref
 from types import MappingProxyType
 from typing import Final
@@ -90,6 +90,7 @@ def pack_gguf(
     cols: int,
     *,
     num_threads: int | None = None,
+    memory: Callable[[int], Tensor] = own_pages,
 ) -> PackedWeight:
     """Repack a GGUF tensor; no weight changes its value.
 
@@ -97,6 +98,7 @@ def pack_gguf(
         which all but the last have a multiple of 16 rows. Each is released before the next is taken
     :param tensor_type: ggml's number of the type
     :param num_threads: torch's own number by default
+    :param memory: returns so many bytes for the packed matrix
     :raises UnsupportedQuantizationError: the type is not one of :data:`PACKED_TYPES`
     :raises CheckpointError: ``cols`` is no multiple of the format's block, or ``raw`` is not rows x cols elements
     """
@@ -114,7 +116,7 @@ def pack_gguf(
         )
     row_bytes = cols // form.elements * form.num_bytes
     functions = library.functions
-    data = own_pages(functions.paged_packed_bytes(tensor_type, rows, cols))
+    data = memory(functions.paged_packed_bytes(tensor_type, rows, cols))
     threads = torch.get_num_threads() if num_threads is None else num_threads
     panels, first = data.view(-(-rows // _PANEL_ROWS), -1), 0
     for part in [raw] if isinstance(raw, Tensor) else raw:
@@ -142,6 +144,7 @@ def pack_dense(
     dtype: torch.dtype,
     *,
     num_threads: int | None = None,
+    memory: Callable[[int], Tensor] = own_pages,
 ) -> PackedWeight:
     """Pack a dense matrix; every number keeps its value.
 
@@ -150,12 +153,13 @@ def pack_dense(
     :param shape: rows and columns of the whole matrix
     :param dtype: of every part, one of :data:`DENSE_TYPES`
     :param num_threads: torch's own number by default
+    :param memory: returns so many bytes for the packed matrix
     :raises ConfigError: a part does not fit, or the dtype has no kernel
     """
     if dtype not in DENSE_TYPES:
         raise ConfigError.of("weight.dtype", dtype, " or ".join(map(str, DENSE_TYPES)))
     (rows, cols), functions = shape, library.functions
-    data = own_pages(functions.paged_packed_bytes(DENSE_TYPES[dtype], rows, cols))
+    data = memory(functions.paged_packed_bytes(DENSE_TYPES[dtype], rows, cols))
     threads = torch.get_num_threads() if num_threads is None else num_threads
     panels, first = data.view(-(-rows // _PANEL_ROWS), -1), 0
     for part in parts:

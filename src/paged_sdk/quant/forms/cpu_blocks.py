@@ -45,7 +45,7 @@ class _CpuBlocks(Form):
         if place.workspace is None:
             return HadamardInt8Linear(blocks, biases)
         library = place.workspace.library
-        packed = [_packed(library, each) for each in blocks]
+        packed = [_packed(library, each, place) for each in blocks]
         rotate_many = not (place.one_form or is_head)
         return NativeBlockLinear(place.workspace, packed, biases, rotate_many=rotate_many, few_rows=FEW_ROWS)
 
@@ -55,7 +55,7 @@ class _CpuBlocks(Form):
         if place.workspace is None:
             return None
         stacks = [_stack(matrices) for matrices in (gate, up, down)]
-        packed = [_packed(place.workspace.library, stack) for stack in stacks if stack is not None]
+        packed = [_packed(place.workspace.library, stack, place) for stack in stacks if stack is not None]
         match packed:
             case [gate_stack, up_stack, down_stack]:
                 return NativeBlockExperts(place.workspace, gate_stack, up_stack, down_stack, num_experts=len(gate))
@@ -67,7 +67,7 @@ class _CpuBlocks(Form):
             return None
         if place.workspace is None or matrix.tensor_type not in PACKED_TYPES:
             return BlockEmbedding(matrix, dtype=place.dtype, scale=scale)
-        packed = _packed_as_stored(place.workspace.library, matrix)
+        packed = _packed_as_stored(place.workspace.library, matrix, place)
         return PackedBlockEmbedding(place.workspace, packed, dtype=place.dtype, scale=scale)
 
     def tied_head(self, embedding: Embedding, place: Place) -> Linear | None:
@@ -82,7 +82,7 @@ def _stack(matrices: Sequence[StoredMatrix]) -> BlockMatrix | None:
     return stacked(blocks) if len(blocks) == len(matrices) else None
 
 
-def _packed(library: NativeLibrary, matrix: BlockMatrix) -> PackedWeight:
+def _packed(library: NativeLibrary, matrix: BlockMatrix, place: Place) -> PackedWeight:
     """Pack the matrix for the native kernels; a type that they lack is converted to Q8_0: int8 with a scale for every
     32 weights.
     """
@@ -91,15 +91,15 @@ def _packed(library: NativeLibrary, matrix: BlockMatrix) -> PackedWeight:
         parts = [matrix.rows(slice(first, first + _ROWS_AT_ONCE)) for first in range(0, rows, _ROWS_AT_ONCE)]
         blocks = torch.cat([quantize_blocks(library, part.decoded(), target) for part in parts])
         matrix = BlockMatrix(target, blocks)
-    return _packed_as_stored(library, matrix)
+    return _packed_as_stored(library, matrix, place)
 
 
-def _packed_as_stored(library: NativeLibrary, matrix: BlockMatrix) -> PackedWeight:
+def _packed_as_stored(library: NativeLibrary, matrix: BlockMatrix, place: Place) -> PackedWeight:
     """Pack a matrix part by part, each while the processor's caches hold what has been read of it."""
     rows = max(1, _BYTES_AT_ONCE // (matrix.num_bytes // matrix.shape[0]) // _PANEL_ROWS) * _PANEL_ROWS
     parts = (part.blocks for part in matrix.parts(rows))
     # On this thread alone: other layers are loaded on the others.
-    return pack_gguf(library, parts, matrix.tensor_type, *matrix.shape, num_threads=1)
+    return pack_gguf(library, parts, matrix.tensor_type, *matrix.shape, num_threads=1, memory=place.memory)
 
 
 FORM: Final = _CpuBlocks()

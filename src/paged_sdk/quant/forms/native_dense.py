@@ -64,7 +64,7 @@ def _packed(matrices: Sequence[StoredMatrix], place: Place) -> PackedWeight:
         return first.weight
     assert place.workspace is not None
     shape = sum(matrix.shape[0] for matrix in matrices), first.shape[1]
-    return pack_dense(place.workspace.library, _parts(matrices, place), shape, place.dtype)
+    return pack_dense(place.workspace.library, _parts(matrices, place), shape, place.dtype, memory=place.memory)
 
 
 def _parts(matrices: Sequence[StoredMatrix], place: Place) -> Iterator[Tensor]:
