@@ -18,11 +18,14 @@ PACKAGE = Path("src/paged_sdk/kernels/native")
 SOURCES = PACKAGE / "csrc"
 SOURCES_HASH = runpy.run_path(str(PACKAGE / "sources.py"))["sources_hash"](SOURCES)
 
+# -fno-tree-pre: GCC 12 otherwise keeps a second copy of a tile's integer sums in memory and stores to it in the inner
+# loop: attention of 512 tokens over 4,000 keys took 18.8 ms with that and 9.5 ms without, on Zen 4.
 # -ffp-contract=off: a compiler that fuses multiply and add where it likes would make a row's result depend on how many
 # rows its tile has. Fused operations are written out.
 FLAGS = [
-    "-std=c++20", "-O3", "-g0", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-exceptions", "-fvisibility=hidden",
-    "-Wall", "-Wno-maybe-uninitialized", "-Wno-uninitialized", "-Wno-subobject-linkage", "-Wno-unknown-warning-option",
+    "-std=c++20", "-O3", "-g0", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-tree-pre", "-fno-exceptions",
+    "-fvisibility=hidden", "-Wall", "-Wno-maybe-uninitialized", "-Wno-uninitialized", "-Wno-subobject-linkage",
+    "-Wno-unknown-warning-option",
 ]  # fmt: skip
 
 # For `make sanitize`: an instrumented library beside the ordinary one.

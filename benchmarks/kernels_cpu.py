@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from attrs import evolve
 from torch import Tensor
 
-from paged_sdk.kernels.attention_inputs import LayerCache
+from paged_sdk.kernels.attention_inputs import LayerCache, Products
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS
 from paged_sdk.kernels.native.experts import NativeExperts
 from paged_sdk.kernels.native.huge_pages import HUGE_PAGE, HugePages
@@ -205,10 +205,11 @@ def read_cache(caches: Iterator[LayerCache]) -> None:
 
 def attention_table(workspace: Workspace, heads: tuple[int, int, int]) -> None:
     num_heads, num_kv_heads, head_dim = heads
-    limits = {True: product_rate(torch.float32), False: product_rate(torch.bfloat16)}
+    limits = {Products.FLOAT32: product_rate(torch.float32)}
+    limits |= dict.fromkeys((Products.BFLOAT16, Products.INT8), product_rate(torch.bfloat16))
     print(
         f"paged attention, {num_heads} heads / {num_kv_heads} of {head_dim}, bfloat16 pages: us, GFLOP/s "
-        f"(share of torch's product), GB/s of pages (share of a plain read); exact | not exact"
+        f"(share of torch's product), GB/s of pages (share of a plain read); products of float32 | bfloat16 | int8"
     )
     for sequences, tokens, context in (
         (1, 1, 256),
@@ -234,8 +235,8 @@ def attention_table(workspace: Workspace, heads: tuple[int, int, int]) -> None:
         operations = 4 * sequences * tokens * (context - tokens / 2) * num_heads * head_dim
         plain = best(partial(read_cache, cycle(caches)), calls=8)
         cells = []
-        for exact, limit in limits.items():
-            shape = AttentionShape(num_heads, num_kv_heads, head_dim, scale=head_dim**-0.5, exact=exact)
+        for products, limit in limits.items():
+            shape = AttentionShape(num_heads, num_kv_heads, head_dim, scale=head_dim**-0.5, products=products)
             run = partial(attend_next, workspace, query, cycle(caches), batch, shape)
             seconds = best(run, calls=8 if tokens == 1 else 1)
             rate = operations / seconds

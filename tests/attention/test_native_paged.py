@@ -21,6 +21,7 @@ from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.paged import PagedCacheType
+from paged_sdk.kernels.attention_inputs import Products
 from spans import span
 
 NATIVE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -32,11 +33,13 @@ WINDOWS_AND_CAPS: tuple[tuple[tuple[int | None, ...], float | None], ...] = (
 )
 
 
-def native(config: DecoderConfig, *, block_size: int = 16, exact: bool = True, **settings: Any) -> NativePagedBackend:
+def native(
+    config: DecoderConfig, *, block_size: int = 16, products: Products = Products.FLOAT32, **settings: Any
+) -> NativePagedBackend:
     """Return a pool whose every slot, and every scale, holds NaN."""
     pool = PoolSettings(block_size=block_size, device=CPU, **settings)
     num_blocks = NUM_BLOCKS * 64 // block_size
-    backend = NativePagedBackend(config, pool, num_blocks, workspace=workspace(), exact=exact)
+    backend = NativePagedBackend(config, pool, num_blocks, workspace=workspace(), products=products)
     for cache in backend.native_pages.caches:
         for tensor in (cache.key, cache.value, cache.k_scale, cache.v_scale):
             if tensor is not None:
@@ -139,14 +142,14 @@ def test_a_tokens_result_depends_on_no_batch_chunk_or_table() -> None:
 def test_it_follows_from_a_tokens_place_alone_where_tokens_need_not_be_exact(
     num_prompt_tokens: int, cache_type: PagedCacheType
 ) -> None:
-    """The CPU's bfloat16 products add up in one order for prompts and in another for generated tokens: whether these
-    come one by one, or as drafts, or many at once after a preemption.
+    """Rounded products differ between prompts and generated tokens, but not whether these come one by one, or as
+    drafts, or many at once after a preemption.
     """
     config = shape(head_dim=64, windows=(None, 24))
     text = Text(config, 60, seed=1, dtype=torch.bfloat16, spread=1)
 
     def outputs(*lengths: int) -> Tensor:
-        backend = native(config, dtype=torch.bfloat16, exact=False, cache_type=cache_type)
+        backend = native(config, dtype=torch.bfloat16, products=Products.INT8, cache_type=cache_type)
         parts, start = [], 0
         for count in lengths:
             step = backend.prepare([span(start, count, tables(16)[0], num_prompt_tokens=num_prompt_tokens)])
@@ -162,15 +165,16 @@ def test_it_follows_from_a_tokens_place_alone_where_tokens_need_not_be_exact(
 
 @needs_library
 def test_tokens_need_not_be_exact() -> None:
-    """bfloat16 products round queries, keys and weights to 8 bits: 1 % of values near 1, where a CPU has them."""
+    """bfloat16 numbers have 8 bits, and codes as many of a vector's largest: 1 % of values near 1."""
     config = shape(head_dim=64)
     texts = [Text(config, 60, seed=1, dtype=torch.bfloat16, spread=1)]
     steps = ({0: 50}, *({0: 1} for _ in range(10)))
-    exact, fast = (
-        attended(native(config, dtype=torch.bfloat16, exact=exact), texts, steps, tables(16))[0]
-        for exact in (True, False)
+    exact, *rounded = (
+        attended(native(config, dtype=torch.bfloat16, products=products), texts, steps, tables(16))[0]
+        for products in Products
     )
-    torch.testing.assert_close(fast, exact, rtol=0, atol=0.03)
+    for fast in rounded:
+        torch.testing.assert_close(fast, exact, rtol=0, atol=0.03)
 
 
 @needs_library

@@ -12,6 +12,7 @@ from paged_sdk.attention.backend import AttentionSetup, KvStorage, NativePages
 from paged_sdk.attention.paged import PagedBackend, new_positions
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.kernels.attention_inputs import Products
 from paged_sdk.kernels.kv_cache import write_slots
 from paged_sdk.kernels.native.huge_pages import HugePages
 from paged_sdk.kernels.native.library import Workspace
@@ -44,15 +45,16 @@ def native_storage(setup: AttentionSetup) -> KvStorage:
     """Make the storage of a pool on the CPU, for a setup for which :func:`why_not_native` returns None."""
     workspace = setup.workspace
     assert workspace is not None
-    return KvStorage(make=partial(NativePagedBackend, setup.model, setup.pool, workspace=workspace, exact=setup.exact))
+    return KvStorage(
+        make=partial(NativePagedBackend, setup.model, setup.pool, workspace=workspace, products=setup.products)
+    )
 
 
 class NativePagedBackend(PagedBackend):
     """Keeps a pool of KV blocks on the CPU. It takes the arguments of :class:`PagedBackend` and these:
 
     :param workspace: scratch memory of the calling engine
-    :param exact: whether float32 arithmetic is used for every token; False: chunks of prompts may use the CPU's
-        bfloat16 products, which are faster
+    :param products: what may be multiplied
     """
 
     def __init__(
@@ -62,7 +64,7 @@ class NativePagedBackend(PagedBackend):
         num_blocks: int,
         *,
         workspace: Workspace,
-        exact: bool = True,
+        products: Products = Products.FLOAT32,
     ) -> None:
         assert settings.device.type == "cpu", settings.device
         super().__init__(config, settings, num_blocks)
@@ -79,7 +81,7 @@ class NativePagedBackend(PagedBackend):
                     scale=scores.scale,
                     window=scores.window,
                     softcap=scores.softcap,
-                    exact=exact,
+                    products=products,
                 )
                 for scores in self._scores
             ),

@@ -34,6 +34,7 @@ from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.engine.engine import Engine
 from paged_sdk.errors import CheckpointError, ConfigError
 from paged_sdk.files import read_text
+from paged_sdk.kernels.attention_inputs import Products
 from paged_sdk.kernels.native.library import Workspace, load
 from paged_sdk.kernels.own_pages import LastingMemory
 from paged_sdk.kernels.triton import availability
@@ -144,7 +145,7 @@ def _load(
             dtype=dtype,
             device=device,
             workspace=workspace,
-            exact=settings.batch_invariance or dtype is not torch.bfloat16,
+            products=_products(settings, dtype, is_quantized=policy.makes_quantized(checkpoint.is_quantized)),
             key_offsets=key_offsets(model, max_model_len) if config.cache_type is PagedCacheType.F8E4M3 else (),
         )
     )
@@ -231,6 +232,13 @@ def _policy(
         one_form=settings.batch_invariance,
         memory=LastingMemory(),
     )
+
+
+def _products(settings: BuildSettings, dtype: torch.dtype, *, is_quantized: bool) -> Products:
+    """Choose what attention multiplies: what the model's matrices do."""
+    if settings.batch_invariance or dtype is not torch.bfloat16:
+        return Products.FLOAT32
+    return Products.INT8 if is_quantized else Products.BFLOAT16
 
 
 def _fused(model: DecoderModel, backend: AttentionBackend, settings: BuildSettings) -> CausalModel:

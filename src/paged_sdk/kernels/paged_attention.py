@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paged_sdk.kernels import fallback
 from paged_sdk.kernels.attention import decode_attention, prefill_attention
-from paged_sdk.kernels.attention_inputs import LayerCache, PagedRows, ScoreOptions
+from paged_sdk.kernels.attention_inputs import LayerCache, PagedRows, Products, ScoreOptions
 from paged_sdk.kernels.checks import (
     FLOATS,
     check_head_vector,
@@ -225,7 +225,7 @@ def _native(query: Tensor, cache: LayerCache, rows: PagedRows, scores: ScoreOpti
         scale=scores.scale,
         window=scores.window,
         softcap=scores.softcap,
-        exact=query.dtype != torch.bfloat16,
+        products=Products.BFLOAT16 if query.dtype == torch.bfloat16 else Products.FLOAT32,
     )
     batch = VarlenBatch(rows.cu_seqlens_q, rows.block_tables, rows.context_lens)
     # A workspace serves one call at a time, and callers may be any threads; a new one costs a microsecond.

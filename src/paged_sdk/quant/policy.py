@@ -162,6 +162,10 @@ class WeightPolicy:
         assert head is not None, "what serves the embeddings as they are stored serves the head"
         return head
 
+    def makes_quantized(self, is_stored_quantized: bool) -> bool:
+        """Return whether matrices are multiplied as quantized ones, of a checkpoint that stores some so, or none."""
+        return self.isq is not None or (self.keep_blocks and is_stored_quantized)
+
     def is_quantized(self, named: NamedMatrix, role: Role) -> bool:
         """Return whether a matrix will be held in fewer bits than the model's dtype has."""
         return self._isq_of(named, role) is not None or (self.keep_blocks and not named.matrix.is_dense)

@@ -1,7 +1,7 @@
 """Attends over a paged KV cache, reading the pages in place: decodes and prefill chunks form one varlen batch.
 
 Keys are taken in spans of 128 at fixed positions, whatever the batch, the chunk or the number of threads: a token's
-result depends on none of them (:class:`AttentionShape` names the exception with ``exact=False``).
+result depends on none of them (:class:`AttentionShape` names the exception with its ``products``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.errors import ConfigError
-from paged_sdk.kernels.attention_inputs import LayerCache
+from paged_sdk.kernels.attention_inputs import LayerCache, Products
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.linear import pointer
 from paged_sdk.kernels.native.structures import DTYPES, Attention, Batch, Cache, Heads
@@ -35,9 +35,8 @@ class AttentionShape:
     :ivar scale: multiplies the scores
     :ivar window: keys that a query sees, its own included; None: all
     :ivar softcap: scores become ``softcap * tanh(score / softcap)``; None: they stay
-    :ivar exact: products are float32 for every token. False: where the CPU has dot products of bfloat16, attention uses
-        them, twice as fast, and adds them up in one order for up to ``MAX_FEW_TOKENS`` tokens of a sequence and in
-        another for more, or for those that :attr:`VarlenBatch.in_chunks` marks
+    :ivar products: what may be multiplied. But for float32, a token's result is another one among up to
+        ``MAX_FEW_TOKENS`` tokens of a sequence than among more, or those that :attr:`VarlenBatch.in_chunks` marks
     """
 
     num_heads: int
@@ -46,7 +45,7 @@ class AttentionShape:
     scale: float
     window: int | None = None
     softcap: float | None = None
-    exact: bool = True
+    products: Products = Products.FLOAT32
 
     def __attrs_post_init__(self) -> None:
         if self.head_dim < 16 or self.head_dim % 16:
@@ -170,7 +169,7 @@ def describe_heads(shape: AttentionShape, cache: LayerCache) -> Heads:
         window=shape.window or 0,
         scale=shape.scale,
         softcap=shape.softcap or 0.0,
-        exact=shape.exact,
+        products=shape.products,
     )
 
 

@@ -130,7 +130,7 @@ class Heads(Structure):
         ("window", c_int32),
         ("scale", c_float),
         ("softcap", c_float),
-        ("exact", c_int32),
+        ("products", c_int32),
     )
 
 

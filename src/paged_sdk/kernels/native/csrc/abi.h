@@ -26,6 +26,10 @@ enum PagedFormat : int32_t {
 
 enum PagedDtype : int32_t { PAGED_FLOAT32 = 0, PAGED_BFLOAT16 = 1, PAGED_FLOAT8_E4M3 = 2, PAGED_FLOAT16 = 3 };
 
+// What attention may multiply where the CPU is faster with it: float32 numbers, bfloat16 ones, or 8-bit codes for many
+// tokens of a sequence and bfloat16 for few.
+enum PagedProducts : int32_t { PAGED_FLOAT32_PRODUCTS = 0, PAGED_BFLOAT16_PRODUCTS = 1, PAGED_INT8_PRODUCTS = 2 };
+
 enum PagedActivation : int32_t { PAGED_SILU = 0, PAGED_GELU_TANH = 1 };
 
 // A weight matrix [rows, cols] in panels of 16 rows (layout.h), with an optional float32 bias [rows]. One that was
@@ -96,9 +100,9 @@ struct paged_cache {
 };
 
 // A varlen batch over pages. Sequence s has query tokens cu_seqlens_q[s] ... cu_seqlens_q[s + 1], the last of its
-// context_lens[s] tokens; block_tables is [num_seqs, max_blocks]. Where paged_heads.exact is 0, up to 8 query tokens are
-// computed in another form than more, except in sequences that in_chunks marks: these take the form of many however few
-// they are, so that a prompt's result does not depend on where it was cut.
+// context_lens[s] tokens; block_tables is [num_seqs, max_blocks]. Where paged_heads.products allows rounding, up to 8
+// query tokens are computed in another form than more, except in sequences that in_chunks marks: these take the form of
+// many however few they are, so that a prompt's result does not depend on where it was cut.
 struct paged_batch {
   const int32_t* cu_seqlens_q;
   const int32_t* block_tables;
@@ -117,7 +121,7 @@ struct paged_heads {
   int32_t window;  // keys that a query sees, its own included; 0: all
   float scale;
   float softcap;  // 0: none
-  int32_t exact;  // float32 products for all rows; 0: bfloat16 ones where the CPU has them
+  int32_t products;  // PagedProducts
 };
 
 // out[t, h, :] = softmax(scale * q . K) V; q and out are [tokens, num_heads, head_dim], strides in elements per token.

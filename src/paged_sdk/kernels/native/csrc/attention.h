@@ -81,6 +81,43 @@ struct TileScratch {
   }
 };
 
+// How 16 elements of a cached vector are read, from element i of the cache on.
+struct CachedFloat32 {
+  static Floats load(const void* data, const float*, int64_t, int64_t i) {
+    return load_floats(static_cast<const float*>(data) + i);
+  }
+};
+struct CachedBfloat16 {
+  static Floats load(const void* data, const float*, int64_t, int64_t i) {
+    return load_bfloat16(static_cast<const uint16_t*>(data) + i);
+  }
+};
+struct CachedFloat16 {
+  static Floats load(const void* data, const float*, int64_t, int64_t i) {
+    return load_half(static_cast<const uint8_t*>(data) + 2 * i);
+  }
+};
+struct CachedFloat8 {
+  static Floats load(const void* data, const float* scales, int64_t vector, int64_t i) {
+    return mul(load_float8(static_cast<const uint8_t*>(data) + i), broadcast(256.0f * scales[vector]));
+  }
+};
+
+// take(Cached{}) for the cache of this number.
+template <class Take>
+inline auto with_element(int32_t cache_dtype, const Take& take) {
+  switch (cache_dtype) {
+    case PAGED_FLOAT32:
+      return take(CachedFloat32{});
+    case PAGED_BFLOAT16:
+      return take(CachedBfloat16{});
+    case PAGED_FLOAT16:
+      return take(CachedFloat16{});
+    default:
+      return take(CachedFloat8{});
+  }
+}
+
 // The pages of one sequence and KV head.
 struct Pages {
   const paged_heads& heads;
@@ -104,11 +141,9 @@ struct Pages {
            (static_cast<int64_t>(first_key / kSpan) * heads.num_kv_heads + kv_head + head) * heads.head_dim;
   }
   Floats load(const void* data, const float* scales, int64_t vector, int c) const {
-    const int64_t i = vector * heads.head_dim + c;
-    if (heads.cache_dtype == PAGED_FLOAT32) return load_floats(static_cast<const float*>(data) + i);
-    if (heads.cache_dtype == PAGED_BFLOAT16) return load_bfloat16(static_cast<const uint16_t*>(data) + i);
-    if (heads.cache_dtype == PAGED_FLOAT16) return load_half(static_cast<const uint8_t*>(data) + 2 * i);
-    return mul(load_float8(static_cast<const uint8_t*>(data) + i), broadcast(256.0f * scales[vector]));
+    return with_element(heads.cache_dtype, [&](auto of) {
+      return decltype(of)::load(data, scales, vector, vector * heads.head_dim + c);
+    });
   }
   // Keys begin ... end - 1 of the tile at `first`, transposed, and their values as they are, both in float32. What is
   // outside is zero and never read: pages that left a window may be another sequence's by now.

@@ -6,6 +6,7 @@
 #include "attention.h"
 #include "attention_bf16.h"
 #include "attention_few.h"
+#include "attention_int8.h"
 #include "linear.h"
 #include "pool.h"
 
@@ -14,8 +15,14 @@ namespace {
 
 // A tile holds about this many query rows: the tile's loads and transposes are shared by as many.
 constexpr int kTileRows = 96;
-// One in bfloat16 computes faster, and so needs more rows to pay for its loads.
+// Those that compute faster need more rows to pay for their loads.
 constexpr int kPairTileRows = 192;
+constexpr int kCodeTileRows = 384;
+
+inline bool is_rounded(const paged_heads& heads) { return has_pairs(heads) || has_codes(heads); }
+inline int tile_rows(const paged_heads& heads) {
+  return has_codes(heads) ? kCodeTileRows : has_pairs(heads) ? kPairTileRows : kTileRows;
+}
 
 inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
@@ -34,7 +41,7 @@ struct AttentionPlan {
         batch(batch),
         group(heads.num_heads / heads.num_kv_heads),
         has_runs(reads_in_place(heads)),
-        tile_tokens(std::max((has_pairs(heads) ? kPairTileRows : kTileRows) / group, kSplitTokens)),
+        tile_tokens(std::max(tile_rows(heads) / group, kSplitTokens)),
         split_heads(1) {
     int runs = 0;
     for (int s = 0; s < batch.num_seqs; ++s) runs += is_split(s) ? num_runs(s) : 0;
@@ -43,7 +50,7 @@ struct AttentionPlan {
 
   int query_tokens(int seq) const { return batch.cu_seqlens_q[seq + 1] - batch.cu_seqlens_q[seq]; }
   bool is_split(int seq) const {
-    const bool whole = batch.in_chunks != nullptr && batch.in_chunks[seq] != 0 && has_pairs(heads);
+    const bool whole = batch.in_chunks != nullptr && batch.in_chunks[seq] != 0 && is_rounded(heads);
     return query_tokens(seq) <= kSplitTokens && !whole;
   }
   const int32_t* block_table(int seq) const {
@@ -128,6 +135,9 @@ struct AttentionScratch {
 
   static size_t tile_size(const AttentionPlan& plan) {
     size_t floats = TileScratch::floats(plan.max_rows(), plan.heads.head_dim);
+#if defined(__AVX512VNNI__)
+    floats = std::max(floats, CodeScratch::floats(plan.max_rows(), plan.heads.head_dim));
+#endif
 #if defined(__AVX512BF16__)
     floats = std::max(floats, PairScratch::floats(plan.max_rows(), plan.heads.head_dim));
     floats = std::max(floats, FewScratch::floats(plan.heads));
@@ -228,6 +238,15 @@ inline void attend_item(const AttentionPlan& plan, const paged_cache& cache, con
   const int first = (ceil_div(tokens, plan.tile_tokens) - 1 - part) * plan.tile_tokens;
   const QueryTile tile{length - tokens + first, tokens - first < plan.tile_tokens ? tokens - first : plan.tile_tokens,
                        plan.group};
+#if defined(__AVX512VNNI__)
+  if (has_codes(heads)) {
+    const CodeScratch codes = CodeScratch::at(own.query, tile.rows(), heads.head_dim);
+    load_query(tile, query, first_token + first, kv_head, heads, codes.queries);
+    attend_tile(tile, pages, plan.first_span(tile.first_position) * kSpan, codes);
+    store_tile(tile, codes.total, first_token + first, kv_head, heads, out);
+    return;
+  }
+#endif
 #if defined(__AVX512BF16__)
   if (has_pairs(heads)) {
     const PairScratch pairs = PairScratch::at(own.query, tile.rows(), heads.head_dim);

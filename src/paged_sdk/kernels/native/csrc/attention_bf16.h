@@ -16,7 +16,7 @@ namespace {
 // Whether tiles of these heads are taken by this header.
 inline bool has_pairs(const paged_heads& heads) {
 #if defined(__AVX512BF16__)
-  return heads.exact == 0;
+  return heads.products != PAGED_FLOAT32_PRODUCTS;
 #else
   (void)heads;
   return false;
@@ -94,18 +94,6 @@ inline void pack_span(const Pages& pages, int first, int begin, int end, int wid
       _mm512_storeu_si512(out.values + i / 2 * head_dim + c, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
     }
   }
-}
-
-// 2^x of x <= 0 to 8e-5, a fiftieth of a bfloat16's last bit: 2^n times the polynomial nearest to 2^f on [-1/2, 1/2] in
-// relative error. Half the instructions of exponential2, which are a fifth of a tile's.
-inline Floats rough_exponential2(Floats x) {
-  const Floats n = round_to_integral(x);
-  const Floats f = sub(x, n);
-  Floats p = broadcast(5.5171320e-2f);
-  p = fma(p, f, broadcast(2.4261054e-1f));
-  p = fma(p, f, broadcast(6.9326099e-1f));
-  p = fma(p, f, broadcast(9.9992811e-1f));
-  return scale_by_power(p, n);
 }
 
 // Weights of one row from its scores of the first `width` keys of a span, of which it sees [begin, end); rescales what
