@@ -102,7 +102,7 @@ void compare_attention(Levels& levels, const paged_heads& heads, bool with_offse
   const std::vector<float> offsets = random.normal(2 * heads.num_kv_heads * heads.head_dim);
   paged_cache pages = cache.pages();
   pages.key_offsets = with_offsets ? offsets.data() : nullptr;
-  const Bound bound = heads.exact != 0 ? Bound{kSums} : Bound{kPairs, true};
+  const Bound bound = heads.products == PAGED_FLOAT32_PRODUCTS ? Bound{kSums} : Bound{kPairs, true};
   levels.compare(of("attention", heads.cache_dtype, heads.head_dim), bound, [&](const Run& run) {
     std::vector<float> out(tokens * width);
     paged_attention_args args{};
@@ -123,9 +123,9 @@ void compare_attention(Levels& levels, const paged_heads& heads, bool with_offse
 void compare_attention(Levels& levels) {
   for (const int32_t cache : {PAGED_FLOAT32, PAGED_BFLOAT16, PAGED_FLOAT16, PAGED_FLOAT8_E4M3}) {
     for (const int size : {48, 64}) {
-      const paged_heads plain{6, 2, size, 16, cache, 0, 0.125f, 0.0f, 1};
+      const paged_heads plain{6, 2, size, 16, cache, 0, 0.125f, 0.0f, PAGED_FLOAT32_PRODUCTS};
       paged_heads in_pairs = plain, windowed = plain, capped = plain;
-      in_pairs.exact = 0;
+      in_pairs.products = PAGED_BFLOAT16_PRODUCTS;
       windowed.window = 50;
       capped.softcap = 3.0f;
       for (const paged_heads& heads : {plain, in_pairs, windowed, capped})
@@ -185,7 +185,7 @@ void compare_experts(Levels& levels, const LayerWeights& weights, const Bound& b
 void compare_decoder(Levels& levels, const LayerWeights& weights, int32_t cache_dtype, const Bound& bound, bool experts,
                      bool normed, bool alone) {
   Random random(4);
-  const paged_heads heads{4, 2, kHeadDim, 16, cache_dtype, 0, 0.125f, 0.0f, 1};
+  const paged_heads heads{4, 2, kHeadDim, 16, cache_dtype, 0, 0.125f, 0.0f, PAGED_FLOAT32_PRODUCTS};
   const Batch batch = alone ? Batch({1}, {40}, 16, random) : Batch({9, 1}, {9, 40}, 16, random);
   const int rows = batch.num_tokens();
   const Cache cache(heads, batch.num_blocks, random);
