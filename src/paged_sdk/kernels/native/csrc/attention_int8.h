@@ -257,26 +257,27 @@ inline void score_codes(const CodeScratch& scratch, int row, int size, int key, 
   }
 }
 
-// What a span does to a row's values: those that it holds are multiplied, and so are the sums of codes that are added.
-struct SpanFactors {
-  float held, added;
+// Of one span and a row: its largest score and largest value's scale, and the sum of its weights, in units of the largest.
+struct SpanWeights {
+  float maximum, sum, value_scale;
 };
 
-// Codes of one row's weights from its scores of the first `width` keys of a span, of which it sees [begin, end).
-inline SpanFactors code_weights(const float* scores, int width, int begin, int end, const paged_heads& heads,
-                                float& row_maximum, float& row_sum, const float* value_scales, uint8_t* weights) {
+// Codes of one row's weights from its scores of the first `width` keys of a span, of which it sees [begin, end). kWhole:
+// it sees all 128, and no cap bends the scores.
+template <bool kWhole>
+inline SpanWeights code_weights(const float* scores, int width, int begin, int end, float softcap,
+                                const float* value_scales, uint8_t* weights) {
   const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  const bool whole = begin <= 0 && end >= width;
   __mmask16 seen[kSpan / 16];
   Floats s[kSpan / 16], most = broadcast(kMaskedScore);
   Ints largest_value = zero_ints();
 #pragma GCC unroll 8
   for (int i = 0; i < kSpan / 16; ++i) {
-    if (16 * i >= width) break;
+    if (!kWhole && 16 * i >= width) break;
     s[i] = load_floats(scores + 16 * i);
-    if (heads.softcap > 0.0f) s[i] = mul(broadcast(kLog2E), soft_cap(s[i], heads.softcap));
     Floats value = load_floats(value_scales + 16 * i);
-    if (!whole) {
+    if (!kWhole) {
+      if (softcap > 0.0f) s[i] = mul(broadcast(kLog2E), soft_cap(s[i], softcap));
       seen[i] = _mm512_cmp_epi32_mask(lanes, _mm512_set1_epi32(begin - 16 * i), _MM_CMPINT_NLT) &
                 _mm512_cmp_epi32_mask(lanes, _mm512_set1_epi32(end - 16 * i), _MM_CMPINT_LT);
       s[i] = _mm512_mask_mov_ps(broadcast(2.0f * kMaskedScore), seen[i], s[i]);
@@ -286,25 +287,41 @@ inline SpanFactors code_weights(const float* scores, int width, int begin, int e
     largest_value = max_magnitude(largest_value, value);
   }
   // The scale of the largest value that the row sees: an Inf or NaN among values makes the row NaN, and codes of zero.
-  const float largest = from_bits(static_cast<uint32_t>(max_of(largest_value)));
-  const float unit = largest > 1e-30f && largest < 1e30f ? 255.0f / largest : 0.0f;
-  const float before = row_maximum, here = max_of(most);
-  const float highest = here > before ? here : before;
+  const float largest = from_bits(static_cast<uint32_t>(max_of(largest_value))), here = max_of(most);
+  const Floats unit = broadcast(largest > 1e-30f && largest < 1e30f ? 255.0f / largest : 0.0f);
   Floats total = zero_floats();
 #pragma GCC unroll 8
   for (int i = 0; i < kSpan / 16; ++i) {
-    if (16 * i >= width) break;
+    if (!kWhole && 16 * i >= width) break;
     const Floats weight = rough_exponential2(sub(s[i], broadcast(here)));
     total = add(total, weight);
-    Floats code = mul(mul(weight, broadcast(unit)), load_floats(value_scales + 16 * i));
-    if (!whole) code = _mm512_maskz_mov_ps(seen[i], code);
+    Floats code = mul(mul(weight, unit), load_floats(value_scales + 16 * i));
+    if (!kWhole) code = _mm512_maskz_mov_ps(seen[i], code);
     store_uint8(weights + 16 * i, to_nearest(code));
   }
-  alignas(64) float factors[16] = {before - highest, here - highest};
-  store_floats(factors, exponential2(load_floats(factors)));
-  row_maximum = highest;
-  row_sum = row_sum * factors[0] + sum_of(total) * factors[1];
-  return {factors[0], factors[1] * (largest / 255.0f)};
+  return {here, sum_of(total), largest};
+}
+
+// Adds a span's weights to what kRows rows hold, and tells by what factors their values are multiplied: those they hold,
+// and the sums of codes that are added.
+template <int kRows>
+inline void add_weights(const SpanWeights (&spans)[kRows], float* maxima, float* sums, float* held, float* added) {
+  static_assert(kRows <= 16);
+  constexpr auto kMask = static_cast<__mmask16>((1u << kRows) - 1);
+  alignas(64) float here[16] = {}, span_sums[16] = {}, value_scales[16] = {};
+  for (int r = 0; r < kRows; ++r) {
+    here[r] = spans[r].maximum;
+    span_sums[r] = spans[r].sum;
+    value_scales[r] = spans[r].value_scale;
+  }
+  const Floats before = _mm512_maskz_loadu_ps(kMask, maxima), highest = maximum(load_floats(here), before);
+  const Floats old_factor = exponential2(sub(before, highest));
+  const Floats new_factor = exponential2(sub(load_floats(here), highest));
+  const Floats sum = fma(load_floats(span_sums), new_factor, mul(_mm512_maskz_loadu_ps(kMask, sums), old_factor));
+  _mm512_mask_storeu_ps(maxima, kMask, highest);
+  _mm512_mask_storeu_ps(sums, kMask, sum);
+  _mm512_mask_storeu_ps(held, kMask, old_factor);
+  _mm512_mask_storeu_ps(added, kMask, mul(new_factor, mul(load_floats(value_scales), broadcast(1.0f / 255.0f))));
 }
 
 // Adds the values of a span's first `width` keys, weighted, to 16 kWide elements of kRows rows.
@@ -401,15 +418,17 @@ inline void attend_tile(const QueryTile& tile, const Pages& pages, int first_key
       }
       for (int c = 0; c < width; c += 32)
         score_codes<kRows, 2>(scratch, row, size, c, constants, scratch.scores + c);
+      SpanWeights spans[kRows];
       for (int r = 0; r < kRows; ++r) {
         const int position = tile.first_position + (row + r) / tile.group;
-        const SpanFactors factors =
-            code_weights(scratch.scores + r * kSpan, width, oldest_of(position) - key, position + 1 - key, heads,
-                         scratch.total.maximum[row + r], scratch.total.sum[row + r], scratch.value_scales,
-                         scratch.weights + r * kSpan);
-        scratch.factors[r] = factors.held;
-        scratch.factors[kCodeRows + r] = factors.added;
+        const int first_seen = oldest_of(position) - key, end_seen = position + 1 - key;
+        const bool whole = first_seen <= 0 && end_seen >= kSpan && heads.softcap <= 0.0f;
+        const auto code = whole ? code_weights<true> : code_weights<false>;
+        spans[r] = code(scratch.scores + r * kSpan, width, first_seen, end_seen, heads.softcap, scratch.value_scales,
+                        scratch.weights + r * kSpan);
       }
+      add_weights(spans, scratch.total.maximum + row, scratch.total.sum + row, scratch.factors,
+                  scratch.factors + kCodeRows);
       float* values = scratch.total.values + row * size;
       int c = 0;
       for (; c + 32 <= size; c += 32) weigh_codes<kRows, 2>(scratch, size, c, width, values + c);
