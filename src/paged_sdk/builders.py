@@ -254,8 +254,7 @@ class _ModelBuilder(ABC):
         """Use the same arithmetic for every row count, so that a text does not depend on the batch around it.
 
         It requires the CPU's native kernels. Long prompts take longer: they do without the int8 products of quantized
-        weights, and without attention in 8 bits or
-        bfloat16.
+        weights, and without attention in int8 or bfloat16.
         """
         return self._with(batch_invariance=True)
 
