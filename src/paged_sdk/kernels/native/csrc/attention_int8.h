@@ -3,13 +3,13 @@
 // Each query, key and value has a scale of its own. Keys are coded less one of them, the first coded key of their span,
 // which takes away what they have in common, and a row's product with that key is added to its scores (SageAttention,
 // Zhang et al., 2024, arXiv 2410.02367, takes the mean; here a key is taken that is there wherever a chunk ends). Then
-// queries and keys are turned by a Hadamard transform of every 16 elements (QuaRot, Ashkboos et al., 2024, arXiv
+// queries and keys are rotated by a Hadamard transform of every 16 elements (QuaRot, Ashkboos et al., 2024, arXiv
 // 2404.00456), which spreads what is large. A row's weights of a span become bytes: the largest product of a weight and
 // its value's scale is at most 255. The sequence's first key is not coded: begin_with_first_key.
 //
 // Mean KL of a prompt's logits from float32, Qwen2.5-Coder-1.5B, 384 tokens: 0.0100 with keys as they are, 0.0012 less
-// a key, 0.0010 turned as well, and 0.0008 with exact scores. SmolLM2-135M, 768 tokens: 0.0044 with the first key among
-// the others, 0.0036 without, and 0.0033 with exact attention.
+// a key, 0.0010 rotated as well, and 0.0008 with exact scores. SmolLM2-135M, 768 tokens: 0.0044 with the first key
+// among the others, 0.0036 without, and 0.0033 with exact attention.
 //
 // The codes of a span of 128 keys and their values are made once, and shared by all rows of the tile: the tokens of a
 // chunk times the query heads of one KV head. Spans start at fixed positions, codes depend on nothing but a key and the
@@ -133,16 +133,16 @@ inline float code_vector(int size, const Load& load, int8_t* codes, int32_t* sum
 }
 
 // Sixteen elements times Sylvester's matrix, which makes a vector four times as long.
-inline Floats turn(Floats a) { return butterfly<8>(butterfly<4>(butterfly<2>(butterfly<1>(a)))); }
+inline Floats hadamard_16(Floats a) { return butterfly<8>(butterfly<4>(butterfly<2>(butterfly<1>(a)))); }
 
-// Codes the tile's queries, which are in scratch.queries. Their scales take back the length that turning gave them and
-// the keys.
+// Codes the tile's queries, which are in scratch.queries. Their scales take back the length that the transform gave
+// them and the keys.
 inline void code_queries(int rows, int size, const CodeScratch& scratch) {
   for (int r = 0; r < rows; ++r) {
     const float* query = scratch.queries + r * size;
     int32_t sum;
     const float scale = code_vector<0>(
-        size, [&](int c) { return turn(load_floats(query + c)); }, scratch.query_codes + r * size, &sum);
+        size, [&](int c) { return hadamard_16(load_floats(query + c)); }, scratch.query_codes + r * size, &sum);
     scratch.query_scales[r] = scale / 16.0f;
     scratch.query_sums[r] = -128 * sum;
   }
@@ -179,7 +179,7 @@ inline void code_span_of(const Pages& pages, int first, int begin, int end, int 
   for (int i = 0; i < width; i += 16) {
     for (int k = 0; k < 16; ++k)
       code(i + k, out.key_scales, codes + k * size,
-           [&](int c) { return turn(sub(key(i + k, c), load_floats(out.common_key + c))); });
+           [&](int c) { return hadamard_16(sub(key(i + k, c), load_floats(out.common_key + c))); });
     for (int c = 0; c < size; c += 64) {
       Floats rows[16];  // of four codes each
       const int count = std::min(size - c, 64) / 4;
@@ -257,13 +257,14 @@ inline void score_codes(const CodeScratch& scratch, int row, int size, int key, 
   }
 }
 
-// Of one span and a row: its largest score and largest value's scale, and the sum of its weights, in units of the largest.
+// Of one span and a row: its largest score and largest value's scale, and the sum of its weights, in units of the
+// largest.
 struct SpanWeights {
   float maximum, sum, value_scale;
 };
 
-// Codes of one row's weights from its scores of the first `width` keys of a span, of which it sees [begin, end). kWhole:
-// it sees all 128, and no cap bends the scores.
+// Codes of one row's weights from its scores of the first `width` keys of a span, of which it sees [begin, end).
+// kWhole: it sees all 128, and no cap bends the scores.
 template <bool kWhole>
 inline SpanWeights code_weights(const float* scores, int width, int begin, int end, float softcap,
                                 const float* value_scales, uint8_t* weights) {
@@ -302,8 +303,8 @@ inline SpanWeights code_weights(const float* scores, int width, int begin, int e
   return {here, sum_of(total), largest};
 }
 
-// Adds a span's weights to what kRows rows hold, and tells by what factors their values are multiplied: those they hold,
-// and the sums of codes that are added.
+// Adds a span's weights to what kRows rows hold, and tells by what factors their values are multiplied: those they
+// hold, and the sums of codes that are added.
 template <int kRows>
 inline void add_weights(const SpanWeights (&spans)[kRows], float* maxima, float* sums, float* held, float* added) {
   static_assert(kRows <= 16);
