@@ -228,6 +228,13 @@ namespace {
 
 std::atomic<Pool*> the_pool{nullptr};
 
+// The child of a fork has none of the threads, and begins with a pool of its own. This is said when the library is
+// loaded: said at the first job, a fork by another thread could come amid it.
+[[maybe_unused]] const bool registered = [] {
+  at_fork_in_child([] { the_pool.store(nullptr, std::memory_order_release); });
+  return true;
+}();
+
 }  // namespace
 
 Pool& Pool::instance() {
@@ -239,12 +246,6 @@ Pool& Pool::instance() {
     delete made;
     return *pool;
   }
-  // The child of a fork has none of the threads, and begins with a pool of its own.
-  static const bool registered = [] {
-    at_fork_in_child([] { the_pool.store(nullptr, std::memory_order_release); });
-    return true;
-  }();
-  (void)registered;
   return *made;
 }
 
@@ -349,6 +350,7 @@ bool Slot::finish(Runner& me, const Offer& offer, int64_t items) {
   const int64_t total = offer.count.load(std::memory_order_relaxed);
   if (done.fetch_add(items, std::memory_order_acq_rel) + items != total) return false;
   job->runner_ = &me;
+  me.ended = false;  // a thread may come from the end of one job straight into the slot's next
   rest.resume();
   // It has opened another phase, or come to its end: then nothing runs, and nobody else changes the ticket.
   if (me.ended) turn(0);
@@ -360,7 +362,6 @@ void Slot::work(Runner& me, Pool& pool) {
   const bool helps = me.thread != 0;
   Attendance attendance(*this);
   int64_t mine = 0, waiting_since = 0;
-  me.ended = false;
   for (;;) {
     const Ticket seen{ticket.load(std::memory_order_acquire)};
     if (me.thread >= seen.threads()) break;  // as when the job is over
