@@ -160,6 +160,28 @@ def test_a_tokens_result_depends_on_no_chunking(isa: str, window: int | None, *,
 
 
 @every_level
+@pytest.mark.parametrize("products", list(Products))
+@pytest.mark.parametrize("window", [None, 1500])
+def test_a_deep_tokens_result_depends_on_no_chunk_or_thread(isa: str, window: int | None, products: Products) -> None:
+    """Few tokens behind many are cut by keys where there are several threads."""
+    shape = AttentionShape(2, 1, 32, scale=0.3, window=window, products=products)
+    case = Case(shape, [(60, 2100)], torch.bfloat16)
+    whole = run(isa, case, shape, 1)
+    for num_threads, chunks in ((2, [60]), (3, [9, 51]), (1, [50, 10])):
+        parts, done = [], 0
+        for chunk in chunks:
+            batch = VarlenBatch(
+                torch.tensor([0, chunk], dtype=torch.int32),
+                case.batch.block_tables,
+                torch.tensor([2040 + done + chunk], dtype=torch.int32),
+            )
+            query = case.query[done : done + chunk]
+            parts.append(native_paged_attention(workspace(isa, num_threads), query, case.cache, batch, shape))
+            done += chunk
+        assert torch.equal(torch.cat(parts), whole)
+
+
+@every_level
 def test_what_is_not_finite_stays_in_its_query(isa: str) -> None:
     case = Case(AttentionShape(4, 2, 32, scale=0.2, products=Products.INT8), [(40, 140)], torch.bfloat16)
     clean = run(isa, case, case.shape)

@@ -1,9 +1,10 @@
 // Attention of some query rows over keys and values that lie in pages, read in place.
 //
-// A row's keys are taken in spans of 128, each span in tiles of 64; a span gives (maximum, sum, weighted values), and
-// spans are merged in order. Tiles and spans start at fixed key positions, so a row's result depends neither on the
-// batch, nor on how a prompt was cut into chunks, nor on whether one thread or several took its spans. A span's keys
-// may be stored less a vector that they have in common: a row's product with it belongs to all of their scores.
+// A row's keys are taken in spans of 128, each span in tiles of 64; a span gives (maximum, sum, weighted values), spans
+// are merged in order into runs, and runs likewise. All of them start at fixed key positions, so a row's result depends
+// neither on the batch, nor on how a prompt was cut into chunks, nor on whether one thread or several took its runs. A
+// span's keys may be stored less a vector that they have in common: a row's product with it belongs to all of their
+// scores.
 #pragma once
 
 #include <algorithm>
@@ -65,19 +66,17 @@ struct TileScratch {
   float* scores;      // [rows, 64]
   float* keys;        // [head_dim, 64]: transposed
   float* key_values;  // [64, head_dim]
-  float* total;       // Partial
-  float* span;        // Partial
+  Partial span;
 
   static size_t floats(int rows, int head_dim) {
     return static_cast<size_t>(rows) * (head_dim + kKeyTile) + 2 * static_cast<size_t>(kKeyTile) * head_dim +
-           2 * ((Partial::floats(rows, head_dim) + 15) & ~static_cast<size_t>(15));
+           Partial::floats(rows, head_dim);
   }
   static TileScratch at(float* memory, int rows, int head_dim) {
     const size_t query = static_cast<size_t>(rows) * head_dim, scores = static_cast<size_t>(rows) * kKeyTile;
     const size_t tile = static_cast<size_t>(kKeyTile) * head_dim;
-    const size_t partial = (Partial::floats(rows, head_dim) + 15) & ~static_cast<size_t>(15);
     float* keys = memory + query + scores;
-    return {memory, memory + query, keys, keys + tile, keys + 2 * tile, keys + 2 * tile + partial};
+    return {memory, memory + query, keys, keys + tile, Partial::at(keys + 2 * tile, rows, head_dim)};
   }
 };
 
@@ -248,6 +247,16 @@ inline void attend_span(const QueryTile& tile, const Pages& pages, int first_key
     update_softmax(tile, key, heads, scratch.scores, out);
     multiply_dense<FloatDot>(tile.rows(), scratch.scores, kKeyTile, scratch.key_values, heads.head_dim, end - key,
                              out.values, heads.head_dim, heads.head_dim, true);
+  }
+}
+
+// Attends over the spans that start at keys first_key ... end_key - 1; fills `out`.
+inline void attend_run(const QueryTile& tile, const Pages& pages, int first_key, int end_key,
+                       const TileScratch& scratch, const Partial& out) {
+  out.clear(tile.rows(), pages.heads.head_dim);
+  for (int key = first_key; key < std::min(end_key, tile.first_position + tile.num_tokens); key += kSpan) {
+    attend_span(tile, pages, key, scratch, scratch.span);
+    out.merge(scratch.span, tile.rows(), pages.heads.head_dim);
   }
 }
 

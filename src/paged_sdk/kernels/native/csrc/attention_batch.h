@@ -18,6 +18,8 @@ constexpr int kTileRows = 96;
 // Those that compute faster need more rows to pay for their loads.
 constexpr int kPairTileRows = 192;
 constexpr int kCodeTileRows = 384;
+// Spans of a run of a tile. A run more takes 2 % of the time of a run: its state is merged.
+constexpr int kTileRun = 8;
 
 inline bool is_rounded(const paged_heads& heads) { return has_pairs(heads) || has_codes(heads); }
 inline int tile_rows(const paged_heads& heads) {
@@ -33,18 +35,21 @@ struct AttentionPlan {
   int group;
   bool has_runs;  // of several spans, in split sequences; otherwise each span is a run
   int tile_tokens;
+  bool cuts_tiles;  // each run of a tile is an item
   int split_heads;  // KV heads of an item of a split sequence
 
-  // Few runs are cut finer, by heads, so that every thread has some.
+  // Few runs are cut finer, by heads, so that every thread has some; and few tiles are cut by runs.
   AttentionPlan(const paged_heads& heads, const paged_batch& batch, int num_threads)
       : heads(heads),
         batch(batch),
         group(heads.num_heads / heads.num_kv_heads),
         has_runs(reads_in_place(heads)),
         tile_tokens(std::max(tile_rows(heads) / group, kSplitTokens)),
+        cuts_tiles(false),
         split_heads(1) {
-    int runs = 0;
-    for (int s = 0; s < batch.num_seqs; ++s) runs += is_split(s) ? num_runs(s) : 0;
+    int runs = 0, tiles = 0;
+    for (int s = 0; s < batch.num_seqs; ++s) is_split(s) ? runs += num_runs(s) : tiles += num_tiles(s);
+    cuts_tiles = num_threads > 1 && tiles * heads.num_kv_heads < 4 * num_threads;
     if (has_runs && runs >= 2 * num_threads) split_heads = heads_together(heads);
   }
 
@@ -72,10 +77,24 @@ struct AttentionPlan {
     const int last_span = (batch.context_lens[seq] - 1) / kSpan;
     return (has_runs ? run_of_span(last_span) : last_span) + 1 - first_run(seq);
   }
+  // The tiles of a sequence that is not split, and the runs that a tile sees.
+  int num_tiles(int seq) const { return ceil_div(query_tokens(seq), tile_tokens); }
+  QueryTile tile(int seq, int index) const {
+    const int tokens = query_tokens(seq), first = index * tile_tokens;
+    return {batch.context_lens[seq] - tokens + first, std::min(tokens - first, tile_tokens), group};
+  }
+  int first_tile_run(const QueryTile& tile) const { return first_span(tile.first_position) / kTileRun; }
+  int end_tile_run(const QueryTile& tile) const {
+    return ceil_div(tile.first_position + tile.num_tokens, kTileRun * kSpan);
+  }
+  int num_tile_runs(const QueryTile& tile) const { return end_tile_run(tile) - first_tile_run(tile); }
+
   int num_items(int seq) const {
     if (query_tokens(seq) == 0) return 0;
-    return is_split(seq) ? num_runs(seq) * (heads.num_kv_heads / split_heads)
-                         : ceil_div(query_tokens(seq), tile_tokens) * heads.num_kv_heads;
+    if (is_split(seq)) return num_runs(seq) * (heads.num_kv_heads / split_heads);
+    int items = num_tiles(seq);
+    for (int t = 0; cuts_tiles && t < num_tiles(seq); ++t) items += num_tile_runs(tile(seq, t)) - 1;
+    return items * heads.num_kv_heads;
   }
   int max_rows() const { return tile_tokens * group; }
 
@@ -91,13 +110,29 @@ struct AttentionPlan {
     return 12 * kSpan * heads.head_dim * group * split_heads * spans / std::max<int64_t>(runs, 1);
   }
   int64_t merge_cost() const {
-    int runs = 0;
-    for (int s = 0; s < batch.num_seqs; ++s) runs = std::max(runs, is_split(s) ? num_runs(s) : 0);
-    return int64_t{64} * runs * group * heads.head_dim;
+    int64_t rows = 0;
+    for (int s = 0; s < batch.num_seqs; ++s) rows = std::max(rows, num_merged_rows(s));
+    return 64 * rows * heads.head_dim;
+  }
+  // What is merged for one KV head: the rows of all its runs.
+  int64_t num_merged_rows(int seq) const {
+    if (is_split(seq)) return static_cast<int64_t>(num_runs(seq)) * group;
+    int64_t rows = 0;
+    for (int t = 0; cuts_tiles && t < num_tiles(seq); ++t) rows += num_tile_runs(tile(seq, t)) * tile(seq, t).rows();
+    return rows;
   }
   size_t partial_floats(int seq) const {
-    if (!is_split(seq) || query_tokens(seq) == 0) return 0;
+    if (query_tokens(seq) == 0) return 0;
+    if (!is_split(seq)) return cuts_tiles ? first_partial(seq, num_tiles(seq)) : 0;
     return num_runs(seq) * heads.num_kv_heads * Partial::floats(query_tokens(seq) * group, heads.head_dim);
+  }
+  // Where the partial results of a tile's runs begin, in floats from the first of its sequence.
+  size_t first_partial(int seq, int index) const {
+    size_t floats = 0;
+    for (int t = 0; t < index; ++t)
+      floats += num_tile_runs(tile(seq, t)) * heads.num_kv_heads *
+                Partial::floats(tile(seq, t).rows(), heads.head_dim);
+    return floats;
   }
 };
 
@@ -126,33 +161,55 @@ struct AttentionOffsets {
   }
 };
 
-// Memory of one batch's attention: offsets, partial results, and each thread's tile.
+// One thread's memory for an item, of as many rows as any has.
+struct ItemScratch {
+  float* total;  // Partial
+  float* run;    // Partial
+  float* rest;   // of what computes the item
+
+  static size_t floats(const AttentionPlan& plan) {
+    const int rows = plan.max_rows(), size = plan.heads.head_dim;
+    size_t rest = TileScratch::floats(rows, size);
+#if defined(__AVX512VNNI__)
+    rest = std::max(rest, CodeScratch::floats(rows, size));
+#endif
+#if defined(__AVX512BF16__)
+    rest = std::max(rest, PairScratch::floats(rows, size));
+    rest = std::max(rest, FewScratch::floats(plan.heads));
+#endif
+    return 2 * partial_floats(plan) + aligned(rest);
+  }
+  static ItemScratch at(float* memory, const AttentionPlan& plan) {
+    return {memory, memory + partial_floats(plan), memory + 2 * partial_floats(plan)};
+  }
+  static size_t aligned(size_t floats) { return (floats + 15) & ~static_cast<size_t>(15); }
+
+ private:
+  static size_t partial_floats(const AttentionPlan& plan) {
+    return aligned(Partial::floats(plan.max_rows(), plan.heads.head_dim));
+  }
+};
+
+// Memory of one batch's attention: offsets, partial results, and each thread's.
 struct AttentionScratch {
   AttentionOffsets offsets;
   float* partials;
-  float* tiles;
-  size_t tile_floats;
+  float* items;
+  size_t item_floats;
 
-  static size_t tile_size(const AttentionPlan& plan) {
-    size_t floats = TileScratch::floats(plan.max_rows(), plan.heads.head_dim);
-#if defined(__AVX512VNNI__)
-    floats = std::max(floats, CodeScratch::floats(plan.max_rows(), plan.heads.head_dim));
-#endif
-#if defined(__AVX512BF16__)
-    floats = std::max(floats, PairScratch::floats(plan.max_rows(), plan.heads.head_dim));
-    floats = std::max(floats, FewScratch::floats(plan.heads));
-#endif
-    return (floats + 15) & ~static_cast<size_t>(15);
-  }
   static size_t bytes(const AttentionPlan& plan, int num_threads) {
-    const size_t partials = (AttentionOffsets::partial_floats(plan) + 15) & ~static_cast<size_t>(15);
-    return AttentionOffsets::bytes(plan.batch.num_seqs) + sizeof(float) * (partials + num_threads * tile_size(plan));
+    const size_t partials = ItemScratch::aligned(AttentionOffsets::partial_floats(plan));
+    return AttentionOffsets::bytes(plan.batch.num_seqs) +
+           sizeof(float) * (partials + num_threads * ItemScratch::floats(plan));
   }
   static AttentionScratch at(uint8_t* memory, const AttentionPlan& plan) {
     const AttentionOffsets offsets = AttentionOffsets::at(memory, plan.batch.num_seqs);
     auto* partials = reinterpret_cast<float*>(memory + AttentionOffsets::bytes(plan.batch.num_seqs));
-    const size_t partial_floats = (AttentionOffsets::partial_floats(plan) + 15) & ~static_cast<size_t>(15);
-    return {offsets, partials, partials + partial_floats, tile_size(plan)};
+    const size_t partial_floats = ItemScratch::aligned(AttentionOffsets::partial_floats(plan));
+    return {offsets, partials, partials + partial_floats, ItemScratch::floats(plan)};
+  }
+  ItemScratch of_thread(const AttentionPlan& plan, int thread) const {
+    return ItemScratch::at(items + thread * item_floats, plan);
   }
 };
 
@@ -201,13 +258,13 @@ struct SplitItem {
 };
 
 inline void attend_split_item(const AttentionPlan& plan, const SplitItem& item, const Matrix& query,
-                              int64_t first_token, const TileScratch& own, float* partials, const Upcoming& upcoming) {
+                              int64_t first_token, const ItemScratch& own, float* partials, const Upcoming& upcoming) {
   const paged_heads& heads = plan.heads;
   const size_t size = Partial::floats(item.tile.rows(), heads.head_dim);
   float* memory = partials + (static_cast<int64_t>(item.run) * heads.num_kv_heads + item.pages.kv_head) * size;
 #if defined(__AVX512BF16__)
   if (plan.has_runs) {
-    const FewScratch few = FewScratch::at(own.query, heads);
+    const FewScratch few = FewScratch::at(own.rest, heads);
     for (int h = 0; h < plan.split_heads; ++h)
       load_query(item.tile, query, first_token, item.pages.kv_head + h, heads,
                  few.query_floats + static_cast<int64_t>(h) * item.tile.rows() * heads.head_dim);
@@ -216,73 +273,118 @@ inline void attend_split_item(const AttentionPlan& plan, const SplitItem& item, 
   }
 #endif
   (void)upcoming;
-  load_query(item.tile, query, first_token, item.pages.kv_head, heads, own.query);
-  attend_span(item.tile, item.pages, item.first_span * kSpan, own,
+  const TileScratch scratch = TileScratch::at(own.rest, item.tile.rows(), heads.head_dim);
+  load_query(item.tile, query, first_token, item.pages.kv_head, heads, scratch.query);
+  attend_span(item.tile, item.pages, item.first_span * kSpan, scratch,
               Partial::at(memory, item.tile.rows(), heads.head_dim));
 }
 
-inline void attend_item(const AttentionPlan& plan, const paged_cache& cache, const Matrix& query, const Output& out,
-                        const AttentionScratch& scratch, const TileScratch& own, int seq, int item,
-                        const Upcoming& upcoming) {
-  const paged_heads& heads = plan.heads;
-  const int tokens = plan.query_tokens(seq), length = plan.batch.context_lens[seq];
-  const int64_t first_token = plan.batch.cu_seqlens_q[seq];
-  if (plan.is_split(seq)) {
-    attend_split_item(plan, SplitItem(plan, cache, seq, item), query, first_token, own,
-                      scratch.partials + scratch.offsets.partials[seq], upcoming);
-    return;
+// Some runs of a tile of query rows, and one KV head. The last tile sees the most keys: it is taken first, so that
+// threads end together.
+struct TileItem {
+  int index;  // of the tile in its sequence
+  QueryTile tile;
+  int kv_head;
+  int first_run, end_run;
+
+  TileItem(const AttentionPlan& plan, int seq, int item)
+      : index(plan.num_tiles(seq) - 1), tile(plan.tile(seq, index)), kv_head(item % plan.heads.num_kv_heads) {
+    int part = item / plan.heads.num_kv_heads;  // how many tiles, or runs, come before
+    if (!plan.cuts_tiles) {
+      tile = plan.tile(seq, index -= part);
+      first_run = plan.first_tile_run(tile), end_run = plan.end_tile_run(tile);
+      return;
+    }
+    for (; part >= plan.num_tile_runs(tile); tile = plan.tile(seq, --index)) part -= plan.num_tile_runs(tile);
+    first_run = plan.first_tile_run(tile) + part, end_run = first_run + 1;
   }
-  const int kv_head = item % heads.num_kv_heads, part = item / heads.num_kv_heads;
-  const Pages pages{heads, cache, plan.block_table(seq), kv_head};
-  // The last tile sees the most keys: it is taken first, so that threads end together.
-  const int first = (ceil_div(tokens, plan.tile_tokens) - 1 - part) * plan.tile_tokens;
-  const QueryTile tile{length - tokens + first, tokens - first < plan.tile_tokens ? tokens - first : plan.tile_tokens,
-                       plan.group};
+};
+
+// Attends over runs one after the other; attend(first_key, end_key, out) does so over one.
+template <class Attend>
+inline void attend_runs(const AttentionPlan& plan, const TileItem& item, const Partial& total, const Partial& later,
+                        const Attend& attend) {
+  constexpr int kKeys = kTileRun * kSpan;
+  const int first_key = plan.first_span(item.tile.first_position) * kSpan;
+  attend(std::max(first_key, item.first_run * kKeys), (item.first_run + 1) * kKeys, total);
+  for (int run = item.first_run + 1; run < item.end_run; ++run) {
+    attend(run * kKeys, (run + 1) * kKeys, later);
+    total.merge(later, item.tile.rows(), plan.heads.head_dim);
+  }
+}
+
+inline void attend_tile_item(const AttentionPlan& plan, const TileItem& item, const Pages& pages, const Matrix& query,
+                             int64_t first_token, const ItemScratch& own, const Partial& total) {
+  const paged_heads& heads = plan.heads;
+  const int rows = item.tile.rows(), size = heads.head_dim;
+  const Partial later = Partial::at(own.run, rows, size);
+  const auto load = [&](float* to) { load_query(item.tile, query, first_token, item.kv_head, heads, to); };
+  const auto attend_with = [&](const auto& scratch) {
+    attend_runs(plan, item, total, later, [&](int first_key, int end_key, const Partial& out) {
+      attend_run(item.tile, pages, first_key, end_key, scratch, out);
+    });
+  };
 #if defined(__AVX512VNNI__)
   if (has_codes(heads)) {
-    const CodeScratch codes = CodeScratch::at(own.query, tile.rows(), heads.head_dim);
-    load_query(tile, query, first_token + first, kv_head, heads, codes.queries);
-    attend_tile(tile, pages, plan.first_span(tile.first_position) * kSpan, codes);
-    store_tile(tile, codes.total, first_token + first, kv_head, heads, out);
+    const CodeScratch scratch = CodeScratch::at(own.rest, rows, size);
+    load(scratch.queries);
+    code_queries(rows, size, scratch);
+    attend_with(scratch);
     return;
   }
 #endif
 #if defined(__AVX512BF16__)
   if (has_pairs(heads)) {
-    const PairScratch pairs = PairScratch::at(own.query, tile.rows(), heads.head_dim);
-    load_query(tile, query, first_token + first, kv_head, heads, pairs.total.values);
-    attend_tile(tile, pages, plan.first_span(tile.first_position) * kSpan, pairs);
-    store_tile(tile, pairs.total, first_token + first, kv_head, heads, out);
+    const PairScratch scratch = PairScratch::at(own.rest, size);
+    load(later.values);
+    round_queries(rows, size, later.values, scratch);
+    attend_with(scratch);
     return;
   }
 #endif
-  load_query(tile, query, first_token + first, kv_head, heads, own.query);
-  const Partial total = Partial::at(own.total, tile.rows(), heads.head_dim);
-  const Partial span = Partial::at(own.span, tile.rows(), heads.head_dim);
-  total.clear(tile.rows(), heads.head_dim);
-  for (int key = plan.first_span(tile.first_position) * kSpan; key < tile.first_position + tile.num_tokens;
-       key += kSpan) {
-    attend_span(tile, pages, key, own, span);
-    total.merge(span, tile.rows(), heads.head_dim);
-  }
-  store_tile(tile, total, first_token + first, kv_head, heads, out);
+  const TileScratch scratch = TileScratch::at(own.rest, rows, size);
+  load(scratch.query);
+  attend_with(scratch);
 }
 
-// Merges the runs of one KV head of a split sequence, in order.
-inline void merge_runs(const AttentionPlan& plan, const Output& out, const AttentionScratch& scratch,
-                        const TileScratch& own, int seq, int kv_head) {
+inline void attend_item(const AttentionPlan& plan, const paged_cache& cache, const Matrix& query, const Output& out,
+                        const AttentionScratch& scratch, const ItemScratch& own, int seq, int number,
+                        const Upcoming& upcoming) {
   const paged_heads& heads = plan.heads;
-  const int tokens = plan.query_tokens(seq);
-  const QueryTile tile{plan.batch.context_lens[seq] - tokens, tokens, plan.group};
-  const size_t size = Partial::floats(tile.rows(), heads.head_dim);
-  float* memory = scratch.partials + scratch.offsets.partials[seq];
-  const Partial total = Partial::at(own.total, tile.rows(), heads.head_dim);
-  total.clear(tile.rows(), heads.head_dim);
-  for (int run = 0; run < plan.num_runs(seq); ++run)
-    total.merge(Partial::at(memory + (static_cast<int64_t>(run) * heads.num_kv_heads + kv_head) * size, tile.rows(),
-                            heads.head_dim),
-                tile.rows(), heads.head_dim);
-  store_tile(tile, total, plan.batch.cu_seqlens_q[seq], kv_head, heads, out);
+  const int64_t first_token = plan.batch.cu_seqlens_q[seq];
+  float* partials = scratch.partials + scratch.offsets.partials[seq];
+  if (plan.is_split(seq)) {
+    attend_split_item(plan, SplitItem(plan, cache, seq, number), query, first_token, own, partials, upcoming);
+    return;
+  }
+  const TileItem item(plan, seq, number);
+  const Pages pages{heads, cache, plan.block_table(seq), item.kv_head};
+  const int64_t first_row = first_token + static_cast<int64_t>(item.index) * plan.tile_tokens;
+  if (item.end_run - item.first_run < plan.num_tile_runs(item.tile)) {
+    const int run = item.first_run - plan.first_tile_run(item.tile);
+    float* memory = partials + plan.first_partial(seq, item.index) +
+                    (static_cast<int64_t>(run) * heads.num_kv_heads + item.kv_head) *
+                        Partial::floats(item.tile.rows(), heads.head_dim);
+    attend_tile_item(plan, item, pages, query, first_row, own,
+                     Partial::at(memory, item.tile.rows(), heads.head_dim));
+    return;
+  }
+  const Partial total = Partial::at(own.total, item.tile.rows(), heads.head_dim);
+  attend_tile_item(plan, item, pages, query, first_row, own, total);
+  store_tile(item.tile, total, first_row, item.kv_head, heads, out);
+}
+
+// Merges the partial results of a tile's runs, for one KV head, in order, and stores what comes of them.
+inline void merge_runs(const AttentionPlan& plan, const Output& out, const QueryTile& tile, int num_runs,
+                       int64_t first_token, int kv_head, float* partials) {
+  const paged_heads& heads = plan.heads;
+  const auto of_run = [&](int run) {
+    const int64_t place = static_cast<int64_t>(run) * heads.num_kv_heads + kv_head;
+    return Partial::at(partials + place * Partial::floats(tile.rows(), heads.head_dim), tile.rows(), heads.head_dim);
+  };
+  const Partial total = of_run(0);
+  for (int run = 1; run < num_runs; ++run) total.merge(of_run(run), tile.rows(), heads.head_dim);
+  store_tile(tile, total, first_token, kv_head, heads, out);
 }
 
 // Has the first keys of an item fetched while another is computed.
@@ -299,8 +401,7 @@ inline void look_at(const AttentionPlan& plan, const paged_cache& cache, int seq
 // Attention's items [first, last) of a batch, on the thread whose scratch is `own`.
 inline void attend_items(const AttentionPlan& plan, const paged_cache& cache, const Matrix& query, const Output& out,
                          const AttentionScratch& scratch, int64_t first, int64_t last, int thread) {
-  const TileScratch own =
-      TileScratch::at(scratch.tiles + thread * scratch.tile_floats, plan.max_rows(), plan.heads.head_dim);
+  const ItemScratch own = scratch.of_thread(plan, thread);
   const int64_t* items = scratch.offsets.items;
   int seq = static_cast<int>(std::upper_bound(items, items + plan.batch.num_seqs, first) - items) - 1;
   for (int64_t item = first; item < last; ++item) {
@@ -316,13 +417,24 @@ inline void attend_items(const AttentionPlan& plan, const paged_cache& cache, co
 
 // The merges [first, last), one for each sequence and KV head.
 inline void merge_items(const AttentionPlan& plan, const Output& out, const AttentionScratch& scratch, int64_t first,
-                        int64_t last, int thread) {
-  const TileScratch own =
-      TileScratch::at(scratch.tiles + thread * scratch.tile_floats, plan.max_rows(), plan.heads.head_dim);
+                        int64_t last) {
   for (int64_t i = first; i < last; ++i) {
     const int s = static_cast<int>(i / plan.heads.num_kv_heads);
-    if (plan.is_split(s) && plan.query_tokens(s) > 0)
-      merge_runs(plan, out, scratch, own, s, static_cast<int>(i % plan.heads.num_kv_heads));
+    const int kv_head = static_cast<int>(i % plan.heads.num_kv_heads);
+    const int tokens = plan.query_tokens(s), length = plan.batch.context_lens[s];
+    const int64_t first_token = plan.batch.cu_seqlens_q[s];
+    float* partials = scratch.partials + scratch.offsets.partials[s];
+    if (plan.is_split(s)) {
+      if (tokens > 0)
+        merge_runs(plan, out, {length - tokens, tokens, plan.group}, plan.num_runs(s), first_token, kv_head, partials);
+      continue;
+    }
+    for (int t = 0; plan.cuts_tiles && t < plan.num_tiles(s); ++t) {
+      const QueryTile tile = plan.tile(s, t);
+      if (plan.num_tile_runs(tile) > 1)
+        merge_runs(plan, out, tile, plan.num_tile_runs(tile), first_token + t * plan.tile_tokens, kv_head,
+                   partials + plan.first_partial(s, t));
+    }
   }
 }
 
@@ -335,8 +447,8 @@ inline Task attend_batch(Job& job, const AttentionPlan& plan, const paged_cache&
                        attend_items(plan, cache, query, out, scratch, first, last, thread);
                      });
   co_await job.phase(static_cast<int64_t>(plan.batch.num_seqs) * plan.heads.num_kv_heads, plan.merge_cost(),
-                     [&plan, out, scratch](int64_t first, int64_t last, int thread) {
-                       merge_items(plan, out, scratch, first, last, thread);
+                     [&plan, out, scratch](int64_t first, int64_t last, int) {
+                       merge_items(plan, out, scratch, first, last);
                      });
 }
 

@@ -30,7 +30,6 @@ constexpr int kSpanPairs = kSpan / 2;
 
 // One thread's memory for a tile.
 struct PairScratch {
-  Partial total;
   float* scores;      // [kRowBlock, 128]
   uint32_t* query;    // [rows, head_dim / 2], scaled
   uint32_t* keys;     // [head_dim / 2, 128]: pairs along the head
@@ -38,20 +37,13 @@ struct PairScratch {
   uint32_t* weights;  // [kRowBlock, 64]
 
   static size_t floats(int rows, int head_dim) {
-    return total_floats(rows, head_dim) + kRowBlock * (kSpan + kSpanPairs) +
-           static_cast<size_t>(head_dim) / 2 * (rows + 2 * kSpan);
+    return kRowBlock * (kSpan + kSpanPairs) + static_cast<size_t>(head_dim) / 2 * (rows + 2 * kSpan);
   }
-  static PairScratch at(float* memory, int rows, int head_dim) {
-    float* scores = memory + total_floats(rows, head_dim);
-    auto* weights = reinterpret_cast<uint32_t*>(scores + kRowBlock * kSpan);
+  static PairScratch at(float* memory, int head_dim) {
+    auto* weights = reinterpret_cast<uint32_t*>(memory + kRowBlock * kSpan);
     uint32_t* keys = weights + kRowBlock * kSpanPairs;
     uint32_t* values = keys + kSpan * head_dim / 2;
-    return {Partial::at(memory, rows, head_dim), scores, values + kSpan * head_dim / 2, keys, values, weights};
-  }
-
- private:
-  static size_t total_floats(int rows, int head_dim) {
-    return (Partial::floats(rows, head_dim) + 15) & ~static_cast<size_t>(15);
+    return {memory, values + kSpan * head_dim / 2, keys, values, weights};
   }
 };
 
@@ -135,18 +127,22 @@ inline void weigh_row(float* scores, int width, int begin, int end, const paged_
   row_sum += sum_of(total);
 }
 
-// Attends over all keys that the tile's rows see, from `first_key` on, the start of a span. The tile's scaled queries
-// are given in total.values in float32.
-inline void attend_tile(const QueryTile& tile, const Pages& pages, int first_key, const PairScratch& scratch) {
+// Rounds the tile's scaled queries, float32 [rows, size].
+inline void round_queries(int rows, int size, const float* queries, const PairScratch& scratch) {
+  for (int i = 0; i < rows * size; i += 16)
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(scratch.query + i / 2), round_to_bfloat16(load_floats(queries + i)));
+}
+
+// Attends over the spans that start at keys first_key ... end_key - 1; fills `out`. The tile's queries are rounded
+// already.
+inline void attend_run(const QueryTile& tile, const Pages& pages, int first_key, int end_key,
+                       const PairScratch& scratch, const Partial& out) {
   const paged_heads& heads = pages.heads;
   const int size = heads.head_dim, rows = tile.rows();
-  for (int i = 0; i < rows * size; i += 16)
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(scratch.query + i / 2),
-                        round_to_bfloat16(load_floats(scratch.total.values + i)));
-  scratch.total.clear(rows, size);
+  out.clear(rows, size);
   const int last_position = tile.first_position + tile.num_tokens - 1;
   const auto oldest_of = [&](int position) { return heads.window > 0 ? position - heads.window + 1 : 0; };
-  for (int key = first_key; key <= last_position; key += kSpan) {
+  for (int key = first_key; key < std::min(end_key, last_position + 1); key += kSpan) {
     const int begin = std::max(key, oldest_of(tile.first_position));
     const int end = std::min(key + kSpan, last_position + 1);
     const float* offset = pages.key_offset(key);
@@ -168,11 +164,11 @@ inline void attend_tile(const QueryTile& tile, const Pages& pages, int first_key
         }
         const int position = tile.first_position + (row + r) / tile.group;
         weigh_row(scratch.scores + r * kSpan, width, oldest_of(position) - key, position + 1 - key, heads,
-                  scratch.total.maximum[row + r], scratch.total.sum[row + r], scratch.total.values + (row + r) * size,
+                  out.maximum[row + r], out.sum[row + r], out.values + (row + r) * size,
                   scratch.weights + r * kSpanPairs);
       }
       multiply_dense<PairDot>(count, scratch.weights, kSpanPairs, scratch.values, size, width / 2,
-                              scratch.total.values + row * size, size, size, true);
+                              out.values + row * size, size, size, true);
     }
   }
 }

@@ -45,7 +45,6 @@ constexpr int kCodeRows = kDenseTile;  // rows whose scores are held at a time
 
 // One thread's memory for a tile.
 struct CodeScratch {
-  Partial total;
   float* queries;        // [rows, head_dim], scaled
   float* query_scales;   // [rows]
   int32_t* query_sums;   // [rows]: -128 times the sum of a row's codes
@@ -74,7 +73,6 @@ struct CodeScratch {
     const auto floats = [&](size_t count) { return reinterpret_cast<float*>(take(sizeof(float) * count)); };
     const size_t elements = static_cast<size_t>(rows) * head_dim;
     CodeScratch s;
-    s.total = Partial::at(floats(Partial::floats(rows, head_dim)), rows, head_dim);
     s.queries = floats(elements);
     s.query_scales = floats(rows);
     s.query_sums = reinterpret_cast<int32_t*>(floats(rows));
@@ -359,7 +357,7 @@ inline void weigh_codes(const CodeScratch& scratch, int size, int first_element,
 // What a row holds once it has seen the sequence's first key, which gets far more weight than others in most models
 // (attention sinks: Xiao et al., 2024, arXiv 2309.17453): as a byte, a weight that large would leave nothing of its
 // neighbours' weights.
-inline void begin_with_first_key(int rows, const Pages& pages, const CodeScratch& scratch) {
+inline void begin_with_first_key(int rows, const Pages& pages, const CodeScratch& scratch, const Partial& out) {
   const paged_heads& heads = pages.heads;
   const int size = heads.head_dim;
   const float* offset = pages.key_offset(0);
@@ -372,27 +370,26 @@ inline void begin_with_first_key(int rows, const Pages& pages, const CodeScratch
       Floats key = pages.load(pages.cache.key, pages.cache.key_scale, vector, c);
       if (offset != nullptr) key = add(key, load_floats(offset + c));
       sum = fma(load_floats(query + c), key, sum);
-      store_floats(scratch.total.values + r * size + c,
-                   pages.load(pages.cache.value, pages.cache.value_scale, vector, c));
+      store_floats(out.values + r * size + c, pages.load(pages.cache.value, pages.cache.value_scale, vector, c));
     }
     Floats score = broadcast(sum_of(sum));
     if (heads.softcap > 0.0f) score = mul(broadcast(kLog2E), soft_cap(score, heads.softcap));
-    scratch.total.maximum[r] = max_of(score);
-    scratch.total.sum[r] = 1.0f;
+    out.maximum[r] = max_of(score);
+    out.sum[r] = 1.0f;
   }
 }
 
-// Attends over all keys that the tile's rows see, from `first_key` on, the start of a span. The tile's scaled queries
-// are given in scratch.queries.
-inline void attend_tile(const QueryTile& tile, const Pages& pages, int first_key, const CodeScratch& scratch) {
+// Attends over the spans that start at keys first_key ... end_key - 1; fills `out`. The tile's queries are coded
+// already.
+inline void attend_run(const QueryTile& tile, const Pages& pages, int first_key, int end_key,
+                       const CodeScratch& scratch, const Partial& out) {
   const paged_heads& heads = pages.heads;
   const int size = heads.head_dim, rows = tile.rows();
-  code_queries(rows, size, scratch);
   const bool from_first = first_key == 0 && heads.window <= 0;
   if (from_first) {
-    begin_with_first_key(rows, pages, scratch);
+    begin_with_first_key(rows, pages, scratch, out);
   } else {
-    scratch.total.clear(rows, size);
+    out.clear(rows, size);
   }
   // Stored less an offset, keys have nothing in common any more; of a window, the first key that a tile sees depends on
   // the tile.
@@ -401,7 +398,7 @@ inline void attend_tile(const QueryTile& tile, const Pages& pages, int first_key
   const auto oldest_of = [&](int position) {
     return heads.window > 0 ? position - heads.window + 1 : static_cast<int>(from_first);
   };
-  for (int key = first_key; key <= last_position; key += kSpan) {
+  for (int key = first_key; key < std::min(end_key, last_position + 1); key += kSpan) {
     const int begin = std::max(key, oldest_of(tile.first_position));
     const int end = std::min(key + kSpan, last_position + 1);
     // Columns past what the last row of a block sees are left out: their weights would be zero.
@@ -428,9 +425,8 @@ inline void attend_tile(const QueryTile& tile, const Pages& pages, int first_key
         spans[r] = code(scratch.scores + r * kSpan, width, first_seen, end_seen, heads.softcap, scratch.value_scales,
                         scratch.weights + r * kSpan);
       }
-      add_weights(spans, scratch.total.maximum + row, scratch.total.sum + row, scratch.factors,
-                  scratch.factors + kCodeRows);
-      float* values = scratch.total.values + row * size;
+      add_weights(spans, out.maximum + row, out.sum + row, scratch.factors, scratch.factors + kCodeRows);
+      float* values = out.values + row * size;
       int c = 0;
       for (; c + 32 <= size; c += 32) weigh_codes<kRows, 2>(scratch, size, c, width, values + c);
       if (c < size) weigh_codes<kRows, 1>(scratch, size, c, width, values + c);
