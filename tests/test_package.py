@@ -19,6 +19,7 @@ import paged_sdk
 EXPORTS: Final[tuple[str, ...]] = (
     "BlockingChatStream",
     "BlockingCompletionStream",
+    "BatchLogitsProcessor",
     "BlockingModel",
     "ChatCompletionChunkResponse",
     "ChatCompletionResponse",

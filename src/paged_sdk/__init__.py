@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from paged_sdk.model import ChatStream as ChatStream
     from paged_sdk.model import CompletionStream as CompletionStream
     from paged_sdk.model import Model as Model
+    from paged_sdk.types.logits_processor import BatchLogitsProcessor as BatchLogitsProcessor
     from paged_sdk.types.logits_processor import LogitsProcessor as LogitsProcessor
     from paged_sdk.types.logprobs import Logprobs as Logprobs
     from paged_sdk.types.logprobs import TokenLogprob as TokenLogprob
@@ -101,7 +102,7 @@ _HOME = {
         "UnsupportedQuantizationError",
     ),
     "model": ("ChatStream", "CompletionStream", "Model"),
-    "types.logits_processor": ("LogitsProcessor",),
+    "types.logits_processor": ("BatchLogitsProcessor", "LogitsProcessor"),
     "types.logprobs": ("Logprobs", "TokenLogprob", "TopLogprob"),
     "types.messages": ("Message", "TextMessageRole", "TextMessages"),
     "types.request": ("CompletionOptions", "RequestBuilder"),

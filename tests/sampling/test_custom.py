@@ -27,6 +27,7 @@ from paged_sdk import (
 )
 from paged_sdk.sampling.processors import default_processors
 from paged_sdk.sampling.sampler import SampledRows, Sampler
+from paged_sdk.types.logits_processor import AnyLogitsProcessor
 from paged_sdk.types.request import RequestOptions
 
 CPU = torch.device("cpu")
@@ -46,7 +47,7 @@ class NewMultiplesOf:
         logits[list(token_ids)] = -math.inf
 
 
-def asked(*processors: LogitsProcessor, text: str = "Hello", sampling: SamplingParams = GREEDY) -> RequestBuilder:
+def asked(*processors: AnyLogitsProcessor, text: str = "Hello", sampling: SamplingParams = GREEDY) -> RequestBuilder:
     return RequestBuilder().add_message("user", text).with_sampling(sampling).with_logits_processors(*processors)
 
 
@@ -69,6 +70,55 @@ async def test_a_processor_decides_what_is_said(model: Model) -> None:
     (both,) = tokens(await model.send_chat_request(asked(NewMultiplesOf(2), NewMultiplesOf(3))))
     assert all(token % 6 == 0 for token in both)
     assert tokens(await model.send_chat_request(asked())) == plain
+
+
+class Together:
+    """Does what a processor does, and keeps how many rows each call had."""
+
+    def __init__(self, processor: LogitsProcessor) -> None:
+        self.processor = processor
+        self.num_rows: list[int] = []
+
+    def process_batch(self, token_ids: Sequence[Sequence[int]], logits: Tensor) -> None:
+        self.num_rows.append(len(token_ids))
+        for tokens_of_row, row in zip(token_ids, logits, strict=True):
+            self.processor(tokens_of_row, row)
+
+
+@pytest.mark.anyio
+async def test_requests_that_name_the_same_object_share_its_calls(model: Model) -> None:
+    texts = ["Hello", "Hi", "Good morning"]
+    third, fifth = Together(NewMultiplesOf(3)), Together(NewMultiplesOf(5))
+    lists: list[list[AnyLogitsProcessor]] = [[third], [third, fifth], [NewMultiplesOf(2), fifth]]
+    expected = [[NewMultiplesOf(3)], [NewMultiplesOf(3), NewMultiplesOf(5)], [NewMultiplesOf(2), NewMultiplesOf(5)]]
+    alone = [tokens(await model.send_chat_request(asked(*p, text=t))) for p, t in zip(expected, texts, strict=True)]
+    requests = [asked(*p, text=t) for p, t in zip(lists, texts, strict=True)]
+    assert [tokens(response) for response in await model.send_chat_requests(requests)] == alone
+    assert max(third.num_rows) == max(fifth.num_rows) == 2
+
+
+def test_of_rows_processed_together_those_that_raise_fail_alone() -> None:
+    def refuse_seven(token_ids: Sequence[int], logits: Tensor) -> None:
+        logits[11] = math.nan if token_ids[-1] == 8 else -math.inf
+        if token_ids[-1] == 7:
+            raise KeyError("seven")
+
+    together = Together(refuse_seven)
+    requests = [
+        evolve(
+            make_request(SamplingParams(temperature=0.0), [token]), options=RequestOptions(logits_processors=[together])
+        )
+        for token in (6, 7, 8, 9)
+    ]
+    sampler = Sampler(12, CPU, default_processors(12, encode))
+    rows = [make_row(request, seq_id=index) for index, request in enumerate(requests)]
+    sampled = sampler.sample(torch.arange(12.0).repeat(4, 1), sampler.prepare(rows))
+    assert sampled.token_ids == [[10], [], [], [10]]
+    assert {row: str(error).partition("Together ")[2] for row, error in sampled.failed.items()} == {
+        1: "raised KeyError: 'seven'",
+        2: "left NaN or Inf in the logits",
+    }
+    assert together.num_rows == [4, 1, 1, 1, 1]
 
 
 @pytest.mark.anyio
@@ -170,12 +220,19 @@ async def not_awaited(token_ids: Sequence[int], logits: Tensor) -> None:
     pass
 
 
+class AsyncBatch:
+    async def process_batch(self, token_ids: Sequence[Sequence[int]], logits: Tensor) -> None:
+        pass
+
+
 class AsyncCall:
     async def __call__(self, token_ids: Sequence[int], logits: Tensor) -> None:
         pass
 
 
-@pytest.mark.parametrize("bad", [3, "text", lambda: None, lambda logits: None, not_awaited, AsyncCall(), [raising]])
+@pytest.mark.parametrize(
+    "bad", [3, "text", lambda: None, lambda logits: None, not_awaited, AsyncCall(), AsyncBatch(), [raising]]
+)
 def test_what_is_no_processor_is_refused(bad: Any) -> None:
     with pytest.raises(InvalidRequestError, match="logits_processors") as raised:
         RequestBuilder().with_logits_processors(raising, bad)

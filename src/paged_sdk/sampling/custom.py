@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Self
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Self, TypeAlias
 
 from attrs import frozen
 from torch import Tensor
@@ -12,9 +13,11 @@ from paged_sdk.errors import LogitsProcessorError
 from paged_sdk.sampling.failures import Failures
 from paged_sdk.sampling.processor import ALL_TOKENS, Processor, ProcessorState
 from paged_sdk.scheduler.request import Request
-from paged_sdk.types.logits_processor import LogitsProcessor
+from paged_sdk.types.logits_processor import AnyLogitsProcessor, BatchLogitsProcessor, LogitsProcessor
 
 __all__ = ["CustomChange", "CustomProcessors", "CustomState"]
+
+_Errors: TypeAlias = dict[int, LogitsProcessorError]
 
 
 @frozen(eq=False)
@@ -38,13 +41,20 @@ class CustomProcessors(Processor[CustomChange]):
         return CustomState(request, list(request.prompt_token_ids))
 
     def apply(self, logits: Tensor, changes: Sequence[tuple[int, CustomChange]]) -> Failures:
-        failures: dict[int, LogitsProcessorError] = {}
-        for row, change in changes:
-            for processor in change.request.options.logits_processors:
-                error = _call(processor, change, logits[row])
-                if error is not None:
-                    failures[row] = error
-                    break
+        failures: _Errors = {}
+        for place in range(max(len(change.request.options.logits_processors) for _, change in changes)):
+            # Told apart by identity: processors may be equal and yet not the same, or have no hash.
+            users: defaultdict[int, dict[int, CustomChange]] = defaultdict(dict)
+            for row, change in changes:
+                processors = change.request.options.logits_processors
+                if place < len(processors) and row not in failures:
+                    users[id(processors[place])][row] = change
+            for rows in users.values():
+                processor = next(iter(rows.values())).request.options.logits_processors[place]
+                if isinstance(processor, BatchLogitsProcessor):
+                    failures |= _change_together(processor, logits, rows)
+                else:
+                    failures |= _change_each(processor, logits, rows)
         return failures
 
 
@@ -71,24 +81,70 @@ class CustomState(ProcessorState[CustomChange]):
         return CustomChange(self._request, tuple(self._tokens))
 
 
-def _call(processor: LogitsProcessor, change: CustomChange, logits: Tensor) -> LogitsProcessorError | None:
-    """Let a processor change one row; return the error that the request ends with if the result cannot be used."""
+@frozen
+class _Fault:
+    """Says why what a processor has done cannot be used.
+
+    :ivar cause: what it raised
+    """
+
+    reason: str
+    cause: BaseException | None = None
+
+    def error(self, processor: AnyLogitsProcessor, request: Request) -> LogitsProcessorError:
+        """Make the error of a request."""
+        name = getattr(processor, "__qualname__", type(processor).__qualname__)
+        message = f"request {request.request_id}: logits processor {name} {self.reason}"
+        error = LogitsProcessorError(message, request_id=request.request_id)
+        error.__cause__ = self.cause
+        return error
+
+
+_NOT_FINITE: Final = _Fault("left NaN or Inf in the logits")
+
+
+def _change_each(processor: LogitsProcessor, logits: Tensor, rows: Mapping[int, CustomChange]) -> _Errors:
+    """Let a processor change rows one at a time; return the errors of those whose result cannot be used."""
+    errors: _Errors = {}
+    for row, change in rows.items():
+        fault = _call(processor, change.token_ids, logits[row])
+        if fault is None and _are_bad(logits[row : row + 1])[0]:
+            fault = _NOT_FINITE
+        if fault is not None:
+            errors[row] = fault.error(processor, change.request)
+    return errors
+
+
+def _change_together(processor: BatchLogitsProcessor, logits: Tensor, rows: Mapping[int, CustomChange]) -> _Errors:
+    """Let a processor change rows in one call, or one at a time should that raise; see :func:`_change_each`."""
+    places = list(rows)
+    changed = logits[places]  # a copy
+    fault = _call(processor.process_batch, [change.token_ids for change in rows.values()], changed)
+    if fault is not None and len(rows) > 1:
+        errors: _Errors = {}
+        for row, change in rows.items():
+            errors |= _change_together(processor, logits, {row: change})
+        return errors
+    if fault is not None:
+        return {row: fault.error(processor, change.request) for row, change in rows.items()}
+    logits[places] = changed
+    bad = zip(rows.items(), _are_bad(changed), strict=True)
+    return {row: _NOT_FINITE.error(processor, change.request) for (row, change), is_bad in bad if is_bad}
+
+
+def _call(process: Callable[[Any, Tensor], object], token_ids: Sequence[Any], logits: Tensor) -> _Fault | None:
+    """Call a processor; return what is wrong with the call."""
     try:
         # A caller without a type checker may have written one that returns the logits.
-        returned: object = processor(change.token_ids, logits)  # type: ignore[func-returns-value]
+        returned = process(token_ids, logits)
     except BaseException as error:  # SystemExit too: on the engine's thread, it would end nothing but the engine
-        failure = _failure(processor, change, f"raised {type(error).__name__}: {error}")
-        failure.__cause__ = error
-        return failure
+        return _Fault(f"raised {type(error).__name__}: {error}", error)
     if returned is not None:
-        return _failure(processor, change, f"returned {type(returned).__name__}: it has to change the logits in place")
-    largest = float(logits.max())  # the maximum is NaN if any value is
-    if largest == float("inf") or largest != largest:
-        return _failure(processor, change, "left NaN or Inf in the logits")
+        return _Fault(f"returned {type(returned).__name__}: it has to change the logits in place")
     return None
 
 
-def _failure(processor: LogitsProcessor, change: CustomChange, reason: str) -> LogitsProcessorError:
-    request_id = change.request.request_id
-    name = getattr(processor, "__qualname__", type(processor).__qualname__)
-    return LogitsProcessorError(f"request {request_id}: logits processor {name} {reason}", request_id=request_id)
+def _are_bad(logits: Tensor) -> list[bool]:
+    """Return for each row whether it holds NaN or Inf."""
+    largest = logits.amax(-1)  # the maximum is NaN if any value is
+    return ((largest == float("inf")) | largest.isnan()).tolist()

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from paged_sdk.errors import InvalidRequestError
 
-__all__ = ["LogitsProcessor", "check_logits_processors"]
+__all__ = [
+    "AnyLogitsProcessor",
+    "BatchLogitsProcessor",
+    "LogitsProcessor",
+    "check_logits_processors",
+]
 
 
 class LogitsProcessor(Protocol):
@@ -33,16 +38,41 @@ class LogitsProcessor(Protocol):
         ...
 
 
-def check_logits_processors(processors: Sequence[object]) -> None:
+@runtime_checkable
+class BatchLogitsProcessor(Protocol):
+    """Changes the logits of all requests that name the same object, in one call a step.
+
+    It is a :class:`LogitsProcessor` for work that is cheaper done together, such as one product of matrices for sixteen
+    texts. Rows of requests that name the object at the same place of their lists come together; what happens to a row
+    must depend on that row alone. An exception ends only the requests whose rows raise by themselves: the rows of
+    a call that has raised are given again, one at a time.
+    """
+
+    def process_batch(self, token_ids: Sequence[Sequence[int]], logits: Any, /) -> None:
+        """Change the logits of the tokens that come next, in place.
+
+        :param token_ids: for each row, the prompt's tokens and those generated so far
+        :param logits: a ``torch.Tensor``, float32 ``[len(token_ids), vocab_size]``, on the model's device; -inf bans a
+            token
+        """
+        ...
+
+
+AnyLogitsProcessor: TypeAlias = LogitsProcessor | BatchLogitsProcessor
+
+
+def check_logits_processors(processors: Sequence[Any]) -> None:
     """Check what can be seen without calling them.
 
     :raises InvalidRequestError: one is not callable with two arguments, or is a coroutine function
     """
     for processor in processors:
-        call = getattr(processor, "__call__", None)  # noqa: B004 (of an object with an async __call__)
-        is_async = inspect.iscoroutinefunction(processor) or inspect.iscoroutinefunction(call)
-        if not callable(processor) or is_async or not _takes_two(processor):
-            raise InvalidRequestError.of("logits_processors", processor, "a function of (token_ids, logits), not async")
+        function = processor.process_batch if isinstance(processor, BatchLogitsProcessor) else processor
+        call = getattr(function, "__call__", None)  # noqa: B004 (of an object with an async __call__)
+        is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+        if not callable(function) or is_async or not _takes_two(function):
+            allowed = "a function of (token_ids, logits), or an object with such a method process_batch, not async"
+            raise InvalidRequestError.of("logits_processors", processor, allowed)
 
 
 def _takes_two(processor: Any) -> bool:

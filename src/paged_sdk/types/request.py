@@ -21,7 +21,7 @@ from paged_sdk.config.checks import (
 )
 from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.errors import ConfigError, InvalidRequestError
-from paged_sdk.types.logits_processor import LogitsProcessor, check_logits_processors
+from paged_sdk.types.logits_processor import AnyLogitsProcessor, check_logits_processors
 from paged_sdk.types.messages import MessageLike, MessageList, TextMessages, parse_messages
 
 __all__ = [
@@ -52,7 +52,7 @@ def _of_request(check: Callable[[object, Attribute[Any], object], None]) -> Call
     return validate
 
 
-def _processors(value: Iterable[LogitsProcessor]) -> tuple[LogitsProcessor, ...]:
+def _processors(value: Iterable[AnyLogitsProcessor]) -> tuple[AnyLogitsProcessor, ...]:
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise InvalidRequestError.of("logits_processors", value, "a list of functions")
     processors = tuple(value)
@@ -87,7 +87,7 @@ class RequestOptions:
     )
     cache_salt: str | None = field(default=None, validator=_of_request(IsText(optional=True)))
     truncation: bool = field(default=False, validator=_of_request(is_bool))
-    logits_processors: tuple[LogitsProcessor, ...] = field(default=(), converter=_processors)
+    logits_processors: tuple[AnyLogitsProcessor, ...] = field(default=(), converter=_processors)
     enable_thinking: bool | None = field(default=None, validator=_of_request(is_optional_bool))
     special_tokens_in_content: bool = field(default=False, validator=_of_request(is_bool))
     logprobs: int | None = field(
@@ -166,10 +166,10 @@ class RequestBuilder(MessageList):
         """
         return self._with(special_tokens_in_content=True)
 
-    def with_logits_processors(self, *processors: LogitsProcessor) -> RequestBuilder:
+    def with_logits_processors(self, *processors: AnyLogitsProcessor) -> RequestBuilder:
         """Let functions change the logits before each token is chosen, instead of those named before.
 
-        :param processors: in order; see :class:`LogitsProcessor`
+        :param processors: in order; see :class:`LogitsProcessor` and :class:`BatchLogitsProcessor`
         :raises InvalidRequestError: one is not a function of two arguments
         """
         return self._with(logits_processors=processors)
@@ -224,7 +224,7 @@ class CompletionOptions(TypedDict, total=False):
     timeout: float | None
     cache_salt: str | None
     truncation: bool
-    logits_processors: Sequence[LogitsProcessor]
+    logits_processors: Sequence[AnyLogitsProcessor]
 
 
 def completion_options(sampling: SamplingParams | None, options: CompletionOptions) -> RequestOptions:
