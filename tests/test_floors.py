@@ -24,8 +24,8 @@ PACKAGE: Final = "paged_sdk"
 SOURCE: Final = Path(__file__).parents[1] / "src" / PACKAGE
 
 
-# Imports within a floor: a request holds its SamplingParams, and a runner samples.
-WITHIN_A_FLOOR: Final = frozenset({("types", "config"), ("runner", "sampling")})
+# Imports within a floor: a request holds its SamplingParams, a runner samples, and who proposes drafts reads sequences.
+WITHIN_A_FLOOR: Final = frozenset({("types", "config"), ("runner", "sampling"), ("speculative", "scheduler")})
 
 
 class Pillar(Enum):
@@ -69,6 +69,7 @@ def _units() -> Mapping[str, Unit]:
         "quant": Unit("quant", 2, Pillar.TENSOR),
         "weights": Unit("weights", 2, Pillar.TENSOR),
         "scheduler": Unit("scheduler", 3, Pillar.PURE),
+        "speculative": Unit("speculative", 3, Pillar.PURE),
         "models": Unit("models", 3, Pillar.TENSOR),
         "sampling": Unit("sampling", 4),
         "runner": Unit("runner", 4),

@@ -66,6 +66,7 @@ EXPORTS: Final[tuple[str, ...]] = (
     "RequestTimeoutError",
     "ResponseMessage",
     "SamplingParams",
+    "SpeculativeConfig",
     "TextMessageRole",
     "TextMessages",
     "TextModelBuilder",

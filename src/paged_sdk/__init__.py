@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from paged_sdk.config.paged import PagedCacheType as PagedCacheType
     from paged_sdk.config.sampling import DryParams as DryParams
     from paged_sdk.config.sampling import SamplingParams as SamplingParams
+    from paged_sdk.config.speculative import SpeculativeConfig as SpeculativeConfig
     from paged_sdk.conversation import Conversation as Conversation
     from paged_sdk.errors import CheckpointError as CheckpointError
     from paged_sdk.errors import ConfigError as ConfigError
@@ -80,6 +81,7 @@ _HOME = {
     "config.memory": ("MemoryGpuConfig",),
     "config.paged": ("PagedAttentionMeta", "PagedAttentionMetaBuilder", "PagedCacheType"),
     "config.sampling": ("DryParams", "SamplingParams"),
+    "config.speculative": ("SpeculativeConfig",),
     "conversation": ("Conversation",),
     "errors": (
         "CheckpointError",

@@ -20,6 +20,7 @@ from paged_sdk.config.checks import IsA, as_tuple, is_unicode, plain
 from paged_sdk.config.env import read_environment
 from paged_sdk.config.isq import IsqType
 from paged_sdk.config.paged import PagedAttentionMeta
+from paged_sdk.config.speculative import SpeculativeConfig
 from paged_sdk.errors import ConfigError, ModelLoadError
 from paged_sdk.logs import show_logs
 from paged_sdk.model import Model
@@ -208,6 +209,18 @@ class _ModelBuilder(ABC):
         :raises ConfigError: for 1 and less
         """
         return self._with(max_slowdown=factor)
+
+    def with_speculation(self, speculation: SpeculativeConfig | None) -> Self:
+        """Guess tokens ahead from what was written before, and verify several of them in one step; None: do not.
+
+        Texts stay as they are. Those that repeat parts of their prompt, such as edited code, come several times as
+        fast; where nothing is gained, nothing is guessed.
+
+        :raises ConfigError: for anything but :class:`SpeculativeConfig` or None
+        """
+        if speculation is not None and not isinstance(speculation, SpeculativeConfig):
+            raise ConfigError.of("with_speculation", speculation, "SpeculativeConfig or None")
+        return self._with(gamma=0 if speculation is None else speculation.gamma)
 
     def with_max_model_len(self, n: int) -> Self:
         """Set the most tokens of a sequence, prompt and output together; at most the model's own context."""

@@ -19,6 +19,7 @@ from paged_sdk import (
     PagedAttentionMeta,
     PagedCacheType,
     SamplingParams,
+    SpeculativeConfig,
     TextModelBuilder,
     embedded_model_path,
 )
@@ -74,6 +75,9 @@ def test_nothing_but_a_prompt(command_line: CommandLine) -> None:
         (["--max-seqs", "3"], lambda b: b.with_max_num_seqs(3)),
         (["--max-num-batched-tokens", "64"], lambda b: b.with_max_num_batched_tokens(64)),
         (["--max-seq-len", "100"], lambda b: b.with_max_model_len(100)),
+        (["--speculate"], lambda b: b.with_speculation(SpeculativeConfig())),
+        (["--speculate", "5"], lambda b: b.with_speculation(SpeculativeConfig(5))),
+        (["--speculate", "--cpu"], lambda b: b.with_speculation(SpeculativeConfig()).with_force_cpu()),
         (["--num-threads", "2"], lambda b: b.with_num_threads(2)),
         (["--cpu"], lambda b: b.with_force_cpu()),
         (["--device", "cuda:1"], lambda b: b.with_device("cuda:1")),
@@ -111,6 +115,14 @@ def test_flags_of_the_engine(
 def test_flags_of_paged_attention(command_line: CommandLine, arguments: list[str], changes: dict[str, Any]) -> None:
     builder, _, _ = command_line.parsed("-m", "some/model", "Hello!", *arguments)
     assert builder == TextModelBuilder("some/model").with_paged_attn(evolve(PagedAttentionMeta(), **changes))
+
+
+def test_what_follows_a_flag_without_its_value_is_the_prompt(command_line: CommandLine) -> None:
+    expected = TextModelBuilder("some/model").with_speculation(SpeculativeConfig())
+    for arguments in (["--speculate", "Hello!"], ["--speculate", "--", "7"], ["--", "--speculate"]):
+        builder, flags, _ = command_line.parsed("-m", "some/model", *arguments)
+        assert builder == (TextModelBuilder("some/model") if arguments[0] == "--" else expected)
+        assert flags == PromptFlags(prompt=arguments[-1])
 
 
 def test_the_tokenizer_may_be_a_directory(command_line: CommandLine, tmp_path: Path) -> None:

@@ -42,6 +42,11 @@ def test_prefix_cache_n(text: str, n: int) -> None:
     assert read_environment({"MISTRALRS_PREFIX_CACHE_N": text}).prefix_cache_n == n
 
 
+@pytest.mark.parametrize("gamma", [1, 16, 1024])
+def test_speculative_gamma(gamma: int) -> None:
+    assert read_environment({"MISTRALRS_SPECULATIVE_GAMMA": str(gamma)}).gamma == gamma
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -65,7 +70,9 @@ def test_prefix_cache_n(text: str, n: int) -> None:
         ("MISTRALRS_ISQ", "Q4Z"),
         ("MISTRALRS_ISQ", "3"),
         ("MISTRALRS_SPECULATIVE_DRAFT_MODEL", "tiny"),
-        ("MISTRALRS_SPECULATIVE_GAMMA", "16"),
+        ("MISTRALRS_SPECULATIVE_GAMMA", "0"),
+        ("MISTRALRS_SPECULATIVE_GAMMA", "1025"),
+        ("MISTRALRS_SPECULATIVE_GAMMA", "on"),
     ],
 )
 def test_a_value_that_cannot_be_read_is_an_error_that_names_it(name: str, value: str) -> None:

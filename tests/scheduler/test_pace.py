@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from paged_sdk.scheduler.chunk_cost import ChunkCost
 from paged_sdk.scheduler.pace import FIRST_CHUNK, LEAST_CHUNK, PROBE_INTERVAL, Pace
+from paged_sdk.scheduler.step_times import StepTimes
 
 NUM_STREAMS = 8
 BUDGET = 512
@@ -77,7 +78,7 @@ def beside(pace: Pace, machine: Machine, num_tokens: int, num_prompts: int = 1) 
 
 @pytest.mark.parametrize(("slowdown", "later"), [(2.0, 2.0), (3.0, 1.5), (5.0, 1.25)])
 def test_streams_and_prompts_share_time(slowdown: float, later: float) -> None:
-    pace, machine = Pace(slowdown), Machine()
+    pace, machine = Pace(slowdown, StepTimes()), Machine()
     alone(pace, machine, 2000)
     for _ in range(3):
         plain, by_itself, times = generate(pace, machine), alone(pace, machine, 2000), beside(pace, machine, 2000)
@@ -87,7 +88,7 @@ def test_streams_and_prompts_share_time(slowdown: float, later: float) -> None:
 
 def test_what_a_chunk_costs_for_itself_is_borne_by_both() -> None:
     """As the time of a plain step is: both take a third longer than without it, and neither three times as long."""
-    pace, machine = Pace(3.0), Machine(chunk=0.012)
+    pace, machine = Pace(3.0, StepTimes()), Machine(chunk=0.012)
     alone(pace, machine, 4000)
     plain = generate(pace, machine)
     beside(pace, machine, 2000)
@@ -98,7 +99,7 @@ def test_what_a_chunk_costs_for_itself_is_borne_by_both() -> None:
 
 @pytest.mark.parametrize("load", [0.5, 3.0])
 def test_a_change_of_the_load_is_followed_while_prompts_never_end(load: float) -> None:
-    pace, machine = Pace(3.0), Machine()
+    pace, machine = Pace(3.0, StepTimes()), Machine()
     alone(pace, machine, 2000)
     generate(pace, machine)
     beside(pace, machine, 4000)
@@ -109,7 +110,7 @@ def test_a_change_of_the_load_is_followed_while_prompts_never_end(load: float) -
 
 
 def test_without_measurements_there_is_a_plain_step_and_then_a_small_chunk() -> None:
-    pace = Pace(3.0)
+    pace = Pace(3.0, StepTimes())
     assert pace.prompt_seconds(4, 1) == 0
     assert pace.prompt_seconds(4, 1) == math.inf  # nobody said how long that step took: prompts go on all the same
     assert pace.tokens(math.inf, 0) == FIRST_CHUNK
@@ -121,7 +122,7 @@ def test_without_measurements_there_is_a_plain_step_and_then_a_small_chunk() -> 
 
 
 def test_a_number_of_texts_that_was_not_seen_takes_as_long_as_the_nearest() -> None:
-    pace = Pace(3.0)
+    pace = Pace(3.0, StepTimes())
     pace.note_plain(0.01, 4)
     pace.note_plain(0.02, 16)
     assert pace.prompt_seconds(5, 1) == 0
@@ -130,7 +131,7 @@ def test_a_number_of_texts_that_was_not_seen_takes_as_long_as_the_nearest() -> N
 
 
 def test_one_of_many_mixed_steps_is_a_plain_one() -> None:
-    pace = Pace(3.0)
+    pace = Pace(3.0, StepTimes())
     pace.note_plain(0.01, 1)
     probes = []
     for step in range(4 * PROBE_INTERVAL):
@@ -142,7 +143,7 @@ def test_one_of_many_mixed_steps_is_a_plain_one() -> None:
 
 
 def test_an_interrupted_step_changes_nothing() -> None:
-    pace = Pace(3.0)
+    pace = Pace(3.0, StepTimes())
     for seconds in (0.01, 0.01, 0.01, 0.5, 0.01):
         pace.note_plain(seconds, 1)
     pace.prompt_seconds(1, 1)
@@ -150,7 +151,7 @@ def test_an_interrupted_step_changes_nothing() -> None:
 
 
 def test_many_prompts_beside_few_texts_get_more() -> None:
-    pace = Pace(3.0)
+    pace = Pace(3.0, StepTimes())
     pace.note_plain(0.01, 2)
     assert [pace.prompt_seconds(2, count) for count in (0, 1, 2, 8)] == pytest.approx([0.02, 0.02, 0.02, 0.08])
 
@@ -165,7 +166,7 @@ def test_many_prompts_beside_few_texts_get_more() -> None:
     )
 )
 def test_prompts_go_on_whatever_the_times(steps: list[tuple[float, int, int, float, int]]) -> None:
-    pace = Pace(3.0)
+    pace = Pace(3.0, StepTimes())
     for seconds, num_decodes, num_tokens, depth, is_plain in steps:
         if is_plain and num_decodes:
             pace.note_plain(seconds, num_decodes)

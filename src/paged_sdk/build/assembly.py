@@ -29,6 +29,7 @@ from paged_sdk.build.sizing import resolve_engine_config, resolve_max_model_len
 from paged_sdk.build.vocabulary import check_vocabulary
 from paged_sdk.chat.text_processor import TextProcessor, load_text_processor, text_processor_from_gguf
 from paged_sdk.config.build import BuildSettings, ModelSource
+from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.env import ISQ, Environment, read_variable
 from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.engine.engine import Engine
@@ -54,6 +55,7 @@ from paged_sdk.sampling.processors import default_processors
 from paged_sdk.sampling.sampler import Sampler
 from paged_sdk.scheduler.proposer import Proposer
 from paged_sdk.scheduler.scheduler import Scheduler
+from paged_sdk.speculative.text_proposer import TextProposer
 from paged_sdk.threads import thread_must_start
 from paged_sdk.weights.checkpoint import Checkpoint, open_checkpoint
 from paged_sdk.weights.hub import resolve_model
@@ -73,7 +75,7 @@ def load_parts(
 ) -> ModelParts:
     """Load a model.
 
-    :param proposer: guesses tokens for the model to verify; None: every step gives each text one token
+    :param proposer: guesses tokens for the model to verify; None: who does follows from the settings
     :param go_on: called before each tensor and each further step; what it raises ends the loading
     :raises ConfigError: a setting cannot be used with this model or machine
     :raises ModelLoadError: the model cannot be loaded
@@ -171,10 +173,11 @@ def _load(
     _log.info(
         "%s: %s, %s on %s, context %d tokens", path.name, model.config.model_type, dtype, device, config.max_model_len
     )
+    scheduler = Scheduler(config, kv)
     return ModelParts(
         name=path.stem if path.is_file() else path.name,
         architecture=model.config.model_type,
-        engine=Engine(Scheduler(config, kv), kv, runner, text.tokenizer, proposer=proposer),
+        engine=Engine(scheduler, kv, runner, text.tokenizer, proposer=proposer or _proposer(config, scheduler)),
         text=text,
         config=config,
         vocab_size=vocab_size,
@@ -183,6 +186,15 @@ def _load(
         # The native kernels have threads of their own, in whose way torch's would be.
         on_worker_start=partial(prepare_thread, device, settings.num_threads if workspace is None else 1),
         log_throughput=settings.throughput_logging,
+    )
+
+
+def _proposer(config: EngineConfig, scheduler: Scheduler) -> Proposer | None:
+    """Make who proposes drafts; None where nobody does."""
+    if not config.gamma:
+        return None
+    return TextProposer(
+        config.gamma, shares_texts=config.prefix_cache_n > 0, times=scheduler.times, account=scheduler.drafts
     )
 
 

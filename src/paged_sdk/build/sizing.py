@@ -62,6 +62,7 @@ def resolve_engine_config(
         max_num_batched_tokens=settings.max_num_batched_tokens
         or DEFAULT_BATCHED_TOKENS.get(device.type, DEFAULT_BATCHED_TOKENS_ELSEWHERE),
         max_slowdown=DEFAULT_SLOWDOWN.get(device.type, 0.0) if settings.max_slowdown is None else settings.max_slowdown,
+        gamma=(environment.gamma or 0) if settings.gamma is None else settings.gamma,
         max_model_len=max_model_len,
         max_queue=settings.max_queue,
         sliding_window=model.window,

@@ -21,6 +21,7 @@ from paged_sdk import (
     PagedAttentionMetaBuilder,
     PagedCacheType,
     SamplingParams,
+    SpeculativeConfig,
     TextModelBuilder,
     embedded_model_path,
 )
@@ -46,6 +47,7 @@ FLAG_OF = {
     "dtype": "--dtype",
     "filenames": "--quantized-file",
     "fraction": "--pa-memory-fraction",
+    "gamma": "--speculate",
     "--isq": "--isq",
     "isq": "--isq",
     "max_len": "--max-tokens",
@@ -246,6 +248,7 @@ class EngineFlags:
     max_num_batched_tokens: int | None = None
     prefix_cache_n: int | None = None
     max_seq_len: int | None = None
+    speculate: int | None = None
     verbose: bool = False
 
     def apply(self, builder: Builder) -> Builder:
@@ -269,6 +272,8 @@ class EngineFlags:
             builder = builder.with_prefix_cache_n(self.prefix_cache_n)
         if self.max_seq_len is not None:
             builder = builder.with_max_model_len(self.max_seq_len)
+        if self.speculate is not None:
+            builder = builder.with_speculation(SpeculativeConfig(self.speculate))
         return builder.with_logging() if self.verbose else builder
 
 

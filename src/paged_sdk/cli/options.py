@@ -14,6 +14,9 @@ from paged_sdk import PagedCacheType
 FLAG = ""
 """The metavar of a flag, which takes no value; typer writes its type otherwise, as if it did."""
 
+SPECULATE = "--speculate"
+"""The only option whose value may be left out: an argument after it that is no number is not its value."""
+
 MODEL, PAGED, ENGINE, SAMPLING = "Model", "Paged attention", "Engine", "Sampling"
 
 
@@ -168,6 +171,15 @@ PrefixCacheN = Annotated[
 MaxSeqLen = Annotated[
     int | None,
     typer.Option("--max-seq-len", help="Tokens in a sequence, prompt and output together.", rich_help_panel=ENGINE),
+]
+Speculate = Annotated[
+    int | None,
+    typer.Option(
+        SPECULATE,
+        metavar="[N]",
+        help="Guess up to N tokens ahead (16) from what was written before: the same text, sooner.",
+        rich_help_panel=ENGINE,
+    ),
 ]
 
 MaxTokens = Annotated[

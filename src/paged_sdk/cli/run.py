@@ -39,6 +39,7 @@ def run(
     max_num_batched_tokens: options.MaxNumBatchedTokens = None,
     prefix_cache_n: options.PrefixCacheN = None,
     max_seq_len: options.MaxSeqLen = None,
+    speculate: options.Speculate = None,
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = None,
     top_k: options.TopK = None,
@@ -96,6 +97,7 @@ def run(
             max_num_batched_tokens=max_num_batched_tokens,
             prefix_cache_n=prefix_cache_n,
             max_seq_len=max_seq_len,
+            speculate=speculate,
             verbose=verbose,
         )
         sampling_flags = SamplingFlags(

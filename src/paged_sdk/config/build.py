@@ -85,6 +85,7 @@ class BuildSettings:
     :ivar lean_memory: whether each weight is to be held once only, as it is in any case
     :ivar max_slowdown: by what factor a text's tokens may take longer beside a prompt; 0: as long as the token budget
         takes
+    :ivar gamma: the most drafts of a text in one step; 0: none
     :ivar paged_attn: whether the KV cache is paged; True and False are explicit requests
     :ivar paged_meta: the settings of the KV pool, taken as a whole
     """
@@ -109,6 +110,7 @@ class BuildSettings:
     token_source: str = field(default="cache", validator=_is_token_source)
     isq: IsqType | None = field(default=None, validator=IsA(IsqType, optional=True))
     batch_invariance: bool = field(default=False, validator=is_bool)
+    gamma: int | None = field(default=None, validator=IntAtLeast(0, optional=True))
     lean_memory: bool = field(default=False, validator=is_bool)
     num_threads: int | None = field(
         default=None, converter=as_optional_int, validator=IntAtLeast(1, maximum=MAX_THREADS, optional=True)

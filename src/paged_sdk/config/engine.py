@@ -26,6 +26,7 @@ class EngineConfig:
     :ivar max_num_batched_tokens: the token budget of one step
     :ivar max_slowdown: by what factor a text's tokens may take longer beside a prompt; 0: as long as the token budget
         takes
+    :ivar gamma: the most drafts of a text in one step, guesses at the tokens that follow; 0: none
     :ivar max_model_len: tokens in a sequence, prompt and output together
     :ivar max_queue: requests that may wait
     :ivar sliding_window: the widest window if every layer has one, else None
@@ -41,6 +42,7 @@ class EngineConfig:
     max_num_seqs: int = field(default=32, validator=IntAtLeast(1))
     max_num_batched_tokens: int = field(default=512, validator=IntAtLeast(1))
     max_slowdown: float = field(default=0.0, validator=is_slowdown)
+    gamma: int = field(default=0, validator=IntAtLeast(0))
     max_model_len: int = field(default=4096, validator=IntAtLeast(1))
     max_queue: int = field(default=4096, validator=IntAtLeast(1))
     sliding_window: int | None = field(default=None, validator=IntAtLeast(1, optional=True))

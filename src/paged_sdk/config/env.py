@@ -13,6 +13,7 @@ from attrs import frozen
 from paged_sdk.config.isq import IsqType
 from paged_sdk.config.memory import MemoryGpuConfig
 from paged_sdk.config.paged import PagedAttentionMeta, PagedCacheType
+from paged_sdk.config.speculative import MOST_DRAFTS
 from paged_sdk.errors import ConfigError, shown
 
 __all__ = ["Environment", "interpreter_variables", "read_environment", "read_variable"]
@@ -25,8 +26,9 @@ GPU_MEM_USAGE = "MISTRALRS_PAGED_ATTN_GPU_MEM_USAGE"
 CONTEXT_LEN = "MISTRALRS_PAGED_ATTN_CONTEXT_LEN"
 PREFIX_CACHE_N = "MISTRALRS_PREFIX_CACHE_N"
 ISQ = "MISTRALRS_ISQ"
+GAMMA = "MISTRALRS_SPECULATIVE_GAMMA"
 
-NOT_YET = ("MISTRALRS_SPECULATIVE_DRAFT_MODEL", "MISTRALRS_SPECULATIVE_GAMMA")
+NOT_YET = ("MISTRALRS_SPECULATIVE_DRAFT_MODEL",)
 """Variables of mistral.rs's deployments that this version cannot honor: an error beats a setting that does nothing."""
 
 _INTERPRETER = ("SYSTEMROOT", "WINDIR", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TZ", "TZDIR")
@@ -45,12 +47,14 @@ class Environment:
     :ivar paged_meta: the settings of the KV pool
     :ivar prefix_cache_n: 0 turns the prefix cache off
     :ivar isq: the type to quantize weights to while loading; checkpoints that are quantized already are left alone
+    :ivar gamma: the most drafts of a text in one step
     """
 
     paged_attn: bool | None = None
     paged_meta: PagedAttentionMeta | None = None
     prefix_cache_n: int | None = None
     isq: IsqType | None = None
+    gamma: int | None = None
 
 
 def interpreter_variables() -> dict[str, str]:
@@ -98,6 +102,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         paged_meta=paged_meta,
         prefix_cache_n=_prefix_cache_n(given),
         isq=_isq(given),
+        gamma=_gamma(given),
     )
 
 
@@ -176,3 +181,10 @@ def _isq(given: Mapping[str, str]) -> IsqType | None:
     if value is None or value.lower() in {"false", "none"}:
         return None
     return IsqType.parse(value, setting=ISQ)
+
+
+def _gamma(given: Mapping[str, str]) -> int | None:
+    gamma = _whole_number(given, GAMMA, allowed=f"a number of tokens from 1 to {MOST_DRAFTS}")
+    if gamma is not None and gamma > MOST_DRAFTS:
+        raise ConfigError.of(GAMMA, given[GAMMA], f"a number of tokens from 1 to {MOST_DRAFTS}")
+    return gamma

@@ -136,7 +136,7 @@ class Engine:
 
     def stats(self) -> ModelStats:
         """Return a snapshot of the counters."""
-        usage, metrics = self._kv.usage, self._metrics
+        usage, metrics, drafts = self._kv.usage, self._metrics, self._scheduler.drafts
         return ModelStats(
             blocks_total=usage.total,
             blocks_used=usage.used,
@@ -150,6 +150,9 @@ class Engine:
             steps=metrics.steps,
             prompt_tokens=metrics.prompt_tokens,
             completion_tokens=metrics.completion_tokens,
+            drafted_tokens=drafts.num_drafted,
+            accepted_tokens=drafts.num_accepted,
+            draft_speed_up=drafts.speed_up,
             prompt_tok_per_sec=metrics.prompt_tok_per_sec,
             completion_tok_per_sec=metrics.completion_tok_per_sec,
         )

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from statistics import median_low
 from typing import Final
 
 from paged_sdk.scheduler.chunk_cost import ChunkCost
+from paged_sdk.scheduler.step_times import StepTimes, size_of
 
 __all__ = ["FIRST_CHUNK", "LEAST_CHUNK", "PROBE_INTERVAL", "Pace"]
 
@@ -19,8 +18,6 @@ after 1,900 tokens, 8 tokens take 32 ms of one thread and 16 take 39."""
 MOST_OVER: Final = 2.0
 """What a chunk costs for itself may make it so much longer than planned: the more of a chunk's time is said to be of
 that kind, the larger it gets, so a wrong estimate must have an end."""
-NUM_PLAIN: Final = 9
-"""The time of a step without prompts is the median of so many: one that others interrupt does not show."""
 PROBE_INTERVAL: Final = 64
 """Of so many steps with prompts, one goes without: otherwise nobody would notice that the machine has become faster or
 slower while prompts come one after the other. A plain step takes a third of a mixed one: they lose half a percent."""
@@ -45,11 +42,13 @@ class Pace:
     requests that arrive together would hold up all others.
 
     :param max_slowdown: by what factor a text's tokens may take longer beside a prompt; above 1
+    :param times: how long steps without prompts take
     """
 
-    def __init__(self, max_slowdown: float) -> None:
+    def __init__(self, max_slowdown: float, times: StepTimes) -> None:
         self._share = max_slowdown - 1
-        self._plain: dict[int, _PlainSteps] = {}
+        self._times = times
+        self._next_probe: dict[int, int] = {}  # how many mixed steps there have to be for the next to be a plain one
         self._chunks = ChunkCost()
         self._num_mixed = 0
 
@@ -60,12 +59,11 @@ class Pace:
         :param num_prompts: how many prompts wait to be computed
         :returns: 0 for a step that shows how long the texts take by themselves
         """
-        plain = self._plain_steps(num_decodes)
-        if self._num_mixed >= plain.next_probe:
-            plain.next_probe = self._num_mixed + PROBE_INTERVAL
-            plain.forget()
+        if self._num_mixed >= self._next_probe.get(size_of(num_decodes), 0):
+            self._next_probe[size_of(num_decodes)] = self._num_mixed + PROBE_INTERVAL
+            self._times.forget(num_decodes)
             return 0.0
-        seconds = self._plain_seconds(num_decodes)
+        seconds = self._times.nearest(num_decodes)
         if not seconds:  # a clock may be too coarse to see a step
             return math.inf
         return self._share * max(1.0, num_prompts / num_decodes) * seconds
@@ -82,65 +80,23 @@ class Pace:
         return max(LEAST_CHUNK, int(min(seconds / self._chunks.per_token(depth), most)))
 
     def note_plain(self, seconds: float, num_decodes: int) -> None:
-        """Take in how long a step without prompts took.
+        """Take in how long a step without prompts and drafts took.
 
         :param num_decodes: how many texts it gave a token
         """
-        plain = self._plain_steps(num_decodes)
-        plain.seconds.append(seconds)
-        plain.next_probe = self._num_mixed + PROBE_INTERVAL
+        self._times.note(num_decodes, seconds)
+        self._next_probe[size_of(num_decodes)] = self._num_mixed + PROBE_INTERVAL
 
     def note_mixed(self, seconds: float, num_decodes: int, num_tokens: int, depth: float) -> None:
         """Take in how long a step with prompts took.
 
-        :param num_decodes: how many texts it gave a token; there may be none
+        :param num_decodes: how many tokens it computed of texts, drafts among them; there may be none
         :param num_tokens: how many tokens of prompts it computed
         :param depth: how many tokens preceded each of them in its prompt, on average
         """
         self._num_mixed += 1
         if num_tokens < LEAST_CHUNK:  # whose time says little of larger ones
             return
-        plain = self._plain_seconds(num_decodes) if num_decodes else 0.0
+        plain = self._times.nearest(num_decodes) if num_decodes else 0.0
         if plain is not None:
             self._chunks.note(num_tokens, depth, seconds - plain)
-
-    def _plain_steps(self, num_decodes: int) -> _PlainSteps:
-        """Return what is known of the steps that only generate, of about so many texts.
-
-        Numbers whose three leading bits are equal share it: a few more or less of many take as long.
-        """
-        shift = max(num_decodes.bit_length() - 3, 0)
-        size = num_decodes >> shift << shift
-        plain = self._plain.get(size)
-        if plain is None:
-            plain = self._plain[size] = _PlainSteps()
-        return plain
-
-    def _plain_seconds(self, num_decodes: int) -> float | None:
-        """Return the time of a step that only generates, of as many texts or of the nearest number that is known."""
-        seconds = self._plain_steps(num_decodes).seconds
-        if not seconds:
-            known = [(abs(size - num_decodes), size) for size, plain in self._plain.items() if plain.seconds]
-            if not known:
-                return None
-            seconds = self._plain[min(known)[1]].seconds
-        return median_low(seconds)
-
-
-class _PlainSteps:
-    """Holds what is known of the steps that only generate, of some number of texts.
-
-    :ivar seconds: how long the last of them took
-    :ivar next_probe: how many mixed steps there have to be for the next of them to be a plain one
-    """
-
-    __slots__ = ("next_probe", "seconds")
-
-    def __init__(self) -> None:
-        self.seconds: deque[float] = deque(maxlen=NUM_PLAIN)
-        self.next_probe: int = 0
-
-    def forget(self) -> None:
-        """Forget most of what was seen before many mixed steps: the next two plain steps decide the median."""
-        while len(self.seconds) > 2:
-            self.seconds.popleft()

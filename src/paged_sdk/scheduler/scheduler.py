@@ -9,9 +9,11 @@ from paged_sdk.errors import ContextLengthError, InvalidRequestError, QueueFullE
 from paged_sdk.kv.block_hash import CacheKey
 from paged_sdk.kv.manager import KvManager
 from paged_sdk.scheduler.admission import SHORT, Admission
+from paged_sdk.scheduler.draft_account import DraftAccount
 from paged_sdk.scheduler.output import NewTokens, ScheduledSequence, SchedulerOutput
 from paged_sdk.scheduler.pace import Pace
 from paged_sdk.scheduler.sequence import Sequence, SequenceStatus
+from paged_sdk.scheduler.step_times import StepTimes
 from paged_sdk.scheduler.waiting_queue import WaitingQueue, rank
 from paged_sdk.types.response import FinishReason
 
@@ -37,6 +39,9 @@ class Scheduler:
     A step may be scheduled while the one before it is under way, if steps overlap on the device: a sequence is
     scheduled as if it had got its token, unless that token is certainly its last. If the token then turns out to end
     the text, the row that has been scheduled since is ignored.
+
+    :ivar times: how long steps without prompts take, as far as is known
+    :ivar drafts: what drafts have brought so far
     """
 
     def __init__(self, config: EngineConfig, kv: KvManager) -> None:
@@ -45,9 +50,12 @@ class Scheduler:
         self._waiting = WaitingQueue()
         self._running: list[Sequence] = []
         self._admission = Admission(config, kv, self._waiting, self._running)
-        self._pace = Pace(config.max_slowdown) if config.max_slowdown else None
+        self.times: StepTimes = StepTimes()
+        self.drafts: DraftAccount = DraftAccount(self.times)
+        self._pace = Pace(config.max_slowdown, self.times) if config.max_slowdown else None
         self._finished_seq_ids: list[int] = []
         self._num_preemptions = 0
+        self._num_accepted = 0  # drafts, since the last step whose time was taken in
 
     @property
     def num_running(self) -> int:
@@ -141,16 +149,24 @@ class Scheduler:
         return SchedulerOutput(rows, copies, released, dropped, finished, num_prompt_tokens, len(decodes))
 
     def note_time(self, output: SchedulerOutput, seconds: float) -> None:
-        """Take in how long a step took, from which later steps learn how many tokens of prompts they may compute."""
-        if self._pace is None:
-            return
+        """Take in how long a step took that was updated just now: later steps learn from it how many tokens of prompts
+        they may compute, and how many drafts pay."""
         num_decodes, scheduled = output.num_decodes, output.scheduled
+        num_drafts = sum(len(row.draft_token_ids) for row in scheduled[:num_decodes])
+        num_accepted, self._num_accepted = self._num_accepted, 0
         if num_decodes == len(scheduled):
-            self._pace.note_plain(seconds, num_decodes)
+            self.drafts.note(num_decodes, num_drafts, num_accepted, seconds)
+            if num_drafts or self._pace is None:
+                self.times.note(num_decodes + num_drafts, seconds)
+            else:
+                self._pace.note_plain(seconds, num_decodes)
+            return
+        self.drafts.count(num_drafts, num_accepted)
+        if self._pace is None:
             return
         num_tokens = sum(row.num_new_tokens for row in scheduled[num_decodes:])
         num_pairs = sum(row.num_new_tokens * (row.start + row.num_new_tokens / 2) for row in scheduled[num_decodes:])
-        self._pace.note_mixed(seconds, num_decodes, num_tokens, num_pairs / num_tokens)
+        self._pace.note_mixed(seconds, num_decodes + num_drafts, num_tokens, num_pairs / num_tokens)
 
     def update(self, output: SchedulerOutput, sampled: list[list[int]]) -> NewTokens:
         """Add the sampled tokens of a step to their sequences, and end those whose text is complete.
@@ -198,6 +214,7 @@ class Scheduler:
         """
         sequence = row.sequence
         token_ids, reason = self._append(sequence, token_ids)
+        self._num_accepted += len(token_ids) - 1
         # The KV of rejected drafts lies after the computed tokens, where the next step overwrites it.
         num_computed = row.known_end + len(token_ids) - 1
         sequence.num_computed_tokens = sequence.num_scheduled = num_computed

@@ -23,6 +23,10 @@ class ModelStats:
     :ivar steps: engine steps since the start
     :ivar prompt_tokens: prompt tokens computed since the start
     :ivar completion_tokens: tokens generated since the start
+    :ivar drafted_tokens: drafts that steps verified, guesses at the tokens that follow a text
+    :ivar accepted_tokens: of those, the ones that were right
+    :ivar draft_speed_up: how many times as long the texts so far would have taken without drafts, going by the steps
+        that had none
     :ivar prompt_tok_per_sec: prompt tokens per second over the last ten seconds of work
     :ivar completion_tok_per_sec: generated tokens per second over the last ten seconds of work
     """
@@ -39,6 +43,9 @@ class ModelStats:
     steps: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    draft_speed_up: float = 1.0
     prompt_tok_per_sec: float = 0.0
     completion_tok_per_sec: float = 0.0
 
@@ -50,3 +57,8 @@ class ModelStats:
     def prefix_hit_rate(self) -> float:
         """Return the share of prompt tokens looked up in the prefix cache that were found there, 0 to 1."""
         return self.prefix_hits / self.prefix_queries if self.prefix_queries else 0.0
+
+    @property
+    def draft_acceptance(self) -> float:
+        """Return the share of drafts that were right, 0 to 1."""
+        return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else 0.0

@@ -1,0 +1,85 @@
+"""Keeps account of what drafts have brought and cost."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from paged_sdk.scheduler.step_times import StepTimes
+
+__all__ = ["DraftAccount"]
+
+START: Final = 1.5
+"""Drafts may lose so many steps' time before they have to have gained any: a few attempts."""
+MOST: Final = 8.0
+"""What was gained is remembered up to so many steps' time: a text that drafts suit lends the next one no more."""
+SHARE: Final = 0.01
+"""Each step without drafts allows drafts to lose so much of its time later. With what choosing them takes, speculation
+costs less than 2 %."""
+LATE: Final = 2.0
+"""A step that takes this times as long as expected was interrupted: what is beyond is not the drafts' fault."""
+REFRESH: Final = 128
+"""Of so many steps with drafts one goes without, so that what they are compared with is not long past. It loses what
+the drafts gain in one step."""
+
+
+class DraftAccount:
+    """Keeps account of the time that drafts have gained and lost.
+
+    A step with drafts takes longer and gives more tokens. Had these come one by one, they would have taken as many
+    steps without drafts, the time of which is known: the difference is gained or lost. While more is lost than
+    allowed, texts go on without drafts, whatever is expected of them.
+
+    :param times: how long steps take
+    :ivar num_drafted: how many drafts were verified
+    :ivar num_accepted: how many of them were right
+    """
+
+    def __init__(self, times: StepTimes) -> None:
+        self.num_drafted: int = 0
+        self.num_accepted: int = 0
+        self._times = times
+        self._balance = START
+        self._seconds = 0.0
+        self._seconds_without = 0.0
+        self._num_since_plain = 0
+
+    @property
+    def allows(self) -> bool:
+        """Say whether the next step may have drafts."""
+        return self._balance > 0 and self._num_since_plain < REFRESH
+
+    @property
+    def speed_up(self) -> float:
+        """Return how many times as long the generation of all texts so far would have taken without drafts."""
+        return self._seconds_without / self._seconds if self._seconds > 0 else 1.0
+
+    def count(self, num_drafts: int, num_accepted: int) -> None:
+        """Count drafts of a step whose time says nothing of them."""
+        self.num_drafted += num_drafts
+        self.num_accepted += num_accepted
+
+    def note(self, num_texts: int, num_drafts: int, num_accepted: int, seconds: float) -> None:
+        """Take in a step without prompts, before its time is noted.
+
+        :param num_texts: how many texts it gave a token
+        :param num_drafts: how many drafts it verified
+        :param num_accepted: how many of these were right
+        """
+        self.count(num_drafts, num_accepted)
+        self._seconds += seconds
+        if not num_drafts:
+            if self._num_since_plain >= REFRESH:
+                self._times.forget(num_texts)
+            self._seconds_without += seconds
+            self._balance = min(self._balance + SHARE, MOST)
+            self._num_since_plain = 0
+            return
+        self._num_since_plain += 1
+        plain = self._times.nearest(num_texts)
+        if not plain:  # a clock may be too coarse to see a step
+            self._seconds_without += seconds
+            return
+        gained = 1 + num_accepted / num_texts
+        self._seconds_without += gained * plain
+        late = LATE * max(self._times.expected(num_texts + num_drafts), plain)
+        self._balance = min(self._balance + gained - min(seconds, late) / plain, MOST)

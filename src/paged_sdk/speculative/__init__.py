@@ -1,0 +1,1 @@
+"""Guesses the tokens that follow a text."""

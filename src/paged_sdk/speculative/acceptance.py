@@ -1,0 +1,80 @@
+"""Estimates how likely a guess is right, from how often such guesses were."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["FAR", "NEAR", "START", "Acceptance", "evidence"]
+
+NEAR: Final = 0
+"""A guess shortly after the place where the text departed from what it followed."""
+FAR: Final = 1
+"""A guess at a place that merely has the same last tokens before it."""
+START: Final = 13
+"""The kind of evidence at the beginning of a text that somebody has predicted."""
+
+# How many of the last tokens agree with what precedes the guess: 0, 1, 2-3, 4-7 near; 2-3, 4-7 elsewhere; from 8 on it
+# makes no difference how the place was found.
+_NEAR: Final = (0, 1, 2, 2, 3, 3, 3, 3)
+_FAR: Final = (4, 4, 4, 4, 5, 5, 5, 5)
+_LONG: Final = (6,) * 8 + (7,) * 16 + (8,) * 32
+_BY_RUN: Final = (_NEAR + _LONG, _FAR + _LONG)
+_PRIOR: Final = (0.3, 0.45, 0.65, 0.8, 0.3, 0.5, 0.82, 0.88, 0.93)
+_START: Final = 9
+_PRIOR_START: Final = 0.6
+_PRIOR_WEIGHT: Final = 20.0
+_MEMORY: Final = 0.995
+"""Of all texts of a model, guesses count half after 140 of their kind; of one text after 14."""
+_OWN_MEMORY: Final = 0.95
+_OWN_WEIGHT: Final = 6.0
+"""So many guesses of a text itself count as much as what is known of other texts."""
+
+
+def evidence(origin: int, run: int) -> int:
+    """Return the kind of evidence for a guess.
+
+    :param origin: how its place was found: :data:`NEAR`, :data:`FAR` or :data:`START`
+    :param run: how many tokens before it agree
+    """
+    if origin == START:
+        return _START if run == 0 else _BY_RUN[NEAR][run] if run < len(_BY_RUN[NEAR]) else _LONG[-1]
+    kinds = _BY_RUN[origin]
+    return kinds[run] if run < len(kinds) else _LONG[-1]
+
+
+class Acceptance:
+    """Estimates, by the kind of evidence, how likely the next token is the guessed one.
+
+    Every guess counts, also those that no step verified: the text itself shows later what they were worth. So a text
+    for which drafts do not pay need not try any to learn when they would.
+
+    :param shared: what is known of all texts; None makes an estimate of all texts
+    :ivar rates: the estimate for each kind of evidence
+    """
+
+    __slots__ = ("_hits", "_memory", "_shared", "_trials", "rates")
+
+    def __init__(self, shared: Acceptance | None = None) -> None:
+        self._shared = shared
+        if shared is None:
+            prior = (*_PRIOR, _PRIOR_START)
+            self._memory = _MEMORY
+            self._trials = [_PRIOR_WEIGHT] * len(prior)
+            self._hits = [_PRIOR_WEIGHT * rate for rate in prior]
+            self.rates: list[float] = list(prior)
+        else:
+            self._memory = _OWN_MEMORY
+            self._trials = [0.0] * len(shared.rates)
+            self._hits = [0.0] * len(shared.rates)
+            self.rates = list(shared.rates)
+
+    def note(self, kind: int, *, right: bool) -> None:
+        """Take in whether a guess was right."""
+        shared, memory = self._shared, self._memory
+        trials = self._trials[kind] = self._trials[kind] * memory + 1.0
+        hits = self._hits[kind] = self._hits[kind] * memory + right
+        if shared is None:
+            self.rates[kind] = hits / trials
+        else:
+            shared.note(kind, right=right)
+            self.rates[kind] = (hits + _OWN_WEIGHT * shared.rates[kind]) / (trials + _OWN_WEIGHT)

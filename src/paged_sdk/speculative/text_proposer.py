@@ -1,0 +1,145 @@
+"""Proposes drafts from texts: a request's own, a prediction of it, and what the model has said before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Texts
+from typing import Final
+
+from paged_sdk.scheduler.draft_account import DraftAccount
+from paged_sdk.scheduler.sequence import Sequence
+from paged_sdk.scheduler.step_times import StepTimes
+from paged_sdk.speculative.acceptance import Acceptance
+from paged_sdk.speculative.draft_counts import draft_counts
+from paged_sdk.speculative.follower import Follower
+from paged_sdk.speculative.recent_texts import RecentTexts
+from paged_sdk.speculative.token_index import LENGTHS, TokenIndex, context_keys
+
+__all__ = ["TextProposer"]
+
+MOST_INDEXED: Final = 32_768
+"""Of a prompt, so many tokens are searched, its last."""
+INDEXED_PER_STEP: Final = 16_384
+"""In one step, the prompts of so many tokens are indexed, which takes 9 ms; other texts wait for theirs without drafts.
+One prompt is always indexed."""
+TAIL: Final = LENGTHS[0]
+
+
+class TextProposer:
+    """Proposes what followed when a text's last tokens were written before: in its prompt and output, and in recent
+    texts of the model.
+
+    How many tokens it proposes follows from how often such guesses were right and from what steps take; where nothing
+    is to be gained, it proposes none and goes on learning from the tokens that come.
+
+    :param gamma: the most drafts of one text
+    :param shares_texts: whether texts may be guessed from those of other requests with the same cache keys
+    :param times: how long steps take
+    :param account: whether drafts have paid so far
+    """
+
+    def __init__(self, gamma: int, *, shares_texts: bool, times: StepTimes, account: DraftAccount) -> None:
+        self._gamma = gamma
+        self._times = times
+        self._account = account
+        self._own = Acceptance()
+        self._others = Acceptance()
+        self._recent = RecentTexts() if shares_texts else None
+        self._rows: dict[int, _Row] = {}
+
+    @property
+    def num_followed(self) -> int:
+        """Return of how many sequences it keeps state."""
+        return len(self._rows)
+
+    @property
+    def rates(self) -> list[float]:
+        """Return how likely guesses from a text's own tokens are right, by the kind of evidence."""
+        return self._own.rates
+
+    def propose(self, sequences: Texts[Sequence]) -> list[list[int]]:
+        """Propose the tokens that follow each sequence, as many as should pay."""
+        chosen: list[Follower | None] = []
+        chances: list[list[float]] = []
+        num_indexed = 0
+        for sequence in sequences:
+            row = self._rows.get(sequence.seq_id)
+            if row is None:
+                num_tokens = min(len(sequence.token_ids), MOST_INDEXED)
+                if num_indexed and num_indexed + num_tokens > INDEXED_PER_STEP:
+                    chosen.append(None)
+                    chances.append([])
+                    continue
+                num_indexed += num_tokens
+                row = self._rows[sequence.seq_id] = self._begin(sequence)
+            best = row.follow()
+            # The token sampled after the last draft belongs to the text, too.
+            most = min(self._gamma, sequence.max_length - len(sequence.token_ids) - 1)
+            chosen.append(best)
+            chances.append([] if best is None else best.chances(most))
+        if not self._account.allows:
+            return [[] for _ in sequences]
+        counts = draft_counts(chances, self._times.expected)
+        return [
+            follower.guesses(count) if follower is not None and count else []
+            for follower, count in zip(chosen, counts, strict=True)
+        ]
+
+    def forget(self, seq_ids: Iterable[int]) -> None:
+        """Drop the state of sequences that have ended, and keep their texts for later ones."""
+        for seq_id in seq_ids:
+            row = self._rows.pop(seq_id, None)
+            if row is not None and self._recent is not None and row.sequence.request.shares_prefix:
+                self._recent.add(row.sequence.request.cache_keys, row.sequence.output_token_ids)
+
+    def _begin(self, sequence: Sequence) -> _Row:
+        start = max(len(sequence.token_ids) - MOST_INDEXED, 0)
+        index = TokenIndex(sequence.token_ids, start)
+        followers = [Follower(index, Acceptance(self._own), is_own=True)]
+        request = sequence.request
+        recent = self._recent.of(request.cache_keys) if self._recent is not None and request.shares_prefix else None
+        if recent is not None:
+            followers.append(Follower(recent, Acceptance(self._others), is_own=False))
+        return _Row(sequence, index, followers)
+
+
+class _Row:
+    """Holds what is known of one sequence.
+
+    :ivar sequence: the sequence; its tokens are the text
+    """
+
+    __slots__ = ("_followers", "_index", "_num_seen", "sequence")
+
+    def __init__(self, sequence: Sequence, index: TokenIndex, followers: list[Follower]) -> None:
+        self.sequence = sequence
+        self._index = index
+        self._followers = followers
+        self._num_seen = len(sequence.token_ids)
+        self._seek()
+
+    def follow(self) -> Follower | None:
+        """Take in the tokens that the sequence has got, and return who guesses best what follows them."""
+        token_ids = self.sequence.token_ids
+        if len(token_ids) > self._num_seen:
+            self._index.grow()
+            for token in token_ids[self._num_seen :]:
+                for follower in self._followers:
+                    follower.advance(token)
+            self._num_seen = len(token_ids)
+            self._seek()
+        best = max(self._followers, key=_chance)
+        return best if best.chance > 0 else None
+
+    def _seek(self) -> None:
+        """Let followers that are not sure of their place look for a better one."""
+        unsure = [follower for follower in self._followers if not follower.is_sure]
+        if unsure:
+            tail = self.sequence.token_ids[-TAIL:]
+            keys = context_keys(tail)
+            for follower in unsure:
+                follower.seek(tail, keys)
+
+
+def _chance(follower: Follower) -> float:
+    return follower.chance

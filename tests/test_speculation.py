@@ -1,0 +1,225 @@
+"""Whole models with drafts: every text is the one without, whatever else was asked for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+import pytest
+from attrs import evolve, frozen
+
+from drafting import drafting
+from paged_sdk import (
+    CompletionResponse,
+    ConfigError,
+    MemoryGpuConfig,
+    Model,
+    ModelStats,
+    PagedAttentionMeta,
+    PagedCacheType,
+    SamplingParams,
+    SpeculativeConfig,
+    TextModelBuilder,
+)
+from paged_sdk.build.assembly import load_parts
+from paged_sdk.config.env import read_environment
+from paged_sdk.config.sampling import DryParams
+from paged_sdk.speculative.text_proposer import TextProposer
+from tiny import make_checkpoint
+
+PROMPTS: Final = ([5, 6, 7, 8] * 6, [40, 41, 42] * 5, list(range(60, 90)))
+BASE: Final = SamplingParams(temperature=0.0, max_len=24, ignore_eos=True)
+DRAWN: Final = evolve(BASE, temperature=0.7, seed=3)
+SAMPLINGS: Final = {
+    "greedy": BASE,
+    "drawn": DRAWN,
+    "truncated": evolve(DRAWN, top_k=20, top_p=0.9, min_p=0.02),
+    "penalized": evolve(BASE, repetition_penalty=1.1, frequency_penalty=0.1, presence_penalty=0.1),
+    "biased": evolve(DRAWN, logits_bias={7: 4.0, 9: 4.0}),
+    "with logprobs": evolve(BASE, top_n_logprobs=3),
+    "dry": evolve(BASE, dry_params=DryParams(multiplier=0.8)),
+    "choices": evolve(DRAWN, n_choices=3),
+    "stopped": evolve(BASE, stop=["e", "a"], max_len=60),
+    "ended": evolve(DRAWN, ignore_eos=False, min_tokens=6, logits_bias={0: 6.0, 2: 6.0}),
+    "short": evolve(BASE, max_len=1),
+    "to the context's end": evolve(BASE, max_len=None),
+}
+LENGTH: Final = 100
+
+Builder = Callable[[TextModelBuilder], TextModelBuilder]
+
+
+def _pool(**settings: Any) -> Builder:
+    return lambda builder: builder.with_paged_attn(PagedAttentionMeta(block_size=4, **settings))
+
+
+MODES: Final[dict[str, Builder]] = {
+    "paged": _pool(gpu_memory=MemoryGpuConfig.ContextSize(4000)),
+    "fp8": _pool(gpu_memory=MemoryGpuConfig.ContextSize(4000), cache_type=PagedCacheType.F8E4M3),
+    "preempted": _pool(gpu_memory=MemoryGpuConfig.ContextSize(220)),
+    "contiguous": lambda builder: builder.without_paged_attn(),
+    "chunked": lambda builder: builder.with_max_num_batched_tokens(24),
+}
+
+
+@frozen
+class Run:
+    """Holds what requests were answered, and what the engine counted."""
+
+    responses: list[CompletionResponse]
+    stats: ModelStats
+
+
+async def run(builder: TextModelBuilder, samplings: Sequence[SamplingParams], proposer: TextProposer | None) -> Run:
+    """Send every prompt with every sampling, all at once and then the first few again."""
+    parts = load_parts(builder.source, builder.settings, read_environment({}), proposer=proposer)
+    async with Model(parts) as model:
+        found: dict[int, CompletionResponse] = {}
+        asked = [(prompt, sampling) for sampling in samplings for prompt in PROMPTS]
+
+        async def ask(place: int) -> None:
+            prompt, sampling = asked[place % len(asked)]
+            found[place] = await model.send_completion_request(prompt, sampling)
+
+        async with anyio.create_task_group() as tasks:
+            for place in range(len(asked)):
+                tasks.start_soon(ask, place)
+        for place in range(4):
+            await ask(len(asked) + place)
+        stats = model.stats()
+        assert stats.blocks_used == 0
+    return Run([found[place] for place in sorted(found)], stats)
+
+
+def said(response: CompletionResponse) -> list[tuple[str, str | None]]:
+    return [(choice.text, choice.finish_reason) for choice in response.choices]
+
+
+def assert_equal(drafted: Run, plain: Run) -> None:
+    assert list(map(said, drafted.responses)) == list(map(said, plain.responses))
+    for one, other in zip(drafted.responses, plain.responses, strict=True):
+        assert one.usage.completion_tokens == other.usage.completion_tokens
+        for choice, same in zip(one.choices, other.choices, strict=True):
+            assert (choice.logprobs is None) == (same.logprobs is None)
+            if choice.logprobs is not None and same.logprobs is not None:
+                ours, theirs = choice.logprobs.content, same.logprobs.content
+                assert [each.token for each in ours] == [each.token for each in theirs]
+                assert [each.logprob for each in ours] == pytest.approx([each.logprob for each in theirs], abs=1e-4)
+    assert drafted.stats.drafted_tokens > drafted.stats.accepted_tokens > 0
+    assert drafted.stats.steps < plain.stats.steps
+    assert plain.stats.drafted_tokens == 0
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("mode", MODES)
+async def test_every_text_is_the_one_without_drafts(builder: TextModelBuilder, mode: str) -> None:
+    builder = MODES[mode](builder.with_max_model_len(LENGTH))
+    samplings = list(SAMPLINGS.values())
+    plain = await run(builder, samplings, None)
+    drafted = await run(builder, samplings, drafting())
+    assert_equal(drafted, plain)
+    assert (drafted.stats.preemptions > 0) == (mode == "preempted")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_windows_of_attention_slide_over_drafts(tmp_path: Path) -> None:
+    await check_family("mistral", tmp_path, "paged", gamma=7)
+
+
+@pytest.mark.long
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("family", ["gemma3_text", "qwen3", "mixtral", "gemma2", "phi3"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("gamma", [1, 16])
+async def test_every_family_too(tmp_path: Path, family: str, mode: str, gamma: int) -> None:
+    await check_family(family, tmp_path, mode, gamma=gamma)
+
+
+async def check_family(family: str, directory: Path, mode: str, *, gamma: int) -> None:
+    make_checkpoint(family, directory)
+    builder = TextModelBuilder(directory).with_dtype("float32").with_force_cpu().with_num_threads(1)
+    builder = MODES[mode](builder.with_max_model_len(LENGTH))
+    plain = await run(builder, list(SAMPLINGS.values()), None)
+    assert_equal(await run(builder, list(SAMPLINGS.values()), drafting(gamma)), plain)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_drawn_tokens_have_the_distribution_of_those_without_drafts(builder: TextModelBuilder) -> None:
+    """Two samples of other seeds: their second and third tokens, where drafts were verified, differ by chance alone."""
+    bias = dict.fromkeys((5, 6, 7, 8), 40.0)
+
+    async def counts(proposer: TextProposer | None, seeds: range) -> tuple[Counter[str], int]:
+        parts = load_parts(builder.source, builder.settings, read_environment({}), proposer=proposer)
+        async with Model(parts) as model:
+            tokens: Counter[str] = Counter()
+            for first in range(seeds.start, seeds.stop, 10):
+                params = SamplingParams(
+                    temperature=1.0, max_len=3, ignore_eos=True, logits_bias=bias, seed=first, n_choices=10
+                )
+                response = await model.send_completion_request([5, 6, 7, 8] * 4, params)
+                tokens.update(choice.text for choice in response.choices)
+            return tokens, model.stats().accepted_tokens
+
+    (ones, num_accepted), (others, _) = await counts(drafting(2), range(800)), await counts(None, range(800, 1600))
+    assert num_accepted > 50
+    texts = ones.keys() | others.keys()
+    statistic = sum((ones[text] - others[text]) ** 2 / (ones[text] + others[text]) for text in texts)
+    degrees = len(texts) - 1
+    assert degrees >= 8
+    # The normal approximation of a chi-square: three deviations beyond the mean.
+    assert statistic < degrees + 3 * (2 * degrees) ** 0.5
+
+
+@pytest.mark.anyio
+async def test_cancelling_while_drafts_are_verified_gives_everything_back(builder: TextModelBuilder) -> None:
+    proposer = drafting()
+    parts = load_parts(builder.source, builder.settings, read_environment({}), proposer=proposer)
+    async with Model(parts) as model:
+        for num_tokens in (1, 5, 9):
+            params = SamplingParams(temperature=0.0, max_len=400, ignore_eos=True)
+            async with model.stream_completion_request(PROMPTS[0], params) as stream:
+                for _ in range(num_tokens):
+                    await anext(stream)
+        await model.send_completion_request(PROMPTS[1], BASE)
+        stats = model.stats()
+        assert stats.accepted_tokens > 0
+        assert stats.blocks_used == 0
+        assert stats.running == 0
+        assert proposer.num_followed <= 1  # the last one's end is told with the next step
+
+
+@pytest.mark.anyio
+async def test_a_model_is_told_to_speculate_by_its_builder_or_the_environment(
+    builder: TextModelBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def gamma(builder: TextModelBuilder) -> int:
+        async with builder.build() as model:
+            await model.send_completion_request(PROMPTS[0], BASE)
+            return model.config.gamma
+
+    assert await gamma(builder) == 0
+    assert await gamma(builder.with_speculation(SpeculativeConfig())) == 16
+    monkeypatch.setenv("MISTRALRS_SPECULATIVE_GAMMA", "3")
+    assert await gamma(builder) == 3
+    assert await gamma(builder.with_speculation(SpeculativeConfig(gamma=7))) == 7
+    assert await gamma(builder.with_speculation(None)) == 0
+
+
+@pytest.mark.parametrize("gamma", [0, -1, 1025, 1.5, "4", None, True])
+def test_a_number_of_drafts_that_cannot_be_is_refused(gamma: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        SpeculativeConfig(gamma)
+    assert caught.value.value is gamma
+
+
+@pytest.mark.parametrize("value", [16, "on", SpeculativeConfig, True])
+def test_speculation_takes_its_own_settings_alone(builder: TextModelBuilder, value: Any) -> None:
+    with pytest.raises(ConfigError, match="with_speculation"):
+        builder.with_speculation(value)
