@@ -277,6 +277,15 @@ class _ModelBuilder(ABC):
         """
         return self._with(lean_memory=True)
 
+    def with_token_healing(self) -> Self:
+        """Let the last tokens of a plain-text prompt be chosen anew, together with what follows them.
+
+        A prompt that ends within what the model knows as one token, such as "http:", is then continued as a whole
+        text would be. What was in the prompt is not repeated in the completion. Chats are not changed, and neither
+        are prompts of token ids.
+        """
+        return self._with(token_healing=True)
+
     def build(self) -> Building:
         """Load the model: ``await`` it, or ``async with`` it.
 

@@ -7,6 +7,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from types import TracebackType
 from typing import TypeAlias, TypeVar, Unpack
 
@@ -16,6 +17,7 @@ import anyio.to_thread
 from paged_sdk.build.parts import ModelParts
 from paged_sdk.chat.output_text import OutputText
 from paged_sdk.chat.renderer import Interruption
+from paged_sdk.chat.token_healing import EncodedPrompt
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.sampling import GenerationDefaults, SamplingParams
 from paged_sdk.engine.engine import Engine
@@ -72,6 +74,7 @@ class Model:
             config=parts.config,
             vocab_size=parts.vocab_size,
             max_prompt_tokens=parts.max_prompt_tokens,
+            heals_tokens=parts.heals_tokens,
         )
         # The worker alone keeps the engine, so that the tensors go when its thread ends.
         self._worker = Worker(parts.engine, on_start=parts.on_worker_start, log_throughput=parts.log_throughput)
@@ -123,15 +126,17 @@ class Model:
         :raises InvalidRequestError: a malformed request
         """
         built = as_request(request)
-
         interruption = Interruption()
-        encode = partial(
-            self._preparer.text.encode_chat,
-            built.messages,
-            enable_thinking=built.options.enable_thinking,
-            special_tokens_in_content=built.options.special_tokens_in_content,
-            interruption=interruption,
-        )
+
+        def encode() -> EncodedPrompt:
+            token_ids = self._preparer.text.encode_chat(
+                built.messages,
+                enable_thinking=built.options.enable_thinking,
+                special_tokens_in_content=built.options.special_tokens_in_content,
+                interruption=interruption,
+            )
+            return EncodedPrompt(token_ids)
+
         return self._stream([encode], built.options, ChatShape(), is_chat=True, interruption=interruption)
 
     async def send_chat_requests(self, requests: Sequence[ChatRequestLike]) -> list[ChatCompletionResponse]:
@@ -234,15 +239,15 @@ class Model:
     ) -> None:
         await self.aclose()
 
-    def _encode_prompt(self, prompt: PromptLike) -> Callable[[], Sequence[int]]:
+    def _encode_prompt(self, prompt: PromptLike) -> Callable[[], EncodedPrompt]:
         if isinstance(prompt, str):
-            return partial(self._preparer.text.encode_prompt, prompt)
+            return partial(self._preparer.encode_prompt, prompt)
         ids = list(self._preparer.check_token_ids("prompt", prompt))  # the caller may change the list meanwhile
-        return lambda: ids
+        return lambda: EncodedPrompt(ids)
 
     def _stream(
         self,
-        encodes: Sequence[Callable[[], Sequence[int]]],
+        encodes: Sequence[Callable[[], EncodedPrompt]],
         options: RequestOptions,
         shape: ResponseShape[ResponseT, ChunkT],
         *,
@@ -251,7 +256,7 @@ class Model:
     ) -> ResponseStream[ResponseT, ChunkT]:
         """Return the stream of a request.
 
-        :param encodes: return the tokens of its prompts; every prompt is a request of its own for the engine
+        :param encodes: return its prompts; every prompt is a request of its own for the engine
         :param interruption: is set if nobody waits for them any more
         """
         preparer = self._preparer
@@ -260,9 +265,8 @@ class Model:
         part_ids = [request_id] if len(encodes) == 1 else [f"{request_id}-{place}" for place in range(len(encodes))]
         samplings = [preparer.sampling(options) for _ in encodes]  # each draws a seed if none is given
         texts = [
-            OutputText(tokenizer, sampling.stop, continues_prompt=not is_chat)
+            [OutputText(tokenizer, sampling.stop, continues_prompt=not is_chat) for _ in range(sampling.n_choices)]
             for sampling in samplings
-            for _ in range(sampling.n_choices)
         ]
 
         async def prepare() -> list[Request]:
@@ -273,23 +277,27 @@ class Model:
                 if interruption is not None:
                     interruption.set()
                 raise
+            for healed, own_texts in zip(prompts, texts, strict=True):
+                if healed.healing is not None:
+                    for text in own_texts:
+                        text.leave_out(len(healed.healing.data))
             return [
                 preparer.prepare(
-                    token_ids,
+                    prompt,
                     options,
                     sampling,
                     request_id=part_id,
                     arrival=arrival,
                     continues_prompt=not is_chat,
                 )
-                for part_id, token_ids, sampling in zip(part_ids, prompts, samplings, strict=True)
+                for part_id, prompt, sampling in zip(part_ids, prompts, samplings, strict=True)
             ]
 
         return ResponseStream(
             self._worker,
             prepare,
             shape,
-            ResponseParts(tokenizer, texts),
+            ResponseParts(tokenizer, list(chain.from_iterable(texts))),
             request_id=request_id,
             part_ids=part_ids,
             model=self._name,

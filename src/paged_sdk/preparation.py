@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence, Set
+from functools import cached_property
 
 from attrs import evolve, frozen
 
 from paged_sdk.chat.text_processor import TextProcessor
+from paged_sdk.chat.token_healing import EncodedPrompt, TokenPrefixes
 from paged_sdk.config.checks import as_tuple, is_token_id
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.sampling import SamplingParams
@@ -25,12 +27,28 @@ class RequestPreparer:
 
     :ivar vocab_size: how many logits a token has
     :ivar max_prompt_tokens: the longest prompt that fits context and KV pool
+    :ivar heals_tokens: whether the end of a text that is to be continued may be tokenized anew, with what follows
     """
 
     text: TextProcessor
     config: EngineConfig
     vocab_size: int
     max_prompt_tokens: int
+    heals_tokens: bool = False
+
+    def encode_prompt(self, text: str) -> EncodedPrompt:
+        """Return the tokens of a text that the model is to continue, without those at its end that are to be healed.
+
+        :raises InvalidRequestError: there are none
+        """
+        token_ids = self.text.encode_prompt(text)
+        return self._prefixes.heal(token_ids) if self.heals_tokens else EncodedPrompt(token_ids)
+
+    @cached_property
+    def _prefixes(self) -> TokenPrefixes:
+        tokenizer = self.text.tokenizer
+        own = (token_id for token_id in range(self.vocab_size) if not tokenizer.is_special(token_id))
+        return TokenPrefixes((token_id, tokenizer.token_bytes(token_id)) for token_id in own)
 
     def sampling(self, options: RequestOptions) -> SamplingParams:
         """Return the request's sampling with the checkpoint's defaults and a seed filled in.
@@ -69,7 +87,7 @@ class RequestPreparer:
 
     def prepare(
         self,
-        prompt_token_ids: Sequence[int],
+        prompt: EncodedPrompt,
         options: RequestOptions,
         sampling: SamplingParams,
         *,
@@ -83,6 +101,7 @@ class RequestPreparer:
         :raises InvalidRequestError: an empty prompt, or a token that the model does not know
         :raises ContextLengthError: a prompt that can never fit and may not be truncated
         """
+        prompt_token_ids, healing = prompt.token_ids, prompt.healing
         if not prompt_token_ids:
             raise InvalidRequestError(
                 "prompt = [] is not allowed: expected at least one token", field="prompt", value=[]
@@ -92,6 +111,7 @@ class RequestPreparer:
         if len(prompt_token_ids) > self.max_prompt_tokens:
             prompt_token_ids = self._truncate(prompt_token_ids, options, sampling)
         room = self.config.max_model_len - len(prompt_token_ids)
+        most = room if sampling.max_len is None else sampling.max_len + (0 if healing is None else healing.num_tokens)
         stop_token_ids = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             stop_token_ids |= self.text.stop_token_ids
@@ -101,9 +121,10 @@ class RequestPreparer:
             prompt_token_ids=prompt_token_ids,
             sampling=sampling,
             stop_token_ids=stop_token_ids,
-            max_tokens=room if sampling.max_len is None else min(room, sampling.max_len),
+            max_tokens=min(room, most),
             arrival=arrival,
             continues_prompt=continues_prompt,
+            healing=healing,
             cache_keys=() if options.cache_salt is None else (CacheKey(b"salt:" + options.cache_salt.encode()),),
         )
 

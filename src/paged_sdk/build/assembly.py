@@ -183,6 +183,7 @@ def _load(
         vocab_size=vocab_size,
         # The last token of a sequence takes a position of the context, but needs no KV.
         max_prompt_tokens=min(config.max_model_len - 1, kv.max_sequence_tokens),
+        heals_tokens=settings.token_healing,
         # The native kernels have threads of their own, in whose way torch's would be.
         on_worker_start=partial(prepare_thread, device, settings.num_threads if workspace is None else 1),
         log_throughput=settings.throughput_logging,

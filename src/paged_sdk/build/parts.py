@@ -24,6 +24,7 @@ class ModelParts:
     :ivar config: the engine's settings, all filled in
     :ivar vocab_size: how many logits a token has
     :ivar max_prompt_tokens: the longest prompt that fits context and KV pool
+    :ivar heals_tokens: whether the end of a text that is to be continued may be tokenized anew, with what follows
     :ivar on_worker_start: called first on the worker thread
     :ivar log_throughput: whether to log a line of figures every few seconds of work
     """
@@ -35,5 +36,6 @@ class ModelParts:
     config: EngineConfig
     vocab_size: int
     max_prompt_tokens: int
+    heals_tokens: bool = False
     on_worker_start: Callable[[], None] | None = None
     log_throughput: bool = False

@@ -20,16 +20,26 @@ class Detokenizer:
         the space before the first word, which decoding a text of its own takes away.
     """
 
-    __slots__ = ("_strip", "_tokenizer", "_utf8")
+    __slots__ = ("_num_left_out", "_strip", "_tokenizer", "_utf8")
 
     def __init__(self, tokenizer: Tokenizer, *, continues_prompt: bool = False) -> None:
         self._tokenizer = tokenizer
+        self._num_left_out = 0
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._strip = tokenizer.strips_leading_space and not continues_prompt
 
+    def leave_out(self, num_bytes: int) -> None:
+        """Leave out the first bytes of the output."""
+        self._num_left_out = num_bytes
+
     def append(self, ids: Sequence[int]) -> str:
         """Return the text that these tokens complete; special tokens have no text."""
-        return self._emit(self._tokenizer.decode_bytes(ids, skip_special_tokens=True), final=False)
+        data = self._tokenizer.decode_bytes(ids, skip_special_tokens=True)
+        if self._num_left_out:
+            size = len(data)
+            data = data[self._num_left_out :]
+            self._num_left_out -= size - len(data)
+        return self._emit(data, final=False)
 
     def flush(self) -> str:
         """Return what is left of an output that ended within a character: U+FFFD for it, or nothing."""

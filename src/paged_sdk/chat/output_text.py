@@ -31,6 +31,10 @@ class OutputText:
         self._stop_strings = StopStrings(stops) if stops else None
         self.is_stopped: bool = False
 
+    def leave_out(self, num_bytes: int) -> None:
+        """Leave out the first bytes of the output, which repeat the end of the prompt. No token has come yet."""
+        self._detokenizer.leave_out(num_bytes)
+
     def push(self, token_ids: Sequence[int]) -> str:
         """Take in the next tokens, and return the text that can be shown now."""
         return self._show(self._detokenizer.append(token_ids))

@@ -86,6 +86,7 @@ class BuildSettings:
     :ivar max_slowdown: by what factor a text's tokens may take longer beside a prompt; 0: as long as the token budget
         takes
     :ivar gamma: the most drafts of a text in one step; 0: none
+    :ivar token_healing: whether the end of a text that is to be continued may be tokenized anew, with what follows
     :ivar paged_attn: whether the KV cache is paged; True and False are explicit requests
     :ivar paged_meta: the settings of the KV pool, taken as a whole
     """
@@ -112,6 +113,7 @@ class BuildSettings:
     batch_invariance: bool = field(default=False, validator=is_bool)
     gamma: int | None = field(default=None, validator=IntAtLeast(0, optional=True))
     lean_memory: bool = field(default=False, validator=is_bool)
+    token_healing: bool = field(default=False, validator=is_bool)
     num_threads: int | None = field(
         default=None, converter=as_optional_int, validator=IntAtLeast(1, maximum=MAX_THREADS, optional=True)
     )

@@ -71,12 +71,7 @@ class RequestState:
         self.listener = listener
         self.outbox = outbox
         self.choices: list[ChoiceState] = [
-            ChoiceState(
-                index,
-                listener,
-                outbox,
-                OutputText(tokenizer, stops, continues_prompt=request.continues_prompt) if stops else None,
-            )
+            ChoiceState(index, listener, outbox, self._make_text(tokenizer) if stops else None)
             for index in range(request.sampling.n_choices)
         ]
         self.choices[0].sequence = root
@@ -103,6 +98,13 @@ class RequestState:
             first_token_at=self.first_token_at,
             cached_tokens=self.root.num_cached_tokens,
         )
+
+    def _make_text(self, tokenizer: Tokenizer) -> OutputText:
+        request = self.request
+        text = OutputText(tokenizer, request.sampling.stop, continues_prompt=request.continues_prompt)
+        if request.healing is not None:
+            text.leave_out(len(request.healing.data))
+        return text
 
     def usage(self, now: float) -> Usage:
         """Return the tokens and times that the request has used up to ``now`` (seconds of the monotonic clock)."""

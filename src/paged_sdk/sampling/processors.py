@@ -8,6 +8,7 @@ from typing import Any
 from paged_sdk.sampling.bias import LogitsBias
 from paged_sdk.sampling.custom import CustomProcessors
 from paged_sdk.sampling.dry import Dry
+from paged_sdk.sampling.healing import TokenHealing
 from paged_sdk.sampling.min_tokens import MinTokens
 from paged_sdk.sampling.penalties import Penalties
 from paged_sdk.sampling.processor import Processor
@@ -26,5 +27,6 @@ def default_processors(vocab_size: int, encode: Callable[[str], list[int]]) -> t
         MinTokens(vocab_size),
         Penalties(),
         Dry(encode),
+        TokenHealing(),
         CustomProcessors(),
     )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from attrs import field, frozen
 
+from paged_sdk.chat.token_healing import Healing
 from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.kv.block_hash import CacheKey
 from paged_sdk.types.request import RequestOptions
@@ -27,6 +28,7 @@ class Request:
     :ivar max_tokens: how many tokens a text gets at most
     :ivar arrival: when the request was submitted, in seconds of the monotonic clock
     :ivar continues_prompt: whether the text goes on where the prompt ended, rather than being a turn of its own
+    :ivar healing: with which bytes the text has to begin, that were taken from the prompt's end
     :ivar cache_keys: everything beside the tokens that its KV depends on
     """
 
@@ -37,6 +39,7 @@ class Request:
     stop_token_ids: frozenset[int] = frozenset()
     arrival: float = 0.0
     continues_prompt: bool = False
+    healing: Healing | None = None
     cache_keys: tuple[CacheKey, ...] = ()
     options: RequestOptions = field(factory=RequestOptions)
 
