@@ -59,6 +59,7 @@ class ChatBody(BaseModel):
     n: int = 1
     logprobs: bool = False
     top_logprobs: int = Field(default=0, ge=0, le=20)
+    prediction: dict[str, Any] | None = None  # {"type": "content", "content": ...}: what the answer will likely be
     stream: bool = False
     stream_options: dict[str, bool] | None = None  # the last chunk has the usage, asked for or not
 
@@ -79,7 +80,8 @@ class ChatBody(BaseModel):
             n_choices=self.n,
             top_n_logprobs=self.top_logprobs if self.logprobs else None,
         )
-        return RequestBuilder.from_messages(self.messages).with_sampling(sampling).with_timeout(timeout)
+        request = RequestBuilder.from_messages(self.messages).with_sampling(sampling).with_timeout(timeout)
+        return request if self.prediction is None else request.with_prediction(self.prediction)
 
 
 def create_app(load: Callable[[], AbstractAsyncContextManager[Model]], *, timeout: float = 60.0) -> FastAPI:

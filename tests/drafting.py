@@ -14,7 +14,11 @@ class FreeSteps(StepTimes):
         return 1.0
 
 
-def drafting(gamma: int = 5, *, shares_texts: bool = True, times: StepTimes | None = None) -> TextProposer:
+def drafting(
+    gamma: int = 5, *, looks_back: bool = True, shares_texts: bool = True, times: StepTimes | None = None
+) -> TextProposer:
     """Make a proposer that drafts whatever it can, up to ``gamma`` tokens for each text."""
     times = FreeSteps() if times is None else times
-    return TextProposer(gamma, shares_texts=shares_texts, times=times, account=DraftAccount(times))
+    return TextProposer(
+        gamma, looks_back=looks_back, shares_texts=shares_texts, times=times, account=DraftAccount(times)
+    )

@@ -107,6 +107,20 @@ def ask(served: Served, text: str, **fields: Any) -> Any:
     return served.openai.chat.completions.create(model="any", messages=messages, **fields)
 
 
+def test_a_prediction_is_passed_on(service: ModuleType) -> None:
+    with serving(service, fake_model("one two three", "four")) as served:
+        response = served.openai.chat.completions.create(
+            model="any",
+            messages=[{"role": "user", "content": "Hi!"}],
+            prediction={"type": "content", "content": "one two four"},
+        )
+        details = response.usage.completion_tokens_details if response.usage is not None else None
+        assert details is not None
+        assert details.accepted_prediction_tokens == len("one two ")
+        assert details.rejected_prediction_tokens == len("four")
+        assert served.post(prediction={"type": "content", "content": ""}).status_code == 400
+
+
 def test_openais_client_gets_its_answer(echo: Served) -> None:
     answer = ask(echo, "héllo ☃", n=2, logprobs=True, top_logprobs=2, seed=1)
     assert [choice.message.content for choice in answer.choices] == ["HÉLLO ☃"] * 2

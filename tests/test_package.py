@@ -32,6 +32,7 @@ EXPORTS: Final[tuple[str, ...]] = (
     "CompletionChunkResponse",
     "CompletionOptions",
     "CompletionResponse",
+    "CompletionTokensDetails",
     "CompletionStream",
     "ConfigError",
     "ContextLengthError",

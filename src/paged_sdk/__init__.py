@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from paged_sdk.types.response import CompletionChunkChoice as CompletionChunkChoice
     from paged_sdk.types.response import CompletionChunkResponse as CompletionChunkResponse
     from paged_sdk.types.response import CompletionResponse as CompletionResponse
+    from paged_sdk.types.response import CompletionTokensDetails as CompletionTokensDetails
     from paged_sdk.types.response import Delta as Delta
     from paged_sdk.types.response import PromptTokensDetails as PromptTokensDetails
     from paged_sdk.types.response import ResponseMessage as ResponseMessage
@@ -117,6 +118,7 @@ _HOME = {
         "CompletionChunkChoice",
         "CompletionChunkResponse",
         "CompletionResponse",
+        "CompletionTokensDetails",
         "Delta",
         "PromptTokensDetails",
         "ResponseMessage",

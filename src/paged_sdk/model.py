@@ -172,8 +172,8 @@ class Model:
         :param prompt: text, or token ids; or a list of prompts, which are continued at once: the response has the
             choices of the first prompt, then those of the second, and so on
         :param sampling: how to sample; None is greedy
-        :param options: ``priority``, ``timeout``, ``cache_salt``, ``truncation`` and ``logits_processors``: see
-            :class:`CompletionOptions`
+        :param options: ``priority``, ``timeout``, ``cache_salt``, ``truncation``, ``logits_processors`` and
+            ``prediction``: see :class:`CompletionOptions`
         :raises InvalidRequestError: an empty prompt, or token ids outside the vocabulary
         :raises ContextLengthError: a prompt can never fit
         """
@@ -260,6 +260,7 @@ class Model:
         :param interruption: is set if nobody waits for them any more
         """
         preparer = self._preparer
+        preparer.check_prediction(options, len(encodes))
         tokenizer = preparer.text.tokenizer
         request_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
         part_ids = [request_id] if len(encodes) == 1 else [f"{request_id}-{place}" for place in range(len(encodes))]
@@ -272,7 +273,9 @@ class Model:
         async def prepare() -> list[Request]:
             arrival = time.monotonic()
             try:
-                prompts = await _in_thread(lambda: [encode() for encode in encodes])
+                prompts, prediction = await _in_thread(
+                    lambda: ([encode() for encode in encodes], preparer.encode_prediction(options))
+                )
             except BaseException:  # cancelled, or out of time: nobody waits for the thread, which must not go on
                 if interruption is not None:
                     interruption.set()
@@ -286,6 +289,7 @@ class Model:
                     prompt,
                     options,
                     sampling,
+                    prediction_token_ids=prediction,
                     request_id=part_id,
                     arrival=arrival,
                     continues_prompt=not is_chat,

@@ -67,6 +67,37 @@ class RequestPreparer:
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         return evolve(sampling.with_defaults(self.text.defaults), seed=seed)
 
+    def check_prediction(self, options: RequestOptions, num_prompts: int) -> None:
+        """Check that one text is asked for, if it is predicted.
+
+        :raises InvalidRequestError: there are several prompts or choices
+        """
+        if options.prediction is None:
+            return
+        if num_prompts > 1:
+            raise InvalidRequestError.of("prediction", options.prediction, "None for several prompts")
+        if options.sampling is not None and options.sampling.n_choices > 1:
+            allowed = "1 beside a prediction, which is of one text"
+            raise InvalidRequestError.of("n_choices", options.sampling.n_choices, allowed)
+
+    def encode_prediction(self, options: RequestOptions) -> Sequence[int]:
+        """Return the tokens of what is predicted; none if nothing is. Long ones take milliseconds.
+
+        :raises InvalidRequestError: a prediction that is longer than the context
+        """
+        if options.prediction is None:
+            return ()
+        token_ids = self.text.tokenizer.encode(options.prediction, add_special_tokens=False)
+        limit = self.config.max_model_len
+        if len(token_ids) > limit:
+            raise InvalidRequestError(
+                f"the prediction has {len(token_ids)} tokens, more than the context of {limit}",
+                field="prediction",
+                value=len(token_ids),
+                allowed=f"at most {limit} tokens",
+            )
+        return token_ids
+
     def check_token_ids(self, field: str, token_ids: object) -> Sequence[int]:
         """Check token ids and return them.
 
@@ -91,12 +122,14 @@ class RequestPreparer:
         options: RequestOptions,
         sampling: SamplingParams,
         *,
+        prediction_token_ids: Sequence[int] = (),
         request_id: str,
         arrival: float,
         continues_prompt: bool,
     ) -> Request:
         """Make the request for the engine.
 
+        :param prediction_token_ids: the prediction's, see :meth:`encode_prediction`
         :param arrival: when it was submitted, in seconds of the monotonic clock
         :raises InvalidRequestError: an empty prompt, or a token that the model does not know
         :raises ContextLengthError: a prompt that can never fit and may not be truncated
@@ -125,6 +158,7 @@ class RequestPreparer:
             arrival=arrival,
             continues_prompt=continues_prompt,
             healing=healing,
+            prediction_token_ids=prediction_token_ids,
             cache_keys=() if options.cache_salt is None else (CacheKey(b"salt:" + options.cache_salt.encode()),),
         )
 

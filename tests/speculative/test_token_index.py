@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paged_sdk.speculative.token_index import LENGTHS, MOST_PLACES, TokenIndex, context_keys
+from paged_sdk.speculative.token_index import FEW, LENGTHS, MOST_PLACES, TokenIndex, context_keys
 
 TEXTS = st.lists(st.integers(0, 3), max_size=60)
 
@@ -35,6 +37,21 @@ def test_what_lies_before_the_start_is_not_found(text: list[int], start: int) ->
     index.grow()
     for level, (length, key) in enumerate(zip(LENGTHS, context_keys(text), strict=True)):
         assert index.places(level, key) == naive_places(text, length, start)
+
+
+@given(st.lists(st.integers(0, 2**31), min_size=1, max_size=8), st.integers(FEW + 1, 400), st.integers(0, 60))
+def test_a_long_text_is_indexed_at_once_as_one_by_one(alphabet: list[int], length: int, start: int) -> None:
+    rng = random.Random(length)
+    text = [rng.choice(alphabet) for _ in range(length + start)]
+    index = TokenIndex(text, start)
+    assert all(
+        index.places(level, key) == naive_places(text, num, start)
+        for level, (num, key) in enumerate(zip(LENGTHS, context_keys(text), strict=True))
+    )
+    text.append(text[-3])
+    index.grow()
+    for level, (num, key) in enumerate(zip(LENGTHS, context_keys(text), strict=True)):
+        assert index.places(level, key) == naive_places(text, num, start)
 
 
 def test_keys_of_large_vocabularies_differ() -> None:

@@ -32,6 +32,7 @@ from paged_sdk.config.build import BuildSettings, ModelSource
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.env import ISQ, Environment, read_variable
 from paged_sdk.config.paged import PagedCacheType
+from paged_sdk.config.speculative import SpeculativeConfig
 from paged_sdk.engine.engine import Engine
 from paged_sdk.errors import CheckpointError, ConfigError
 from paged_sdk.files import read_text
@@ -190,12 +191,14 @@ def _load(
     )
 
 
-def _proposer(config: EngineConfig, scheduler: Scheduler) -> Proposer | None:
-    """Make who proposes drafts; None where nobody does."""
-    if not config.gamma:
-        return None
+def _proposer(config: EngineConfig, scheduler: Scheduler) -> Proposer:
+    """Make who proposes drafts: of predicted texts at least."""
     return TextProposer(
-        config.gamma, shares_texts=config.prefix_cache_n > 0, times=scheduler.times, account=scheduler.drafts
+        config.gamma or SpeculativeConfig().gamma,
+        looks_back=config.gamma > 0,
+        shares_texts=config.prefix_cache_n > 0,
+        times=scheduler.times,
+        account=scheduler.drafts,
     )
 
 

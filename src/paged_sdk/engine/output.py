@@ -142,7 +142,7 @@ class OutputProcessor:
             start = owner.start
             prompt_logprobs = tuple(owner.prompt_logprobs)
         choice.sequence = sequence
-        choice.is_plain = choice.text is None and not logprobs
+        choice.is_plain = choice.text is None and not logprobs and owner.prediction is None
         # The token that ends a text is not part of it.
         shown = token_ids[:-1] if sequence.finish_reason == "stop" else token_ids
         if choice.text is not None:
@@ -153,6 +153,8 @@ class OutputProcessor:
                 shown, logprobs = shown[:num_shown], logprobs[:num_shown]
         if shown:
             choice.post(shown)
+            if owner.prediction is not None:
+                owner.prediction.note(shown)
         if logprobs or start is not None:
             event = RequestEvent(
                 request_id=sequence.request.request_id,

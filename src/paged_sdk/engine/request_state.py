@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from attrs import evolve
+
 from paged_sdk.chat.output_text import OutputText
 from paged_sdk.chat.tokenizer import Tokenizer
 from paged_sdk.engine.events import Listener, Outbox
@@ -9,7 +11,8 @@ from paged_sdk.engine.request_start import RequestStart
 from paged_sdk.sampling.raw_logprobs import RawLogprobs
 from paged_sdk.scheduler.request import Request
 from paged_sdk.scheduler.sequence import Sequence
-from paged_sdk.types.response import FinishReason, Usage
+from paged_sdk.speculative.prediction import PredictionCount
+from paged_sdk.types.response import CompletionTokensDetails, FinishReason, Usage
 
 __all__ = ["ChoiceState", "RequestState"]
 
@@ -60,6 +63,7 @@ class RequestState:
     """Keeps the state of a request and of its choices.
 
     :ivar prompt_logprobs: logprobs of the prompt tokens computed so far
+    :ivar prediction: how much of what was predicted has come; None: nothing was predicted
     :ivar first_token_at: when the first token came, in seconds of the monotonic clock; None before
     """
 
@@ -76,6 +80,8 @@ class RequestState:
         ]
         self.choices[0].sequence = root
         self.prompt_logprobs: list[RawLogprobs] = []
+        predicted = request.prediction_token_ids
+        self.prediction: PredictionCount | None = PredictionCount(predicted) if predicted else None
         self.first_token_at: float | None = None
 
     @property
@@ -108,4 +114,11 @@ class RequestState:
 
     def usage(self, now: float) -> Usage:
         """Return the tokens and times that the request has used up to ``now`` (seconds of the monotonic clock)."""
-        return self.start.usage(sum(choice.num_tokens for choice in self.choices), now)
+        usage = self.start.usage(sum(choice.num_tokens for choice in self.choices), now)
+        if self.prediction is None:
+            return usage
+        details = CompletionTokensDetails(
+            accepted_prediction_tokens=self.prediction.num_accepted,
+            rejected_prediction_tokens=self.prediction.num_rejected,
+        )
+        return evolve(usage, completion_tokens_details=details)

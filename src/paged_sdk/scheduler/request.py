@@ -29,6 +29,7 @@ class Request:
     :ivar arrival: when the request was submitted, in seconds of the monotonic clock
     :ivar continues_prompt: whether the text goes on where the prompt ended, rather than being a turn of its own
     :ivar healing: with which bytes the text has to begin, that were taken from the prompt's end
+    :ivar prediction_token_ids: what the text will likely be; empty: nobody has said
     :ivar cache_keys: everything beside the tokens that its KV depends on
     """
 
@@ -40,6 +41,7 @@ class Request:
     arrival: float = 0.0
     continues_prompt: bool = False
     healing: Healing | None = None
+    prediction_token_ids: Sequence[int] = ()
     cache_keys: tuple[CacheKey, ...] = ()
     options: RequestOptions = field(factory=RequestOptions)
 

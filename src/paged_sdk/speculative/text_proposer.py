@@ -12,6 +12,7 @@ from paged_sdk.scheduler.step_times import StepTimes
 from paged_sdk.speculative.acceptance import Acceptance
 from paged_sdk.speculative.draft_counts import draft_counts
 from paged_sdk.speculative.follower import Follower
+from paged_sdk.speculative.prediction import follow_prediction
 from paged_sdk.speculative.recent_texts import RecentTexts
 from paged_sdk.speculative.token_index import LENGTHS, TokenIndex, context_keys
 
@@ -26,25 +27,30 @@ TAIL: Final = LENGTHS[0]
 
 
 class TextProposer:
-    """Proposes what followed when a text's last tokens were written before: in its prompt and output, and in recent
-    texts of the model.
+    """Proposes what followed when a text's last tokens were written before: in a prediction of it, in its prompt and
+    output, and in recent texts of the model.
 
     How many tokens it proposes follows from how often such guesses were right and from what steps take; where nothing
     is to be gained, it proposes none and goes on learning from the tokens that come.
 
     :param gamma: the most drafts of one text
+    :param looks_back: whether texts without a prediction get drafts, from what they and others have said before
     :param shares_texts: whether texts may be guessed from those of other requests with the same cache keys
     :param times: how long steps take
     :param account: whether drafts have paid so far
     """
 
-    def __init__(self, gamma: int, *, shares_texts: bool, times: StepTimes, account: DraftAccount) -> None:
+    def __init__(
+        self, gamma: int, *, looks_back: bool, shares_texts: bool, times: StepTimes, account: DraftAccount
+    ) -> None:
         self._gamma = gamma
         self._times = times
         self._account = account
+        self._looks_back = looks_back
         self._own = Acceptance()
+        self._predictions = Acceptance()
         self._others = Acceptance()
-        self._recent = RecentTexts() if shares_texts else None
+        self._recent = RecentTexts() if shares_texts and looks_back else None
         self._rows: dict[int, _Row] = {}
 
     @property
@@ -59,14 +65,18 @@ class TextProposer:
 
     def propose(self, sequences: Texts[Sequence]) -> list[list[int]]:
         """Propose the tokens that follow each sequence, as many as should pay."""
+        if not (self._looks_back or any(each.request.prediction_token_ids for each in sequences)):
+            return [[] for _ in sequences]
         chosen: list[Follower | None] = []
         chances: list[list[float]] = []
         num_indexed = 0
         for sequence in sequences:
             row = self._rows.get(sequence.seq_id)
             if row is None:
-                num_tokens = min(len(sequence.token_ids), MOST_INDEXED)
-                if num_indexed and num_indexed + num_tokens > INDEXED_PER_STEP:
+                num_tokens = len(sequence.request.prediction_token_ids)
+                if self._looks_back:
+                    num_tokens += min(len(sequence.token_ids), MOST_INDEXED)
+                if not num_tokens or (num_indexed and num_indexed + num_tokens > INDEXED_PER_STEP):
                     chosen.append(None)
                     chances.append([])
                     continue
@@ -93,10 +103,16 @@ class TextProposer:
                 self._recent.add(row.sequence.request.cache_keys, row.sequence.output_token_ids)
 
     def _begin(self, sequence: Sequence) -> _Row:
-        start = max(len(sequence.token_ids) - MOST_INDEXED, 0)
-        index = TokenIndex(sequence.token_ids, start)
-        followers = [Follower(index, Acceptance(self._own), is_own=True)]
-        request = sequence.request
+        request, index = sequence.request, None
+        followers: list[Follower] = []
+        if request.prediction_token_ids:
+            follower = follow_prediction(request.prediction_token_ids, Acceptance(self._predictions))
+            for token in sequence.output_token_ids:
+                follower.advance(token)
+            followers.append(follower)
+        if self._looks_back:
+            index = TokenIndex(sequence.token_ids, max(len(sequence.token_ids) - MOST_INDEXED, 0))
+            followers.append(Follower(index, Acceptance(self._own), is_own=True))
         recent = self._recent.of(request.cache_keys) if self._recent is not None and request.shares_prefix else None
         if recent is not None:
             followers.append(Follower(recent, Acceptance(self._others), is_own=False))
@@ -111,7 +127,7 @@ class _Row:
 
     __slots__ = ("_followers", "_index", "_num_seen", "sequence")
 
-    def __init__(self, sequence: Sequence, index: TokenIndex, followers: list[Follower]) -> None:
+    def __init__(self, sequence: Sequence, index: TokenIndex | None, followers: list[Follower]) -> None:
         self.sequence = sequence
         self._index = index
         self._followers = followers
@@ -122,7 +138,8 @@ class _Row:
         """Take in the tokens that the sequence has got, and return who guesses best what follows them."""
         token_ids = self.sequence.token_ids
         if len(token_ids) > self._num_seen:
-            self._index.grow()
+            if self._index is not None:
+                self._index.grow()
             for token in token_ids[self._num_seen :]:
                 for follower in self._followers:
                     follower.advance(token)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-
-__all__ = ["LENGTHS", "MOST_PLACES", "TokenIndex", "context_keys"]
+__all__ = ["FEW", "LENGTHS", "MOST_PLACES", "TokenIndex", "context_keys"]
 
 LENGTHS: Final = (8, 4, 2)
 """So many last tokens are looked for, the longest context first. One token alone is followed by anything, and beyond
 eight nearly all places agree on what follows."""
 MOST_PLACES: Final = 8
 """So many places that had the context are asked, the last ones: what was written last is likelier to be repeated."""
+
+FEW: Final = 256
+"""So many tokens are indexed one by one in half a millisecond."""
 
 _BASE: Final = 0x9E3779B97F4A7C15
 _MASK: Final = 2**64 - 1
@@ -47,8 +47,8 @@ class TokenIndex:
 
     Of every context, 8, 4 and 2 tokens long, it knows the last place that followed it, and of each place the one before
     with the same context. That is a suffix tree of bounded depth, in which frequencies are counted when it is asked: it
-    takes the same time to grow by any token and about 350 bytes for each. A text is indexed at once by sorting: 16,000
-    tokens take 9 ms, where they take 28 one by one.
+    takes the same time to grow by any token and about 350 bytes for each. A long text is indexed at once by sorting:
+    16,000 tokens take 9 ms, where they take 28 one by one.
 
     :param token_ids: the text; who owns it appends to it, and calls :meth:`grow`
     :param start: places before it are not found
@@ -56,16 +56,19 @@ class TokenIndex:
     """
 
     def __init__(self, token_ids: list[int], start: int = 0) -> None:
-        self.token_ids = token_ids
+        self.token_ids: list[int] = token_ids
         self._start = start
-        self._num_indexed = len(token_ids)
-        self._last: list[dict[int, int]] = []
-        self._earlier: list[list[int]] = []
-        part = np.array(token_ids[start:], dtype=np.int64).astype(np.uint64)
-        for length, keys in zip(LENGTHS, reversed(_all_keys(part)), strict=True):
-            last, earlier = _chains(keys, start + length)
-            self._last.append(last)
-            self._earlier.append([-1] * (len(part) - len(earlier)) + earlier)
+        self._num_indexed = start
+        self._last: list[dict[int, int]] = [{} for _ in LENGTHS]
+        self._earlier: list[list[int]] = [[] for _ in LENGTHS]
+        if len(token_ids) - start > FEW:
+            # Imported here, because numpy takes longer to load than all of a model without weights.
+            from paged_sdk.speculative.bulk_index import context_chains
+
+            for level, (last, earlier) in enumerate(context_chains(token_ids, start, _BASE)):
+                self._last[level], self._earlier[level] = last, earlier
+            self._num_indexed = len(token_ids)
+        self.grow()
 
     def grow(self) -> None:
         """Take in the tokens that the text has got since."""
@@ -96,26 +99,3 @@ class TokenIndex:
                 break
             found.append(place)
         return found
-
-
-def _all_keys(part: npt.NDArray[np.uint64]) -> list[npt.NDArray[np.uint64]]:
-    """Return the keys of the contexts of 2, 4 and 8 tokens before each place that has as many."""
-    keys, found, base = part, [], _BASE
-    for shift in (1, 2, 4):
-        keys = keys[:-shift] * np.uint64(base) + keys[shift:]
-        found.append(keys[:-1])  # what follows the last tokens is not known
-        base = base * base & _MASK
-    return found
-
-
-def _chains(keys: npt.NDArray[np.uint64], first: int) -> tuple[dict[int, int], list[int]]:
-    """Return the last place of each key, and for each place the one before with the same key, or -1.
-
-    :param first: the place of the first key
-    """
-    count = len(keys)
-    order = np.argsort(keys, kind="stable")
-    same = keys[order[1:]] == keys[order[:-1]]
-    earlier = np.full(count, -1, dtype=np.int64)
-    earlier[order[1:][same]] = order[:-1][same] + first
-    return dict(zip(keys.tolist(), range(first, first + count), strict=True)), earlier.tolist()

@@ -18,6 +18,7 @@ from paged_sdk.config.checks import (
     as_optional_int,
     is_bool,
     is_optional_bool,
+    is_unicode,
 )
 from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.errors import ConfigError, InvalidRequestError
@@ -60,6 +61,32 @@ def _processors(value: Iterable[AnyLogitsProcessor]) -> tuple[AnyLogitsProcessor
     return processors
 
 
+def _prediction(value: object) -> str | None:
+    """Return the text of a prediction, which may be given as OpenAI's API has it."""
+    text = value
+    if isinstance(value, Mapping):
+        if value.keys() != {"type", "content"} or value["type"] != "content":
+            raise InvalidRequestError.of("prediction", value, '{"type": "content", "content": text}')
+        text = value["content"]
+        if isinstance(text, Sequence) and not isinstance(text, str | bytes):
+            text = "".join(_text_part(part) for part in text)
+    if value is None:
+        return None
+    if not isinstance(text, str) or not text or not is_unicode(text):
+        raise InvalidRequestError.of("prediction", value, "a text of at least one character")
+    return text
+
+
+def _text_part(part: object) -> str:
+    allowed = 'parts {"type": "text", "text": ...}'
+    if not isinstance(part, Mapping) or part.keys() != {"type", "text"} or part["type"] != "text":
+        raise InvalidRequestError.of("prediction", part, allowed)
+    text = part["text"]
+    if not isinstance(text, str):
+        raise InvalidRequestError.of("prediction", text, allowed)
+    return text
+
+
 @frozen(kw_only=True)
 class RequestOptions:
     """Holds what a request says beside its prompt.
@@ -70,6 +97,7 @@ class RequestOptions:
     :ivar cache_salt: requests share prefix-cache blocks only with requests of the same salt
     :ivar truncation: cut a prompt that is too long at its front instead of refusing it
     :ivar logits_processors: functions that change the logits before each token is chosen, in order
+    :ivar prediction: what the answer will likely be, which makes it come sooner and changes nothing of it
     :ivar enable_thinking: passed to the chat template; None leaves the template's default
     :ivar special_tokens_in_content: what reads like a special token in a message is one; without it, it is text
     :ivar logprobs: what :meth:`RequestBuilder.with_logprobs` asked for, which other sampling settings leave as it is
@@ -88,6 +116,7 @@ class RequestOptions:
     cache_salt: str | None = field(default=None, validator=_of_request(IsText(optional=True)))
     truncation: bool = field(default=False, validator=_of_request(is_bool))
     logits_processors: tuple[AnyLogitsProcessor, ...] = field(default=(), converter=_processors)
+    prediction: str | None = field(default=None, converter=_prediction)
     enable_thinking: bool | None = field(default=None, validator=_of_request(is_optional_bool))
     special_tokens_in_content: bool = field(default=False, validator=_of_request(is_bool))
     logprobs: int | None = field(
@@ -174,6 +203,16 @@ class RequestBuilder(MessageList):
         """
         return self._with(logits_processors=processors)
 
+    def with_prediction(self, prediction: str | Mapping[str, object]) -> RequestBuilder:
+        """Say what the answer will likely be: the more of it is right, the sooner the answer comes, which it does not
+        change. For edits it is the text that is to be edited.
+
+        :param prediction: a text, or as OpenAI's API has it: ``{"type": "content", "content": ...}``
+        :raises InvalidRequestError: for anything else, and for an empty text. Beside several choices, or longer than
+            the model's context, it is refused when the request is sent
+        """
+        return self._with(prediction=_given("prediction", prediction))
+
     def with_enable_thinking(self, enable: bool) -> RequestBuilder:
         """Set what the chat template gets as ``enable_thinking``.
 
@@ -218,6 +257,7 @@ class CompletionOptions(TypedDict, total=False):
     :ivar cache_salt: share prefix-cache blocks only with requests of the same salt; None: with all that have none
     :ivar truncation: cut a prompt that is too long at its front instead of refusing it
     :ivar logits_processors: functions that change the logits before each token is chosen, in order
+    :ivar prediction: what the text will likely be, which makes it come sooner and changes nothing of it
     """
 
     priority: int
@@ -225,6 +265,7 @@ class CompletionOptions(TypedDict, total=False):
     cache_salt: str | None
     truncation: bool
     logits_processors: Sequence[AnyLogitsProcessor]
+    prediction: str | None
 
 
 def completion_options(sampling: SamplingParams | None, options: CompletionOptions) -> RequestOptions:

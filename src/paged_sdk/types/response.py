@@ -18,6 +18,7 @@ __all__ = [
     "CompletionChunkChoice",
     "CompletionChunkResponse",
     "CompletionResponse",
+    "CompletionTokensDetails",
     "Delta",
     "FinishReason",
     "PromptTokensDetails",
@@ -36,6 +37,22 @@ class PromptTokensDetails(Wire):
     """
 
     cached_tokens: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the wire form."""
+        return asdict(self)
+
+
+@frozen(kw_only=True)
+class CompletionTokensDetails(Wire):
+    """Says what a prediction was worth.
+
+    :ivar accepted_prediction_tokens: tokens of the answer that the prediction had at their place
+    :ivar rejected_prediction_tokens: tokens of the prediction that did not come to be in the answer
+    """
+
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the wire form."""
@@ -62,6 +79,7 @@ class Usage(Wire):
     total_prompt_time_sec: float = 0.0
     total_completion_time_sec: float = 0.0
     prompt_tokens_details: PromptTokensDetails = field(factory=PromptTokensDetails)
+    completion_tokens_details: CompletionTokensDetails = field(factory=CompletionTokensDetails)
     time_to_first_token_sec: float = 0.0
     queue_time_sec: float = 0.0
 
