@@ -34,6 +34,7 @@ ALL: Final[CompletionOptions] = {
     "cache_salt": "tenant",
     "truncation": True,
     "logits_processors": [processor],
+    "prediction": "yes",
 }
 
 
@@ -50,6 +51,7 @@ async def test_every_option_of_a_chat_but_thinking_is_one_of_completions() -> No
         cache_salt="tenant",
         truncation=True,
         logits_processors=(processor,),
+        prediction="yes",
     )
     assert [request.options for request in model.requests] == [expected, expected, RequestOptions()]
     assert set(ALL) == set(CompletionOptions.__annotations__)

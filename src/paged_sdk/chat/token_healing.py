@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
 from attrs import frozen
+
+if TYPE_CHECKING:  # numpy is loaded with a model that heals: nothing else of a model without weights needs it
+    import numpy as np
+    import numpy.typing as npt
 
 __all__ = ["EncodedPrompt", "Healing", "TokenPrefixes"]
 
@@ -25,6 +28,8 @@ class TokenPrefixes:
     """
 
     def __init__(self, tokens: Iterable[tuple[int, bytes]]) -> None:
+        import numpy as np
+
         self._bytes_of = {token_id: data for token_id, data in tokens if data}
         ids = sorted(self._bytes_of, key=self._bytes_of.__getitem__)
         self._ids = np.array(ids, np.int64)
@@ -48,6 +53,8 @@ class TokenPrefixes:
 
     def fitting(self, data: bytes) -> npt.NDArray[np.int64]:
         """Return the tokens that begin with some bytes, and those that these bytes begin with."""
+        import numpy as np
+
         begins = data.rstrip(b"\xff")  # the first bytes that come after all that begin with these
         after = begins[:-1] + bytes([begins[-1] + 1]) if begins else None
         longer = bisect_left(self._sorted, data), None if after is None else bisect_left(self._sorted, after)
