@@ -107,6 +107,11 @@ VALUES: dict[str, Any] = {
     "messages": TextMessages().add_message("user", "Hello"),
 }
 
+
+def has_no_parameters() -> None:
+    """Be a tool."""
+
+
 # Values that are right, for what has to be given beside the odd one.
 GOOD: dict[str, Any] = {
     "role": "user",
@@ -127,6 +132,8 @@ GOOD: dict[str, Any] = {
     "request": [{"role": "user", "content": "Hello"}],
     "which": Which.Plain("no/such/directory/here"),
     "answer": "Hello",
+    "function": has_no_parameters,
+    "tools": [has_no_parameters],
 }
 # Where a parameter must not be None, though it may be left out, or where only some roles may have it.
 BESIDE: dict[str, dict[str, Any]] = {
@@ -150,10 +157,14 @@ ALSO: dict[str, tuple[str, ...]] = {
     "meta": ("_meta", "PagedAttentionMeta"),
     "requests": ("messages", "message", "role"),
     "request": ("messages", "message", "role"),
-    "messages": ("message", "role"),
+    "messages": ("message", "role", "content"),
     "arguments": ("tool_calls",),
-    "value": ("message", "role", "content", "tool_calls"),
+    "value": ("message", "role", "content", "tool_calls", "tools"),
     "processors": ("logits_processors",),
+    "function": ("tools",),
+    "tools": ("tools",),
+    "choice": ("tool_choice",),
+    "effort": ("reasoning_effort",),
     "system": ("content",),
     "text": ("content", "prompt"),
     "answer": ("content",),

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from paged_sdk.types.messages import TextMessages as TextMessages
     from paged_sdk.types.request import CompletionOptions as CompletionOptions
     from paged_sdk.types.request import RequestBuilder as RequestBuilder
+    from paged_sdk.types.response import CalledFunction as CalledFunction
     from paged_sdk.types.response import ChatCompletionChunkResponse as ChatCompletionChunkResponse
     from paged_sdk.types.response import ChatCompletionResponse as ChatCompletionResponse
     from paged_sdk.types.response import Choice as Choice
@@ -71,8 +72,11 @@ if TYPE_CHECKING:
     from paged_sdk.types.response import Delta as Delta
     from paged_sdk.types.response import PromptTokensDetails as PromptTokensDetails
     from paged_sdk.types.response import ResponseMessage as ResponseMessage
+    from paged_sdk.types.response import ToolCallResponse as ToolCallResponse
     from paged_sdk.types.response import Usage as Usage
     from paged_sdk.types.stats import ModelStats as ModelStats
+    from paged_sdk.types.tool import Tool as Tool
+    from paged_sdk.types.tool_call import ToolCall as ToolCall
     from paged_sdk.weights.embedded import embedded_model_path as embedded_model_path
 
 _HOME = {
@@ -110,6 +114,7 @@ _HOME = {
     "types.messages": ("Message", "TextMessageRole", "TextMessages"),
     "types.request": ("CompletionOptions", "RequestBuilder"),
     "types.response": (
+        "CalledFunction",
         "ChatCompletionChunkResponse",
         "ChatCompletionResponse",
         "Choice",
@@ -122,9 +127,12 @@ _HOME = {
         "Delta",
         "PromptTokensDetails",
         "ResponseMessage",
+        "ToolCallResponse",
         "Usage",
     ),
     "types.stats": ("ModelStats",),
+    "types.tool": ("Tool",),
+    "types.tool_call": ("ToolCall",),
     "weights.embedded": ("embedded_model_path",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

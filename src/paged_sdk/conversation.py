@@ -44,7 +44,7 @@ class Conversation:
         can be kept with :meth:`add_turn`.
         """
         stream = self._model.stream_chat_request(self.request(text))
-        stream.when_whole(lambda response: self.add_turn(text, response.choices[0].message.content))
+        stream.when_whole(lambda response: self._keep(text, Message.parse(response.choices[0].message)))
         return stream
 
     def request(self, text: str) -> RequestBuilder:
@@ -54,6 +54,7 @@ class Conversation:
 
     def add_turn(self, text: str, answer: str) -> None:
         """Add a user turn and its answer to the conversation."""
-        self._messages = self._messages.add_message(TextMessageRole.USER, text).add_message(
-            TextMessageRole.ASSISTANT, answer
-        )
+        self._keep(text, Message(TextMessageRole.ASSISTANT, answer))
+
+    def _keep(self, text: str, answer: Message) -> None:
+        self._messages = self._messages.add_message(TextMessageRole.USER, text).add_messages(answer)

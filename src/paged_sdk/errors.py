@@ -24,12 +24,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from paged_sdk.types.response import ChatCompletionResponse, CompletionResponse
 
-    PartialResponse = ChatCompletionResponse | CompletionResponse
+    PartialResponse: TypeAlias = ChatCompletionResponse | CompletionResponse
 
 __all__ = [
     "CheckpointError",

@@ -132,6 +132,8 @@ class Model:
             token_ids = self._preparer.text.encode_chat(
                 built.messages,
                 enable_thinking=built.options.enable_thinking,
+                reasoning_effort=built.options.reasoning_effort,
+                tools=built.options.shown_tools,
                 special_tokens_in_content=built.options.special_tokens_in_content,
                 interruption=interruption,
             )
@@ -265,10 +267,18 @@ class Model:
         request_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
         part_ids = [request_id] if len(encodes) == 1 else [f"{request_id}-{place}" for place in range(len(encodes))]
         samplings = [preparer.sampling(options) for _ in encodes]  # each draws a seed if none is given
+        tools = {tool.name: tool.parameters for tool in options.shown_tools} or None
+        kept = preparer.text.kept_special_ids(with_tools=tools is not None) if is_chat else frozenset()
         texts = [
-            [OutputText(tokenizer, sampling.stop, continues_prompt=not is_chat) for _ in range(sampling.n_choices)]
+            [
+                OutputText(tokenizer, sampling.stop, continues_prompt=not is_chat, kept=kept)
+                for _ in range(sampling.n_choices)
+            ]
             for sampling in samplings
         ]
+        all_texts = list(chain.from_iterable(texts))
+        parsers = [parser for _ in all_texts if is_chat and (parser := preparer.text.answers.parser(tools)) is not None]
+        parts = ResponseParts(tokenizer, all_texts, parsers)
 
         async def prepare() -> list[Request]:
             arrival = time.monotonic()
@@ -284,6 +294,8 @@ class Model:
                 if healed.healing is not None:
                     for text in own_texts:
                         text.leave_out(len(healed.healing.data))
+            if parsers:
+                parts.note_prompt(preparer.text.prompt_end(prompts[0].token_ids))
             return [
                 preparer.prepare(
                     prompt,
@@ -293,6 +305,7 @@ class Model:
                     request_id=part_id,
                     arrival=arrival,
                     continues_prompt=not is_chat,
+                    kept_special_ids=kept,
                 )
                 for part_id, prompt, sampling in zip(part_ids, prompts, samplings, strict=True)
             ]
@@ -301,7 +314,7 @@ class Model:
             self._worker,
             prepare,
             shape,
-            ResponseParts(tokenizer, list(chain.from_iterable(texts))),
+            parts,
             request_id=request_id,
             part_ids=part_ids,
             model=self._name,

@@ -126,11 +126,13 @@ class RequestPreparer:
         request_id: str,
         arrival: float,
         continues_prompt: bool,
+        kept_special_ids: frozenset[int] = frozenset(),
     ) -> Request:
         """Make the request for the engine.
 
         :param prediction_token_ids: the prediction's, see :meth:`encode_prediction`
         :param arrival: when it was submitted, in seconds of the monotonic clock
+        :param kept_special_ids: see :class:`Request`
         :raises InvalidRequestError: an empty prompt, or a token that the model does not know
         :raises ContextLengthError: a prompt that can never fit and may not be truncated
         """
@@ -159,6 +161,7 @@ class RequestPreparer:
             continues_prompt=continues_prompt,
             healing=healing,
             prediction_token_ids=prediction_token_ids,
+            kept_special_ids=kept_special_ids,
             cache_keys=() if options.cache_salt is None else (CacheKey(b"salt:" + options.cache_salt.encode()),),
         )
 

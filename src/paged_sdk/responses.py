@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import secrets
+import string
 import time
 from collections.abc import Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from attrs import define, frozen
 
+from paged_sdk.chat.answer import AnswerParser
 from paged_sdk.chat.output_text import OutputText
 from paged_sdk.chat.tokenizer import Tokenizer
 from paged_sdk.engine.request_start import RequestStart
 from paged_sdk.sampling.raw_logprobs import RawLogprobs
 from paged_sdk.types.logprobs import Logprobs, TokenLogprob, TopLogprob
 from paged_sdk.types.response import (
+    CalledFunction,
     ChatCompletionChunkResponse,
     ChatCompletionResponse,
     Choice,
@@ -25,11 +29,14 @@ from paged_sdk.types.response import (
     Delta,
     FinishReason,
     ResponseMessage,
+    ToolCallResponse,
     Usage,
 )
 from paged_sdk.worker.subscription import Subscription
 
 __all__ = ["ChatShape", "ChoiceDelta", "CompletionShape", "Header", "ResponseParts", "ResponseShape"]
+
+_ID_CHARACTERS = string.ascii_letters + string.digits
 
 ResponseT_co = TypeVar("ResponseT_co", covariant=True)
 ChunkT_co = TypeVar("ChunkT_co", covariant=True)
@@ -53,6 +60,8 @@ class ChoiceDelta:
 
     :ivar finish_reason: set once, in the choice's last delta
     :ivar is_first: whether it is the choice's first
+    :ivar reasoning: what the model thought, and
+    :ivar calls: the tools that it called
     """
 
     index: int
@@ -60,6 +69,19 @@ class ChoiceDelta:
     logprobs: Logprobs | None
     finish_reason: FinishReason | None
     is_first: bool
+    reasoning: str = ""
+    calls: tuple[ToolCallResponse, ...] = ()
+
+
+@frozen
+class ReadChoice:
+    """Holds what has been read of one choice; one that has not ended has finish reason "canceled"."""
+
+    finish_reason: FinishReason
+    text: str
+    logprobs: Logprobs | None
+    reasoning: str
+    calls: tuple[ToolCallResponse, ...]
 
 
 class ResponseParts:
@@ -67,13 +89,17 @@ class ResponseParts:
 
     :param tokenizer: detokenizes the tokens of logprobs
     :param texts: what makes each choice's text of its tokens, before any token
+    :param parsers: what takes each choice's text apart; none for texts that stay as they are
     """
 
-    def __init__(self, tokenizer: Tokenizer, texts: Sequence[OutputText]) -> None:
+    def __init__(self, tokenizer: Tokenizer, texts: Sequence[OutputText], parsers: Sequence[AnswerParser] = ()) -> None:
         self.num_choices: int = len(texts)
         self._tokenizer = tokenizer
         self._output_texts = texts
+        self._parsers = parsers
         self._shown: list[list[str]] = [[] for _ in texts]
+        self._reasoning: list[list[str]] = [[] for _ in texts]
+        self._calls: list[list[ToolCallResponse]] = [[] for _ in texts]
         self._logprobs: list[list[TokenLogprob]] = [[] for _ in texts]
         self._finish_reasons: list[FinishReason | None] = [None] * len(texts)
         self.prompt_logprobs: Logprobs | None = None
@@ -102,16 +128,22 @@ class ResponseParts:
             reason, unread.finish_reason = unread.finish_reason, None
             if reason is not None:
                 text += output_text.flush()
-                self._finish_reasons[index] = reason
                 # The token that ended the text counts, and is not sent.
                 self._num_tokens += reason == "stop" and not output_text.is_stopped
+            reasoning: str = ""
+            calls: tuple[ToolCallResponse, ...] = ()
+            if self._parsers:
+                text, reasoning, calls = self._take_apart(index, text, is_last=reason is not None)
+                if reason == "stop" and self._calls[index]:
+                    reason = "tool_calls"
+            self._finish_reasons[index] = reason or self._finish_reasons[index]
             logprobs = None
             if unread.logprobs:
                 logprobs = self._as_logprobs(unread.logprobs)
                 unread.logprobs.clear()
                 self._logprobs[index].extend(logprobs.content)
-            if text or logprobs or reason:
-                deltas.append(ChoiceDelta(index, text, logprobs, reason, not self._shown[index]))
+            if text or logprobs or reason or reasoning or calls:
+                deltas.append(ChoiceDelta(index, text, logprobs, reason, not self._shown[index], reasoning, calls))
                 self._shown[index].append(text)
         if subscription.prompt_logprobs and self.prompt_logprobs is None:
             self.prompt_logprobs = self._as_logprobs(subscription.prompt_logprobs)
@@ -123,12 +155,23 @@ class ResponseParts:
         """Tell whether every choice has been read to an end that the model or the request's settings gave it."""
         return all(reason not in (None, "canceled") for reason in self._finish_reasons)
 
-    def choices(self) -> list[tuple[FinishReason, str, Logprobs | None]]:
-        """Return finish reason, text and logprobs of each choice; one that has not ended reads "canceled"."""
+    def choices(self) -> list[ReadChoice]:
+        """Return what has been read of each choice."""
         return [
-            (reason or "canceled", "".join(text), Logprobs(content=tuple(logprobs)) if logprobs else None)
-            for reason, text, logprobs in zip(self._finish_reasons, self._shown, self._logprobs, strict=True)
+            ReadChoice(
+                self._finish_reasons[index] or "canceled",
+                "".join(self._shown[index]),
+                Logprobs(content=tuple(self._logprobs[index])) if self._logprobs[index] else None,
+                "".join(self._reasoning[index]),
+                tuple(self._calls[index]),
+            )
+            for index in range(self.num_choices)
         ]
+
+    def note_prompt(self, end: str) -> None:
+        """Say with what text the prompt ends, before anything is read."""
+        for parser in self._parsers:
+            parser.note_prompt(end)
 
     def usage_so_far(self) -> Usage:
         """Return what the request has used, as far as it was read; nothing if it was never submitted."""
@@ -137,6 +180,23 @@ class ResponseParts:
         if self._start is None:
             return Usage(prompt_tokens=0, completion_tokens=0, total_tokens=0)
         return self._start.usage(self._num_tokens, self._read_at)
+
+    def _take_apart(self, index: int, text: str, *, is_last: bool) -> tuple[str, str, tuple[ToolCallResponse, ...]]:
+        """Return content, thoughts and calls of the next piece of a choice's text."""
+        parser = self._parsers[index]
+        piece = parser.push(text)
+        if is_last:
+            piece += parser.flush()
+        known = self._calls[index]
+        calls = tuple(
+            ToolCallResponse(
+                index=place, id=_call_id(), function=CalledFunction(name=call.name, arguments=call.arguments)
+            )
+            for place, call in enumerate(piece.calls, start=len(known))
+        )
+        known.extend(calls)
+        self._reasoning[index].append(piece.reasoning)
+        return piece.content, piece.reasoning, calls
 
     def _as_logprobs(self, entries: Iterable[RawLogprobs]) -> Logprobs:
         return Logprobs(content=tuple(map(self._token_logprob, entries)))
@@ -153,6 +213,10 @@ class ResponseParts:
     def _text_and_bytes(self, token_id: int) -> tuple[str, tuple[int, ...]]:
         data = self._tokenizer.token_bytes(token_id)
         return data.decode("utf-8", errors="replace"), tuple(data)
+
+
+def _call_id() -> str:
+    return "".join(secrets.choice(_ID_CHARACTERS) for _ in range(9))
 
 
 class ResponseShape(Protocol, Generic[ResponseT_co, ChunkT_co]):
@@ -172,8 +236,15 @@ class ChatShape:
             created=header.created,
             model=header.model,
             choices=tuple(
-                Choice(finish_reason=reason, index=index, message=ResponseMessage(content=text), logprobs=logprobs)
-                for index, (reason, text, logprobs) in enumerate(parts.choices())
+                Choice(
+                    finish_reason=choice.finish_reason,
+                    index=index,
+                    message=ResponseMessage(
+                        content=choice.text, tool_calls=choice.calls, reasoning_content=choice.reasoning or None
+                    ),
+                    logprobs=choice.logprobs,
+                )
+                for index, choice in enumerate(parts.choices())
             ),
             usage=parts.usage_so_far(),
             prompt_logprobs=parts.prompt_logprobs,
@@ -187,7 +258,12 @@ class ChatShape:
             choices=tuple(
                 ChunkChoice(
                     index=delta.index,
-                    delta=Delta(content=delta.text, is_first=delta.is_first),
+                    delta=Delta(
+                        content=delta.text,
+                        is_first=delta.is_first,
+                        tool_calls=delta.calls,
+                        reasoning_content=delta.reasoning or None,
+                    ),
                     finish_reason=delta.finish_reason,
                     logprobs=delta.logprobs,
                 )
@@ -206,8 +282,10 @@ class CompletionShape:
             created=header.created,
             model=header.model,
             choices=tuple(
-                CompletionChoice(finish_reason=reason, index=index, text=text, logprobs=logprobs)
-                for index, (reason, text, logprobs) in enumerate(parts.choices())
+                CompletionChoice(
+                    finish_reason=choice.finish_reason, index=index, text=choice.text, logprobs=choice.logprobs
+                )
+                for index, choice in enumerate(parts.choices())
             ),
             usage=parts.usage_so_far(),
             prompt_logprobs=parts.prompt_logprobs,

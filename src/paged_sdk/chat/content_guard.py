@@ -21,6 +21,7 @@ import tokenizers
 
 from paged_sdk.errors import InvalidRequestError
 from paged_sdk.types.messages import Message, TextMessageRole
+from paged_sdk.types.tool import Tool
 
 __all__ = ["Change", "ContentGuard"]
 
@@ -33,7 +34,7 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _ASSISTANT = TextMessageRole.ASSISTANT.value
 
 Change = Callable[[dict[str, Any]], dict[str, Any]]
-"""Changes a message as a template gets it."""
+"""Changes a message, or a tool, as a template gets it."""
 Render = Callable[[Change | None], str]
 """Renders a conversation whose messages are changed before."""
 Encode = Callable[[tokenizers.Tokenizer, str], list[int]]
@@ -54,8 +55,12 @@ class ContentGuard:
         self._special = frozenset(token.content for token in tokens.values() if token.special)
         self._places = _Finder(self._special, folds=True, finds_beginnings=True)
 
-    def is_needed(self, messages: Iterable[Message]) -> bool:
-        """Tell whether anything in the messages reads like a special token, or like the beginning of one at the end."""
+    def is_needed(self, messages: Iterable[Message], tools: Iterable[Tool] = ()) -> bool:
+        """Tell whether anything in messages or tools reads like a special token, or like the beginning of one at the
+        end.
+        """
+        if any(self._places.finds(text) for tool in tools for text in _texts(tool.to_dict())):
+            return True
         for message in messages:
             if self._places.finds(message.content):
                 return True
@@ -64,17 +69,20 @@ class ContentGuard:
                 return True
         return False
 
-    def encode(self, render: Render, messages: Sequence[Message], *, source: str) -> list[int]:
+    def encode(
+        self, render: Render, messages: Sequence[Message], tools: Sequence[Tool] = (), *, source: str
+    ) -> list[int]:
         """Return the token ids of a conversation.
 
         What a template reads itself in an assistant's turn, as some read the marks around a thought, stays as it is:
         it came from the model.
 
-        :param render: renders the messages
+        :param render: renders messages and tools
         :param source: the template, whose characters are not used as stand-ins
         :raises InvalidRequestError: the template changes or reads what reads like a special token in another way
         """
-        used = set(source).union(*(part for message in messages for part in _texts(message.to_dict())))
+        given = [*(message.to_dict() for message in messages), *(tool.to_dict() for tool in tools)]
+        used = set(source).union(*(part for each in given for part in _texts(each)))
         # A template may treat the first character in a way of its own, as HTML's escapes do; or it tells the time,
         # which has changed between two renderings.
         for offset in (0, 1):
@@ -233,8 +241,8 @@ class _Places:
         return _Places(self._finder, self._stand_ins, self._offset, frozenset(left))
 
     def changed(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Return a message with stand-ins."""
-        left = self._left if message["role"] == _ASSISTANT else frozenset()
+        """Return a message, or a tool, with stand-ins."""
+        left = self._left if message.get("role") == _ASSISTANT else frozenset()
         return {key: part if key == "role" else self._change(part, left) for key, part in message.items()}
 
     def restored(self, text: str) -> str:

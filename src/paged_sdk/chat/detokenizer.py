@@ -18,13 +18,17 @@ class Detokenizer:
 
     :param continues_prompt: the output goes on where a plain-text prompt ended. A SentencePiece vocabulary then keeps
         the space before the first word, which decoding a text of its own takes away.
+    :param kept: special tokens that have a text all the same
     """
 
-    __slots__ = ("_num_left_out", "_strip", "_tokenizer", "_utf8")
+    __slots__ = ("_kept", "_num_left_out", "_strip", "_tokenizer", "_utf8")
 
-    def __init__(self, tokenizer: Tokenizer, *, continues_prompt: bool = False) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, continues_prompt: bool = False, kept: frozenset[int] = frozenset()
+    ) -> None:
         self._tokenizer = tokenizer
         self._num_left_out = 0
+        self._kept = kept
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._strip = tokenizer.strips_leading_space and not continues_prompt
 
@@ -33,8 +37,8 @@ class Detokenizer:
         self._num_left_out = num_bytes
 
     def append(self, ids: Sequence[int]) -> str:
-        """Return the text that these tokens complete; special tokens have no text."""
-        data = self._tokenizer.decode_bytes(ids, skip_special_tokens=True)
+        """Return the text that these tokens complete; special tokens have no text, but for those that are kept."""
+        data = self._tokenizer.decode_bytes(ids, skip_special_tokens=True, kept=self._kept)
         if self._num_left_out:
             size = len(data)
             data = data[self._num_left_out :]

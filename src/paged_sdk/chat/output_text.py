@@ -20,13 +20,21 @@ class OutputText:
 
     :param stops: non-empty strings
     :param continues_prompt: see :class:`Detokenizer`
+    :param kept: see there
     :ivar is_stopped: a stop string is complete; nothing more is shown
     """
 
     __slots__ = ("_detokenizer", "_stop_strings", "is_stopped")
 
-    def __init__(self, tokenizer: Tokenizer, stops: Iterable[str] = (), *, continues_prompt: bool = False) -> None:
-        self._detokenizer = Detokenizer(tokenizer, continues_prompt=continues_prompt)
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stops: Iterable[str] = (),
+        *,
+        continues_prompt: bool = False,
+        kept: frozenset[int] = frozenset(),
+    ) -> None:
+        self._detokenizer = Detokenizer(tokenizer, continues_prompt=continues_prompt, kept=kept)
         stops = tuple(stops)
         self._stop_strings = StopStrings(stops) if stops else None
         self.is_stopped: bool = False

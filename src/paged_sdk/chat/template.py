@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from paged_sdk.errors import CheckpointError, InvalidRequestError, shortened, sh
 from paged_sdk.files import read_json, read_text
 from paged_sdk.logs import get_logger
 from paged_sdk.types.messages import Message, TextMessageRole
+from paged_sdk.types.tool import Tool
 
 __all__ = ["ChatTemplate", "choose_template", "read_template"]
 
@@ -61,6 +63,8 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         enable_thinking: bool | None = None,
+        reasoning_effort: str | None = None,
+        tools: Sequence[Tool] = (),
         change: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
         interruption: Interruption | None = None,
     ) -> str:
@@ -68,21 +72,26 @@ class ChatTemplate:
 
         :param add_generation_prompt: end with the opening of the model's turn
         :param enable_thinking: given to the template; None leaves its default
-        :param change: changes each message, in the form in which templates get it
+        :param reasoning_effort: likewise
+        :param tools: what the model may call
+        :param change: changes each message and tool, in the form in which templates get it
         :param interruption: lets another thread end the rendering
         :raises InvalidRequestError: if the template refuses the conversation, with its own message, fails, meets a
             limit, or makes no text
         """
+        change = change or _unchanged
         dicts = [{**message.to_dict(), "role": self._name(message.role)} for message in messages]
         variables = {
             **self._tokens,
-            "messages": dicts if change is None else list(map(change, dicts)),
-            "tools": None,
+            "messages": list(map(change, dicts)),
+            "tools": [change(tool.to_dict()) for tool in tools] or None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
         if enable_thinking is not None:
             variables["enable_thinking"] = enable_thinking
+        if reasoning_effort is not None:
+            variables["reasoning_effort"] = reasoning_effort
         try:
             text = self._generate(variables, interruption or Interruption())
         except TemplateRefusalError as exc:
@@ -100,6 +109,11 @@ class ChatTemplate:
         if not text or text.isspace():
             raise InvalidRequestError("the model's chat template makes no text of these messages", field="messages")
         return text
+
+    @property
+    def takes_tools(self) -> bool:
+        """Tell whether the template tells the model of tools."""
+        return re.search(r"\btools\b", self.source) is not None
 
     def mentions(self, token: str) -> bool:
         """Tell whether the template's source holds this text."""
@@ -122,13 +136,17 @@ class ChatTemplate:
         return TextMessageRole.SYSTEM.value
 
     def _generate(self, variables: Mapping[str, Any], interruption: Interruption) -> str:
-        weight = _weigh(variables["messages"], self._limits.max_chars)
+        weight = _weigh([*variables["messages"], *(variables["tools"] or ())], self._limits.max_chars)
         if self._metered is not None and weight <= MAX_METERED_CHARS:
             try:
                 return self._metered.render(variables)
             except NotCheapError:
                 pass
         return self._renderer.render(self.source, variables, interruption)
+
+
+def _unchanged(part: dict[str, Any]) -> dict[str, Any]:
+    return part
 
 
 def _weigh(messages: list[dict[str, Any]], limit: int) -> int:

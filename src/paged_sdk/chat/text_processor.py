@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attrs import frozen
+from attrs import field, frozen
 
+from paged_sdk.chat.answer import AnswerStyle
 from paged_sdk.chat.content_guard import Change
 from paged_sdk.chat.generation_config import read_generation_defaults
 from paged_sdk.chat.gguf_tokenizer import tokenizer_from_gguf
@@ -20,6 +21,7 @@ from paged_sdk.config.sampling import GenerationDefaults
 from paged_sdk.errors import CheckpointError, InvalidRequestError, shown
 from paged_sdk.files import is_file, read_text
 from paged_sdk.types.messages import Message
+from paged_sdk.types.tool import Tool
 
 __all__ = ["TextProcessor", "load_text_processor", "text_processor_from_gguf"]
 
@@ -35,6 +37,9 @@ _END_OF_TURN = (
 )
 """These tokens close a turn in templates in use. Some checkpoints name only the token that ends a document as eos."""
 
+_PROMPT_END = 32
+"""A mark that opens a thought, and line breaks after it, are fewer tokens, even of one byte each."""
+
 
 @frozen(kw_only=True)
 class TextProcessor:
@@ -45,6 +50,7 @@ class TextProcessor:
     :ivar defaults: sampling values for requests that leave them open
     :ivar stop_token_ids: any of these ends a text
     :ivar model_max_length: tokens of context that the tokenizer's files speak of, or None
+    :ivar answers: how the model writes answers
     """
 
     tokenizer: Tokenizer
@@ -52,12 +58,31 @@ class TextProcessor:
     defaults: GenerationDefaults
     stop_token_ids: frozenset[int]
     model_max_length: int | None = None
+    answers: AnswerStyle = field(init=False)
+
+    @answers.default
+    def _answers(self) -> AnswerStyle:
+        return AnswerStyle() if self.template is None else AnswerStyle.of_template(self.template.source)
+
+    def kept_special_ids(self, *, with_tools: bool) -> frozenset[int]:
+        """Return the special tokens that have to be seen in the text of an answer.
+
+        :param with_tools: whether there are tools that it may call
+        """
+        ids = map(self.tokenizer.token_id, self.answers.marks(with_tools=with_tools))
+        return frozenset(id for id in ids if id is not None and self.tokenizer.is_special(id))
+
+    def prompt_end(self, token_ids: Sequence[int]) -> str:
+        """Return the end of a prompt's text, special tokens included."""
+        return self.tokenizer.decode(token_ids[-_PROMPT_END:], skip_special_tokens=False)
 
     def encode_chat(
         self,
         messages: Sequence[Message],
         *,
         enable_thinking: bool | None = None,
+        reasoning_effort: str | None = None,
+        tools: Sequence[Tool] = (),
         special_tokens_in_content: bool = False,
         interruption: Interruption | None = None,
     ) -> list[int]:
@@ -67,6 +92,8 @@ class TextProcessor:
         added.
 
         :param enable_thinking: given to the template; None leaves its default
+        :param reasoning_effort: likewise
+        :param tools: what the model may call
         :param special_tokens_in_content: whether a special token that a message holds in writing is one; else it is
             text
         :param interruption: lets another thread end a rendering that takes long
@@ -79,14 +106,25 @@ class TextProcessor:
                 field="messages",
             )
         template = self.template
+        if tools:
+            self._check_tools(template)
+        if self.answers.format is not None:
+            messages = [self.answers.format.as_template_takes(message) for message in messages]
 
         def render(change: Change | None) -> str:
-            return template.render(messages, enable_thinking=enable_thinking, change=change, interruption=interruption)
+            return template.render(
+                messages,
+                enable_thinking=enable_thinking,
+                reasoning_effort=reasoning_effort,
+                tools=tools,
+                change=change,
+                interruption=interruption,
+            )
 
-        if special_tokens_in_content or not self.tokenizer.content_guard.is_needed(messages):
+        if special_tokens_in_content or not self.tokenizer.content_guard.is_needed(messages, tools):
             ids = self.tokenizer.encode(render(None), add_special_tokens=False)
         else:
-            ids = self.tokenizer.content_guard.encode(render, messages, source=template.source)
+            ids = self.tokenizer.content_guard.encode(render, messages, tools, source=template.source)
         return self._not_empty(ids, "messages")
 
     def encode_prompt(self, text: str) -> list[int]:
@@ -95,6 +133,20 @@ class TextProcessor:
         :raises InvalidRequestError: if that is no token at all
         """
         return self._not_empty(self.tokenizer.encode(text, add_special_tokens=True), "prompt")
+
+    def _check_tools(self, template: ChatTemplate) -> None:
+        """Check that the model can be told of tools, and that its calls can be read.
+
+        :raises InvalidRequestError: it cannot
+        """
+        if not template.takes_tools:
+            raise InvalidRequestError(
+                "the model's chat template takes no tools: give one that does with with_chat_template", field="tools"
+            )
+        if self.answers.format is None:
+            raise InvalidRequestError(
+                "the model's chat template writes calls of tools in a format that is not known here", field="tools"
+            )
 
     def close(self) -> None:
         """End what runs outside of this process."""

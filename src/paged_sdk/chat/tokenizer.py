@@ -67,6 +67,7 @@ class Tokenizer:
         self._special_ids = frozenset(id for id, token in backend.get_added_tokens_decoder().items() if token.special)
         self._bytes = _TokenBytes(backend)
         self._text_bytes = _TokenBytes(backend, without=self._special_ids)
+        self._kept_bytes: dict[frozenset[int], _TokenBytes] = {}
         self._growth = growth_of(backend)
         self.special = special
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
@@ -121,9 +122,18 @@ class Tokenizer:
         text = self.decode_bytes(ids, skip_special_tokens=skip_special_tokens).decode("utf-8", "replace")
         return text.removeprefix(" ") if self.strips_leading_space else text
 
-    def decode_bytes(self, ids: Iterable[int], *, skip_special_tokens: bool) -> bytes:
-        """Return the bytes of tokens, one after the other."""
+    def decode_bytes(
+        self, ids: Iterable[int], *, skip_special_tokens: bool, kept: frozenset[int] = frozenset()
+    ) -> bytes:
+        """Return the bytes of tokens, one after the other.
+
+        :param kept: special tokens that are not skipped
+        """
         token_bytes = self._text_bytes if skip_special_tokens else self._bytes
+        if kept and skip_special_tokens:
+            if kept not in self._kept_bytes:
+                self._kept_bytes[kept] = _TokenBytes(self._backend, without=self._special_ids - kept)
+            token_bytes = self._kept_bytes[kept]
         return b"".join(map(token_bytes.__getitem__, ids))
 
     def token_bytes(self, id: int) -> bytes:

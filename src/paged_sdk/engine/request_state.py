@@ -107,7 +107,12 @@ class RequestState:
 
     def _make_text(self, tokenizer: Tokenizer) -> OutputText:
         request = self.request
-        text = OutputText(tokenizer, request.sampling.stop, continues_prompt=request.continues_prompt)
+        text = OutputText(
+            tokenizer,
+            request.sampling.stop,
+            continues_prompt=request.continues_prompt,
+            kept=request.kept_special_ids,
+        )
         if request.healing is not None:
             text.leave_out(len(request.healing.data))
         return text

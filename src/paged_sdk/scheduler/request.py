@@ -30,6 +30,7 @@ class Request:
     :ivar continues_prompt: whether the text goes on where the prompt ended, rather than being a turn of its own
     :ivar healing: with which bytes the text has to begin, that were taken from the prompt's end
     :ivar prediction_token_ids: what the text will likely be; empty: nobody has said
+    :ivar kept_special_ids: special tokens that have a text in its output, for what looks for them there
     :ivar cache_keys: everything beside the tokens that its KV depends on
     """
 
@@ -42,6 +43,7 @@ class Request:
     continues_prompt: bool = False
     healing: Healing | None = None
     prediction_token_ids: Sequence[int] = ()
+    kept_special_ids: frozenset[int] = frozenset()
     cache_keys: tuple[CacheKey, ...] = ()
     options: RequestOptions = field(factory=RequestOptions)
 

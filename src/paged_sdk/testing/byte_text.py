@@ -19,15 +19,24 @@ _START, END = 256, 257
 VOCAB_SIZE = 258
 
 _CHAT_TEMPLATE = (
+    "{% for tool in tools or [] %}{{ '<tool>' + (tool | tojson) + '</tool>\\n' }}{% endfor %}"
     "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{% if message['reasoning_content'] %}{{ '<think>' + message['reasoning_content'] + '</think>' }}{% endif %}"
+    "{{ message['content'] }}"
+    "{% for call in message['tool_calls'] or [] %}"
+    "{{ '<tool_call>' + (call['function'] | tojson) + '</tool_call>' }}"
+    "{% endfor %}"
+    "{{ '<|im_end|>\\n' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 
 
 def byte_text() -> TextProcessor:
-    """Make a text processor whose tokens are the bytes of UTF-8, with the chat template that is called ChatML."""
+    """Make a text processor whose tokens are the bytes of UTF-8, with the chat template that is called ChatML,
+    thoughts and Hermes' calls of tools.
+    """
     backend = tokenizers.Tokenizer(models.BPE(vocab=dict(BYTE_LEVEL_ALPHABET), merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()

@@ -9,6 +9,7 @@ from typing import Any, Self, TypeAlias
 from attrs import Attribute, evolve, field, fields_dict, frozen
 
 from paged_sdk.errors import InvalidRequestError
+from paged_sdk.types.response import ResponseMessage
 from paged_sdk.types.tool_call import ToolCall, refuse_other_keys
 
 __all__ = ["Message", "MessageLike", "MessageList", "TextMessageRole", "TextMessages", "parse_messages"]
@@ -111,7 +112,8 @@ class Message:
 
     @classmethod
     def parse(cls, value: object) -> Message:
-        """Read a message, given as itself or as an OpenAI-style mapping ``{"role": ..., "content": ...}``.
+        """Read a message, given as itself, as what a model has answered, or as an OpenAI-style mapping ``{"role": ...,
+        "content": ...}``.
 
         Keys that say nothing, as ``"refusal": None``, may be there.
 
@@ -119,6 +121,15 @@ class Message:
         """
         if isinstance(value, cls):
             return value
+        if isinstance(value, ResponseMessage):
+            return cls(
+                value.role,
+                value.content,
+                tool_calls=[
+                    ToolCall(call.function.name, call.function.parse_arguments(), call.id) for call in value.tool_calls
+                ],
+                reasoning_content=value.reasoning_content,
+            )
         if not isinstance(value, Mapping) or "role" not in value:
             raise InvalidRequestError.of("message", value, 'a mapping with "role" and "content"')
         given = {key: part for key, part in value.items() if key in _MESSAGE_KEYS}
@@ -167,8 +178,14 @@ class MessageList:
 
         :raises InvalidRequestError: for an unknown role, or a value of the wrong kind
         """
-        message = Message(role, content, name=name, tool_calls=tool_calls, tool_call_id=tool_call_id)
-        return evolve(self, messages=(*self.messages, message))
+        return self.add_messages(Message(role, content, name=name, tool_calls=tool_calls, tool_call_id=tool_call_id))
+
+    def add_messages(self, *messages: MessageLike) -> Self:
+        """Return a copy with more turns: each a :class:`Message`, a response's message, or an OpenAI-style mapping.
+
+        :raises InvalidRequestError: for a malformed message
+        """
+        return evolve(self, messages=(*self.messages, *map(Message.parse, messages)))
 
 
 @frozen
@@ -176,7 +193,7 @@ class TextMessages(MessageList):
     """Holds a conversation. A request of bare messages is greedy."""
 
 
-MessageLike: TypeAlias = Message | Mapping[str, object]
+MessageLike: TypeAlias = Message | ResponseMessage | Mapping[str, object]
 
 
 def parse_messages(messages: Sequence[MessageLike]) -> tuple[Message, ...]:

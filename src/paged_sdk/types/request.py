@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypedDict, TypeVar, cast
 
@@ -24,6 +25,7 @@ from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.errors import ConfigError, InvalidRequestError
 from paged_sdk.types.logits_processor import AnyLogitsProcessor, check_logits_processors
 from paged_sdk.types.messages import MessageLike, MessageList, TextMessages, parse_messages
+from paged_sdk.types.tool import Tool, ToolChoice, ToolLike, as_tool_choice, as_tools
 
 __all__ = [
     "ChatRequestLike",
@@ -87,6 +89,12 @@ def _text_part(part: object) -> str:
     return text
 
 
+def _is_effort(instance: object, attribute: Attribute[Any], value: object) -> None:
+    # Not any text: it is written into the prompt, where it could pose as something else.
+    if value is not None and not (isinstance(value, str) and re.fullmatch("[A-Za-z0-9_-]{1,32}", value)):
+        raise InvalidRequestError.of("reasoning_effort", value, "a word such as 'low', 'medium' or 'high'")
+
+
 @frozen(kw_only=True)
 class RequestOptions:
     """Holds what a request says beside its prompt.
@@ -99,6 +107,9 @@ class RequestOptions:
     :ivar logits_processors: functions that change the logits before each token is chosen, in order
     :ivar prediction: what the answer will likely be, which makes it come sooner and changes nothing of it
     :ivar enable_thinking: passed to the chat template; None leaves the template's default
+    :ivar reasoning_effort: passed to the chat template; None leaves the template's default
+    :ivar tools: what the model may call, and
+    :ivar tool_choice: whether it does: see :meth:`RequestBuilder.with_tools`
     :ivar special_tokens_in_content: what reads like a special token in a message is one; without it, it is text
     :ivar logprobs: what :meth:`RequestBuilder.with_logprobs` asked for, which other sampling settings leave as it is
     :raises InvalidRequestError: at construction
@@ -118,10 +129,22 @@ class RequestOptions:
     logits_processors: tuple[AnyLogitsProcessor, ...] = field(default=(), converter=_processors)
     prediction: str | None = field(default=None, converter=_prediction)
     enable_thinking: bool | None = field(default=None, validator=_of_request(is_optional_bool))
+    reasoning_effort: str | None = field(default=None, validator=_is_effort)
+    tools: tuple[Tool, ...] = field(default=(), converter=as_tools)
+    tool_choice: ToolChoice = field(default="auto")
     special_tokens_in_content: bool = field(default=False, validator=_of_request(is_bool))
     logprobs: int | None = field(
         default=None, converter=as_optional_int, validator=_of_request(IntAtLeast(0, optional=True))
     )
+
+    @tool_choice.validator
+    def _is_choice(self, attribute: object, value: object) -> None:
+        as_tool_choice(value, self.tools)
+
+    @property
+    def shown_tools(self) -> tuple[Tool, ...]:
+        """Return the tools that the model is told of."""
+        return self.tools if self.tool_choice == "auto" else ()
 
 
 @frozen
@@ -214,11 +237,30 @@ class RequestBuilder(MessageList):
         return self._with(prediction=_given("prediction", prediction))
 
     def with_enable_thinking(self, enable: bool) -> RequestBuilder:
-        """Set what the chat template gets as ``enable_thinking``.
+        """Set what the chat template gets as ``enable_thinking``. A template that does not look at it ignores it.
 
         :raises InvalidRequestError: for anything but True or False
         """
         return self._with(enable_thinking=_given("enable_thinking", enable))
+
+    def with_reasoning_effort(self, effort: str) -> RequestBuilder:
+        """Set what the chat template gets as ``reasoning_effort``: "low", "medium" or "high" for most that look at it;
+        others ignore it.
+
+        :raises InvalidRequestError: for anything but a word of up to 32 letters, digits, hyphens and underscores
+        """
+        return self._with(reasoning_effort=_given("reasoning_effort", effort))
+
+    def with_tools(self, tools: Iterable[ToolLike], choice: ToolChoice = "auto") -> RequestBuilder:
+        """Let the model call tools, instead of those named before.
+
+        :param tools: each a :class:`Tool`, a typed function (see :meth:`Tool.from_function`), or a mapping in OpenAI's
+            form
+        :param choice: "auto" leaves it to the model whether it calls any; "none" hides them from it
+        :raises InvalidRequestError: a malformed tool, two of one name, more than 256 or 262,144 characters of them, or
+            another choice
+        """
+        return self._with(tools=tools, tool_choice=choice)
 
     def _with(self, **changes: Any) -> RequestBuilder:
         return evolve(self, options=evolve(self.options, **changes))

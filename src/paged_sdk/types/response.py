@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Literal, TypeAlias
 
 from attrs import asdict, field, frozen
@@ -10,6 +11,7 @@ from paged_sdk.types.logprobs import Logprobs
 from paged_sdk.types.wire import Wire, finish_fields
 
 __all__ = [
+    "CalledFunction",
     "ChatCompletionChunkResponse",
     "ChatCompletionResponse",
     "Choice",
@@ -23,10 +25,11 @@ __all__ = [
     "FinishReason",
     "PromptTokensDetails",
     "ResponseMessage",
+    "ToolCallResponse",
     "Usage",
 ]
 
-FinishReason: TypeAlias = Literal["stop", "length", "canceled"]
+FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "canceled"]
 
 
 @frozen(kw_only=True)
@@ -89,15 +92,69 @@ class Usage(Wire):
 
 
 @frozen(kw_only=True)
-class ResponseMessage(Wire):
-    """Holds the model's turn."""
+class CalledFunction(Wire):
+    """Holds what a call of a tool says.
 
-    content: str
-    role: str = "assistant"
+    :ivar name: a tool of the request
+    :ivar arguments: JSON text of an object
+    """
+
+    name: str
+    arguments: str
+
+    def parse_arguments(self) -> dict[str, Any]:
+        """Return the arguments by name. The text is an object always; whether it fits the tool's schema was not
+        checked.
+        """
+        arguments: dict[str, Any] = json.loads(self.arguments)
+        return arguments
 
     def to_dict(self) -> dict[str, Any]:
         """Return the wire form."""
-        return {"role": self.role, "content": self.content, "refusal": None}
+        return asdict(self)
+
+
+@frozen(kw_only=True)
+class ToolCallResponse(Wire):
+    """Holds a call of a tool that the model has made.
+
+    :ivar index: its place among the calls of the answer
+    :ivar id: nine letters and digits, as some chat templates insist on; the tool's answer refers to it
+    """
+
+    index: int
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the wire form, in which ``index`` is there in pieces of streamed responses only."""
+        return {"id": self.id, "type": self.type, "function": self.function.to_dict()}
+
+
+@frozen(kw_only=True)
+class ResponseMessage(Wire):
+    """Holds the model's turn. It can be a turn of the next request as it is.
+
+    :ivar content: the text without thoughts and calls
+    :ivar tool_calls: calls of the request's tools
+    :ivar reasoning_content: what the model thought before it answered; None: nothing
+    """
+
+    content: str
+    role: str = "assistant"
+    tool_calls: tuple[ToolCallResponse, ...] = ()
+    reasoning_content: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the wire form, in which ``reasoning_content`` is an extension that is there if the model thought."""
+        message: dict[str, Any] = {"role": self.role, "content": self.content, "refusal": None}
+        if self.tool_calls:
+            message["content"] = self.content or None
+            message["tool_calls"] = [call.to_dict() for call in self.tool_calls]
+        if self.reasoning_content is not None:
+            message["reasoning_content"] = self.reasoning_content
+        return message
 
 
 @frozen(kw_only=True)
@@ -145,18 +202,27 @@ class ChatCompletionResponse(Wire):
 class Delta(Wire):
     """Holds what a chunk adds to a text.
 
+    :ivar tool_calls: calls of tools that have become whole
+    :ivar reasoning_content: what it adds to the model's thoughts
     :ivar is_first: whether the choice's text begins here; not part of the wire form
     """
 
     content: str
     role: str = "assistant"
     is_first: bool = False
+    tool_calls: tuple[ToolCallResponse, ...] = ()
+    reasoning_content: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the wire form: the role is in a choice's first piece only, since clients join what pieces say."""
+        delta: dict[str, Any] = {"content": self.content} if self.content else {}
         if self.is_first:
-            return {"role": self.role, "content": self.content}
-        return {"content": self.content} if self.content else {}
+            delta = {"role": self.role, "content": self.content}
+        if self.reasoning_content is not None:
+            delta["reasoning_content"] = self.reasoning_content
+        if self.tool_calls:
+            delta["tool_calls"] = [{"index": call.index, **call.to_dict()} for call in self.tool_calls]
+        return delta
 
 
 @frozen(kw_only=True)

@@ -11,7 +11,7 @@ from attrs import Attribute, field, frozen
 
 from paged_sdk.errors import InvalidRequestError
 
-__all__ = ["ToolCall", "refuse_other_keys"]
+__all__ = ["ToolCall", "json_object", "refuse_other_keys"]
 
 MAX_DEPTH = 32
 """Arguments are objects within objects to this depth: far more than any tool asks for."""
@@ -25,13 +25,21 @@ def _is_text(instance: object, attribute: Attribute[Any], value: object) -> None
 def _arguments(value: Mapping[str, object] | str) -> dict[str, Any] | str:
     if isinstance(value, str):
         return str.__str__(value)
+    return json_object("tool_calls.arguments", value, "an object of JSON values, or JSON text")
+
+
+def json_object(name: str, value: object, allowed: str = "an object of JSON values") -> dict[str, Any]:
+    """Return a copy of an object of JSON values in Python's own types.
+
+    :raises InvalidRequestError: it is none, or holds something else, or objects nested too deep
+    """
     if not isinstance(value, Mapping):
-        raise InvalidRequestError.of("tool_calls.arguments", value, "an object of JSON values, or JSON text")
-    copy: dict[str, Any] = _json_value(value, MAX_DEPTH)
+        raise InvalidRequestError.of(name, value, allowed)
+    copy: dict[str, Any] = _json_value(name, value, MAX_DEPTH)
     return copy
 
 
-def _json_value(value: object, depth: int) -> Any:
+def _json_value(name: str, value: object, depth: int) -> Any:
     """Return a copy of a JSON value in Python's own types: a template gets no other objects into its hands."""
     if isinstance(value, str):
         return str.__str__(value)
@@ -40,11 +48,11 @@ def _json_value(value: object, depth: int) -> Any:
     if isinstance(value, float) and math.isfinite(value):
         return float(value)
     if depth and isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {str.__str__(key): _json_value(part, depth - 1) for key, part in value.items()}
+        return {str.__str__(key): _json_value(name, part, depth - 1) for key, part in value.items()}
     if depth and isinstance(value, list | tuple):
-        return [_json_value(part, depth - 1) for part in value]
+        return [_json_value(name, part, depth - 1) for part in value]
     allowed = f"strings, finite numbers, booleans, null, lists and objects of them, {MAX_DEPTH} deep at most"
-    raise InvalidRequestError.of("tool_calls.arguments", value, allowed)
+    raise InvalidRequestError.of(name, value, allowed)
 
 
 @frozen
@@ -87,14 +95,17 @@ class ToolCall:
         return call | {"type": "function", "function": {"name": self.name, "arguments": deepcopy(self.arguments)}}
 
 
-def refuse_other_keys(name: str, value: Mapping[Any, object], known: Collection[str]) -> None:
+def refuse_other_keys(
+    name: str, value: Mapping[Any, object], known: Collection[str], *, nothing: Collection[object] = ()
+) -> None:
     """Check that a mapping says nothing under other keys: what nobody reads is not ignored.
 
     Null, and what is empty, says nothing: OpenAI's client writes out every field that a message may have.
 
+    :param nothing: more values that say nothing
     :raises InvalidRequestError: naming the first key that does
     """
     for key, part in value.items():
         empty = part is None or (isinstance(part, str | list | tuple | Mapping) and not part)
-        if key not in known and not empty:
+        if key not in known and not empty and not any(part is each for each in nothing):
             raise InvalidRequestError.of(f"{name}[{key!r}]"[:100], part, f"no key but {', '.join(known)}")

@@ -1,0 +1,94 @@
+"""Take a model's answer apart while it is written: into what it thinks, what it says, and the tools that it calls."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from paged_sdk.chat.answer_format import AnswerFormat, ToolSchemas, format_of
+from paged_sdk.chat.answer_pieces import AnswerPiece, AnswerPieces
+from paged_sdk.chat.text_reader import Steps, TextReader
+from paged_sdk.chat.thoughts import ThoughtMarks
+
+__all__ = ["AnswerParser", "AnswerStyle"]
+
+
+@frozen
+class AnswerStyle:
+    """Says how a model writes answers, as its chat template shows.
+
+    :ivar thought: the marks around thoughts; None: it has none
+    :ivar format: how it calls tools; None: in no way that is known
+    """
+
+    thought: ThoughtMarks | None = None
+    format: AnswerFormat | None = None
+
+    @classmethod
+    def of_template(cls, source: str) -> AnswerStyle:
+        """Find out from a template's source."""
+        format = format_of(source)
+        shapes_all = format is not None and format.shapes_all
+        return cls(None if shapes_all else ThoughtMarks.of_template(source), format)
+
+    def marks(self, *, with_tools: bool) -> tuple[str, ...]:
+        """Return the texts of special tokens that the parser has to see."""
+        thought = () if self.thought is None else (self.thought.opening, self.thought.closing)
+        return (*thought, *(() if self.format is None or not self._reads(with_tools) else self.format.marks))
+
+    def parser(self, tools: ToolSchemas | None) -> AnswerParser | None:
+        """Return what takes one answer apart; None if there is nothing to look for.
+
+        :param tools: the tools that may be called, if any
+        """
+        format = self.format if self._reads(tools is not None) else None
+        return None if format is None and self.thought is None else AnswerParser(self.thought, format, tools or {})
+
+    def _reads(self, with_tools: bool) -> bool:
+        return self.format is not None and (with_tools or self.format.shapes_all)
+
+
+class AnswerParser:
+    """Takes one answer apart, which arrives in pieces. Where they are cut makes no difference.
+
+    Thoughts count where an answer begins with them. A call is given once it is whole; a text that is none is content,
+    and so is a call of an unknown tool.
+
+    :param thought: the marks around thoughts, if any
+    :param format: how calls are written; None: there are no tools
+    :param tools: those that may be called
+    :ivar begins_in_thought: the prompt has begun a thought; to be set before the first piece
+    """
+
+    def __init__(self, thought: ThoughtMarks | None, format: AnswerFormat | None, tools: ToolSchemas) -> None:
+        self.begins_in_thought: bool = False
+        self._thought = thought
+        self._format = format
+        self._tools = tools
+        self._reader = TextReader()
+        self._pieces = AnswerPieces()
+        self._steps = self._read()
+
+    def note_prompt(self, end: str) -> None:
+        """Say with what text the prompt ends, before the first piece."""
+        self.begins_in_thought = self._thought is not None and self._thought.are_open_after(end)
+
+    def push(self, text: str) -> AnswerPiece:
+        """Take in the next piece of text, and return what is known now."""
+        self._reader.feed(text)
+        next(self._steps, None)
+        return self._pieces.take()
+
+    def flush(self) -> AnswerPiece:
+        """Return what was held back, now that the text has ended."""
+        self._reader.has_ended = True
+        next(self._steps, None)
+        self._pieces.end()
+        return self._pieces.take()
+
+    def _read(self) -> Steps[None]:
+        if self._thought is not None:
+            yield from self._thought.read(self._reader, self._pieces, is_open=self.begins_in_thought)
+        if self._format is not None:
+            yield from self._format.read(self._reader, self._pieces, self._tools)
+        else:
+            yield from self._reader.pass_all(self._pieces.content)

@@ -1,0 +1,155 @@
+"""Define how models write their answers, and find the format of one by its chat template."""
+
+from __future__ import annotations
+
+import json
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from importlib import import_module
+from typing import Any, TypeAlias
+
+from attrs import evolve
+
+import paged_sdk.chat.formats
+from paged_sdk.chat.answer_pieces import AnswerPieces, Call
+from paged_sdk.chat.text_reader import Steps, TextReader, json_of
+from paged_sdk.types.messages import Message
+
+__all__ = ["AnswerFormat", "MarkedCalls", "ToolSchemas", "find_formats", "format_of", "json_call", "json_calls"]
+
+ToolSchemas: TypeAlias = Mapping[str, Mapping[str, Any]]
+"""The JSON schema of the arguments of each tool that may be called, by name."""
+
+
+class AnswerFormat(ABC):
+    """Reads answers as one family of models writes them. Text in which something is wrong is content."""
+
+    shapes_all: bool = False
+    """Whether answers have this form also where no tools are given, so that nothing else can read them."""
+    arguments_are_text: bool = False
+    """Whether templates take arguments of earlier calls as JSON text, rather than write objects out themselves."""
+
+    @abstractmethod
+    def is_written_by(self, template: str) -> bool:
+        """Tell whether a chat template, given as its source, writes calls in this format. No two formats say so of
+        the same template.
+        """
+
+    @property
+    @abstractmethod
+    def marks(self) -> tuple[str, ...]:
+        """Return what has to be seen of special tokens, which have no text otherwise."""
+
+    def as_template_takes(self, message: Message) -> Message:
+        """Return a message whose calls have their arguments in the form that templates take."""
+        calls = [evolve(call, arguments=self._arguments(call.arguments)) for call in message.tool_calls]
+        return evolve(message, tool_calls=calls) if calls else message
+
+    def _arguments(self, arguments: Mapping[str, Any] | str) -> Mapping[str, Any] | str:
+        if isinstance(arguments, str) and not self.arguments_are_text:
+            with suppress(ValueError):
+                value = json_of(arguments)
+                return value if isinstance(value, dict) else arguments
+        if not isinstance(arguments, str) and self.arguments_are_text:
+            return json.dumps(arguments, ensure_ascii=False)
+        return arguments
+
+    @abstractmethod
+    def read(self, reader: TextReader, pieces: AnswerPieces, tools: ToolSchemas) -> Steps[None]:
+        """Read an answer from where its thought ends up to its end.
+
+        :param tools: calls of anything else are content
+        """
+
+
+class MarkedCalls(AnswerFormat):
+    """Reads answers that hold calls between marks, amid other text."""
+
+    openings: tuple[str, ...] = ()
+    """Begin calls where an answer's content begins, and nowhere else."""
+    call_marks: tuple[str, ...] = ()
+    """Begin calls anywhere."""
+    fillers: tuple[str, ...] = ()
+    """Surround calls, and say nothing."""
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        return (*self.call_marks, *self.fillers)
+
+    @abstractmethod
+    def calls(self, mark: str, reader: TextReader, tools: ToolSchemas) -> Steps[list[Call] | None]:
+        """Read calls that follow a mark, or an opening, which has been taken.
+
+        :returns: the calls; None: there is none, and what has been taken is text
+        """
+
+    def read(self, reader: TextReader, pieces: AnswerPieces, tools: ToolSchemas) -> Steps[None]:
+        while True:
+            mark = None
+            if self.openings and not pieces.has_content:
+                reader.forget()
+                pieces.content((yield from reader.space()))
+                mark = yield from reader.one_of(self.openings)
+            if mark is None:
+                mark = yield from reader.pass_until((*self.call_marks, *self.fillers), pieces.content)
+            if mark is None:
+                return
+            if mark in self.fillers:
+                continue
+            start = reader.at - len(mark)
+            calls = yield from self.calls(mark, reader, tools)
+            if calls is None:
+                pieces.content(reader.text[start : reader.at])
+            for call in calls or ():
+                pieces.call(call)
+
+
+def json_calls(text: str | None, tools: ToolSchemas) -> list[Call] | None:
+    """Return the calls that JSON text describes: an object with a name and arguments, or a list of them.
+
+    Models of most families call these "name" and "arguments", Llama's the latter "parameters".
+
+    :returns: None: it is none, or names what is not a tool
+    """
+    try:
+        value = json_of(text or "")
+        found = list(_calls_of(value if isinstance(value, list) else [value], tools))
+    except (ValueError, TypeError, KeyError):
+        return None
+    return found or None
+
+
+def json_call(name: str, arguments: str | None, tools: ToolSchemas) -> list[Call] | None:
+    """Return the call of a tool with arguments given as JSON text of an object.
+
+    :returns: None: they are none, or there is no such tool
+    """
+    try:
+        value = json_of(arguments or "")
+    except ValueError:
+        return None
+    return [Call.of(name, value)] if isinstance(value, dict) and name in tools else None
+
+
+def _calls_of(values: list[Any], tools: ToolSchemas) -> Iterator[Call]:
+    for value in values:
+        arguments = value.get("arguments", value.get("parameters", {})) if isinstance(value, dict) else None
+        if isinstance(arguments, str):
+            arguments = json_of(arguments)
+        if not isinstance(arguments, dict) or value["name"] not in tools:
+            raise ValueError("not a call")
+        yield Call.of(value["name"], arguments)
+
+
+def find_formats() -> tuple[AnswerFormat, ...]:
+    """Return every format: each module of :mod:`paged_sdk.chat.formats` holds one, as ``FORMAT``."""
+    package = paged_sdk.chat.formats
+    names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+    return tuple(import_module(f"{package.__name__}.{name}").FORMAT for name in names)
+
+
+def format_of(template: str) -> AnswerFormat | None:
+    """Return the format in which the models of a chat template write calls, or None."""
+    return next((format for format in find_formats() if format.is_written_by(template)), None)

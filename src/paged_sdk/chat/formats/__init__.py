@@ -1,0 +1,1 @@
+"""Holds the formats in which models write answers: one file each."""

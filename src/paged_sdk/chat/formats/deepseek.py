@@ -1,0 +1,48 @@
+"""Read calls as DeepSeek's models write them: JSON between special tokens, in V3 and R1 in a block of code."""
+
+from __future__ import annotations
+
+from paged_sdk.chat.answer_format import MarkedCalls, ToolSchemas, json_call
+from paged_sdk.chat.answer_pieces import Call
+from paged_sdk.chat.text_reader import Steps, TextReader
+
+__all__ = ["FORMAT"]
+
+_SEPARATOR, _END = "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+
+
+class _DeepSeek(MarkedCalls):
+    call_marks = ("<｜tool▁call▁begin｜>",)
+    arguments_are_text = True
+    fillers = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        return (*super().marks, _SEPARATOR, _END)
+
+    def is_written_by(self, template: str) -> bool:
+        return "<｜tool▁calls▁begin｜>" in template
+
+    def calls(self, mark: str, reader: TextReader, tools: ToolSchemas) -> Steps[list[Call] | None]:
+        head = yield from reader.until(_SEPARATOR, _END)
+        if head is None or head[1] != _SEPARATOR:
+            return None
+        name = head[0].strip()
+        yield from reader.space()
+        if name == "function" and not (yield from reader.literal("{")):
+            line = yield from reader.until("\n")  # the name has a line of its own, before the block
+            if line is None:
+                return None
+            name = line[0].strip()
+            yield from reader.literal("```json")
+            yield from reader.space()
+        elif name == "function":
+            reader.at -= 1
+        text = yield from reader.json_text()
+        yield from reader.space()
+        yield from reader.literal("```")
+        yield from reader.literal(_END)
+        return json_call(name, text, tools)
+
+
+FORMAT = _DeepSeek()

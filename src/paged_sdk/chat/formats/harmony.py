@@ -1,0 +1,68 @@
+"""Read answers as gpt-oss writes them (OpenAI's Harmony): messages on channels for thoughts, calls and the answer."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from paged_sdk.chat.answer_format import AnswerFormat, ToolSchemas, json_call
+from paged_sdk.chat.answer_pieces import AnswerPieces
+from paged_sdk.chat.text_reader import Steps, TextReader
+
+__all__ = ["FORMAT"]
+
+_START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
+_ENDS: Final = ("<|end|>", "<|call|>", "<|return|>")
+_RECIPIENT: Final = re.compile(r"\bto=functions\.([\w.-]+)")
+
+
+class _Harmony(AnswerFormat):
+    shapes_all = True
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        return (_START, _CHANNEL, _MESSAGE, "<|constrain|>", *_ENDS)
+
+    def is_written_by(self, template: str) -> bool:
+        return _CHANNEL in template and _MESSAGE in template
+
+    def read(self, reader: TextReader, pieces: AnswerPieces, tools: ToolSchemas) -> Steps[None]:
+        mark: str | None = ""
+        while mark is not None:
+            # What the prompt has begun is the header of a message. Other text between messages is content.
+            while mark not in (_START, _CHANNEL, None):
+                mark = yield from reader.pass_until((_START, _CHANNEL, _MESSAGE, *_ENDS), pieces.content)
+            if mark is not None:
+                start = reader.at
+                header = yield from reader.until(_MESSAGE)
+                if header is None:
+                    pieces.content(reader.text[start:])
+                    return
+                mark = yield from _message(header[0], reader, pieces, tools)
+
+
+def _message(header: str, reader: TextReader, pieces: AnswerPieces, tools: ToolSchemas) -> Steps[str | None]:
+    """Read a message after its header, and return the mark that ends it; None: the answer ends."""
+    ends = (*_ENDS, _START, _CHANNEL)
+    recipient = _RECIPIENT.search(header)
+    if recipient is not None:
+        start = reader.at
+        body = yield from reader.until(*ends)
+        if body is None:
+            reader.at = len(reader.text)
+        text = reader.text[start:] if body is None else body[0]
+        calls = json_call(recipient[1], text, tools)
+        if calls is None:
+            pieces.content(text)
+        for call in calls or ():
+            pieces.call(call)
+        return None if body is None else body[1]
+    if re.search(r"\banalysis\b", header):
+        pieces.reasoning("\n")
+        return (yield from reader.pass_until(ends, pieces.reasoning))
+    if pieces.has_content:
+        pieces.content("\n")
+    return (yield from reader.pass_until(ends, pieces.content))
+
+
+FORMAT = _Harmony()

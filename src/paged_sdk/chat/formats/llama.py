@@ -1,0 +1,60 @@
+"""Read calls as Llama 3 and 4 write them: an answer that is JSON or a Python list of calls, or a marked call."""
+
+from __future__ import annotations
+
+from paged_sdk.chat.answer_format import MarkedCalls, ToolSchemas, json_call, json_calls
+from paged_sdk.chat.answer_pieces import Call
+from paged_sdk.chat.python_calls import python_calls
+from paged_sdk.chat.text_reader import Steps, TextReader
+
+__all__ = ["FORMAT"]
+
+_SIGNS = ("<|python_tag|>", "<|python_start|>", "func_name1(")
+
+
+class _Llama(MarkedCalls):
+    openings = ("{", "[", ";")
+    call_marks = ("<|python_tag|>", "<function=")
+    fillers = ("<|python_start|>", "<|python_end|>")
+
+    def is_written_by(self, template: str) -> bool:
+        # Llama 3.2's template describes its JSON, without any mark.
+        is_32 = "<|start_header_id|>" in template and '"parameters": ' in template
+        return (is_32 or any(sign in template for sign in _SIGNS)) and "<tool_call>" not in template
+
+    def calls(self, mark: str, reader: TextReader, tools: ToolSchemas) -> Steps[list[Call] | None]:
+        if mark == "<function=":
+            return (yield from _tagged(reader, tools))
+        if mark == ";":
+            yield from reader.space()
+        elif mark in self.openings:
+            reader.at -= len(mark)
+        else:
+            yield from reader.space()
+        if (yield from reader.literal("{")):
+            reader.at -= 1
+            return json_calls((yield from reader.json_text()), tools)
+        if (yield from reader.literal("[")):
+            reader.at -= 1
+            text = yield from reader.python_text()
+            return json_calls(text, tools) or python_calls(text, tools)
+        # <|python_tag|>brave_search.call(query="..."): a built-in tool, or a program, which is none.
+        name = yield from reader.until("(", "\n", " ")
+        if name is None or name[1] != "(":
+            return None
+        reader.at -= 1
+        arguments = yield from reader.python_text()
+        return None if arguments is None else python_calls(name[0].removesuffix(".call") + arguments, tools)
+
+
+def _tagged(reader: TextReader, tools: ToolSchemas) -> Steps[list[Call] | None]:
+    """Read what follows ``<function=`` in ``<function=name>{...}</function>``."""
+    name = yield from reader.until(">", "\n")
+    if name is None or name[1] != ">":
+        return None
+    text = yield from reader.json_text()
+    yield from reader.literal("</function>")
+    return json_call(name[0], text, tools)
+
+
+FORMAT = _Llama()

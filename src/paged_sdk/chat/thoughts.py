@@ -1,0 +1,51 @@
+"""Know the marks that models put around what they think before they answer."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from attrs import frozen
+
+from paged_sdk.chat.answer_pieces import AnswerPieces
+from paged_sdk.chat.text_reader import Steps, TextReader
+
+__all__ = ["ThoughtMarks"]
+
+
+@frozen
+class ThoughtMarks:
+    """Holds a pair of marks."""
+
+    opening: str
+    closing: str
+
+    @classmethod
+    def of_template(cls, source: str) -> ThoughtMarks | None:
+        """Return the marks that a chat template knows: models whose templates name none do not think."""
+        return next((marks for marks in _KNOWN if marks.closing in source), None)
+
+    def are_open_after(self, prompt_end: str) -> bool:
+        """Tell whether a prompt that ends with this text leaves the model thinking: some templates open the thought."""
+        return prompt_end.rstrip().endswith(self.opening)
+
+    def read(self, reader: TextReader, pieces: AnswerPieces, *, is_open: bool) -> Steps[None]:
+        """Read the thought that an answer begins with, if it does.
+
+        :param is_open: the prompt has begun it
+        """
+        space = yield from reader.space()
+        # A model that repeats the opening mark after the prompt's own thinks once.
+        if not (yield from reader.literal(self.opening)) and not is_open:
+            pieces.content(space)
+            return
+        if (yield from reader.pass_until((self.closing,), pieces.reasoning)) is not None:
+            pieces.end_reasoning()
+
+
+_KNOWN: Final = (
+    ThoughtMarks("<think>", "</think>"),
+    ThoughtMarks("[THINK]", "[/THINK]"),
+    ThoughtMarks("<seed:think>", "</seed:think>"),
+    ThoughtMarks("<|START_THINKING|>", "<|END_THINKING|>"),
+)
+"""Qwen3, DeepSeek-R1 and many others; Magistral; Seed-OSS; Command A Reasoning."""

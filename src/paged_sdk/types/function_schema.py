@@ -1,0 +1,200 @@
+"""Describe the parameters of a Python function, by its signature and docstring, as a JSON schema."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
+
+import attrs
+
+from paged_sdk.errors import InvalidRequestError, shortened
+
+__all__ = ["FunctionSchema", "describe_function"]
+
+_MAX_DEPTH: Final = 16
+_PLAIN: Final[Mapping[Any, str]] = {
+    str: "string",
+    int: "integer",
+    float: "number",
+    bool: "boolean",
+    type(None): "null",
+}
+_ALLOWED: Final = (
+    "int, float, str, bool, None, Any, Literal, Enum, list, tuple, dict[str, ...], unions, dataclasses, attrs classes "
+    "and TypedDicts of these"
+)
+
+
+@attrs.frozen
+class FunctionSchema:
+    """Holds what a model is told of a function.
+
+    :ivar parameters: JSON schema of an object
+    """
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+
+
+def describe_function(function: Callable[..., object]) -> FunctionSchema:
+    """Describe a function: every parameter has a type annotation and can be given by name.
+
+    What it does is the text of its docstring up to the first parameter; what parameters mean is said there as
+    ``:param city: ...``, in a section ``Args:``, or by ``Annotated[str, "..."]``.
+
+    :raises InvalidRequestError: a parameter without annotation, or with a type that JSON has no equal of, by name
+    """
+    if not callable(function):
+        raise InvalidRequestError.of("tools.function", function, "a function")
+    try:
+        name = str(getattr(function, "__name__", type(function).__name__))
+        signature = inspect.signature(function)
+        hints = typing.get_type_hints(function, include_extras=True)
+        document = inspect.getdoc(function) or ""
+    except Exception as exc:  # annotations are code of the caller's own
+        allowed = f"a function whose signature can be read: {shortened(str(exc))}"
+        raise InvalidRequestError.of("tools.function", function, allowed) from exc
+    summary, meanings = _read_docstring(document)
+    properties: dict[str, Any] = {}
+    required = []
+    for parameter in signature.parameters.values():
+        where = f"{name}({parameter.name})"
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise InvalidRequestError.of("tools", where, "parameters that can be given by name, each alone")
+        if parameter.name not in hints:
+            raise InvalidRequestError.of("tools", where, "a type annotation on every parameter of a tool")
+        schema = _schema_of(hints[parameter.name], where, _MAX_DEPTH)
+        if parameter.name in meanings and "description" not in schema:
+            schema["description"] = meanings[parameter.name]
+        properties[parameter.name] = schema
+        if parameter.default is parameter.empty:
+            required.append(parameter.name)
+    parameters = {"type": "object", "properties": properties, "required": required}
+    return FunctionSchema(name, summary, parameters)
+
+
+def _schema_of(hint: Any, where: str, depth: int) -> dict[str, Any]:
+    """Return the JSON schema of a type.
+
+    :raises InvalidRequestError: it has none, or refers to itself
+    """
+    if depth == 0:
+        raise InvalidRequestError.of("tools", where, f"types in each other, {_MAX_DEPTH} deep at most")
+    inner = depth - 1
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint is Any or hint is object:
+        return {}
+    if isinstance(hint, type) and hint in _PLAIN:
+        return {"type": _PLAIN[hint]}
+    if origin is Annotated:
+        schema = _schema_of(arguments[0], where, inner)
+        texts = [each for each in arguments[1:] if isinstance(each, str)]
+        return schema | ({"description": texts[0]} if texts else {})
+    if origin in (typing.Required, typing.NotRequired):
+        return _schema_of(arguments[0], where, inner)
+    if origin is Literal:
+        return _choice_of(arguments, where)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return _choice_of([member.value for member in hint], where)
+    if origin in (Union, types.UnionType):
+        return {"anyOf": [_schema_of(each, where, inner) for each in arguments]}
+    kind = origin or hint
+    if kind in (list, Sequence, Iterable):
+        return {"type": "array"} | ({"items": _schema_of(arguments[0], where, inner)} if arguments else {})
+    if kind is tuple:
+        return _tuple_of(arguments, where, inner)
+    if kind in (dict, Mapping) and (not arguments or arguments[0] is str):
+        more = {"additionalProperties": _schema_of(arguments[1], where, inner)} if arguments else {}
+        return {"type": "object"} | more
+    if isinstance(hint, type) and (typing.is_typeddict(hint) or dataclasses.is_dataclass(hint) or attrs.has(hint)):
+        return _fields_of(hint, where, inner)
+    raise InvalidRequestError.of("tools", f"{where}: {_name_of(hint)}", _ALLOWED)
+
+
+def _choice_of(values: Iterable[Any], where: str) -> dict[str, Any]:
+    values = list(values)
+    kinds = {_PLAIN.get(type(value)) for value in values}
+    if None in kinds:
+        raise InvalidRequestError.of("tools", where, "choices that are strings, numbers, booleans or None")
+    return {"type": kinds.pop(), "enum": values} if len(kinds) == 1 else {"enum": values}
+
+
+def _tuple_of(arguments: tuple[Any, ...], where: str, depth: int) -> dict[str, Any]:
+    if not arguments:
+        return {"type": "array"}
+    if arguments[-1] is ...:
+        return {"type": "array", "items": _schema_of(arguments[0], where, depth)}
+    items = [_schema_of(each, where, depth) for each in arguments]
+    return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
+
+
+def _fields_of(cls: Any, where: str, depth: int) -> dict[str, Any]:
+    """Return the schema of a class by its fields."""
+    try:
+        hints = typing.get_type_hints(cls, include_extras=True)
+    except (TypeError, NameError) as exc:
+        raise InvalidRequestError.of(
+            "tools", f"{where}: {_name_of(cls)}", f"a class whose annotations resolve ({exc})"
+        ) from exc
+    if typing.is_typeddict(cls):
+        names = list(hints)
+        # Python itself sees these two only where annotations are not strings.
+        said = {typing.Required: True, typing.NotRequired: False}
+        required = [n for n in names if said.get(get_origin(hints[n]), n in cls.__required_keys__)]
+    elif dataclasses.is_dataclass(cls):
+        fields = [each for each in dataclasses.fields(cls) if each.init]
+        names = [each.name for each in fields]
+        nothing = dataclasses.MISSING
+        required = [each.name for each in fields if each.default is nothing and each.default_factory is nothing]
+    else:
+        attributes = [each for each in attrs.fields(cls) if each.init]
+        names = [each.name for each in attributes]
+        required = [each.name for each in attributes if each.default is attrs.NOTHING]
+    properties = {name: _schema_of(hints[name], f"{where}.{name}", depth) for name in names}
+    return {"type": "object", "properties": properties, "required": required}
+
+
+def _name_of(hint: Any) -> str:
+    return hint.__qualname__ if isinstance(hint, type) else str(hint)
+
+
+_REST: Final = re.compile(
+    r":(?:param|type|returns?|rtype|raises)\b|(?:Args|Arguments|Parameters|Returns|Raises|Yields):\s*$"
+)
+_PARAM: Final = re.compile(r":param\s+(?:[^:]*\s)?(\w+):\s*(.*)")
+_SECTION: Final = re.compile(r"(?:Args|Arguments|Parameters):\s*$")
+_ARGUMENT: Final = re.compile(r"\s+\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)")
+
+
+def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
+    """Return what a docstring says before its parameters, and what it says of each."""
+    lines = text.splitlines()
+    first = next((place for place, line in enumerate(lines) if _REST.match(line)), len(lines))
+    meanings: dict[str, list[str]] = {}
+    current: list[str] | None = None
+    in_section = False
+    indent = 0
+    for line in lines[first:]:
+        width = len(line) - len(line.lstrip())
+        if (found := _PARAM.match(line)) is not None:
+            current = meanings.setdefault(found[1], [])
+            current.append(found[2])
+        elif _REST.match(line):
+            in_section, current, indent = _SECTION.match(line) is not None, None, 0
+        elif in_section and (not indent or width <= indent) and (found := _ARGUMENT.match(line)) is not None:
+            indent = indent or width
+            current = meanings.setdefault(found[1], [])
+            current.append(found[2])
+        elif current is not None and line.strip() and width:
+            current.append(line.strip())
+        else:
+            current = None
+    said = {name: " ".join(part for part in parts if part) for name, parts in meanings.items()}
+    return " ".join("\n".join(lines[:first]).split()), {name: part for name, part in said.items() if part}

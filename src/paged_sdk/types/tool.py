@@ -1,0 +1,165 @@
+"""Hold the tools that a model may call, and which of them it is to call."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
+from typing import Any, Final, TypeAlias
+
+from attrs import Attribute, field, frozen
+
+from paged_sdk.errors import InvalidRequestError
+from paged_sdk.types.function_schema import describe_function
+from paged_sdk.types.tool_call import json_object, refuse_other_keys
+
+__all__ = ["MAX_TOOLS", "MAX_TOOLS_CHARS", "Tool", "ToolChoice", "ToolLike", "as_tool_choice", "as_tools"]
+
+MAX_TOOLS: Final = 256
+MAX_TOOLS_CHARS: Final = 1 << 18
+"""All of them are in the prompt: 65,000 tokens or so."""
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+"""OpenAI's allows 64 characters and no dots; servers of tools use both."""
+
+ToolChoice: TypeAlias = str
+"""Says whether tools are called: "auto" leaves it to the model, "none" hides them from it."""
+
+
+def _name(instance: object, attribute: Attribute[Any], value: object) -> None:
+    if not (isinstance(value, str) and _NAME.fullmatch(value)):
+        raise InvalidRequestError.of("tools.name", value, "1 to 128 letters, digits, _, - and ., as tools' names are")
+
+
+def _text(instance: object, attribute: Attribute[Any], value: object) -> None:
+    if not isinstance(value, str):
+        raise InvalidRequestError.of("tools.description", value, "a string")
+
+
+def _callable(instance: object, attribute: Attribute[Any], value: object) -> None:
+    if value is not None and not callable(value):
+        raise InvalidRequestError.of("tools.function", value, "a function or None")
+
+
+def _schema(value: object) -> dict[str, Any]:
+    schema = json_object("tools.parameters", value)
+    if schema and schema.get("type") != "object":
+        raise InvalidRequestError.of("tools.parameters", value, 'a JSON schema of an object: {"type": "object", ...}')
+    return schema or {"type": "object", "properties": {}}
+
+
+@frozen(kw_only=True)
+class Tool:
+    """Describes a tool that a model may call.
+
+    :ivar name: 1 to 128 letters, digits, underscores, hyphens and dots
+    :ivar description: tells the model what it does
+    :ivar parameters: JSON schema of the object that holds the arguments
+    :ivar function: does it, for :meth:`Model.send_chat_with_tools`; None: the application does
+    :raises InvalidRequestError: for a value of the wrong kind
+    """
+
+    name: str = field(validator=_name)
+    description: str = field(default="", validator=_text)
+    parameters: Mapping[str, Any] = field(factory=dict, converter=_schema, hash=False)
+    function: Callable[..., Any] | None = field(default=None, validator=_callable)
+
+    @classmethod
+    def from_function(
+        cls, function: Callable[..., Any], *, name: str | None = None, description: str | None = None
+    ) -> Tool:
+        """Describe a function by its signature and docstring.
+
+        Every parameter has a type annotation: int, float, str, bool, None, Any, Literal, Enum, list, tuple, dict,
+        unions, dataclasses, attrs classes and TypedDicts of these. The docstring says what it does, and after
+        ``:param city:`` or in a section ``Args:`` what parameters mean; ``Annotated[str, "..."]`` says it too.
+
+        :param name: its name for the model, if not its own
+        :param description: what it does, if not what the docstring says
+        :raises InvalidRequestError: a parameter that the model cannot be told about, by name
+        """
+        found = describe_function(function)
+        return cls(
+            name=found.name if name is None else name,
+            description=found.description if description is None else description,
+            parameters=found.parameters,
+            function=function,
+        )
+
+    @classmethod
+    def parse(cls, value: object) -> Tool:
+        """Read a tool, given as itself, as a typed function, or in OpenAI's form ``{"type": "function", "function":
+        {"name": ..., "description": ..., "parameters": ...}}``.
+
+        :raises InvalidRequestError: if it is none of them, or says something under a key that no tool has
+        """
+        if isinstance(value, cls):
+            return value
+        if callable(value):
+            return cls.from_function(value)
+        function = value.get("function") if isinstance(value, Mapping) else None
+        if not isinstance(value, Mapping) or not isinstance(function, Mapping):
+            allowed = 'a Tool, a typed function, or {"type": "function", "function": {"name": ..., "parameters": ...}}'
+            raise InvalidRequestError.of("tools", value, allowed)
+        refuse_other_keys("tools", value, ("type", "function"))
+        # Without constraints arguments are not held to the schema, strictly or not.
+        refuse_other_keys("tools.function", function, ("name", "description", "parameters"), nothing=(False,))
+        if value.get("type", "function") != "function":
+            raise InvalidRequestError.of("tools.type", value["type"], '"function"')
+        description, parameters = function.get("description"), function.get("parameters")
+        return cls(
+            name=function.get("name"),  # type: ignore[arg-type]  # checked there
+            description="" if description is None else description,
+            parameters={} if parameters is None else parameters,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the tool in OpenAI's form, as a chat template gets it."""
+        function = {"name": self.name, "description": self.description, "parameters": deepcopy(self.parameters)}
+        return {"type": "function", "function": function}
+
+
+ToolLike: TypeAlias = Tool | Callable[..., Any] | Mapping[str, Any]
+
+
+def as_tools(value: Iterable[ToolLike]) -> tuple[Tool, ...]:
+    """Read tools, each in any accepted form.
+
+    :raises InvalidRequestError: one is malformed, two have the same name, or they are too many or too large
+    """
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise InvalidRequestError.of("tools", value, "a list of tools")
+    tools = []
+    names: set[str] = set()
+    size = 0
+    for each in value:
+        tool = Tool.parse(each)
+        if tool.name in names:
+            raise InvalidRequestError.of("tools", tool.name, "names that no other tool of the request has")
+        names.add(tool.name)
+        tools.append(tool)
+        size += len(json.dumps(tool.to_dict(), ensure_ascii=False))
+        if len(tools) > MAX_TOOLS or size > MAX_TOOLS_CHARS:
+            raise InvalidRequestError(
+                f"tools are too many or too large: expected at most {MAX_TOOLS}, of {MAX_TOOLS_CHARS} characters "
+                "together",
+                field="tools",
+                allowed=f"at most {MAX_TOOLS} tools of {MAX_TOOLS_CHARS} characters together",
+            )
+    return tuple(tools)
+
+
+def as_tool_choice(value: object, tools: Iterable[Tool]) -> ToolChoice:
+    """Check which tools are to be called.
+
+    :raises InvalidRequestError: "required" or the name of one tool, which nothing enforces yet, or anything else
+    """
+    if isinstance(value, str) and value in ("auto", "none"):
+        return value
+    function = value.get("function") if isinstance(value, Mapping) else None
+    named = function.get("name") if isinstance(function, Mapping) else value
+    names = [tool.name for tool in tools]
+    if isinstance(named, str) and named in ("required", *names):
+        allowed = '"auto" or "none": this version cannot make a model call a tool'
+        raise InvalidRequestError.of("tool_choice", value, allowed)
+    raise InvalidRequestError.of("tool_choice", value, f'"auto" or "none"; the tools are {", ".join(names)}')

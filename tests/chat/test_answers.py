@@ -1,0 +1,375 @@
+"""Answers are taken apart as their formats' own documentation says, wherever their text is cut; whatever is malformed
+stays text.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import pytest
+from attrs import frozen
+from chat_data import pieces_of
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from paged_sdk.chat.answer import AnswerStyle
+from paged_sdk.chat.answer_format import find_formats
+from paged_sdk.chat.answer_pieces import AnswerPiece
+
+SCHEMAS: Final[dict[str, dict[str, Any]]] = {
+    "get_weather": {
+        "type": "object",
+        "properties": {
+            "location": {"type": "string"},
+            "unit": {"type": "string", "enum": ["celsius", "fahrenheit"]},
+            "days": {"type": "integer"},
+            "exact": {"type": "boolean"},
+            "tags": {"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "null"}]},
+        },
+    },
+    "get_time": {"type": "object", "properties": {}},
+    "brave_search": {"type": "object", "properties": {"query": {"type": "string"}}},
+}
+
+# Of each format's template only what it is known by.
+HERMES: Final = "{% if tools %}<tool_call></tool_call>{% endif %}"
+QWEN3: Final = HERMES + "<think></think>"
+QWEN_CODER: Final = "<tool_call><function=x><parameter=y></parameter></function></tool_call>"
+LLAMA31: Final = "<|start_header_id|>{{ '<|python_tag|>' }}"
+LLAMA32: Final = """<|start_header_id|>{{- '"parameters": ' }}"""
+LLAMA4: Final = "<|python_start|><|python_end|>"
+MISTRAL: Final = "{{ '[TOOL_CALLS]' }}"
+MAGISTRAL: Final = MISTRAL + "[THINK][/THINK]"
+PHI: Final = "functools[{{ x }}]"
+PHI4: Final = "<|tool|><|/tool|>"
+GEMMA: Final = "```tool_code"
+DEEPSEEK: Final = "<｜tool▁calls▁begin｜><think></think>"
+HARMONY: Final = "<|start|>assistant<|channel|>analysis<|message|>"
+
+
+@frozen
+class Case:
+    """Holds an answer, and what it consists of."""
+
+    template: str
+    text: str
+    content: str = ""
+    reasoning: str = ""
+    calls: tuple[tuple[str, dict[str, Any]], ...] = ()
+    prompt_end: str = ""
+
+
+PARIS: Final = ("get_weather", {"location": "Paris, France", "unit": "celsius"})
+PARIS_JSON: Final = '{"name": "get_weather", "arguments": {"location": "Paris, France", "unit": "celsius"}}'
+TIME: Final[tuple[str, dict[str, Any]]] = ("get_time", {})
+
+CASES: Final = (
+    Case(HERMES, f"<tool_call>\n{PARIS_JSON}\n</tool_call>", calls=(PARIS,)),
+    Case(
+        HERMES,
+        f'Let me look.\n\n<tool_call>\n{PARIS_JSON}\n</tool_call>\n<tool_call>\n{{"name": "get_time"}}\n</tool_call>\n',
+        content="Let me look.",
+        calls=(PARIS, TIME),
+    ),
+    Case(HERMES, f"<tool_call>{PARIS_JSON}", calls=(PARIS,)),
+    Case(HERMES, f"A\n<tool_call>{PARIS_JSON}</tool_call>\n B \n", content="A\nB \n", calls=(PARIS,)),
+    Case(
+        HERMES,
+        '<tool_call>{"name": "get_weather", "arguments": {"location": "</tool_call>\\" \\\\ {[", "days": 1e2}}'
+        "</tool_call>",
+        calls=(("get_weather", {"location": '</tool_call>" \\ {[', "days": 100.0}),),
+    ),
+    Case(HERMES, f"<tool_call>[{PARIS_JSON}, {PARIS_JSON}]</tool_call>", calls=(PARIS, PARIS)),
+    # An argument that was quoted as a whole, and a line break within a string.
+    Case(
+        HERMES,
+        '<tool_call>{"name": "get_weather", "arguments": "{\\"location\\": \\"a\\"}"}</tool_call>',
+        calls=(("get_weather", {"location": "a"}),),
+    ),
+    Case(
+        HERMES,
+        '<tool_call>{"name": "get_weather", "arguments": {"location": "a\nb"}}</tool_call>',
+        calls=(("get_weather", {"location": "a\nb"}),),
+    ),
+    # A bracket too few in the first.
+    Case(
+        HERMES,
+        f'<tool_call>{{"name": "get_time", "arguments": {{</tool_call>\n<tool_call>{PARIS_JSON}</tool_call>',
+        content='<tool_call>{"name": "get_time", "arguments": {</tool_call>',
+        calls=(PARIS,),
+    ),
+    Case(
+        QWEN3,
+        f"<think>\nThe user wants\n\n<tool_call>s.\n</think>\n\n<tool_call>\n{PARIS_JSON}\n</tool_call>",
+        reasoning="The user wants\n\n<tool_call>s.",
+        calls=(PARIS,),
+    ),
+    Case(QWEN3, "<think>\n\n</think>\n\nHello.", content="Hello."),
+    Case(
+        QWEN3,
+        "Hm.\n</think>\n\nHello.",
+        content="Hello.",
+        reasoning="Hm.",
+        prompt_end="<|im_start|>assistant\n<think>\n",
+    ),
+    Case(QWEN3, "<think>Hm.</think>Hello.", content="Hello.", reasoning="Hm.", prompt_end="<think>\n"),
+    Case(QWEN3, "Hello.", content="Hello.", prompt_end="<think>\n\n</think>\n\n"),
+    Case(QWEN3, "\n<think> Cut o", reasoning="Cut o"),
+    Case(QWEN3, " I write <think>x</think> so.", content=" I write <think>x</think> so."),
+    Case(
+        QWEN_CODER,
+        "<tool_call>\n<function=get_weather>\n<parameter=location>\nParis, France\n</parameter>\n"
+        "<parameter=days>\n3\n</parameter>\n<parameter=exact>\nTrue\n</parameter>\n"
+        '<parameter=tags>\n["a", "b"]\n</parameter>\n</function>\n</tool_call>',
+        calls=(("get_weather", {"location": "Paris, France", "days": 3, "exact": True, "tags": ["a", "b"]}),),
+    ),
+    Case(
+        QWEN_CODER,
+        "Sure:\n<function=get_weather><parameter=location>\n\n<b>12</b>\n\n</parameter></function>",
+        content="Sure:",
+        calls=(("get_weather", {"location": "\n<b>12</b>\n"}),),
+    ),
+    Case(
+        LLAMA31,
+        '{"name": "get_weather", "parameters": {"location": "Paris, France", "unit": "celsius"}}',
+        calls=(PARIS,),
+    ),
+    Case(
+        LLAMA31,
+        '<|python_tag|>brave_search.call(query="Menlo Park")',
+        calls=(("brave_search", {"query": "Menlo Park"}),),
+    ),
+    Case(
+        LLAMA31,
+        '<function=get_weather>{"location": "Paris"}</function>',
+        calls=(("get_weather", {"location": "Paris"}),),
+    ),
+    Case(
+        LLAMA32,
+        '{"name": "get_time", "parameters": {}}; {"name": "get_weather", "parameters": {"days": "3"}}',
+        calls=(TIME, ("get_weather", {"days": "3"})),
+    ),
+    Case(
+        LLAMA32,
+        "[get_weather(location='San Francisco', unit='celsius'), get_time()]",
+        calls=(("get_weather", {"location": "San Francisco", "unit": "celsius"}), TIME),
+    ),
+    Case(
+        LLAMA4,
+        '<|python_start|>[get_weather(location="it\'s \\"x\\"", tags=["a", None, {"b": -1.5}], exact=True)]'
+        "<|python_end|>",
+        calls=(("get_weather", {"location": 'it\'s "x"', "tags": ["a", None, {"b": -1.5}], "exact": True}),),
+    ),
+    Case(
+        MISTRAL,
+        f'[TOOL_CALLS] [{PARIS_JSON}, {{"name": "get_time", "arguments": {{}}, "id": "a12345678"}}]',
+        calls=(PARIS, TIME),
+    ),
+    Case(
+        MISTRAL,
+        '[TOOL_CALLS]get_weather[ARGS]{"location": "Paris, France", "unit": "celsius"}'
+        "[TOOL_CALLS]get_time[CALL_ID]abcdefghi[ARGS]{}",
+        calls=(PARIS, TIME),
+    ),
+    Case(MISTRAL, "One.[TOOL_CALLS]get_time{}", content="One.", calls=(TIME,)),
+    Case(MAGISTRAL, "[THINK]Hm.[/THINK]Hello.", content="Hello.", reasoning="Hm."),
+    Case(PHI, f"functools[{PARIS_JSON}]", calls=(PARIS,)),
+    Case(PHI, "import functools\nfunctools[0]", content="import functools\nfunctools[0]"),
+    Case(PHI4, f"<|tool_call|>[{PARIS_JSON}]<|/tool_call|>", calls=(PARIS,)),
+    Case(GEMMA, '```tool_code\nget_weather("Paris, France", unit="celsius")\n```', calls=(PARIS,)),
+    Case(
+        GEMMA,
+        "I ask.\n```tool_code\nprint(default_api.get_time())\nget_weather(days=3)\n```\n",
+        content="I ask.",
+        calls=(TIME, ("get_weather", {"days": 3})),
+    ),
+    Case(GEMMA, "```tool_code\nget_time()", calls=(TIME,)),
+    Case(
+        DEEPSEEK,
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
+        '{"location": "Paris, France", "unit": "celsius"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function'
+        "<｜tool▁sep｜>get_time\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        calls=(PARIS, TIME),
+    ),
+    Case(
+        DEEPSEEK,
+        "Hm.</think>Look:<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>"
+        '{"location": "Paris, France", "unit": "celsius"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        content="Look:",
+        reasoning="Hm.",
+        calls=(PARIS,),
+        prompt_end="<｜Assistant｜><think>",
+    ),
+    Case(
+        HARMONY,
+        "<|channel|>analysis<|message|>Need to use function get_weather.<|end|><|start|>assistant<|channel|>commentary "
+        'to=functions.get_weather <|constrain|>json<|message|>{"location": "Paris, France", "unit": "celsius"}<|call|>',
+        reasoning="Need to use function get_weather.",
+        calls=(PARIS,),
+    ),
+    Case(
+        HARMONY,
+        "<|channel|>analysis<|message|>2 + 2.<|end|><|start|>assistant<|channel|>analysis<|message|>Is 4.<|end|>"
+        "<|start|>assistant<|channel|>final<|message|>2 + 2 = 4",
+        content="2 + 2 = 4",
+        reasoning="2 + 2.\nIs 4.",
+    ),
+    Case(
+        HARMONY,
+        "<|channel|>commentary<|message|>I will look.<|end|><|start|>assistant to=functions.get_time<|channel|>"
+        "commentary json<|message|>{}",
+        content="I will look.",
+        calls=(TIME,),
+    ),
+    Case(HARMONY, "Hello.<|return|>", content="Hello."),
+)
+
+MALFORMED: Final = (
+    Case(HERMES, '<tool_call>{"name": "get_weather", "arguments": {"location": }}</tool_call>'),
+    Case(HERMES, '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>'),
+    Case(HERMES, '<tool_call>{"name": "get_time", "arguments": [1]}</tool_call>'),
+    Case(HERMES, '<tool_call>{"name": ["get_time"], "arguments": {}}</tool_call>'),
+    Case(HERMES, '<tool_call>{"arguments": {}}</tool_call>'),
+    Case(HERMES, '<tool_call>["get_time"]</tool_call>'),
+    Case(HERMES, '<tool_call>{"name": "get_weather", "arguments": {"days": NaN}}</tool_call>'),
+    Case(HERMES, '<tool_call>{"name": "get_weather", "arguments": {"location": "\\ud800"}}</tool_call>'),
+    Case(HERMES, '<tool_call>{"name": "get_weather", "arguments": {"days": 1' + "0" * 5000 + "}}</tool_call>"),
+    Case(HERMES, '<tool_call>{"name": "get_weather", "arguments": {"a": ' + "[" * 5000 + "]" * 5000 + "}}</tool_call>"),
+    Case(HERMES, f"<tool_call>{PARIS_JSON} and more </tool_call>"),
+    Case(HERMES, f"<tool_call>{PARIS_JSON[:-1]}"),
+    Case(HERMES, '<tool_call>{"name": "\\'),
+    Case(HERMES, "<tool_call><tool_call> <tool_ca"),
+    Case(QWEN_CODER, "<tool_call>\n<function=get_weather>\n<parameter=location>\nParis\n</function>\n</tool_call>"),
+    Case(QWEN_CODER, "<function=unknown>\n</function>"),
+    Case(QWEN_CODER, "<function=get_time\n>"),
+    Case(LLAMA31, '{"name": "Bob", "parameters": {"age": 3}} is JSON.'),
+    Case(LLAMA31, "{ no, [it] is not: {} }"),
+    Case(LLAMA31, "<|python_tag|>import os\nprint(os.getcwd())"),
+    Case(LLAMA32, "[get_time(), get_weather(location=open('x'))]"),
+    Case(LLAMA32, "[1, 2] and {}"),
+    Case(LLAMA32, "[get_weather('a', 'celsius', 1, True, [], 'too many')]"),
+    Case(LLAMA32, "[get_weather(location='a', location='b')]"),
+    Case(LLAMA32, "[get_weather(location='a' 'b' unit='c')]"),
+    Case(LLAMA32, "[get_weather(location='\\ud800')]"),
+    Case(LLAMA32, "[get_weather(tags=" + "[" * 4000 + "]" * 4000 + ")]"),
+    Case(MISTRAL, "[TOOL_CALLS]get_time[ARGS]nothing"),
+    Case(MISTRAL, "[TOOL_CALLS]unknown[ARGS]{}"),
+    Case(MISTRAL, "[TOOL_CALLS] [{}]"),
+    Case(PHI4, "<|tool_call|>[1]"),
+    Case(GEMMA, "```tool_code\nget_time(\n```"),
+    Case(GEMMA, "```tool_code\n```"),
+    Case(GEMMA, "```tool_code\nimport x\n```\nThat was it."),
+    Case(DEEPSEEK, "<｜tool▁call▁begin｜>get_time<｜tool▁call▁end｜>"),
+    Case(DEEPSEEK, "<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_time"),
+)
+"""Answers that stay what they are."""
+
+
+def taken_apart(case: Case, pieces: list[str], tools: dict[str, Any] | None = SCHEMAS) -> AnswerPiece:
+    parser = AnswerStyle.of_template(case.template).parser(tools)
+    assert parser is not None
+    parser.note_prompt(case.prompt_end)
+    whole = AnswerPiece()
+    for piece in pieces:
+        whole += parser.push(piece)
+    return whole + parser.flush()
+
+
+@pytest.mark.parametrize("case", CASES, ids=range(len(CASES)))
+def test_documented_answers_character_by_character(case: Case) -> None:
+    found = taken_apart(case, list(case.text))
+    assert (found.content, found.reasoning) == (case.content, case.reasoning)
+    assert tuple((call.name, json.loads(call.arguments)) for call in found.calls) == case.calls
+    assert taken_apart(case, [case.text]) == found
+
+
+@pytest.mark.parametrize("case", MALFORMED, ids=range(len(MALFORMED)))
+def test_malformed_calls_stay_text(case: Case) -> None:
+    pieces = [case.text[place : place + 7] for place in range(0, len(case.text), 7)]
+    assert taken_apart(case, [case.text]) == taken_apart(case, pieces) == AnswerPiece(content=case.text)
+
+
+TEMPLATES: Final = tuple(dict.fromkeys(case.template for case in CASES))
+PARTS: Final = sorted(
+    {
+        part
+        for case in (*CASES, *MALFORMED)
+        if len(case.text) < 300
+        for part in (case.text, case.text[:9], case.text[-9:])
+    }
+)
+
+
+@settings(deadline=None, derandomize=True, max_examples=150)
+@given(
+    st.sampled_from(TEMPLATES),
+    st.lists(st.one_of(st.sampled_from(PARTS), st.text(alphabet="{}[]()<>\"'\\ \nat=:;,|`", max_size=6)), max_size=5),
+    st.lists(st.integers(0, 12), max_size=40),
+    st.booleans(),
+)
+@example(HERMES, ["<tool_call>", "<tool_call>{}"], [3, 9, 1], False)
+def test_any_text_comes_out_the_same_wherever_it_is_cut(
+    template: str, parts: list[str], sizes: list[int], is_open: bool
+) -> None:
+    text = "".join(parts)
+    case = Case(template, text, prompt_end="<think>" if is_open else "")
+    whole = taken_apart(case, [text])
+    assert taken_apart(case, [str(piece) for piece in pieces_of(text, sizes)]) == whole
+    for call in whole.calls:
+        assert call.name in SCHEMAS
+        assert isinstance(json.loads(call.arguments), dict)
+
+
+def test_text_without_marks_is_shown_at_once() -> None:
+    parser = AnswerStyle.of_template(QWEN3).parser(SCHEMAS)
+    assert parser is not None
+    assert [parser.push(piece).content for piece in ("Hello", " world", ". <", "b>")] == [
+        "Hello",
+        " world",
+        ".",
+        " <b>",
+    ]
+
+
+def test_each_call_is_there_once_it_is_whole() -> None:
+    parser = AnswerStyle.of_template(HERMES).parser(SCHEMAS)
+    assert parser is not None
+    text = f"<tool_call>{PARIS_JSON}</tool_call>"
+    assert [len(parser.push(piece).calls) for piece in (text[:20], text[20:], text)] == [0, 1, 1]
+
+
+def test_no_tools_no_calls() -> None:
+    for case in CASES:
+        style = AnswerStyle.of_template(case.template)
+        if style.parser(None) is None:
+            assert style.thought is None
+        elif case.template != HARMONY:
+            assert taken_apart(case, [case.text], None).calls == []
+
+
+@pytest.mark.parametrize("template", [HERMES, MISTRAL, LLAMA31, GEMMA, QWEN_CODER, HARMONY])
+def test_long_texts_take_time_in_proportion(template: str) -> None:
+    """120,000 characters, four at a time, of which a parser that looked back would see two billion."""
+    opening = {
+        HERMES: '<tool_call>{"name": "get_weather", "arguments": {"location": "',
+        MISTRAL: '[TOOL_CALLS]get_weather[ARGS]{"location": "',
+        LLAMA31: '{"name": "get_weather", "parameters": {"location": "',
+        GEMMA: "```tool_code\nget_weather('",
+        QWEN_CODER: "<function=get_weather><parameter=location>",
+        HARMONY: '<|channel|>commentary to=functions.get_weather<|message|>{"location": "',
+    }[template]
+    text = "ab " * 40_000
+    found = taken_apart(Case(template, ""), [opening, *(text[place : place + 4] for place in range(0, len(text), 4))])
+    assert found.calls == []
+    assert len(found.content) >= len(text)
+
+
+def test_every_format_is_known_by_its_own_template_alone() -> None:
+    seen = set()
+    for template in TEMPLATES:
+        writers = [format for format in find_formats() if format.is_written_by(template)]
+        assert len(writers) == 1
+        seen.add(writers[0])
+    assert seen == set(find_formats())
+    assert AnswerStyle.of_template("{{ messages }}") == AnswerStyle()
