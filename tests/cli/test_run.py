@@ -111,6 +111,17 @@ def test_system_message_and_quiet(endless: Path, reference: BlockingModel) -> No
     assert result.stderr == ""
 
 
+def test_thoughts_are_no_part_of_the_answer(endless: Path) -> None:
+    thinking = ("--chat-template", "{{ messages[0].content }}<think>{# </think> #}", "--max-tokens", "8")
+    result = run(endless, "Hello!", *thinking)
+    assert result.exit_code == 0, result.output
+    assert result.stdout == ""
+    thought, usage, _ = result.stderr.rpartition("8 tokens, ")
+    assert thought.strip()
+    assert usage
+    assert run(endless, "Hello!", *thinking, "--quiet").output == ""
+
+
 def test_a_prompt_from_stdin(endless: Path, reference: BlockingModel) -> None:
     assert run(endless, "--max-tokens", "8", stdin="Hello!\n").stdout == answers(reference, "Hello!")[0] + "\n"
     nothing = run(endless, stdin="\n")

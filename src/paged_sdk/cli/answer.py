@@ -34,7 +34,7 @@ def show_answer(stream: BlockingChatStream | BlockingCompletionStream, terminal:
     with stream:
         try:
             for chunk in stream:
-                terminal.text(_piece(chunk))
+                _show(chunk, terminal)
                 usage = chunk.usage
         finally:
             terminal.end_line()
@@ -42,7 +42,10 @@ def show_answer(stream: BlockingChatStream | BlockingCompletionStream, terminal:
         terminal.note(usage_line(usage))
 
 
-def _piece(chunk: ChatCompletionChunkResponse | CompletionChunkResponse) -> str:
+def _show(chunk: ChatCompletionChunkResponse | CompletionChunkResponse, terminal: Terminal) -> None:
     if isinstance(chunk, CompletionChunkResponse):
-        return chunk.choices[0].text
-    return chunk.choices[0].delta.content
+        terminal.text(chunk.choices[0].text)
+    else:
+        delta = chunk.choices[0].delta
+        terminal.thought(delta.reasoning_content or "")
+        terminal.text(delta.content)

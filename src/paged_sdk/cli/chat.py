@@ -76,7 +76,7 @@ class Chat:
             return
         answer = stream.response_so_far().choices[0]
         if answer.message.content or answer.finish_reason != "canceled":
-            self._messages = asked.add_message(TextMessageRole.ASSISTANT, answer.message.content)
+            self._messages = asked.add_messages(answer.message)
 
     def _take(self, line: str) -> None:
         """Do what was typed, which may be a command."""

@@ -31,18 +31,32 @@ class Terminal:
         self._quiet = quiet
         self._console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
         self._in_line = False
+        self._in_thought = False
 
     def text(self, text: str) -> None:
         """Print a piece of the model's text at once."""
         if text:
+            self._end_thought()
             sys.stdout.write(text)
             sys.stdout.flush()
             self._in_line = not text.endswith("\n")
+
+    def thought(self, text: str) -> None:
+        """Print a piece of what the model thinks, beside the text."""
+        if text and not self._quiet:
+            self._console.print(text, style="dim", end="")
+            self._in_thought = True
 
     def end_line(self) -> None:
         """Make what comes next begin a line of its own."""
         if self._in_line:
             self.text("\n")
+        self._end_thought()
+
+    def _end_thought(self) -> None:
+        if self._in_thought:
+            self._in_thought = False
+            self._console.print()
 
     def note(self, text: str) -> None:
         """Print something beside the text that nobody requested."""
