@@ -28,6 +28,7 @@ SHOWN: Final = {
     "multi_turn": "of them cached",
     "paged_attn": "completion: ",
     "streaming": "first token after",
+    "tools": "requests",
 }
 """Example that runs a model -> a part of what it prints."""
 

@@ -269,7 +269,8 @@ def resolved_hints(initializer: Any, owner: Any) -> dict[str, Any]:
 
 
 NEED_A_MODEL = ("BlockingModel", "Conversation", "Model")
-NOT_SETTINGS = ("paged_sdk.types.response", "paged_sdk.types.logprobs", "paged_sdk.types.stats", "paged_sdk.errors")
+RESULTS = ("paged_sdk.types.response", "paged_sdk.types.logprobs", "paged_sdk.types.stats", "paged_sdk.tool_loop")
+NOT_SETTINGS = (*RESULTS, "paged_sdk.errors")
 INSTANCES: dict[str, Any] = {
     "TextModelBuilder": TextModelBuilder("no/such/directory/here"),
     "GgufModelBuilder": GgufModelBuilder("no/such/directory/here"),

@@ -44,11 +44,14 @@ if TYPE_CHECKING:
     from paged_sdk.errors import RequestError as RequestError
     from paged_sdk.errors import RequestFailedError as RequestFailedError
     from paged_sdk.errors import RequestTimeoutError as RequestTimeoutError
+    from paged_sdk.errors import ToolError as ToolError
+    from paged_sdk.errors import ToolRoundsError as ToolRoundsError
     from paged_sdk.errors import UnsupportedArchitectureError as UnsupportedArchitectureError
     from paged_sdk.errors import UnsupportedQuantizationError as UnsupportedQuantizationError
     from paged_sdk.model import ChatStream as ChatStream
     from paged_sdk.model import CompletionStream as CompletionStream
     from paged_sdk.model import Model as Model
+    from paged_sdk.tool_loop import ToolRun as ToolRun
     from paged_sdk.types.logits_processor import BatchLogitsProcessor as BatchLogitsProcessor
     from paged_sdk.types.logits_processor import LogitsProcessor as LogitsProcessor
     from paged_sdk.types.logprobs import Logprobs as Logprobs
@@ -105,10 +108,13 @@ _HOME = {
         "RequestError",
         "RequestFailedError",
         "RequestTimeoutError",
+        "ToolError",
+        "ToolRoundsError",
         "UnsupportedArchitectureError",
         "UnsupportedQuantizationError",
     ),
     "model": ("ChatStream", "CompletionStream", "Model"),
+    "tool_loop": ("ToolRun",),
     "types.logits_processor": ("BatchLogitsProcessor", "LogitsProcessor"),
     "types.logprobs": ("Logprobs", "TokenLogprob", "TopLogprob"),
     "types.messages": ("Message", "TextMessageRole", "TextMessages"),

@@ -22,6 +22,7 @@ from paged_sdk.errors import ConfigError, EngineError, ModelClosedError
 from paged_sdk.model import Model
 from paged_sdk.streaming import ResponseStream
 from paged_sdk.threads import thread_must_start
+from paged_sdk.tool_loop import OnToolError, ToolRun
 from paged_sdk.types.request import ChatRequestLike, CompletionOptions, PromptsLike
 from paged_sdk.types.response import (
     ChatCompletionChunkResponse,
@@ -139,6 +140,15 @@ class BlockingModel:
     def send_chat_requests(self, requests: Sequence[ChatRequestLike]) -> list[ChatCompletionResponse]:
         """Answer several conversations at once, in order; see :meth:`Model.send_chat_requests`."""
         return self._call(self._model.send_chat_requests, requests)
+
+    def send_chat_with_tools(
+        self, request: ChatRequestLike, *, max_rounds: int = 8, on_error: OnToolError = "tell"
+    ) -> ToolRun:
+        """Answer a conversation, and run the tools that the model calls; see :meth:`Model.send_chat_with_tools`. Async
+        functions run in the event loop of this object, in a thread of its own.
+        """
+        call = partial(self._model.send_chat_with_tools, request, max_rounds=max_rounds, on_error=on_error)
+        return self._call(call)
 
     def send_completion_request(
         self, prompt: PromptsLike, sampling: SamplingParams | None = None, **options: Unpack[CompletionOptions]

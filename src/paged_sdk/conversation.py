@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from paged_sdk.config.sampling import SamplingParams
+from paged_sdk.errors import InvalidRequestError
 from paged_sdk.model import ChatStream, Model
 from paged_sdk.types.messages import Message, TextMessageRole, TextMessages
 from paged_sdk.types.request import RequestBuilder
 from paged_sdk.types.response import ChatCompletionResponse
+from paged_sdk.types.tool import ToolLike, as_tools
 
 __all__ = ["Conversation"]
 
@@ -16,11 +20,25 @@ class Conversation:
 
     :param system: the system message, if any
     :param sampling: how to sample the answers; None is greedy
+    :param tools: typed functions that :meth:`send` runs when the model calls them, with the turns that this takes
+        part of the conversation; see :meth:`Model.send_chat_with_tools`
+    :param max_rounds: how often tools are run for one turn at most
+    :raises InvalidRequestError: a malformed tool
     """
 
-    def __init__(self, model: Model, *, system: str | None = None, sampling: SamplingParams | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        *,
+        system: str | None = None,
+        sampling: SamplingParams | None = None,
+        tools: Iterable[ToolLike] = (),
+        max_rounds: int = 8,
+    ) -> None:
         self._model = model
         self._sampling = sampling
+        self._tools = as_tools(tools)
+        self._max_rounds = max_rounds
         self._messages = TextMessages()
         if system is not None:
             self._messages = self._messages.add_message(TextMessageRole.SYSTEM, system)
@@ -35,14 +53,26 @@ class Conversation:
 
         :raises RequestError: the request failed; the conversation does not change
         """
-        return await self.stream(text).collect()
+        if not self._tools:
+            return await self.stream(text).collect()
+        run = await self._model.send_chat_with_tools(self.request(text), max_rounds=self._max_rounds)
+        self._keep(text, *run.messages)
+        return run.response
 
     def stream(self, text: str) -> ChatStream:
         """Send a user turn and stream the answer; both become part of the conversation once its end has been read.
 
         A stream that fails, or that is left before its end, does not change the conversation. What was said until then
         can be kept with :meth:`add_turn`.
+
+        :raises InvalidRequestError: the conversation has tools, which only :meth:`send` runs
         """
+        if self._tools:
+            raise InvalidRequestError(
+                "a conversation with tools cannot be streamed: use send, or RequestBuilder.with_tools and "
+                "Model.stream_chat_request",
+                field="tools",
+            )
         stream = self._model.stream_chat_request(self.request(text))
         stream.when_whole(lambda response: self._keep(text, Message.parse(response.choices[0].message)))
         return stream
@@ -50,11 +80,13 @@ class Conversation:
     def request(self, text: str) -> RequestBuilder:
         """Return the request that :meth:`send` would make."""
         builder = RequestBuilder.from_messages(self._messages).add_message(TextMessageRole.USER, text)
-        return builder if self._sampling is None else builder.with_sampling(self._sampling)
+        if self._sampling is not None:
+            builder = builder.with_sampling(self._sampling)
+        return builder.with_tools(self._tools) if self._tools else builder
 
     def add_turn(self, text: str, answer: str) -> None:
         """Add a user turn and its answer to the conversation."""
         self._keep(text, Message(TextMessageRole.ASSISTANT, answer))
 
-    def _keep(self, text: str, answer: Message) -> None:
-        self._messages = self._messages.add_message(TextMessageRole.USER, text).add_messages(answer)
+    def _keep(self, text: str, *answers: Message) -> None:
+        self._messages = self._messages.add_message(TextMessageRole.USER, text).add_messages(*answers)

@@ -13,7 +13,9 @@ PagedError
 │   ├── QueueFullError
 │   ├── LogitsProcessorError                  an exception in a function that the application gave
 │   ├── RequestFailedError                    an unforeseen exception in the work for it; raised from that
-│   └── RequestTimeoutError
+│   ├── RequestTimeoutError
+│   ├── ToolError                             an exception in a tool that the application gave; raised from that
+│   └── ToolRoundsError                       a model that goes on calling tools
 ├── EngineError
 │   ├── EngineDeadError                       the engine stopped; raised from the original exception
 │   └── NumericalError                        NaN or Inf logits; that request only
@@ -48,6 +50,8 @@ __all__ = [
     "RequestError",
     "RequestFailedError",
     "RequestTimeoutError",
+    "ToolError",
+    "ToolRoundsError",
     "UnsupportedArchitectureError",
     "UnsupportedQuantizationError",
 ]
@@ -276,6 +280,40 @@ class RequestTimeoutError(RequestError):
     ) -> None:
         super().__init__(message, request_id=request_id, partial_response=partial_response)
         self.timeout = timeout
+
+
+class ToolError(RequestError):
+    """A tool raised an exception, which is this error's ``__cause__``. The partial response holds the call.
+
+    :ivar tool: its name
+    """
+
+    def __init__(
+        self, message: str, *, request_id: str = "", partial_response: PartialResponse | None = None, tool: str = ""
+    ) -> None:
+        super().__init__(message, request_id=request_id, partial_response=partial_response)
+        self.tool = tool
+
+
+class ToolRoundsError(RequestError):
+    """A model called tools again after as many rounds as it was allowed. The partial response holds the last calls.
+
+    :ivar max_rounds: the limit
+    :ivar responses: all responses of the model, in order; each calls tools
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        request_id: str = "",
+        partial_response: PartialResponse | None = None,
+        max_rounds: int = 0,
+        responses: Iterable[ChatCompletionResponse] = (),
+    ) -> None:
+        super().__init__(message, request_id=request_id, partial_response=partial_response)
+        self.max_rounds = max_rounds
+        self.responses: tuple[ChatCompletionResponse, ...] = tuple(responses)
 
 
 class EngineError(PagedError):

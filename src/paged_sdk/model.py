@@ -27,6 +27,7 @@ from paged_sdk.responses import ChatShape, CompletionShape, ResponseParts, Respo
 from paged_sdk.scheduler.request import Request
 from paged_sdk.streaming import ResponseStream
 from paged_sdk.threads import thread_must_start
+from paged_sdk.tool_loop import OnToolError, ToolRun, run_tools
 from paged_sdk.types.request import (
     ChatRequestLike,
     CompletionOptions,
@@ -165,6 +166,25 @@ class Model:
         if first_error:
             raise first_error[0]
         return [responses[index] for index in range(len(streams))]
+
+    async def send_chat_with_tools(
+        self, request: ChatRequestLike, *, max_rounds: int = 8, on_error: OnToolError = "tell"
+    ) -> ToolRun:
+        """Answer a conversation, and run the tools that the model calls on the way.
+
+        The calls of one answer run at once: async functions in this event loop, others each in a thread. What they
+        return goes back to the model, a text as it is and other values as JSON, until it answers without a call.
+
+        :param request: has its tools from :meth:`RequestBuilder.with_tools`, each with a function
+        :param max_rounds: how often tools are run at most
+        :param on_error: what an exception in a tool does, or arguments that do not fit its annotations: "tell" tells
+            the model of it, "raise" ends the run
+        :raises InvalidRequestError: no request with tools that have functions, or several choices
+        :raises ToolError: a tool raised an exception, and ``on_error`` is "raise"
+        :raises ToolRoundsError: the model called tools again after so many rounds
+        :raises RequestError: as :meth:`send_chat_request`
+        """
+        return await run_tools(self.send_chat_request, as_request(request), max_rounds=max_rounds, on_error=on_error)
 
     async def send_completion_request(
         self, prompt: PromptsLike, sampling: SamplingParams | None = None, **options: Unpack[CompletionOptions]

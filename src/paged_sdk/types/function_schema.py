@@ -15,7 +15,7 @@ import attrs
 
 from paged_sdk.errors import InvalidRequestError, shortened
 
-__all__ = ["FunctionSchema", "describe_function"]
+__all__ = ["FunctionSchema", "describe_function", "required_keys"]
 
 _MAX_DEPTH: Final = 16
 _PLAIN: Final[Mapping[Any, str]] = {
@@ -145,9 +145,8 @@ def _fields_of(cls: Any, where: str, depth: int) -> dict[str, Any]:
         ) from exc
     if typing.is_typeddict(cls):
         names = list(hints)
-        # Python itself sees these two only where annotations are not strings.
-        said = {typing.Required: True, typing.NotRequired: False}
-        required = [n for n in names if said.get(get_origin(hints[n]), n in cls.__required_keys__)]
+        needed = required_keys(cls, hints)
+        required = [each for each in names if each in needed]
     elif dataclasses.is_dataclass(cls):
         fields = [each for each in dataclasses.fields(cls) if each.init]
         names = [each.name for each in fields]
@@ -159,6 +158,16 @@ def _fields_of(cls: Any, where: str, depth: int) -> dict[str, Any]:
         required = [each.name for each in attributes if each.default is attrs.NOTHING]
     properties = {name: _schema_of(hints[name], f"{where}.{name}", depth) for name in names}
     return {"type": "object", "properties": properties, "required": required}
+
+
+def required_keys(cls: Any, hints: Mapping[str, Any]) -> frozenset[str]:
+    """Return the keys that a TypedDict must have.
+
+    :param hints: its annotations
+    """
+    # Python itself sees these two only where annotations are not strings.
+    said = {typing.Required: True, typing.NotRequired: False}
+    return frozenset(name for name in hints if said.get(get_origin(hints[name]), name in cls.__required_keys__))
 
 
 def _name_of(hint: Any) -> str:

@@ -1,0 +1,158 @@
+"""Lets a model call tools until it answers."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, TypeAlias
+
+import anyio
+import anyio.to_thread
+import attrs
+from attrs import frozen
+
+from paged_sdk.errors import InvalidRequestError, ToolError, ToolRoundsError, shown
+from paged_sdk.threads import thread_must_start
+from paged_sdk.types.function_arguments import bind_arguments
+from paged_sdk.types.messages import Message
+from paged_sdk.types.request import RequestBuilder
+from paged_sdk.types.response import ChatCompletionResponse, ToolCallResponse
+from paged_sdk.types.tool import Tool
+
+__all__ = ["OnToolError", "ToolRun", "run_tools"]
+
+OnToolError: TypeAlias = Literal["tell", "raise"]
+"""What an exception in a tool does: the model is told of it, or it ends the run."""
+
+
+@frozen(kw_only=True)
+class ToolRun:
+    """Holds what came of a request whose tools were run.
+
+    :ivar responses: the model's, in order; the last one calls no tool
+    :ivar messages: the turns after those of the request: calls, what tools answered, and the answer
+    """
+
+    responses: tuple[ChatCompletionResponse, ...]
+    messages: tuple[Message, ...]
+
+    @property
+    def response(self) -> ChatCompletionResponse:
+        """Return the answer."""
+        return self.responses[-1]
+
+
+async def run_tools(
+    send: Callable[[RequestBuilder], Awaitable[ChatCompletionResponse]],
+    request: RequestBuilder,
+    *,
+    max_rounds: int,
+    on_error: OnToolError,
+) -> ToolRun:
+    """Send a request, run the tools that are called and send what they return, until an answer calls none.
+
+    :raises InvalidRequestError: a tool without a function, several choices, or an argument that cannot be used
+    :raises ToolError: a tool raised an exception, and ``on_error`` is "raise"
+    :raises ToolRoundsError: tools were called once more after ``max_rounds`` rounds
+    """
+    _check(request, max_rounds, on_error)
+    tools = {tool.name: tool for tool in request.options.shown_tools}
+    responses: list[ChatCompletionResponse] = []
+    messages: list[Message] = []
+    while True:
+        response = await send(request.add_messages(*messages))
+        responses.append(response)
+        message = response.choices[0].message
+        messages.append(Message.parse(message))
+        if not message.tool_calls:
+            return ToolRun(responses=tuple(responses), messages=tuple(messages))
+        if len(responses) > max_rounds:
+            raise ToolRoundsError(
+                f"the model called tools again after {max_rounds} rounds of calls",
+                request_id=response.id,
+                partial_response=response,
+                max_rounds=max_rounds,
+                responses=responses,
+            )
+        messages += await _answers(message.tool_calls, tools, response, on_error)
+
+
+def _check(request: RequestBuilder, max_rounds: object, on_error: object) -> None:
+    if not isinstance(max_rounds, int) or isinstance(max_rounds, bool) or max_rounds < 1:
+        raise InvalidRequestError.of("max_rounds", max_rounds, "an int >= 1")
+    if not isinstance(on_error, str) or on_error not in ("tell", "raise"):
+        raise InvalidRequestError.of("on_error", on_error, '"tell" or "raise"')
+    for tool in request.options.shown_tools:
+        if tool.function is None:
+            raise InvalidRequestError.of("tools", tool.name, "a function for every tool that is to be run")
+    if request.options.sampling is not None and request.options.sampling.n_choices != 1:
+        raise InvalidRequestError.of("n_choices", request.options.sampling.n_choices, "1 where tools are run")
+
+
+async def _answers(
+    calls: Sequence[ToolCallResponse],
+    tools: Mapping[str, Tool],
+    response: ChatCompletionResponse,
+    on_error: OnToolError,
+) -> list[Message]:
+    """Run all calls of one answer at once, and return what they answer, in order."""
+    texts: dict[int, str] = {}
+    failed: list[tuple[str, Exception]] = []
+
+    async def run(call: ToolCallResponse, scope: anyio.CancelScope) -> None:
+        try:
+            texts[call.index] = _as_text(await _run(tools[call.function.name], call.function.parse_arguments()))
+        except Exception as error:
+            if on_error == "raise":
+                failed.append((call.function.name, error))
+                scope.cancel()
+            texts[call.index] = f"Error: {_described(error)}"
+
+    async with anyio.create_task_group() as tasks:
+        for call in calls:
+            tasks.start_soon(run, call, tasks.cancel_scope)
+    if failed:
+        name, error = failed[0]
+        raise ToolError(
+            f"the tool {name} raised {shown(error)}",
+            request_id=response.id,
+            partial_response=response,
+            tool=name,
+        ) from error
+    return [Message("tool", texts[call.index], name=call.function.name, tool_call_id=call.id) for call in calls]
+
+
+async def _run(tool: Tool, arguments: dict[str, Any]) -> object:
+    """Call a tool's function: one that is not async in a thread, where it may take its time."""
+    function = tool.function
+    assert function is not None
+    given = bind_arguments(function, arguments)
+    if inspect.iscoroutinefunction(function):
+        return await function(**given)
+    with thread_must_start("to run a tool in"):
+        result = await anyio.to_thread.run_sync(partial(function, **given), abandon_on_cancel=True)
+    return await result if inspect.isawaitable(result) else result
+
+
+def _described(error: Exception) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # an exception of the caller's own, which cannot be written
+        return type(error).__name__
+
+
+def _as_text(result: object) -> str:
+    """Return what the model is told of a result: a text as it is, other values as JSON."""
+    if isinstance(result, str):
+        return result
+    return json.dumps(result, ensure_ascii=False, default=_plain)
+
+
+def _plain(value: Any) -> object:
+    """Return what JSON can hold of a value: a class's fields, or its text."""
+    if attrs.has(type(value)):
+        return attrs.asdict(value, recurse=False)
+    fields = getattr(type(value), "__dataclass_fields__", None)
+    return {name: getattr(value, name) for name in fields} if fields is not None else str(value)

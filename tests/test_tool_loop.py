@@ -1,0 +1,293 @@
+"""Tools that a model calls are run, and what they return goes back to it, until it answers."""
+
+from __future__ import annotations
+
+import contextvars
+import dataclasses
+import json
+import threading
+from enum import Enum
+from typing import Annotated, Any, Final, Literal, NotRequired, TypedDict
+
+import anyio
+import anyio.lowlevel
+import attrs
+import pytest
+
+from paged_sdk import (
+    BlockingModel,
+    Conversation,
+    InvalidRequestError,
+    Message,
+    RequestBuilder,
+    SamplingParams,
+    Tool,
+    ToolError,
+    ToolRoundsError,
+)
+from paged_sdk.testing import fake_model
+from paged_sdk.testing.fake_model import FakeRequest
+from paged_sdk.types.function_arguments import bind_arguments
+
+ASK: Final = RequestBuilder().add_message("user", "How warm is it?")
+
+
+def call(name: str, **arguments: Any) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+def weather(city: str, days: int = 1) -> str:
+    return f"{days} times 20 degrees in {city}"
+
+
+async def cities() -> list[str]:
+    await anyio.lowlevel.checkpoint()
+    return ["Łódź", "Paris"]
+
+
+def answers_of(request: FakeRequest) -> list[tuple[str | None, str]]:
+    """Return what tools have said since the model's last turn."""
+    last = max(place for place, message in enumerate(request.messages) if message.role.value != "tool")
+    return [(message.name, message.content) for message in request.messages[last + 1 :]]
+
+
+@pytest.mark.anyio
+async def test_tools_run_until_the_model_answers() -> None:
+    async with fake_model(
+        f"<think>Where?</think>First: {call('cities')}",
+        f"{call('weather', city='Łódź')}{call('weather', city='Paris', days=2)}",
+        "It is warm.",
+    ) as model:
+        run = await model.send_chat_with_tools(ASK.with_tools([weather, cities]))
+        assert run.response.choices[0].message.content == "It is warm."
+        assert [response.choices[0].finish_reason for response in run.responses] == ["tool_calls", "tool_calls", "stop"]
+        assert [message.role.value for message in run.messages] == [
+            "assistant",
+            "tool",
+            "assistant",
+            "tool",
+            "tool",
+            "assistant",
+        ]
+        assert run.messages[0].reasoning_content == "Where?"
+        ids = [each.id for each in run.messages[2].tool_calls]
+        assert [message.tool_call_id for message in run.messages[3:5]] == ids
+        assert answers_of(model.requests[1]) == [("cities", '["Łódź", "Paris"]')]
+        assert answers_of(model.requests[2]) == [
+            ("weather", "1 times 20 degrees in Łódź"),
+            ("weather", "2 times 20 degrees in Paris"),
+        ]
+        assert model.requests[2].messages == (*ASK.messages, *run.messages[:5])
+
+
+@pytest.mark.anyio
+async def test_an_answer_without_calls_is_the_run() -> None:
+    async with fake_model("Hello.") as model:
+        run = await model.send_chat_with_tools(ASK.with_tools([weather]))
+        assert run.messages == (Message("assistant", "Hello."),)
+        assert (await model.send_chat_with_tools(ASK)).response.choices[0].message.content == "Hello."
+
+
+@pytest.mark.anyio
+async def test_calls_of_one_answer_run_at_once_and_sync_ones_in_threads() -> None:
+    both_are_there = threading.Barrier(2, timeout=10)
+    told: contextvars.ContextVar[str] = contextvars.ContextVar("told")
+    told.set("yes")
+
+    def meet() -> str:
+        both_are_there.wait()
+        return f"{threading.current_thread() is threading.main_thread()} {told.get()}"
+
+    async with fake_model(call("meet") * 2, "Done.") as model:
+        await model.send_chat_with_tools(ASK.with_tools([meet]))
+        assert answers_of(model.requests[1]) == [("meet", "False yes")] * 2
+
+
+def fails(city: str) -> str:
+    raise RuntimeError(f"no {city}")
+
+
+@pytest.mark.anyio
+async def test_an_exception_is_told_to_the_model_or_ends_the_run() -> None:
+    said = f"{call('fails', city='Rome')}{call('weather', city='Rome')}"
+    async with fake_model(said, "Sorry.", said) as model:
+        request = ASK.with_tools([fails, weather])
+        await model.send_chat_with_tools(request)
+        assert answers_of(model.requests[1]) == [
+            ("fails", "Error: RuntimeError: no Rome"),
+            ("weather", "1 times 20 degrees in Rome"),
+        ]
+        with pytest.raises(ToolError, match=r"fails raised RuntimeError\('no Rome'\)") as caught:
+            await model.send_chat_with_tools(request, on_error="raise")
+        assert isinstance(caught.value.__cause__, RuntimeError)
+        assert caught.value.tool == "fails"
+        assert caught.value.partial_response is not None
+
+
+@pytest.mark.anyio
+async def test_arguments_that_do_not_fit_are_told() -> None:
+    wrong: tuple[dict[str, Any], ...] = ({"city": 5}, {}, {"city": "x", "country": "y"}, {"city": "x", "days": "3"})
+    said = "".join(call("weather", **arguments) for arguments in wrong)
+    async with fake_model(said, "Sorry.") as model:
+        await model.send_chat_with_tools(ASK.with_tools([weather]))
+        told = [text.removeprefix("Error: ValueError: ") for _, text in answers_of(model.requests[1])]
+        assert told == [
+            "city = 5 is not a string",
+            "missing a required argument: 'city'",
+            "got an unexpected keyword argument 'country'",
+            "days = '3' is not an integer",
+        ]
+
+
+@pytest.mark.anyio
+async def test_a_model_that_goes_on_calling_meets_the_bound() -> None:
+    async with fake_model(call("weather", city="x")) as model:
+        with pytest.raises(ToolRoundsError, match="after 3 rounds") as caught:
+            await model.send_chat_with_tools(ASK.with_tools([weather]), max_rounds=3)
+        assert caught.value.max_rounds == 3
+        assert len(caught.value.responses) == len(model.requests) == 4
+        assert caught.value.partial_response == caught.value.responses[-1]
+
+
+@pytest.mark.anyio
+async def test_cancelling_ends_a_run_within_a_tool() -> None:
+    begun = anyio.Event()
+    ended = []
+
+    async def wait() -> None:
+        begun.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            ended.append("tool")
+
+    async with fake_model(call("wait")) as model, anyio.create_task_group() as tasks:
+
+        async def run() -> None:
+            await model.send_chat_with_tools(ASK.with_tools([wait]))
+
+        tasks.start_soon(run)
+        await begun.wait()
+        tasks.cancel_scope.cancel()
+    assert ended == ["tool"]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("request_", "options", "field"),
+    [
+        (ASK.with_tools([Tool(name="f")]), {}, "tools"),
+        (ASK.with_tools([weather]).with_sampling(SamplingParams(n_choices=2)), {}, "n_choices"),
+        (ASK.with_tools([weather]), {"max_rounds": 0}, "max_rounds"),
+        (ASK.with_tools([weather]), {"max_rounds": True}, "max_rounds"),
+        (ASK.with_tools([weather]), {"on_error": "ignore"}, "on_error"),
+    ],
+)
+async def test_what_cannot_be_run_is_refused_before_anything_is_sent(
+    request_: RequestBuilder, options: dict[str, Any], field: str
+) -> None:
+    async with fake_model("x") as model:
+        with pytest.raises(InvalidRequestError) as caught:
+            await model.send_chat_with_tools(request_, **options)
+        assert caught.value.field == field
+        assert not model.requests
+
+
+@pytest.mark.anyio
+async def test_a_conversation_keeps_the_turns_of_tools() -> None:
+    async with fake_model(call("weather", city="x"), "Warm.", "Bye.") as model:
+        chat = Conversation(model, system="Be brief.", tools=[weather])
+        assert (await chat.send("How warm is it?")).choices[0].message.content == "Warm."
+        assert [message.role.value for message in chat.messages] == ["system", "user", "assistant", "tool", "assistant"]
+        await chat.send("Thanks.")
+        assert model.requests[2].messages == chat.messages[:-1]
+        with pytest.raises(InvalidRequestError, match="cannot be streamed"):
+            chat.stream("And now?")
+
+
+def test_synchronous_code_runs_tools_too() -> None:
+    with BlockingModel(fake_model(call("weather", city="x") + call("cities"), "Warm.")) as model:
+        run = model.send_chat_with_tools(ASK.with_tools([weather, cities]))
+        assert run.response.choices[0].message.content == "Warm."
+        assert [message.content for message in run.messages[1:3]] == ["1 times 20 degrees in x", '["Łódź", "Paris"]']
+
+
+class Unit(Enum):
+    CELSIUS = "celsius"
+    KELVIN = "kelvin"
+
+
+class Place(TypedDict):
+    city: str
+    country: NotRequired[str]
+
+
+@dataclasses.dataclass
+class Span:
+    first: int
+    last: int = 0
+
+
+@attrs.frozen
+class Rule:
+    span: Span
+    unit: Unit = Unit.KELVIN
+
+
+def typed(
+    place: Place | None = None,
+    rule: Annotated[Rule | None, "what to look at"] = None,
+    unit: Unit = Unit.CELSIUS,
+    kind: Literal["a", 1] = 1,
+    size: float | int = 0,
+    points: tuple[float, str] = (0, ""),
+    many: tuple[int, ...] = (),
+    table: dict[str, list[Span]] | None = None,
+    anything: Any = None,
+) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"place": {"city": "x"}}, {"city": "x"}),
+        ({"place": None}, None),
+        ({"rule": {"span": {"first": 1}, "unit": "celsius"}}, Rule(Span(1), Unit.CELSIUS)),
+        ({"unit": "kelvin"}, Unit.KELVIN),
+        ({"kind": 1}, 1),
+        ({"size": 3}, 3),
+        ({"size": 3.5}, 3.5),
+        ({"points": [1, "x"]}, (1.0, "x")),
+        ({"many": [1, 2.0]}, (1, 2)),
+        ({"table": {"a": [{"first": 1, "last": 2}]}}, {"a": [Span(1, 2)]}),
+        ({"anything": {"a": [1]}}, {"a": [1]}),
+    ],
+)
+def test_arguments_are_of_the_types_that_annotations_say(given: dict[str, Any], expected: Any) -> None:
+    ((name, value),) = bind_arguments(typed, given).items()
+    assert name in given
+    assert value == expected
+    assert type(value) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"place": {}}, "place.city is missing"),
+        ({"place": {"city": "x", "street": "y"}}, "has no street"),
+        ({"rule": {"span": {}}}, "rule.span: missing a required argument: 'first'"),
+        ({"rule": {"span": 5}}, "rule.span = 5 is not an object"),
+        ({"unit": "Kelvin"}, "unit = 'Kelvin' is not one of 'celsius', 'kelvin'"),
+        ({"kind": True}, "kind = True is not one of 'a', 1"),
+        ({"size": True}, "size = True is not"),
+        ({"points": [1]}, "points = [1] is not a list of 2"),
+        ({"many": "12"}, "many = '12' is not a list"),
+        ({"many": [1.5]}, "many[0] = 1.5 is not an integer"),
+        ({"table": {"a": [{"last": 2}]}}, "missing a required argument: 'first'"),
+    ],
+)
+def test_arguments_of_other_types_are_said(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        bind_arguments(typed, given)
+    assert told in str(caught.value)
