@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import torch
+from attrs import evolve
+
+from paged_sdk import TextModelBuilder
+from paged_sdk.build.assembly import load_parts
+from paged_sdk.build.draft import make_draft_model
+from paged_sdk.build.loaded_model import load_weights
+from paged_sdk.config.env import read_environment
+from paged_sdk.runner.draft_model import DraftModel
 from paged_sdk.scheduler.draft_account import DraftAccount
 from paged_sdk.scheduler.step_times import StepTimes
 from paged_sdk.speculative.text_proposer import TextProposer
@@ -22,3 +33,14 @@ def drafting(
     return TextProposer(
         gamma, looks_back=looks_back, shares_texts=shares_texts, times=times, account=DraftAccount(times)
     )
+
+
+def drafting_model(builder: TextModelBuilder, directory: Path, gamma: int = 5) -> DraftModel:
+    """Make a checkpoint draft up to ``gamma`` tokens for each text of the model of a builder."""
+    environment = read_environment({})
+    target = load_parts(builder.source, builder.settings, environment)
+    target.engine.close()
+    device, times = torch.device("cpu"), FreeSteps()
+    draft = load_weights(directory, builder.settings, environment, device, None, lambda: None)
+    config = evolve(target.config, gamma=gamma)
+    return make_draft_model(draft, config, times=times, account=DraftAccount(times), device=device, workspace=None)

@@ -72,6 +72,7 @@ EXPORTS: Final[tuple[str, ...]] = (
     "TextMessageRole",
     "TextMessages",
     "TextModelBuilder",
+    "TextSpeculativeBuilder",
     "TokenLogprob",
     "Tool",
     "ToolCall",

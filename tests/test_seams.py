@@ -40,6 +40,9 @@ class Remembers:
     def forget(self, seq_ids: Iterable[int]) -> None:
         self.forgotten += seq_ids
 
+    def reset(self) -> None:
+        self._seen.clear()
+
 
 async def texts(
     builder: TextModelBuilder, proposer: Proposer | None, sampling: SamplingParams

@@ -9,24 +9,28 @@ from typing import Any, Final
 
 import anyio
 import pytest
+import torch
 from attrs import evolve, frozen
 
-from drafting import drafting
+from drafting import drafting, drafting_model
 from paged_sdk import (
     CompletionResponse,
     ConfigError,
     MemoryGpuConfig,
     Model,
+    ModelLoadError,
     ModelStats,
     PagedAttentionMeta,
     PagedCacheType,
     SamplingParams,
     SpeculativeConfig,
     TextModelBuilder,
+    TextSpeculativeBuilder,
 )
 from paged_sdk.build.assembly import load_parts
 from paged_sdk.config.env import read_environment
 from paged_sdk.config.sampling import DryParams
+from paged_sdk.scheduler.proposer import Proposer
 from paged_sdk.speculative.text_proposer import TextProposer
 from tiny import make_checkpoint
 
@@ -73,7 +77,7 @@ class Run:
     stats: ModelStats
 
 
-async def run(builder: TextModelBuilder, samplings: Sequence[SamplingParams], proposer: TextProposer | None) -> Run:
+async def run(builder: TextModelBuilder, samplings: Sequence[SamplingParams], proposer: Proposer | None) -> Run:
     """Send every prompt with every sampling, all at once and then the first few again."""
     parts = load_parts(builder.source, builder.settings, read_environment({}), proposer=proposer)
     async with Model(parts) as model:
@@ -123,6 +127,22 @@ async def test_every_text_is_the_one_without_drafts(builder: TextModelBuilder, m
     drafted = await run(builder, samplings, drafting())
     assert_equal(drafted, plain)
     assert (drafted.stats.preemptions > 0) == (mode == "preempted")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_draft_model_changes_no_text(builder: TextModelBuilder, tiny_checkpoint: Path, mode: str) -> None:
+    """The model guesses for itself, so of greedy texts everything is right."""
+    builder = MODES[mode](builder.with_max_model_len(LENGTH))
+    samplings = list(SAMPLINGS.values())
+    plain = await run(builder, samplings, None)
+    draft = drafting_model(builder, tiny_checkpoint)
+    drafted = await run(builder, samplings, draft)
+    assert_equal(drafted, plain)
+    assert draft.num_followed <= 1  # the last one's end is told with the next step
+    greedy = (await run(builder, [BASE], drafting_model(builder, tiny_checkpoint))).stats
+    assert greedy.accepted_tokens == greedy.drafted_tokens > greedy.steps
 
 
 @pytest.mark.anyio
@@ -223,3 +243,56 @@ def test_a_number_of_drafts_that_cannot_be_is_refused(gamma: Any) -> None:
 def test_speculation_takes_its_own_settings_alone(builder: TextModelBuilder, value: Any) -> None:
     with pytest.raises(ConfigError, match="with_speculation"):
         builder.with_speculation(value)
+
+
+def small(directory: Path, **changes: Any) -> TextModelBuilder:
+    """Write a model of the same vocabulary with other weights."""
+    torch.manual_seed(1)
+    make_checkpoint("llama", directory, **changes)
+    return TextModelBuilder(directory).with_dtype("float32")
+
+
+@pytest.mark.anyio
+async def test_a_model_with_a_smaller_one(
+    builder: TextModelBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However bad its guesses are, texts stay; and both are closed together."""
+
+    async def texts(builder: TextModelBuilder | TextSpeculativeBuilder) -> tuple[list[Any], int]:
+        async with builder.build() as model:
+            answers = [await model.send_completion_request(prompt, BASE) for prompt in PROMPTS]
+            await model.reset_prefix_cache()
+            return list(map(said, answers)), model.config.gamma
+
+    expected, _ = await texts(builder)
+    draft = small(tmp_path)
+    assert await texts(TextSpeculativeBuilder(builder, draft, SpeculativeConfig(gamma=3))) == (expected, 3)
+    assert await texts(TextSpeculativeBuilder(builder.without_paged_attn(), draft)) == (expected, 16)
+    monkeypatch.setenv("MISTRALRS_SPECULATIVE_DRAFT_MODEL", str(tmp_path))
+    assert await texts(builder) == (expected, 16)
+    monkeypatch.setenv("MISTRALRS_SPECULATIVE_DRAFT_MODEL", str(tmp_path / "nowhere"))
+    assert await texts(builder.with_speculation(None)) == (expected, 0)
+    with pytest.raises(ModelLoadError, match="nowhere"):
+        await builder.build()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_smaller_model_with_other_tokens_is_refused(builder: TextModelBuilder, tmp_path: Path) -> None:
+    draft = small(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    file.write_text(file.read_text().replace("<|im_start|>", "<|im_begin|>"))
+    what = r"token 1 is '<.im_begin.>' there and '<.im_start.>' here"
+    with pytest.raises(ConfigError, match=what) as caught:
+        await TextSpeculativeBuilder(builder, draft).build()
+    assert caught.value.value == str(tmp_path)
+
+
+def test_what_is_no_builder_is_refused(builder: TextModelBuilder) -> None:
+    for target, draft in ((builder, "path"), (None, builder)):
+        with pytest.raises(ConfigError, match="a TextModelBuilder or GgufModelBuilder"):
+            TextSpeculativeBuilder(target, draft)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="device"):
+        TextSpeculativeBuilder(builder, builder.with_device("cuda"))
+    with pytest.raises(ConfigError):
+        TextSpeculativeBuilder(builder, builder, 16)  # type: ignore[arg-type]

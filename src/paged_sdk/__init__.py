@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from paged_sdk.blocking import BlockingModel as BlockingModel
     from paged_sdk.builders import GgufModelBuilder as GgufModelBuilder
     from paged_sdk.builders import TextModelBuilder as TextModelBuilder
+    from paged_sdk.builders import TextSpeculativeBuilder as TextSpeculativeBuilder
     from paged_sdk.config.isq import IsqType as IsqType
     from paged_sdk.config.memory import MemoryGpuConfig as MemoryGpuConfig
     from paged_sdk.config.paged import PagedAttentionMeta as PagedAttentionMeta
@@ -84,7 +85,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "blocking": ("BlockingChatStream", "BlockingCompletionStream", "BlockingModel"),
-    "builders": ("GgufModelBuilder", "TextModelBuilder"),
+    "builders": ("GgufModelBuilder", "TextModelBuilder", "TextSpeculativeBuilder"),
     "config.isq": ("IsqType",),
     "config.memory": ("MemoryGpuConfig",),
     "config.paged": ("PagedAttentionMeta", "PagedAttentionMetaBuilder", "PagedCacheType"),

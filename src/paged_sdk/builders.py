@@ -11,11 +11,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio.to_thread
-from attrs import evolve, field, frozen
+from attrs import Attribute, evolve, field, frozen
 
 from paged_sdk.build.collector import collector_paused
 from paged_sdk.build.parts import ModelParts
-from paged_sdk.config.build import BuildSettings, ModelSource
+from paged_sdk.config.build import BuildSettings, DraftSource, ModelSource
 from paged_sdk.config.checks import IsA, as_tuple, is_unicode, plain
 from paged_sdk.config.env import read_environment
 from paged_sdk.config.isq import IsqType
@@ -26,7 +26,7 @@ from paged_sdk.logs import show_logs
 from paged_sdk.model import Model
 from paged_sdk.threads import thread_must_start
 
-__all__ = ["Building", "GgufModelBuilder", "TextModelBuilder"]
+__all__ = ["Building", "GgufModelBuilder", "TextModelBuilder", "TextSpeculativeBuilder"]
 
 AUTO_ISQ_BITS = (4, 5, 6, 8)
 MAX_PATH = 4096
@@ -333,3 +333,44 @@ class GgufModelBuilder(_ModelBuilder):
     @property
     def source(self) -> ModelSource:
         return ModelSource(location=self.dir_or_repo, filenames=self.filenames, gguf=True)
+
+
+def _is_builder(instance: object, attribute: Attribute[Any], value: object) -> None:
+    if not isinstance(value, _ModelBuilder):
+        raise ConfigError.of(attribute.name, value, "a TextModelBuilder or GgufModelBuilder")
+
+
+@frozen
+class TextSpeculativeBuilder:
+    """Builds a model for which a smaller one guesses tokens, several of which it verifies in one step.
+
+    Texts are what the model would write by itself. Both models need the same vocabulary.
+
+    :param target_builder: the model
+    :param draft_builder: the smaller one. How it is loaded is its own (dtype, quantization, files); how requests are
+        run follows the target
+    :param config: the most tokens guessed at a time; fewer are where fewer pay
+    :raises ConfigError: for anything else, or a draft on another device
+    """
+
+    target_builder: TextModelBuilder | GgufModelBuilder = field(validator=_is_builder)
+    draft_builder: TextModelBuilder | GgufModelBuilder = field(validator=_is_builder)
+    config: SpeculativeConfig = field(factory=SpeculativeConfig, validator=IsA(SpeculativeConfig))
+
+    def __attrs_post_init__(self) -> None:
+        device = self.draft_builder.settings.device
+        if device not in ("auto", self.target_builder.settings.device):
+            raise ConfigError.of("device", device, f"the target's, {self.target_builder.settings.device}")
+
+    @property
+    def source(self) -> ModelSource:
+        return self.target_builder.source
+
+    @property
+    def settings(self) -> BuildSettings:
+        draft = DraftSource(model=self.draft_builder.source, settings=self.draft_builder.settings)
+        return evolve(self.target_builder.settings, gamma=self.config.gamma, draft=draft)
+
+    def build(self) -> Building:
+        """Load both models: ``await`` it, or ``async with`` it; see :meth:`TextModelBuilder.build`."""
+        return Building(self.source, self.settings)

@@ -61,7 +61,7 @@ def resolve(
     config = resolve_engine_config(
         model, settings or BuildSettings(), environment, device=torch.device(device), max_model_len=max_model_len
     )
-    return size_pool(config, model, dtype=dtype, device=torch.device(device), activations=activations)
+    return size_pool(config, (model,), dtype=dtype, device=torch.device(device), activations=activations)
 
 
 def with_memory(memory: MemoryGpuConfig, **options: Any) -> BuildSettings:

@@ -21,11 +21,12 @@ from paged_sdk import (
     SamplingParams,
     SpeculativeConfig,
     TextModelBuilder,
+    TextSpeculativeBuilder,
     embedded_model_path,
 )
 from paged_sdk.cli import talk
 from paged_sdk.cli.app import app
-from paged_sdk.cli.flags import Builder, PromptFlags
+from paged_sdk.cli.flags import AnyBuilder, Builder, PromptFlags
 from paged_sdk.cli.terminal import Terminal
 
 GREEDY = SamplingParams.deterministic()
@@ -38,7 +39,7 @@ class CommandLine:
     :ivar calls: what would have been built and said, a tuple for each run that came that far
     """
 
-    calls: list[tuple[Builder, PromptFlags, SamplingParams]] = field(factory=list)
+    calls: list[tuple[AnyBuilder, PromptFlags, SamplingParams]] = field(factory=list)
 
     def __call__(self, *arguments: str, code: int = 0) -> str:
         """Run a command and return what it showed."""
@@ -46,11 +47,11 @@ class CommandLine:
         assert result.exit_code == code, result.output
         return result.output
 
-    def parsed(self, *arguments: str) -> tuple[Builder, PromptFlags, SamplingParams]:
+    def parsed(self, *arguments: str) -> tuple[AnyBuilder, PromptFlags, SamplingParams]:
         self(*arguments)
         return self.calls.pop()
 
-    def talk(self, builder: Builder, flags: PromptFlags, sampling: SamplingParams, terminal: Terminal) -> None:
+    def talk(self, builder: AnyBuilder, flags: PromptFlags, sampling: SamplingParams, terminal: Terminal) -> None:
         self.calls.append((builder, flags, sampling))
 
 
@@ -96,6 +97,21 @@ def test_flags_of_the_engine(
 ) -> None:
     builder, _, _ = command_line.parsed("-m", "some/model", "Hello!", *arguments)
     assert builder == expected(TextModelBuilder("some/model"))
+
+
+@pytest.mark.parametrize(("arguments", "gamma"), [([], 16), (["--speculate", "4"], 4)])
+def test_a_draft_model(command_line: CommandLine, arguments: list[str], gamma: int) -> None:
+    builder, _, _ = command_line.parsed("-m", "some/model", "--draft-model", "a/small.gguf", "Hello!", *arguments)
+    target = TextModelBuilder("some/model")
+    assert isinstance(builder, TextSpeculativeBuilder)
+    assert (
+        builder.settings
+        == TextSpeculativeBuilder(
+            target.with_speculation(SpeculativeConfig(gamma)),
+            GgufModelBuilder("a/small.gguf"),
+            SpeculativeConfig(gamma),
+        ).settings
+    )
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,6 @@ def test_speculative_gamma(gamma: int) -> None:
         ("MISTRALRS_PREFIX_CACHE_N", "many"),
         ("MISTRALRS_ISQ", "Q4Z"),
         ("MISTRALRS_ISQ", "3"),
-        ("MISTRALRS_SPECULATIVE_DRAFT_MODEL", "tiny"),
         ("MISTRALRS_SPECULATIVE_GAMMA", "0"),
         ("MISTRALRS_SPECULATIVE_GAMMA", "1025"),
         ("MISTRALRS_SPECULATIVE_GAMMA", "on"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from attrs import evolve
 
@@ -21,23 +23,32 @@ _log = get_logger(__name__)
 
 
 def size_pool(
-    config: EngineConfig, model: DecoderConfig, *, dtype: torch.dtype, device: torch.device, activations: int = 0
+    config: EngineConfig,
+    models: Sequence[DecoderConfig],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    activations: int = 0,
 ) -> EngineConfig:
     """Return the configuration with the number of blocks filled in, if it is paged.
 
     To be called once the weights are loaded, because the pool takes memory that is free then.
 
+    :param models: those that are to have KV for as many tokens
     :param dtype: dtype of keys and values, where the cache stores the model's dtype
     :param activations: bytes that steps need beside weights and KV
     :raises OutOfMemoryError: the pool does not fit the device
     """
     if not config.paged:
         return config
-    elements = {"block_size": config.block_size, "elements_per_token": model.kv_elements_per_token}
+    elements_per_token = sum(model.kv_elements_per_token for model in models)
+    elements = {"block_size": config.block_size, "elements_per_token": elements_per_token}
     fp8 = BlockLayout(
         **elements,
         bytes_per_element=1,
-        scale_bytes_per_token=fp8_scale_bytes(num_layers=model.num_layers, num_kv_heads=model.num_kv_heads),
+        scale_bytes_per_token=sum(
+            fp8_scale_bytes(num_layers=model.num_layers, num_kv_heads=model.num_kv_heads) for model in models
+        ),
     )
     layout = (
         fp8

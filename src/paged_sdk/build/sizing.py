@@ -9,6 +9,7 @@ from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.env import PAGED_ATTN, Environment
 from paged_sdk.config.paged import PagedAttentionMeta
+from paged_sdk.config.speculative import SpeculativeConfig
 from paged_sdk.errors import ConfigError
 from paged_sdk.logs import get_logger
 
@@ -62,12 +63,18 @@ def resolve_engine_config(
         max_num_batched_tokens=settings.max_num_batched_tokens
         or DEFAULT_BATCHED_TOKENS.get(device.type, DEFAULT_BATCHED_TOKENS_ELSEWHERE),
         max_slowdown=DEFAULT_SLOWDOWN.get(device.type, 0.0) if settings.max_slowdown is None else settings.max_slowdown,
-        gamma=(environment.gamma or 0) if settings.gamma is None else settings.gamma,
+        gamma=_gamma(settings, environment),
         max_model_len=max_model_len,
         max_queue=settings.max_queue,
         sliding_window=model.window,
         rope_switch=model.rope_switch,
     )
+
+
+def _gamma(settings: BuildSettings, environment: Environment) -> int:
+    if settings.gamma is not None:
+        return settings.gamma
+    return environment.gamma or (0 if environment.draft_model is None else SpeculativeConfig().gamma)
 
 
 def _paged_meta(settings: BuildSettings, environment: Environment, device: torch.device) -> PagedAttentionMeta | None:

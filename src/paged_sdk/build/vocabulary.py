@@ -5,12 +5,29 @@ from __future__ import annotations
 from pathlib import Path
 
 from paged_sdk.chat.tokenizer import Tokenizer
-from paged_sdk.errors import CheckpointError
+from paged_sdk.errors import CheckpointError, ConfigError
 from paged_sdk.logs import get_logger
 
-__all__ = ["check_vocabulary"]
+__all__ = ["check_same_tokens", "check_vocabulary"]
 
 _log = get_logger(__name__)
+
+
+def check_same_tokens(target: Tokenizer, draft: Tokenizer, location: str) -> None:
+    """Check that every token of a target is the same token of the model that is to guess for it.
+
+    :param location: the smaller model, for messages
+    :raises ConfigError: one is not
+    """
+    token_id = target.first_difference(draft)
+    if token_id is not None:
+        own, other = (tokenizer.piece(token_id) for tokenizer in (target, draft))
+        raise ConfigError(
+            f"{location} cannot guess for this model: token {token_id} is {other!r} there and {own!r} here",
+            setting="draft",
+            value=location,
+            allowed="a model with the same vocabulary",
+        )
 
 
 def check_vocabulary(tokenizer: Tokenizer, vocab_size: int, path: Path, *, is_own: bool) -> None:

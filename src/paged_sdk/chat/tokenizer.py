@@ -144,6 +144,16 @@ class Tokenizer:
         """Return the id of a token by its spelling in the vocabulary, or None."""
         return self._backend.token_to_id(piece)
 
+    def piece(self, id: int) -> str | None:
+        """Return the spelling of a token in the vocabulary, or None."""
+        return self._backend.id_to_token(id)
+
+    def first_difference(self, other: Tokenizer) -> int | None:
+        """Return the least token id that has another spelling in another vocabulary, or none; None: there is none."""
+        spelling = other._backend.id_to_token
+        pieces = self._backend.get_vocab(with_added_tokens=True)
+        return min((id for piece, id in pieces.items() if spelling(id) != piece), default=None)
+
     def num_beyond(self, vocab_size: int) -> int:
         """Count the tokens whose id is not below ``vocab_size``."""
         added = self._backend.get_added_tokens_decoder()

@@ -23,11 +23,13 @@ from paged_sdk import (
     SamplingParams,
     SpeculativeConfig,
     TextModelBuilder,
+    TextSpeculativeBuilder,
     embedded_model_path,
 )
 from paged_sdk.cli.options import ModelFormat, PagedAttnMode
 
 __all__ = [
+    "AnyBuilder",
     "Builder",
     "EngineFlags",
     "ModelFlags",
@@ -39,11 +41,13 @@ __all__ = [
 ]
 
 Builder: TypeAlias = TextModelBuilder | GgufModelBuilder
+AnyBuilder: TypeAlias = Builder | TextSpeculativeBuilder
 
 FLAG_OF = {
     "block_size": "--pa-block-size",
     "chat_template": "--chat-template",
     "device": "--device",
+    "draft": "--draft-model",
     "dtype": "--dtype",
     "filenames": "--quantized-file",
     "fraction": "--pa-memory-fraction",
@@ -249,6 +253,7 @@ class EngineFlags:
     prefix_cache_n: int | None = None
     max_seq_len: int | None = None
     speculate: int | None = None
+    draft_model: str | None = None
     verbose: bool = False
 
     def apply(self, builder: Builder) -> Builder:
@@ -275,6 +280,18 @@ class EngineFlags:
         if self.speculate is not None:
             builder = builder.with_speculation(SpeculativeConfig(self.speculate))
         return builder.with_logging() if self.verbose else builder
+
+    def add_draft(self, builder: Builder) -> AnyBuilder:
+        """Return a builder with the model that is to guess tokens for it, if there is one.
+
+        :raises ConfigError: a value that cannot be used
+        """
+        if self.draft_model is None:
+            return builder
+        is_gguf = self.draft_model.lower().endswith("gguf")
+        draft = GgufModelBuilder(self.draft_model) if is_gguf else TextModelBuilder(self.draft_model)
+        config = SpeculativeConfig() if self.speculate is None else SpeculativeConfig(self.speculate)
+        return TextSpeculativeBuilder(builder, draft, config)
 
 
 @frozen(kw_only=True)

@@ -182,6 +182,15 @@ Speculate = Annotated[
     ),
 ]
 
+DraftModel = Annotated[
+    str | None,
+    typer.Option(
+        "--draft-model",
+        help="A smaller model with the same vocabulary that guesses tokens: the same text, sooner.",
+        rich_help_panel=ENGINE,
+    ),
+]
+
 MaxTokens = Annotated[
     int | None, typer.Option("--max-tokens", help="Tokens to generate at most.", rich_help_panel=SAMPLING)
 ]

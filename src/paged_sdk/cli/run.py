@@ -40,6 +40,7 @@ def run(
     prefix_cache_n: options.PrefixCacheN = None,
     max_seq_len: options.MaxSeqLen = None,
     speculate: options.Speculate = None,
+    draft_model: options.DraftModel = None,
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = None,
     top_k: options.TopK = None,
@@ -98,10 +99,11 @@ def run(
             prefix_cache_n=prefix_cache_n,
             max_seq_len=max_seq_len,
             speculate=speculate,
+            draft_model=draft_model,
             verbose=verbose,
         )
         sampling_flags = SamplingFlags(
             max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed
         )
-        builder = engine_flags.apply(paged_flags.apply(model_flags.builder()))
+        builder = engine_flags.add_draft(engine_flags.apply(paged_flags.apply(model_flags.builder())))
         talk(builder, prompt_flags, sampling_flags.sampling(), terminal)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from paged_sdk import BlockingModel, GgufModelBuilder, RequestBuilder, SamplingParams, TextMessageRole
+from paged_sdk import BlockingModel, RequestBuilder, SamplingParams, TextMessageRole
 from paged_sdk.cli.answer import opening, show_answer
 from paged_sdk.cli.chat import Chat
-from paged_sdk.cli.flags import Builder, PromptFlags
+from paged_sdk.cli.flags import AnyBuilder, PromptFlags
 from paged_sdk.cli.terminal import Terminal
 
 __all__ = ["talk"]
 
 
-def talk(builder: Builder, flags: PromptFlags, sampling: SamplingParams, terminal: Terminal) -> None:
+def talk(builder: AnyBuilder, flags: PromptFlags, sampling: SamplingParams, terminal: Terminal) -> None:
     """Do what the command line says.
 
     :raises typer.BadParameter: flags that contradict each other, or no prompt
@@ -19,7 +19,7 @@ def talk(builder: Builder, flags: PromptFlags, sampling: SamplingParams, termina
     :raises PagedError: the model cannot be loaded, or cannot answer
     """
     prompt = flags.read()
-    if isinstance(builder, GgufModelBuilder) and builder.settings.isq is not None:
+    if builder.source.gguf and builder.settings.isq is not None:
         terminal.note(f"What the file holds quantized is decoded and quantized again, to {builder.settings.isq.value}.")
     with terminal.loading(builder.source.location):
         model = BlockingModel(builder.build())

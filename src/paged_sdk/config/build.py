@@ -23,7 +23,7 @@ from paged_sdk.config.isq import IsqType
 from paged_sdk.config.paged import PagedAttentionMeta
 from paged_sdk.errors import ConfigError
 
-__all__ = ["BuildSettings", "ModelSource"]
+__all__ = ["BuildSettings", "DraftSource", "ModelSource"]
 
 DTYPES = {
     "auto": "auto",
@@ -77,6 +77,18 @@ class ModelSource:
 
 
 @frozen(kw_only=True)
+class DraftSource:
+    """Says which model guesses tokens for another.
+
+    :ivar model: the model
+    :ivar settings: its own settings, of which those of weights and files count
+    """
+
+    model: ModelSource
+    settings: BuildSettings
+
+
+@frozen(kw_only=True)
 class BuildSettings:
     """Holds the explicit settings; None leaves one to the environment, the checkpoint and the machine, in this order.
 
@@ -87,6 +99,7 @@ class BuildSettings:
         takes
     :ivar gamma: the most drafts of a text in one step; 0: none
     :ivar token_healing: whether the end of a text that is to be continued may be tokenized anew, with what follows
+    :ivar draft: the smaller model that guesses tokens
     :ivar paged_attn: whether the KV cache is paged; True and False are explicit requests
     :ivar paged_meta: the settings of the KV pool, taken as a whole
     """
@@ -112,6 +125,7 @@ class BuildSettings:
     isq: IsqType | None = field(default=None, validator=IsA(IsqType, optional=True))
     batch_invariance: bool = field(default=False, validator=is_bool)
     gamma: int | None = field(default=None, validator=IntAtLeast(0, optional=True))
+    draft: DraftSource | None = field(default=None, validator=IsA(DraftSource, optional=True))
     lean_memory: bool = field(default=False, validator=is_bool)
     token_healing: bool = field(default=False, validator=is_bool)
     num_threads: int | None = field(

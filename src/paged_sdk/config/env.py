@@ -28,8 +28,7 @@ PREFIX_CACHE_N = "MISTRALRS_PREFIX_CACHE_N"
 ISQ = "MISTRALRS_ISQ"
 GAMMA = "MISTRALRS_SPECULATIVE_GAMMA"
 
-NOT_YET = ("MISTRALRS_SPECULATIVE_DRAFT_MODEL",)
-"""Variables of mistral.rs's deployments that this version cannot honor: an error beats a setting that does nothing."""
+DRAFT_MODEL = "MISTRALRS_SPECULATIVE_DRAFT_MODEL"
 
 _INTERPRETER = ("SYSTEMROOT", "WINDIR", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TZ", "TZDIR")
 MAX_DIGITS = 18
@@ -48,6 +47,7 @@ class Environment:
     :ivar prefix_cache_n: 0 turns the prefix cache off
     :ivar isq: the type to quantize weights to while loading; checkpoints that are quantized already are left alone
     :ivar gamma: the most drafts of a text in one step
+    :ivar draft_model: the path or hub id of the model that makes them
     """
 
     paged_attn: bool | None = None
@@ -55,6 +55,7 @@ class Environment:
     prefix_cache_n: int | None = None
     isq: IsqType | None = None
     gamma: int | None = None
+    draft_model: str | None = None
 
 
 def interpreter_variables() -> dict[str, str]:
@@ -79,13 +80,6 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
     """
     source = os.environ if variables is None else variables
     given = {name: value.strip() for name, value in source.items() if value.strip()}
-    for name in NOT_YET:
-        if name in given:
-            raise ConfigError(
-                f"{name} = {shown(given[name])}: this version has no such feature; unset it",
-                setting=name,
-                value=given[name],
-            )
     paged_attn, paged_meta = _switch(given, PAGED_ATTN), _paged_meta(given)
     if paged_attn is False and paged_meta is not None:
         pool = (GPU_MEM, GPU_MEM_USAGE, CONTEXT_LEN, BLOCK_SIZE, CACHE_TYPE)
@@ -103,6 +97,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         prefix_cache_n=_prefix_cache_n(given),
         isq=_isq(given),
         gamma=_gamma(given),
+        draft_model=given.get(DRAFT_MODEL),
     )
 
 

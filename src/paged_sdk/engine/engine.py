@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from paged_sdk.chat.tokenizer import Tokenizer
 from paged_sdk.engine.events import Listener, Outbox
@@ -29,7 +29,8 @@ _log = get_logger(__name__)
 class _Submitted:
     """Holds a step that was submitted to the runner and whose results are not all taken in.
 
-    :ivar at: when it was submitted, in seconds of the monotonic clock
+    :ivar at: when its preparation began, in seconds of the monotonic clock
+    :ivar drafting_seconds: how long it took to make its drafts
     :ivar late_rows: indices of the rows to take in when the device is done; None: all rows
     :ivar num_early_tokens: how many tokens the rows that were taken in early have got
     """
@@ -37,6 +38,7 @@ class _Submitted:
     output: SchedulerOutput
     step: PendingStep
     at: float
+    drafting_seconds: float = 0.0
     late_rows: list[int] | None = None
     num_early_tokens: int = 0
 
@@ -100,8 +102,10 @@ class Engine:
         successor before it waits for it, so that the device never waits for Python.
         """
         start = time.monotonic()
+        drafting_seconds = 0.0
         if self._proposer is not None:
             self._draft(self._proposer)
+            drafting_seconds = time.monotonic() - start
         output = self._scheduler.schedule()
         if self._proposer is not None:
             self._proposer.forget(output.finished_seq_ids)
@@ -109,7 +113,7 @@ class Engine:
             self._output.end(sequence, "length", start)
         earlier, self._under_way = self._under_way, None
         if output.scheduled:
-            self._under_way = _Submitted(output, self._runner.submit(output), start)
+            self._under_way = _Submitted(output, self._runner.submit(output), start, drafting_seconds)
         if earlier is not None:
             self._take_in(earlier)
         if self._under_way is not None:
@@ -133,6 +137,8 @@ class Engine:
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix; live sequences keep their KV."""
         self._kv.reset_prefix_cache()
+        if self._proposer is not None:
+            self._proposer.reset()
 
     def stats(self) -> ModelStats:
         """Return a snapshot of the counters."""
@@ -159,6 +165,7 @@ class Engine:
 
     def close(self) -> None:
         """Free the tensors and close the files; the engine cannot be used afterwards."""
+        self._proposer = None
         self._runner.close()
 
     def _take_in(self, submitted: _Submitted) -> None:
@@ -171,7 +178,7 @@ class Engine:
             num_tokens = self._update(output.part(rows), result.part(rows), now) + submitted.num_early_tokens
         # Where two steps overlap, the time that they share is counted once.
         start, self._last_end = max(submitted.at, self._last_end), now
-        self._count(output, num_tokens, start, now)
+        self._count(output, num_tokens, start, now, submitted.drafting_seconds)
 
     def _take_in_early(self, submitted: _Submitted) -> _Submitted:
         """Publish the rows of a step whose results are known before the device is done.
@@ -181,7 +188,7 @@ class Engine:
         early, step, output = submitted.step.early_rows, submitted.step, submitted.output
         num_tokens = self._update(output.part(early), step.early_result().part(early), time.monotonic())
         late = sorted(set(range(len(output.scheduled))) - set(early))
-        return _Submitted(output, step, submitted.at, late, num_tokens)
+        return evolve(submitted, late_rows=late, num_early_tokens=num_tokens)
 
     def _update(self, output: SchedulerOutput, result: RunnerOutput, now: float) -> int:
         """Give the tokens of finished rows to their sequences and to the listeners.
@@ -202,8 +209,10 @@ class Engine:
             for sequence in self._output.fail(output.scheduled[row].sequence.request.request_id, error):
                 self._scheduler.finish(sequence, "canceled")
 
-    def _count(self, output: SchedulerOutput, completion_tokens: int, start: float, end: float) -> None:
+    def _count(
+        self, output: SchedulerOutput, completion_tokens: int, start: float, end: float, drafting_seconds: float
+    ) -> None:
         self._metrics.add_step(
             start=start, end=end, prompt_tokens=output.num_prompt_tokens, completion_tokens=completion_tokens
         )
-        self._scheduler.note_time(output, end - start)
+        self._scheduler.note_time(output, max(end - start - drafting_seconds, 0.0), drafting_seconds)

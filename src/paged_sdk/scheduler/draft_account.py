@@ -58,15 +58,19 @@ class DraftAccount:
         self.num_drafted += num_drafts
         self.num_accepted += num_accepted
 
-    def note(self, num_texts: int, num_drafts: int, num_accepted: int, seconds: float) -> None:
+    def note(
+        self, num_texts: int, num_drafts: int, num_accepted: int, seconds: float, drafting_seconds: float = 0.0
+    ) -> None:
         """Take in a step without prompts, before its time is noted.
 
         :param num_texts: how many texts it gave a token
         :param num_drafts: how many drafts it verified
         :param num_accepted: how many of these were right
+        :param seconds: how long it took, without making the drafts
+        :param drafting_seconds: how long that took
         """
         self.count(num_drafts, num_accepted)
-        self._seconds += seconds
+        self._seconds += seconds + drafting_seconds
         if not num_drafts:
             if self._num_since_plain >= REFRESH:
                 self._times.forget(num_texts)
@@ -82,4 +86,6 @@ class DraftAccount:
         gained = 1 + num_accepted / num_texts
         self._seconds_without += gained * plain
         late = LATE * max(self._times.expected(num_texts + num_drafts), plain)
-        self._balance = min(self._balance + gained - min(seconds, late) / plain, MOST)
+        # No draft takes a smaller model as long as a step: what is beyond went into reading a text for the first time.
+        spent = min(seconds, late) + min(drafting_seconds, num_drafts * plain)
+        self._balance = min(self._balance + gained - spent / plain, MOST)

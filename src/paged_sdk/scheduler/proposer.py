@@ -30,3 +30,7 @@ class Proposer(Protocol):
     def forget(self, seq_ids: Iterable[int]) -> None:
         """Drop the state of sequences that have ended; unknown ids are allowed."""
         ...
+
+    def reset(self) -> None:
+        """Forget what is kept of texts that have ended."""
+        ...

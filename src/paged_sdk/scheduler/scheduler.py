@@ -148,14 +148,18 @@ class Scheduler:
         rows, copies, released = decodes + chunks, self._kv.take_copies(), self._kv.take_released()
         return SchedulerOutput(rows, copies, released, dropped, finished, num_prompt_tokens, len(decodes))
 
-    def note_time(self, output: SchedulerOutput, seconds: float) -> None:
+    def note_time(self, output: SchedulerOutput, seconds: float, drafting_seconds: float = 0.0) -> None:
         """Take in how long a step took that was updated just now: later steps learn from it how many tokens of prompts
-        they may compute, and how many drafts pay."""
+        they may compute, and how many drafts pay.
+
+        :param seconds: how long it took, without making its drafts
+        :param drafting_seconds: how long that took
+        """
         num_decodes, scheduled = output.num_decodes, output.scheduled
         num_drafts = sum(len(row.draft_token_ids) for row in scheduled[:num_decodes])
         num_accepted, self._num_accepted = self._num_accepted, 0
         if num_decodes == len(scheduled):
-            self.drafts.note(num_decodes, num_drafts, num_accepted, seconds)
+            self.drafts.note(num_decodes, num_drafts, num_accepted, seconds, drafting_seconds)
             if num_drafts or self._pace is None:
                 self.times.note(num_decodes + num_drafts, seconds)
             else:

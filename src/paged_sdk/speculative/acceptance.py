@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 __all__ = ["FAR", "NEAR", "START", "Acceptance", "evidence"]
@@ -49,19 +50,19 @@ class Acceptance:
     for which drafts do not pay need not try any to learn when they would.
 
     :param shared: what is known of all texts; None makes an estimate of all texts
+    :param priors: what such an estimate begins with, for each kind of evidence
     :ivar rates: the estimate for each kind of evidence
     """
 
     __slots__ = ("_hits", "_memory", "_shared", "_trials", "rates")
 
-    def __init__(self, shared: Acceptance | None = None) -> None:
+    def __init__(self, shared: Acceptance | None = None, *, priors: Sequence[float] = (*_PRIOR, _PRIOR_START)) -> None:
         self._shared = shared
         if shared is None:
-            prior = (*_PRIOR, _PRIOR_START)
             self._memory = _MEMORY
-            self._trials = [_PRIOR_WEIGHT] * len(prior)
-            self._hits = [_PRIOR_WEIGHT * rate for rate in prior]
-            self.rates: list[float] = list(prior)
+            self._trials = [_PRIOR_WEIGHT] * len(priors)
+            self._hits = [_PRIOR_WEIGHT * rate for rate in priors]
+            self.rates: list[float] = list(priors)
         else:
             self._memory = _OWN_MEMORY
             self._trials = [0.0] * len(shared.rates)

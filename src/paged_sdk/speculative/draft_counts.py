@@ -11,11 +11,16 @@ MARGIN: Final = 1.03
 """Drafts have to promise so much: estimates are no better, and a choice that gains nothing costs its making."""
 
 
-def draft_counts(chances: Sequence[Sequence[float]], seconds: Callable[[int], float]) -> list[int]:
+def draft_counts(
+    chances: Sequence[Sequence[float]],
+    seconds: Callable[[int], float],
+    drafting_seconds: Callable[[int], float] = lambda ahead: 0.0,
+) -> list[int]:
     """Choose the numbers of drafts with which texts get the most tokens per second.
 
     :param chances: for each text how likely the first draft is right, the first two are, and so on
     :param seconds: how long a step with so many tokens takes; 0 if that is not known
+    :param drafting_seconds: how long it takes to make so many drafts of texts
     """
     num_texts, counts = len(chances), [0] * len(chances)
     plain = seconds(num_texts)
@@ -25,10 +30,11 @@ def draft_counts(chances: Sequence[Sequence[float]], seconds: Callable[[int], fl
     ranked = sorted(
         ((chance, -ahead, text) for text, row in enumerate(chances) for ahead, chance in enumerate(row)), reverse=True
     )
-    most, num_drafts, tokens = MARGIN * num_texts / plain, 0, float(num_texts)
-    for count, (chance, _, _) in enumerate(ranked, start=1):
+    most, num_drafts, tokens, deepest = MARGIN * num_texts / plain, 0, float(num_texts), 0
+    for count, (chance, place, _) in enumerate(ranked, start=1):
         tokens += chance
-        rate = tokens / seconds(num_texts + count)
+        deepest = max(deepest, 1 - place)
+        rate = tokens / (seconds(num_texts + count) + drafting_seconds(deepest))
         if rate > most:
             most, num_drafts = rate, count
     for _, _, text in ranked[:num_drafts]:

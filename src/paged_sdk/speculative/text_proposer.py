@@ -102,6 +102,10 @@ class TextProposer:
             if row is not None and self._recent is not None and row.sequence.request.shares_prefix:
                 self._recent.add(row.sequence.request.cache_keys, row.sequence.output_token_ids)
 
+    def reset(self) -> None:
+        """Forget what the model has said before."""
+        self._recent = self._recent and RecentTexts()
+
     def _begin(self, sequence: Sequence) -> _Row:
         request, index = sequence.request, None
         followers: list[Follower] = []

@@ -1,0 +1,80 @@
+"""Loads the smaller model that guesses tokens for another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from attrs import evolve
+
+from paged_sdk.build.device_setup import memory_must_do
+from paged_sdk.build.kv_memory import make_kv_manager
+from paged_sdk.build.loaded_model import LoadedModel, fuse, load_weights, make_storage, model_path
+from paged_sdk.build.vocabulary import check_same_tokens
+from paged_sdk.config.build import BuildSettings, DraftSource, ModelSource
+from paged_sdk.config.engine import EngineConfig
+from paged_sdk.config.env import Environment
+from paged_sdk.kernels.native.library import Workspace
+from paged_sdk.runner.draft_model import DraftModel
+from paged_sdk.scheduler.draft_account import DraftAccount
+from paged_sdk.scheduler.step_times import StepTimes
+
+__all__ = ["load_draft", "make_draft_model"]
+
+
+def load_draft(
+    target: LoadedModel,
+    environment: Environment,
+    device: torch.device,
+    workspace: Workspace | None,
+    go_on: Callable[[], None],
+) -> LoadedModel | None:
+    """Load the smaller model that guesses for a target, if there is to be one.
+
+    :raises ConfigError: its tokens are others
+    """
+    source = target.settings.draft
+    if source is None and environment.draft_model is not None and target.settings.gamma != 0:
+        location = environment.draft_model
+        model = ModelSource(location=location, gguf=location.lower().endswith("gguf"))
+        source = DraftSource(model=model, settings=BuildSettings())
+    if source is None:
+        return None
+    path = model_path(source.model, source.settings)
+    go_on()
+    with memory_must_do(path):
+        draft = load_weights(path, source.settings, environment, device, workspace, go_on)
+    check_same_tokens(target.text.tokenizer, draft.text.tokenizer, source.model.location)
+    draft.text.close()
+    return draft
+
+
+def make_draft_model(
+    draft: LoadedModel,
+    config: EngineConfig,
+    *,
+    times: StepTimes,
+    account: DraftAccount,
+    device: torch.device,
+    workspace: Workspace | None,
+) -> DraftModel:
+    """Give a smaller model KV memory of its own, for as many tokens as the target has.
+
+    :param config: the target's settings
+    :param times: how long the target's steps take
+    :param account: whether drafts have paid so far
+    """
+    shape = draft.model.config
+    own = evolve(config, max_model_len=draft.max_model_len, sliding_window=shape.window, rope_switch=shape.rope_switch)
+    backend = make_storage(draft, own, device, workspace).make(own.num_blocks)
+    return DraftModel(
+        fuse(draft.model, backend, draft.settings),
+        backend,
+        make_kv_manager(own),
+        vocab_size=shape.vocab_size,
+        gamma=config.gamma,
+        max_tokens=min(draft.max_model_len, shape.rope_switch or draft.max_model_len),
+        max_batched_tokens=config.max_num_batched_tokens,
+        times=times,
+        account=account,
+    )

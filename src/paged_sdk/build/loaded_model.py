@@ -1,0 +1,241 @@
+"""Loads a model's weights and tokenizer, in the form that its settings ask for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from attrs import frozen
+
+from paged_sdk.attention.backend import AttentionBackend, AttentionSetup, KvStorage
+from paged_sdk.attention.choice import choose_storage
+from paged_sdk.build.collector import collector_paused
+from paged_sdk.build.device_setup import weights_must_fit
+from paged_sdk.build.progress import LoadingBar
+from paged_sdk.build.sizing import resolve_max_model_len
+from paged_sdk.build.vocabulary import check_vocabulary
+from paged_sdk.chat.text_processor import TextProcessor, load_text_processor, text_processor_from_gguf
+from paged_sdk.config.build import BuildSettings, ModelSource
+from paged_sdk.config.engine import EngineConfig
+from paged_sdk.config.env import ISQ, Environment, read_variable
+from paged_sdk.config.paged import PagedCacheType
+from paged_sdk.errors import CheckpointError, ConfigError
+from paged_sdk.files import read_text
+from paged_sdk.kernels.attention_inputs import Products
+from paged_sdk.kernels.native.library import Workspace
+from paged_sdk.kernels.own_pages import LastingMemory
+from paged_sdk.kernels.triton import availability
+from paged_sdk.logs import get_logger
+from paged_sdk.models.causal_model import CausalModel
+from paged_sdk.models.decoder import DecoderModel
+from paged_sdk.models.family import read_config
+from paged_sdk.models.fused_decoder import FusedDecoderModel, why_not_fused
+from paged_sdk.models.key_offsets import key_offsets
+from paged_sdk.models.loading import load_model
+from paged_sdk.quant.native_block import FEW_ROWS
+from paged_sdk.quant.policy import WeightPolicy
+from paged_sdk.runner.device import choose_dtype
+from paged_sdk.threads import thread_must_start
+from paged_sdk.weights.checkpoint import Checkpoint, open_checkpoint
+from paged_sdk.weights.hub import resolve_model
+
+__all__ = ["LoadedModel", "fuse", "load_weights", "make_storage", "model_path"]
+
+_log = get_logger(__name__)
+
+
+@frozen
+class LoadedModel:
+    """Holds a model's weights, and what was found out about them on the way.
+
+    :ivar settings: how the model was asked to be
+    :ivar is_quantized: whether its matrices are
+    """
+
+    model: DecoderModel
+    text: TextProcessor
+    settings: BuildSettings
+    dtype: torch.dtype
+    max_model_len: int
+    is_quantized: bool
+
+
+def model_path(source: ModelSource, settings: BuildSettings) -> Path:
+    """Return where a model lies, which may have to be downloaded first."""
+    return resolve_model(
+        source.location,
+        filenames=source.filenames,
+        revision=settings.revision,
+        token=_token(settings.token_source),
+        gguf=source.gguf,
+    )
+
+
+def load_weights(
+    path: Path,
+    settings: BuildSettings,
+    environment: Environment,
+    device: torch.device,
+    workspace: Workspace | None,
+    go_on: Callable[[], None],
+) -> LoadedModel:
+    """Load weights and tokenizer at the same time."""
+    dtype = choose_dtype(settings.dtype, device)
+    checkpoint = open_checkpoint(path)
+    try:
+        shape = read_config(checkpoint.config)
+        max_model_len = resolve_max_model_len(settings, shape)
+        policy = _policy(checkpoint, settings, environment, dtype, device, workspace)
+        with (
+            ThreadPoolExecutor(1, thread_name_prefix="paged-sdk tokenizer") as beside,
+            weights_must_fit(path, device),
+            LoadingBar(f"Loading {path.name}", visible=settings.logging) as bar,
+        ):
+            with thread_must_start("to make a tokenizer in"):
+                text_beside = beside.submit(_text_processor, checkpoint, settings, shape.vocab_size)
+
+            def progress(done: int, total: int) -> None:
+                go_on()
+                if text_beside.done():
+                    text_beside.result()  # whose error ends the loading
+                bar.update(done, total)
+
+            try:
+                model = load_model(
+                    checkpoint.config,
+                    checkpoint.source,
+                    dtype=dtype,
+                    device=device,
+                    policy=policy,
+                    on_progress=progress,
+                    num_threads=1 if workspace is None else workspace.num_threads,
+                )
+            finally:
+                text = text_beside.result()  # an error of the tokenizer goes before one of the weights
+    finally:
+        checkpoint.source.close()
+    go_on()
+    is_quantized = policy.makes_quantized(checkpoint.is_quantized)
+    return LoadedModel(model, text, settings, dtype, max_model_len, is_quantized)
+
+
+def make_storage(
+    loaded: LoadedModel, config: EngineConfig, device: torch.device, workspace: Workspace | None
+) -> KvStorage:
+    """Choose what keeps a model's KV."""
+    return choose_storage(
+        AttentionSetup(
+            model=loaded.model.config,
+            engine=config,
+            dtype=loaded.dtype,
+            device=device,
+            workspace=workspace,
+            products=_products(loaded.settings, loaded.dtype, is_quantized=loaded.is_quantized),
+            key_offsets=(
+                key_offsets(loaded.model, loaded.max_model_len) if config.cache_type is PagedCacheType.F8E4M3 else ()
+            ),
+        )
+    )
+
+
+def _policy(
+    checkpoint: Checkpoint,
+    settings: BuildSettings,
+    environment: Environment,
+    dtype: torch.dtype,
+    device: torch.device,
+    workspace: Workspace | None,
+) -> WeightPolicy:
+    """Choose the form that the weights take.
+
+    :raises ConfigError: weights are to be quantized where that is not possible
+    """
+    isq = settings.isq
+    if isq is not None and checkpoint.is_quantized:
+        again = "What %s holds quantized is decoded and quantized again, to %s, which does not give back what it lost."
+        _log.info(again, checkpoint.path, isq.value)
+    if isq is None and environment.isq is not None:
+        if checkpoint.is_quantized:
+            _log.info("%s = %s leaves %s alone: it is quantized already.", ISQ, environment.isq.value, checkpoint.path)
+        else:
+            isq = environment.isq
+    reason = None if device.type == "cpu" else availability.why_not(device)  # why blocks cannot be multiplied there
+    if isq is not None and reason is not None:
+        raise ConfigError.of("isq", isq.value, f"a CPU, or a GPU with Triton's kernels (here {device}: {reason})")
+    if isq is not None and dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise ConfigError.of("dtype", settings.dtype, f"float32, bfloat16 or float16, beside isq = {isq.value}")
+    return WeightPolicy(
+        # A dtype that was asked for is the weights' dtype; with "auto" they keep the form they are stored in.
+        keep_blocks=settings.dtype == "auto" and reason is None,
+        workspace=workspace,
+        isq=isq,
+        one_form=settings.batch_invariance,
+        memory=LastingMemory(),
+    )
+
+
+def _products(settings: BuildSettings, dtype: torch.dtype, *, is_quantized: bool) -> Products:
+    """Choose what attention multiplies: what the model's matrices do."""
+    if settings.batch_invariance or dtype is not torch.bfloat16:
+        return Products.FLOAT32
+    return Products.INT8 if is_quantized else Products.BFLOAT16
+
+
+def _token(source: str) -> str | bool | None:
+    """Return the hub token of a token source, as huggingface_hub takes it: None is its cached token, False is none.
+
+    :raises ConfigError: the environment variable is not set, or the file cannot be read
+    """
+    kind, _, rest = source.partition(":")
+    match kind:
+        case "cache":
+            return None
+        case "none":
+            return False
+        case "literal":
+            return rest
+        case "env":
+            token = read_variable(rest)
+            if token is None:
+                raise ConfigError.of("with_token_source", source, f"the environment variable {rest} to be set")
+            return token
+        case _:
+            try:
+                return read_text(Path(os.path.expanduser(rest))).strip()
+            except CheckpointError as error:
+                raise ConfigError.of("with_token_source", source, f"a readable file ({error})") from error
+
+
+def _text_processor(checkpoint: Checkpoint, settings: BuildSettings, vocab_size: int) -> TextProcessor:
+    """Make the tokenizer and the chat template, and compare the vocabulary with the model's."""
+    given = {"chat_template": settings.chat_template, "tokenizer_json": settings.tokenizer_json}
+    with collector_paused():
+        text = (
+            load_text_processor(checkpoint.path, **given)
+            if checkpoint.metadata is None
+            else text_processor_from_gguf(checkpoint.metadata, **given)
+        )
+    is_own = checkpoint.metadata is not None and settings.tokenizer_json is None
+    check_vocabulary(text.tokenizer, vocab_size, checkpoint.path, is_own=is_own)
+    return text
+
+
+def fuse(model: DecoderModel, backend: AttentionBackend, settings: BuildSettings) -> CausalModel:
+    """Fuse the layers of the model where that is possible.
+
+    :raises ConfigError: batch invariance was asked for, and not all weights are packed
+    """
+    reason = why_not_fused(model, backend)
+    if settings.batch_invariance and reason is None and model.head.native_weights is None:
+        reason = "its output projection has no native kernel"
+    if reason is not None:
+        if settings.batch_invariance:
+            raise ConfigError.of(
+                "with_batch_invariance", True, f"a model of packed weights on the native CPU kernels; here {reason}"
+            )
+        _log.info("Layers run one operation at a time: %s.", reason)
+        return model
+    return FusedDecoderModel(model, backend, few_rows=FEW_ROWS)

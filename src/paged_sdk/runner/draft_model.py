@@ -1,0 +1,268 @@
+"""Proposes what a smaller model says next."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from collections.abc import Sequence as Texts
+from typing import Final
+
+import torch
+
+from paged_sdk.attention.backend import AttentionBackend
+from paged_sdk.kernels.step import StepContext
+from paged_sdk.kv.manager import KvManager, KvTable
+from paged_sdk.models.causal_model import CausalModel
+from paged_sdk.runner.input_batch import make_input_batch
+from paged_sdk.sampling.candidates import argmax, select_rows
+from paged_sdk.scheduler.draft_account import DraftAccount
+from paged_sdk.scheduler.sequence import Sequence
+from paged_sdk.scheduler.step_times import StepTimes
+from paged_sdk.speculative.acceptance import Acceptance
+from paged_sdk.speculative.draft_counts import draft_counts
+from paged_sdk.types.step import StepRow
+
+__all__ = ["DraftModel"]
+
+PRIOR: Final = 0.7
+"""So likely is a draft of a new pair of models expected to be right."""
+FIRST_PAUSE: Final = 16
+"""Where drafts of a text do not pay, one is made after so many steps to see whether they would now, then after twice as
+many, up to :data:`LONGEST_PAUSE`."""
+LONGEST_PAUSE: Final = 512
+
+
+class DraftModel:
+    """Lets a smaller model with the same tokens guess (Leviathan et al., "Fast Inference from Transformers via
+    Speculative Decoding", 2023).
+
+    It has KV memory of its own, of the same kind and for as many tokens, with a prefix cache. It reads what it does not
+    know of a text when it is first asked for drafts, and guesses the likeliest token after each: as the target draws
+    every token from its own distribution, given the text before it, nothing is gained by drawing drafts.
+
+    How many drafts there are follows from how many were right, and from the measured times of its own steps and of the
+    target's.
+
+    :param model: the smaller model
+    :param backend: keeps its KV, under the ids of ``kv``
+    :param kv: its KV memory
+    :param vocab_size: how many tokens it has
+    :param gamma: the most drafts of one text
+    :param max_tokens: the longest text that it can read
+    :param max_batched_tokens: how many tokens it computes at once
+    :param times: how long steps of the target take
+    :param account: whether drafts have paid so far
+    """
+
+    def __init__(
+        self,
+        model: CausalModel,
+        backend: AttentionBackend,
+        kv: KvManager,
+        *,
+        vocab_size: int,
+        gamma: int,
+        max_tokens: int,
+        max_batched_tokens: int,
+        times: StepTimes,
+        account: DraftAccount,
+    ) -> None:
+        self._model = model
+        self._backend = backend
+        self._kv = kv
+        self._vocab_size = vocab_size
+        self._gamma = gamma
+        self._max_tokens = min(max_tokens, kv.max_sequence_tokens)
+        self._max_batched_tokens = max_batched_tokens
+        self._times = times
+        self._own_times = StepTimes()
+        self._account = account
+        self._acceptance = Acceptance(priors=(PRIOR,))
+        self._texts: dict[int, _Text] = {}
+
+    @property
+    def num_followed(self) -> int:
+        """Return of how many sequences it keeps KV."""
+        return len(self._texts)
+
+    def propose(self, sequences: Texts[Sequence]) -> list[list[int]]:
+        """Propose the tokens that follow each sequence, as many as should pay."""
+        texts = [self._text_of(sequence) for sequence in sequences]
+        if not self._account.allows:
+            return [[] for _ in texts]
+        chances = [text.chances(self._most_drafts(text)) for text in texts]
+        counts = draft_counts(chances, self._times.expected, lambda ahead: ahead * self._own_times.expected(len(texts)))
+        chosen = [
+            text
+            for text, count, chance in zip(texts, counts, chances, strict=True)
+            if chance and text.choose(count) and self._make_room(text)
+        ]
+        with torch.inference_mode():
+            self._draft(chosen)
+        return [text.drafts for text in texts]
+
+    def forget(self, seq_ids: Iterable[int]) -> None:
+        """Give back the KV of sequences that have ended; later texts that begin like them find it."""
+        for seq_id in seq_ids:
+            text = self._texts.pop(seq_id, None)
+            if text is not None:
+                text.take_in()
+                if text.table.ids:
+                    self._kv.free(text.table, text.sequence.token_ids, text.num_computed)
+
+    def reset(self) -> None:
+        """Forget what is kept of texts that have ended."""
+        self._kv.reset_prefix_cache()
+
+    def _text_of(self, sequence: Sequence) -> _Text:
+        """Return what is known of a sequence, which may have got tokens since."""
+        text = self._texts.get(sequence.seq_id)
+        if text is None:
+            text = self._texts[sequence.seq_id] = _Text(sequence, Acceptance(self._acceptance))
+        text.take_in()
+        if text.table.ids:
+            self._kv.commit(text.table, sequence.token_ids, text.num_computed)
+        return text
+
+    def _most_drafts(self, text: _Text) -> int:
+        """Return how many drafts of a text may be made: the last of them is not read, and one token follows it."""
+        sequence = text.sequence
+        num_tokens = len(sequence.token_ids)
+        if text.largest_token >= self._vocab_size:  # the smaller model may have fewer
+            return 0
+        return min(self._gamma, sequence.max_length - num_tokens - 1, self._max_tokens - num_tokens + 1)
+
+    def _make_room(self, text: _Text) -> bool:
+        """Get KV memory for the drafts of a text, or for fewer; tell whether there is any."""
+        token_ids, table = text.sequence.token_ids, text.table
+        if not table.ids:
+            prefix = self._kv.match(table, token_ids)
+            if not self._kv.fits(prefix, len(token_ids) + text.num_wanted, num_growing=len(self._texts)):
+                return False
+            self._kv.attach(table, prefix, token_ids)
+            text.num_computed = prefix.num_tokens
+        num_tokens = len(token_ids) + text.num_wanted - 1 - text.num_computed
+        text.num_wanted -= num_tokens - self._kv.grow(table, text.num_computed, num_tokens)
+        return text.num_wanted > 0
+
+    def _draft(self, texts: list[_Text]) -> None:
+        """Make the drafts of texts for which there is room, one of each in a step."""
+        for text in texts:
+            while text.num_unread > self._gamma + 1:
+                # Read here rather than while the target reads its prompt: a text may end before it gets drafts.
+                num_tokens = min(text.num_unread - 1, self._max_batched_tokens)
+                self._step([text.row(num_tokens, num_logits=0)])
+                text.num_computed += num_tokens
+        while texts:
+            start = time.monotonic()
+            tokens = self._step([text.row(text.num_unread, num_logits=1) for text in texts])
+            self._own_times.note(len(texts), time.monotonic() - start)
+            for text, token in zip(texts, tokens, strict=True):
+                text.num_computed += text.num_unread
+                text.drafts.append(token)
+            texts = [text for text in texts if len(text.drafts) < text.num_wanted]
+
+    def _step(self, rows: list[StepRow]) -> list[int]:
+        """Compute some tokens, and return the likeliest one after each row that asks for logits."""
+        self._backend.copy([(copy.src, copy.dst, copy.num_tokens) for copy in self._kv.take_copies()])
+        self._backend.release(self._kv.take_released())
+        batch = make_input_batch(rows, self._model.device)
+        context = StepContext(attention=self._backend.prepare(rows))
+        hidden = self._model.forward(batch.token_ids, batch.positions, context)
+        last = [first + row.num_new_tokens - 1 for first, row in zip(batch.first_tokens, rows, strict=True)]
+        if not rows[0].num_logits:
+            return []
+        tokens: list[int] = argmax(self._model.logits(select_rows(hidden, last))).tolist()
+        return tokens
+
+
+class _Text:
+    """Holds what is known of one sequence.
+
+    :ivar num_computed: how many tokens of it, drafts included, have KV
+    :ivar drafts: the tokens that were proposed last
+    :ivar num_wanted: how many drafts are to be made
+    :ivar largest_token: the largest token id of the text
+    """
+
+    __slots__ = (
+        "_acceptance",
+        "_num_known",
+        "_num_paused",
+        "_pause",
+        "drafts",
+        "largest_token",
+        "num_computed",
+        "num_wanted",
+        "sequence",
+        "table",
+    )
+
+    def __init__(self, sequence: Sequence, acceptance: Acceptance) -> None:
+        request = sequence.request
+        self.sequence = sequence
+        self.table = KvTable(request.cache_keys, share=request.shares_prefix)
+        self.num_computed: int = 0
+        self.drafts: list[int] = []
+        self.largest_token: int = max(sequence.token_ids)
+        self.num_wanted: int = 0
+        self._acceptance = acceptance
+        self._num_known = len(sequence.token_ids)
+        self._pause = FIRST_PAUSE
+        self._num_paused = 0
+
+    @property
+    def num_unread(self) -> int:
+        """Return how many tokens have no KV yet, drafts included."""
+        return len(self.sequence.token_ids) + len(self.drafts) - self.num_computed
+
+    def take_in(self) -> None:
+        """Compare the drafts with the tokens that the sequence has got since they were made."""
+        token_ids, known = self.sequence.token_ids, self._num_known
+        if len(token_ids) == known and not self.drafts:
+            return
+        self.largest_token = max([self.largest_token, *token_ids[known:]])
+        num_right = 0
+        for draft, token in zip(self.drafts, token_ids[known:], strict=False):
+            self._acceptance.note(0, right=draft == token)
+            if draft != token:
+                break
+            num_right += 1
+        # Beyond the drafts that were right, the KV is another text's. The last token is read again where it was a draft
+        # that the step did not verify: what follows it is asked for.
+        self.num_computed = min(self.num_computed, known + num_right, len(token_ids) - 1)
+        self.drafts = []
+        self._num_known = len(token_ids)
+
+    def chances(self, most: int) -> list[float]:
+        """Return how likely the first draft is right, the first two are, and so on."""
+        rate = self._acceptance.rates[0]
+        return [rate**count for count in range(1, most + 1)]
+
+    def choose(self, count: int) -> int:
+        """Take a number of drafts to make, and return how many are made: one, now and then, where none would pay."""
+        if count:
+            self._pause, self._num_paused = FIRST_PAUSE, 0
+        else:
+            self._num_paused += 1
+            if self._num_paused >= self._pause:
+                self._pause, self._num_paused, count = min(2 * self._pause, LONGEST_PAUSE), 0, 1
+        self.num_wanted = count
+        return count
+
+    def row(self, num_tokens: int, *, num_logits: int) -> StepRow:
+        """Make a step's row of its next tokens without KV."""
+        start, sequence = self.num_computed, self.sequence
+        num_known = len(sequence.token_ids)
+        token_ids = sequence.token_ids[start : start + num_tokens]
+        if start + num_tokens > num_known:
+            token_ids += self.drafts[max(start - num_known, 0) : start + num_tokens - num_known]
+        return StepRow(
+            sequence.seq_id,
+            start,
+            token_ids,
+            self.table.ids,
+            sequence.num_prompt_tokens,
+            self.table.version,
+            num_logits,
+        )
