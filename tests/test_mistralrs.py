@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any, assert_type
 
 import pytest
 import torch
+from attrs import evolve
 
 import tiny
 from paged_sdk import (
@@ -33,6 +35,7 @@ from paged_sdk.mistralrs import (
     CompletionRequest,
     PagedCacheType,
     Runner,
+    ToolChoice,
     Which,
 )
 
@@ -400,23 +403,41 @@ def test_architectures_are_the_families_there_are() -> None:
 
 
 @pytest.mark.parametrize("kind", [ChatCompletionRequest, CompletionRequest])
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("grammar", "[0-9]+"),
-        ("grammar_type", "regex"),
-        ("tool_schemas", ["{}"]),
-        ("tool_choice", "auto"),
-    ],
-)
+@pytest.mark.parametrize(("field", "value"), [("grammar", "[0-9]+"), ("grammar_type", "regex")])
 def test_fields_of_later_versions(kind: Callable[..., object], field: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"{field} = .* no such feature") as caught:
         kind("Hello", "default", **{field: value})
     assert caught.value.setting == field
 
 
+def test_tools_as_mistral_rs_has_them() -> None:
+    schema = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+    request = ChatCompletionRequest(
+        QUESTION, "default", tool_schemas=[json.dumps(schema)], tool_choice=ToolChoice.Auto, reasoning_effort="low"
+    )
+    options = request.build(seed=None, default_temperature=None).options
+    assert [tool.name for tool in options.shown_tools] == ["weather"]
+    assert options.reasoning_effort == "low"
+    hidden = evolve(request, tool_choice=ToolChoice.NoTools).build(seed=None, default_temperature=None)
+    assert hidden.options.shown_tools == ()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("tool_schemas", "{}"), ("tool_schemas", ["{"]), ("tool_schemas", [{}]), ("tool_choice", "auto")],
+)
+def test_tools_that_are_none(field: str, value: Any) -> None:
+    request: Any = ChatCompletionRequest(QUESTION, "default", **{field: value})
+    with pytest.raises(InvalidRequestError) as caught:
+        request.build(seed=None, default_temperature=None)
+    assert caught.value.field == field
+
+
 def test_fields_that_only_completions_refuse() -> None:
     anything: Any = "!"
+    for field in ("tool_schemas", "tool_choice"):
+        with pytest.raises(ConfigError, match=field):
+            CompletionRequest("Hello", "default", **{field: anything})
     with pytest.raises(InvalidRequestError, match="best_of"):
         CompletionRequest("Hello", "default", best_of=2)
     with pytest.raises(ConfigError, match="suffix"):
@@ -471,11 +492,8 @@ CHAT = dict.fromkeys(
     [
         "grammar",
         "grammar_type",
-        "tool_schemas",
-        "tool_choice",
         "adapter",
         "web_search_options",
-        "reasoning_effort",
         "max_tool_rounds",
         "tool_dispatch_url",
         "shell_skills",

@@ -15,6 +15,7 @@ request's ``model``, which is a label there too: a runner holds one model.
 from __future__ import annotations
 
 from paged_sdk import (
+    CalledFunction,
     ChatCompletionChunkResponse,
     ChatCompletionResponse,
     Choice,
@@ -25,16 +26,18 @@ from paged_sdk import (
     Logprobs,
     PagedCacheType,
     ResponseMessage,
+    ToolCallResponse,
     TopLogprob,
     Usage,
 )
 from paged_sdk import TokenLogprob as ResponseLogprob
-from paged_sdk.mistralrs.requests import ChatCompletionRequest, CompletionRequest
+from paged_sdk.mistralrs.requests import ChatCompletionRequest, CompletionRequest, ToolChoice
 from paged_sdk.mistralrs.runner import Runner
 from paged_sdk.mistralrs.which import Architecture, Which
 
 __all__ = [
     "Architecture",
+    "CalledFunction",
     "ChatCompletionChunkResponse",
     "ChatCompletionRequest",
     "ChatCompletionResponse",
@@ -49,6 +52,8 @@ __all__ = [
     "ResponseLogprob",
     "ResponseMessage",
     "Runner",
+    "ToolCallResponse",
+    "ToolChoice",
     "TopLogprob",
     "Usage",
     "Which",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Generic, Literal
 
 from attrs import field, frozen
@@ -20,7 +22,14 @@ else:
 
     StreamT = TypeVar("StreamT", bound=bool)
 
-__all__ = ["ChatCompletionRequest", "CompletionRequest", "StreamT"]
+__all__ = ["ChatCompletionRequest", "CompletionRequest", "StreamT", "ToolChoice"]
+
+
+class ToolChoice(Enum):
+    """Says whether a model may call tools."""
+
+    NoTools = "none"
+    Auto = "auto"
 
 
 @frozen(kw_only=True)
@@ -52,8 +61,6 @@ class _Request:
     dry_sequence_breakers: Sequence[str] | None = None
     grammar: None = unsupported()
     grammar_type: None = unsupported()
-    tool_schemas: None = unsupported()
-    tool_choice: None = unsupported()
     adapter: None = unsupported()
     truncate_sequence: bool = field(default=False, validator=is_switch)
     ignore_eos: bool = False
@@ -117,6 +124,9 @@ class ChatCompletionRequest(_Request, Generic[StreamT]):
     :ivar top_logprobs: how many of the likeliest tokens to return beside it (1, if not given)
     :ivar stream: whether to return an iterator of chunks
     :ivar enable_thinking: given to the chat template
+    :ivar reasoning_effort: likewise
+    :ivar tool_schemas: tools that the model may call, each as JSON text in OpenAI's form
+    :ivar tool_choice: whether it may call them; None: it may
     """
 
     messages: str | Sequence[Mapping[str, object]]
@@ -125,8 +135,10 @@ class ChatCompletionRequest(_Request, Generic[StreamT]):
     top_logprobs: int | None = field(default=None, kw_only=True)
     stream: StreamT = field(default=False, validator=is_switch, kw_only=True)  # type: ignore[assignment]  # StreamT's default
     enable_thinking: bool | None = field(default=None, kw_only=True)
+    reasoning_effort: str | None = field(default=None, kw_only=True)
+    tool_schemas: Sequence[str] | None = field(default=None, kw_only=True)
+    tool_choice: ToolChoice | None = field(default=None, kw_only=True)
     web_search_options: None = unsupported()
-    reasoning_effort: None = unsupported()
     max_tool_rounds: None = unsupported()
     tool_dispatch_url: None = unsupported()
     enable_code_execution: bool = unsupported(default=False)
@@ -151,7 +163,27 @@ class ChatCompletionRequest(_Request, Generic[StreamT]):
         )
         if self.enable_thinking is not None:
             builder = builder.with_enable_thinking(self.enable_thinking)
+        if self.reasoning_effort is not None:
+            builder = builder.with_reasoning_effort(self.reasoning_effort)
+        builder = builder.with_tools(self._tools(), self._choice())
         return builder.with_truncation() if self.truncate_sequence else builder
+
+    def _tools(self) -> list[Any]:
+        schemas = () if self.tool_schemas is None else self.tool_schemas
+        if isinstance(schemas, str) or not isinstance(schemas, Sequence):
+            raise InvalidRequestError.of("tool_schemas", schemas, "a list of JSON texts")
+        tools = []
+        for schema in schemas:
+            try:
+                tools.append(json.loads(schema))
+            except (TypeError, ValueError, RecursionError):
+                raise InvalidRequestError.of("tool_schemas", schema, "JSON text of a tool") from None
+        return tools
+
+    def _choice(self) -> str:
+        if self.tool_choice is not None and not isinstance(self.tool_choice, ToolChoice):
+            raise InvalidRequestError.of("tool_choice", self.tool_choice, "ToolChoice.Auto, ToolChoice.NoTools or None")
+        return "none" if self.tool_choice is ToolChoice.NoTools else "auto"
 
     def _top_n_logprobs(self) -> int | None:
         if self.logprobs:
@@ -178,6 +210,8 @@ class CompletionRequest(_Request):
     model: str = field(validator=is_text)
     echo_prompt: bool = field(default=False, validator=is_switch, kw_only=True)
     best_of: int | None = field(default=None, kw_only=True)
+    tool_schemas: None = unsupported()
+    tool_choice: None = unsupported()
     suffix: None = unsupported()
 
     @best_of.validator
