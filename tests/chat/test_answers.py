@@ -81,6 +81,9 @@ CASES: Final = (
         calls=(("get_weather", {"location": '</tool_call>" \\ {[', "days": 100.0}),),
     ),
     Case(HERMES, f"<tool_call>[{PARIS_JSON}, {PARIS_JSON}]</tool_call>", calls=(PARIS, PARIS)),
+    # As Qwen2.5-Coder writes them.
+    Case(HERMES, f"Sure:\n```json\n{PARIS_JSON}\n```\n", content="Sure:", calls=(PARIS,)),
+    Case(HERMES, PARIS_JSON, calls=(PARIS,)),
     # An argument that was quoted as a whole, and a line break within a string.
     Case(
         HERMES,
@@ -226,6 +229,10 @@ CASES: Final = (
 )
 
 MALFORMED: Final = (
+    Case(HERMES, '```json\n{"name": "get_time"}\n```'),
+    Case(HERMES, '```json\n{"name": "Bob", "arguments": {}}\n``` is JSON.'),
+    Case(HERMES, f"{PARIS_JSON} is JSON."),
+    Case(HERMES, '{"a": 1}'),
     Case(HERMES, '<tool_call>{"name": "get_weather", "arguments": {"location": }}</tool_call>'),
     Case(HERMES, '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>'),
     Case(HERMES, '<tool_call>{"name": "get_time", "arguments": [1]}</tool_call>'),

@@ -198,8 +198,10 @@ class TextReader:
 
 def _size_of_beginning(text: str, start: int, mark: str) -> int:
     """Return how much of a mark's beginning, short of all of it, the text from ``start`` ends with."""
-    sizes = range(min(len(text) - start, len(mark) - 1), 0, -1)
-    return next((size for size in sizes if text.endswith(mark[:size])), 0)
+    place = text.find(mark[0], max(start, len(text) - len(mark) + 1))
+    while place >= 0 and not mark.startswith(text[place:]):
+        place = text.find(mark[0], place + 1)
+    return len(text) - place if place >= 0 else 0
 
 
 def json_of(text: str) -> Any:

@@ -1,4 +1,8 @@
-"""Read calls as Hermes, Qwen and the many models that follow them write them: JSON between ``<tool_call>`` tags."""
+"""Read calls as Hermes, Qwen and the many models that follow them write them: JSON between ``<tool_call>`` tags.
+
+Some forget the tags: Qwen2.5-Coder-1.5B wrote each of its calls as a block of code. So an answer that is such JSON, or
+a block of it, is a call too, if it has a name and arguments.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +14,24 @@ __all__ = ["FORMAT"]
 
 
 class _Hermes(MarkedCalls):
-    call_marks = ("<tool_call>",)
+    call_marks = ("<tool_call>", "```json")
+    openings = ("{",)
 
     def is_written_by(self, template: str) -> bool:
         others = ("<parameter=", "<arg_key>")  # Qwen3-Coder and GLM put no JSON between these tags
         return "<tool_call>" in template and not any(sign in template for sign in others)
 
     def calls(self, mark: str, reader: TextReader, tools: ToolSchemas) -> Steps[list[Call] | None]:
+        if mark == "{":
+            reader.at -= 1
         yield from reader.space()
-        calls = json_calls((yield from reader.json_text()), tools)
-        if calls is None:
+        text = yield from reader.json_text()
+        calls = json_calls(text, tools)
+        if calls is None or (mark != "<tool_call>" and '"arguments"' not in (text or "")):
             return None
         yield from reader.space()
-        # The end token may come in place of the closing tag.
-        closed = yield from reader.literal("</tool_call>")
+        # The end token may come in place of the closing mark.
+        closed = yield from reader.literal("```" if mark == "```json" else "</tool_call>")
         return calls if closed or reader.at == len(reader.text) else None
 
 
