@@ -10,6 +10,7 @@ import pytest
 
 from paged_sdk import (
     BlockingModel,
+    Constraint,
     ContextLengthError,
     InvalidRequestError,
     Model,
@@ -35,6 +36,7 @@ ALL: Final[CompletionOptions] = {
     "truncation": True,
     "logits_processors": [processor],
     "prediction": "yes",
+    "constraint": Constraint.regex("yes"),
 }
 
 
@@ -52,6 +54,7 @@ async def test_every_option_of_a_chat_but_thinking_is_one_of_completions() -> No
         truncation=True,
         logits_processors=(processor,),
         prediction="yes",
+        constraint=Constraint.regex("yes"),
     )
     assert [request.options for request in model.requests] == [expected, expected, RequestOptions()]
     assert set(ALL) == set(CompletionOptions.__annotations__)

@@ -64,6 +64,7 @@ def _units() -> Mapping[str, Unit]:
         "kernels": Unit("kernels", 1, Pillar.TENSOR),
         "kv": Unit("kv", 2, Pillar.PURE),
         "chat": Unit("chat", 2, Pillar.PURE),
+        "constraints": Unit("constraints", 2, Pillar.PURE),
         "layers": Unit("layers", 2, Pillar.TENSOR),
         "attention": Unit("attention", 2, Pillar.TENSOR),
         "quant": Unit("quant", 2, Pillar.TENSOR),

@@ -134,6 +134,8 @@ GOOD: dict[str, Any] = {
     "answer": "Hello",
     "function": has_no_parameters,
     "tools": [has_no_parameters],
+    "kind": "regex",
+    "source": "a",
 }
 # Where a parameter must not be None, though it may be left out, or where only some roles may have it.
 BESIDE: dict[str, dict[str, Any]] = {

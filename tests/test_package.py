@@ -36,6 +36,8 @@ EXPORTS: Final[tuple[str, ...]] = (
     "CompletionTokensDetails",
     "CompletionStream",
     "ConfigError",
+    "Constraint",
+    "ConstraintError",
     "ContextLengthError",
     "Conversation",
     "Delta",

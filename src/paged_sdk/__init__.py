@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from paged_sdk.conversation import Conversation as Conversation
     from paged_sdk.errors import CheckpointError as CheckpointError
     from paged_sdk.errors import ConfigError as ConfigError
+    from paged_sdk.errors import ConstraintError as ConstraintError
     from paged_sdk.errors import ContextLengthError as ContextLengthError
     from paged_sdk.errors import EngineDeadError as EngineDeadError
     from paged_sdk.errors import EngineError as EngineError
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from paged_sdk.model import CompletionStream as CompletionStream
     from paged_sdk.model import Model as Model
     from paged_sdk.tool_loop import ToolRun as ToolRun
+    from paged_sdk.types.constraint import Constraint as Constraint
     from paged_sdk.types.logits_processor import BatchLogitsProcessor as BatchLogitsProcessor
     from paged_sdk.types.logits_processor import LogitsProcessor as LogitsProcessor
     from paged_sdk.types.logprobs import Logprobs as Logprobs
@@ -95,6 +97,7 @@ _HOME = {
     "errors": (
         "CheckpointError",
         "ConfigError",
+        "ConstraintError",
         "ContextLengthError",
         "EngineDeadError",
         "EngineError",
@@ -116,6 +119,7 @@ _HOME = {
     ),
     "model": ("ChatStream", "CompletionStream", "Model"),
     "tool_loop": ("ToolRun",),
+    "types.constraint": ("Constraint",),
     "types.logits_processor": ("BatchLogitsProcessor", "LogitsProcessor"),
     "types.logprobs": ("Logprobs", "TokenLogprob", "TopLogprob"),
     "types.messages": ("Message", "TextMessageRole", "TextMessages"),

@@ -10,6 +10,7 @@ PagedError
 ├── RequestError                              one request; others are not touched
 │   ├── InvalidRequestError
 │   ├── ContextLengthError
+│   ├── ConstraintError                       a constraint that cannot be enforced
 │   ├── QueueFullError
 │   ├── LogitsProcessorError                  an exception in a function that the application gave
 │   ├── RequestFailedError                    an unforeseen exception in the work for it; raised from that
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CheckpointError",
     "ConfigError",
+    "ConstraintError",
     "ContextLengthError",
     "EngineDeadError",
     "EngineError",
@@ -239,6 +241,31 @@ class ContextLengthError(RequestError):
         super().__init__(message, request_id=request_id)
         self.num_tokens = num_tokens
         self.limit = limit
+
+
+class ConstraintError(RequestError):
+    """A constraint cannot be enforced: it is malformed, says something that is not supported, takes too long to
+    compile, or leads a text to where no token of the vocabulary goes on.
+
+    :ivar kind: the constraint's kind: "regex", "json_schema", "lark" or "llguidance"; empty where it has none
+    :ivar keyword: the keyword of a JSON schema that is the reason, if it is known
+    :ivar position: where in a JSON schema, as a JSON pointer, if it is known
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        request_id: str = "",
+        partial_response: PartialResponse | None = None,
+        kind: str = "",
+        keyword: str = "",
+        position: str | None = None,
+    ) -> None:
+        super().__init__(message, request_id=request_id, partial_response=partial_response)
+        self.kind = kind
+        self.keyword = keyword
+        self.position = position
 
 
 class QueueFullError(RequestError):

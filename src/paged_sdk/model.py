@@ -194,8 +194,8 @@ class Model:
         :param prompt: text, or token ids; or a list of prompts, which are continued at once: the response has the
             choices of the first prompt, then those of the second, and so on
         :param sampling: how to sample; None is greedy
-        :param options: ``priority``, ``timeout``, ``cache_salt``, ``truncation``, ``logits_processors`` and
-            ``prediction``: see :class:`CompletionOptions`
+        :param options: ``priority``, ``timeout``, ``cache_salt``, ``truncation``, ``logits_processors``,
+            ``prediction`` and ``constraint``: see :class:`CompletionOptions`
         :raises InvalidRequestError: an empty prompt, or token ids outside the vocabulary
         :raises ContextLengthError: a prompt can never fit
         """
@@ -207,7 +207,7 @@ class Model:
         """Continue a text chunk by chunk, without a chat template. Parameters and errors are those of
         :meth:`send_completion_request`."""
         checked = completion_options(sampling, options)
-        encodes = [self._encode_prompt(each) for each in as_prompts(prompt)]
+        encodes = [self._encode_prompt(each, checked) for each in as_prompts(prompt)]
         if len(encodes) > 1 and sampling is not None and sampling.prompt_logprobs is not None:
             raise InvalidRequestError.of("prompt_logprobs", sampling.prompt_logprobs, "None for several prompts")
         return self._stream(encodes, checked, CompletionShape(), is_chat=False)
@@ -261,9 +261,9 @@ class Model:
     ) -> None:
         await self.aclose()
 
-    def _encode_prompt(self, prompt: PromptLike) -> Callable[[], EncodedPrompt]:
+    def _encode_prompt(self, prompt: PromptLike, options: RequestOptions) -> Callable[[], EncodedPrompt]:
         if isinstance(prompt, str):
-            return partial(self._preparer.encode_prompt, prompt)
+            return partial(self._preparer.encode_prompt, prompt, options)
         ids = list(self._preparer.check_token_ids("prompt", prompt))  # the caller may change the list meanwhile
         return lambda: EncodedPrompt(ids)
 
@@ -286,25 +286,35 @@ class Model:
         tokenizer = preparer.text.tokenizer
         request_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
         part_ids = [request_id] if len(encodes) == 1 else [f"{request_id}-{place}" for place in range(len(encodes))]
+        # Every byte of a sentence counts, a space at its beginning, too.
+        continues_prompt = not is_chat or options.constraint is not None
         samplings = [preparer.sampling(options) for _ in encodes]  # each draws a seed if none is given
         tools = {tool.name: tool.parameters for tool in options.shown_tools} or None
-        kept = preparer.text.kept_special_ids(with_tools=tools is not None) if is_chat else frozenset()
+        # A sentence is the answer as a whole, whatever it looks like.
+        is_parsed = is_chat and options.constraint is None
+        kept = preparer.text.kept_special_ids(with_tools=tools is not None) if is_parsed else frozenset()
         texts = [
             [
-                OutputText(tokenizer, sampling.stop, continues_prompt=not is_chat, kept=kept)
+                OutputText(tokenizer, sampling.stop, continues_prompt=continues_prompt, kept=kept)
                 for _ in range(sampling.n_choices)
             ]
             for sampling in samplings
         ]
         all_texts = list(chain.from_iterable(texts))
-        parsers = [parser for _ in all_texts if is_chat and (parser := preparer.text.answers.parser(tools)) is not None]
+        parsers = [
+            parser for _ in all_texts if is_parsed and (parser := preparer.text.answers.parser(tools)) is not None
+        ]
         parts = ResponseParts(tokenizer, all_texts, parsers)
 
         async def prepare() -> list[Request]:
             arrival = time.monotonic()
             try:
-                prompts, prediction = await _in_thread(
-                    lambda: ([encode() for encode in encodes], preparer.encode_prediction(options))
+                prompts, prediction, grammar = await _in_thread(
+                    lambda: (
+                        [encode() for encode in encodes],
+                        preparer.encode_prediction(options),
+                        preparer.grammar(options),
+                    )
                 )
             except BaseException:  # cancelled, or out of time: nobody waits for the thread, which must not go on
                 if interruption is not None:
@@ -326,6 +336,7 @@ class Model:
                     arrival=arrival,
                     continues_prompt=not is_chat,
                     kept_special_ids=kept,
+                    grammar=grammar,
                 )
                 for part_id, prompt, sampling in zip(part_ids, prompts, samplings, strict=True)
             ]

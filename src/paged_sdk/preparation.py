@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence, Set
-from functools import cached_property
+from functools import cached_property, partial
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from paged_sdk.chat.text_processor import TextProcessor
 from paged_sdk.chat.token_healing import EncodedPrompt, TokenPrefixes
 from paged_sdk.config.checks import as_tuple, is_token_id
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.sampling import SamplingParams
-from paged_sdk.errors import ContextLengthError, InvalidRequestError
+from paged_sdk.constraints.compiler import GrammarCompiler
+from paged_sdk.constraints.grammar import Grammar
+from paged_sdk.constraints.vocabulary import Vocabulary
+from paged_sdk.errors import ConstraintError, ContextLengthError, InvalidRequestError
 from paged_sdk.kv.block_hash import CacheKey
 from paged_sdk.scheduler.request import Request
 from paged_sdk.types.request import RequestOptions
@@ -35,14 +38,30 @@ class RequestPreparer:
     vocab_size: int
     max_prompt_tokens: int
     heals_tokens: bool = False
+    _grammars: GrammarCompiler = field(init=False)
 
-    def encode_prompt(self, text: str) -> EncodedPrompt:
+    @_grammars.default
+    def _make_compiler(self) -> GrammarCompiler:
+        text, vocab_size = self.text, self.vocab_size
+        return GrammarCompiler(lambda: _vocabulary(text, vocab_size))
+
+    def grammar(self, options: RequestOptions) -> Grammar | None:
+        """Compile a request's constraint, which may take ten seconds; None if it has none.
+
+        :raises ConstraintError: it cannot be enforced
+        :raises QueueFullError: too many constraints are being compiled
+        """
+        return None if options.constraint is None else self._grammars.compile(options.constraint)
+
+    def encode_prompt(self, text: str, options: RequestOptions) -> EncodedPrompt:
         """Return the tokens of a text that the model is to continue, without those at its end that are to be healed.
+        None are where a sentence is to follow, which begins where the prompt ends.
 
         :raises InvalidRequestError: there are none
         """
         token_ids = self.text.encode_prompt(text)
-        return self._prefixes.heal(token_ids) if self.heals_tokens else EncodedPrompt(token_ids)
+        heals = self.heals_tokens and options.constraint is None
+        return self._prefixes.heal(token_ids) if heals else EncodedPrompt(token_ids)
 
     @cached_property
     def _prefixes(self) -> TokenPrefixes:
@@ -127,6 +146,7 @@ class RequestPreparer:
         arrival: float,
         continues_prompt: bool,
         kept_special_ids: frozenset[int] = frozenset(),
+        grammar: Grammar | None = None,
     ) -> Request:
         """Make the request for the engine.
 
@@ -148,7 +168,7 @@ class RequestPreparer:
         room = self.config.max_model_len - len(prompt_token_ids)
         most = room if sampling.max_len is None else sampling.max_len + (0 if healing is None else healing.num_tokens)
         stop_token_ids = frozenset(sampling.stop_token_ids)
-        if not sampling.ignore_eos:
+        if not sampling.ignore_eos or grammar is not None:
             stop_token_ids |= self.text.stop_token_ids
         return Request(
             request_id=request_id,
@@ -158,10 +178,12 @@ class RequestPreparer:
             stop_token_ids=stop_token_ids,
             max_tokens=min(room, most),
             arrival=arrival,
-            continues_prompt=continues_prompt,
+            # Every byte of a sentence counts, a space at its beginning, too.
+            continues_prompt=continues_prompt or grammar is not None,
             healing=healing,
             prediction_token_ids=prediction_token_ids,
             kept_special_ids=kept_special_ids,
+            grammar=grammar,
             cache_keys=() if options.cache_salt is None else (CacheKey(b"salt:" + options.cache_salt.encode()),),
         )
 
@@ -194,3 +216,20 @@ class RequestPreparer:
         # Leave tokens for the output that was asked for, but never more than half: the prompt matters more.
         reserved = min((sampling.max_len or 1) - 1, self.max_prompt_tokens // 2)
         return prompt_token_ids[len(prompt_token_ids) - (self.max_prompt_tokens - reserved) :]
+
+
+def _vocabulary(text: TextProcessor, vocab_size: int) -> Vocabulary:
+    """Describe a model's tokens to grammars.
+
+    :raises ConstraintError: none of them ends a text
+    """
+    tokenizer = text.tokenizer
+    ends = tuple(sorted(token for token in text.stop_token_ids if token < vocab_size))
+    if not ends:
+        raise ConstraintError("the model has no token that ends a text, so that no text of it can be a sentence")
+    return Vocabulary(
+        tokens=[tokenizer.token_bytes(token) for token in range(vocab_size)],
+        special_ids=[token for token in range(vocab_size) if tokenizer.is_special(token) or token in ends],
+        end_ids=ends,
+        encode=partial(tokenizer.encode, add_special_tokens=False),
+    )

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paged_sdk.config.sampling import SamplingParams
+from paged_sdk.constraints.compiler import GrammarCompiler
+from paged_sdk.constraints.grammar import Grammar
+from paged_sdk.constraints.vocabulary import Vocabulary
 from paged_sdk.sampling.row import SampleRow
 from paged_sdk.scheduler.request import Request
+from paged_sdk.types.constraint import Constraint
 
-__all__ = ["EOS", "encode", "make_request", "make_row"]
+__all__ = ["EOS", "encode", "make_grammar", "make_request", "make_row"]
 
 EOS = frozenset({2})
 
@@ -24,6 +28,15 @@ def make_request(
     return Request(
         request_id="r", prompt_token_ids=list(prompt), sampling=params, max_tokens=100, stop_token_ids=stop_token_ids
     )
+
+
+def make_grammar(constraint: Constraint, tokens: Sequence[bytes]) -> Grammar:
+    """Compile a constraint for a vocabulary in which token 2 ends a text.
+
+    :param tokens: the bytes of each token
+    """
+    vocabulary = Vocabulary(tokens=tokens, special_ids=[2], end_ids=(2,), encode=lambda text: [])
+    return GrammarCompiler(lambda: vocabulary).compile(constraint)
 
 
 def make_row(

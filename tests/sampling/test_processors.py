@@ -11,9 +11,10 @@ import torch
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rows import encode, make_request, make_row
+from rows import encode, make_grammar, make_request, make_row
 from torch import Tensor
 
+from paged_sdk.chat.token_healing import Healing, TokenPrefixes
 from paged_sdk.config.sampling import DryParams, SamplingParams
 from paged_sdk.sampling.failures import NO_FAILURES, Failures
 from paged_sdk.sampling.processor import ALL_TOKENS, ConstantState, Processor, ProcessorState
@@ -21,6 +22,7 @@ from paged_sdk.sampling.processors import default_processors
 from paged_sdk.sampling.sampler import Sampler
 from paged_sdk.sampling.text_state import TextState
 from paged_sdk.scheduler.request import Request
+from paged_sdk.types.constraint import Constraint
 from paged_sdk.types.request import RequestOptions
 
 CPU = torch.device("cpu")
@@ -39,17 +41,33 @@ EVERYTHING: Final = SamplingParams(
 TOKENS: Final = st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=6)
 
 
+TOKEN_BYTES: Final = [b"a", b"b", b"", b"c", b"ab", b"ba", b"abc", b"d", b"aa", b"bb", b"cab", b"e"]
+PREFIXES: Final = TokenPrefixes(enumerate(TOKEN_BYTES))
+GRAMMAR: Final = make_grammar(Constraint.regex("(ab*c?|(ba|c)+d)*"), TOKEN_BYTES)
+
+
+def needs_everything(prompt: Sequence[int] = (7, 8)) -> Request:
+    """Return a request that needs every processor."""
+    request = make_request(EVERYTHING, prompt)
+    options = RequestOptions(logits_processors=(lower_last,))
+    return evolve(request, options=options, healing=Healing(b"abc", 2, PREFIXES), grammar=GRAMMAR)
+
+
 def lower_last(token_ids: Sequence[int], logits: Tensor) -> None:
     logits[token_ids[-1]] -= len(token_ids)
+
+
+def apply_alone(processor: Processor[Any], logits: Tensor, change: Any) -> Tensor:
+    """Apply a change to one row, and return the row: zeros if its request would end."""
+    processor.prepare([(0, change)])
+    return logits.zero_() if processor.apply(logits, [(0, change)]) else logits
 
 
 def applied(processor: Processor[Any], state: ProcessorState[Any]) -> Tensor:
     """Return what a processor makes of some logits at a state's position."""
     logits = torch.randn(1, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
     change = state.change()
-    if change is not None:
-        assert not processor.apply(logits, [(0, change)])
-    return logits
+    return logits if change is None else apply_alone(processor, logits, change)
 
 
 def check(processor: Processor[Any], request: Request, state: ProcessorState[Any], output: Sequence[int]) -> None:
@@ -62,8 +80,7 @@ def check(processor: Processor[Any], request: Request, state: ProcessorState[Any
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_states_are_those_that_are_made_anew(processor: Processor[Any], data: st.DataObject) -> None:
-    request = make_request(EVERYTHING, data.draw(st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=6)))
-    request = evolve(request, options=RequestOptions(logits_processors=(lower_last,)))
+    request = needs_everything(data.draw(st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=6)))
     assert processor.applies_until(request) > 0
     texts: list[tuple[ProcessorState[Any], list[int]]] = [(processor.begin(request), [])]
     for _ in range(data.draw(st.integers(1, 8), label="operations")):
@@ -87,7 +104,7 @@ def test_states_are_those_that_are_made_anew(processor: Processor[Any], data: st
 @given(st.lists(TOKENS, min_size=1, max_size=6))
 def test_a_text_moves_to_any_position(outputs: list[list[int]]) -> None:
     """Forward, back and sideways; and so does another choice that was forked off on the way."""
-    request = evolve(make_request(EVERYTHING), options=RequestOptions(logits_processors=(lower_last,)))
+    request = needs_everything()
     texts = [TextState.begin(request, PROCESSORS)]
     for output in outputs:
         expected = TextState.begin(request, PROCESSORS)
@@ -97,20 +114,19 @@ def test_a_text_moves_to_any_position(outputs: list[list[int]]) -> None:
             for (place, change), (its_place, its_change) in zip(text.changes(), expected.changes(), strict=True):
                 assert place == its_place
                 logits, its_logits = torch.randn(2, 1, VOCAB_SIZE).fill_(0.5)
-                PROCESSORS[place].apply(logits, [(0, change)])
-                PROCESSORS[place].apply(its_logits, [(0, its_change)])
-                assert torch.equal(logits, its_logits)
+                found = apply_alone(PROCESSORS[place], logits, change)
+                assert torch.equal(found, apply_alone(PROCESSORS[place], its_logits, its_change))
         texts.append(texts[0].fork())
 
 
 @pytest.mark.parametrize("processor", PROCESSORS, ids=lambda processor: type(processor).__name__)
 def test_changes_stay_when_their_state_moves_on(processor: Processor[Any]) -> None:
     """They are worked out before the logits are there, at several positions of a text."""
-    state = processor.begin(
-        evolve(make_request(EVERYTHING, [5, 6, 5]), options=RequestOptions(logits_processors=(lower_last,)))
-    )
+    state = processor.begin(needs_everything([5, 6, 5]))
     expected = applied(processor, state)
     change = state.change()
+    if change is not None:
+        processor.prepare([(0, change)])
     state.advance([6, 5, 6, 5])
     logits = torch.randn(1, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
     if change is not None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
-from paged_sdk.errors import NumericalError, PagedError
+from paged_sdk.errors import ConstraintError, NumericalError, PagedError
 from paged_sdk.scheduler.request import Request
 
 __all__ = ["NO_FAILURES", "Failures", "all_banned", "not_finite"]
@@ -22,8 +22,15 @@ def not_finite(request: Request) -> NumericalError:
     return _numerical_error(request, "the logits hold NaN or Inf")
 
 
-def all_banned(request: Request) -> NumericalError:
+def all_banned(request: Request) -> PagedError:
     """Make the error of a request whose processors leave no token."""
+    if request.options.constraint is not None:
+        return ConstraintError(
+            f"request {request.request_id}: its other settings ban every token that the constraint allows, "
+            "or the vocabulary has none",
+            request_id=request.request_id,
+            kind=request.options.constraint.kind,
+        )
     return _numerical_error(request, "every token is banned")
 
 

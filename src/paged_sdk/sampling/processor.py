@@ -60,8 +60,9 @@ class ProcessorState(ABC, Generic[ChangeT]):
     def change(self) -> ChangeT | None:
         """Compute the change to the logits that the next token is chosen by; None: no change.
 
-        This runs before the logits are there, on a CUDA device while it computes them: long work, such as the mask of
-        a grammar, belongs here. The result does not change when the state moves on.
+        This runs before the logits are there, on a CUDA device while it computes them: long work belongs here, or in
+        :meth:`Processor.prepare`, which completes the results of a step's rows together. After that, the result does
+        not change when the state moves on.
         """
 
 
@@ -141,9 +142,17 @@ class Processor(ABC, Generic[ChangeT]):
         :param request: one that needs the processor
         """
 
+    def prepare(self, changes: Sequence[tuple[int, ChangeT]]) -> None:
+        """Work out together what is missing of all changes of a step, before the logits are there.
+
+        Until then, states may move on to drafts, and not otherwise.
+
+        :param changes: what :meth:`apply` will be called with
+        """
+
     @abstractmethod
     def apply(self, logits: Tensor, changes: Sequence[tuple[int, ChangeT]]) -> Failures:
-        """Change the logits of some rows in place.
+        """Change the logits of some rows in place, once :meth:`prepare` has been called.
 
         :param logits: float32 ``[N, vocab_size]``
         :param changes: rows, each at most once, and the changes to their logits

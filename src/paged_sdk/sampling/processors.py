@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from paged_sdk.sampling.bias import LogitsBias
+from paged_sdk.sampling.constraint import Constraints
 from paged_sdk.sampling.custom import CustomProcessors
 from paged_sdk.sampling.dry import Dry
 from paged_sdk.sampling.healing import TokenHealing
@@ -29,4 +30,5 @@ def default_processors(vocab_size: int, encode: Callable[[str], list[int]]) -> t
         Dry(encode),
         TokenHealing(),
         CustomProcessors(),
+        Constraints(vocab_size),  # the last: nothing that comes later lets a token in that the grammar bans
     )

@@ -100,6 +100,9 @@ class Sampler:
                     is_plain = False
                     for place, change in own_changes:
                         changes[place].append((index, change))
+        for place, processor in enumerate(self._processors):
+            if changes[place]:
+                changes[place] = _prepared(processor, changes[place], rows, failed)
         return PreparedRows(rows, changes, is_plain and not failed, failed)
 
     def sample(self, logits: Tensor, prepared: PreparedRows) -> SampledRows:
@@ -179,6 +182,27 @@ class Sampler:
                 state = TextState.begin(row.request, self._processors)
             self._states[row.seq_id] = state
         return state
+
+
+def _prepared(
+    processor: Processor[Any],
+    changes: list[tuple[int, Any]],
+    rows: Sequence[SampleRow],
+    failed: dict[int, PagedError],
+) -> list[tuple[int, Any]]:
+    """Let a processor prepare the changes of a step together or, should that raise, one at a time.
+
+    :param failed: gets the rows for which that raises, too, and the errors of their requests
+    :returns: the changes of the other rows
+    """
+    try:
+        processor.prepare(changes)
+    except Exception:
+        for index, change in changes:
+            with RequestGuard(rows[index].request.request_id, partial(failed.__setitem__, index)):
+                processor.prepare([(index, change)])
+        return [(index, change) for index, change in changes if index not in failed]
+    return changes
 
 
 def _take_largest(logits: Tensor, rows: Sequence[SampleRow]) -> SampledRows:

@@ -49,6 +49,10 @@ step."""
 _SUM_BLOCK: Final = 128
 """The inverse CDF over the vocabulary sums so many tokens per block."""
 
+_LEAST_EXPONENT: Final = -87.0
+_LEAST_WEIGHT: Final = 1.7e-38
+"""Is larger than exp(_LEAST_EXPONENT), and smaller than anything that counts beside the likeliest token's 1."""
+
 _NUMBERS_AT_ONCE: Final = 1 << 20
 """Bounds copies of logits: larger ones cost more in page faults than their arithmetic does."""
 
@@ -222,7 +226,11 @@ def _threshold(values: npt.NDArray[np.float32], settings: Settings, total: float
 def _to_weights(logits: Tensor, settings: Settings) -> Tensor:
     """Turn logits, in place, into the weights of tokens relative to the row's likeliest one."""
     temperature = torch.from_numpy(settings.temperature).to(logits)
-    return logits.sub_(logits.amax(dim=-1, keepdim=True)).div_(temperature).exp_()
+    logits.sub_(logits.amax(dim=-1, keepdim=True)).div_(temperature)
+    # On a CPU, exp is 3 times as slow at -inf, 36 times at results below 1.2e-38, of which there are many where the
+    # temperature is low: what is less likely than that has no weight.
+    weights = logits.clamp_(min=_LEAST_EXPONENT).exp_()
+    return torch.threshold_(weights, _LEAST_WEIGHT, 0.0)
 
 
 def _total_weight(logits: Tensor, settings: Settings) -> Floats:

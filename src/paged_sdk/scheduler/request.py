@@ -8,6 +8,7 @@ from attrs import field, frozen
 
 from paged_sdk.chat.token_healing import Healing
 from paged_sdk.config.sampling import SamplingParams
+from paged_sdk.constraints.grammar import Grammar
 from paged_sdk.kv.block_hash import CacheKey
 from paged_sdk.types.request import RequestOptions
 
@@ -31,6 +32,7 @@ class Request:
     :ivar healing: with which bytes the text has to begin, that were taken from the prompt's end
     :ivar prediction_token_ids: what the text will likely be; empty: nobody has said
     :ivar kept_special_ids: special tokens that have a text in its output, for what looks for them there
+    :ivar grammar: the compiled constraint; None: any text
     :ivar cache_keys: everything beside the tokens that its KV depends on
     """
 
@@ -44,6 +46,7 @@ class Request:
     healing: Healing | None = None
     prediction_token_ids: Sequence[int] = ()
     kept_special_ids: frozenset[int] = frozenset()
+    grammar: Grammar | None = None
     cache_keys: tuple[CacheKey, ...] = ()
     options: RequestOptions = field(factory=RequestOptions)
 

@@ -23,6 +23,7 @@ from paged_sdk.config.checks import (
 )
 from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.errors import ConfigError, InvalidRequestError
+from paged_sdk.types.constraint import Constraint
 from paged_sdk.types.logits_processor import AnyLogitsProcessor, check_logits_processors
 from paged_sdk.types.messages import MessageLike, MessageList, TextMessages, parse_messages
 from paged_sdk.types.tool import Tool, ToolChoice, ToolLike, as_tool_choice, as_tools
@@ -106,6 +107,7 @@ class RequestOptions:
     :ivar truncation: cut a prompt that is too long at its front instead of refusing it
     :ivar logits_processors: functions that change the logits before each token is chosen, in order
     :ivar prediction: what the answer will likely be, which makes it come sooner and changes nothing of it
+    :ivar constraint: the language that every text is a sentence of
     :ivar enable_thinking: passed to the chat template; None leaves the template's default
     :ivar reasoning_effort: passed to the chat template; None leaves the template's default
     :ivar tools: what the model may call, and
@@ -128,6 +130,9 @@ class RequestOptions:
     truncation: bool = field(default=False, validator=_of_request(is_bool))
     logits_processors: tuple[AnyLogitsProcessor, ...] = field(default=(), converter=_processors)
     prediction: str | None = field(default=None, converter=_prediction)
+    constraint: Constraint | None = field(
+        default=None, validator=_of_request(IsA(Constraint, "Constraint", optional=True))
+    )
     enable_thinking: bool | None = field(default=None, validator=_of_request(is_optional_bool))
     reasoning_effort: str | None = field(default=None, validator=_is_effort)
     tools: tuple[Tool, ...] = field(default=(), converter=as_tools)
@@ -236,6 +241,16 @@ class RequestBuilder(MessageList):
         """
         return self._with(prediction=_given("prediction", prediction))
 
+    def with_constraint(self, constraint: Constraint) -> RequestBuilder:
+        """Let every text be a sentence of a language: a JSON schema's, an expression's or a grammar's.
+
+        A text then ends with "stop" where the sentence does, or with "length" within it. A stop string ends it where
+        it stands.
+
+        :raises InvalidRequestError: for anything but a :class:`Constraint`
+        """
+        return self._with(constraint=_given("constraint", constraint))
+
     def with_enable_thinking(self, enable: bool) -> RequestBuilder:
         """Set what the chat template gets as ``enable_thinking``. A template that does not look at it ignores it.
 
@@ -300,6 +315,7 @@ class CompletionOptions(TypedDict, total=False):
     :ivar truncation: cut a prompt that is too long at its front instead of refusing it
     :ivar logits_processors: functions that change the logits before each token is chosen, in order
     :ivar prediction: what the text will likely be, which makes it come sooner and changes nothing of it
+    :ivar constraint: the language that every text is a sentence of; None: any text
     """
 
     priority: int
@@ -308,6 +324,7 @@ class CompletionOptions(TypedDict, total=False):
     truncation: bool
     logits_processors: Sequence[AnyLogitsProcessor]
     prediction: str | None
+    constraint: Constraint | None
 
 
 def completion_options(sampling: SamplingParams | None, options: CompletionOptions) -> RequestOptions:

@@ -1,0 +1,156 @@
+"""Works out which tokens may follow in the texts of a step."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from attrs import frozen
+
+from paged_sdk.constraints.grammar import GrammarText, error_of
+from paged_sdk.processors import usable_processors
+
+if TYPE_CHECKING:
+    import llguidance
+
+__all__ = ["Mask", "MaskFiller", "Positions"]
+
+_MAX_KNOWN: Final = 256
+"""Masks to keep: they take 4 MB if a vocabulary has 49,000 tokens, up to 50 MB at worst."""
+
+_Words: TypeAlias = npt.NDArray[np.uint32]
+
+
+@frozen(eq=False)
+class Positions:
+    """Names positions of one text, each one token after the one before it.
+
+    :ivar first: how many tokens of the text are before the first position
+    :ivar num: how many positions there are
+    """
+
+    text: GrammarText
+    first: int
+    num: int
+
+
+@frozen(eq=False)
+class Mask:
+    """Holds which tokens are allowed, or which are not, whichever are fewer.
+
+    Within a JSON string, a hundredth of a vocabulary is banned; elsewhere nearly all of it.
+
+    :ivar tokens: int64, ascending
+    :ivar are_allowed: whether these tokens are the allowed ones
+    :ivar ending: a token that ends the text, if nothing else may follow
+    """
+
+    tokens: npt.NDArray[np.int64]
+    are_allowed: bool
+    ending: int | None = None
+
+
+class MaskFiller:
+    """Makes the masks of a step together, in parallel.
+
+    :param vocab_size: how many logits a token has
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._executor: llguidance.LLExecutor | None = None
+        self._known: OrderedDict[tuple[bytes, tuple[int, ...], tuple[int, ...]], Mask] = OrderedDict()
+
+    def fill(self, positions: Sequence[Positions]) -> list[Mask | str]:
+        """Make a mask for each position, in order.
+
+        :param positions: of different texts
+        :returns: masks; nothing is allowed after drafts that a grammar does not allow. Where a grammar has failed, what
+            it says
+        """
+        words = np.zeros((sum(each.num for each in positions), (self._vocab_size + 31) // 32), np.int32)
+        starts = [0, *accumulate(each.num for each in positions)]
+        errors = [each.text.move_to(each.first) for each in positions]
+        alone: list[tuple[llguidance.LLMatcher, int]] = []
+        drafted: list[tuple[llguidance.LLMatcher, int, list[int]]] = []
+        for each, start, error in zip(positions, starts, errors, strict=False):
+            if error:
+                continue
+            if each.num == 1:
+                alone.append((each.text.matcher, start))
+            else:
+                drafted.append((each.text.matcher, start, each.text.tokens[each.first : each.first + each.num - 1]))
+        self._compute(words, alone, drafted)
+        masks: list[Mask | str] = []
+        for each, start, error in zip(positions, starts, errors, strict=False):
+            own, failure = words[start : start + each.num].view(np.uint32), error or error_of(each.text.matcher)
+            masks += [failure or self._mask(row, each.text) for row in own]
+        return masks
+
+    def _compute(
+        self,
+        words: npt.NDArray[np.int32],
+        alone: list[tuple[llguidance.LLMatcher, int]],
+        drafted: list[tuple[llguidance.LLMatcher, int, list[int]]],
+    ) -> None:
+        """Set the bit of each token that may follow.
+
+        :param alone: matchers, and the row of each
+        :param drafted: matchers, the first row of each, and the drafts that lead from that to the following rows
+        """
+        from llguidance import LLExecutor, numpy
+
+        if len(alone) == 1 and not drafted:  # to ask another thread would take longer
+            numpy.fill_next_token_bitmask(alone[0][0], words, alone[0][1])
+            return
+        if self._executor is None:
+            self._executor = LLExecutor(usable_processors())
+        if alone:
+            numpy.fill_next_token_bitmask_par(self._executor, alone, words)
+        if drafted:
+            numpy.fill_next_token_bitmask_par_with_draft_tokens(self._executor, drafted, words)
+
+    def _mask(self, words: _Words, text: GrammarText) -> Mask:
+        """Make a mask of bits. A grammar has few different ones: within a JSON string, all tokens have the same."""
+        key = words.tobytes(), text.end_ids, text.own_end_ids
+        mask = self._known.get(key)
+        if mask is None:
+            ending = _set_ends(words, text)
+            mask = self._known[key] = _mask_of(words, self._vocab_size, ending)
+            if len(self._known) > _MAX_KNOWN:
+                self._known.popitem(last=False)
+        else:
+            self._known.move_to_end(key)
+        return mask
+
+
+def _mask_of(words: _Words, vocab_size: int, ending: int | None) -> Mask:
+    bits = np.unpackbits(words.view(np.uint8), count=vocab_size, bitorder="little")
+    are_allowed = int(bits.sum(dtype=np.int64)) * 2 < vocab_size
+    tokens = np.flatnonzero(bits if are_allowed else bits == 0)
+    return Mask(tokens, are_allowed, ending)
+
+
+def _set_ends(mask: _Words, text: GrammarText) -> int | None:
+    """Replace the tokens by which a grammar says that the text may end by those that end this text.
+
+    :param mask: a bit for each token, which is changed
+    :returns: a token that ends the text, if nothing else may follow
+    """
+    own = text.own_end_ids
+    may_end = bool(mask[own[0] >> 5] >> np.uint32(own[0] & 31) & 1)
+    for end in {*own, *text.end_ids}:
+        mask[end >> 5] &= ~np.uint32(1 << (end & 31))
+    if not may_end:
+        return None
+    if not mask.any():
+        end = (text.end_ids or own)[0]
+        mask[end >> 5] |= np.uint32(1 << (end & 31))
+        return end
+    for end in text.end_ids:
+        mask[end >> 5] |= np.uint32(1 << (end & 31))
+    return None

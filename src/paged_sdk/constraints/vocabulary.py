@@ -1,0 +1,52 @@
+"""Describes a model's tokens to the library that finds out which of them a grammar allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+if TYPE_CHECKING:
+    import llguidance
+
+__all__ = ["Vocabulary"]
+
+
+@frozen(eq=False, kw_only=True)
+class Vocabulary:
+    """Holds what a grammar has to know of a model's tokens.
+
+    :ivar tokens: the bytes of each token, one for each of the model's logits; a token without bytes is never allowed
+    :ivar special_ids: tokens that have no text
+    :ivar end_ids: tokens that end a text, at least one; they are special, too
+    :ivar encode: encodes text to token ids, without special tokens
+    """
+
+    tokens: Sequence[bytes]
+    special_ids: Sequence[int]
+    end_ids: tuple[int, ...]
+    encode: Callable[[str], list[int]]
+
+    def for_grammars(self) -> llguidance.LLTokenizer:
+        """Make the library's own form of it: 0.1 s for 49,000 tokens."""
+        import llguidance
+
+        wrapped = llguidance.TokenizerWrapper(_Tokens(self))
+        return llguidance.LLTokenizer(wrapped, n_vocab=len(self.tokens), eos_token=list(self.end_ids))
+
+
+class _Tokens:
+    """Has the attributes that the library reads."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.tokens = vocabulary.tokens
+        self.special_token_ids = vocabulary.special_ids
+        self.eos_token_id = vocabulary.end_ids[0]
+        self.bos_token_id = None
+        self._encode = vocabulary.encode
+
+    def __call__(self, text: str) -> list[int]:
+        if not isinstance(text, str):  # the library asks whether bytes can be encoded, too
+            raise TypeError(text)
+        return self._encode(text)

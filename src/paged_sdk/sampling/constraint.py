@@ -1,0 +1,124 @@
+"""Bans the tokens that a request's constraint does not allow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+from attrs import define
+from torch import Tensor
+
+from paged_sdk.constraints.grammar import GrammarText
+from paged_sdk.constraints.masks import Mask, MaskFiller, Positions
+from paged_sdk.errors import ConstraintError
+from paged_sdk.sampling.failures import Failures
+from paged_sdk.sampling.processor import ALL_TOKENS, Processor, ProcessorState
+from paged_sdk.scheduler.request import Request
+
+__all__ = ["ConstraintChange", "ConstraintState", "Constraints"]
+
+
+@define(eq=False)
+class ConstraintChange:
+    """Holds what is allowed at one position of a text.
+
+    :ivar num_tokens: how many tokens of the text are before the position
+    :ivar mask: what is allowed, or why the grammar cannot say it; None until the step is prepared
+    """
+
+    request: Request
+    text: GrammarText
+    num_tokens: int
+    mask: Mask | str | None = None
+
+
+class Constraints(Processor[ConstraintChange]):
+    """Bans what the grammars of requests do not allow. The masks of a step are made together.
+
+    Where a text can only end, it does, whatever other settings have done to the token that ends it.
+
+    :param vocab_size: columns of the logits
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._filler = MaskFiller(vocab_size)
+
+    def applies_until(self, request: Request) -> int:
+        return 0 if request.grammar is None else ALL_TOKENS
+
+    def begin(self, request: Request) -> ConstraintState:
+        assert request.grammar is not None, "the request needs no constraint"
+        sampling = request.sampling
+        # Where end tokens are to be ignored, they are left out as long as anything else may follow.
+        ends = sampling.stop_token_ids if sampling.ignore_eos else request.stop_token_ids
+        return ConstraintState(request, request.grammar.begin(ends, self._vocab_size))
+
+    def prepare(self, changes: Sequence[tuple[int, ConstraintChange]]) -> None:
+        positions: list[Positions] = []
+        for _, change in changes:
+            if positions and positions[-1].text is change.text:  # drafts of one text lie side by side
+                last = positions.pop()
+                positions.append(Positions(last.text, last.first, last.num + 1))
+            else:
+                positions.append(Positions(change.text, change.num_tokens, 1))
+        for (_, change), mask in zip(changes, self._filler.fill(positions), strict=True):
+            change.mask = mask
+
+    def apply(self, logits: Tensor, changes: Sequence[tuple[int, ConstraintChange]]) -> Failures:
+        failures: dict[int, ConstraintError] = {}
+        for row, change in changes:
+            assert change.mask is not None, "the step is not prepared"
+            if isinstance(change.mask, str):
+                failures[row] = _failure(change.request, change.mask)
+            else:
+                _keep_allowed(logits[row], change.mask)
+        return failures
+
+
+def _keep_allowed(logits: Tensor, mask: Mask) -> None:
+    """Ban what a mask does not allow. The token that ends a text which can only end is not to be banned.
+
+    :param logits: of one row
+    """
+    if mask.ending is not None:
+        logits.fill_(-torch.inf)
+        logits[mask.ending] = 0
+        return
+    tokens = torch.from_numpy(mask.tokens).to(logits.device)
+    if mask.are_allowed:
+        kept = logits[tokens]
+        logits.fill_(-torch.inf)
+        logits[tokens] = kept
+    else:
+        logits.index_fill_(0, tokens, -torch.inf)
+
+
+class ConstraintState(ProcessorState[ConstraintChange]):
+    """Follows one text by its grammar."""
+
+    def __init__(self, request: Request, text: GrammarText) -> None:
+        self._request = request
+        self._text = text
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        self._text.tokens += token_ids
+
+    def roll_back(self, num_tokens: int) -> None:
+        self._text.cut(len(self._text.tokens) - num_tokens)
+
+    def fork(self) -> Self:
+        return type(self)(self._request, self._text.copy())
+
+    def change(self) -> ConstraintChange:
+        return ConstraintChange(self._request, self._text, len(self._text.tokens))
+
+
+def _failure(request: Request, reason: str) -> ConstraintError:
+    kind = "" if request.options.constraint is None else request.options.constraint.kind
+    return ConstraintError(
+        f"request {request.request_id}: the constraint cannot be enforced any further: {reason}",
+        request_id=request.request_id,
+        kind=kind,
+    )

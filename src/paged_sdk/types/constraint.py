@@ -1,0 +1,101 @@
+"""Say which texts a request may be answered with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final, Literal, TypeAlias, get_args
+
+from attrs import field, frozen
+
+from paged_sdk.errors import ConstraintError, shown
+
+__all__ = ["Constraint", "ConstraintKind"]
+
+ConstraintKind: TypeAlias = Literal["regex", "json_schema", "lark", "llguidance"]
+
+_MAX_SOURCE: Final = 4 << 20
+"""Characters of a constraint: reading JSON of that length takes 50 ms."""
+
+
+@frozen
+class Constraint:
+    """Describes a language, of which every text of a request is a sentence.
+
+    Make one with :meth:`regex`, :meth:`json_schema`, :meth:`lark` or :meth:`llguidance`. Whether it can be enforced is
+    found out when a request with it is sent: what cannot is a :class:`~paged_sdk.errors.ConstraintError`.
+
+    :ivar kind: how the source is to be read
+    :ivar source: the language's description
+    :raises ConstraintError: at construction, for anything but a text of up to 4,194,304 characters
+    """
+
+    kind: ConstraintKind = field()
+    source: str = field(repr=shown)
+
+    @kind.validator
+    def _check_kind(self, attribute: object, value: object) -> None:
+        if not isinstance(value, str) or value not in get_args(ConstraintKind):
+            kinds = ", ".join(get_args(ConstraintKind))
+            raise ConstraintError(f"kind = {shown(value)} is not allowed: expected one of {kinds}")
+
+    @source.validator
+    def _check_source(self, attribute: object, value: object) -> None:
+        if not isinstance(value, str) or not value or len(value) > _MAX_SOURCE:
+            raise ConstraintError(
+                f"source ({self.kind}) = {shown(value)} is not allowed: expected 1 to {_MAX_SOURCE} characters",
+                kind=self.kind,
+            )
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise ConstraintError(
+                f"source ({self.kind}) = {shown(value)} is not allowed: expected Unicode without lone surrogates",
+                kind=self.kind,
+            ) from error
+
+    @classmethod
+    def regex(cls, pattern: str) -> Constraint:
+        r"""Allow the texts that an expression matches as a whole.
+
+        :param pattern: in the syntax of Rust's regex crate, without look-around; ``.`` matches no newline, and ``\d``,
+            ``\w`` and ``\s`` are Unicode's
+        """
+        return cls("regex", pattern)
+
+    @classmethod
+    def json_schema(cls, schema: Mapping[str, Any] | str) -> Constraint:
+        """Allow JSON that a schema (draft 2020-12) describes.
+
+        Objects have their properties in the schema's order. Between the parts of the JSON may be one space, or a
+        newline and up to 32 spaces or tabs.
+
+        :param schema: the schema, or its text
+        :raises ConstraintError: what is no JSON
+        """
+        if isinstance(schema, str):
+            return cls("json_schema", schema)
+        if not isinstance(schema, Mapping):
+            raise ConstraintError(
+                f"json_schema = {shown(schema)} is not allowed: expected a dict or a text", kind="json_schema"
+            )
+        try:
+            return cls("json_schema", json.dumps(schema, allow_nan=False, ensure_ascii=False))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ConstraintError(f"the schema is no JSON: {error}", kind="json_schema") from error
+
+    @classmethod
+    def lark(cls, grammar: str) -> Constraint:
+        """Allow the texts of a context-free grammar.
+
+        :param grammar: in llguidance's variant of Lark's syntax; the first rule is ``start``
+        """
+        return cls("lark", grammar)
+
+    @classmethod
+    def llguidance(cls, grammar: str) -> Constraint:
+        """Allow the texts of a grammar in llguidance's own form.
+
+        :param grammar: JSON, ``{"grammars": [{"lark_grammar": ...}, {"json_schema": ...}]}``
+        """
+        return cls("llguidance", grammar)

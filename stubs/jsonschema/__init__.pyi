@@ -1,0 +1,13 @@
+"""What the tests call of jsonschema, which ships no types."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+class FormatChecker: ...
+
+class Draft202012Validator:
+    FORMAT_CHECKER: ClassVar[FormatChecker]
+    def __init__(self, schema: Mapping[str, Any], *, format_checker: FormatChecker | None = ...) -> None: ...
+    def validate(self, instance: object) -> None: ...
+    @classmethod
+    def check_schema(cls, schema: Mapping[str, Any]) -> None: ...

@@ -1,0 +1,237 @@
+"""What cannot be enforced is refused, with its reason, and in bounded time."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import Any, Final
+
+import pytest
+
+from paged_sdk import Constraint, ConstraintError, QueueFullError, RequestBuilder
+from paged_sdk.constraints.compiler import GrammarCompiler
+from paged_sdk.constraints.grammar import Grammar
+from paged_sdk.constraints.vocabulary import Vocabulary
+from paged_sdk.errors import InvalidRequestError
+
+BYTES: Final = Vocabulary(
+    tokens=[*(bytes([byte]) for byte in range(256)), b""],
+    special_ids=[256],
+    end_ids=(256,),
+    encode=lambda text: list(text.encode()),
+)
+
+
+@pytest.fixture(scope="module")
+def compiler() -> GrammarCompiler:
+    return GrammarCompiler(lambda: BYTES)
+
+
+def accepts(grammar: Grammar, text: str) -> bool:
+    matcher, data = grammar.matcher.deep_copy(), text.encode()
+    return matcher.try_consume_tokens(list(data)) == len(data) and matcher.is_accepting()
+
+
+OBJECT: Final = {"type": "object", "properties": {"a": {"type": "string"}}}
+REFUSED: Final[dict[str, dict[str, Any]]] = {
+    "not": {"not": {"type": "string"}},
+    "if": {"if": OBJECT, "then": OBJECT},
+    "dependentRequired": {**OBJECT, "dependentRequired": {"a": ["b"]}},
+    "dependentSchemas": {**OBJECT, "dependentSchemas": {"a": OBJECT}},
+    "dependencies": {**OBJECT, "dependencies": {"a": ["b"]}},
+    "propertyNames": {**OBJECT, "propertyNames": {"maxLength": 3}},
+    "unevaluatedProperties": {**OBJECT, "unevaluatedProperties": False},
+    "uniqueItems": {"type": "array", "uniqueItems": True},
+    "contains": {"type": "array", "contains": {"type": "string"}},
+    "unevaluatedItems": {"type": "array", "unevaluatedItems": False},
+    "$dynamicRef": {"$dynamicRef": "#a"},
+    "contentEncoding": {"type": "string", "contentEncoding": "base64"},
+    "contentMediaType": {"type": "string", "contentMediaType": "application/json"},
+    "x-guidance": {**OBJECT, "x-guidance": {"lenient": True}},
+    "minProperties": {"type": "object", "additionalProperties": {"type": "integer"}, "minProperties": 2},
+    "multipleOf": {"type": "integer", "multipleOf": 1_000_003},
+    "patternProperties": {"type": "object", "patternProperties": {f"^k{i}[a-z]*$": {} for i in range(500)}},
+}
+
+
+@pytest.mark.parametrize("keyword", REFUSED)
+def test_keywords_that_cannot_be_enforced_are_named(compiler: GrammarCompiler, keyword: str) -> None:
+    schema = {"type": "object", "properties": {"x/y": {"type": "array", "items": REFUSED[keyword]}}}
+    with pytest.raises(ConstraintError, match="cannot be enforced at /properties/x~1y/items: ") as raised:
+        compiler.compile(Constraint.json_schema(schema))
+    assert (raised.value.kind, raised.value.keyword) == ("json_schema", keyword)
+    assert raised.value.position == "/properties/x~1y/items"
+    assert keyword in str(raised.value) or keyword == "patternProperties"
+
+
+@pytest.mark.parametrize(
+    ("constraint", "reason"),
+    [
+        (Constraint.json_schema({"oneOf": [{"type": "string"}, {"maxLength": 3}]}), "oneOf"),
+        (Constraint.json_schema({"type": "string", "format": "iri"}), "Unknown format: iri"),
+        (Constraint.json_schema({"type": "string", "pattern": "^a(?=b)"}), "look-around"),
+        (Constraint.json_schema({"type": "strng"}), "Invalid type"),
+        (Constraint.json_schema({"$ref": "https://example.com/schema"}), "not present"),
+        (Constraint.json_schema({"$ref": "#/nowhere"}), "does not exist"),
+        (Constraint.json_schema({"$ref": "#"}), "no text"),
+        (Constraint.json_schema({"minimum": 3, "maximum": 1, "type": "integer"}), "nsatisfiable"),
+        (Constraint.json_schema("[1]"), "is a list"),
+        (Constraint.json_schema("{"), "no JSON"),
+        (Constraint.json_schema("[" * 100_000), "no JSON"),
+        (Constraint.regex("(a"), "unclosed group"),
+        (Constraint.regex("a(?!b)"), "look-around"),
+        (Constraint.lark("start: nothing"), "unknown name"),
+        (Constraint.lark("begin: 'a'"), "lexer error"),
+        (Constraint.llguidance("{}"), "missing field"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(compiler: GrammarCompiler, constraint: Constraint, reason: str) -> None:
+    with pytest.raises(ConstraintError, match="cannot be enforced") as raised:
+        compiler.compile(constraint)
+    assert reason in str(raised.value)
+    assert raised.value.kind == constraint.kind
+    assert len(str(raised.value)) < 300
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+BOMBS: Final = {
+    "a schema of a megabyte": lambda: Constraint.json_schema(
+        {"properties": {f"property {i}": {"enum": [f"{i} {j}" for j in range(5)]} for i in range(14_000)}}
+    ),
+    "a choice of a megabyte": lambda: Constraint.json_schema({"enum": [f"the value {i}" for i in range(45_000)]}),
+    "a schema 400 deep": lambda: Constraint.json_schema(nested(400)),
+    "a product of choices": lambda: Constraint.json_schema(
+        {"allOf": [{"anyOf": [{"properties": {f"p{i}": {"const": j}}} for j in range(6)]} for i in range(8)]}
+    ),
+    "many expressions at once": lambda: Constraint.json_schema(
+        {"type": "string", "allOf": [{"pattern": f"[a-z]*{c}[a-z]*{c}"} for c in "abcdefghijklmno"]}
+    ),
+    "3000 parentheses": lambda: Constraint.regex("(" * 3000 + "a" + ")" * 3000),
+    "a million letters": lambda: Constraint.regex("a{1000000}"),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name == "a schema of a megabyte")) for name in BOMBS]
+)
+def test_bombs_end_soon(compiler: GrammarCompiler, name: str) -> None:
+    constraint = BOMBS[name]()
+    begun = time.monotonic()
+    try:
+        grammar: Grammar | None = compiler.compile(constraint)
+    except ConstraintError:
+        grammar = None
+    assert time.monotonic() - begun < 10
+    assert (grammar is not None) == (name in ("a choice of a megabyte", "a million letters"))
+
+
+@pytest.mark.parametrize("source", ["", "a" * 5_000_000, "\ud800", 3, None])
+def test_what_is_no_text_is_refused_at_once(source: Any) -> None:
+    for make in (Constraint.regex, Constraint.json_schema, Constraint.lark, Constraint.llguidance):
+        with pytest.raises(ConstraintError):
+            make(source)
+
+
+@pytest.mark.parametrize("schema", [{"a": object()}, {"a": float("nan")}, {1: {}, "x": {2}}, [], ()])
+def test_what_is_no_json_is_refused_at_once(schema: Any) -> None:
+    with pytest.raises(ConstraintError):
+        Constraint.json_schema(schema)
+
+
+def test_a_dict_that_holds_itself_is_refused() -> None:
+    schema: dict[str, Any] = {}
+    schema["items"] = schema
+    with pytest.raises(ConstraintError):
+        Constraint.json_schema(schema)
+
+
+def test_constraints_are_values() -> None:
+    assert Constraint.json_schema({"a": 1}) == Constraint.json_schema('{"a": 1}')
+    assert len({Constraint.regex("a"), Constraint.regex("a"), Constraint.lark("a")}) == 2
+    wrong: Any = "yaml"
+    with pytest.raises(ConstraintError, match="kind"):
+        Constraint(wrong, "a")
+    given: Any
+    for given in ("regex", None):
+        with pytest.raises(InvalidRequestError, match="constraint"):
+            RequestBuilder().with_constraint(given)
+
+
+DATES: Final = {
+    "date": (["2024-02-29", "2000-02-29", "0004-12-31"], ["2023-02-29", "1900-02-29", "0000-01-01", "2024-04-31"]),
+    "time": (["23:59:59Z", "00:00:00.5+01:30"], ["23:59:60Z", "24:00:00Z", "12:00Z", "12:00:00"]),
+    "date-time": (["1996-12-19T16:39:57-08:00"], ["1998-12-31T23:58:60Z", "2023-02-29T00:00:00Z"]),
+    "hostname": (["a", "www.example.com", "x-y.z"], ["-a", "a-", "a..b", "xn--X", "a_b", "a." * 31 + "abc"]),
+    "email": (["joe.bloggs@example.com"], ["2962", "joe@", "@example.com"]),
+    "ipv4": (["127.0.0.1"], ["256.1.1.1", "1.2.3"]),
+    "ipv6": (["::1", "fe80::a"], ["12345::", "1::2::3"]),
+    "uuid": (["2EB8AA08-AA98-11EA-B4AA-73B441D16380"], ["2eb8aa08-aa98-11ea-b4aa-73b441d1638"]),
+}
+
+
+@pytest.mark.parametrize("name", DATES)
+def test_formats_are_enforced(compiler: GrammarCompiler, name: str) -> None:
+    good, bad = DATES[name]
+    schema = {"type": "string", "format": name, "pattern": "", "maxLength": 64}
+    grammar = compiler.compile(Constraint.json_schema(schema))
+    assert [text for text in good if not accepts(grammar, json.dumps(text))] == []
+    assert [text for text in bad if accepts(grammar, json.dumps(text))] == []
+
+
+def test_white_space_is_bounded(compiler: GrammarCompiler) -> None:
+    grammar = compiler.compile(Constraint.json_schema({"type": "array", "items": {"type": "null"}}))
+    for text in ("[null,null]", "[ null, null ]", "[\n  null,\n  null\n]", "[\n" + " " * 32 + "null]"):
+        assert accepts(grammar, text), text
+    for text in ("[  null]", "[\n\nnull]", "[\n" + " " * 33 + "null]", " []", "[] "):
+        assert not accepts(grammar, text), text
+
+
+def test_a_grammar_is_compiled_once() -> None:
+    made: list[int] = []
+
+    def vocabulary() -> Vocabulary:
+        made.append(1)
+        return BYTES
+
+    compiler = GrammarCompiler(vocabulary)
+    first = compiler.compile(Constraint.regex("a+"))
+    assert compiler.compile(Constraint.regex("a+")) is first
+    for number in range(70):
+        compiler.compile(Constraint.regex(f"b{{{number},}}"))
+    assert compiler.compile(Constraint.regex("a+")) is not first
+    assert made == [1]
+
+
+def test_errors_of_one_constraint_are_each_requests_own(compiler: GrammarCompiler) -> None:
+    errors = []
+    for _ in range(2):
+        with pytest.raises(ConstraintError) as raised:
+            compiler.compile(Constraint.regex("("))
+        errors.append(raised.value)
+    assert errors[0] is not errors[1]
+
+
+def test_what_takes_too_long_is_given_up_and_others_go_on() -> None:
+    """The vocabulary stands for a compilation that never ends: a lock decides when it does, not the clock."""
+    may_end = threading.Event()
+
+    def vocabulary() -> Vocabulary:
+        may_end.wait()
+        return BYTES
+
+    compiler = GrammarCompiler(vocabulary, max_seconds=0.01)
+    for number in range(32):
+        with pytest.raises(ConstraintError, match=r"takes longer than 0\.01 s"):
+            compiler.compile(Constraint.regex(f"a{{{number + 1}}}"))
+    with pytest.raises(QueueFullError, match="32 constraints"):
+        compiler.compile(Constraint.regex("one more"))
+    may_end.set()
+    patient = GrammarCompiler(lambda: BYTES)
+    assert accepts(patient.compile(Constraint.regex("a")), "a")
