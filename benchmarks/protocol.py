@@ -36,6 +36,7 @@ class EngineSettings:
     :ivar max_model_len: tokens in a sequence, prompt and output together
     :ivar max_num_seqs: sequences at once
     :ivar dtype: the dtype of a directory's weights, which is also computed in; None: the engine's choice
+    :ivar lookup: the most drafts of a step that the engine looks up in the prompt, if it can; 0: none
     """
 
     model: str
@@ -43,6 +44,7 @@ class EngineSettings:
     max_model_len: int
     max_num_seqs: int
     dtype: str | None = None
+    lookup: int = 0
 
 
 @dataclass(frozen=True)

@@ -47,12 +47,15 @@ class Engine(BenchmarkEngine):
 
     def _load(self, *, logits_all: bool, n_ctx: int) -> Any:
         from llama_cpp import Llama
+        from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
+        lookup = self._settings.lookup
         return Llama(
             self._settings.model,
             n_ctx=n_ctx,
             n_threads=self._settings.num_threads,
             n_threads_batch=self._settings.num_threads,
-            logits_all=logits_all,
+            logits_all=logits_all or lookup > 0,  # drafts need them; without, it keeps 512 rows and fails beyond
+            draft_model=LlamaPromptLookupDecoding(num_pred_tokens=lookup) if lookup else None,
             verbose=False,
         )

@@ -81,7 +81,7 @@ def test_chances_fall_and_lie_between_0_and_1(source: list[int], text: list[int]
     follower, _ = follow(source, text)
     guesses = follower.guesses(16)
     chances = follower.chances(16)
-    assert len(chances) == len(guesses)
+    assert len(chances) <= len(guesses)
     assert sorted(chances, reverse=True) == chances
     assert all(0 < chance < 1 for chance in chances)
     assert (follower.chance > 0) == bool(guesses)

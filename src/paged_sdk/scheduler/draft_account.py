@@ -10,7 +10,7 @@ __all__ = ["DraftAccount"]
 
 START: Final = 1.5
 """Drafts may lose so many steps' time before they have to have gained any: a few attempts."""
-MOST: Final = 8.0
+MOST: Final = 3.0
 """What was gained is remembered up to so many steps' time: a text that drafts suit lends the next one no more."""
 SHARE: Final = 0.01
 """Each step without drafts allows drafts to lose so much of its time later. With what choosing them takes, speculation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from statistics import median_low
 from typing import Final
@@ -10,9 +11,11 @@ __all__ = ["NUM_SAMPLES", "StepTimes", "size_of"]
 
 NUM_SAMPLES: Final = 9
 """The time of a step is the median of so many: one that others interrupt does not show."""
-GUESSED_SLOPE: Final = 0.02
-"""So much of a step's time is one more token expected to add before larger steps were seen. It is less than anything
-measured, so that they are tried once."""
+UNKNOWN: Final = 4
+"""A step may have so many tokens more than any before it, or twice as many: what it takes is then a guess. Without this
+bound, 16 texts drafted 96 tokens in their first step with drafts, which took as long as eight without."""
+LASTS: Final = 512
+"""After so many steps a time that was not seen again is forgotten: it may have been one that others interrupted."""
 
 
 def size_of(num_tokens: int) -> int:
@@ -31,6 +34,8 @@ class StepTimes:
 
     def __init__(self) -> None:
         self._seconds: dict[int, deque[float]] = {}
+        self._noted_at: dict[int, int] = {}
+        self._num_steps = 0
         self._curve: list[tuple[int, float]] | None = []
 
     def note(self, num_tokens: int, seconds: float) -> None:
@@ -41,6 +46,10 @@ class StepTimes:
             samples = self._seconds[size] = deque(maxlen=NUM_SAMPLES)
         samples.append(seconds)
         self._curve = None
+        self._num_steps += 1
+        self._noted_at[size] = self._num_steps
+        if self._num_steps % LASTS == 0:
+            self._forget_old()
 
     def forget(self, num_tokens: int) -> None:
         """Forget most of what was seen of steps with so many tokens: the next two decide the median."""
@@ -62,33 +71,35 @@ class StepTimes:
     def expected(self, num_tokens: int) -> float:
         """Return how many seconds a step with so many tokens should take: it never falls with their number.
 
-        :returns: 0 if nothing is known yet
+        :returns: 0 if nothing is known yet, and infinity where nothing can be guessed
         """
-        if self._curve is None:
-            points = [(size, median_low(self._seconds[size])) for size in sorted(self._seconds)]
-            self._curve = _rising(points)
         curve = self._curve
+        if curve is None:
+            curve = self._curve = self._rising()
         if not curve:
             return 0.0
-        size, seconds = curve[0]
+        (size, seconds), slope = curve[0], 0.0
         if num_tokens <= size:
             return seconds
         for next_size, next_seconds in curve[1:]:
+            slope = (next_seconds - seconds) / (next_size - size)
             if num_tokens <= next_size:
-                return seconds + (next_seconds - seconds) * (num_tokens - size) / (next_size - size)
+                return seconds + slope * (num_tokens - size)
             size, seconds = next_size, next_seconds
-        return seconds + curve[0][1] * GUESSED_SLOPE * (num_tokens - size)
+        if num_tokens > max(2 * size, size + UNKNOWN):
+            return math.inf
+        return seconds + max(slope, seconds / (size + UNKNOWN)) * (num_tokens - size)
 
+    def _rising(self) -> list[tuple[int, float]]:
+        """Return what is known, by rising number of tokens: fewer tokens take no longer than more were seen to take."""
+        curve: list[tuple[int, float]] = []
+        least = math.inf
+        for size in sorted(self._seconds, reverse=True):
+            least = min(least, median_low(self._seconds[size]))
+            curve.append((size, least))
+        return curve[::-1]
 
-def _rising(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Return the points with the least changes that let values rise: neighbours that fall get their mean."""
-    pools: list[tuple[float, int]] = []
-    for _, value in points:
-        mean, count = value, 1
-        while pools and pools[-1][0] > mean:
-            other, other_count = pools.pop()
-            mean = (mean * count + other * other_count) / (count + other_count)
-            count += other_count
-        pools.append((mean, count))
-    values = [mean for mean, count in pools for _ in range(count)]
-    return [(size, value) for (size, _), value in zip(points, values, strict=True)]
+    def _forget_old(self) -> None:
+        for size, noted_at in list(self._noted_at.items()):
+            if noted_at <= self._num_steps - LASTS:
+                del self._noted_at[size], self._seconds[size]

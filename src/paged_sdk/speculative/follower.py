@@ -15,6 +15,8 @@ LONGEST: Final = 16
 """So many agreeing tokens are counted when a place is found; and from there on no better place is looked for."""
 SETTLED: Final = 4
 """After so many agreeing tokens a text is back on its source."""
+LEAST_CHANCE: Final = 0.05
+"""Less likely guesses pay nowhere: one more token takes at least so much of a step."""
 VOTED: Final = 4
 """So many next tokens are voted on by the places that have the same context, then the last written of those goes on."""
 
@@ -111,7 +113,7 @@ class Follower:
         return found
 
     def chances(self, most: int) -> list[float]:
-        """Return how likely the first guess is right, the first two are, and so on, for as many as there are."""
+        """Return how likely the first guess is right, the first two are, and so on, while that is likely at all."""
         rates, origin, run = self._acceptance.rates, self._origin, self._run
         num_left = len(self.index.token_ids) - self.place
         if self.place < 0 or num_left <= 0:
@@ -119,6 +121,8 @@ class Follower:
         chance, found = 1.0, []
         for ahead in range(run, run + (most if self._is_own else min(most, num_left))):
             chance *= rates[evidence(origin, ahead)]
+            if chance < LEAST_CHANCE:
+                break
             found.append(chance)
         return found
 
