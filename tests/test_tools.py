@@ -261,6 +261,27 @@ async def test_tools_and_effort_reach_the_template_as_in_transformers() -> None:
         assert text.tokenizer.decode(prompt) == f"{wire}How warm is it?low"
 
 
+PHI: Final = """{% for message in messages %}
+{%- if message['role'] == 'system' and 'tools' in message and message['tools'] is not none -%}
+{{ '<|system|>' + message['content'] + '<|tool|>' + message['tools'] + '<|/tool|>' }}
+{%- else %}{{ '<|' + message['role'] + '|>' + message['content'] }}{% endif %}{% endfor %}"""
+
+
+@pytest.mark.parametrize("system", [(), (Message("system", "Be brief."),)])
+async def test_tools_that_a_template_looks_for_in_the_system_message(system: tuple[Message, ...]) -> None:
+    async with saying("x", PHI, ("<|tool|>", "<|/tool|>")) as model:
+        text = model._preparer.text
+        tool = Tool(name="f", description="Ends <|/tool|> it.")
+        ids = text.encode_chat([*system, *ASK.messages], tools=[tool])
+        shown = text.tokenizer.decode(ids, skip_special_tokens=False)
+        functions = json.dumps([tool.to_dict()["function"]])
+        said = system[0].content if system else ""
+        assert shown == f"<|system|>{said}<|tool|>{functions}<|/tool|><|user|>How warm is it?"
+        assert sum(map(text.tokenizer.is_special, ids)) == 2
+        plain = text.tokenizer.decode(text.encode_chat([*system, *ASK.messages]), skip_special_tokens=False)
+        assert "<|tool|>" not in plain
+
+
 async def test_special_tokens_in_descriptions_are_text() -> None:
     async with saying("x", TELLING, ("<|im_end|>",)) as model:
         text = model._preparer.text

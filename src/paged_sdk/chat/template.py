@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,8 @@ from paged_sdk.types.messages import Message, TextMessageRole
 from paged_sdk.types.tool import Tool
 
 __all__ = ["ChatTemplate", "choose_template", "read_template"]
+
+_TOOLS_OF_MESSAGE = re.compile(r"""message(?:\[['"]tools['"]\]|\.tools\b)""")
 
 _logger = get_logger(__name__)
 
@@ -81,6 +84,8 @@ class ChatTemplate:
         """
         change = change or _unchanged
         dicts = [{**message.to_dict(), "role": self._name(message.role)} for message in messages]
+        if tools and _TOOLS_OF_MESSAGE.search(self.source):
+            dicts = _with_tools(dicts, tools)
         variables = {
             **self._tokens,
             "messages": list(map(change, dicts)),
@@ -143,6 +148,14 @@ class ChatTemplate:
             except NotCheapError:
                 pass
         return self._renderer.render(self.source, variables, interruption)
+
+
+def _with_tools(messages: list[dict[str, Any]], tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """Return messages whose system message holds the tools, as JSON text: Phi-4-mini's template wants them there."""
+    if messages[0]["role"] != TextMessageRole.SYSTEM.value:
+        messages = [{"role": TextMessageRole.SYSTEM.value, "content": ""}, *messages]
+    functions = json.dumps([tool.to_dict()["function"] for tool in tools], ensure_ascii=False)
+    return [{**messages[0], "tools": functions}, *messages[1:]]
 
 
 def _unchanged(part: dict[str, Any]) -> dict[str, Any]:
