@@ -44,6 +44,8 @@ MAGISTRAL: Final = MISTRAL + "[THINK][/THINK]"
 PHI: Final = "functools[{{ x }}]"
 PHI4: Final = "<|tool|><|/tool|>"
 GEMMA: Final = "```tool_code"
+GEMMA4: Final = "<|tool_call>call:x{}<tool_call|><|channel>thought<channel|>"
+FUNCTION_GEMMA: Final = "<start_function_call>call:x{}<end_function_call>"
 DEEPSEEK: Final = "<｜tool▁calls▁begin｜><think></think>"
 HARMONY: Final = "<|start|>assistant<|channel|>analysis<|message|>"
 
@@ -189,6 +191,22 @@ CASES: Final = (
     ),
     Case(GEMMA, "```tool_code\nget_time()", calls=(TIME,)),
     Case(
+        GEMMA4,
+        '<|channel>thought\nHm.<channel|><|tool_call>call:get_weather{location:<|"|>Paris, a:"France" {b:<|"|>,days:3,'
+        'tags:[<|"|>x<|"|>,null,{y:true}]}<tool_call|><|tool_call>call:get_time{}<tool_call|>',
+        reasoning="Hm.",
+        calls=(
+            ("get_weather", {"location": 'Paris, a:"France" {b:', "days": 3, "tags": ["x", None, {"y": True}]}),
+            TIME,
+        ),
+    ),
+    Case(
+        FUNCTION_GEMMA,
+        "<start_function_call>call:get_weather{location:<escape>Paris, France<escape>,unit:<escape>celsius<escape>}"
+        "<end_function_call>",
+        calls=(PARIS,),
+    ),
+    Case(
         DEEPSEEK,
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
         '{"location": "Paris, France", "unit": "celsius"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function'
@@ -266,6 +284,10 @@ MALFORMED: Final = (
     Case(PHI4, "<|tool_call|>[1]"),
     Case(GEMMA, "```tool_code\nget_time(\n```"),
     Case(GEMMA, "```tool_code\n```"),
+    Case(GEMMA4, '<|tool_call>call:get_weather{location:<|"|>Paris}<tool_call|>'),
+    Case(GEMMA4, "<|tool_call>call:unknown{}<tool_call|>"),
+    Case(GEMMA4, "<|tool_call>get_time{}"),
+    Case(FUNCTION_GEMMA, "<start_function_call>call:get_weather{location:Paris}<end_function_call>"),
     Case(GEMMA, "```tool_code\nimport x\n```\nThat was it."),
     Case(DEEPSEEK, "<｜tool▁call▁begin｜>get_time<｜tool▁call▁end｜>"),
     Case(DEEPSEEK, "<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_time"),

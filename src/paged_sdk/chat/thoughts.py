@@ -14,10 +14,14 @@ __all__ = ["ThoughtMarks"]
 
 @frozen
 class ThoughtMarks:
-    """Holds a pair of marks."""
+    """Holds a pair of marks.
+
+    :ivar label: follows the opening mark
+    """
 
     opening: str
     closing: str
+    label: str = ""
 
     @classmethod
     def of_template(cls, source: str) -> ThoughtMarks | None:
@@ -26,7 +30,7 @@ class ThoughtMarks:
 
     def are_open_after(self, prompt_end: str) -> bool:
         """Tell whether a prompt that ends with this text leaves the model thinking: some templates open the thought."""
-        return prompt_end.rstrip().endswith(self.opening)
+        return prompt_end.rstrip().endswith(self.opening + self.label)
 
     def read(self, reader: TextReader, pieces: AnswerPieces, *, is_open: bool) -> Steps[None]:
         """Read the thought that an answer begins with, if it does.
@@ -35,7 +39,7 @@ class ThoughtMarks:
         """
         space = yield from reader.space()
         # A model that repeats the opening mark after the prompt's own thinks once.
-        if not (yield from reader.literal(self.opening)) and not is_open:
+        if not (yield from reader.literal(self.opening + self.label)) and not is_open:
             pieces.content(space)
             return
         if (yield from reader.pass_until((self.closing,), pieces.reasoning)) is not None:
@@ -47,5 +51,6 @@ _KNOWN: Final = (
     ThoughtMarks("[THINK]", "[/THINK]"),
     ThoughtMarks("<seed:think>", "</seed:think>"),
     ThoughtMarks("<|START_THINKING|>", "<|END_THINKING|>"),
+    ThoughtMarks("<|channel>", "<channel|>", "thought"),
 )
-"""Qwen3, DeepSeek-R1 and many others; Magistral; Seed-OSS; Command A Reasoning."""
+"""Qwen3, DeepSeek-R1 and many others; Magistral; Seed-OSS; Command A Reasoning; Gemma 4."""

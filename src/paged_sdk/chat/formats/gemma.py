@@ -1,27 +1,56 @@
-"""Read calls as Gemma writes them: Python in a block of code named ``tool_code``."""
+"""Read calls as Gemma writes them: Python in a block of code named ``tool_code``, or as FunctionGemma and Gemma 4 do,
+a name and arguments whose strings stand between special tokens.
+"""
 
 from __future__ import annotations
 
-from paged_sdk.chat.answer_format import MarkedCalls, ToolSchemas
+import json
+import re
+from typing import Final
+
+from paged_sdk.chat.answer_format import MarkedCalls, ToolSchemas, json_call
 from paged_sdk.chat.answer_pieces import Call
 from paged_sdk.chat.python_calls import python_calls
 from paged_sdk.chat.text_reader import Steps, TextReader
 
 __all__ = ["FORMAT"]
 
+_ENDS: Final = {"<|tool_call>": "<tool_call|>", "<start_function_call>": "<end_function_call>"}
+"""Begins a call: ends it."""
+_QUOTES: Final = ('<|"|>', "<escape>")
+_HEAD: Final = re.compile(r"\s*call:([\w.-]+)\{")
+_KEY: Final = re.compile(r"(^|[{,]\s*)([A-Za-z_][\w.-]*)\s*:")
+
 
 class _Gemma(MarkedCalls):
-    call_marks = ("```tool_code",)
+    call_marks = ("```tool_code", *_ENDS)
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        return (*super().marks, *_ENDS.values(), *_QUOTES)
 
     def is_written_by(self, template: str) -> bool:
-        return "tool_code" in template
+        return any(sign in template for sign in ("tool_code", *_ENDS))
 
     def calls(self, mark: str, reader: TextReader, tools: ToolSchemas) -> Steps[list[Call] | None]:
         start = reader.at
-        block = yield from reader.until("```")
+        block = yield from reader.until(_ENDS.get(mark, "```"))
         if block is None:  # the end token may come in place of the closing mark
             reader.at = len(reader.text)
-        return python_calls(reader.text[start:] if block is None else block[0], tools)
+        text = reader.text[start:] if block is None else block[0]
+        return _quoted_call(text, tools) if mark in _ENDS else python_calls(text, tools)
+
+
+def _quoted_call(text: str, tools: ToolSchemas) -> list[Call] | None:
+    """Read ``call:name{key:<|"|>text<|"|>,other:5}``, of which nothing but strings and keys needs to become JSON."""
+    head = _HEAD.match(text)
+    if head is None:
+        return None
+    quote = next((each for each in _QUOTES if each in text), _QUOTES[0])
+    parts = text[head.end() :].split(quote)
+    for place, part in enumerate(parts):
+        parts[place] = json.dumps(part, ensure_ascii=False) if place % 2 else _KEY.sub(r'\1"\2":', part)
+    return json_call(head[1], "{" + "".join(parts), tools)
 
 
 FORMAT = _Gemma()
