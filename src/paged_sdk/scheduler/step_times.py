@@ -88,7 +88,9 @@ class StepTimes:
             size, seconds = next_size, next_seconds
         if num_tokens > max(2 * size, size + UNKNOWN):
             return math.inf
-        return seconds + max(slope, seconds / (size + UNKNOWN)) * (num_tokens - size)
+        # A token more takes about as long as between the largest known, but not much less than those so far on average.
+        guessed = seconds / (size + UNKNOWN)
+        return seconds + (max(slope, guessed / 2) if len(curve) > 1 else guessed) * (num_tokens - size)
 
     def _rising(self) -> list[tuple[int, float]]:
         """Return what is known, by rising number of tokens: fewer tokens take no longer than more were seen to take."""
