@@ -81,7 +81,17 @@ def _units() -> Mapping[str, Unit]:
         "mistralrs": Unit("mistralrs", 9),
         "testing": Unit("testing", 9),
     }
-    faces = ("model", "builders", "streaming", "blocking", "conversation", "responses", "preparation", "tool_loop")
+    faces = (
+        "model",
+        "builders",
+        "streaming",
+        "blocking",
+        "conversation",
+        "responses",
+        "preparation",
+        "structured",
+        "tool_loop",
+    )
     return (
         packages
         | dict.fromkeys(("errors", "files", "guard", "logs", "processors", "threads"), ground)

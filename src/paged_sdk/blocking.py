@@ -35,6 +35,7 @@ from paged_sdk.types.stats import ModelStats
 __all__ = ["BlockingChatStream", "BlockingCompletionStream", "BlockingModel", "BlockingStream"]
 
 _T = TypeVar("_T")
+InstanceT = TypeVar("InstanceT")
 ResponseT = TypeVar("ResponseT")
 ChunkT = TypeVar("ChunkT")
 
@@ -136,6 +137,12 @@ class BlockingModel:
     def stream_chat_request(self, request: ChatRequestLike) -> BlockingChatStream:
         """Answer a conversation chunk by chunk; see :meth:`Model.stream_chat_request`."""
         return BlockingStream(self._call, self._model.stream_chat_request(request))
+
+    def generate_structured(self, messages: ChatRequestLike, type_: type[InstanceT]) -> InstanceT:
+        """Answer a conversation with an instance of a type. Parameters and errors are those of
+        :meth:`Model.generate_structured`."""
+        instance: InstanceT = self._call(self._model.generate_structured, messages, type_)
+        return instance
 
     def send_chat_requests(self, requests: Sequence[ChatRequestLike]) -> list[ChatCompletionResponse]:
         """Answer several conversations at once, in order; see :meth:`Model.send_chat_requests`."""

@@ -245,7 +245,8 @@ class ContextLengthError(RequestError):
 
 class ConstraintError(RequestError):
     """A constraint cannot be enforced: it is malformed, says something that is not supported, takes too long to
-    compile, or leads a text to where no token of the vocabulary goes on.
+    compile, or leads a text to where no token of the vocabulary goes on; or an answer that was to be an instance of a
+    type is none, and ``partial_response`` holds it.
 
     :ivar kind: the constraint's kind: "regex", "json_schema", "lark" or "llguidance"; empty where it has none
     :ivar keyword: the keyword of a JSON schema that is the reason, if it is known

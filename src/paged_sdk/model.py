@@ -26,6 +26,7 @@ from paged_sdk.preparation import RequestPreparer
 from paged_sdk.responses import ChatShape, CompletionShape, ResponseParts, ResponseShape
 from paged_sdk.scheduler.request import Request
 from paged_sdk.streaming import ResponseStream
+from paged_sdk.structured import Structure
 from paged_sdk.threads import thread_must_start
 from paged_sdk.tool_loop import OnToolError, ToolRun, run_tools
 from paged_sdk.types.request import (
@@ -53,6 +54,7 @@ ChatStream: TypeAlias = ResponseStream[ChatCompletionResponse, ChatCompletionChu
 CompletionStream: TypeAlias = ResponseStream[CompletionResponse, CompletionChunkResponse]
 
 _T = TypeVar("_T")
+InstanceT = TypeVar("InstanceT")
 ResponseT = TypeVar("ResponseT")
 ChunkT = TypeVar("ChunkT")
 
@@ -141,6 +143,19 @@ class Model:
             return EncodedPrompt(token_ids)
 
         return self._stream([encode], built.options, ChatShape(), is_chat=True, interruption=interruption)
+
+    async def generate_structured(self, messages: ChatRequestLike, type_: type[InstanceT]) -> InstanceT:
+        """Answer a conversation with an instance of a type: an attrs class, a dataclass, a TypedDict or a pydantic
+        model. The model is not told of the type: say in the messages what is wanted.
+
+        :param messages: as for :meth:`send_chat_request`
+        :raises InvalidRequestError: a request with a constraint, or with several choices
+        :raises ConstraintError: the type cannot be said in JSON, or its schema cannot be enforced; the answer was cut
+            off, or the type refuses it for a reason of its own: ``partial_response`` then holds it
+        :raises RequestError: as :meth:`send_chat_request`
+        """
+        structure = Structure.of(type_)
+        return structure.read(await self.send_chat_request(structure.asked(as_request(messages))))
 
     async def send_chat_requests(self, requests: Sequence[ChatRequestLike]) -> list[ChatCompletionResponse]:
         """Answer several conversations at once, in order. The first error ends them all and is raised.

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 
 from attrs import frozen
 
-__all__ = ["Problem", "position_of", "read_schema"]
+__all__ = ["Problem", "position_of", "read_schema", "schemas_in"]
 
 Schema: TypeAlias = dict[str, Any]
 
@@ -67,7 +67,7 @@ def read_schema(source: str) -> Schema | Problem:
     if not isinstance(schema, dict):
         return Problem(f"the schema is a {type(schema).__name__}: expected an object")
     num_pairs, num_divisors = 0, 0.0
-    for position, each in list(_schemas(schema)):
+    for position, each in list(schemas_in(schema)):
         for keyword in each.keys() & {*_IGNORED}:
             return Problem(f"{keyword} is not supported", keyword, position)
         required = each.get("required")
@@ -91,7 +91,7 @@ def read_schema(source: str) -> Schema | Problem:
 
 def position_of(keyword: str, schema: Schema) -> str | None:
     """Return the JSON pointer of the first schema that has a keyword."""
-    return next((position for position, each in _schemas(schema) if keyword in each), None)
+    return next((position for position, each in schemas_in(schema) if keyword in each), None)
 
 
 def _add(schema: Schema, more: Schema) -> None:
@@ -102,7 +102,7 @@ def _add(schema: Schema, more: Schema) -> None:
         schema["allOf"].append(more)
 
 
-def _schemas(schema: Schema) -> Iterator[tuple[str, Schema]]:
+def schemas_in(schema: Schema) -> Iterator[tuple[str, Schema]]:
     """Yield a schema and all schemas in it, each with its JSON pointer. What stands under an unknown keyword counts as
     a schema, since references may lead to it.
     """

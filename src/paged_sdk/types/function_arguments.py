@@ -15,7 +15,7 @@ import attrs
 
 from paged_sdk.types.function_schema import required_keys
 
-__all__ = ["bind_arguments"]
+__all__ = ["bind_arguments", "convert"]
 
 _MAX_DEPTH: Final = 16
 _EXPECTED: Final[Mapping[Any, str]] = {
@@ -42,6 +42,15 @@ def bind_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) -
     except TypeError as exc:
         raise ValueError(str(exc)) from None
     return {name: _converted(hints.get(name, Any), value, name, _MAX_DEPTH) for name, value in arguments.items()}
+
+
+def convert(hint: Any, value: Any, name: str) -> Any:
+    """Return a JSON value as one of a type.
+
+    :param name: stands for the value in errors
+    :raises ValueError: it is none
+    """
+    return _converted(hint, value, name, _MAX_DEPTH)
 
 
 def _converted(hint: Any, value: Any, where: str, depth: int) -> Any:

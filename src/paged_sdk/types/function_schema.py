@@ -15,7 +15,7 @@ import attrs
 
 from paged_sdk.errors import InvalidRequestError, shortened
 
-__all__ = ["FunctionSchema", "describe_function", "required_keys"]
+__all__ = ["FunctionSchema", "describe_function", "describe_type", "required_keys"]
 
 _MAX_DEPTH: Final = 16
 _PLAIN: Final[Mapping[Any, str]] = {
@@ -78,6 +78,14 @@ def describe_function(function: Callable[..., object]) -> FunctionSchema:
             required.append(parameter.name)
     parameters = {"type": "object", "properties": properties, "required": required}
     return FunctionSchema(name, summary, parameters)
+
+
+def describe_type(hint: Any) -> dict[str, Any]:
+    """Return the JSON schema of a type.
+
+    :raises InvalidRequestError: for a type that JSON has no equal of, or that holds one
+    """
+    return _schema_of(hint, _name_of(hint), _MAX_DEPTH)
 
 
 def _schema_of(hint: Any, where: str, depth: int) -> dict[str, Any]:

@@ -1,0 +1,92 @@
+"""Has a model answer with an instance of a type."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from attrs import evolve, frozen
+
+from paged_sdk.constraints.json_schema import schemas_in
+from paged_sdk.errors import ConstraintError, InvalidRequestError, shortened
+from paged_sdk.types.constraint import Constraint
+from paged_sdk.types.function_arguments import convert
+from paged_sdk.types.function_schema import describe_type
+from paged_sdk.types.request import RequestBuilder
+from paged_sdk.types.response import ChatCompletionResponse
+
+__all__ = ["Structure"]
+
+InstanceT = TypeVar("InstanceT")
+
+
+@frozen
+class Structure(Generic[InstanceT]):
+    """Knows the JSON of a type.
+
+    :ivar constraint: JSON schema of the type
+    :ivar parse: makes an instance of JSON
+    """
+
+    name: str
+    constraint: Constraint
+    parse: Callable[[str], InstanceT]
+
+    @classmethod
+    def of(cls, type_: type[InstanceT]) -> Structure[InstanceT]:
+        """Describe a type: attrs classes, dataclasses, TypedDicts, pydantic models, and what these are made of.
+
+        :raises ConstraintError: for a type that JSON has no equal of, by name
+        """
+        name = getattr(type_, "__qualname__", str(type_))
+        describe, validate = getattr(type_, "model_json_schema", None), getattr(type_, "model_validate_json", None)
+        try:
+            if callable(describe) and callable(validate):  # pydantic's
+                return cls(name, _closed(describe()), validate)
+            schema = describe_type(type_)
+        except InvalidRequestError as error:
+            raise ConstraintError(f"{name} has no JSON schema: {error}", kind="json_schema") from error
+        except ConstraintError:
+            raise
+        except Exception as error:  # pydantic's, or of the type's own annotations
+            raise ConstraintError(f"{name} has no JSON schema: {shortened(str(error))}", kind="json_schema") from error
+        return cls(name, _closed(schema), lambda text: convert(type_, json.loads(text), name))
+
+    def asked(self, request: RequestBuilder) -> RequestBuilder:
+        """Return a request with the type's constraint.
+
+        :raises InvalidRequestError: it has a constraint already, or asks for several choices
+        """
+        if request.options.constraint is not None:
+            raise InvalidRequestError.of("constraint", request.options.constraint, "none: the type is the constraint")
+        sampling = request.options.sampling
+        if sampling is not None and sampling.n_choices > 1:
+            raise InvalidRequestError.of("n_choices", sampling.n_choices, "1: one instance is returned")
+        return evolve(request, options=evolve(request.options, constraint=self.constraint))
+
+    def read(self, response: ChatCompletionResponse) -> InstanceT:
+        """Return the instance that an answer describes.
+
+        :raises ConstraintError: the answer ends before it is whole, or the type refuses it for a reason of its own
+        """
+        choice = response.choices[0]
+        if choice.finish_reason == "stop":
+            try:
+                return self.parse(choice.message.content or "")
+            except Exception as error:  # a validator's, of the type's own
+                problem: Exception = error
+            reason = f"{self.name} refuses the answer: {shortened(str(problem))}"
+        else:
+            problem, reason = ValueError("cut off"), f"the answer was cut off ({choice.finish_reason})"
+        raise ConstraintError(
+            reason, request_id=response.id, partial_response=response, kind="json_schema"
+        ) from problem
+
+
+def _closed(schema: dict[str, Any]) -> Constraint:
+    """Return a schema's constraint, by which objects have no properties but those that are named."""
+    for _, each in list(schemas_in(schema)):
+        if "properties" in each:
+            each.setdefault("additionalProperties", False)
+    return Constraint.json_schema(schema)

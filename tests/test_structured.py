@@ -1,0 +1,141 @@
+"""Answers as instances of types."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, Literal, NotRequired, TypedDict
+
+import attrs
+import pydantic
+import pytest
+
+from paged_sdk import (
+    BlockingModel,
+    Constraint,
+    ConstraintError,
+    InvalidRequestError,
+    Model,
+    RequestBuilder,
+    SamplingParams,
+    TextModelBuilder,
+)
+from paged_sdk.testing import fake_model
+
+ASKED = RequestBuilder().add_message("user", "Hi").with_sampling(SamplingParams(temperature=1.0, seed=4, max_len=500))
+
+
+class Color(Enum):
+    RED = "red"
+    GREEN = "green"
+
+
+@dataclasses.dataclass
+class Point:
+    x: Literal[1, 2, 3]
+    y: bool
+    note: Literal["a", "b"] | None = None
+
+
+@attrs.frozen
+class Shape:
+    color: Color
+    corners: tuple[Point, Point]
+    inner: Point | None = None
+
+
+class Record(TypedDict):
+    shape: Shape
+    tag: NotRequired[Literal["new", "old"]]
+
+
+class Order(pydantic.BaseModel):
+    id: int = pydantic.Field(ge=1, le=99)
+    code: str = pydantic.Field(pattern="^[A-Z]{2}$")
+    status: Literal["open", "done"]
+    parent: Order | None = None
+
+
+def is_point(value: object) -> bool:
+    return (
+        isinstance(value, Point) and value.x in (1, 2, 3) and type(value.y) is bool and value.note in ("a", "b", None)
+    )
+
+
+@pytest.mark.anyio
+async def test_answers_are_instances(model: Model) -> None:
+    point: Point = await model.generate_structured(ASKED, Point)
+    assert is_point(point)
+    shape: Shape = await model.generate_structured(ASKED, Shape)
+    assert shape.color in Color
+    assert len(shape.corners) == 2
+    assert all(map(is_point, shape.corners))
+    record: Record = await model.generate_structured(ASKED, Record)
+    assert isinstance(record["shape"], Shape)
+    assert record.get("tag") in ("new", "old", None)
+    order: Order = await model.generate_structured(ASKED, Order)
+    assert order == Order.model_validate(order.model_dump())
+
+
+def test_blocking_models_do_it_too(builder: TextModelBuilder) -> None:
+    with BlockingModel(builder.build()) as model:
+        point: Point = model.generate_structured(ASKED, Point)
+        assert is_point(point)
+
+
+@pytest.mark.anyio
+async def test_an_answer_that_is_cut_off_comes_with_the_error(model: Model) -> None:
+    with pytest.raises(ConstraintError, match="cut off") as raised:
+        await model.generate_structured(ASKED.with_sampling(SamplingParams(temperature=0.0, max_len=3)), Point)
+    partial = raised.value.partial_response
+    assert partial is not None
+    assert partial.choices[0].finish_reason == "length"
+    assert raised.value.request_id == partial.id
+
+
+@attrs.frozen
+class Picky:
+    number: Literal[1, 2] = attrs.field()
+
+    @number.validator
+    def _check(self, attribute: object, value: object) -> None:
+        raise RuntimeError("no number is good")
+
+
+@pytest.mark.anyio
+async def test_what_a_type_refuses_for_itself_is_an_error_with_the_answer(model: Model) -> None:
+    with pytest.raises(ConstraintError, match="Picky refuses the answer: no number is good") as raised:
+        await model.generate_structured(ASKED, Picky)
+    assert raised.value.partial_response is not None
+    assert isinstance(raised.value.__cause__, RuntimeError)
+
+
+class Strange(TypedDict):
+    when: complex
+
+
+class Hidden(pydantic.BaseModel):
+    when: Callable[[], int]
+
+
+@dataclasses.dataclass
+class Endless:
+    more: Endless
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("type_", [Strange, Hidden, Endless, complex, 3, None])
+async def test_types_without_a_schema_are_refused_by_name(type_: Any) -> None:
+    async with fake_model("{}") as model:
+        with pytest.raises(ConstraintError, match=f"{getattr(type_, '__name__', type_)} has no JSON schema"):
+            await model.generate_structured(ASKED, type_)
+
+
+@pytest.mark.anyio
+async def test_requests_that_contradict_the_type_are_refused() -> None:
+    async with fake_model("{}") as model:
+        with pytest.raises(InvalidRequestError, match="constraint"):
+            await model.generate_structured(ASKED.with_constraint(Constraint.regex("a")), Point)
+        with pytest.raises(InvalidRequestError, match="n_choices"):
+            await model.generate_structured(ASKED.with_sampling(SamplingParams(n_choices=2)), Point)
