@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import pytest
 import tokenizers
@@ -18,6 +18,7 @@ from paged_sdk import (
     Model,
     RequestBuilder,
     SamplingParams,
+    TextModelBuilder,
     Tool,
     ToolCall,
 )
@@ -280,6 +281,34 @@ async def test_tools_that_a_template_looks_for_in_the_system_message(system: tup
         assert sum(map(text.tokenizer.is_special, ids)) == 2
         plain = text.tokenizer.decode(text.encode_chat([*system, *ASK.messages]), skip_special_tokens=False)
         assert "<|tool|>" not in plain
+
+
+def count(kind: Literal["day", "night"], exact: bool, number: Annotated[int, "how many"] = 1) -> int:
+    """Count them."""
+    return number
+
+
+@pytest.mark.parametrize("choice", ["required", "count", {"type": "function", "function": {"name": "count"}}])
+async def test_a_forced_call_is_made_and_its_arguments_fit(builder: TextModelBuilder, choice: Any) -> None:
+    """Random weights would never write one, and a thought that the prompt has begun is not waited for."""
+    template = TELLING + "<think>{# </think> #}"
+    async with builder.with_chat_template(template).build() as model:
+        request = ASK.with_tools([weather, count], choice).with_sampling(
+            SamplingParams(temperature=1.0, seed=1, max_len=200, n_choices=4)
+        )
+        choices = (await model.send_chat_request(request)).choices
+        whole = [each for each in choices if each.finish_reason == "tool_calls"]
+        assert whole
+        assert {each.finish_reason for each in choices} <= {"tool_calls", "length"}
+        for each in whole:
+            (call,) = each.message.tool_calls
+            arguments = call.function.parse_arguments()
+            assert (each.message.content, each.message.reasoning_content) == ("", None)
+            if choice != "required" or call.function.name == "count":
+                assert call.function.name == "count"
+                assert arguments["kind"] in ("day", "night")
+                assert isinstance(arguments["exact"], bool)
+                assert arguments.keys() <= {"kind", "exact", "number"}
 
 
 async def test_special_tokens_in_descriptions_are_text() -> None:

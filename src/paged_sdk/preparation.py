@@ -51,7 +51,8 @@ class RequestPreparer:
         :raises ConstraintError: it cannot be enforced
         :raises QueueFullError: too many constraints are being compiled
         """
-        return None if options.constraint is None else self._grammars.compile(options.constraint)
+        language = options.language
+        return None if language is None else self._grammars.compile(language)
 
     def encode_prompt(self, text: str, options: RequestOptions) -> EncodedPrompt:
         """Return the tokens of a text that the model is to continue, without those at its end that are to be healed.
@@ -60,7 +61,7 @@ class RequestPreparer:
         :raises InvalidRequestError: there are none
         """
         token_ids = self.text.encode_prompt(text)
-        heals = self.heals_tokens and options.constraint is None
+        heals = self.heals_tokens and options.language is None
         return self._prefixes.heal(token_ids) if heals else EncodedPrompt(token_ids)
 
     @cached_property

@@ -14,7 +14,7 @@ from openai.types.chat import ChatCompletionFunctionToolParam
 from pydantic import TypeAdapter
 from transformers.utils.chat_template_utils import get_json_schema
 
-from paged_sdk import InvalidRequestError, RequestBuilder, Tool
+from paged_sdk import Constraint, InvalidRequestError, RequestBuilder, Tool
 
 
 class Unit(Enum):
@@ -245,22 +245,26 @@ def test_tools_that_cannot_be_used(tools: Any, field: str) -> None:
     assert len(str(caught.value)) < 500
 
 
-@pytest.mark.parametrize(
-    ("choice", "told"),
-    [
-        ("required", "cannot make a model call"),
-        ("f", "cannot make a model call"),
-        ({"type": "function", "function": {"name": "f"}}, "cannot make a model call"),
-        ("g", "the tools are f"),
-        ({"type": "function", "function": {"name": "g"}}, "the tools are f"),
-        (None, "the tools are f"),
-        ([], "the tools are f"),
-    ],
-)
-def test_choices_that_cannot_be_made(choice: Any, told: str) -> None:
-    with pytest.raises(InvalidRequestError, match=told) as caught:
+@pytest.mark.parametrize("choice", ["g", {"type": "function", "function": {"name": "g"}}, None, [], {"function": 5}])
+def test_choices_that_cannot_be_made(choice: Any) -> None:
+    with pytest.raises(InvalidRequestError, match='"required" or one of f') as caught:
         RequestBuilder().with_tools([wire()], choice)
     assert caught.value.field == "tool_choice"
+
+
+def test_a_call_that_is_forced_is_one_of_the_tools_that_may_be_called() -> None:
+    tools = [wire(name="f"), wire(name="g")]
+    named: Any = {"type": "function", "function": {"name": "g"}}
+    for choice, forced in (("auto", []), ("none", []), ("required", ["f", "g"]), ("g", ["g"]), (named, ["g"])):
+        options = RequestBuilder().with_tools(tools, choice).options
+        assert [tool.name for tool in options.forced_tools] == forced
+        assert (options.language is not None) == bool(forced)
+    with pytest.raises(InvalidRequestError, match="tool_choice"):
+        RequestBuilder().with_tools([], "required")
+    with pytest.raises(InvalidRequestError, match="beside a constraint"):
+        RequestBuilder().with_constraint(Constraint.regex("x")).with_tools(tools, "required")
+    with pytest.raises(InvalidRequestError, match="beside a constraint"):
+        RequestBuilder().with_tools(tools, "required").with_constraint(Constraint.regex("x"))
 
 
 def test_strict_that_is_off_says_nothing() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from paged_sdk.chat.answer_format import AnswerFormat, ToolSchemas, format_of
+from paged_sdk.chat.answer_format import AnswerFormat, BareCall, ToolSchemas, format_of
 from paged_sdk.chat.answer_pieces import AnswerPiece, AnswerPieces
 from paged_sdk.chat.text_reader import Steps, TextReader
 from paged_sdk.chat.thoughts import ThoughtMarks
@@ -29,6 +29,11 @@ class AnswerStyle:
         format = format_of(source)
         shapes_all = format is not None and format.shapes_all
         return cls(None if shapes_all else ThoughtMarks.of_template(source), format)
+
+    @classmethod
+    def of_one_call(cls) -> AnswerStyle:
+        """Return how an answer is written that has to be one call."""
+        return cls(None, BareCall())
 
     def marks(self, *, with_tools: bool) -> tuple[str, ...]:
         """Return the texts of special tokens that the parser has to see."""

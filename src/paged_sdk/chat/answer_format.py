@@ -17,7 +17,16 @@ from paged_sdk.chat.answer_pieces import AnswerPieces, Call
 from paged_sdk.chat.text_reader import Steps, TextReader, json_of
 from paged_sdk.types.messages import Message
 
-__all__ = ["AnswerFormat", "MarkedCalls", "ToolSchemas", "find_formats", "format_of", "json_call", "json_calls"]
+__all__ = [
+    "AnswerFormat",
+    "BareCall",
+    "MarkedCalls",
+    "ToolSchemas",
+    "find_formats",
+    "format_of",
+    "json_call",
+    "json_calls",
+]
 
 ToolSchemas: TypeAlias = Mapping[str, Mapping[str, Any]]
 """The JSON schema of the arguments of each tool that may be called, by name."""
@@ -92,7 +101,9 @@ class MarkedCalls(AnswerFormat):
                 reader.forget()
                 pieces.content((yield from reader.space()))
                 mark = yield from reader.one_of(self.openings)
-            if mark is None:
+            if mark is None and not self.marks:
+                yield from reader.pass_all(pieces.content)
+            elif mark is None:
                 mark = yield from reader.pass_until((*self.call_marks, *self.fillers), pieces.content)
             if mark is None:
                 return
@@ -104,6 +115,19 @@ class MarkedCalls(AnswerFormat):
                 pieces.content(reader.text[start : reader.at])
             for call in calls or ():
                 pieces.call(call)
+
+
+class BareCall(MarkedCalls):
+    """Reads an answer that is a call in JSON and nothing else, as one that was held to a schema is."""
+
+    openings = ("{",)
+
+    def is_written_by(self, template: str) -> bool:
+        return False
+
+    def calls(self, mark: str, reader: TextReader, tools: ToolSchemas) -> Steps[list[Call] | None]:
+        reader.at -= len(mark)
+        return json_calls((yield from reader.json_text()), tools)
 
 
 def json_calls(text: str | None, tools: ToolSchemas) -> list[Call] | None:

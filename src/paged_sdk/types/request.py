@@ -26,7 +26,7 @@ from paged_sdk.errors import ConfigError, InvalidRequestError
 from paged_sdk.types.constraint import Constraint
 from paged_sdk.types.logits_processor import AnyLogitsProcessor, check_logits_processors
 from paged_sdk.types.messages import MessageLike, MessageList, TextMessages, parse_messages
-from paged_sdk.types.tool import Tool, ToolChoice, ToolLike, as_tool_choice, as_tools
+from paged_sdk.types.tool import Tool, ToolChoice, ToolLike, as_tool_choice, as_tools, call_schema
 
 __all__ = [
     "ChatRequestLike",
@@ -144,12 +144,27 @@ class RequestOptions:
 
     @tool_choice.validator
     def _is_choice(self, attribute: object, value: object) -> None:
-        as_tool_choice(value, self.tools)
+        if as_tool_choice(value, self.tools) not in ("auto", "none") and self.constraint is not None:
+            raise InvalidRequestError.of("tool_choice", value, '"auto" or "none" beside a constraint')
 
     @property
     def shown_tools(self) -> tuple[Tool, ...]:
         """Return the tools that the model is told of."""
-        return self.tools if self.tool_choice == "auto" else ()
+        return () if self.tool_choice == "none" else self.tools
+
+    @property
+    def forced_tools(self) -> tuple[Tool, ...]:
+        """Return the tools of which the model has to call one; none: it may answer as it likes."""
+        choice = as_tool_choice(self.tool_choice, self.tools)
+        if choice in ("auto", "none"):
+            return ()
+        return tuple(tool for tool in self.tools if choice in ("required", tool.name))
+
+    @property
+    def language(self) -> Constraint | None:
+        """Return what every text is a sentence of: the constraint, or a call that has to be made; None: any text."""
+        forced = self.forced_tools
+        return Constraint.json_schema(call_schema(forced)) if forced else self.constraint
 
 
 @frozen
@@ -271,7 +286,9 @@ class RequestBuilder(MessageList):
 
         :param tools: each a :class:`Tool`, a typed function (see :meth:`Tool.from_function`), or a mapping in OpenAI's
             form
-        :param choice: "auto" leaves it to the model whether it calls any; "none" hides them from it
+        :param choice: "auto" leaves it to the model whether it calls any; "none" hides them from it; "required" has it
+            call one of them, and the name of a tool, or ``{"type": "function", "function": {"name": ...}}``, that one.
+            Then the answer is one call, whose arguments are held to the tool's schema
         :raises InvalidRequestError: a malformed tool, two of one name, more than 256 or 262,144 characters of them, or
             another choice
         """

@@ -104,7 +104,7 @@ class CalledFunction(Wire):
 
     def parse_arguments(self) -> dict[str, Any]:
         """Return the arguments by name. The text is an object always; whether it fits the tool's schema was not
-        checked.
+        checked, unless the call was required.
         """
         arguments: dict[str, Any] = json.loads(self.arguments)
         return arguments

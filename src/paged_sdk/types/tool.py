@@ -14,7 +14,16 @@ from paged_sdk.errors import InvalidRequestError
 from paged_sdk.types.function_schema import describe_function
 from paged_sdk.types.tool_call import json_object, refuse_other_keys
 
-__all__ = ["MAX_TOOLS", "MAX_TOOLS_CHARS", "Tool", "ToolChoice", "ToolLike", "as_tool_choice", "as_tools"]
+__all__ = [
+    "MAX_TOOLS",
+    "MAX_TOOLS_CHARS",
+    "Tool",
+    "ToolChoice",
+    "ToolLike",
+    "as_tool_choice",
+    "as_tools",
+    "call_schema",
+]
 
 MAX_TOOLS: Final = 256
 MAX_TOOLS_CHARS: Final = 1 << 18
@@ -22,8 +31,10 @@ MAX_TOOLS_CHARS: Final = 1 << 18
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 """OpenAI's allows 64 characters and no dots; servers of tools use both."""
 
-ToolChoice: TypeAlias = str
-"""Says whether tools are called: "auto" leaves it to the model, "none" hides them from it."""
+ToolChoice: TypeAlias = str | Mapping[str, Any]
+"""Says whether tools are called: "auto" leaves it to the model, "none" hides them from it, "required" has it call one;
+the name of a tool, or OpenAI's form of it, has it call that one.
+"""
 
 
 def _name(instance: object, attribute: Attribute[Any], value: object) -> None:
@@ -149,17 +160,26 @@ def as_tools(value: Iterable[ToolLike]) -> tuple[Tool, ...]:
     return tuple(tools)
 
 
-def as_tool_choice(value: object, tools: Iterable[Tool]) -> ToolChoice:
-    """Check which tools are to be called.
+def as_tool_choice(value: object, tools: Iterable[Tool]) -> str:
+    """Return which tools are to be called: "auto", "none", "required" or the name of one.
 
-    :raises InvalidRequestError: "required" or the name of one tool, which nothing enforces yet, or anything else
+    :raises InvalidRequestError: it is none of these
     """
-    if isinstance(value, str) and value in ("auto", "none"):
-        return value
     function = value.get("function") if isinstance(value, Mapping) else None
     named = function.get("name") if isinstance(function, Mapping) else value
     names = [tool.name for tool in tools]
-    if isinstance(named, str) and named in ("required", *names):
-        allowed = '"auto" or "none": this version cannot make a model call a tool'
-        raise InvalidRequestError.of("tool_choice", value, allowed)
-    raise InvalidRequestError.of("tool_choice", value, f'"auto" or "none"; the tools are {", ".join(names)}')
+    if isinstance(named, str) and (named in names or named in ("auto", "none") or (named == "required" and names)):
+        return named
+    raise InvalidRequestError.of("tool_choice", value, f'"auto", "none", "required" or one of {", ".join(names)}')
+
+
+def call_schema(tools: Iterable[Tool]) -> dict[str, Any]:
+    """Return the JSON schema of a call of one of these tools."""
+    calls = []
+    for tool in tools:
+        arguments = {"additionalProperties": False, **tool.parameters}
+        properties = {"name": {"const": tool.name}, "arguments": arguments}
+        calls.append(
+            {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+        )
+    return {"anyOf": calls}
