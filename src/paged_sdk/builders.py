@@ -364,10 +364,12 @@ class TextSpeculativeBuilder:
 
     @property
     def source(self) -> ModelSource:
+        """Return which model is built."""
         return self.target_builder.source
 
     @property
     def settings(self) -> BuildSettings:
+        """Return the target's settings, and which model guesses for it."""
         draft = DraftSource(model=self.draft_builder.source, settings=self.draft_builder.settings)
         return evolve(self.target_builder.settings, gamma=self.config.gamma, draft=draft)
 
