@@ -25,6 +25,7 @@ from attrs import frozen
 import paged_sdk
 import paged_sdk.mistralrs
 from paged_sdk import (
+    ConstraintError,
     Conversation,
     DryParams,
     GgufModelBuilder,
@@ -112,6 +113,10 @@ def has_no_parameters() -> None:
     """Be a tool."""
 
 
+class Place(typing.TypedDict):
+    name: str
+
+
 # Values that are right, for what has to be given beside the odd one.
 GOOD: dict[str, Any] = {
     "role": "user",
@@ -136,6 +141,9 @@ GOOD: dict[str, Any] = {
     "tools": [has_no_parameters],
     "kind": "regex",
     "source": "a",
+    "type_": Place,
+    "target_builder": TextModelBuilder("no/such/directory/here"),
+    "draft_builder": TextModelBuilder("no/such/directory/here"),
 }
 # Where a parameter must not be None, though it may be left out, or where only some roles may have it.
 BESIDE: dict[str, dict[str, Any]] = {
@@ -408,6 +416,8 @@ async def outcome_of_call(parameter: Parameter, value: Any) -> Any:
         if isinstance(outcome, ResponseStream):
             return await outcome.collect()
         return await outcome if inspect.isawaitable(outcome) else outcome
+    except ConstraintError as error:
+        return error if error.partial_response is None else None  # what the fake model says is no instance
     except Exception as error:
         return error
 

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from attrs import evolve, frozen
 
 from paged_sdk.constraints.json_schema import schemas_in
-from paged_sdk.errors import ConstraintError, InvalidRequestError, shortened
+from paged_sdk.errors import ConstraintError, InvalidRequestError, shortened, shown
 from paged_sdk.types.constraint import Constraint
 from paged_sdk.types.function_arguments import convert
 from paged_sdk.types.function_schema import describe_type
@@ -39,18 +39,20 @@ class Structure(Generic[InstanceT]):
 
         :raises ConstraintError: for a type that JSON has no equal of, by name
         """
-        name = getattr(type_, "__qualname__", str(type_))
+        name = shown(type_) if not hasattr(type_, "__qualname__") else shortened(str(type_.__qualname__))
         describe, validate = getattr(type_, "model_json_schema", None), getattr(type_, "model_validate_json", None)
         try:
             if callable(describe) and callable(validate):  # pydantic's
                 return cls(name, _closed(describe()), validate)
             schema = describe_type(type_)
         except InvalidRequestError as error:
-            raise ConstraintError(f"{name} has no JSON schema: {error}", kind="json_schema") from error
+            reason = f"{shortened(str(error.value))} is not one of {error.allowed}"
+            raise ConstraintError(f"type_ = {name} has no JSON schema: {reason}", kind="json_schema") from error
         except ConstraintError:
             raise
         except Exception as error:  # pydantic's, or of the type's own annotations
-            raise ConstraintError(f"{name} has no JSON schema: {shortened(str(error))}", kind="json_schema") from error
+            reason = shortened(str(error))
+            raise ConstraintError(f"type_ = {name} has no JSON schema: {reason}", kind="json_schema") from error
         return cls(name, _closed(schema), lambda text: convert(type_, json.loads(text), name))
 
     def asked(self, request: RequestBuilder) -> RequestBuilder:
