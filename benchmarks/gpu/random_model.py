@@ -19,7 +19,7 @@ from torch import Tensor
 
 from benchmarks.inside import OpenEngine, open_engine
 from paged_sdk import TextModelBuilder
-from paged_sdk.build import assembly
+from paged_sdk.build import loaded_model
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, BlockMatrix, tensor_type_of
 from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.weights.checkpoint import Checkpoint
@@ -258,7 +258,7 @@ def open_random_engine(
             .with_max_model_len(max_model_len)
             .with_max_num_seqs(max_num_seqs)
         )
-        with patch.object(assembly, "open_checkpoint", lambda _: checkpoint):
+        with patch.object(loaded_model, "open_checkpoint", lambda _: checkpoint):
             engine = open_engine(builder)
         yield engine
 
