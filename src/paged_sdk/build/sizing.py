@@ -22,8 +22,8 @@ DEFAULT_BATCHED_TOKENS = {"cpu": 512}
 """A CPU computes 512 prompt tokens of a small model in about a quarter of a second, which other texts can wait for."""
 DEFAULT_BATCHED_TOKENS_ELSEWHERE = 2048
 DEFAULT_SLOWDOWN = {"cpu": 3.0}
-"""Beside 8 texts of SmolLM2 a prompt of 3,000 tokens takes 1.8 times as long as alone, and 99 % of their tokens at most
-4.5 times as long; with the whole budget 1.0 and 32 times. Elsewhere nothing was measured: there a step takes what its
+"""Beside 8 texts of SmolLM2 a prompt of 3,000 tokens takes 2.0 times as long as alone, and 99 % of their tokens at most
+4.3 times as long; with the whole budget 1.0 and 32 times. Elsewhere nothing was measured: there a step takes what its
 budget allows, unless a factor is asked for."""
 PAGED_BY_DEFAULT = frozenset({"cpu", "cuda"})
 
