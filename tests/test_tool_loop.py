@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextvars
-import dataclasses
 import json
 import threading
-from enum import Enum
-from typing import Annotated, Any, Final, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, Final, Literal
 
 import anyio
 import anyio.lowlevel
@@ -28,6 +26,7 @@ from paged_sdk import (
 from paged_sdk.testing import fake_model
 from paged_sdk.testing.fake_model import FakeRequest
 from paged_sdk.types.function_arguments import bind_arguments
+from tool_types import Place, Span, Unit
 
 ASK: Final = RequestBuilder().add_message("user", "How warm is it?")
 
@@ -210,22 +209,6 @@ def test_synchronous_code_runs_tools_too() -> None:
         run = model.send_chat_with_tools(ASK.with_tools([weather, cities]))
         assert run.response.choices[0].message.content == "Warm."
         assert [message.content for message in run.messages[1:3]] == ["1 times 20 degrees in x", '["Łódź", "Paris"]']
-
-
-class Unit(Enum):
-    CELSIUS = "celsius"
-    KELVIN = "kelvin"
-
-
-class Place(TypedDict):
-    city: str
-    country: NotRequired[str]
-
-
-@dataclasses.dataclass
-class Span:
-    first: int
-    last: int = 0
 
 
 @attrs.frozen

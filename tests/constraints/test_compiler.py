@@ -128,7 +128,7 @@ def test_bombs_end_soon(compiler: GrammarCompiler, name: str) -> None:
         grammar: Grammar | None = compiler.compile(constraint)
     except ConstraintError:
         grammar = None
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 12  # at 10 it gives up by itself; what is beyond is a busy machine's
     assert (grammar is not None) == (name in ("a choice of a megabyte", "a million letters"))
 
 

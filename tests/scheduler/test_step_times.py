@@ -43,7 +43,7 @@ def test_more_tokens_never_take_less(steps: list[tuple[int, float]]) -> None:
     times = noted(*steps)
     expected = [times.expected(num_tokens) for num_tokens in range(1, 200)]
     assert all(one <= other * (1 + 1e-9) for one, other in pairwise(expected))
-    assert expected[0] >= min(seconds for _, seconds in steps)
+    assert expected[0] * (1 + 1e-9) >= min(seconds for _, seconds in steps)  # a mean of equal numbers is rounded
 
 
 def test_fewer_tokens_take_no_longer_than_more_did() -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
-from enum import Enum
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 import attrs
 import pytest
@@ -15,22 +13,7 @@ from pydantic import TypeAdapter
 from transformers.utils.chat_template_utils import get_json_schema
 
 from paged_sdk import Constraint, InvalidRequestError, RequestBuilder, Tool
-
-
-class Unit(Enum):
-    CELSIUS = "celsius"
-    KELVIN = "kelvin"
-
-
-class Place(TypedDict):
-    city: str
-    country: NotRequired[str]
-
-
-@dataclasses.dataclass
-class Span:
-    first: int
-    last: int = 0
+from tool_types import Place, Span, Unit
 
 
 @attrs.frozen
