@@ -14,6 +14,7 @@ from paged_sdk.constraints.masks import Mask, MaskFiller, Positions
 from paged_sdk.errors import ConstraintError
 from paged_sdk.sampling.failures import Failures
 from paged_sdk.sampling.processor import ALL_TOKENS, Processor, ProcessorState
+from paged_sdk.sampling.sparse import keep_only
 from paged_sdk.scheduler.request import Request
 
 __all__ = ["ConstraintChange", "ConstraintState", "Constraints"]
@@ -86,13 +87,10 @@ def _keep_allowed(logits: Tensor, mask: Mask) -> None:
         logits.fill_(-torch.inf)
         logits[mask.ending] = 0
         return
-    tokens = torch.from_numpy(mask.tokens).to(logits.device)
     if mask.are_allowed:
-        kept = logits[tokens]
-        logits.fill_(-torch.inf)
-        logits[tokens] = kept
+        keep_only(logits, mask.tokens)
     else:
-        logits.index_fill_(0, tokens, -torch.inf)
+        logits.index_fill_(0, torch.from_numpy(mask.tokens).to(logits.device), -torch.inf)
 
 
 class ConstraintState(ProcessorState[ConstraintChange]):

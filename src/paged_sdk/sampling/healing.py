@@ -7,12 +7,12 @@ from typing import Self
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from paged_sdk.chat.token_healing import Healing
 from paged_sdk.sampling.failures import NO_FAILURES, Failures
 from paged_sdk.sampling.processor import Processor, ProcessorState
+from paged_sdk.sampling.sparse import keep_only
 from paged_sdk.scheduler.request import Request
 
 __all__ = ["TokenHealing"]
@@ -30,10 +30,7 @@ class TokenHealing(Processor[npt.NDArray[np.int64]]):
 
     def apply(self, logits: Tensor, changes: Sequence[tuple[int, npt.NDArray[np.int64]]]) -> Failures:
         for row, fitting in changes:
-            tokens = torch.from_numpy(fitting).to(logits.device)
-            kept = logits[row, tokens]
-            logits[row].fill_(-torch.inf)
-            logits[row, tokens] = kept
+            keep_only(logits[row], fitting)
         return NO_FAILURES
 
 

@@ -10,7 +10,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-__all__ = ["SparseChange", "add_sparse", "index_of"]
+__all__ = ["SparseChange", "add_sparse", "index_of", "keep_only"]
 
 
 @frozen(eq=False)
@@ -34,6 +34,17 @@ def add_sparse(logits: Tensor, changes: Sequence[tuple[int, SparseChange]]) -> N
     amounts = torch.from_numpy(np.concatenate([change.amounts for _, change in changes])).to(logits.device)
     index = index_of(logits, [row for row, _ in changes], [change.token_ids for _, change in changes])
     logits.index_put_(index, amounts, accumulate=True)
+
+
+def keep_only(logits: Tensor, token_ids: npt.NDArray[np.int64]) -> None:
+    """Ban all tokens but some, in place.
+
+    :param logits: float32 ``[V]``
+    """
+    tokens = torch.from_numpy(token_ids).to(logits.device)
+    kept = logits[tokens]
+    logits.fill_(-torch.inf)
+    logits[tokens] = kept
 
 
 def index_of(logits: Tensor, rows: Sequence[int], tokens: Sequence[npt.NDArray[np.int64]]) -> tuple[Tensor, Tensor]:
