@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ import tiny
 from fuzz.mutation import GgufContent, GgufEntry, GgufValue, mutated_bytes, mutated_gguf, mutated_json
 from paged_sdk.chat.generation_config import read_generation_defaults
 from paged_sdk.chat.text_processor import TextProcessor, load_text_processor, text_processor_from_gguf
+from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS
 from paged_sdk.kernels.native.library import Workspace, load
 from paged_sdk.models.family import read_config
 from paged_sdk.models.loading import load_model
@@ -106,8 +108,12 @@ class _Seeds:
             self._weights[family] = {name: each for name, each in model.state_dict().items() if name not in tied}
         self._safetensors = {family: save(weights) for family, weights in self._weights.items()}
         self._tokenizer = _small_tokenizer()
+        small_types, wide_types = (0,), tuple(number for number, form in BLOCK_FORMATS.items() if form.elements > 1)
+        half = len(wide_types) // 2
         self._gguf = [
-            _gguf_content(kind, quantization) for kind, quantization in (("gpt2", 0), ("llama", 8), ("gpt2", 2))
+            _gguf_content("gpt2", small_types, 32),
+            _gguf_content("llama", wide_types[:half], 256),
+            _gguf_content("gpt2", wide_types[half:], 256),
         ]
         del directory
 
@@ -301,45 +307,49 @@ def _small_tokenizer() -> dict[str, Any]:
     return content
 
 
-def _gguf_content(kind: str, quantization: int) -> GgufContent:
-    """Return a llama of one layer.
+def _gguf_content(kind: str, quantizations: Sequence[int], hidden_size: int) -> GgufContent:
+    """Return a llama of two layers.
 
     :param kind: of its tokenizer
-    :param quantization: ggml's number of its matrices' type
+    :param quantizations: ggml's numbers of its matrices' types, which they take in turn
     """
     model: Any = tiny.build_gguf_model(
         "llama",
         vocab_size=64,
-        num_hidden_layers=1,
-        hidden_size=32,
-        intermediate_size=32,
+        num_hidden_layers=2,
+        hidden_size=hidden_size,
+        intermediate_size=hidden_size,
+        head_dim=(head_dim := max(16, hidden_size // 4)),
         tie_word_embeddings=kind == "gpt2",
     )
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 1)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
     tied = model.config.tie_word_embeddings
     table, data = [], b""
+    types, generator = itertools.cycle(quantizations), np.random.default_rng(0)
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and tied:
             continue
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored is not None
-        type_ = gguf.GGMLQuantizationType(quantization if tensor.ndim > 1 else 0)
-        array = gguf.quants.quantize(tensor.float().numpy(), type_)
-        table.append(GgufEntry(stored.encode(), tuple(tensor.shape)[::-1], int(type_), len(data)))
-        raw = np.ascontiguousarray(array).tobytes()
+        type_ = next(types) if tensor.ndim > 1 else 0
+        table.append(GgufEntry(stored.encode(), tuple(tensor.shape)[::-1], type_, len(data)))
+        raw = tensor.float().numpy().tobytes()
+        if type_:  # any bytes are blocks; without their upper bits every scale is a finite number
+            form = BLOCK_FORMATS[type_]
+            raw = generator.integers(0, 64, tensor.numel() // form.elements * form.num_bytes, np.uint8).tobytes()
         data += raw + bytes(-len(raw) % 32)
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(29)), *(chr(97 + i) for i in range(26))]
     tokens += ["ab", "abc", "\u2581", "\u2581a", "\u0120", "\u010a"]
     metadata: dict[str, Any] = {
         "general.architecture": "llama",
         "llama.context_length": 128,
-        "llama.embedding_length": 32,
-        "llama.block_count": 1,
-        "llama.feed_forward_length": 32,
+        "llama.embedding_length": hidden_size,
+        "llama.block_count": 2,
+        "llama.feed_forward_length": hidden_size,
         "llama.attention.head_count": 4,
         "llama.attention.head_count_kv": 2,
-        "llama.attention.key_length": 16,
-        "llama.attention.value_length": 16,
+        "llama.attention.key_length": head_dim,
+        "llama.attention.value_length": head_dim,
         "llama.attention.layer_norm_rms_epsilon": 1e-5,
         "llama.rope.freq_base": 10000.0,
         "llama.rope.scaling.type": "yarn",

@@ -18,18 +18,31 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.errors import UnsupportedQuantizationError
+from paged_sdk.kernels.block_bits import bit_pairs, bit_planes, bits_in_order, half, nibbles, scaled
+from paged_sdk.kernels.codebook_blocks import (
+    iq1_m,
+    iq1_s,
+    iq2_s,
+    iq2_xs,
+    iq2_xxs,
+    iq3_s,
+    iq3_xxs,
+    iq4_nl,
+    iq4_xs,
+    mxfp4,
+    nvfp4,
+    q1_0,
+    tq1_0,
+    tq2_0,
+)
 from paged_sdk.kernels.stored_matrix import UnreadRows, bounds
 
 __all__ = [
     "BLOCK_FORMATS",
     "BlockFormat",
     "BlockMatrix",
-    "bit_pairs",
-    "bit_planes",
-    "bits_in_order",
     "block_format",
     "dequantize",
-    "nibbles",
     "six_bit_scales",
     "stacked",
     "tensor_type_of",
@@ -41,82 +54,39 @@ _CHUNK_ELEMENTS = 1 << 20
 
 _SUPER_BLOCK = 256  # elements in a block of the K formats
 
-# The non-linear 4-bit grid of IQ4_NL and IQ4_XS.
-_IQ4_GRID = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-
-
-def _half(blocks: Tensor, offset: int) -> Tensor:
-    """Read the float16 at byte ``offset`` of every block, as float32 [blocks, 1]."""
-    return blocks[:, offset : offset + 2].contiguous().view(torch.float16).float()
-
-
-def _shifts(like: Tensor, *shifts: int) -> Tensor:
-    return torch.tensor(shifts, dtype=torch.uint8, device=like.device).unsqueeze(-1)
-
-
-def nibbles(packed: Tensor, group: int) -> Tensor:
-    """Unpack the halves of every byte: of each ``group`` bytes the low halves come first. [n, b] -> [n, 2 b]."""
-    parts = packed.reshape(len(packed), -1, 1, group)
-    return torch.cat((parts & 15, parts >> 4), dim=2).reshape(len(packed), -1)
-
-
-def bit_pairs(packed: Tensor, group: int) -> Tensor:
-    """Unpack the 2-bit fields of every byte: of each ``group`` bytes the lowest come first. [n, b] -> [n, 4 b]."""
-    parts = packed.reshape(len(packed), -1, 1, group) >> _shifts(packed, 0, 2, 4, 6)
-    return (parts & 3).reshape(len(packed), -1)
-
-
-def bit_planes(packed: Tensor) -> Tensor:
-    """Unpack the eight bits of every byte, all lowest bits first. [n, b] -> [n, 8 b]."""
-    parts = packed.unsqueeze(1) >> _shifts(packed, *range(8))
-    return (parts & 1).reshape(len(packed), -1)
-
-
-def bits_in_order(packed: Tensor) -> Tensor:
-    """Unpack the bits in the order in which they are stored, lowest first. [n, b] -> [n, 8 b]."""
-    return bit_planes(packed).reshape(len(packed), 8, -1).transpose(1, 2).reshape(len(packed), -1)
-
-
-def _scaled(q: Tensor, scales: Tensor, minima: Tensor | None = None) -> Tensor:
-    """Compute ``scale * q - minimum``, float32 [n, elements], with a scale (and minimum) for each run of elements."""
-    out = q.reshape(*scales.shape, -1).float().mul_(scales.unsqueeze(-1))
-    if minima is not None:
-        out.sub_(minima.unsqueeze(-1))
-    return out.reshape(len(q), -1)
-
 
 def _q4_0(blocks: Tensor) -> Tensor:
-    return nibbles(blocks[:, 2:], 16).float().sub_(8).mul_(_half(blocks, 0))
+    return nibbles(blocks[:, 2:], 16).float().sub_(8).mul_(half(blocks, 0))
 
 
 def _q4_1(blocks: Tensor) -> Tensor:
-    return nibbles(blocks[:, 4:], 16).float().mul_(_half(blocks, 0)).add_(_half(blocks, 2))
+    return nibbles(blocks[:, 4:], 16).float().mul_(half(blocks, 0)).add_(half(blocks, 2))
 
 
 def _q5_0(blocks: Tensor) -> Tensor:
     q = nibbles(blocks[:, 6:], 16) | (bits_in_order(blocks[:, 2:6]) << 4)
-    return q.float().sub_(16).mul_(_half(blocks, 0))
+    return q.float().sub_(16).mul_(half(blocks, 0))
 
 
 def _q5_1(blocks: Tensor) -> Tensor:
     q = nibbles(blocks[:, 8:], 16) | (bits_in_order(blocks[:, 4:8]) << 4)
-    return q.float().mul_(_half(blocks, 0)).add_(_half(blocks, 2))
+    return q.float().mul_(half(blocks, 0)).add_(half(blocks, 2))
 
 
 def _q8_0(blocks: Tensor) -> Tensor:
-    return blocks[:, 2:].view(torch.int8).float().mul_(_half(blocks, 0))
+    return blocks[:, 2:].view(torch.int8).float().mul_(half(blocks, 0))
 
 
 def _q2_k(blocks: Tensor) -> Tensor:
     scales, q = blocks[:, :16], bit_pairs(blocks[:, 16:80], 32)
-    return _scaled(q, _half(blocks, 80) * (scales & 15), _half(blocks, 82) * (scales >> 4))
+    return scaled(q, half(blocks, 80) * (scales & 15), half(blocks, 82) * (scales >> 4))
 
 
 def _q3_k(blocks: Tensor) -> Tensor:
     # A clear bit of the mask takes 4 off the two low bits.
     q = (bit_pairs(blocks[:, 32:96], 32) | (bit_planes(blocks[:, :32]) << 2)).to(torch.int8) - 4
     scales = nibbles(blocks[:, 96:104], 8) | (bit_pairs(blocks[:, 104:108], 4) << 4)
-    return _scaled(q, _half(blocks, 108) * (scales.to(torch.int8) - 32))
+    return scaled(q, half(blocks, 108) * (scales.to(torch.int8) - 32))
 
 
 def six_bit_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
@@ -133,36 +103,21 @@ def six_bit_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
     scales, minima = six_bit_scales(blocks)
-    return _half(blocks, 0) * scales, _half(blocks, 2) * minima
+    return half(blocks, 0) * scales, half(blocks, 2) * minima
 
 
 def _q4_k(blocks: Tensor) -> Tensor:
-    return _scaled(nibbles(blocks[:, 16:], 32), *_k_scales(blocks))
+    return scaled(nibbles(blocks[:, 16:], 32), *_k_scales(blocks))
 
 
 def _q5_k(blocks: Tensor) -> Tensor:
     q = nibbles(blocks[:, 48:], 32) | (bit_planes(blocks[:, 16:48]) << 4)
-    return _scaled(q, *_k_scales(blocks))
+    return scaled(q, *_k_scales(blocks))
 
 
 def _q6_k(blocks: Tensor) -> Tensor:
     q = (nibbles(blocks[:, :128], 64) | (bit_pairs(blocks[:, 128:192], 32) << 4)).to(torch.int8) - 32
-    return _scaled(q, _half(blocks, 208) * blocks[:, 192:208].view(torch.int8))
-
-
-def _iq4_values(packed: Tensor) -> Tensor:
-    grid = torch.tensor(_IQ4_GRID, dtype=torch.float32, device=packed.device)
-    return grid[nibbles(packed, 16).int()]
-
-
-def _iq4_nl(blocks: Tensor) -> Tensor:
-    return _iq4_values(blocks[:, 2:]).mul_(_half(blocks, 0))
-
-
-def _iq4_xs(blocks: Tensor) -> Tensor:
-    low = torch.stack((blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4), dim=2).reshape(len(blocks), 8)
-    high = (blocks[:, 2:4].unsqueeze(2) >> _shifts(blocks, 0, 2, 4, 6).T & 3).reshape(len(blocks), 8)
-    return _scaled(_iq4_values(blocks[:, 8:]), _half(blocks, 0) * ((low | (high << 4)).to(torch.int8) - 32))
+    return scaled(q, half(blocks, 208) * blocks[:, 192:208].view(torch.int8))
 
 
 @frozen
@@ -200,10 +155,22 @@ BLOCK_FORMATS: Mapping[int, BlockFormat] = MappingProxyType(
         12: BlockFormat("Q4_K", _SUPER_BLOCK, 144, _q4_k),
         13: BlockFormat("Q5_K", _SUPER_BLOCK, 176, _q5_k),
         14: BlockFormat("Q6_K", _SUPER_BLOCK, 210, _q6_k),
-        20: BlockFormat("IQ4_NL", 32, 18, _iq4_nl),
-        23: BlockFormat("IQ4_XS", _SUPER_BLOCK, 136, _iq4_xs),
+        16: BlockFormat("IQ2_XXS", _SUPER_BLOCK, 66, iq2_xxs),
+        17: BlockFormat("IQ2_XS", _SUPER_BLOCK, 74, iq2_xs),
+        18: BlockFormat("IQ3_XXS", _SUPER_BLOCK, 98, iq3_xxs),
+        19: BlockFormat("IQ1_S", _SUPER_BLOCK, 50, iq1_s),
+        20: BlockFormat("IQ4_NL", 32, 18, iq4_nl),
+        21: BlockFormat("IQ3_S", _SUPER_BLOCK, 110, iq3_s),
+        22: BlockFormat("IQ2_S", _SUPER_BLOCK, 82, iq2_s),
+        23: BlockFormat("IQ4_XS", _SUPER_BLOCK, 136, iq4_xs),
         28: _plain("F64", torch.float64),
+        29: BlockFormat("IQ1_M", _SUPER_BLOCK, 56, iq1_m),
         30: _plain("BF16", torch.bfloat16),
+        34: BlockFormat("TQ1_0", _SUPER_BLOCK, 54, tq1_0),
+        35: BlockFormat("TQ2_0", _SUPER_BLOCK, 66, tq2_0),
+        39: BlockFormat("MXFP4", 32, 17, mxfp4),
+        40: BlockFormat("NVFP4", 64, 36, nvfp4),
+        41: BlockFormat("Q1_0", 128, 18, q1_0),
     }
 )
 

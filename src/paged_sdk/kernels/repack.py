@@ -11,13 +11,10 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.errors import UnsupportedQuantizationError
+from paged_sdk.kernels.block_bits import bit_pairs, bit_planes, bits_in_order, nibbles
 from paged_sdk.kernels.gguf_blocks import (
     BlockMatrix,
-    bit_pairs,
-    bit_planes,
-    bits_in_order,
     block_format,
-    nibbles,
     six_bit_scales,
     tensor_type_of,
 )
