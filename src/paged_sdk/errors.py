@@ -248,7 +248,8 @@ class ConstraintError(RequestError):
     compile, or leads a text to where no token of the vocabulary goes on; or an answer that was to be an instance of a
     type is none, and ``partial_response`` holds it.
 
-    :ivar kind: the constraint's kind: "regex", "json_schema", "lark" or "llguidance"; empty where it has none
+    :ivar kind: the constraint's kind: "regex", "json_schema", "lark" or "llguidance", "tools" for calls of tools; empty
+        where it has none
     :ivar keyword: the keyword of a JSON schema that is the reason, if it is known
     :ivar position: where in a JSON schema, as a JSON pointer, if it is known
     """

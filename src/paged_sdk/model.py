@@ -15,7 +15,6 @@ import anyio
 import anyio.to_thread
 
 from paged_sdk.build.parts import ModelParts
-from paged_sdk.chat.answer import AnswerStyle
 from paged_sdk.chat.output_text import OutputText
 from paged_sdk.chat.renderer import Interruption
 from paged_sdk.chat.token_healing import EncodedPrompt
@@ -303,14 +302,12 @@ class Model:
         request_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
         part_ids = [request_id] if len(encodes) == 1 else [f"{request_id}-{place}" for place in range(len(encodes))]
         # Every byte of a sentence counts, a space at its beginning, too.
-        continues_prompt = not is_chat or options.language is not None
+        continues_prompt = not is_chat or bool(options.constraint_kind)
         samplings = [preparer.sampling(options) for _ in encodes]  # each draws a seed if none is given
         tools = {tool.name: tool.parameters for tool in options.shown_tools} or None
         # A sentence is the answer as a whole, whatever it looks like.
         is_parsed = is_chat and options.constraint is None
-        is_forced = bool(options.forced_tools)
-        is_marked = is_parsed and not is_forced
-        kept = preparer.text.kept_special_ids(with_tools=tools is not None) if is_marked else frozenset()
+        kept = preparer.text.kept_special_ids(with_tools=tools is not None) if is_parsed else frozenset()
         texts = [
             [
                 OutputText(tokenizer, sampling.stop, continues_prompt=continues_prompt, kept=kept)
@@ -319,7 +316,7 @@ class Model:
             for sampling in samplings
         ]
         all_texts = list(chain.from_iterable(texts))
-        answers = AnswerStyle.of_one_call() if is_forced else preparer.text.answers
+        answers = preparer.text.answers
         parsers = [parser for _ in all_texts if is_parsed and (parser := answers.parser(tools)) is not None]
         parts = ResponseParts(tokenizer, all_texts, parsers)
 
@@ -328,9 +325,9 @@ class Model:
             try:
                 prompts, prediction, grammar = await _in_thread(
                     lambda: (
-                        [encode() for encode in encodes],
+                        made := [encode() for encode in encodes],
                         preparer.encode_prediction(options),
-                        preparer.grammar(options),
+                        preparer.grammar(options, made[0].token_ids),
                     )
                 )
             except BaseException:  # cancelled, or out of time: nobody waits for the thread, which must not go on

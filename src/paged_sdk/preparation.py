@@ -19,6 +19,8 @@ from paged_sdk.constraints.vocabulary import Vocabulary
 from paged_sdk.errors import ConstraintError, ContextLengthError, InvalidRequestError
 from paged_sdk.kv.block_hash import CacheKey
 from paged_sdk.scheduler.request import Request
+from paged_sdk.types.call_grammar import CallGrammar
+from paged_sdk.types.constraint import Constraint
 from paged_sdk.types.request import RequestOptions
 
 __all__ = ["RequestPreparer"]
@@ -45,13 +47,18 @@ class RequestPreparer:
         text, vocab_size = self.text, self.vocab_size
         return GrammarCompiler(lambda: _vocabulary(text, vocab_size))
 
-    def grammar(self, options: RequestOptions) -> Grammar | None:
-        """Compile a request's constraint, which may take ten seconds; None if it has none.
+    def grammar(self, options: RequestOptions, prompt_token_ids: Sequence[int]) -> Grammar | None:
+        """Compile a request's constraint, or the grammar of calls that have to be made, which may take ten seconds;
+        None if it has none.
 
         :raises ConstraintError: it cannot be enforced
         :raises QueueFullError: too many constraints are being compiled
         """
-        language = options.language
+        language: Constraint | CallGrammar | None = options.constraint
+        if options.forced_tools:
+            language = self.text.forced_calls(
+                options.forced_tools, prompt_token_ids, several=options.tool_choice == "required"
+            )
         return None if language is None else self._grammars.compile(language)
 
     def encode_prompt(self, text: str, options: RequestOptions) -> EncodedPrompt:
@@ -61,7 +68,7 @@ class RequestPreparer:
         :raises InvalidRequestError: there are none
         """
         token_ids = self.text.encode_prompt(text)
-        heals = self.heals_tokens and options.language is None
+        heals = self.heals_tokens and not options.constraint_kind
         return self._prefixes.heal(token_ids) if heals else EncodedPrompt(token_ids)
 
     @cached_property

@@ -241,7 +241,7 @@ def test_a_call_that_is_forced_is_one_of_the_tools_that_may_be_called() -> None:
     for choice, forced in (("auto", []), ("none", []), ("required", ["f", "g"]), ("g", ["g"]), (named, ["g"])):
         options = RequestBuilder().with_tools(tools, choice).options
         assert [tool.name for tool in options.forced_tools] == forced
-        assert (options.language is not None) == bool(forced)
+        assert options.constraint_kind == ("tools" if forced else "")
     with pytest.raises(InvalidRequestError, match="tool_choice"):
         RequestBuilder().with_tools([], "required")
     with pytest.raises(InvalidRequestError, match="beside a constraint"):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from attrs import frozen
 
-from paged_sdk.chat.answer_format import AnswerFormat, BareCall, ToolSchemas, format_of
+from paged_sdk.chat.answer_format import AnswerFormat, ToolSchemas, format_of
 from paged_sdk.chat.answer_pieces import AnswerPiece, AnswerPieces
+from paged_sdk.chat.grammar_writer import MOST_CALLS, GrammarWriter
 from paged_sdk.chat.text_reader import Steps, TextReader
 from paged_sdk.chat.thoughts import ThoughtMarks
+from paged_sdk.types.call_grammar import CallGrammar
 
 __all__ = ["AnswerParser", "AnswerStyle"]
 
@@ -30,11 +34,6 @@ class AnswerStyle:
         shapes_all = format is not None and format.shapes_all
         return cls(None if shapes_all else ThoughtMarks.of_template(source), format)
 
-    @classmethod
-    def of_one_call(cls) -> AnswerStyle:
-        """Return how an answer is written that has to be one call."""
-        return cls(None, BareCall())
-
     def marks(self, *, with_tools: bool) -> tuple[str, ...]:
         """Return the texts of special tokens that the parser has to see."""
         thought = () if self.thought is None else (self.thought.opening, self.thought.closing)
@@ -47,6 +46,23 @@ class AnswerStyle:
         """
         format = self.format if self._reads(tools is not None) else None
         return None if format is None and self.thought is None else AnswerParser(self.thought, format, tools or {})
+
+    def forced_calls(
+        self, tools: ToolSchemas, token_id: Callable[[str], int | None], prompt_end: str, *, several: bool
+    ) -> CallGrammar:
+        """Return the grammar of answers that are calls of these tools and nothing else.
+
+        :param token_id: returns the token of a mark, if the vocabulary has one
+        :param prompt_end: the end of the prompt's text. A thought that it has begun ends at once
+        :param several: whether there may be more than one call, where the format can
+        """
+        assert self.format is not None, "the template calls no tools"
+        writer = GrammarWriter(self.marks(with_tools=True), token_id)
+        calls = writer.calls(self.format.call_form(writer, tools), most=MOST_CALLS if several else 1)
+        if self.thought is not None and self.thought.are_open_after(prompt_end):
+            line = "\n" if prompt_end.endswith("\n") else ""
+            calls = f"{writer.text(f'{line}{self.thought.closing}{line}{line}')} {calls}"
+        return writer.grammar(calls)
 
     def _reads(self, with_tools: bool) -> bool:
         return self.format is not None and (with_tools or self.format.shapes_all)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from importlib import import_module
 from typing import Any, TypeAlias
@@ -14,18 +14,19 @@ from attrs import evolve
 
 import paged_sdk.chat.formats
 from paged_sdk.chat.answer_pieces import AnswerPieces, Call
+from paged_sdk.chat.grammar_writer import CallForm, GrammarWriter
 from paged_sdk.chat.text_reader import Steps, TextReader, json_of
 from paged_sdk.types.messages import Message
 
 __all__ = [
     "AnswerFormat",
-    "BareCall",
     "MarkedCalls",
     "ToolSchemas",
     "find_formats",
     "format_of",
     "json_call",
     "json_calls",
+    "json_form",
 ]
 
 ToolSchemas: TypeAlias = Mapping[str, Mapping[str, Any]]
@@ -51,6 +52,10 @@ class AnswerFormat(ABC):
     def marks(self) -> tuple[str, ...]:
         """Return what has to be seen of special tokens, which have no text otherwise."""
 
+    def as_written_by(self, template: str) -> AnswerFormat:
+        """Return the variant of the format in which a template, which writes it, writes calls."""
+        return self
+
     def as_template_takes(self, message: Message) -> Message:
         """Return a message whose calls have their arguments in the form that templates take."""
         calls = [evolve(call, arguments=self._arguments(call.arguments)) for call in message.tool_calls]
@@ -64,6 +69,14 @@ class AnswerFormat(ABC):
         if not isinstance(arguments, str) and self.arguments_are_text:
             return json.dumps(arguments, ensure_ascii=False)
         return arguments
+
+    @abstractmethod
+    def call_form(self, writer: GrammarWriter, tools: ToolSchemas) -> CallForm:
+        """Return how calls of these tools are written, as the format's models were trained to: what is read of it are
+        calls of these tools, with arguments that fit.
+
+        :raises ConstraintError: the format has no form for what a schema says
+        """
 
     @abstractmethod
     def read(self, reader: TextReader, pieces: AnswerPieces, tools: ToolSchemas) -> Steps[None]:
@@ -117,19 +130,6 @@ class MarkedCalls(AnswerFormat):
                 pieces.call(call)
 
 
-class BareCall(MarkedCalls):
-    """Reads an answer that is a call in JSON and nothing else, as one that was held to a schema is."""
-
-    openings = ("{",)
-
-    def is_written_by(self, template: str) -> bool:
-        return False
-
-    def calls(self, mark: str, reader: TextReader, tools: ToolSchemas) -> Steps[list[Call] | None]:
-        reader.at -= len(mark)
-        return json_calls((yield from reader.json_text()), tools)
-
-
 def json_calls(text: str | None, tools: ToolSchemas) -> list[Call] | None:
     """Return the calls that JSON text describes: an object with a name and arguments, or a list of them.
 
@@ -167,6 +167,19 @@ def _calls_of(values: list[Any], tools: ToolSchemas) -> Iterator[Call]:
         yield Call.of(value["name"], arguments)
 
 
+def json_form(writer: GrammarWriter, tools: ToolSchemas, before: Callable[[str], str], after: str = "") -> str:
+    """Return the expression of a call whose arguments are JSON.
+
+    :param before: returns what stands before the arguments of a tool, by its name
+    :param after: stands behind them
+    """
+    calls = [
+        f"{writer.text(before(name))} {writer.json({'additionalProperties': False, **schema}, f'the tool {name}')}"
+        for name, schema in tools.items()
+    ]
+    return writer.rule(f"{writer.any_of(calls)} {writer.text(after)}")
+
+
 def find_formats() -> tuple[AnswerFormat, ...]:
     """Return every format: each module of :mod:`paged_sdk.chat.formats` holds one, as ``FORMAT``."""
     package = paged_sdk.chat.formats
@@ -176,4 +189,5 @@ def find_formats() -> tuple[AnswerFormat, ...]:
 
 def format_of(template: str) -> AnswerFormat | None:
     """Return the format in which the models of a chat template write calls, or None."""
-    return next((format for format in find_formats() if format.is_written_by(template)), None)
+    found = next((format for format in find_formats() if format.is_written_by(template)), None)
+    return None if found is None else found.as_written_by(template)

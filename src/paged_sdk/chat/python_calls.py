@@ -8,8 +8,11 @@ from typing import Any, Final
 
 from paged_sdk.chat.answer_format import ToolSchemas
 from paged_sdk.chat.answer_pieces import Call
+from paged_sdk.chat.grammar_writer import GrammarWriter
+from paged_sdk.chat.text_reader import float_of
+from paged_sdk.chat.value_grammar import Dialect, ValueGrammar
 
-__all__ = ["python_calls"]
+__all__ = ["python_calls", "python_form"]
 
 _MAX_DEPTH: Final = 32
 _TOKEN: Final = re.compile(
@@ -24,6 +27,7 @@ _TOKEN: Final = re.compile(
 _ESCAPE: Final = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(.))", re.DOTALL)
 _ESCAPED: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", "\n": ""}
 _WORDS: Final = {"True": True, "true": True, "False": False, "false": False, "None": None, "null": None}
+_LITERALS: Final = Dialect(words={True: "True", False: "False", None: "None"})
 
 
 def python_calls(text: str | None, tools: ToolSchemas) -> list[Call] | None:
@@ -40,6 +44,22 @@ def python_calls(text: str | None, tools: ToolSchemas) -> list[Call] | None:
     except (ValueError, RecursionError):
         return None
     return calls or None
+
+
+def python_form(writer: GrammarWriter, tools: ToolSchemas) -> str:
+    """Return the expression of a call with its arguments by name.
+
+    :raises ConstraintError: Python has no such name, or what a schema says cannot be written as literals
+    """
+    calls = []
+    for name, schema in tools.items():
+        values = ValueGrammar(writer, _LITERALS, schema, f"the tool {name}")
+        parts = []
+        for key, each, is_required in values.arguments():
+            parts.append((f"{writer.text(f'{values.checked_name(key)}=')} {values.value(each)}", is_required))
+        arguments = values.members(parts, ", ")
+        calls.append(f"{writer.text(f'{values.checked_name(name)}(')} {arguments} {writer.text(')')}")
+    return writer.rule(writer.any_of(calls))
 
 
 class _Parser:
@@ -89,7 +109,7 @@ class _Parser:
             return "".join(parts)
         if kind == "number":
             number = self._take("number")
-            return int(number) if re.fullmatch(r"-?\d+", number) else float(number)
+            return int(number) if re.fullmatch(r"-?\d+", number) else float_of(number)
         if kind == "name":
             word = self._take("name")
             if word not in _WORDS:
@@ -150,7 +170,9 @@ def _tokens(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _unquoted(literal: str) -> str:
-    return _ESCAPE.sub(_character, literal[1:-1])
+    text = _ESCAPE.sub(_character, literal[1:-1])
+    # Characters beyond U+FFFF may have been written as JSON has them, in two escapes.
+    return text.encode("utf-16", "surrogatepass").decode("utf-16")
 
 
 def _character(escape: re.Match[str]) -> str:

@@ -20,6 +20,7 @@ from paged_sdk.config.checks import plain
 from paged_sdk.config.sampling import GenerationDefaults
 from paged_sdk.errors import CheckpointError, InvalidRequestError, shown
 from paged_sdk.files import is_file, read_text
+from paged_sdk.types.call_grammar import CallGrammar
 from paged_sdk.types.messages import Message
 from paged_sdk.types.tool import Tool
 
@@ -71,6 +72,17 @@ class TextProcessor:
         """
         ids = map(self.tokenizer.token_id, self.answers.marks(with_tools=with_tools))
         return frozenset(id for id in ids if id is not None and self.tokenizer.is_special(id))
+
+    def forced_calls(self, tools: Sequence[Tool], prompt_token_ids: Sequence[int], *, several: bool) -> CallGrammar:
+        """Return the grammar of answers that call these tools, and say nothing else.
+
+        :param several: whether there may be more than one call, where the model's format can
+        :raises ConstraintError: the format has no form for what a schema says
+        """
+        schemas = {tool.name: tool.parameters for tool in tools}
+        return self.answers.forced_calls(
+            schemas, self.tokenizer.token_id, self.prompt_end(prompt_token_ids), several=several
+        )
 
     def prompt_end(self, token_ids: Sequence[int]) -> str:
         """Return the end of a prompt's text, special tokens included."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 
-__all__ = ["Steps", "TextReader", "json_of"]
+__all__ = ["Steps", "TextReader", "float_of", "json_of"]
 
 _T = TypeVar("_T")
 
@@ -210,11 +211,16 @@ def json_of(text: str) -> Any:
     :raises ValueError: it is none, NaN or infinite, nested too deep, or holds lone surrogates
     """
     try:
-        value = json.loads(text, strict=False, parse_constant=_refuse)
+        value = json.loads(text, strict=False, parse_constant=_refuse, parse_float=float_of)
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except RecursionError:
         raise ValueError("nested too deep") from None
     return value
+
+
+def float_of(text: str) -> float:
+    """Return a number, the largest there is for one that is larger: JSON has 1e999, and cannot hold infinity."""
+    return min(max(float(text), -sys.float_info.max), sys.float_info.max)
 
 
 def _refuse(constant: str) -> NoReturn:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from threading import BoundedSemaphore, Lock, Thread
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+from attrs import evolve
+
 from paged_sdk.constraints.grammar import Grammar, error_of
-from paged_sdk.constraints.json_schema import Problem, position_of, read_schema
+from paged_sdk.constraints.json_schema import Problem, Schema, position_of, read_schema
 from paged_sdk.constraints.vocabulary import Vocabulary
 from paged_sdk.errors import ConstraintError, QueueFullError, shortened
 from paged_sdk.threads import thread_must_start
+from paged_sdk.types.call_grammar import CallGrammar
 from paged_sdk.types.constraint import Constraint
 
 if TYPE_CHECKING:
@@ -33,7 +37,9 @@ _MAX_STATES: Final = 50_000
 # It can count no further than 65,525.
 _MAX_SYMBOLS: Final = 65_000
 
-_WHITE_SPACE: Final = r"[ ]|\n[ \t]{0,32}"
+_JSON_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType(
+    {"whitespace_pattern": r"[ ]|\n[ \t]{0,32}", "lenient": False, "coerce_one_of": False}
+)
 _UNKNOWN_KEYWORDS: Final = re.compile(r'Unimplemented keys: \["([^"]*)"')
 
 
@@ -51,11 +57,11 @@ class GrammarCompiler:
         self._max_seconds = max_seconds
         self._lock = Lock()
         self._slots = BoundedSemaphore(_MAX_AT_ONCE)
-        self._entries: OrderedDict[Constraint, Future[Grammar | Problem]] = OrderedDict()
+        self._entries: OrderedDict[Constraint | CallGrammar, Future[Grammar | Problem]] = OrderedDict()
         self._vocabulary_lock = Lock()
         self._vocabulary: tuple[Vocabulary, llguidance.LLTokenizer] | None = None
 
-    def compile(self, constraint: Constraint) -> Grammar:
+    def compile(self, constraint: Constraint | CallGrammar) -> Grammar:
         """Return the grammar of a constraint, and wait for it if need be.
 
         :raises ConstraintError: it cannot be enforced, or takes longer than ten seconds
@@ -75,7 +81,7 @@ class GrammarCompiler:
             )
         return compiled
 
-    def _entry(self, constraint: Constraint) -> Future[Grammar | Problem]:
+    def _entry(self, constraint: Constraint | CallGrammar) -> Future[Grammar | Problem]:
         with self._lock:
             entry = self._entries.get(constraint)
             if entry is not None:
@@ -94,34 +100,42 @@ class GrammarCompiler:
                 del self._entries[oldest]
             return entry
 
-    def _run(self, constraint: Constraint, entry: Future[Grammar | Problem]) -> None:
+    def _run(self, constraint: Constraint | CallGrammar, entry: Future[Grammar | Problem]) -> None:
         try:
             with self._slots:
                 entry.set_result(self._compiled(constraint))
         except BaseException as error:  # a panic of the library is no Exception; whoever waits is told
             entry.set_exception(error)
 
-    def _compiled(self, constraint: Constraint) -> Grammar | Problem:
+    def _compiled(self, constraint: Constraint | CallGrammar) -> Grammar | Problem:
         import llguidance
 
-        schema: dict[str, Any] = {}
-        source = constraint.source
-        match constraint.kind:
-            case "json_schema":
+        schemas: dict[str, Schema] = {}
+        match constraint:
+            case CallGrammar(lark=lark, rules=rules):
+                lines = [lark]
+                for rule in rules:
+                    checked = read_schema(rule.schema)
+                    if isinstance(checked, Problem):
+                        return evolve(checked, message=f"{rule.label}: {checked.message}")
+                    schemas[rule.label] = checked
+                    lines.append(f"{rule.name}: %json {json.dumps({**checked, 'x-guidance': {**_JSON_OPTIONS}})}")
+                grammar = llguidance.LLMatcher.grammar_from_lark("\n".join(lines))
+            case Constraint(kind="json_schema", source=source):
                 checked = read_schema(source)
                 if isinstance(checked, Problem):
                     return checked
-                schema = checked
-                overrides: Any = {"whitespace_pattern": _WHITE_SPACE, "lenient": False, "coerce_one_of": False}
+                schemas[""] = checked
+                overrides: Any = {**_JSON_OPTIONS}
                 try:
-                    grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=overrides)
+                    grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(checked), overrides=overrides)
                 except ValueError as error:  # deeper than 127 levels
                     return Problem(shortened(str(error)))
-            case "regex":
+            case Constraint(kind="regex", source=source):
                 grammar = llguidance.LLMatcher.grammar_from_regex(source)
-            case "lark":
+            case Constraint(kind="lark", source=source):
                 grammar = llguidance.LLMatcher.grammar_from_lark(source)
-            case "llguidance":
+            case Constraint(source=source):
                 grammar = source
         vocabulary, tokenizer = self._tokens()
         limits = llguidance.LLParserLimits(
@@ -137,7 +151,8 @@ class GrammarCompiler:
         if problem:
             named = _UNKNOWN_KEYWORDS.search(problem)
             keyword = named[1] if named else ""
-            return Problem(shortened(problem), keyword, position_of(keyword, schema) if keyword else None)
+            label, position = _place_of(keyword, schemas)
+            return Problem(f"{label}: {shortened(problem)}" if label else shortened(problem), keyword, position)
         return Grammar(matcher, vocabulary.end_ids)
 
     def _tokens(self) -> tuple[Vocabulary, llguidance.LLTokenizer]:
@@ -146,3 +161,12 @@ class GrammarCompiler:
                 vocabulary = self._make_vocabulary()
                 self._vocabulary = vocabulary, vocabulary.for_grammars()
             return self._vocabulary
+
+
+def _place_of(keyword: str, schemas: Mapping[str, Schema]) -> tuple[str, str | None]:
+    """Return the label of the first schema that has a keyword, and its place there."""
+    for label, schema in schemas.items():
+        position = position_of(keyword, schema) if keyword else None
+        if position is not None:
+            return label, position
+    return "", None

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 
 from attrs import frozen
 
-__all__ = ["Problem", "position_of", "read_schema", "schemas_in"]
+__all__ = ["Problem", "Schema", "position_of", "read_schema", "schemas_in"]
 
 Schema: TypeAlias = dict[str, Any]
 

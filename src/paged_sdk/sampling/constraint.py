@@ -114,9 +114,8 @@ class ConstraintState(ProcessorState[ConstraintChange]):
 
 
 def _failure(request: Request, reason: str) -> ConstraintError:
-    kind = "" if request.options.language is None else request.options.language.kind
     return ConstraintError(
         f"request {request.request_id}: the constraint cannot be enforced any further: {reason}",
         request_id=request.request_id,
-        kind=kind,
+        kind=request.options.constraint_kind,
     )

@@ -24,12 +24,12 @@ def not_finite(request: Request) -> NumericalError:
 
 def all_banned(request: Request) -> PagedError:
     """Make the error of a request whose processors leave no token."""
-    if request.options.language is not None:
+    if request.grammar is not None:
         return ConstraintError(
             f"request {request.request_id}: its other settings ban every token that the constraint allows, "
             "or the vocabulary has none",
             request_id=request.request_id,
-            kind=request.options.language.kind,
+            kind=request.options.constraint_kind,
         )
     return _numerical_error(request, "every token is banned")
 

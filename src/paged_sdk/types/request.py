@@ -26,7 +26,7 @@ from paged_sdk.errors import ConfigError, InvalidRequestError
 from paged_sdk.types.constraint import Constraint
 from paged_sdk.types.logits_processor import AnyLogitsProcessor, check_logits_processors
 from paged_sdk.types.messages import MessageLike, MessageList, TextMessages, parse_messages
-from paged_sdk.types.tool import Tool, ToolChoice, ToolLike, as_tool_choice, as_tools, call_schema
+from paged_sdk.types.tool import Tool, ToolChoice, ToolLike, as_tool_choice, as_tools
 
 __all__ = [
     "ChatRequestLike",
@@ -161,10 +161,11 @@ class RequestOptions:
         return tuple(tool for tool in self.tools if choice in ("required", tool.name))
 
     @property
-    def language(self) -> Constraint | None:
-        """Return what every text is a sentence of: the constraint, or a call that has to be made; None: any text."""
-        forced = self.forced_tools
-        return Constraint.json_schema(call_schema(forced)) if forced else self.constraint
+    def constraint_kind(self) -> str:
+        """Return what kind of grammar every text is a sentence of: a constraint's, or "tools" where calls are held to
+        one; empty: any text may come.
+        """
+        return "tools" if self.forced_tools else "" if self.constraint is None else self.constraint.kind
 
 
 @frozen

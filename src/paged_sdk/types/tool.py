@@ -22,7 +22,6 @@ __all__ = [
     "ToolLike",
     "as_tool_choice",
     "as_tools",
-    "call_schema",
 ]
 
 MAX_TOOLS: Final = 256
@@ -171,15 +170,3 @@ def as_tool_choice(value: object, tools: Iterable[Tool]) -> str:
     if isinstance(named, str) and (named in names or named in ("auto", "none") or (named == "required" and names)):
         return named
     raise InvalidRequestError.of("tool_choice", value, f'"auto", "none", "required" or one of {", ".join(names)}')
-
-
-def call_schema(tools: Iterable[Tool]) -> dict[str, Any]:
-    """Return the JSON schema of a call of one of these tools."""
-    calls = []
-    for tool in tools:
-        arguments = {"additionalProperties": False, **tool.parameters}
-        properties = {"name": {"const": tool.name}, "arguments": arguments}
-        calls.append(
-            {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
-        )
-    return {"anyOf": calls}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from paged_sdk.chat.answer_format import MarkedCalls, ToolSchemas, json_call
+from attrs import frozen
+
+from paged_sdk.chat.answer_format import AnswerFormat, MarkedCalls, ToolSchemas, json_call, json_form
 from paged_sdk.chat.answer_pieces import Call
+from paged_sdk.chat.grammar_writer import CallForm, GrammarWriter
 from paged_sdk.chat.text_reader import Steps, TextReader
 
 __all__ = ["FORMAT"]
@@ -11,7 +14,15 @@ __all__ = ["FORMAT"]
 _SEPARATOR, _END = "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 
 
+@frozen
 class _DeepSeek(MarkedCalls):
+    """Is the format of V3 and R1, or of V3.1.
+
+    :ivar has_blocks: arguments stand in a block of code
+    """
+
+    has_blocks: bool = True
+
     call_marks = ("<｜tool▁call▁begin｜>",)
     arguments_are_text = True
     fillers = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
@@ -22,6 +33,19 @@ class _DeepSeek(MarkedCalls):
 
     def is_written_by(self, template: str) -> bool:
         return "<｜tool▁calls▁begin｜>" in template
+
+    def as_written_by(self, template: str) -> AnswerFormat:
+        return _DeepSeek(has_blocks="```json" in template)
+
+    def call_form(self, writer: GrammarWriter, tools: ToolSchemas) -> CallForm:
+        begin = "<｜tool▁call▁begin｜>" + ("function" + _SEPARATOR if self.has_blocks else "")
+        before, after = ("\n```json\n", "\n```") if self.has_blocks else (_SEPARATOR, "")
+        return CallForm(
+            opening="<｜tool▁calls▁begin｜>" + begin,
+            call=json_form(writer, tools, lambda name: name + before, after),
+            separator=_END + ("\n" if self.has_blocks else "") + begin,
+            closing=_END + "<｜tool▁calls▁end｜>",
+        )
 
     def calls(self, mark: str, reader: TextReader, tools: ToolSchemas) -> Steps[list[Call] | None]:
         head = yield from reader.until(_SEPARATOR, _END)

@@ -6,23 +6,37 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Final
 
-from paged_sdk.chat.answer_format import MarkedCalls, ToolSchemas, json_call
+from attrs import frozen
+
+from paged_sdk.chat.answer_format import AnswerFormat, MarkedCalls, ToolSchemas, json_call
 from paged_sdk.chat.answer_pieces import Call
-from paged_sdk.chat.python_calls import python_calls
+from paged_sdk.chat.grammar_writer import CallForm, GrammarWriter
+from paged_sdk.chat.python_calls import python_calls, python_form
 from paged_sdk.chat.text_reader import Steps, TextReader
+from paged_sdk.chat.value_grammar import Dialect, ValueGrammar
 
 __all__ = ["FORMAT"]
 
 _ENDS: Final = {"<|tool_call>": "<tool_call|>", "<start_function_call>": "<end_function_call>"}
 """Begins a call: ends it."""
 _QUOTES: Final = ('<|"|>', "<escape>")
+_WORDS: Final[Mapping[object, str]] = {True: "true", False: "false", None: "null"}
 _HEAD: Final = re.compile(r"\s*call:([\w.-]+)\{")
 _KEY: Final = re.compile(r"(^|[{,]\s*)([A-Za-z_][\w.-]*)\s*:")
 
 
+@frozen
 class _Gemma(MarkedCalls):
+    """Is the format of one of Gemma's families.
+
+    :ivar mark: begins a call
+    """
+
+    mark: str = "```tool_code"
+
     call_marks = ("```tool_code", *_ENDS)
 
     @property
@@ -32,6 +46,18 @@ class _Gemma(MarkedCalls):
     def is_written_by(self, template: str) -> bool:
         return any(sign in template for sign in ("tool_code", *_ENDS))
 
+    def as_written_by(self, template: str) -> AnswerFormat:
+        return _Gemma(mark=next((mark for mark in _ENDS if mark in template), "```tool_code"))
+
+    def call_form(self, writer: GrammarWriter, tools: ToolSchemas) -> CallForm:
+        if self.mark not in _ENDS:
+            return CallForm(opening=f"{self.mark}\n", call=python_form(writer, tools), separator="\n", closing="\n```")
+        quote, end = _QUOTES[list(_ENDS).index(self.mark)], _ENDS[self.mark]
+        dialect = Dialect(words=_WORDS, quote=quote, bare_keys=True, comma=",", colon=":")
+        return CallForm(
+            opening=self.mark, call=_quoted_form(writer, tools, dialect), separator=end + self.mark, closing=end
+        )
+
     def calls(self, mark: str, reader: TextReader, tools: ToolSchemas) -> Steps[list[Call] | None]:
         start = reader.at
         block = yield from reader.until(_ENDS.get(mark, "```"))
@@ -39,6 +65,18 @@ class _Gemma(MarkedCalls):
             reader.at = len(reader.text)
         text = reader.text[start:] if block is None else block[0]
         return _quoted_call(text, tools) if mark in _ENDS else python_calls(text, tools)
+
+
+def _quoted_form(writer: GrammarWriter, tools: ToolSchemas, dialect: Dialect) -> str:
+    """Return the expression of a call in which strings stand between special tokens."""
+    calls = []
+    for name, schema in tools.items():
+        values = ValueGrammar(writer, dialect, schema, f"the tool {name}")
+        parts = []
+        for key, each, is_required in values.arguments():
+            parts.append((f"{writer.text(f'{values.checked_name(key)}:')} {values.value(each)}", is_required))
+        calls.append(f"{writer.text(f'call:{name}{{')} {values.members(parts, ',')} {writer.text('}')}")
+    return writer.rule(writer.any_of(calls))
 
 
 def _quoted_call(text: str, tools: ToolSchemas) -> list[Call] | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from paged_sdk.chat.answer_format import AnswerFormat, ToolSchemas, json_call
+from paged_sdk.chat.answer_format import AnswerFormat, ToolSchemas, json_call, json_form
 from paged_sdk.chat.answer_pieces import AnswerPieces
+from paged_sdk.chat.grammar_writer import CallForm, GrammarWriter
 from paged_sdk.chat.text_reader import Steps, TextReader
 
 __all__ = ["FORMAT"]
@@ -25,6 +26,13 @@ class _Harmony(AnswerFormat):
 
     def is_written_by(self, template: str) -> bool:
         return _CHANNEL in template and _MESSAGE in template
+
+    def call_form(self, writer: GrammarWriter, tools: ToolSchemas) -> CallForm:
+        # The token that ends a call ends the answer.
+        return CallForm(
+            opening="<|channel|>commentary to=functions.",
+            call=json_form(writer, tools, lambda name: f"{name} <|constrain|>json<|message|>"),
+        )
 
     def read(self, reader: TextReader, pieces: AnswerPieces, tools: ToolSchemas) -> Steps[None]:
         mark: str | None = ""

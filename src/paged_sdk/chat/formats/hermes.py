@@ -6,8 +6,9 @@ a block of it, is a call too, if it has a name and arguments.
 
 from __future__ import annotations
 
-from paged_sdk.chat.answer_format import MarkedCalls, ToolSchemas, json_calls
+from paged_sdk.chat.answer_format import MarkedCalls, ToolSchemas, json_calls, json_form
 from paged_sdk.chat.answer_pieces import Call
+from paged_sdk.chat.grammar_writer import CallForm, GrammarWriter
 from paged_sdk.chat.text_reader import Steps, TextReader
 
 __all__ = ["FORMAT"]
@@ -20,6 +21,14 @@ class _Hermes(MarkedCalls):
     def is_written_by(self, template: str) -> bool:
         others = ("<parameter=", "<arg_key>")  # Qwen3-Coder and GLM put no JSON between these tags
         return "<tool_call>" in template and not any(sign in template for sign in others)
+
+    def call_form(self, writer: GrammarWriter, tools: ToolSchemas) -> CallForm:
+        return CallForm(
+            opening="<tool_call>\n",
+            call=json_form(writer, tools, lambda name: f'{{"name": "{name}", "arguments": ', "}"),
+            separator="\n</tool_call>\n<tool_call>\n",
+            closing="\n</tool_call>",
+        )
 
     def calls(self, mark: str, reader: TextReader, tools: ToolSchemas) -> Steps[list[Call] | None]:
         if mark == "{":

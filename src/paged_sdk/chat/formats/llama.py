@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from paged_sdk.chat.answer_format import MarkedCalls, ToolSchemas, json_call, json_calls
+from attrs import frozen
+
+from paged_sdk.chat.answer_format import AnswerFormat, MarkedCalls, ToolSchemas, json_call, json_calls, json_form
 from paged_sdk.chat.answer_pieces import Call
-from paged_sdk.chat.python_calls import python_calls
+from paged_sdk.chat.grammar_writer import CallForm, GrammarWriter
+from paged_sdk.chat.python_calls import python_calls, python_form
 from paged_sdk.chat.text_reader import Steps, TextReader
 
 __all__ = ["FORMAT"]
@@ -12,7 +15,15 @@ __all__ = ["FORMAT"]
 _SIGNS = ("<|python_tag|>", "<|python_start|>", "func_name1(")
 
 
+@frozen
 class _Llama(MarkedCalls):
+    """Is the format of JSON, or of Python.
+
+    :ivar is_python: calls are a Python list
+    """
+
+    is_python: bool = False
+
     openings = ("{", "[", ";")
     call_marks = ("<|python_tag|>", "<function=")
     fillers = ("<|python_start|>", "<|python_end|>")
@@ -21,6 +32,14 @@ class _Llama(MarkedCalls):
         # Llama 3.2's template describes its JSON, without any mark.
         is_32 = "<|start_header_id|>" in template and '"parameters": ' in template
         return (is_32 or any(sign in template for sign in _SIGNS)) and "<tool_call>" not in template
+
+    def as_written_by(self, template: str) -> AnswerFormat:
+        return _Llama(is_python="func_name1(" in template)
+
+    def call_form(self, writer: GrammarWriter, tools: ToolSchemas) -> CallForm:
+        if self.is_python:
+            return CallForm(opening="[", call=python_form(writer, tools), separator=", ", closing="]")
+        return CallForm(call=json_form(writer, tools, lambda name: f'{{"name": "{name}", "parameters": ', "}"))
 
     def calls(self, mark: str, reader: TextReader, tools: ToolSchemas) -> Steps[list[Call] | None]:
         if mark == "<function=":

@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from paged_sdk.chat.answer_format import MarkedCalls, ToolSchemas, json_call, json_calls
+from attrs import frozen
+
+from paged_sdk.chat.answer_format import AnswerFormat, MarkedCalls, ToolSchemas, json_call, json_calls, json_form
 from paged_sdk.chat.answer_pieces import Call
+from paged_sdk.chat.grammar_writer import CallForm, GrammarWriter
 from paged_sdk.chat.text_reader import Steps, TextReader
 
 __all__ = ["FORMAT"]
@@ -14,7 +17,16 @@ __all__ = ["FORMAT"]
 _NAME: Final = re.compile(r"[\w.-]*")
 
 
+@frozen
 class _Mistral(MarkedCalls):
+    """Is the format of a JSON list, or the newer one.
+
+    :ivar space: stands before the list, in the older
+    """
+
+    has_list: bool = True
+    space: str = " "
+
     call_marks = ("[TOOL_CALLS]",)
 
     @property
@@ -23,6 +35,20 @@ class _Mistral(MarkedCalls):
 
     def is_written_by(self, template: str) -> bool:
         return "[TOOL_CALLS]" in template
+
+    def as_written_by(self, template: str) -> AnswerFormat:
+        return _Mistral(has_list="[ARGS]" not in template, space="" if "[TOOL_CALLS][" in template else " ")
+
+    def call_form(self, writer: GrammarWriter, tools: ToolSchemas) -> CallForm:
+        mark = "[TOOL_CALLS]"
+        if not self.has_list:
+            return CallForm(opening=mark, call=json_form(writer, tools, lambda name: f"{name}[ARGS]"), separator=mark)
+        return CallForm(
+            opening=f"{mark}{self.space}[",
+            call=json_form(writer, tools, lambda name: f'{{"name": "{name}", "arguments": ', "}"),
+            separator=", ",
+            closing="]",
+        )
 
     def calls(self, mark: str, reader: TextReader, tools: ToolSchemas) -> Steps[list[Call] | None]:
         yield from reader.space()

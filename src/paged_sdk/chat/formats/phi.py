@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
-from paged_sdk.chat.answer_format import MarkedCalls, ToolSchemas, json_calls
+from attrs import frozen
+
+from paged_sdk.chat.answer_format import AnswerFormat, MarkedCalls, ToolSchemas, json_calls, json_form
 from paged_sdk.chat.answer_pieces import Call
+from paged_sdk.chat.grammar_writer import CallForm, GrammarWriter
 from paged_sdk.chat.text_reader import Steps, TextReader
 
 __all__ = ["FORMAT"]
 
 
+@frozen
 class _Phi(MarkedCalls):
+    """Is the format of Phi-3.5, or of Phi-4.
+
+    :ivar has_tags: calls stand between tags
+    """
+
+    has_tags: bool = False
+
     call_marks = ("<|tool_call|>", "functools[")
     fillers = ("<|/tool_call|>",)
 
     def is_written_by(self, template: str) -> bool:
         # Phi-4-mini's template has the tag around the tools only. Granite's has the tag of calls, and other tools.
         return "functools[" in template or "<|tool|>" in template
+
+    def as_written_by(self, template: str) -> AnswerFormat:
+        return _Phi(has_tags="functools[" not in template)
+
+    def call_form(self, writer: GrammarWriter, tools: ToolSchemas) -> CallForm:
+        return CallForm(
+            opening="<|tool_call|>[" if self.has_tags else "functools[",
+            call=json_form(writer, tools, lambda name: f'{{"name": "{name}", "arguments": ', "}"),
+            separator=", ",
+            closing="]<|/tool_call|>" if self.has_tags else "]",
+        )
 
     def calls(self, mark: str, reader: TextReader, tools: ToolSchemas) -> Steps[list[Call] | None]:
         if mark == "functools[":

@@ -5,25 +5,52 @@ A value stands in its tag as it is. Whether it is a string or JSON is a matter o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from paged_sdk.chat.answer_format import MarkedCalls, ToolSchemas
+from attrs import frozen
+
+from paged_sdk.chat.answer_format import AnswerFormat, MarkedCalls, ToolSchemas
 from paged_sdk.chat.answer_pieces import Call
-from paged_sdk.chat.text_reader import Steps, TextReader, json_of
+from paged_sdk.chat.grammar_writer import CallForm, GrammarWriter
+from paged_sdk.chat.tagged_values import tagged_form, tagged_value
+from paged_sdk.chat.text_reader import Steps, TextReader
 
 __all__ = ["FORMAT"]
 
-_WORDS = {"True": True, "False": False, "None": None}
 
-
+@frozen
 class _QwenCoder(MarkedCalls):
+    """Is the format of Qwen, or of Seed.
+
+    :ivar tag: stands around a call
+    """
+
+    tag: str = "tool_call"
+
     # The model leaves the outer tag out at times.
     call_marks = ("<tool_call>", "<function=")
     fillers = ("<seed:tool_call>", "</seed:tool_call>")
 
     def is_written_by(self, template: str) -> bool:
         return "<function=" in template and "<parameter=" in template
+
+    def as_written_by(self, template: str) -> AnswerFormat:
+        return _QwenCoder(tag="seed:tool_call" if "<seed:tool_call>" in template else "tool_call")
+
+    def call_form(self, writer: GrammarWriter, tools: ToolSchemas) -> CallForm:
+        return CallForm(
+            opening=f"<{self.tag}>\n",
+            call=tagged_form(
+                writer,
+                tools,
+                lambda name: f"<function={name}>\n",
+                lambda key: f"<parameter={key}>\n",
+                "\n</parameter>",
+                "</function>",
+            ),
+            separator=f"\n</{self.tag}>\n<{self.tag}>\n",
+            closing=f"\n</{self.tag}>",
+        )
 
     def calls(self, mark: str, reader: TextReader, tools: ToolSchemas) -> Steps[list[Call] | None]:
         if mark == "<tool_call>":
@@ -45,36 +72,12 @@ class _QwenCoder(MarkedCalls):
             value = yield from reader.until("</parameter>")
             if key is None or value is None or key[1] != ">" or key[0] in arguments:
                 return None
-            schema = tools[name[0]].get("properties", {}).get(key[0], {})
-            arguments[key[0]] = _value_of(value[0].removeprefix("\n").removesuffix("\n"), schema)
+            text = value[0].removeprefix("\n").removesuffix("\n")
+            arguments[key[0]] = tagged_value(text, key[0], tools[name[0]])
         if mark == "<tool_call>":
             yield from reader.space()
             yield from reader.literal("</tool_call>")
         return [Call.of(name[0], arguments)]
-
-
-def _value_of(text: str, schema: Any) -> Any:
-    """Return what a value's text means: itself where its schema allows strings, or where it is nothing else."""
-    if _allows_strings(schema):
-        return text
-    if text.strip() in _WORDS:
-        return _WORDS[text.strip()]
-    try:
-        return json_of(text)
-    except ValueError:
-        return text
-
-
-def _allows_strings(schema: Any) -> bool:
-    if not isinstance(schema, Mapping):
-        return True
-    parts = schema.get("anyOf") or schema.get("oneOf")
-    if isinstance(parts, list):
-        return any(map(_allows_strings, parts))
-    if "enum" in schema and "type" not in schema:
-        return any(isinstance(value, str) for value in schema["enum"])
-    kind = schema.get("type", "string")
-    return kind == "string" or (isinstance(kind, list) and "string" in kind)
 
 
 FORMAT = _QwenCoder()

@@ -1,0 +1,244 @@
+"""Calls that a model has to make are written as its format has them, and read by the format's own parser."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from paged_sdk.chat.answer import AnswerStyle
+from paged_sdk.chat.answer_pieces import AnswerPiece
+from paged_sdk.constraints.compiler import GrammarCompiler
+from paged_sdk.constraints.vocabulary import Vocabulary
+from paged_sdk.errors import ConstraintError
+
+sys.path.append(str(Path(__file__).parent / "chat"))
+
+import test_answers as answers
+
+SCHEMAS: Final[dict[str, dict[str, Any]]] = {
+    "get_weather": {
+        "type": "object",
+        "properties": {
+            "location": {"type": "string", "description": "where", "maxLength": 12},
+            "unit": {"type": "string", "enum": ["celsius", "fahrenheit"]},
+            "days": {"type": "integer", "minimum": 1, "maximum": 9},
+            "exact": {"type": "boolean"},
+            "tags": {"anyOf": [{"type": "array", "items": {"$ref": "#/$defs/tag"}, "maxItems": 2}, {"type": "null"}]},
+            "place": {
+                "type": "object",
+                "properties": {"x": {"type": "number"}, "y": {"const": None}, "tag": {"$ref": "#/$defs/tag"}},
+                "required": ["y"],
+                "additionalProperties": False,
+            },
+        },
+        "required": ["location", "days", "exact"],
+        "$defs": {"tag": {"type": "string", "pattern": "^[a-z/ ]{1,4}$"}},
+    },
+    "get_time": {"type": "object", "properties": {}},
+}
+MARKS: Final = (
+    *("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "<|tool_call|>", "<|/tool_call|>"),
+    *("<|tool_call>", "<tool_call|>", '<|"|>', "<start_function_call>", "<end_function_call>", "<escape>"),
+    *(
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁end｜>",
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁sep｜>",
+    ),
+    *("<|channel|>", "<|message|>", "<|constrain|>", "<|start|>", "<|end|>", "<think>", "</think>"),
+)
+END: Final = 256
+TOKENS: Final = [*(bytes([byte]) for byte in range(256)), b"</s>", *(mark.encode() for mark in MARKS)]
+VOCABULARY: Final = Vocabulary(
+    tokens=TOKENS,
+    special_ids=[END, *range(259, len(TOKENS))],  # the first two are tokens, and not special, as Qwen has them
+    end_ids=(END,),
+    encode=lambda text: list(text.encode()),
+)
+
+
+@pytest.fixture(scope="module")
+def compiler() -> GrammarCompiler:
+    return GrammarCompiler(lambda: VOCABULARY)
+
+
+def token_of(mark: str) -> int | None:
+    return 257 + MARKS.index(mark) if mark in MARKS else None
+
+
+def written(compiler: GrammarCompiler, style: AnswerStyle, tools: dict[str, Any], seed: int, *, several: bool) -> str:
+    """Return what a model writes that chooses its tokens at random; closing ones more often, so that it ends."""
+    grammar = compiler.compile(style.forced_calls(tools, token_of, "", several=several))
+    matcher, draw = grammar.matcher.deep_copy(), random.Random(seed)
+    tokens: list[int] = []
+    while len(tokens) < 4000:
+        mask = matcher.compute_bitmask()
+        allowed = [token for token in range(len(TOKENS)) if mask[token >> 3] >> (token & 7) & 1]
+        assert allowed, bytes(b"".join(TOKENS[token] for token in tokens))
+        closing = [token for token in allowed if token >= 256 or token in b'"]}),0\n/<']
+        token = draw.choice(closing if closing and draw.random() < 0.5 else allowed)
+        if token == END:
+            return b"".join(TOKENS[token] for token in tokens).decode()
+        tokens.append(token)
+        assert matcher.consume_token(token)
+    pytest.fail(f"it does not end: {b''.join(TOKENS[token] for token in tokens)!r}")
+
+
+def read(style: AnswerStyle, text: str, tools: dict[str, Any]) -> AnswerPiece:
+    parser = style.parser(tools)
+    assert parser is not None
+    return parser.push(text) + parser.flush()
+
+
+FIRST_CALLS: Final = {
+    answers.HERMES: '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>',
+    answers.QWEN_CODER: "<tool_call>\n<function=get_time>\n</function>\n</tool_call>",
+    answers.LLAMA31: '{"name": "get_time", "parameters": {}}',
+    answers.LLAMA32: '{"name": "get_time", "parameters": {}}',
+    "<|start_header_id|>[func_name1(params)]": "[get_time()]",
+    answers.MISTRAL: '[TOOL_CALLS] [{"name": "get_time", "arguments": {}}]',
+    answers.MISTRAL + "[ARGS]": "[TOOL_CALLS]get_time[ARGS]{}",
+    answers.PHI: 'functools[{"name": "get_time", "arguments": {}}]',
+    answers.PHI4: '<|tool_call|>[{"name": "get_time", "arguments": {}}]<|/tool_call|>',
+    answers.GEMMA: "```tool_code\nget_time()\n```",
+    answers.GEMMA4: "<|tool_call>call:get_time{}<tool_call|>",
+    answers.FUNCTION_GEMMA: "<start_function_call>call:get_time{}<end_function_call>",
+    answers.DEEPSEEK
+    + "```json": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_time\n```json\n{}\n```"
+    "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    answers.DEEPSEEK: "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_time<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+    "<｜tool▁calls▁end｜>",
+    answers.HARMONY: "<|channel|>commentary to=functions.get_time <|constrain|>json<|message|>{}",
+}
+"""What a call looks like, by template."""
+ONE_AT_MOST: Final = frozenset({answers.LLAMA31, answers.LLAMA32, answers.HARMONY})
+
+
+@pytest.mark.parametrize("template", FIRST_CALLS)
+def test_a_call_is_written_as_the_format_has_it(compiler: GrammarCompiler, template: str) -> None:
+    style = AnswerStyle.of_template(template)
+    grammar = compiler.compile(style.forced_calls({"get_time": SCHEMAS["get_time"]}, token_of, "", several=False))
+    matcher = grammar.matcher.deep_copy()
+    text = FIRST_CALLS[template]
+    has_marks = any(mark in text for mark in MARKS)  # these are tokens, and not spelled in letters
+    assert (matcher.try_consume_tokens(list(text.encode())) < len(text.encode())) == has_marks
+    matcher = grammar.matcher.deep_copy()
+    tokens = tokens_of(text)
+    assert matcher.try_consume_tokens(tokens) == len(tokens)
+    assert matcher.is_accepting()
+    calls = read(style, text, SCHEMAS).calls
+    assert [(call.name, call.arguments) for call in calls] == [("get_time", "{}")]
+
+
+def tokens_of(text: str) -> list[int]:
+    """Return the tokens of a text as a tokenizer makes them: marks are one token each."""
+    tokens: list[int] = []
+    while text:
+        mark = next((mark for mark in MARKS if text.startswith(mark)), None)
+        tokens += list(text[0].encode()) if mark is None else [257 + MARKS.index(mark)]
+        text = text[len(mark or text[0]) :]
+    return tokens
+
+
+@pytest.mark.parametrize("template", FIRST_CALLS)
+def test_whatever_is_written_is_read_and_fits(compiler: GrammarCompiler, template: str) -> None:
+    style = AnswerStyle.of_template(template)
+    most = 0
+    for seed in range(8):
+        text = written(compiler, style, SCHEMAS, seed, several=True)
+        found = read(style, text, SCHEMAS)
+        assert (found.content, found.reasoning) == ("", ""), text
+        assert found.calls
+        most = max(most, len(found.calls))
+        for call in found.calls:
+            Draft202012Validator(SCHEMAS[call.name]).validate(json.loads(call.arguments))
+            assert json.loads(call.arguments).keys() <= SCHEMAS[call.name]["properties"].keys()
+    assert (most > 1) == (template not in ONE_AT_MOST)
+    assert len(read(style, written(compiler, style, SCHEMAS, 0, several=False), SCHEMAS).calls) == 1
+
+
+def arguments(**properties: Any) -> dict[str, Any]:
+    return {"f": {"type": "object", "properties": properties, "required": [*properties]}}
+
+
+@pytest.mark.parametrize("template", [answers.HERMES, answers.QWEN_CODER, answers.GEMMA, answers.GEMMA4])
+@pytest.mark.parametrize(
+    ("keyword", "tools"),
+    [
+        ("uniqueItems", arguments(x={"type": "array", "uniqueItems": True})),
+        ("$ref", arguments(x={"$ref": "#/$defs/y"})),
+        ("not", arguments(x={"not": {"type": "string"}})),
+        ("not", {"f": {"type": "object", "not": {"required": ["x"]}}}),
+    ],
+)
+def test_what_cannot_be_enforced_is_named(
+    compiler: GrammarCompiler, template: str, keyword: str, tools: dict[str, Any]
+) -> None:
+    with pytest.raises(ConstraintError, match=r"\(tools\) cannot be enforced") as caught:
+        compiler.compile(AnswerStyle.of_template(template).forced_calls(tools, token_of, "", several=True))
+    assert "the tool f" in str(caught.value) or keyword == "$ref"
+    assert caught.value.kind == "tools"
+    assert caught.value.keyword in (keyword, "" if keyword == "$ref" else keyword)
+
+
+@pytest.mark.parametrize(
+    ("keyword", "template", "schema"),
+    [
+        ("format", answers.QWEN_CODER, {"type": "string", "format": "date"}),
+        ("pattern", answers.QWEN_CODER, {"type": "string", "pattern": "^a|b$"}),
+        ("pattern", answers.QWEN_CODER, {"type": "string", "pattern": 5}),
+        ("enum", answers.QWEN_CODER, {"enum": ["</parameter>"]}),
+        ("type", answers.GEMMA, {"type": "text"}),
+        ("$ref", answers.GEMMA, {"$ref": "elsewhere"}),
+        ("required", answers.GEMMA, {"type": "object", "required": ["a"]}),
+        ("properties", answers.GEMMA4, {"type": "object", "properties": {"a b": {}}}),
+        ("enum", answers.GEMMA4, {"enum": ['<|"|>']}),
+        ("", answers.GEMMA, 5),
+    ],
+)
+def test_what_a_format_has_no_form_for_is_named(keyword: str, template: str, schema: Any) -> None:
+    with pytest.raises(ConstraintError, match="the tool f") as caught:
+        AnswerStyle.of_template(template).forced_calls(arguments(x=schema), token_of, "", several=True)
+    assert (caught.value.kind, caught.value.keyword) == ("tools", keyword)
+
+
+ODD: Final = arguments(
+    text={"type": "string", "pattern": "b/|c", "minLength": 2, "maxLength": 6},
+    tree={"$ref": "#/$defs/tree"},
+    any={"type": ["integer", "string", "null"], "maxLength": 4},
+    table={"type": "object", "additionalProperties": {"type": "boolean"}},
+    chosen={"enum": ["\n", 'a"b', 1, None, True, {"k": ["\U0001f600", {}]}]},
+    pair={"type": "array", "items": {"type": "integer", "maximum": 3, "minimum": 0}, "minItems": 2, "maxItems": 3},
+    none={"type": "array", "maxItems": 0},
+)
+ODD["f"]["$defs"] = {
+    "tree": {
+        "type": "object",
+        "properties": {"left": {"anyOf": [{"$ref": "#/$defs/tree"}, {"type": "null"}]}, "name": {"const": "ä"}},
+        "required": ["left"],
+    }
+}
+
+
+@pytest.mark.parametrize("template", [answers.HERMES, answers.QWEN_CODER, answers.GEMMA, answers.GEMMA4])
+def test_odd_schemas(compiler: GrammarCompiler, template: str) -> None:
+    style = AnswerStyle.of_template(template)
+    for seed in range(6):
+        text = written(compiler, style, ODD, seed, several=False)
+        (call,) = read(style, text, ODD).calls
+        Draft202012Validator(ODD["f"]).validate(json.loads(call.arguments))
+
+
+def test_a_thought_that_the_prompt_has_begun_ends_at_once(compiler: GrammarCompiler) -> None:
+    style = AnswerStyle.of_template(answers.QWEN3)
+    for end, thought in (("<think>\n", "\n</think>\n\n"), ("<think>", "</think>"), ("<think>\n\n</think>\n\n", "")):
+        grammar = compiler.compile(style.forced_calls({"f": {}}, token_of, end, several=False))
+        tokens = tokens_of(thought + '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>')
+        assert grammar.matcher.deep_copy().try_consume_tokens(tokens) == len(tokens)
