@@ -12,19 +12,25 @@ from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, BlockMatrix, dequantize
 from paged_sdk.kernels.native.library import NativeLibrary, Workspace, available_levels, load, why_not
 from paged_sdk.kernels.native.linear import NativeLinear
 from paged_sdk.kernels.native.packed import PACKED_TYPES, PackedWeight, pack_gguf
+from paged_sdk.kernels.triton_blocks import TRITON_BLOCK_FORMATS
 
 TYPES = sorted(PACKED_TYPES)
-Q2_K, IQ4_NL = 10, 20
+TRITON_TYPES = sorted(TRITON_BLOCK_FORMATS)
+IQ4_NL, IQ4_XS = 20, 23
 """Types that can be decoded, but not packed."""
 
 #: Where in a block the float16 scale (and minimum) lie.
 HALVES = {
-    2: (0,), 3: (0, 2), 6: (0,), 7: (0, 2), 8: (0,), 12: (0, 2), 13: (0, 2), 14: (208,), Q2_K: (80, 82), IQ4_NL: (0,)
+    2: (0,), 3: (0, 2), 6: (0,), 7: (0, 2), 8: (0,), 10: (80, 82), 11: (108,), 12: (0, 2), 13: (0, 2), 14: (208,),
+    IQ4_NL: (0,), IQ4_XS: (0,),
 }  # fmt: skip
 
 needs_library = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 every_level = pytest.mark.parametrize("isa", available_levels())
 every_type = pytest.mark.parametrize("tensor_type", TYPES, ids=lambda number: BLOCK_FORMATS[number].name)
+every_triton_type = pytest.mark.parametrize(
+    "tensor_type", TRITON_TYPES, ids=lambda number: BLOCK_FORMATS[number].name
+)
 
 
 def random_blocks(tensor_type: int, rows: int, cols: int, generator: torch.Generator) -> Tensor:

@@ -150,7 +150,7 @@ async def test_a_pool_that_does_not_fit(builder: TextModelBuilder) -> None:
         (lambda builder: builder.with_tokenizer_json("x" * 10**5), ("with_tokenizer_json", "a path")),
         (lambda builder: builder.with_tokenizer_json(5), ("with_tokenizer_json", "a path")),
         (lambda builder: builder.with_prefix_cache_n(""), ("prefix_cache_n", ">= 0")),
-        (lambda builder: builder.with_auto_isq(True), ("with_auto_isq", "4, 5, 6 or 8")),
+        (lambda builder: builder.with_auto_isq(True), ("with_auto_isq", "2, 3, 4, 5, 6 or 8")),
         (lambda builder: builder.with_num_threads(10**9), ("num_threads", "<= 1024")),
         (lambda builder: builder.with_max_num_seqs(0), ("max_num_seqs", ">= 1")),
         (lambda builder: builder.with_num_threads(-1), ("num_threads", ">= 1")),

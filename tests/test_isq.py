@@ -46,7 +46,7 @@ async def test_more_bits_are_nearer_to_the_checkpoint(wide_checkpoint: Path) -> 
     async with builder.with_dtype("float32").build() as model:
         exact = await prompt_logprobs(model)
     distances = []
-    for isq in (IsqType.Q4K, IsqType.Q5K, IsqType.Q6K, IsqType.Q8_0):
+    for isq in (IsqType.Q2K, IsqType.Q3K, IsqType.Q4K, IsqType.Q5K, IsqType.Q6K, IsqType.Q8_0):
         async with builder.with_dtype("float32").with_isq(isq).build() as model:
             distances.append(distance(await prompt_logprobs(model), exact))
     assert distances == sorted(distances, reverse=True)

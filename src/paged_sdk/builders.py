@@ -28,7 +28,7 @@ from paged_sdk.threads import thread_must_start
 
 __all__ = ["Building", "GgufModelBuilder", "TextModelBuilder", "TextSpeculativeBuilder"]
 
-AUTO_ISQ_BITS = (4, 5, 6, 8)
+AUTO_ISQ_BITS = (2, 3, 4, 5, 6, 8)
 MAX_PATH = 4096
 """Linux has no longer path, and no other system does."""
 
@@ -149,13 +149,13 @@ class _ModelBuilder(ABC):
         return self._with(isq=isq)
 
     def with_auto_isq(self, bits: int) -> Self:
-        """Quantize to the best format of so many bits for the device: 4, 5, 6 or 8.
+        """Quantize to the best format of so many bits for the device: 2, 3, 4, 5, 6 or 8.
 
         :raises ConfigError: another number of bits; the error names the allowed ones
         """
         number = plain(bits)
         if isinstance(number, bool) or not isinstance(number, int) or number not in AUTO_ISQ_BITS:
-            raise ConfigError.of("with_auto_isq", bits, "a number of bits: 4, 5, 6 or 8")
+            raise ConfigError.of("with_auto_isq", bits, "a number of bits: 2, 3, 4, 5, 6 or 8")
         return self._with(isq=IsqType.parse(str(number)))
 
     def with_device(self, device: str) -> Self:

@@ -155,8 +155,8 @@ def test_packed_weights_keep_the_files_bits(tensor_type: int) -> None:
 def test_what_cannot_be_packed_is_refused() -> None:
     generator = torch.Generator().manual_seed(1)
     raw = random_blocks(2, 4, 64, generator)
-    with pytest.raises(UnsupportedQuantizationError, match="Q2_K weights cannot be packed"):
-        pack_gguf(library(), raw, 10, 4, 256)
+    with pytest.raises(UnsupportedQuantizationError, match="IQ4_XS weights cannot be packed"):
+        pack_gguf(library(), raw, 23, 4, 256)
     with pytest.raises(CheckpointError, match="blocks of 32"):
         pack_gguf(library(), raw, 2, 4, 40)
     with pytest.raises(CheckpointError, match="has 180 bytes: got 144 elements"):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from naive_moe import MoeInputs, naive_moe
 from torch import Tensor
 
-from native_weights import TYPES, random_matrix
+from native_weights import TRITON_TYPES, random_matrix
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, BlockMatrix
 from paged_sdk.kernels.repack import repack
 from paged_sdk.kernels.triton_blocks import TritonBlockMatrix
@@ -22,7 +22,7 @@ Q5_0, Q8_0, Q4_K, Q5_K, Q6_K = 6, 8, 12, 13, 14
 TOLERANCE = {torch.float32: 3e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 
 every_dtype = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-every_type = pytest.mark.parametrize("tensor_type", TYPES, ids=lambda number: BLOCK_FORMATS[number].name)
+every_type = pytest.mark.parametrize("tensor_type", TRITON_TYPES, ids=lambda number: BLOCK_FORMATS[number].name)
 
 
 def generator() -> torch.Generator:
@@ -86,7 +86,7 @@ class Experts:
 
 
 @every_dtype
-@pytest.mark.parametrize("types", [*((each, each) for each in TYPES), (Q4_K, Q8_0), (Q8_0, Q5_K)], ids=str)
+@pytest.mark.parametrize("types", [*((each, each) for each in TRITON_TYPES), (Q4_K, Q8_0), (Q8_0, Q5_K)], ids=str)
 def test_gate_and_up_of_pairs(triton_device: torch.device, types: tuple[int, int], dtype: torch.dtype) -> None:
     """Of each expert three rows, which do not fill the last program."""
     from paged_sdk.kernels.triton.quantized_expert_pairs import gate_up_of_pairs

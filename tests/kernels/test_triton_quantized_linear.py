@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from native_weights import Q2_K, TYPES, every_type, random_matrix
+from native_weights import IQ4_XS, TRITON_TYPES, every_triton_type, random_matrix
 from paged_sdk.errors import ConfigError, UnsupportedQuantizationError
 from paged_sdk.kernels import quantized_linear as ops
 from paged_sdk.kernels.activation import GatedActivation
@@ -56,7 +56,7 @@ def linear(
     return linear_by_tiles(x, matrix, bias, plan)
 
 
-@every_type
+@every_triton_type
 @pytest.mark.parametrize("blocks", [1, 3])
 def test_repacking_keeps_every_weight(tensor_type: int, blocks: int) -> None:
     matrix = random_matrix(tensor_type, 5, blocks * BLOCK_FORMATS[tensor_type].elements, generator())
@@ -73,8 +73,9 @@ def test_repacking_goes_by_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(repack(matrix).decoded(), matrix.decoded())
 
 
-def test_every_type_that_is_repacked_is_tested() -> None:
-    assert sorted(TRITON_BLOCK_FORMATS) == TYPES
+def test_q3_k_takes_the_layout_of_q6_k() -> None:
+    matrix = random_matrix(11, 5, 512, generator())
+    assert torch.equal(repack(matrix).decoded(), matrix.decoded())
 
 
 @pytest.mark.parametrize(
@@ -96,18 +97,18 @@ def test_bits_per_weight(name: str, bits: float) -> None:
 
 
 def test_other_types_are_refused() -> None:
-    with pytest.raises(UnsupportedQuantizationError, match=r"Q2_K weights cannot be repacked.*Q4_0, Q4_1"):
-        repack(random_matrix(Q2_K, 2, 256, generator()))
+    with pytest.raises(UnsupportedQuantizationError, match=r"IQ4_XS weights cannot be repacked.*Q4_0, Q4_1"):
+        repack(random_matrix(IQ4_XS, 2, 256, generator()))
 
 
 def test_matrices_one_below_the_other() -> None:
-    for tensor_type in TYPES:
+    for tensor_type in TRITON_TYPES:
         parts = [random_matrix(tensor_type, rows, 256, generator()) for rows in (1, 3)]
         whole = BlockMatrix(tensor_type, torch.cat([part.blocks for part in parts]))
         assert torch.equal(concatenate([repack(part) for part in parts]).decoded(), whole.decoded())
 
 
-@every_type
+@every_triton_type
 @EVERY_DTYPE
 @pytest.mark.parametrize(("kind", "num_rows"), [("few rows", 1), ("tiles", 6)])
 def test_every_format(
@@ -167,7 +168,7 @@ def test_the_launcher_serves_any_number_of_rows(triton_device: torch.device, num
     assert_close(result, x.double() @ matrix.decoded().double().T + 1, torch.float32)
 
 
-@every_type
+@every_triton_type
 def test_decoding_on_the_device(triton_device: torch.device, tensor_type: int) -> None:
     from paged_sdk.kernels.triton.blocks import dequantize
 

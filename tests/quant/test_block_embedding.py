@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from native_weights import IQ4_NL, Q2_K, TYPES, every_level, every_type, needs_library, random_matrix, workspace
+from native_weights import IQ4_NL, IQ4_XS, TYPES, every_level, every_type, needs_library, random_matrix, workspace
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS
 from paged_sdk.kernels.native.packed import pack_gguf
 from paged_sdk.kernels.repack import repack
@@ -18,7 +18,7 @@ from paged_sdk.quant.native_block import PackedBlockEmbedding
 VOCAB, HIDDEN = 50, 512
 
 
-@pytest.mark.parametrize("tensor_type", [*TYPES, Q2_K, IQ4_NL], ids=lambda number: BLOCK_FORMATS[number].name)
+@pytest.mark.parametrize("tensor_type", [*TYPES, IQ4_XS, IQ4_NL], ids=lambda number: BLOCK_FORMATS[number].name)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("scale", [None, 3072**0.5])  # 55.4256, but 55.5 in bfloat16
 def test_rows_are_those_of_the_decoded_matrix(tensor_type: int, dtype: torch.dtype, scale: float | None) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from native_weights import IQ4_NL, Q2_K, TYPES, needs_library, random_matrix, workspace
+from native_weights import IQ4_NL, IQ4_XS, TYPES, needs_library, random_matrix, workspace
 from paged_sdk.kernels.fused_moe import fused_moe
 from paged_sdk.kernels.gguf_blocks import BlockMatrix
 from paged_sdk.quant.dense_experts import DenseExperts
@@ -82,7 +82,7 @@ def test_packed_experts_take_the_bytes_of_the_file(tensor_type: int) -> None:
 
 
 @needs_library
-@pytest.mark.parametrize("types", [(Q2_K, Q2_K, 12), (12, 12, IQ4_NL)], ids=str)
+@pytest.mark.parametrize("types", [(IQ4_XS, IQ4_XS, 12), (12, 12, IQ4_NL)], ids=str)
 def test_what_cannot_be_packed_takes_eight_bits(types: tuple[int, int, int]) -> None:
     blocks = stacks(*types)
     experts = packed(blocks)
@@ -121,7 +121,7 @@ def test_repacked_experts_are_near_to_their_decoded_weights(triton_device: torch
     torch.testing.assert_close(got.cpu(), expected, rtol=0, atol=1e-5 * max(1.0, float(expected.norm())))
 
 
-@pytest.mark.parametrize("types", [(Q2_K, Q2_K, 12), (12, 12, IQ4_NL)], ids=str)
+@pytest.mark.parametrize("types", [(IQ4_XS, IQ4_XS, 12), (12, 12, IQ4_NL)], ids=str)
 def test_what_cannot_be_repacked_is_decoded_beside_a_gpu(types: tuple[int, int, int]) -> None:
     experts = chosen(WeightPolicy(keep_blocks=True), stacks(*types), torch.device("meta"))
     assert isinstance(experts, DenseExperts)

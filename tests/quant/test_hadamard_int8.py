@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from native_weights import IQ4_NL, Q2_K, TYPES, hadamard_int8, random_matrix
+from native_weights import IQ4_NL, IQ4_XS, TYPES, hadamard_int8, random_matrix
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, BlockMatrix
 from paged_sdk.quant.hadamard_int8 import HadamardInt8Linear
 
@@ -27,7 +27,7 @@ QUANTIZATION = 0.014
 COLS = 512
 
 every_decodable_type = pytest.mark.parametrize(
-    "tensor_type", [*TYPES, Q2_K, IQ4_NL], ids=lambda number: BLOCK_FORMATS[number].name
+    "tensor_type", [*TYPES, IQ4_XS, IQ4_NL], ids=lambda number: BLOCK_FORMATS[number].name
 )
 
 
@@ -73,7 +73,7 @@ def test_near_the_product_with_the_decoded_weights(quantization: str, cols: int)
 def test_matrices_of_one_input_lie_side_by_side_with_their_biases() -> None:
     """More rows than are decoded at once, of several types."""
     generator = torch.Generator().manual_seed(0)
-    matrices = [random_matrix(number, rows, 256, generator) for number, rows in ((12, 1500), (14, 7), (Q2_K, 1024))]
+    matrices = [random_matrix(number, rows, 256, generator) for number, rows in ((12, 1500), (14, 7), (IQ4_XS, 1024))]
     biases: list[Tensor | None] = [10 * torch.randn(rows, generator=generator) for rows in (1500, 7, 1024)]
     layer = HadamardInt8Linear(matrices, biases)
     x = torch.randn(5, 256, generator=generator)

@@ -12,7 +12,7 @@ from native_weights import needs_library, workspace
 from paged_sdk.config.isq import IsqType
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, BlockMatrix
 from paged_sdk.kernels.stored_matrix import DenseMatrix
-from paged_sdk.quant.embedding import DenseEmbedding
+from paged_sdk.quant.embedding import TritonBlockEmbedding
 from paged_sdk.quant.form import Form
 from paged_sdk.quant.forms.triton_blocks import TritonBlocks
 from paged_sdk.quant.hadamard_int8 import HadamardInt8Linear
@@ -35,13 +35,20 @@ def name_of(matrix: BlockMatrix) -> str:
 @pytest.mark.parametrize("isq", IsqType)
 def test_narrow_rows_and_heads_take_a_wider_type(isq: IsqType) -> None:
     wide, narrow = (quantize(weight(2, cols), isq, None) for cols in (512, 96))
-    assert name_of(wide).replace("_K", "K") == isq.value
-    expected = {IsqType.Q4K: "Q5_0", IsqType.Q5K: "Q5_1", IsqType.Q6K: "Q8_0"}.get(isq, isq.value)
-    assert name_of(narrow) == expected
+    assert name_of(wide).replace("_K", "K") == ("Q8_0" if isq is IsqType.Q8_1 else isq.value)
+    expected = {
+        IsqType.Q2K: "Q4_0",
+        IsqType.Q3K: "Q4_0",
+        IsqType.Q4K: "Q5_0",
+        IsqType.Q5K: "Q5_1",
+        IsqType.Q6K: "Q8_0",
+        IsqType.Q8_1: "Q8_0",
+    }
+    assert name_of(narrow) == expected.get(isq, isq.value)
     assert not can_be_quantized(isq, 40)
     head = for_head(isq)
-    assert head.bits > isq.bits or head is isq is IsqType.Q8_0
-    assert head is (IsqType.Q6K if isq.bits == 4 else IsqType.Q8_0)
+    assert head.bits > isq.bits or (head is IsqType.Q8_0 and isq.bits == 8)
+    assert head is (IsqType.Q6K if isq.bits <= 4 else IsqType.Q8_0)
 
 
 @needs_library
@@ -99,10 +106,10 @@ def test_for_tritons_kernels(triton_device: torch.device) -> None:
     x = torch.randn(3, 256, generator=torch.Generator().manual_seed(1)).to(triton_device)
     assert torch.equal(linear.forward(x, None), expected.forward(x, None))
     assert linear.num_bytes == expected.num_bytes
-    # Embeddings stay in the model's dtype; the projection that is tied to them does not.
+    # Embeddings take the head's type, and a projection that is tied to them shares it.
     table = NamedMatrix("embed_tokens.weight", DenseMatrix(weight(40, 256)))
     embedding = policy.embedding(table, scale=None, dtype=torch.float32, device=triton_device)
-    assert isinstance(embedding, DenseEmbedding)
+    assert isinstance(embedding, TritonBlockEmbedding)
     head = policy.tied_head("lm_head.weight", embedding, dtype=torch.float32, device=triton_device)
     assert isinstance(head, TritonBlockLinear)
     assert head.num_bytes == pytest.approx(40 * 256 * 34 / 32)
@@ -118,7 +125,7 @@ def test_a_pattern_decides_before_the_setting() -> None:
     rules = [(re.compile("^q"), IsqType.Q8_0), (re.compile("lm_head"), IsqType.Q4_0)]
     policy = WeightPolicy(isq=IsqType.Q4K, isq_by_name=rules)
     assert policy.is_quantized(NamedMatrix("q.weight", DenseMatrix(weight(8, 32))), Role.LINEAR)
-    assert not policy.is_quantized(NamedMatrix("embed.weight", DenseMatrix(weight(8, 32))), Role.EMBEDDING)
+    assert policy.is_quantized(NamedMatrix("embed.weight", DenseMatrix(weight(8, 32))), Role.EMBEDDING)
     assert not policy.is_quantized(NamedMatrix("q.weight", DenseMatrix(weight(8, 40))), Role.LINEAR)
     by_name, by_setting = layer(policy, CPU), layer(WeightPolicy(isq=IsqType.Q4K), CPU)
     assert error(by_name, CPU) < error(by_setting, CPU)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from native_weights import IQ4_NL, Q2_K, TYPES, needs_library, random_matrix, workspace
+from native_weights import IQ4_NL, IQ4_XS, TYPES, needs_library, random_matrix, workspace
 from paged_sdk.kernels.gguf_blocks import BlockMatrix
 from paged_sdk.kernels.native.linear import NativeLinear
 from paged_sdk.kernels.native.packed import unpack_rows
@@ -106,7 +106,7 @@ def test_matrices_of_several_types_are_one_layer() -> None:
 
 @needs_library
 @every_kind_of_layer
-@pytest.mark.parametrize("tensor_types", [(Q2_K,), (IQ4_NL,), (12, Q2_K, 12)])
+@pytest.mark.parametrize("tensor_types", [(IQ4_XS,), (IQ4_NL,), (12, IQ4_XS, 12)])
 def test_what_cannot_be_packed_is_brought_to_int8(tensor_types: tuple[int, ...], *, is_head: bool) -> None:
     stored = matrices(*tensor_types)
     layer = form(WeightPolicy(keep_blocks=True, workspace=workspace()), stored, is_head=is_head)
@@ -122,7 +122,7 @@ def test_what_cannot_be_packed_is_brought_to_int8(tensor_types: tuple[int, ...],
 
 
 @every_kind_of_layer
-@pytest.mark.parametrize("tensor_type", [*TYPES, Q2_K, IQ4_NL])
+@pytest.mark.parametrize("tensor_type", [*TYPES, IQ4_XS, IQ4_NL])
 def test_without_the_library_torch_serves_every_number_of_rows(tensor_type: int, *, is_head: bool) -> None:
     stored = matrices(tensor_type)
     layer = form(WeightPolicy(keep_blocks=True, workspace=None), stored, is_head=is_head)

@@ -21,6 +21,7 @@ from paged_sdk.chat.text_processor import TextProcessor, load_text_processor, te
 from paged_sdk.config.build import BuildSettings, ModelSource
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.env import ISQ, Environment, read_variable
+from paged_sdk.config.isq import IsqType
 from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.errors import CheckpointError, ConfigError
 from paged_sdk.files import read_text
@@ -36,6 +37,7 @@ from paged_sdk.models.fused_decoder import FusedDecoderModel, why_not_fused
 from paged_sdk.models.key_offsets import key_offsets
 from paged_sdk.models.loading import load_model
 from paged_sdk.quant.native_block import FEW_ROWS
+from paged_sdk.quant.isq import is_for_gpus
 from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.runner.device import choose_dtype
 from paged_sdk.threads import thread_must_start
@@ -165,6 +167,9 @@ def _policy(
     reason = None if device.type == "cpu" else availability.why_not(device)  # why blocks cannot be multiplied there
     if isq is not None and reason is not None:
         raise ConfigError.of("isq", isq.value, f"a CPU, or a GPU with Triton's kernels (here {device}: {reason})")
+    if isq is not None and device.type != "cpu" and not is_for_gpus(isq):
+        allowed = ", ".join(each.value for each in IsqType if is_for_gpus(each))
+        raise ConfigError.of("isq", isq.value, f"on {device} one of {allowed}")
     if isq is not None and dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise ConfigError.of("dtype", settings.dtype, f"float32, bfloat16 or float16, beside isq = {isq.value}")
     return WeightPolicy(

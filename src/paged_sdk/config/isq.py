@@ -26,14 +26,18 @@ class IsqType(Enum):
     :ivar family: how weights are grouped
     """
 
+    Q2K = ("Q2K", 2, IsqFamily.K)
+    Q3K = ("Q3K", 3, IsqFamily.K)
+    Q4K = ("Q4K", 4, IsqFamily.K)
+    Q5K = ("Q5K", 5, IsqFamily.K)
+    Q6K = ("Q6K", 6, IsqFamily.K)
     Q4_0 = ("Q4_0", 4, IsqFamily.LEGACY)
     Q4_1 = ("Q4_1", 4, IsqFamily.LEGACY)
     Q5_0 = ("Q5_0", 5, IsqFamily.LEGACY)
     Q5_1 = ("Q5_1", 5, IsqFamily.LEGACY)
     Q8_0 = ("Q8_0", 8, IsqFamily.LEGACY)
-    Q4K = ("Q4K", 4, IsqFamily.K)
-    Q5K = ("Q5K", 5, IsqFamily.K)
-    Q6K = ("Q6K", 6, IsqFamily.K)
+    Q8_1 = ("Q8_1", 8, IsqFamily.LEGACY)
+    """It is stored as Q8_0, whose numbers it has: what ggml's form adds are sums that its products of activations use."""
 
     bits: int
     family: IsqFamily
@@ -47,15 +51,15 @@ class IsqType(Enum):
 
     @classmethod
     def parse(cls, text: str, *, setting: str = "isq") -> IsqType:
-        """Read a type by its name in any case ("Q4K", "q4_k", "q8_0"), or by a bare number of bits.
+        """Read a type by its name in any case ("Q4K", "q4_k", "q8_0"), or by a bare number of bits. "Q8K", ggml's form
+        of activations, is Q8_0.
 
         :raises ConfigError: naming ``setting`` and the types there are
         """
         name = text.strip().upper() if isinstance(text, str) else ""
-        best = {str(member.bits): member for member in (cls.Q4K, cls.Q5K, cls.Q6K, cls.Q8_0)}
-        named = {member.value: member for member in cls} | {
-            f"Q{member.bits}_K": member for member in cls if member.family is IsqFamily.K
-        }
+        best = {str(member.bits): member for member in (cls.Q2K, cls.Q3K, cls.Q4K, cls.Q5K, cls.Q6K, cls.Q8_0)}
+        named = {member.value: member for member in cls} | {"Q8K": cls.Q8_0, "Q8_K": cls.Q8_0}
+        named |= {f"Q{member.bits}_K": member for member in cls if member.family is IsqFamily.K}
         found = best.get(name) or named.get(name)
         if found is None:
             names = ", ".join(member.value for member in cls)

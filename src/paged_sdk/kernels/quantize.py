@@ -1,6 +1,6 @@
 """Quantizes dense weights to GGUF blocks by torch's operations, on any device; it defines in-situ quantization.
 
-A group of 32 weights (16 for Q6_K) takes the scale, and minimum where the format has one, of the smallest squared error
+A group of 32 weights (16 in Q2_K, Q3_K and Q6_K) takes the scale, and minimum where the format has one, of the smallest squared error
 among some twenty roundings, each with its least-squares fit; every weight then takes the code that is nearest with the
 scales as they are stored. The block layouts are ggml's (``ggml-common.h``).
 
@@ -28,6 +28,7 @@ _TINY: Final = 1e-30  # ranges below it are zero: their inverse would overflow
 _LARGEST: Final = 32768.0  # the scale of larger weights might overflow a float16
 _STEPS: Final = 10  # roundings that are tried on either side of a group's range, a tenth of a code apart
 _WEIGHTS_AT_ONCE: Final = 1 << 17  # temporaries of 512 KiB, which stay in the cache
+_GROUPS_OF_16: Final = frozenset({"Q2_K", "Q3_K", "Q6_K"})  # elsewhere 32 weights are fitted together
 
 
 def quantize_blocks_reference(weight: Tensor, tensor_type: int) -> Tensor:
@@ -48,7 +49,7 @@ def quantize_blocks_reference(weight: Tensor, tensor_type: int) -> Tensor:
         if not bool((values.abs() <= _LARGEST).all()):
             raise not_finite()
         # Groups lie in columns, so that an operation on all groups at once takes consecutive numbers.
-        group = 16 if form.name == "Q6_K" else 32
+        group = 16 if form.name in _GROUPS_OF_16 else 32
         blocks = _WRITERS[tensor_type](values.reshape(-1, group).t().contiguous())
         out[first : first + step] = blocks.view(len(values), -1)
     return out
@@ -223,13 +224,25 @@ def _legacy(levels: int, *, affine: bool) -> Callable[[Tensor], Tensor]:
     return write
 
 
+def _join_pairs(q: Tensor, group: int) -> Tensor:
+    """Pack 2 bits of four codes into a byte: each ``4 * group`` begin with the lowest. [n, b] -> [n, b / 4]."""
+    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device=q.device)[:, None]
+    return ((q & 3).view(len(q), -1, 4, group) << shifts).sum(2, dtype=torch.uint8).view(len(q), -1)
+
+
+def _join_planes(bits: Tensor) -> Tensor:
+    """Pack single bits, 32 of each group of a block in the same bit of 32 bytes. ``[n, 256] -> [n, 32]``."""
+    shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)[:, None]
+    return (bits.view(-1, 8, 32) << shifts).sum(1, dtype=torch.uint8)
+
+
 @frozen(eq=False)
-class _SixBits:
-    """Holds scales and minima of blocks of eight groups, which are integers of six bits times a float16.
+class _SmallScales:
+    """Holds scales and minima of blocks of eight or sixteen groups, which are small integers times a float16.
 
     :ivar unit: ``[blocks]``, the float16 that scales are multiples of
     :ivar least: ``[blocks]``, the one that minima are multiples of, with the sign turned: minima are not above zero
-    :ivar scales: ``[blocks, 8]``; ``minima`` likewise
+    :ivar scales: ``[blocks, groups]``; ``minima`` likewise
     """
 
     unit: Tensor
@@ -242,20 +255,20 @@ class _SixBits:
         return _Fit(scale.flatten(), minimum.flatten())
 
 
-def _six_bits(values: Tensor, unit: Tensor) -> Tensor:
+def _small(values: Tensor, unit: Tensor, most: float) -> Tensor:
     wide = unit[:, None].expand_as(values)
-    return torch.where(wide > 0, (values / wide + 0.5).floor().clamp_max(63), 0.0)
+    return torch.where(wide > 0, (values / wide + 0.5).floor().clamp_max(most), 0.0)
 
 
-def _refitted(x: Tensor, levels: int, stored: _SixBits) -> _SixBits:
-    """Fit the units to the six-bit numbers, by least squares over the weights' codes."""
+def _refitted(x: Tensor, levels: int, stored: _SmallScales) -> _SmallScales:
+    """Fit the units to the small numbers, by least squares over the weights' codes."""
     fit = stored.fit()
     sums = _code_sums(x, fit.minimum, _inverse(fit.scale), 0, levels)
-    q, qq, xq, sum_x = (each.view(-1, 8).double() for each in (sums.q, sums.qq, sums.xq, _in_order(x)))
     scales, minima = stored.scales.double(), stored.minima.double()
+    q, qq, xq, sum_x = (each.view(scales.shape).double() for each in (sums.q, sums.qq, sums.xq, _in_order(x)))
     # A weight is about unit * a - least * b.
     aa, ab = _in_order((scales * scales * qq).t()), _in_order((scales * minima * q).t())
-    bb = _in_order((minima * minima * 32).t())
+    bb = _in_order((minima * minima * len(x)).t())
     ax, bx = _in_order((scales * xq).t()), _in_order((minima * sum_x).t())
     determinant = aa * bb - ab * ab
     is_regular = determinant > 0
@@ -264,7 +277,7 @@ def _refitted(x: Tensor, levels: int, stored: _SixBits) -> _SixBits:
     unit = torch.where(is_regular, (ax * bb - ab * bx) / divisor, alone)
     least = torch.where(is_regular, (ab * ax - aa * bx) / divisor, 0.0)
     keep = (unit < 0) | (least < 0) | (~is_regular & (bb > 0))
-    return _SixBits(
+    return _SmallScales(
         torch.where(keep, stored.unit, _rounded(unit.float())),
         torch.where(keep, stored.least, _rounded(least.float())),
         stored.scales,
@@ -272,40 +285,69 @@ def _refitted(x: Tensor, levels: int, stored: _SixBits) -> _SixBits:
     )
 
 
+def _fit_blocks(x: Tensor, levels: int, most: int) -> _SmallScales:
+    """Fit blocks of 256 weights, whose groups have scales and minima of 0 ... most."""
+    fit, groups = _fit_affine(x, levels, is_k=True), 256 // len(x)
+    scale, below = fit.scale.view(-1, groups), -fit.minimum.view(-1, groups)
+    largest = torch.full_like(scale[:, 0], most)
+    unit, least = _rounded(scale.amax(1) / largest), _rounded(below.amax(1) / largest)
+    return _refitted(x, levels, _SmallScales(unit, least, _small(scale, unit, most), _small(below, least, most)))
+
+
 def _k(levels: int) -> Callable[[Tensor], Tensor]:
     """Return what writes a K format of eight groups of 32 in a block, with six-bit scales and minima."""
 
     def write(x: Tensor) -> Tensor:
-        fit = _fit_affine(x, levels, is_k=True)
-        scale, below = fit.scale.view(-1, 8), -fit.minimum.view(-1, 8)
-        largest = torch.full_like(scale[:, 0], 63)
-        unit, least = _rounded(scale.amax(1) / largest), _rounded(below.amax(1) / largest)
-        stored = _refitted(x, levels, _SixBits(unit, least, _six_bits(scale, unit), _six_bits(below, least)))
+        stored = _fit_blocks(x, levels, 63)
         q = _encode(x, stored.fit(), 0, levels).view(-1, 256)
         s, m = stored.scales.to(torch.uint8), stored.minima.to(torch.uint8)
         numbers = [s[:, :4] | s[:, 4:] >> 4 << 6, m[:, :4] | m[:, 4:] >> 4 << 6, s[:, 4:] & 15 | m[:, 4:] << 4]
         parts = [_halves(stored.unit), _halves(stored.least), *numbers]
         if levels == 31:
-            shifts = torch.arange(8, dtype=torch.uint8, device=q.device)[:, None]
-            parts.append(((q >> 4 & 1).view(-1, 8, 32) << shifts).sum(1, dtype=torch.uint8))
+            parts.append(_join_planes(q >> 4 & 1))
         return torch.cat([*parts, _join_nibbles(q, 32)], dim=1)
 
     return write
 
 
-def _q6_k(x: Tensor) -> Tensor:
-    """Write Q6_K: sixteen groups of 16 in a block, with int8 scales, of which the largest becomes -128."""
-    scale = _fit_symmetric(x, 32).scale.view(-1, 16)
+def _q2_k(x: Tensor) -> Tensor:
+    """Write Q2_K: sixteen groups of 16 in a block, with four-bit scales and minima."""
+    stored = _fit_blocks(x, 3, 15)
+    q = _encode(x, stored.fit(), 0, 3).view(-1, 256)
+    numbers = stored.scales.to(torch.uint8) | stored.minima.to(torch.uint8) << 4
+    return torch.cat([numbers, _join_pairs(q, 32), _halves(stored.unit), _halves(stored.least)], dim=1)
+
+
+def _fit_signed(x: Tensor, half: float, lowest: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Fit blocks of sixteen groups with signed scales of ``lowest ... -lowest - 1``, of which the largest is the
+    lowest.
+
+    :returns: the units, ``[blocks]``; the scales' numbers, ``[blocks, 16]``; the codes plus ``half``, uint8
+        ``[blocks, 256]``
+    """
+    scale = _fit_symmetric(x, half).scale.view(-1, 16)
     largest = scale.gather(1, scale.abs().argmax(1, keepdim=True))[:, 0]
-    unit = _rounded(largest / torch.full_like(largest, -128))
+    unit = _rounded(largest / torch.full_like(largest, lowest))
     wide = unit[:, None].expand_as(scale)
-    numbers = (scale / torch.where(wide != 0, wide, 1.0) + 0.5).floor().clamp(-128, 127)
+    numbers = (scale / torch.where(wide != 0, wide, 1.0) + 0.5).floor().clamp(lowest, -lowest - 1)
     numbers = torch.where(wide != 0, numbers, 0.0)
     stored = (wide * numbers).flatten()
-    q = _encode(x, _Fit(stored, torch.zeros_like(stored)), -32, 31).view(-1, 256)
-    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device=q.device)[:, None]
-    high = ((q >> 4 & 3).view(-1, 2, 4, 32) << shifts).sum(2, dtype=torch.uint8).view(-1, 64)
-    return torch.cat([_join_nibbles(q, 64), high, numbers.to(torch.int8).view(torch.uint8), _halves(unit)], dim=1)
+    return unit, numbers, _encode(x, _Fit(stored, torch.zeros_like(stored)), -half, half - 1).view(-1, 256)
+
+
+def _q3_k(x: Tensor) -> Tensor:
+    """Write Q3_K: six-bit signed scales, the low four bits of scales 0-7 and 8-15 in the halves of eight bytes."""
+    unit, numbers, q = _fit_signed(x, 4, -32)
+    s = (numbers + 32).to(torch.uint8)
+    scales = [_join_nibbles(s, 8), _join_pairs(s >> 4, 4)]
+    return torch.cat([_join_planes(q >> 2), _join_pairs(q, 32), *scales, _halves(unit)], dim=1)
+
+
+def _q6_k(x: Tensor) -> Tensor:
+    """Write Q6_K: int8 scales."""
+    unit, numbers, q = _fit_signed(x, 32, -128)
+    scales = numbers.to(torch.int8).view(torch.uint8)
+    return torch.cat([_join_nibbles(q, 64), _join_pairs(q >> 4, 32), scales, _halves(unit)], dim=1)
 
 
 #: It maps ggml's number of a type to what writes its blocks: float32 [weights of a group, groups] -> uint8.
@@ -318,6 +360,8 @@ _WRITERS: Mapping[int, Callable[[Tensor], Tensor]] = MappingProxyType(
             "Q5_0": _legacy(31, affine=False),
             "Q5_1": _legacy(31, affine=True),
             "Q8_0": _legacy(255, affine=False),
+            "Q2_K": _q2_k,
+            "Q3_K": _q3_k,
             "Q4_K": _k(15),
             "Q5_K": _k(31),
             "Q6_K": _q6_k,

@@ -26,7 +26,7 @@ from paged_sdk.kernels.triton_blocks import (
     concatenate,
 )
 
-__all__ = ["repack"]
+__all__ = ["REPACKABLE_TYPES", "repack"]
 
 # So many weights are repacked at once: temporaries take some tens of MiB, whatever the matrix's size.
 _WEIGHTS_AT_ONCE = 1 << 22
@@ -35,12 +35,12 @@ _WEIGHTS_AT_ONCE = 1 << 22
 def repack(matrix: BlockMatrix) -> TritonBlockMatrix:
     """Repack a matrix on the device where it lies; no weight changes its value.
 
-    :raises UnsupportedQuantizationError: the type is not one of :data:`TRITON_BLOCK_FORMATS`
+    :raises UnsupportedQuantizationError: the type is not one of :data:`REPACKABLE_TYPES`
     """
     split = _SPLITTERS.get(matrix.tensor_type)
     if split is None:
         name = block_format(matrix.tensor_type).name
-        supported = tuple(block_format(number).name for number in sorted(TRITON_BLOCK_FORMATS))
+        supported = tuple(block_format(number).name for number in sorted(REPACKABLE_TYPES))
         raise UnsupportedQuantizationError(
             f"{name} weights cannot be repacked for a GPU: supported are {', '.join(supported)}",
             quantization=name,
@@ -91,6 +91,13 @@ def _split_q8_0(blocks: Tensor) -> _Split:
     return _Split(blocks[:, 2:] ^ 128, _halves(blocks, 0))  # two's complement to an offset of 128
 
 
+def _split_q3_k(blocks: Tensor) -> _Split:
+    """Split into the parts of Q6_K, which has the same groups and scales of the same range: its fields are 28 more."""
+    low, third = bit_pairs(blocks[:, 32:96], 32), bit_planes(blocks[:, :32])
+    scales = nibbles(blocks[:, 96:104], 8) | (bit_pairs(blocks[:, 104:108], 4) << 4)
+    return _Split((low | (third << 2)) + 28, (scales.to(torch.int8) - 32), supers=_halves(blocks, 108))
+
+
 def _split_q4_k(blocks: Tensor) -> _Split:
     return _Split(nibbles(blocks[:, 16:], 32), *six_bit_scales(blocks), _halves(blocks, 0, 2))
 
@@ -114,6 +121,7 @@ _SPLITTERS: Mapping[int, Callable[[Tensor], _Split]] = MappingProxyType(
             "Q5_0": _split_q5_0,
             "Q5_1": _split_q5_1,
             "Q8_0": _split_q8_0,
+            "Q3_K": _split_q3_k,
             "Q4_K": _split_q4_k,
             "Q5_K": _split_q5_k,
             "Q6_K": _split_q6_k,
@@ -121,11 +129,18 @@ _SPLITTERS: Mapping[int, Callable[[Tensor], _Split]] = MappingProxyType(
     }
 )
 
+REPACKABLE_TYPES = frozenset(_SPLITTERS)
+"""Matrices of the types with these numbers of ggml's can be repacked."""
+
+# Types that take another's layout.
+_LAYOUTS = {tensor_type_of("Q3_K"): tensor_type_of("Q6_K")}
+
 
 def _repack_rows(matrix: BlockMatrix, split: Callable[[Tensor], _Split]) -> TritonBlockMatrix:
     """Repack all rows at once."""
     rows, cols = matrix.shape
-    form = TRITON_BLOCK_FORMATS[matrix.tensor_type]
+    tensor_type = _LAYOUTS.get(matrix.tensor_type, matrix.tensor_type)
+    form = TRITON_BLOCK_FORMATS[tensor_type]
     parts = split(matrix.blocks.reshape(-1, block_format(matrix.tensor_type).num_bytes))
     # Only formats with blocks of 32 leave half a chunk to fill up.
     chunks = -(-cols // CHUNK)
@@ -139,7 +154,7 @@ def _repack_rows(matrix: BlockMatrix, split: Callable[[Tensor], _Split]) -> Trit
         scales = torch.stack((scales.view(pair), parts.minima.reshape(pair)), dim=2)
         minima, supers = None, _words(supers)
     return TritonBlockMatrix(
-        tensor_type=matrix.tensor_type,
+        tensor_type=tensor_type,
         cols=cols,
         quants=_quants(fields),
         high=_high(fields, form),

@@ -14,8 +14,9 @@ from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, BlockMatrix, tensor_typ
 from paged_sdk.kernels.native.library import NativeLibrary
 from paged_sdk.kernels.native.quantize import quantize_blocks
 from paged_sdk.kernels.quantize import quantize_blocks_reference
+from paged_sdk.kernels.repack import REPACKABLE_TYPES
 
-__all__ = ["can_be_quantized", "for_head", "quantize"]
+__all__ = ["can_be_quantized", "for_head", "is_for_gpus", "quantize"]
 
 
 @frozen(kw_only=True)
@@ -23,7 +24,7 @@ class _Recipe:
     """Says how to quantize to a type.
 
     :ivar blocks: ggml's name of the blocks that weights are stored in
-    :ivar head: the type for the output projection, whose errors reach the logits undamped
+    :ivar head: the type for the output projection, whose errors reach the logits undamped, and for the embeddings
     :ivar narrow: the type, one step wider, for rows whose length is no multiple of the type's block; None: there is
         none
     """
@@ -35,11 +36,14 @@ class _Recipe:
 
 _RECIPES: Final[Mapping[IsqType, _Recipe]] = MappingProxyType(
     {
+        IsqType.Q2K: _Recipe(blocks="Q2_K", head=IsqType.Q6K, narrow=IsqType.Q4_0),
+        IsqType.Q3K: _Recipe(blocks="Q3_K", head=IsqType.Q6K, narrow=IsqType.Q4_0),
         IsqType.Q4_0: _Recipe(blocks="Q4_0", head=IsqType.Q6K),
         IsqType.Q4_1: _Recipe(blocks="Q4_1", head=IsqType.Q6K),
         IsqType.Q5_0: _Recipe(blocks="Q5_0", head=IsqType.Q8_0),
         IsqType.Q5_1: _Recipe(blocks="Q5_1", head=IsqType.Q8_0),
         IsqType.Q8_0: _Recipe(blocks="Q8_0", head=IsqType.Q8_0),
+        IsqType.Q8_1: _Recipe(blocks="Q8_0", head=IsqType.Q8_0),
         IsqType.Q4K: _Recipe(blocks="Q4_K", head=IsqType.Q6K, narrow=IsqType.Q5_0),
         IsqType.Q5K: _Recipe(blocks="Q5_K", head=IsqType.Q8_0, narrow=IsqType.Q5_1),
         IsqType.Q6K: _Recipe(blocks="Q6_K", head=IsqType.Q8_0, narrow=IsqType.Q8_0),
@@ -48,8 +52,13 @@ _RECIPES: Final[Mapping[IsqType, _Recipe]] = MappingProxyType(
 
 
 def for_head(isq: IsqType) -> IsqType:
-    """Return the type for the output projection where a model is quantized to another type."""
+    """Return the type for the output projection and the embeddings where a model is quantized to another type."""
     return _RECIPES[isq].head
+
+
+def is_for_gpus(isq: IsqType) -> bool:
+    """Return whether the kernels for GPUs multiply the type."""
+    return tensor_type_of(_RECIPES[isq].blocks) in REPACKABLE_TYPES
 
 
 def can_be_quantized(isq: IsqType, cols: int) -> bool:

@@ -68,7 +68,8 @@ class WeightPolicy:
     :ivar keep_blocks: True: matrices that a checkpoint stores quantized stay so where a form can serve them; False:
         every matrix is decoded
     :ivar workspace: the native kernels' workspace; None: they are absent
-    :ivar isq: the type to quantize every matrix but the embeddings to, whatever it is stored as
+    :ivar isq: the type to quantize every matrix to, whatever it is stored as; embeddings and the output projection take
+        a wider one
     :ivar isq_by_name: patterns with types: the first that is found in a tensor's name decides instead of ``isq``; with
         None as its type the matrix is not quantized in situ
     :ivar one_form: True: packed weights are multiplied in one way whatever the number of rows, which makes a text
@@ -184,9 +185,7 @@ class WeightPolicy:
         """Return the type that a matrix is quantized to in situ; None: it is not quantized, or its rows fit no format's
         blocks.
         """
-        if role is Role.EMBEDDING:
-            return None
-        isq = for_head(self.isq) if self.isq is not None and role is Role.HEAD else self.isq
+        isq = for_head(self.isq) if self.isq is not None and role in (Role.HEAD, Role.EMBEDDING) else self.isq
         isq = next((chosen for pattern, chosen in self.isq_by_name if pattern.search(named.name)), isq)
         return isq if isq is not None and can_be_quantized(isq, named.matrix.shape[1]) else None
 

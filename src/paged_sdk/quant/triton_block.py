@@ -27,7 +27,7 @@ class TritonBlockLinear(Linear):
     launch.
 
     :param matrices: in the order of their outputs, each of a type in
-        :data:`~paged_sdk.kernels.triton_blocks.TRITON_BLOCK_FORMATS`; a matrix that is repacked already is shared
+        :data:`~paged_sdk.kernels.repack.REPACKABLE_TYPES`; a matrix that is repacked already is shared
     :param biases: one per matrix, in the model's dtype, or None
     :param device: the device for the weights
     """

@@ -19,7 +19,7 @@ class TritonBlockExperts(Experts):
     """Holds stacks of repacked matrices, one for each projection; their types may differ.
 
     :param gate: ``[num_experts * intermediate_size, hidden_size]``, of a type in
-        :data:`~paged_sdk.kernels.triton_blocks.TRITON_BLOCK_FORMATS`
+        :data:`~paged_sdk.kernels.repack.REPACKABLE_TYPES`
     :param up: likewise
     :param down: ``[num_experts * hidden_size, intermediate_size]``
     :param device: the device for the weights

@@ -27,8 +27,8 @@ __all__ = [
     "unpack_rows",
 ]
 
-#: The tensor types with these numbers of ggml's can be packed: Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K
-PACKED_TYPES = frozenset({2, 3, 6, 7, 8, 12, 13, 14})
+#: The tensor types with these numbers of ggml's can be packed: Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K
+PACKED_TYPES = frozenset({2, 3, 6, 7, 8, 10, 11, 12, 13, 14})
 
 #: It maps the dtype of a dense matrix to the library's own number.
 DENSE_TYPES: Mapping[torch.dtype, int] = MappingProxyType({torch.float32: 257, torch.bfloat16: 258, torch.float16: 259})

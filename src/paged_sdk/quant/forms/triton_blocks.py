@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from paged_sdk.kernels.gguf_blocks import BlockMatrix, stacked
-from paged_sdk.kernels.repack import repack
+from paged_sdk.kernels.repack import REPACKABLE_TYPES, repack
 from paged_sdk.kernels.stored_matrix import StoredMatrix
-from paged_sdk.kernels.triton_blocks import TRITON_BLOCK_FORMATS
 from paged_sdk.quant.embedding import Embedding, TritonBlockEmbedding
 from paged_sdk.quant.experts import Experts
 from paged_sdk.quant.form import Form, Place
@@ -75,7 +74,7 @@ class TritonBlocks(Form):
 
 def _repackable(matrices: Sequence[StoredMatrix]) -> list[BlockMatrix] | None:
     """Return the matrices; None where one is not in blocks, or of a type that cannot be repacked."""
-    blocks = [each for each in matrices if isinstance(each, BlockMatrix) and each.tensor_type in TRITON_BLOCK_FORMATS]
+    blocks = [each for each in matrices if isinstance(each, BlockMatrix) and each.tensor_type in REPACKABLE_TYPES]
     return blocks if len(blocks) == len(matrices) else None
 
 

@@ -16,6 +16,8 @@ enum PagedFormat : int32_t {
   PAGED_Q5_0 = 6,
   PAGED_Q5_1 = 7,
   PAGED_Q8_0 = 8,
+  PAGED_Q2_K = 10,
+  PAGED_Q3_K = 11,
   PAGED_Q4_K = 12,
   PAGED_Q5_K = 13,
   PAGED_Q6_K = 14,

@@ -14,8 +14,8 @@ struct Block {
   uint8_t q[256];      // unsigned weights
   uint16_t unit;       // float16
   uint16_t minimum;    // float16
-  uint8_t scales[16];  // six-bit (8 used) or int8
-  uint8_t minima[8];   // six-bit
+  uint8_t scales[16];  // four-bit, six-bit (Q4_K and Q5_K use 8, Q3_K's are plus 32) or int8
+  uint8_t minima[16];  // four-bit or six-bit (8 used)
 };
 
 inline uint32_t load32(const uint8_t* p) {
@@ -46,6 +46,16 @@ inline uint32_t fifth_bits(const uint8_t* q) {
   uint32_t bits = 0;
   for (int i = 0; i < kGroup; ++i) bits |= static_cast<uint32_t>(q[i] >> 4 & 1) << i;
   return bits;
+}
+
+inline void split_pairs(const uint8_t* p, uint8_t* q) {
+  for (int g = 0; g < 4; ++g)
+    for (int i = 0; i < 32; ++i) q[32 * g + i] = p[i] >> 2 * g & 3;
+}
+
+inline void join_pairs(const uint8_t* q, uint8_t* p) {
+  for (int i = 0; i < 32; ++i)
+    p[i] = static_cast<uint8_t>((q[i] & 3) | (q[32 + i] & 3) << 2 | (q[64 + i] & 3) << 4 | (q[96 + i] & 3) << 6);
 }
 
 // The twelve bytes of Q4_K and Q5_K: four scales, four minima in the low six bits, the other eight numbers' low
@@ -90,6 +100,22 @@ inline void read_q5_1(const uint8_t* p, Block& out) {
 inline void read_q8_0(const uint8_t* p, Block& out) {
   out.unit = load16(p);
   for (int i = 0; i < kGroup; ++i) out.q[i] = p[2 + i] ^ 0x80;
+}
+inline void read_q2_k(const uint8_t* p, Block& out) {
+  split_nibbles(p, 16, out.scales, out.minima);
+  for (int half = 0; half < 2; ++half) split_pairs(p + 16 + 32 * half, out.q + 128 * half);
+  out.unit = load16(p + 80);
+  out.minimum = load16(p + 82);
+}
+inline void read_q3_k(const uint8_t* p, Block& out) {
+  for (int half = 0; half < 2; ++half) split_pairs(p + 32 + 32 * half, out.q + 128 * half);
+  for (int g = 0; g < 8; ++g)
+    for (int i = 0; i < 32; ++i)
+      out.q[32 * g + i] = static_cast<uint8_t>(out.q[32 * g + i] | (p[i] >> g & 1) << 2);
+  split_nibbles(p + 96, 8, out.scales, out.scales + 8);
+  for (int j = 0; j < 16; ++j)
+    out.scales[j] = static_cast<uint8_t>(out.scales[j] | (p[104 + j % 4] >> 2 * (j / 4) & 3) << 4);
+  out.unit = load16(p + 108);
 }
 inline void read_q4_k(const uint8_t* p, Block& out) {
   out.unit = load16(p);
@@ -144,6 +170,23 @@ inline void write_q8_0(const Block& in, uint8_t* p) {
   std::memcpy(p, &in.unit, 2);
   for (int i = 0; i < kGroup; ++i) p[2 + i] = in.q[i] ^ 0x80;
 }
+inline void write_q2_k(const Block& in, uint8_t* p) {
+  join_nibbles(in.scales, in.minima, 16, p);
+  for (int half = 0; half < 2; ++half) join_pairs(in.q + 128 * half, p + 16 + 32 * half);
+  std::memcpy(p + 80, &in.unit, 2);
+  std::memcpy(p + 82, &in.minimum, 2);
+}
+inline void write_q3_k(const Block& in, uint8_t* p) {
+  std::memset(p, 0, 32);
+  for (int g = 0; g < 8; ++g)
+    for (int i = 0; i < 32; ++i) p[i] = static_cast<uint8_t>(p[i] | (in.q[32 * g + i] >> 2 & 1) << g);
+  for (int half = 0; half < 2; ++half) join_pairs(in.q + 128 * half, p + 32 + 32 * half);
+  join_nibbles(in.scales, in.scales + 8, 8, p + 96);
+  std::memset(p + 104, 0, 4);
+  for (int j = 0; j < 16; ++j)
+    p[104 + j % 4] = static_cast<uint8_t>(p[104 + j % 4] | (in.scales[j] >> 4 & 3) << 2 * (j / 4));
+  std::memcpy(p + 108, &in.unit, 2);
+}
 inline void write_k_scales(const Block& in, uint8_t* p) {
   std::memcpy(p, &in.unit, 2);
   std::memcpy(p + 2, &in.minimum, 2);
@@ -187,12 +230,13 @@ inline const BlockForm* block_form(int32_t format) {
   static constexpr BlockForm kForms[] = {
       {&kQ4_0, 18, 15, read_q4_0, write_q4_0},  {&kQ4_1, 20, 15, read_q4_1, write_q4_1},
       {&kQ5_0, 22, 31, read_q5_0, write_q5_0},  {&kQ5_1, 24, 31, read_q5_1, write_q5_1},
-      {&kQ8_0, 34, 255, read_q8_0, write_q8_0}, {&kQ4_K, 144, 15, read_q4_k, write_q4_k},
+      {&kQ8_0, 34, 255, read_q8_0, write_q8_0}, {&kQ2_K, 84, 3, read_q2_k, write_q2_k},
+      {&kQ3_K, 110, 7, read_q3_k, write_q3_k},  {&kQ4_K, 144, 15, read_q4_k, write_q4_k},
       {&kQ5_K, 176, 31, read_q5_k, write_q5_k}, {&kQ6_K, 210, 63, read_q6_k, write_q6_k},
   };
-  static constexpr int32_t kFormats[] = {PAGED_Q4_0, PAGED_Q4_1, PAGED_Q5_0, PAGED_Q5_1,
-                                         PAGED_Q8_0, PAGED_Q4_K, PAGED_Q5_K, PAGED_Q6_K};
-  for (int i = 0; i < 8; ++i)
+  static constexpr int32_t kFormats[] = {PAGED_Q4_0, PAGED_Q4_1, PAGED_Q5_0, PAGED_Q5_1, PAGED_Q8_0,
+                                         PAGED_Q2_K, PAGED_Q3_K, PAGED_Q4_K, PAGED_Q5_K, PAGED_Q6_K};
+  for (int i = 0; i < 10; ++i)
     if (kFormats[i] == format) return &kForms[i];
   return nullptr;
 }

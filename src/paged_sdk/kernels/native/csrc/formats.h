@@ -15,6 +15,29 @@ struct Scales {
   alignas(64) float minimum[kMinima][kPanelRows];
 };
 
+inline void load_pairs(const uint8_t* p, Bytes w[8]) {
+  for (int v = 0; v < 2; ++v) {
+    const Bytes packed = load_bytes(p + v * kVector);
+    w[4 * v] = keep(packed, 3);
+    w[4 * v + 1] = keep(shift_right<2>(packed), 3);
+    w[4 * v + 2] = keep(shift_right<4>(packed), 3);
+    w[4 * v + 3] = keep(shift_right<6>(packed), 3);
+  }
+}
+
+inline void load_three(const uint8_t* p, Bytes w[8]) {
+  load_pairs(p, w);
+  const Bytes third = load_bytes(p + 2 * kVector);
+  w[0] = merge(w[0], shift_left<2>(third), 4);
+  w[1] = merge(w[1], shift_left<1>(third), 4);
+  w[2] = merge(w[2], third, 4);
+  w[3] = merge(w[3], shift_right<1>(third), 4);
+  w[4] = merge(w[4], shift_right<2>(third), 4);
+  w[5] = merge(w[5], shift_right<3>(third), 4);
+  w[6] = merge(w[6], shift_right<4>(third), 4);
+  w[7] = merge(w[7], shift_right<5>(third), 4);
+}
+
 inline void load_nibbles(const uint8_t* p, Bytes w[8]) {
   for (int v = 0; v < 4; ++v) {
     const Bytes packed = load_bytes(p + v * kVector);
@@ -54,6 +77,8 @@ inline void load_eight(const uint8_t* p, Bytes w[8]) {
 template <const Layout& kLayout>
 inline void load_group(const uint8_t* block, int group, Bytes w[8]) {
   const uint8_t* p = block + kLayout.header + group * kLayout.group_bytes;
+  if constexpr (kLayout.planes == Planes::kPairs) load_pairs(p, w);
+  if constexpr (kLayout.planes == Planes::kThree) load_three(p, w);
   if constexpr (kLayout.planes == Planes::kNibbles) load_nibbles(p, w);
   if constexpr (kLayout.planes == Planes::kFive) load_five(p, w);
   if constexpr (kLayout.planes == Planes::kSix) load_six(p, w);
@@ -74,6 +99,16 @@ struct Legacy {
   }
 };
 
+// 256 numbers of six bits, from 192 bytes.
+inline void load_six_bits(const uint8_t* packed, uint8_t numbers[4 * kVector]) {
+  const Bytes a = load_bytes(packed), b = load_bytes(packed + kVector), c = load_bytes(packed + 2 * kVector);
+  store_bytes(numbers, keep(a, 63));
+  store_bytes(numbers + kVector, keep(b, 63));
+  store_bytes(numbers + 2 * kVector, keep(c, 63));
+  const Bytes low = keep(shift_right<6>(a), 3);
+  store_bytes(numbers + 3 * kVector, merge(merge(low, shift_right<4>(b), 12), shift_right<2>(c), 48));
+}
+
 // Q4_K Q5_K: eight groups with six-bit scales and minima in units of two float16 per row.
 template <const Layout& kTheLayout>
 struct SixBitScales {
@@ -84,18 +119,50 @@ struct SixBitScales {
 
   static void load_scales(const uint8_t* block, BlockScales& out) {
     alignas(64) uint8_t numbers[4 * kVector];
-    const uint8_t* packed = block + 2 * kHalves;
-    const Bytes a = load_bytes(packed), b = load_bytes(packed + kVector), c = load_bytes(packed + 2 * kVector);
-    store_bytes(numbers, keep(a, 63));
-    store_bytes(numbers + kVector, keep(b, 63));
-    store_bytes(numbers + 2 * kVector, keep(c, 63));
-    const Bytes low = keep(shift_right<6>(a), 3);
-    store_bytes(numbers + 3 * kVector, merge(merge(low, shift_right<4>(b), 12), shift_right<2>(c), 48));
+    load_six_bits(block + 2 * kHalves, numbers);
     const Floats unit = load_half(block), minimum_unit = sub(zero_floats(), load_half(block + kHalves));
     for (int g = 0; g < 8; ++g) {
       store_floats(out.scale[g], mul(unit, load_uint8(numbers + g * 32)));
       store_floats(out.minimum[g], mul(minimum_unit, load_uint8(numbers + g * 32 + 16)));
     }
+  }
+};
+
+// Q2_K: four-bit scales and minima of 16 columns in units of two float16 per row.
+struct Q2K {
+  static constexpr const Layout& kLayout = kQ2_K;
+  static constexpr bool kMinima = true;
+  static constexpr bool kHalfGroups = true;
+  using BlockScales = Scales<16, 16>;
+
+  static void load_scales(const uint8_t* block, BlockScales& out) {
+    alignas(64) uint8_t scales[kVector], minima[kVector];
+    const Floats unit = load_half(block), minimum_unit = sub(zero_floats(), load_half(block + kHalves));
+    for (int v = 0; v < 4; ++v) {
+      const Bytes packed = load_bytes(block + 2 * kHalves + v * kVector);
+      store_bytes(scales, keep(packed, 15));
+      store_bytes(minima, keep(shift_right<4>(packed), 15));
+      for (int g = 0; g < 4; ++g) {
+        store_floats(out.scale[4 * v + g], mul(unit, load_uint8(scales + g * kPanelRows)));
+        store_floats(out.minimum[4 * v + g], mul(minimum_unit, load_uint8(minima + g * kPanelRows)));
+      }
+    }
+  }
+};
+
+// Q3_K: six-bit scales of 16 columns, plus 32, in units of one float16 per row.
+struct Q3K {
+  static constexpr const Layout& kLayout = kQ3_K;
+  static constexpr bool kMinima = false;
+  static constexpr bool kHalfGroups = true;
+  using BlockScales = Scales<16, 1>;
+
+  static void load_scales(const uint8_t* block, BlockScales& out) {
+    alignas(64) uint8_t numbers[4 * kVector];
+    load_six_bits(block + kHalves, numbers);
+    const Floats unit = load_half(block), offset = broadcast(32.0f);
+    for (int g = 0; g < 16; ++g)
+      store_floats(out.scale[g], mul(unit, sub(load_uint8(numbers + g * kPanelRows), offset)));
   }
 };
 
@@ -126,6 +193,10 @@ inline auto with_format(int32_t format, const Take& take) {
       return take(Legacy<kQ5_1>{});
     case PAGED_Q8_0:
       return take(Legacy<kQ8_0>{});
+    case PAGED_Q2_K:
+      return take(Q2K{});
+    case PAGED_Q3_K:
+      return take(Q3K{});
     case PAGED_Q4_K:
       return take(SixBitScales<kQ4_K>{});
     case PAGED_Q5_K:

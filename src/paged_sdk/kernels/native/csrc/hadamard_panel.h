@@ -1,7 +1,7 @@
 // Makes int8 codes of a packed panel's Hadamard transform, as it is multiplied with many rows: weights are held once,
 // at the file's own bits, and what is made of them here stays in a thread's cache.
 //
-// The transform runs over the groups of 32 columns that share a scale in every format but Q6_K, so it is one of small
+// The transform runs over groups of 32 columns, which share a scale in every format but Q2_K, Q3_K and Q6_K, so it is one of small
 // integers, and exact. What is rounded are codes, and a group's factor: to 15 bits of what the largest of its block may
 // have. All is integers but for one factor per row and group, so every instruction set makes the same codes.
 #pragma once
@@ -29,16 +29,19 @@ struct Coefficients {
   alignas(64) int16_t quad[8][2][2 * kPanelRows];
 };
 
-// Weights of kBits bits, less 2^(kBits - 1), are transformed to numbers of up to 2^14: times this.
+// Weights of kBits bits, less 2^(kBits - 1), are transformed to numbers of up to 2^14: times this. Those of 2 and 3
+// bits to 2^12 and 2^13, because bytes are multiplied by 127 at most.
 template <class Format>
-constexpr int kCoefficientUnit = Format::kLayout.planes == Planes::kNibbles ? 64
-                                 : Format::kLayout.planes == Planes::kFive  ? 32
-                                 : Format::kLayout.planes == Planes::kSix   ? 16
-                                                                            : 4;
+constexpr int kCoefficientUnit = Format::kLayout.planes == Planes::kBytes  ? 4
+                                 : Format::kLayout.planes == Planes::kSix  ? 16
+                                 : Format::kLayout.planes == Planes::kFive ? 32
+                                                                           : 64;
 
 // The offset that makes weights signed.
 template <class Format>
-constexpr int kCentre = Format::kLayout.planes == Planes::kNibbles ? 8
+constexpr int kCentre = Format::kLayout.planes == Planes::kPairs     ? 2
+                        : Format::kLayout.planes == Planes::kThree   ? 4
+                        : Format::kLayout.planes == Planes::kNibbles ? 8
                         : Format::kLayout.planes == Planes::kFive  ? 16
                         : Format::kLayout.planes == Planes::kSix   ? 32
                                                                    : 128;
@@ -84,9 +87,9 @@ template <class Format>
   } else {
     butterfly_quads<1>(w);
     butterfly_quads<2>(w);
-    if constexpr (kPlanes == Planes::kSix) {
-      w[0] = sub_byte(w[0], 4 * 32);
-      w[4] = sub_byte(w[4], 4 * 32);
+    if constexpr (Format::kHalfGroups) {
+      w[0] = sub_byte(w[0], 4 * kCentre<Format>);
+      w[4] = sub_byte(w[4], 4 * kCentre<Format>);
     } else {  // the sum of 8 weights of 5 bits wraps around until their offset is gone
       butterfly_quads<4>(w);
       w[0] = sub_byte(w[0], 8 * kCentre<Format>);
@@ -100,7 +103,7 @@ template <class Format>
   if constexpr (Format::kHalfGroups)
     for (int q = 0; q < 8; ++q)
       for (int j = 0; j < 2; ++j) v[q][j] = multiply_high(v[q][j], halves[q / 4]);
-  if constexpr (kPlanes == Planes::kBytes || kPlanes == Planes::kSix) butterfly_quads<4>(v);
+  if constexpr (kPlanes == Planes::kBytes || Format::kHalfGroups) butterfly_quads<4>(v);
 }
 
 // One scale for a group whose halves have two: the larger of them, and factors of both in units of 2^-15.
@@ -122,7 +125,9 @@ void rotate_panel(const uint8_t* block, int cols, const RotatedPanel& out) {
   // A block of codes is multiplied by its scale, and by 1 / 32 for the transform of weights and of activations.
   constexpr float kScale = 1.0f / (127.0f * kUnit * kGroup);
   Coefficients coefficients[kScaleGroups];
-  Floats scale[kScaleGroups], constant[kScaleGroups];
+  // Coefficients that minima add to: the first of a group, or of its sum and its difference of two halves.
+  constexpr int kConstants = !Format::kMinima ? 0 : Format::kHalfGroups ? 2 : 1;
+  Floats scale[kScaleGroups], constant[kScaleGroups][2];
   typename Format::BlockScales scales;
   constexpr float kSmallest = 1e-30f, kLargest = 3e38f;
   uint8_t* codes = out.codes;
@@ -150,20 +155,32 @@ void rotate_panel(const uint8_t* block, int cols, const RotatedPanel& out) {
       for (int q = 0; q < 8; ++q) {
         for (int j = 0; j < 2; ++j) {
           store_shorts(coefficients[g].quad[q][j], v[q][j]);
-          if (Format::kMinima && q == 0 && j == 0) {
-            most = max_magnitude_short(most, replace_first(v[0][0], zero_ints()));
+          if (q % 4 == 0 && q / 4 < kConstants && j == 0) {
+            most = max_magnitude_short(most, replace_first(v[q][0], zero_ints()));
           } else {
             most = max_magnitude_short(most, v[q][j]);
           }
         }
       }
       largest = max_magnitude(largest, mul(to_floats(larger_of_two(most)), scale[g]));
-      if constexpr (Format::kMinima) {  // minima add to the first coefficient alone
-        const Floats centre = mul(scale[g], broadcast(static_cast<float>(kCentre<Format>)));
-        const Floats minimum = add(load_floats(scales.minimum[in_block]), centre);
-        constant[g] = add(mul(to_floats(first_of_two(v[0][0])), scale[g]),
-                          mul(minimum, broadcast(static_cast<float>(kGroup * kUnit))));
-        largest = max_magnitude(largest, constant[g]);
+      if constexpr (kConstants > 0) {
+        const Floats centre = broadcast(static_cast<float>(kCentre<Format>));
+        const auto minimum_of = [&](int i) {
+          return fma(load_floats(scales.scale[i]), centre, load_floats(scales.minimum[i]));
+        };
+        Floats sums[2];
+        if constexpr (Format::kHalfGroups) {
+          const Floats a = minimum_of(2 * in_block), b = minimum_of(2 * in_block + 1);
+          sums[0] = add(a, b);
+          sums[1] = sub(a, b);
+        } else {
+          sums[0] = minimum_of(in_block);
+        }
+        for (int i = 0; i < kConstants; ++i) {
+          constant[g][i] = add(mul(to_floats(first_of_two(v[4 * i][0])), scale[g]),
+                               mul(sums[i], broadcast(static_cast<float>(kGroup / kConstants * kUnit))));
+          largest = max_magnitude(largest, constant[g][i]);
+        }
       }
       if (++in_block == kLayout.groups) in_block = 0, block += kLayout.block_bytes();
     }
@@ -180,7 +197,7 @@ void rotate_panel(const uint8_t* block, int cols, const RotatedPanel& out) {
       for (int q = 0; q < 8; ++q, codes += kVector) {
         Shorts even = multiply_high(load_shorts(coefficients[g].quad[q][0]), factor);
         const Shorts odd = multiply_high(load_shorts(coefficients[g].quad[q][1]), factor);
-        if (Format::kMinima && q == 0) even = replace_first(even, codes_of(constant[g]));
+        if (q % 4 == 0 && q / 4 < kConstants) even = replace_first(even, codes_of(constant[g][q / 4]));
         store_bytes(codes, join_bytes(even, odd));
       }
     }

@@ -8,14 +8,17 @@
 //   nibbles   4 vectors: vector v has quad v in the low and quad v + 4 in the high halves of its bytes
 //   fifth     1 vector: bit q of a byte belongs to quad q
 //   top pair  2 vectors: vector v has in bits 2 i, 2 i + 1 of a byte the top bits of quad 4 v + i
+//   pairs     2 vectors: vector v has quad 4 v + i in bits 2 i, 2 i + 1 of its bytes
+//   third     1 vector, after pairs: bit q of a byte belongs to quad q
 //   bytes     8 vectors, one per quad
 //
 // A panel of a dense matrix (dense_product.h) has no blocks either, and no scales: a vector is 16 rows x 2 columns in
 // bfloat16 (a row's two numbers side by side) or in float16 (a column after the other), 16 rows x 1 column in float32.
 //
 // The K formats' six-bit scales and minima stay six bits: 256 numbers (group g: 16 scales, 16 minima) in 192 bytes, the
-// last 64 numbers spread over the top pairs of the first 192. So every format keeps the file's own bits per weight,
-// which is what a single stream, bound by memory bandwidth, pays for.
+// last 64 numbers spread over the top pairs of the first 192. Those of Q3_K, plus 32, are packed likewise: 16 groups of
+// 16 scales. So every format keeps the file's own bits per weight, which is what a single stream, bound by memory
+// bandwidth, pays for.
 #pragma once
 
 #include <cstdint>
@@ -47,7 +50,7 @@ constexpr int64_t dense_panel_bytes(int32_t format, int cols) {
   return static_cast<int64_t>(dense_vectors(format, cols)) * kVector;
 }
 
-enum class Planes { kNibbles, kFive, kSix, kBytes };
+enum class Planes { kPairs, kThree, kNibbles, kFive, kSix, kBytes };
 
 struct Layout {
   Planes planes;
@@ -66,6 +69,8 @@ constexpr Layout kQ4_1{Planes::kNibbles, 1, 2 * kHalves, 4 * kVector, -1};
 constexpr Layout kQ5_0{Planes::kFive, 1, kHalves, 5 * kVector, 4};
 constexpr Layout kQ5_1{Planes::kFive, 1, 2 * kHalves, 5 * kVector, -1};
 constexpr Layout kQ8_0{Planes::kBytes, 1, kHalves, 8 * kVector, 7};
+constexpr Layout kQ2_K{Planes::kPairs, 8, 2 * kHalves + 16 * kPanelRows, 2 * kVector, -1};
+constexpr Layout kQ3_K{Planes::kThree, 8, kHalves + kSixBits, 3 * kVector, 2};
 constexpr Layout kQ4_K{Planes::kNibbles, 8, 2 * kHalves + kSixBits, 4 * kVector, -1};
 constexpr Layout kQ5_K{Planes::kFive, 8, 2 * kHalves + kSixBits, 5 * kVector, -1};
 constexpr Layout kQ6_K{Planes::kSix, 8, kHalves + 16 * kPanelRows, 6 * kVector, 5};

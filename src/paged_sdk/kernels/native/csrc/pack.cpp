@@ -18,6 +18,17 @@ void write_group(const Layout& layout, const Block* rows, int group, uint8_t* ou
       for (int v = 0; v < 8; ++v) put(v, quad[v]);
       continue;
     }
+    if (layout.planes == Planes::kPairs || layout.planes == Planes::kThree) {
+      for (int v = 0; v < 2; ++v) {
+        uint32_t pairs = 0;
+        for (int i = 0; i < 4; ++i) pairs |= (quad[4 * v + i] & 0x03030303) << 2 * i;
+        put(v, pairs);
+      }
+      uint32_t third = 0;
+      for (int q = 0; q < 8; ++q) third |= (quad[q] >> 2 & 0x01010101) << q;
+      if (layout.planes == Planes::kThree) put(2, third);
+      continue;
+    }
     for (int v = 0; v < 4; ++v) put(v, (quad[v] & 0x0f0f0f0f) | (quad[v + 4] & 0x0f0f0f0f) << 4);
     if (layout.planes == Planes::kFive) {
       uint32_t fifth = 0;
@@ -34,12 +45,13 @@ void write_group(const Layout& layout, const Block* rows, int group, uint8_t* ou
   }
 }
 
-void write_six_bits(const Block* rows, uint8_t* out) {
+// `with_minima`: eight groups of scales and minima; else sixteen of scales.
+void write_six_bits(const Block* rows, bool with_minima, uint8_t* out) {
   uint8_t numbers[256];
-  for (int g = 0; g < 8; ++g) {
+  for (int i = 0; i < 16; ++i) {
     for (int r = 0; r < kPanelRows; ++r) {
-      numbers[g * 32 + r] = rows[r].scales[g];
-      numbers[g * 32 + 16 + r] = rows[r].minima[g];
+      const Block& row = rows[r];
+      numbers[i * 16 + r] = !with_minima ? row.scales[i] : i % 2 == 0 ? row.scales[i / 2] : row.minima[i / 2];
     }
   }
   for (int i = 0; i < kSixBits; ++i)
@@ -56,8 +68,11 @@ void write_block(const Layout& layout, const Block* rows, uint8_t* out) {
   if (layout.groups == 8 && layout.planes == Planes::kSix) {
     for (int g = 0; g < 16; ++g)
       for (int r = 0; r < kPanelRows; ++r) *p++ = rows[r].scales[g];
+  } else if (layout.planes == Planes::kPairs) {
+    for (int g = 0; g < 16; ++g)
+      for (int r = 0; r < kPanelRows; ++r) *p++ = static_cast<uint8_t>(rows[r].scales[g] | rows[r].minima[g] << 4);
   } else if (layout.groups == 8) {
-    write_six_bits(rows, p);
+    write_six_bits(rows, layout.planes != Planes::kThree, p);
   }
   for (int g = 0; g < layout.groups; ++g) write_group(layout, rows, g, out + layout.header + g * layout.group_bytes);
 }

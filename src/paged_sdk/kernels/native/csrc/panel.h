@@ -48,6 +48,12 @@ inline void multiply_panel(const uint8_t* panel, int cols, const Activations& x,
         if constexpr (Format::kHalfGroups) {
           sum[r] = fma(to_floats(lo), mul(load_floats(scales.scale[2 * g]), scale_lo), sum[r]);
           sum[r] = fma(to_floats(hi), mul(load_floats(scales.scale[2 * g + 1]), scale_hi), sum[r]);
+          if constexpr (Format::kMinima) {
+            const float sum_lo = a[r].scale[0] * static_cast<float>(-a[r].negative_sum[0]);
+            const float sum_hi = a[r].scale[1] * static_cast<float>(-a[r].negative_sum[1]);
+            sum[r] = fma(load_floats(scales.minimum[2 * g]), broadcast(sum_lo), sum[r]);
+            sum[r] = fma(load_floats(scales.minimum[2 * g + 1]), broadcast(sum_hi), sum[r]);
+          }
         } else {
           const Floats dot = fma(to_floats(hi), scale_hi, mul(to_floats(lo), scale_lo));
           sum[r] = fma(dot, load_floats(scales.scale[g]), sum[r]);

@@ -58,10 +58,11 @@ inline CodeSums code_sums(const Floats x[kCount], Floats offset, Floats inverse,
 }
 
 // Codes 0 ... levels. A K format's minimum is never above zero.
-inline Fit fit_affine(const Floats x[kGroup], float levels, bool is_k) {
-  constexpr float kCount = kGroup;
+template <int kSize>
+inline Fit fit_affine(const Floats x[kSize], float levels, bool is_k) {
+  constexpr float kCount = kSize;
   Floats lowest = x[0], highest = x[0], sum_x = zero_floats();
-  for (int i = 0; i < kGroup; ++i) {
+  for (int i = 0; i < kSize; ++i) {
     lowest = minimum(lowest, x[i]);
     highest = maximum(highest, x[i]);
     sum_x = add(sum_x, x[i]);
@@ -72,7 +73,7 @@ inline Fit fit_affine(const Floats x[kGroup], float levels, bool is_k) {
   Fit best{zero_floats(), is_k ? minimum(mean, zero_floats()) : mean};
   Floats most = broadcast(-1.0f);  // the most that a fit has taken off the sum of squares
   const auto attempt = [&](Floats offset, Floats inverse) {
-    const CodeSums sums = code_sums<kGroup>(x, offset, inverse, 0.0f, levels);
+    const CodeSums sums = code_sums<kSize>(x, offset, inverse, 0.0f, levels);
     const Floats determinant = sub(mul(broadcast(kCount), sums.qq), mul(sums.q, sums.q));
     Fit fit;
     fit.scale = ratio(sub(mul(broadcast(kCount), sums.xq), mul(sum_x, sums.q)), determinant);
@@ -169,7 +170,7 @@ struct LaneScales {
 inline void quantize_legacy(const BlockForm& form, const Floats x[kGroup], int num_groups, uint8_t* out) {
   const bool affine = form.layout->offset_shift < 0;
   const float levels = static_cast<float>(form.levels), half = (levels + 1.0f) / 2.0f;
-  LaneScales lanes(affine ? fit_affine(x, levels, false) : fit_symmetric<kGroup>(x, half));
+  LaneScales lanes(affine ? fit_affine<kGroup>(x, levels, false) : fit_symmetric<kGroup>(x, half));
   Block blocks[kLanes];
   for (int i = 0; i < kLanes; ++i) {
     blocks[i].unit = to_half(lanes.scale[i]);
@@ -185,15 +186,16 @@ inline void quantize_legacy(const BlockForm& form, const Floats x[kGroup], int n
   }
 }
 
-// The units of a block of eight groups that are best for its six-bit numbers, by least squares over the weights' codes;
-// `first` is the block's first lane.
+// The units of a block that are best for the small integers of its kGroups groups, by least squares over the weights'
+// codes; `first` is the block's first lane.
+template <int kGroups>
 inline void refit_units(const float (&sums)[4][kLanes], int first, Block& block) {
   double aa = 0.0, ab = 0.0, bb = 0.0, ax = 0.0, bx = 0.0;  // x is about unit * a - minimum * b
-  for (int g = 0; g < 8; ++g) {
+  for (int g = 0; g < kGroups; ++g) {
     const double scale = block.scales[g], least = block.minima[g];
     aa += scale * scale * sums[1][first + g];
     ab += scale * least * sums[0][first + g];
-    bb += least * least * kGroup;
+    bb += least * least * (256 / kGroups);
     ax += scale * sums[2][first + g];
     bx += least * sums[3][first + g];
   }
@@ -205,75 +207,81 @@ inline void refit_units(const float (&sums)[4][kLanes], int first, Block& block)
   block.minimum = to_half(static_cast<float>(minimum));
 }
 
-// Eight groups of 32 in a block, six-bit scales and minima.
-inline void quantize_six_bit_scales(const BlockForm& form, const Floats x[kGroup], int num_groups, uint8_t* out) {
+// Blocks of kGroups groups, whose scales and minima are integers up to `most`: 63 in eight groups of 32, 15 in sixteen
+// of 16.
+template <int kGroups>
+inline void quantize_small_scales(const BlockForm& form, const Floats* x, float most, int num_groups, uint8_t* out) {
+  constexpr int kSize = 256 / kGroups, kBlocks = kLanes / kGroups;
   const float levels = static_cast<float>(form.levels);
-  LaneScales lanes(fit_affine(x, levels, true));
-  Block blocks[2];
-  const auto six_bits = [](float value, uint16_t unit) {
+  LaneScales lanes(fit_affine<kSize>(x, levels, true));
+  Block blocks[kBlocks];
+  const auto small = [most](float value, uint16_t unit) {
     const float of = half_to_float(unit);
-    return static_cast<uint8_t>(of > 0.0f ? std::min(63.0f, __builtin_floorf(value / of + 0.5f)) : 0.0f);
+    return static_cast<uint8_t>(of > 0.0f ? std::min(most, __builtin_floorf(value / of + 0.5f)) : 0.0f);
   };
   const auto apply = [&lanes](const Block& block, int first) {
-    for (int g = 0; g < 8; ++g) {
+    for (int g = 0; g < kGroups; ++g) {
       lanes.scale[first + g] = half_to_float(block.unit) * static_cast<float>(block.scales[g]);
       lanes.minimum[first + g] = -half_to_float(block.minimum) * static_cast<float>(block.minima[g]);
     }
   };
-  for (int b = 0; b < 2; ++b) {
-    const float* scales = lanes.scale + 8 * b;
-    const float* minima = lanes.minimum + 8 * b;
-    blocks[b].unit = to_half(*std::max_element(scales, scales + 8) / 63.0f);
-    blocks[b].minimum = to_half(-*std::min_element(minima, minima + 8) / 63.0f);
-    for (int g = 0; g < 8; ++g) {
-      blocks[b].scales[g] = six_bits(scales[g], blocks[b].unit);
-      blocks[b].minima[g] = six_bits(-minima[g], blocks[b].minimum);
+  for (int b = 0; b < kBlocks; ++b) {
+    const float* scales = lanes.scale + kGroups * b;
+    const float* minima = lanes.minimum + kGroups * b;
+    blocks[b].unit = to_half(*std::max_element(scales, scales + kGroups) / most);
+    blocks[b].minimum = to_half(-*std::min_element(minima, minima + kGroups) / most);
+    for (int g = 0; g < kGroups; ++g) {
+      blocks[b].scales[g] = small(scales[g], blocks[b].unit);
+      blocks[b].minima[g] = small(-minima[g], blocks[b].minimum);
     }
-    apply(blocks[b], 8 * b);
+    apply(blocks[b], kGroups * b);
   }
   const Fit rounded = lanes.fit();
-  const CodeSums codes_sums = code_sums<kGroup>(x, rounded.minimum, inverse_of(rounded.scale), 0.0f, levels);
+  const CodeSums codes_sums = code_sums<kSize>(x, rounded.minimum, inverse_of(rounded.scale), 0.0f, levels);
   Floats sum_x = zero_floats();
-  for (int i = 0; i < kGroup; ++i) sum_x = add(sum_x, x[i]);
+  for (int i = 0; i < kSize; ++i) sum_x = add(sum_x, x[i]);
   alignas(64) float sums[4][kLanes];
   store_floats(sums[0], codes_sums.q);
   store_floats(sums[1], codes_sums.qq);
   store_floats(sums[2], codes_sums.xq);
   store_floats(sums[3], sum_x);
-  for (int b = 0; b < 2; ++b) {
-    refit_units(sums, 8 * b, blocks[b]);
-    apply(blocks[b], 8 * b);
+  for (int b = 0; b < kBlocks; ++b) {
+    refit_units<kGroups>(sums, kGroups * b, blocks[b]);
+    apply(blocks[b], kGroups * b);
   }
-  uint8_t codes[kLanes * kGroup];
-  encode<kGroup>(x, lanes.fit(), 0.0f, levels, codes);
-  for (int b = 0; b < num_groups / 8; ++b) {
+  uint8_t codes[kLanes * kSize];
+  encode<kSize>(x, lanes.fit(), 0.0f, levels, codes);
+  for (int b = 0; b < num_groups / kGroups; ++b) {
     std::memcpy(blocks[b].q, codes + b * 256, 256);
     form.write(blocks[b], out + b * form.block_bytes);
   }
 }
 
-// Sixteen groups of 16 in a block, int8 scales; the largest of them is -128.
-inline void quantize_q6_k(const BlockForm& form, const Floats x[16], uint8_t* out) {
-  LaneScales lanes(fit_symmetric<16>(x, 32.0f));
+// Sixteen groups of 16 in a block, signed scales of lowest ... -lowest - 1, kept plus `offset`; the largest of them is
+// the lowest.
+inline void quantize_signed_scales(const BlockForm& form, const Floats x[16], float lowest, int offset, uint8_t* out) {
+  const float half = (static_cast<float>(form.levels) + 1.0f) / 2.0f;
+  LaneScales lanes(fit_symmetric<16>(x, half));
   const float largest = *std::max_element(lanes.scale, lanes.scale + kLanes,
                                           [](float a, float b) { return __builtin_fabsf(a) < __builtin_fabsf(b); });
   Block block;
-  block.unit = to_half(largest / -128.0f);
+  block.unit = to_half(largest / lowest);
   const float unit = half_to_float(block.unit);
   for (int i = 0; i < kLanes; ++i) {
     const float code = unit != 0.0f ? __builtin_floorf(lanes.scale[i] / unit + 0.5f) : 0.0f;
-    const auto scale = static_cast<int8_t>(std::min(127.0f, std::max(-128.0f, code)));
-    block.scales[i] = static_cast<uint8_t>(scale);
+    const auto scale = static_cast<int>(std::min(-lowest - 1.0f, std::max(lowest, code)));
+    block.scales[i] = static_cast<uint8_t>(scale + offset);
     lanes.scale[i] = unit * static_cast<float>(scale);
   }
-  encode<16>(x, lanes.fit(), -32.0f, 31.0f, block.q);
+  encode<16>(x, lanes.fit(), -half, half - 1.0f, block.q);
   form.write(block, out);
 }
 
 // Quantizes one row. False: it holds NaN, Inf, or a number so large that its scale might overflow a float16.
 inline bool quantize_weights(const paged_quantize_args& args, const BlockForm& form, int64_t row, uint8_t* out) {
   constexpr float kLargest = 32768.0f;
-  const bool groups_of_16 = args.format == PAGED_Q6_K;
+  const bool groups_of_16 = form.layout->planes == Planes::kPairs || form.layout->planes == Planes::kThree ||
+                            form.layout->planes == Planes::kSix;
   const int group = groups_of_16 ? 16 : kGroup, groups_per_block = form.layout->groups * kGroup / group;
   for (int col = 0; col < args.cols; col += kLanes * group) {
     const int num_groups = std::min((args.cols - col) / group, kLanes);
@@ -281,12 +289,16 @@ inline bool quantize_weights(const paged_quantize_args& args, const BlockForm& f
     const uint32_t bits = groups_of_16 ? load_groups<16>(args, row, col, x) : load_groups<kGroup>(args, row, col, x);
     if (!(from_bits(bits) <= kLargest)) return false;
     uint8_t* blocks = out + static_cast<int64_t>(col / group / groups_per_block) * form.block_bytes;
-    if (groups_of_16) {
-      quantize_q6_k(form, x, blocks);
+    if (args.format == PAGED_Q2_K) {
+      quantize_small_scales<16>(form, x, 15.0f, num_groups, blocks);
+    } else if (args.format == PAGED_Q3_K) {
+      quantize_signed_scales(form, x, -32.0f, 32, blocks);
+    } else if (args.format == PAGED_Q6_K) {
+      quantize_signed_scales(form, x, -128.0f, 0, blocks);
     } else if (groups_per_block == 1) {
       quantize_legacy(form, x, num_groups, blocks);
     } else {
-      quantize_six_bit_scales(form, x, num_groups, blocks);
+      quantize_small_scales<8>(form, x, 63.0f, num_groups, blocks);
     }
   }
   return true;

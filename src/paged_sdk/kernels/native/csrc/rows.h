@@ -25,7 +25,7 @@ void decode_row(const uint8_t* block, int cols, int r, float* out) {
         for (int i = 0; i < 4; ++i) {
           const float number = scale * static_cast<float>(bytes[4 * r + i] - kOffset);
           if constexpr (Format::kMinima) {
-            out[4 * q + i] = number + scales.minimum[g][r];
+            out[4 * q + i] = number + scales.minimum[Format::kHalfGroups ? 2 * g + q / 4 : g][r];
           } else {
             out[4 * q + i] = number;
           }
