@@ -28,9 +28,7 @@ HALVES = {
 needs_library = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 every_level = pytest.mark.parametrize("isa", available_levels())
 every_type = pytest.mark.parametrize("tensor_type", TYPES, ids=lambda number: BLOCK_FORMATS[number].name)
-every_triton_type = pytest.mark.parametrize(
-    "tensor_type", TRITON_TYPES, ids=lambda number: BLOCK_FORMATS[number].name
-)
+every_triton_type = pytest.mark.parametrize("tensor_type", TRITON_TYPES, ids=lambda number: BLOCK_FORMATS[number].name)
 
 
 def random_blocks(tensor_type: int, rows: int, cols: int, generator: torch.Generator) -> Tensor:

@@ -18,7 +18,15 @@ def test_every_type_reads_its_own_names(isq: IsqType) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bits", "isq"), [("2", IsqType.Q2K), ("3", IsqType.Q3K), ("4", IsqType.Q4K), ("5", IsqType.Q5K), ("6", IsqType.Q6K), ("8", IsqType.Q8_0)]
+    ("bits", "isq"),
+    [
+        ("2", IsqType.Q2K),
+        ("3", IsqType.Q3K),
+        ("4", IsqType.Q4K),
+        ("5", IsqType.Q5K),
+        ("6", IsqType.Q6K),
+        ("8", IsqType.Q8_0),
+    ],
 )
 def test_bare_bits_pick_the_best_type(bits: str, isq: IsqType) -> None:
     assert IsqType.parse(bits) is isq

@@ -15,7 +15,7 @@ from paged_sdk.kernels.activation import GatedActivation
 from paged_sdk.kernels.decode_rows import decode_rows
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, BlockMatrix, tensor_type_of
 from paged_sdk.kernels.repack import repack
-from paged_sdk.kernels.triton_blocks import TRITON_BLOCK_FORMATS, TritonBlockMatrix, concatenate
+from paged_sdk.kernels.triton_blocks import TritonBlockMatrix, concatenate
 
 pytest.importorskip("triton")
 

@@ -36,8 +36,8 @@ from paged_sdk.models.family import read_config
 from paged_sdk.models.fused_decoder import FusedDecoderModel, why_not_fused
 from paged_sdk.models.key_offsets import key_offsets
 from paged_sdk.models.loading import load_model
-from paged_sdk.quant.native_block import FEW_ROWS
 from paged_sdk.quant.isq import is_for_gpus
+from paged_sdk.quant.native_block import FEW_ROWS
 from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.runner.device import choose_dtype
 from paged_sdk.threads import thread_must_start

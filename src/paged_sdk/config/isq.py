@@ -37,7 +37,7 @@ class IsqType(Enum):
     Q5_1 = ("Q5_1", 5, IsqFamily.LEGACY)
     Q8_0 = ("Q8_0", 8, IsqFamily.LEGACY)
     Q8_1 = ("Q8_1", 8, IsqFamily.LEGACY)
-    """It is stored as Q8_0, whose numbers it has: what ggml's form adds are sums that its products of activations use."""
+    """It is stored as Q8_0, whose numbers it has: what ggml's form adds are sums that products of activations use."""
 
     bits: int
     family: IsqFamily

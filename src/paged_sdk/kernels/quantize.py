@@ -1,8 +1,8 @@
 """Quantizes dense weights to GGUF blocks by torch's operations, on any device; it defines in-situ quantization.
 
-A group of 32 weights (16 in Q2_K, Q3_K and Q6_K) takes the scale, and minimum where the format has one, of the smallest squared error
-among some twenty roundings, each with its least-squares fit; every weight then takes the code that is nearest with the
-scales as they are stored. The block layouts are ggml's (``ggml-common.h``).
+A group of 32 weights (16 in Q2_K, Q3_K and Q6_K) takes the scale, and minimum where the format has one, of the smallest
+squared error among some twenty roundings, each with its least-squares fit; every weight then takes the code that is
+nearest with the scales as they are stored. The block layouts are ggml's (``ggml-common.h``).
 
 The native library does the same many times faster, and gives the same bits on every instruction set. Sums that depend
 on their order are written out, and no tensor is divided by a Python number, for which CUDA multiplies by a rounded
