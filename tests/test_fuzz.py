@@ -21,7 +21,17 @@ def all_targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Target]:
     return {target.name: target for target in targets(tmp_path_factory.mktemp("seeds"))}
 
 
-NAMES = ("gguf", "safetensors", "index", "config", "tokenizer", "tokenizer-config", "generation-config", "template")
+NAMES = (
+    "gguf",
+    "safetensors",
+    "index",
+    "quantized",
+    "config",
+    "tokenizer",
+    "tokenizer-config",
+    "generation-config",
+    "template",
+)
 
 
 @pytest.mark.parametrize("name", NAMES)

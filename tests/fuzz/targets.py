@@ -26,6 +26,7 @@ from paged_sdk.models.loading import load_model
 from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.types.messages import TextMessageRole, TextMessages
 from paged_sdk.weights.checkpoint import open_checkpoint
+from quantized_writers import WRITERS, pack_tensors
 
 __all__ = ["Target", "targets"]
 
@@ -72,10 +73,11 @@ def targets(directory: Path) -> tuple[Target, ...]:
     """
     seeds = _Seeds(directory)
     return (
-        Target("gguf", 30, seeds.write_gguf, _load_gguf),
-        Target("safetensors", 15, seeds.write_safetensors, _load_directory),
+        Target("gguf", 25, seeds.write_gguf, _load_gguf),
+        Target("safetensors", 10, seeds.write_safetensors, _load_directory),
         Target("index", 5, seeds.write_index, _load_directory),
-        Target("config", 20, seeds.write_config, _load_directory),
+        Target("quantized", 15, seeds.write_quantized, _load_directory),
+        Target("config", 15, seeds.write_config, _load_directory),
         Target("tokenizer", 12, seeds.write_tokenizer, _load_text),
         Target("tokenizer-config", 6, seeds.write_tokenizer_config, _load_text),
         Target("generation-config", 6, seeds.write_generation_config, _load_generation_config),
@@ -107,6 +109,10 @@ class _Seeds:
             tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
             self._weights[family] = {name: each for name, each in model.state_dict().items() if name not in tied}
         self._safetensors = {family: save(weights) for family, weights in self._weights.items()}
+        self._quantized = {
+            name: (pack_tensors(self._weights["llama"], write)[0], settings)
+            for name, (write, settings) in WRITERS.items()
+        }
         self._tokenizer = _small_tokenizer()
         small_types, wide_types = (0,), tuple(number for number, form in BLOCK_FORMATS.items() if form.elements > 1)
         half = len(wide_types) // 2
@@ -148,6 +154,23 @@ class _Seeds:
                 data = save(held)
                 (directory / shard).write_bytes(mutated_bytes(rng, data) if rng.random() < 0.2 else data)
 
+    def write_quantized(self, rng: random.Random, directory: Path) -> None:
+        """Damage what belongs together: the format's settings, or shapes, types and numbers of tensors that are read
+        well one by one.
+        """
+        tensors, settings = self._quantized[rng.choice(list(self._quantized))]
+        tensors = dict(tensors)
+        section = "quantization" if "quant_method" not in settings else "quantization_config"
+        config = json.dumps(self._configs["llama"])[:-1] + f', "{section}": '
+        changed = mutated_json(rng, settings) if rng.random() < 0.4 else json.dumps(settings).encode()
+        (directory / "config.json").write_bytes(config.encode() + changed + b"}")
+        codes = sorted(name for name in tensors if name not in self._weights["llama"])
+        for name in rng.sample(codes, rng.choice((0, 1, 1, 3))):
+            tensors[name] = _damaged(rng, tensors[name])
+            if rng.random() < 0.2:
+                del tensors[name]
+        (directory / "model.safetensors").write_bytes(save(tensors))
+
     def write_config(self, rng: random.Random, directory: Path) -> None:
         family = rng.choice(tiny.FAMILIES)
         self._write(directory, family)
@@ -185,6 +208,25 @@ class _Seeds:
 
     def _write(self, directory: Path, family: str) -> None:
         (directory / "config.json").write_text(json.dumps(self._configs[family]))
+
+
+def _damaged(rng: random.Random, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of another shape or type, or with other numbers."""
+    match rng.randrange(6):
+        case 0:
+            return tensor.flatten()
+        case 1:
+            return tensor[: rng.choice((0, 1, max(0, len(tensor) - 1)))].clone() if tensor.ndim else tensor[None]
+        case 2:
+            return tensor.t().contiguous() if tensor.ndim == 2 else tensor[None]
+        case 3:
+            return tensor.float().nan_to_num().to(rng.choice((torch.int8, torch.uint8, torch.int64, torch.float64)))
+        case 4:
+            return tensor.new_empty(*tensor.shape[:-1], 0) if tensor.ndim else tensor.new_empty(0)
+        case _:
+            raw = tensor.clone().flatten().view(torch.uint8)
+            raw[rng.randrange(max(1, len(raw))) :] = rng.choice((0, 127, 128, 255))
+            return raw.view(tensor.dtype).view(tensor.shape)
 
 
 def _load_gguf(directory: Path) -> None:

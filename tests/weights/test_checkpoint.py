@@ -56,10 +56,10 @@ def test_config_that_is_none(tmp_path: Path, content: str | None, message: str) 
 
 def test_quantized_safetensors_are_refused_by_name(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(1)}, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "gptq"}}))
-    with pytest.raises(UnsupportedQuantizationError, match="quantized by 'gptq'") as caught:
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "aqlm"}}))
+    with pytest.raises(UnsupportedQuantizationError, match="quantized by 'aqlm'") as caught:
         open_checkpoint(tmp_path)
-    assert caught.value.quantization == "gptq"
+    assert caught.value.quantization == "aqlm"
 
 
 def test_files_of_other_kinds(tmp_path: Path) -> None:

@@ -8,10 +8,12 @@ from typing import Any, Literal
 
 from attrs import frozen
 
-from paged_sdk.errors import CheckpointError, UnsupportedQuantizationError, shown
+from paged_sdk.errors import CheckpointError
 from paged_sdk.files import open_file, read_json
 from paged_sdk.weights.gguf_source import GgufSource
-from paged_sdk.weights.safetensors_source import SafetensorsSource
+from paged_sdk.weights.quantized_format import find_format
+from paged_sdk.weights.quantized_source import QuantizedSource
+from paged_sdk.weights.safetensors_source import SafetensorsSource, uqff_is_refused
 from paged_sdk.weights.source import WeightSource
 
 __all__ = ["Checkpoint", "open_checkpoint"]
@@ -48,10 +50,11 @@ def open_checkpoint(path: Path) -> Checkpoint:
     :raises UnsupportedQuantizationError: weights are stored in a format that cannot be decoded
     """
     if os.path.isdir(path):  # False for names that no file can have
-        source = SafetensorsSource(path)
+        stored = SafetensorsSource(path)
         config = read_json(path / "config.json")
-        _refuse_quantized(config, path)
-        return Checkpoint(path=path, config=config, source=source, kind="huggingface")
+        format_ = find_format(config, path)
+        source = stored if format_ is None else QuantizedSource(stored, format_)
+        return Checkpoint(path=path, config=config, source=source, kind="huggingface", is_quantized=format_ is not None)
     _refuse_other_files(path)
     gguf = GgufSource(path)
     return Checkpoint(
@@ -59,22 +62,11 @@ def open_checkpoint(path: Path) -> Checkpoint:
     )
 
 
-def _refuse_quantized(config: dict[str, Any], path: Path) -> None:
-    settings = config.get("quantization_config")
-    if settings is None:
-        return
-    method = settings.get("quant_method", "unknown") if isinstance(settings, dict) else settings
-    raise UnsupportedQuantizationError(
-        f"{path} holds weights quantized by {shown(method)}: use the unquantized checkpoint, or a GGUF version",
-        path=path,
-        quantization=str(method),
-        supported=("none", "gguf"),
-    )
-
-
 def _refuse_other_files(path: Path) -> None:
     with open_file(path) as file:
         head = file.read(8)
+    if path.suffix == ".uqff":
+        raise uqff_is_refused(path)
     if path.suffix == ".safetensors":
         raise CheckpointError(f"{path} has weights only: give the directory that holds config.json too", path=path)
     if head.startswith(_PICKLE_MAGICS):

@@ -94,6 +94,13 @@ class SafetensorsFile:
         """
         return self._entries[name].shape
 
+    def dtype(self, name: str) -> torch.dtype:
+        """Return the element type of a stored tensor.
+
+        :param name: one of :meth:`names`
+        """
+        return self._entries[name].dtype
+
     def tensor(self, name: str) -> Tensor:
         """Read a stored tensor into memory of its own.
 

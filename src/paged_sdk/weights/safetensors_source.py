@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from paged_sdk.errors import CheckpointError, shown
+from paged_sdk.errors import CheckpointError, ModelLoadError, UnsupportedQuantizationError, shown
 from paged_sdk.files import is_file, read_json
-from paged_sdk.kernels.stored_matrix import DenseMatrix
+from paged_sdk.kernels.stored_matrix import DenseMatrix, UnreadRows
 from paged_sdk.weights.safetensors_file import SafetensorsFile
 
-__all__ = ["SafetensorsSource"]
+__all__ = ["SafetensorsSource", "uqff_is_refused"]
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -23,13 +23,14 @@ _PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".pkl", ".ckpt"})
 class SafetensorsSource:
     """Implements a :class:`~paged_sdk.weights.source.WeightSource` over a directory's safetensors files.
 
+    :ivar directory: where the files are
     :param directory: holds ``model.safetensors``, or shards and ``model.safetensors.index.json``
     :raises CheckpointError: a file is missing, cut off or malformed, or there are only pickles, which are refused
     :raises UnsupportedQuantizationError: a tensor has an element type that torch does not know
     """
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
+        self.directory = directory
         if is_file(directory / _SINGLE):
             file = SafetensorsFile(directory / _SINGLE)
             self._files = dict.fromkeys(file.names(), file)
@@ -49,6 +50,31 @@ class SafetensorsSource:
         """Return the shape of one tensor: see :meth:`paged_sdk.weights.source.WeightSource.shape`."""
         return self._file(name).shape(name)
 
+    def dtype(self, name: str) -> torch.dtype:
+        """Return the element type that one tensor is stored in.
+
+        :raises CheckpointError: there is no tensor of that name
+        """
+        return self._file(name).dtype(name)
+
+    def path_of(self, name: str) -> Path:
+        """Return the file that holds one tensor; of a tensor that is not there, the directory."""
+        return self._files[name].path if name in self._files else self.directory
+
+    def stored(self, name: str) -> Tensor:
+        """Return one tensor as it is stored, in memory of its own.
+
+        :raises CheckpointError: there is no tensor of that name, the source is closed, or its file has changed
+        """
+        return self._file(name).tensor(name)
+
+    def unread_rows(self, name: str) -> UnreadRows:
+        """Return one tensor of at least two dimensions, as rows that are read when they are asked for.
+
+        :raises CheckpointError: there is no tensor of that name
+        """
+        return self._file(name).unread_rows(name)
+
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return one tensor: see :meth:`paged_sdk.weights.source.WeightSource.tensor`."""
         return self._file(name).tensor(name).to(device=device, dtype=dtype)
@@ -67,7 +93,7 @@ class SafetensorsSource:
     def _file(self, name: str) -> SafetensorsFile:
         file = self._files.get(name)
         if file is None:
-            raise CheckpointError(f"{self._directory} holds no tensor {shown(name)}", path=self._directory)
+            raise CheckpointError(f"{self.directory} holds no tensor {shown(name)}", path=self.directory)
         return file
 
     def _shards(self, index_path: Path) -> dict[str, SafetensorsFile]:
@@ -75,13 +101,13 @@ class SafetensorsSource:
         if not isinstance(weight_map, dict) or not all(_is_file_name(shard) for shard in weight_map.values()):
             raise CheckpointError(f"{index_path}: weight_map must give a file name for every tensor", path=index_path)
         shards = sorted(set(weight_map.values()))
-        missing = [shard for shard in shards if not is_file(self._directory / shard)]
+        missing = [shard for shard in shards if not is_file(self.directory / shard)]
         if missing:
             raise CheckpointError(
-                f"{self._directory} lacks {_listed(missing)} of {len(shards)} shards: download the checkpoint again",
-                path=self._directory,
+                f"{self.directory} lacks {_listed(missing)} of {len(shards)} shards: download the checkpoint again",
+                path=self.directory,
             )
-        files = {shard: SafetensorsFile(self._directory / shard) for shard in shards}
+        files = {shard: SafetensorsFile(self.directory / shard) for shard in shards}
         absent = [name for name, shard in weight_map.items() if name not in files[shard].names()]
         if absent:
             raise CheckpointError(
@@ -96,7 +122,17 @@ def _is_file_name(value: object) -> bool:
     return isinstance(value, str) and value != "" and Path(value).name == value
 
 
-def _no_weights(directory: Path) -> CheckpointError:
+def uqff_is_refused(path: Path) -> UnsupportedQuantizationError:
+    """Return the error to raise for mistral.rs's own format."""
+    return UnsupportedQuantizationError(
+        f"{path} is a UQFF file, which mistral.rs alone reads: use the checkpoint it was made from, or a GGUF version",
+        path=path,
+        quantization="uqff",
+        supported=("none", "gguf"),
+    )
+
+
+def _no_weights(directory: Path) -> ModelLoadError:
     suffixes: dict[str, str] = {}
     try:
         paths = sorted(directory.iterdir())
@@ -104,6 +140,8 @@ def _no_weights(directory: Path) -> CheckpointError:
         raise CheckpointError(f"{directory} cannot be read: {error.strerror or error}", path=directory) from error
     for path in paths:
         suffixes.setdefault(path.suffix, path.name)
+    if ".uqff" in suffixes:
+        return uqff_is_refused(directory / suffixes[".uqff"])
     pickles = sorted(_PICKLE_SUFFIXES & suffixes.keys())
     if pickles:
         why = (

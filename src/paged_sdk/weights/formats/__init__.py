@@ -1,0 +1,3 @@
+"""Hold the formats of quantized weights, one file each, which :mod:`paged_sdk.weights.quantized_format` finds by
+listing this package.
+"""

@@ -1,0 +1,100 @@
+"""Read AWQ, as AutoAWQ writes it for its products of matrices ("gemm").
+
+``qweight`` int32 ``[in, out / 8]`` has the 4-bit codes of 8 outputs in a word, ``qzeros`` ``[groups, out / 8]`` their
+zero points in the same places, and ``scales`` is ``[groups, out]``.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import ClassVar, Final, Self
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from paged_sdk.kernels.grouped_matrix import GroupedMatrix, UnreadGroupedMatrix
+from paged_sdk.kernels.stored_matrix import StoredMatrix
+from paged_sdk.weights.bit_streams import unpacked
+from paged_sdk.weights.format_settings import FormatSettings
+from paged_sdk.weights.packed_tensors import FLOATS, PackedTensors
+from paged_sdk.weights.quantized_format import PackedMatrix, QuantizedFormat
+
+__all__ = ["FORMAT"]
+
+_BITS: Final = 4
+_PER_WORD: Final = 32 // _BITS
+# The place within its word of each of 8 outputs' codes.
+_PLACES: Final = (0, 4, 1, 5, 2, 6, 3, 7)
+
+
+@frozen
+class _Awq(QuantizedFormat):
+    """Reads one checkpoint.
+
+    :ivar group_size: input columns that share a scale; -1: all
+    """
+
+    methods: ClassVar[tuple[str, ...]] = ("awq",)
+
+    group_size: int
+
+    @classmethod
+    def open(cls, settings: FormatSettings) -> Self | None:
+        if settings.method not in cls.methods:
+            return None
+        key = "version" if "version" in settings else "format"
+        if settings.text(key, "gemm").lower() != "gemm":
+            raise settings.unsupported(key, ("gemm",))
+        settings.bits("w_bit" if "w_bit" in settings else "bits", (_BITS,))
+        if not settings.flag("zero_point", True):
+            raise settings.unsupported("zero_point", ("true",))
+        key = "q_group_size" if "q_group_size" in settings else "group_size"
+        return cls(settings.group_size(key, 128))
+
+    def packs(self, name: str, dtype: torch.dtype) -> tuple[str, str] | None:
+        prefix = name.removesuffix(".qweight")
+        return None if prefix == name else (prefix, f"{prefix}.weight")
+
+    def companions(self) -> tuple[str, ...]:
+        return (".qzeros", ".scales")
+
+    def matrix(self, tensors: PackedTensors) -> PackedMatrix:
+        tensors.check(".qweight", (torch.int32,))
+        cols, words = tensors.shape(".qweight", 2)
+        rows = words * _PER_WORD
+        group_size = max(1, cols) if self.group_size == -1 else self.group_size
+        groups = cols // group_size
+        if cols % group_size:
+            raise tensors.error(".qweight", f"has {cols} rows: expected a multiple of the {group_size} of a group")
+        tensors.check(".scales", FLOATS, (groups, rows))
+        tensors.check(".qzeros", (torch.int32,), (groups, words))
+        return PackedMatrix((rows, cols), partial(_stored, tensors, (rows, cols), groups, group_size))
+
+
+def _stored(tensors: PackedTensors, shape: tuple[int, int], groups: int, group_size: int) -> StoredMatrix:
+    scales = tensors.floats(".scales", (groups, shape[0])).t().contiguous()
+    minima = -scales * _codes(tensors.tensor(".qzeros", (torch.int32,))).t()
+    words = tensors.later(".qweight")
+
+    def read(first: int, last: int) -> GroupedMatrix:
+        begin = first // _PER_WORD
+        codes = _codes(words.value[:, begin : -(-last // _PER_WORD)])
+        return GroupedMatrix(
+            codes=codes[:, first - begin * _PER_WORD : last - begin * _PER_WORD].t().contiguous(),
+            scales=scales[first:last],
+            minima=minima[first:last],
+            group_size=group_size,
+            bits=_BITS,
+        )
+
+    return UnreadGroupedMatrix(shape=shape, read=read, group_size=group_size, has_minima=True, bits=_BITS)
+
+
+def _codes(words: Tensor) -> Tensor:
+    """Return the codes in words, uint8 ``[rows, words * 8]``, in the order of the outputs."""
+    rows, count = words.shape
+    return unpacked(words, _BITS).view(rows, count, _PER_WORD)[:, :, _PLACES].reshape(rows, -1)
+
+
+FORMAT: Final = _Awq

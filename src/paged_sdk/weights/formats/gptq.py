@@ -1,0 +1,159 @@
+"""Read GPTQ, as AutoGPTQ and its successors write it: of 2, 3, 4 and 8 bits, with columns in any order of groups.
+
+``qweight`` int32 ``[in * bits / 32, out]`` has an output's codes in one column; ``scales`` ``[groups, out]`` and
+``qzeros`` ``[groups, out * bits / 32]`` belong to groups of input columns, and ``g_idx`` ``[in]`` says which column
+is in which group: where the columns were quantized in the order of their activations (``desc_act``), not its
+neighbours'. In the first version of the format zero points are one less than they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import ClassVar, Final, Self
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from paged_sdk.kernels.grouped_matrix import GroupedMatrix, UnreadGroupedMatrix
+from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix, UnreadRows
+from paged_sdk.weights.bit_streams import unpacked
+from paged_sdk.weights.format_settings import FormatSettings
+from paged_sdk.weights.packed_tensors import FLOATS, PackedTensors
+from paged_sdk.weights.quantized_format import PackedMatrix, QuantizedFormat
+
+__all__ = ["FORMAT"]
+
+_BITS: Final = (2, 3, 4, 8)
+_V1, _V2 = "gptq", "gptq_v2"
+
+
+@frozen
+class _Gptq(QuantizedFormat):
+    """Reads one checkpoint.
+
+    :ivar bits: what its matrices may have: one number unless the config makes exceptions
+    :ivar group_sizes: likewise; -1: a row is one group
+    :ivar is_v1: whether zero points are stored one less than they are
+    """
+
+    methods: ClassVar[tuple[str, ...]] = ("gptq",)
+
+    bits: tuple[int, ...]
+    group_sizes: tuple[int, ...]
+    is_v1: bool
+
+    @classmethod
+    def open(cls, settings: FormatSettings) -> Self | None:
+        if settings.method not in cls.methods:
+            return None
+        key = "checkpoint_format" if "checkpoint_format" in settings else "format"
+        version = settings.one_of(key, (_V1, _V2), _V1)
+        # GPTQModel's exceptions: patterns of names with settings of their own. What a matrix has follows from its
+        # tensors, so nobody's patterns are run here.
+        exceptions = settings.section("dynamic").sections().values()
+        bits = [settings.bits("bits", _BITS)]
+        bits += [each.bits("bits", _BITS) for each in exceptions if "bits" in each]
+        sizes = [settings.group_size("group_size", 128)]
+        sizes += [each.group_size("group_size") for each in exceptions if "group_size" in each]
+        return cls(tuple(dict.fromkeys(bits)), tuple(dict.fromkeys(sizes)), version == _V1)
+
+    def packs(self, name: str, dtype: torch.dtype) -> tuple[str, str] | None:
+        prefix = name.removesuffix(".qweight")
+        return None if prefix == name else (prefix, f"{prefix}.weight")
+
+    def companions(self) -> tuple[str, ...]:
+        return (".qzeros", ".scales", ".g_idx")
+
+    def matrix(self, tensors: PackedTensors) -> PackedMatrix:
+        tensors.check(".qweight", (torch.int32,))
+        words, rows = tensors.shape(".qweight", 2)
+        groups, _ = tensors.shape(".scales", 2)
+        named_cols = tensors.shape(".g_idx", 1)[0] if ".g_idx" in tensors else None
+        found = [
+            (bits, cols, size)
+            for bits in self.bits
+            for size in self.group_sizes
+            for cols in (words * 32 // bits,)
+            if cols == (cols if named_cols is None else named_cols)
+            and words * 32 == cols * bits
+            and groups == (1 if size == -1 else -(-cols // size))
+        ]
+        if not found:
+            raise tensors.error(
+                ".qweight",
+                f"of shape {[words, rows]}, beside {groups} groups of scales"
+                f"{'' if named_cols is None else f' for {named_cols} columns'}, does not have codes of "
+                f"{_either(self.bits)} bits in groups of {_either(self.group_sizes)} columns, as the config says",
+            )
+        bits, cols, size = found[0]
+        tensors.check(".scales", FLOATS, (groups, rows))
+        tensors.check(".qzeros", (torch.int32,), (groups, -(-rows * bits // 32)))
+        return PackedMatrix(
+            (rows, cols), partial(self._stored, tensors, (rows, cols), bits, max(1, cols) if size == -1 else size)
+        )
+
+    def _stored(self, tensors: PackedTensors, shape: tuple[int, int], bits: int, group_size: int) -> StoredMatrix:
+        rows, cols = shape
+        groups = -(-cols // group_size)
+        scales = tensors.floats(".scales", (groups, rows)).t().contiguous()
+        zeros = self._zeros(tensors.tensor(".qzeros", (torch.int32,)), bits)[:, :rows].t()
+        minima = -scales * zeros
+        words = tensors.later(".qweight")
+        group_of = torch.arange(cols) // group_size
+        order: Tensor | None = None
+        if ".g_idx" in tensors:
+            named = tensors.tensor(".g_idx", (torch.int32, torch.int64)).long()
+            if cols and not (0 <= int(named.min()) <= int(named.max()) < groups):
+                raise tensors.error(".g_idx", f"names groups outside of the {groups} there are")
+            if not torch.equal(named, group_of):
+                order = torch.argsort(named, stable=True)
+                if not torch.equal(named[order], group_of):  # groups of different sizes
+                    return _decoded(shape, bits, lambda: words.value, scales[:, named], minima[:, named])
+
+        def read(first: int, last: int) -> GroupedMatrix:
+            codes = unpacked(words.value[:, first:last].t(), bits)
+            return GroupedMatrix(
+                codes=codes if order is None else codes[:, order],
+                scales=scales[first:last],
+                minima=minima[first:last],
+                group_size=group_size,
+                order=order,
+                bits=bits,
+            )
+
+        return UnreadGroupedMatrix(
+            shape=shape, read=read, group_size=group_size, has_minima=True, bits=bits, order=order
+        )
+
+    def _zeros(self, words: Tensor, bits: int) -> Tensor:
+        """Return zero points, float32 ``[groups, outputs]``."""
+        if not self.is_v1:
+            return unpacked(words, bits).float()
+        if 32 % bits:
+            return unpacked(words, bits).float() + 1
+        # Writers take 1 from each whole word's codes, so that a zero point of 0 borrows from its neighbour.
+        return unpacked(words + sum(1 << shift for shift in range(0, 31, bits)), bits).float()
+
+
+def _decoded(
+    shape: tuple[int, int], bits: int, words: Callable[[], Tensor], scales: Tensor, minima: Tensor
+) -> DenseMatrix:
+    """Return the matrix decoded.
+
+    :param scales: of each element; ``minima`` likewise
+    """
+
+    def read(first: int, last: int) -> Tensor:
+        codes = unpacked(words()[:, first:last].t(), bits)
+        return codes * scales[first:last] + minima[first:last]
+
+    return DenseMatrix(UnreadRows(shape=shape, itemsize=4, read=read))
+
+
+def _either(numbers: tuple[int, ...]) -> str:
+    return " or ".join("all" if each == -1 else str(each) for each in numbers)
+
+
+FORMAT: Final = _Gptq

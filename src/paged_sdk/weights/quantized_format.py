@@ -1,0 +1,109 @@
+"""Define what a format of quantized weights in safetensors is, and find the formats there are."""
+
+from __future__ import annotations
+
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from attrs import frozen
+
+import paged_sdk.weights.formats
+from paged_sdk.errors import CheckpointError, UnsupportedQuantizationError, shown
+from paged_sdk.kernels.stored_matrix import StoredMatrix
+from paged_sdk.weights.format_settings import FormatSettings
+from paged_sdk.weights.packed_tensors import PackedTensors
+
+__all__ = ["PackedMatrix", "QuantizedFormat", "find_format", "find_formats"]
+
+# Where config.json describes the format: MLX has a name of its own beside the usual one.
+_SECTIONS = ("quantization_config", "quantization")
+
+
+@frozen
+class PackedMatrix:
+    """Describes a matrix that several tensors make up.
+
+    :ivar shape: as the tensor of its values would have it
+    :ivar stored: reads what it takes to decode its rows; a shape of more dimensions gives matrices one below the other
+    """
+
+    shape: tuple[int, ...]
+    stored: Callable[[], StoredMatrix]
+
+
+class QuantizedFormat(ABC):
+    """Reads the matrices that one format packs in safetensors. What it leaves unpacked is read as it is.
+
+    :cvar methods: what ``quant_method`` may be in checkpoints of this format
+    """
+
+    methods: ClassVar[tuple[str, ...]]
+
+    @classmethod
+    @abstractmethod
+    def open(cls, settings: FormatSettings) -> Self | None:
+        """Return the format as a checkpoint has it; None: its config describes another.
+
+        :raises CheckpointError: a setting is malformed
+        :raises UnsupportedQuantizationError: a setting has a value that is not supported
+        """
+
+    @abstractmethod
+    def packs(self, name: str, dtype: torch.dtype) -> tuple[str, str] | None:
+        """Say whether a tensor holds the codes of a matrix.
+
+        :param name: the tensor's name
+        :returns: what the names of the matrix's tensors begin with, and the name that the matrix has unpacked
+        """
+
+    @abstractmethod
+    def companions(self) -> tuple[str, ...]:
+        """Return what the names of the tensors end in that stand beside the codes, and nowhere else."""
+
+    @abstractmethod
+    def matrix(self, tensors: PackedTensors) -> PackedMatrix:
+        """Check what the file says of a matrix's tensors, without reading them.
+
+        :raises CheckpointError: one is missing, or does not fit the others or the config
+        """
+
+
+def find_formats() -> tuple[type[QuantizedFormat], ...]:
+    """Return every format: each module of :mod:`paged_sdk.weights.formats` holds one, as ``FORMAT``."""
+    package = paged_sdk.weights.formats
+    names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+    return tuple(import_module(f"{package.__name__}.{name}").FORMAT for name in names)
+
+
+def find_format(config: Mapping[str, Any], path: Path) -> QuantizedFormat | None:
+    """Return the format that a config describes; None: its weights are not quantized.
+
+    :param config: ``config.json``'s content
+    :param path: the checkpoint, for messages
+    :raises CheckpointError: a setting is malformed
+    :raises UnsupportedQuantizationError: no format is as the config describes it
+    """
+    section = next((key for key in _SECTIONS if config.get(key) is not None), None)
+    if section is None:
+        return None
+    values = config[section]
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path / 'config.json'}: {section} = {shown(values)}: expected an object", path=path)
+    settings = FormatSettings(values, section, path)
+    formats = find_formats()
+    for each in formats:
+        if (found := each.open(settings)) is not None:
+            return found
+    supported = sorted({method for each in formats for method in each.methods})
+    raise UnsupportedQuantizationError(
+        f"{path} holds weights quantized by {shown(settings.method or 'an unnamed method')}: supported are "
+        f"{', '.join(supported)}, and GGUF versions",
+        path=path,
+        quantization=settings.method,
+        supported=(*supported, "gguf"),
+    )

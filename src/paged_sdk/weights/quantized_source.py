@@ -1,0 +1,93 @@
+"""Read a directory whose safetensors hold quantized weights: what a format has packed looks like the tensor it was."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from torch import Tensor
+
+from paged_sdk.errors import CheckpointError, shown
+from paged_sdk.kernels.stored_matrix import StoredMatrix
+from paged_sdk.weights.packed_tensors import PackedTensors
+from paged_sdk.weights.quantized_format import QuantizedFormat
+from paged_sdk.weights.safetensors_source import SafetensorsSource
+
+__all__ = ["QuantizedSource"]
+
+
+class QuantizedSource:
+    """Implements a :class:`~paged_sdk.weights.source.WeightSource` over packed tensors.
+
+    What the file holds decides which matrices are packed, not the config's list of those that are not.
+
+    :param stored: the tensors as they are in the files; it is closed with this source
+    :param format_: how they are packed
+    :raises CheckpointError: a tensor of a packed matrix is there without the one that holds its codes
+    """
+
+    def __init__(self, stored: SafetensorsSource, format_: QuantizedFormat) -> None:
+        self._stored = stored
+        self._format = format_
+        self._packed: dict[str, PackedTensors] = {}
+        codes: set[str] = set()
+        for name in stored.names():
+            if (found := format_.packs(name, stored.dtype(name))) is not None:
+                prefix, unpacked = found
+                self._packed[unpacked] = PackedTensors(stored, prefix)
+                codes.add(name)
+        prefixes = {tensors.prefix for tensors in self._packed.values()}
+        others = {name: self._prefix_of(name) for name in stored.names() if name not in codes}
+        for name, owner in others.items():
+            if owner is not None and owner not in prefixes:
+                path = stored.path_of(name)
+                raise CheckpointError(f"{path}: tensor {shown(name)} is there without the codes it is for", path=path)
+        self._plain = {name for name, owner in others.items() if owner is None}
+
+    def names(self) -> Collection[str]:
+        """Return the names of all tensors, a packed matrix's by its own name."""
+        return self._packed.keys() | self._plain
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._packed or name in self._plain
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of one tensor: see :meth:`paged_sdk.weights.source.WeightSource.shape`."""
+        tensors = self._packed.get(name)
+        return self._stored.shape(self._found(name)) if tensors is None else self._format.matrix(tensors).shape
+
+    def tensor(self, name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return one tensor: see :meth:`paged_sdk.weights.source.WeightSource.tensor`."""
+        tensors = self._packed.get(name)
+        if tensors is None:
+            return self._stored.tensor(self._found(name), dtype, device)
+        matrix = self._format.matrix(tensors)
+        return matrix.stored().decoded(dtype).to(device).view(matrix.shape)
+
+    def matrix(self, name: str) -> StoredMatrix:
+        """Return one matrix: see :meth:`paged_sdk.weights.source.WeightSource.matrix`."""
+        tensors = self._packed.get(name)
+        return self._stored.matrix(self._found(name)) if tensors is None else self._format.matrix(tensors).stored()
+
+    def close(self) -> None:
+        """Close the files; tensors taken from them before stay valid."""
+        self._stored.close()
+
+    def _prefix_of(self, name: str) -> str | None:
+        """Return what a companion of codes begins with; None: the tensor is no companion."""
+        suffix = next((each for each in self._format.companions() if name.endswith(each)), None)
+        return None if suffix is None else name[: -len(suffix)]
+
+    def _found(self, name: str) -> str:
+        """Return the name of a tensor that is not packed, and holds numbers to compute with.
+
+        :raises CheckpointError: it holds codes, or is no tensor
+        """
+        dtype = self._stored.dtype(name)
+        if name not in self._plain or not dtype.is_floating_point or dtype.itemsize < 2:
+            path = self._stored.path_of(name)
+            raise CheckpointError(
+                f"{path}: tensor {shown(name)} has elements of {dtype}, and nothing beside it says what they stand for",
+                path=path,
+            )
+        return name
