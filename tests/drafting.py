@@ -1,7 +1,8 @@
-"""Make a proposer whose choice depends on no clock."""
+"""Make proposers whose choice depends on no clock."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -14,6 +15,7 @@ from paged_sdk.build.loaded_model import load_weights
 from paged_sdk.config.env import read_environment
 from paged_sdk.runner.draft_model import DraftModel
 from paged_sdk.scheduler.draft_account import DraftAccount
+from paged_sdk.scheduler.sequence import Sequence as TokenSequence
 from paged_sdk.scheduler.step_times import StepTimes
 from paged_sdk.speculative.text_proposer import TextProposer
 
@@ -44,3 +46,16 @@ def drafting_model(builder: TextModelBuilder, directory: Path, gamma: int = 5) -
     draft = load_weights(directory, builder.settings, environment, device, None, lambda: None)
     config = evolve(target.config, gamma=gamma)
     return make_draft_model(draft, config, times=times, account=DraftAccount(times), device=device, workspace=None)
+
+
+class NoDrafts:
+    """Lets every step give each text one token."""
+
+    def propose(self, sequences: Sequence[TokenSequence]) -> list[list[int]]:
+        return [[] for _ in sequences]
+
+    def forget(self, seq_ids: Iterable[int]) -> None:
+        pass
+
+    def reset(self) -> None:
+        pass

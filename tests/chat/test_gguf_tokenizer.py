@@ -9,7 +9,7 @@ import json
 import logging
 import random
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -31,9 +31,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
+from paged_sdk import Constraint
 from paged_sdk.chat.gguf_tokenizer import tokenizer_from_gguf
 from paged_sdk.chat.pre_tokenizers import PRE_TOKENIZERS
 from paged_sdk.chat.tokenizer import Tokenizer
+from paged_sdk.constraints.compiler import GrammarCompiler
+from paged_sdk.constraints.vocabulary import Vocabulary
 from paged_sdk.errors import CheckpointError
 
 _SMOLLM2_TEXTS = (*TEXTS, "<|im_start|>user\nhi <|im_end|>\n<|endoftext|> <|im_end|", long_text())
@@ -400,3 +403,21 @@ def test_token_types_may_be_missing() -> None:
     tokenizer = tokenizer_from_gguf(metadata)
     assert tokenizer.is_special(0)
     assert not tokenizer.is_special(2)
+
+
+@pytest.mark.parametrize("make", [llama_tokenizer, gemma_tokenizer])
+def test_forced_text_is_made_of_the_tokens_of_a_text_that_goes_on(make: Callable[[], Tokenizer]) -> None:
+    """SentencePiece begins a text with a space that is not in it; within a text there is none."""
+    tokenizer, num_tokens = make(), llama_like().vocab_size()
+    vocabulary = Vocabulary(
+        tokens=[tokenizer.token_bytes(token) for token in range(num_tokens)],
+        special_ids=[token for token in range(num_tokens) if tokenizer.is_special(token)],
+        end_ids=(2,),
+        encode=partial(tokenizer.encode, add_special_tokens=False),
+    )
+    grammar = GrammarCompiler(lambda: vocabulary).compile(Constraint.regex("the quick brown fox(es)? jumps"))
+    text = grammar.begin((), num_tokens)
+    while forced := text.forced():
+        text.tokens += forced[:1]
+        assert not text.move_to(len(text.tokens))
+    assert b"".join(vocabulary.tokens[token] for token in text.tokens).startswith(b"the quick brown f")

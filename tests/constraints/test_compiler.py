@@ -8,6 +8,7 @@ import time
 from typing import Any, Final
 
 import pytest
+from attrs import evolve
 
 from paged_sdk import Constraint, ConstraintError, QueueFullError, RequestBuilder
 from paged_sdk.constraints.compiler import GrammarCompiler
@@ -34,6 +35,31 @@ def accepts(grammar: Grammar, text: str) -> bool:
 
 
 OBJECT: Final = {"type": "object", "properties": {"a": {"type": "string"}}}
+
+
+def test_compact_json_has_no_white_space(compiler: GrammarCompiler) -> None:
+    schema = {**OBJECT, "properties": {"a": {"type": "string"}, "b": {"type": "array", "items": {"type": "integer"}}}}
+    compact = compiler.compile(Constraint.json_schema(schema, compact=True))
+    spaced = compiler.compile(Constraint.json_schema(schema))
+    for text in ('{"a":"x y","b":[1,2]}', "{}"):
+        assert accepts(compact, text)
+        assert accepts(spaced, text)
+    for text in ('{"a": "x"}', '{ "a":"x"}', '{"b":[1, 2]}', "{\n}"):
+        assert not accepts(compact, text)
+        assert accepts(spaced, text)
+    assert bytes(compact.begin((), 257).forced()) == b"{"
+    for kind, value in (("regex", True), ("json_schema", 1), ("json_schema", None)):
+        with pytest.raises(ConstraintError, match="compact"):
+            Constraint(kind, "{}", compact=value)  # type: ignore[arg-type]
+
+
+def test_where_a_tokenizer_changes_texts_forced_text_is_made_of_the_longest_tokens() -> None:
+    tokens = [*BYTES.tokens, b"ab", b"abd", b"\xc3\xa9"]
+    loud = evolve(BYTES, tokens=tokens, encode=lambda text: list(text.upper().encode()))
+    grammar = GrammarCompiler(lambda: loud).compile(Constraint.regex("abcaé"))
+    assert grammar.begin((), len(tokens)).forced() == [257, ord("c"), ord("a"), 259]
+
+
 REFUSED: Final[dict[str, dict[str, Any]]] = {
     "not": {"not": {"type": "string"}},
     "if": {"if": OBJECT, "then": OBJECT},

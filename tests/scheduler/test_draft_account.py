@@ -97,3 +97,35 @@ def test_steps_whose_time_tells_nothing_are_counted() -> None:
     drafts.count(5, 2)
     assert (drafts.num_drafted, drafts.num_accepted) == (5, 2)
     assert drafts.speed_up == 1.0
+
+
+def test_forced_tokens_are_no_guesses_and_lend_them_nothing() -> None:
+    drafts, times = account()
+    for _ in range(REFRESH + 1):
+        drafts.note(1, 6, 6, 2.0, num_forced=6)
+    assert drafts.speed_up == pytest.approx(3.5, rel=0.01)
+    assert (drafts.num_drafted, drafts.num_accepted) == (0, 0)
+    assert drafts.allows  # however many such steps there are
+    count = 0
+    while drafts.allows:
+        drafts.note(1, 4, 0, 2.0)
+        times.note(5, 2.0)
+        count += 1
+    assert count == 2
+
+
+def test_guesses_are_judged_beside_forced_tokens() -> None:
+    """Of a step's time and tokens, only what goes beyond the forced ones is theirs."""
+    drafts, times = account()
+    times.note(5, 2.0)
+    count = 0
+    while drafts.allows:
+        drafts.note(1, 4 + 2, 4, 2.5, num_forced=4)  # two guesses took half a step's time, for nothing
+        count += 1
+    assert count == 4
+    assert (drafts.num_drafted, drafts.num_accepted) == (8, 0)
+    right, times = account()
+    times.note(5, 2.0)
+    for _ in range(20):
+        right.note(1, 4 + 2, 4 + 2, 2.5, num_forced=4)
+    assert right.allows

@@ -35,6 +35,7 @@ from paged_sdk.sampling.processors import default_processors
 from paged_sdk.sampling.sampler import Sampler
 from paged_sdk.scheduler.proposer import Proposer
 from paged_sdk.scheduler.scheduler import Scheduler
+from paged_sdk.speculative.forced_tokens import ForcedTokens
 from paged_sdk.speculative.several_proposers import SeveralProposers
 from paged_sdk.speculative.text_proposer import TextProposer
 
@@ -113,7 +114,7 @@ def _load(
     )
     scheduler = Scheduler(config, kv)
     if proposer is None:
-        proposer = _proposer(config, scheduler)
+        proposer = ForcedTokens(_proposer(config, scheduler))
         if draft is not None:
             own = make_draft_model(
                 draft, config, times=scheduler.times, account=scheduler.drafts, device=device, workspace=workspace

@@ -37,9 +37,9 @@ _MAX_STATES: Final = 50_000
 # It can count no further than 65,525.
 _MAX_SYMBOLS: Final = 65_000
 
-_JSON_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType(
-    {"whitespace_pattern": r"[ ]|\n[ \t]{0,32}", "lenient": False, "coerce_one_of": False}
-)
+_STRICT: Final[Mapping[str, Any]] = MappingProxyType({"lenient": False, "coerce_one_of": False})
+_JSON_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType({**_STRICT, "whitespace_pattern": r"[ ]|\n[ \t]{0,32}"})
+_COMPACT: Final[Mapping[str, Any]] = MappingProxyType({**_STRICT, "whitespace_flexible": False})
 _UNKNOWN_KEYWORDS: Final = re.compile(r'Unimplemented keys: \["([^"]*)"')
 
 
@@ -126,7 +126,7 @@ class GrammarCompiler:
                 if isinstance(checked, Problem):
                     return checked
                 schemas[""] = checked
-                overrides: Any = {**_JSON_OPTIONS}
+                overrides: Any = {**(_COMPACT if constraint.compact else _JSON_OPTIONS)}
                 try:
                     grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(checked), overrides=overrides)
                 except ValueError as error:  # deeper than 127 levels

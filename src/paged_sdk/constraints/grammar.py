@@ -94,6 +94,18 @@ class GrammarText:
             "it does not allow the text so far" if self._num_consumed < num_tokens else ""
         )
 
+    def forced(self) -> list[int]:
+        """Return the tokens to which there is no alternative where the grammar stands; they may go on after them.
+
+        The same text may be made of other tokens: these are the tokenizer's, up to where it would join them with what
+        may follow.
+        """
+        return self.matcher.compute_ff_tokens()
+
+    def num_allowed(self, token_ids: list[int]) -> int:
+        """Return how many of some tokens may follow where the grammar stands."""
+        return self.matcher.validate_tokens(token_ids) if token_ids else 0
+
 
 def error_of(matcher: llguidance.LLMatcher) -> str:
     """Return what is wrong with a matcher, on one line; nothing if it is in order."""

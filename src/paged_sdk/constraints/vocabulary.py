@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from attrs import frozen
 
@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     import llguidance
 
 __all__ = ["Vocabulary"]
+
+_BEFORE: Final = "\n"
+"""A letter that is no part of a longer token with what follows."""
 
 
 @frozen(eq=False, kw_only=True)
@@ -45,8 +48,31 @@ class _Tokens:
         self.eos_token_id = vocabulary.end_ids[0]
         self.bos_token_id = None
         self._encode = vocabulary.encode
+        self._by_bytes: dict[bytes, int] = {}
+        self._most = 0
+        self._num_before = len(vocabulary.encode(_BEFORE))
 
     def __call__(self, text: str) -> list[int]:
         if not isinstance(text, str):  # the library asks whether bytes can be encoded, too
             raise TypeError(text)
-        return self._encode(text)
+        # A tokenizer that puts a space before a text (SentencePiece) puts none within it.
+        for token_ids in (self._encode(text), self._encode(_BEFORE + text)[self._num_before :]):
+            if b"".join(self.tokens[token] for token in token_ids) == text.encode():
+                return token_ids
+        return self._longest(text.encode())  # it changes the text
+
+    def _longest(self, data: bytes) -> list[int]:
+        """Make bytes of tokens, each the longest that fits; what the vocabulary has no token for is left out."""
+        if not self._by_bytes:
+            special = set(self.special_token_ids)
+            self._by_bytes = {each: token for token, each in enumerate(self.tokens) if each and token not in special}
+            self._most = max(map(len, self._by_bytes), default=0)
+        found, at = [], 0
+        while at < len(data):
+            for end in range(min(at + self._most, len(data)), at, -1):
+                token = self._by_bytes.get(data[at:end])
+                if token is not None:
+                    found.append(token)
+                    break
+            at = end
+        return found

@@ -158,6 +158,7 @@ class Engine:
             completion_tokens=metrics.completion_tokens,
             drafted_tokens=drafts.num_drafted,
             accepted_tokens=drafts.num_accepted,
+            forced_tokens=self._output.num_forced,
             draft_speed_up=drafts.speed_up,
             prompt_tok_per_sec=metrics.prompt_tok_per_sec,
             completion_tok_per_sec=metrics.completion_tok_per_sec,
@@ -196,7 +197,7 @@ class Engine:
         :returns: how many tokens there were
         """
         self._end_failed(output, result)
-        new_tokens = self._scheduler.update(output, result.token_ids)
+        new_tokens = self._scheduler.update(output, result.token_ids, result.forced)
         for sequence in self._output.process(new_tokens, output, result, now):
             self._scheduler.finish(sequence, "stop")  # the scheduler does not know stop strings
         return new_tokens.num_tokens

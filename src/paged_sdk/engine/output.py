@@ -26,9 +26,11 @@ class OutputProcessor:
     methods return the sequences that are to end.
 
     :param tokenizer: makes the text in which stop strings are looked for
+    :ivar num_forced: how many tokens of all texts their constraints left no choice in
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
+        self.num_forced: int = 0
         self._tokenizer = tokenizer
         self._requests: dict[str, RequestState] = {}
         self._choices: dict[int, ChoiceState] = {}  # keyed by the id of their sequence
@@ -79,10 +81,11 @@ class OutputProcessor:
                 outbox.indices.append(choice.index)
                 outbox.token_ids.append(token_ids)
                 continue
-            raw, sample = result.logprobs[new_tokens.rows[index]], new_tokens.samples.get(index, 0)
+            row, sample = new_tokens.rows[index], new_tokens.samples.get(index, 0)
+            raw, forced = result.logprobs[row], [place - sample for place in result.forced.get(row, ())]
             with self._guarded(sequence.request.request_id, ended):
                 logprobs = () if raw is None else tuple(raw[sample : sample + len(token_ids)])
-                self._advance(choice, sequence, token_ids, logprobs, now)
+                self._advance(choice, sequence, token_ids, logprobs, forced, now)
                 if choice.finish_reason is not None and sequence.finish_reason is None:
                     ended.append(sequence)
         return ended
@@ -132,6 +135,7 @@ class OutputProcessor:
         sequence: Sequence,
         token_ids: list[int],
         logprobs: tuple[RawLogprobs, ...],
+        forced: list[int],
         now: float,
     ) -> None:
         owner = self._requests[sequence.request.request_id]
@@ -142,7 +146,9 @@ class OutputProcessor:
             start = owner.start
             prompt_logprobs = tuple(owner.prompt_logprobs)
         choice.sequence = sequence
-        choice.is_plain = choice.text is None and not logprobs and owner.prediction is None
+        choice.is_plain = (
+            choice.text is None and not logprobs and owner.prediction is None and owner.request.grammar is None
+        )
         # The token that ends a text is not part of it.
         shown = token_ids[:-1] if sequence.finish_reason == "stop" else token_ids
         if choice.text is not None:
@@ -151,6 +157,10 @@ class OutputProcessor:
                 # A step may sample several tokens: those after the stop string are dropped.
                 choice.num_unwanted = len(token_ids) - num_shown
                 shown, logprobs = shown[:num_shown], logprobs[:num_shown]
+        if forced:
+            num_forced = sum(0 <= place < len(token_ids) - choice.num_unwanted for place in forced)
+            choice.num_forced += num_forced
+            self.num_forced += num_forced
         if shown:
             choice.post(shown)
             if owner.prediction is not None:

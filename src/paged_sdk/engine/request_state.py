@@ -25,9 +25,20 @@ class ChoiceState:
     :ivar text: the text in which stop strings are looked for; None if the request has no stop strings
     :ivar is_plain: whether it has begun and, until it ends, sends nothing but tokens
     :ivar num_unwanted: how many tokens of its sequence come after a stop string
+    :ivar num_forced: how many of its tokens its constraint left no choice in
     """
 
-    __slots__ = ("finish_reason", "index", "is_plain", "listener", "num_unwanted", "outbox", "sequence", "text")
+    __slots__ = (
+        "finish_reason",
+        "index",
+        "is_plain",
+        "listener",
+        "num_forced",
+        "num_unwanted",
+        "outbox",
+        "sequence",
+        "text",
+    )
 
     def __init__(self, index: int, listener: Listener, outbox: Outbox, text: OutputText | None) -> None:
         self.index: int = index
@@ -38,6 +49,7 @@ class ChoiceState:
         self.finish_reason: FinishReason | None = None
         self.is_plain: bool = False
         self.num_unwanted: int = 0
+        self.num_forced: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -120,10 +132,12 @@ class RequestState:
     def usage(self, now: float) -> Usage:
         """Return the tokens and times that the request has used up to ``now`` (seconds of the monotonic clock)."""
         usage = self.start.usage(sum(choice.num_tokens for choice in self.choices), now)
-        if self.prediction is None:
+        prediction = self.prediction
+        if prediction is None and self.request.grammar is None:
             return usage
         details = CompletionTokensDetails(
-            accepted_prediction_tokens=self.prediction.num_accepted,
-            rejected_prediction_tokens=self.prediction.num_rejected,
+            accepted_prediction_tokens=0 if prediction is None else prediction.num_accepted,
+            rejected_prediction_tokens=0 if prediction is None else prediction.num_rejected,
+            forced_tokens=sum(choice.num_forced for choice in self.choices),
         )
         return evolve(usage, completion_tokens_details=details)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from typing import Final
 
@@ -102,32 +102,44 @@ class _Parts:
         self._add_prompt_logprobs(scheduled, first_tokens, hidden, result)
         if not targets:
             return self._unsampled(scheduled, hidden, result)
+        if prepared.settled:
+            settled = {on_host[place].place for place in prepared.settled}
+            targets = [target for target in targets if target.place not in settled]
+            for place, target in enumerate(targets):
+                target.place = place
         positions = [first_tokens[target.index] + target.offset for target in targets]
 
         def make_logits() -> Tensor:
             return self.model.logits(select_rows(hidden, positions))
 
-        logits = make_logits()
+        logits = make_logits() if positions else hidden[:0]
         if not on_device:
-            _note(scheduled, on_host, self._sample_on_host(logits, on_host, prepared, make_logits), result)
+            self._sample_on_host(logits, scheduled, on_host, prepared, make_logits, result)
             return FinishedStep(result)
         return self._sample(scheduled, logits, on_device, on_host, prepared, make_logits, result)
 
     def _sample_on_host(
-        self, logits: Tensor, targets: list[_Target], prepared: PreparedRows, make_logits: Callable[[], Tensor]
-    ) -> SampledRows:
+        self,
+        logits: Tensor,
+        scheduled: Sequence[ScheduledSequence],
+        targets: list[_Target],
+        prepared: PreparedRows,
+        make_logits: Callable[[], Tensor],
+        result: RunnerOutput,
+    ) -> None:
         """Sample targets together or, should that raise, one at a time: whichever raises then fails alone.
 
-        :param logits: float32, one row per target; overwritten
+        :param logits: float32, one row per target that is not settled; overwritten
         :param prepared: the prepared targets
-        :param make_logits: computes the logits of all targets of the step once more
+        :param make_logits: computes the logits of all targets of the step that are not settled once more
         """
+        asked = prepared.without_settled()
         try:
-            return self.sampler.sample(logits, prepared)
+            sampled = self.sampler.sample(logits, asked)
         except Exception:
-            return self.sampler.sample_alone(
-                select_rows(make_logits(), [target.place for target in targets]), prepared.rows
-            )
+            places = [target.place for place, target in enumerate(targets) if place not in prepared.settled]
+            sampled = self.sampler.sample_alone(select_rows(make_logits(), places), asked.rows)
+        _note(scheduled, targets, sampled.with_settled(prepared), prepared.forced, result)
 
     def _place(self, targets: list[_Target]) -> tuple[list[_Target], list[_Target]]:
         """Divide targets into those that the host samples and those that the device does."""
@@ -169,7 +181,7 @@ class _Parts:
     ) -> PendingStep:
         """Sample on the device, and at the same time sample on the host the rows that only it can.
 
-        :param logits: float32, one row per target of both kinds
+        :param logits: float32, one row per target of both kinds that is not settled
         :param prepared: the prepared targets of the host
         :param make_logits: computes ``logits`` once more
         """
@@ -178,14 +190,15 @@ class _Parts:
         its_logits, logits_on_host = logits, logits[:0]
         if on_host:
             its_logits = select_rows(logits, [target.place for target in on_device])
-            logits_on_host = select_rows(logits, [target.place for target in on_host])
+            asked = [target.place for place, target in enumerate(on_host) if place not in prepared.settled]
+            logits_on_host = select_rows(logits, asked) if asked else logits[:0]
         indices = [target.index for target in on_device]
         rows = [scheduled[index] for index in indices]
         drawn = self.device_decoding.sample(its_logits, rows, [target.row for target in on_device])
         early_rows = sorted({target.index for target in on_host} | result.failed.keys())
         step = SampledStep(result, scheduled, indices, drawn, overlaps=True, early_rows=early_rows)
         if on_host:
-            _note(scheduled, on_host, self._sample_on_host(logits_on_host, on_host, prepared, make_logits), result)
+            self._sample_on_host(logits_on_host, scheduled, on_host, prepared, make_logits, result)
         return step
 
     def _add_prompt_logprobs(
@@ -215,7 +228,7 @@ class _Parts:
 class _Target:
     """Describes one token that a step is to choose.
 
-    :ivar place: its index among the step's targets
+    :ivar place: its index among the step's targets, those left out whose token is known without logits
     :ivar index: the index of its row in the step
     :ivar depth: how many drafts of the row precede it
     :ivar offset: the index of the token that it follows, among the row's new tokens
@@ -254,12 +267,18 @@ def _targets(scheduled: Sequence[ScheduledSequence]) -> list[_Target]:
 
 
 def _note(
-    scheduled: Sequence[ScheduledSequence], targets: Sequence[_Target], sampled: SampledRows, result: RunnerOutput
+    scheduled: Sequence[ScheduledSequence],
+    targets: Sequence[_Target],
+    sampled: SampledRows,
+    forced: Container[int],
+    result: RunnerOutput,
 ) -> None:
     """Write the tokens that the host has sampled into the result.
 
     A row takes its sampled tokens as long as each equals the draft at its place: every token is drawn from its own
     distribution, given the text before it, so drafts change the time that a text takes and nothing else.
+
+    :param forced: the targets that were left one token
     """
     for place, target in enumerate(targets):
         index, depth = target.index, target.depth
@@ -272,3 +291,7 @@ def _note(
             result.token_ids[index] += token_ids
             if logprobs is not None:
                 result.logprobs[index] = [*(result.logprobs[index] or ()), *logprobs]
+        else:
+            continue
+        if place in forced:
+            result.forced.setdefault(index, []).extend(range(depth, depth + len(token_ids)))

@@ -23,12 +23,14 @@ class RunnerOutput:
     :ivar prompt_logprobs: maps a row to entries for the prompt tokens predicted within this chunk
     :ivar failed: maps a row to the error that its request ends with, such as one about non-finite logits; other results
         of such a row are ignored
+    :ivar forced: maps a row to the indices of those of its tokens that its constraint left no choice in
     """
 
     token_ids: list[list[int]]
     logprobs: list[list[RawLogprobs] | None]
     prompt_logprobs: dict[int, list[RawLogprobs]] = field(factory=dict)
     failed: dict[int, PagedError] = field(factory=dict)
+    forced: dict[int, list[int]] = field(factory=dict)
 
     def part(self, rows: Sequence[int]) -> RunnerOutput:
         """Make the results of a step that has only some of the rows.
@@ -41,6 +43,7 @@ class RunnerOutput:
             [self.logprobs[row] for row in rows],
             {places[row]: entries for row, entries in self.prompt_logprobs.items() if row in places},
             {places[row]: error for row, error in self.failed.items() if row in places},
+            {places[row]: indices for row, indices in self.forced.items() if row in places},
         )
 
 

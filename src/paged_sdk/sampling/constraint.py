@@ -67,6 +67,10 @@ class Constraints(Processor[ConstraintChange]):
         for (_, change), mask in zip(changes, self._filler.fill(positions), strict=True):
             change.mask = mask
 
+    def only_token(self, change: ConstraintChange) -> int | None:
+        mask = change.mask
+        return int(mask.tokens[0]) if isinstance(mask, Mask) and mask.are_allowed and len(mask.tokens) == 1 else None
+
     def apply(self, logits: Tensor, changes: Sequence[tuple[int, ConstraintChange]]) -> Failures:
         failures: dict[int, ConstraintError] = {}
         for row, change in changes:

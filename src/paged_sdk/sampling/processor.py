@@ -150,6 +150,10 @@ class Processor(ABC, Generic[ChangeT]):
         :param changes: what :meth:`apply` will be called with
         """
 
+    def only_token(self, change: ChangeT) -> int | None:
+        """Return the only token that a prepared change leaves; None: there are several, or it may be none."""
+        return None
+
     @abstractmethod
     def apply(self, logits: Tensor, changes: Sequence[tuple[int, ChangeT]]) -> Failures:
         """Change the logits of some rows in place, once :meth:`prepare` has been called.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -44,12 +44,30 @@ class PreparedRows:
     :ivar changes: for each processor, rows and the changes to their logits
     :ivar is_plain: whether every row takes the token with the largest logit and asks for nothing else
     :ivar failed: rows for which the work has raised, and the errors of their requests
+    :ivar forced: rows that are left one token
+    :ivar settled: those of them that need no logits, and their tokens: nothing else changes what they choose from, and
+        they ask for no logprobs
     """
 
     rows: Sequence[SampleRow]
     changes: Sequence[Sequence[tuple[int, Any]]]
     is_plain: bool
     failed: Mapping[int, PagedError] = field(factory=dict)
+    forced: Container[int] = field(factory=frozenset)
+    settled: Mapping[int, int] = field(factory=dict)
+
+    def without_settled(self) -> PreparedRows:
+        """Make the same of the rows that need logits."""
+        if not self.settled:
+            return self
+        left = [index for index in range(len(self.rows)) if index not in self.settled]
+        places = {index: place for place, index in enumerate(left)}
+        return PreparedRows(
+            [self.rows[index] for index in left],
+            [[(places[index], change) for index, change in own if index in places] for own in self.changes],
+            self.is_plain,
+            {places[index]: error for index, error in self.failed.items() if index in places},
+        )
 
 
 @frozen
@@ -65,6 +83,18 @@ class SampledRows:
     token_ids: list[list[int]]
     logprobs: list[list[RawLogprobs] | None]
     failed: dict[int, PagedError] = field(factory=dict)
+
+    def with_settled(self, prepared: PreparedRows) -> SampledRows:
+        """Put the tokens of the rows that needed no logits between those of the others."""
+        rows, settled = prepared.rows, prepared.settled
+        if not settled:
+            return self
+        left = [index for index in range(len(rows)) if index not in settled]
+        token_ids = [[settled[index]] * row.num_samples if index in settled else [] for index, row in enumerate(rows)]
+        logprobs: list[list[RawLogprobs] | None] = [None] * len(rows)
+        for place, index in enumerate(left):
+            token_ids[index], logprobs[index] = self.token_ids[place], self.logprobs[place]
+        return SampledRows(token_ids, logprobs, {left[place]: error for place, error in self.failed.items()})
 
 
 class Sampler:
@@ -100,10 +130,16 @@ class Sampler:
                     is_plain = False
                     for place, change in own_changes:
                         changes[place].append((index, change))
+        forced: dict[int, int] = {}
         for place, processor in enumerate(self._processors):
             if changes[place]:
                 changes[place] = _prepared(processor, changes[place], rows, failed)
-        return PreparedRows(rows, changes, is_plain and not failed, failed)
+                for index, change in changes[place]:
+                    token = processor.only_token(change)
+                    if token is not None:
+                        forced[index] = token
+        settled = forced and _settled(forced, rows, changes, failed)
+        return PreparedRows(rows, changes, is_plain and not failed, failed, forced, settled)
 
     def sample(self, logits: Tensor, prepared: PreparedRows) -> SampledRows:
         """Choose each row's tokens. A row whose logits are not finite, or whose every token is banned, fails alone.
@@ -111,10 +147,10 @@ class Sampler:
         :param logits: float32 ``[len(prepared.rows), vocab_size]``; overwritten
         """
         rows = prepared.rows
-        assert logits.shape == (len(rows), self._vocab_size), (logits.shape, len(rows), self._vocab_size)
-        assert logits.device.type == self._device.type, (logits.device, self._device)
         if not rows:
             return SampledRows([], [])
+        assert logits.shape == (len(rows), self._vocab_size), (logits.shape, len(rows), self._vocab_size)
+        assert logits.device.type == self._device.type, (logits.device, self._device)
         with torch.inference_mode():
             if prepared.is_plain:
                 return _take_largest(logits, rows)
@@ -203,6 +239,21 @@ def _prepared(
                 processor.prepare([(index, change)])
         return [(index, change) for index, change in changes if index not in failed]
     return changes
+
+
+def _settled(
+    forced: Mapping[int, int],
+    rows: Sequence[SampleRow],
+    changes: Sequence[Sequence[tuple[int, Any]]],
+    failed: Container[int],
+) -> dict[int, int]:
+    """Return which of the rows that are left one token need no logits, and the tokens."""
+    num_changes = Counter(index for own in changes for index, _ in own)
+    return {
+        index: token
+        for index, token in forced.items()
+        if num_changes[index] == 1 and index not in failed and rows[index].request.sampling.top_n_logprobs is None
+    }
 
 
 def _take_largest(logits: Tensor, rows: Sequence[SampleRow]) -> SampledRows:

@@ -59,7 +59,13 @@ class DraftAccount:
         self.num_accepted += num_accepted
 
     def note(
-        self, num_texts: int, num_drafts: int, num_accepted: int, seconds: float, drafting_seconds: float = 0.0
+        self,
+        num_texts: int,
+        num_drafts: int,
+        num_accepted: int,
+        seconds: float,
+        drafting_seconds: float = 0.0,
+        num_forced: int = 0,
     ) -> None:
         """Take in a step without prompts, before its time is noted.
 
@@ -68,8 +74,11 @@ class DraftAccount:
         :param num_accepted: how many of these were right
         :param seconds: how long it took, without making the drafts
         :param drafting_seconds: how long that took
+        :param num_forced: how many of the right ones a constraint left no choice in: such a draft is no guess, so that
+            the others are judged beside it
         """
-        self.count(num_drafts, num_accepted)
+        num_guesses, num_right = num_drafts - num_forced, num_accepted - num_forced
+        self.count(num_guesses, num_right)
         self._seconds += seconds + drafting_seconds
         if not num_drafts:
             if self._num_since_plain >= REFRESH:
@@ -78,14 +87,16 @@ class DraftAccount:
             self._balance = min(self._balance + SHARE, MOST)
             self._num_since_plain = 0
             return
-        self._num_since_plain += 1
+        self._num_since_plain += num_guesses > 0
         plain = self._times.nearest(num_texts)
         if not plain:  # a clock may be too coarse to see a step
             self._seconds_without += seconds
             return
-        gained = 1 + num_accepted / num_texts
-        self._seconds_without += gained * plain
+        self._seconds_without += (1 + num_accepted / num_texts) * plain
+        if not num_guesses:
+            return
         late = LATE * max(self._times.expected(num_texts + num_drafts), plain)
         # No draft takes a smaller model as long as a step: what is beyond went into reading a text for the first time.
-        spent = min(seconds, late) + min(drafting_seconds, num_drafts * plain)
-        self._balance = min(self._balance + gained - spent / plain, MOST)
+        spent = min(seconds, late) + min(drafting_seconds, num_guesses * plain)
+        without = min(max(self._times.expected(num_texts + num_forced), plain), spent) if num_forced else plain
+        self._balance = min(self._balance + num_right / num_texts + (without - spent) / plain, MOST)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Final
 
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.errors import ContextLengthError, InvalidRequestError, QueueFullError
@@ -19,8 +22,9 @@ from paged_sdk.types.response import FinishReason
 
 __all__ = ["Scheduler"]
 
-_LONG = CacheKey(b"rope:long")
+_LONG: Final = CacheKey(b"rope:long")
 """Tells the KV of texts that have outgrown the trained context from the same tokens' KV within it."""
+_NONE: Final[Mapping[int, Iterable[int]]] = MappingProxyType({})
 
 
 class Scheduler:
@@ -56,6 +60,7 @@ class Scheduler:
         self._finished_seq_ids: list[int] = []
         self._num_preemptions = 0
         self._num_accepted = 0  # drafts, since the last step whose time was taken in
+        self._num_forced = 0  # of these, the ones that a constraint left no choice in
 
     @property
     def num_running(self) -> int:
@@ -158,26 +163,32 @@ class Scheduler:
         num_decodes, scheduled = output.num_decodes, output.scheduled
         num_drafts = sum(len(row.draft_token_ids) for row in scheduled[:num_decodes])
         num_accepted, self._num_accepted = self._num_accepted, 0
+        num_forced, self._num_forced = self._num_forced, 0
         if num_decodes == len(scheduled):
-            self.drafts.note(num_decodes, num_drafts, num_accepted, seconds, drafting_seconds)
+            self.drafts.note(num_decodes, num_drafts, num_accepted, seconds, drafting_seconds, num_forced)
+            if num_forced:
+                return  # no logits were computed for these, so that it says little of other steps with as many tokens
             if num_drafts or self._pace is None:
                 self.times.note(num_decodes + num_drafts, seconds)
             else:
                 self._pace.note_plain(seconds, num_decodes)
             return
-        self.drafts.count(num_drafts, num_accepted)
+        self.drafts.count(num_drafts - num_forced, num_accepted - num_forced)
         if self._pace is None:
             return
         num_tokens = sum(row.num_new_tokens for row in scheduled[num_decodes:])
         num_pairs = sum(row.num_new_tokens * (row.start + row.num_new_tokens / 2) for row in scheduled[num_decodes:])
         self._pace.note_mixed(seconds, num_decodes + num_drafts, num_tokens, num_pairs / num_tokens)
 
-    def update(self, output: SchedulerOutput, sampled: list[list[int]]) -> NewTokens:
+    def update(
+        self, output: SchedulerOutput, sampled: list[list[int]], forced: Mapping[int, Iterable[int]] = _NONE
+    ) -> NewTokens:
         """Add the sampled tokens of a step to their sequences, and end those whose text is complete.
 
         :param sampled: per row of ``output.scheduled`` its ``num_samples`` tokens; for a row with drafts the accepted
             ones and the token sampled after them. A row that failed has none; its sequence does not change, and the
             caller finishes it
+        :param forced: maps a row to the indices of those of its tokens that a constraint left no choice in
         """
         new_tokens = NewTokens()
         # The usual case, one token per row, is inlined: with 256 rows, a call for each took 50 us.
@@ -200,7 +211,9 @@ class Scheduler:
                 elif len(own) >= sequence.max_length:
                     self.finish(sequence, "length")
             elif row.draft_token_ids:
-                new_tokens.add(sequence, self._accept(row, token_ids), index)
+                accepted = self._accept(row, token_ids)
+                self._num_forced += sum(place < len(accepted) - 1 for place in forced.get(index, ()))
+                new_tokens.add(sequence, accepted, index)
             else:
                 sequence.num_computed_tokens = row.end
                 self._kv.commit(sequence.table, sequence.token_ids, row.end)

@@ -27,11 +27,13 @@ class Constraint:
 
     :ivar kind: how the source is to be read
     :ivar source: the language's description
+    :ivar compact: whether JSON of a schema has no white space between its parts
     :raises ConstraintError: at construction, for anything but a text of up to 4,194,304 characters
     """
 
     kind: ConstraintKind = field()
     source: str = field(repr=shown)
+    compact: bool = field(default=False, kw_only=True)
 
     @kind.validator
     def _check_kind(self, attribute: object, value: object) -> None:
@@ -54,6 +56,14 @@ class Constraint:
                 kind=self.kind,
             ) from error
 
+    @compact.validator
+    def _check_compact(self, attribute: object, value: object) -> None:
+        if not isinstance(value, bool) or (value and self.kind != "json_schema"):
+            raise ConstraintError(
+                f"compact ({self.kind}) = {shown(value)} is not allowed: expected False, or True for a JSON schema",
+                kind=self.kind,
+            )
+
     @classmethod
     def regex(cls, pattern: str) -> Constraint:
         r"""Allow the texts that an expression matches as a whole.
@@ -64,25 +74,28 @@ class Constraint:
         return cls("regex", pattern)
 
     @classmethod
-    def json_schema(cls, schema: Mapping[str, Any] | str) -> Constraint:
+    def json_schema(cls, schema: Mapping[str, Any] | str, *, compact: bool = False) -> Constraint:
         """Allow JSON that a schema (draft 2020-12) describes.
 
         Objects have their properties in the schema's order. Between the parts of the JSON may be one space, or a
         newline and up to 32 spaces or tabs.
 
         :param schema: the schema, or its text
+        :param compact: whether there is no white space between the parts. Then a text is shorter, and all of it that
+            the schema fixes costs next to no time
         :raises ConstraintError: what is no JSON
         """
         if isinstance(schema, str):
-            return cls("json_schema", schema)
+            return cls("json_schema", schema, compact=compact)
         if not isinstance(schema, Mapping):
             raise ConstraintError(
                 f"json_schema = {shown(schema)} is not allowed: expected a dict or a text", kind="json_schema"
             )
         try:
-            return cls("json_schema", json.dumps(schema, allow_nan=False, ensure_ascii=False))
+            source = json.dumps(schema, allow_nan=False, ensure_ascii=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise ConstraintError(f"the schema is no JSON: {error}", kind="json_schema") from error
+        return cls("json_schema", source, compact=compact)
 
     @classmethod
     def lark(cls, grammar: str) -> Constraint:

@@ -48,17 +48,19 @@ class PromptTokensDetails(Wire):
 
 @frozen(kw_only=True)
 class CompletionTokensDetails(Wire):
-    """Says what a prediction was worth.
+    """Says what a prediction was worth, and a constraint.
 
     :ivar accepted_prediction_tokens: tokens of the answer that the prediction had at their place
     :ivar rejected_prediction_tokens: tokens of the prediction that did not come to be in the answer
+    :ivar forced_tokens: tokens of the answer that its constraint left no choice in, so that they took next to no time
     """
 
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
+    forced_tokens: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the wire form."""
+        """Return the wire form, in which ``forced_tokens`` is an extension."""
         return asdict(self)
 
 

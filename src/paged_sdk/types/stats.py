@@ -25,6 +25,7 @@ class ModelStats:
     :ivar completion_tokens: tokens generated since the start
     :ivar drafted_tokens: drafts that steps verified, guesses at the tokens that follow a text
     :ivar accepted_tokens: of those, the ones that were right
+    :ivar forced_tokens: generated tokens that a constraint left no choice in; they are not among the drafts
     :ivar draft_speed_up: how many times as long the texts so far would have taken without drafts, going by the steps
         that had none
     :ivar prompt_tok_per_sec: prompt tokens per second over the last ten seconds of work
@@ -45,6 +46,7 @@ class ModelStats:
     completion_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    forced_tokens: int = 0
     draft_speed_up: float = 1.0
     prompt_tok_per_sec: float = 0.0
     completion_tok_per_sec: float = 0.0
