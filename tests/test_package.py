@@ -78,6 +78,7 @@ EXPORTS: Final[tuple[str, ...]] = (
     "TokenLogprob",
     "Tool",
     "ToolCall",
+    "ToolCallDelta",
     "ToolCallResponse",
     "ToolError",
     "ToolRoundsError",

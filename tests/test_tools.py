@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 import pytest
 import tokenizers
+from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessageFunctionToolCall
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -84,11 +85,27 @@ async def test_a_call_in_openais_form() -> None:
         deltas = [ChatCompletionChunk.model_validate(chunk.to_dict(), strict=True).choices[0] for chunk in chunks]
         assert "".join(each.delta.content or "" for each in deltas) == "I look."
         assert "".join((each.delta.model_extra or {}).get("reasoning_content", "") for each in deltas) == "Hm."
-        streamed = [call for each in deltas for call in each.delta.tool_calls or ()]
-        assert [call.index for call in streamed] == [0, 1]
-        assert [call.function.name for call in streamed if call.function is not None] == ["weather"] * 2
-        assert [call.function.arguments for call in streamed if call.function is not None] == ['{"city": "Łódź"}'] * 2
+        whole = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls]
+        assert [(call.index, call.function.name) for call in whole] == [(0, "weather"), (1, "weather")]
+        assert [call.function.arguments for call in whole] == ['{"city": "Łódź"}'] * 2
         assert [each.finish_reason for each in deltas if each.finish_reason] == ["tool_calls"]
+
+
+async def test_openais_client_joins_what_is_streamed_of_calls() -> None:
+    async with fake_model(f"I look.\n{CALL}\n{CALL}", delay=1e-5) as model:
+        chunks = await chunks_of(model, ASK.with_tools([weather]))
+        judge: Any = ChatCompletionStreamState()
+        for chunk in chunks:
+            judge.handle_chunk(ChatCompletionChunk.model_validate(chunk.to_dict(), strict=True))
+        (seen,) = judge.get_final_completion().choices
+        assert (seen.finish_reason, seen.message.content) == ("tool_calls", "I look.")
+        whole = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls]
+        assert [(call.id, call.function.name, call.function.arguments) for call in seen.message.tool_calls] == [
+            (call.id, "weather", '{"city": "Łódź"}') for call in whole
+        ]
+        pieces = [part for chunk in chunks for part in chunk.choices[0].delta.tool_call_deltas]
+        assert [part.id for part in pieces if part.index == 0 and part.id is not None] == [whole[0].id]
+        assert len(pieces) > 2
 
 
 async def test_a_call_alone_has_no_content_on_the_wire() -> None:

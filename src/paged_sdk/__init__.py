@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from paged_sdk.types.response import Delta as Delta
     from paged_sdk.types.response import PromptTokensDetails as PromptTokensDetails
     from paged_sdk.types.response import ResponseMessage as ResponseMessage
+    from paged_sdk.types.response import ToolCallDelta as ToolCallDelta
     from paged_sdk.types.response import ToolCallResponse as ToolCallResponse
     from paged_sdk.types.response import Usage as Usage
     from paged_sdk.types.stats import ModelStats as ModelStats
@@ -138,6 +139,7 @@ _HOME = {
         "Delta",
         "PromptTokensDetails",
         "ResponseMessage",
+        "ToolCallDelta",
         "ToolCallResponse",
         "Usage",
     ),

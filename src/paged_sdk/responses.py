@@ -11,6 +11,7 @@ from typing import Generic, Protocol, TypeVar
 from attrs import define, frozen
 
 from paged_sdk.chat.answer import AnswerParser
+from paged_sdk.chat.answer_pieces import AnswerPiece
 from paged_sdk.chat.output_text import OutputText
 from paged_sdk.chat.tokenizer import Tokenizer
 from paged_sdk.engine.request_start import RequestStart
@@ -29,6 +30,7 @@ from paged_sdk.types.response import (
     Delta,
     FinishReason,
     ResponseMessage,
+    ToolCallDelta,
     ToolCallResponse,
     Usage,
 )
@@ -62,6 +64,7 @@ class ChoiceDelta:
     :ivar is_first: whether it is the choice's first
     :ivar reasoning: what the model thought, and
     :ivar calls: the tools that it called
+    :ivar call_deltas: what there is of calls
     """
 
     index: int
@@ -71,6 +74,7 @@ class ChoiceDelta:
     is_first: bool
     reasoning: str = ""
     calls: tuple[ToolCallResponse, ...] = ()
+    call_deltas: tuple[ToolCallDelta, ...] = ()
 
 
 @frozen
@@ -100,6 +104,7 @@ class ResponseParts:
         self._shown: list[list[str]] = [[] for _ in texts]
         self._reasoning: list[list[str]] = [[] for _ in texts]
         self._calls: list[list[ToolCallResponse]] = [[] for _ in texts]
+        self._call_ids: list[dict[int, str]] = [{} for _ in texts]
         self._logprobs: list[list[TokenLogprob]] = [[] for _ in texts]
         self._finish_reasons: list[FinishReason | None] = [None] * len(texts)
         self.prompt_logprobs: Logprobs | None = None
@@ -132,8 +137,12 @@ class ResponseParts:
                 self._num_tokens += reason == "stop" and not output_text.is_stopped
             reasoning: str = ""
             calls: tuple[ToolCallResponse, ...] = ()
+            call_deltas: tuple[ToolCallDelta, ...] = ()
             if self._parsers:
-                text, reasoning, calls = self._take_apart(index, text, is_last=reason is not None)
+                piece = self._take_apart(index, text, is_last=reason is not None)
+                text, reasoning = piece.content, piece.reasoning
+                if piece.call_parts or piece.calls:
+                    calls, call_deltas = self._take_calls(index, piece)
                 if reason == "stop" and self._calls[index]:
                     reason = "tool_calls"
             self._finish_reasons[index] = reason or self._finish_reasons[index]
@@ -142,8 +151,9 @@ class ResponseParts:
                 logprobs = self._as_logprobs(unread.logprobs)
                 unread.logprobs.clear()
                 self._logprobs[index].extend(logprobs.content)
-            if text or logprobs or reason or reasoning or calls:
-                deltas.append(ChoiceDelta(index, text, logprobs, reason, not self._shown[index], reasoning, calls))
+            if text or logprobs or reason or reasoning or call_deltas or calls:
+                is_first = not self._shown[index]
+                deltas.append(ChoiceDelta(index, text, logprobs, reason, is_first, reasoning, calls, call_deltas))
                 self._shown[index].append(text)
         if subscription.prompt_logprobs and self.prompt_logprobs is None:
             self.prompt_logprobs = self._as_logprobs(subscription.prompt_logprobs)
@@ -181,22 +191,43 @@ class ResponseParts:
             return Usage(prompt_tokens=0, completion_tokens=0, total_tokens=0)
         return self._start.usage(self._num_tokens, self._read_at)
 
-    def _take_apart(self, index: int, text: str, *, is_last: bool) -> tuple[str, str, tuple[ToolCallResponse, ...]]:
-        """Return content, thoughts and calls of the next piece of a choice's text."""
+    def _take_apart(self, index: int, text: str, *, is_last: bool) -> AnswerPiece:
+        """Return what the next piece of a choice's text consists of."""
         parser = self._parsers[index]
         piece = parser.push(text)
         if is_last:
             piece += parser.flush()
-        known = self._calls[index]
+        self._reasoning[index].append(piece.reasoning)
+        return piece
+
+    def _take_calls(
+        self, index: int, piece: AnswerPiece
+    ) -> tuple[tuple[ToolCallResponse, ...], tuple[ToolCallDelta, ...]]:
+        """Return the calls that are whole now, and what there is of calls; one delta for each."""
+        names: dict[int, str] = {}
+        arguments: dict[int, str] = {}
+        for part in piece.call_parts:
+            arguments[part.index] = arguments.get(part.index, "") + part.arguments
+            if part.name is not None:
+                names[part.index] = part.name
+        ids = self._call_ids[index]
+        ids.update((place, _call_id()) for place in names)
+        deltas = tuple(
+            ToolCallDelta(index=place, arguments=text, id=ids[place], name=names[place])
+            if place in names
+            else ToolCallDelta(index=place, arguments=text)
+            for place, text in arguments.items()
+        )
         calls = tuple(
             ToolCallResponse(
-                index=place, id=_call_id(), function=CalledFunction(name=call.name, arguments=call.arguments)
+                index=call.index,
+                id=ids[call.index],
+                function=CalledFunction(name=call.name, arguments=call.arguments),
             )
-            for place, call in enumerate(piece.calls, start=len(known))
+            for call in piece.calls
         )
-        known.extend(calls)
-        self._reasoning[index].append(piece.reasoning)
-        return piece.content, piece.reasoning, calls
+        self._calls[index].extend(calls)
+        return calls, deltas
 
     def _as_logprobs(self, entries: Iterable[RawLogprobs]) -> Logprobs:
         return Logprobs(content=tuple(map(self._token_logprob, entries)))
@@ -262,6 +293,7 @@ class ChatShape:
                         content=delta.text,
                         is_first=delta.is_first,
                         tool_calls=delta.calls,
+                        tool_call_deltas=delta.call_deltas,
                         reasoning_content=delta.reasoning or None,
                     ),
                     finish_reason=delta.finish_reason,

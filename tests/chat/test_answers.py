@@ -295,14 +295,31 @@ MALFORMED: Final = (
 """Answers that stay what they are."""
 
 
+def joined(piece: AnswerPiece) -> dict[int, tuple[str, str]]:
+    """Return name and arguments of each call as its parts say them, also of those that turned out to be text."""
+    names: dict[int, list[str]] = {}
+    arguments: dict[int, list[str]] = {}
+    for part in piece.call_parts:
+        names.setdefault(part.index, []).append(part.name or "")
+        arguments.setdefault(part.index, []).append(part.arguments)
+    return {index: ("".join(names[index]), "".join(arguments[index])) for index in names}
+
+
 def taken_apart(case: Case, pieces: list[str], tools: dict[str, Any] | None = SCHEMAS) -> AnswerPiece:
     parser = AnswerStyle.of_template(case.template).parser(tools)
     assert parser is not None
     parser.note_prompt(case.prompt_end)
-    whole = AnswerPiece()
-    for piece in pieces:
-        whole += parser.push(piece)
-    return whole + parser.flush()
+    found = [*map(parser.push, pieces), parser.flush()]
+    whole = AnswerPiece(
+        "".join(piece.content for piece in found),
+        "".join(piece.reasoning for piece in found),
+        [call for piece in found for call in piece.calls],
+        [part for piece in found for part in piece.call_parts],
+    )
+    parts = joined(whole)
+    for call in whole.calls:
+        assert parts[call.index] == (call.name, call.arguments)
+    return whole
 
 
 @pytest.mark.parametrize("case", CASES, ids=range(len(CASES)))
@@ -366,6 +383,78 @@ def test_each_call_is_there_once_it_is_whole() -> None:
     assert parser is not None
     text = f"<tool_call>{PARIS_JSON}</tool_call>"
     assert [len(parser.push(piece).calls) for piece in (text[:20], text[20:], text)] == [0, 1, 1]
+
+
+LONG: Final = 'a "quoted" C:\\ line\n' + "Łódź \U0001f600 " * 3
+
+
+@pytest.mark.parametrize(
+    ("template", "opening", "value", "closing"),
+    [
+        (
+            HERMES,
+            '<tool_call>\n{"name": "get_weather", "arguments": {"location": ',
+            json.dumps(LONG),
+            "}}\n</tool_call>",
+        ),
+        (LLAMA31, '{"name": "get_weather", "parameters": {"location": ', json.dumps(LONG), "}}"),
+        (MISTRAL, '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"location": ', json.dumps(LONG), "}}]"),
+        (MISTRAL, '[TOOL_CALLS]get_weather[ARGS]{"location": ', json.dumps(LONG, ensure_ascii=False), "}"),
+        (PHI4, '<|tool_call|>[{"name": "get_weather", "arguments": {"location": ', json.dumps(LONG), "}}]"),
+        (
+            DEEPSEEK,
+            '<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"location": ',
+            json.dumps(LONG),
+            "}<｜tool▁call▁end｜>",
+        ),
+        (
+            HARMONY,
+            '<|channel|>commentary to=functions.get_weather<|message|>{"location":',
+            json.dumps(LONG),
+            "}<|call|>",
+        ),
+        (
+            QWEN_CODER,
+            "<tool_call>\n<function=get_weather>\n<parameter=location>\n",
+            LONG,
+            "\n</parameter>\n</function>\n</tool_call>",
+        ),
+    ],
+)
+def test_arguments_are_shown_while_they_are_written(template: str, opening: str, value: str, closing: str) -> None:
+    parser = AnswerStyle.of_template(template).parser(SCHEMAS)
+    assert parser is not None
+    whole = parser.push(opening)
+    assert [part.name for part in whole.call_parts if part.name] == ["get_weather"]
+    sizes = []
+    for character in value:
+        piece = parser.push(character)
+        assert not piece.calls
+        sizes.append(sum(len(part.arguments) for part in piece.call_parts))
+        whole += piece
+    # Escapes and what may be the beginning of a closing tag wait; nothing waits for long.
+    assert max(sizes) <= 16
+    assert sum(map(bool, sizes)) > len(LONG) // 2
+    ((name, arguments),) = joined(whole).values()
+    assert name == "get_weather"
+    assert len(arguments) >= len(json.dumps({"location": LONG}, ensure_ascii=False)) - 20
+    for character in closing:
+        whole += parser.push(character)
+    whole += parser.flush()
+    ((name, arguments),) = joined(whole).values()
+    assert (name, arguments) == ("get_weather", json.dumps({"location": LONG}, ensure_ascii=False))
+    assert [(call.name, call.arguments) for call in whole.calls] == [(name, arguments)]
+
+
+def test_what_turns_out_to_be_no_call_is_content_and_leaves_its_place_empty() -> None:
+    text = '<tool_call>{"name": "get_weather", "arguments": {"location": "Par'
+    found = taken_apart(Case(HERMES, ""), [*text])
+    assert joined(found) == {0: ("get_weather", '{"location": "Par')}
+    assert (found.calls, found.content) == ([], text)
+    broken = '<tool_call>{"name": "get_weather", "arguments": {"location" "x"}}</tool_call>'
+    found = taken_apart(Case(HERMES, ""), [*broken, f"<tool_call>{PARIS_JSON}</tool_call>"])
+    assert found.content == broken
+    assert [call.index for call in found.calls] == [1]
 
 
 def test_no_tools_no_calls() -> None:

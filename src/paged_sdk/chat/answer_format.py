@@ -15,6 +15,7 @@ from attrs import evolve
 import paged_sdk.chat.formats
 from paged_sdk.chat.answer_pieces import AnswerPieces, Call
 from paged_sdk.chat.grammar_writer import CallForm, GrammarWriter
+from paged_sdk.chat.json_stream import JsonCallsWatch, JsonStream
 from paged_sdk.chat.text_reader import Steps, TextReader, json_of
 from paged_sdk.types.messages import Message
 
@@ -27,6 +28,8 @@ __all__ = [
     "json_call",
     "json_calls",
     "json_form",
+    "read_json_call",
+    "read_json_calls",
 ]
 
 ToolSchemas: TypeAlias = Mapping[str, Mapping[str, Any]]
@@ -101,9 +104,12 @@ class MarkedCalls(AnswerFormat):
         return (*self.call_marks, *self.fillers)
 
     @abstractmethod
-    def calls(self, mark: str, reader: TextReader, tools: ToolSchemas) -> Steps[list[Call] | None]:
+    def calls(
+        self, mark: str, reader: TextReader, pieces: AnswerPieces, tools: ToolSchemas
+    ) -> Steps[list[Call] | None]:
         """Read calls that follow a mark, or an opening, which has been taken.
 
+        :param pieces: may be shown arguments as they arrive
         :returns: the calls; None: there is none, and what has been taken is text
         """
 
@@ -123,11 +129,37 @@ class MarkedCalls(AnswerFormat):
             if mark in self.fillers:
                 continue
             start = reader.at - len(mark)
-            calls = yield from self.calls(mark, reader, tools)
+            calls = yield from self.calls(mark, reader, pieces, tools)
             if calls is None:
+                pieces.drop_calls()
                 pieces.content(reader.text[start : reader.at])
             for call in calls or ():
                 pieces.call(call)
+
+
+def read_json_calls(reader: TextReader, pieces: AnswerPieces, tools: ToolSchemas) -> Steps[list[Call] | None]:
+    """Read calls as :func:`json_calls` does, and show them as they arrive."""
+
+    def begin(name: str) -> Callable[[str], None] | None:
+        return pieces.begin_call(name) if name in tools else None
+
+    return json_calls((yield from reader.json_text(JsonCallsWatch(begin))), tools)
+
+
+def read_json_call(name: str, reader: TextReader, pieces: AnswerPieces, tools: ToolSchemas) -> Steps[list[Call] | None]:
+    """Read the arguments of a tool as :func:`json_call` does, and show them as they arrive."""
+    if name not in tools:
+        return None
+    watch: Callable[[str], object] | None = None
+
+    def show(text: str) -> None:
+        nonlocal watch
+        if text and watch is None and text[0] == "{":
+            watch = JsonStream(pieces.begin_call(name)).push
+        if watch is not None:
+            watch(text)
+
+    return json_call(name, (yield from reader.json_text(show)), tools)
 
 
 def json_calls(text: str | None, tools: ToolSchemas) -> list[Call] | None:

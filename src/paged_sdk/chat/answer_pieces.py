@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
-from attrs import Factory, define, frozen
+from attrs import Factory, define, evolve, field, frozen
 
-__all__ = ["AnswerPiece", "AnswerPieces", "Call"]
+__all__ = ["AnswerPiece", "AnswerPieces", "Call", "CallPart"]
 
 
 @frozen
@@ -15,10 +16,12 @@ class Call:
     """Holds a call of a tool, as a model has written it.
 
     :ivar arguments: JSON text of an object
+    :ivar index: its place among the calls of an answer
     """
 
     name: str
     arguments: str
+    index: int = 0
 
     @classmethod
     def of(cls, name: str, arguments: dict[str, Any]) -> Call:
@@ -26,16 +29,47 @@ class Call:
         return cls(name, json.dumps(arguments, ensure_ascii=False, allow_nan=False))
 
 
+@frozen
+class CallPart:
+    """Holds what has become known of a call.
+
+    :ivar index: the call's place among those of an answer
+    :ivar name: the tool's; None: it is known from an earlier part
+    :ivar arguments: what follows the arguments so far
+    """
+
+    index: int
+    name: str | None
+    arguments: str
+
+
 @define
 class AnswerPiece:
-    """Holds what has become known of an answer since the last piece."""
+    """Holds what has become known of an answer since the last piece.
+
+    :ivar calls: those that have become whole
+    :ivar call_parts: what there is of calls, some of which may turn out to be text
+    """
 
     content: str = ""
     reasoning: str = ""
     calls: list[Call] = Factory(list)
+    call_parts: list[CallPart] = field(factory=list, eq=False)
 
     def __add__(self, later: AnswerPiece) -> AnswerPiece:
-        return AnswerPiece(self.content + later.content, self.reasoning + later.reasoning, self.calls + later.calls)
+        return AnswerPiece(
+            self.content + later.content,
+            self.reasoning + later.reasoning,
+            self.calls + later.calls,
+            self.call_parts + later.call_parts,
+        )
+
+
+@define
+class _BegunCall:
+    index: int
+    name: str
+    arguments: list[str] = Factory(list)
 
 
 class AnswerPieces:
@@ -49,6 +83,8 @@ class AnswerPieces:
         self._content = _Trimmed(trims=False)
         self._reasoning = _Trimmed(trims=True)
         self._piece = AnswerPiece()
+        self._begun: list[_BegunCall] = []
+        self._num_calls = 0
 
     @property
     def has_content(self) -> bool:
@@ -67,10 +103,40 @@ class AnswerPieces:
         """Say that content follows."""
         self._content.trim()
 
+    def begin_call(self, name: str) -> Callable[[str], None]:
+        """Show that a call of a tool is being written, which becomes whole with :meth:`call`, or is text after all.
+
+        :returns: adds to its arguments
+        """
+        begun = _BegunCall(self._num_calls, name)
+        self._begun.append(begun)
+        self._num_calls += 1
+        self._piece.call_parts.append(CallPart(begun.index, name, ""))
+
+        def add(text: str) -> None:
+            if text:
+                begun.arguments.append(text)
+                self._piece.call_parts.append(CallPart(begun.index, None, text))
+
+        return add
+
+    def drop_calls(self) -> None:
+        """Say that what has begun are no calls."""
+        self._begun.clear()
+
     def call(self, call: Call) -> None:
-        """Add a call."""
+        """Add a call: the first one that has begun, or another one if none has."""
         self._content.trim()
-        self._piece.calls.append(call)
+        begun = self._begun.pop(0) if self._begun else None
+        shown = "" if begun is None else "".join(begun.arguments)
+        if begun is None or begun.name != call.name or not call.arguments.startswith(shown):
+            self._piece.call_parts.append(CallPart(self._num_calls, call.name, call.arguments))
+            self._piece.calls.append(evolve(call, index=self._num_calls))
+            self._num_calls += 1
+            return
+        if call.arguments != shown:
+            self._piece.call_parts.append(CallPart(begun.index, None, call.arguments[len(shown) :]))
+        self._piece.calls.append(evolve(call, index=begun.index))
 
     def end(self) -> None:
         """Add what has waited."""

@@ -5,27 +5,60 @@ Which of both a value is, is a matter of the tool's schema.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from paged_sdk.chat.answer_format import ToolSchemas
 from paged_sdk.chat.grammar_writer import GrammarWriter
-from paged_sdk.chat.text_reader import json_of
+from paged_sdk.chat.json_stream import StringStream
+from paged_sdk.chat.text_reader import Steps, TextReader, json_of
 from paged_sdk.chat.value_grammar import Dialect, ValueGrammar, allows_strings
 
-__all__ = ["tagged_form", "tagged_value"]
+__all__ = ["TaggedArguments", "tagged_form"]
 
 _WORDS: Final = {"True": True, "False": False, "None": None}
 _JSON: Final = Dialect(words={True: "true", False: "false", None: "null"})
 
 
-def tagged_value(text: str, name: str, schema: Any) -> Any:
-    """Return what an argument's text means: itself where its schema allows strings, or where it is nothing else.
+class TaggedArguments:
+    """Reads the arguments of a call, and shows them as they arrive.
 
+    :param show: gets JSON of an object that holds them
     :param schema: of all arguments
+    :ivar values: the arguments by name
     """
-    if allows_strings(schema.get("properties", {}).get(name, {}), schema):
-        return text
+
+    def __init__(self, show: Callable[[str], None], schema: Mapping[str, Any]) -> None:
+        self.values: dict[str, Any] = {}
+        self._show = show
+        self._schema = schema
+
+    def read(self, name: str, reader: TextReader, end: str) -> Steps[bool]:
+        """Read a value up to the tag that ends it.
+
+        :returns: whether there is one, and none of that name before it
+        """
+        if name in self.values:
+            return False
+        head = f"{', ' if self.values else '{'}{json.dumps(name, ensure_ascii=False)}: "
+        is_text = self._is_text(name)
+        if is_text:
+            self._show(f'{head}"')
+        value = yield from reader.until(end, watch=StringStream(self._show) if is_text else None)
+        if value is None:
+            return False
+        text = value[0].removeprefix("\n").removesuffix("\n")
+        self.values[name] = text if is_text else _value_of(text)
+        self._show('"' if is_text else head + json.dumps(self.values[name], ensure_ascii=False))
+        return True
+
+    def _is_text(self, name: str) -> bool:
+        return allows_strings(self._schema.get("properties", {}).get(name, {}), self._schema)
+
+
+def _value_of(text: str) -> Any:
+    """Return what the text of a value means that is no string: itself where it is nothing else."""
     if text.strip() in _WORDS:
         return _WORDS[text.strip()]
     try:

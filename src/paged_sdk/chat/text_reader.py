@@ -102,9 +102,10 @@ class TextReader:
         """Take white space, if any comes next."""
         return (yield from self.run(_SPACE))
 
-    def until(self, *words: str) -> Steps[tuple[str, str] | None]:
+    def until(self, *words: str, watch: Callable[[str], None] | None = None) -> Steps[tuple[str, str] | None]:
         """Take the text before the first of these words, and the word.
 
+        :param watch: gets the text as it arrives
         :returns: both; None: the text ends without one, and nothing is taken
         """
         pattern = re.compile("|".join(map(re.escape, words)))
@@ -112,11 +113,16 @@ class TextReader:
         looked_at = self.at
         while True:
             found = pattern.search(self.text, looked_at)
+            seen = looked_at
             if found is not None:
+                if watch is not None:
+                    watch(self.text[seen : found.start()])
                 text = self.text[self.at : found.start()]
                 self.at = found.end()
                 return text, found.group()
-            looked_at = max(self.at, len(self.text) - longest + 1)
+            looked_at = max(looked_at, len(self.text) - longest + 1)
+            if watch is not None:
+                watch(self.text[seen:looked_at])
             if not (yield from self.more()):
                 return None
 
@@ -152,29 +158,35 @@ class TextReader:
             self.forget()
             is_there = yield from self.more()
 
-    def json_text(self) -> Steps[str | None]:
+    def json_text(self, watch: Callable[[str], None] | None = None) -> Steps[str | None]:
         """Take an object or list that follows, up to the bracket that closes it. Whether it is JSON is not checked.
 
+        :param watch: gets the text as it arrives
         :returns: its text; None: something else follows, or a character outside of strings that JSON does not have, or
             it is not closed. What comes before that is taken.
         """
-        return (yield from self._bracketed("{[", _JSON))
+        return (yield from self._bracketed("{[", _JSON, watch))
 
     def python_text(self) -> Steps[str | None]:
         """Take a list or arguments in parentheses as Python writes them, as :meth:`json_text` does."""
         return (yield from self._bracketed("[(", _PYTHON))
 
-    def _bracketed(self, openings: str, syntax: _Syntax) -> Steps[str | None]:
+    def _bracketed(
+        self, openings: str, syntax: _Syntax, watch: Callable[[str], None] | None = None
+    ) -> Steps[str | None]:
         if self.at == len(self.text) and not (yield from self.more()):
             return None
         if self.text[self.at] not in openings:
             return None
-        start = place = self.at
+        start = place = shown = self.at
         depth, quote = 0, ""
         while True:
             found = (syntax.in_string[quote] if quote else syntax.outside).search(self.text, place)
             if found is None or (found.group() == "\\" and found.end() == len(self.text)):
                 place = len(self.text) if found is None else found.start()
+                if watch is not None:
+                    watch(self.text[shown:place])
+                    shown = place
                 if (yield from self.more()):
                     continue
                 self.at = len(self.text)
@@ -191,9 +203,13 @@ class TextReader:
                 depth -= 1
             else:
                 self.at = found.start()
+                if watch is not None:
+                    watch(self.text[shown : self.at])
                 return None
             if depth == 0 and not quote:
                 self.at = place
+                if watch is not None:
+                    watch(self.text[shown:place])
                 return self.text[start:place]
 
 
@@ -208,10 +224,12 @@ def _size_of_beginning(text: str, start: int, mark: str) -> int:
 def json_of(text: str) -> Any:
     """Return a JSON value; strings may hold line breaks, as models write them.
 
-    :raises ValueError: it is none, NaN or infinite, nested too deep, or holds lone surrogates
+    :raises ValueError: it is none, NaN or infinite, nested too deep, or holds lone surrogates or a name twice
     """
     try:
-        value = json.loads(text, strict=False, parse_constant=_refuse, parse_float=float_of)
+        value = json.loads(
+            text, strict=False, parse_constant=_refuse, parse_float=float_of, object_pairs_hook=_without_repetition
+        )
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except RecursionError:
         raise ValueError("nested too deep") from None
@@ -221,6 +239,13 @@ def json_of(text: str) -> Any:
 def float_of(text: str) -> float:
     """Return a number, the largest there is for one that is larger: JSON has 1e999, and cannot hold infinity."""
     return min(max(float(text), -sys.float_info.max), sys.float_info.max)
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name stands there twice")
+    return found
 
 
 def _refuse(constant: str) -> NoReturn:

@@ -25,6 +25,7 @@ __all__ = [
     "FinishReason",
     "PromptTokensDetails",
     "ResponseMessage",
+    "ToolCallDelta",
     "ToolCallResponse",
     "Usage",
 ]
@@ -130,8 +131,31 @@ class ToolCallResponse(Wire):
     type: Literal["function"] = "function"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the wire form, in which ``index`` is there in pieces of streamed responses only."""
+        """Return the wire form, which has no ``index``."""
         return {"id": self.id, "type": self.type, "function": self.function.to_dict()}
+
+
+@frozen(kw_only=True)
+class ToolCallDelta(Wire):
+    """Holds a piece of a call of a tool, while the model writes it.
+
+    :ivar index: its place among the calls of the answer; pieces of one call have the same
+    :ivar id: the call's; in its first piece only
+    :ivar name: of the tool; in its first piece only
+    :ivar arguments: what follows the arguments so far, which become JSON text of an object
+    """
+
+    index: int
+    arguments: str
+    id: str | None = None
+    name: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the wire form."""
+        if self.id is None:
+            return {"index": self.index, "function": {"arguments": self.arguments}}
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"index": self.index, "id": self.id, "type": "function", "function": function}
 
 
 @frozen(kw_only=True)
@@ -205,6 +229,8 @@ class Delta(Wire):
     """Holds what a chunk adds to a text.
 
     :ivar tool_calls: calls of tools that have become whole
+    :ivar tool_call_deltas: what it adds to calls, whole or not: text that begins as a call, and turns out to be none,
+        is content in the end
     :ivar reasoning_content: what it adds to the model's thoughts
     :ivar is_first: whether the choice's text begins here; not part of the wire form
     """
@@ -214,16 +240,19 @@ class Delta(Wire):
     is_first: bool = False
     tool_calls: tuple[ToolCallResponse, ...] = ()
     reasoning_content: str | None = None
+    tool_call_deltas: tuple[ToolCallDelta, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the wire form: the role is in a choice's first piece only, since clients join what pieces say."""
+        """Return the wire form: the role is in a choice's first piece only, since clients join what pieces say, and
+        ``tool_calls`` holds pieces of calls.
+        """
         delta: dict[str, Any] = {"content": self.content} if self.content else {}
         if self.is_first:
             delta = {"role": self.role, "content": self.content}
         if self.reasoning_content is not None:
             delta["reasoning_content"] = self.reasoning_content
-        if self.tool_calls:
-            delta["tool_calls"] = [{"index": call.index, **call.to_dict()} for call in self.tool_calls]
+        if self.tool_call_deltas:
+            delta["tool_calls"] = [call.to_dict() for call in self.tool_call_deltas]
         return delta
 
 

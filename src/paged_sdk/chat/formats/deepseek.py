@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from paged_sdk.chat.answer_format import AnswerFormat, MarkedCalls, ToolSchemas, json_call, json_form
-from paged_sdk.chat.answer_pieces import Call
+from paged_sdk.chat.answer_format import AnswerFormat, MarkedCalls, ToolSchemas, json_form, read_json_call
+from paged_sdk.chat.answer_pieces import AnswerPieces, Call
 from paged_sdk.chat.grammar_writer import CallForm, GrammarWriter
 from paged_sdk.chat.text_reader import Steps, TextReader
 
@@ -47,7 +47,9 @@ class _DeepSeek(MarkedCalls):
             closing=_END + "<｜tool▁calls▁end｜>",
         )
 
-    def calls(self, mark: str, reader: TextReader, tools: ToolSchemas) -> Steps[list[Call] | None]:
+    def calls(
+        self, mark: str, reader: TextReader, pieces: AnswerPieces, tools: ToolSchemas
+    ) -> Steps[list[Call] | None]:
         head = yield from reader.until(_SEPARATOR, _END)
         if head is None or head[1] != _SEPARATOR:
             return None
@@ -62,11 +64,11 @@ class _DeepSeek(MarkedCalls):
             yield from reader.space()
         elif name == "function":
             reader.at -= 1
-        text = yield from reader.json_text()
+        calls = yield from read_json_call(name, reader, pieces, tools)
         yield from reader.space()
         yield from reader.literal("```")
         yield from reader.literal(_END)
-        return json_call(name, text, tools)
+        return calls
 
 
 FORMAT = _DeepSeek()

@@ -12,7 +12,7 @@ from typing import Final
 from attrs import frozen
 
 from paged_sdk.chat.answer_format import AnswerFormat, MarkedCalls, ToolSchemas, json_call
-from paged_sdk.chat.answer_pieces import Call
+from paged_sdk.chat.answer_pieces import AnswerPieces, Call
 from paged_sdk.chat.grammar_writer import CallForm, GrammarWriter
 from paged_sdk.chat.python_calls import python_calls, python_form
 from paged_sdk.chat.text_reader import Steps, TextReader
@@ -58,7 +58,9 @@ class _Gemma(MarkedCalls):
             opening=self.mark, call=_quoted_form(writer, tools, dialect), separator=end + self.mark, closing=end
         )
 
-    def calls(self, mark: str, reader: TextReader, tools: ToolSchemas) -> Steps[list[Call] | None]:
+    def calls(
+        self, mark: str, reader: TextReader, pieces: AnswerPieces, tools: ToolSchemas
+    ) -> Steps[list[Call] | None]:
         start = reader.at
         block = yield from reader.until(_ENDS.get(mark, "```"))
         if block is None:  # the end token may come in place of the closing mark

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from paged_sdk.chat.answer_format import AnswerFormat, ToolSchemas, json_call, json_form
+from paged_sdk.chat.answer_format import AnswerFormat, ToolSchemas, json_form, read_json_call
 from paged_sdk.chat.answer_pieces import AnswerPieces
 from paged_sdk.chat.grammar_writer import CallForm, GrammarWriter
 from paged_sdk.chat.text_reader import Steps, TextReader
@@ -55,16 +55,20 @@ def _message(header: str, reader: TextReader, pieces: AnswerPieces, tools: ToolS
     recipient = _RECIPIENT.search(header)
     if recipient is not None:
         start = reader.at
-        body = yield from reader.until(*ends)
-        if body is None:
+        yield from reader.space()
+        calls = yield from read_json_call(recipient[1], reader, pieces, tools)
+        called = reader.at
+        rest = yield from reader.until(*ends)
+        if rest is None:
             reader.at = len(reader.text)
-        text = reader.text[start:] if body is None else body[0]
-        calls = json_call(recipient[1], text, tools)
-        if calls is None:
-            pieces.content(text)
+        end = reader.at - (0 if rest is None else len(rest[1]))
+        if calls is None or reader.text[called:end].strip():
+            pieces.drop_calls()
+            pieces.content(reader.text[start:end])
+            calls = None
         for call in calls or ():
             pieces.call(call)
-        return None if body is None else body[1]
+        return None if rest is None else rest[1]
     if re.search(r"\banalysis\b", header):
         pieces.reasoning("\n")
         return (yield from reader.pass_until(ends, pieces.reasoning))

@@ -6,8 +6,8 @@ a block of it, is a call too, if it has a name and arguments.
 
 from __future__ import annotations
 
-from paged_sdk.chat.answer_format import MarkedCalls, ToolSchemas, json_calls, json_form
-from paged_sdk.chat.answer_pieces import Call
+from paged_sdk.chat.answer_format import MarkedCalls, ToolSchemas, json_form, read_json_calls
+from paged_sdk.chat.answer_pieces import AnswerPieces, Call
 from paged_sdk.chat.grammar_writer import CallForm, GrammarWriter
 from paged_sdk.chat.text_reader import Steps, TextReader
 
@@ -30,13 +30,15 @@ class _Hermes(MarkedCalls):
             closing="\n</tool_call>",
         )
 
-    def calls(self, mark: str, reader: TextReader, tools: ToolSchemas) -> Steps[list[Call] | None]:
+    def calls(
+        self, mark: str, reader: TextReader, pieces: AnswerPieces, tools: ToolSchemas
+    ) -> Steps[list[Call] | None]:
         if mark == "{":
             reader.at -= 1
         yield from reader.space()
-        text = yield from reader.json_text()
-        calls = json_calls(text, tools)
-        if calls is None or (mark != "<tool_call>" and '"arguments"' not in (text or "")):
+        start = reader.at
+        calls = yield from read_json_calls(reader, pieces, tools)
+        if calls is None or (mark != "<tool_call>" and '"arguments"' not in reader.text[start : reader.at]):
             return None
         yield from reader.space()
         # The end token may come in place of the closing mark.

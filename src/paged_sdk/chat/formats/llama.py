@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from paged_sdk.chat.answer_format import AnswerFormat, MarkedCalls, ToolSchemas, json_call, json_calls, json_form
-from paged_sdk.chat.answer_pieces import Call
+from paged_sdk.chat.answer_format import (
+    AnswerFormat,
+    MarkedCalls,
+    ToolSchemas,
+    json_calls,
+    json_form,
+    read_json_call,
+    read_json_calls,
+)
+from paged_sdk.chat.answer_pieces import AnswerPieces, Call
 from paged_sdk.chat.grammar_writer import CallForm, GrammarWriter
 from paged_sdk.chat.python_calls import python_calls, python_form
 from paged_sdk.chat.text_reader import Steps, TextReader
@@ -41,9 +49,11 @@ class _Llama(MarkedCalls):
             return CallForm(opening="[", call=python_form(writer, tools), separator=", ", closing="]")
         return CallForm(call=json_form(writer, tools, lambda name: f'{{"name": "{name}", "parameters": ', "}"))
 
-    def calls(self, mark: str, reader: TextReader, tools: ToolSchemas) -> Steps[list[Call] | None]:
+    def calls(
+        self, mark: str, reader: TextReader, pieces: AnswerPieces, tools: ToolSchemas
+    ) -> Steps[list[Call] | None]:
         if mark == "<function=":
-            return (yield from _tagged(reader, tools))
+            return (yield from _tagged(reader, pieces, tools))
         if mark == ";":
             yield from reader.space()
         elif mark in self.openings:
@@ -52,7 +62,7 @@ class _Llama(MarkedCalls):
             yield from reader.space()
         if (yield from reader.literal("{")):
             reader.at -= 1
-            return json_calls((yield from reader.json_text()), tools)
+            return (yield from read_json_calls(reader, pieces, tools))
         if (yield from reader.literal("[")):
             reader.at -= 1
             text = yield from reader.python_text()
@@ -66,14 +76,14 @@ class _Llama(MarkedCalls):
         return None if arguments is None else python_calls(name[0].removesuffix(".call") + arguments, tools)
 
 
-def _tagged(reader: TextReader, tools: ToolSchemas) -> Steps[list[Call] | None]:
+def _tagged(reader: TextReader, pieces: AnswerPieces, tools: ToolSchemas) -> Steps[list[Call] | None]:
     """Read what follows ``<function=`` in ``<function=name>{...}</function>``."""
     name = yield from reader.until(">", "\n")
     if name is None or name[1] != ">":
         return None
-    text = yield from reader.json_text()
+    calls = yield from read_json_call(name[0], reader, pieces, tools)
     yield from reader.literal("</function>")
-    return json_call(name[0], text, tools)
+    return calls
 
 
 FORMAT = _Llama()

@@ -7,8 +7,15 @@ from typing import Final
 
 from attrs import frozen
 
-from paged_sdk.chat.answer_format import AnswerFormat, MarkedCalls, ToolSchemas, json_call, json_calls, json_form
-from paged_sdk.chat.answer_pieces import Call
+from paged_sdk.chat.answer_format import (
+    AnswerFormat,
+    MarkedCalls,
+    ToolSchemas,
+    json_form,
+    read_json_call,
+    read_json_calls,
+)
+from paged_sdk.chat.answer_pieces import AnswerPieces, Call
 from paged_sdk.chat.grammar_writer import CallForm, GrammarWriter
 from paged_sdk.chat.text_reader import Steps, TextReader
 
@@ -50,16 +57,18 @@ class _Mistral(MarkedCalls):
             closing="]",
         )
 
-    def calls(self, mark: str, reader: TextReader, tools: ToolSchemas) -> Steps[list[Call] | None]:
+    def calls(
+        self, mark: str, reader: TextReader, pieces: AnswerPieces, tools: ToolSchemas
+    ) -> Steps[list[Call] | None]:
         yield from reader.space()
         name = yield from reader.run(_NAME)
         if not name:
-            return json_calls((yield from reader.json_text()), tools)
+            return (yield from read_json_calls(reader, pieces, tools))
         if (yield from reader.literal("[CALL_ID]")):
             yield from reader.run(_NAME)
         yield from reader.literal("[ARGS]")
         yield from reader.space()
-        return json_call(name, (yield from reader.json_text()), tools)
+        return (yield from read_json_call(name, reader, pieces, tools))
 
 
 FORMAT = _Mistral()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from paged_sdk.chat.answer_format import AnswerFormat, MarkedCalls, ToolSchemas, json_calls, json_form
-from paged_sdk.chat.answer_pieces import Call
+from paged_sdk.chat.answer_format import AnswerFormat, MarkedCalls, ToolSchemas, json_form, read_json_calls
+from paged_sdk.chat.answer_pieces import AnswerPieces, Call
 from paged_sdk.chat.grammar_writer import CallForm, GrammarWriter
 from paged_sdk.chat.text_reader import Steps, TextReader
 
@@ -39,11 +39,13 @@ class _Phi(MarkedCalls):
             closing="]<|/tool_call|>" if self.has_tags else "]",
         )
 
-    def calls(self, mark: str, reader: TextReader, tools: ToolSchemas) -> Steps[list[Call] | None]:
+    def calls(
+        self, mark: str, reader: TextReader, pieces: AnswerPieces, tools: ToolSchemas
+    ) -> Steps[list[Call] | None]:
         if mark == "functools[":
             reader.at -= 1
         yield from reader.space()
-        return json_calls((yield from reader.json_text()), tools)
+        return (yield from read_json_calls(reader, pieces, tools))
 
 
 FORMAT = _Phi()

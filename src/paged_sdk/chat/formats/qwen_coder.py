@@ -5,14 +5,12 @@ A value stands in its tag as it is. Whether it is a string or JSON is a matter o
 
 from __future__ import annotations
 
-from typing import Any
-
 from attrs import frozen
 
 from paged_sdk.chat.answer_format import AnswerFormat, MarkedCalls, ToolSchemas
-from paged_sdk.chat.answer_pieces import Call
+from paged_sdk.chat.answer_pieces import AnswerPieces, Call
 from paged_sdk.chat.grammar_writer import CallForm, GrammarWriter
-from paged_sdk.chat.tagged_values import tagged_form, tagged_value
+from paged_sdk.chat.tagged_values import TaggedArguments, tagged_form
 from paged_sdk.chat.text_reader import Steps, TextReader
 
 __all__ = ["FORMAT"]
@@ -52,7 +50,9 @@ class _QwenCoder(MarkedCalls):
             closing=f"\n</{self.tag}>",
         )
 
-    def calls(self, mark: str, reader: TextReader, tools: ToolSchemas) -> Steps[list[Call] | None]:
+    def calls(
+        self, mark: str, reader: TextReader, pieces: AnswerPieces, tools: ToolSchemas
+    ) -> Steps[list[Call] | None]:
         if mark == "<tool_call>":
             yield from reader.space()
             if not (yield from reader.literal("<function=")):
@@ -60,7 +60,7 @@ class _QwenCoder(MarkedCalls):
         name = yield from reader.until(">", "\n")
         if name is None or name[1] != ">" or name[0] not in tools:
             return None
-        arguments: dict[str, Any] = {}
+        arguments = TaggedArguments(pieces.begin_call(name[0]), tools[name[0]])
         while True:
             yield from reader.space()
             tag = yield from reader.one_of(("</function>", "<parameter="))
@@ -69,15 +69,12 @@ class _QwenCoder(MarkedCalls):
             if tag == "</function>":
                 break
             key = yield from reader.until(">", "\n")
-            value = yield from reader.until("</parameter>")
-            if key is None or value is None or key[1] != ">" or key[0] in arguments:
+            if key is None or key[1] != ">" or not (yield from arguments.read(key[0], reader, "</parameter>")):
                 return None
-            text = value[0].removeprefix("\n").removesuffix("\n")
-            arguments[key[0]] = tagged_value(text, key[0], tools[name[0]])
         if mark == "<tool_call>":
             yield from reader.space()
             yield from reader.literal("</tool_call>")
-        return [Call.of(name[0], arguments)]
+        return [Call.of(name[0], arguments.values)]
 
 
 FORMAT = _QwenCoder()

@@ -1,0 +1,144 @@
+"""Show JSON while it is written, in the form that it has once it is whole."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from paged_sdk.chat.text_reader import json_of
+
+__all__ = ["JsonCallsWatch", "JsonStream", "StringStream", "Watcher"]
+
+_OUTSIDE: Final = re.compile(r'[{\[}\],:"]|[^\s{\[}\],:"]+|\s+')
+_INSIDE: Final = re.compile(
+    r'[^"\\\x00-\x1f]+|"|[\x00-\x1f]|\\u[dD][89abAB]..\\u....|\\u(?![dD][89abAB])....|\\[^u]', re.DOTALL
+)
+_MARKS: Final = {",": ", ", ":": ": "}
+_LONGEST_NUMBER: Final = 400
+_LONGEST_HEAD: Final = 400
+"""Characters before arguments, of which a tool's name is 128."""
+_NAMED: Final = r'\{\s*"name"\s*:\s*"([\w.-]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+_FIRST: Final = re.compile(rf"\[?\s*{_NAMED}")
+_NEXT: Final = re.compile(rf'\s*(?:,\s*"id"\s*:\s*"\w*"\s*)?\}}\s*,\s*{_NAMED}')
+
+
+class Watcher(Protocol):
+    """Is told of a text while it is read."""
+
+    def __call__(self, text: str) -> None: ...
+
+
+class JsonStream:
+    """Writes a JSON object as :func:`json.dumps` does, while it arrives. Text that is no JSON comes out as it may.
+
+    :param show: gets what is written
+    :ivar has_ended: the object is closed, or something in it is no JSON
+    """
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self.has_ended: bool = False
+        self._show = show
+        self._rest = ""
+        self._depth = 0
+        self._in_string = False
+
+    def push(self, text: str) -> str:
+        """Take in the next piece.
+
+        :returns: what follows the object
+        """
+        text, place, shown = self._rest + text, 0, []
+        self._rest = ""
+        while place < len(text) and not self.has_ended:
+            found = (_INSIDE if self._in_string else _OUTSIDE).match(text, place)
+            if found is None:  # the first half of an escape
+                break
+            part = found.group()
+            if not self._in_string and found.end() == len(text) and part[0] not in '{[}],:"' and not part.isspace():
+                break  # a number, which may go on
+            place = found.end()
+            shown.append(self._written(part))
+        self._show("".join(shown))
+        if self.has_ended:
+            return text[place:]
+        self._rest = text[place:]
+        self.has_ended = len(self._rest) > _LONGEST_NUMBER
+        return ""
+
+    def _written(self, part: str) -> str:
+        if part == '"':
+            self._in_string = not self._in_string
+            return part
+        try:
+            if self._in_string:
+                return part if len(part) > 1 and part[0] != "\\" else _rewritten(f'"{part}"')[1:-1]
+            if part in "{[":
+                self._depth += 1
+            elif part in "}]":
+                self._depth -= 1
+                self.has_ended = not self._depth
+            elif part not in _MARKS and not part.isspace():
+                return _rewritten(part)
+        except ValueError:
+            self.has_ended = True
+            return ""
+        return "" if part.isspace() else _MARKS.get(part, part)
+
+
+def _rewritten(text: str) -> str:
+    return json.dumps(json_of(text), ensure_ascii=False)
+
+
+class StringStream:
+    """Writes a text as a JSON string, while it arrives, without a line break at its beginning and one at its end.
+
+    :param show: gets what is written, but the quotes
+    """
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self._show = show
+        self._held = ""
+        self._has_begun = False
+
+    def __call__(self, text: str) -> None:
+        """Take in the next piece."""
+        if not self._has_begun and text:
+            self._has_begun = True
+            text = text.removeprefix("\n")
+        text = self._held + text
+        self._held = "\n" if text.endswith("\n") else ""
+        self._show(json.dumps(text.removesuffix("\n"), ensure_ascii=False)[1:-1])
+
+
+class JsonCallsWatch:
+    """Finds calls in JSON that is being written, and shows their arguments, if each begins as models write them: with
+    its name, and then its arguments.
+
+    :param begin: is told the name of a call, and returns what takes its arguments; None: it is no tool's
+    """
+
+    def __init__(self, begin: Callable[[str], Callable[[str], None] | None]) -> None:
+        self._begin = begin
+        self._buffer = ""
+        self._head = _FIRST
+        self._arguments: JsonStream | None = None
+        self._gives_up = False
+
+    def __call__(self, text: str) -> None:
+        """Take in the next piece."""
+        while text and not self._gives_up:
+            if self._arguments is not None:
+                text = self._arguments.push(text)
+                if self._arguments.has_ended:
+                    self._arguments = None
+                continue
+            self._buffer += text
+            found = self._head.match(self._buffer, 0, _LONGEST_HEAD)
+            show = None if found is None else self._begin(found[1])
+            if found is None or show is None:
+                self._gives_up = found is not None or len(self._buffer) >= _LONGEST_HEAD
+                return
+            text, self._buffer, self._head = self._buffer[found.end() :], "", _NEXT
+            self._arguments = JsonStream(show)
