@@ -4,17 +4,58 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator, Mapping
+from decimal import Context, Decimal
 from typing import Any, Final, TypeAlias
 
-from jsonschema import Draft202012Validator
+from jsonschema import Draft7Validator, Draft202012Validator, ValidationError
+from jsonschema.validators import extend
 
-__all__ = ["check_text", "make_schema"]
+from paged_sdk.constraints.grammar import Grammar
+
+__all__ = ["JUDGES", "check_text", "make_schema", "random_text"]
 
 Schema: TypeAlias = dict[str, Any]
 
 _NAMES: Final = ("id", "name", "x y", "größe", "tags", 'quo"te', "a/b")
 _FORMATS: Final = ("date", "date-time", "email", "hostname", "ipv4", "ipv6", "time", "uuid")
 _PATTERNS: Final = ("^[a-z]{2,4}[0-9]$", "^(foo|ba+r)$", "^\\d{3}-\\d{4}$", "^[^a]{0,4}$")
+
+
+def _multiple_of(judge: object, divisor: float, value: object, schema: object) -> Iterator[ValidationError]:
+    """Judge in decimals, and of what is read exactly: with floating-point numbers, 4.35 is no multiple of 0.01."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return
+    exact = Decimal(str(value))
+    is_read_exactly = isinstance(value, int) or len(exact.as_tuple().digits) <= 15
+    if is_read_exactly and Context(prec=1000).remainder(exact, Decimal(str(divisor))):
+        yield ValidationError(f"{value!r} is not a multiple of {divisor}")
+
+
+JUDGES: Final[Mapping[int, Any]] = {
+    7: extend(Draft7Validator, {"multipleOf": _multiple_of}),
+    2020: extend(Draft202012Validator, {"multipleOf": _multiple_of}),
+}
+"""Validators by draft."""
+
+
+def random_text(grammar: Grammar, rng: random.Random, max_bytes: int) -> str | None:
+    """Choose bytes that a grammar allows until it is satisfied; None if it is not in time.
+
+    :param grammar: of a vocabulary of bytes, whose end token comes after these
+    """
+    matcher, text = grammar.matcher.deep_copy(), bytearray()
+    while len(text) < max_bytes:
+        mask = matcher.compute_bitmask()
+        allowed = [token for token in range(257) if mask[token >> 3] >> (token & 7) & 1]
+        assert allowed, (bytes(text), matcher.get_error())
+        ends = [token for token in allowed if token == 256 or token in b'"}]']
+        token = rng.choice(ends if ends and rng.random() < 0.3 else allowed)
+        if token == 256:
+            return text.decode()
+        text.append(token)
+        assert matcher.consume_token(token)
+    return None
 
 
 def make_schema(seed: int) -> Schema:
@@ -31,7 +72,7 @@ def make_schema(seed: int) -> Schema:
 
 def check_text(text: str, schema: Schema) -> None:
     """Raise what is wrong with a text that is to be JSON of a schema."""
-    judge = Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER)
+    judge = JUDGES[2020](schema, format_checker=Draft202012Validator.FORMAT_CHECKER)
     judge.validate(json.loads(text))
 
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import evolve
 
 from paged_sdk.constraints.grammar import Grammar, error_of
-from paged_sdk.constraints.json_schema import Problem, Schema, position_of, read_schema
+from paged_sdk.constraints.json_schema import Problem, Schema, has_open_names, read_schema
+from paged_sdk.constraints.reasons import problem_of
 from paged_sdk.constraints.vocabulary import Vocabulary
 from paged_sdk.errors import ConstraintError, QueueFullError, shortened
 from paged_sdk.threads import thread_must_start
@@ -40,7 +41,7 @@ _MAX_SYMBOLS: Final = 65_000
 _STRICT: Final[Mapping[str, Any]] = MappingProxyType({"lenient": False, "coerce_one_of": False})
 _JSON_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType({**_STRICT, "whitespace_pattern": r"[ ]|\n[ \t]{0,32}"})
 _COMPACT: Final[Mapping[str, Any]] = MappingProxyType({**_STRICT, "whitespace_flexible": False})
-_UNKNOWN_KEYWORDS: Final = re.compile(r'Unimplemented keys: \["([^"]*)"')
+_CONTROL_CHARACTER: Final = re.compile(r"(?<!\\)(?:\\\\)*\\u00[01]")
 
 
 class GrammarCompiler:
@@ -118,17 +119,23 @@ class GrammarCompiler:
                     checked = read_schema(rule.schema)
                     if isinstance(checked, Problem):
                         return evolve(checked, message=f"{rule.label}: {checked.message}")
+                    options = _json_options(checked, json.dumps(checked))
+                    if isinstance(options, Problem):
+                        return evolve(options, message=f"{rule.label}: {options.message}")
                     schemas[rule.label] = checked
-                    lines.append(f"{rule.name}: %json {json.dumps({**checked, 'x-guidance': {**_JSON_OPTIONS}})}")
+                    lines.append(f"{rule.name}: %json {json.dumps({**checked, 'x-guidance': options})}")
                 grammar = llguidance.LLMatcher.grammar_from_lark("\n".join(lines))
             case Constraint(kind="json_schema", source=source):
                 checked = read_schema(source)
                 if isinstance(checked, Problem):
                     return checked
                 schemas[""] = checked
-                overrides: Any = {**(_COMPACT if constraint.compact else _JSON_OPTIONS)}
+                text = json.dumps(checked)
+                options = _json_options(checked, text, compact=constraint.compact)
+                if isinstance(options, Problem):
+                    return options
                 try:
-                    grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(checked), overrides=overrides)
+                    grammar = llguidance.LLMatcher.grammar_from_json_schema(text, overrides=options)
                 except ValueError as error:  # deeper than 127 levels
                     return Problem(shortened(str(error)))
             case Constraint(kind="regex", source=source):
@@ -149,10 +156,7 @@ class GrammarCompiler:
             may_begin = any(beginning.compute_bitmask())
             problem = error_of(beginning) or ("" if may_begin else "no token of the vocabulary begins a text of it")
         if problem:
-            named = _UNKNOWN_KEYWORDS.search(problem)
-            keyword = named[1] if named else ""
-            label, position = _place_of(keyword, schemas)
-            return Problem(f"{label}: {shortened(problem)}" if label else shortened(problem), keyword, position)
+            return _problem(shortened(problem), schemas)
         return Grammar(matcher, vocabulary.end_ids)
 
     def _tokens(self) -> tuple[Vocabulary, llguidance.LLTokenizer]:
@@ -163,10 +167,25 @@ class GrammarCompiler:
             return self._vocabulary
 
 
-def _place_of(keyword: str, schemas: Mapping[str, Schema]) -> tuple[str, str | None]:
-    """Return the label of the first schema that has a keyword, and its place there."""
-    for label, schema in schemas.items():
-        position = position_of(keyword, schema) if keyword else None
-        if position is not None:
-            return label, position
-    return "", None
+def _json_options(schema: Schema, text: str, *, compact: bool = False) -> Any | Problem:
+    """Return how the library is to read a schema.
+
+    :param text: its JSON
+    :param compact: whether texts have no white space
+    """
+    options = _COMPACT if compact else _JSON_OPTIONS
+    if not has_open_names(schema):
+        return {**options}
+    # Without other escapes than these, each name is written in one way alone, but no control character can be.
+    if _CONTROL_CHARACTER.search(text) is not None:
+        return Problem("a control character beside names of properties that are not all given")
+    return {**options, "json_allowed_escapes": 'nrbtf\\"'}
+
+
+def _problem(message: str, schemas: Mapping[str, Schema]) -> Problem:
+    """Return a problem of what the library says, with the place in the first schema that it can be about."""
+    problems = {label: problem_of(message, schema) for label, schema in schemas.items()}
+    for label, problem in problems.items():
+        if problem.position is not None and label:
+            return evolve(problem, message=f"{label}: {message}")
+    return next(iter(problems.values()), Problem(message))

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 from attrs import frozen
 
-__all__ = ["Problem", "Schema", "position_of", "read_schema", "schemas_in"]
+from paged_sdk.constraints.alternatives import Alternatives
+from paged_sdk.constraints.numbers import have_common_multiple, inner_bound, is_exact
+from paged_sdk.constraints.patterns import portable_pattern
+
+__all__ = ["Problem", "Schema", "has_open_names", "read_schema", "schemas_in"]
 
 Schema: TypeAlias = dict[str, Any]
 
 _MAPS: Final = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 _IGNORED: Final = ("x-guidance", "contentEncoding", "contentMediaType", "contentSchema")
 """The library takes no notice of these, or lets the schema change how strictly it is read."""
-_VALUES: Final = frozenset({"const", "default", "enum", "examples"})
+_VALUES: Final = frozenset({"const", "default", "discriminator", "enum", "examples"})
+_COUNTS: Final = frozenset({"maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties"})
+_DIALECTS: Final = re.compile(r"https?://json-schema\.org/(?:draft-0[467]|draft/(?:2019-09|2020-12))/schema#?")
 
 _MAX_PATTERN_PAIRS: Final = 5_000
 """Patterns of one object's property names are compared with each other: 0.2 ms a pair."""
+_MAX_BOUND: Final = 1e300
+"""The library refuses larger ones itself."""
 _MAX_DIVISORS: Final = 100_000
 """A number's remainder takes a state of the grammar for each value: 7 us, and 160 bytes."""
 
@@ -58,40 +67,139 @@ class Problem:
 
 
 def read_schema(source: str) -> Schema | Problem:
-    """Read a schema, refuse what compiling it would not, or would take too long to, and put patterns in place of some
-    formats."""
+    """Read a schema, and say what it means in words that the library takes as they are meant.
+
+    What cannot be enforced, or would take too long to compile, is refused. Every text of what is left is valid by the
+    schema; where standards or libraries differ, it is by all of them.
+    """
     try:
-        schema = json.loads(source)
+        schema = json.loads(source, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         return Problem(f"the schema is no JSON: {error}")
+    if schema is True:
+        return {}
+    if schema is False:
+        return Problem("no JSON is valid by false", "false", "")
     if not isinstance(schema, dict):
-        return Problem(f"the schema is a {type(schema).__name__}: expected an object")
-    num_pairs, num_divisors = 0, 0.0
+        return Problem(f"the schema is a {type(schema).__name__}: expected an object or a boolean")
+    reader = _Reader(schema)
     for position, each in list(schemas_in(schema)):
-        for keyword in each.keys() & {*_IGNORED}:
-            return Problem(f"{keyword} is not supported", keyword, position)
-        required = each.get("required")
-        least, num_required = each.get("minProperties"), len(required) if isinstance(required, list) else 0
-        if isinstance(least, int | float) and least > num_required + 1:
-            message = f"minProperties is {least}, and {num_required} properties are required: names that a text "
-            return Problem(message + "repeats would be counted twice", "minProperties", position)
-        patterns, divisor = each.get("patternProperties"), each.get("multipleOf")
-        num_pairs += len(patterns) ** 2 // 2 if isinstance(patterns, dict) else 0
-        if num_pairs > _MAX_PATTERN_PAIRS:
-            return Problem("too many patterns to compare with each other", "patternProperties", position)
-        num_divisors += divisor if isinstance(divisor, int | float) else 0
-        if num_divisors > _MAX_DIVISORS:
-            return Problem(f"multipleOf is more than {_MAX_DIVISORS} in all", "multipleOf", position)
-        name = each.get("format")
-        if isinstance(name, str) and name in _PATTERNS:
-            del each["format"]
-            _add(each, _PATTERNS[name])
+        problem = reader.refuse(each, position) or reader.restate(each, position)
+        if problem is not None:
+            return problem
     return schema
 
 
-def position_of(keyword: str, schema: Schema) -> str | None:
-    """Return the JSON pointer of the first schema that has a keyword."""
-    return next((position for position, each in schemas_in(schema) if keyword in each), None)
+def has_open_names(schema: Schema) -> bool:
+    """Tell whether some object may have properties beside those that a schema names.
+
+    The names of these may be written with escapes then, so that a text can name one property twice.
+    """
+    return any(
+        each.keys() & {"properties", "patternProperties", "required"} and each.get("additionalProperties") is not False
+        for _, each in schemas_in(schema)
+    )
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+class _Reader:
+    """Reads the schemas of one document, one after the other."""
+
+    def __init__(self, root: Schema) -> None:
+        self._root = root
+        self._alternatives = Alternatives(root)
+        self._num_pairs = 0
+        self._divisors: list[int | float] = []
+
+    def refuse(self, schema: Schema, position: str) -> Problem | None:
+        """Return what the library would not enforce, or would take too long for."""
+        for keyword in schema.keys() & {*_IGNORED}:
+            return Problem(f"{keyword} is not supported", keyword, position)
+        dialect = schema.pop("$schema", None)
+        if dialect is not None and _DIALECTS.fullmatch(str(dialect)) is None:
+            return Problem(f"$schema is none of drafts 4, 6, 7, 2019-09 and 2020-12: {dialect!r}", "$schema", position)
+        if position and "$id" in schema and "$ref" in schema:
+            return Problem("drafts differ on $id beside $ref", "$id", position)
+        required = schema.get("required")
+        least, num_required = schema.get("minProperties"), len(required) if isinstance(required, list) else 0
+        if isinstance(least, int | float) and least > num_required + 1:
+            message = f"minProperties is {least}, and {num_required} properties are required: names that a text "
+            return Problem(message + "repeats would be counted twice", "minProperties", position)
+        patterns, divisor = schema.get("patternProperties"), schema.get("multipleOf")
+        self._num_pairs += len(patterns) ** 2 // 2 if isinstance(patterns, dict) else 0
+        if self._num_pairs > _MAX_PATTERN_PAIRS:
+            return Problem("too many patterns to compare with each other", "patternProperties", position)
+        if isinstance(divisor, int | float):
+            self._divisors.append(divisor)
+            if sum(self._divisors) > _MAX_DIVISORS:
+                return Problem(f"multipleOf is more than {_MAX_DIVISORS} in all", "multipleOf", position)
+            if not have_common_multiple(self._divisors):
+                return Problem("numbers have to be multiples of too many others", "multipleOf", position)
+        for keyword in ("const", "enum"):
+            inexact = next((number for number in _numbers_in(schema.get(keyword)) if not is_exact(number)), None)
+            if inexact is not None:
+                return Problem(f"{inexact} has more digits than are read exactly", keyword, position)
+        return None
+
+    def restate(self, schema: Schema, position: str) -> Problem | None:
+        """Change a schema to one of the same meaning that the library reads rightly; return why there is none."""
+        try:
+            if isinstance(schema.get("pattern"), str):
+                schema["pattern"] = portable_pattern(schema["pattern"])
+        except ValueError as error:
+            return Problem(f"pattern: {error}", "pattern", position)
+        patterns = schema.get("patternProperties")
+        try:
+            if isinstance(patterns, dict):
+                said = [(portable_pattern(pattern), each) for pattern, each in patterns.items()]
+                if len(dict(said)) < len(said):
+                    raise ValueError("two patterns are the same")
+                schema["patternProperties"] = dict(said)
+        except ValueError as error:
+            return Problem(f"patternProperties: {error}", "patternProperties", position)
+        name = schema.get("format")
+        if isinstance(name, str) and name in _PATTERNS:
+            del schema["format"]
+            _add(schema, _PATTERNS[name])
+        for keyword in _COUNTS & schema.keys():
+            if isinstance(schema[keyword], float) and schema[keyword].is_integer():
+                schema[keyword] = int(schema[keyword])
+        _restate_bounds(schema)
+        one_of = schema.get("oneOf")
+        if isinstance(one_of, list) and self._alternatives.exclude_each_other(one_of):
+            _add(schema, {"anyOf": schema.pop("oneOf")})
+        return None
+
+
+def _restate_bounds(schema: Schema) -> None:
+    """Let bounds have 15 digits, and those of fractions be inclusive: 0.99999999999999999 is read as 1."""
+    for keyword, strict, is_upper in (("minimum", "exclusiveMinimum", False), ("maximum", "exclusiveMaximum", True)):
+        bounds = []
+        for each, is_strict in ((keyword, False), (strict, True)):
+            bound = schema.get(each)
+            if isinstance(bound, bool) or not isinstance(bound, int | float) or abs(bound) > _MAX_BOUND:
+                continue
+            if is_strict and schema.get("type") == "integer" and inner_bound(bound, is_upper=is_upper) == bound:
+                continue
+            bounds.append(inner_bound(bound, is_upper=is_upper, is_strict=is_strict))
+            del schema[each]
+        if bounds:
+            schema[keyword] = min(bounds) if is_upper else max(bounds)
+
+
+def _numbers_in(value: object) -> Iterator[int | float]:
+    pending = [value]
+    while pending:
+        each = pending.pop()
+        if isinstance(each, dict):
+            pending += each.values()
+        elif isinstance(each, list):
+            pending += each
+        elif isinstance(each, int | float) and not isinstance(each, bool):
+            yield each
 
 
 def _add(schema: Schema, more: Schema) -> None:

@@ -1,0 +1,144 @@
+"""Finds out whether a value can fit only one of several JSON schemas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from itertools import combinations
+from typing import Any, Final, TypeAlias
+
+from attrs import field, frozen
+
+__all__ = ["Alternatives"]
+
+Schema: TypeAlias = dict[str, Any]
+
+_MAX_DEPTH: Final = 16
+_MAX_STEPS: Final = 200_000
+"""Of comparing schemas and looking into them: 0.2 s."""
+_TYPES: Final = frozenset({"null", "boolean", "number", "string", "array", "object"})
+
+
+@frozen
+class _Facts:
+    """Holds what is certain of the values that fit a schema.
+
+    :ivar values: all of them, if they are few and known
+    :ivar members: what an object's property is one of, if the object has it
+    :ivar required: names of properties that an object has
+    """
+
+    types: frozenset[str] = _TYPES
+    values: frozenset[object] | None = None
+    members: Mapping[str, frozenset[object]] = field(factory=dict)
+    required: frozenset[str] = frozenset()
+
+    def and_(self, other: _Facts) -> _Facts:
+        members = {**self.members, **other.members}
+        for name in self.members.keys() & other.members.keys():
+            members[name] = self.members[name] & other.members[name]
+        values = self.values if other.values is None else other.values
+        if self.values is not None and other.values is not None:
+            values = self.values & other.values
+        return _Facts(self.types & other.types, values, members, self.required | other.required)
+
+    def or_(self, other: _Facts) -> _Facts:
+        shared = self.members.keys() & other.members.keys()
+        members = {name: self.members[name] | other.members[name] for name in shared}
+        values = None if self.values is None or other.values is None else self.values | other.values
+        return _Facts(self.types | other.types, values, members, self.required & other.required)
+
+    def excludes(self, other: _Facts) -> bool:
+        """Tell whether no value has both facts."""
+        if self.types.isdisjoint(other.types):
+            return True
+        if self.values is not None and other.values is not None and self.values.isdisjoint(other.values):
+            return True
+        if {"object"} not in (self.types, other.types):
+            return False
+        names = (self.required | other.required) & self.members.keys() & other.members.keys()
+        return any(self.members[name].isdisjoint(other.members[name]) for name in names)
+
+
+class Alternatives:
+    """Compares schemas of one document.
+
+    :param root: what references refer to
+    """
+
+    def __init__(self, root: Schema) -> None:
+        self._root = root
+        self._num_left = _MAX_STEPS
+
+    def exclude_each_other(self, schemas: Sequence[object]) -> bool:
+        """Tell whether no value fits two of these schemas: by its type, or by a property that says which it is.
+
+        :returns: False also if that is not certain, or would take too long to find out
+        """
+        self._num_left -= len(schemas) ** 2
+        if self._num_left < 0:
+            return False
+        facts = [self._facts(schema) for schema in schemas]
+        return all(first.excludes(second) for first, second in combinations(facts, 2))
+
+    def _facts(self, schema: object, depth: int = 0) -> _Facts:
+        self._num_left -= 1
+        if schema is False:
+            return _Facts(types=frozenset())
+        if not isinstance(schema, dict) or depth > _MAX_DEPTH or self._num_left < 0:
+            return _Facts()
+        facts = self._own_facts(schema)
+        if "$ref" in schema:
+            facts = facts.and_(self._facts(self._target(schema["$ref"]), depth + 1))
+        for part in _list(schema.get("allOf")):
+            facts = facts.and_(self._facts(part, depth + 1))
+        for keyword in ("anyOf", "oneOf"):
+            parts = [self._facts(part, depth + 1) for part in _list(schema.get(keyword))]
+            if parts:
+                facts = facts.and_(reduce(_Facts.or_, parts))
+        return facts
+
+    def _own_facts(self, schema: Schema) -> _Facts:
+        types = _TYPES
+        said = schema.get("type")
+        names = [said] if isinstance(said, str) else _list(said)
+        if names:
+            types = frozenset("number" if name == "integer" else name for name in names if isinstance(name, str))
+        values = _values(schema)
+        properties, members = schema.get("properties"), {}
+        for name, each in properties.items() if isinstance(properties, dict) else ():
+            for _ in range(_MAX_DEPTH):
+                if not isinstance(each, dict) or "$ref" not in each:
+                    break
+                each = self._target(each["$ref"])
+            allowed = _values(each)
+            if allowed is not None:
+                members[name] = allowed
+        required = frozenset(name for name in _list(schema.get("required")) if isinstance(name, str))
+        return _Facts(types, values, members, required)
+
+    def _target(self, reference: object) -> object:
+        """Return the schema that a reference within the document leads to; True where that is not certain."""
+        if not isinstance(reference, str) or not reference.startswith("#/") or "%" in reference:
+            return True
+        target: Any = self._root
+        for name in reference[2:].split("/"):
+            name = name.replace("~1", "/").replace("~0", "~")
+            if not isinstance(target, dict) or name not in target or (target is not self._root and "$id" in target):
+                return True
+            target = target[name]
+        return target
+
+
+def _values(schema: object) -> frozenset[object] | None:
+    """Return what a schema says its values are one of; None if it does not, or if some are lists or objects."""
+    if not isinstance(schema, dict):
+        return None
+    choices = [schema["const"]] if "const" in schema else schema.get("enum")
+    if not isinstance(choices, list) or any(isinstance(choice, list | dict) for choice in choices):
+        return None
+    return frozenset((isinstance(choice, bool), choice) for choice in choices)
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
