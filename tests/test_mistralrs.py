@@ -384,10 +384,10 @@ def test_models_that_cannot_be_used(tiny_checkpoint: Path) -> None:
         Runner(anything)
     with pytest.raises(ConfigError, match=r"arch = .*Architecture\.Qwen2"):
         Which.Plain("model", anything)
-    with pytest.raises(ConfigError, match="topology = "):
-        Which.Plain("model", topology=anything)
-    with pytest.raises(ConfigError, match="topology = "):
-        Which.GGUF("model", "file.gguf", topology=anything)
+    with pytest.raises(ConfigError, match="topology = 'path/to/model' is not allowed: expected a file"):
+        Which.Plain("model", topology=anything).builder()
+    with pytest.raises(ConfigError, match="topology = 'path/to/model' is not allowed: expected a file"):
+        Which.GGUF("model", "file.gguf", topology=anything).builder()
     with pytest.raises(ConfigError, match="dtype = "):
         Runner(Which.Plain(str(tiny_checkpoint), dtype="int3"))
     with pytest.raises(ConfigError, match="tok_model_id = 'namespace/name'"):
@@ -461,7 +461,6 @@ RUNNER = dict.fromkeys(
 ) | {"no_kv_cache": False, "enable_search": False}
 PLAIN = dict.fromkeys(
     [
-        "topology",
         "organization",
         "write_uqff",
         "from_uqff",
@@ -475,7 +474,6 @@ PLAIN = dict.fromkeys(
 )
 GGUF = dict.fromkeys(
     [
-        "topology",
         "auto_map_params",
         "mmproj_filename",
         "organization",

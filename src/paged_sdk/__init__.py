@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from paged_sdk.config.sampling import DryParams as DryParams
     from paged_sdk.config.sampling import SamplingParams as SamplingParams
     from paged_sdk.config.speculative import SpeculativeConfig as SpeculativeConfig
+    from paged_sdk.config.topology import LayerTopology as LayerTopology
+    from paged_sdk.config.topology import Topology as Topology
     from paged_sdk.conversation import Conversation as Conversation
     from paged_sdk.errors import CheckpointError as CheckpointError
     from paged_sdk.errors import ConfigError as ConfigError
@@ -94,6 +96,7 @@ _HOME = {
     "config.paged": ("PagedAttentionMeta", "PagedAttentionMetaBuilder", "PagedCacheType"),
     "config.sampling": ("DryParams", "SamplingParams"),
     "config.speculative": ("SpeculativeConfig",),
+    "config.topology": ("LayerTopology", "Topology"),
     "conversation": ("Conversation",),
     "errors": (
         "CheckpointError",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable
-from os import PathLike, fsencode, fspath
+from os import PathLike
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -16,11 +16,12 @@ from attrs import Attribute, evolve, field, frozen
 from paged_sdk.build.collector import collector_paused
 from paged_sdk.build.parts import ModelParts
 from paged_sdk.config.build import BuildSettings, DraftSource, ModelSource
-from paged_sdk.config.checks import IsA, as_tuple, is_unicode, plain
+from paged_sdk.config.checks import IsA, as_tuple, is_unicode, path_text, plain
 from paged_sdk.config.env import read_environment
 from paged_sdk.config.isq import IsqType
 from paged_sdk.config.paged import PagedAttentionMeta
 from paged_sdk.config.speculative import SpeculativeConfig
+from paged_sdk.config.topology import Topology
 from paged_sdk.errors import ConfigError, ModelLoadError
 from paged_sdk.logs import show_logs
 from paged_sdk.model import Model
@@ -29,8 +30,6 @@ from paged_sdk.threads import thread_must_start
 __all__ = ["Building", "GgufModelBuilder", "TextModelBuilder", "TextSpeculativeBuilder"]
 
 AUTO_ISQ_BITS = (2, 3, 4, 5, 6, 8)
-MAX_PATH = 4096
-"""Linux has no longer path, and no other system does."""
 
 
 class Building:
@@ -99,27 +98,15 @@ class Building:
         return Model(parts)
 
 
-def _path_text(setting: str, value: str | PathLike[str], allowed: str) -> str:
-    """Return the text of a path that the operating system can be asked for."""
-    try:
-        text = fspath(value)
-        is_path = isinstance(text, str) and 0 < len(text) <= MAX_PATH and b"\0" not in fsencode(text)
-    except (TypeError, UnicodeEncodeError):
-        is_path = False
-    if not is_path:
-        raise ConfigError.of(setting, value, allowed)
-    return text
-
-
 def _location(value: str | PathLike[str]) -> str:
-    return _path_text("model", value, "a path or a hub id")
+    return path_text("model", value, "a path or a hub id")
 
 
 def _filenames(value: str | Iterable[str]) -> tuple[str, ...]:
     names = as_tuple(value)
     if not isinstance(names, tuple):
         raise ConfigError.of("filenames", value, "names of files")
-    return tuple(_path_text("filenames", name, "names of files") for name in names)
+    return tuple(path_text("filenames", name, "names of files") for name in names)
 
 
 @frozen
@@ -157,6 +144,13 @@ class _ModelBuilder(ABC):
         if isinstance(number, bool) or not isinstance(number, int) or number not in AUTO_ISQ_BITS:
             raise ConfigError.of("with_auto_isq", bits, "a number of bits: 2, 3, 4, 5, 6 or 8")
         return self._with(isq=IsqType.parse(str(number)))
+
+    def with_topology(self, topology: Topology) -> Self:
+        """Say what single layers are to be; where it says something, it counts before :meth:`with_isq`.
+
+        :raises ConfigError: for anything but a :class:`Topology`
+        """
+        return self._with(topology=topology)
 
     def with_device(self, device: str) -> Self:
         """Choose where the model runs: "auto", "cpu", "cuda", "cuda:1", "mps"."""
@@ -241,14 +235,14 @@ class _ModelBuilder(ABC):
         """
         if isinstance(template, str) and ("{%" in template or "{{" in template) and is_unicode(template):
             return self._with(chat_template=template)
-        return self._with(chat_template=Path(_path_text("with_chat_template", template, "a template or a path")))
+        return self._with(chat_template=Path(path_text("with_chat_template", template, "a template or a path")))
 
     def with_tokenizer_json(self, path: str | PathLike[str]) -> Self:
         """Use a tokenizer.json instead of the checkpoint's tokenizer.
 
         :raises ConfigError: for anything but a path
         """
-        return self._with(tokenizer_json=Path(_path_text("with_tokenizer_json", path, "a path")))
+        return self._with(tokenizer_json=Path(path_text("with_tokenizer_json", path, "a path")))
 
     def with_hf_revision(self, revision: str) -> Self:
         """Load a branch, tag or commit of the hub's repository."""

@@ -16,6 +16,7 @@ from paged_sdk.build.collector import collector_paused
 from paged_sdk.build.device_setup import weights_must_fit
 from paged_sdk.build.progress import LoadingBar
 from paged_sdk.build.sizing import resolve_max_model_len
+from paged_sdk.build.topology import check_topology, isq_by_name
 from paged_sdk.build.vocabulary import check_vocabulary
 from paged_sdk.chat.text_processor import TextProcessor, load_text_processor, text_processor_from_gguf
 from paged_sdk.config.build import BuildSettings, ModelSource
@@ -90,6 +91,9 @@ def load_weights(
     try:
         shape = read_config(checkpoint.config)
         max_model_len = resolve_max_model_len(settings, shape)
+        if settings.topology is not None:
+            names = tuple(checkpoint.source.names())
+            check_topology(settings.topology, num_layers=shape.num_layers, names=names, device=device)
         policy = _policy(checkpoint, settings, environment, dtype, device, workspace)
         with (
             ThreadPoolExecutor(1, thread_name_prefix="paged-sdk tokenizer") as beside,
@@ -165,21 +169,35 @@ def _policy(
         else:
             isq = environment.isq
     reason = None if device.type == "cpu" else availability.why_not(device)  # why blocks cannot be multiplied there
-    if isq is not None and reason is not None:
-        raise ConfigError.of("isq", isq.value, f"a CPU, or a GPU with Triton's kernels (here {device}: {reason})")
-    if isq is not None and device.type != "cpu" and not is_for_gpus(isq):
-        allowed = ", ".join(each.value for each in IsqType if is_for_gpus(each))
-        raise ConfigError.of("isq", isq.value, f"on {device} one of {allowed}")
-    if isq is not None and dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        raise ConfigError.of("dtype", settings.dtype, f"float32, bfloat16 or float16, beside isq = {isq.value}")
+    rules = [] if settings.topology is None else isq_by_name(settings.topology)
+    for each in (isq, *(own for _, own in rules)):
+        if each is not None:
+            _check_isq(each, settings, device, dtype, reason)
     return WeightPolicy(
         # A dtype that was asked for is the weights' dtype; with "auto" they keep the form they are stored in.
         keep_blocks=settings.dtype == "auto" and reason is None,
         workspace=workspace,
         isq=isq,
+        isq_by_name=rules,
         one_form=settings.batch_invariance,
         memory=LastingMemory(),
     )
+
+
+def _check_isq(
+    isq: IsqType, settings: BuildSettings, device: torch.device, dtype: torch.dtype, reason: str | None
+) -> None:
+    """Check that weights can be quantized to a type in that place.
+
+    :param reason: why the device has no kernels for blocks, if it has none
+    """
+    if reason is not None:
+        raise ConfigError.of("isq", isq.value, f"a CPU, or a GPU with Triton's kernels (here {device}: {reason})")
+    if device.type != "cpu" and not is_for_gpus(isq):
+        allowed = ", ".join(each.value for each in IsqType if is_for_gpus(each))
+        raise ConfigError.of("isq", isq.value, f"on {device} one of {allowed}")
+    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise ConfigError.of("dtype", settings.dtype, f"float32, bfloat16 or float16, beside isq = {isq.value}")
 
 
 def _products(settings: BuildSettings, dtype: torch.dtype, *, is_quantized: bool) -> Products:

@@ -24,6 +24,7 @@ from paged_sdk import (
     SpeculativeConfig,
     TextModelBuilder,
     TextSpeculativeBuilder,
+    Topology,
     embedded_model_path,
 )
 from paged_sdk.cli.options import ModelFormat, PagedAttnMode
@@ -68,6 +69,7 @@ FLAG_OF = {
     "tokens": "--pa-context-len",
     "top_k": "--top-k",
     "top_p": "--top-p",
+    "topology": "--topology",
     "with_chat_template": "--chat-template",
     "with_tokenizer_json": "--tok-model-id",
 }
@@ -141,6 +143,7 @@ class ModelFlags:
     chat_template: str | None = None
     dtype: str | None = None
     isq: str | None = None
+    topology: Path | None = None
 
     def builder(self) -> Builder:
         """Return the builder of the model.
@@ -165,6 +168,8 @@ class ModelFlags:
             builder = builder.with_chat_template(self.chat_template)
         if self.isq is not None:
             builder = builder.with_isq(IsqType.parse(self.isq, setting="--isq"))
+        if self.topology is not None:
+            builder = builder.with_topology(Topology.from_yaml(self.topology))
         return builder if self.dtype is None else builder.with_dtype(self.dtype)
 
     def _is_gguf(self, location: str) -> bool:

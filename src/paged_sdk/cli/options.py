@@ -119,6 +119,12 @@ Isq = Annotated[
         rich_help_panel=MODEL,
     ),
 ]
+TopologyFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--topology", metavar="FILE", help="YAML: what single layers are quantized to.", rich_help_panel=MODEL
+    ),
+]
 NumThreads = Annotated[
     int | None, typer.Option("--num-threads", help="CPU threads of one operation.", rich_help_panel=MODEL)
 ]

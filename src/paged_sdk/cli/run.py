@@ -24,6 +24,7 @@ def run(
     device: options.Device = None,
     dtype: options.Dtype = None,
     isq: options.Isq = None,
+    topology: options.TopologyFile = None,
     num_threads: options.NumThreads = None,
     paged_attn: options.PagedAttn = options.PagedAttnMode.AUTO,
     pa_context_len: options.PaContextLen = None,
@@ -77,6 +78,7 @@ def run(
             chat_template=chat_template,
             dtype=dtype,
             isq=isq,
+            topology=topology,
         )
         paged_flags = PagedFlags(
             paged_attn=paged_attn,

@@ -21,6 +21,7 @@ from paged_sdk.config.checks import (
 )
 from paged_sdk.config.isq import IsqType
 from paged_sdk.config.paged import PagedAttentionMeta
+from paged_sdk.config.topology import Topology
 from paged_sdk.errors import ConfigError
 
 __all__ = ["BuildSettings", "DraftSource", "ModelSource"]
@@ -93,6 +94,7 @@ class BuildSettings:
     """Holds the explicit settings; None leaves one to the environment, the checkpoint and the machine, in this order.
 
     :ivar isq: the type to quantize weights to while loading
+    :ivar topology: what single layers are to be instead
     :ivar batch_invariance: whether to use one arithmetic for every row count
     :ivar lean_memory: whether each weight is to be held once only, as it is in any case
     :ivar max_slowdown: by what factor a text's tokens may take longer beside a prompt; 0: as long as the token budget
@@ -123,6 +125,7 @@ class BuildSettings:
     revision: str | None = field(default=None, validator=IsText(optional=True))
     token_source: str = field(default="cache", validator=_is_token_source)
     isq: IsqType | None = field(default=None, validator=IsA(IsqType, optional=True))
+    topology: Topology | None = field(default=None, validator=IsA(Topology, optional=True))
     batch_invariance: bool = field(default=False, validator=is_bool)
     gamma: int | None = field(default=None, validator=IntAtLeast(0, optional=True))
     draft: DraftSource | None = field(default=None, validator=IsA(DraftSource, optional=True))

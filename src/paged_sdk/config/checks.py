@@ -6,12 +6,16 @@ import math
 import numbers
 from collections.abc import Iterable, Mapping
 from enum import Enum
+from os import PathLike, fsencode, fspath
 from types import NoneType
 from typing import Any
 
 from attrs import Attribute
 
 from paged_sdk.errors import ConfigError
+
+MAX_PATH = 4096
+"""Linux has no longer path, and no other system does."""
 
 
 def plain(value: Any) -> Any:
@@ -62,6 +66,21 @@ def as_tuple(value: Any) -> Any:
         return (value,)
     items = value.tolist() if callable(getattr(value, "tolist", None)) else value  # numpy's and torch's arrays
     return tuple(plain(item) for item in items) if isinstance(items, Iterable) else value
+
+
+def path_text(setting: str, value: str | PathLike[str], allowed: str) -> str:
+    """Return the text of a path that the operating system can be asked for.
+
+    :raises ConfigError: it is none
+    """
+    try:
+        text = fspath(value)
+        is_path = isinstance(text, str) and 0 < len(text) <= MAX_PATH and b"\0" not in fsencode(text)
+    except (TypeError, UnicodeEncodeError):
+        is_path = False
+    if not is_path:
+        raise ConfigError.of(setting, value, allowed)
+    return text
 
 
 def is_finite(value: object) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import Attribute, field, frozen
 
-from paged_sdk import ConfigError, GgufModelBuilder, TextModelBuilder
+from paged_sdk import ConfigError, GgufModelBuilder, TextModelBuilder, Topology
 from paged_sdk.mistralrs.unsupported import unsupported
 
 __all__ = ["Architecture", "Which"]
@@ -70,6 +70,7 @@ class Plain(Which):
     :ivar model_id: a directory, or a hub id
     :ivar arch: checked against the checkpoint, if given
     :ivar tokenizer_json: a tokenizer.json instead of the checkpoint's tokenizer
+    :ivar topology: a YAML file that says what single layers are quantized to
     :ivar dtype: "auto", "bfloat16", "float16", "float32" ...
     :ivar hf_revision: a branch, tag or commit of the hub's repository
     """
@@ -77,7 +78,7 @@ class Plain(Which):
     model_id: str
     arch: Architecture | None = field(default=None, validator=_is_architecture)
     tokenizer_json: str | None = None
-    topology: None = unsupported()
+    topology: str | None = None
     organization: None = unsupported()
     write_uqff: None = unsupported()
     from_uqff: None = unsupported()
@@ -94,6 +95,8 @@ class Plain(Which):
         builder = TextModelBuilder(self.model_id).with_dtype(self.dtype)
         if self.tokenizer_json is not None:
             builder = builder.with_tokenizer_json(self.tokenizer_json)
+        if self.topology is not None:
+            builder = builder.with_topology(Topology.from_yaml(self.topology))
         return builder if self.hf_revision is None else builder.with_hf_revision(self.hf_revision)
 
 
@@ -105,6 +108,7 @@ class GGUF(Which):
     :ivar quantized_filename: the file's name there; for a model in several files, their names
     :ivar tok_model_id: a directory with a tokenizer.json, or that file, instead of the file's own tokenizer
     :ivar tokenizer_json: the same, as the path of that file
+    :ivar topology: a YAML file that says what single layers are quantized to
     :ivar dtype: the dtype of activations, and of weights that the file does not quantize
     :ivar hf_revision: a branch, tag or commit of the hub's repository
     """
@@ -112,7 +116,7 @@ class GGUF(Which):
     quantized_model_id: str
     quantized_filename: str | Sequence[str]
     tok_model_id: str | None = None
-    topology: None = unsupported()
+    topology: str | None = None
     dtype: str = "auto"
     auto_map_params: None = unsupported()
     tokenizer_json: str | None = field(default=None, kw_only=True)
@@ -134,6 +138,8 @@ class GGUF(Which):
             builder = builder.with_tokenizer_json(self.tokenizer_json)
         if self.tok_model_id is not None:
             builder = builder.with_tokenizer_json(_tokenizer_json(self.tok_model_id))
+        if self.topology is not None:
+            builder = builder.with_topology(Topology.from_yaml(self.topology))
         return builder if self.hf_revision is None else builder.with_hf_revision(self.hf_revision)
 
 

@@ -21,6 +21,7 @@ from paged_sdk.quant.experts import Experts
 from paged_sdk.quant.form import Form, Place, find_forms
 from paged_sdk.quant.isq import can_be_quantized, for_head, quantize
 from paged_sdk.quant.linear import Linear
+from paged_sdk.quant.side_by_side import SideBySideLinear
 
 __all__ = ["DENSE", "ExpertStack", "NamedMatrix", "Role", "WeightPolicy"]
 
@@ -106,11 +107,13 @@ class WeightPolicy:
         :param whole: the matrices one below the other, where the checkpoint has them as one tensor
         """
         place, is_head = self._place(dtype, device), role is Role.HEAD
-        # Each is held as decided where one form serves all of them; else all are decoded together.
+        # Each is held as decided where one form serves all of them, or a rule for single names wants it; else all are
+        # decoded together.
         held = [self._held(each, role, place) for each in matrices]
         decoded = [DecodedMatrix(each.matrix) for each in matrices]
         return (
             self._linear(held, biases, place, is_head=is_head)
+            or self._side_by_side(matrices, held, biases, place, is_head=is_head)
             or self._linear(decoded, biases, place, is_head=is_head)
             or DenseLinear(_merged(decoded if whole is None else [whole], place), _merged_biases(decoded, biases))
         )
@@ -165,7 +168,8 @@ class WeightPolicy:
 
     def makes_quantized(self, is_stored_quantized: bool) -> bool:
         """Return whether matrices are multiplied as quantized ones, of a checkpoint that stores some so, or none."""
-        return self.isq is not None or (self.keep_blocks and is_stored_quantized)
+        by_name = any(isq is not None for _, isq in self.isq_by_name)
+        return self.isq is not None or by_name or (self.keep_blocks and is_stored_quantized)
 
     def is_quantized(self, named: NamedMatrix, role: Role) -> bool:
         """Return whether a matrix will be held in fewer bits than the model's dtype has."""
@@ -196,6 +200,25 @@ class WeightPolicy:
             if (linear := form.linear(matrices, biases, place, is_head=is_head)) is not None:
                 return linear
         return None
+
+    def _side_by_side(
+        self,
+        matrices: Sequence[NamedMatrix],
+        held: Sequence[StoredMatrix],
+        biases: Sequence[Tensor | None],
+        place: Place,
+        *,
+        is_head: bool,
+    ) -> Linear | None:
+        """Make a layer of parts where a rule for single names quantizes some matrices and leaves others dense."""
+        by_name = any(pattern.search(each.name) for pattern, _ in self.isq_by_name for each in matrices)
+        if not by_name or len({matrix.is_dense for matrix in held}) < 2:
+            return None
+        parts = [
+            self._linear([matrix], [bias], place, is_head=is_head) or DenseLinear(place.decoded(matrix), bias)
+            for matrix, bias in zip(held, biases, strict=True)
+        ]
+        return SideBySideLinear(parts)
 
     def _place(self, dtype: torch.dtype, device: torch.device) -> Place:
         return Place(device=device, dtype=dtype, workspace=self.workspace, one_form=self.one_form, memory=self.memory)

@@ -1,0 +1,67 @@
+"""Compare a topology with the model that it is for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from re import Pattern
+from typing import Final
+
+import torch
+
+from paged_sdk.config.isq import IsqType
+from paged_sdk.config.topology import LayerSelector, Topology
+from paged_sdk.errors import ConfigError
+from paged_sdk.runner.device import choose_device
+
+__all__ = ["check_topology", "isq_by_name"]
+
+# An output projection that is tied to the embeddings has a name, though the checkpoint has no such tensor.
+_HEAD: Final = "lm_head.weight"
+
+
+def check_topology(topology: Topology, *, num_layers: int, names: Collection[str], device: torch.device) -> None:
+    """Check that every selector selects something, and that all layers can be where they are to be.
+
+    :param num_layers: the model's layers
+    :param names: of the checkpoint's tensors
+    :param device: the model's
+    :raises ConfigError: naming the selector
+    """
+    for selector in topology.selectors:
+        if isinstance(selector.selection, range):
+            _check_range(selector, selector.selection, num_layers)
+        else:
+            _check_expression(selector, selector.selection, names)
+        wanted = selector.layer.device
+        if wanted is not None and choose_device(wanted) != device:
+            allowed = f"the model's device, {device}: layers of one model cannot be on several devices yet"
+            raise ConfigError.of("topology", f"{selector}: device {wanted}", allowed)
+
+
+def _check_range(selector: LayerSelector, layers: range, num_layers: int) -> None:
+    if layers.stop > num_layers:
+        allowed = f"layers below {num_layers}, so many as the model has (a range's end is not among its layers)"
+        raise ConfigError.of("topology", str(selector), allowed)
+
+
+def _check_expression(selector: LayerSelector, expression: Pattern[str], names: Collection[str]) -> None:
+    if not any(expression.search(name) for name in (*names, _HEAD)):
+        example = next((name for name in names if name.endswith("_proj.weight")), _HEAD)
+        allowed = f"an expression that is found in the name of a tensor, such as {example}"
+        raise ConfigError.of("topology", str(selector), allowed)
+
+
+def isq_by_name(topology: Topology) -> list[tuple[Pattern[str], IsqType]]:
+    """Return a checked topology as expressions with types, of which the first that is found in a name counts."""
+    return [
+        (_expression(selector), selector.layer.isq)
+        for selector in topology.by_weight()
+        if selector.layer.isq is not None
+    ]
+
+
+def _expression(selector: LayerSelector) -> Pattern[str]:
+    if isinstance(selector.selection, re.Pattern):
+        return selector.selection
+    return re.compile(rf"(?:^|\.)layers\.(?:{'|'.join(map(str, selector.selection))})\.")

@@ -1,0 +1,220 @@
+"""Say what single layers of a model are to be, apart from the rest: built in Python, or read from a YAML file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from attrs import Attribute, evolve, field, frozen
+
+from paged_sdk.config.checks import IsA, IsText, path_text
+from paged_sdk.config.isq import IsqType
+from paged_sdk.errors import CheckpointError, ConfigError
+from paged_sdk.files import read_text
+
+if TYPE_CHECKING:
+    from yaml import Node
+
+__all__ = ["LayerSelector", "LayerTopology", "Topology"]
+
+_RANGE: Final = re.compile(r"(\d{1,9})(?:\s*-\s*(\d{1,9}))?", re.ASCII)
+_SELECTORS: Final = "a layer such as 5, layers such as 0-8 (8 is not among them), or /a regular expression/"
+
+
+@frozen
+class LayerTopology:
+    """Says what layers are to be; None says nothing.
+
+    :param isq: the type to quantize their weights to
+    :param device: where they are to be, which is as yet the model's own device only
+    :raises ConfigError: for anything else
+    """
+
+    isq: IsqType | None = field(default=None, validator=IsA(IsqType, optional=True))
+    device: str | None = field(default=None, validator=IsText(optional=True))
+
+
+def _is_selection(instance: object, attribute: Attribute[Any], value: object) -> None:
+    if isinstance(value, range):
+        if not (value.step == 1 and 0 <= value.start < value.stop):
+            raise ConfigError.of("topology", value, "a range of at least one layer, in steps of 1, from 0 on")
+    elif not isinstance(value, re.Pattern) or not isinstance(value.pattern, str):
+        raise ConfigError.of("topology", value, "a range of layers or a compiled regular expression")
+
+
+@frozen
+class LayerSelector:
+    """Selects layers, and says what they are to be.
+
+    :ivar selection: numbers of layers, or an expression that is searched in the names of tensors
+    :ivar layer: what they are to be
+    """
+
+    selection: range | re.Pattern[str] = field(validator=_is_selection)
+    layer: LayerTopology = field(validator=IsA(LayerTopology))
+
+    def __str__(self) -> str:
+        """Return the selector as a file has it."""
+        if isinstance(self.selection, range):
+            return f"{self.selection.start}-{self.selection.stop}"
+        return f"/{self.selection.pattern}/"
+
+
+def _are_selectors(instance: object, attribute: Attribute[Any], value: object) -> None:
+    if not isinstance(value, tuple) or not all(isinstance(each, LayerSelector) for each in value):
+        raise ConfigError.of("topology", value, "what Topology.empty(), with_range and with_regex make")
+
+
+@frozen
+class Topology:
+    """Says what single layers of a model are to be. It is immutable: each ``with_*`` returns a new one.
+
+    A regular expression counts before a range, a later expression before an earlier one, and of ranges the one with the
+    higher end, else the later one; all count before the model's own setting. What the first does not say the next may
+    say.
+
+    :ivar selectors: in the order in which they were given
+    """
+
+    selectors: tuple[LayerSelector, ...] = field(default=(), validator=_are_selectors)
+
+    @classmethod
+    def empty(cls) -> Topology:
+        """Return a topology that says nothing."""
+        return cls()
+
+    def with_range(self, layers: range, layer: LayerTopology) -> Topology:
+        """Say what some layers are to be.
+
+        :param layers: their numbers, as in ``range(0, 8)``
+        :raises ConfigError: no layers, or anything but a range in steps of 1
+        """
+        if not isinstance(layers, range):
+            raise ConfigError.of("layers", layers, "a range, such as range(0, 8)")
+        if not isinstance(layer, LayerTopology):
+            raise ConfigError.of("layer", layer, "a LayerTopology")
+        return evolve(self, selectors=(*self.selectors, LayerSelector(layers, layer)))
+
+    def with_regex(self, pattern: str | re.Pattern[str], layer: LayerTopology) -> Topology:
+        """Say what the matrices are to be in whose names a regular expression is found.
+
+        :param pattern: searched in Hugging Face's names, such as ``model.layers.0.mlp.down_proj.weight``
+        :raises ConfigError: it is no regular expression
+        """
+        if not isinstance(layer, LayerTopology):
+            raise ConfigError.of("layer", layer, "a LayerTopology")
+        return evolve(self, selectors=(*self.selectors, LayerSelector(_compiled(pattern), layer)))
+
+    @classmethod
+    def from_yaml(cls, path: str | PathLike[str]) -> Topology:
+        """Read a topology from a file that maps selectors to what layers are to be::
+
+            0-8:
+              isq: Q3K
+            "/down_proj/":
+              isq: Q6K
+
+        :param path: a selector in it is the number of a layer, two numbers of which the second is not among the layers,
+            or a regular expression between slashes
+        :raises ConfigError: the file cannot be read, or says something else
+        """
+        file = Path(path_text("topology", path, "a path"))
+        try:
+            text = read_text(file)
+        except CheckpointError as error:
+            raise ConfigError.of("topology", str(file), f"a file that can be read ({error})") from error
+        topology = cls.empty()
+        for key, entry in _entries(text, file):
+            topology = _with_selector(topology, key, _layer(entry, key))
+        return topology
+
+    def by_weight(self) -> list[LayerSelector]:
+        """Return the selectors, those first that count before others."""
+        later_first = self.selectors[::-1]
+        ranges = [(each.selection.stop, each) for each in later_first if isinstance(each.selection, range)]
+        expressions = [each for each in later_first if not isinstance(each.selection, range)]
+        return expressions + [each for _, each in sorted(ranges, key=lambda pair: -pair[0])]
+
+
+def _compiled(pattern: str | re.Pattern[str]) -> re.Pattern[str]:
+    try:
+        if isinstance(pattern, bytes) or (isinstance(pattern, re.Pattern) and isinstance(pattern.pattern, bytes)):
+            raise TypeError("of text, not of bytes")
+        return re.compile(pattern)
+    except (re.error, TypeError, RecursionError, OverflowError) as error:
+        raise ConfigError.of("pattern", pattern, f"a regular expression ({str(error)[:80]})") from None
+
+
+def _entries(text: str, file: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """Return each selector of a YAML file and what it says, as text."""
+    # Imported here: it takes 20 ms, and few models have such a file.
+    import yaml
+
+    form = f"selectors, each with isq and device, in {file.name}"
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise ConfigError.of("topology", str(file), f"YAML ({' '.join(str(error).split())[:200]})") from None
+    if root is None:
+        return
+    selectors = _mapping(root)
+    if selectors is None:
+        raise ConfigError.of("topology", str(file), form)
+    for key, value in selectors.items():
+        fields = {} if _text(value) in ("", "null", "~") else _mapping(value)
+        if fields is None:
+            raise ConfigError.of("topology", key, form)
+        texts = {name: each.value for name, each in fields.items() if isinstance(each.value, str)}
+        if len(texts) < len(fields):
+            raise ConfigError.of("topology", key, form)
+        yield key, texts
+
+
+def _mapping(node: Node) -> dict[str, Node] | None:
+    """Return the values of a node by their keys; None if it is no mapping of words."""
+    if not isinstance(node.value, list):
+        return None
+    found: dict[str, Node] = {}
+    for each in node.value:
+        if not isinstance(each, tuple):  # of a list, not of a mapping
+            return None
+        key, value = each
+        name = _text(key)
+        if name is None:
+            return None
+        if name in found:
+            raise ConfigError.of("topology", name, "every selector, and every key of one, once")
+        found[name] = value
+    return found
+
+
+def _text(node: Node) -> str | None:
+    return node.value if isinstance(node.value, str) else None
+
+
+def _layer(entry: dict[str, str], key: str) -> LayerTopology:
+    unknown = next((name for name in entry if name not in ("isq", "device")), None)
+    if unknown is not None:
+        raise ConfigError.of("topology", f"{key}: {unknown}", "isq and device of a selector")
+    says = {name: value for name, value in entry.items() if value.lower() not in ("", "null", "~")}
+    isq = says.get("isq")
+    return LayerTopology(isq=None if isq is None else IsqType.parse(isq, setting="topology"), device=says.get("device"))
+
+
+def _with_selector(topology: Topology, key: str, layer: LayerTopology) -> Topology:
+    if len(key) > 2 and key[0] == key[-1] == "/":
+        try:
+            return topology.with_regex(key[1:-1], layer)
+        except ConfigError as error:
+            raise ConfigError.of("topology", key, error.allowed) from None
+    found = _RANGE.fullmatch(key.strip())
+    if found is None:
+        raise ConfigError.of("topology", key, _SELECTORS)
+    first = int(found[1])
+    last = first + 1 if found[2] is None else int(found[2])
+    if last <= first:
+        raise ConfigError.of("topology", key, "a range of at least one layer: its end is not among them")
+    return topology.with_range(range(first, last), layer)

@@ -1,0 +1,42 @@
+"""Put linear layers of several forms side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paged_sdk.kernels.step import StepContext
+from paged_sdk.quant.linear import Linear
+
+__all__ = ["SideBySideLinear"]
+
+
+class SideBySideLinear(Linear):
+    """Multiplies one input by layers whose outputs follow one another: a topology may quantize q and not k.
+
+    :param parts: at least one, of equal ``in_features``
+    """
+
+    def __init__(self, parts: Sequence[Linear]) -> None:
+        self.parts: tuple[Linear, ...] = tuple(parts)
+
+    @property
+    def in_features(self) -> int:
+        """Return the columns of every part."""
+        return self.parts[0].in_features
+
+    @property
+    def out_features(self) -> int:
+        """Return the rows of all parts."""
+        return sum(part.out_features for part in self.parts)
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes of all parts."""
+        return sum(part.num_bytes for part in self.parts)
+
+    def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
+        """Do what :meth:`Linear.forward` says."""
+        return torch.cat([part.forward(x, ctx) for part in self.parts], dim=-1)

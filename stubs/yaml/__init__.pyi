@@ -1,0 +1,9 @@
+"""What is called of PyYAML, which ships no types."""
+
+class YAMLError(Exception): ...
+class SafeLoader: ...
+
+class Node:
+    value: str | list[tuple[Node, Node]] | list[Node]
+
+def compose(stream: str, Loader: type[SafeLoader]) -> Node | None: ...
