@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +18,24 @@ from attrs import frozen
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-__all__ = ["WRITERS", "Written", "awq", "bit_stream", "gptq", "pack_checkpoint", "pack_tensors"]
+__all__ = [
+    "WRITERS",
+    "Written",
+    "awq",
+    "bit_stream",
+    "compressed_fp4",
+    "compressed_fp8",
+    "compressed_integers",
+    "compressed_settings",
+    "fp8",
+    "gptq",
+    "mlx",
+    "modelopt",
+    "mxfp4",
+    "pack_checkpoint",
+    "pack_tensors",
+    "section_of",
+]
 
 _Ints = npt.NDArray[np.int64]
 _Floats = npt.NDArray[np.float64]
@@ -118,11 +136,214 @@ def awq(weight: Tensor, *, group_size: int = 32) -> Written:
     )
 
 
+def fp8(weight: Tensor, *, block: tuple[int, int] = (128, 128)) -> Written:
+    """Write a matrix in e4m3 with one scale for each block, as DeepSeek's and Qwen's checkpoints have it."""
+    codes, values, scales = _float8(weight, *block)
+    return Written({".weight": codes, ".weight_scale_inv": scales}, values)
+
+
+def _float8(weight: Tensor, high: int, wide: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Round to e4m3.
+
+    :returns: codes, values, and one scale for each block, float32
+    """
+    rows, cols = weight.shape
+    scales = torch.empty(-(-rows // high), -(-cols // wide))
+    of_each = torch.empty_like(weight)
+    for row in range(len(scales)):
+        for col in range(scales.shape[1]):
+            part = slice(row * high, row * high + high), slice(col * wide, col * wide + wide)
+            scales[row, col] = of_each[part] = weight[part].abs().max() / 448
+    codes = (weight / of_each).to(torch.float8_e4m3fn)
+    return codes, codes.float() * of_each, scales
+
+
+def mlx(weight: Tensor, *, bits: int = 4, group_size: int = 32, minima: str = ".biases") -> Written:
+    """Write a matrix as MLX does in its affine mode."""
+    values, cols = weight.double().numpy(), weight.shape[1]
+    groups = values.reshape(len(values), -1, group_size)
+    low = groups.min(2).astype(np.float16).astype(np.float64)
+    scales = ((groups.max(2) - low) / (2**bits - 1)).astype(np.float16).astype(np.float64)
+    codes = np.clip(np.round((groups - low[:, :, None]) / scales[:, :, None]), 0, 2**bits - 1).astype(np.int64)
+    return Written(
+        {
+            ".weight": bit_stream(codes.reshape(-1, cols), bits).view(torch.uint32),
+            ".scales": torch.from_numpy(scales).half(),
+            minima: torch.from_numpy(low).half(),
+        },
+        torch.from_numpy((codes * scales[:, :, None] + low[:, :, None]).reshape(-1, cols)).float(),
+    )
+
+
+_E2M1: Final = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def _e2m1(scaled: _Floats) -> tuple[Tensor, _Floats]:
+    """Round rows to 4-bit floating point numbers.
+
+    :returns: two in a byte, and their values
+    """
+    codes = np.abs(scaled[:, :, None] - _E2M1).argmin(2).astype(np.uint8)
+    return torch.from_numpy(codes[:, 0::2] | codes[:, 1::2] << 4), _E2M1[codes]
+
+
+def _mx_exponents(weight: Tensor) -> npt.NDArray[np.int64]:
+    """Return, for each 32 columns, the exponent by which the largest is at most 6."""
+    largest = weight.double().abs().view(len(weight), -1, 32).amax(2)
+    exponents: _Ints = torch.log2(largest / 6).ceil().long().numpy()
+    return exponents
+
+
+def mxfp4(weight: Tensor) -> Written:
+    """Write a matrix as gpt-oss has its experts'."""
+    exponents = _mx_exponents(weight)
+    of_each = np.repeat(2.0**exponents, 32, axis=1)
+    codes, values = _e2m1(weight.double().numpy() / of_each)
+    return Written(
+        {
+            ".weight_blocks": codes.view(len(codes), -1, 16),
+            ".weight_scales": torch.from_numpy((exponents + 127).astype(np.uint8)),
+        },
+        torch.from_numpy(values * of_each).float(),
+    )
+
+
+def _nvfp4(weight: Tensor) -> tuple[Tensor, Tensor, float, Tensor]:
+    """Write a matrix in NVFP4.
+
+    :returns: codes, scales, by what they are to be multiplied, values
+    """
+    groups = weight.view(len(weight), -1, 16)
+    largest = groups.abs().amax(2)
+    factor = float(np.float32(largest.max() / 6 / 448))
+    scales = (largest / 6 / factor).to(torch.float8_e4m3fn)
+    of_each = (scales.double() * factor).repeat_interleave(16, 1).numpy()
+    codes, values = _e2m1(weight.double().numpy() / of_each)
+    return codes, scales, factor, torch.from_numpy(values * of_each).float()
+
+
+def modelopt(weight: Tensor, *, algorithm: str = "NVFP4") -> Written:
+    """Write a matrix as Model Optimizer does."""
+    if algorithm == "FP8":
+        codes, values, scales = _float8(weight, *weight.shape)
+        return Written({".weight": codes, ".weight_scale": scales.view(())}, values)
+    codes, of_groups, factor, values = _nvfp4(weight)
+    return Written(
+        {".weight": codes, ".weight_scale": of_groups, ".weight_scale_2": torch.tensor(factor)},
+        values,
+    )
+
+
+def compressed_fp4(weight: Tensor, *, mx: bool) -> Written:
+    """Write a matrix as compressed-tensors does for its formats of 4-bit floating point numbers."""
+    if mx:
+        written = mxfp4(weight)
+        tensors = {
+            ".weight_packed": written.tensors[".weight_blocks"].flatten(1),
+            ".weight_scale": written.tensors[".weight_scales"],
+        }
+        return Written(tensors, written.values)
+    codes, scales, factor, values = _nvfp4(weight)
+    tensors = {".weight_packed": codes, ".weight_scale": scales, ".weight_global_scale": torch.tensor([1 / factor])}
+    return Written(tensors, values)
+
+
+def compressed_fp8(weight: Tensor, *, block: tuple[int, int]) -> Written:
+    """Write a matrix as compressed-tensors does for "float-quantized"."""
+    codes, values, scales = _float8(weight, *block)
+    return Written({".weight": codes, ".weight_scale": scales}, values)
+
+
+def compressed_integers(
+    weight: Tensor,
+    *,
+    bits: int = 4,
+    group_size: int = 32,
+    symmetric: bool = True,
+    packed: bool = True,
+    act_order: bool = False,
+) -> Written:
+    """Write a matrix as compressed-tensors does for "pack-quantized" and "int-quantized".
+
+    :param group_size: -1: one group for a row
+    """
+    values, (rows, cols) = weight.double().numpy(), weight.shape
+    group_of = np.arange(cols) // (cols if group_size == -1 else group_size)
+    if act_order:
+        group_of = group_of[np.random.default_rng(cols).permutation(cols)]
+    codes, scales, zeros = _affine(values, group_of, bits, symmetric=symmetric)
+    tensors = {".weight_scale": torch.from_numpy(scales).half()}
+    middle = 2 ** (bits - 1)
+    if packed:
+        tensors |= {".weight_packed": bit_stream(codes, bits), ".weight_shape": torch.tensor([rows, cols])}
+        if not symmetric:
+            tensors[".weight_zero_point"] = bit_stream(zeros.T, bits).t().contiguous()
+    else:
+        tensors[".weight"] = torch.from_numpy(codes - middle).to(torch.int8)
+        if not symmetric:
+            tensors[".weight_zero_point"] = torch.from_numpy(zeros - middle).to(torch.int8)
+    if act_order:
+        tensors[".weight_g_idx"] = torch.from_numpy(group_of.astype(np.int32))
+    return Written(tensors, torch.from_numpy((codes - zeros[:, group_of]) * scales[:, group_of]).float())
+
+
+def compressed_settings(form: str, **weights: object) -> dict[str, Any]:
+    """Return a quantization_config of compressed-tensors with one group.
+
+    :param weights: what it says of weights
+    """
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
+        "sparsity_config": {},
+        "transform_config": {},
+        "quantization_status": "compressed",
+    }
+
+
+_FP4: Final = {"num_bits": 4, "type": "float", "symmetric": True}
+
 WRITERS: Final[Mapping[str, tuple[Writer, Mapping[str, Any]]]] = {
     "gptq": (gptq, {"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "gptq"}),
+    "compressed-tensors int8": (
+        partial(compressed_integers, bits=8, group_size=-1, packed=False),
+        compressed_settings("int-quantized", num_bits=8, type="int", symmetric=True, strategy="channel"),
+    ),
+    "compressed-tensors int4": (
+        partial(compressed_integers, symmetric=False),
+        compressed_settings("pack-quantized", num_bits=4, type="int", symmetric=False, strategy="group", group_size=32),
+    ),
+    "compressed-tensors fp8": (
+        partial(compressed_fp8, block=(1, 2**16)),
+        compressed_settings("float-quantized", num_bits=8, type="float", symmetric=True, strategy="channel"),
+    ),
+    "compressed-tensors nvfp4": (
+        partial(compressed_fp4, mx=False),
+        compressed_settings("nvfp4-pack-quantized", **_FP4, strategy="tensor_group", group_size=16),
+    ),
+    "compressed-tensors mxfp4": (
+        partial(compressed_fp4, mx=True),
+        compressed_settings("mxfp4-pack-quantized", **_FP4, strategy="group", group_size=32),
+    ),
+    "fp8": (
+        fp8,
+        {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128]},
+    ),
+    "mlx": (mlx, {"group_size": 32, "bits": 4}),
+    "modelopt": (modelopt, {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
+    "mxfp4": (mxfp4, {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}),
     "awq": (awq, {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}),
 }
 """The formats with a quantization_config for matrices that are written by default."""
+
+
+def section_of(settings: Mapping[str, Any]) -> str:
+    """Return where config.json has settings: MLX's section has a name of its own."""
+    return "quantization_config" if "quant_method" in settings else "quantization"
 
 
 def pack_tensors(dense: Mapping[str, Tensor], write: Writer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -142,9 +363,7 @@ def pack_tensors(dense: Mapping[str, Tensor], write: Writer) -> tuple[dict[str, 
     return tensors, values
 
 
-def pack_checkpoint(
-    dense: Path, packed: Path, write: Writer, settings: Mapping[str, Any], *, section: str = "quantization_config"
-) -> dict[str, Tensor]:
+def pack_checkpoint(dense: Path, packed: Path, write: Writer, settings: Mapping[str, Any]) -> dict[str, Tensor]:
     """Write a checkpoint whose every projection of a layer is packed.
 
     :param dense: the checkpoint to start from
@@ -159,5 +378,5 @@ def pack_checkpoint(
         if file.name != "model.safetensors":
             (packed / file.name).write_bytes(file.read_bytes())
     config = json.loads((dense / "config.json").read_text())
-    (packed / "config.json").write_text(json.dumps(config | {section: settings}))
+    (packed / "config.json").write_text(json.dumps(config | {section_of(settings): settings}))
     return values

@@ -26,7 +26,7 @@ from paged_sdk.models.loading import load_model
 from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.types.messages import TextMessageRole, TextMessages
 from paged_sdk.weights.checkpoint import open_checkpoint
-from quantized_writers import WRITERS, pack_tensors
+from quantized_writers import WRITERS, pack_tensors, section_of
 
 __all__ = ["Target", "targets"]
 
@@ -160,8 +160,7 @@ class _Seeds:
         """
         tensors, settings = self._quantized[rng.choice(list(self._quantized))]
         tensors = dict(tensors)
-        section = "quantization" if "quant_method" not in settings else "quantization_config"
-        config = json.dumps(self._configs["llama"])[:-1] + f', "{section}": '
+        config = json.dumps(self._configs["llama"])[:-1] + f', "{section_of(settings)}": '
         changed = mutated_json(rng, settings) if rng.random() < 0.4 else json.dumps(settings).encode()
         (directory / "config.json").write_bytes(config.encode() + changed + b"}")
         codes = sorted(name for name in tensors if name not in self._weights["llama"])

@@ -17,7 +17,21 @@ from paged_sdk.weights.bit_streams import unpacked
 from paged_sdk.weights.checkpoint import open_checkpoint
 from paged_sdk.weights.quantized_format import find_formats
 from paged_sdk.weights.source import WeightSource
-from quantized_writers import WRITERS, Written, awq, bit_stream, gptq
+from quantized_writers import (
+    WRITERS,
+    Written,
+    awq,
+    bit_stream,
+    compressed_fp8,
+    compressed_integers,
+    compressed_settings,
+    fp8,
+    gptq,
+    mlx,
+    modelopt,
+    mxfp4,
+    section_of,
+)
 
 CPU = torch.device("cpu")
 
@@ -26,11 +40,10 @@ def weight(rows: int = 64, cols: int = 96, seed: int = 0) -> Tensor:
     return torch.randn(rows, cols, generator=torch.Generator().manual_seed(seed))
 
 
-def opened(
-    directory: Path, tensors: Mapping[str, Tensor], settings: object, section: str = "quantization_config"
-) -> WeightSource:
+def opened(directory: Path, tensors: Mapping[str, Tensor], settings: object) -> WeightSource:
     """Write a checkpoint of one matrix "m", and open it."""
     save_file({f"m{suffix}": tensor for suffix, tensor in tensors.items()}, directory / "model.safetensors")
+    section = section_of(settings) if isinstance(settings, dict) and "group_size" in settings else "quantization_config"
     (directory / "config.json").write_text(json.dumps({section: settings}))
     return open_checkpoint(directory).source
 
@@ -177,14 +190,21 @@ def test_a_tensor_that_is_missing_is_named(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_tensor_of_another_shape_or_type_is_named(name: str, tmp_path: Path) -> None:
-    """Whichever of them is cut by a row or has numbers of another kind."""
+    """Whichever of them is cut by a row, or has more dimensions or numbers of another kind; or the matrix has another
+    shape then, which no model takes.
+    """
     write, settings = WRITERS[name]
     written = write(weight())
     for suffix, tensor in written.tensors.items():
-        for other in (tensor[:-1], tensor.double() if tensor.dtype.itemsize < 8 else tensor.float(), tensor[None]):
-            with pytest.raises(ModelLoadError, match=r"tensor 'm\.") as caught:
-                read_matrix(tmp_path, written.tensors | {suffix: other.contiguous()}, settings)
-            assert str(tmp_path / "model.safetensors") in str(caught.value)
+        others = [tensor.double() if tensor.dtype.itemsize < 8 else tensor.float(), tensor[None, None].contiguous()]
+        for other in [*others, tensor[:-1].clone()] if tensor.ndim else others:
+            try:
+                values = read_matrix(tmp_path, written.tensors | {suffix: other}, settings)
+            except ModelLoadError as error:
+                assert str(tmp_path / "model.safetensors") in str(error)
+                assert "tensor 'm." in str(error)
+            else:
+                assert values.shape != written.values.shape
 
 
 def test_bits_and_groups_that_the_config_does_not_name(tmp_path: Path) -> None:
@@ -234,7 +254,7 @@ def test_codes_of_nobody_knows_what_are_refused(dtype: torch.dtype, tmp_path: Pa
 
 
 def test_every_format_has_a_writer_here() -> None:
-    methods = {settings.get("quant_method") for _, settings in WRITERS.values()}
+    methods = {settings.get("quant_method", "mlx") for _, settings in WRITERS.values()}
     for each in find_formats():
         assert methods & set(each.methods), each
 
@@ -246,3 +266,146 @@ def test_uqff_is_refused_by_name(tmp_path: Path) -> None:
         with pytest.raises(UnsupportedQuantizationError, match=r"q4k-0\.uqff is a UQFF file") as caught:
             open_checkpoint(path)
         assert caught.value.quantization == "uqff"
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize(("bits", "group_size"), [(2, 32), (3, 32), (4, 48), (4, -1), (5, 32), (6, -1), (8, 32)])
+def test_integers_of_compressed_tensors(bits: int, group_size: int, symmetric: bool, tmp_path: Path) -> None:
+    strategy = {"strategy": "channel"} if group_size == -1 else {"strategy": "group", "group_size": group_size}
+    settings = compressed_settings("pack-quantized", num_bits=bits, symmetric=symmetric, **strategy)
+    written = compressed_integers(weight(), bits=bits, group_size=group_size, symmetric=symmetric)
+    check_values(opened(tmp_path, written.tensors, settings), written)
+
+
+@pytest.mark.parametrize(("group_size", "symmetric"), [(-1, False), (32, True), (32, False)])
+def test_int8_of_compressed_tensors(group_size: int, symmetric: bool, tmp_path: Path) -> None:
+    strategy = {"strategy": "channel"} if group_size == -1 else {"strategy": "group", "group_size": group_size}
+    settings = compressed_settings("int-quantized", num_bits=8, symmetric=symmetric, **strategy)
+    written = compressed_integers(weight(), bits=8, group_size=group_size, symmetric=symmetric, packed=False)
+    check_values(opened(tmp_path, written.tensors, settings), written)
+
+
+def test_compressed_tensors_in_the_order_of_activations(tmp_path: Path) -> None:
+    written = compressed_integers(weight(), act_order=True, symmetric=False)
+    settings = WRITERS["compressed-tensors int4"][1]
+    check_values(opened(tmp_path, written.tensors, settings), written)
+    groups = written.tensors[".weight_g_idx"].clone()
+    codes = unpacked(written.tensors[".weight_packed"], 4).float()
+    zeros = unpacked(written.tensors[".weight_zero_point"].t(), 4).t().float()
+    groups[:9] = 1  # groups of different sizes
+    of_columns = groups.long()
+    values = (codes - zeros[:, of_columns]) * written.tensors[".weight_scale"].float()[:, of_columns]
+    source = opened(tmp_path, written.tensors | {".weight_g_idx": groups}, settings)
+    assert source.matrix("m.weight").is_dense
+    check_values(source, Written({}, values))
+
+
+def test_compressed_tensors_of_several_groups_have_what_their_tensors_say(tmp_path: Path) -> None:
+    settings = compressed_settings("mixed-precision", num_bits=4, strategy="group", group_size=32)
+    settings["config_groups"]["group_1"] = {"weights": {"num_bits": 8, "strategy": "channel"}, "targets": ["re:(a+)+"]}
+    for written in (
+        compressed_integers(weight()),
+        compressed_integers(weight(), bits=8, group_size=-1),
+        compressed_fp8(weight(), block=(1, 96)),
+    ):
+        check_values(opened(tmp_path, written.tensors, settings), written)
+    with pytest.raises(CheckpointError, match=r"'m\.weight_packed' of shape \[64, 9\] does not have \[64, 96\] codes"):
+        opened(tmp_path, compressed_integers(weight(), bits=3).tensors, settings).shape("m.weight")
+
+
+@pytest.mark.parametrize(
+    ("form", "key", "value"),
+    [
+        ("pack-quantized", "transform_config", {"config_groups": {"R1": {}}}),
+        ("pack-quantized", "sparsity_config", {"format": "sparse-24-bitmask"}),
+        ("marlin-24", "format", "marlin-24"),
+    ],
+)
+def test_compressed_tensors_that_are_more_than_quantized(form: str, key: str, value: object, tmp_path: Path) -> None:
+    settings = compressed_settings(form, num_bits=4) | {key: value}
+    with pytest.raises(UnsupportedQuantizationError, match=f"quantization_config\\.{key} = .*: supported are"):
+        opened(tmp_path, compressed_integers(weight()).tensors, settings)
+
+
+@pytest.mark.parametrize("block", [(128, 128), (48, 32), (1, 96), (64, 96)])
+@pytest.mark.parametrize("name", ["fp8", "compressed-tensors"])
+def test_float8_with_scales_for_blocks_rows_or_all(name: str, block: tuple[int, int], tmp_path: Path) -> None:
+    if name == "fp8":
+        settings: dict[str, Any] = {"quant_method": "fp8", "weight_block_size": list(block)}
+        written = fp8(weight(), block=block)
+    else:
+        settings = compressed_settings("float-quantized", num_bits=8, strategy="block", block_structure=list(block))
+        written = compressed_fp8(weight(), block=block)
+    check_values(opened(tmp_path, written.tensors, settings), written)
+
+
+def test_float8_of_one_scale_beside_one_of_activations(tmp_path: Path) -> None:
+    written = fp8(weight(), block=(64, 96))
+    scale = written.tensors.pop(".weight_scale_inv").view(())
+    settings = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
+    source = opened(tmp_path, {**written.tensors, ".weight_scale": scale, ".input_scale": torch.ones(())}, settings)
+    assert set(source.names()) == {"m.weight", "m.input_scale"}
+    torch.testing.assert_close(source.matrix("m.weight").decoded(), written.values)
+
+
+def test_stacked_experts_in_float8(tmp_path: Path) -> None:
+    """Each expert's blocks begin anew, wherever its rows end."""
+    written = [fp8(weight(40, 96, seed), block=(16, 32)) for seed in range(3)]
+    tensors = {
+        f".gate_up_proj{suffix}": torch.stack([each.tensors[f".weight{suffix}"] for each in written])
+        for suffix in ("", "_scale_inv")
+    }
+    source = opened(tmp_path, tensors, {"quant_method": "fp8", "weight_block_size": [16, 32]})
+    assert source.shape("m.gate_up_proj") == (3, 40, 96)
+    values = torch.stack([each.values for each in written])
+    torch.testing.assert_close(source.tensor("m.gate_up_proj", torch.float32, CPU), values)
+    torch.testing.assert_close(
+        source.matrix("m.gate_up_proj").rows(slice(30, 90)).decoded(), values.flatten(0, 1)[30:90]
+    )
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+def test_mlx(bits: int, tmp_path: Path) -> None:
+    written = mlx(weight(), bits=bits)
+    check_values(opened(tmp_path, written.tensors, {"group_size": 32, "bits": bits}), written)
+
+
+def test_mlx_with_settings_of_a_modules_own(tmp_path: Path) -> None:
+    settings = {"group_size": 32, "bits": 4, "m": {"group_size": 48, "bits": 6}, "lm_head": False}
+    written = mlx(weight(), bits=6, group_size=48)
+    check_values(opened(tmp_path, written.tensors, settings), written)
+    with pytest.raises(CheckpointError, match=r"'m\.weight' has 18 words in a row: expected whole groups of 32 codes"):
+        opened(tmp_path, written.tensors, {"group_size": 32, "bits": 4}).shape("m.weight")
+    with pytest.raises(UnsupportedQuantizationError, match=r"mode = 'nvfp4': supported are affine"):
+        opened(tmp_path, written.tensors, {"group_size": 32, "bits": 4, "mode": "nvfp4"})
+
+
+def test_what_transformers_writes_for_metal(tmp_path: Path) -> None:
+    written = mlx(weight(), minima=".qbiases")
+    check_values(opened(tmp_path, written.tensors, {"quant_method": "metal", "bits": 4, "group_size": 32}), written)
+
+
+def test_stacked_experts_in_mxfp4(tmp_path: Path) -> None:
+    written = [mxfp4(weight(40, 96, seed)) for seed in range(3)]
+    tensors = {
+        f".gate_up_proj{suffix}": torch.stack([each.tensors[f".weight{suffix}"] for each in written])
+        for suffix in ("_blocks", "_scales")
+    }
+    source = opened(tmp_path, tensors, {"quant_method": "mxfp4"})
+    assert source.shape("m.gate_up_proj") == (3, 40, 96)
+    values = torch.stack([each.values for each in written])
+    assert torch.equal(source.tensor("m.gate_up_proj", torch.float32, CPU), values)
+    assert torch.equal(source.matrix("m.gate_up_proj").rows(slice(30, 90)).decoded(), values.flatten(0, 1)[30:90])
+
+
+def test_model_optimizers_fp8_and_its_file_of_settings(tmp_path: Path) -> None:
+    written = modelopt(weight(), algorithm="FP8")
+    check_values(opened(tmp_path, written.tensors, {"quant_method": "modelopt", "quant_algo": "FP8"}), written)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "FP8"}}))
+    check_values(open_checkpoint(tmp_path).source, written)
+    with pytest.raises(UnsupportedQuantizationError, match="quant_algo = 'W4A16_AWQ': supported are FP8, NVFP4"):
+        opened(tmp_path, written.tensors, {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"})
+    scaled = {**written.tensors, ".pre_quant_scale": torch.ones(96)}
+    with pytest.raises(CheckpointError, match=r"'m\.pre_quant_scale' scales activations"):
+        opened(tmp_path, scaled, {"quant_method": "modelopt", "quant_algo": "FP8"}).shape("m.weight")

@@ -34,6 +34,10 @@ class FormatSettings:
         """Return whether the section has the key, even as ``null``."""
         return key in self._values
 
+    def is_set(self, *keys: str) -> bool:
+        """Return whether any of these keys has a value that says something."""
+        return any(self._values.get(key) not in (None, False, {}, "", "dense") for key in keys)
+
     def integer(self, key: str, default: int | None = None) -> int:
         """Return a whole number of 32 bits.
 
@@ -83,6 +87,26 @@ class FormatSettings:
         if value in allowed:
             return value
         raise self.unsupported(key, [str(each) for each in allowed])
+
+    def positive(self, key: str) -> int:
+        """Return a whole number of at least 1.
+
+        :raises CheckpointError: it is absent, or something else
+        """
+        value = self.integer(key)
+        if value >= 1:
+            return value
+        raise self.error(key, "a whole number of at least 1")
+
+    def block(self, key: str, default: tuple[int, int]) -> tuple[int, int]:
+        """Return numbers of rows and of columns.
+
+        :raises CheckpointError: it is something else
+        """
+        match self._found(key, list(default)):
+            case [int(rows), int(cols)] if 1 <= rows < 2**31 and 1 <= cols < 2**31:
+                return int(rows), int(cols)
+        raise self.error(key, "two whole numbers of at least 1")
 
     def group_size(self, key: str, default: int | None = None) -> int:
         """Return a number of columns, or -1 for a whole row.

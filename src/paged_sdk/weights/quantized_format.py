@@ -14,11 +14,12 @@ from attrs import frozen
 
 import paged_sdk.weights.formats
 from paged_sdk.errors import CheckpointError, UnsupportedQuantizationError, shown
+from paged_sdk.files import read_json_if_there
 from paged_sdk.kernels.stored_matrix import StoredMatrix
 from paged_sdk.weights.format_settings import FormatSettings
 from paged_sdk.weights.packed_tensors import PackedTensors
 
-__all__ = ["PackedMatrix", "QuantizedFormat", "find_format", "find_formats"]
+__all__ = ["PackedMatrix", "QuantizedFormat", "find_format", "find_formats", "without"]
 
 # Where config.json describes the format: MLX has a name of its own beside the usual one.
 _SECTIONS = ("quantization_config", "quantization")
@@ -62,8 +63,11 @@ class QuantizedFormat(ABC):
         """
 
     @abstractmethod
-    def companions(self) -> tuple[str, ...]:
-        """Return what the names of the tensors end in that stand beside the codes, and nowhere else."""
+    def owner(self, name: str) -> str | None:
+        """Return what the names of a matrix's tensors begin with, for one that stands beside codes and nowhere else.
+
+        :returns: None: the tensor is not of this kind
+        """
 
     @abstractmethod
     def matrix(self, tensors: PackedTensors) -> PackedMatrix:
@@ -73,11 +77,23 @@ class QuantizedFormat(ABC):
         """
 
 
+def without(name: str, *suffixes: str) -> str | None:
+    """Return a name without what it ends in; None: it ends in none of these."""
+    suffix = next((each for each in suffixes if name.endswith(each)), None)
+    return None if suffix is None else name[: -len(suffix)]
+
+
 def find_formats() -> tuple[type[QuantizedFormat], ...]:
     """Return every format: each module of :mod:`paged_sdk.weights.formats` holds one, as ``FORMAT``."""
     package = paged_sdk.weights.formats
     names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
     return tuple(import_module(f"{package.__name__}.{name}").FORMAT for name in names)
+
+
+def _beside(path: Path) -> object:
+    """Return what Model Optimizer's first versions wrote into a file of their own, as config.json has it since."""
+    found = read_json_if_there(path / "hf_quant_config.json").get("quantization")
+    return {"quant_method": "modelopt", **found} if isinstance(found, dict) else found
 
 
 def find_format(config: Mapping[str, Any], path: Path) -> QuantizedFormat | None:
@@ -89,12 +105,12 @@ def find_format(config: Mapping[str, Any], path: Path) -> QuantizedFormat | None
     :raises UnsupportedQuantizationError: no format is as the config describes it
     """
     section = next((key for key in _SECTIONS if config.get(key) is not None), None)
-    if section is None:
+    values = _beside(path) if section is None else config[section]
+    if values is None:
         return None
-    values = config[section]
     if not isinstance(values, dict):
         raise CheckpointError(f"{path / 'config.json'}: {section} = {shown(values)}: expected an object", path=path)
-    settings = FormatSettings(values, section, path)
+    settings = FormatSettings(values, section or _SECTIONS[0], path)
     formats = find_formats()
     for each in formats:
         if (found := each.open(settings)) is not None:

@@ -37,7 +37,7 @@ class QuantizedSource:
                 self._packed[unpacked] = PackedTensors(stored, prefix)
                 codes.add(name)
         prefixes = {tensors.prefix for tensors in self._packed.values()}
-        others = {name: self._prefix_of(name) for name in stored.names() if name not in codes}
+        others = {name: format_.owner(name) for name in stored.names() if name not in codes}
         for name, owner in others.items():
             if owner is not None and owner not in prefixes:
                 path = stored.path_of(name)
@@ -72,11 +72,6 @@ class QuantizedSource:
     def close(self) -> None:
         """Close the files; tensors taken from them before stay valid."""
         self._stored.close()
-
-    def _prefix_of(self, name: str) -> str | None:
-        """Return what a companion of codes begins with; None: the tensor is no companion."""
-        suffix = next((each for each in self._format.companions() if name.endswith(each)), None)
-        return None if suffix is None else name[: -len(suffix)]
 
     def _found(self, name: str) -> str:
         """Return the name of a tensor that is not packed, and holds numbers to compute with.

@@ -25,7 +25,7 @@ from paged_sdk.weights.weight_file import WeightFile
 
 __all__ = ["SafetensorsFile"]
 
-# Left out are types with two 4-bit elements per byte, and those of a scale alone: they are no values to compute with.
+# Left out are types with two 4-bit elements per byte, which torch cannot view as such.
 _DTYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
     {
         "F64": torch.float64,
@@ -39,6 +39,8 @@ _DTYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
         "I16": torch.int16,
         "I8": torch.int8,
         "U8": torch.uint8,
+        "U32": torch.uint32,
+        "F8_E8M0": torch.float8_e8m0fnu,
         "BOOL": torch.bool,
     }
 )

@@ -18,7 +18,7 @@ from paged_sdk.kernels.stored_matrix import StoredMatrix
 from paged_sdk.weights.bit_streams import unpacked
 from paged_sdk.weights.format_settings import FormatSettings
 from paged_sdk.weights.packed_tensors import FLOATS, PackedTensors
-from paged_sdk.weights.quantized_format import PackedMatrix, QuantizedFormat
+from paged_sdk.weights.quantized_format import PackedMatrix, QuantizedFormat, without
 
 __all__ = ["FORMAT"]
 
@@ -53,11 +53,11 @@ class _Awq(QuantizedFormat):
         return cls(settings.group_size(key, 128))
 
     def packs(self, name: str, dtype: torch.dtype) -> tuple[str, str] | None:
-        prefix = name.removesuffix(".qweight")
-        return None if prefix == name else (prefix, f"{prefix}.weight")
+        prefix = without(name, ".qweight")
+        return None if prefix is None else (prefix, f"{prefix}.weight")
 
-    def companions(self) -> tuple[str, ...]:
-        return (".qzeros", ".scales")
+    def owner(self, name: str) -> str | None:
+        return without(name, ".qzeros", ".scales")
 
     def matrix(self, tensors: PackedTensors) -> PackedMatrix:
         tensors.check(".qweight", (torch.int32,))

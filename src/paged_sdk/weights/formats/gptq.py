@@ -20,8 +20,9 @@ from paged_sdk.kernels.grouped_matrix import GroupedMatrix, UnreadGroupedMatrix
 from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix, UnreadRows
 from paged_sdk.weights.bit_streams import unpacked
 from paged_sdk.weights.format_settings import FormatSettings
+from paged_sdk.weights.grouped_reading import groups_of_columns, order_of_columns
 from paged_sdk.weights.packed_tensors import FLOATS, PackedTensors
-from paged_sdk.weights.quantized_format import PackedMatrix, QuantizedFormat
+from paged_sdk.weights.quantized_format import PackedMatrix, QuantizedFormat, without
 
 __all__ = ["FORMAT"]
 
@@ -60,11 +61,11 @@ class _Gptq(QuantizedFormat):
         return cls(tuple(dict.fromkeys(bits)), tuple(dict.fromkeys(sizes)), version == _V1)
 
     def packs(self, name: str, dtype: torch.dtype) -> tuple[str, str] | None:
-        prefix = name.removesuffix(".qweight")
-        return None if prefix == name else (prefix, f"{prefix}.weight")
+        prefix = without(name, ".qweight")
+        return None if prefix is None else (prefix, f"{prefix}.weight")
 
-    def companions(self) -> tuple[str, ...]:
-        return (".qzeros", ".scales", ".g_idx")
+    def owner(self, name: str) -> str | None:
+        return without(name, ".qzeros", ".scales", ".g_idx")
 
     def matrix(self, tensors: PackedTensors) -> PackedMatrix:
         tensors.check(".qweight", (torch.int32,))
@@ -101,16 +102,12 @@ class _Gptq(QuantizedFormat):
         zeros = self._zeros(tensors.tensor(".qzeros", (torch.int32,)), bits)[:, :rows].t()
         minima = -scales * zeros
         words = tensors.later(".qweight")
-        group_of = torch.arange(cols) // group_size
         order: Tensor | None = None
         if ".g_idx" in tensors:
-            named = tensors.tensor(".g_idx", (torch.int32, torch.int64)).long()
-            if cols and not (0 <= int(named.min()) <= int(named.max()) < groups):
-                raise tensors.error(".g_idx", f"names groups outside of the {groups} there are")
-            if not torch.equal(named, group_of):
-                order = torch.argsort(named, stable=True)
-                if not torch.equal(named[order], group_of):  # groups of different sizes
-                    return _decoded(shape, bits, lambda: words.value, scales[:, named], minima[:, named])
+            named = groups_of_columns(tensors, ".g_idx", cols, groups)
+            order, is_even = order_of_columns(named, group_size)
+            if not is_even:
+                return _decoded(shape, bits, lambda: words.value, scales[:, named], minima[:, named])
 
         def read(first: int, last: int) -> GroupedMatrix:
             codes = unpacked(words.value[:, first:last].t(), bits)

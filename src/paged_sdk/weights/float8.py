@@ -1,0 +1,55 @@
+"""Read matrices of 8-bit floating point numbers with scales, which several formats have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import torch
+
+from paged_sdk.kernels.stored_matrix import StoredMatrix
+from paged_sdk.weights.grouped_reading import find_grid, grouped_rows
+from paged_sdk.weights.packed_tensors import FLOATS, PackedTensors
+from paged_sdk.weights.quantized_format import PackedMatrix
+
+__all__ = ["FLOAT8", "as_bytes", "float8_levels", "float8_matrix"]
+
+FLOAT8: Final = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def float8_matrix(
+    tensors: PackedTensors, codes: str, scales: str, blocks: Iterable[tuple[int, int]] = ()
+) -> PackedMatrix:
+    """Check the tensors of one matrix.
+
+    :param codes: the suffix of float8 ``[rows, cols]``
+    :param scales: the suffix of the scales: one, one for each row, or one for each block
+    :param blocks: the rows and columns that blocks may have
+    :raises CheckpointError: one is missing, or does not fit the other
+    """
+    tensors.check(codes, FLOAT8)
+    rows, cols = tensors.shape(codes, 2)
+    grid = find_grid(tensors, scales, FLOATS, (rows, cols), blocks)
+
+    def stored() -> StoredMatrix:
+        return grouped_rows(
+            tensors.rows(codes),
+            as_bytes,
+            cols,
+            grid.spread(tensors.floats(scales)),
+            bits=8,
+            group_size=grid.cols,
+            levels=float8_levels(tensors.dtype(codes)),
+        )
+
+    return PackedMatrix((rows, cols), stored)
+
+
+def as_bytes(packed: torch.Tensor) -> torch.Tensor:
+    """Return the codes of numbers of 8 bits: their bytes."""
+    return packed.view(torch.uint8)
+
+
+def float8_levels(dtype: torch.dtype) -> torch.Tensor:
+    """Return what the bytes of a type of 8-bit floating point numbers stand for."""
+    return torch.arange(256, dtype=torch.uint8).view(dtype).float()

@@ -1,0 +1,78 @@
+"""Read weights in 8-bit floating point with scales for blocks (DeepSeek, Qwen), for rows (FBGEMM) or for the whole.
+
+Beside ``weight`` there is ``weight_scale_inv``, by which it is to be multiplied in spite of its name, or
+``weight_scale``. Experts that are stacked have ``_scale_inv`` after their own name. Scales for activations are left
+alone: activations keep their own numbers here.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final, Self
+
+import torch
+from attrs import frozen
+
+from paged_sdk.kernels.stored_matrix import StoredMatrix
+from paged_sdk.weights.float8 import FLOAT8, as_bytes, float8_levels, float8_matrix
+from paged_sdk.weights.format_settings import FormatSettings
+from paged_sdk.weights.grouped_reading import grouped_rows
+from paged_sdk.weights.packed_tensors import FLOATS, PackedTensors
+from paged_sdk.weights.quantized_format import PackedMatrix, QuantizedFormat, without
+
+__all__ = ["FORMAT"]
+
+_SCALES: Final = ("_scale_inv", "_scale")
+
+
+@frozen
+class _Fp8(QuantizedFormat):
+    """Reads one checkpoint.
+
+    :ivar block: rows and columns that share a scale, where scales are for blocks
+    """
+
+    methods: ClassVar[tuple[str, ...]] = ("fp8", "fbgemm_fp8")
+
+    block: tuple[int, int]
+
+    @classmethod
+    def open(cls, settings: FormatSettings) -> Self | None:
+        return cls(settings.block("weight_block_size", (128, 128))) if settings.method in cls.methods else None
+
+    def packs(self, name: str, dtype: torch.dtype) -> tuple[str, str] | None:
+        return (name, name) if dtype in FLOAT8 else None
+
+    def owner(self, name: str) -> str | None:
+        scaled = without(name, "_scale_inv")
+        return without(name, "_scale") if name.endswith(".weight_scale") else scaled
+
+    def matrix(self, tensors: PackedTensors) -> PackedMatrix:
+        suffix = next((each for each in _SCALES if each in tensors), _SCALES[0])
+        shape = tensors.source.shape(tensors.prefix)
+        if len(shape) == 3:
+            return self._stack(tensors, suffix, shape)
+        return float8_matrix(tensors, "", suffix, [self.block])
+
+    def _stack(self, tensors: PackedTensors, suffix: str, shape: tuple[int, ...]) -> PackedMatrix:
+        """Return experts one below the other, each with blocks of its own."""
+        count, rows, cols = shape
+        high, wide = self.block
+        blocks = (count, -(-rows // high), -(-cols // wide))
+        tensors.check(suffix, FLOATS, blocks)
+
+        def stored() -> StoredMatrix:
+            scales = tensors.floats(suffix).repeat_interleave(high, 1)[:, :rows].reshape(count * rows, blocks[2])
+            return grouped_rows(
+                tensors.rows(""),
+                as_bytes,
+                cols,
+                scales,
+                bits=8,
+                group_size=wide,
+                levels=float8_levels(tensors.dtype("")),
+            )
+
+        return PackedMatrix(shape, stored)
+
+
+FORMAT: Final = _Fp8

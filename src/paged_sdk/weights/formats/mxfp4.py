@@ -1,0 +1,71 @@
+"""Read MXFP4, as gpt-oss has its experts: 4-bit floating point numbers with a power of two for every 32.
+
+``NAME_blocks`` uint8 ``[experts, out, in / 32, 16]`` has two codes in a byte, the first in its low half, and
+``NAME_scales`` uint8 ``[experts, out, in / 32]`` the exponents; without experts, one dimension less.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import ClassVar, Final, Self
+
+import torch
+from attrs import evolve, frozen
+
+from paged_sdk.kernels.stored_matrix import StoredMatrix
+from paged_sdk.weights.bit_streams import unpacked
+from paged_sdk.weights.format_settings import FormatSettings
+from paged_sdk.weights.grouped_reading import E8M0, e2m1_levels, grouped_rows, powers_of_two
+from paged_sdk.weights.packed_tensors import PackedTensors
+from paged_sdk.weights.quantized_format import PackedMatrix, QuantizedFormat, without
+
+__all__ = ["FORMAT"]
+
+_BLOCK: Final = 32
+_BYTES: Final = 16
+
+
+@frozen
+class _Mxfp4(QuantizedFormat):
+    methods: ClassVar[tuple[str, ...]] = ("mxfp4",)
+
+    @classmethod
+    def open(cls, settings: FormatSettings) -> Self | None:
+        return cls() if settings.method in cls.methods else None
+
+    def packs(self, name: str, dtype: torch.dtype) -> tuple[str, str] | None:
+        prefix = without(name, "_blocks")
+        return None if prefix is None else (prefix, prefix)
+
+    def owner(self, name: str) -> str | None:
+        return without(name, "_scales")
+
+    def matrix(self, tensors: PackedTensors) -> PackedMatrix:
+        tensors.check("_blocks", (torch.uint8,))
+        shape = tensors.source.shape(f"{tensors.prefix}_blocks")
+        if len(shape) not in (3, 4) or shape[-1] != _BYTES:
+            raise tensors.error("_blocks", f"has shape {list(shape)}: expected blocks of {_BYTES} bytes")
+        *outputs, blocks, _ = shape
+        tensors.check("_scales", E8M0, (*outputs, blocks))
+        return PackedMatrix((*outputs, blocks * _BLOCK), partial(_stored, tensors, math.prod(outputs), blocks))
+
+
+def _stored(tensors: PackedTensors, rows: int, blocks: int) -> StoredMatrix:
+    in_file = tensors.rows("_blocks")  # whose rows are single blocks
+
+    def read(first: int, last: int) -> torch.Tensor:
+        return in_file[first * blocks : last * blocks].tensor().view(last - first, blocks * _BYTES)
+
+    return grouped_rows(
+        evolve(in_file, shape=(rows, blocks * _BYTES), read=read),
+        partial(unpacked, bits=4),
+        blocks * _BLOCK,
+        powers_of_two(tensors.tensor("_scales", E8M0)).view(rows, blocks),
+        bits=4,
+        group_size=_BLOCK,
+        levels=e2m1_levels(),
+    )
+
+
+FORMAT: Final = _Mxfp4

@@ -1,0 +1,98 @@
+"""Matrices that a format's own package has written, judged by what the same package decodes.
+
+The packages are no part of the project's environments: each test runs where its package is installed, with
+``python -m pytest -m long -W default``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from paged_sdk.weights.checkpoint import open_checkpoint
+from quantized_writers import compressed_settings, section_of
+
+pytestmark = pytest.mark.long
+
+
+def weight() -> Tensor:
+    return torch.randn(64, 96, generator=torch.Generator().manual_seed(0))
+
+
+def read(directory: Path, tensors: Mapping[str, Tensor], settings: Mapping[str, Any], **options: Any) -> Tensor:
+    """Write a checkpoint of one matrix "m", and read its values."""
+    named = {f"m{suffix}": tensor.contiguous() for suffix, tensor in tensors.items()}
+    save_file(named, directory / "model.safetensors", **options)
+    (directory / "config.json").write_text(json.dumps({section_of(settings): settings}))
+    source = open_checkpoint(directory).source
+    assert source.shape("m.weight") == (64, 96)
+    return source.matrix("m.weight").decoded()
+
+
+@pytest.mark.parametrize(
+    ("form", "weights"),
+    [
+        *(
+            ("pack-quantized", {"num_bits": bits, "type": "int", "symmetric": symmetric, "strategy": "group"}
+             | {"group_size": 32})
+            for bits in (2, 3, 4, 5, 8) for symmetric in (True, False)
+        ),
+        ("pack-quantized", {"num_bits": 4, "type": "int", "symmetric": False, "strategy": "channel"}),
+        ("int-quantized", {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}),
+        ("int-quantized", {"num_bits": 8, "type": "int", "symmetric": False, "strategy": "channel"}),
+        ("float-quantized", {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}),
+        ("float-quantized", {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "block"}
+         | {"block_structure": [32, 32]}),
+        ("nvfp4-pack-quantized", {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group"}
+         | {"group_size": 16, "scale_dtype": "torch.float8_e4m3fn"}),
+        ("mxfp4-pack-quantized", {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group"}
+         | {"group_size": 32}),
+    ],
+)  # fmt: skip
+def test_compressed_tensors(form: str, weights: dict[str, Any], tmp_path: Path) -> None:
+    quantization: Any = pytest.importorskip("compressed_tensors.quantization")
+    from_range = pytest.importorskip("compressed_tensors.quantization.utils").calculate_qparams
+    args = quantization.QuantizationArgs(**weights)
+    scheme = quantization.QuantizationScheme(targets=["Linear"], weights=args, format=form)
+    values = weight()
+    state: dict[str, Tensor] = {"weight": values}
+    if form == "nvfp4-pack-quantized":
+        largest = values.view(64, -1, 16).abs().amax(2)
+        factor = (448 * 6 / largest.max()).reshape(1)
+        state |= {"weight_scale": (largest / 6 * factor).to(torch.float8_e4m3fn).float(), "weight_global_scale": factor}
+    elif form == "mxfp4-pack-quantized":
+        largest = values.view(64, -1, 32).abs().amax(2)
+        state["weight_scale"] = 2.0 ** torch.ceil(torch.log2(largest / 6))
+    elif weights["strategy"] == "block":
+        blocks = values.view(2, 32, 3, 32).abs().amax((1, 3))
+        state["weight_scale"] = blocks / 448
+    else:
+        groups = values.view(64, -1, weights.get("group_size", 96))
+        scale, zero = from_range(groups.amin(2), groups.amax(2), args)
+        state |= {"weight_scale": scale.float(), "weight_zero_point": zero.to(torch.int8)}
+        if weights["type"] == "float":
+            del state["weight_zero_point"]
+    compressor = pytest.importorskip("compressed_tensors.compressors").BaseCompressor.get_value_from_registry(form)
+    packed = compressor.compress(dict(state), scheme)
+    expected = compressor.decompress(dict(packed), scheme)["weight"].float()
+    found = read(tmp_path, {f".{name}": each for name, each in packed.items()}, compressed_settings(form, **weights))
+    exact = form not in ("nvfp4-pack-quantized", "mxfp4-pack-quantized")  # which are decoded to bfloat16 there
+    torch.testing.assert_close(found, expected, rtol=1e-6 if exact else 1e-2, atol=1e-6)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+def test_mlx(bits: int, tmp_path: Path) -> None:
+    mx = pytest.importorskip("mlx.core")
+    parts = mx.quantize(mx.array(weight().numpy()), group_size=32, bits=bits)
+    expected = torch.from_numpy(np.array(mx.dequantize(*parts, group_size=32, bits=bits)))
+    codes, scales, biases = (torch.from_numpy(np.array(each)) for each in parts)
+    found = read(tmp_path, {".weight": codes, ".scales": scales, ".biases": biases}, {"group_size": 32, "bits": bits})
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
