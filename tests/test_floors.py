@@ -89,6 +89,7 @@ def _units() -> Mapping[str, Unit]:
         "conversation",
         "responses",
         "preparation",
+        "pydantic_schema",
         "structured",
         "tool_loop",
     )

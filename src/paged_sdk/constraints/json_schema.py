@@ -41,16 +41,21 @@ _DATE: Final = f"(?:{_YEAR}-{_DAY}|{_LEAP_YEAR}-02-29)"
 _TIME: Final = r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,9})?(?:Z|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
 _NAME: Final = "[A-Za-z0-9]+(?:-[A-Za-z0-9]+)*"
 
+_CLOCK: Final = r"T(?:\d{1,4}H(?:\d{1,4}M(?:\d{1,4}S)?)?|\d{1,4}M(?:\d{1,4}S)?|\d{1,4}S)"
+_CALENDAR: Final = r"(?:\d{1,4}Y(?:\d{1,2}M(?:\d{1,4}D)?)?|\d{1,4}M(?:\d{1,4}D)?|\d{1,4}D)"
+
 _PATTERNS: Final[Mapping[str, Schema]] = MappingProxyType(
     {
         "date": {"pattern": f"^{_DATE}$"},
         "time": {"pattern": f"^{_TIME}$"},
         "date-time": {"pattern": f"^{_DATE}T{_TIME}$"},
+        "duration": {"pattern": f"^P(?:{_CALENDAR}(?:{_CLOCK})?|{_CLOCK}|\\d{{1,4}}W)$"},
         "hostname": {"pattern": rf"^{_NAME}(?:\.{_NAME})*$", "maxLength": 63},
     }
 )
 """Says what formats mean that the library takes too widely: it allows 29 February in every year, a 61st second in every
-minute, and any punycode. Host names are those of up to 63 characters without internationalized parts."""
+minute, durations longer than programs can tell, and any punycode. Host names are those of up to 63 characters without
+internationalized parts."""
 
 
 @frozen

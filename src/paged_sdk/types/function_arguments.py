@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
+import decimal
 import inspect
 import math
 import types
 import typing
+import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
@@ -25,6 +28,24 @@ _EXPECTED: Final[Mapping[Any, str]] = {
     bool: "true or false",
     type(None): "null",
 }
+
+
+def _finite(text: str) -> decimal.Decimal:
+    number = decimal.Decimal(text)
+    if not number.is_finite():
+        raise ValueError(text)
+    return number
+
+
+_READERS: Final[Mapping[Any, Callable[[str], Any]]] = types.MappingProxyType(
+    {
+        datetime.datetime: datetime.datetime.fromisoformat,
+        datetime.date: datetime.date.fromisoformat,
+        datetime.time: datetime.time.fromisoformat,
+        uuid.UUID: uuid.UUID,
+        decimal.Decimal: _finite,
+    }
+)
 
 
 def bind_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,6 +87,8 @@ def _converted(hint: Any, value: Any, where: str, depth: int) -> Any:
         return _converted(arguments[0], value, where, inner)
     if isinstance(hint, type) and hint in _EXPECTED:
         return _plain(hint, value, where)
+    if isinstance(hint, type) and hint in _READERS:
+        return _read(hint, value, where)
     if origin is Literal or (isinstance(hint, type) and issubclass(hint, Enum)):
         return _chosen(list(arguments) or list(hint), value, where)
     if origin in (Union, types.UnionType):
@@ -93,6 +116,18 @@ def _plain(kind: Any, value: Any, where: str) -> Any:
     if type(value) is not kind:
         raise _refusal(where, value, _EXPECTED[kind])
     return value
+
+
+def _read(kind: Any, value: Any, where: str) -> Any:
+    """Read a value that is written as a string; Decimals may be numbers, too."""
+    if kind is decimal.Decimal and isinstance(value, int | float) and not isinstance(value, bool):
+        value = str(value)
+    if not isinstance(value, str):
+        raise _refusal(where, value, f"a {kind.__name__}")
+    try:
+        return _READERS[kind](value)
+    except (ValueError, ArithmeticError):
+        raise _refusal(where, value, f"a {kind.__name__}") from None
 
 
 def _chosen(choices: list[Any], value: Any, where: str) -> Any:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
+import decimal
 import inspect
 import re
 import types
 import typing
+import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
@@ -25,9 +28,19 @@ _PLAIN: Final[Mapping[Any, str]] = {
     bool: "boolean",
     type(None): "null",
 }
+_WRITTEN: Final[Mapping[Any, Mapping[str, str]]] = types.MappingProxyType(
+    {
+        datetime.datetime: {"format": "date-time"},
+        datetime.date: {"format": "date"},
+        datetime.time: {"format": "time"},
+        uuid.UUID: {"format": "uuid"},
+        decimal.Decimal: {"pattern": r"^-?[0-9]{1,18}(\.[0-9]{1,18})?$"},
+    }
+)
+"""What JSON has no values of is written as strings."""
 _ALLOWED: Final = (
-    "int, float, str, bool, None, Any, Literal, Enum, list, tuple, dict[str, ...], unions, dataclasses, attrs classes "
-    "and TypedDicts of these"
+    "int, float, str, bool, None, Any, Literal, Enum, datetime, date, time, UUID, Decimal, list, tuple, "
+    "dict[str, ...], unions, dataclasses, attrs classes and TypedDicts of these"
 )
 
 
@@ -101,6 +114,8 @@ def _schema_of(hint: Any, where: str, depth: int) -> dict[str, Any]:
         return {}
     if isinstance(hint, type) and hint in _PLAIN:
         return {"type": _PLAIN[hint]}
+    if isinstance(hint, type) and hint in _WRITTEN:
+        return {"type": "string", **_WRITTEN[hint]}
     if origin is Annotated:
         schema = _schema_of(arguments[0], where, inner)
         texts = [each for each in arguments[1:] if isinstance(each, str)]
