@@ -42,6 +42,11 @@ from paged_sdk.processors import usable_processors
 
 __all__ = ["Report", "measure"]
 
+PLAIN: Final = "plain"
+SUFFIX: Final = "suffix drafts"
+PAIR: Final = "draft model and suffix drafts"
+_WAYS: Final = (PLAIN, SUFFIX, PAIR)
+
 _PROSE: Final = (
     "Write a short story about a lighthouse keeper who finds a map.",
     "Explain to a child why the sky is blue and sunsets are red.",
@@ -53,14 +58,18 @@ _PROSE: Final = (
 class Report:
     """Holds what was measured.
 
-    :ivar ratios: by request, the rate of tokens with drafts by the rate without
-    :ivar rates: the rates without
-    :ivar different: the numbers of the texts that were others with drafts
+    :ivar rates: by way, the rates of tokens, one per request
+    :ivar different: the numbers of the texts that were others with a draft model
+    :ivar stats: by way, the engine's counters at the end
     """
 
-    ratios: list[float] = field(factory=list)
-    rates: list[float] = field(factory=list)
+    rates: dict[str, list[float]] = field(factory=lambda: {way: [] for way in _WAYS})
     different: list[int] = field(factory=list)
+    stats: dict[str, ModelStats] = field(factory=dict)
+
+    def ratios(self, way: str) -> list[float]:
+        """Return how many times as fast a way was as the plain one, by request."""
+        return [rate / plain for rate, plain in zip(self.rates[way], self.rates[PLAIN], strict=True)]
 
 
 async def _ask(model: Model, question: str, max_tokens: int) -> tuple[str, float]:
@@ -78,23 +87,26 @@ async def measure(
     num_edits: int,
     max_tokens: int,
     progress: Progress,
-) -> tuple[Report, ModelStats]:
-    """Ask both for the same texts, request by request."""
-    report = Report()
+) -> Report:
+    """Ask for the same texts in every way, request by request."""
+    report, config = Report(), SpeculativeConfig(gamma)
     questions = [*_PROSE, *(edit.question for edit in EDITS[:num_edits])]
     async with AsyncExitStack() as stack:
-        plain = await stack.enter_async_context(target.build())
-        pair = TextSpeculativeBuilder(target, draft, SpeculativeConfig(gamma))
-        drafting = await stack.enter_async_context(pair.build())
+        models = {
+            PLAIN: await stack.enter_async_context(target.build()),
+            SUFFIX: await stack.enter_async_context(target.with_speculation(config).build()),
+            PAIR: await stack.enter_async_context(TextSpeculativeBuilder(target, draft, config).build()),
+        }
         for number, question in enumerate(progress.track(questions, description="texts")):
-            models = (plain, drafting) if number % 2 else (drafting, plain)
-            found = {model: await _ask(model, question, max_tokens) for model in models}
-            (text, rate), (other, other_rate) = found[plain], found[drafting]
-            report.ratios.append(other_rate / rate)
-            report.rates.append(rate)
-            if text != other:
+            turn = number % len(_WAYS)
+            texts: dict[str, str] = {}
+            for way in _WAYS[turn:] + _WAYS[:turn]:
+                texts[way], rate = await _ask(models[way], question, max_tokens)
+                report.rates[way].append(rate)
+            if texts[PLAIN] != texts[PAIR]:
                 report.different.append(number)
-        return report, drafting.stats()
+        report.stats.update((way, model.stats()) for way, model in models.items())
+    return report
 
 
 def main(
@@ -118,7 +130,7 @@ def main(
         target = target.with_batch_invariance()
     console = Console(width=None if sys.stdout.isatty() else 120)
     with Progress(console=Console(stderr=True)) as progress:
-        report, stats = asyncio.run(
+        report = asyncio.run(
             measure(
                 target,
                 GgufModelBuilder(path),
@@ -128,32 +140,28 @@ def main(
                 progress=progress,
             )
         )
-    acceptance = stats.accepted_tokens / max(stats.drafted_tokens, 1)
-    table = Table("", "", title=f"{chosen.name} with its first {layers} layers as draft model")
-    table.add_row("tokens per second without drafts, median", f"{median(report.rates):.1f}")
-    table.add_row("with drafts, times as fast: least, median, most", _spread(report.ratios))
-    table.add_row("drafts that were right", f"{stats.accepted_tokens} of {stats.drafted_tokens} ({acceptance:.0%})")
-    table.add_row("speed-up by the engine's own account", f"{stats.draft_speed_up:.3f}")
-    table.add_row("other texts", f"{len(report.different)} of {len(report.ratios)}")
+    table = Table("", "tokens/s", "times plain: least, median, most", "drafts that were right", "by its own account")
+    table.title = f"{chosen.name} with its first {layers} layers as draft model"
+    for way, rates in report.rates.items():
+        stats, ratios = report.stats[way], report.ratios(way)
+        right = f"{stats.accepted_tokens} of {stats.drafted_tokens}"
+        spread = f"{min(ratios):.2f} {median(ratios):.2f} {max(ratios):.2f}"
+        table.add_row(way, f"{median(rates):.1f}", spread, right, f"{stats.draft_speed_up:.3f}")
     console.print(table)
+    console.print(f"other texts with a draft model: {len(report.different)} of {len(report.rates[PLAIN])}")
     saved = {
         "command": " ".join(["python -m benchmarks.draft_pair", *sys.argv[1:]]),
         "machine": describe_machine(),
         "model": chosen.name,
         "layers": layers,
-        "ratios": report.ratios,
         "rates": report.rates,
         "different": report.different,
-        "drafted_tokens": stats.drafted_tokens,
-        "accepted_tokens": stats.accepted_tokens,
+        "drafted_tokens": {way: stats.drafted_tokens for way, stats in report.stats.items()},
+        "accepted_tokens": {way: stats.accepted_tokens for way, stats in report.stats.items()},
     }
     place = output or cache_directory("results") / f"{chosen.file_name}-draft-pair.json"
     place.write_text(json.dumps(saved, indent=2) + "\n")
     console.print(f"written to {place}")
-
-
-def _spread(ratios: list[float]) -> str:
-    return f"{min(ratios):.2f} {median(ratios):.2f} {max(ratios):.2f}"
 
 
 if __name__ == "__main__":

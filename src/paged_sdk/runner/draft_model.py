@@ -28,7 +28,8 @@ PRIOR: Final = 0.7
 """So likely is a draft of a new pair of models expected to be right."""
 FIRST_PAUSE: Final = 16
 """Where drafts of a text do not pay, one is made after so many steps to see whether they would now, then after twice as
-many, up to :data:`LONGEST_PAUSE`."""
+many, up to :data:`LONGEST_PAUSE`. The next text begins with the last one's pause, unless drafts have paid since: with
+this pause for each, drafts of a third of a model's layers cost texts of 160 tokens 5 % instead of 1 %."""
 LONGEST_PAUSE: Final = 512
 
 
@@ -78,6 +79,7 @@ class DraftModel:
         self._own_times = StepTimes()
         self._account = account
         self._acceptance = Acceptance(priors=(PRIOR,))
+        self._pause = _Pause()
         self._texts: dict[int, _Text] = {}
 
     @property
@@ -118,7 +120,7 @@ class DraftModel:
         """Return what is known of a sequence, which may have got tokens since."""
         text = self._texts.get(sequence.seq_id)
         if text is None:
-            text = self._texts[sequence.seq_id] = _Text(sequence, Acceptance(self._acceptance))
+            text = self._texts[sequence.seq_id] = _Text(sequence, Acceptance(self._acceptance), self._pause)
         text.take_in()
         if text.table.ids:
             self._kv.commit(text.table, sequence.token_ids, text.num_computed)
@@ -176,6 +178,15 @@ class DraftModel:
         return tokens
 
 
+class _Pause:
+    """Holds for how many steps a new text goes without drafts before one is tried, where they have not paid so far."""
+
+    __slots__ = ("num_steps",)
+
+    def __init__(self) -> None:
+        self.num_steps: int = FIRST_PAUSE
+
+
 class _Text:
     """Holds what is known of one sequence.
 
@@ -187,6 +198,7 @@ class _Text:
 
     __slots__ = (
         "_acceptance",
+        "_first_pause",
         "_num_known",
         "_num_paused",
         "_pause",
@@ -198,7 +210,7 @@ class _Text:
         "table",
     )
 
-    def __init__(self, sequence: Sequence, acceptance: Acceptance) -> None:
+    def __init__(self, sequence: Sequence, acceptance: Acceptance, first_pause: _Pause) -> None:
         request = sequence.request
         self.sequence = sequence
         self.table = KvTable(request.cache_keys, share=request.shares_prefix)
@@ -208,7 +220,8 @@ class _Text:
         self.num_wanted: int = 0
         self._acceptance = acceptance
         self._num_known = len(sequence.token_ids)
-        self._pause = FIRST_PAUSE
+        self._first_pause = first_pause
+        self._pause = first_pause.num_steps
         self._num_paused = 0
 
     @property
@@ -243,10 +256,12 @@ class _Text:
         """Take a number of drafts to make, and return how many are made: one, now and then, where none would pay."""
         if count:
             self._pause, self._num_paused = FIRST_PAUSE, 0
+            self._first_pause.num_steps = FIRST_PAUSE
         else:
             self._num_paused += 1
             if self._num_paused >= self._pause:
                 self._pause, self._num_paused, count = min(2 * self._pause, LONGEST_PAUSE), 0, 1
+                self._first_pause.num_steps = max(self._first_pause.num_steps, self._pause)
         self.num_wanted = count
         return count
 
