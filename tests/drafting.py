@@ -33,7 +33,7 @@ def drafting(
     """Make a proposer that drafts whatever it can, up to ``gamma`` tokens for each text."""
     times = FreeSteps() if times is None else times
     return TextProposer(
-        gamma, looks_back=looks_back, shares_texts=shares_texts, times=times, account=DraftAccount(times)
+        gamma, looks_back=looks_back, shares_texts=shares_texts, times=times, balance=DraftAccount(times).open_balance()
     )
 
 
@@ -45,7 +45,9 @@ def drafting_model(builder: TextModelBuilder, directory: Path, gamma: int = 5) -
     device, times = torch.device("cpu"), FreeSteps()
     draft = load_weights(directory, builder.settings, environment, device, None, lambda: None)
     config = evolve(target.config, gamma=gamma)
-    return make_draft_model(draft, config, times=times, account=DraftAccount(times), device=device, workspace=None)
+    return make_draft_model(
+        draft, config, times=times, balance=DraftAccount(times).open_balance(), device=device, workspace=None
+    )
 
 
 class NoDrafts:

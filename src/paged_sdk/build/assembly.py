@@ -117,7 +117,12 @@ def _load(
         proposer = ForcedTokens(_proposer(config, scheduler))
         if draft is not None:
             own = make_draft_model(
-                draft, config, times=scheduler.times, account=scheduler.drafts, device=device, workspace=workspace
+                draft,
+                config,
+                times=scheduler.times,
+                balance=scheduler.drafts.open_balance(),
+                device=device,
+                workspace=workspace,
             )
             proposer = SeveralProposers((proposer, own))
     return ModelParts(
@@ -143,7 +148,7 @@ def _proposer(config: EngineConfig, scheduler: Scheduler) -> TextProposer:
         looks_back=config.gamma > 0,
         shares_texts=config.prefix_cache_n > 0,
         times=scheduler.times,
-        account=scheduler.drafts,
+        balance=scheduler.drafts.open_balance(),
     )
 
 

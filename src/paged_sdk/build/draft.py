@@ -16,7 +16,7 @@ from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.env import Environment
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.runner.draft_model import DraftModel
-from paged_sdk.scheduler.draft_account import DraftAccount
+from paged_sdk.scheduler.draft_account import DraftBalance
 from paged_sdk.scheduler.step_times import StepTimes
 
 __all__ = ["load_draft", "make_draft_model"]
@@ -54,7 +54,7 @@ def make_draft_model(
     config: EngineConfig,
     *,
     times: StepTimes,
-    account: DraftAccount,
+    balance: DraftBalance,
     device: torch.device,
     workspace: Workspace | None,
 ) -> DraftModel:
@@ -62,7 +62,7 @@ def make_draft_model(
 
     :param config: the target's settings
     :param times: how long the target's steps take
-    :param account: whether drafts have paid so far
+    :param balance: whether drafts have paid so far
     """
     shape = draft.model.config
     own = evolve(config, max_model_len=draft.max_model_len, sliding_window=shape.window, rope_switch=shape.rope_switch)
@@ -76,5 +76,5 @@ def make_draft_model(
         max_tokens=min(draft.max_model_len, shape.rope_switch or draft.max_model_len),
         max_batched_tokens=config.max_num_batched_tokens,
         times=times,
-        account=account,
+        balance=balance,
     )

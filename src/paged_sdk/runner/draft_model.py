@@ -15,7 +15,7 @@ from paged_sdk.kv.manager import KvManager, KvTable
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.runner.input_batch import make_input_batch
 from paged_sdk.sampling.candidates import argmax, select_rows
-from paged_sdk.scheduler.draft_account import DraftAccount
+from paged_sdk.scheduler.draft_account import DraftBalance
 from paged_sdk.scheduler.sequence import Sequence
 from paged_sdk.scheduler.step_times import StepTimes
 from paged_sdk.speculative.acceptance import Acceptance
@@ -52,7 +52,7 @@ class DraftModel:
     :param max_tokens: the longest text that it can read
     :param max_batched_tokens: how many tokens it computes at once
     :param times: how long steps of the target take
-    :param account: whether drafts have paid so far
+    :param balance: whether drafts have paid so far
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class DraftModel:
         max_tokens: int,
         max_batched_tokens: int,
         times: StepTimes,
-        account: DraftAccount,
+        balance: DraftBalance,
     ) -> None:
         self._model = model
         self._backend = backend
@@ -77,7 +77,7 @@ class DraftModel:
         self._max_batched_tokens = max_batched_tokens
         self._times = times
         self._own_times = StepTimes()
-        self._account = account
+        self._balance = balance
         self._acceptance = Acceptance(priors=(PRIOR,))
         self._pause = _Pause()
         self._texts: dict[int, _Text] = {}
@@ -90,7 +90,7 @@ class DraftModel:
     def propose(self, sequences: Texts[Sequence]) -> list[list[int]]:
         """Propose the tokens that follow each sequence, as many as should pay."""
         texts = [self._text_of(sequence) for sequence in sequences]
-        if not self._account.allows:
+        if not self._balance.allows:
             return [[] for _ in texts]
         chances = [text.chances(self._most_drafts(text)) for text in texts]
         counts = draft_counts(chances, self._times.expected, lambda ahead: ahead * self._own_times.expected(len(texts)))
@@ -99,8 +99,10 @@ class DraftModel:
             for text, count, chance in zip(texts, counts, chances, strict=True)
             if chance and text.choose(count) and self._make_room(text)
         ]
+        start = time.monotonic()
         with torch.inference_mode():
             self._draft(chosen)
+        self._balance.claim((text.sequence.seq_id for text in chosen), time.monotonic() - start)
         return [text.drafts for text in texts]
 
     def forget(self, seq_ids: Iterable[int]) -> None:

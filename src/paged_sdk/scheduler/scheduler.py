@@ -12,7 +12,7 @@ from paged_sdk.errors import ContextLengthError, InvalidRequestError, QueueFullE
 from paged_sdk.kv.block_hash import CacheKey
 from paged_sdk.kv.manager import KvManager
 from paged_sdk.scheduler.admission import SHORT, Admission
-from paged_sdk.scheduler.draft_account import DraftAccount
+from paged_sdk.scheduler.draft_account import DraftAccount, VerifiedDrafts
 from paged_sdk.scheduler.output import NewTokens, ScheduledSequence, SchedulerOutput
 from paged_sdk.scheduler.pace import Pace
 from paged_sdk.scheduler.sequence import Sequence, SequenceStatus
@@ -59,8 +59,7 @@ class Scheduler:
         self._pace = Pace(config.max_slowdown, self.times) if config.max_slowdown else None
         self._finished_seq_ids: list[int] = []
         self._num_preemptions = 0
-        self._num_accepted = 0  # drafts, since the last step whose time was taken in
-        self._num_forced = 0  # of these, the ones that a constraint left no choice in
+        self._verified: list[VerifiedDrafts] = []  # since the last step whose time was taken in
 
     @property
     def num_running(self) -> int:
@@ -162,18 +161,17 @@ class Scheduler:
         """
         num_decodes, scheduled = output.num_decodes, output.scheduled
         num_drafts = sum(len(row.draft_token_ids) for row in scheduled[:num_decodes])
-        num_accepted, self._num_accepted = self._num_accepted, 0
-        num_forced, self._num_forced = self._num_forced, 0
+        verified, self._verified = self._verified, []
         if num_decodes == len(scheduled):
-            self.drafts.note(num_decodes, num_drafts, num_accepted, seconds, drafting_seconds, num_forced)
-            if num_forced:
+            self.drafts.note(num_decodes, verified, seconds, drafting_seconds)
+            if any(each.num_forced for each in verified):
                 return  # no logits were computed for these, so that it says little of other steps with as many tokens
             if num_drafts or self._pace is None:
                 self.times.note(num_decodes + num_drafts, seconds)
             else:
                 self._pace.note_plain(seconds, num_decodes)
             return
-        self.drafts.count(num_drafts - num_forced, num_accepted - num_forced)
+        self.drafts.count(verified)
         if self._pace is None:
             return
         num_tokens = sum(row.num_new_tokens for row in scheduled[num_decodes:])
@@ -212,7 +210,9 @@ class Scheduler:
                     self.finish(sequence, "length")
             elif row.draft_token_ids:
                 accepted = self._accept(row, token_ids)
-                self._num_forced += sum(place < len(accepted) - 1 for place in forced.get(index, ()))
+                num_forced = sum(place < len(accepted) - 1 for place in forced.get(index, ()))
+                num_drafts = len(row.draft_token_ids)
+                self._verified.append(VerifiedDrafts(sequence.seq_id, num_drafts, len(accepted) - 1, num_forced))
                 new_tokens.add(sequence, accepted, index)
             else:
                 sequence.num_computed_tokens = row.end
@@ -231,7 +231,6 @@ class Scheduler:
         """
         sequence = row.sequence
         token_ids, reason = self._append(sequence, token_ids)
-        self._num_accepted += len(token_ids) - 1
         # The KV of rejected drafts lies after the computed tokens, where the next step overwrites it.
         num_computed = row.known_end + len(token_ids) - 1
         sequence.num_computed_tokens = sequence.num_scheduled = num_computed

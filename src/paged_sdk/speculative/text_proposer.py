@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from collections.abc import Sequence as Texts
 from typing import Final
 
-from paged_sdk.scheduler.draft_account import DraftAccount
+from paged_sdk.scheduler.draft_account import DraftBalance
 from paged_sdk.scheduler.sequence import Sequence
 from paged_sdk.scheduler.step_times import StepTimes
 from paged_sdk.speculative.acceptance import Acceptance
@@ -37,15 +38,15 @@ class TextProposer:
     :param looks_back: whether texts without a prediction get drafts, from what they and others have said before
     :param shares_texts: whether texts may be guessed from those of other requests with the same cache keys
     :param times: how long steps take
-    :param account: whether drafts have paid so far
+    :param balance: whether drafts have paid so far
     """
 
     def __init__(
-        self, gamma: int, *, looks_back: bool, shares_texts: bool, times: StepTimes, account: DraftAccount
+        self, gamma: int, *, looks_back: bool, shares_texts: bool, times: StepTimes, balance: DraftBalance
     ) -> None:
         self._gamma = gamma
         self._times = times
-        self._account = account
+        self._balance = balance
         self._looks_back = looks_back
         self._own = Acceptance()
         self._predictions = Acceptance()
@@ -65,6 +66,24 @@ class TextProposer:
 
     def propose(self, sequences: Texts[Sequence]) -> list[list[int]]:
         """Propose the tokens that follow each sequence, as many as should pay."""
+        start = time.monotonic()
+        found = self._propose(sequences)
+        drafted = [sequence.seq_id for sequence, drafts in zip(sequences, found, strict=True) if drafts]
+        self._balance.claim(drafted, time.monotonic() - start)
+        return found
+
+    def forget(self, seq_ids: Iterable[int]) -> None:
+        """Drop the state of sequences that have ended, and keep their texts for later ones."""
+        for seq_id in seq_ids:
+            row = self._rows.pop(seq_id, None)
+            if row is not None and self._recent is not None and row.sequence.request.shares_prefix:
+                self._recent.add(row.sequence.request.cache_keys, row.sequence.output_token_ids)
+
+    def reset(self) -> None:
+        """Forget what the model has said before."""
+        self._recent = self._recent and RecentTexts()
+
+    def _propose(self, sequences: Texts[Sequence]) -> list[list[int]]:
         if not (self._looks_back or any(each.request.prediction_token_ids for each in sequences)):
             return [[] for _ in sequences]
         chosen: list[Follower | None] = []
@@ -87,24 +106,13 @@ class TextProposer:
             most = min(self._gamma, sequence.max_length - len(sequence.token_ids) - 1)
             chosen.append(best)
             chances.append([] if best is None else best.chances(most))
-        if not self._account.allows:
+        if not self._balance.allows:
             return [[] for _ in sequences]
         counts = draft_counts(chances, self._times.expected)
         return [
             follower.guesses(count) if follower is not None and count else []
             for follower, count in zip(chosen, counts, strict=True)
         ]
-
-    def forget(self, seq_ids: Iterable[int]) -> None:
-        """Drop the state of sequences that have ended, and keep their texts for later ones."""
-        for seq_id in seq_ids:
-            row = self._rows.pop(seq_id, None)
-            if row is not None and self._recent is not None and row.sequence.request.shares_prefix:
-                self._recent.add(row.sequence.request.cache_keys, row.sequence.output_token_ids)
-
-    def reset(self) -> None:
-        """Forget what the model has said before."""
-        self._recent = self._recent and RecentTexts()
 
     def _begin(self, sequence: Sequence) -> _Row:
         request, index = sequence.request, None
