@@ -1,0 +1,283 @@
+"""Combine whoever proposes drafts with everything else that a request and a model can ask for.
+
+python tests/compose.py    writes the table of docs/speculation.md, after all texts of the matrix have been compared
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import pytest
+import torch
+from attrs import evolve, frozen
+
+from drafting import NoDrafts, drafting, drafting_model
+from paged_sdk import (
+    CompletionResponse,
+    Constraint,
+    MemoryGpuConfig,
+    Model,
+    ModelStats,
+    PagedAttentionMeta,
+    PagedCacheType,
+    SamplingParams,
+    TextModelBuilder,
+)
+from paged_sdk.build.assembly import load_parts
+from paged_sdk.config.env import read_environment
+from paged_sdk.config.sampling import DryParams
+from paged_sdk.scheduler.proposer import Proposer
+from paged_sdk.speculative.forced_tokens import ForcedTokens
+from paged_sdk.speculative.several_proposers import SeveralProposers
+from tiny import make_checkpoint
+
+__all__ = ["CASES", "MODES", "PROPOSERS", "Case", "Matrix", "covering", "pairs", "table"]
+
+PROPOSERS: Final = {
+    "none": "no drafts",
+    "suffix": "suffix",
+    "prediction": "prediction",
+    "model": "draft model",
+    "grammar": "forced tokens",
+    "all": "all of them",
+}
+PREDICTED: Final = ("prediction", "all")
+CONSTRAINTS: Final[Mapping[str, Constraint | None]] = {
+    "no constraint": None,
+    "JSON schema": Constraint.json_schema(
+        {
+            "type": "object",
+            "properties": {
+                "on_the_sea": {"type": "boolean"},
+                "kind": {"enum": ["a village of farmers", "a village of fishermen"]},
+                "names": {"type": "array", "items": {"type": "string", "maxLength": 6}, "maxItems": 3},
+            },
+            "required": ["on_the_sea", "kind", "names"],
+            "additionalProperties": False,
+        },
+        compact=True,
+    ),
+    "regex": Constraint.regex("(the first (one|two|three) of them, ){1,3}and the last"),
+}
+_GREEDY: Final = SamplingParams(temperature=0.0, max_len=32, ignore_eos=True)
+_DRAWN: Final = evolve(_GREEDY, temperature=0.8, seed=3)
+SAMPLINGS: Final = {
+    "greedy": _GREEDY,
+    "temperature, seed": _DRAWN,
+    "min-p": evolve(_DRAWN, min_p=0.05, top_p=0.95),
+    "penalties": evolve(_GREEDY, repetition_penalty=1.2, frequency_penalty=0.1, presence_penalty=0.1),
+    "DRY": evolve(_GREEDY, dry_params=DryParams(multiplier=0.8)),
+    "bias": evolve(_DRAWN, logits_bias={7: 3.0, 9: -3.0}),
+    "logprobs": evolve(_GREEDY, top_n_logprobs=2),
+    "choices": evolve(_DRAWN, n_choices=2),
+}
+STOPS: Final[Mapping[str, tuple[str, ...]]] = {"no stop string": (), "stop strings": ("e", "two", "farm")}
+_ROOMY: Final = MemoryGpuConfig.ContextSize(6000)
+_SMALL: Final = MemoryGpuConfig.ContextSize(72)
+_FP8: Final = PagedCacheType.F8E4M3
+MODES: Final = ("paged", "FP8", "no prefix cache", "contiguous", "paged, preempted", "FP8, preempted")
+_PROMPTS: Final = ([5, 6, 7, 8] * 6, [40, 41, 42] * 5)
+_LENGTH: Final = 100
+_BEGIN: Final = "<!-- compose: begin -->"
+_END: Final = "<!-- compose: end -->"
+
+
+@frozen
+class Case:
+    """Describes a request, by the names of its settings."""
+
+    constraint: str
+    sampling: str
+    stop: str
+
+    @property
+    def params(self) -> SamplingParams:
+        return evolve(SAMPLINGS[self.sampling], stop=STOPS[self.stop])
+
+    def is_refused(self, proposer: str) -> bool:
+        """Say whether a request of it with a prediction is an error: a prediction is of one text."""
+        return proposer in PREDICTED and self.sampling == "choices"
+
+
+CASES: Final = tuple(Case(*names) for names in itertools.product(CONSTRAINTS, SAMPLINGS, STOPS))
+
+
+def pairs(proposer: str, mode: str, case: Case) -> frozenset[tuple[str, str]]:
+    """Return the pairs of settings that a case has, of a model and who proposes its drafts."""
+    names = (proposer, mode, case.constraint, case.sampling, case.stop)
+    return frozenset(itertools.combinations(names, 2))
+
+
+def covering(num_cases: int) -> dict[tuple[str, str], list[Case]]:
+    """Choose some cases for each proposer and mode, so that all pairs of settings are among them that are not refused.
+
+    :param num_cases: how many for each; where sequences are to be preempted, two more
+    """
+    models, random_order = list(itertools.product(PROPOSERS, MODES)), random.Random(0)
+    allowed = {proposer: [case for case in CASES if not case.is_refused(proposer)] for proposer in PROPOSERS}
+    missing = set().union(*(pairs(proposer, mode, case) for proposer, mode in models for case in allowed[proposer]))
+    chosen: dict[tuple[str, str], list[Case]] = {}
+    for proposer, mode in models:
+        cases = random_order.sample(allowed[proposer], len(allowed[proposer]))
+        for _ in range(num_cases + 2 * mode.endswith("preempted")):
+            best = max(cases, key=lambda case: len(pairs(proposer, mode, case) & missing))
+            cases.remove(best)
+            missing -= pairs(proposer, mode, best)
+            chosen.setdefault((proposer, mode), []).append(best)
+    assert not missing, missing
+    return chosen
+
+
+def _in_mode(builder: TextModelBuilder, mode: str) -> TextModelBuilder:
+    builder = builder.with_max_model_len(_LENGTH)
+    if mode == "contiguous":
+        return builder.without_paged_attn()
+    pool = _SMALL if mode.endswith("preempted") else _ROOMY
+    kind = _FP8 if mode.startswith("FP8") else PagedCacheType.AUTO
+    builder = builder.with_paged_attn(PagedAttentionMeta(block_size=4, gpu_memory=pool, cache_type=kind))
+    return builder.with_prefix_cache_n(None) if mode == "no prefix cache" else builder
+
+
+def _said(response: CompletionResponse) -> list[Any]:
+    """Return all of an answer that drafts might change."""
+    found: list[Any] = [response.usage.completion_tokens, response.usage.completion_tokens_details.forced_tokens]
+    for choice in response.choices:
+        entries = () if choice.logprobs is None else choice.logprobs.content
+        # How many tokens share a step decides the last bits of a sum.
+        logprobs = [pytest.approx(entry.logprob, abs=1e-3) for entry in entries]
+        found.append((choice.text, choice.finish_reason, [entry.token for entry in entries], logprobs))
+    return found
+
+
+class Matrix:
+    """Compares texts with drafts to those without, of a tiny model with random weights.
+
+    :param directory: the model's checkpoint
+    :ivar counts: how many tokens each proposer has drafted, how many of these were accepted, and how many were forced
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.counts: dict[str, Counter[str]] = {}
+        self._directory = directory
+        self._builder = TextModelBuilder(directory).with_dtype("float32").with_force_cpu().with_num_threads(1)
+        self._plain: dict[tuple[str, Case], list[Any]] = {}
+        self._texts: dict[tuple[str, Case], list[str]] = {}
+
+    def compare(self, proposer: str, mode: str, cases: Sequence[Case]) -> int:
+        """Compare cases of a model in one mode, all of whose requests are sent at once.
+
+        :returns: how many answers were compared
+        :raises AssertionError: one is another than without drafts, with room for all
+        """
+        roomy = mode.removesuffix(", preempted")
+        missing = [case for case in cases if (roomy, case) not in self._plain]
+        if missing:
+            asyncio.run(self._run("none", NoDrafts(), roomy, missing, is_plain=True))
+        asked = [case for case in cases if not case.is_refused(proposer)]
+        answers, stats = asyncio.run(self._run(proposer, self._make(proposer, mode), mode, asked))
+        for case in asked:
+            assert answers[case] == self._plain[roomy, case], (proposer, mode, case)
+        assert stats.blocks_used == 0, stats
+        assert (stats.preemptions > 0) == (mode != roomy), (proposer, mode, stats)
+        own = self.counts.setdefault(proposer, Counter())
+        own.update(drafted=stats.drafted_tokens, accepted=stats.accepted_tokens, forced=stats.forced_tokens)
+        return len(asked) * len(_PROMPTS)
+
+    def _make(self, proposer: str, mode: str) -> Proposer:
+        match proposer:
+            case "none":
+                return NoDrafts()
+            case "suffix":
+                return drafting()
+            case "prediction":
+                return drafting(looks_back=False)
+            case "grammar":
+                return ForcedTokens(NoDrafts())
+        model = drafting_model(_in_mode(self._builder, mode.removesuffix(", preempted")), self._directory, gamma=3)
+        return model if proposer == "model" else SeveralProposers((ForcedTokens(drafting()), model))
+
+    async def _run(
+        self, name: str, proposer: Proposer, mode: str, cases: Sequence[Case], *, is_plain: bool = False
+    ) -> tuple[dict[Case, list[Any]], ModelStats]:
+        builder = _in_mode(self._builder, mode)
+        parts = load_parts(builder.source, builder.settings, read_environment({}), proposer=proposer)
+        async with Model(parts) as model:
+
+            async def ask(case: Case, number: int) -> CompletionResponse:
+                options: dict[str, Any] = {}
+                if CONSTRAINTS[case.constraint] is not None:
+                    options["constraint"] = CONSTRAINTS[case.constraint]
+                if name in PREDICTED:
+                    text = self._texts[mode.removesuffix(", preempted"), case][number]
+                    # What is expected departs from the answer, comes back to it, and goes beyond.
+                    options["prediction"] = f"{text[: len(text) // 3]}?{text[len(text) // 2 :]} and more"
+                return await model.send_completion_request(_PROMPTS[number], case.params, **options)
+
+            asked = list(itertools.product(cases, range(len(_PROMPTS))))
+            responses = await asyncio.gather(*(ask(case, number) for case, number in asked))
+            stats = model.stats()
+        found: dict[Case, list[Any]] = {case: [] for case in cases}
+        for (case, _), response in zip(asked, responses, strict=True):
+            found[case].append(_said(response))
+            if is_plain:
+                self._texts.setdefault((mode, case), []).append(response.choices[0].text)
+        if is_plain:
+            self._plain |= {(mode, case): answers for case, answers in found.items()}
+        return found, stats
+
+
+def table() -> str:
+    """Return the part of docs/speculation.md that says what goes together."""
+    lines = [
+        f"| | {' | '.join(PROPOSERS.values())} |",
+        "|---|" + "---|" * len(PROPOSERS),
+    ]
+    for name in (*CONSTRAINTS, *SAMPLINGS, *STOPS, *MODES):
+        cells = []
+        for proposer in PROPOSERS:
+            refused = all(case.is_refused(proposer) for case in CASES if name in (case.constraint, case.sampling))
+            cells.append("refused" if refused and name in SAMPLINGS else str(_count(proposer, name)))
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _count(proposer: str, name: str) -> int:
+    """Return how many answers the whole matrix compares that have a setting."""
+    cases = [case for case in CASES if not case.is_refused(proposer)]
+    if name in MODES:
+        return len(cases) * len(_PROMPTS)
+    having = [case for case in cases if name in (case.constraint, case.sampling, case.stop)]
+    return len(having) * len(_PROMPTS) * len(MODES)
+
+
+def with_table(page: str) -> str:
+    """Return a page with the table between its marks."""
+    marked = re.compile(f"{re.escape(_BEGIN)}\n.*?{re.escape(_END)}", re.DOTALL)
+    assert marked.search(page), "the page has no place for the table"
+    return marked.sub(lambda _: f"{_BEGIN}\n{table()}{_END}", page)
+
+
+def main() -> None:
+    """Compare everything with everything, and write the table."""
+    torch.set_num_threads(1)
+    with TemporaryDirectory() as directory:
+        matrix = Matrix(make_checkpoint("llama", Path(directory)))
+        num_compared = 0
+        for proposer, mode in itertools.product(PROPOSERS, MODES):
+            num_compared += matrix.compare(proposer, mode, CASES)
+            print(f"{proposer}, {mode}: all texts are the same", flush=True)
+    page = Path(__file__).parent.parent / "docs" / "speculation.md"
+    page.write_text(with_table(page.read_text()))
+    print(f"{num_compared} answers compared; wrote {page.name}")
+
+
+if __name__ == "__main__":
+    main()

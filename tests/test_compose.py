@@ -1,0 +1,53 @@
+"""Whoever proposes drafts goes together with every constraint, way to sample, kind of KV memory, and preemption."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from compose import CASES, MODES, PROPOSERS, Case, Matrix, covering, pairs, with_table
+
+PAGE: Final = Path(__file__).parent.parent / "docs" / "speculation.md"
+
+
+def compare(directory: Path, chosen: Iterable[tuple[tuple[str, str], list[Case]]]) -> None:
+    matrix = Matrix(directory)
+    for (proposer, mode), cases in chosen:
+        assert matrix.compare(proposer, mode, cases) > 0
+    for proposer, counts in matrix.counts.items():
+        assert counts["forced"] > 0
+        guesses = proposer not in ("none", "grammar")
+        assert (counts["drafted"] > counts["accepted"] > 0) == guesses
+        assert guesses or counts["drafted"] == 0
+
+
+def test_all_pairs_of_settings_go_together(tiny_checkpoint: Path) -> None:
+    compare(tiny_checkpoint, covering(2).items())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("proposer", PROPOSERS)
+def test_everything_goes_together(tiny_checkpoint: Path, proposer: str) -> None:
+    compare(tiny_checkpoint, [((proposer, mode), list(CASES)) for mode in MODES])
+
+
+def test_no_pair_is_left_out() -> None:
+    possible: set[tuple[str, str]] = set()
+    for proposer, mode, case in itertools.product(PROPOSERS, MODES, CASES):
+        if not case.is_refused(proposer):
+            possible |= pairs(proposer, mode, case)
+    chosen = covering(2)
+    assert possible == {
+        pair for (proposer, mode), cases in chosen.items() for case in cases for pair in pairs(proposer, mode, case)
+    }
+    assert len(possible) > 200
+    assert sum(map(len, chosen.values())) < 0.1 * len(PROPOSERS) * len(MODES) * len(CASES)
+
+
+def test_the_published_table_is_the_one_that_is_tested() -> None:
+    page = PAGE.read_text()
+    assert with_table(page) == page, "run python tests/compose.py"
