@@ -90,6 +90,7 @@ EXPORTS: Final[tuple[str, ...]] = (
     "UnsupportedQuantizationError",
     "Usage",
     "embedded_model_path",
+    "write_gguf",
 )
 """The contract: a name that is added or removed here is a change for users, and belongs in the changelog."""
 

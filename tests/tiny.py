@@ -45,6 +45,7 @@ from transformers import (
 __all__ = [
     "CHAT_TEMPLATE",
     "FAMILIES",
+    "GGUF_OVERRIDES",
     "SPECIAL_TOKENS",
     "VOCAB_SIZE",
     "build_gguf_model",
@@ -129,7 +130,7 @@ _GGUF_ARCHITECTURES: Final = {
 }
 # What the files cannot say: GGUF's llama has no window, its qwen3moe no layer without experts, its gemma3 one fixed
 # pattern of six layers.
-_GGUF_OWN: Final[dict[str, dict[str, Any]]] = {
+GGUF_OVERRIDES: Final[dict[str, dict[str, Any]]] = {
     "mistral": {"sliding_window": None},
     "mixtral": {"sliding_window": None},
     "qwen3_moe": {"num_hidden_layers": 2, "mlp_only_layers": []},
@@ -228,7 +229,7 @@ def build_gguf_model(family: str, *, seed: int = 0, **config_overrides: Any) -> 
     """Build the model that :func:`make_gguf` writes: :func:`build_model`'s, but for settings that a GGUF file cannot
     hold.
     """
-    return build_model(family, seed=seed, **(_GGUF_OWN.get(family, {}) | config_overrides))
+    return build_model(family, seed=seed, **(GGUF_OVERRIDES.get(family, {}) | config_overrides))
 
 
 def make_gguf(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from paged_sdk.blocking import BlockingChatStream as BlockingChatStream
     from paged_sdk.blocking import BlockingCompletionStream as BlockingCompletionStream
     from paged_sdk.blocking import BlockingModel as BlockingModel
+    from paged_sdk.build.gguf_export import write_gguf as write_gguf
     from paged_sdk.builders import GgufModelBuilder as GgufModelBuilder
     from paged_sdk.builders import TextModelBuilder as TextModelBuilder
     from paged_sdk.builders import TextSpeculativeBuilder as TextSpeculativeBuilder
@@ -91,6 +92,7 @@ if TYPE_CHECKING:
 _HOME = {
     "blocking": ("BlockingChatStream", "BlockingCompletionStream", "BlockingModel"),
     "builders": ("GgufModelBuilder", "TextModelBuilder", "TextSpeculativeBuilder"),
+    "build.gguf_export": ("write_gguf",),
     "config.isq": ("IsqType",),
     "config.memory": ("MemoryGpuConfig",),
     "config.paged": ("PagedAttentionMeta", "PagedAttentionMetaBuilder", "PagedCacheType"),

@@ -17,7 +17,7 @@ from paged_sdk.chat.tokenizer import SpecialTokens, Tokenizer
 from paged_sdk.errors import CheckpointError, shown
 from paged_sdk.logs import get_logger
 
-__all__ = ["GgufVocabulary", "tokenizer_from_gguf"]
+__all__ = ["GgufVocabulary", "TokenType", "tokenizer_from_gguf", "word_splitter"]
 
 _logger = get_logger(__name__)
 
@@ -165,14 +165,19 @@ def _byte_level(vocabulary: GgufVocabulary) -> _Built:
     backend = _bpe(vocabulary, _Pairs(merges), ignore_merges=pre_tokenizer.ignore_merges)
     if pre_tokenizer.nfc:
         backend.normalizer = normalizers.NFC()
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
+    backend.pre_tokenizer = word_splitter(pre_tokenizer)
+    backend.decoder = decoders.ByteLevel()
+    return _Built(backend=backend, add_bos=pre_tokenizer.add_bos, special_ids={})
+
+
+def word_splitter(way: PreTokenizer) -> pre_tokenizers.PreTokenizer:
+    """Return what cuts a text into words, and these into bytes, in one of the ways of :data:`PRE_TOKENIZERS`."""
+    return pre_tokenizers.Sequence(
         [
-            *(pre_tokenizers.Split(tokenizers.Regex(split), behavior="isolated") for split in pre_tokenizer.splits),
+            *(pre_tokenizers.Split(tokenizers.Regex(split), behavior="isolated") for split in way.splits),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    backend.decoder = decoders.ByteLevel()
-    return _Built(backend=backend, add_bos=pre_tokenizer.add_bos, special_ids={})
 
 
 def _sentencepiece(vocabulary: GgufVocabulary) -> _Built:

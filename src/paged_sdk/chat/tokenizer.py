@@ -154,6 +154,10 @@ class Tokenizer:
         pieces = self._backend.get_vocab(with_added_tokens=True)
         return min((id for piece, id in pieces.items() if spelling(id) != piece), default=None)
 
+    def to_json(self) -> str:
+        """Return the content of a tokenizer.json that makes this tokenizer."""
+        return self._backend.to_str()
+
     def num_beyond(self, vocab_size: int) -> int:
         """Count the tokens whose id is not below ``vocab_size``."""
         added = self._backend.get_added_tokens_decoder()

@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperCommand
 
 from paged_sdk.cli.options import SPECULATE, Version
+from paged_sdk.cli.quantize import quantize
 from paged_sdk.cli.run import run
 
 __all__ = ["app"]
@@ -39,9 +40,9 @@ def _is_number(arg: str) -> bool:
 
 
 app.command(cls=_Command)(run)
+app.command()(quantize)
 
 
-# A callback keeps `run` a command of its own as long as it is the only one.
 @app.callback()
 def paged_sdk(version: Version = False) -> None:
     """Run large language models on a paged-attention engine."""

@@ -63,6 +63,7 @@ FLAG_OF = {
     "min_p": "--min-p",
     "model": "--model-id",
     "num_threads": "--num-threads",
+    "overrides": "--override",
     "prefix_cache_n": "--prefix-cache-n",
     "seed": "--seed",
     "temperature": "--temperature",

@@ -23,8 +23,9 @@ _GEMMA3_PERIOD, _GEMMA3_LOCAL_THETA = 6, 10_000.0
 _WIDE_SCALE_LAYERS = MappingProxyType({"gemma2": 46, "gemma3": 62})
 
 # Architectures that may have experts, and the keys of other architectures' mixtures that are refused.
-_MIXTURES = frozenset({"llama", "qwen3moe"})
-_OTHER_MIXTURES = ("expert_shared_count", "expert_group_count", "expert_shared_feed_forward_length")
+_MIXTURES = frozenset({"llama", "qwen2moe", "qwen3moe"})
+_SHARED_SIZE = "expert_shared_feed_forward_length"
+_OTHER_MIXTURES = ("expert_shared_count", "expert_group_count", _SHARED_SIZE)
 _SOFTMAX_GATE = 1
 
 # Tensors that say how positions are scaled, and the architectures for which llama.cpp reads them.
@@ -89,7 +90,7 @@ def _check_biases(model: _Model, config: Mapping[str, Any]) -> None:
 
     :raises UnsupportedArchitectureError: there are some
     """
-    added = set(_QKV) if config["model_type"] == "qwen2" else set[str]()
+    added = set(_QKV) if config["model_type"] in ("qwen2", "qwen2_moe") else set[str]()
     if config.get("attention_bias"):
         added |= {*_QKV, "attn_output"}
     if config.get("mlp_bias"):
@@ -214,8 +215,9 @@ def _experts(model: _Model) -> dict[str, Any]:
         return {}
     if model.architecture not in _MIXTURES:
         raise model.unsupported("experts")
+    own = (_SHARED_SIZE,) if model.architecture == "qwen2moe" else ()
     for key in _OTHER_MIXTURES:
-        if model.number(key, 0):
+        if key not in own and model.number(key, 0):
             raise model.unsupported(f"metadata {model.architecture}.{key}")
     if (scale := model.number("expert_weights_scale", 0.0)) not in (0.0, 1.0):
         raise model.unsupported(f"metadata {model.architecture}.expert_weights_scale = {scale}")
@@ -288,9 +290,26 @@ def _llama(model: _Model) -> dict[str, Any]:
 
 def _qwen(model: _Model) -> dict[str, Any]:
     config: dict[str, Any] = {"use_sliding_window": False, "sliding_window": None}
-    if model.architecture != "qwen2":
+    if model.architecture not in ("qwen2", "qwen2moe"):
         config["attention_bias"] = "blk.0.attn_q.bias" in model.tensors
     return config
+
+
+def _qwen2moe(model: _Model) -> dict[str, Any]:
+    """Return what llama.cpp does for this architecture: weights of experts are not made to add up to 1."""
+    experts, shared = model.tensor("blk.0.ffn_gate_exps.weight"), model.tensor("blk.0.ffn_gate_shexp.weight")
+    if len(experts.shape) != 3 or len(shared.shape) != 2:
+        raise model.malformed("the experts' tensors are no matrices")
+    return _qwen(model) | {
+        "num_experts": model.integer("expert_count"),
+        # Older files leave out either size, or both.
+        "moe_intermediate_size": model.integer("expert_feed_forward_length", experts.shape[1]),
+        "shared_expert_intermediate_size": model.integer(_SHARED_SIZE, shared.shape[0]),
+        "norm_topk_prob": False,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "qkv_bias": "blk.0.attn_q.bias" in model.tensors,
+    }
 
 
 def _qwen3moe(model: _Model) -> dict[str, Any]:
@@ -364,6 +383,7 @@ _FAMILIES: Mapping[str, Callable[[_Model], dict[str, Any]]] = MappingProxyType(
     {
         "llama": _llama,
         "qwen2": _qwen,
+        "qwen2moe": _qwen2moe,
         "qwen3": _qwen,
         "qwen3moe": _qwen3moe,
         "phi3": _phi3,

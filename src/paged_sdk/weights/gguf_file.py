@@ -18,7 +18,7 @@ from paged_sdk.errors import CheckpointError, UnsupportedQuantizationError, show
 from paged_sdk.files import is_file
 from paged_sdk.kernels.gguf_blocks import block_format, dequantize
 from paged_sdk.kernels.stored_matrix import UnreadRows
-from paged_sdk.weights.gguf_metadata import GgufCursor
+from paged_sdk.weights.gguf_metadata import ARRAY, GgufCursor
 from paged_sdk.weights.gguf_split import split_parts
 from paged_sdk.weights.weight_file import WeightFile
 
@@ -91,6 +91,7 @@ class GgufFile:
 
     :ivar path: the file
     :ivar metadata: the values by GGUF key: int, float, bool, str, or lists of these
+    :ivar metadata_types: GGUF's number of each value's type by key, and of the type of an array's entries
     :ivar tensors: the tensors by GGUF name
     :raises CheckpointError: the file is missing, cut off, malformed, big endian, or of an older format
     :raises UnsupportedQuantizationError: a tensor has a type that cannot be decoded
@@ -105,6 +106,7 @@ class GgufFile:
         num_tensors, num_values = cursor.u64(), cursor.u64()
         if num_values > _MAX_KEYS or num_tensors > _MAX_TENSORS:
             raise cursor.malformed(f"it has {num_values} metadata keys and {num_tensors} tensors")
+        self.metadata_types: dict[str, tuple[int, int | None]] = {}
         self.metadata: dict[str, Any] = self._read_metadata(cursor, num_values)
         self.tensors: dict[str, GgufTensor] = self._read_tensors(cursor, num_tensors)
 
@@ -134,7 +136,9 @@ class GgufFile:
             key = cursor.string()
             if key in metadata:
                 raise cursor.malformed(f"it has metadata key {shown(key)} twice")
-            metadata[key] = cursor.value(cursor.u32())
+            kind = cursor.u32()
+            self.metadata_types[key] = kind, cursor.next_u32() if kind == ARRAY else None
+            metadata[key] = cursor.value(kind)
         return metadata
 
     def _read_tensors(self, cursor: GgufCursor, count: int) -> dict[str, GgufTensor]:

@@ -13,12 +13,12 @@ import numpy as np
 from paged_sdk.errors import CheckpointError
 from paged_sdk.weights.weight_file import WeightFile
 
-__all__ = ["GgufCursor"]
+__all__ = ["ARRAY", "GgufCursor"]
 
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 
-_BOOL, _STRING, _ARRAY = 7, 8, 9
+_BOOL, _STRING, ARRAY = 7, 8, 9
 _NUMBERS: dict[int, np.dtype[Any]] = {
     0: np.dtype("<u1"),
     1: np.dtype("<i1"),
@@ -68,6 +68,12 @@ class GgufCursor:
     def u32(self) -> int:
         return int(_U32.unpack_from(self._buffer, self._take(4))[0])
 
+    def next_u32(self) -> int:
+        """Return the next integer without passing it."""
+        value = self.u32()
+        self.offset -= 4
+        return value
+
     def u64(self) -> int:
         return int(_U64.unpack_from(self._buffer, self._take(8))[0])
 
@@ -81,7 +87,7 @@ class GgufCursor:
         :param depth: how many arrays enclose it
         :returns: an int, float, bool or str, or a list of these (or of lists)
         """
-        if kind == _ARRAY:
+        if kind == ARRAY:
             inner, count = self.u32(), self.u64()
             if depth == _MAX_DEPTH:
                 raise self.malformed(f"it nests arrays more than {_MAX_DEPTH} deep")
@@ -103,10 +109,10 @@ class GgufCursor:
             return numbers
         if kind == _STRING:
             return self._strings(count)
-        if kind == _ARRAY:
+        if kind == ARRAY:
             self._require(12 * count)
             self._count(_ENTRIES_OF_AN_ARRAY * count)
-            return [self.value(_ARRAY, depth) for _ in range(count)]
+            return [self.value(ARRAY, depth) for _ in range(count)]
         raise self.malformed(f"it has a metadata value of unknown type {kind}")
 
     def _strings(self, count: int) -> list[str]:

@@ -45,6 +45,12 @@ _EXPERTS = {
     "ffn_up_exps": f"mlp.experts.{EACH}.up_proj",
     "ffn_down_exps": f"mlp.experts.{EACH}.down_proj",
 }
+_SHARED_EXPERT = {
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
 _PRE_NORM = {"ffn_norm": "post_attention_layernorm"}
 _SANDWICH_NORMS = {
     "post_attention_norm": "post_attention_layernorm",
@@ -61,6 +67,7 @@ _FUSED = {
 }
 
 _BLOCK_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.(.+)")
 _TOP_TENSOR = re.compile(r"(\w+)\.(weight|bias)")
 
 
@@ -78,6 +85,17 @@ class GgufArchitecture:
     block_names: Mapping[str, str]
     permuted_qk: bool = False
     norm_offset: float = 0.0
+
+    def gguf_name(self, name: str) -> str | None:
+        """Return GGUF's name of a tensor, or None if the architecture has no such tensor; :data:`EACH` stands for an
+        expert's number.
+        """
+        parent, _, kind = name.rpartition(".")
+        if match := _LAYER_NAME.fullmatch(parent):
+            stem = next((stem for stem, block_name in self.block_names.items() if block_name == match[2]), None)
+            return stem and f"blk.{match[1]}.{stem}.{kind}"
+        top = next((stem for stem, top_name in _TOP.items() if top_name == parent), None)
+        return top and f"{top}.{kind}"
 
     def hugging_face_name(self, name: str) -> str | None:
         """Return the Hugging Face name of a tensor, or None if the architecture has no such tensor.
@@ -102,6 +120,9 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
             model_type="llama", block_names=_ATTENTION | _PRE_NORM | _MLP | _MIXTRAL_EXPERTS, permuted_qk=True
         ),
         "qwen2": GgufArchitecture(model_type="qwen2", block_names=_ATTENTION | _PRE_NORM | _MLP),
+        "qwen2moe": GgufArchitecture(
+            model_type="qwen2_moe", block_names=_ATTENTION | _PRE_NORM | _EXPERTS | _SHARED_EXPERT
+        ),
         "qwen3": GgufArchitecture(model_type="qwen3", block_names=_ATTENTION | _QK_NORM | _PRE_NORM | _MLP),
         "qwen3moe": GgufArchitecture(model_type="qwen3_moe", block_names=_ATTENTION | _QK_NORM | _PRE_NORM | _EXPERTS),
         "phi3": GgufArchitecture(model_type="phi3", block_names=_FUSED),

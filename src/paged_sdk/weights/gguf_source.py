@@ -138,7 +138,9 @@ class GgufSource:
         """Return the tensor of a Hugging Face name, or the tensors of which it is a stack."""
         name = self._name(architecture, tensor.name)
         if EACH not in name:
-            yield name, tensor
+            # The gate of the expert that serves every token is a matrix of one row, which converters write as a vector.
+            is_row = tensor.name.endswith(".ffn_gate_inp_shexp.weight") and len(tensor.shape) == 1
+            yield name, evolve(tensor, shape=(1, *tensor.shape)) if is_row else tensor
             return
         if len(tensor.shape) != 3 or tensor.shape[0] > _MAX_STACK:
             raise CheckpointError(

@@ -1,0 +1,40 @@
+"""Write any checkpoint that loads as a GGUF file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+__all__ = ["write_gguf"]
+
+
+def write_gguf(
+    source: str | Path,
+    target: str | Path,
+    *,
+    type: str = "Q4_K_M",
+    overrides: Sequence[tuple[str, str]] = (),
+    show_progress: bool = False,
+) -> Path:
+    """Write a checkpoint as a GGUF file, with its tokenizer and its chat template.
+
+    A GGUF file keeps its metadata, whatever its architecture; of other checkpoints they are made from config.json and
+    tokenizer.json. What the file says is compared with the checkpoint before it gets its name. It is whole or not
+    there: a full disk, an error or an interruption leave nothing behind.
+
+    :param source: a directory, a GGUF file (any part of a split one), or an id on the Hugging Face Hub
+    :param target: the file, which must not exist
+    :param type: F32, F16, BF16, or one of llama.cpp's mixtures: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K_S, Q4_K_M, Q5_K_S,
+        Q5_K_M, Q6_K. Norms, biases and routers of experts stay float32
+    :param overrides: regular expressions with types of tensors: the last that is found in a tensor's GGUF name, such as
+        ``blk.0.ffn_down.weight``, decides
+    :param show_progress: whether a terminal shows a bar
+    :returns: ``target``
+    :raises ConfigError: the target exists, a type is unknown, an override matches nothing, or the package gguf is not
+        installed
+    :raises ModelLoadError: the checkpoint cannot be read, GGUF cannot hold it, or the file cannot be written
+    """
+    # Imported here, so that naming the function loads no torch.
+    from paged_sdk.build.gguf_plan import write
+
+    return write(source, target, type, overrides, show_progress=show_progress)

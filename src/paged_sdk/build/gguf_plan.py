@@ -1,0 +1,324 @@
+"""Plan a GGUF file from a checkpoint, write it, and compare what it says with the checkpoint."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from attrs import evolve, fields, frozen
+from torch import Tensor
+
+from paged_sdk.build.collector import collector_paused
+from paged_sdk.build.progress import LoadingBar
+from paged_sdk.chat.gguf_tokenizer_export import gguf_from_text_processor
+from paged_sdk.chat.text_processor import load_text_processor
+from paged_sdk.config.decoder import DecoderConfig, RopeConfig, RopeKind
+from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError, shown
+from paged_sdk.kernels.gguf_blocks import BlockMatrix, block_format, tensor_type_of
+from paged_sdk.kernels.native.library import NativeLibrary, load
+from paged_sdk.kernels.native.quantize import quantize_blocks
+from paged_sdk.kernels.quantize import quantize_blocks_reference
+from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix, UnreadRows
+from paged_sdk.layers.rotary import RotaryEmbedding
+from paged_sdk.logs import get_logger
+from paged_sdk.models.family import find_family, read_config
+from paged_sdk.weights.checkpoint import Checkpoint, open_checkpoint
+from paged_sdk.weights.gguf_export import CheckpointNames, GgufMatrix, config_metadata, gguf_tensors, global_rope
+from paged_sdk.weights.gguf_file import GgufFile, GgufTensor, open_gguf
+from paged_sdk.weights.gguf_mixtures import ModelShape, file_type, tensor_types
+from paged_sdk.weights.gguf_names import EACH
+from paged_sdk.weights.gguf_source import GgufSource
+from paged_sdk.weights.gguf_writer import GgufValue, PlannedTensor, must_be_new, new_file, write_gguf_file
+from paged_sdk.weights.hub import resolve_model
+
+__all__ = ["write"]
+
+_log = get_logger(__name__)
+
+_CPU: Final = torch.device("cpu")
+_ELEMENTS_AT_ONCE: Final = 1 << 23  # 32 MiB of float32
+_BYTES_AT_ONCE: Final = 1 << 25
+_LARGEST_F16: Final = 65504.0
+_QUANTIZATION_VERSION: Final = 2
+_F32: Final = tensor_type_of("F32")
+# Of the file that is read; the one that is written says its own.
+_REPLACED_KEYS: Final = ("general.file_type", "general.quantization_version", "general.alignment")
+_CLOSE: Final = 1e-5
+
+
+def write(
+    source: str | Path, target: str | Path, type: str, overrides: Sequence[tuple[str, str]], *, show_progress: bool
+) -> Path:
+    """Do what :func:`paged_sdk.build.gguf_export.write_gguf` says."""
+    target = Path(os.path.expanduser(target))
+    must_be_new(target)
+    path = resolve_model(source)
+    plan = _from_directory(path, type, overrides) if path.is_dir() else _from_gguf(path, type, overrides)
+    try:
+        total = sum(tensor.num_bytes for tensor in plan.tensors)
+        with (
+            new_file(target, total) as part,
+            LoadingBar(f"Writing {target.name}", visible=show_progress) as bar,
+        ):
+            write_gguf_file(part, plan.metadata, plan.tensors, on_progress=bar.update)
+            plan.check(part)
+    finally:
+        plan.close()
+    return target
+
+
+@frozen(kw_only=True)
+class _Plan:
+    """Describes the file that is to be written.
+
+    :ivar check: raises where a written file means something else than what it was made from
+    :ivar close: closes what is read
+    """
+
+    metadata: Mapping[str, GgufValue]
+    tensors: Sequence[PlannedTensor]
+    check: Callable[[Path], None]
+    close: Callable[[], None]
+
+
+def _from_directory(path: Path, type: str, overrides: Sequence[tuple[str, str]]) -> _Plan:
+    checkpoint = open_checkpoint(path)
+    try:
+        return _from_checkpoint(checkpoint, type, overrides)
+    except BaseException:
+        checkpoint.source.close()
+        raise
+
+
+def _from_checkpoint(checkpoint: Checkpoint, type: str, overrides: Sequence[tuple[str, str]]) -> _Plan:
+    config, path = read_config(checkpoint.config), checkpoint.path
+    values = config_metadata(config, _attention_factor(global_rope(config)))
+    stored = gguf_tensors(checkpoint.source, config, _names(checkpoint), _divisors(global_rope(config)))
+    shape = ModelShape(
+        num_layers=config.num_layers,
+        queries_per_key=config.num_heads // config.num_kv_heads,
+        num_experts=0 if config.moe is None else config.moe.num_experts,
+        has_output="output.weight" in stored,
+    )
+    types = tensor_types(type, {name: tensor.shape for name, tensor in stored.items()}, shape, overrides)
+    architecture = next(iter(values)).partition(".")[0]
+    with collector_paused():
+        text = load_text_processor(path)
+        try:
+            tokenizer = gguf_from_text_processor(text, architecture, config.vocab_size)
+        finally:
+            text.close()
+    metadata = {
+        "general.architecture": architecture,
+        "general.type": "model",
+        "general.name": path.resolve().name,
+        **_written_keys(type),
+        **values,
+        **tokenizer,
+    }
+    library = load()
+    return _Plan(
+        metadata={key: GgufValue.of(value) for key, value in metadata.items()},
+        tensors=[
+            PlannedTensor(
+                name=name,
+                shape=tensor.shape,
+                type=types.get(name, _F32),
+                parts=partial(_encoded, name, tensor, types.get(name, _F32), library),
+            )
+            for name, tensor in stored.items()
+        ],
+        check=partial(_must_mean, config),
+        close=checkpoint.source.close,
+    )
+
+
+def _from_gguf(path: Path, type: str, overrides: Sequence[tuple[str, str]]) -> _Plan:
+    files = open_gguf(path)
+    first = files[0]
+    stored = {name: tensor for file in files for name, tensor in file.tensors.items()}
+    shapes = {name: tensor.shape for name, tensor in stored.items()}
+    types = tensor_types(type, shapes, _shape_of(first, stored), overrides)
+    kept = {
+        key: GgufValue(value, *first.metadata_types[key])
+        for key, value in first.metadata.items()
+        if not key.startswith("split.") and key not in _REPLACED_KEYS
+    }
+    if "general.architecture" not in kept:
+        raise CheckpointError(f"{path} does not say its architecture", path=path)
+    library = load()
+    planned = []
+    for name, tensor in stored.items():
+        number = types.get(name, tensor.type)
+        matrix = GgufMatrix(shape=tensor.shape, matrices=[_stored_matrix(tensor)])
+        as_it_is, anew = partial(_copied, tensor), partial(_encoded, name, matrix, number, library)
+        parts = as_it_is if number == tensor.type else anew
+        planned.append(PlannedTensor(name=name, shape=tensor.shape, type=number, parts=parts))
+
+    def close() -> None:
+        for file in files:
+            file.close()
+
+    def check(part: Path) -> None:
+        GgufFile(part).close()
+
+    metadata = kept | {key: GgufValue.of(value) for key, value in _written_keys(type).items()}
+    return _Plan(metadata=metadata, tensors=planned, check=check, close=close)
+
+
+def _written_keys(type: str) -> dict[str, Any]:
+    return {"general.file_type": file_type(type), "general.quantization_version": _QUANTIZATION_VERSION}
+
+
+def _names(checkpoint: Checkpoint) -> CheckpointNames:
+    """Return the names that the checkpoint uses, of those that its family knows."""
+    family, source = find_family(checkpoint.config), checkpoint.source
+    names = next((each for each in family.names if f"{each.body}embed_tokens.weight" in source), family.names[0])
+    layer = f"{names.body}layers.0."
+    experts = next((each for each in names.experts if f"{layer}{each.block}.gate.weight" in source), None)
+    if experts is None:
+        return CheckpointNames(body=names.body, head=names.head)
+    each = f"{experts.block}.experts.{EACH}"
+    return CheckpointNames(
+        body=names.body,
+        head=names.head,
+        experts={
+            "ffn_gate_inp": f"{experts.block}.gate",
+            "ffn_gate_exps": f"{each}.{experts.gate}",
+            "ffn_up_exps": f"{each}.{experts.up}",
+            "ffn_down_exps": f"{each}.{experts.down}",
+        },
+    )
+
+
+def _shape_of(file: GgufFile, tensors: Mapping[str, GgufTensor]) -> ModelShape:
+    """Return what mixtures ask of a model; what the file does not say in one number counts as none."""
+
+    def number(key: str, default: int) -> int:
+        value = file.metadata.get(f"{file.metadata.get('general.architecture')}.{key}", default)
+        return value if isinstance(value, int) and value > 0 else default
+
+    heads = number("attention.head_count", 1)
+    return ModelShape(
+        num_layers=number("block_count", 1),
+        queries_per_key=max(1, heads // number("attention.head_count_kv", heads)),
+        num_experts=number("expert_count", 0),
+        has_output="output.weight" in tensors,
+    )
+
+
+def _stored_matrix(tensor: GgufTensor) -> StoredMatrix:
+    """Return a tensor's rows, of all its matrices one below the other, which are read when they are decoded."""
+    rows, form = tensor.unread_rows(), block_format(tensor.type)
+    if tensor.is_quantized:
+        return BlockMatrix(tensor.type, rows)
+
+    def read(first: int, last: int) -> Tensor:
+        return form.decode(rows[first:last].tensor())
+
+    shape = rows.shape[0], rows.shape[1] // form.num_bytes
+    return DenseMatrix(UnreadRows(shape=shape, itemsize=form.num_bytes, read=read))
+
+
+def _copied(tensor: GgufTensor) -> Iterator[npt.NDArray[np.uint8]]:
+    rows = tensor.unread_rows()
+    step = max(1, _BYTES_AT_ONCE // rows.shape[1])
+    for first in range(0, rows.shape[0], step):
+        yield rows[first : first + step].tensor().numpy()
+
+
+def _encoded(
+    name: str, matrix: GgufMatrix, tensor_type: int, library: NativeLibrary | None
+) -> Iterator[npt.NDArray[np.uint8]]:
+    """Return a tensor's bytes.
+
+    :raises CheckpointError: a value does not fit the type
+    """
+    for values in matrix.parts(max(1, _ELEMENTS_AT_ONCE // matrix.shape[-1])):
+        try:
+            yield _bytes(values, block_format(tensor_type).name, tensor_type, library).numpy().reshape(-1)
+        except CheckpointError as error:
+            raise CheckpointError(f"tensor {shown(name)}: {error}") from error
+
+
+def _bytes(values: Tensor, form: str, tensor_type: int, library: NativeLibrary | None) -> Tensor:
+    values = values.contiguous()
+    match form:
+        case "F32":
+            return values.view(torch.uint8)
+        case "F16":
+            if not bool((values.abs() <= _LARGEST_F16).all()):
+                raise CheckpointError("it cannot be F16: it holds NaN, Inf or numbers above 65,504")
+            return values.half().view(torch.uint8)
+        case "BF16":
+            return values.bfloat16().view(torch.uint8)
+    if library is None:
+        return quantize_blocks_reference(values, tensor_type)
+    return quantize_blocks(library, values, tensor_type)
+
+
+def _divisors(rope: RopeConfig) -> Tensor | None:
+    """Return what rotary frequencies are divided by before GGUF's own scaling; None: nothing."""
+    if rope.kind is RopeKind.LLAMA3:
+        plain = evolve(rope, kind=RopeKind.DEFAULT, inv_freq_divisors=())
+        return _frequencies(plain) / _frequencies(rope)
+    return torch.tensor(rope.inv_freq_divisors) if rope.inv_freq_divisors else None
+
+
+def _frequencies(rope: RopeConfig) -> Tensor:
+    """Return the angles of the second position, in radians."""
+    rotation = RotaryEmbedding(rope, device=_CPU).at(torch.tensor([1]))
+    return torch.atan2(rotation.sin[0, 0, 1], rotation.cos[0, 0, 0])
+
+
+def _attention_factor(rope: RopeConfig) -> float:
+    return float(RotaryEmbedding(rope, device=_CPU).at(torch.tensor([0])).cos[0, 0, 0, 0])
+
+
+def _must_mean(config: DecoderConfig, path: Path) -> None:
+    """Read a written file as a model, and compare its shape with the checkpoint's.
+
+    :raises UnsupportedArchitectureError: it is another, since GGUF has no word for something
+    """
+    source = GgufSource(path)
+    try:
+        read = read_config(source.config)
+    finally:
+        source.close()
+    has_windows = config.sandwich_norms  # llama.cpp has windows for Gemma alone, of these families
+    for field in fields(DecoderConfig):
+        own, other = getattr(config, field.name), getattr(read, field.name)
+        match field.name:
+            case "model_type":
+                continue
+            case "ropes":
+                is_equal = all(_rotate_alike(*pair) for pair in zip(own, other, strict=True))
+            case "sliding_windows" if not has_windows:
+                if own != other:
+                    window = min(width for width in own if width is not None)
+                    _log.warning("GGUF has no sliding windows for this model: texts of %d tokens have none.", window)
+                continue
+            case _:
+                is_equal = math.isclose(own, other, rel_tol=_CLOSE) if isinstance(own, float) else own == other
+        if not is_equal:
+            raise UnsupportedArchitectureError(
+                f"a {config.model_type} model cannot be written: its {field.name} {shown(own)} would be read as "
+                f"{shown(other)} from a GGUF file",
+                architecture=config.model_type,
+            )
+
+
+def _rotate_alike(first: RopeConfig, second: RopeConfig) -> bool:
+    if first.switch != second.switch or first.rotary_dim != second.rotary_dim:
+        return False
+    positions, is_long = torch.tensor([0, 1, 7, 7]), torch.tensor([False, False, False, True])
+    own, other = (RotaryEmbedding(each, device=_CPU).at(positions, is_long) for each in (first, second))
+    pairs = ((own.cos, other.cos), (own.sin, other.sin))
+    return all(torch.allclose(*pair, rtol=0, atol=_CLOSE) for pair in pairs)

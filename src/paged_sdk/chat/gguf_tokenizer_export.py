@@ -1,0 +1,137 @@
+"""Describe a tokenizer.json by the metadata of a GGUF file, which :mod:`paged_sdk.chat.gguf_tokenizer` reads."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import tokenizers
+from tokenizers import normalizers
+
+from paged_sdk.chat.gguf_tokenizer import TokenType, tokenizer_from_gguf, word_splitter
+from paged_sdk.chat.pre_tokenizers import PRE_TOKENIZERS
+from paged_sdk.chat.text_processor import TextProcessor
+from paged_sdk.chat.tokenizer import Tokenizer
+from paged_sdk.errors import CheckpointError, shown
+
+__all__ = ["gguf_from_text_processor"]
+
+_BYTE: Final = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_IDS: Final = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+}
+_LEAST_SCORE: Final = -1e9  # of tokens that no merge makes
+
+# What tells the ways to cut words apart: cases, digits, marks, spaces, lines, scripts, and characters in parts.
+_PROBE: Final = (
+    "Hello, World! it's IT'S we'LL  don’t\n\n  a\tb \r\nx  \n1 12 123 1234 12345 3.14 ½ ²  camelCase HTTPServer ABCdef "
+    "naïve cafe\u0301 ÀÉÎ Straße русский язык Ελληνικά עברית العربية हिन्दी ไทย 中文字符 日本語のテキスト 한국어 "
+    "\u1112\u1161\u11ab !!?? -- ... (a[b]{c}) #tag @you $5 50% a_b a/b\\c <x> </x> 'quoted' \"double\" `code` "
+    "x=y+1;// end\n\t\tif(x){}\n🙂👍🏽 ∑ → ½ ™ \u00a0nbsp\u3000wide   "
+)
+
+
+def gguf_from_text_processor(text: TextProcessor, architecture: str, vocab_size: int) -> dict[str, Any]:
+    """Return the metadata of a tokenizer and a chat template, by GGUF key.
+
+    :param architecture: the model's, by GGUF's name
+    :param vocab_size: the model's, which may be larger than the tokenizer's
+    :raises CheckpointError: a GGUF file cannot describe the tokenizer: what it would describe cuts a text otherwise
+    """
+    tokenizer = text.tokenizer
+    content = json.loads(tokenizer.to_json())
+    backend, model = tokenizers.Tokenizer.from_str(tokenizer.to_json()), content["model"]
+    if model.get("type") != "BPE":
+        raise _refused(f"its model is {model.get('type')}, not BPE")
+    tokens, types = _tokens(content, vocab_size)
+    metadata: dict[str, Any] = {
+        "tokenizer.ggml.model": "llama" if model.get("byte_fallback") else "gpt2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [int(each) for each in types],
+    }
+    if model.get("byte_fallback"):
+        metadata["tokenizer.ggml.scores"] = _scores(model, tokens)
+        metadata["tokenizer.ggml.add_space_prefix"] = backend.encode("x", add_special_tokens=False).tokens[0] != "x"
+    else:
+        metadata["tokenizer.ggml.pre"] = _way_to_cut(backend, model)
+        metadata["tokenizer.ggml.merges"] = [" ".join(pair) for pair in _merges(model)]
+    metadata |= _special_ids(text)
+    if text.template is not None:
+        metadata["tokenizer.chat_template"] = text.template.source
+    _must_be_equal(tokenizer, tokenizer_from_gguf({"general.architecture": architecture} | metadata))
+    return metadata
+
+
+def _tokens(content: Mapping[str, Any], vocab_size: int) -> tuple[list[str], list[TokenType]]:
+    """Return all tokens with their types, in the order of ids; ids without a token get a name of their own."""
+    vocabulary: dict[str, int] = content["model"]["vocab"]
+    tokens, types = [f"[PAD{id}]" for id in range(vocab_size)], [TokenType.UNUSED] * vocab_size
+    is_byte = content["model"].get("byte_fallback")
+    for token, id in vocabulary.items():
+        if id < vocab_size:
+            tokens[id] = token
+            types[id] = TokenType.BYTE if is_byte and _BYTE.fullmatch(token) else TokenType.NORMAL
+    if (unknown := vocabulary.get(content["model"].get("unk_token") or "")) is not None and unknown < vocab_size:
+        types[unknown] = TokenType.UNKNOWN
+    for added in content.get("added_tokens", ()):
+        if (id := added["id"]) < vocab_size and types[id] is not TokenType.UNKNOWN:
+            tokens[id] = added["content"]
+            types[id] = TokenType.CONTROL if added["special"] else TokenType.USER_DEFINED
+    return tokens, types
+
+
+def _merges(model: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for merge in model["merges"]:
+        left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
+        yield left, right
+
+
+def _scores(model: Mapping[str, Any], tokens: list[str]) -> list[float]:
+    """Return scores in which tokens come in the order of the merges that make them: the earlier, the higher."""
+    ranks: dict[str, int] = {}
+    for rank, (left, right) in enumerate(_merges(model)):
+        ranks.setdefault(left + right, rank)
+    return [-float(ranks[token]) if token in ranks else _LEAST_SCORE for token in tokens]
+
+
+def _way_to_cut(backend: tokenizers.Tokenizer, model: Mapping[str, Any]) -> str:
+    """Return the name of the way in which the tokenizer cuts words, found by what it makes of a text."""
+    if backend.pre_tokenizer is None:
+        raise _refused("it does not cut words")
+    text = _PROBE if backend.normalizer is None else backend.normalizer.normalize_str(_PROBE)
+    words = [word for word, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
+    for name, way in PRE_TOKENIZERS.items():
+        if name == "default" or way.ignore_merges is not bool(model.get("ignore_merges")):
+            continue
+        probe = normalizers.NFC().normalize_str(_PROBE) if way.nfc else _PROBE
+        if probe == text and [word for word, _ in word_splitter(way).pre_tokenize_str(probe)] == words:
+            return name
+    raise _refused("it cuts words in a way that has no name in GGUF")
+
+
+def _special_ids(text: TextProcessor) -> dict[str, Any]:
+    special = text.tokenizer.special
+    ids = {key: text.tokenizer.token_id(special.names[name]) for name, key in _IDS.items() if name in special.names}
+    ends = [id for id in text.defaults.eos_token_ids if id != ids.get("eos_token_id")]
+    if ids.get("eos_token_id") is None and ends:
+        ids["eos_token_id"] = ends.pop(0)
+    ids |= dict(zip(("eot_token_id", "eom_token_id"), ends, strict=False))
+    found: dict[str, Any] = {f"tokenizer.ggml.{key}": id for key, id in ids.items() if id is not None}
+    found["tokenizer.ggml.add_bos_token"] = bool(special.prefix)
+    found["tokenizer.ggml.add_eos_token"] = bool(special.suffix)
+    return found
+
+
+def _must_be_equal(tokenizer: Tokenizer, written: Tokenizer) -> None:
+    for text in (_PROBE, *_PROBE.split(), _PROBE.lower()):
+        if tokenizer.encode(text, add_special_tokens=True) != written.encode(text, add_special_tokens=True):
+            raise _refused(f"read back from the file it would encode {shown(text)} otherwise")
+
+
+def _refused(what: str) -> CheckpointError:
+    return CheckpointError(f"the tokenizer cannot be written to a GGUF file: {what}")

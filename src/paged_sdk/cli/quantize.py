@@ -1,0 +1,61 @@
+"""Run ``paged-sdk quantize``: write a model as a GGUF file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paged_sdk.cli import options
+
+__all__ = ["quantize"]
+
+Source = Annotated[str, typer.Argument(help="A directory, a GGUF file or a hub id.")]
+Target = Annotated[Path, typer.Argument(help="The GGUF file to write, which must not exist.")]
+Type = Annotated[
+    str,
+    typer.Option(
+        "--type",
+        metavar="NAME",
+        help="F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K_S, Q4_K_M, Q5_K_S, Q5_K_M or Q6_K.",
+    ),
+]
+Override = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--override",
+        metavar="REGEX=TYPE",
+        help="The type of tensors in whose name the expression is found, such as 'ffn_down=Q6_K'; the last that is "
+        "found decides. It can be repeated.",
+    ),
+]
+
+
+def quantize(
+    source: Source,
+    target: Target,
+    type: Type = "Q4_K_M",
+    override: Override = None,
+    verbose: options.Verbose = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Write a model as a GGUF file, quantized."""
+    # Imported here, because help does not need them and should appear at once.
+    from paged_sdk import write_gguf
+    from paged_sdk.cli.flags import exclusive, naming_flags
+    from paged_sdk.cli.terminal import Terminal
+
+    terminal = Terminal(quiet=quiet)
+    with terminal.reporting(verbose=verbose), naming_flags():
+        exclusive({"--verbose": verbose, "--quiet": quiet})
+        overrides = [_override(each) for each in override or ()]
+        path = write_gguf(source, target, type=type, overrides=overrides, show_progress=not quiet)
+        terminal.note(f"{path}: {path.stat().st_size / 2**20:.0f} MiB")
+
+
+def _override(text: str) -> tuple[str, str]:
+    pattern, separator, type_ = text.rpartition("=")
+    if not separator or not pattern:
+        raise typer.BadParameter(f"{text!r}: expected REGEX=TYPE", param_hint="--override")
+    return pattern, type_

@@ -1,0 +1,311 @@
+"""Show a checkpoint as a GGUF file has it: names, values and metadata in llama.cpp's conventions.
+
+It is what :mod:`paged_sdk.weights.gguf_source` and :mod:`paged_sdk.weights.gguf_config` undo.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from paged_sdk.config.decoder import DecoderConfig, RopeConfig, RopeKind
+from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError, shown
+from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix
+from paged_sdk.weights.gguf_names import ARCHITECTURES, EACH, GgufArchitecture
+from paged_sdk.weights.source import WeightSource
+
+__all__ = ["CheckpointNames", "GgufMatrix", "config_metadata", "gguf_architecture", "gguf_tensors", "global_rope"]
+
+_ARCHITECTURE_OF: Final = MappingProxyType(
+    {architecture.model_type: name for name, architecture in ARCHITECTURES.items()}
+    | dict.fromkeys(("mistral", "ministral", "mixtral"), "llama")
+)
+_GEMMA3_PERIOD, _GEMMA3_LOCAL_THETA = 6, 10_000.0
+_EXPERT: Final = re.compile(r"\.experts\.(\d+)\.")
+_LAYER_TENSOR: Final = re.compile(r"model\.layers\.(\d+)\.(.+)\.weight")
+_UNUSED: Final = ".rotary_emb.inv_freq"  # buffers that older checkpoints hold
+
+
+@frozen(kw_only=True)
+class CheckpointNames:
+    """Names a checkpoint's tensors, as its family does.
+
+    :ivar body: the prefix of the decoder's tensors
+    :ivar head: the output projection
+    :ivar experts: the names of a mixture, within a layer, by those of GGUF, with :data:`EACH` for an expert's number
+    """
+
+    body: str
+    head: str
+    experts: Mapping[str, str] = MappingProxyType({})
+
+
+@frozen(eq=False, kw_only=True)
+class GgufMatrix:
+    """Holds a tensor of a checkpoint as the matrices of which GGUF's tensor is made, one below the other.
+
+    :ivar shape: GGUF's, in torch's order
+    :ivar permuted_heads: heads within which GGUF has the rows in another order; 0: it has not
+    :ivar offset: what GGUF adds to the values
+    """
+
+    shape: tuple[int, ...]
+    matrices: Sequence[StoredMatrix]
+    permuted_heads: int = 0
+    offset: float = 0.0
+
+    def parts(self, num_rows: int) -> Iterator[Tensor]:
+        """Decode the rows, at most about so many at a time, in GGUF's order: float32 ``[rows, columns]``."""
+        for matrix in self.matrices:
+            rows = matrix.shape[0]
+            head = rows // self.permuted_heads if self.permuted_heads else 1
+            step = max(1, num_rows // head) * head
+            for first in range(0, rows, step):
+                values = matrix.rows(slice(first, min(first + step, rows))).decoded(torch.float32)
+                if self.offset:
+                    values = values + self.offset
+                yield _permuted(values, head) if self.permuted_heads else values
+
+
+def gguf_architecture(config: DecoderConfig) -> str:
+    """Return what GGUF calls the architecture of a model.
+
+    :raises UnsupportedArchitectureError: it has no name for it
+    """
+    found = _ARCHITECTURE_OF.get(config.model_type)
+    if found is None:
+        raise _unsupported(config, "no architecture of GGUF")
+    return found
+
+
+def global_rope(config: DecoderConfig) -> RopeConfig:
+    """Return the rotary embedding of layers that attend to everything, or of all where none does."""
+    layers = zip(config.ropes, config.sliding_windows, strict=True)
+    return next((rope for rope, window in layers if window is None), config.ropes[0])
+
+
+def config_metadata(config: DecoderConfig, attention_factor: float) -> dict[str, Any]:
+    """Return a model's shape by GGUF key.
+
+    :param attention_factor: of LongRoPE: what its cosines and sines are multiplied by
+    :raises UnsupportedArchitectureError: GGUF has no keys for something that the model does
+    """
+    name, rope = gguf_architecture(config), global_rope(config)
+    values: dict[str, Any] = {
+        "vocab_size": config.vocab_size,
+        "context_length": config.max_position,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_heads,
+        "attention.head_count_kv": config.num_kv_heads,
+        "attention.layer_norm_rms_epsilon": float(config.norm_eps),
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "rope.dimension_count": rope.rotary_dim,
+        "rope.freq_base": float(rope.theta),
+    }
+    if config.moe is not None:
+        values |= _mixture(config)
+    match rope.kind:
+        case RopeKind.LINEAR:
+            values |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(rope.factor)}
+        case RopeKind.YARN:
+            values |= {
+                "rope.scaling.type": "yarn",
+                "rope.scaling.factor": float(rope.factor),
+                "rope.scaling.original_context_length": rope.original_max_position,
+            }
+        case RopeKind.LONGROPE:
+            values |= {
+                "rope.scaling.type": "longrope",
+                "rope.scaling.original_context_length": rope.original_max_position,
+                "rope.scaling.attn_factor": float(attention_factor),
+            }
+    if rope.kind is not RopeKind.LONGROPE and rope.gguf_attn_factor != 1.0:
+        values["rope.scaling.attn_factor"] = float(rope.gguf_attn_factor)
+    if name in ("gemma2", "gemma3"):
+        values |= _gemma(config, name)
+    return {f"{name}.{key}": value for key, value in values.items()}
+
+
+def gguf_tensors(
+    source: WeightSource, config: DecoderConfig, names: CheckpointNames, divisors: Tensor | None
+) -> dict[str, GgufMatrix]:
+    """Return the tensors that the model uses, by GGUF name, in the order of layers.
+
+    :param divisors: of the rotary frequencies, one for each, where the model's formula is none of GGUF's keys
+    :raises UnsupportedArchitectureError: the architecture has no name for one
+    :raises CheckpointError: experts are missing
+    """
+    architecture = ARCHITECTURES[gguf_architecture(config)]
+    found: dict[str, GgufMatrix] = {}
+    stacks: dict[str, dict[int, str]] = {}
+    for name in source.names():
+        plain = _plain_name(name, names)
+        if plain is None or plain.endswith(_UNUSED) or (plain == "lm_head.weight" and config.tie_embeddings):
+            continue
+        if plain.endswith((".experts.gate_up_proj", ".experts.down_proj")):
+            found |= _merged_experts(source, name, plain, config)
+            continue
+        expert = _EXPERT.search(plain)
+        stored = _of_mixture(_EXPERT.sub(f".experts.{EACH}.", plain), names) or architecture.gguf_name(plain)
+        if stored is None:
+            raise _unsupported(config, f"no tensor of GGUF's for {shown(name)}")
+        if expert is None:
+            found[stored] = _one(source, name, stored, config, architecture)
+        else:
+            stacks.setdefault(stored, {})[int(expert[1])] = name
+    for stored, members in stacks.items():
+        found[stored] = _stack(source, stored, members, config)
+    found |= _rope_tensors(config, architecture, divisors)
+    return {name: found[name] for name in sorted(found, key=_place)}
+
+
+def _place(name: str) -> int:
+    """Return where a tensor stands in a file: before the layers what begins a text, behind them what ends it."""
+    parts = name.split(".")
+    return int(parts[1]) if parts[0] == "blk" else 1 << 20 if parts[0].startswith("output") else -1
+
+
+def _plain_name(name: str, names: CheckpointNames) -> str | None:
+    """Return the name that a plain checkpoint would have; None: the tensor is not the decoder's."""
+    if name.startswith(names.body):
+        return f"model.{name.removeprefix(names.body)}"
+    if name == f"{names.head}.weight":
+        return "lm_head.weight"
+    return None
+
+
+def _of_mixture(plain: str, names: CheckpointNames) -> str | None:
+    """Return GGUF's name of a tensor of a layer's mixture; None: it is none."""
+    match = _LAYER_TENSOR.fullmatch(plain)
+    stem = None if match is None else next((stem for stem, own in names.experts.items() if own == match[2]), None)
+    return None if match is None or stem is None else f"blk.{match[1]}.{stem}.weight"
+
+
+def _one(
+    source: WeightSource, name: str, stored: str, config: DecoderConfig, architecture: GgufArchitecture
+) -> GgufMatrix:
+    shape = source.shape(name)
+    heads = 0
+    if architecture.permuted_qk:
+        heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}.get(stored.split(".")[-2], 0)
+    if len(shape) == 1:
+        values = source.tensor(name, torch.float32, torch.device("cpu"))
+        return GgufMatrix(
+            shape=shape,
+            matrices=[DenseMatrix(values.view(-1, 1))],
+            permuted_heads=heads,
+            offset=architecture.norm_offset if stored.endswith("norm.weight") else 0.0,
+        )
+    # The gate of the expert that serves every token is a vector there.
+    squeezed = shape[1:] if stored.endswith(".ffn_gate_inp_shexp.weight") else shape
+    return GgufMatrix(shape=squeezed, matrices=[source.matrix(name)], permuted_heads=heads)
+
+
+def _stack(source: WeightSource, stored: str, members: Mapping[int, str], config: DecoderConfig) -> GgufMatrix:
+    count = 0 if config.moe is None else config.moe.num_experts
+    if sorted(members) != list(range(count)):
+        raise CheckpointError(f"the checkpoint has {len(members)} of the {count} experts of {shown(stored)}")
+    matrices = [source.matrix(members[expert]) for expert in range(count)]
+    return GgufMatrix(shape=(count, *matrices[0].shape), matrices=matrices)
+
+
+def _merged_experts(source: WeightSource, name: str, plain: str, config: DecoderConfig) -> dict[str, GgufMatrix]:
+    """Take apart the tensor in which transformers merges all experts of a layer."""
+    if config.moe is None:
+        raise _unsupported(config, f"no tensor of GGUF's for {shown(name)}")
+    layer, count = plain.split(".")[2], config.moe.num_experts
+    whole, size = source.matrix(name), config.moe.intermediate_size
+    if plain.endswith("down_proj"):
+        height = config.hidden_size
+        starts = {"ffn_down_exps": 0}
+    else:
+        height = 2 * size
+        starts = {"ffn_gate_exps": 0, "ffn_up_exps": size}
+    rows = height if len(starts) == 1 else size
+    if whole.shape[0] != count * height:
+        raise CheckpointError(f"tensor {shown(name)} has {whole.shape[0]} rows: expected {count * height}")
+    return {
+        f"blk.{layer}.{stem}.weight": GgufMatrix(
+            shape=(count, rows, whole.shape[1]),
+            matrices=[
+                whole.rows(slice(expert * height + start, expert * height + start + rows)) for expert in range(count)
+            ],
+        )
+        for stem, start in starts.items()
+    }
+
+
+def _rope_tensors(
+    config: DecoderConfig, architecture: GgufArchitecture, divisors: Tensor | None
+) -> dict[str, GgufMatrix]:
+    rope = global_rope(config)
+    tensors: dict[str, Iterable[float]] = {}
+    if divisors is not None:
+        tensors["rope_freqs.weight"] = divisors.tolist()
+    if rope.kind is RopeKind.LONGROPE:
+        tensors |= {"rope_factors_long.weight": rope.long_factor, "rope_factors_short.weight": rope.short_factor}
+    if tensors and architecture.model_type not in ("llama", "phi3"):
+        raise _unsupported(config, f"no way of GGUF's to scale its positions ({rope.kind.value})")
+    return {
+        name: GgufMatrix(shape=(len(values),), matrices=[DenseMatrix(values.view(-1, 1))])
+        for name, values in ((name, torch.tensor(list(each))) for name, each in tensors.items())
+    }
+
+
+def _mixture(config: DecoderConfig) -> dict[str, Any]:
+    moe = config.moe
+    assert moe is not None
+    if len(moe.layers) != config.num_layers:
+        raise _unsupported(config, "no way of GGUF's to say that only some layers have experts")
+    values: dict[str, Any] = {"expert_count": moe.num_experts, "expert_used_count": moe.num_experts_per_token}
+    if config.model_type != "mixtral":
+        values["expert_feed_forward_length"] = moe.intermediate_size
+    if moe.shared_intermediate_size is not None:
+        values["expert_shared_feed_forward_length"] = moe.shared_intermediate_size
+    return values
+
+
+def _gemma(config: DecoderConfig, name: str) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    windows = config.sliding_windows
+    if (window := next((width for width in windows if width is not None), None)) is not None:
+        values["attention.sliding_window"] = window
+    # Both are 0 where there is no cap, since a missing key means the family's own.
+    if name == "gemma2":
+        values["attn_logit_softcapping"] = float(config.attention_softcap or 0.0)
+        values["final_logit_softcapping"] = float(config.logit_softcap or 0.0)
+    elif config.logit_softcap is not None:
+        values["final_logit_softcapping"] = float(config.logit_softcap)
+    if name == "gemma3":
+        full = [layer for layer, width in enumerate(windows) if width is None]
+        period = full[0] + 1 if full else 0
+        if window is not None and period != _GEMMA3_PERIOD:
+            values["attention.sliding_window_pattern"] = period
+        local = next((rope for rope, width in zip(config.ropes, windows, strict=True) if width is not None), None)
+        if local is not None and local.theta != _GEMMA3_LOCAL_THETA:
+            values["rope.freq_base_swa"] = float(local.theta)
+    return values
+
+
+def _permuted(rows: Tensor, head: int) -> Tensor:
+    """Return rows in GGUF's order: within each head, those of the two halves in turn."""
+    heads = rows.numpy().reshape(-1, 2, head // 2, rows.shape[1])
+    return torch.from_numpy(np.ascontiguousarray(heads.swapaxes(1, 2))).view(rows.shape)
+
+
+def _unsupported(config: DecoderConfig, what: str) -> UnsupportedArchitectureError:
+    return UnsupportedArchitectureError(
+        f"a {config.model_type} model of this shape cannot be written: there is {what}",
+        architecture=config.model_type,
+        supported=ARCHITECTURES,
+    )

@@ -1,0 +1,182 @@
+"""Say which type each tensor of a GGUF file takes: the mixtures that llama.cpp's quantize tool knows by name.
+
+A mixture gives more bits to the matrices whose errors harm most: the output projection, and values and MLP outputs of
+the first and last eighths of the layers and of every third one between.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+
+from attrs import frozen
+
+from paged_sdk.errors import ConfigError, UnsupportedQuantizationError
+from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, tensor_type_of
+from paged_sdk.kernels.quantize import QUANTIZED_TYPES
+
+__all__ = ["MIXTURES", "ModelShape", "file_type", "tensor_types", "writable_types"]
+
+# llama.cpp's number of each mixture (``general.file_type``), and the type of matrices that no rule names.
+_MIXTURES: Final[Mapping[str, tuple[int, str]]] = MappingProxyType(
+    {
+        "F32": (0, "F32"),
+        "F16": (1, "F16"),
+        "BF16": (32, "BF16"),
+        "Q4_0": (2, "Q4_0"),
+        "Q4_1": (3, "Q4_1"),
+        "Q5_0": (8, "Q5_0"),
+        "Q5_1": (9, "Q5_1"),
+        "Q8_0": (7, "Q8_0"),
+        "Q4_K_S": (14, "Q4_K"),
+        "Q4_K_M": (15, "Q4_K"),
+        "Q5_K_S": (16, "Q5_K"),
+        "Q5_K_M": (17, "Q5_K"),
+        "Q6_K": (18, "Q6_K"),
+    }
+)
+MIXTURES: Final = tuple(_MIXTURES)
+"""The names of all mixtures."""
+
+_PLAIN: Final = ("F32", "F16", "BF16")
+# What rows take whose length is no multiple of 256.
+_NARROW: Final = MappingProxyType({"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"})
+_LAYER: Final = re.compile(r"blk\.(\d+)\.")
+# Matrices that decide where tokens go stay exact.
+_EXACT: Final = re.compile(r"_norm\.|ffn_gate_inp|^rope_")
+
+
+@frozen(kw_only=True)
+class ModelShape:
+    """Describes what mixtures ask of a model.
+
+    :ivar queries_per_key: heads of queries for each of keys
+    :ivar num_experts: of a layer; 0: there are none
+    :ivar has_output: whether the output projection is a tensor of its own
+    """
+
+    num_layers: int
+    queries_per_key: int = 1
+    num_experts: int = 0
+    has_output: bool = True
+
+
+def writable_types() -> tuple[str, ...]:
+    """Return the names of the types that tensors can be written in."""
+    return (*_PLAIN, *(BLOCK_FORMATS[number].name for number in sorted(QUANTIZED_TYPES)))
+
+
+def file_type(mixture: str) -> int:
+    """Return llama.cpp's number of a mixture, whose name may have any case of letters."""
+    return _MIXTURES[mixture.strip().upper()][0]
+
+
+def tensor_types(
+    mixture: str,
+    shapes: Mapping[str, tuple[int, ...]],
+    model: ModelShape,
+    overrides: Sequence[tuple[str, str]] = (),
+) -> dict[str, int]:
+    """Return ggml's number of the type of each tensor but those that stay exact, such as norms.
+
+    :param mixture: one of :data:`MIXTURES`, in any case of letters
+    :param shapes: the shape of each tensor, by GGUF name, in torch's order
+    :param overrides: regular expressions with types: the last that is found in a tensor's name decides
+    :raises ConfigError: there is no such mixture or type, an expression cannot be read, or is found in no matrix
+    :raises UnsupportedQuantizationError: the rows of a matrix do not fit the type that is asked for
+    """
+    name = mixture.strip().upper()
+    if name not in _MIXTURES:
+        raise ConfigError.of("type", mixture, f"one of {', '.join(MIXTURES)}")
+    patterns = [_override(pattern, type_) for pattern, type_ in overrides]
+    unused = {pattern.pattern for pattern, _ in patterns}
+    types: dict[str, int] = {}
+    for tensor, shape in shapes.items():
+        if len(shape) < 2:
+            continue
+        chosen: str | None = None
+        if tensor.endswith(".weight") and not _EXACT.search(tensor):
+            chosen = _fitting(_by_rule(name, tensor, model), shape[-1])
+        for pattern, type_ in patterns:
+            if pattern.search(tensor):
+                unused.discard(pattern.pattern)
+                chosen = _checked(tensor, type_, shape[-1])
+        if chosen is not None:
+            types[tensor] = tensor_type_of(chosen)
+    if unused:
+        raise ConfigError.of("overrides", min(unused), "regular expressions that are found in the name of a matrix")
+    return types
+
+
+def _override(pattern: str, type_: str) -> tuple[re.Pattern[str], str]:
+    name = type_.strip().upper()
+    if name not in writable_types():
+        raise ConfigError.of("overrides", f"{pattern}={type_}", f"one of {', '.join(writable_types())} as the type")
+    try:
+        return re.compile(pattern), name
+    except re.error as error:
+        raise ConfigError.of("overrides", pattern, f"a regular expression ({error})") from None
+
+
+def _checked(tensor: str, type_: str, cols: int) -> str:
+    elements = BLOCK_FORMATS[tensor_type_of(type_)].elements
+    if cols % elements:
+        raise UnsupportedQuantizationError(
+            f"tensor {tensor} has rows of {cols} elements, which are no multiple of the {elements} of a {type_} block",
+            quantization=type_,
+        )
+    return type_
+
+
+def _fitting(type_: str, cols: int) -> str:
+    """Return the type, the one that narrow rows take in its place, or F16 where they fit no block."""
+    if cols % BLOCK_FORMATS[tensor_type_of(type_)].elements == 0:
+        return type_
+    return _fitting(_NARROW.get(type_, "F16"), cols)
+
+
+def _by_rule(mixture: str, tensor: str, model: ModelShape) -> str:
+    """Return the type that llama.cpp gives a matrix in a mixture."""
+    base = _MIXTURES[mixture][1]
+    if base in _PLAIN:
+        return base
+    if tensor == ("output.weight" if model.has_output else "token_embd.weight"):
+        return base if base == "Q8_0" else "Q6_K"
+    match = _LAYER.match(tensor)
+    if match is None:
+        return base
+    layer, num_layers = int(match[1]), model.num_layers
+    if "attn_v." in tensor:
+        return _of_values(mixture, base, layer, model)
+    if "attn_k." in tensor and model.num_experts == 8:
+        return "Q8_0"
+    if "attn_output." in tensor and model.num_experts == 8 and base == "Q4_K":
+        return "Q5_K"
+    if "attn_qkv." in tensor:
+        return {"Q4_K_M": "Q5_K", "Q5_K_M": "Q6_K"}.get(mixture, base)
+    if "ffn_down" in tensor:
+        if mixture in ("Q4_K_M", "Q5_K_M") and _is_sensitive(layer, num_layers):
+            return "Q6_K"
+        if mixture == "Q4_K_S" and layer < num_layers // 8:
+            return "Q5_K"
+    return base
+
+
+def _of_values(mixture: str, base: str, layer: int, model: ModelShape) -> str:
+    if model.num_experts == 8:
+        return "Q8_0"
+    if mixture in ("Q4_K_M", "Q5_K_M") and _is_sensitive(layer, model.num_layers):
+        return "Q6_K"
+    if mixture == "Q4_K_S" and layer < 4:
+        return "Q5_K"
+    # Of 70 billion parameters, values of 8 heads are so small a part that more bits cost nothing.
+    if base == "Q4_K" and model.num_layers == 80 and model.queries_per_key == 8:
+        return "Q5_K"
+    return base
+
+
+def _is_sensitive(layer: int, num_layers: int) -> bool:
+    eighth = num_layers // 8
+    return layer < eighth or layer >= 7 * num_layers // 8 or (layer - eighth) % 3 == 2
