@@ -18,7 +18,8 @@ Type = Annotated[
     typer.Option(
         "--type",
         metavar="NAME",
-        help="F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K_S, Q4_K_M, Q5_K_S, Q5_K_M or Q6_K.",
+        help="F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K_S, Q3_K_M, Q3_K_L, Q4_K_S, Q4_K_M, Q5_K_S, "
+        "Q5_K_M or Q6_K.",
     ),
 ]
 Override = Annotated[

@@ -30,6 +30,10 @@ _MIXTURES: Final[Mapping[str, tuple[int, str]]] = MappingProxyType(
         "Q5_0": (8, "Q5_0"),
         "Q5_1": (9, "Q5_1"),
         "Q8_0": (7, "Q8_0"),
+        "Q2_K": (10, "Q2_K"),
+        "Q3_K_S": (11, "Q3_K"),
+        "Q3_K_M": (12, "Q3_K"),
+        "Q3_K_L": (13, "Q3_K"),
         "Q4_K_S": (14, "Q4_K"),
         "Q4_K_M": (15, "Q4_K"),
         "Q5_K_S": (16, "Q5_K"),
@@ -41,8 +45,8 @@ MIXTURES: Final = tuple(_MIXTURES)
 """The names of all mixtures."""
 
 _PLAIN: Final = ("F32", "F16", "BF16")
-# What rows take whose length is no multiple of 256.
-_NARROW: Final = MappingProxyType({"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"})
+# What rows take whose length is no multiple of 256; llama.cpp has IQ4_NL, of as many bits, in place of Q4_0.
+_NARROW: Final = MappingProxyType({"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"})
 _LAYER: Final = re.compile(r"blk\.(\d+)\.")
 # Matrices that decide where tokens go stay exact.
 _EXACT: Final = re.compile(r"_norm\.|ffn_gate_inp|^rope_")
@@ -152,29 +156,50 @@ def _by_rule(mixture: str, tensor: str, model: ModelShape) -> str:
         return _of_values(mixture, base, layer, model)
     if "attn_k." in tensor and model.num_experts == 8:
         return "Q8_0"
-    if "attn_output." in tensor and model.num_experts == 8 and base == "Q4_K":
-        return "Q5_K"
+    if "attn_output." in tensor:
+        if model.num_experts == 8:
+            return "Q5_K" if base in ("Q2_K", "Q3_K", "Q4_K") and mixture != "Q3_K_L" else base
+        return {"Q2_K": "Q3_K", "Q3_K_M": "Q4_K", "Q3_K_L": "Q5_K"}.get(mixture, base)
     if "attn_qkv." in tensor:
-        return {"Q4_K_M": "Q5_K", "Q5_K_M": "Q6_K"}.get(mixture, base)
+        return {"Q3_K_M": "Q4_K", "Q3_K_L": "Q4_K", "Q4_K_M": "Q5_K", "Q5_K_M": "Q6_K"}.get(mixture, base)
     if "ffn_down" in tensor:
-        if mixture in ("Q4_K_M", "Q5_K_M") and _is_sensitive(layer, num_layers):
-            return "Q6_K"
-        if mixture == "Q4_K_S" and layer < num_layers // 8:
+        return _of_mlp_outputs(mixture, base, layer, num_layers)
+    return base
+
+
+def _of_mlp_outputs(mixture: str, base: str, layer: int, num_layers: int) -> str:
+    match mixture:
+        case "Q2_K":
+            return "Q3_K"
+        case "Q3_K_M":
+            return "Q5_K" if layer < num_layers // 16 else "Q4_K"
+        case "Q3_K_L":
             return "Q5_K"
+        case "Q4_K_S":
+            return "Q5_K" if layer < num_layers // 8 else base
+        case "Q4_K_M" | "Q5_K_M":
+            return "Q6_K" if _is_sensitive(layer, num_layers) else base
     return base
 
 
 def _of_values(mixture: str, base: str, layer: int, model: ModelShape) -> str:
     if model.num_experts == 8:
         return "Q8_0"
-    if mixture in ("Q4_K_M", "Q5_K_M") and _is_sensitive(layer, model.num_layers):
-        return "Q6_K"
-    if mixture == "Q4_K_S" and layer < 4:
-        return "Q5_K"
+    chosen = base
+    match mixture:
+        case "Q2_K":
+            chosen = "Q4_K" if model.queries_per_key >= 4 else "Q3_K"
+        case "Q3_K_M":
+            chosen = "Q5_K" if layer < 2 else "Q4_K"
+        case "Q3_K_L":
+            chosen = "Q5_K"
+        case "Q4_K_S":
+            chosen = "Q5_K" if layer < 4 else base
+        case "Q4_K_M" | "Q5_K_M":
+            chosen = "Q6_K" if _is_sensitive(layer, model.num_layers) else base
     # Of 70 billion parameters, values of 8 heads are so small a part that more bits cost nothing.
-    if base == "Q4_K" and model.num_layers == 80 and model.queries_per_key == 8:
-        return "Q5_K"
-    return base
+    is_70b = model.num_layers == 80 and model.queries_per_key == 8
+    return "Q5_K" if is_70b and chosen in ("Q3_K", "Q4_K") else chosen
 
 
 def _is_sensitive(layer: int, num_layers: int) -> bool:
