@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paged_sdk.speculative.draft_counts import MARGIN, draft_counts
+from paged_sdk.speculative.draft_counts import LONGEST, MARGIN, draft_counts
 
 RATES = st.lists(st.floats(0.01, 0.99), max_size=4)
 
@@ -24,7 +24,8 @@ def test_no_other_choice_gives_more_tokens_per_second(rates: list[list[float]], 
     chances = [list(accumulate(row, mul)) for row in rates]
     num_texts = len(chances)
     counts = draft_counts(chances, lambda num_tokens: 1 + slope * (num_tokens - num_texts))
-    best = max(rate(chances, each, slope) for each in product(*(range(len(row) + 1) for row in chances)))
+    choices = product(*(range(len(row) + 1) for row in chances))
+    best = max(rate(chances, each, slope) for each in choices if 1 + slope * sum(each) <= LONGEST)
     found = rate(chances, tuple(counts), slope)
     if any(counts):
         assert found == pytest.approx(best)
@@ -41,3 +42,8 @@ def test_what_one_more_token_costs_decides() -> None:
     chances = [[0.9, 0.8, 0.7, 0.6], [0.2, 0.1]]
     assert draft_counts(chances, lambda _: 1.0) == [4, 2]
     assert draft_counts(chances, lambda num_tokens: float(num_tokens)) == [0, 0]
+
+
+def test_no_step_takes_many_times_as_long_as_without_drafts() -> None:
+    chances = [[1.0] * 100 for _ in range(4)]
+    assert sum(draft_counts(chances, lambda num_tokens: 1.0 + 0.1 * (num_tokens - 4))) == (LONGEST - 1) / 0.1

@@ -21,6 +21,8 @@ that kind, the larger it gets, so a wrong estimate must have an end."""
 PROBE_INTERVAL: Final = 64
 """Of so many steps with prompts, one goes without: otherwise nobody would notice that the machine has become faster or
 slower while prompts come one after the other. A plain step takes a third of a mixed one: they lose half a percent."""
+_BITS: Final = 3
+"""Numbers of texts that have so many leading bits in common are looked at together."""
 
 
 class Pace:
@@ -59,8 +61,8 @@ class Pace:
         :param num_prompts: how many prompts wait to be computed
         :returns: 0 for a step that shows how long the texts take by themselves
         """
-        if self._num_mixed >= self._next_probe.get(size_of(num_decodes), 0):
-            self._next_probe[size_of(num_decodes)] = self._num_mixed + PROBE_INTERVAL
+        if self._num_mixed >= self._next_probe.get(size_of(num_decodes, _BITS), 0):
+            self._next_probe[size_of(num_decodes, _BITS)] = self._num_mixed + PROBE_INTERVAL
             self._times.forget(num_decodes)
             return 0.0
         seconds = self._times.nearest(num_decodes)
@@ -85,7 +87,7 @@ class Pace:
         :param num_decodes: how many texts it gave a token
         """
         self._times.note(num_decodes, seconds)
-        self._next_probe[size_of(num_decodes)] = self._num_mixed + PROBE_INTERVAL
+        self._next_probe[size_of(num_decodes, _BITS)] = self._num_mixed + PROBE_INTERVAL
 
     def note_mixed(self, seconds: float, num_decodes: int, num_tokens: int, depth: float) -> None:
         """Take in how long a step with prompts took.
