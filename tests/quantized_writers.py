@@ -23,12 +23,14 @@ __all__ = [
     "Written",
     "awq",
     "bit_stream",
+    "bitsandbytes",
     "compressed_fp4",
     "compressed_fp8",
     "compressed_integers",
     "compressed_settings",
     "fp8",
     "gptq",
+    "hqq",
     "mlx",
     "modelopt",
     "mxfp4",
@@ -305,6 +307,85 @@ def compressed_settings(form: str, **weights: object) -> dict[str, Any]:
     }
 
 
+# Quantiles of the normal distribution, as QLoRA's authors have them; and 4-bit floating point in bitsandbytes' order.
+_NF4: Final = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+_FP4_MAP: Final = tuple(sign * each / 12 for sign in (1, -1) for each in (0, 0.0625, 8, 12, 4, 6, 2, 3))
+
+
+def bitsandbytes(
+    weight: Tensor, *, kind: str = "nf4", block: int = 32, nested: bool = True, storage: torch.dtype = torch.uint8
+) -> Written:
+    """Write a matrix as bitsandbytes does: kind "nf4", "fp4" or "int8"."""
+    values = weight.double().numpy()
+    if kind == "int8":
+        largest = np.abs(values).max(1).astype(np.float32)
+        rounded = np.round(values / largest[:, None] * 127)
+        tensors = {
+            ".weight": torch.from_numpy(rounded).to(torch.int8),
+            ".SCB": torch.from_numpy(largest),
+            ".weight_format": torch.tensor(0, dtype=torch.uint8),
+        }
+        return Written(tensors, torch.from_numpy(rounded * largest[:, None] / 127).float())
+    flat = values.reshape(-1)
+    blocks = np.pad(flat, (0, -len(flat) % block)).reshape(-1, block)
+    absmax = np.abs(blocks).max(1).astype(np.float32)
+    levels = np.array(_NF4 if kind == "nf4" else _FP4_MAP, np.float32)
+    state: dict[str, Any] = {"quant_type": kind, "blocksize": block, "dtype": "float32", "shape": list(weight.shape)}
+    parts: dict[str, Tensor] = {".weight.quant_map": torch.from_numpy(levels)}
+    if nested:
+        table, offset = np.linspace(-1, 1, 256, dtype=np.float32), float(absmax.mean())
+        groups = np.pad(absmax - offset, (0, -len(absmax) % 256)).reshape(-1, 256)
+        in_turn = np.abs(groups).max(1).astype(np.float32)
+        codes = np.abs((groups / in_turn[:, None])[:, :, None] - table).argmin(2)
+        parts |= {
+            ".weight.absmax": torch.from_numpy(codes.reshape(-1)[: len(absmax)].astype(np.uint8)),
+            ".weight.nested_absmax": torch.from_numpy(in_turn),
+            ".weight.nested_quant_map": torch.from_numpy(table),
+        }
+        absmax = (table[codes] * in_turn[:, None]).reshape(-1)[: len(absmax)] + np.float32(offset)
+        state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": offset}
+    else:
+        parts[".weight.absmax"] = torch.from_numpy(absmax)
+    chosen = np.abs((blocks / absmax[:, None])[:, :, None] - levels).argmin(2)
+    in_order = chosen.reshape(-1)[: len(flat)].astype(np.uint8)
+    packed = torch.from_numpy(in_order[0::2] << 4 | in_order[1::2])
+    parts[".weight"] = packed.view(storage)[:, None]
+    parts[f".weight.quant_state.bitsandbytes__{kind}"] = torch.tensor(
+        list(json.dumps(state).encode()), dtype=torch.uint8
+    )
+    decoded = (levels[chosen] * absmax[:, None]).reshape(-1)[: len(flat)].reshape(weight.shape)
+    return Written(parts, torch.from_numpy(decoded).float())
+
+
+def hqq(weight: Tensor, *, bits: int = 4, group_size: int = 32, axis: int = 1) -> Written:
+    """Write a matrix as hqq does for safetensors."""
+    values = weight.double().numpy()
+    groups = values.reshape(-1, group_size) if axis == 1 else values.reshape(group_size, -1)
+    low, high = groups.min(axis, keepdims=True), groups.max(axis, keepdims=True)
+    scale = ((high - low) / (2**bits - 1)).astype(np.float16).astype(np.float64)
+    zero = (-low / scale).astype(np.float16).astype(np.float64)
+    codes = np.clip(np.round(groups / scale + zero), 0, 2**bits - 1).astype(np.int64)
+    per = {1: 8, 2: 4, 3: 10, 4: 2, 8: 1}[bits]
+    padded = np.pad(codes, ((0, -len(codes) % per), (0, 0)))
+    packed = np.zeros((len(padded) // per, codes.shape[1]), np.int64)
+    for part in np.split(padded, per):
+        packed = packed << bits | part
+    tensors = {
+        ".W_q": torch.from_numpy(packed.astype(np.int32 if bits == 3 else np.uint8)),
+        ".scale": torch.from_numpy(scale).half(),
+        ".zero": torch.from_numpy(zero).half(),
+        ".shape": torch.tensor(weight.shape),
+        ".nbits": torch.tensor(bits, dtype=torch.int32),
+        ".group_size": torch.tensor(group_size, dtype=torch.int32),
+        ".axis": torch.tensor(axis, dtype=torch.int32),
+    }
+    return Written(tensors, torch.from_numpy(((codes - zero) * scale).reshape(weight.shape)).float())
+
+
 _FP4: Final = {"num_bits": 4, "type": "float", "symmetric": True}
 
 WRITERS: Final[Mapping[str, tuple[Writer, Mapping[str, Any]]]] = {
@@ -329,6 +410,12 @@ WRITERS: Final[Mapping[str, tuple[Writer, Mapping[str, Any]]]] = {
         partial(compressed_fp4, mx=True),
         compressed_settings("mxfp4-pack-quantized", **_FP4, strategy="group", group_size=32),
     ),
+    "bitsandbytes nf4": (bitsandbytes, {"quant_method": "bitsandbytes", "load_in_4bit": True}),
+    "bitsandbytes int8": (
+        partial(bitsandbytes, kind="int8"),
+        {"quant_method": "bitsandbytes", "load_in_8bit": True},
+    ),
+    "hqq": (hqq, {"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 4}}}),
     "fp8": (
         fp8,
         {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128]},

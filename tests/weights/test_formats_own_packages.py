@@ -23,8 +23,8 @@ from quantized_writers import compressed_settings, section_of
 pytestmark = pytest.mark.long
 
 
-def weight() -> Tensor:
-    return torch.randn(64, 96, generator=torch.Generator().manual_seed(0))
+def weight(cols: int = 96) -> Tensor:
+    return torch.randn(64, cols, generator=torch.Generator().manual_seed(0))
 
 
 def read(directory: Path, tensors: Mapping[str, Tensor], settings: Mapping[str, Any], **options: Any) -> Tensor:
@@ -33,8 +33,9 @@ def read(directory: Path, tensors: Mapping[str, Tensor], settings: Mapping[str, 
     save_file(named, directory / "model.safetensors", **options)
     (directory / "config.json").write_text(json.dumps({section_of(settings): settings}))
     source = open_checkpoint(directory).source
-    assert source.shape("m.weight") == (64, 96)
-    return source.matrix("m.weight").decoded()
+    matrix = source.matrix("m.weight")
+    assert source.shape("m.weight") == matrix.shape
+    return matrix.decoded()
 
 
 @pytest.mark.parametrize(
@@ -96,3 +97,42 @@ def test_mlx(bits: int, tmp_path: Path) -> None:
     codes, scales, biases = (torch.from_numpy(np.array(each)) for each in parts)
     found = read(tmp_path, {".weight": codes, ".scales": scales, ".biases": biases}, {"group_size": 32, "bits": bits})
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("block", [32, 64, 128])
+@pytest.mark.parametrize("kind", ["nf4", "fp4"])
+def test_bitsandbytes_of_4_bits(kind: str, block: int, nested: bool, tmp_path: Path) -> None:
+    # Not 96 columns: of blocks that go on from one row to the next, 0.50.2 itself decodes other values on the CPU.
+    functional: Any = pytest.importorskip("bitsandbytes.functional")
+    packed, state = functional.quantize_4bit(
+        weight(128), blocksize=block, quant_type=kind, compress_statistics=nested, quant_storage=torch.uint8
+    )
+    expected = functional.dequantize_4bit(packed, state)
+    tensors = {".weight": packed} | {f".weight.{name}": each for name, each in state.as_dict(packed=True).items()}
+    found = read(tmp_path, tensors, {"quant_method": "bitsandbytes", "load_in_4bit": True})
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_bitsandbytes_of_8_bits(tmp_path: Path) -> None:
+    functional: Any = pytest.importorskip("bitsandbytes.functional")
+    codes, largest, _ = functional.int8_vectorwise_quant(weight().half())
+    expected = functional.int8_vectorwise_dequant(codes, largest)
+    found = read(tmp_path, {".weight": codes, ".SCB": largest.view(-1)}, {"quant_method": "bitsandbytes"})
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("bits", [1, 2, 3, 4, 8])
+def test_hqq(bits: int, axis: int, tmp_path: Path) -> None:
+    quantize: Any = pytest.importorskip("hqq.core.quantize")
+    settings = quantize.BaseQuantizeConfig(nbits=bits, group_size=32, axis=axis)
+    linear = torch.nn.Linear(96, 64, bias=False)
+    linear.weight.data = weight()
+    layer = quantize.HQQLinear(linear, settings, compute_dtype=torch.float32, device="cpu")
+    found = read(
+        tmp_path,
+        {f".{name}": each for name, each in layer.state_dict().items()},
+        {"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": bits}}},
+    )
+    torch.testing.assert_close(found, layer.dequantize(), rtol=1e-5, atol=1e-5)

@@ -22,11 +22,13 @@ from quantized_writers import (
     Written,
     awq,
     bit_stream,
+    bitsandbytes,
     compressed_fp8,
     compressed_integers,
     compressed_settings,
     fp8,
     gptq,
+    hqq,
     mlx,
     modelopt,
     mxfp4,
@@ -181,7 +183,7 @@ def test_settings_that_are_malformed(settings: object, message: str, tmp_path: P
 def test_a_tensor_that_is_missing_is_named(name: str, tmp_path: Path) -> None:
     write, settings = WRITERS[name]
     written = write(weight())
-    for suffix in written.tensors.keys() - {".g_idx"}:
+    for suffix in written.tensors.keys() - {".g_idx", ".weight_format"}:
         rest = {each: tensor for each, tensor in written.tensors.items() if each != suffix}
         with pytest.raises(ModelLoadError, match=r"tensor 'm\.") as caught:
             opened(tmp_path, rest, settings).shape("m.weight")
@@ -191,10 +193,11 @@ def test_a_tensor_that_is_missing_is_named(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_tensor_of_another_shape_or_type_is_named(name: str, tmp_path: Path) -> None:
     """Whichever of them is cut by a row, or has more dimensions or numbers of another kind; or the matrix has another
-    shape then, which no model takes.
+    shape then, which no model takes, or its values all the same, where bytes count alone.
     """
     write, settings = WRITERS[name]
     written = write(weight())
+    matrix = read_matrix(tmp_path, written.tensors, settings)
     for suffix, tensor in written.tensors.items():
         others = [tensor.double() if tensor.dtype.itemsize < 8 else tensor.float(), tensor[None, None].contiguous()]
         for other in [*others, tensor[:-1].clone()] if tensor.ndim else others:
@@ -204,7 +207,7 @@ def test_a_tensor_of_another_shape_or_type_is_named(name: str, tmp_path: Path) -
                 assert str(tmp_path / "model.safetensors") in str(error)
                 assert "tensor 'm." in str(error)
             else:
-                assert values.shape != written.values.shape
+                assert values.shape != written.values.shape or torch.equal(values, matrix)
 
 
 def test_bits_and_groups_that_the_config_does_not_name(tmp_path: Path) -> None:
@@ -409,3 +412,80 @@ def test_model_optimizers_fp8_and_its_file_of_settings(tmp_path: Path) -> None:
     scaled = {**written.tensors, ".pre_quant_scale": torch.ones(96)}
     with pytest.raises(CheckpointError, match=r"'m\.pre_quant_scale' scales activations"):
         opened(tmp_path, scaled, {"quant_method": "modelopt", "quant_algo": "FP8"}).shape("m.weight")
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("block", [32, 64, 96])
+@pytest.mark.parametrize("kind", ["nf4", "fp4"])
+def test_bitsandbytes(kind: str, block: int, nested: bool, tmp_path: Path) -> None:
+    """Blocks of 64 go on from one row of 96 to the next."""
+    written = bitsandbytes(weight(), kind=kind, block=block, nested=nested)
+    source = opened(tmp_path, written.tensors, {"quant_method": "bitsandbytes"})
+    assert source.matrix("m.weight").is_dense == (block == 64)
+    check_values(source, written)
+
+
+def test_bitsandbytes_in_elements_of_another_type(tmp_path: Path) -> None:
+    written = bitsandbytes(weight(), storage=torch.bfloat16)
+    check_values(opened(tmp_path, written.tensors, {"quant_method": "bitsandbytes"}), written)
+
+
+def test_bitsandbytes_rows_of_odd_length(tmp_path: Path) -> None:
+    written = bitsandbytes(weight(64, 33), nested=False)
+    check_values(opened(tmp_path, written.tensors, {"quant_method": "bitsandbytes"}), written)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        b"{", b"[" * 5000, b"7", b"\xff", b'{"blocksize": 32}', b'{"blocksize": 31, "shape": [64, 96]}',
+        b'{"blocksize": 32, "shape": [64, 96, 1]}', b'{"blocksize": 32, "shape": [64, -96]}',
+        b'{"blocksize": 32, "shape": [64, 96], "nested_blocksize": 0, "nested_offset": 1.0}',
+    ],
+)  # fmt: skip
+def test_bitsandbytes_states_that_say_nothing(state: bytes, tmp_path: Path) -> None:
+    written = bitsandbytes(weight(), nested=False)
+    written.tensors[".weight.quant_state.bitsandbytes__nf4"] = torch.tensor(list(state), dtype=torch.uint8)
+    source = opened(tmp_path, written.tensors, {"quant_method": "bitsandbytes"})
+    with pytest.raises(CheckpointError, match=r"'m\.weight\.quant_state\.bitsandbytes__nf4' (is not|does not)"):
+        source.shape("m.weight")
+
+
+def test_bitsandbytes_int8_in_a_gpus_order_is_refused(tmp_path: Path) -> None:
+    write, settings = WRITERS["bitsandbytes int8"]
+    tensors = {**write(weight()).tensors, ".weight_format": torch.tensor(2, dtype=torch.uint8)}
+    with pytest.raises(CheckpointError, match=r"'m\.weight_format' names an order"):
+        opened(tmp_path, tensors, settings).shape("m.weight")
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("bits", [1, 2, 3, 4, 8])
+def test_hqq(bits: int, axis: int, tmp_path: Path) -> None:
+    written = hqq(weight(), bits=bits, axis=axis)
+    source = opened(tmp_path, written.tensors, {"quant_method": "hqq"})
+    assert source.matrix("m.weight").is_dense == (axis == 0)
+    check_values(source, written)
+
+
+def test_hqq_whose_groups_cross_rows(tmp_path: Path) -> None:
+    written = hqq(weight(), group_size=64)
+    source = opened(tmp_path, written.tensors, {"quant_method": "hqq"})
+    assert source.matrix("m.weight").is_dense
+    check_values(source, written)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "value", "message"),
+    [
+        (".nbits", 5, "has 5 bits along axis 1"),
+        (".axis", 2, "has 4 bits along axis 2"),
+        (".group_size", 0, "is 0 for a matrix"),
+        (".group_size", 36, r"is 36 for a matrix of \[64, 96\]"),
+        (".quant_zero", 1, "zero points are quantized"),
+        (".nbits", 8, r"'m\.W_q' has 3072 bytes: expected 6144"),
+    ],
+)
+def test_hqq_that_does_not_fit_itself(suffix: str, value: int, message: str, tmp_path: Path) -> None:
+    tensors = {**hqq(weight()).tensors, suffix: torch.tensor(value, dtype=torch.int32)}
+    with pytest.raises(CheckpointError, match=message):
+        opened(tmp_path, tensors, {"quant_method": "hqq"}).shape("m.weight")

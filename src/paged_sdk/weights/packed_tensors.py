@@ -82,6 +82,26 @@ class PackedTensors:
         """Return a tensor whose rows are read when they are asked for."""
         return self.source.unread_rows(self.prefix + suffix)
 
+    def unread_bytes(self, suffix: str, rows: int, row_bytes: int) -> UnreadRows:
+        """Return the bytes of a tensor as rows that are read when they are asked for.
+
+        :raises CheckpointError: the tensor is missing, or has not so many bytes
+        """
+        self._require(suffix)
+        name = self.prefix + suffix
+        found = self.source.num_bytes(name)
+        if found != rows * row_bytes:
+            raise self.error(suffix, f"has {found} bytes: expected {rows * row_bytes}")
+        return self.source.unread_bytes(name, rows)
+
+    def number(self, suffix: str) -> int:
+        """Read a whole number, whatever shape its tensor has.
+
+        :raises CheckpointError: it is missing, or more than one number, or no whole one
+        """
+        values = self.tensor(suffix, (torch.uint8, torch.int32, torch.int64), (), (1,))
+        return int(values)
+
     def later(self, suffix: str) -> LaterTensor:
         """Return a tensor that is read when it is first asked for."""
         return LaterTensor(self, suffix)

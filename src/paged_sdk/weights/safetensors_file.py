@@ -127,6 +127,28 @@ class SafetensorsFile:
 
         return UnreadRows(shape=(rows, cols), itemsize=entry.dtype.itemsize, read=read)
 
+    def unread_bytes(self, name: str, rows: int) -> UnreadRows:
+        """Return the bytes of a stored tensor, uint8, as so many rows that are read when they are asked for.
+
+        :param name: one of :meth:`names`
+        :param rows: a divisor of the tensor's bytes
+        """
+        entry = self._entries[name]
+        row_bytes = entry.num_bytes // max(1, rows)
+
+        def read(first: int, last: int) -> Tensor:
+            values = self._file.tensor(entry.first + first * row_bytes, (last - first) * row_bytes)
+            return values.view(last - first, row_bytes)
+
+        return UnreadRows(shape=(rows, row_bytes), itemsize=1, read=read)
+
+    def num_bytes(self, name: str) -> int:
+        """Return how many bytes a stored tensor takes.
+
+        :param name: one of :meth:`names`
+        """
+        return self._entries[name].num_bytes
+
     def close(self) -> None:
         """Close the file; tensors that were read stay valid."""
         self._file.close()

@@ -75,6 +75,20 @@ class SafetensorsSource:
         """
         return self._file(name).unread_rows(name)
 
+    def unread_bytes(self, name: str, rows: int) -> UnreadRows:
+        """Return the bytes of one tensor as so many rows that are read when they are asked for.
+
+        :raises CheckpointError: there is no tensor of that name
+        """
+        return self._file(name).unread_bytes(name, rows)
+
+    def num_bytes(self, name: str) -> int:
+        """Return how many bytes one tensor takes.
+
+        :raises CheckpointError: there is no tensor of that name
+        """
+        return self._file(name).num_bytes(name)
+
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return one tensor: see :meth:`paged_sdk.weights.source.WeightSource.tensor`."""
         return self._file(name).tensor(name).to(device=device, dtype=dtype)

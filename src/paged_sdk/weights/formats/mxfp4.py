@@ -11,7 +11,7 @@ from functools import partial
 from typing import ClassVar, Final, Self
 
 import torch
-from attrs import evolve, frozen
+from attrs import frozen
 
 from paged_sdk.kernels.stored_matrix import StoredMatrix
 from paged_sdk.weights.bit_streams import unpacked
@@ -52,13 +52,8 @@ class _Mxfp4(QuantizedFormat):
 
 
 def _stored(tensors: PackedTensors, rows: int, blocks: int) -> StoredMatrix:
-    in_file = tensors.rows("_blocks")  # whose rows are single blocks
-
-    def read(first: int, last: int) -> torch.Tensor:
-        return in_file[first * blocks : last * blocks].tensor().view(last - first, blocks * _BYTES)
-
     return grouped_rows(
-        evolve(in_file, shape=(rows, blocks * _BYTES), read=read),
+        tensors.unread_bytes("_blocks", rows, blocks * _BYTES),
         partial(unpacked, bits=4),
         blocks * _BLOCK,
         powers_of_two(tensors.tensor("_scales", E8M0)).view(rows, blocks),

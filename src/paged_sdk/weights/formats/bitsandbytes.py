@@ -1,0 +1,166 @@
+"""Read bitsandbytes: 4-bit codes of a table (NF4, FP4) with scales of 8 or 32 bits, and int8.
+
+Of 4 bits ``weight`` has the codes of the matrix, row after row, two in a byte, the first in its high half, in elements
+of any type; ``weight.quant_map`` has the table, and ``weight.absmax`` a scale for so many codes as a block has. With
+double quantization these are codes of ``weight.nested_quant_map``, to be scaled by ``weight.nested_absmax`` in turn. Of
+8 bits ``weight`` is int8, and ``SCB`` the largest absolute value of each row.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import ClassVar, Final, Self
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix, UnreadRows
+from paged_sdk.weights.bit_streams import unpacked
+from paged_sdk.weights.format_settings import FormatSettings
+from paged_sdk.weights.grouped_reading import grouped_rows
+from paged_sdk.weights.packed_tensors import PackedTensors
+from paged_sdk.weights.quantized_format import PackedMatrix, QuantizedFormat, without
+
+__all__ = ["FORMAT"]
+
+_STATES: Final = (".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4")
+_ABSMAX, _MAP, _NESTED_ABSMAX, _NESTED_MAP = ".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map"
+_LONGEST_STATE: Final = 1 << 16
+
+
+@frozen
+class _State:
+    """Holds what a 4-bit matrix's tensors do not say themselves.
+
+    :ivar block: the codes that share a scale
+    :ivar nested_block: the scales that share one in turn; None: these are float32
+    :ivar nested_offset: what is added to scales that are quantized
+    """
+
+    shape: tuple[int, int]
+    block: int
+    nested_block: int | None
+    nested_offset: float
+
+    @classmethod
+    def of(cls, tensors: PackedTensors, suffix: str) -> _State:
+        """Read JSON from the bytes of a tensor.
+
+        :raises CheckpointError: it is malformed
+        """
+        if sum(tensors.shape(suffix, 1)) > _LONGEST_STATE:
+            raise tensors.error(suffix, f"has more than {_LONGEST_STATE} bytes")
+        data = tensors.tensor(suffix, (torch.uint8,))
+        try:
+            found = json.loads(bytes(data.tolist()))
+        except (ValueError, RecursionError) as error:
+            raise tensors.error(suffix, "is not JSON") from error
+        limit = 2**31
+        match found:
+            case {"blocksize": int(block), "shape": [int(rows), int(cols)]} if (
+                1 < block < limit and block % 2 == 0 and 0 < rows < limit and 0 < cols < limit
+            ):
+                pass
+            case _:
+                raise tensors.error(suffix, "does not describe blocks of a matrix")
+        match found:
+            case {"nested_blocksize": int(nested), "nested_offset": int(offset) | float(offset)} if 0 < nested < limit:
+                return cls((rows, cols), block, nested, float(min(max(offset, -1e30), 1e30)))
+            case {"nested_blocksize": _} | {"nested_offset": _}:
+                raise tensors.error(suffix, "does not describe scales that are quantized")
+        return cls((rows, cols), block, None, 0.0)
+
+
+@frozen
+class _Bitsandbytes(QuantizedFormat):
+    methods: ClassVar[tuple[str, ...]] = ("bitsandbytes",)
+
+    @classmethod
+    def open(cls, settings: FormatSettings) -> Self | None:
+        return cls() if settings.method in cls.methods else None
+
+    def packs(self, name: str, dtype: torch.dtype) -> tuple[str, str] | None:
+        weight = without(name, *_STATES)
+        if weight is not None:
+            return weight, weight
+        prefix = without(name, ".SCB")
+        return None if prefix is None else (prefix, f"{prefix}.weight")
+
+    def owner(self, name: str) -> str | None:
+        return without(name, _ABSMAX, _MAP, _NESTED_ABSMAX, _NESTED_MAP, ".weight_format")
+
+    def matrix(self, tensors: PackedTensors) -> PackedMatrix:
+        if ".SCB" in tensors:
+            return _int8(tensors)
+        suffix = next(each for each in _STATES if each in tensors)
+        state = _State.of(tensors, suffix)
+        rows, cols = state.shape
+        codes = tensors.unread_bytes("", -(-rows * cols // 2), 1)
+        blocks = -(-rows * cols // state.block)
+        tensors.check(_MAP, (torch.float32,), (16,))
+        if state.nested_block is None:
+            tensors.check(_ABSMAX, (torch.float32,), (blocks,))
+        else:
+            tensors.check(_ABSMAX, (torch.uint8,), (blocks,))
+            tensors.check(_NESTED_ABSMAX, (torch.float32,), (-(-blocks // state.nested_block),))
+            tensors.check(_NESTED_MAP, (torch.float32,), (256,))
+        return PackedMatrix(state.shape, partial(_stored, tensors, state, codes))
+
+
+def _stored(tensors: PackedTensors, state: _State, codes: UnreadRows) -> StoredMatrix:
+    rows, cols = state.shape
+    scales = tensors.tensor(_ABSMAX, (torch.float32, torch.uint8))
+    if state.nested_block is not None:
+        in_turn = tensors.floats(_NESTED_ABSMAX).repeat_interleave(state.nested_block)[: len(scales)]
+        scales = tensors.floats(_NESTED_MAP)[scales.int()] * in_turn + state.nested_offset
+    levels = tensors.floats(_MAP)
+    if cols % state.block == 0:
+        return grouped_rows(
+            tensors.unread_bytes("", rows, cols // 2),
+            _unpacked,
+            cols,
+            scales.view(rows, cols // state.block),
+            bits=4,
+            group_size=state.block,
+            levels=levels,
+        )
+
+    def read(first: int, last: int) -> Tensor:  # blocks go on from one row to the next
+        begin, end = first * cols, last * cols
+        numbers = levels[_unpacked(codes[begin // 2 : -(-end // 2)].tensor().view(1, -1))[0].int()]
+        part = numbers[begin % 2 : begin % 2 + end - begin]
+        return (part * scales[torch.arange(begin, end) // state.block]).view(last - first, cols)
+
+    return DenseMatrix(UnreadRows(shape=state.shape, itemsize=4, read=read))
+
+
+def _unpacked(packed: Tensor) -> Tensor:
+    """Return codes, the first of a byte in its high half."""
+    return unpacked(packed << 4 | packed >> 4, 4)
+
+
+def _int8(tensors: PackedTensors) -> PackedMatrix:
+    tensors.check(".weight", (torch.int8,))
+    rows, cols = tensors.shape(".weight", 2)
+    tensors.check(".SCB", (torch.float32,), (rows,))
+    if ".weight_format" in tensors and tensors.number(".weight_format") != 0:
+        raise tensors.error(".weight_format", "names an order of a GPU's own: expected 0, row after row")
+
+    def stored() -> StoredMatrix:
+        scales = tensors.floats(".SCB")[:, None] / 127
+        return grouped_rows(
+            tensors.rows(".weight"),
+            lambda codes: codes.view(torch.uint8) ^ 128,
+            cols,
+            scales,
+            bits=8,
+            group_size=max(1, cols),
+            minima=scales * -128,
+        )
+
+    return PackedMatrix((rows, cols), stored)
+
+
+FORMAT: Final = _Bitsandbytes
