@@ -13,6 +13,7 @@ import torch
 from gguf_files import LLAMA, llama_tensors, write_gguf
 from transformers import Gemma2Config, Gemma3TextConfig, LlamaConfig, MixtralConfig
 
+import paged_sdk
 from paged_sdk.config.decoder import RopeKind
 from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError
 from paged_sdk.layers.rotary import RotaryEmbedding
@@ -344,10 +345,22 @@ class TestRefused:
         with pytest.raises(UnsupportedArchitectureError, match=rf"llama\.{key}"):
             config_of(tmp_path, **values)
 
-    def test_adapters(self, tmp_path: Path) -> None:
-        file = GgufFile(write_gguf(tmp_path / "lora.gguf", {"general.type": "adapter"}, {}))
-        with pytest.raises(CheckpointError, match="holds a GGUF 'adapter', not a model"):
+    @pytest.mark.parametrize(
+        ("metadata", "architecture", "what"),
+        [
+            ({"general.type": "adapter", "adapter.type": "lora"}, "llama", "a LoRA adapter for 'llama' models"),
+            ({"general.type": "adapter"}, "llama", "a None adapter for 'llama' models"),
+            ({"general.type": "mmproj"}, "clip", r"the image encoder of a model \(mmproj\)"),
+            ({"general.type": "model"}, "clip", r"the image encoder of a model \(mmproj\)"),
+            ({"general.type": "imatrix"}, "llama", "a GGUF 'imatrix', not a model"),
+        ],
+    )
+    def test_what_is_no_model(self, metadata: dict[str, Any], architecture: str, what: str, tmp_path: Path) -> None:
+        file = GgufFile(write_gguf(tmp_path / "a.gguf", metadata, {}, architecture=architecture))
+        with pytest.raises(CheckpointError, match=f"holds {what}"):
             config_from_gguf(file.metadata, file.tensors, file.path)
+        with pytest.raises(CheckpointError, match=f"holds {what}"):
+            paged_sdk.write_gguf(file.path, tmp_path / "b.gguf")
 
     @pytest.mark.parametrize("key", ["context_length", "embedding_length", "block_count", "attention.head_count"])
     def test_missing_metadata_is_named(self, tmp_path: Path, key: str) -> None:

@@ -30,6 +30,7 @@ from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.logs import get_logger
 from paged_sdk.models.family import find_family, read_config
 from paged_sdk.weights.checkpoint import Checkpoint, open_checkpoint
+from paged_sdk.weights.gguf_config import must_be_model
 from paged_sdk.weights.gguf_export import CheckpointNames, GgufMatrix, config_metadata, gguf_tensors, global_rope
 from paged_sdk.weights.gguf_file import GgufFile, GgufTensor, open_gguf
 from paged_sdk.weights.gguf_mixtures import ModelShape, file_type, tensor_types
@@ -151,6 +152,7 @@ def _from_gguf(path: Path, type: str, overrides: Sequence[tuple[str, str]]) -> _
         for key, value in first.metadata.items()
         if not key.startswith("split.") and key not in _REPLACED_KEYS
     }
+    must_be_model(first.metadata, path)
     if "general.architecture" not in kept:
         raise CheckpointError(f"{path} does not say its architecture", path=path)
     library = load()

@@ -14,7 +14,7 @@ from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError, show
 from paged_sdk.weights.gguf_file import GgufTensor
 from paged_sdk.weights.gguf_names import ARCHITECTURES
 
-__all__ = ["config_from_gguf"]
+__all__ = ["config_from_gguf", "must_be_model"]
 
 # Gemma's own constants, which converters do not write.
 _GEMMA2_WINDOW, _GEMMA2_PERIOD = 4096, 2
@@ -59,10 +59,26 @@ def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTens
     return config
 
 
+def must_be_model(metadata: Mapping[str, Any], path: Path) -> None:
+    """Refuse a file that is a part of a model or an addition to one, and say which.
+
+    :raises CheckpointError: it is no model
+    """
+    kind, architecture = metadata.get("general.type", "model"), metadata.get("general.architecture")
+    if kind == "adapter":
+        what = "LoRA" if metadata.get("adapter.type") == "lora" else shown(metadata.get("adapter.type"))
+        why = f"a {what} adapter for {shown(architecture)} models: adapters in GGUF files are not supported"
+    elif kind == "mmproj" or architecture == "clip":  # older files say model
+        why = "the image encoder of a model (mmproj), which is not supported: give the file of the model itself"
+    elif kind != "model":
+        why = f"a GGUF {shown(kind)}, not a model"
+    else:
+        return
+    raise CheckpointError(f"{path} holds {why}", path=path)
+
+
 def _architecture(metadata: Mapping[str, Any], path: Path) -> str:
-    kind = metadata.get("general.type", "model")
-    if kind != "model":
-        raise CheckpointError(f"{path} holds a GGUF {shown(kind)}, not a model", path=path)
+    must_be_model(metadata, path)
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         raise UnsupportedArchitectureError(
