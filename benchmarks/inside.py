@@ -20,6 +20,8 @@ from paged_sdk.config.env import read_environment
 from paged_sdk.kernels.step import AttentionStep, StepContext
 from paged_sdk.kv.manager import KvManager
 from paged_sdk.model import Model
+from paged_sdk.models.decoder import DecoderModel
+from paged_sdk.models.fused_decoder import FusedDecoderModel
 from paged_sdk.runner.model_runner import ModelRunner
 from paged_sdk.types.step import StepRow
 
@@ -57,6 +59,17 @@ class OpenEngine:
         """Return the class of the model that the runner runs."""
         assert self.runner._parts is not None
         return type(self.runner._parts.model)
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Return the bits that a weight of the layers' matrices takes, experts' apart."""
+        assert self.runner._parts is not None
+        model = self.runner._parts.model
+        decoder = model._model if isinstance(model, FusedDecoderModel) else model
+        assert isinstance(decoder, DecoderModel)
+        linears = [linear for layer in decoder.layers for linear in layer.linears]
+        weights = sum(linear.in_features * linear.out_features for linear in linears)
+        return 8 * sum(linear.num_bytes for linear in linears) / weights
 
     def logits(self, token_ids: Sequence[int], *, chunk: int, streams: int = 1) -> Tensor:
         """Compute the logits after every token of a text.
