@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,10 +13,11 @@ import pytest
 import torch
 from attrs import evolve, frozen
 
-from drafting import drafting, drafting_model
+from drafting import NoDrafts, drafting, drafting_model
 from paged_sdk import (
     CompletionResponse,
     ConfigError,
+    Constraint,
     MemoryGpuConfig,
     Model,
     ModelLoadError,
@@ -31,7 +33,7 @@ from paged_sdk.build.assembly import load_parts
 from paged_sdk.config.env import read_environment
 from paged_sdk.config.sampling import DryParams
 from paged_sdk.scheduler.proposer import Proposer
-from paged_sdk.speculative.text_proposer import TextProposer
+from paged_sdk.speculative.forced_tokens import ForcedTokens
 from tiny import make_checkpoint
 
 PROMPTS: Final = ([5, 6, 7, 8] * 6, [40, 41, 42] * 5, list(range(60, 90)))
@@ -169,32 +171,81 @@ async def check_family(family: str, directory: Path, mode: str, *, gamma: int) -
     assert_equal(await run(builder, list(SAMPLINGS.values()), drafting(gamma)), plain)
 
 
+WAYS: Final[dict[str, dict[str, Any]]] = {
+    "suffix": {"logits_bias": dict.fromkeys((5, 6, 7, 8), 40.0)},
+    "prediction": {"logits_bias": dict.fromkeys((5, 6, 7, 8), 40.0)},
+    "model": {"top_k": 4},
+    "forced": {"temperature": 8.0, "max_len": 60},
+}
+FEW_SENTENCES: Final = Constraint.regex("(one|two|three) of the (first|last|next)")
+
+
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_drawn_tokens_have_the_distribution_of_those_without_drafts(builder: TextModelBuilder) -> None:
-    """Two samples of other seeds: their second and third tokens, where drafts were verified, differ by chance alone."""
-    bias = dict.fromkeys((5, 6, 7, 8), 40.0)
+@pytest.mark.parametrize("way", WAYS)
+async def test_drawn_tokens_have_the_distribution_of_those_without_drafts(
+    builder: TextModelBuilder, tiny_checkpoint: Path, way: str
+) -> None:
+    await check_distribution(builder, tiny_checkpoint, way, num_texts=300)
 
-    async def counts(proposer: TextProposer | None, seeds: range) -> tuple[Counter[str], int]:
+
+@pytest.mark.long
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("way", WAYS)
+async def test_drawn_tokens_have_that_distribution_in_many_texts(
+    builder: TextModelBuilder, tiny_checkpoint: Path, way: str
+) -> None:
+    await check_distribution(builder, tiny_checkpoint, way, num_texts=4_000)
+
+
+async def check_distribution(builder: TextModelBuilder, directory: Path, way: str, *, num_texts: int) -> None:
+    """Compare two samples of other seeds: where drafts were verified, they differ by chance alone."""
+    settings: dict[str, Any] = {"temperature": 1.0, "max_len": 3, "ignore_eos": way != "forced", **WAYS[way]}
+    options: dict[str, Any] = {"constraint": FEW_SENTENCES} if way == "forced" else {}
+
+    async def counts(proposer: Proposer, first: int) -> tuple[Counter[str], ModelStats]:
         parts = load_parts(builder.source, builder.settings, read_environment({}), proposer=proposer)
         async with Model(parts) as model:
+            if way == "prediction":
+                options["prediction"] = await model.detokenize([5, 6, 7, 8])
             tokens: Counter[str] = Counter()
-            for first in range(seeds.start, seeds.stop, 10):
-                params = SamplingParams(
-                    temperature=1.0, max_len=3, ignore_eos=True, logits_bias=bias, seed=first, n_choices=10
+            size = 1 if way == "prediction" else 10  # a prediction is of one text
+            seeds = range(first, first + num_texts, size)
+            for some in (seeds[start : start + 40] for start in range(0, len(seeds), 40)):
+                answers = await asyncio.gather(
+                    *(
+                        model.send_completion_request(
+                            [5, 6, 7, 8] * 4, SamplingParams(**settings, seed=seed, n_choices=size), **options
+                        )
+                        for seed in some
+                    )
                 )
-                response = await model.send_completion_request([5, 6, 7, 8] * 4, params)
-                tokens.update(choice.text for choice in response.choices)
-            return tokens, model.stats().accepted_tokens
+                tokens.update(choice.text for answer in answers for choice in answer.choices)
+            return tokens, model.stats()
 
-    (ones, num_accepted), (others, _) = await counts(drafting(2), range(800)), await counts(None, range(800, 1600))
-    assert num_accepted > 50
+    proposer: Proposer
+    match way:
+        case "suffix":
+            proposer = drafting(2)
+        case "prediction":
+            proposer = drafting(2, looks_back=False)
+        case "model":
+            proposer = drafting_model(builder, directory, gamma=2)
+        case _:
+            proposer = ForcedTokens(NoDrafts())
+    ones, stats = await counts(proposer, 0)
+    others, plain_stats = await counts(NoDrafts(), num_texts)
+    assert sum(ones.values()) == sum(others.values()) == num_texts
+    assert (stats.forced_tokens if way == "forced" else stats.accepted_tokens) > 50
+    assert plain_stats.drafted_tokens == 0
     texts = ones.keys() | others.keys()
     statistic = sum((ones[text] - others[text]) ** 2 / (ones[text] + others[text]) for text in texts)
     degrees = len(texts) - 1
     assert degrees >= 8
-    # The normal approximation of a chi-square: three deviations beyond the mean.
-    assert statistic < degrees + 3 * (2 * degrees) ** 0.5
+    # Wilson and Hilferty's approximation: the cube root of a chi-square is nearly normal. Three deviations.
+    spread = 2 / (9 * degrees)
+    assert statistic < degrees * (1 - spread + 3 * spread**0.5) ** 3
 
 
 @pytest.mark.anyio
