@@ -52,6 +52,9 @@ MARKS: Final = (
         "<｜tool▁call▁end｜>",
         "<｜tool▁sep｜>",
     ),
+    *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<minimax:tool_call>", "</minimax:tool_call>"),
+    *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>"),
+    *("<|tool_call_argument_begin|>", "<|START_ACTION|>", "<|END_ACTION|>"),
     *("<|channel|>", "<|message|>", "<|constrain|>", "<|start|>", "<|end|>", "<think>", "</think>"),
 )
 END: Final = 256
@@ -115,6 +118,14 @@ FIRST_CALLS: Final = {
     "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
     answers.DEEPSEEK: "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_time<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
     "<｜tool▁calls▁end｜>",
+    answers.GLM: "<tool_call>get_time\n</tool_call>",
+    "<arg_key>k</arg_key><arg_value>v</arg_value>": "<tool_call>get_time</tool_call>",
+    answers.MINIMAX: '<minimax:tool_call>\n<invoke name="get_time">\n</invoke>\n</minimax:tool_call>',
+    answers.KIMI: "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_time:0<|tool_call_argument_begin|>{}"
+    "<|tool_call_end|><|tool_calls_section_end|>",
+    answers.GRANITE: '<|tool_call|>[{"name": "get_time", "arguments": {}}]',
+    answers.COMMAND: '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get_time", "parameters": {}}\n]'
+    "<|END_ACTION|>",
     answers.HARMONY: "<|channel|>commentary to=functions.get_time <|constrain|>json<|message|>{}",
 }
 """What a call looks like, by template."""
@@ -242,3 +253,67 @@ def test_a_thought_that_the_prompt_has_begun_ends_at_once(compiler: GrammarCompi
         grammar = compiler.compile(style.forced_calls({"f": {}}, token_of, end, several=False))
         tokens = tokens_of(thought + '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>')
         assert grammar.matcher.deep_copy().try_consume_tokens(tokens) == len(tokens)
+
+
+SAID: Final = "I look: {x} </b> [1]"
+
+
+@pytest.mark.parametrize("template", FIRST_CALLS)
+def test_calls_that_need_not_be_made_are_held_to_their_schemas(compiler: GrammarCompiler, template: str) -> None:
+    style = AnswerStyle.of_template(template)
+    grammar = compiler.compile(style.strict_calls(SCHEMAS, token_of, ""))
+
+    def accepted(text: str) -> tuple[bool, int]:
+        matcher, tokens = grammar.matcher.deep_copy(), tokens_of(text)
+        taken = matcher.try_consume_tokens(tokens)
+        return taken == len(tokens) and matcher.is_accepting(), taken
+
+    call, said = FIRST_CALLS[template], SAID
+    if template == answers.HARMONY:
+        said = f"<|channel|>analysis<|message|>{SAID}<|end|><|start|>assistant"
+        assert accepted(f"<|channel|>final<|message|>{SAID}")[0]
+    elif template in (answers.LLAMA31, answers.LLAMA32) or "func_name1" in template:
+        said = ""  # calls are what an answer begins with
+    if said:
+        assert template == answers.HARMONY or accepted(said)[0]
+    assert accepted(said + call)[0]
+    if template not in ONE_AT_MOST and said:
+        assert accepted(f"{said}{call} and {call}{said}")[0]
+        assert [each.name for each in read(style.exact, f"{said}{call} and {call}{said}", SCHEMAS).calls] == [
+            "get_time"
+        ] * 2
+    wrong = call.replace("get_time", "get_weather")  # which has required arguments
+    assert not accepted(said + wrong)[0]
+    unknown = call.replace("get_time", "got_time")
+    assert not accepted(said + unknown)[0]
+
+
+def test_where_calls_are_held_to_schemas_other_forms_are_text(compiler: GrammarCompiler) -> None:
+    style = AnswerStyle.of_template(answers.HERMES)
+    grammar = compiler.compile(style.strict_calls(SCHEMAS, token_of, ""))
+    text = '{"name": "get_weather", "arguments": {}} or\n```json\n{"name": "get_weather", "arguments": {}}\n```'
+    tokens = tokens_of(text)
+    assert grammar.matcher.deep_copy().try_consume_tokens(tokens) == len(tokens)
+    assert len(read(style, text, SCHEMAS).calls) == 1
+    assert read(style.exact, text, SCHEMAS) == AnswerPiece(content=text)
+
+
+@pytest.mark.parametrize(("prompt_end", "opening"), [("", "<think>"), ("<think>\n", "\n")])
+def test_thoughts_before_calls_that_are_held_to_schemas(
+    compiler: GrammarCompiler, prompt_end: str, opening: str
+) -> None:
+    style = AnswerStyle.of_template(answers.QWEN3)
+    grammar = compiler.compile(style.strict_calls({"f": {}}, token_of, prompt_end))
+    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    text = f"{opening}I <tool_call> it.</think>\n\nSo: {call}"
+    matcher = grammar.matcher.deep_copy()
+    tokens = tokens_of(text)
+    assert matcher.try_consume_tokens(tokens) == len(tokens)
+    assert matcher.is_accepting()
+    parser = style.exact.parser({"f": {}})
+    assert parser is not None
+    parser.note_prompt(prompt_end)
+    found = parser.push(text) + parser.flush()
+    assert (found.reasoning, found.content, len(found.calls)) == ("I <tool_call> it.", "So:", 1)
+    wrong = tokens_of(f"{opening}Hm.</think><tool_call>no")
+    assert grammar.matcher.deep_copy().try_consume_tokens(wrong) < len(wrong)

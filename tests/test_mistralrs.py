@@ -26,6 +26,7 @@ from paged_sdk import (
     PagedError,
     SamplingParams,
     TextModelBuilder,
+    ToolRoundsError,
     mistralrs,
 )
 from paged_sdk.mistralrs import (
@@ -38,6 +39,7 @@ from paged_sdk.mistralrs import (
     ToolChoice,
     Which,
 )
+from paged_sdk.testing import fake_model
 
 QUESTION = [{"role": "user", "content": "Tell me a story about the Rust type system."}]
 
@@ -402,12 +404,87 @@ def test_architectures_are_the_families_there_are() -> None:
     assert {each.value for each in Architecture} == {family.removesuffix("_text") for family in tiny.FAMILIES}
 
 
-@pytest.mark.parametrize("kind", [ChatCompletionRequest, CompletionRequest])
-@pytest.mark.parametrize(("field", "value"), [("grammar", "[0-9]+"), ("grammar_type", "regex")])
-def test_fields_of_later_versions(kind: Callable[..., object], field: str, value: object) -> None:
-    with pytest.raises(ConfigError, match=f"{field} = .* no such feature") as caught:
-        kind("Hello", "default", **{field: value})
-    assert caught.value.setting == field
+GRAMMARS = {
+    "regex": "[0-9]{3}",
+    "lark": "start: /[0-9]{3}/",
+    "json_schema": '{"type": "integer", "minimum": 100, "maximum": 999}',
+    "llguidance": '{"grammars": [{"lark_grammar": "start: /[0-9]{3}/"}]}',
+}
+
+
+@pytest.mark.parametrize("kind", GRAMMARS)
+def test_grammars_of_every_type(runner: Runner, kind: str) -> None:
+    says: dict[str, Any] = {"grammar": GRAMMARS[kind], "grammar_type": kind, "max_tokens": 8}
+    chat = runner.send_chat_completion_request(ChatCompletionRequest(QUESTION, "default", **says))
+    text = runner.send_completion_request(CompletionRequest("A number:", "default", **says))
+    for said in (chat.choices[0].message.content, text.choices[0].text):
+        assert said is not None
+        assert len(said) == 3
+        assert said.isdigit()
+
+
+@pytest.mark.parametrize(
+    ("grammar", "grammar_type", "field"),
+    [("x", None, "grammar_type"), (None, "regex", "grammar"), ("x", "bnf", "grammar_type"), (5, "regex", "grammar")],
+)
+def test_grammars_that_are_none(grammar: Any, grammar_type: Any, field: str) -> None:
+    request: Any = ChatCompletionRequest(QUESTION, "default", grammar=grammar, grammar_type=grammar_type)
+    with pytest.raises(InvalidRequestError) as caught:
+        request.build(seed=None, default_temperature=None)
+    assert caught.value.field == field
+
+
+WEATHER = json.dumps({"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}})
+CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Paris"}}</tool_call>'
+
+
+def test_callbacks_do_tools() -> None:
+    told: list[tuple[str, dict[str, Any]]] = []
+
+    def callback(name: str, arguments: dict[str, Any]) -> str:
+        told.append((name, arguments))
+        return "20 degrees"
+
+    runner = runner_of(CALL, "It is warm.", callbacks={"weather": callback})
+    with runner:
+        request = ChatCompletionRequest(QUESTION, "default", tool_schemas=[WEATHER], max_tool_rounds=2)
+        assert runner.send_chat_completion_request(request).choices[0].message.content == "It is warm."
+        assert told == [("weather", {"city": "Paris"})]
+        other = WEATHER.replace("weather", "time")
+        mixed = evolve(request, tool_schemas=[WEATHER, other])
+        with pytest.raises(InvalidRequestError, match="all have a callback"):
+            runner.send_chat_completion_request(mixed)
+        streamed = ChatCompletionRequest(QUESTION, "default", tool_schemas=[WEATHER], stream=True)
+        with pytest.raises(InvalidRequestError, match="stream"):
+            runner.send_chat_completion_request(streamed)
+        with pytest.raises(InvalidRequestError, match="max_tool_rounds"):
+            runner.send_chat_completion_request(evolve(request, tool_schemas=[other]))
+        with pytest.raises(InvalidRequestError, match="max_rounds"):
+            runner.send_chat_completion_request(evolve(request, max_tool_rounds=0))
+
+
+def test_callbacks_end_at_their_bound() -> None:
+    with runner_of(CALL, callbacks={"weather": lambda name, arguments: "?"}) as runner:
+        request = ChatCompletionRequest(QUESTION, "default", tool_schemas=[WEATHER], max_tool_rounds=2)
+        with pytest.raises(ToolRoundsError):
+            runner.send_chat_completion_request(request)
+        hidden = evolve(request, tool_choice=ToolChoice.NoTools, max_tool_rounds=None)
+        assert runner.send_chat_completion_request(hidden).choices[0].message.content == CALL
+
+
+def runner_of(*texts: str, callbacks: Any) -> Runner:
+    """Return a runner whose model says these texts."""
+    runner = Runner.__new__(Runner)
+    runner._callbacks = callbacks
+    runner._seed = None
+    runner._model = BlockingModel(fake_model(*texts))
+    return runner
+
+
+@pytest.mark.parametrize("callbacks", [{"f": 5}, [print], "f"])
+def test_callbacks_that_are_none(callbacks: Any) -> None:
+    with pytest.raises(ConfigError, match="tool_callbacks"):
+        Runner(Which.Plain("no/such/directory/here"), tool_callbacks=callbacks)
 
 
 def test_tools_as_mistral_rs_has_them() -> None:
@@ -453,7 +530,6 @@ RUNNER = dict.fromkeys(
         "anymoe_config",
         "search_embedding_model",
         "search_callback",
-        "tool_callbacks",
         "mcp_client_config",
         "code_execution_config",
         "shell_config",
@@ -485,14 +561,11 @@ GGUF = dict.fromkeys(
         "adapters",
     ]
 )
-COMPLETION = dict.fromkeys(["grammar", "grammar_type", "tool_schemas", "tool_choice", "adapter", "suffix"])
+COMPLETION = dict.fromkeys(["tool_schemas", "tool_choice", "adapter", "suffix"])
 CHAT = dict.fromkeys(
     [
-        "grammar",
-        "grammar_type",
         "adapter",
         "web_search_options",
-        "max_tool_rounds",
         "tool_dispatch_url",
         "shell_skills",
         "agent_permission",

@@ -124,6 +124,34 @@ async def test_an_exception_is_told_to_the_model_or_ends_the_run() -> None:
 
 
 @pytest.mark.anyio
+async def test_a_tool_that_hangs_is_told_of_or_ends_the_run() -> None:
+    ends = threading.Event()
+
+    def hangs() -> str:
+        ends.wait(30)
+        return "late"
+
+    async def waits() -> None:
+        await anyio.sleep_forever()
+
+    said = call("hangs") + call("waits")
+    try:
+        async with fake_model(said, "Sorry.", said) as model:
+            request = ASK.with_tools([hangs, waits])
+            await model.send_chat_with_tools(request, tool_timeout=0.05)
+            told = "Error: TimeoutError: it did not return within 0.05 seconds"
+            assert answers_of(model.requests[1]) == [("hangs", told), ("waits", told)]
+            with pytest.raises(ToolError, match="raised TimeoutError") as caught:
+                await model.send_chat_with_tools(request, on_error="raise", tool_timeout=0.05)
+            assert isinstance(caught.value.__cause__, TimeoutError)
+            for wrong in (0, -1, float("inf"), True, "5"):
+                with pytest.raises(InvalidRequestError, match="tool_timeout"):
+                    await model.send_chat_with_tools(request, tool_timeout=wrong)  # type: ignore[arg-type]  # refused
+    finally:
+        ends.set()
+
+
+@pytest.mark.anyio
 async def test_arguments_that_do_not_fit_are_told() -> None:
     wrong: tuple[dict[str, Any], ...] = ({"city": 5}, {}, {"city": "x", "country": "y"}, {"city": "x", "days": "3"})
     said = "".join(call("weather", **arguments) for arguments in wrong)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
 import pytest
@@ -10,9 +11,11 @@ import tokenizers
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessageFunctionToolCall
 from tokenizers import decoders, models, pre_tokenizers
+from torch import Tensor
 
 from paged_sdk import (
     ChatCompletionChunkResponse,
+    ConstraintError,
     Conversation,
     InvalidRequestError,
     Message,
@@ -24,6 +27,7 @@ from paged_sdk import (
     ToolCall,
 )
 from paged_sdk.build.parts import ModelParts
+from paged_sdk.chat import text_processor as text_processor_module
 from paged_sdk.chat.pieces import BYTE_LEVEL_ALPHABET
 from paged_sdk.chat.template import ChatTemplate
 from paged_sdk.chat.text_processor import TextProcessor
@@ -327,6 +331,67 @@ async def test_a_forced_call_is_made_and_its_arguments_fit(builder: TextModelBui
                     assert arguments["kind"] in ("day", "night")
                     assert isinstance(arguments["exact"], bool)
                     assert arguments.keys() <= {"kind", "exact", "number"}
+
+
+async def test_calls_of_strict_tools_fit_once_the_model_begins_one(builder: TextModelBuilder) -> None:
+    async with builder.with_chat_template(TELLING).build() as model:
+        begun = await model.tokenize('Well. <tool_call>\n{"name": "count", "arguments": {')
+
+        lengths: list[int] = []  # of what there was, the prompt first
+
+        def begin(token_ids: Sequence[int], logits: Tensor) -> None:
+            lengths.append(len(token_ids))
+            place = lengths[-1] - lengths[0]
+            if place < len(begun):
+                logits[begun[place]] = 1000.0
+
+        tools = [Tool.from_function(count, strict=True), Tool.from_function(weather)]
+        sampling = SamplingParams(temperature=1.0, seed=3, max_len=250, n_choices=4)
+        request = ASK.with_tools(tools).with_sampling(sampling).with_logits_processors(begin)
+        calls = [call for each in (await model.send_chat_request(request)).choices for call in each.message.tool_calls]
+        assert calls
+        for call in calls:
+            if call.function.name == "count":
+                assert {"kind", "exact"} <= call.function.parse_arguments().keys() <= {"kind", "exact", "number"}
+        unenforceable = Tool(name="f", parameters={"type": "object", "not": {}}, strict=True)
+        with pytest.raises(ConstraintError, match="the tool f"):
+            await model.send_chat_request(ASK.with_tools([unenforceable]))
+
+
+def test_a_thought_of_harmony_does_not_end_an_answer() -> None:
+    backend = tokenizers.Tokenizer(models.BPE(vocab=dict(BYTE_LEVEL_ALPHABET), merges=[]))
+    backend.decoder = decoders.ByteLevel()
+    marks = ["<|end|>", "<|return|>", "<|call|>", "<|channel|>", "<|message|>"]
+    backend.add_special_tokens(marks)
+    ids: dict[str, Any] = {mark: backend.token_to_id(mark) for mark in marks}
+    tokenizer = Tokenizer(backend, SpecialTokens(eos=ids["<|return|>"]))
+    for template, ends in (
+        ("<|channel|>analysis<|message|><|end|>", {"<|return|>", "<|call|>"}),
+        ("{{ '<|end|>' }}", {"<|return|>", "<|end|>"}),
+    ):
+        text = text_processor_module._text_processor(tokenizer, template, GenerationDefaults(), [ids["<|end|>"]], None)
+        assert text.stop_token_ids == {ids[mark] for mark in ends}
+
+
+KIMI: Final = """{# <|tool_calls_section_begin|> #}{% for message in messages %}
+{%- for call in message.tool_calls or [] %}{{ call.id }}={{ call.function.arguments }};{% endfor %}
+{%- if message.role == "tool" %}{{ message.tool_call_id }}:{{ message.content }};{% endif %}{% endfor %}"""
+
+
+async def test_ids_of_earlier_calls_name_the_tool_where_a_template_writes_nothing_else() -> None:
+    async with saying("x", KIMI, ()) as model:
+        text = model._preparer.text
+        turn = Message(
+            "assistant", "", tool_calls=[ToolCall("f", {}, "abcdefghi"), ToolCall("g", {"x": 1}, "123456789")]
+        )
+        said = [
+            turn,
+            Message("tool", "two", tool_call_id="123456789"),
+            Message("tool", "one", tool_call_id="abcdefghi"),
+            Message("assistant", "", tool_calls=[ToolCall("f", {}, "zzzzzzzzz")]),
+        ]
+        shown = text.tokenizer.decode(text.encode_chat(said))
+        assert shown == 'functions.f:0={};functions.g:1={"x": 1};functions.g:1:two;functions.f:0:one;functions.f:2={};'
 
 
 async def test_special_tokens_in_descriptions_are_text() -> None:

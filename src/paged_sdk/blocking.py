@@ -149,12 +149,23 @@ class BlockingModel:
         return self._call(self._model.send_chat_requests, requests)
 
     def send_chat_with_tools(
-        self, request: ChatRequestLike, *, max_rounds: int = 8, on_error: OnToolError = "tell"
+        self,
+        request: ChatRequestLike,
+        *,
+        max_rounds: int = 8,
+        on_error: OnToolError = "tell",
+        tool_timeout: float | None = None,
     ) -> ToolRun:
         """Answer a conversation, and run the tools that the model calls; see :meth:`Model.send_chat_with_tools`. Async
         functions run in the event loop of this object, in a thread of its own.
         """
-        call = partial(self._model.send_chat_with_tools, request, max_rounds=max_rounds, on_error=on_error)
+        call = partial(
+            self._model.send_chat_with_tools,
+            request,
+            max_rounds=max_rounds,
+            on_error=on_error,
+            tool_timeout=tool_timeout,
+        )
         return self._call(call)
 
     def send_completion_request(

@@ -183,7 +183,12 @@ class Model:
         return [responses[index] for index in range(len(streams))]
 
     async def send_chat_with_tools(
-        self, request: ChatRequestLike, *, max_rounds: int = 8, on_error: OnToolError = "tell"
+        self,
+        request: ChatRequestLike,
+        *,
+        max_rounds: int = 8,
+        on_error: OnToolError = "tell",
+        tool_timeout: float | None = None,
     ) -> ToolRun:
         """Answer a conversation, and run the tools that the model calls on the way.
 
@@ -194,12 +199,20 @@ class Model:
         :param max_rounds: how often tools are run at most
         :param on_error: what an exception in a tool does, or arguments that do not fit its annotations: "tell" tells
             the model of it, "raise" ends the run
+        :param tool_timeout: seconds that each call may take; one that takes longer counts as an exception, and a
+            function in a thread is not waited for any more
         :raises InvalidRequestError: no request with tools that have functions, or several choices
         :raises ToolError: a tool raised an exception, and ``on_error`` is "raise"
         :raises ToolRoundsError: the model called tools again after so many rounds
         :raises RequestError: as :meth:`send_chat_request`
         """
-        return await run_tools(self.send_chat_request, as_request(request), max_rounds=max_rounds, on_error=on_error)
+        return await run_tools(
+            self.send_chat_request,
+            as_request(request),
+            max_rounds=max_rounds,
+            on_error=on_error,
+            tool_timeout=tool_timeout,
+        )
 
     async def send_completion_request(
         self, prompt: PromptsLike, sampling: SamplingParams | None = None, **options: Unpack[CompletionOptions]
@@ -302,7 +315,7 @@ class Model:
         request_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
         part_ids = [request_id] if len(encodes) == 1 else [f"{request_id}-{place}" for place in range(len(encodes))]
         # Every byte of a sentence counts, a space at its beginning, too.
-        continues_prompt = not is_chat or bool(options.constraint_kind)
+        continues_prompt = not is_chat or (bool(options.constraint_kind) and not options.is_strict)
         samplings = [preparer.sampling(options) for _ in encodes]  # each draws a seed if none is given
         tools = {tool.name: tool.parameters for tool in options.shown_tools} or None
         # A sentence is the answer as a whole, whatever it looks like.
@@ -316,7 +329,7 @@ class Model:
             for sampling in samplings
         ]
         all_texts = list(chain.from_iterable(texts))
-        answers = preparer.text.answers
+        answers = preparer.text.answers.exact if options.is_strict else preparer.text.answers
         parsers = [parser for _ in all_texts if is_parsed and (parser := answers.parser(tools)) is not None]
         parts = ResponseParts(tokenizer, all_texts, parsers)
 

@@ -59,6 +59,8 @@ class RequestPreparer:
             language = self.text.forced_calls(
                 options.forced_tools, prompt_token_ids, several=options.tool_choice == "required"
             )
+        elif options.is_strict:
+            language = self.text.strict_calls(options.shown_tools, prompt_token_ids)
         return None if language is None else self._grammars.compile(language)
 
     def encode_prompt(self, text: str, options: RequestOptions) -> EncodedPrompt:
@@ -187,7 +189,7 @@ class RequestPreparer:
             max_tokens=min(room, most),
             arrival=arrival,
             # Every byte of a sentence counts, a space at its beginning, too.
-            continues_prompt=continues_prompt or grammar is not None,
+            continues_prompt=continues_prompt or (grammar is not None and not options.is_strict),
             healing=healing,
             prediction_token_ids=prediction_token_ids,
             kept_special_ids=kept_special_ids,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypeAlias
@@ -50,6 +51,7 @@ async def run_tools(
     *,
     max_rounds: int,
     on_error: OnToolError,
+    tool_timeout: float | None = None,
 ) -> ToolRun:
     """Send a request, run the tools that are called and send what they return, until an answer calls none.
 
@@ -58,6 +60,7 @@ async def run_tools(
     :raises ToolRoundsError: tools were called once more after ``max_rounds`` rounds
     """
     _check(request, max_rounds, on_error)
+    seconds = _seconds(tool_timeout)
     tools = {tool.name: tool for tool in request.options.shown_tools}
     responses: list[ChatCompletionResponse] = []
     messages: list[Message] = []
@@ -76,7 +79,7 @@ async def run_tools(
                 max_rounds=max_rounds,
                 responses=responses,
             )
-        messages += await _answers(message.tool_calls, tools, response, on_error)
+        messages += await _answers(message.tool_calls, tools, response, on_error, seconds)
 
 
 def _check(request: RequestBuilder, max_rounds: object, on_error: object) -> None:
@@ -91,11 +94,20 @@ def _check(request: RequestBuilder, max_rounds: object, on_error: object) -> Non
         raise InvalidRequestError.of("n_choices", request.options.sampling.n_choices, "1 where tools are run")
 
 
+def _seconds(value: object) -> float | None:
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+        raise InvalidRequestError.of("tool_timeout", value, "a finite number of seconds > 0, or None")
+    return float(value)
+
+
 async def _answers(
     calls: Sequence[ToolCallResponse],
     tools: Mapping[str, Tool],
     response: ChatCompletionResponse,
     on_error: OnToolError,
+    seconds: float | None,
 ) -> list[Message]:
     """Run all calls of one answer at once, and return what they answer, in order."""
     texts: dict[int, str] = {}
@@ -103,7 +115,11 @@ async def _answers(
 
     async def run(call: ToolCallResponse, scope: anyio.CancelScope) -> None:
         try:
-            texts[call.index] = _as_text(await _run(tools[call.function.name], call.function.parse_arguments()))
+            with anyio.move_on_after(seconds) as limit:
+                result = await _run(tools[call.function.name], call.function.parse_arguments())
+                texts[call.index] = _as_text(result)
+            if limit.cancelled_caught:
+                raise TimeoutError(f"it did not return within {seconds:g} seconds")
         except Exception as error:
             if on_error == "raise":
                 failed.append((call.function.name, error))

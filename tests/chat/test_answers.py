@@ -48,6 +48,11 @@ GEMMA4: Final = "<|tool_call>call:x{}<tool_call|><|channel>thought<channel|>"
 FUNCTION_GEMMA: Final = "<start_function_call>call:x{}<end_function_call>"
 DEEPSEEK: Final = "<｜tool▁calls▁begin｜><think></think>"
 HARMONY: Final = "<|start|>assistant<|channel|>analysis<|message|>"
+GLM: Final = "<tool_call>{x}<arg_key>{x}</arg_key>\n<arg_value>{x}</arg_value><think></think>"
+MINIMAX: Final = "<minimax:tool_call><invoke name=...>"
+KIMI: Final = "<|tool_calls_section_begin|>"
+GRANITE: Final = "<|start_of_role|>assistant<|end_of_role|><|tool_call|>"
+COMMAND: Final = "<|START_ACTION|><|START_THINKING|><|END_THINKING|>"
 
 
 @frozen
@@ -244,9 +249,50 @@ CASES: Final = (
         calls=(TIME,),
     ),
     Case(HARMONY, "Hello.<|return|>", content="Hello."),
+    Case(
+        GLM,
+        "<think>Hm.</think>\nLet me look.\n<tool_call>get_weather\n<arg_key>location</arg_key>\n"
+        "<arg_value>Paris, France</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>"
+        "<tool_call>get_time</tool_call>",
+        content="Let me look.",
+        reasoning="Hm.",
+        calls=(("get_weather", {"location": "Paris, France", "days": 3}), TIME),
+    ),
+    Case(
+        GLM,
+        '<tool_call>get_weather<arg_key>location</arg_key><arg_value>\n"Paris"\n</arg_value><arg_key>tags</arg_key>'
+        '<arg_value>["a"]</arg_value></tool_call>',
+        calls=(("get_weather", {"location": '\n"Paris"\n', "tags": ["a"]}),),
+    ),
+    Case(
+        MINIMAX,
+        'I search.\n<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="location">Paris, France'
+        '</parameter>\n<parameter name="tags">["a", "b"]</parameter>\n</invoke>\n<invoke name="get_time">\n</invoke>\n'
+        "</minimax:tool_call>",
+        content="I search.",
+        calls=(("get_weather", {"location": "Paris, France", "tags": ["a", "b"]}), TIME),
+    ),
+    Case(
+        KIMI,
+        "Look:<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"
+        '{"location": "Paris, France", "unit": "celsius"}<|tool_call_end|><|tool_call_begin|>functions.get_time:1'
+        "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
+        content="Look:",
+        calls=(PARIS, TIME),
+    ),
+    Case(GRANITE, f'<|tool_call|>[{PARIS_JSON}, {{"name": "get_time", "arguments": {{}}}}]', calls=(PARIS, TIME)),
+    Case(
+        COMMAND,
+        "<|START_THINKING|>I look it up.<|END_THINKING|><|START_ACTION|>[\n"
+        '    {"tool_call_id": "0", "tool_name": "get_weather", "parameters": {"location": "Paris, France", "unit": '
+        '"celsius"}},\n    {"tool_call_id": "1", "tool_name": "get_time", "parameters": {}}\n]<|END_ACTION|>',
+        reasoning="I look it up.",
+        calls=(PARIS, TIME),
+    ),
+    Case(COMMAND, "<|START_RESPONSE|>Hello.<|END_RESPONSE|>", content="Hello."),
 )
 
-MALFORMED: Final = (
+MALFORMED_OF_FIRST_FORMATS: Final = (
     Case(HERMES, '```json\n{"name": "get_time"}\n```'),
     Case(HERMES, '```json\n{"name": "Bob", "arguments": {}}\n``` is JSON.'),
     Case(HERMES, f"{PARIS_JSON} is JSON."),
@@ -291,6 +337,26 @@ MALFORMED: Final = (
     Case(GEMMA, "```tool_code\nimport x\n```\nThat was it."),
     Case(DEEPSEEK, "<｜tool▁call▁begin｜>get_time<｜tool▁call▁end｜>"),
     Case(DEEPSEEK, "<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_time"),
+)
+MALFORMED: Final = (
+    *MALFORMED_OF_FIRST_FORMATS,
+    Case(GLM, "<tool_call>unknown\n</tool_call>"),
+    Case(GLM, "<tool_call>get_weather\n<arg_key>location</arg_key>\nParis</tool_call>"),
+    Case(GLM, "<tool_call>get_weather\n<arg_key>location</arg_key>\n<arg_value>Paris"),
+    Case(GLM, "<tool_call>get_time"),
+    Case(MINIMAX, '<invoke name="unknown">\n</invoke>'),
+    Case(MINIMAX, '<invoke name="get_weather">\n<parameter name="location">Paris</invoke>'),
+    Case(MINIMAX, '<invoke name="get_weather">\nParis'),
+    Case(KIMI, "<|tool_call_begin|>functions.unknown:0<|tool_call_argument_begin|>{}<|tool_call_end|>"),
+    Case(KIMI, "<|tool_call_begin|>get time<|tool_call_argument_begin|>{}<|tool_call_end|>"),
+    Case(KIMI, "<|tool_call_begin|>functions.get_time:0<|tool_call_end|>"),
+    Case(KIMI, "<|tool_call_begin|>functions.get_time:0<|tool_call_argument_begin|>{<|tool_call_end|>"),
+    Case(GRANITE, '<|tool_call|>[{"name": "unknown", "arguments": {}}]'),
+    Case(GRANITE, "<|tool_call|>[1]"),
+    Case(COMMAND, '<|START_ACTION|>[{"tool_name": "unknown", "parameters": {}}]'),
+    Case(COMMAND, '<|START_ACTION|>[{"tool_name": "get_time", "parameters": 5}]'),
+    Case(COMMAND, '<|START_ACTION|>{"tool_name": "get_time"}'),
+    Case(COMMAND, "<|START_ACTION|>[5]"),
 )
 """Answers that stay what they are."""
 
@@ -481,6 +547,18 @@ def test_long_texts_take_time_in_proportion(template: str) -> None:
     found = taken_apart(Case(template, ""), [opening, *(text[place : place + 4] for place in range(0, len(text), 4))])
     assert found.calls == []
     assert len(found.content) >= len(text)
+
+
+@pytest.mark.parametrize("template", [HERMES, QWEN_CODER])
+def test_arguments_of_a_megabyte(template: str) -> None:
+    value = 'x"\n' * 350_000
+    if template == HERMES:
+        text = f"<tool_call>{json.dumps({'name': 'get_weather', 'arguments': {'location': value}})}</tool_call>"
+    else:
+        text = f"<function=get_weather><parameter=location>\n{value}\n</parameter></function>"
+    found = taken_apart(Case(template, ""), [text[place : place + 4096] for place in range(0, len(text), 4096)])
+    (call,) = found.calls
+    assert json.loads(call.arguments) == {"location": value}
 
 
 def test_every_format_is_known_by_its_own_template_alone() -> None:

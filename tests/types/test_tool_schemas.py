@@ -203,7 +203,7 @@ for _ in range(50):
         ([{"type": "web_search", "function": {"name": "f"}}], "tools.type"),
         ([{**wire(), "when": "now"}], "tools['when']"),
         ([wire(when="now")], "tools.function['when']"),
-        ([wire(strict=True)], "tools.function['strict']"),
+        ([wire(strict="yes")], "tools.strict"),
         ([wire(name="")], "tools.name"),
         ([wire(name="a b")], "tools.name"),
         ([wire(name="<|im_end|>")], "tools.name"),
@@ -252,6 +252,21 @@ def test_a_call_that_is_forced_is_one_of_the_tools_that_may_be_called() -> None:
 
 def test_strict_that_is_off_says_nothing() -> None:
     assert Tool.parse(wire(strict=False)) == Tool.parse(wire(strict=None)) == Tool.parse(wire())
+
+
+def test_a_strict_tool_makes_its_request_strict_where_calls_may_be_made() -> None:
+    strict, other = Tool.parse(wire(name="f", strict=True)), wire(name="g")
+    assert strict.strict
+    assert strict.to_dict() == Tool.parse(wire(name="f")).to_dict()
+    for choice, is_strict in (("auto", True), ("none", False), ("required", False), ("f", False)):
+        options = RequestBuilder().with_tools([strict, other], choice).options
+        assert options.is_strict == is_strict
+        assert options.constraint_kind == ("" if choice == "none" else "tools")
+    assert not RequestBuilder().with_tools([other]).options.is_strict
+    constrained = RequestBuilder().with_constraint(Constraint.regex("x")).with_tools([strict])
+    assert (constrained.options.is_strict, constrained.options.constraint_kind) == (False, "regex")
+    with pytest.raises(InvalidRequestError, match="strict"):
+        Tool.parse(wire(strict="yes"))
 
 
 def test_a_tool_is_a_copy() -> None:

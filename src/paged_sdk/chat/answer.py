@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from paged_sdk.chat.answer_format import AnswerFormat, ToolSchemas, format_of
 from paged_sdk.chat.answer_pieces import AnswerPiece, AnswerPieces
@@ -63,6 +63,29 @@ class AnswerStyle:
             line = "\n" if prompt_end.endswith("\n") else ""
             calls = f"{writer.text(f'{line}{self.thought.closing}{line}{line}')} {calls}"
         return writer.grammar(calls)
+
+    @property
+    def exact(self) -> AnswerStyle:
+        """Return the style of answers whose calls are held to a grammar: what else models write as calls is text."""
+        return self if self.format is None else evolve(self, format=self.format.exact)
+
+    def strict_calls(self, tools: ToolSchemas, token_id: Callable[[str], int | None], prompt_end: str) -> CallGrammar:
+        """Return the grammar of answers in which all that :attr:`exact` reads as calls is one of these tools'.
+
+        :param token_id: returns the token of a mark, if the vocabulary has one
+        :param prompt_end: the end of the prompt's text, which may have begun a thought
+        """
+        assert self.format is not None, "the template calls no tools"
+        writer = GrammarWriter(self.marks(with_tools=True), token_id)
+        if self.thought is None:
+            return writer.grammar(self.format.mixed(writer, tools, None))
+        opening = self.thought.opening + self.thought.label
+        ending = writer.until(self.thought.closing)
+        if self.thought.are_open_after(prompt_end):
+            return writer.grammar(f"{ending} {self.format.mixed(writer, tools, None)}")
+        space = writer.pattern(r"/[ \n]{1,4}/")
+        thought = f"{space}? {writer.text(opening)} {ending}"
+        return writer.grammar(f"({thought})? {self.format.mixed(writer, tools, opening)}")
 
     def _reads(self, with_tools: bool) -> bool:
         return self.format is not None and (with_tools or self.format.shapes_all)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from typing import Any, TypeAlias
@@ -14,7 +14,7 @@ from attrs import evolve
 
 import paged_sdk.chat.formats
 from paged_sdk.chat.answer_pieces import AnswerPieces, Call
-from paged_sdk.chat.grammar_writer import CallForm, GrammarWriter
+from paged_sdk.chat.grammar_writer import MOST_CALLS, CallForm, GrammarWriter
 from paged_sdk.chat.json_stream import JsonCallsWatch, JsonStream
 from paged_sdk.chat.text_reader import Steps, TextReader, json_of
 from paged_sdk.types.messages import Message
@@ -43,6 +43,8 @@ class AnswerFormat(ABC):
     """Whether answers have this form also where no tools are given, so that nothing else can read them."""
     arguments_are_text: bool = False
     """Whether templates take arguments of earlier calls as JSON text, rather than write objects out themselves."""
+    turn_ends: tuple[str, ...] = ()
+    """Tokens that end an answer, in place of those that end turns in other formats."""
 
     @abstractmethod
     def is_written_by(self, template: str) -> bool:
@@ -58,6 +60,10 @@ class AnswerFormat(ABC):
     def as_written_by(self, template: str) -> AnswerFormat:
         """Return the variant of the format in which a template, which writes it, writes calls."""
         return self
+
+    def chat_as_template_takes(self, messages: Sequence[Message]) -> list[Message]:
+        """Return messages with their calls as templates take them."""
+        return [self.as_template_takes(message) for message in messages]
 
     def as_template_takes(self, message: Message) -> Message:
         """Return a message whose calls have their arguments in the form that templates take."""
@@ -79,6 +85,20 @@ class AnswerFormat(ABC):
         calls of these tools, with arguments that fit.
 
         :raises ConstraintError: the format has no form for what a schema says
+        """
+
+    @property
+    @abstractmethod
+    def exact(self) -> AnswerFormat:
+        """Return what reads as calls only what :meth:`call_form` writes, where models may write them otherwise too."""
+
+    @abstractmethod
+    def mixed(self, writer: GrammarWriter, tools: ToolSchemas, opening: str | None) -> str:
+        """Return the expression of answers, from where their thought ends, in which all that :attr:`exact` reads as
+        calls is written as :meth:`call_form` says.
+
+        :param opening: a text that they do not begin with
+        :raises ConstraintError: as there
         """
 
     @abstractmethod
@@ -103,6 +123,26 @@ class MarkedCalls(AnswerFormat):
     def marks(self) -> tuple[str, ...]:
         return (*self.call_marks, *self.fillers)
 
+    @property
+    def own_mark(self) -> str:
+        """Return the mark or the opening with which the calls begin that :meth:`call_form` writes."""
+        return self.call_marks[0]
+
+    @property
+    def exact(self) -> AnswerFormat:
+        return _ExactCalls(self)
+
+    def mixed(self, writer: GrammarWriter, tools: ToolSchemas, opening: str | None) -> str:
+        form = self.call_form(writer, tools)
+        beginnings = () if opening is None else (opening,)
+        if self.own_mark in self.openings:
+            text = writer.text_without((), beginnings=(self.own_mark, *beginnings))
+            return f"({writer.calls(form, most=MOST_CALLS)} | {text} | {writer.pattern('/[ ]*/')})"
+        mark = next(mark for mark in (*self.fillers, *self.call_marks) if form.opening.startswith(mark))
+        before = writer.until(mark, words=(self.own_mark,), beginnings=beginnings)
+        text = writer.text_without((mark, self.own_mark), beginnings=beginnings)
+        return f"({before} {writer.calls(form, most=MOST_CALLS, without=mark)})* {text}?"
+
     @abstractmethod
     def calls(
         self, mark: str, reader: TextReader, pieces: AnswerPieces, tools: ToolSchemas
@@ -120,10 +160,11 @@ class MarkedCalls(AnswerFormat):
                 reader.forget()
                 pieces.content((yield from reader.space()))
                 mark = yield from reader.one_of(self.openings)
-            if mark is None and not self.marks:
+            marks = (*self.call_marks, *self.fillers)
+            if mark is None and not marks:
                 yield from reader.pass_all(pieces.content)
             elif mark is None:
-                mark = yield from reader.pass_until((*self.call_marks, *self.fillers), pieces.content)
+                mark = yield from reader.pass_until(marks, pieces.content)
             if mark is None:
                 return
             if mark in self.fillers:
@@ -160,6 +201,41 @@ def read_json_call(name: str, reader: TextReader, pieces: AnswerPieces, tools: T
             watch(text)
 
     return json_call(name, (yield from reader.json_text(show)), tools)
+
+
+class _ExactCalls(MarkedCalls):
+    """Reads answers whose calls are all written in a format's own form.
+
+    :param format: the format
+    """
+
+    def __init__(self, format: MarkedCalls) -> None:
+        is_opening = format.own_mark in format.openings
+        self._format = format
+        self.openings = (format.own_mark,) if is_opening else ()
+        self.call_marks = () if is_opening else (format.own_mark,)
+        self.fillers = format.fillers
+        self.shapes_all = format.shapes_all
+        self.arguments_are_text = format.arguments_are_text
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        return self._format.marks
+
+    @property
+    def own_mark(self) -> str:
+        return self._format.own_mark
+
+    def is_written_by(self, template: str) -> bool:
+        return self._format.is_written_by(template)
+
+    def call_form(self, writer: GrammarWriter, tools: ToolSchemas) -> CallForm:
+        return self._format.call_form(writer, tools)
+
+    def calls(
+        self, mark: str, reader: TextReader, pieces: AnswerPieces, tools: ToolSchemas
+    ) -> Steps[list[Call] | None]:
+        return (yield from self._format.calls(mark, reader, pieces, tools))
 
 
 def json_calls(text: str | None, tools: ToolSchemas) -> list[Call] | None:

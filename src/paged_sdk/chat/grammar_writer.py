@@ -96,12 +96,28 @@ class GrammarWriter:
             self._json[text] = JsonRule(f"json{len(self._json)}", label, text)
         return self._json[text].name
 
-    def calls(self, form: CallForm, *, most: int) -> str:
+    def text_without(self, words: Iterable[str], *, beginnings: Iterable[str] = ()) -> str:
+        """Return the expression of any text of one character at least in which none of these words stands.
+
+        :param beginnings: it does not begin with one of these, after white space
+        """
+        return self.pattern(_other_text("/(?s:.+)/", words, beginnings))
+
+    def until(self, mark: str, *, words: Iterable[str] = (), beginnings: Iterable[str] = ()) -> str:
+        """Return the expression of any text up to a mark, which belongs to it; other parameters are as in
+        :meth:`text_without`.
+        """
+        if self.is_mark(mark):
+            return f"{self.text_without((mark, *words), beginnings=beginnings)}? {self.text(mark)}"
+        return self.pattern_before(_other_text("/(?s:.*)/", words, beginnings), mark)
+
+    def calls(self, form: CallForm, *, most: int, without: str = "") -> str:
         """Return the expression of calls.
 
         :param most: how many of them there may be; at least one
+        :param without: what the opening begins with, and is left out
         """
-        parts = [self.text(form.opening), form.call]
+        parts = [self.text(form.opening.removeprefix(without)), form.call]
         if form.separator is not None and most > 1:
             parts.append(f"({self.text(form.separator)} {form.call}){{0,{most - 1}}}")
         return " ".join((*parts, self.text(form.closing)))
@@ -119,3 +135,18 @@ class GrammarWriter:
 
 def _literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False) if text else ""
+
+
+def _other_text(pattern: str, words: Iterable[str], beginnings: Iterable[str]) -> str:
+    banned, begins = "|".join(map(_escaped, words)), "|".join(map(_escaped, beginnings))
+    parts = [pattern]
+    if banned:
+        parts.append(f"~/(?s:.*)(?:{banned})(?s:.*)/")
+    if begins:
+        parts.append(rf"~/\s*(?:{begins})(?s:.*)/")
+    return " & ".join(parts)
+
+
+def _escaped(text: str) -> str:
+    """Return an expression of a text, as it stands between slashes."""
+    return re.escape(text).replace("/", r"\/").replace("\n", "n")

@@ -92,24 +92,28 @@ def _rewritten(text: str) -> str:
 
 
 class StringStream:
-    """Writes a text as a JSON string, while it arrives, without a line break at its beginning and one at its end.
+    """Writes a text as a JSON string, while it arrives.
 
     :param show: gets what is written, but the quotes
+    :param trims: leaves out a line break at its beginning and one at its end
     """
 
-    def __init__(self, show: Callable[[str], None]) -> None:
+    def __init__(self, show: Callable[[str], None], *, trims: bool) -> None:
         self._show = show
+        self._trims = trims
         self._held = ""
         self._has_begun = False
 
     def __call__(self, text: str) -> None:
         """Take in the next piece."""
-        if not self._has_begun and text:
-            self._has_begun = True
-            text = text.removeprefix("\n")
-        text = self._held + text
-        self._held = "\n" if text.endswith("\n") else ""
-        self._show(json.dumps(text.removesuffix("\n"), ensure_ascii=False)[1:-1])
+        if self._trims:
+            if not self._has_begun and text:
+                self._has_begun = True
+                text = text.removeprefix("\n")
+            text = self._held + text
+            self._held = "\n" if text.endswith("\n") else ""
+            text = text.removesuffix("\n")
+        self._show(json.dumps(text, ensure_ascii=False)[1:-1])
 
 
 class JsonCallsWatch:

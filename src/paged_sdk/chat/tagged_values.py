@@ -26,13 +26,15 @@ class TaggedArguments:
 
     :param show: gets JSON of an object that holds them
     :param schema: of all arguments
+    :param has_breaks: a value has lines of its own between its tags
     :ivar values: the arguments by name
     """
 
-    def __init__(self, show: Callable[[str], None], schema: Mapping[str, Any]) -> None:
+    def __init__(self, show: Callable[[str], None], schema: Mapping[str, Any], *, has_breaks: bool = True) -> None:
         self.values: dict[str, Any] = {}
         self._show = show
         self._schema = schema
+        self._has_breaks = has_breaks
 
     def read(self, name: str, reader: TextReader, end: str) -> Steps[bool]:
         """Read a value up to the tag that ends it.
@@ -45,10 +47,12 @@ class TaggedArguments:
         is_text = self._is_text(name)
         if is_text:
             self._show(f'{head}"')
-        value = yield from reader.until(end, watch=StringStream(self._show) if is_text else None)
+        value = yield from reader.until(
+            end, watch=StringStream(self._show, trims=self._has_breaks) if is_text else None
+        )
         if value is None:
             return False
-        text = value[0].removeprefix("\n").removesuffix("\n")
+        text = value[0].removeprefix("\n").removesuffix("\n") if self._has_breaks else value[0]
         self.values[name] = text if is_text else _value_of(text)
         self._show('"' if is_text else head + json.dumps(self.values[name], ensure_ascii=False))
         return True
@@ -73,13 +77,16 @@ def tagged_form(
     begin_call: Callable[[str], str],
     begin: Callable[[str], str],
     end: str,
-    end_call: str,
+    *,
+    after: str,
+    end_call: str = "",
 ) -> str:
     """Return the expression of a call.
 
     :param begin_call: returns what begins the call of a tool, by its name
     :param begin: returns what begins an argument, by its name
     :param end: ends an argument; the line break before it belongs to it
+    :param after: stands behind that
     :raises ConstraintError: what a schema says cannot be enforced
     """
     calls = []
@@ -94,10 +101,7 @@ def tagged_form(
             else:
                 roots = {word: schema[word] for word in ("$defs", "definitions") if word in schema}
                 value = f"{writer.json({**roots, **each}, f'the tool {name}, {key}')} {writer.text(end)}"
-            part = writer.rule(f"{writer.text(begin(key))} {value} {writer.text(_BREAK)}")
+            part = writer.rule(f"{writer.text(begin(key))} {value} {writer.text(after)}")
             parts.append((part, is_required))
         calls.append(f"{writer.text(begin_call(name))} {values.members(parts, '')} {writer.text(end_call)}")
     return writer.rule(writer.any_of(calls))
-
-
-_BREAK: Final = "\n"

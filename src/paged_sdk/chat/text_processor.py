@@ -9,6 +9,7 @@ from typing import Any
 from attrs import field, frozen
 
 from paged_sdk.chat.answer import AnswerStyle
+from paged_sdk.chat.answer_format import format_of
 from paged_sdk.chat.content_guard import Change
 from paged_sdk.chat.generation_config import read_generation_defaults
 from paged_sdk.chat.gguf_tokenizer import tokenizer_from_gguf
@@ -84,6 +85,14 @@ class TextProcessor:
             schemas, self.tokenizer.token_id, self.prompt_end(prompt_token_ids), several=several
         )
 
+    def strict_calls(self, tools: Sequence[Tool], prompt_token_ids: Sequence[int]) -> CallGrammar:
+        """Return the grammar of answers that hold calls of these tools, if any, in one form, amid other text.
+
+        :raises ConstraintError: the model's format has no form for what a schema says
+        """
+        schemas = {tool.name: tool.parameters for tool in tools}
+        return self.answers.strict_calls(schemas, self.tokenizer.token_id, self.prompt_end(prompt_token_ids))
+
     def prompt_end(self, token_ids: Sequence[int]) -> str:
         """Return the end of a prompt's text, special tokens included."""
         return self.tokenizer.decode(token_ids[-_PROMPT_END:], skip_special_tokens=False)
@@ -121,7 +130,7 @@ class TextProcessor:
         if tools:
             self._check_tools(template)
         if self.answers.format is not None:
-            messages = [self.answers.format.as_template_takes(message) for message in messages]
+            messages = self.answers.format.chat_as_template_takes(messages)
 
         def render(change: Change | None) -> str:
             return template.render(
@@ -245,8 +254,13 @@ def _text_processor(
     model_max_length: int | None,
 ) -> TextProcessor:
     template = None if source is None else ChatTemplate(source, tokenizer.special.names)
-    turns = [tokenizer.token_id(text) for text in _END_OF_TURN if template is not None and template.mentions(text)]
+    format = None if source is None else format_of(source)
+    own_ends = () if format is None else format.turn_ends
+    texts = own_ends or [text for text in _END_OF_TURN if template is not None and template.mentions(text)]
+    turns = map(tokenizer.token_id, texts)
     stops = {*ends, tokenizer.special.eos, *(id for id in turns if id is not None and tokenizer.is_special(id))}
+    if own_ends:
+        stops -= {tokenizer.token_id(text) for text in _END_OF_TURN}
     return TextProcessor(
         tokenizer=tokenizer,
         template=template,

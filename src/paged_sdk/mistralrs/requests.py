@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Generic, Literal
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
-from paged_sdk import DryParams, InvalidRequestError, RequestBuilder, SamplingParams
+from paged_sdk import Constraint, DryParams, InvalidRequestError, RequestBuilder, SamplingParams, Tool
 from paged_sdk.mistralrs.unsupported import is_switch, is_text, unsupported
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ class _Request:
     :ivar max_tokens: tokens to generate at most; None: until the end token or the context's end
     :ivar logit_bias: token id to a number added to its logit
     :ivar stop_seqs: strings that end the text
+    :ivar grammar: a language that every text is a sentence of, described as
+    :ivar grammar_type: "regex", "lark", "json_schema" or "llguidance"
     :ivar dry_multiplier: strength of DRY repetition control; None is off
     :ivar truncate_sequence: whether to cut a prompt that is too long at its front instead of refusing it
     :ivar ignore_eos: whether to go on past the end token
@@ -59,8 +61,8 @@ class _Request:
     dry_base: float | None = None
     dry_allowed_length: int | None = None
     dry_sequence_breakers: Sequence[str] | None = None
-    grammar: None = unsupported()
-    grammar_type: None = unsupported()
+    grammar: str | None = None
+    grammar_type: str | None = None
     adapter: None = unsupported()
     truncate_sequence: bool = field(default=False, validator=is_switch)
     ignore_eos: bool = False
@@ -95,6 +97,29 @@ class _Request:
             dry_params=self._dry_params(),
         )
 
+    def constraint(self) -> Constraint | None:
+        """Return the language that every text is a sentence of.
+
+        :raises InvalidRequestError: a grammar without its type, or the other way round, or a type that there is none of
+        :raises ConstraintError: no text, or one that is too long
+        """
+        if self.grammar is None and self.grammar_type is None:
+            return None
+        if self.grammar is None or self.grammar_type is None:
+            missing = "grammar" if self.grammar is None else "grammar_type"
+            raise InvalidRequestError.of(missing, None, "both grammar and grammar_type, or none")
+        makes = {
+            "regex": Constraint.regex,
+            "lark": Constraint.lark,
+            "json_schema": Constraint.json_schema,
+            "llguidance": Constraint.llguidance,
+        }
+        if not isinstance(self.grammar_type, str) or self.grammar_type not in makes:
+            raise InvalidRequestError.of("grammar_type", self.grammar_type, f"one of {', '.join(makes)}")
+        if not isinstance(self.grammar, str):
+            raise InvalidRequestError.of("grammar", self.grammar, "a text")
+        return makes[self.grammar_type](self.grammar)
+
     def _top_n_logprobs(self) -> int | None:
         return None
 
@@ -127,6 +152,7 @@ class ChatCompletionRequest(_Request, Generic[StreamT]):
     :ivar reasoning_effort: likewise
     :ivar tool_schemas: tools that the model may call, each as JSON text in OpenAI's form
     :ivar tool_choice: whether it may call them; None: it may
+    :ivar max_tool_rounds: how often tools with callbacks of the runner's are run at most; None: 8 times
     """
 
     messages: str | Sequence[Mapping[str, object]]
@@ -139,7 +165,7 @@ class ChatCompletionRequest(_Request, Generic[StreamT]):
     tool_schemas: Sequence[str] | None = field(default=None, kw_only=True)
     tool_choice: ToolChoice | None = field(default=None, kw_only=True)
     web_search_options: None = unsupported()
-    max_tool_rounds: None = unsupported()
+    max_tool_rounds: int | None = field(default=None, kw_only=True)
     tool_dispatch_url: None = unsupported()
     enable_code_execution: bool = unsupported(default=False)
     enable_shell: bool = unsupported(default=False)
@@ -151,9 +177,16 @@ class ChatCompletionRequest(_Request, Generic[StreamT]):
     files: None = unsupported()
     input_files: None = unsupported()
 
-    def build(self, *, seed: int | None, default_temperature: float | None) -> RequestBuilder:
-        """Return the request that the model takes; parameters are as in :meth:`sampling`.
+    def build(
+        self,
+        *,
+        seed: int | None,
+        default_temperature: float | None,
+        callbacks: Mapping[str, Callable[[str, dict[str, Any]], str]] | None = None,
+    ) -> RequestBuilder:
+        """Return the request that the model takes; other parameters are as in :meth:`sampling`.
 
+        :param callbacks: functions by the names of the tools that they do
         :raises ConfigError: a sampling value out of its range
         :raises InvalidRequestError: malformed messages, or fields that contradict each other
         """
@@ -165,19 +198,27 @@ class ChatCompletionRequest(_Request, Generic[StreamT]):
             builder = builder.with_enable_thinking(self.enable_thinking)
         if self.reasoning_effort is not None:
             builder = builder.with_reasoning_effort(self.reasoning_effort)
-        builder = builder.with_tools(self._tools(), self._choice())
+        constraint = self.constraint()
+        if constraint is not None:
+            builder = builder.with_constraint(constraint)
+        builder = builder.with_tools(self._tools(callbacks), self._choice())
         return builder.with_truncation() if self.truncate_sequence else builder
 
-    def _tools(self) -> list[Any]:
+    def _tools(self, callbacks: Mapping[str, Callable[[str, dict[str, Any]], str]] | None) -> list[Tool]:
         schemas = () if self.tool_schemas is None else self.tool_schemas
         if isinstance(schemas, str) or not isinstance(schemas, Sequence):
             raise InvalidRequestError.of("tool_schemas", schemas, "a list of JSON texts")
         tools = []
         for schema in schemas:
             try:
-                tools.append(json.loads(schema))
+                described = json.loads(schema)
             except (TypeError, ValueError, RecursionError):
                 raise InvalidRequestError.of("tool_schemas", schema, "JSON text of a tool") from None
+            if not isinstance(described, dict) or not described:
+                raise InvalidRequestError.of("tool_schemas", schema, "JSON text of a tool")
+            tool = Tool.parse(described)
+            callback = (callbacks or {}).get(tool.name)
+            tools.append(tool if callback is None else evolve(tool, function=_called_back(callback, tool.name)))
         return tools
 
     def _choice(self) -> str:
@@ -218,3 +259,12 @@ class CompletionRequest(_Request):
     def _is_one(self, attribute: object, value: object) -> None:
         if value is not None and (type(value) is not int or value != 1):
             raise InvalidRequestError.of("best_of", value, "1 or None: this version does not rank texts")
+
+
+def _called_back(callback: Callable[[str, dict[str, Any]], str], name: str) -> Callable[..., str]:
+    """Return a function of a tool's arguments."""
+
+    def call(**arguments: Any) -> str:
+        return callback(name, arguments)
+
+    return call

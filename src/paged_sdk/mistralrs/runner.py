@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 from attrs import evolve
 
@@ -51,6 +51,8 @@ class Runner:
     :param seed: the seed of every request that samples: the same request draws the same random numbers, so that its
         text is the same unless more than 12 texts are generated at a time: there ``with_batch_invariance`` of the API
         beneath sees to it. None draws a seed for each request
+    :param tool_callbacks: functions that do tools, by name: each gets the tool's name and its arguments, and returns
+        what the model is told. A request all of whose tools have one is answered once the model calls none any more
     :raises ConfigError: settings that contradict each other, or whose feature this version does not have
     :raises ModelLoadError: a model that cannot be loaded
     """
@@ -80,7 +82,7 @@ class Runner:
         enable_search: bool = False,
         search_embedding_model: None = None,
         search_callback: None = None,
-        tool_callbacks: None = None,
+        tool_callbacks: Mapping[str, Callable[[str, dict[str, Any]], str]] | None = None,
         mcp_client_config: None = None,
         code_execution_config: None = None,
         shell_config: None = None,
@@ -94,7 +96,6 @@ class Runner:
             anymoe_config=anymoe_config,
             search_embedding_model=search_embedding_model,
             search_callback=search_callback,
-            tool_callbacks=tool_callbacks,
             mcp_client_config=mcp_client_config,
             code_execution_config=code_execution_config,
             shell_config=shell_config,
@@ -124,6 +125,7 @@ class Runner:
             builder = builder.with_prefix_cache_n(prefix_cache_n)
         if in_situ_quant is not None:
             builder = builder.with_isq(IsqType.parse(in_situ_quant, setting="in_situ_quant"))
+        self._callbacks = _checked_callbacks(tool_callbacks)
         self._seed = SamplingParams(seed=seed).seed
         self._model = BlockingModel(builder.build())
         try:
@@ -160,7 +162,24 @@ class Runner:
         refuse_settings(model_id=model_id)
         if not isinstance(request, ChatCompletionRequest):
             raise InvalidRequestError.of("request", request, "a ChatCompletionRequest")
-        built = request.build(seed=self._seed, default_temperature=self._model.generation_defaults.temperature)
+        built = request.build(
+            seed=self._seed,
+            default_temperature=self._model.generation_defaults.temperature,
+            callbacks=self._callbacks,
+        )
+        tools = built.options.shown_tools
+        done = [tool.name for tool in tools if tool.function is not None]
+        if done and len(done) < len(tools):
+            raise InvalidRequestError.of("tool_schemas", done, "tools that all have a callback, or none")
+        if done and request.stream:
+            raise InvalidRequestError.of("stream", True, "False where tools have callbacks")
+        if request.max_tool_rounds is not None and not done:
+            raise InvalidRequestError.of(
+                "max_tool_rounds", request.max_tool_rounds, "None where no tool has a callback of the runner's"
+            )
+        if done:
+            rounds = 8 if request.max_tool_rounds is None else request.max_tool_rounds
+            return self._model.send_chat_with_tools(built, max_rounds=rounds).response
         if request.stream:
             return self._model.stream_chat_request(built)
         return self._model.send_chat_request(built)
@@ -175,7 +194,9 @@ class Runner:
         if not isinstance(request, CompletionRequest):
             raise InvalidRequestError.of("request", request, "a CompletionRequest")
         sampling = request.sampling(seed=self._seed, default_temperature=self._model.generation_defaults.temperature)
-        response = self._model.send_completion_request(request.prompt, sampling, truncation=request.truncate_sequence)
+        response = self._model.send_completion_request(
+            request.prompt, sampling, truncation=request.truncate_sequence, constraint=request.constraint()
+        )
         if not request.echo_prompt:
             return response
         return evolve(
@@ -223,6 +244,14 @@ class Runner:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _checked_callbacks(callbacks: object) -> Mapping[str, Callable[[str, dict[str, Any]], str]]:
+    if callbacks is None:
+        return {}
+    if not isinstance(callbacks, Mapping) or not all(map(callable, callbacks.values())):
+        raise ConfigError.of("tool_callbacks", callbacks, "functions of a name and arguments, by names of tools")
+    return {**callbacks}
 
 
 def _check_architecture(which: Which, loaded: str) -> None:

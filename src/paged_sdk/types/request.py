@@ -161,11 +161,19 @@ class RequestOptions:
         return tuple(tool for tool in self.tools if choice in ("required", tool.name))
 
     @property
+    def is_strict(self) -> bool:
+        """Tell whether the model may say what it likes, and calls that it makes are held to their tools' schemas."""
+        may_call = not self.forced_tools and self.constraint is None
+        return may_call and any(tool.strict for tool in self.shown_tools)
+
+    @property
     def constraint_kind(self) -> str:
         """Return what kind of grammar every text is a sentence of: a constraint's, or "tools" where calls are held to
         one; empty: any text may come.
         """
-        return "tools" if self.forced_tools else "" if self.constraint is None else self.constraint.kind
+        if self.forced_tools or self.is_strict:
+            return "tools"
+        return "" if self.constraint is None else self.constraint.kind
 
 
 @frozen

@@ -51,6 +51,11 @@ def _callable(instance: object, attribute: Attribute[Any], value: object) -> Non
         raise InvalidRequestError.of("tools.function", value, "a function or None")
 
 
+def _switch(instance: object, attribute: Attribute[Any], value: object) -> None:
+    if not isinstance(value, bool):
+        raise InvalidRequestError.of("tools.strict", value, "True or False")
+
+
 def _schema(value: object) -> dict[str, Any]:
     schema = json_object("tools.parameters", value)
     if schema and schema.get("type") != "object":
@@ -65,6 +70,8 @@ class Tool:
     :ivar name: 1 to 128 letters, digits, underscores, hyphens and dots
     :ivar description: tells the model what it does
     :ivar parameters: JSON schema of the object that holds the arguments
+    :ivar strict: every call that the model makes in a request with such a tool fits its tool's schema, also where it
+        need not make any; not part of what the model is told
     :ivar function: does it, for :meth:`Model.send_chat_with_tools`; None: the application does
     :raises InvalidRequestError: for a value of the wrong kind
     """
@@ -73,10 +80,16 @@ class Tool:
     description: str = field(default="", validator=_text)
     parameters: Mapping[str, Any] = field(factory=dict, converter=_schema, hash=False)
     function: Callable[..., Any] | None = field(default=None, validator=_callable)
+    strict: bool = field(default=False, validator=_switch)
 
     @classmethod
     def from_function(
-        cls, function: Callable[..., Any], *, name: str | None = None, description: str | None = None
+        cls,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        strict: bool = False,
     ) -> Tool:
         """Describe a function by its signature and docstring.
 
@@ -86,6 +99,7 @@ class Tool:
 
         :param name: its name for the model, if not its own
         :param description: what it does, if not what the docstring says
+        :param strict: whether calls are held to the parameters' types
         :raises InvalidRequestError: a parameter that the model cannot be told about, by name
         """
         found = describe_function(function)
@@ -94,6 +108,7 @@ class Tool:
             description=found.description if description is None else description,
             parameters=found.parameters,
             function=function,
+            strict=strict,
         )
 
     @classmethod
@@ -112,8 +127,7 @@ class Tool:
             allowed = 'a Tool, a typed function, or {"type": "function", "function": {"name": ..., "parameters": ...}}'
             raise InvalidRequestError.of("tools", value, allowed)
         refuse_other_keys("tools", value, ("type", "function"))
-        # Without constraints arguments are not held to the schema, strictly or not.
-        refuse_other_keys("tools.function", function, ("name", "description", "parameters"), nothing=(False,))
+        refuse_other_keys("tools.function", function, ("name", "description", "parameters", "strict"))
         if value.get("type", "function") != "function":
             raise InvalidRequestError.of("tools.type", value["type"], '"function"')
         description, parameters = function.get("description"), function.get("parameters")
@@ -121,6 +135,7 @@ class Tool:
             name=function.get("name"),  # type: ignore[arg-type]  # checked there
             description="" if description is None else description,
             parameters={} if parameters is None else parameters,
+            strict=False if function.get("strict") is None else function["strict"],
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -46,6 +46,10 @@ class _Gemma(MarkedCalls):
     def is_written_by(self, template: str) -> bool:
         return any(sign in template for sign in ("tool_code", *_ENDS))
 
+    @property
+    def own_mark(self) -> str:
+        return self.mark
+
     def as_written_by(self, template: str) -> AnswerFormat:
         return _Gemma(mark=next((mark for mark in _ENDS if mark in template), "```tool_code"))
 

@@ -19,6 +19,7 @@ _RECIPIENT: Final = re.compile(r"\bto=functions\.([\w.-]+)")
 
 class _Harmony(AnswerFormat):
     shapes_all = True
+    turn_ends = ("<|return|>", "<|call|>")  # <|end|> ends a thought, which the call or the answer follows
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -33,6 +34,17 @@ class _Harmony(AnswerFormat):
             opening="<|channel|>commentary to=functions.",
             call=json_form(writer, tools, lambda name: f"{name} <|constrain|>json<|message|>"),
         )
+
+    @property
+    def exact(self) -> AnswerFormat:
+        return self
+
+    def mixed(self, writer: GrammarWriter, tools: ToolSchemas, opening: str | None) -> str:
+        text = writer.text_without(self.marks)
+        said = [f"{writer.text(f'{_CHANNEL}{name}{_MESSAGE}')} {text}?" for name in ("analysis", "commentary", "final")]
+        message = writer.rule(writer.any_of(said))
+        call = writer.calls(self.call_form(writer, tools), most=1)
+        return f"({message} {writer.text(f'<|end|>{_START}assistant')})* {writer.any_of((message, call))}"
 
     def read(self, reader: TextReader, pieces: AnswerPieces, tools: ToolSchemas) -> Steps[None]:
         mark: str | None = ""

@@ -41,6 +41,10 @@ class _Llama(MarkedCalls):
         is_32 = "<|start_header_id|>" in template and '"parameters": ' in template
         return (is_32 or any(sign in template for sign in _SIGNS)) and "<tool_call>" not in template
 
+    @property
+    def own_mark(self) -> str:
+        return "[" if self.is_python else "{"
+
     def as_written_by(self, template: str) -> AnswerFormat:
         return _Llama(is_python="func_name1(" in template)
 

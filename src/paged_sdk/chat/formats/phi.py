@@ -28,6 +28,10 @@ class _Phi(MarkedCalls):
         # Phi-4-mini's template has the tag around the tools only. Granite's has the tag of calls, and other tools.
         return "functools[" in template or "<|tool|>" in template
 
+    @property
+    def own_mark(self) -> str:
+        return self.call_marks[0 if self.has_tags else 1]
+
     def as_written_by(self, template: str) -> AnswerFormat:
         return _Phi(has_tags="functools[" not in template)
 

@@ -32,6 +32,10 @@ class _QwenCoder(MarkedCalls):
     def is_written_by(self, template: str) -> bool:
         return "<function=" in template and "<parameter=" in template
 
+    @property
+    def own_mark(self) -> str:
+        return "<tool_call>" if self.tag == "tool_call" else "<function="
+
     def as_written_by(self, template: str) -> AnswerFormat:
         return _QwenCoder(tag="seed:tool_call" if "<seed:tool_call>" in template else "tool_call")
 
@@ -41,10 +45,11 @@ class _QwenCoder(MarkedCalls):
             call=tagged_form(
                 writer,
                 tools,
-                lambda name: f"<function={name}>\n",
-                lambda key: f"<parameter={key}>\n",
-                "\n</parameter>",
-                "</function>",
+                begin_call=lambda name: f"<function={name}>\n",
+                begin=lambda key: f"<parameter={key}>\n",
+                end="\n</parameter>",
+                after="\n",
+                end_call="</function>",
             ),
             separator=f"\n</{self.tag}>\n<{self.tag}>\n",
             closing=f"\n</{self.tag}>",
