@@ -86,7 +86,9 @@ def _load(
     storage = make_storage(loaded, config, device, workspace)
     go_on()
     vocab_size = model.config.vocab_size
-    processors = default_processors(vocab_size, partial(text.tokenizer.encode, add_special_tokens=False))
+    processors = default_processors(
+        vocab_size, partial(text.tokenizer.encode, add_special_tokens=False), ahead=device.type != "cpu"
+    )
     activations = activations_of(model, storage, config, processors=processors, vocab_size=vocab_size, device=device)
     beside = () if draft is None else (draft.model.config,)
     config = size_pool(config, (model.config, *beside), dtype=loaded.dtype, device=device, activations=activations)

@@ -102,6 +102,10 @@ class GrammarText:
         """
         return self.matcher.compute_ff_tokens()
 
+    def may_end(self) -> bool:
+        """Tell whether the text is a sentence where the grammar stands."""
+        return self.matcher.is_accepting()
+
     def num_allowed(self, token_ids: list[int]) -> int:
         """Return how many of some tokens may follow where the grammar stands."""
         return self.matcher.validate_tokens(token_ids) if token_ids else 0

@@ -17,11 +17,14 @@ from paged_sdk.sampling.processor import Processor
 __all__ = ["default_processors"]
 
 
-def default_processors(vocab_size: int, encode: Callable[[str], list[int]]) -> tuple[Processor[Any], ...]:
+def default_processors(
+    vocab_size: int, encode: Callable[[str], list[int]], *, ahead: bool = False
+) -> tuple[Processor[Any], ...]:
     """Make the processors of one model. Temperature, top-k, top-p and min-p come after all of them.
 
     :param vocab_size: columns of the logits
     :param encode: encodes text to token ids, without special tokens
+    :param ahead: whether a device computes the logits meanwhile, so that what needs none of them takes no time
     """
     return (
         LogitsBias(vocab_size),
@@ -30,5 +33,7 @@ def default_processors(vocab_size: int, encode: Callable[[str], list[int]]) -> t
         Dry(encode),
         TokenHealing(),
         CustomProcessors(),
-        Constraints(vocab_size),  # the last: nothing that comes later lets a token in that the grammar bans
+        Constraints(
+            vocab_size, ahead=ahead
+        ),  # the last: nothing that comes later lets a token in that the grammar bans
     )

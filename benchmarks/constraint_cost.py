@@ -1,0 +1,162 @@
+"""Measure what constraints add to a decode step.
+
+python -m benchmarks.constraint_cost --model smollm2 --streams 16
+
+Rounds of constrained and plain texts of the same prompts and lengths alternate in one engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from types import MappingProxyType
+from typing import Annotated, Any, Final
+from unittest.mock import patch
+
+import torch
+import typer
+from attrs import frozen
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.inside import open_engine
+from benchmarks.models import model_path
+from benchmarks.prompts import PromptMaker
+from paged_sdk import Constraint, Model, SamplingParams, TextModelBuilder
+from paged_sdk.processors import usable_processors
+from paged_sdk.sampling.constraint import Constraints
+from paged_sdk.speculative.forced_tokens import ForcedTokens
+
+__all__ = ["CONSTRAINTS", "Round", "run_round"]
+
+
+def _endless(item: Mapping[str, Any]) -> Constraint:
+    return Constraint.json_schema({"type": "array", "items": item, "minItems": 10_000})
+
+
+CONSTRAINTS: Final[Mapping[str, Constraint]] = MappingProxyType(
+    {
+        "strings": _endless({"type": "string", "minLength": 40, "maxLength": 80}),
+        "records": _endless(
+            {
+                "type": "object",
+                "properties": {
+                    "name": {"type": "string", "maxLength": 30},
+                    "population": {"type": "integer", "minimum": 0},
+                    "kind": {"enum": ["city", "town", "village"]},
+                },
+                "required": ["name", "population", "kind"],
+                "additionalProperties": False,
+            }
+        ),
+        "expression": Constraint.regex("([A-Z][a-z]{2,12}( [a-z]{1,12}){3,9}[.?!] ){1000}"),
+    }
+)
+"""Texts of these do not end before their length does."""
+
+_PARTS: Final = (
+    (Constraints, "prepare", "masks"),
+    (Constraints, "apply", "masks applied"),
+    (ForcedTokens, "propose", "forced tokens looked for"),
+)
+
+
+@frozen
+class Round:
+    """Holds what a round took.
+
+    :ivar parts: seconds in each part of the work on constraints
+    """
+
+    seconds: float
+    steps: int
+    parts: Mapping[str, float]
+
+
+async def run_round(
+    model: Model, prompts: Sequence[Sequence[int]], max_tokens: int, constraint: Constraint | None
+) -> Round:
+    """Generate a text of each prompt, all at once."""
+    sampling = SamplingParams(temperature=0.0, max_len=max_tokens, ignore_eos=True)
+    parts: defaultdict[str, float] = defaultdict(float)
+    with ExitStack() as stack:
+        for place, name, part in _PARTS:
+            timed = _timed(getattr(place, name), functools.partial(_add, parts, part))
+            stack.enter_context(patch.object(place, name, timed))
+        steps, begun = model.stats().steps, time.perf_counter()
+        await asyncio.gather(
+            *(model.send_completion_request(prompt, sampling, constraint=constraint) for prompt in prompts)
+        )
+        seconds = time.perf_counter() - begun
+    return Round(seconds, model.stats().steps - steps, parts)
+
+
+def _add(parts: defaultdict[str, float], part: str, seconds: float) -> None:
+    parts[part] += seconds
+
+
+def _timed(function: Callable[..., Any], add: Callable[[float], None]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        begun = time.perf_counter()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            add(time.perf_counter() - begun)
+
+    return timed
+
+
+def _as_table(name: str, bound: Sequence[Round], plain: Sequence[Round], title: str) -> Table:
+    table = Table(title=title)
+    for heading in (name, "steps", "ms per step", "share of a plain step"):
+        table.add_column(heading, justify="left" if heading == name else "right")
+    step = statistics.median(each.seconds / each.steps for each in plain)
+    for what, rounds in (("plain", plain), ("constrained", bound)):
+        each_step = statistics.median(each.seconds / each.steps for each in rounds)
+        table.add_row(what, str(rounds[0].steps), f"{each_step * 1e3:.3f}", f"{each_step / step:.1%}")
+    for part in dict.fromkeys(part for _, _, part in _PARTS):
+        seconds = statistics.median(each.parts.get(part, 0.0) / each.steps for each in bound)
+        table.add_row(f"  {part}", "", f"{seconds * 1e3:.3f}", f"{seconds / step:.1%}")
+    return table
+
+
+def main(
+    model: Annotated[str, typer.Option(help="smollm2, qwen1.5b, or the path of a GGUF file")] = "smollm2",
+    streams: Annotated[int, typer.Option(min=1)] = 16,
+    tokens: Annotated[int, typer.Option(min=8, help="Tokens of each text")] = 96,
+    rounds: Annotated[int, typer.Option(min=1)] = 4,
+    constraint: Annotated[list[str] | None, typer.Option(help=", ".join(CONSTRAINTS))] = None,
+    threads: Annotated[int | None, typer.Option(min=1)] = None,
+) -> None:
+    """Compare steps with and without constraints."""
+    path, num_threads = model_path(model), threads or usable_processors()
+    torch.set_num_threads(num_threads)
+    console = Console()
+
+    async def run() -> None:
+        builder = TextModelBuilder(path).with_num_threads(num_threads).with_max_num_seqs(streams)
+        engine = open_engine(builder)
+        maker = PromptMaker(engine.parts.text.tokenizer)
+        async with engine.start() as built:
+            prompts = [maker.make(64, f"Stream {index}").token_ids for index in range(streams)]
+            await run_round(built, prompts, 8, None)
+            for name in constraint or CONSTRAINTS:
+                await run_round(built, prompts, 8, CONSTRAINTS[name])  # compiles it
+                bound, plain = [], []
+                for _ in range(rounds):
+                    plain.append(await run_round(built, prompts, tokens, None))
+                    bound.append(await run_round(built, prompts, tokens, CONSTRAINTS[name]))
+                title = f"{path.name}: {streams} streams, {num_threads} threads, {rounds} rounds"
+                console.print(_as_table(name, bound, plain, title))
+
+    asyncio.run(run())
+
+
+if __name__ == "__main__":
+    typer.run(main)
