@@ -21,6 +21,7 @@ pytest.importorskip("triton")
 import tiny
 from paged_sdk import (
     CompletionResponse,
+    Constraint,
     MemoryGpuConfig,
     Model,
     NumericalError,
@@ -228,7 +229,9 @@ def compare_logprobs(response: CompletionResponse, expected: CompletionResponse)
 
 @INTERPRETED
 def test_rows_that_need_the_host_beside_rows_that_do_not(builder: TextModelBuilder, recorder: Recorder) -> None:
-    """Several choices and a minimum length are the host's."""
+    """Several choices and a minimum length are the host's; so are constraints, whose tokens are known early enough for
+    drafts."""
+    constraint = Constraint.regex("so (one|two) of us")
     host = SamplingParams(
         temperature=0.0, repetition_penalty=1.3, top_n_logprobs=2, n_choices=2, max_len=5, ignore_eos=True, min_tokens=2
     )
@@ -241,6 +244,16 @@ def test_rows_that_need_the_host_beside_rows_that_do_not(builder: TextModelBuild
             )
             assert plain.choices[0].text == alone[0].choices[0].text
             assert [choice.text for choice in penalized.choices] == [choice.text for choice in alone[1].choices]
+            num_before = model.stats().steps
+            bound, beside = await asyncio.gather(
+                model.send_completion_request("So", SamplingParams(temperature=0.0), constraint=constraint),
+                model.send_completion_request(PROMPTS[0], evolve(GREEDY, max_len=2)),
+            )
+            assert bound.choices[0].text in ("so one of us", "so two of us")
+            num_forced = bound.usage.completion_tokens_details.forced_tokens
+            assert 0 < num_forced == model.stats().forced_tokens
+            assert model.stats().steps - num_before < bound.usage.completion_tokens
+            assert plain.choices[0].text.startswith(beside.choices[0].text)
             return alone, penalized
 
     _, penalized = asyncio.run(run())
