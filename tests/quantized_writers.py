@@ -37,6 +37,7 @@ __all__ = [
     "pack_checkpoint",
     "pack_tensors",
     "section_of",
+    "torchao",
 ]
 
 _Ints = npt.NDArray[np.int64]
@@ -386,6 +387,16 @@ def hqq(weight: Tensor, *, bits: int = 4, group_size: int = 32, axis: int = 1) -
     return Written(tensors, torch.from_numpy(((codes - zero) * scale).reshape(weight.shape)).float())
 
 
+def torchao(weight: Tensor, *, bits: int = 8, group_size: int = -1, symmetric: bool = True) -> Written:
+    """Write a matrix as torchao does to safetensors: integers in bytes, or with 0 bits FP8."""
+    if not bits:
+        codes, values, scales = _float8(weight, 1, weight.shape[1])
+        return Written({"._weight_qdata": codes, "._weight_scale": scales}, values)
+    written = compressed_integers(weight, bits=bits, group_size=group_size, symmetric=symmetric, packed=False)
+    names = {".weight": "qdata", ".weight_scale": "scale", ".weight_zero_point": "zero_point"}
+    return Written({f"._weight_{names[suffix]}": each for suffix, each in written.tensors.items()}, written.values)
+
+
 _FP4: Final = {"num_bits": 4, "type": "float", "symmetric": True}
 
 WRITERS: Final[Mapping[str, tuple[Writer, Mapping[str, Any]]]] = {
@@ -415,6 +426,7 @@ WRITERS: Final[Mapping[str, tuple[Writer, Mapping[str, Any]]]] = {
         partial(bitsandbytes, kind="int8"),
         {"quant_method": "bitsandbytes", "load_in_8bit": True},
     ),
+    "torchao": (partial(torchao, symmetric=False), {"quant_method": "torchao", "quant_type": {"default": {}}}),
     "hqq": (hqq, {"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 4}}}),
     "fp8": (
         fp8,

@@ -136,3 +136,29 @@ def test_hqq(bits: int, axis: int, tmp_path: Path) -> None:
         {"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": bits}}},
     )
     torch.testing.assert_close(found, layer.dequantize(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4", "float8"])
+def test_torchao(kind: str, tmp_path: Path) -> None:
+    api: Any = pytest.importorskip("torchao.quantization")
+    form: Any = pytest.importorskip("torchao.prototype.safetensors.safetensors_support")
+    types: Any = torch
+    settings = {
+        "int8": lambda: api.Int8WeightOnlyConfig(version=2),
+        "int4": lambda: api.IntxWeightOnlyConfig(weight_dtype=types.int4, granularity=api.PerGroup(32)),
+        "float8": api.Float8WeightOnlyConfig,
+    }
+    linear = torch.nn.Linear(96, 64, bias=False)
+    linear.weight.data = weight()
+    model = torch.nn.Sequential(linear)
+    api.quantize_(model, settings[kind]())
+    packed: Any = model[0].weight.data
+    tensors, metadata = form.flatten_tensor_state_dict({"m.weight": packed})
+    found = read(
+        tmp_path,
+        {name.removeprefix("m"): each for name, each in tensors.items()},
+        {"quant_method": "torchao", "quant_type": {"default": {}}},
+        metadata=metadata,
+    )
+    # A code times its scale, less 128 scales: float32 rounds the product, a hundred thousand times finer than a step.
+    torch.testing.assert_close(found, packed.dequantize().float(), rtol=1e-6, atol=1e-5)

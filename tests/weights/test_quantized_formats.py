@@ -33,6 +33,7 @@ from quantized_writers import (
     modelopt,
     mxfp4,
     section_of,
+    torchao,
 )
 
 CPU = torch.device("cpu")
@@ -183,7 +184,7 @@ def test_settings_that_are_malformed(settings: object, message: str, tmp_path: P
 def test_a_tensor_that_is_missing_is_named(name: str, tmp_path: Path) -> None:
     write, settings = WRITERS[name]
     written = write(weight())
-    for suffix in written.tensors.keys() - {".g_idx", ".weight_format"}:
+    for suffix in written.tensors.keys() - {".g_idx", ".weight_format", "._weight_zero_point"}:
         rest = {each: tensor for each, tensor in written.tensors.items() if each != suffix}
         with pytest.raises(ModelLoadError, match=r"tensor 'm\.") as caught:
             opened(tmp_path, rest, settings).shape("m.weight")
@@ -489,3 +490,20 @@ def test_hqq_that_does_not_fit_itself(suffix: str, value: int, message: str, tmp
     tensors = {**hqq(weight()).tensors, suffix: torch.tensor(value, dtype=torch.int32)}
     with pytest.raises(CheckpointError, match=message):
         opened(tmp_path, tensors, {"quant_method": "hqq"}).shape("m.weight")
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize(("bits", "group_size"), [(0, -1), (4, 32), (8, -1)])
+def test_torchao(bits: int, group_size: int, symmetric: bool, tmp_path: Path) -> None:
+    written = torchao(weight(), bits=bits, group_size=group_size, symmetric=symmetric)
+    check_values(opened(tmp_path, written.tensors, {"quant_method": "torchao"}), written)
+
+
+def test_torchao_that_is_packed_for_one_kernel_is_refused(tmp_path: Path) -> None:
+    tensors = torchao(weight()).tensors
+    for more, message in (
+        ({"._weight_qdata": torch.zeros(64, 12, dtype=torch.int32)}, r"'m\._weight_qdata' has elements of torch.int32"),
+        ({"._weight_act_pre_scale": torch.ones(96)}, r"'m\._weight_act_pre_scale' scales activations"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            opened(tmp_path, {**tensors, **more}, {"quant_method": "torchao"}).shape("m.weight")

@@ -1,0 +1,77 @@
+"""Read what torchao writes to safetensors: int8 and FP8 codes, and integers of fewer bits in bytes.
+
+A matrix ``NAME.weight`` is ``NAME._weight_qdata``, with ``_weight_scale`` for the whole, each row, or blocks, and
+perhaps ``_weight_zero_point``. Which of torchao's classes wrote them follows from their element types; those that pack
+their codes for one kernel are refused.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import ClassVar, Final, Self
+
+import torch
+from attrs import frozen
+
+from paged_sdk.kernels.stored_matrix import StoredMatrix
+from paged_sdk.weights.float8 import FLOAT8, float8_matrix
+from paged_sdk.weights.format_settings import FormatSettings
+from paged_sdk.weights.grouped_reading import ScaleGrid, find_grid, grouped_rows
+from paged_sdk.weights.packed_tensors import FLOATS, PackedTensors
+from paged_sdk.weights.quantized_format import PackedMatrix, QuantizedFormat
+
+__all__ = ["FORMAT"]
+
+_PREFIX: Final = "._weight_"
+_CODES, _SCALE, _ZERO = "qdata", "scale", "zero_point"
+_ZEROS: Final = (torch.int8, torch.int16, torch.int32, torch.int64, *FLOATS)
+
+
+@frozen
+class _Torchao(QuantizedFormat):
+    methods: ClassVar[tuple[str, ...]] = ("torchao",)
+
+    @classmethod
+    def open(cls, settings: FormatSettings) -> Self | None:
+        return cls() if settings.method in cls.methods else None
+
+    def packs(self, name: str, dtype: torch.dtype) -> tuple[str, str] | None:
+        module, mark, part = name.rpartition(_PREFIX)
+        return (module + mark, f"{module}.weight") if mark and part == _CODES else None
+
+    def owner(self, name: str) -> str | None:
+        module, mark, part = name.rpartition(_PREFIX)
+        return module + mark if mark and part != _CODES else None
+
+    def matrix(self, tensors: PackedTensors) -> PackedMatrix:
+        tensors.check(_CODES, (torch.int8, *FLOAT8))
+        if "act_pre_scale" in tensors:
+            raise tensors.error("act_pre_scale", "scales activations, which is not supported")
+        rows, cols = tensors.shape(_CODES, 2)
+        blocks = []
+        scales = tensors.source.shape(tensors.prefix + _SCALE) if _SCALE in tensors else ()
+        if len(scales) == 2 and min(rows, cols, *scales) > 0 and rows % scales[0] == 0 and cols % scales[1] == 0:
+            blocks.append((rows // scales[0], cols // scales[1]))
+        if tensors.dtype(_CODES) is not torch.int8:
+            return float8_matrix(tensors, _CODES, _SCALE, blocks)
+        grid = find_grid(tensors, _SCALE, FLOATS, (rows, cols), blocks)
+        if _ZERO in tensors:
+            tensors.check(_ZERO, _ZEROS, tensors.source.shape(tensors.prefix + _SCALE))
+        return PackedMatrix((rows, cols), partial(_integers, tensors, grid))
+
+
+def _integers(tensors: PackedTensors, grid: ScaleGrid) -> StoredMatrix:
+    scales = grid.spread(tensors.floats(_SCALE))
+    zeros = grid.spread(tensors.tensor(_ZERO, _ZEROS)) if _ZERO in tensors else torch.zeros(())
+    return grouped_rows(
+        tensors.rows(_CODES),
+        lambda codes: codes.view(torch.uint8) ^ 128,
+        grid.shape[1],
+        scales,
+        bits=8,
+        group_size=grid.cols,
+        minima=-scales * (zeros + 128),
+    )
+
+
+FORMAT: Final = _Torchao
