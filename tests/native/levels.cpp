@@ -16,6 +16,12 @@ constexpr double kPairs = 2e-2;      // attention in bfloat16 where the machine 
 constexpr double kTwoLayers = 2e-2;  // codes, and more codes that follow from them
 constexpr int32_t kBlockFormats[] = {PAGED_Q4_0, PAGED_Q4_1, PAGED_Q5_0, PAGED_Q5_1,
                                      PAGED_Q8_0, PAGED_Q4_K, PAGED_Q5_K, PAGED_Q6_K};
+constexpr int32_t grouped(int32_t kind, int cols) { return PAGED_GROUPED | kind | cols / 32 << 16; }
+constexpr int32_t kGroupedFormats[] = {
+    grouped(PAGED_GROUPED_2, 32),  grouped(PAGED_GROUPED_3, 64),   grouped(PAGED_GROUPED_4, 128),
+    grouped(PAGED_GROUPED_5, 64),  grouped(PAGED_GROUPED_6, 96),   grouped(PAGED_GROUPED_8, 512),
+    grouped(PAGED_GROUPED_LEVELS, 64), grouped(PAGED_GROUPED_LEVELS_OF_16, 32),
+};
 constexpr int32_t kDenseFormats[] = {PAGED_DENSE_FLOAT32, PAGED_DENSE_BFLOAT16, PAGED_DENSE_FLOAT16};
 constexpr int32_t kDtypes[] = {PAGED_FLOAT32, PAGED_BFLOAT16, PAGED_FLOAT16};
 
@@ -39,18 +45,16 @@ void compare_quantize(Levels& levels) {
   }
 }
 
-void compare_rows(Levels& levels) {
+void compare_rows(Levels& levels, int32_t format) {
   Random random(2);
-  for (const int32_t format : kBlockFormats) {
-    const Weight weight(format, 21, 512, random);
-    const std::vector<int64_t> rows = {20, 0, 17, 17, 15};
-    levels.compare(of("rows", format, 0), {0.0}, [&](const Run& run) {
-      std::vector<float> out(rows.size() * 512);
-      const paged_rows_args args{&weight.packed, rows.data(), out.data(), static_cast<int32_t>(rows.size()), 1};
-      run.done(paged_rows(run.level, &args));
-      return out;
-    });
-  }
+  const Weight weight(format, 21, 512, random);
+  const std::vector<int64_t> rows = {20, 0, 17, 17, 15};
+  levels.compare(of("rows", format, 0), {0.0}, [&](const Run& run) {
+    std::vector<float> out(rows.size() * 512);
+    const paged_rows_args args{&weight.packed, rows.data(), out.data(), static_cast<int32_t>(rows.size()), 1};
+    run.done(paged_rows(run.level, &args));
+    return out;
+  });
 }
 
 // Two weights of one input, the first with a bias, and a residual: every kind of tile, each dtype, with a norm and
@@ -61,6 +65,9 @@ void compare_linear(Levels& levels, int32_t format, int cols, const Bound& bound
   const std::vector<float> bias = random.normal(43), norm = random.normal(cols);
   paged_weight weights[2] = {first.packed, second.packed};
   weights[0].bias = bias.data();
+  std::vector<int32_t> reversed(cols);
+  for (int c = 0; c < cols; ++c) reversed[c] = cols - 1 - c;
+  if (paged::is_grouped(format)) weights[0].order = weights[1].order = reversed.data();
   constexpr int kMost = 19, kWidth = 59;
   const std::vector<float> x = random.normal(kMost * cols), residual = random.normal(kMost * kWidth);
   int turn = 0;
@@ -249,16 +256,22 @@ void compare_layers(Levels& levels, int32_t format) {
 
 void compare_all(Levels& levels) {
   compare_quantize(levels);
-  compare_rows(levels);
+  for (const int32_t format : kBlockFormats) compare_rows(levels, format);
+  for (const int32_t format : kGroupedFormats) compare_rows(levels, format);
   for (const int32_t format : kBlockFormats) compare_linear(levels, format, 512, {kSums});
   // Within one block of columns codes and products are the same; sums of several are fused or not.
   for (const int32_t format : kBlockFormats) compare_linear(levels, kForManyRows + format, 256, {0.0});
   compare_linear(levels, kForManyRows + PAGED_Q4_1, 96, {0.0});
   compare_linear(levels, kForManyRows + PAGED_Q4_K, 768, {kSums});
+  for (const int32_t format : kGroupedFormats) {
+    compare_linear(levels, format, 512, {kSums});
+    compare_linear(levels, kForManyRows + format, 256, {0.0});
+  }
   for (const int32_t format : kDenseFormats)
     for (const int cols : {201, 256}) compare_linear(levels, format, cols, {kSums, format == PAGED_DENSE_BFLOAT16});
   compare_attention(levels);
   for (const int32_t format : {int32_t{PAGED_Q4_K}, kForManyRows + PAGED_Q4_K}) compare_layers(levels, format);
+  compare_layers(levels, grouped(PAGED_GROUPED_4, 128));
   for (const int32_t format : kDenseFormats) compare_layers(levels, format);
 }
 

@@ -21,6 +21,7 @@ paged_workspace* paged_workspace_new();
 void paged_workspace_delete(paged_workspace* workspace);
 int64_t paged_packed_bytes(int32_t format, int32_t rows, int32_t cols);
 void paged_pack(int32_t format, const uint8_t* raw, int32_t rows, int32_t cols, uint8_t* out, int32_t num_threads);
+void paged_pack_grouped(const paged_grouped_args* args);
 int32_t paged_linear(int32_t level, const paged_linear_args* args);
 int32_t paged_experts(int32_t level, const paged_experts_args* args);
 int32_t paged_attention(int32_t level, const paged_attention_args* args);
@@ -100,8 +101,8 @@ inline std::vector<uint8_t> quantized(int level, const std::vector<uint8_t>& x, 
   return out;
 }
 
-// Added to the number of a block format: the matrix is multiplied in the way for many rows.
-constexpr int32_t kForManyRows = 1024;
+// Added to the number of a block or grouped format: the matrix is multiplied in the way for many rows.
+constexpr int32_t kForManyRows = 1 << 30;
 
 // A random matrix in one of the library's forms.
 struct Weight {
@@ -110,6 +111,12 @@ struct Weight {
 
   Weight(int32_t form, int rows, int cols, Random& random) {
     const int32_t format = form % kForManyRows;
+    data.resize(paged_packed_bytes(format, rows, cols));
+    packed = {data.data(), nullptr, nullptr, format, rows, cols, form >= kForManyRows};
+    if (paged::is_grouped(format)) {
+      pack_grouped(random);
+      return;
+    }
     std::vector<float> x = random.normal(static_cast<int64_t>(rows) * cols);
     for (float& v : x) v *= 0.1f;
     const auto raw = format == PAGED_DENSE_FLOAT32    ? as_dtype(x, PAGED_FLOAT32)
@@ -117,11 +124,29 @@ struct Weight {
                      : format == PAGED_DENSE_FLOAT16
                          ? as_dtype(x, PAGED_FLOAT16)
                          : quantized(portable_level(), as_dtype(x, PAGED_FLOAT32), PAGED_FLOAT32, format, rows, cols);
-    data.resize(paged_packed_bytes(format, rows, cols));
     paged_pack(format, raw.data(), rows, cols, data.data(), 1);
-    packed = {data.data(), nullptr, format, rows, cols, form >= kForManyRows};
   }
   Weight(const Weight&) = delete;
+
+ private:
+  // Codes, scales, minima and levels at random; of every other row, minima are multiples of the scales.
+  void pack_grouped(Random& random) {
+    const int rows = packed.rows, cols = packed.cols;
+    static constexpr int kBits[] = {2, 3, 4, 5, 6, 8, 4, 4};
+    std::vector<uint8_t> codes(static_cast<size_t>(rows) * cols), table(16);
+    const uint32_t most = 1u << kBits[paged::grouped_kind(packed.format)];
+    for (uint8_t& code : codes) code = static_cast<uint8_t>(random.bits() % most);
+    for (uint8_t& level : table) level = static_cast<uint8_t>(random.bits());
+    std::vector<uint16_t> scales(codes.size() / 16), minima(codes.size() / 16);  // as many as there can be
+    for (uint16_t& scale : scales) scale = paged::to_half(0.02f + 0.01f * random.normal());
+    for (uint16_t& minimum : minima) minimum = paged::to_half(random.normal());
+    std::vector<float> units(rows, 0.1f), minimum_units(rows, 0.05f);
+    for (int r = 0; r < rows; r += 2) minimum_units[r] = 0.0f;
+    const paged_grouped_args args{codes.data(),         scales.data(), minima.data(), units.data(),
+                                  minimum_units.data(), table.data(),  data.data(),   packed.format,
+                                  rows,                 cols,          1};
+    paged_pack_grouped(&args);
+  }
 };
 
 // Sequences whose pages lie in any order.

@@ -27,7 +27,8 @@ _NO_SUCH_EXPERT = 3
 def check_experts(gate: PackedWeight, up: PackedWeight, down: PackedWeight, *, num_experts: int) -> None:
     """Check that three stacks of matrices make experts together.
 
-    :raises ConfigError: shapes do not fit, or a weight is for many rows, or some are dense and others not
+    :raises ConfigError: shapes do not fit, or a weight is for many rows or has its columns in another order than the
+        input's, or some are dense and others not
     """
     hidden, inner = gate.cols, down.cols
     for name, weight, rows, cols in (
@@ -40,6 +41,8 @@ def check_experts(gate: PackedWeight, up: PackedWeight, down: PackedWeight, *, n
             raise ConfigError.of(name, f"{weight.rows} x {weight.cols}", due)
         if weight.for_many_rows:
             raise ConfigError.of(name, "weights for many rows", "weights that are multiplied as they are")
+        if weight.order is not None:
+            raise ConfigError.of(name, "columns in an order of their own", "columns in the order of the input")
         if weight.dense_dtype != gate.dense_dtype:
             raise ConfigError.of(name, weight.format, f"a weight in the form of the gate's, {gate.format}")
 

@@ -11,7 +11,7 @@ import torch
 
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.native.sources import sources_hash
-from paged_sdk.kernels.native.structures import Attention, Decoder, Experts, Linear, Quantize, Rows
+from paged_sdk.kernels.native.structures import Attention, Decoder, Experts, Grouped, Linear, Quantize, Rows
 from paged_sdk.logs import get_logger
 from paged_sdk.processors import usable_processors
 
@@ -76,6 +76,8 @@ def _declare(functions: ctypes.CDLL) -> None:
     functions.paged_packed_bytes.restype = c_int64
     functions.paged_pack.argtypes = (c_int32, c_void_p, c_int32, c_int32, c_void_p, c_int32)
     functions.paged_pack.restype = None
+    functions.paged_pack_grouped.argtypes = (POINTER(Grouped),)
+    functions.paged_pack_grouped.restype = None
     functions.paged_linear.argtypes = (c_int32, POINTER(Linear))
     functions.paged_experts.argtypes = (c_int32, POINTER(Experts))
     functions.paged_attention.argtypes = (c_int32, POINTER(Attention))

@@ -45,7 +45,7 @@ def pointer(tensor: Tensor | None) -> int | None:
 def describe(target: Weight, weight: PackedWeight, bias: Tensor | None) -> None:
     """Fill the C structure of a weight; the tensors must outlive it."""
     target.data = weight.data.data_ptr()
-    target.bias = pointer(bias)
+    target.bias, target.order = pointer(bias), pointer(weight.order)
     target.format, target.rows, target.cols = weight.tensor_type, weight.rows, weight.cols
     target.in_hadamard = weight.for_many_rows
 
@@ -53,11 +53,14 @@ def describe(target: Weight, weight: PackedWeight, bias: Tensor | None) -> None:
 def check_weights(weights: Sequence[PackedWeight]) -> None:
     """Check that weights can multiply the same rows, with the activations in one form.
 
-    :raises ConfigError: their columns or their forms differ
+    :raises ConfigError: their columns, the order of these or their forms differ
     """
     cols = {weight.cols for weight in weights}
     if len(cols) != 1:
         raise ConfigError.of("weights", sorted(cols), "at least one weight, all with the same number of columns")
+    orders = [weight.order for weight in weights]
+    if not all(same_order(orders[0], order) for order in orders):
+        raise ConfigError.of("order", "of weights of one input", "the same for all of them")
     if len({_operand(weight) for weight in weights}) != 1:
         formats = [weight.format for weight in weights]
         raise ConfigError.of("weights", formats, "all of them in blocks, all rotated, or all dense of one dtype")
@@ -68,6 +71,13 @@ def _operand(weight: PackedWeight) -> str:
     if weight.dense_dtype is not None:
         return weight.format
     return "rotated" if weight.for_many_rows else "groups"
+
+
+def same_order(one: Tensor | None, other: Tensor | None) -> bool:
+    """Return whether two matrices have their columns in the same order."""
+    if one is None or other is None:
+        return one is other
+    return torch.equal(one, other)
 
 
 def check_matrix(

@@ -19,6 +19,7 @@ from paged_sdk.kernels.own_pages import own_pages
 
 __all__ = [
     "DENSE_TYPES",
+    "GROUPED_TYPE",
     "PACKED_TYPES",
     "PackedWeight",
     "decode_rows",
@@ -33,6 +34,8 @@ PACKED_TYPES = frozenset({2, 3, 6, 7, 8, 10, 11, 12, 13, 14})
 #: It maps the dtype of a dense matrix to the library's own number.
 DENSE_TYPES: Mapping[torch.dtype, int] = MappingProxyType({torch.float32: 257, torch.bfloat16: 258, torch.float16: 259})
 
+GROUPED_TYPE: Final = 4096
+"""The numbers of packed grouped matrices have this bit, and no others."""
 
 _PANEL_ROWS: Final = 16
 
@@ -41,12 +44,13 @@ _PANEL_ROWS: Final = 16
 class PackedWeight:
     """Holds a matrix [rows, cols] that the native kernels multiply with; it owns its memory.
 
-    :ivar tensor_type: ggml's number of the block format, or one of :data:`DENSE_TYPES`
+    :ivar tensor_type: ggml's number of the block format, or one of :data:`DENSE_TYPES`, or a number of ``PagedGrouped``
     :ivar rows: output features
     :ivar cols: input features: a multiple of the format's block, any number where dense
     :ivar data: uint8, in the layout of ``csrc/layout.h``, the same on every instruction set
     :ivar for_many_rows: how blocks are multiplied: False: as they are, which is faster for few rows; True: by int8
         codes of their Hadamard transform, which are made as they are multiplied (``csrc/hadamard_product.h``)
+    :ivar order: int32 ``[cols]``, the column of the input that each column multiplies; None: its own number
     """
 
     tensor_type: int
@@ -54,6 +58,7 @@ class PackedWeight:
     cols: int
     data: Tensor
     for_many_rows: bool = False
+    order: Tensor | None = None
 
     @property
     def dense_dtype(self) -> torch.dtype | None:
@@ -62,10 +67,10 @@ class PackedWeight:
 
     @property
     def format(self) -> str:
-        """Return ggml's name of the block format, or the name of a dense matrix's dtype."""
+        """Return ggml's name of the block format, or the name of a dense matrix's dtype, or "grouped"."""
         if self.dense_dtype is not None:
             return str(self.dense_dtype).removeprefix("torch.")
-        return block_format(self.tensor_type).name
+        return "grouped" if self.tensor_type & GROUPED_TYPE else block_format(self.tensor_type).name
 
     @property
     def num_bytes(self) -> int:
@@ -178,14 +183,15 @@ def pack_dense(
 def decode_rows(
     library: NativeLibrary, weight: PackedWeight, rows: Tensor, *, num_threads: int | None = None
 ) -> Tensor:
-    """Decode some rows of a matrix that was packed from blocks; every number is what the file's own format makes of it.
+    """Decode some rows of a matrix that was packed from blocks, where every number is what the file's own format makes
+    of it, or of a grouped one.
 
     :param rows: int64 ``[num_rows]``
     :param num_threads: torch's own number by default
     :returns: a new float32 tensor ``[num_rows, weight.cols]``
     :raises IndexError: there is no such row
     """
-    assert weight.tensor_type in PACKED_TYPES, weight.format
+    assert weight.tensor_type in PACKED_TYPES or weight.tensor_type & GROUPED_TYPE, weight.format
     rows, out = rows.contiguous(), torch.empty(len(rows), weight.cols)
     stored = Weight(data=weight.data.data_ptr(), format=weight.tensor_type, rows=weight.rows, cols=weight.cols)
     threads = torch.get_num_threads() if num_threads is None else num_threads
@@ -194,7 +200,9 @@ def decode_rows(
     )
     if library.functions.paged_rows(library.level, byref(args)):
         raise IndexError(f"rows {rows.tolist()[:10]} are not all below {weight.rows}")
-    return out
+    if weight.order is None:
+        return out
+    return torch.empty_like(out).index_copy_(1, weight.order.long(), out)
 
 
 def unpack_rows(weight: PackedWeight, rows: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ __all__ = [
     "Cache",
     "Decoder",
     "Experts",
+    "Grouped",
     "Heads",
     "Layer",
     "Linear",
@@ -41,6 +42,7 @@ class Weight(Structure):
     _fields_ = (
         ("data", c_void_p),
         ("bias", c_void_p),
+        ("order", c_void_p),
         ("format", c_int32),
         ("rows", c_int32),
         ("cols", c_int32),
@@ -225,6 +227,24 @@ class Rows(Structure):
         ("rows", c_void_p),
         ("out", c_void_p),
         ("num_rows", c_int32),
+        ("num_threads", c_int32),
+    )
+
+
+class Grouped(Structure):
+    """Mirrors ``paged_grouped_args``: the arguments of packing a grouped matrix."""
+
+    _fields_ = (
+        ("codes", c_void_p),
+        ("scales", c_void_p),
+        ("minima", c_void_p),
+        ("units", c_void_p),
+        ("minimum_units", c_void_p),
+        ("levels", c_void_p),
+        ("out", c_void_p),
+        ("format", c_int32),
+        ("rows", c_int32),
+        ("cols", c_int32),
         ("num_threads", c_int32),
     )
 

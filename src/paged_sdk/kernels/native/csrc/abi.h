@@ -26,6 +26,20 @@ enum PagedFormat : int32_t {
   PAGED_DENSE_FLOAT16 = 259,
 };
 
+// Codes with a scale for each group of columns: PAGED_GROUPED, plus one of these kinds, plus 65536 times how many 32
+// columns a group has. Codes are 2 to 8 bits with minima, or 4 bits that stand for levels, without minima.
+enum PagedGrouped : int32_t {
+  PAGED_GROUPED = 4096,
+  PAGED_GROUPED_2 = 0,
+  PAGED_GROUPED_3 = 1,
+  PAGED_GROUPED_4 = 2,
+  PAGED_GROUPED_5 = 3,
+  PAGED_GROUPED_6 = 4,
+  PAGED_GROUPED_8 = 5,
+  PAGED_GROUPED_LEVELS = 6,
+  PAGED_GROUPED_LEVELS_OF_16 = 7,  // columns, whatever the format's number says
+};
+
 enum PagedDtype : int32_t { PAGED_FLOAT32 = 0, PAGED_BFLOAT16 = 1, PAGED_FLOAT8_E4M3 = 2, PAGED_FLOAT16 = 3 };
 
 // What attention may multiply where the CPU is faster with it: float32 numbers, bfloat16 ones, or 8-bit codes for many
@@ -35,11 +49,12 @@ enum PagedProducts : int32_t { PAGED_FLOAT32_PRODUCTS = 0, PAGED_BFLOAT16_PRODUC
 enum PagedActivation : int32_t { PAGED_SILU = 0, PAGED_GELU_TANH = 1 };
 
 // A weight matrix [rows, cols] in panels of 16 rows (layout.h), with an optional float32 bias [rows]. One that was
-// packed from blocks can be multiplied in two ways: as it is, or by int8 codes of its Hadamard transform, which are made
-// as it is multiplied and serve many rows (hadamard_product.h).
+// packed from blocks can be multiplied in two ways: as it is, or by int8 codes of its Hadamard transform, which are
+// made as it is multiplied and serve many rows (hadamard_product.h).
 struct paged_weight {
   const uint8_t* data;
   const float* bias;
+  const int32_t* order;  // [cols]: column i multiplies column order[i] of the input; null: column i
   int32_t format;
   int32_t rows;
   int32_t cols;
@@ -203,6 +218,22 @@ struct paged_rows_args {
   const int64_t* rows;  // [num_rows], contiguous
   float* out;           // [num_rows, cols], contiguous
   int32_t num_rows;
+  int32_t num_threads;
+};
+
+// out = [rows, cols] in panels (layout.h), of a format that is_grouped; all inputs are contiguous. A row has as many
+// scales as blocks, or two for each block of levels of 16 columns.
+struct paged_grouped_args {
+  const uint8_t* codes;        // [rows, cols]
+  const uint16_t* scales;      // float16, in units of `units` [rows]
+  const uint16_t* minima;      // likewise, of `minimum_units` or, where that is 0, of the scales; null with levels
+  const float* units;
+  const float* minimum_units;
+  const uint8_t* levels;  // 16, plus 128; null: codes are numbers
+  uint8_t* out;           // paged_packed_bytes
+  int32_t format;
+  int32_t rows;
+  int32_t cols;
   int32_t num_threads;
 };
 

@@ -37,12 +37,20 @@ struct Matrix {
   const void* data;
   int64_t stride;
   int32_t dtype;
+  const int32_t* order = nullptr;  // of columns, where they are read in another than their own
 
   Floats load(int64_t row, int64_t col) const {
     const int64_t i = row * stride + col;
     if (dtype == PAGED_FLOAT32) return load_floats(static_cast<const float*>(data) + i);
     const auto* halves = static_cast<const uint16_t*>(data) + i;
     return dtype == PAGED_BFLOAT16 ? load_bfloat16(halves) : load_half(reinterpret_cast<const uint8_t*>(halves));
+  }
+  // 16 columns from number `col` of their order on.
+  Floats load_ordered(int64_t row, int64_t col) const {
+    if (order == nullptr) return load(row, col);
+    alignas(64) float values[16];
+    for (int i = 0; i < 16; ++i) values[i] = at(row, order[col + i]);
+    return load_floats(values);
   }
   // `count` elements, fewer than 16, and zeros.
   Floats load_first(int64_t row, int64_t col, int count) const {
@@ -57,6 +65,11 @@ struct Matrix {
     return dtype == PAGED_BFLOAT16 ? from_bits(static_cast<uint32_t>(half) << 16) : half_to_float(half);
   }
 };
+
+// 16 numbers of columns, from number `col` of their order on.
+inline Floats load_ordered(const float* numbers, const int32_t* order, int64_t col) {
+  return Matrix{numbers, 0, PAGED_FLOAT32, order}.load_ordered(0, col);
+}
 
 // Quantizes 16 values; returns their sum.
 inline float quantize_half(Floats x, ActivationGroup& out, int half) {
@@ -116,10 +129,10 @@ inline void quantize_row(const Matrix& x, int64_t row, int cols, const float* no
   const Floats factor = broadcast(norm_weight != nullptr ? inverse_rms(x, row, cols, eps) : 1.0f);
   for (int g = 0; g < cols / kGroup; ++g) {
     const int c = g * kGroup;
-    Floats a = x.load(row, c), b = x.load(row, c + 16);
+    Floats a = x.load_ordered(row, c), b = x.load_ordered(row, c + 16);
     if (norm_weight != nullptr) {
-      a = mul(mul(a, factor), load_floats(norm_weight + c));
-      b = mul(mul(b, factor), load_floats(norm_weight + c + 16));
+      a = mul(mul(a, factor), load_ordered(norm_weight, x.order, c));
+      b = mul(mul(b, factor), load_ordered(norm_weight, x.order, c + 16));
     }
     ActivationGroup& group = *out.at(g, place);
     const float sum = quantize_half(a, group, 0);

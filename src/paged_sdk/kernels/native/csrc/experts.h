@@ -107,7 +107,7 @@ struct Stack {
   Stack(const paged_weight& weight, int num_experts)
       : weight(weight),
         panel_bytes(is_dense(weight.format) ? dense_panel_bytes(weight.format, weight.cols)
-                                            : panel_kernel(weight.format).layout.panel_bytes(weight.cols)),
+                                            : panel_kernel(weight).panel_bytes),
         panels(num_panels(weight.rows) / num_experts) {}
 
   int64_t units() const { return panels / kUnitPanels; }
@@ -137,10 +137,10 @@ struct GroupRows {
   // sums[p][r] = panel p of the unit . row r of x.
   static void multiply(const Stack& stack, const Segment& segment, int64_t unit, const Rows& x,
                        float (*sums)[kPanelRows]) {
-    const PanelKernel kernel = panel_kernel(stack.weight.format);
+    const PanelKernel kernel = panel_kernel(stack.weight);
     const uint8_t* panel = stack.unit_of(segment, unit);
     for (int p = 0; p < kUnitPanels; ++p)
-      kernel.multiply(panel + p * stack.panel_bytes, stack.weight.cols, x, sums + p * segment.count);
+      kernel.multiply(panel + p * stack.panel_bytes, stack.weight, x, sums + p * segment.count);
   }
 };
 

@@ -85,6 +85,20 @@ inline void load_group(const uint8_t* block, int group, Bytes w[8]) {
   if constexpr (kLayout.planes == Planes::kBytes) load_eight(p, w);
 }
 
+// The weights of a group as they are multiplied; `panel` is where the block's panel begins.
+template <class Format>
+inline void load_weights(const uint8_t* panel, const uint8_t* block, int group, Bytes w[8]) {
+  load_group<Format::kLayout>(block, group, w);
+  if constexpr (Format::kLayout.has_levels)
+    for (int q = 0; q < 8; ++q) w[q] = look_up(panel + kVector, w[q]);
+}
+
+// The place of a group's scale among those of its block, or of the first of two.
+template <class Format>
+constexpr int scale_of(int group) {
+  return Format::kLayout.groups == 0 ? 0 : Format::kHalfGroups ? 2 * group : group;
+}
+
 // Q4_0 Q4_1 Q5_0 Q5_1 Q8_0: float16 scales (and minima) of one group of 32 columns.
 template <const Layout& kTheLayout>
 struct Legacy {
@@ -179,9 +193,73 @@ struct Q6K {
   }
 };
 
+// Codes with minima, one group of columns a block.
+template <const Layout& kTheLayout>
+struct Grouped {
+  static constexpr const Layout& kLayout = kTheLayout;
+  static constexpr bool kMinima = true;
+  static constexpr bool kHalfGroups = false;
+  using BlockScales = Scales<1, 1>;
+
+  static void load_scales(const uint8_t* panel, const uint8_t* block, BlockScales& out) {
+    const Floats scale = mul(load_half(block), load_floats(reinterpret_cast<const float*>(panel)));
+    const Floats unit = load_floats(reinterpret_cast<const float*>(panel + kVector));
+    const Floats factor = choose_greater(unit, zero_floats(), unit, scale);
+    store_floats(out.scale[0], scale);
+    store_floats(out.minimum[0], mul(load_half(block + kHalves), factor));
+  }
+};
+
+// Codes of levels, one group of columns a block, or two of 16.
+template <const Layout& kTheLayout>
+struct Levels {
+  static constexpr const Layout& kLayout = kTheLayout;
+  static constexpr bool kMinima = false;
+  static constexpr bool kHalfGroups = kLayout.groups == 1;
+  using BlockScales = Scales<2, 1>;
+
+  static void load_scales(const uint8_t* panel, const uint8_t* block, BlockScales& out) {
+    const Floats unit = load_floats(reinterpret_cast<const float*>(panel));
+    store_floats(out.scale[0], mul(load_half(block), unit));
+    if constexpr (kHalfGroups) store_floats(out.scale[1], mul(load_half(block + kHalves), unit));
+  }
+};
+
+template <class Format>
+inline void load_scales(const uint8_t* panel, const uint8_t* block, typename Format::BlockScales& out) {
+  if constexpr (Format::kLayout.panel_header > 0) {
+    Format::load_scales(panel, block, out);
+  } else {
+    Format::load_scales(block, out);
+  }
+}
+
+template <class Take>
+inline auto with_grouped(int32_t format, const Take& take) {
+  switch (grouped_kind(format)) {
+    case PAGED_GROUPED_2:
+      return take(Grouped<kGrouped2>{});
+    case PAGED_GROUPED_3:
+      return take(Grouped<kGrouped3>{});
+    case PAGED_GROUPED_4:
+      return take(Grouped<kGrouped4>{});
+    case PAGED_GROUPED_5:
+      return take(Grouped<kGrouped5>{});
+    case PAGED_GROUPED_6:
+      return take(Grouped<kGrouped6>{});
+    case PAGED_GROUPED_8:
+      return take(Grouped<kGrouped8>{});
+    case PAGED_GROUPED_LEVELS:
+      return take(Levels<kLevels>{});
+    default:
+      return take(Levels<kLevelsOf16>{});
+  }
+}
+
 // take(Format{}) for the packed format of this number, which has been checked where the weight was packed.
 template <class Take>
 inline auto with_format(int32_t format, const Take& take) {
+  if (is_grouped(format)) return with_grouped(format, take);
   switch (format) {
     case PAGED_Q4_0:
       return take(Legacy<kQ4_0>{});

@@ -33,10 +33,10 @@ inline float transform_row(const Matrix& x, int64_t row, int col, int groups, co
                            float& factor) {
   Ints largest = zero_ints();
   for (int i = 0; i < groups * kGroup; i += kGroup) {
-    Floats low = x.load(row, col + i), high = x.load(row, col + i + 16);
+    Floats low = x.load_ordered(row, col + i), high = x.load_ordered(row, col + i + 16);
     if (norm_weight != nullptr) {
-      low = mul(low, load_floats(norm_weight + col + i));
-      high = mul(high, load_floats(norm_weight + col + i + 16));
+      low = mul(low, load_ordered(norm_weight, x.order, col + i));
+      high = mul(high, load_ordered(norm_weight, x.order, col + i + 16));
     }
     hadamard_group(low, high);
     largest = max_magnitude(max_magnitude(largest, low), high);

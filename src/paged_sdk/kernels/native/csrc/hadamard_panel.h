@@ -1,9 +1,10 @@
 // Makes int8 codes of a packed panel's Hadamard transform, as it is multiplied with many rows: weights are held once,
 // at the file's own bits, and what is made of them here stays in a thread's cache.
 //
-// The transform runs over groups of 32 columns, which share a scale in every format but Q2_K, Q3_K and Q6_K, so it is one of small
-// integers, and exact. What is rounded are codes, and a group's factor: to 15 bits of what the largest of its block may
-// have. All is integers but for one factor per row and group, so every instruction set makes the same codes.
+// The transform runs over groups of 32 columns, which share a scale in every format but Q2_K, Q3_K, Q6_K and levels of
+// 16 columns, so it is one of small integers, and exact. What is rounded are codes, and a group's factor: to 15 bits of
+// what the largest of its block may have. All is integers but for one factor per row and group, so every instruction
+// set makes the same codes.
 #pragma once
 
 #include "formats.h"
@@ -32,18 +33,18 @@ struct Coefficients {
 // Weights of kBits bits, less 2^(kBits - 1), are transformed to numbers of up to 2^14: times this. Those of 2 and 3
 // bits to 2^12 and 2^13, because bytes are multiplied by 127 at most.
 template <class Format>
-constexpr int kCoefficientUnit = Format::kLayout.planes == Planes::kBytes  ? 4
-                                 : Format::kLayout.planes == Planes::kSix  ? 16
-                                 : Format::kLayout.planes == Planes::kFive ? 32
+constexpr int kCoefficientUnit = Format::kLayout.numbers() == Planes::kBytes  ? 4
+                                 : Format::kLayout.numbers() == Planes::kSix  ? 16
+                                 : Format::kLayout.numbers() == Planes::kFive ? 32
                                                                            : 64;
 
 // The offset that makes weights signed.
 template <class Format>
-constexpr int kCentre = Format::kLayout.planes == Planes::kPairs     ? 2
-                        : Format::kLayout.planes == Planes::kThree   ? 4
-                        : Format::kLayout.planes == Planes::kNibbles ? 8
-                        : Format::kLayout.planes == Planes::kFive  ? 16
-                        : Format::kLayout.planes == Planes::kSix   ? 32
+constexpr int kCentre = Format::kLayout.numbers() == Planes::kPairs     ? 2
+                        : Format::kLayout.numbers() == Planes::kThree   ? 4
+                        : Format::kLayout.numbers() == Planes::kNibbles ? 8
+                        : Format::kLayout.numbers() == Planes::kFive  ? 16
+                        : Format::kLayout.numbers() == Planes::kSix   ? 32
                                                                    : 128;
 
 // w[i], w[i + kStride] become their sum and difference.
@@ -78,8 +79,9 @@ template <int kStride>
 // group in units of 2^-15, of formats whose scales differ between them.
 template <class Format>
 [[gnu::always_inline]] inline void transform_group(Bytes w[8], const Shorts (&halves)[2], Shorts v[8][2]) {
-  constexpr Planes kPlanes = Format::kLayout.planes;
+  constexpr Planes kPlanes = Format::kLayout.numbers();
   constexpr int kUnit = kCoefficientUnit<Format>;
+  constexpr bool kHalves = Format::kHalfGroups || kPlanes == Planes::kSix;  // sums of 4 numbers fit bytes, not of 8
   if constexpr (kPlanes == Planes::kBytes) {
     for (int q = 0; q < 8; ++q) widen<kUnit>(sub_byte(w[q], 128), v[q][0], v[q][1]);
     butterfly_quads<1>(v);
@@ -87,7 +89,7 @@ template <class Format>
   } else {
     butterfly_quads<1>(w);
     butterfly_quads<2>(w);
-    if constexpr (Format::kHalfGroups) {
+    if constexpr (kHalves) {
       w[0] = sub_byte(w[0], 4 * kCentre<Format>);
       w[4] = sub_byte(w[4], 4 * kCentre<Format>);
     } else {  // the sum of 8 weights of 5 bits wraps around until their offset is gone
@@ -103,7 +105,7 @@ template <class Format>
   if constexpr (Format::kHalfGroups)
     for (int q = 0; q < 8; ++q)
       for (int j = 0; j < 2; ++j) v[q][j] = multiply_high(v[q][j], halves[q / 4]);
-  if constexpr (kPlanes == Planes::kBytes || Format::kHalfGroups) butterfly_quads<4>(v);
+  if constexpr (kPlanes == Planes::kBytes || kHalves) butterfly_quads<4>(v);
 }
 
 // One scale for a group whose halves have two: the larger of them, and factors of both in units of 2^-15.
@@ -119,7 +121,7 @@ inline Floats common_scale(const float* low, const float* high, Shorts (&halves)
 
 // Makes the codes of a panel.
 template <class Format>
-void rotate_panel(const uint8_t* block, int cols, const RotatedPanel& out) {
+void rotate_panel(const uint8_t* panel, const paged_weight& weight, const RotatedPanel& out) {
   constexpr const Layout& kLayout = Format::kLayout;
   constexpr int kUnit = kCoefficientUnit<Format>;
   // A block of codes is multiplied by its scale, and by 1 / 32 for the transform of weights and of activations.
@@ -132,22 +134,25 @@ void rotate_panel(const uint8_t* block, int cols, const RotatedPanel& out) {
   constexpr float kSmallest = 1e-30f, kLargest = 3e38f;
   uint8_t* codes = out.codes;
   float* scales_out = out.scales;
+  const uint8_t* block = panel + kLayout.panel_header;
+  const int cols = weight.cols, block_groups = kLayout.block_groups(weight.format);
   int in_block = 0;
   for (int first = 0; first < cols / kGroup; first += kScaleGroups) {
     const int groups = cols / kGroup - first < kScaleGroups ? cols / kGroup - first : kScaleGroups;
     Ints largest = zero_ints();
     for (int g = 0; g < groups; ++g) {
-      if (in_block == 0) Format::load_scales(block, scales);
+      if (in_block == 0) load_scales<Format>(panel, block, scales);
+      const int at = scale_of<Format>(in_block);
       for (int line = 0; line < kLayout.group_bytes; line += 64)
         __builtin_prefetch(block + kLayout.header + in_block * kLayout.group_bytes + line + 2048);
       Shorts halves[2];
       if constexpr (Format::kHalfGroups) {
-        scale[g] = common_scale(scales.scale[2 * in_block], scales.scale[2 * in_block + 1], halves);
+        scale[g] = common_scale(scales.scale[at], scales.scale[at + 1], halves);
       } else {
-        scale[g] = load_floats(scales.scale[in_block]);
+        scale[g] = load_floats(scales.scale[at]);
       }
       Bytes w[8];
-      load_group<kLayout>(block, in_block, w);
+      load_weights<Format>(panel, block, in_block, w);
       Shorts v[8][2];
       transform_group<Format>(w, halves, v);
       // From 128 on: a factor then fits 16 bits, whatever the weights are.
@@ -164,17 +169,17 @@ void rotate_panel(const uint8_t* block, int cols, const RotatedPanel& out) {
       }
       largest = max_magnitude(largest, mul(to_floats(larger_of_two(most)), scale[g]));
       if constexpr (kConstants > 0) {
-        const Floats centre = broadcast(static_cast<float>(kCentre<Format>));
+        const Floats centre = broadcast(kLayout.offset_shift < 0 ? static_cast<float>(kCentre<Format>) : 0.0f);
         const auto minimum_of = [&](int i) {
           return fma(load_floats(scales.scale[i]), centre, load_floats(scales.minimum[i]));
         };
         Floats sums[2];
         if constexpr (Format::kHalfGroups) {
-          const Floats a = minimum_of(2 * in_block), b = minimum_of(2 * in_block + 1);
+          const Floats a = minimum_of(at), b = minimum_of(at + 1);
           sums[0] = add(a, b);
           sums[1] = sub(a, b);
         } else {
-          sums[0] = minimum_of(in_block);
+          sums[0] = minimum_of(at);
         }
         for (int i = 0; i < kConstants; ++i) {
           constant[g][i] = add(mul(to_floats(first_of_two(v[4 * i][0])), scale[g]),
@@ -182,7 +187,10 @@ void rotate_panel(const uint8_t* block, int cols, const RotatedPanel& out) {
           largest = max_magnitude(largest, constant[g][i]);
         }
       }
-      if (++in_block == kLayout.groups) in_block = 0, block += kLayout.block_bytes();
+      if (++in_block == block_groups) {
+        in_block = 0;
+        block += kLayout.header + block_groups * kLayout.group_bytes;
+      }
     }
     // An Inf or NaN among scales makes a scale of Inf or NaN, and codes of zero: products are NaN, in that row alone.
     const Floats most = as_floats(largest), unit = div(broadcast(127.0f), most);
@@ -207,7 +215,7 @@ void rotate_panel(const uint8_t* block, int cols, const RotatedPanel& out) {
 inline void rotate_panel(const paged_weight& weight, int64_t panel, const RotatedPanel& out) {
   with_format(weight.format, [&](auto of) {
     using Format = decltype(of);
-    rotate_panel<Format>(weight.data + panel * Format::kLayout.panel_bytes(weight.cols), weight.cols, out);
+    rotate_panel<Format>(weight.data + panel * Format::kLayout.panel_bytes(weight.format, weight.cols), weight, out);
   });
 }
 

@@ -15,6 +15,11 @@
 // A panel of a dense matrix (dense_product.h) has no blocks either, and no scales: a vector is 16 rows x 2 columns in
 // bfloat16 (a row's two numbers side by side) or in float16 (a column after the other), 16 rows x 1 column in float32.
 //
+// A panel of a grouped matrix begins with 16 float32 units of its scales, and then 16 of its minima, or the levels of
+// its codes as bytes, plus 128, in 64 bytes. Of it, a block is a group of columns, of which the last may have fewer: 16
+// float16 scales in these units, and as many minima. Where a row's unit of minima is 0 they are multiples of its
+// scales, so that whole zero points stay what they are.
+//
 // The K formats' six-bit scales and minima stay six bits: 256 numbers (group g: 16 scales, 16 minima) in 192 bytes, the
 // last 64 numbers spread over the top pairs of the first 192. Those of Q3_K, plus 32, are packed likewise: 16 groups of
 // 16 scales. So every format keeps the file's own bits per weight, which is what a single stream, bound by memory
@@ -54,14 +59,24 @@ enum class Planes { kPairs, kThree, kNibbles, kFive, kSix, kBytes };
 
 struct Layout {
   Planes planes;
-  int groups;        // of 32 columns in a block
+  int groups;        // of 32 columns in a block; 0: the format's number says it
   int header;        // bytes before the first group
   int group_bytes;   // weights of a group
   int offset_shift;  // weights are stored plus 2^offset_shift; -1: they have minima instead
+  int panel_header = 0;     // bytes before a panel's first block
+  bool has_levels = false;  // whether weights stand for bytes
 
   constexpr int block_cols() const { return groups * kGroup; }
   constexpr int block_bytes() const { return header + groups * group_bytes; }
-  constexpr int64_t panel_bytes(int cols) const { return static_cast<int64_t>(cols / block_cols()) * block_bytes(); }
+  // How many groups of 32 columns a block has, in a format of this number.
+  constexpr int block_groups(int32_t format) const { return groups > 0 ? groups : format >> 16; }
+  constexpr int64_t panel_bytes(int32_t format, int cols) const {
+    const int in_row = cols / kGroup, in_block = block_groups(format);
+    const int64_t blocks = (in_row + in_block - 1) / in_block;
+    return panel_header + blocks * header + static_cast<int64_t>(in_row) * group_bytes;
+  }
+  // What weights are when they are multiplied.
+  constexpr Planes numbers() const { return has_levels ? Planes::kBytes : planes; }
 };
 
 constexpr Layout kQ4_0{Planes::kNibbles, 1, kHalves, 4 * kVector, 3};
@@ -74,5 +89,38 @@ constexpr Layout kQ3_K{Planes::kThree, 8, kHalves + kSixBits, 3 * kVector, 2};
 constexpr Layout kQ4_K{Planes::kNibbles, 8, 2 * kHalves + kSixBits, 4 * kVector, -1};
 constexpr Layout kQ5_K{Planes::kFive, 8, 2 * kHalves + kSixBits, 5 * kVector, -1};
 constexpr Layout kQ6_K{Planes::kSix, 8, kHalves + 16 * kPanelRows, 6 * kVector, 5};
+
+constexpr int kUnits = 2 * kVector;  // bytes of a grouped panel before its first block
+constexpr Layout kGrouped2{Planes::kPairs, 0, 2 * kHalves, 2 * kVector, -1, kUnits};
+constexpr Layout kGrouped3{Planes::kThree, 0, 2 * kHalves, 3 * kVector, -1, kUnits};
+constexpr Layout kGrouped4{Planes::kNibbles, 0, 2 * kHalves, 4 * kVector, -1, kUnits};
+constexpr Layout kGrouped5{Planes::kFive, 0, 2 * kHalves, 5 * kVector, -1, kUnits};
+constexpr Layout kGrouped6{Planes::kSix, 0, 2 * kHalves, 6 * kVector, -1, kUnits};
+constexpr Layout kGrouped8{Planes::kBytes, 0, 2 * kHalves, 8 * kVector, 7, kUnits};
+constexpr Layout kLevels{Planes::kNibbles, 0, kHalves, 4 * kVector, 7, kUnits, true};
+constexpr Layout kLevelsOf16{Planes::kNibbles, 1, 2 * kHalves, 4 * kVector, 7, kUnits, true};
+
+constexpr bool is_grouped(int32_t format) { return (format & PAGED_GROUPED) != 0; }
+constexpr int grouped_kind(int32_t format) { return format & 15; }
+constexpr const Layout& grouped_layout(int32_t format) {
+  switch (grouped_kind(format)) {
+    case PAGED_GROUPED_2:
+      return kGrouped2;
+    case PAGED_GROUPED_3:
+      return kGrouped3;
+    case PAGED_GROUPED_4:
+      return kGrouped4;
+    case PAGED_GROUPED_5:
+      return kGrouped5;
+    case PAGED_GROUPED_6:
+      return kGrouped6;
+    case PAGED_GROUPED_8:
+      return kGrouped8;
+    case PAGED_GROUPED_LEVELS:
+      return kLevels;
+    default:
+      return kLevelsOf16;
+  }
+}
 
 }  // namespace paged

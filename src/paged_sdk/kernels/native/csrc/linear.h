@@ -62,10 +62,10 @@ inline void multiply_packed(const paged_weight* weights, const Activations& x, c
   for (const paged_weight* next = weights; before < last; ++next) {
     const paged_weight& w = *next;
     const int64_t count = num_panels(w.rows);
-    const PanelKernel kernel = panel_kernel(w.format);
+    const PanelKernel kernel = panel_kernel(w);
     const int64_t begin = first > before ? first - before : 0, end = last - before < count ? last - before : count;
     for (int64_t p = begin; p < end; ++p) {
-      kernel.multiply(w.data + p * kernel.layout.panel_bytes(w.cols), w.cols, x, sums);
+      kernel.multiply(w.data + p * kernel.panel_bytes, w, x, sums);
       const int64_t row0 = p * kPanelRows;
       const int width = w.rows - row0 < kPanelRows ? static_cast<int>(w.rows - row0) : kPanelRows;
       const float* bias = w.bias != nullptr ? w.bias + row0 : nullptr;
@@ -88,11 +88,11 @@ inline Floats gate_columns(const paged_weight& gate, const paged_weight& up, int
 inline void multiply_packed_gated(const paged_weight& gate, const paged_weight& up, const Activations& x,
                                   int32_t activation, float* hidden, float (*sums)[kPanelRows], int64_t first,
                                   int64_t last) {
-  const PanelKernel gate_kernel = panel_kernel(gate.format), up_kernel = panel_kernel(up.format);
+  const PanelKernel gate_kernel = panel_kernel(gate), up_kernel = panel_kernel(up);
   float (*up_sums)[kPanelRows] = sums + x.num_rows;
   for (int64_t p = first; p < last; ++p) {
-    gate_kernel.multiply(gate.data + p * gate_kernel.layout.panel_bytes(gate.cols), gate.cols, x, sums);
-    up_kernel.multiply(up.data + p * up_kernel.layout.panel_bytes(up.cols), up.cols, x, up_sums);
+    gate_kernel.multiply(gate.data + p * gate_kernel.panel_bytes, gate, x, sums);
+    up_kernel.multiply(up.data + p * up_kernel.panel_bytes, up, x, up_sums);
     for (int r = 0; r < x.num_rows; ++r)
       store_floats(hidden + static_cast<int64_t>(r) * gate.rows + p * kPanelRows,
                    gate_columns(gate, up, p * kPanelRows, load_floats(sums[r]), load_floats(up_sums[r]), activation));

@@ -77,6 +77,43 @@ void write_block(const Layout& layout, const Block* rows, uint8_t* out) {
   for (int g = 0; g < layout.groups; ++g) write_group(layout, rows, g, out + layout.header + g * layout.group_bytes);
 }
 
+// Up to 16 rows of a grouped matrix into a panel.
+void write_grouped_panel(const paged_grouped_args& args, int64_t row, int count, uint8_t* out) {
+  const Layout& layout = grouped_layout(args.format);
+  const bool halves = layout.groups > 0;  // two scales a block
+  const int in_block = layout.block_groups(args.format), in_row = args.cols / kGroup;
+  const int blocks = (in_row + in_block - 1) / in_block, scales = blocks * (halves ? 2 : 1);
+  std::memset(out, 0, kUnits);
+  std::memcpy(out, args.units + row, sizeof(float) * count);
+  if (layout.has_levels) {
+    std::memcpy(out + kVector, args.levels, 16);
+  } else {
+    std::memcpy(out + kVector, args.minimum_units + row, sizeof(float) * count);
+  }
+  uint8_t* p = out + kUnits;
+  Block rows[kPanelRows] = {};
+  for (int b = 0, group = 0; b < blocks; ++b) {
+    const auto put_halves = [&](const uint16_t* numbers, int at, uint8_t* to) {
+      std::memset(to, 0, kHalves);
+      for (int r = 0; r < count; ++r) std::memcpy(to + 2 * r, numbers + (row + r) * scales + at, 2);
+    };
+    if (halves) {
+      put_halves(args.scales, 2 * b, p);
+      put_halves(args.scales, 2 * b + 1, p + kHalves);
+    } else {
+      put_halves(args.scales, b, p);
+      if (!layout.has_levels) put_halves(args.minima, b, p + kHalves);
+    }
+    p += layout.header;
+    for (int end = in_row - group < in_block ? in_row : group + in_block; group < end; ++group) {
+      for (int r = 0; r < count; ++r)
+        std::memcpy(rows[r].q, args.codes + (row + r) * args.cols + int64_t{group} * kGroup, kGroup);
+      write_group(layout, rows, 0, p);
+      p += layout.group_bytes;
+    }
+  }
+}
+
 // Up to 16 dense rows into a panel of vectors of kCols columns. kPairs: a row's two numbers lie side by side.
 template <class Number, int kCols, bool kPairs>
 void write_dense_panel(const Number* raw, int rows, int cols, Number* out) {
@@ -118,9 +155,13 @@ void pack_dense(int32_t format, const uint8_t* raw, int rows, int cols, uint8_t*
 // Bytes of a packed weight, or -1 when the format is unknown or cols is no multiple of its block.
 PAGED_EXPORT int64_t paged_packed_bytes(int32_t format, int32_t rows, int32_t cols) {
   if (paged::is_dense(format)) return paged::num_panels(rows) * paged::dense_panel_bytes(format, cols);
+  if (paged::is_grouped(format))
+    return cols % paged::kGroup != 0
+               ? -1
+               : paged::num_panels(rows) * paged::grouped_layout(format).panel_bytes(format, cols);
   const paged::BlockForm* source = paged::block_form(format);
   if (source == nullptr || cols % source->layout->block_cols() != 0) return -1;
-  return paged::num_panels(rows) * source->layout->panel_bytes(cols);
+  return paged::num_panels(rows) * source->layout->panel_bytes(format, cols);
 }
 
 // Packs [rows, cols] of GGUF blocks or dense numbers into `out` (paged_packed_bytes); rows past the last are zero.
@@ -132,8 +173,9 @@ PAGED_EXPORT void paged_pack(int32_t format, const uint8_t* raw, int32_t rows, i
   const Layout& layout = *source.layout;
   const int64_t blocks = cols / layout.block_cols(), row_bytes = blocks * source.block_bytes;
   const int64_t panels = num_panels(rows);
-  advise_huge_pages(out, panels * layout.panel_bytes(cols));
-  const auto cost = 50 * static_cast<int64_t>(layout.panel_bytes(cols));
+  const int64_t panel_bytes = layout.panel_bytes(format, cols);
+  advise_huge_pages(out, panels * panel_bytes);
+  const int64_t cost = 50 * panel_bytes;
   parallel_for(num_threads, panels, cost, [&](int64_t first, int64_t last, int) {
     for (int64_t p = first; p < last; ++p) {
       Block block[kPanelRows] = {};
@@ -142,6 +184,20 @@ PAGED_EXPORT void paged_pack(int32_t format, const uint8_t* raw, int32_t rows, i
           source.read(raw + (p * kPanelRows + r) * row_bytes + b * source.block_bytes, block[r]);
         write_block(layout, block, out + (p * blocks + b) * layout.block_bytes());
       }
+    }
+  });
+}
+
+// Packs a grouped matrix, of whose rows past the last all is zero.
+PAGED_EXPORT void paged_pack_grouped(const paged_grouped_args* args) {
+  using namespace paged;
+  const int64_t panels = num_panels(args->rows);
+  const int64_t pitch = grouped_layout(args->format).panel_bytes(args->format, args->cols);
+  advise_huge_pages(args->out, panels * pitch);
+  parallel_for(args->num_threads, panels, 50 * pitch, [&](int64_t first, int64_t last, int) {
+    for (int64_t p = first; p < last; ++p) {
+      const int64_t row = p * kPanelRows, left = args->rows - row;
+      write_grouped_panel(*args, row, static_cast<int>(left < kPanelRows ? left : kPanelRows), args->out + p * pitch);
     }
   });
 }

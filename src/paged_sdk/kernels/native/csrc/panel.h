@@ -12,27 +12,30 @@ namespace {
 // Every row's sum is built in one order (groups ascending, scale then minimum), whatever kRows is: one arithmetic for
 // every batch.
 template <class Format, int kRows>
-inline void multiply_panel(const uint8_t* panel, int cols, const Activations& x, int64_t row,
+inline void multiply_panel(const uint8_t* panel, const paged_weight& weight, const Activations& x, int64_t row,
                            float (*sums)[kPanelRows]) {
   constexpr const Layout& kLayout = Format::kLayout;
-  constexpr bool kEightBit = kLayout.planes == Planes::kBytes;
+  constexpr bool kEightBit = kLayout.numbers() == Planes::kBytes;
   Floats sum[kRows];
   for (int r = 0; r < kRows; ++r) sum[r] = zero_floats();
   typename Format::BlockScales scales;
-  const uint8_t* block = panel;
-  for (int first = 0; first < cols / kGroup; first += kLayout.groups, block += kLayout.block_bytes()) {
-    Format::load_scales(block, scales);
-    for (int g = 0; g < kLayout.groups; ++g) {
+  const uint8_t* block = panel + kLayout.panel_header;
+  const int in_block = kLayout.block_groups(weight.format), in_row = weight.cols / kGroup;
+  for (int first = 0, groups; first < in_row; first += groups, block += kLayout.header + groups * kLayout.group_bytes) {
+    groups = kLayout.groups > 0 || in_row - first > in_block ? in_block : in_row - first;
+    load_scales<Format>(panel, block, scales);
+    for (int g = 0; g < groups; ++g) {
       // Two kilobytes ahead: past the latency of memory at a core's 26 GB/s, and into the next panel at a panel's end.
       for (int line = 0; line < kLayout.group_bytes; line += 64)
         __builtin_prefetch(block + kLayout.header + g * kLayout.group_bytes + line + 2048);
       Bytes w[8];
-      load_group<Format::kLayout>(block, g, w);
+      load_weights<Format>(panel, block, g, w);
+      const int at = scale_of<Format>(g);
       const ActivationGroup* a = x.at(first + g, row);
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
         Ints lo = zero_ints(), hi = zero_ints();
-        if constexpr (!Format::kMinima && !(kEightBit && kTakesOff128)) {
+        if constexpr (kLayout.offset_shift >= 0 && !(kEightBit && kTakesOff128)) {
           lo = broadcast_shifted<kLayout.offset_shift>(&a[r].negative_sum[0]);
           hi = broadcast_shifted<kLayout.offset_shift>(&a[r].negative_sum[1]);
         }
@@ -46,19 +49,19 @@ inline void multiply_panel(const uint8_t* panel, int cols, const Activations& x,
 #endif
         const Floats scale_lo = broadcast(a[r].scale[0]), scale_hi = broadcast(a[r].scale[1]);
         if constexpr (Format::kHalfGroups) {
-          sum[r] = fma(to_floats(lo), mul(load_floats(scales.scale[2 * g]), scale_lo), sum[r]);
-          sum[r] = fma(to_floats(hi), mul(load_floats(scales.scale[2 * g + 1]), scale_hi), sum[r]);
+          sum[r] = fma(to_floats(lo), mul(load_floats(scales.scale[at]), scale_lo), sum[r]);
+          sum[r] = fma(to_floats(hi), mul(load_floats(scales.scale[at + 1]), scale_hi), sum[r]);
           if constexpr (Format::kMinima) {
             const float sum_lo = a[r].scale[0] * static_cast<float>(-a[r].negative_sum[0]);
             const float sum_hi = a[r].scale[1] * static_cast<float>(-a[r].negative_sum[1]);
-            sum[r] = fma(load_floats(scales.minimum[2 * g]), broadcast(sum_lo), sum[r]);
-            sum[r] = fma(load_floats(scales.minimum[2 * g + 1]), broadcast(sum_hi), sum[r]);
+            sum[r] = fma(load_floats(scales.minimum[at]), broadcast(sum_lo), sum[r]);
+            sum[r] = fma(load_floats(scales.minimum[at + 1]), broadcast(sum_hi), sum[r]);
           }
         } else {
           const Floats dot = fma(to_floats(hi), scale_hi, mul(to_floats(lo), scale_lo));
-          sum[r] = fma(dot, load_floats(scales.scale[g]), sum[r]);
+          sum[r] = fma(dot, load_floats(scales.scale[at]), sum[r]);
           if constexpr (Format::kMinima)
-            sum[r] = fma(load_floats(scales.minimum[g]), broadcast(a[r].scaled_sum), sum[r]);
+            sum[r] = fma(load_floats(scales.minimum[at]), broadcast(a[r].scaled_sum), sum[r]);
         }
       }
     }
@@ -71,29 +74,29 @@ constexpr int next_tile(int rows) { return rows > 8 ? rows - 2 : rows - 1; }
 
 // The panel times the rows from `row` on, if there are kRows of them or more.
 template <class Format, int kRows>
-inline void multiply_tiles(const uint8_t* panel, int cols, const Activations& x, int64_t& row,
+inline void multiply_tiles(const uint8_t* panel, const paged_weight& weight, const Activations& x, int64_t& row,
                            float (*sums)[kPanelRows]) {
-  for (; x.num_rows - row >= kRows; row += kRows) multiply_panel<Format, kRows>(panel, cols, x, row, sums + row);
-  if constexpr (kRows > 1) multiply_tiles<Format, next_tile(kRows)>(panel, cols, x, row, sums);
+  for (; x.num_rows - row >= kRows; row += kRows) multiply_panel<Format, kRows>(panel, weight, x, row, sums + row);
+  if constexpr (kRows > 1) multiply_tiles<Format, next_tile(kRows)>(panel, weight, x, row, sums);
 }
 
 // The panel times all activation rows: sums[num_rows][16]. The panel comes from memory once: a second tile of rows
 // finds it in the second-level cache.
 template <class Format>
-void multiply_rows(const uint8_t* panel, int cols, const Activations& x, float (*sums)[kPanelRows]) {
+void multiply_rows(const uint8_t* panel, const paged_weight& weight, const Activations& x, float (*sums)[kPanelRows]) {
   int64_t row = 0;
-  multiply_tiles<Format, kMaxTile>(panel, cols, x, row, sums);
+  multiply_tiles<Format, kMaxTile>(panel, weight, x, row, sums);
 }
 
 struct PanelKernel {
-  void (*multiply)(const uint8_t* panel, int cols, const Activations& x, float (*sums)[kPanelRows]);
-  const Layout& layout;
+  void (*multiply)(const uint8_t* panel, const paged_weight& weight, const Activations& x, float (*sums)[kPanelRows]);
+  int64_t panel_bytes;
 };
 
-inline PanelKernel panel_kernel(int32_t format) {
-  return with_format(format, [](auto of) {
+inline PanelKernel panel_kernel(const paged_weight& weight) {
+  return with_format(weight.format, [&](auto of) {
     using Format = decltype(of);
-    return PanelKernel{multiply_rows<Format>, Format::kLayout};
+    return PanelKernel{multiply_rows<Format>, Format::kLayout.panel_bytes(weight.format, weight.cols)};
   });
 }
 

@@ -57,9 +57,11 @@ inline int64_t product_cost(int panels, int cols, int num_rows) {
   return static_cast<int64_t>(panels) * kPanelRows * cols * (num_rows < kFreeRows ? kFreeRows : num_rows);
 }
 
-// Brings rows of x, times 1 / rms and norm_weight where that is given, into the form that the weight multiplies.
-inline auto prepare_rows(Job& job, const paged_weight& weight, const Matrix& x, const float* norm_weight, float eps,
+// Brings rows of x, times 1 / rms and norm_weight where that is given, into the form that the weight multiplies, their
+// columns in its order.
+inline auto prepare_rows(Job& job, const paged_weight& weight, Matrix x, const float* norm_weight, float eps,
                          const Operand& out) {
+  x.order = weight.order;
   const int unit = is_hadamard(weight) ? kTokenTile : 1;
   return job.phase((out.num_rows + unit - 1) / unit, unit * row_cost(weight.cols),
                    [&weight, x, norm_weight, eps, out](int64_t first, int64_t last, int thread) {

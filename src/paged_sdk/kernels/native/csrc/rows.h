@@ -9,23 +9,27 @@ namespace {
 // Row `r` of a panel, decoded to float32. The offset is taken off the code first, as the file's format does it: a scale
 // times a difference of small integers is exact, a difference of two products is not.
 template <class Format>
-void decode_row(const uint8_t* block, int cols, int r, float* out) {
+void decode_row(const uint8_t* panel, const paged_weight& weight, int r, float* out) {
   constexpr const Layout& kLayout = Format::kLayout;
   constexpr int kOffset = kLayout.offset_shift < 0 ? 0 : 1 << (kLayout.offset_shift & 7);
   typename Format::BlockScales scales;
   alignas(64) uint8_t bytes[kVector];
-  for (int first = 0; first < cols; first += kLayout.block_cols(), block += kLayout.block_bytes()) {
-    Format::load_scales(block, scales);
-    for (int g = 0; g < kLayout.groups; ++g, out += kGroup) {
+  const uint8_t* block = panel + kLayout.panel_header;
+  const int in_block = kLayout.block_groups(weight.format), in_row = weight.cols / kGroup;
+  for (int first = 0, groups; first < in_row; first += groups, block += kLayout.header + groups * kLayout.group_bytes) {
+    groups = in_row - first < in_block ? in_row - first : in_block;
+    load_scales<Format>(panel, block, scales);
+    for (int g = 0; g < groups; ++g, out += kGroup) {
       Bytes w[8];
-      load_group<kLayout>(block, g, w);
+      load_weights<Format>(panel, block, g, w);
       for (int q = 0; q < 8; ++q) {
-        const float scale = scales.scale[Format::kHalfGroups ? 2 * g + q / 4 : g][r];
+        const int at = scale_of<Format>(g) + (Format::kHalfGroups ? q / 4 : 0);
+        const float scale = scales.scale[at][r];
         store_bytes(bytes, w[q]);
         for (int i = 0; i < 4; ++i) {
           const float number = scale * static_cast<float>(bytes[4 * r + i] - kOffset);
           if constexpr (Format::kMinima) {
-            out[4 * q + i] = number + scales.minimum[Format::kHalfGroups ? 2 * g + q / 4 : g][r];
+            out[4 * q + i] = number + scales.minimum[at][r];
           } else {
             out[4 * q + i] = number;
           }
@@ -38,8 +42,9 @@ void decode_row(const uint8_t* block, int cols, int r, float* out) {
 inline void decode_row(const paged_weight& weight, int64_t row, float* out) {
   with_format(weight.format, [&](auto of) {
     using Format = decltype(of);
-    const uint8_t* panel = weight.data + row / kPanelRows * Format::kLayout.panel_bytes(weight.cols);
-    decode_row<Format>(panel, weight.cols, static_cast<int>(row % kPanelRows), out);
+    const uint8_t* panel =
+        weight.data + row / kPanelRows * Format::kLayout.panel_bytes(weight.format, weight.cols);
+    decode_row<Format>(panel, weight, static_cast<int>(row % kPanelRows), out);
   });
 }
 

@@ -52,6 +52,11 @@ inline Bytes merge(Bytes a, Bytes b, int mask) {
   const Bytes kept = keep(b, mask);
   return {_mm256_or_si256(a.lo, kept.lo), _mm256_or_si256(a.hi, kept.hi)};
 }
+// table[a] of each byte, all below 16.
+inline Bytes look_up(const uint8_t* table, Bytes a) {
+  const __m256i levels = _mm256_broadcastsi128_si256(load128(table));
+  return {_mm256_shuffle_epi8(levels, a.lo), _mm256_shuffle_epi8(levels, a.hi)};
+}
 
 inline Bytes add_bytes(Bytes a, Bytes b) { return {_mm256_add_epi8(a.lo, b.lo), _mm256_add_epi8(a.hi, b.hi)}; }
 inline Bytes sub_bytes(Bytes a, Bytes b) { return {_mm256_sub_epi8(a.lo, b.lo), _mm256_sub_epi8(a.hi, b.hi)}; }

@@ -35,6 +35,12 @@ inline Bytes merge(Bytes a, Bytes b, int mask) {
   return _mm512_ternarylogic_epi32(a, b, _mm512_set1_epi8(static_cast<char>(mask)), 0xF8);
 }
 
+// table[a] of each byte, all below 16.
+inline Bytes look_up(const uint8_t* table, Bytes a) {
+  const __m128i levels = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+  return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(levels), a);
+}
+
 // Bytes and 16-bit numbers of a Hadamard transform. Sums wrap around.
 inline Bytes add_bytes(Bytes a, Bytes b) { return _mm512_add_epi8(a, b); }
 inline Bytes sub_bytes(Bytes a, Bytes b) { return _mm512_sub_epi8(a, b); }

@@ -58,6 +58,11 @@ inline Bytes shift_left(const Bytes& a) {
 inline Bytes merge(const Bytes& a, const Bytes& b, int mask) {
   return quarters([](uint8x16_t v, uint8x16_t w) { return vorrq_u8(v, w); }, a, keep(b, mask));
 }
+// table[a] of each byte, all below 16.
+inline Bytes look_up(const uint8_t* table, const Bytes& a) {
+  const uint8x16_t levels = vld1q_u8(table);
+  return quarters([levels](uint8x16_t v) { return vqtbl1q_u8(levels, v); }, a);
+}
 
 inline Bytes add_bytes(const Bytes& a, const Bytes& b) {
   return quarters([](uint8x16_t v, uint8x16_t w) { return vaddq_u8(v, w); }, a, b);

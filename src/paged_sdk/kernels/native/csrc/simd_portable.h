@@ -69,6 +69,10 @@ inline Bytes shift_left(Bytes a) {
 inline Bytes merge(Bytes a, Bytes b, int mask) {
   return each_byte([&](int i) { return a.v[i] | (b.v[i] & mask); });
 }
+// table[a] of each byte, all below 16.
+inline Bytes look_up(const uint8_t* table, Bytes a) {
+  return each_byte([&](int i) { return table[a.v[i]]; });
+}
 
 inline Bytes add_bytes(Bytes a, Bytes b) {
   return each_byte([&](int i) { return a.v[i] + b.v[i]; });

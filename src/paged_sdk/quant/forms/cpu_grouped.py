@@ -1,0 +1,105 @@
+"""Keep grouped matrices on the CPU at their own bits, packed for the native kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from torch import Tensor
+
+from paged_sdk.kernels.gguf_blocks import tensor_type_of
+from paged_sdk.kernels.grouped_matrix import GroupedMatrix, UnreadGroupedMatrix
+from paged_sdk.kernels.native.grouped import can_be_packed, pack_grouped
+from paged_sdk.kernels.native.linear import same_order
+from paged_sdk.kernels.native.packed import PackedWeight, pack_gguf
+from paged_sdk.kernels.native.quantize import quantize_blocks
+from paged_sdk.kernels.stored_matrix import StoredMatrix
+from paged_sdk.quant.embedding import Embedding
+from paged_sdk.quant.experts import Experts
+from paged_sdk.quant.form import Form, Place
+from paged_sdk.quant.linear import Linear
+from paged_sdk.quant.native_block import FEW_ROWS, NativeBlockLinear, PackedBlockEmbedding
+from paged_sdk.quant.native_block_experts import NativeBlockExperts
+
+__all__ = ["FORM"]
+
+_WIDTH: Final = 32  # columns that the kernels read together
+_EXPERT_ROWS: Final = 32  # rows of an expert that are multiplied together
+_ROWS_AT_ONCE: Final = 1024  # rows that are decoded at once; a multiple of a panel's 16
+
+_Grouped = GroupedMatrix | UnreadGroupedMatrix
+
+
+class _CpuGrouped(Form):
+    """Multiplies as blocks are; the output projection that is tied to embeddings is that of blocks, too."""
+
+    def linear(
+        self, matrices: Sequence[StoredMatrix], biases: Sequence[Tensor | None], place: Place, *, is_head: bool
+    ) -> Linear | None:
+        grouped = _grouped(matrices, place)
+        if grouped is None or place.workspace is None:
+            return None
+        # Activations are brought into one order.
+        as_stored = all(same_order(grouped[0].order, each.order) for each in grouped) and all(
+            can_be_packed([each]) for each in grouped
+        )
+        packed = [_packed([each], place, as_stored=as_stored or each.order is None) for each in grouped]
+        rotate_many = not (place.one_form or is_head)
+        return NativeBlockLinear(place.workspace, packed, biases, rotate_many=rotate_many, few_rows=FEW_ROWS)
+
+    def experts(
+        self, gate: Sequence[StoredMatrix], up: Sequence[StoredMatrix], down: Sequence[StoredMatrix], place: Place
+    ) -> Experts | None:
+        stacks = [_grouped(matrices, place) for matrices in (gate, up, down)]
+        served = [stack for stack in stacks if stack is not None and _in_units(stack)]
+        match served:
+            case [gate_stack, up_stack, down_stack] if place.workspace is not None:
+                # Each expert's activations are in the order of the input.
+                packed = [
+                    _packed(stack, place, as_stored=all(each.order is None for each in stack))
+                    for stack in (gate_stack, up_stack, down_stack)
+                ]
+                return NativeBlockExperts(place.workspace, *packed, num_experts=len(gate))
+            case _:
+                return None
+
+    def embedding(self, matrix: StoredMatrix, place: Place, *, scale: float | None) -> Embedding | None:
+        grouped = _grouped([matrix], place)
+        if grouped is None or place.workspace is None:
+            return None
+        return PackedBlockEmbedding(place.workspace, _packed(grouped, place), dtype=place.dtype, scale=scale)
+
+
+def _grouped(matrices: Sequence[StoredMatrix], place: Place) -> list[_Grouped] | None:
+    """Return the matrices where all of them are grouped and the native kernels can multiply them."""
+    if place.workspace is None or place.device.type != "cpu":
+        return None
+    grouped = [each for each in matrices if isinstance(each, GroupedMatrix | UnreadGroupedMatrix)]
+    fits = all(0 not in each.shape and each.shape[1] % _WIDTH == 0 for each in grouped)
+    return grouped if fits and len(grouped) == len(matrices) else None
+
+
+def _in_units(experts: Sequence[_Grouped]) -> bool:
+    return all(each.shape[0] % _EXPERT_ROWS == 0 for each in experts)
+
+
+def _packed(matrices: Sequence[_Grouped], place: Place, *, as_stored: bool = True) -> PackedWeight:
+    """Pack matrices one below the other; what cannot be packed as it is stored is converted to Q8_0, as blocks are.
+
+    Of FP8 that takes 8.5 bits in place of 8, and adds 4 % to the square of the error that its own rounding has.
+    """
+    assert place.workspace is not None
+    library, target = place.workspace.library, tensor_type_of("Q8_0")
+    # On this thread alone: other layers are loaded on the others.
+    if as_stored and can_be_packed(matrices):
+        return pack_grouped(library, matrices, num_threads=1, memory=place.memory)
+    parts = (
+        quantize_blocks(library, part.decoded(), target, num_threads=1)
+        for matrix in matrices
+        for part in matrix.parts(_ROWS_AT_ONCE)
+    )
+    shape = sum(matrix.shape[0] for matrix in matrices), matrices[0].shape[1]
+    return pack_gguf(library, parts, target, *shape, num_threads=1, memory=place.memory)
+
+
+FORM: Final = _CpuGrouped()
