@@ -17,7 +17,7 @@ from torch import Tensor
 from paged_sdk.errors import CheckpointError, UnsupportedQuantizationError
 from paged_sdk.kernels.stored_matrix import bounds
 
-__all__ = ["GroupedMatrix", "UnreadGroupedMatrix"]
+__all__ = ["GroupedMatrix", "UnreadGroupedMatrix", "even_levels", "rounded_levels"]
 
 _ELEMENTS_AT_ONCE: Final = 1 << 20  # decoded at once: temporaries take some 12 MiB whatever the matrix
 
@@ -243,6 +243,28 @@ class UnreadGroupedMatrix:
             out[first : first + part.shape[0]] = part.decoded(dtype)
             first += part.shape[0]
         return out
+
+
+def even_levels(levels: Tensor) -> tuple[float, float] | None:
+    """Return the first of levels and the distance between them; None: it is not the same everywhere."""
+    start, step = float(levels[0]), float(levels[1] - levels[0])
+    even = start + step * torch.arange(len(levels), dtype=torch.float64, device=levels.device)
+    return (start, step) if step != 0 and torch.equal(even.float(), levels) else None
+
+
+def rounded_levels(levels: Tensor) -> tuple[Tensor, float]:
+    """Return levels as int8 numbers plus 128, uint8 [16], and what they were multiplied by."""
+    numbers = torch.zeros(16, dtype=torch.float64)
+    device = levels.device
+    numbers[: len(levels)] = levels.double().cpu()
+    largest = float(numbers.abs().max())
+    if not 0 < largest < float("inf"):
+        return torch.full((16,), 128, dtype=torch.uint8, device=device), 1.0
+    # The largest level becomes a number from 64 to 127; more of them have more to round to.
+    codes = torch.round(torch.arange(127 * 16, 64 * 16 - 1, -1).unsqueeze(1) / 16 * (numbers / largest))
+    factors = (codes * numbers).sum(1) / numbers.square().sum()
+    best = int((codes / factors.unsqueeze(1) - numbers).square().sum(1).argmin())
+    return (codes[best] + 128).to(device, torch.uint8), float(factors[best])
 
 
 def _check(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:

@@ -20,7 +20,7 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.errors import UnsupportedQuantizationError
-from paged_sdk.kernels.grouped_matrix import GroupedMatrix, UnreadGroupedMatrix
+from paged_sdk.kernels.grouped_matrix import GroupedMatrix, UnreadGroupedMatrix, even_levels, rounded_levels
 from paged_sdk.kernels.native.library import NativeLibrary
 from paged_sdk.kernels.native.linear import same_order
 from paged_sdk.kernels.native.packed import GROUPED_TYPE, PackedWeight
@@ -80,13 +80,13 @@ def _packing(matrices: Sequence[_Grouped]) -> _Packing | None:
     whole = group % _WIDTH == 0
     if first.levels is None:
         return _Packing(kind=_KIND_OF_BITS[bits], group_cols=group) if whole else None
-    if (line := _line(first.levels)) is not None:
+    if (line := even_levels(first.levels)) is not None:
         start, step = line
         packing = _Packing(kind=_KIND_OF_BITS[bits], group_cols=group, scale_factor=step, minimum_factor=start / step)
         return packing if whole else None
     if bits > 4 or first.has_minima or not (whole or group == _WIDTH // 2):
         return None
-    levels, factor = _rounded(first.levels)
+    levels, factor = rounded_levels(first.levels)
     kind = _LEVELS if whole else _LEVELS_OF_16
     return _Packing(kind=kind, group_cols=group, levels=levels, scale_factor=1.0 / factor)
 
@@ -98,27 +98,6 @@ def _alike(one: _Grouped, other: _Grouped) -> bool:
     )
     forms = [(each.shape[1], each.group_size, each.has_minima) for each in (one, other)]
     return forms[0] == forms[1] and same_levels and same_order(one.order, other.order)
-
-
-def _line(levels: Tensor) -> tuple[float, float] | None:
-    """Return the first of levels and the distance between them; None: it is not the same everywhere."""
-    start, step = float(levels[0]), float(levels[1] - levels[0])
-    even = start + step * torch.arange(len(levels), dtype=torch.float64)
-    return (start, step) if step != 0 and torch.equal(even.float(), levels) else None
-
-
-def _rounded(levels: Tensor) -> tuple[Tensor, float]:
-    """Return levels as int8 numbers plus 128, uint8 [16], and what they were multiplied by."""
-    numbers = torch.zeros(16, dtype=torch.float64)
-    numbers[: len(levels)] = levels.double()
-    largest = float(numbers.abs().max())
-    if not 0 < largest < float("inf"):
-        return torch.full((16,), 128, dtype=torch.uint8), 1.0
-    # The largest level becomes a number from 64 to 127; more of them have more to round to.
-    codes = torch.round(torch.arange(127 * 16, 64 * 16 - 1, -1).unsqueeze(1) / 16 * (numbers / largest))
-    factors = (codes * numbers).sum(1) / numbers.square().sum()
-    best = int((codes / factors.unsqueeze(1) - numbers).square().sum(1).argmin())
-    return (codes[best] + 128).to(torch.uint8), float(factors[best])
 
 
 def pack_grouped(

@@ -1,4 +1,5 @@
-"""Repack GGUF's blocks on CUDA for Triton's kernels. Types that cannot be repacked are not served.
+"""Repack GGUF's blocks, and grouped matrices that fit them, on CUDA for Triton's kernels. What cannot be repacked is
+not served.
 
 Modules that need Triton are imported when a layer is made, because forms are also found on machines without it.
 """
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor
 
 from paged_sdk.kernels.gguf_blocks import BlockMatrix, stacked
+from paged_sdk.kernels.grouped_blocks import as_blocks
+from paged_sdk.kernels.grouped_matrix import GroupedMatrix, UnreadGroupedMatrix
 from paged_sdk.kernels.repack import REPACKABLE_TYPES, repack
 from paged_sdk.kernels.stored_matrix import StoredMatrix
 from paged_sdk.quant.embedding import Embedding, TritonBlockEmbedding
@@ -37,8 +40,8 @@ class TritonBlocks(Form):
         *,
         is_head: bool,
     ) -> Linear | None:
-        blocks = _repackable(matrices)
-        if blocks is None or not self.is_for(place.device):
+        blocks = self._repackable(matrices, place)
+        if blocks is None:
             return None
         from paged_sdk.quant.triton_block import TritonBlockLinear
 
@@ -47,9 +50,7 @@ class TritonBlocks(Form):
     def experts(
         self, gate: Sequence[StoredMatrix], up: Sequence[StoredMatrix], down: Sequence[StoredMatrix], place: Place
     ) -> Experts | None:
-        if not self.is_for(place.device):
-            return None
-        repackable = [_repackable(matrices) for matrices in (gate, up, down)]
+        repackable = [self._repackable(matrices, place) for matrices in (gate, up, down)]
         match [stacked(blocks) for blocks in repackable if blocks is not None]:
             case [BlockMatrix() as gate_stack, BlockMatrix() as up_stack, BlockMatrix() as down_stack]:
                 from paged_sdk.quant.triton_block_experts import TritonBlockExperts
@@ -59,8 +60,8 @@ class TritonBlocks(Form):
                 return None
 
     def embedding(self, matrix: StoredMatrix, place: Place, *, scale: float | None) -> Embedding | None:
-        blocks = _repackable([matrix])
-        if blocks is None or not self.is_for(place.device):
+        blocks = self._repackable([matrix], place)
+        if blocks is None:
             return None
         return TritonBlockEmbedding(repack(blocks[0].to(place.device)), dtype=place.dtype, scale=scale)
 
@@ -71,11 +72,19 @@ class TritonBlocks(Form):
 
         return TritonBlockLinear([embedding.matrix], [None], device=place.device)
 
-
-def _repackable(matrices: Sequence[StoredMatrix]) -> list[BlockMatrix] | None:
-    """Return the matrices; None where one is not in blocks, or of a type that cannot be repacked."""
-    blocks = [each for each in matrices if isinstance(each, BlockMatrix) and each.tensor_type in REPACKABLE_TYPES]
-    return blocks if len(blocks) == len(matrices) else None
+    def _repackable(self, matrices: Sequence[StoredMatrix], place: Place) -> list[BlockMatrix] | None:
+        """Return the matrices in blocks; None where one is in none that can be repacked, or this is not the place."""
+        if not self.is_for(place.device):
+            return None
+        blocks: list[BlockMatrix] = []
+        for matrix in matrices:
+            in_blocks = matrix if isinstance(matrix, BlockMatrix) else None
+            if isinstance(matrix, GroupedMatrix | UnreadGroupedMatrix):
+                in_blocks = as_blocks(matrix.to(place.device))
+            if in_blocks is None or in_blocks.tensor_type not in REPACKABLE_TYPES:
+                return None
+            blocks.append(in_blocks)
+        return blocks
 
 
 FORM: Final = TritonBlocks()
