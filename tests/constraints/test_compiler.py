@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import pytest
@@ -233,6 +234,20 @@ def test_a_grammar_is_compiled_once() -> None:
         compiler.compile(Constraint.regex(f"b{{{number},}}"))
     assert compiler.compile(Constraint.regex("a+")) is not first
     assert made == [1]
+
+
+def test_fifty_at_once_are_compiled_or_told_to_come_again(compiler: GrammarCompiler) -> None:
+    together = threading.Barrier(50)
+
+    def compile_one(number: int) -> bool:
+        together.wait()
+        try:
+            return accepts(compiler.compile(Constraint.regex(f"x{{{number}}}y")), "x" * number + "y")
+        except QueueFullError as error:
+            return error.limit == 32
+
+    with ThreadPoolExecutor(50) as pool:
+        assert all(pool.map(compile_one, range(50)))
 
 
 def test_errors_of_one_constraint_are_each_requests_own(compiler: GrammarCompiler) -> None:

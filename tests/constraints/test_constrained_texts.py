@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -14,6 +15,7 @@ from torch import Tensor
 from paged_sdk import (
     Constraint,
     ConstraintError,
+    GgufModelBuilder,
     MemoryGpuConfig,
     Model,
     PagedAttentionMeta,
@@ -106,11 +108,26 @@ async def test_many_random_schemas_are_obeyed(model: Model) -> None:
         await obey(model, range(start, start + 50))
 
 
-async def obey(model: Model, seeds: range) -> None:
-    """Send a request of each seed's schema at once, and check the texts."""
+@pytest.mark.long
+@pytest.mark.smollm2
+@pytest.mark.anyio
+@pytest.mark.parametrize("start", range(0, 300, 25))
+async def test_random_schemas_are_obeyed_by_a_real_model(smollm2: Path, start: int) -> None:
+    async with GgufModelBuilder(smollm2).with_force_cpu().with_max_num_seqs(25).build() as model:
+        await obey(model, range(start, start + 25), num_choices=1, share=0.8)
+
+
+async def obey(model: Model, seeds: range, num_choices: int = 2, share: float = 0.95) -> None:
+    """Send a request of each seed's schema at once, and check the texts.
+
+    :param share: of the texts, at least so many end before their length does
+    """
     schemas = [make_schema(seed) for seed in seeds]
     requests = [
-        asked(Constraint.json_schema(schema), SamplingParams(temperature=1.0, seed=seed, max_len=600, n_choices=2))
+        asked(
+            Constraint.json_schema(schema),
+            SamplingParams(temperature=1.0, seed=seed, max_len=600, n_choices=num_choices),
+        )
         for seed, schema in zip(seeds, schemas, strict=True)
     ]
     responses = await model.send_chat_requests(requests)
@@ -121,7 +138,7 @@ async def obey(model: Model, seeds: range) -> None:
             if choice.finish_reason == "stop":
                 num_finished += 1
                 check_text(str(choice.message.content), schema)
-    assert num_finished >= 1.9 * len(seeds)
+    assert num_finished >= share * num_choices * len(seeds)
 
 
 SAMPLINGS: Final[dict[str, dict[str, Any]]] = {
