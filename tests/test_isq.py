@@ -53,6 +53,30 @@ async def test_more_bits_are_nearer_to_the_checkpoint(wide_checkpoint: Path) -> 
     assert 0 < distances[-1] < distances[0] / 4
 
 
+async def test_types_of_groups(wide_checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+    builder = TextModelBuilder(wide_checkpoint).with_force_cpu().with_num_threads(1).with_dtype("float32")
+    async with builder.build() as model:
+        exact = await prompt_logprobs(model)
+    distances = {}
+    for isq in (IsqType.AFQ2, IsqType.AFQ4, IsqType.NF4, IsqType.HQQ8, IsqType.INT8, IsqType.FP8):
+        with caplog.at_level(logging.INFO, logger="paged_sdk"):
+            async with builder.with_isq(isq).build() as model:
+                distances[isq] = distance(await prompt_logprobs(model), exact)
+    assert "one operation at a time" not in caplog.text
+    assert 0 < distances[IsqType.HQQ8] < distances[IsqType.AFQ4] < distances[IsqType.AFQ2]
+    assert 0 < distances[IsqType.INT8] < distances[IsqType.NF4] < distances[IsqType.AFQ2]
+    assert 0 < distances[IsqType.FP8] < distances[IsqType.AFQ2]
+
+
+async def test_experts_of_groups(tmp_path: Path) -> None:
+    checkpoint = tiny.make_checkpoint("qwen3_moe", tmp_path)
+    builder = TextModelBuilder(checkpoint).with_force_cpu().with_num_threads(1).with_dtype("float32")
+    async with builder.build() as model:
+        exact = await prompt_logprobs(model)
+    async with builder.with_isq(IsqType.AFQ8).build() as model:
+        assert 0 < distance(await prompt_logprobs(model), exact) < 1
+
+
 @pytest.mark.parametrize("family", ["qwen2", "phi3", "gemma2"])
 async def test_rows_that_are_narrow_for_a_type_take_a_wider_one(family: str, tmp_path: Path) -> None:
     checkpoint = tiny.make_checkpoint(family, tmp_path)
@@ -119,6 +143,8 @@ async def test_without_the_native_library(
     with caplog.at_level(logging.INFO, logger="paged_sdk"):
         async with builder.with_isq(IsqType.Q8_0).build() as model:
             assert 0 < distance(await prompt_logprobs(model), exact) < 1
+        with pytest.raises(ConfigError, match="without the native kernels one of Q2K"):
+            await builder.with_isq(IsqType.HQQ4).build()
     assert ("only the other matrices are quantized" in caplog.text) == (family == "qwen3_moe")
 
 

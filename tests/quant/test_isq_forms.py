@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Final
 
 import pytest
 import torch
@@ -11,12 +12,14 @@ from torch import Tensor
 from native_weights import needs_library, workspace
 from paged_sdk.config.isq import IsqType
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, BlockMatrix
+from paged_sdk.kernels.grouped_matrix import GroupedMatrix
+from paged_sdk.kernels.native.library import NativeLibrary
 from paged_sdk.kernels.stored_matrix import DenseMatrix
 from paged_sdk.quant.embedding import TritonBlockEmbedding
 from paged_sdk.quant.form import Form
 from paged_sdk.quant.forms.triton_blocks import TritonBlocks
 from paged_sdk.quant.hadamard_int8 import HadamardInt8Linear
-from paged_sdk.quant.isq import can_be_quantized, for_head, quantize
+from paged_sdk.quant.isq import can_be_quantized, for_head, has_groups, is_for_gpus, quantize
 from paged_sdk.quant.linear import Linear
 from paged_sdk.quant.native_block import NativeBlockLinear
 from paged_sdk.quant.policy import ExpertStack, NamedMatrix, Role, WeightPolicy
@@ -28,13 +31,23 @@ def weight(rows: int, cols: int) -> Tensor:
     return torch.randn(rows, cols, generator=torch.Generator().manual_seed(rows)) * 0.05
 
 
+BLOCKS: Final = [isq for isq in IsqType if not has_groups(isq)]
+GROUPS: Final = [isq for isq in IsqType if has_groups(isq)]
+
+
+def blocks_of(values: Tensor, isq: IsqType, library: NativeLibrary | None = None) -> BlockMatrix:
+    matrix = quantize(values, isq, library)
+    assert isinstance(matrix, BlockMatrix)
+    return matrix
+
+
 def name_of(matrix: BlockMatrix) -> str:
     return BLOCK_FORMATS[matrix.tensor_type].name
 
 
-@pytest.mark.parametrize("isq", IsqType)
-def test_narrow_rows_and_heads_take_a_wider_type(isq: IsqType) -> None:
-    wide, narrow = (quantize(weight(2, cols), isq, None) for cols in (512, 96))
+@pytest.mark.parametrize("isq", BLOCKS)
+def test_narrow_rows_take_a_wider_type(isq: IsqType) -> None:
+    wide, narrow = (blocks_of(weight(2, cols), isq) for cols in (512, 96))
     assert name_of(wide).replace("_K", "K") == ("Q8_0" if isq is IsqType.Q8_1 else isq.value)
     expected = {
         IsqType.Q2K: "Q4_0",
@@ -46,17 +59,29 @@ def test_narrow_rows_and_heads_take_a_wider_type(isq: IsqType) -> None:
     }
     assert name_of(narrow) == expected.get(isq, isq.value)
     assert not can_be_quantized(isq, 40)
+
+
+@pytest.mark.parametrize("isq", GROUPS)
+def test_groups_need_a_multiple_of_32_columns(isq: IsqType) -> None:
+    assert can_be_quantized(isq, 96)
+    assert not can_be_quantized(isq, 40)
+    assert not is_for_gpus(isq)
+    assert isinstance(quantize(weight(2, 96), isq, None), GroupedMatrix)
+
+
+@pytest.mark.parametrize("isq", IsqType)
+def test_heads_take_a_wider_type(isq: IsqType) -> None:
     head = for_head(isq)
     assert head.bits > isq.bits or (head is IsqType.Q8_0 and isq.bits == 8)
     assert head is (IsqType.Q6K if isq.bits <= 4 else IsqType.Q8_0)
 
 
 @needs_library
-@pytest.mark.parametrize("isq", IsqType)
+@pytest.mark.parametrize("isq", BLOCKS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_the_library_and_torch_give_the_same_blocks(isq: IsqType, dtype: torch.dtype) -> None:
     values = weight(5, 512).to(dtype)
-    native, reference = quantize(values, isq, workspace().library), quantize(values, isq, None)
+    native, reference = blocks_of(values, isq, workspace().library), blocks_of(values, isq)
     assert native.tensor_type == reference.tensor_type
     assert torch.equal(native.blocks, reference.blocks)
 
@@ -85,6 +110,16 @@ def test_on_the_cpu(*, native: bool) -> None:
     assert 0 < errors[1] < errors[0] / 2 < 0.06
 
 
+@needs_library
+@pytest.mark.parametrize("isq", GROUPS)
+def test_groups_are_multiplied_at_their_own_bits(isq: IsqType) -> None:
+    linear = layer(WeightPolicy(isq=isq, workspace=workspace()), CPU)
+    assert isinstance(linear, NativeBlockLinear)
+    bits = 8.5 if isq is IsqType.FP8 else isq.bits + 1  # what kernels multiply in place of FP8's codes
+    assert linear.num_bytes <= 48 * 256 * bits / 8  # rows are padded to panels of 16
+    assert 0 < error(linear, CPU) < {2: 0.6, 3: 0.3, 4: 0.2, 6: 0.05, 8: 0.05}[isq.bits]
+
+
 class EverywhereTritonBlocks(TritonBlocks):
     """What is chosen for CUDA, on any device."""
 
@@ -101,7 +136,7 @@ def test_for_tritons_kernels(triton_device: torch.device) -> None:
     policy = WeightPolicy(isq=IsqType.Q5K, forms=forms)
     linear = layer(policy, triton_device)
     assert isinstance(linear, TritonBlockLinear)
-    blocks = [quantize(weight(rows, 256), IsqType.Q5K, None) for rows in (24, 8)]
+    blocks = [blocks_of(weight(rows, 256), IsqType.Q5K) for rows in (24, 8)]
     expected = TritonBlockLinear(blocks, [None, None], device=triton_device)
     x = torch.randn(3, 256, generator=torch.Generator().manual_seed(1)).to(triton_device)
     assert torch.equal(linear.forward(x, None), expected.forward(x, None))

@@ -37,7 +37,7 @@ from paged_sdk.models.family import read_config
 from paged_sdk.models.fused_decoder import FusedDecoderModel, why_not_fused
 from paged_sdk.models.key_offsets import key_offsets
 from paged_sdk.models.loading import load_model
-from paged_sdk.quant.isq import is_for_gpus
+from paged_sdk.quant.isq import has_groups, is_for_gpus
 from paged_sdk.quant.native_block import FEW_ROWS
 from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.runner.device import choose_dtype
@@ -172,7 +172,7 @@ def _policy(
     rules = [] if settings.topology is None else isq_by_name(settings.topology)
     for each in (isq, *(own for _, own in rules)):
         if each is not None:
-            _check_isq(each, settings, device, dtype, reason)
+            _check_isq(each, settings, device, dtype, reason, has_library=workspace is not None)
     return WeightPolicy(
         # A dtype that was asked for is the weights' dtype; with "auto" they keep the form they are stored in.
         keep_blocks=settings.dtype == "auto" and reason is None,
@@ -185,17 +185,27 @@ def _policy(
 
 
 def _check_isq(
-    isq: IsqType, settings: BuildSettings, device: torch.device, dtype: torch.dtype, reason: str | None
+    isq: IsqType,
+    settings: BuildSettings,
+    device: torch.device,
+    dtype: torch.dtype,
+    reason: str | None,
+    *,
+    has_library: bool,
 ) -> None:
     """Check that weights can be quantized to a type in that place.
 
     :param reason: why the device has no kernels for blocks, if it has none
+    :param has_library: whether the native kernels are there
     """
     if reason is not None:
         raise ConfigError.of("isq", isq.value, f"a CPU, or a GPU with Triton's kernels (here {device}: {reason})")
     if device.type != "cpu" and not is_for_gpus(isq):
         allowed = ", ".join(each.value for each in IsqType if is_for_gpus(each))
         raise ConfigError.of("isq", isq.value, f"on {device} one of {allowed}")
+    if device.type == "cpu" and not has_library and has_groups(isq):
+        allowed = ", ".join(each.value for each in IsqType if not has_groups(each))
+        raise ConfigError.of("isq", isq.value, f"without the native kernels one of {allowed}")
     if dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise ConfigError.of("dtype", settings.dtype, f"float32, bfloat16 or float16, beside isq = {isq.value}")
 

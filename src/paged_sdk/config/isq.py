@@ -18,6 +18,18 @@ class IsqFamily(Enum):
     K = "K"
     """256 weights share float16 units, of which groups of 16 or 32 have small multiples."""
 
+    HQQ = "HQQ"
+    """64 weights share a scale and a zero point, which is optimized for few large errors."""
+
+    AFQ = "AFQ"
+    """64 weights share a scale and a minimum, as in MLX's checkpoints."""
+
+    LEVELS = "levels"
+    """64 weights share a scale, and codes stand for levels at unequal distances."""
+
+    ROW = "row"
+    """A row shares a scale."""
+
 
 class IsqType(Enum):
     """Names the types that weights can be quantized to; the number is the bits of a weight's code.
@@ -38,6 +50,17 @@ class IsqType(Enum):
     Q8_0 = ("Q8_0", 8, IsqFamily.LEGACY)
     Q8_1 = ("Q8_1", 8, IsqFamily.LEGACY)
     """It is stored as Q8_0, whose numbers it has: what ggml's form adds are sums that products of activations use."""
+    HQQ4 = ("HQQ4", 4, IsqFamily.HQQ)
+    HQQ8 = ("HQQ8", 8, IsqFamily.HQQ)
+    AFQ2 = ("AFQ2", 2, IsqFamily.AFQ)
+    AFQ3 = ("AFQ3", 3, IsqFamily.AFQ)
+    AFQ4 = ("AFQ4", 4, IsqFamily.AFQ)
+    AFQ6 = ("AFQ6", 6, IsqFamily.AFQ)
+    AFQ8 = ("AFQ8", 8, IsqFamily.AFQ)
+    FP8 = ("FP8", 8, IsqFamily.ROW)
+    INT8 = ("INT8", 8, IsqFamily.ROW)
+    NF4 = ("NF4", 4, IsqFamily.LEVELS)
+    FP4 = ("FP4", 4, IsqFamily.LEVELS)
 
     bits: int
     family: IsqFamily

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Final
 
@@ -11,68 +12,107 @@ from torch import Tensor
 
 from paged_sdk.config.isq import IsqType
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, BlockMatrix, tensor_type_of
+from paged_sdk.kernels.grouped_matrix import GroupedMatrix
 from paged_sdk.kernels.native.library import NativeLibrary
 from paged_sdk.kernels.native.quantize import quantize_blocks
 from paged_sdk.kernels.quantize import quantize_blocks_reference
+from paged_sdk.kernels.quantize_groups import (
+    FP4_LEVELS,
+    NF4_LEVELS,
+    quantize_affine,
+    quantize_fp8,
+    quantize_half_quadratic,
+    quantize_levels,
+    quantize_rows,
+)
 from paged_sdk.kernels.repack import REPACKABLE_TYPES
+from paged_sdk.kernels.stored_matrix import StoredMatrix
 
-__all__ = ["can_be_quantized", "for_head", "is_for_gpus", "quantize"]
+__all__ = ["can_be_quantized", "for_head", "has_groups", "is_for_gpus", "quantize"]
+
+_GROUP_COLS: Final = 32  # a grouped matrix has a multiple of so many columns where kernels multiply it
 
 
 @frozen(kw_only=True)
-class _Recipe:
-    """Says how to quantize to a type.
+class _Blocks:
+    """Says which of GGUF's blocks a type stands for.
 
-    :ivar blocks: ggml's name of the blocks that weights are stored in
-    :ivar head: the type for the output projection, whose errors reach the logits undamped, and for the embeddings
-    :ivar narrow: the type, one step wider, for rows whose length is no multiple of the type's block; None: there is
-        none
+    :ivar name: ggml's name of the blocks
+    :ivar narrow: the type, one step wider, for rows whose length is no multiple of the block; None: there is none
     """
 
-    blocks: str
-    head: IsqType
+    name: str
     narrow: IsqType | None = None
 
+    @property
+    def tensor_type(self) -> int:
+        return tensor_type_of(self.name)
 
-_RECIPES: Final[Mapping[IsqType, _Recipe]] = MappingProxyType(
+
+_BLOCKS: Final[Mapping[IsqType, _Blocks]] = MappingProxyType(
     {
-        IsqType.Q2K: _Recipe(blocks="Q2_K", head=IsqType.Q6K, narrow=IsqType.Q4_0),
-        IsqType.Q3K: _Recipe(blocks="Q3_K", head=IsqType.Q6K, narrow=IsqType.Q4_0),
-        IsqType.Q4_0: _Recipe(blocks="Q4_0", head=IsqType.Q6K),
-        IsqType.Q4_1: _Recipe(blocks="Q4_1", head=IsqType.Q6K),
-        IsqType.Q5_0: _Recipe(blocks="Q5_0", head=IsqType.Q8_0),
-        IsqType.Q5_1: _Recipe(blocks="Q5_1", head=IsqType.Q8_0),
-        IsqType.Q8_0: _Recipe(blocks="Q8_0", head=IsqType.Q8_0),
-        IsqType.Q8_1: _Recipe(blocks="Q8_0", head=IsqType.Q8_0),
-        IsqType.Q4K: _Recipe(blocks="Q4_K", head=IsqType.Q6K, narrow=IsqType.Q5_0),
-        IsqType.Q5K: _Recipe(blocks="Q5_K", head=IsqType.Q8_0, narrow=IsqType.Q5_1),
-        IsqType.Q6K: _Recipe(blocks="Q6_K", head=IsqType.Q8_0, narrow=IsqType.Q8_0),
+        IsqType.Q2K: _Blocks(name="Q2_K", narrow=IsqType.Q4_0),
+        IsqType.Q3K: _Blocks(name="Q3_K", narrow=IsqType.Q4_0),
+        IsqType.Q4K: _Blocks(name="Q4_K", narrow=IsqType.Q5_0),
+        IsqType.Q5K: _Blocks(name="Q5_K", narrow=IsqType.Q5_1),
+        IsqType.Q6K: _Blocks(name="Q6_K", narrow=IsqType.Q8_0),
+        IsqType.Q4_0: _Blocks(name="Q4_0"),
+        IsqType.Q4_1: _Blocks(name="Q4_1"),
+        IsqType.Q5_0: _Blocks(name="Q5_0"),
+        IsqType.Q5_1: _Blocks(name="Q5_1"),
+        IsqType.Q8_0: _Blocks(name="Q8_0"),
+        IsqType.Q8_1: _Blocks(name="Q8_0"),
+    }
+)
+
+_GROUPS: Final[Mapping[IsqType, Callable[[Tensor], GroupedMatrix]]] = MappingProxyType(
+    {
+        IsqType.HQQ4: partial(quantize_half_quadratic, bits=4),
+        IsqType.HQQ8: partial(quantize_half_quadratic, bits=8),
+        IsqType.AFQ2: partial(quantize_affine, bits=2),
+        IsqType.AFQ3: partial(quantize_affine, bits=3),
+        IsqType.AFQ4: partial(quantize_affine, bits=4),
+        IsqType.AFQ6: partial(quantize_affine, bits=6),
+        IsqType.AFQ8: partial(quantize_affine, bits=8),
+        IsqType.FP8: quantize_fp8,
+        IsqType.INT8: quantize_rows,
+        IsqType.NF4: partial(quantize_levels, levels=NF4_LEVELS),
+        IsqType.FP4: partial(quantize_levels, levels=FP4_LEVELS),
     }
 )
 
 
 def for_head(isq: IsqType) -> IsqType:
-    """Return the type for the output projection and the embeddings where a model is quantized to another type."""
-    return _RECIPES[isq].head
+    """Return the type for the output projection, whose errors reach the logits undamped, and for the embeddings where
+    a model is quantized to another type.
+    """
+    return IsqType.Q6K if isq.bits <= 4 else IsqType.Q8_0
 
 
 def is_for_gpus(isq: IsqType) -> bool:
     """Return whether the kernels for GPUs multiply the type."""
-    return tensor_type_of(_RECIPES[isq].blocks) in REPACKABLE_TYPES
+    return isq in _BLOCKS and _BLOCKS[isq].tensor_type in REPACKABLE_TYPES
+
+
+def has_groups(isq: IsqType) -> bool:
+    """Return whether a type is one of groups and not of blocks: on the CPU only the native kernels multiply it."""
+    return isq in _GROUPS
 
 
 def can_be_quantized(isq: IsqType, cols: int) -> bool:
     """Return whether rows of so many columns fit the type, or the one that narrow rows take in its place."""
-    return _fitting(isq, cols) is not None
+    return cols % _GROUP_COLS == 0 if isq in _GROUPS else _fitting(isq, cols) is not None
 
 
-def quantize(values: Tensor, isq: IsqType, library: NativeLibrary | None) -> BlockMatrix:
-    """Quantize a matrix on its own device: by the native library on the CPU, else by torch, which gives the same bits a
-    hundred times slower.
+def quantize(values: Tensor, isq: IsqType, library: NativeLibrary | None) -> StoredMatrix:
+    """Quantize a matrix on its own device: to blocks by the native library on the CPU, else by torch, which gives the
+    same bits a hundred times slower; to groups by torch.
 
     :param values: ``[rows, columns]`` float32, bfloat16 or float16, for which :func:`can_be_quantized` is true
     :raises CheckpointError: it holds NaN, Inf or numbers above 32,768
     """
+    if isq in _GROUPS:
+        return _GROUPS[isq](values)
     tensor_type = _fitting(isq, values.shape[1])
     assert tensor_type is not None
     if library is not None and values.device.type == "cpu":
@@ -82,8 +122,7 @@ def quantize(values: Tensor, isq: IsqType, library: NativeLibrary | None) -> Blo
 
 def _fitting(isq: IsqType, cols: int) -> int | None:
     """Return ggml's number of the blocks for rows of so many columns; None: they fit no type."""
-    recipe = _RECIPES[isq]
-    tensor_type = tensor_type_of(recipe.blocks)
-    if cols % BLOCK_FORMATS[tensor_type].elements == 0:
-        return tensor_type
-    return None if recipe.narrow is None else _fitting(recipe.narrow, cols)
+    blocks = _BLOCKS[isq]
+    if cols % BLOCK_FORMATS[blocks.tensor_type].elements == 0:
+        return blocks.tensor_type
+    return None if blocks.narrow is None else _fitting(blocks.narrow, cols)

@@ -210,9 +210,9 @@ class WeightPolicy:
         *,
         is_head: bool,
     ) -> Linear | None:
-        """Make a layer of parts where a rule for single names quantizes some matrices and leaves others dense."""
+        """Make a layer of parts where a rule for single names gives some matrices another form than the others."""
         by_name = any(pattern.search(each.name) for pattern, _ in self.isq_by_name for each in matrices)
-        if not by_name or len({matrix.is_dense for matrix in held}) < 2:
+        if not by_name or len({type(matrix) for matrix in held}) < 2:
             return None
         parts = [
             self._linear([matrix], [bias], place, is_head=is_head) or DenseLinear(place.decoded(matrix), bias)
