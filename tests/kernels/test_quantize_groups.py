@@ -45,7 +45,8 @@ def by_the_range(weight: Tensor, bits: int) -> Tensor:
     """Round 64 weights to steps of their range."""
     x: Tensor = weight.reshape(len(weight), -1, 64).double()
     lowest, step = x.amin(-1, keepdim=True), (x.amax(-1, keepdim=True) - x.amin(-1, keepdim=True)) / (2**bits - 1)
-    return (((x - lowest) / step).round() * step + lowest).flatten(1)
+    rounded: Tensor = ((x - lowest) / step).round() * step + lowest
+    return rounded.reshape(weight.shape)
 
 
 @every_kind
