@@ -114,7 +114,7 @@ async def test_many_random_schemas_are_obeyed(model: Model) -> None:
 @pytest.mark.parametrize("start", range(0, 300, 25))
 async def test_random_schemas_are_obeyed_by_a_real_model(smollm2: Path, start: int) -> None:
     async with GgufModelBuilder(smollm2).with_force_cpu().with_max_num_seqs(25).build() as model:
-        await obey(model, range(start, start + 25), num_choices=1, share=0.8)
+        await obey(model, range(start, start + 25), num_choices=1, share=0.6)
 
 
 async def obey(model: Model, seeds: range, num_choices: int = 2, share: float = 0.95) -> None:
