@@ -35,6 +35,13 @@ SCHEMA: Final[dict[str, Any]] = {
 }
 COMPACT: Final = Constraint.json_schema(SCHEMA, compact=True)
 LIST: Final = Constraint.regex("(the first (one|two|three) of them, ){2,6}and the last")
+MARKED: Final = Constraint.lark(
+    """start: call (" of the sea and" <[1]> call){2,4} " of the sea"
+call: " a large town" number " and"
+number: /[1-9]{2}/
+"""
+)
+"""Marks what it has with a special token, as models mark calls."""
 
 GREEDY: Final = SamplingParams(temperature=0.0, max_len=150)
 DRAWN: Final = SamplingParams(temperature=1.0, seed=5, max_len=150)
@@ -82,7 +89,7 @@ def asked(constraint: Constraint | None, sampling: SamplingParams) -> RequestBui
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("constraint", [COMPACT, LIST], ids=["schema", "regex"])
+@pytest.mark.parametrize("constraint", [COMPACT, LIST, MARKED], ids=["schema", "regex", "special tokens"])
 async def test_every_text_is_the_one_of_a_token_in_each_step(builder: TextModelBuilder, constraint: Constraint) -> None:
     requests = [asked(constraint, sampling) for sampling in SAMPLINGS.values()]
     plain, plain_stats = await ask(builder, requests, NoDrafts())

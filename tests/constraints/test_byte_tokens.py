@@ -93,3 +93,30 @@ def test_letters_may_be_made_of_their_bytes(kind: str) -> None:
     text.tokens += [3 + byte for byte in "é🐲".encode()]
     assert text.move_to(6) == ""
     assert text.may_end()
+
+
+@pytest.mark.parametrize("kind", ["BPE", "Unigram"])
+def test_a_text_goes_on_after_drafts_with_marks(kind: str) -> None:
+    """Masks of drafts leave the text where it was: llguidance 1.9 does not find back over a token that a grammar names
+    by its number.
+    """
+    tokenizer = make_tokenizer(kind)
+    vocabulary, mark = make_vocabulary(tokenizer), tokenizer.encode("<call>", add_special_tokens=False)[-1]
+    lark = f'start: call{{4}}\ncall: <[{mark}]> "lf" name\nname: /[ab]{{1,3}}/'
+    text = GrammarCompiler(lambda: vocabulary).compile(Constraint.lark(lark)).begin((_END,), _NUM_LOGITS)
+    filler, rng = MaskFiller(_NUM_LOGITS), random.Random(3)
+    num_drafted = 0
+    while True:
+        num_tokens = len(text.tokens)
+        assert not text.move_to(num_tokens)
+        drafts = text.forced()[:4]
+        num_drafted += mark in drafts
+        text.tokens += drafts
+        masks = filler.fill([Positions(text, num_tokens, len(drafts) + 1)])
+        mask = masks[-1]
+        assert isinstance(mask, Mask)
+        if mask.ending is not None:
+            break
+        assert mask.are_allowed
+        text.tokens.append(int(rng.choice(list(mask.tokens))))
+    assert num_drafted >= 3

@@ -67,12 +67,8 @@ class GrammarText:
     def cut(self, num_tokens: int) -> None:
         """Keep only the first tokens."""
         del self.tokens[num_tokens:]
-        surplus = self._num_consumed - num_tokens
-        if surplus <= 0:
-            return
-        if self.matcher.rollback(surplus):
-            self._num_consumed = num_tokens
-        else:  # a matcher that cannot go back is in an error state for good
+        if self._num_consumed > num_tokens:
+            # It begins anew: llguidance 1.9 does not find back over tokens that the grammar names by number.
             self.matcher = self._grammar.matcher.deep_copy()
             self._num_consumed = 0
 

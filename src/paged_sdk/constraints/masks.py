@@ -83,7 +83,10 @@ class MaskFiller:
             if each.num == 1:
                 alone.append((each.text.matcher, start))
             else:
-                drafted.append((each.text.matcher, start, each.text.tokens[each.first : each.first + each.num - 1]))
+                # A copy, which takes 2 us, is thrown away: llguidance 1.9 goes over drafts and back, and after tokens
+                # that the grammar names by number it is lost or says that it cannot go back.
+                drafts = each.text.tokens[each.first : each.first + each.num - 1]
+                drafted.append((each.text.matcher.deep_copy(), start, drafts))
         self._compute(words, alone, drafted)
         masks: list[Mask | str] = []
         for each, start, error in zip(positions, starts, errors, strict=False):
