@@ -18,6 +18,8 @@ from paged_sdk import (
     CompletionResponse,
     ConfigError,
     Constraint,
+    GgufModelBuilder,
+    IsqType,
     MemoryGpuConfig,
     Model,
     ModelLoadError,
@@ -34,7 +36,7 @@ from paged_sdk.config.env import read_environment
 from paged_sdk.config.sampling import DryParams
 from paged_sdk.scheduler.proposer import Proposer
 from paged_sdk.speculative.forced_tokens import ForcedTokens
-from tiny import make_checkpoint
+from tiny import make_checkpoint, make_gguf
 
 PROMPTS: Final = ([5, 6, 7, 8] * 6, [40, 41, 42] * 5, list(range(60, 90)))
 BASE: Final = SamplingParams(temperature=0.0, max_len=24, ignore_eos=True)
@@ -325,6 +327,24 @@ async def test_a_model_with_a_smaller_one(
     assert await texts(builder.with_speculation(None)) == (expected, 0)
     with pytest.raises(ModelLoadError, match="nowhere"):
         await builder.build()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("kinds", [("text", "GGUF"), ("GGUF", "text"), ("GGUF", "GGUF")])
+async def test_each_of_a_pair_is_loaded_in_its_own_way(tmp_path: Path, kinds: tuple[str, str]) -> None:
+    """One is quantized to other types than the other; the larger one's text is its own."""
+    target, draft = (
+        GgufModelBuilder(make_gguf(tmp_path / role, quantization="F16", seed=seed))
+        if kind == "GGUF"
+        else small(tmp_path / role)
+        for seed, (role, kind) in enumerate(zip(("target", "draft"), kinds, strict=True))
+    )
+    target, draft = target.with_isq(IsqType.Q8_0), draft.with_isq(IsqType.Q4_0)
+    async with target.build() as alone, TextSpeculativeBuilder(target, draft).build() as pair:
+        for prompt in PROMPTS:
+            expected = await alone.send_completion_request(prompt, BASE)
+            assert said(await pair.send_completion_request(prompt, BASE)) == said(expected)
 
 
 @pytest.mark.anyio
