@@ -425,13 +425,21 @@ def test_grammars_of_every_type(runner: Runner, kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("grammar", "grammar_type", "field"),
-    [("x", None, "grammar_type"), (None, "regex", "grammar"), ("x", "bnf", "grammar_type"), (5, "regex", "grammar")],
+    [("x", None, "grammar_type"), (None, "regex", "grammar"), ("x", "bnf", "grammar_type")],
 )
-def test_grammars_that_are_none(grammar: Any, grammar_type: Any, field: str) -> None:
+def test_grammars_that_are_none(grammar: str | None, grammar_type: str | None, field: str) -> None:
     request: Any = ChatCompletionRequest(QUESTION, "default", grammar=grammar, grammar_type=grammar_type)
     with pytest.raises(InvalidRequestError) as caught:
         request.build(seed=None, default_temperature=None)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    "says", [{"grammar": 5, "grammar_type": "regex"}, {"grammar": "x", "grammar_type": 5}, {"max_tool_rounds": "2"}]
+)
+def test_values_of_another_type_are_refused_at_once(says: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=" is not allowed"):
+        ChatCompletionRequest(QUESTION, "default", **says)
 
 
 WEATHER = json.dumps({"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}})

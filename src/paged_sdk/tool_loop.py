@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-import math
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypeAlias
@@ -97,7 +97,7 @@ def _check(request: RequestBuilder, max_rounds: object, on_error: object) -> Non
 def _seconds(value: object) -> float | None:
     if value is None:
         return None
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
         raise InvalidRequestError.of("tool_timeout", value, "a finite number of seconds > 0, or None")
     return float(value)
 

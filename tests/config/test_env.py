@@ -68,7 +68,7 @@ def test_speculative_gamma(gamma: int) -> None:
         ("MISTRALRS_PREFIX_CACHE_N", "-3"),
         ("MISTRALRS_PREFIX_CACHE_N", "many"),
         ("MISTRALRS_ISQ", "Q4Z"),
-        ("MISTRALRS_ISQ", "3"),
+        ("MISTRALRS_ISQ", "7"),
         ("MISTRALRS_SPECULATIVE_GAMMA", "0"),
         ("MISTRALRS_SPECULATIVE_GAMMA", "1025"),
         ("MISTRALRS_SPECULATIVE_GAMMA", "on"),

@@ -177,6 +177,12 @@ def is_optional_slowdown(instance: object, attribute: Attribute[Any], value: obj
         is_slowdown(instance, attribute, value)
 
 
+def _members(kind: type[Enum]) -> str:
+    """List an enumeration's members so that many of them fit a message, too."""
+    names = [member.name for member in kind]
+    return " or ".join(map(str, kind)) if len(names) < 8 else f"{kind.__name__}, one of {', '.join(names)}"
+
+
 class IsA:
     """Accepts instances of a class; None too if ``optional``.
 
@@ -185,7 +191,7 @@ class IsA:
 
     def __init__(self, kind: type | tuple[type, ...], allowed: str = "", *, optional: bool = False) -> None:
         if not allowed and isinstance(kind, type):
-            allowed = " or ".join(map(str, kind)) if issubclass(kind, Enum) else kind.__name__
+            allowed = _members(kind) if issubclass(kind, Enum) else kind.__name__
         self.kind: type | tuple[type, ...] = kind
         self.allowed: str = allowed + (" or None" if optional else "")
         self.optional = optional

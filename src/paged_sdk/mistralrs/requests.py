@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal
 from attrs import evolve, field, frozen
 
 from paged_sdk import Constraint, DryParams, InvalidRequestError, RequestBuilder, SamplingParams, Tool
-from paged_sdk.mistralrs.unsupported import is_switch, is_text, unsupported
+from paged_sdk.mistralrs.unsupported import is_optional_count, is_optional_text, is_switch, is_text, unsupported
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -61,8 +61,8 @@ class _Request:
     dry_base: float | None = None
     dry_allowed_length: int | None = None
     dry_sequence_breakers: Sequence[str] | None = None
-    grammar: str | None = None
-    grammar_type: str | None = None
+    grammar: str | None = field(default=None, validator=is_optional_text)
+    grammar_type: str | None = field(default=None, validator=is_optional_text)
     adapter: None = unsupported()
     truncate_sequence: bool = field(default=False, validator=is_switch)
     ignore_eos: bool = False
@@ -114,10 +114,8 @@ class _Request:
             "json_schema": Constraint.json_schema,
             "llguidance": Constraint.llguidance,
         }
-        if not isinstance(self.grammar_type, str) or self.grammar_type not in makes:
+        if self.grammar_type not in makes:
             raise InvalidRequestError.of("grammar_type", self.grammar_type, f"one of {', '.join(makes)}")
-        if not isinstance(self.grammar, str):
-            raise InvalidRequestError.of("grammar", self.grammar, "a text")
         return makes[self.grammar_type](self.grammar)
 
     def _top_n_logprobs(self) -> int | None:
@@ -165,7 +163,7 @@ class ChatCompletionRequest(_Request, Generic[StreamT]):
     tool_schemas: Sequence[str] | None = field(default=None, kw_only=True)
     tool_choice: ToolChoice | None = field(default=None, kw_only=True)
     web_search_options: None = unsupported()
-    max_tool_rounds: int | None = field(default=None, kw_only=True)
+    max_tool_rounds: int | None = field(default=None, validator=is_optional_count, kw_only=True)
     tool_dispatch_url: None = unsupported()
     enable_code_execution: bool = unsupported(default=False)
     enable_shell: bool = unsupported(default=False)

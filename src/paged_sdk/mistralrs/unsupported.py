@@ -10,7 +10,15 @@ from attrs import Attribute, field
 
 from paged_sdk import ConfigError
 
-__all__ = ["check_switches", "is_switch", "is_text", "refuse_settings", "unsupported"]
+__all__ = [
+    "check_switches",
+    "is_optional_count",
+    "is_optional_text",
+    "is_switch",
+    "is_text",
+    "refuse_settings",
+    "unsupported",
+]
 
 
 def refuse_settings(default: bool | None = None, **settings: object) -> None:
@@ -56,3 +64,15 @@ def is_text(instance: object, attribute: Attribute[Any], value: object) -> None:
     """Accept strings."""
     if not isinstance(value, str):
         raise ConfigError.of(attribute.name, value, "a string")
+
+
+def is_optional_text(instance: object, attribute: Attribute[Any], value: object) -> None:
+    """Accept strings and None."""
+    if value is not None and not isinstance(value, str):
+        raise ConfigError.of(attribute.name, value, "a string or None")
+
+
+def is_optional_count(instance: object, attribute: Attribute[Any], value: object) -> None:
+    """Accept ints from 0 on and None."""
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+        raise ConfigError.of(attribute.name, value, "an int >= 0 or None")
