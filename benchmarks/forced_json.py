@@ -29,6 +29,7 @@ from paged_sdk.build.assembly import load_parts
 from paged_sdk.config.env import read_environment
 from paged_sdk.scheduler.sequence import Sequence as TokenSequence
 from paged_sdk.speculative.forced_tokens import ForcedTokens
+from paged_sdk.speculative.several_proposers import SeveralProposers
 
 __all__ = ["Report", "measure"]
 
@@ -89,7 +90,7 @@ class _Switched:
 
     def __init__(self) -> None:
         self.is_on = False
-        self._forced = ForcedTokens(_Nothing())
+        self._forced = ForcedTokens(SeveralProposers(()))
 
     def propose(self, sequences: Sequence[TokenSequence]) -> list[list[int]]:
         return self._forced.propose(sequences) if self.is_on else [[] for _ in sequences]
@@ -99,17 +100,6 @@ class _Switched:
 
     def reset(self) -> None:
         self._forced.reset()
-
-
-class _Nothing:
-    def propose(self, sequences: Sequence[TokenSequence]) -> list[list[int]]:
-        return [[] for _ in sequences]
-
-    def forget(self, seq_ids: Iterable[int]) -> None:
-        pass
-
-    def reset(self) -> None:
-        pass
 
 
 async def _seconds(model: Model, messages: Sequence[str], max_tokens: int) -> tuple[float, list[str], int, int]:

@@ -28,6 +28,7 @@ __all__ = [
     "json_call",
     "json_calls",
     "json_form",
+    "named_json_form",
     "read_json_call",
     "read_json_calls",
 ]
@@ -286,6 +287,11 @@ def json_form(writer: GrammarWriter, tools: ToolSchemas, before: Callable[[str],
         for name, schema in tools.items()
     ]
     return writer.rule(f"{writer.any_of(calls)} {writer.text(after)}")
+
+
+def named_json_form(writer: GrammarWriter, tools: ToolSchemas) -> str:
+    """Return the expression of a call that is a JSON object of a name and arguments."""
+    return json_form(writer, tools, lambda name: f'{{"name": "{name}", "arguments": ', "}")
 
 
 def find_formats() -> tuple[AnswerFormat, ...]:

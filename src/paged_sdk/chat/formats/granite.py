@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paged_sdk.chat.answer_format import MarkedCalls, ToolSchemas, json_form, read_json_calls
+from paged_sdk.chat.answer_format import MarkedCalls, ToolSchemas, named_json_form, read_json_calls
 from paged_sdk.chat.answer_pieces import AnswerPieces, Call
 from paged_sdk.chat.grammar_writer import CallForm, GrammarWriter
 from paged_sdk.chat.text_reader import Steps, TextReader
@@ -19,7 +19,7 @@ class _Granite(MarkedCalls):
     def call_form(self, writer: GrammarWriter, tools: ToolSchemas) -> CallForm:
         return CallForm(
             opening="<|tool_call|>[",
-            call=json_form(writer, tools, lambda name: f'{{"name": "{name}", "arguments": ', "}"),
+            call=named_json_form(writer, tools),
             separator=", ",
             closing="]",
         )

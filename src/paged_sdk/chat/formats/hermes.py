@@ -6,7 +6,7 @@ a block of it, is a call too, if it has a name and arguments.
 
 from __future__ import annotations
 
-from paged_sdk.chat.answer_format import MarkedCalls, ToolSchemas, json_form, read_json_calls
+from paged_sdk.chat.answer_format import MarkedCalls, ToolSchemas, named_json_form, read_json_calls
 from paged_sdk.chat.answer_pieces import AnswerPieces, Call
 from paged_sdk.chat.grammar_writer import CallForm, GrammarWriter
 from paged_sdk.chat.text_reader import Steps, TextReader
@@ -25,7 +25,7 @@ class _Hermes(MarkedCalls):
     def call_form(self, writer: GrammarWriter, tools: ToolSchemas) -> CallForm:
         return CallForm(
             opening="<tool_call>\n",
-            call=json_form(writer, tools, lambda name: f'{{"name": "{name}", "arguments": ', "}"),
+            call=named_json_form(writer, tools),
             separator="\n</tool_call>\n<tool_call>\n",
             closing="\n</tool_call>",
         )

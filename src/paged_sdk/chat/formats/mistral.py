@@ -12,6 +12,7 @@ from paged_sdk.chat.answer_format import (
     MarkedCalls,
     ToolSchemas,
     json_form,
+    named_json_form,
     read_json_call,
     read_json_calls,
 )
@@ -52,7 +53,7 @@ class _Mistral(MarkedCalls):
             return CallForm(opening=mark, call=json_form(writer, tools, lambda name: f"{name}[ARGS]"), separator=mark)
         return CallForm(
             opening=f"{mark}{self.space}[",
-            call=json_form(writer, tools, lambda name: f'{{"name": "{name}", "arguments": ', "}"),
+            call=named_json_form(writer, tools),
             separator=", ",
             closing="]",
         )

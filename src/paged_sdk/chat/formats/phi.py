@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from paged_sdk.chat.answer_format import AnswerFormat, MarkedCalls, ToolSchemas, json_form, read_json_calls
+from paged_sdk.chat.answer_format import AnswerFormat, MarkedCalls, ToolSchemas, named_json_form, read_json_calls
 from paged_sdk.chat.answer_pieces import AnswerPieces, Call
 from paged_sdk.chat.grammar_writer import CallForm, GrammarWriter
 from paged_sdk.chat.text_reader import Steps, TextReader
@@ -38,7 +38,7 @@ class _Phi(MarkedCalls):
     def call_form(self, writer: GrammarWriter, tools: ToolSchemas) -> CallForm:
         return CallForm(
             opening="<|tool_call|>[" if self.has_tags else "functools[",
-            call=json_form(writer, tools, lambda name: f'{{"name": "{name}", "arguments": ', "}"),
+            call=named_json_form(writer, tools),
             separator=", ",
             closing="]<|/tool_call|>" if self.has_tags else "]",
         )
