@@ -33,7 +33,6 @@ def default_processors(
         Dry(encode),
         TokenHealing(),
         CustomProcessors(),
-        Constraints(
-            vocab_size, ahead=ahead
-        ),  # the last: nothing that comes later lets a token in that the grammar bans
+        # The last: nothing that comes later lets a token in that the grammar bans.
+        Constraints(vocab_size, ahead=ahead),
     )
