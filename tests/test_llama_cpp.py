@@ -1,0 +1,95 @@
+"""llama.cpp loads the files that are written here, and says after them what this package says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+from llamacpp import LlamaCpp
+from paged_sdk import GgufModelBuilder, SamplingParams, write_gguf
+from paged_sdk.types.response import CompletionChoice
+
+pytest.importorskip("xllamacpp")
+pytestmark = pytest.mark.anyio
+
+NUM_TOKENS = 24
+PROMPTS = [list(range(5 + length, 5 + 4 * length, 3)) for length in (3, 20, 47, 90)]
+ENDS = (0, 2)
+#: By how much logprobs may differ. llama.cpp looks GELU up in a table of float16, and multiplies F16 by activations
+#: that it rounds to float16; without these it was 0.00003 at most, with them 0.04.
+CLOSE, CLOSE_GELU, CLOSE_F16 = 1e-4, 0.02, 0.08
+#: With blocks it rounds activations to 8 bits; so do the kernels here, each in its way. It was 0.24 at most, of
+#: a real model 0.48 for tokens of less than 1 %.
+CLOSE_BLOCKS, CLOSE_REAL = 0.4, 0.7
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def ours(path: Path, dtype: str | None, prompts: list[list[int]]) -> list[CompletionChoice]:
+    builder = GgufModelBuilder(path).with_force_cpu().with_num_threads(1)
+    banned = dict.fromkeys(ENDS, float("-inf"))
+    sampling = SamplingParams(temperature=0, max_len=NUM_TOKENS, ignore_eos=True, logits_bias=banned, top_n_logprobs=8)
+    async with (builder if dtype is None else builder.with_dtype(dtype)).build() as model:
+        return [(await model.send_completion_request(prompt, sampling)).choices[0] for prompt in prompts]
+
+
+async def must_agree(path: Path, close: float, dtype: str | None = None, prompts: list[list[int]] = PROMPTS) -> int:
+    """Compare greedy tokens, up to where they part, and logprobs.
+
+    They may part where this package finds llama.cpp's token about as likely as its own.
+
+    :returns: how many tokens are the same
+    """
+    judge, same, compared = LlamaCpp(path), 0, 0
+    for prompt, choice in zip(prompts, await ours(path, dtype, prompts), strict=True):
+        theirs = judge.complete(prompt, NUM_TOKENS, banned=ENDS)
+        assert choice.logprobs is not None
+        assert len(theirs.tokens) == len(choice.logprobs.content) == NUM_TOKENS
+        for place, (own, other) in enumerate(zip(choice.logprobs.content, theirs.tokens, strict=True)):
+            likely = {each.token_id: each.logprob for each in own.top_logprobs}
+            if place == 0 and max(theirs.logprobs, key=theirs.logprobs.__getitem__) == other:
+                compared += 1
+                assert all(abs(likely[id] - theirs.logprobs[id]) < close for id in likely.keys() & theirs.logprobs)
+            if own.token_id != other:
+                assert own.logprob - likely[other] < close
+                break
+            same += 1
+    assert compared >= len(prompts) // 2  # tokens that end within a character come without logprobs
+    return same
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+async def test_float_files_say_the_same(family: str, tmp_path: Path) -> None:
+    directory = tiny.make_checkpoint(family, tmp_path / "model", **tiny.GGUF_OVERRIDES.get(family, {}))
+    close = CLOSE_GELU if family.startswith("gemma") else CLOSE
+    whole = write_gguf(directory, tmp_path / "f32.gguf", type="F32")
+    assert await must_agree(whole, close, "float32") > 0.8 * NUM_TOKENS * len(PROMPTS)
+    half = write_gguf(directory, tmp_path / "f16.gguf", type="F16")
+    assert await must_agree(half, CLOSE_F16, "float32") > 0.7 * NUM_TOKENS * len(PROMPTS)
+
+
+@pytest.fixture(scope="module")
+def wide_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a llama whose rows fill the blocks of K formats."""
+    wide: dict[str, Any] = {"hidden_size": 256, "head_dim": 64, "intermediate_size": 512, "initializer_range": 0.08}
+    return tiny.make_checkpoint("llama", tmp_path_factory.mktemp("wide"), **wide)
+
+
+@pytest.mark.parametrize("mixture", ["Q2_K", "Q3_K_M", "Q4_0", "Q4_K_M", "Q5_1", "Q5_K_M", "Q6_K", "Q8_0"])
+async def test_quantized_files_say_nearly_the_same(mixture: str, wide_checkpoint: Path, tmp_path: Path) -> None:
+    path = write_gguf(wide_checkpoint, tmp_path / "m.gguf", type=mixture)
+    assert await must_agree(path, CLOSE_BLOCKS) > 0.1 * NUM_TOKENS * len(PROMPTS)
+
+
+@pytest.mark.smollm2
+async def test_the_embedded_model_says_nearly_the_same(smollm2: Path) -> None:
+    judge = LlamaCpp(smollm2)
+    prompts = [judge.encode(text) for text in ("The capital of France is", "def add(first, second):\n    return")]
+    # All 48 of them are the same where this was written.
+    assert await must_agree(smollm2, CLOSE_REAL, prompts=prompts) > 0.5 * NUM_TOKENS * len(prompts)
