@@ -113,6 +113,24 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], dict[str, list[Any]]]]] = {
     "mixtral": ({"num_local_experts": 4, "num_experts_per_tok": 2}, _MOE),
     "qwen2_moe": (_QWEN_MOE | {"shared_expert_intermediate_size": 40}, _QWEN_WINDOWS | _MOE),
     "qwen3_moe": (_QWEN_MOE, _QWEN_WINDOWS | _MOE),
+    "gemma": ({}, {}),
+    "granite": (
+        {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 2.0},
+        {"logits_scaling": [0.5, ABSENT], "residual_multiplier": [1.0, ABSENT], "attention_multiplier": [0.5, ABSENT]},
+    ),
+    "seed_oss": ({}, {"attention_out_bias": [True, False]}),
+    "arcee": ({}, {}),
+    "smollm3": (
+        {"no_rope_layer_interval": 2, "sliding_window": 8},
+        {"use_sliding_window": [True, False], "no_rope_layers": [[0, 1, 1], [1, 0], None]},
+    ),
+    "olmo2": ({}, {}),
+    "olmo3": ({"sliding_window": 8}, {}),
+    "ernie4_5": ({}, {"use_bias": [True, False]}),
+    "helium": ({}, {}),
+    "exaone4": ({"sliding_window": 8, "sliding_window_pattern": 2}, {"sliding_window_pattern": [3, 1]}),
+    "glm": ({}, {"partial_rotary_factor": [0.25, 0.75]}),
+    "glm4": ({}, {"partial_rotary_factor": [0.25, 0.75]}),
 }
 """By ``model_type``: what every config of the family has, and what it may have beside :data:`_COMMON`."""
 
@@ -180,7 +198,7 @@ def _draw_rope(draw: random.Random, model_type: str, config: dict[str, Any]) -> 
         return {"rope_theta": theta}
     if form < 0.6:
         return {"rope_theta": theta, "rope_scaling": scaling}
-    if model_type == "gemma3_text":
+    if model_type in ("gemma3_text", "olmo3"):
         local = {"rope_type": "default", "rope_theta": 100.0}
         forms: list[dict[str, Any]] = [scaling, {_FULL: scaling, _SLIDING: local}, {_FULL: scaling}]
         return {"rope_parameters": draw.choice(forms)}

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Final
 
 from attrs import frozen
 
-__all__ = ["Activation", "DecoderConfig", "MoeConfig", "RopeConfig", "RopeKind"]
+__all__ = [
+    "NO_ROPE",
+    "Activation",
+    "DecoderConfig",
+    "MoeConfig",
+    "NormKind",
+    "QkNormWeights",
+    "RopeConfig",
+    "RopeKind",
+]
 
 
 class Activation(Enum):
-    """Names the non-linearity of a gated MLP, by Hugging Face's names."""
+    """Names the non-linearity of an MLP, by Hugging Face's names."""
 
     SILU = "silu"
     GELU = "gelu"
@@ -25,6 +35,23 @@ class Activation(Enum):
     MISH = "mish"
     HARDSWISH = "hardswish"
     LINEAR = "linear"
+
+
+class NormKind(Enum):
+    """Says what norms divide by, and whether they take the mean off before."""
+
+    RMS = "rms"
+    LAYER = "layer"
+
+
+class QkNormWeights(Enum):
+    """Says which weights norms of queries and keys have: one vector for all heads, one for each head, or one norm for
+    all heads at once.
+    """
+
+    SHARED = "shared"
+    OWN = "own"
+    WHOLE = "whole"
 
 
 class RopeKind(Enum):
@@ -51,6 +78,9 @@ class RopeConfig:
     :ivar short_factor: longrope, one divisor per frequency up to ``original_max_position`` tokens
     :ivar long_factor: longrope, one divisor per frequency beyond that
     :ivar inv_freq_divisors: one divisor per frequency, before the kind's own formula (GGUF's rope_freqs)
+    :ivar interleaved: element 2i of a head is paired with element 2i + 1, not element i with one half the rotated
+        elements further on (glm, cohere)
+    :ivar rotates: False: nothing is rotated, whatever the other settings say (:data:`NO_ROPE`)
     """
 
     rotary_dim: int
@@ -70,6 +100,8 @@ class RopeConfig:
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
     inv_freq_divisors: tuple[float, ...] = ()
+    interleaved: bool = False
+    rotates: bool = True
 
     @property
     def switch(self) -> int | None:
@@ -78,6 +110,11 @@ class RopeConfig:
         """
         switches = self.kind is RopeKind.LONGROPE and self.short_factor != self.long_factor
         return self.original_max_position if switches else None
+
+
+# Two elements turned by no angle: every kernel computes it, and those that need at least one frequency have one.
+NO_ROPE: Final = RopeConfig(rotary_dim=2, rotates=False)
+"""The rotary embedding of layers that know no positions."""
 
 
 @frozen(kw_only=True)
@@ -113,9 +150,19 @@ class DecoderConfig:
     :ivar attention_scale: multiplies q.k
     :ivar attention_softcap: scores become ``cap * tanh(score / cap)``
     :ivar logit_softcap: the same for the logits
+    :ivar logit_scale: multiplies the logits, before their cap (cohere, granite)
     :ivar embedding_scale: multiplies the token embeddings (gemma)
-    :ivar norm_offset: added to RMSNorm weights (1 for gemma)
-    :ivar sandwich_norms: norms after attention and after the MLP too, before the residual (gemma)
+    :ivar residual_scale: multiplies what attention and the MLP add to the residual stream (granite)
+    :ivar norm: of all norms, those of queries and keys included
+    :ivar norm_bias: whether norms of layers, and the last one, add a bias
+    :ivar norm_offset: added to the weights of norms (1 for gemma)
+    :ivar norm_in_float32: whether the product with a norm's weight is rounded once, not the normalized vector too
+    :ivar gated_mlp: False: MLPs are ``down(activation(up(x)))``
+    :ivar qk_norm: whether queries and keys are normalized; ``qk_norm_weights`` and ``qk_norm_bias`` say how
+    :ivar input_norms: norms before attention and before the MLP (all but olmo2 and its kin)
+    :ivar sandwich_norms: norms after attention and after the MLP, before the residual (gemma)
+    :ivar parallel_residual: attention and the MLP read the same normalized rows, and what both give is added at once
+    :ivar head_bias: whether the output projection adds a bias
     :ivar moe: mixture of experts; None: every layer has one MLP
     :ivar max_position: tokens of context
     """
@@ -135,14 +182,25 @@ class DecoderConfig:
     attention_scale: float
     attention_softcap: float | None = None
     logit_softcap: float | None = None
+    logit_scale: float | None = None
     embedding_scale: float | None = None
+    residual_scale: float | None = None
     activation: Activation = Activation.SILU
+    gated_mlp: bool = True
+    norm: NormKind = NormKind.RMS
+    norm_bias: bool = False
     norm_offset: float = 0.0
+    norm_in_float32: bool = False
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
+    head_bias: bool = False
     qk_norm: bool = False
+    qk_norm_weights: QkNormWeights = QkNormWeights.SHARED
+    qk_norm_bias: bool = False
+    input_norms: bool = True
     sandwich_norms: bool = False
+    parallel_residual: bool = False
     tie_embeddings: bool = False
     moe: MoeConfig | None = None
 

@@ -15,7 +15,7 @@ from paged_sdk.kernels.fallback import log_fallback, why_not_triton
 from paged_sdk.kernels.key_offsets import check_key_offsets
 from paged_sdk.kernels.kv_cache import write_slots
 
-__all__ = ["Rotation", "rotate_and_cache", "rotate_and_cache_reference"]
+__all__ = ["Rotation", "rotate_and_cache", "rotate_and_cache_reference", "side_by_side_to_halves"]
 
 
 @frozen
@@ -49,6 +49,18 @@ class Rotation:
         rotated = halves * self.cos
         rotated.addcmul_(halves.flip(-2), self.sin)
         halves.copy_(rotated)
+
+
+def side_by_side_to_halves(heads: Tensor, rotary_dim: int) -> Tensor:
+    """Reorder the rotated elements of each head from pairs of neighbours to two halves, which is how all kernels pair
+    them. Scores do not change, since queries and keys are reordered alike.
+
+    :param heads: ``[..., head_dim]``
+    :param rotary_dim: leading elements that are rotated
+    :returns: a new tensor: elements 0, 2, 4 ..., then 1, 3, 5 ..., then those that are not rotated
+    """
+    pairs = torch.unflatten(heads[..., :rotary_dim], -1, (rotary_dim // 2, 2)).transpose(-1, -2).flatten(-2)
+    return torch.cat((pairs, heads[..., rotary_dim:]), -1)
 
 
 def rotate_and_cache(

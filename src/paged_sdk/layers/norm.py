@@ -1,6 +1,10 @@
-"""Compute root mean square normalization (Zhang and Sennrich, 2019, arXiv 1910.07467)."""
+"""Compute the norms of a decoder: by the root mean square (Zhang and Sennrich, 2019, arXiv 1910.07467), of layers (Ba
+et al., 2016, arXiv 1607.06450), or none.
+"""
 
 from __future__ import annotations
+
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -8,23 +12,24 @@ from torch import Tensor
 
 from paged_sdk.kernels.norm import add_rms_norm, rms_norm
 
-__all__ = ["RMSNorm"]
+__all__ = ["LayerNorm", "NoNorm", "Norm", "RMSNorm"]
 
 
 class RMSNorm:
     """Computes ``x / rms(x) * weight`` over the last dimension, with the mean in float32 at least.
 
     Models differ in where they round, and each is followed: llama and its kin round to the model's dtype before the
-    multiplication by the weight; gemma, whose weights are stored less 1, after it.
+    multiplication by the weight; gemma, whose weights are stored less 1, after it, and so do olmo2 and helium.
 
     :param weight: ``[..., hidden_size]``, broadcast against the input
     :param offset: is added to the weight; unless it is 0, the multiplication is in float32 at least
+    :param rounds_last: whether the multiplication is in float32 at least, whatever the offset
     :ivar weight: the weight with the offset added
     """
 
-    def __init__(self, weight: Tensor, eps: float, *, offset: float = 0.0) -> None:
+    def __init__(self, weight: Tensor, eps: float, *, offset: float = 0.0, rounds_last: bool = False) -> None:
         wide = torch.promote_types(weight.dtype, torch.float32)
-        self._rounds_last = offset != 0.0
+        self._rounds_last = rounds_last or offset != 0.0
         self.weight: Tensor = weight.to(wide) + offset if self._rounds_last else weight
         self.eps = eps
 
@@ -49,3 +54,46 @@ class RMSNorm:
             return add_rms_norm(x, residual, self.weight, self.eps)
         residual += x
         return self.forward(residual), residual
+
+
+class LayerNorm:
+    """Computes ``(x - mean(x)) / deviation(x) * weight + bias`` over the last dimension, in float32 at least, and
+    rounds once.
+
+    :param weight: ``[..., hidden_size]``, broadcast against the input
+    :param bias: likewise; None: nothing is added
+    :param offset: is added to the weight
+    :ivar weight: the weight with the offset added
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, eps: float, *, offset: float = 0.0) -> None:
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        self.weight: Tensor = weight.to(wide) + offset
+        self.bias: Tensor | None = None if bias is None else bias.to(wide)
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Do what :meth:`RMSNorm.forward` does, with this norm."""
+        normed = F.layer_norm(x.to(self.weight.dtype), x.shape[-1:], eps=self.eps).mul_(self.weight)
+        return (normed if self.bias is None else normed.add_(self.bias)).to(x.dtype)
+
+    def add_and_forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Do what :meth:`RMSNorm.add_and_forward` does, with this norm."""
+        residual += x
+        return self.forward(residual), residual
+
+
+class NoNorm:
+    """Stands where other models have a norm."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x`` itself."""
+        return x
+
+    def add_and_forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Add to the residual stream, and return the sum twice."""
+        residual += x
+        return residual, residual
+
+
+Norm: TypeAlias = RMSNorm | LayerNorm | NoNorm

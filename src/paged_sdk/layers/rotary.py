@@ -50,6 +50,8 @@ def _inverse_frequencies(config: RopeConfig, *, is_long: bool = False) -> Tensor
 
     :param is_long: for texts that are longer than LongRoPE's trained context
     """
+    if not config.rotates:
+        return torch.zeros(config.rotary_dim // 2)
     exponents = torch.arange(0, config.rotary_dim, 2, dtype=torch.float32) / config.rotary_dim
     periods = config.theta**exponents
     if config.inv_freq_divisors:

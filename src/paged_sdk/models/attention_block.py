@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from paged_sdk.config.decoder import DecoderConfig
-from paged_sdk.kernels.rotary import Rotation
+from paged_sdk.kernels.rotary import Rotation, side_by_side_to_halves
 from paged_sdk.kernels.step import StepContext
-from paged_sdk.layers.norm import RMSNorm
+from paged_sdk.layers.norm import Norm
 from paged_sdk.models.family import TensorNames
+from paged_sdk.models.norms import WholeNorms, load_qk_norm
 from paged_sdk.models.weight_loader import WeightLoader
 from paged_sdk.quant.linear import Linear
 
@@ -20,11 +21,17 @@ class AttentionBlock:
     """Runs multi-head attention with grouped queries.
 
     :param qkv: projects to queries, keys and values of all heads, in this order
-    :param qk_norm: norms each head of queries and keys, weight ``[num_heads + num_kv_heads, head_dim]``
+    :param qk_norm: norms queries and keys ``[num_tokens, num_heads + num_kv_heads, head_dim]``
     """
 
     def __init__(
-        self, config: DecoderConfig, layer: int, *, qkv: Linear, output: Linear, qk_norm: RMSNorm | None
+        self,
+        config: DecoderConfig,
+        layer: int,
+        *,
+        qkv: Linear,
+        output: Linear,
+        qk_norm: Norm | WholeNorms | None,
     ) -> None:
         self.qkv = qkv
         self.output = output
@@ -32,6 +39,7 @@ class AttentionBlock:
         self._layer = layer
         self._head_dim = config.head_dim
         self._num_qk_heads = config.num_heads + config.num_kv_heads
+        self._rope = config.ropes[layer]
 
     def forward(self, x: Tensor, rotation: Rotation, ctx: StepContext) -> Tensor:
         """Project to queries, keys and values, attend over the cache, and project the result back.
@@ -43,6 +51,8 @@ class AttentionBlock:
         query_key, value = heads[:, : self._num_qk_heads], heads[:, self._num_qk_heads :]
         if self.qk_norm is not None:
             query_key = self.qk_norm.forward(query_key)
+        if self._rope.interleaved:
+            query_key = side_by_side_to_halves(query_key, self._rope.rotary_dim)
         attended = ctx.attention.rotate_and_forward(self._layer, query_key, value, rotation)
         return self.output.forward(attended.flatten(1), ctx)
 
@@ -66,18 +76,10 @@ def load_attention_block(
             bias=config.qkv_bias,
         ),
         output=loader.linear(
-            [f"{prefix}self_attn.o_proj"],
+            [prefix + names.output],
             in_features=query_size,
             out_features=(config.hidden_size,),
             bias=config.output_bias,
         ),
-        qk_norm=_load_qk_norm(loader, config, prefix) if config.qk_norm else None,
+        qk_norm=load_qk_norm(loader, config, names, prefix),
     )
-
-
-def _load_qk_norm(loader: WeightLoader, config: DecoderConfig, prefix: str) -> RMSNorm:
-    """Load the norms of queries and keys as one norm, whose weight has a row for each head."""
-    query = loader.tensor(f"{prefix}self_attn.q_norm.weight", config.head_dim)
-    key = loader.tensor(f"{prefix}self_attn.k_norm.weight", config.head_dim)
-    weight = torch.cat((query.expand(config.num_heads, -1), key.expand(config.num_kv_heads, -1)))
-    return RMSNorm(weight, config.norm_eps, offset=config.norm_offset)

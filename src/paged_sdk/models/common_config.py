@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from types import MappingProxyType
 
+from attrs import evolve
+
 from paged_sdk.config.decoder import Activation, DecoderConfig, MoeConfig, RopeConfig
 from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError
 from paged_sdk.models.config_fields import ConfigFields
 from paged_sdk.models.rope_fields import read_rope, rope_section
 
-__all__ = ["SLIDING", "read_activation", "read_common", "read_head_dim", "read_layer_types", "read_moe", "read_windows"]
+__all__ = [
+    "SLIDING",
+    "read_activation",
+    "read_common",
+    "read_head_dim",
+    "read_layer_types",
+    "read_moe",
+    "read_one_rope",
+    "read_windows",
+]
 
 SLIDING = "sliding_attention"
 _FULL = "full_attention"
@@ -50,6 +61,7 @@ def read_common(
     sliding_windows: tuple[int | None, ...] | None = None,
     activation: Activation | None = None,
     tie_embeddings: bool = False,
+    eps: str = "rms_norm_eps",
 ) -> DecoderConfig:
     """Read the shape of a plain llama, which families evolve.
 
@@ -57,6 +69,7 @@ def read_common(
     :param sliding_windows: the window of each layer; None: every layer attends to everything
     :param activation: the MLP's; None: read from the usual field
     :param tie_embeddings: what the family's configs mean when they do not say
+    :param eps: the field that says what norms add to the variance
     :raises CheckpointError: a value that is missing or cannot be used
     """
     num_layers = fields.positive("num_hidden_layers")
@@ -65,7 +78,7 @@ def read_common(
     if num_heads % num_kv_heads:
         raise fields.error("num_key_value_heads", f"a divisor of num_attention_heads = {num_heads}")
     head_dim = read_head_dim(fields)
-    ropes = ropes or (read_rope(fields, rope_section(fields), head_dim=head_dim, default_theta=10_000.0),) * num_layers
+    ropes = ropes or (read_one_rope(fields),) * num_layers
     if len({rope.switch for rope in ropes} - {None}) > 1:
         raise fields.error("rope_parameters", "one original_max_position_embeddings for all layers")
     return DecoderConfig(
@@ -78,13 +91,32 @@ def read_common(
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         max_position=fields.positive("max_position_embeddings", 2048),
-        norm_eps=fields.number("rms_norm_eps", 1e-6),
+        norm_eps=fields.number(eps, 1e-6),
         ropes=ropes,
         sliding_windows=sliding_windows or (None,) * num_layers,
         attention_scale=head_dim**-0.5,
         activation=activation or read_activation(fields, "hidden_act", Activation.SILU),
         tie_embeddings=fields.flag("tie_word_embeddings", tie_embeddings),
     )
+
+
+def read_one_rope(
+    fields: ConfigFields, *, default_theta: float = 10_000.0, is_partial: bool = False, interleaved: bool = False
+) -> RopeConfig:
+    """Read the rotary embedding of families that have one for all layers.
+
+    :param default_theta: the base of the frequencies where the config says none
+    :param is_partial: whether the family may rotate a part of each head
+    :param interleaved: whether the family pairs neighbours
+    """
+    rope = read_rope(
+        fields,
+        rope_section(fields),
+        head_dim=read_head_dim(fields),
+        default_theta=default_theta,
+        is_partial=is_partial,
+    )
+    return evolve(rope, interleaved=interleaved)
 
 
 def read_head_dim(fields: ConfigFields) -> int:

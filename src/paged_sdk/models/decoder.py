@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paged_sdk.config.decoder import DecoderConfig, RopeConfig
 from paged_sdk.kernels.step import StepContext
-from paged_sdk.layers.norm import RMSNorm
+from paged_sdk.layers.norm import Norm
 from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.models.decoder_layer import DecoderLayer
 from paged_sdk.quant.embedding import Embedding
@@ -32,7 +32,7 @@ class DecoderModel:
         *,
         embedding: Embedding,
         layers: Sequence[DecoderLayer],
-        norm: RMSNorm,
+        norm: Norm,
         head: Linear,
         ropes: dict[RopeConfig, RotaryEmbedding],
         dtype: torch.dtype,
@@ -69,5 +69,7 @@ class DecoderModel:
         :returns: ``[num_rows, vocab_size]`` float32, which the caller may change
         """
         logits = self.head.forward(hidden, None).float()
-        cap = self.config.logit_softcap
+        scale, cap = self.config.logit_scale, self.config.logit_softcap
+        if scale is not None:
+            logits.mul_(scale)
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)

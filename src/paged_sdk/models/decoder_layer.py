@@ -7,11 +7,13 @@ from torch import Tensor
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.kernels.rotary import Rotation
 from paged_sdk.kernels.step import StepContext
-from paged_sdk.layers.norm import RMSNorm
+from paged_sdk.layers.norm import NoNorm, Norm
 from paged_sdk.models.attention_block import AttentionBlock, load_attention_block
 from paged_sdk.models.family import TensorNames
 from paged_sdk.models.gated_mlp import GatedMlp, load_gated_mlp
 from paged_sdk.models.moe_mlp import MoeMlp, load_moe_mlp
+from paged_sdk.models.norms import load_norm
+from paged_sdk.models.plain_mlp import PlainMlp, load_plain_mlp
 from paged_sdk.models.weight_loader import WeightLoader
 from paged_sdk.quant.linear import Linear
 
@@ -24,19 +26,21 @@ class DecoderLayer:
     :param attention_norm: the norm before attention; computed together with the addition to the residual stream before
         the layer
     :param attention_output_norm: the norm of attention's output before it is added (gemma)
-    :param mlp_norm: the norm before the MLP
+    :param mlp_norm: the norm before the MLP; None: it reads what attention reads, and both are added at once (cohere)
     :param mlp_output_norm: the norm of the MLP's output before it is added (gemma)
+    :param residual_scale: multiplies what is added; None: it is added as it is
     """
 
     def __init__(
         self,
         *,
         attention: AttentionBlock,
-        mlp: GatedMlp | MoeMlp,
-        attention_norm: RMSNorm,
-        mlp_norm: RMSNorm,
-        attention_output_norm: RMSNorm | None = None,
-        mlp_output_norm: RMSNorm | None = None,
+        mlp: GatedMlp | PlainMlp | MoeMlp,
+        attention_norm: Norm,
+        mlp_norm: Norm | None,
+        attention_output_norm: Norm | None = None,
+        mlp_output_norm: Norm | None = None,
+        residual_scale: float | None = None,
     ) -> None:
         self.attention = attention
         self.mlp = mlp
@@ -44,17 +48,23 @@ class DecoderLayer:
         self.attention_output_norm = attention_output_norm
         self.mlp_norm = mlp_norm
         self.mlp_output_norm = mlp_output_norm
+        self._residual_scale = residual_scale
 
     @property
     def linears(self) -> tuple[Linear, ...]:
-        """Return the linear layers: query-key-value and attention output; also gate-and-up and down, unless experts
-        take the MLP's place.
+        """Return the linear layers: query-key-value and attention output; also gate-and-up, or up, and down, unless
+        experts take the MLP's place.
         """
         attention = (self.attention.qkv, self.attention.output)
-        return (*attention, self.mlp.gate_up, self.mlp.down) if isinstance(self.mlp, GatedMlp) else attention
+        match self.mlp:
+            case GatedMlp() as mlp:
+                return (*attention, mlp.gate_up, mlp.down)
+            case PlainMlp() as mlp:
+                return (*attention, mlp.up, mlp.down)
+        return attention
 
     def forward(
-        self, normed: Tensor, residual: Tensor, rotation: Rotation, ctx: StepContext, next_norm: RMSNorm
+        self, normed: Tensor, residual: Tensor, rotation: Rotation, ctx: StepContext, next_norm: Norm
     ) -> tuple[Tensor, Tensor]:
         """Add attention's output and the MLP's to the residual stream; each addition also computes the norm that
         follows it.
@@ -65,13 +75,16 @@ class DecoderLayer:
         :returns: the residual stream after ``next_norm``, and before it
         """
         attended = self.attention.forward(normed, rotation, ctx)
-        if self.attention_output_norm is not None:
-            attended = self.attention_output_norm.forward(attended)
-        normed, residual = self.mlp_norm.add_and_forward(attended, residual)
+        if self.mlp_norm is None:
+            return next_norm.add_and_forward(attended.add_(self.mlp.forward(normed, ctx)), residual)
+        normed, residual = self.mlp_norm.add_and_forward(self._added(attended, self.attention_output_norm), residual)
         transformed = self.mlp.forward(normed, ctx)
-        if self.mlp_output_norm is not None:
-            transformed = self.mlp_output_norm.forward(transformed)
-        return next_norm.add_and_forward(transformed, residual)
+        return next_norm.add_and_forward(self._added(transformed, self.mlp_output_norm), residual)
+
+    def _added(self, branch: Tensor, norm: Norm | None) -> Tensor:
+        """Return what is added to the residual stream of what attention or the MLP gives."""
+        normed = branch if norm is None else norm.forward(branch)
+        return normed if self._residual_scale is None else normed.mul_(self._residual_scale)
 
 
 def load_decoder_layer(loader: WeightLoader, config: DecoderConfig, names: TensorNames, layer: int) -> DecoderLayer:
@@ -81,29 +94,26 @@ def load_decoder_layer(loader: WeightLoader, config: DecoderConfig, names: Tenso
     """
     prefix = f"{names.body}layers.{layer}."
 
-    def norm(name: str) -> RMSNorm:
-        weight = loader.tensor(f"{prefix}{name}.weight", config.hidden_size)
-        return RMSNorm(weight, config.norm_eps, offset=config.norm_offset)
+    def norm(name: str) -> Norm:
+        return load_norm(loader, config, prefix + name)
 
     attention = load_attention_block(loader, config, names, prefix, layer)
-    mlp = (
-        load_moe_mlp(loader, config, config.moe, names, prefix)
-        if config.moe is not None and layer in config.moe.layers
-        else load_gated_mlp(loader, config, names, prefix)
-    )
-    if not config.sandwich_norms:
-        # Llama's "post attention" norm is the one before the MLP.
-        return DecoderLayer(
-            attention=attention,
-            mlp=mlp,
-            attention_norm=norm("input_layernorm"),
-            mlp_norm=norm("post_attention_layernorm"),
-        )
+    mlp: GatedMlp | PlainMlp | MoeMlp
+    if config.moe is not None and layer in config.moe.layers:
+        mlp = load_moe_mlp(loader, config, config.moe, names, prefix)
+    elif config.gated_mlp:
+        mlp = load_gated_mlp(loader, config, names, prefix)
+    else:
+        mlp = load_plain_mlp(loader, config, names, prefix)
+    mlp_norm: Norm | None = None
+    if not config.parallel_residual:
+        mlp_norm = norm(names.norms.mlp) if config.input_norms else NoNorm()
     return DecoderLayer(
         attention=attention,
         mlp=mlp,
-        attention_norm=norm("input_layernorm"),
-        attention_output_norm=norm("post_attention_layernorm"),
-        mlp_norm=norm("pre_feedforward_layernorm"),
-        mlp_output_norm=norm("post_feedforward_layernorm"),
+        attention_norm=norm(names.norms.attention) if config.input_norms else NoNorm(),
+        attention_output_norm=norm(names.norms.attention_output) if config.sandwich_norms else None,
+        mlp_norm=mlp_norm,
+        mlp_output_norm=norm(names.norms.mlp_output) if config.sandwich_norms else None,
+        residual_scale=config.residual_scale,
     )

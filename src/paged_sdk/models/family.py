@@ -14,7 +14,15 @@ from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.errors import UnsupportedArchitectureError, shown
 from paged_sdk.models.config_fields import ConfigFields
 
-__all__ = ["DecoderFamily", "ExpertNames", "TensorNames", "find_family", "read_config", "supported_families"]
+__all__ = [
+    "DecoderFamily",
+    "ExpertNames",
+    "NormNames",
+    "TensorNames",
+    "find_family",
+    "read_config",
+    "supported_families",
+]
 
 
 @frozen(kw_only=True)
@@ -32,20 +40,48 @@ class ExpertNames:
 
 
 @frozen(kw_only=True)
+class NormNames:
+    """Names the norms of a model in a checkpoint.
+
+    :ivar attention: the norm before attention, within a layer
+    :ivar attention_output: the norm of what attention gives, where there is one
+    :ivar mlp: the norm before the MLP, which llama names after what it follows
+    :ivar mlp_output: the norm of what the MLP gives, where there is one
+    :ivar query: the norm of queries, where there is one; ``key`` likewise
+    :ivar last: the norm before the output projection
+    """
+
+    attention: str = "input_layernorm"
+    attention_output: str = "post_attention_layernorm"
+    mlp: str = "post_attention_layernorm"
+    mlp_output: str = "post_feedforward_layernorm"
+    query: str = "self_attn.q_norm"
+    key: str = "self_attn.k_norm"
+    last: str = "norm"
+
+
+@frozen(kw_only=True)
 class TensorNames:
     """Names the tensors of a model in a checkpoint.
 
     :ivar body: the prefix of the decoder's tensors
     :ivar head: the output projection, where it is not tied to the embeddings
     :ivar qkv: the projections within a layer whose rows, one after the other, are queries, keys and values
-    :ivar gate_up: likewise the MLP's gate and up
+    :ivar output: the projection of what attention gives, within a layer
+    :ivar gate_up: the projections of a gated MLP whose rows, one after the other, are gate and up
+    :ivar up: the first projection of an MLP without a gate
+    :ivar down: the last projection of an MLP
     :ivar experts: the names that mixtures of experts may have; the first whose router is in the checkpoint is used
     """
 
     body: str = "model."
     head: str = "lm_head"
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    output: str = "self_attn.o_proj"
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    up: str = "mlp.up_proj"
+    down: str = "mlp.down_proj"
+    norms: NormNames = NormNames()
     experts: tuple[ExpertNames, ...] = (ExpertNames(),)
 
 

@@ -18,7 +18,7 @@ from paged_sdk.config.decoder import Activation, DecoderConfig, MoeConfig, RopeC
 from paged_sdk.kernels.native.decoder import DecoderLayer as NativeLayer
 from paged_sdk.kernels.native.decoder import NativeDecoder, Projection, Router
 from paged_sdk.kernels.step import StepContext
-from paged_sdk.layers.norm import RMSNorm
+from paged_sdk.layers.norm import Norm, RMSNorm
 from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.models.attention_block import AttentionBlock
 from paged_sdk.models.decoder import DecoderModel
@@ -38,10 +38,10 @@ _COMPUTED_FIELDS: Final[dict[type, frozenset[str]]] = {
             *("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_layers", "max_position"),
             *("num_heads", "num_kv_heads", "head_dim", "sliding_windows", "attention_scale", "attention_softcap"),
             # norms, biases and activations of the layers
-            *("norm_eps", "norm_offset", "qk_norm", "sandwich_norms"),
+            *("norm_eps", "norm_offset", "norm_in_float32", "qk_norm", "sandwich_norms"),
             *("qkv_bias", "output_bias", "mlp_bias", "activation", "ropes", "moe"),
             # around the layers
-            *("embedding_scale", "tie_embeddings", "logit_softcap"),
+            *("embedding_scale", "residual_scale", "tie_embeddings", "head_bias", "logit_scale", "logit_softcap"),
         }
     ),
     # The layers get a rotary embedding's cosines and sines, and assume that element i is paired with element n + i.
@@ -49,7 +49,7 @@ _COMPUTED_FIELDS: Final[dict[type, frozenset[str]]] = {
         {
             *("rotary_dim", "theta", "kind", "factor", "original_max_position", "low_freq_factor", "high_freq_factor"),
             *("beta_fast", "beta_slow", "truncate", "mscale", "mscale_all_dim", "attention_factor"),
-            *("short_factor", "long_factor", "inv_freq_divisors", "gguf_attn_factor"),
+            *("short_factor", "long_factor", "inv_freq_divisors", "gguf_attn_factor", "rotates"),
         }
     ),
     MoeConfig: frozenset({"layers", "num_experts", "num_experts_per_token", "intermediate_size", "renormalize"}),
@@ -76,6 +76,8 @@ def why_not_fused(model: DecoderModel, backend: AttentionBackend) -> str | None:
         return reason
     if config.activation not in _ACTIVATIONS:
         return f"the native decoder has no activation {config.activation.value}"
+    if config.residual_scale is not None and (config.qk_norm or config.sandwich_norms):
+        return f"the native decoder does not know residual_scale = {config.residual_scale} beside other norms"
     if config.moe is not None and config.activation is not Activation.SILU:
         return f"the native decoder's experts have no activation {config.activation.value}"
     if config.hidden_size % 16 or config.intermediate_size % 16:
@@ -93,7 +95,7 @@ def _unknown_kind(model: DecoderModel) -> str | None:
 
     A subclass counts as another class: it may compute something else.
     """
-    norms: list[RMSNorm | None] = [model.norm]
+    norms: list[object] = [model.norm]
     parts: list[tuple[object, tuple[type, ...]]] = [(model, (DecoderModel,))]
     parts += [(rope, (RotaryEmbedding,)) for rope in model.ropes.values()]
     for layer in model.layers:
@@ -139,12 +141,25 @@ class FusedDecoderModel:
         self.device: torch.device = model.device
         self._model = model
         self._few_rows = few_rows
+        assert isinstance(model.norm, RMSNorm)
         self._norm = model.norm.weight.float()
+        # The residual stream of a model that scales what its layers add is kept divided by that scale: what they add is
+        # then added as it is, and norms divide by the root mean square, whatever the stream's own scale.
+        scale = model.config.residual_scale
+        self._stream_scale: float | None = None if scale is None else 1 / scale
+        self._eps: float = model.norm.eps * (self._stream_scale or 1.0) ** 2
         ropes = list(model.ropes)
 
         def decoder(*, many_rows: bool) -> NativeDecoder:
             layers = [
-                _native_layer(layer, pages, index, rope=ropes.index(model.config.ropes[index]), many_rows=many_rows)
+                _native_layer(
+                    layer,
+                    pages,
+                    index,
+                    rope=ropes.index(model.config.ropes[index]),
+                    eps=self._eps,
+                    many_rows=many_rows,
+                )
                 for index, layer in enumerate(model.layers)
             ]
             return NativeDecoder(pages.workspace, layers)
@@ -158,6 +173,8 @@ class FusedDecoderModel:
         rows = ctx.attention.native_rows
         assert rows is not None
         hidden = self._model.embedding.forward(token_ids).float()
+        if self._stream_scale is not None:
+            hidden *= self._stream_scale
         rotations = [rope.at(positions, ctx.is_long) for rope in self._model.ropes.values()]
         ropes = [(rotation.cosines, rotation.sines) for rotation in rotations]
         if self._few is self._many or not rows.use_few(self._few_rows):
@@ -172,7 +189,7 @@ class FusedDecoderModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Do what :meth:`DecoderModel.logits` does; the last norm is computed here, for the requested rows only."""
-        normed = F.rms_norm(hidden, hidden.shape[-1:], self._norm, self._model.norm.eps)
+        normed = F.rms_norm(hidden, hidden.shape[-1:], self._norm, self._eps)
         # A head without a native kernel multiplies in the model's dtype; the native ones take float32.
         is_native = self._model.head.native_weights is not None
         return self._model.logits(normed if is_native else normed.to(self.dtype))
@@ -183,12 +200,14 @@ def _has_two_forms(layer: DecoderLayer) -> bool:
     return any(native is not None and native.few is not native.many for native in weights)
 
 
-def _native_layer(layer: DecoderLayer, pages: NativePages, index: int, *, rope: int, many_rows: bool) -> NativeLayer:
+def _native_layer(
+    layer: DecoderLayer, pages: NativePages, index: int, *, rope: int, eps: float, many_rows: bool
+) -> NativeLayer:
     """Describe one layer to the native library, its weights in their form for many rows or for few."""
     attention, mlp, shape = layer.attention, layer.mlp, pages.shapes[index]
     (output,) = _projections(attention.output, many_rows=many_rows)
     query_norm = key_norm = router = None
-    if attention.qk_norm is not None:
+    if isinstance(attention.qk_norm, RMSNorm):
         # The weight has a row per head; those of all queries are equal, and those of all keys.
         query_norm, key_norm = attention.qk_norm.weight[[0, shape.num_heads]].float()
     if isinstance(mlp, MoeMlp):
@@ -202,6 +221,7 @@ def _native_layer(layer: DecoderLayer, pages: NativePages, index: int, *, rope: 
             renormalize=mlp.config.renormalize,
         )
     else:
+        assert isinstance(mlp, GatedMlp)
         gate, up = _projections(mlp.gate_up, many_rows=many_rows)
         (down,) = _projections(mlp.down, many_rows=many_rows)
     return NativeLayer(
@@ -213,20 +233,25 @@ def _native_layer(layer: DecoderLayer, pages: NativePages, index: int, *, rope: 
         gate=gate,
         up=up,
         down=down,
-        attention_norm=layer.attention_norm.weight.float(),
+        attention_norm=_given(layer.attention_norm),
         attention_output_norm=_weight(layer.attention_output_norm),
-        mlp_norm=layer.mlp_norm.weight.float(),
+        mlp_norm=_given(layer.mlp_norm),
         mlp_output_norm=_weight(layer.mlp_output_norm),
         query_norm=query_norm,
         key_norm=key_norm,
-        norm_eps=layer.attention_norm.eps,
+        norm_eps=eps,
         activation=_ACTIVATIONS[mlp.activation] if isinstance(mlp, GatedMlp) else "silu",
         rope=rope,
     )
 
 
-def _weight(norm: RMSNorm | None) -> Tensor | None:
-    return None if norm is None else norm.weight.float()
+def _weight(norm: Norm | None) -> Tensor | None:
+    return None if norm is None else _given(norm)
+
+
+def _given(norm: Norm | None) -> Tensor:
+    assert isinstance(norm, RMSNorm)
+    return norm.weight.float()
 
 
 def _projections(linear: Linear, *, many_rows: bool) -> tuple[Projection, ...]:

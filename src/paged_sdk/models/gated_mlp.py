@@ -1,18 +1,17 @@
-"""Compute a layer's MLP."""
+"""Compute a layer's gated MLP."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from paged_sdk.config.decoder import Activation, DecoderConfig
 from paged_sdk.kernels.activation import GatedActivation
 from paged_sdk.kernels.step import StepContext
+from paged_sdk.layers.activation import activation_function
 from paged_sdk.models.family import TensorNames
 from paged_sdk.models.weight_loader import WeightLoader
 from paged_sdk.quant.linear import Linear
@@ -22,21 +21,6 @@ __all__ = ["GatedMlp", "load_gated_mlp"]
 # What models use has kernels; the others are computed one operation at a time.
 _KERNELS: Final[Mapping[Activation, GatedActivation]] = MappingProxyType(
     {Activation.SILU: "silu", Activation.GELU_TANH: "gelu_tanh"}
-)
-_FUNCTIONS: Final[Mapping[Activation, Callable[[Tensor], Tensor]]] = MappingProxyType(
-    {
-        Activation.GELU: F.gelu,
-        Activation.QUICK_GELU: lambda gate: gate * torch.sigmoid(1.702 * gate),
-        Activation.RELU: F.relu,
-        Activation.RELU2: lambda gate: F.relu(gate).square(),
-        Activation.RELU6: F.relu6,
-        Activation.LEAKY_RELU: F.leaky_relu,
-        Activation.SIGMOID: torch.sigmoid,
-        Activation.TANH: torch.tanh,
-        Activation.MISH: F.mish,
-        Activation.HARDSWISH: F.hardswish,
-        Activation.LINEAR: lambda gate: gate,
-    }
 )
 
 
@@ -57,7 +41,7 @@ class GatedMlp:
         if self._kernel is not None:
             return self.down.forward(self.gate_up.forward_gated(x, self._kernel, ctx), ctx)
         gate, up = self.gate_up.forward(x, ctx).chunk(2, dim=-1)
-        return self.down.forward(_FUNCTIONS[self.activation](gate) * up, ctx)
+        return self.down.forward(activation_function(self.activation)(gate) * up, ctx)
 
 
 def load_gated_mlp(loader: WeightLoader, config: DecoderConfig, names: TensorNames, prefix: str) -> GatedMlp:
@@ -74,7 +58,7 @@ def load_gated_mlp(loader: WeightLoader, config: DecoderConfig, names: TensorNam
             bias=config.mlp_bias,
         ),
         down=loader.linear(
-            [f"{prefix}mlp.down_proj"],
+            [prefix + names.down],
             in_features=config.intermediate_size,
             out_features=(config.hidden_size,),
             bias=config.mlp_bias,

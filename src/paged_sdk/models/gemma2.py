@@ -5,12 +5,14 @@ from __future__ import annotations
 from attrs import evolve
 
 from paged_sdk.config.decoder import Activation, DecoderConfig, RopeConfig
-from paged_sdk.errors import UnsupportedArchitectureError
 from paged_sdk.models.common_config import read_activation, read_common, read_layer_types, read_windows
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily
+from paged_sdk.models.family import DecoderFamily, NormNames, TensorNames
+from paged_sdk.models.gemma import must_be_causal
 
-__all__ = ["FAMILY", "read_gemma"]
+__all__ = ["FAMILY", "NORMS", "read_gemma"]
+
+NORMS = NormNames(mlp="pre_feedforward_layernorm")
 
 
 def read_gemma(
@@ -20,11 +22,7 @@ def read_gemma(
 
     :param ropes: the rotary embedding of each layer; None: one for all, read from the usual fields
     """
-    if fields.flag("use_bidirectional_attention", False):
-        raise UnsupportedArchitectureError(
-            "config.json: use_bidirectional_attention = true: an encoder, which generates no text",
-            architecture=fields.text("model_type"),
-        )
+    must_be_causal(fields)
     shape = read_common(
         fields,
         ropes=ropes,
@@ -58,4 +56,4 @@ def _read(fields: ConfigFields) -> DecoderConfig:
     return read_gemma(fields, layer_types=read_layer_types(fields, lambda layer: layer % 2 == 0))
 
 
-FAMILY = DecoderFamily(architectures=("Gemma2ForCausalLM",), read=_read)
+FAMILY = DecoderFamily(architectures=("Gemma2ForCausalLM",), read=_read, names=(TensorNames(norms=NORMS),))

@@ -7,6 +7,7 @@ from attrs import evolve
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.config_fields import ConfigFields
 from paged_sdk.models.family import DecoderFamily, TensorNames
+from paged_sdk.models.gemma2 import NORMS
 from paged_sdk.models.gemma3_text import read_gemma3_text
 
 __all__ = ["FAMILY"]
@@ -23,7 +24,7 @@ FAMILY = DecoderFamily(
     architectures=("Gemma3ForConditionalGeneration",),
     read=_read,
     names=(
-        TensorNames(body="language_model.model.", head="language_model.lm_head"),
-        TensorNames(body="model.language_model."),
+        TensorNames(body="language_model.model.", head="language_model.lm_head", norms=NORMS),
+        TensorNames(body="model.language_model.", norms=NORMS),
     ),
 )

@@ -9,8 +9,8 @@ from attrs import evolve
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.common_config import SLIDING, read_head_dim, read_layer_types
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily
-from paged_sdk.models.gemma2 import read_gemma
+from paged_sdk.models.family import DecoderFamily, TensorNames
+from paged_sdk.models.gemma2 import NORMS, read_gemma
 from paged_sdk.models.rope_fields import read_rope
 
 __all__ = ["FAMILY", "read_gemma3_text"]
@@ -58,4 +58,4 @@ def read_gemma3_text(fields: ConfigFields) -> DecoderConfig:
     return evolve(shape, attention_softcap=None, qk_norm=True)
 
 
-FAMILY = DecoderFamily(architectures=("Gemma3ForCausalLM",), read=read_gemma3_text)
+FAMILY = DecoderFamily(architectures=("Gemma3ForCausalLM",), read=read_gemma3_text, names=(TensorNames(norms=NORMS),))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from paged_sdk.kernels.key_offsets import KEY_SPAN
-from paged_sdk.kernels.rotary import Rotation
+from paged_sdk.kernels.rotary import Rotation, side_by_side_to_halves
 from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.quant.linear import Linear
@@ -30,6 +30,8 @@ def key_offsets(model: DecoderModel, max_model_len: int) -> tuple[Tensor, ...]:
     for layer, settings in zip(model.layers, config.ropes, strict=True):
         bias = torch.unflatten(_bias(layer.attention.qkv, model), 0, (-1, config.head_dim))
         heads = bias[config.num_heads : config.num_heads + config.num_kv_heads].repeat(num_spans, 1, 1)
+        if settings.interleaved:
+            heads = side_by_side_to_halves(heads, settings.rotary_dim)
         rotations[settings].rotate_(heads)
         offsets.append(heads)
     return tuple(offsets)

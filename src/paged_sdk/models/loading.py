@@ -10,12 +10,12 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from paged_sdk.config.decoder import DecoderConfig
-from paged_sdk.layers.norm import RMSNorm
 from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.models.config_fields import ConfigFields
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.decoder_layer import load_decoder_layer
 from paged_sdk.models.family import DecoderFamily, TensorNames, find_family
+from paged_sdk.models.norms import load_norm
 from paged_sdk.models.weight_loader import WeightLoader
 from paged_sdk.quant.linear import Linear
 from paged_sdk.quant.policy import DENSE, WeightPolicy
@@ -74,9 +74,7 @@ def load_model(
         shape,
         embedding=embedding,
         layers=layers,
-        norm=RMSNorm(
-            loader.tensor(f"{names.body}norm.weight", shape.hidden_size), shape.norm_eps, offset=shape.norm_offset
-        ),
+        norm=load_norm(loader, shape, names.body + names.norms.last),
         head=head,
         ropes={settings: RotaryEmbedding(settings, device=device) for settings in dict.fromkeys(shape.ropes)},
         dtype=dtype,
@@ -108,7 +106,13 @@ def _threads(count: int) -> Iterator[Executor]:
 
 
 def _load_head(loader: WeightLoader, config: DecoderConfig, names: TensorNames) -> Linear:
-    return loader.linear([names.head], in_features=config.hidden_size, out_features=(config.vocab_size,), is_head=True)
+    return loader.linear(
+        [names.head],
+        in_features=config.hidden_size,
+        out_features=(config.vocab_size,),
+        bias=config.head_bias,
+        is_head=True,
+    )
 
 
 def _names_in(source: WeightSource, family: DecoderFamily) -> TensorNames:

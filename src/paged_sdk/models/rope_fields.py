@@ -90,7 +90,7 @@ def _read_rotary_dim(
     if not is_partial and not is_scaled:
         return _even(head_dim, head_dim)
     share = section.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
-    rotary_dim = _even(int(head_dim * share) if 0 <= share <= 1 else -1, head_dim)
+    rotary_dim = _even(int(head_dim * share) if 0 <= share <= 1 else -1, head_dim, f"partial_rotary_factor = {share}: ")
     if rotary_dim != head_dim and not is_partial:
         raise CheckpointError(
             f"config.json: partial_rotary_factor = {share}: expected 1, since the family rotates whole heads"
@@ -98,10 +98,11 @@ def _read_rotary_dim(
     return rotary_dim
 
 
-def _even(rotary_dim: int, head_dim: int) -> int:
+def _even(rotary_dim: int, head_dim: int, cause: str = "") -> int:
     if not 2 <= rotary_dim <= head_dim or rotary_dim % 2:
         raise CheckpointError(
-            f"config.json: rotary embedding of {rotary_dim} of {head_dim} elements per head: expected an even number"
+            f"config.json: {cause}rotary embedding of {rotary_dim} of {head_dim} elements per head: "
+            "expected an even number"
         )
     return rotary_dim
 

@@ -1,0 +1,39 @@
+"""Map each activation to the function that computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paged_sdk.config.decoder import Activation
+
+__all__ = ["activation_function"]
+
+_FUNCTIONS: Final[Mapping[Activation, Callable[[Tensor], Tensor]]] = MappingProxyType(
+    {
+        Activation.SILU: F.silu,
+        Activation.GELU: F.gelu,
+        Activation.GELU_TANH: partial(F.gelu, approximate="tanh"),
+        Activation.QUICK_GELU: lambda x: x * torch.sigmoid(1.702 * x),
+        Activation.RELU: F.relu,
+        Activation.RELU2: lambda x: F.relu(x).square(),
+        Activation.RELU6: F.relu6,
+        Activation.LEAKY_RELU: F.leaky_relu,
+        Activation.SIGMOID: torch.sigmoid,
+        Activation.TANH: torch.tanh,
+        Activation.MISH: F.mish,
+        Activation.HARDSWISH: F.hardswish,
+        Activation.LINEAR: lambda x: x,
+    }
+)
+
+
+def activation_function(activation: Activation) -> Callable[[Tensor], Tensor]:
+    """Return the function that computes an activation, element by element."""
+    return _FUNCTIONS[activation]

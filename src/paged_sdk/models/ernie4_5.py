@@ -1,0 +1,29 @@
+"""Read Ernie 4.5: llama that rotates pairs of neighbours."""
+
+from __future__ import annotations
+
+from attrs import evolve
+
+from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.models.common_config import read_common, read_one_rope
+from paged_sdk.models.config_fields import ConfigFields
+from paged_sdk.models.family import DecoderFamily
+
+__all__ = ["FAMILY"]
+
+
+def _read(fields: ConfigFields) -> DecoderConfig:
+    fields = fields.with_defaults(
+        num_key_value_heads=2, head_dim=128, max_position_embeddings=131_072, rms_norm_eps=1e-5
+    )
+    rope = read_one_rope(fields, default_theta=500_000.0, interleaved=True)
+    has_bias = fields.flag("use_bias", False)
+    return evolve(
+        read_common(fields, ropes=(rope,) * fields.positive("num_hidden_layers"), tie_embeddings=True),
+        qkv_bias=has_bias,
+        output_bias=has_bias,
+        mlp_bias=has_bias,
+    )
+
+
+FAMILY = DecoderFamily(architectures=("Ernie4_5ForCausalLM",), read=_read)

@@ -1,0 +1,29 @@
+"""Read Granite 3 and 4: llama with a factor on embeddings, on scores, on what layers add, and on logits."""
+
+from __future__ import annotations
+
+from attrs import evolve
+
+from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.models.common_config import read_common
+from paged_sdk.models.config_fields import ConfigFields
+from paged_sdk.models.family import DecoderFamily
+
+__all__ = ["FAMILY"]
+
+
+def _read(fields: ConfigFields) -> DecoderConfig:
+    has_bias = fields.flag("attention_bias", False)
+    return evolve(
+        read_common(fields),
+        embedding_scale=fields.number("embedding_multiplier", 1.0),
+        residual_scale=fields.number("residual_multiplier", 1.0),
+        attention_scale=fields.number("attention_multiplier", 1.0),
+        logit_scale=1.0 / fields.number("logits_scaling", 1.0),
+        qkv_bias=has_bias,
+        output_bias=has_bias,
+        mlp_bias=fields.flag("mlp_bias", False),
+    )
+
+
+FAMILY = DecoderFamily(architectures=("GraniteForCausalLM",), read=_read)

@@ -1,0 +1,92 @@
+"""Load the norms of a decoder, of the kind that its config says."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from paged_sdk.config.decoder import DecoderConfig, NormKind, QkNormWeights
+from paged_sdk.layers.norm import LayerNorm, Norm, RMSNorm
+from paged_sdk.models.family import TensorNames
+from paged_sdk.models.weight_loader import WeightLoader
+
+__all__ = ["WholeNorms", "load_norm", "load_qk_norm"]
+
+
+class WholeNorms:
+    """Normalizes all queries of a token together, and all its keys (olmo2).
+
+    :param query: its weight is ``[num_heads * head_dim]``
+    :param key: ``[num_kv_heads * head_dim]``
+    """
+
+    def __init__(self, query: Norm, key: Norm, *, num_heads: int) -> None:
+        self.query = query
+        self.key = key
+        self._num_heads = num_heads
+
+    def forward(self, query_key: Tensor) -> Tensor:
+        """Normalize ``[num_tokens, num_heads + num_kv_heads, head_dim]`` into a new tensor."""
+        query, key = query_key[:, : self._num_heads], query_key[:, self._num_heads :]
+        parts = ((self.query, query), (self.key, key))
+        return torch.cat([norm.forward(part.flatten(1)).view(part.shape) for norm, part in parts], 1)
+
+
+def load_norm(loader: WeightLoader, config: DecoderConfig, name: str) -> Norm:
+    """Load a norm over the hidden size.
+
+    :param name: the tensor's name without ``.weight``
+    :raises CheckpointError: a tensor is missing or has another shape
+    """
+    weight = loader.tensor(f"{name}.weight", config.hidden_size)
+    return _norm(config, weight, loader.tensor(f"{name}.bias", config.hidden_size) if config.norm_bias else None)
+
+
+def load_qk_norm(
+    loader: WeightLoader, config: DecoderConfig, names: TensorNames, prefix: str
+) -> Norm | WholeNorms | None:
+    """Load the norms of queries and keys, most of them as one norm, whose weight has a row for each head.
+
+    :param prefix: what the names of the layer's tensors start with
+    :returns: None: the model has none
+    :raises CheckpointError: a tensor is missing or has another shape
+    """
+    if not config.qk_norm:
+        return None
+    query, key = prefix + names.norms.query, prefix + names.norms.key
+    heads, kv_heads, size = config.num_heads, config.num_kv_heads, config.head_dim
+    match config.qk_norm_weights:
+        case QkNormWeights.WHOLE:
+            of_queries = _norm(config, loader.tensor(f"{query}.weight", heads * size), None)
+            of_keys = _norm(config, loader.tensor(f"{key}.weight", kv_heads * size), None)
+            return WholeNorms(of_queries, of_keys, num_heads=heads)
+        case QkNormWeights.OWN:
+            weights = [_of_each_head(loader, query, heads, size), _of_each_head(loader, key, kv_heads, size)]
+            return _norm(config, torch.cat(weights), None)
+        case QkNormWeights.SHARED:
+            weight, bias = (
+                torch.cat(
+                    (
+                        loader.tensor(f"{query}.{kind}", size).expand(heads, -1),
+                        loader.tensor(f"{key}.{kind}", size).expand(kv_heads, -1),
+                    )
+                )
+                if kind == "weight" or config.qk_norm_bias
+                else None
+                for kind in ("weight", "bias")
+            )
+            assert weight is not None
+            return _norm(config, weight, bias)
+
+
+def _of_each_head(loader: WeightLoader, name: str, num_heads: int, head_dim: int) -> Tensor:
+    """Load a weight for each head: from one tensor (cohere), or one for each (stablelm)."""
+    if f"{name}.weight" in loader:
+        return loader.tensor(f"{name}.weight", num_heads, head_dim)
+    return torch.stack([loader.tensor(f"{name}.norms.{head}.weight", head_dim) for head in range(num_heads)])
+
+
+def _norm(config: DecoderConfig, weight: Tensor, bias: Tensor | None) -> Norm:
+    if config.norm is NormKind.LAYER:
+        return LayerNorm(weight, bias, config.norm_eps, offset=config.norm_offset)
+    return RMSNorm(weight, config.norm_eps, offset=config.norm_offset, rounds_last=config.norm_in_float32)

@@ -1,0 +1,35 @@
+"""Read OLMo 2: llama that norms what attention and MLP give instead of what they read, and queries and keys."""
+
+from __future__ import annotations
+
+from attrs import evolve
+
+from paged_sdk.config.decoder import DecoderConfig, QkNormWeights
+from paged_sdk.models.common_config import read_common
+from paged_sdk.models.config_fields import ConfigFields
+from paged_sdk.models.family import DecoderFamily
+
+__all__ = ["FAMILY", "evolve_olmo"]
+
+
+def evolve_olmo(shape: DecoderConfig, fields: ConfigFields) -> DecoderConfig:
+    """Return a llama's shape with what OLMo 2 and 3 do otherwise."""
+    has_bias = fields.flag("attention_bias", False)
+    return evolve(
+        shape,
+        input_norms=False,
+        sandwich_norms=True,
+        norm_in_float32=True,
+        qk_norm=True,
+        qk_norm_weights=QkNormWeights.WHOLE,
+        qkv_bias=has_bias,
+        output_bias=has_bias,
+    )
+
+
+def _read(fields: ConfigFields) -> DecoderConfig:
+    fields = fields.with_defaults(rms_norm_eps=1e-5)
+    return evolve_olmo(read_common(fields), fields)
+
+
+FAMILY = DecoderFamily(architectures=("Olmo2ForCausalLM",), read=_read)

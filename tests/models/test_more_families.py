@@ -1,0 +1,144 @@
+"""Families that settings of the shared decoder make: each is what transformers computes, however its prompt is cut, its
+KV kept and its weights quantized.
+"""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+from odd_configs import reference_of
+from reference_decoding import CPU, DictSource, contiguous, greedy, logits, paged, random_prompt, reference_greedy
+from transformers import PreTrainedModel
+
+from native_weights import needs_library, workspace
+from paged_sdk.attention.native_paged import NativePagedBackend
+from paged_sdk.attention.pool_settings import PoolSettings
+from paged_sdk.config.isq import IsqType
+from paged_sdk.config.paged import PagedCacheType
+from paged_sdk.models.decoder import DecoderModel
+from paged_sdk.models.fused_decoder import FusedDecoderModel, why_not_fused
+from paged_sdk.models.loading import load_model
+from paged_sdk.quant.native_block import FEW_ROWS
+from paged_sdk.quant.policy import WeightPolicy
+
+_COMMON: Final[dict[str, Any]] = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+}
+# By ``model_type``: what makes each itself, small enough that a prompt of a few dozen tokens passes every window.
+CONFIGS: Final[dict[str, dict[str, Any]]] = {
+    "gemma": {},
+    "granite": {
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.4,
+        "attention_multiplier": 0.2,
+        "logits_scaling": 4.0,
+    },
+    "seed_oss": {},
+    "arcee": {},
+    "smollm3": {"sliding_window": 24, "use_sliding_window": True, "no_rope_layer_interval": 3},
+    "olmo2": {},
+    "olmo3": {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    "ernie4_5": {"use_bias": True, "tie_word_embeddings": True},
+    "helium": {},
+    "exaone4": {"sliding_window": 24, "sliding_window_pattern": 3},
+    "glm": {},
+    "glm4": {},
+}
+FUSED: Final = ("gemma", "granite", "seed_oss", "smollm3")
+"""Families whose layers the native decoder computes."""
+PROMPT: Final = random_prompt(60)
+
+
+@functools.cache
+def models(family: str) -> tuple[PreTrainedModel, DecoderModel]:
+    with tempfile.TemporaryDirectory() as directory:
+        reference = reference_of(_COMMON | CONFIGS[family] | {"model_type": family}, Path(directory))
+    return reference, ours(reference)
+
+
+def ours(reference: PreTrainedModel, dtype: torch.dtype = torch.float32, **options: Any) -> DecoderModel:
+    return load_model(
+        reference.config.to_dict(), DictSource(reference.state_dict()), dtype=dtype, device=CPU, **options
+    )
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_tokens_are_those_of_transformers(family: str) -> None:
+    reference, model = models(family)
+    expected = reference_greedy(reference, PROMPT, 5)
+    assert len(set(expected)) > 1
+    assert greedy(model, paged(16), PROMPT, 5, chunk=29) == expected
+    assert greedy(model, contiguous, PROMPT, 5) == expected
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_chunks_batches_and_caches_change_nothing(family: str) -> None:
+    """Logits are transformers', and in float64 those of other chunks, beside other texts, are the same."""
+    reference, model = models(family)
+    with torch.inference_mode():
+        scores = reference(torch.tensor([PROMPT])).logits[0]
+    (whole,) = logits(model, paged(16)(model), [(PROMPT, 0, list(range(31, 0, -1)))])
+    assert (whole - scores).abs().max() < 1e-4 * scores.abs().max()
+    exact = ours(reference, torch.float64)
+    backend = paged(16)(exact)
+    parts = [
+        logits(exact, backend, [([7], first % 30, [7, 10]), (PROMPT[first:last], first, [3, 1, 4, 9])])[1]
+        for first, last in ((0, 40), (40, 41), (41, 60))
+    ]
+    (expected,) = logits(exact, contiguous(exact), [(PROMPT, 0, [0])])
+    torch.testing.assert_close(torch.cat(parts), expected, rtol=0, atol=1e-5)  # logits are float32
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_quantized_weights_and_keys(family: str) -> None:
+    """Errors are those of 8 bits: a part that is quantized wrongly, or not at all where others are, shows as more."""
+    reference, model = models(family)
+    (expected,) = logits(model, contiguous(model), [(PROMPT, 0, [0])])
+    quantized = ours(reference, policy=WeightPolicy(isq=IsqType.Q8_0))
+    (own,) = logits(quantized, contiguous(quantized), [(PROMPT, 0, [0])])
+    assert 0 < (own - expected).square().mean() < 0.06 * expected.square().mean()
+    (own,) = logits(model, paged(16, PagedCacheType.F8E4M3)(model), [(PROMPT, 0, [0, 1, 2, 3])])
+    assert 0 < (own - expected).square().mean() < 0.06 * expected.square().mean()
+
+
+@needs_library
+@pytest.mark.parametrize("family", FUSED)
+def test_fused_layers(family: str) -> None:
+    """All layers in one native call: float32 weights and products, so that nothing but the order of sums differs."""
+    reference, model = models(family)
+    (expected,) = logits(model, contiguous(model), [(PROMPT, 0, [0])])
+    packed = ours(reference, policy=WeightPolicy(workspace=workspace(num_threads=2)))
+    settings = PoolSettings(block_size=16, dtype=torch.float32, device=CPU)
+    backend = NativePagedBackend(packed.config, settings, 64, workspace=workspace(num_threads=2))
+    assert why_not_fused(packed, backend) is None
+    native = FusedDecoderModel(packed, backend, few_rows=FEW_ROWS)
+    parts = [
+        logits(native, backend, [([7], 0, [1]), (PROMPT[first:last], first, range(20, 40))])[1]
+        for first, last in ((0, 40), (40, 41), (41, 60))
+    ]
+    assert (torch.cat(parts) - expected).abs().max() < 1e-3 * expected.abs().max()
+
+
+@needs_library
+@pytest.mark.parametrize("family", [family for family in CONFIGS if family not in FUSED])
+def test_layers_that_are_not_fused_say_why(family: str) -> None:
+    packed = ours(models(family)[0], policy=WeightPolicy(workspace=workspace(num_threads=2)))
+    settings = PoolSettings(block_size=16, dtype=torch.float32, device=CPU)
+    backend = NativePagedBackend(packed.config, settings, 64, workspace=workspace(num_threads=2))
+    assert "the native decoder " in (why_not_fused(packed, backend) or "")
