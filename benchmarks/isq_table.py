@@ -1,122 +1,107 @@
-"""Measure every type of in-situ quantization: size, distance from float32, and decode speed against bfloat16.
+"""Measure every type of in-situ quantization: size, distance from float32, decode speed against bfloat16, the time and
+memory that loading takes, and errors beside llama.cpp's quantizer.
 
-python -m benchmarks.isq_table --model smollm2
+python -m benchmarks.isq_table --model smollm2                   every type
+python -m benchmarks.isq_table --model qwen1.5b --types Q4K      one, into the table of those measured before
+
+The model is the file's weights in bfloat16, as a checkpoint. Each type is measured in a process of its own.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
-import statistics
+import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import torch
 import typer
-from attrs import asdict, evolve, frozen
+from attrs import asdict
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.divergence import divergence
-from benchmarks.inside import OpenEngine, open_engine
+from benchmarks.inside import open_engine
+from benchmarks.isq_row import DENSE, RowSettings
 from benchmarks.machine import describe_machine
-from benchmarks.models import model_path
+from benchmarks.models import benchmark_model
 from benchmarks.paths import cache_directory
-from benchmarks.prompts import PromptMaker, prose
-from paged_sdk import IsqType, SamplingParams, TextModelBuilder
+from benchmarks.prompts import prose
+from paged_sdk import IsqType, TextModelBuilder
 from paged_sdk.processors import usable_processors
 
-__all__ = ["TypeFigures", "measure_type"]
+__all__ = ["shown"]
 
-_QUESTION = 16  # tokens of the prompt before what is timed
-_REPEATS = 3
-
-
-@frozen(kw_only=True)
-class TypeFigures:
-    """Holds what one type reached.
-
-    :ivar bits: bits of a weight in the layers' matrices, scales and padding included
-    :ivar mean_kl: Kullback-Leibler divergence from float32 over a text, on the path of a prompt, in nats
-    :ivar top1: share of positions whose likeliest token is the same
-    :ivar tokens_per_second: one stream of generated tokens
-    """
-
-    bits: float
-    mean_kl: float
-    top1: float
-    tokens_per_second: float
+_HEADINGS: Final = (
+    "", "bits per weight", "mean KL", "top-1 agreement", "tok/s", "of bfloat16", "error", "of llama.cpp's",
+    "load, s", "peak, MiB", "held, MiB",
+)  # fmt: skip
 
 
-def measure_type(
-    builder: TextModelBuilder, token_ids: Sequence[int], expected: torch.Tensor, *, output: int
-) -> TypeFigures:
-    """Measure a builder's model.
-
-    :param expected: the reference's logits of the text, ``[len(token_ids), vocab_size]``
-    :param output: generated tokens of each of three texts, of which the median counts
-    """
-    engine = open_engine(builder)
-    found = divergence(expected, engine.logits(token_ids, chunk=engine.parts.config.max_num_batched_tokens))
-    bits = engine.bits_per_weight
-    return TypeFigures(
-        bits=bits, mean_kl=found.mean_kl, top1=found.top1, tokens_per_second=asyncio.run(_speed(engine, output))
-    )
-
-
-async def _speed(engine: OpenEngine, output: int) -> float:
-    prompt = PromptMaker(engine.parts.text.tokenizer).make(_QUESTION, "Short").token_ids
-    sampling = evolve(SamplingParams.deterministic(), max_len=output, ignore_eos=True)
-    async with engine.start() as model:
-        usage = [(await model.send_completion_request(prompt, sampling)).usage for _ in range(_REPEATS)]
-    return statistics.median((each.completion_tokens - 1) / each.total_completion_time_sec for each in usage)
-
-
-def _as_table(rows: dict[str, TypeFigures], title: str) -> Table:
+def shown(rows: dict[str, dict[str, Any]], title: str) -> Table:
+    """Return measured rows as a table, those of fewest bits first."""
     table = Table(title=title)
-    for heading in ("", "bits per weight", "mean KL", "top-1 agreement", "tok/s", "of bfloat16"):
+    for heading in _HEADINGS:
         table.add_column(heading, justify="right" if heading else "left")
-    dense = rows["bfloat16"].tokens_per_second
-    for name, row in rows.items():
-        speed = row.tokens_per_second
-        cells = (f"{row.bits:.2f}", f"{row.mean_kl:.5f}", f"{row.top1:.1%}", f"{speed:.1f}", f"{speed / dense:.2f}")
-        table.add_row(name, *cells)
+    for name, row in sorted(rows.items(), key=lambda each: -each[1]["bits"]):
+        loading, errors = row["loading"] or {}, row["errors"] or {}
+        cells = (
+            (row["bits"], ".2f"), (row["mean_kl"], ".5f"), (row["top1"], ".1%"), (row["tokens_per_second"], ".1f"),
+            (row["times_dense"], ".2f"), (errors.get("relative"), ".4f"), (errors.get("to_ggml"), ".3f"),
+            (loading.get("seconds"), ".1f"), (loading.get("peak_mib"), ".0f"), (loading.get("held_mib"), ".0f"),
+        )  # fmt: skip
+        table.add_row(name, *("" if value is None else format(value, form) for value, form in cells))
     return table
 
 
-def main(
-    model: Annotated[str, typer.Option(help="smollm2, qwen1.5b, or the path of a model")] = "smollm2",
-    types: Annotated[str, typer.Option(help="Names with commas between them; default: every type")] = "",
-    tokens: Annotated[int, typer.Option(min=2, help="Length of the text")] = 512,
-    output: Annotated[int, typer.Option(min=2, help="Generated tokens of each timed text")] = 64,
-    threads: Annotated[int | None, typer.Option(min=1)] = None,
-    json_file: Annotated[Path | None, typer.Option(help="Default: in the cache directory")] = None,
-) -> None:
-    """Measure bits per weight, mean KL against float32 and decode speed of every type."""
-    path, num_threads = model_path(model), threads or usable_processors()
+def _expected(path: Path, target: Path, num_tokens: int, num_threads: int) -> None:
+    """Write the ids of a text's tokens and the float32 model's logits."""
     torch.set_num_threads(num_threads)
-    builder = TextModelBuilder(path).with_num_threads(num_threads)
-    reference = open_engine(builder.with_dtype("float32"))
-    token_ids = reference.parts.text.tokenizer.encode(prose(), add_special_tokens=False)[:tokens]
-    expected = reference.logits(token_ids, chunk=reference.parts.config.max_num_batched_tokens)
-    del reference
-    chosen = [IsqType.parse(name, setting="--types") for name in types.split(",") if name] or list(IsqType)
-    rows = {"bfloat16": measure_type(builder.with_dtype("bfloat16"), token_ids, expected, output=output)}
-    for isq in chosen:
-        rows[isq.value] = measure_type(builder.with_isq(isq), token_ids, expected, output=output)
-    target = json_file or cache_directory("results") / f"{path.stem}-isq.json"
-    report = {
-        "command": " ".join(["python -m benchmarks.isq_table", *sys.argv[1:]]),
-        "machine": describe_machine(),
-        "model": path.name,
-        "tokens": len(token_ids),
-        "types": {name: asdict(row) for name, row in rows.items()},
-    }
-    target.write_text(json.dumps(report, indent=2) + "\n")
-    console = Console()
-    console.print(_as_table(rows, f"{path.name}: against float32, {len(token_ids)} tokens of prose"))
+    reference = open_engine(TextModelBuilder(path).with_num_threads(num_threads).with_dtype("float32"))
+    token_ids = reference.parts.text.tokenizer.encode(prose(), add_special_tokens=False)[:num_tokens]
+    logits = reference.logits(token_ids, chunk=reference.parts.config.max_num_batched_tokens)
+    torch.save({"token_ids": list(token_ids), "logits": logits}, target)
+
+
+def _measured(settings: RowSettings) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.isq_row", json.dumps(asdict(settings))]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return row
+
+
+def main(
+    model: Annotated[str, typer.Option(help="smollm2, qwen1.5b, or the path of a GGUF file")] = "smollm2",
+    types: Annotated[str, typer.Option(help=f"Names with commas between them, {DENSE} too; default: all")] = "",
+    tokens: Annotated[int, typer.Option(min=2, help="Length of the text")] = 384,
+    output: Annotated[int, typer.Option(min=0, help="Generated tokens of each timed text; 0: no times")] = 48,
+    rounds: Annotated[int, typer.Option(min=1, help="Timed texts, of which the best counts")] = 5,
+    threads: Annotated[int | None, typer.Option(min=1)] = None,
+    again: Annotated[bool, typer.Option(help="Forget what was measured before")] = False,
+) -> None:
+    """Measure bits per weight, mean KL, decode speed, errors, and the time and memory of loading of every type."""
+    dense, num_threads = benchmark_model(f"{model}-bf16"), threads or usable_processors()
+    path = dense.path_for(("directory",))
+    assert path is not None
+    named = [name for name in types.split(",") if name] or [DENSE, *(isq.value for isq in IsqType)]
+    chosen = [name if name == DENSE else IsqType.parse(name, setting="--types").value for name in named]
+    target = cache_directory("results") / f"{dense.source.stem}-isq.json"
+    expected = target.with_name(f"{dense.source.stem}-{tokens}-float32.pt")
+    report: dict[str, Any] = json.loads(target.read_text()) if target.exists() and not again else {}
+    rows: dict[str, dict[str, Any]] = report["types"] if report.get("tokens") == tokens else {}
+    if again or not expected.exists():
+        _expected(path, expected, tokens, num_threads)
+    machine = describe_machine()
+    for name in chosen:
+        settings = RowSettings(
+            path=str(path), isq=name, expected=str(expected), num_threads=num_threads, output=output, rounds=rounds
+        )
+        rows[name] = _measured(settings) | {"commit": machine["commit"], "load_average": machine["load_average"]}
+        target.write_text(
+            json.dumps({"model": path.name, "tokens": tokens, "machine": machine, "types": rows}, indent=2) + "\n"
+        )
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    console.print(shown(rows, f"{path.name}: against float32, {tokens} tokens of prose"))
     console.print(f"written to {target}")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 from benchmarks.inside import open_engine
-from benchmarks.isq_table import measure_type
+from benchmarks.isq_row import RowSettings, main, measure_type
 
 import tiny
 from native_weights import needs_library
@@ -20,9 +20,21 @@ def test_more_bits_take_more_and_are_nearer(tmp_path: Path) -> None:
     token_ids = list(range(5, 40))
     expected = open_engine(builder).logits(token_ids, chunk=64)
     assert isinstance(expected, torch.Tensor)
-    few, many = (
-        measure_type(builder.with_isq(isq), token_ids, expected, output=4) for isq in (IsqType.Q2K, IsqType.Q6K)
+    few = measure_type(builder.with_isq(IsqType.Q2K), token_ids, expected)
+    assert few.bits == 2.625
+    assert (few.tokens_per_second, few.errors) == (None, None)
+    torch.save({"token_ids": token_ids, "logits": expected}, tmp_path / "expected.pt")
+    many = main(
+        RowSettings(
+            path=str(path), isq="Q6K", expected=str(tmp_path / "expected.pt"), num_threads=1, output=4, rounds=1
+        )
     )
-    assert (few.bits, many.bits) == (2.625, 6.5625)
+    assert many.bits == 6.5625
     assert 0 < many.mean_kl < few.mean_kl
-    assert few.tokens_per_second > 0
+    assert many.tokens_per_second is not None
+    assert many.times_dense is not None
+    assert min(many.tokens_per_second, many.times_dense) > 0
+    assert many.errors is not None
+    assert 0.005 < many.errors.relative < 0.03
+    if many.loading is not None:
+        assert 0 < many.loading.held_mib <= many.loading.peak_mib
