@@ -131,6 +131,15 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], dict[str, list[Any]]]]] = {
     "exaone4": ({"sliding_window": 8, "sliding_window_pattern": 2}, {"sliding_window_pattern": [3, 1]}),
     "glm": ({}, {"partial_rotary_factor": [0.25, 0.75]}),
     "glm4": ({}, {"partial_rotary_factor": [0.25, 0.75]}),
+    "starcoder2": ({}, {"use_bias": [True, False], "norm_epsilon": [0.1, ABSENT]}),
+    "phi": ({}, {"qk_layernorm": [True, False], "layer_norm_eps": [0.1, ABSENT]}),
+    "stablelm": (
+        {"partial_rotary_factor": 0.5},
+        {"use_qkv_bias": [True], "qk_layernorm": [True], "use_parallel_residual": [True], "layer_norm_eps": [0.1]},
+    ),
+    "cohere": ({}, {"use_qk_norm": [True, False], "logit_scale": [2.0, ABSENT], "layer_norm_eps": [0.1, ABSENT]}),
+    "cohere2": ({"sliding_window": 8}, {"sliding_window_pattern": [2, 1], "logit_scale": [2.0, ABSENT]}),
+    "nemotron": ({}, {"partial_rotary_factor": [0.25], "norm_eps": [0.1, ABSENT]}),
 }
 """By ``model_type``: what every config of the family has, and what it may have beside :data:`_COMMON`."""
 

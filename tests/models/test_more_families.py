@@ -59,6 +59,12 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
     "exaone4": {"sliding_window": 24, "sliding_window_pattern": 3},
     "glm": {},
     "glm4": {},
+    "starcoder2": {},
+    "phi": {"qk_layernorm": True},
+    "stablelm": {"use_qkv_bias": True, "qk_layernorm": True, "partial_rotary_factor": 0.5},
+    "cohere": {"use_qk_norm": True, "logit_scale": 0.5},
+    "cohere2": {"sliding_window": 24, "sliding_window_pattern": 3, "logit_scale": 0.5},
+    "nemotron": {},
 }
 FUSED: Final = ("gemma", "granite", "seed_oss", "smollm3")
 """Families whose layers the native decoder computes."""

@@ -14,6 +14,7 @@ from paged_sdk.models.rope_fields import read_rope, rope_section
 
 __all__ = [
     "SLIDING",
+    "must_not_be_tied",
     "read_activation",
     "read_common",
     "read_head_dim",
@@ -122,6 +123,20 @@ def read_one_rope(
 def read_head_dim(fields: ConfigFields) -> int:
     """Return the elements per head; unless the config states them, the heads share the hidden size."""
     return fields.positive("head_dim", fields.positive("hidden_size") // fields.positive("num_attention_heads"))
+
+
+def must_not_be_tied(fields: ConfigFields) -> None:
+    """Refuse a model whose output projection has a bias, and the embeddings' weights.
+
+    :raises UnsupportedArchitectureError: it has
+    """
+    if fields.flag("tie_word_embeddings", False):
+        model_type = fields.text("model_type")
+        raise UnsupportedArchitectureError(
+            f"{fields.shown('tie_word_embeddings')} is not supported beside a bias of the output projection, which "
+            f"{model_type} has",
+            architecture=model_type,
+        )
 
 
 def read_activation(fields: ConfigFields, key: str, default: Activation) -> Activation:
