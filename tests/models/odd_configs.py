@@ -139,6 +139,11 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], dict[str, list[Any]]]]] = {
     ),
     "cohere": ({}, {"use_qk_norm": [True, False], "logit_scale": [2.0, ABSENT], "layer_norm_eps": [0.1, ABSENT]}),
     "cohere2": ({"sliding_window": 8}, {"sliding_window_pattern": [2, 1], "logit_scale": [2.0, ABSENT]}),
+    "olmoe": ({"num_experts": 4, "num_experts_per_tok": 2}, _MOE | {"clip_qkv": [0.5, 0.1]}),
+    "phimoe": (
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "router_jitter_noise": 0.4},
+        _MOE | {"lm_head_bias": [True, False], "router_jitter_noise": [ABSENT, 0.1]},
+    ),
     "nemotron": ({}, {"partial_rotary_factor": [0.25], "norm_eps": [0.1, ABSENT]}),
 }
 """By ``model_type``: what every config of the family has, and what it may have beside :data:`_COMMON`."""
@@ -198,6 +203,8 @@ def _draw_rope(draw: random.Random, model_type: str, config: dict[str, Any]) -> 
         "rope_theta": [50.0],
         "factor": [3.0],
     }
+    if model_type == "phimoe":
+        scaling |= {"short_mscale": 1.2, "long_mscale": draw.choice([1.2, 1.2, 1.4])}
     if kind in ("llama3", "yarn", "longrope", "su"):
         scaling["original_max_position_embeddings"] = draw.choice([16, 64])
     for key in draw.sample(sorted(odd), draw.choice([0, 0, 1, 3])):

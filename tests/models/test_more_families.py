@@ -13,6 +13,7 @@ import pytest
 import torch
 from odd_configs import reference_of
 from reference_decoding import CPU, DictSource, contiguous, greedy, logits, paged, random_prompt, reference_greedy
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from native_weights import needs_library, workspace
@@ -65,6 +66,8 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
     "cohere": {"use_qk_norm": True, "logit_scale": 0.5},
     "cohere2": {"sliding_window": 24, "sliding_window_pattern": 3, "logit_scale": 0.5},
     "nemotron": {},
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2, "clip_qkv": 4.0},
+    "phimoe": {"num_local_experts": 4, "router_jitter_noise": 0.4, "lm_head_bias": True, "attention_bias": True},
 }
 FUSED: Final = ("gemma", "granite", "seed_oss", "smollm3")
 """Families whose layers the native decoder computes."""
@@ -113,14 +116,21 @@ def test_chunks_batches_and_caches_change_nothing(family: str) -> None:
 
 @pytest.mark.parametrize("family", CONFIGS)
 def test_quantized_weights_and_keys(family: str) -> None:
-    """Errors are those of 8 bits: a part that is quantized wrongly, or not at all where others are, shows as more."""
+    """Errors of most rows are those of 8 bits, in a few another expert is chosen; a part that is quantized wrongly, or
+    not at all where others are, shows in all.
+    """
     reference, model = models(family)
     (expected,) = logits(model, contiguous(model), [(PROMPT, 0, [0])])
     quantized = ours(reference, policy=WeightPolicy(isq=IsqType.Q8_0))
     (own,) = logits(quantized, contiguous(quantized), [(PROMPT, 0, [0])])
-    assert 0 < (own - expected).square().mean() < 0.06 * expected.square().mean()
+    assert 0 < _error(own, expected) < 0.06
     (own,) = logits(model, paged(16, PagedCacheType.F8E4M3)(model), [(PROMPT, 0, [0, 1, 2, 3])])
-    assert 0 < (own - expected).square().mean() < 0.06 * expected.square().mean()
+    assert 0 < _error(own, expected) < 0.06
+
+
+def _error(own: Tensor, expected: Tensor) -> float:
+    """Return the median over rows of the relative squared error."""
+    return float(((own - expected).square().mean(-1) / expected.square().mean(-1)).median())
 
 
 @needs_library

@@ -126,6 +126,8 @@ class MoeConfig:
     :ivar intermediate_size: the intermediate size of one expert
     :ivar shared_intermediate_size: the intermediate size of one more expert, which serves every token and whose output
         is weighed by a gate of its own (qwen2_moe); None: there is none
+    :ivar sparse_mixer: two experts are chosen, each weighed by a softmax over those whose scores are near its own: the
+        share by which they may be less (phimoe); ``renormalize`` does not count then
     :ivar renormalize: True: the weights of a token's experts are scaled to add up to 1; False: they are the softmax's
         over all experts
     """
@@ -136,6 +138,7 @@ class MoeConfig:
     intermediate_size: int
     renormalize: bool
     shared_intermediate_size: int | None = None
+    sparse_mixer: float | None = None
 
 
 @frozen(kw_only=True)
@@ -162,6 +165,7 @@ class DecoderConfig:
     :ivar input_norms: norms before attention and before the MLP (all but olmo2 and its kin)
     :ivar sandwich_norms: norms after attention and after the MLP, before the residual (gemma)
     :ivar parallel_residual: attention and the MLP read the same normalized rows, and what both give is added at once
+    :ivar qkv_clip: the largest magnitude of elements of queries, keys and values, after their norms (olmoe)
     :ivar head_bias: whether the output projection adds a bias
     :ivar moe: mixture of experts; None: every layer has one MLP
     :ivar max_position: tokens of context
@@ -192,6 +196,7 @@ class DecoderConfig:
     norm_offset: float = 0.0
     norm_in_float32: bool = False
     qkv_bias: bool = False
+    qkv_clip: float | None = None
     output_bias: bool = False
     mlp_bias: bool = False
     head_bias: bool = False

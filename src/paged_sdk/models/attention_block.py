@@ -40,6 +40,7 @@ class AttentionBlock:
         self._head_dim = config.head_dim
         self._num_qk_heads = config.num_heads + config.num_kv_heads
         self._rope = config.ropes[layer]
+        self._clip = config.qkv_clip
 
     def forward(self, x: Tensor, rotation: Rotation, ctx: StepContext) -> Tensor:
         """Project to queries, keys and values, attend over the cache, and project the result back.
@@ -51,6 +52,8 @@ class AttentionBlock:
         query_key, value = heads[:, : self._num_qk_heads], heads[:, self._num_qk_heads :]
         if self.qk_norm is not None:
             query_key = self.qk_norm.forward(query_key)
+        if self._clip is not None:
+            query_key, value = (each.clamp(-self._clip, self._clip) for each in (query_key, value))
         if self._rope.interleaved:
             query_key = side_by_side_to_halves(query_key, self._rope.rotary_dim)
         attended = ctx.attention.rotate_and_forward(self._layer, query_key, value, rotation)

@@ -71,6 +71,8 @@ _RANGES: Mapping[str, _Range] = MappingProxyType(
         "mscale_all_dim": _FACTOR_OR_0,
         "attention_factor": _FACTOR,
         "gguf_attn_factor": _FACTOR,
+        **dict.fromkeys(("short_mscale", "long_mscale", "clip_qkv"), _FACTOR),
+        "router_jitter_noise": _FACTOR_OR_0,
         "short_factor": _FACTOR,
         "long_factor": _FACTOR,
         "inv_freq_divisors": _FACTOR,

@@ -29,11 +29,13 @@ __all__ = [
 class ExpertNames:
     """Names the tensors of a mixture of experts in a checkpoint.
 
-    :ivar block: the name, within a layer, under which its router ``gate`` and its ``experts`` are
+    :ivar block: the name, within a layer, under which its router and its ``experts`` are
+    :ivar router: the name of the router's matrix there
     :ivar gate: the name of the gate's matrix within one expert; ``up`` and ``down`` likewise
     """
 
     block: str = "mlp"
+    router: str = "gate"
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -49,9 +50,31 @@ class MoeMlp:
     def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
         """Apply the mixture to ``[num_tokens, hidden_size]``, the tokens of a step."""
         logits = F.linear(x, self.router)
-        weights, ids = route(logits, self.config.num_experts_per_token, renormalize=self.config.renormalize)
+        config = self.config
+        if config.sparse_mixer is not None:
+            weights, ids = _mix_sparsely(logits, config.sparse_mixer)
+        else:
+            weights, ids = route(logits, config.num_experts_per_token, renormalize=config.renormalize)
         chosen = self.experts.forward(x, weights, ids)
         return chosen if self.shared is None else chosen + self.shared.forward(x, ctx)
+
+
+def _mix_sparsely(logits: Tensor, margin: float) -> tuple[Tensor, Tensor]:
+    """Choose the two likeliest experts, each weighed among those that are about as likely (Liu et al., 2023, arXiv
+    2310.00811).
+
+    :param logits: the router's, ``[num_tokens, num_experts]``
+    :param margin: the share of the larger score by which another may be less and still count
+    """
+    scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    left, weights, ids = scores, [], []
+    for _ in range(2):
+        best, chosen = left.max(-1, keepdim=True)
+        is_less = (best - scores) > margin * scores.abs().clamp(min=best)
+        weights.append(left.masked_fill(is_less, -torch.inf).softmax(-1).gather(-1, chosen))
+        ids.append(chosen)
+        left = left.scatter(-1, chosen, -torch.inf)
+    return torch.cat(weights, -1), torch.cat(ids, -1)
 
 
 def load_moe_mlp(
@@ -66,7 +89,7 @@ def load_moe_mlp(
     block = prefix + own.block
     return MoeMlp(
         moe,
-        router=loader.tensor(f"{block}.gate.weight", moe.num_experts, config.hidden_size),
+        router=loader.tensor(f"{block}.{own.router}.weight", moe.num_experts, config.hidden_size),
         experts=loader.experts(
             f"{block}.experts",
             (own.gate, own.up, own.down),
@@ -93,4 +116,6 @@ def _load_shared(loader: WeightLoader, config: DecoderConfig, name: str, size: i
 
 def _names_in(loader: WeightLoader, names: TensorNames, prefix: str) -> ExpertNames:
     """Return the names that the checkpoint uses; if none fit, the first, which the error will mention."""
-    return next((each for each in names.experts if f"{prefix}{each.block}.gate.weight" in loader), names.experts[0])
+    return next(
+        (each for each in names.experts if f"{prefix}{each.block}.{each.router}.weight" in loader), names.experts[0]
+    )
