@@ -21,6 +21,7 @@ import paged_sdk.weights
 import tiny
 from paged_sdk import write_gguf
 from paged_sdk.build import gguf_plan
+from paged_sdk.chat.gguf_tokenizer_export import _PROBE as PROBE
 from paged_sdk.chat.pre_tokenizers import PRE_TOKENIZERS
 from paged_sdk.chat.text_processor import load_text_processor, text_processor_from_gguf
 from paged_sdk.errors import CheckpointError, ConfigError, UnsupportedArchitectureError, UnsupportedQuantizationError
@@ -382,6 +383,28 @@ class TestTokenizers:
         assert metadata["tokenizer.ggml.model"] == "llama"
         assert metadata["tokenizer.ggml.add_space_prefix"] is prefix
         assert metadata["tokenizer.ggml.token_type"][:5] == [2, 3, 3, 3, 6]
+
+    @pytest.mark.parametrize("collapsed", [True, False])
+    def test_unigram_pieces(self, collapsed: bool, tmp_path: Path) -> None:
+        directory = make_checkpoint("llama", tmp_path / "model")
+        backend = tokenizers.Tokenizer(models.Unigram())
+        if collapsed:
+            ends, runs = (normalizers.Replace(Regex(each), to) for each, to in (("^ +| +$", ""), (" {2,}", " ")))
+            backend.normalizer = normalizers.Sequence([ends, runs])
+            backend.pre_tokenizer = pre_tokenizers.Metaspace()
+        else:
+            backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        backend.decoder = decoders.Metaspace()
+        trainer = trainers.UnigramTrainer(
+            vocab_size=400, special_tokens=["<unk>", *tiny.SPECIAL_TOKENS], unk_token="<unk>", show_progress=False
+        )
+        backend.train_from_iterator([*TEXTS, PROBE, "hello world ... and hello word, two worlds ..."] * 3, trainer)
+        backend.save(str(directory / "tokenizer.json"))
+        metadata = self.check(directory, tmp_path)
+        assert metadata["tokenizer.ggml.model"] == "t5"
+        assert metadata["tokenizer.ggml.token_type"][:5] == [2, 3, 3, 3, 1]
+        assert metadata["tokenizer.ggml.remove_extra_whitespaces"] is collapsed
+        assert metadata["tokenizer.ggml.unknown_token_id"] == 0
 
     def test_others_are_refused(self, tmp_path: Path) -> None:
         directory = make_checkpoint("llama", tmp_path / "model")

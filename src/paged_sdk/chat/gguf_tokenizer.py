@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from types import MappingProxyType
@@ -11,7 +12,7 @@ import tokenizers
 from attrs import frozen
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from paged_sdk.chat.backend import failing_as
+from paged_sdk.chat.backend import MAX_GROWTH, failing_as, growth_of
 from paged_sdk.chat.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from paged_sdk.chat.tokenizer import SpecialTokens, Tokenizer
 from paged_sdk.errors import CheckpointError, shown
@@ -29,7 +30,7 @@ _SPECIAL_IDS = {
     "pad_token": "padding_token_id",
 }
 _OWN_TOKENIZER = "give the model's own tokenizer.json with with_tokenizer_json"
-
+_UNKNOWN_PENALTY: Final = 10.0  # SentencePiece's, below the least likely piece
 
 # Every way to cut a token in two is looked up, so that their length decides how long loading takes: 16 million
 # characters take 8 s. The largest in use, Gemma 3's, has 1.9 million and tokens of up to 48.
@@ -114,7 +115,8 @@ class GgufVocabulary:
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
-    """Build the tokenizer that the metadata describes: kind ``gpt2`` (byte-level BPE) or ``llama`` (SentencePiece BPE).
+    """Build the tokenizer that the metadata describes: kind ``gpt2`` (byte-level BPE), ``llama`` (SentencePiece's BPE)
+    or ``t5`` (its Unigram).
 
     :param metadata: key to value; arrays are lists or numpy arrays
     :raises CheckpointError: if the metadata is malformed, or describes a kind, or a way to cut words, that is not known
@@ -124,7 +126,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     kind = metadata.get("tokenizer.ggml.model")
     if not isinstance(kind, str) or kind not in _KINDS:
         raise CheckpointError(
-            f"tokenizer.ggml.model = {shown(kind)} is not supported: {' and '.join(_KINDS)} are; {_OWN_TOKENIZER}"
+            f"tokenizer.ggml.model = {shown(kind)} is not supported: {', '.join(_KINDS)} are; {_OWN_TOKENIZER}"
         )
     with failing_as(lambda what: CheckpointError(f"the metadata describes no tokenizer: {what}")):
         return _tokenizer(GgufVocabulary.of(metadata), kind)
@@ -141,7 +143,7 @@ def _tokenizer(vocabulary: GgufVocabulary, kind: str) -> Tokenizer:
         bos=bos,
         eos=eos,
         prefix=(bos,) if vocabulary.flag("add_bos_token", default=built.add_bos) and bos is not None else (),
-        suffix=(eos,) if vocabulary.flag("add_eos_token", default=False) and eos is not None else (),
+        suffix=(eos,) if vocabulary.flag("add_eos_token", default=built.add_eos) and eos is not None else (),
     )
     return Tokenizer(built.backend, special)
 
@@ -156,6 +158,7 @@ class _Built:
     backend: tokenizers.Tokenizer
     add_bos: bool
     special_ids: Mapping[str, int]
+    add_eos: bool = False
 
 
 def _byte_level(vocabulary: GgufVocabulary) -> _Built:
@@ -184,11 +187,7 @@ def _sentencepiece(vocabulary: GgufVocabulary) -> _Built:
     """Build a tokenizer of SentencePiece's BPE (Llama 2, Mistral, Gemma): it merges characters of the whole text, the
     result with the best score first.
     """
-    if "tokenizer.ggml.scores" not in vocabulary.metadata:
-        raise CheckpointError("the metadata has no tokenizer.ggml.scores, which order the merges of a llama vocabulary")
-    scores = _array(vocabulary.metadata, "scores", float)
-    if len(scores) != len(vocabulary.ids):
-        raise CheckpointError(f"tokenizer.ggml.scores has {len(scores)} entries for {len(vocabulary.ids)} tokens")
+    scores = _scores(vocabulary)
     unknown = vocabulary.token_id("unknown_token_id", 0)
     backend = _bpe(
         vocabulary,
@@ -198,10 +197,67 @@ def _sentencepiece(vocabulary: GgufVocabulary) -> _Built:
         byte_fallback=bool(vocabulary.of_type(TokenType.BYTE)),
     )
     prefix_space = vocabulary.flag("add_space_prefix", default=True)
-    backend.normalizer = normalizers.Sequence(
-        [*([normalizers.Prepend(_SPACE)] if prefix_space else []), normalizers.Replace(" ", _SPACE)]
+    backend.normalizer = normalizers.Sequence(_spaces_as_signs(prefix_space=prefix_space))
+    backend.decoder = _signs_as_spaces(prefix_space=prefix_space)
+    special_ids = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0} if len(vocabulary.ids) > 2 else {}
+    return _Built(backend=backend, add_bos=True, special_ids=special_ids)
+
+
+def _unigram(vocabulary: GgufVocabulary) -> _Built:
+    """Build a tokenizer of SentencePiece's Unigram (T5 and others): it finds the pieces that are likeliest together."""
+    scores, unknown = _scores(vocabulary), vocabulary.token_id("unknown_token_id", 2)
+    if not all(map(math.isfinite, scores)):
+        raise CheckpointError("tokenizer.ggml.scores holds numbers that are not finite")
+    spelled = [id for id, type_ in enumerate(vocabulary.types) if type_ == TokenType.NORMAL]
+    # Marks, bytes and unused tokens are spelled in a text by no piece: less likely than one of their characters each.
+    never = (min((scores[id] for id in spelled), default=0.0) - _UNKNOWN_PENALTY) * _MAX_TOKEN
+    pieces = [
+        (token, scores[id] if type_ == TokenType.NORMAL else never)
+        for (token, id), type_ in zip(vocabulary.ids.items(), vocabulary.types, strict=True)
+    ]
+    backend = tokenizers.Tokenizer(
+        models.Unigram(pieces, unk_id=unknown, byte_fallback=bool(vocabulary.of_type(TokenType.BYTE)))
     )
-    backend.decoder = decoders.Sequence(
+    prefix_space = vocabulary.flag("add_space_prefix", default=True)
+    steps: list[normalizers.Normalizer] = []
+    if charsmap := _charsmap(vocabulary.metadata):
+        steps.append(normalizers.Precompiled(charsmap))
+    if vocabulary.flag("remove_extra_whitespaces", default=True):
+        steps += [
+            normalizers.Replace(tokenizers.Regex("^ +| +$"), ""),
+            normalizers.Replace(tokenizers.Regex(" {2,}"), " "),
+        ]
+    backend.normalizer = normalizers.Sequence([*steps, *_spaces_as_signs(prefix_space=prefix_space)])
+    if growth_of(backend) > MAX_GROWTH:
+        raise CheckpointError("tokenizer.ggml.precompiled_charsmap makes texts thousands of times longer")
+    backend.decoder = _signs_as_spaces(prefix_space=prefix_space)
+    special_ids = {"eos_token_id": 1, "unknown_token_id": 2, "padding_token_id": 0} if len(scores) > 2 else {}
+    return _Built(backend=backend, add_bos=False, special_ids=special_ids, add_eos=True)
+
+
+def _charsmap(metadata: Mapping[str, Any]) -> bytes:
+    """Return SentencePiece's map of characters, an array of bytes with or without sign; empty: there is none."""
+    found = metadata.get("tokenizer.ggml.precompiled_charsmap", b"")
+    if isinstance(found, bytes):
+        return found
+    return bytes(entry & 0xFF for entry in _array(metadata, "precompiled_charsmap", int))
+
+
+def _scores(vocabulary: GgufVocabulary) -> list[float]:
+    if "tokenizer.ggml.scores" not in vocabulary.metadata:
+        raise CheckpointError("the metadata has no tokenizer.ggml.scores, which tell which tokens a text takes")
+    scores = _array(vocabulary.metadata, "scores", float)
+    if len(scores) != len(vocabulary.ids):
+        raise CheckpointError(f"tokenizer.ggml.scores has {len(scores)} entries for {len(vocabulary.ids)} tokens")
+    return scores
+
+
+def _spaces_as_signs(*, prefix_space: bool) -> list[normalizers.Normalizer]:
+    return [*([normalizers.Prepend(_SPACE)] if prefix_space else []), normalizers.Replace(" ", _SPACE)]
+
+
+def _signs_as_spaces(*, prefix_space: bool) -> decoders.Decoder:
+    return decoders.Sequence(
         [
             decoders.Replace(_SPACE, " "),
             decoders.ByteFallback(),
@@ -209,12 +265,10 @@ def _sentencepiece(vocabulary: GgufVocabulary) -> _Built:
             *([decoders.Strip(" ", left=1)] if prefix_space else []),
         ]
     )
-    special_ids = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0} if len(vocabulary.ids) > 2 else {}
-    return _Built(backend=backend, add_bos=True, special_ids=special_ids)
 
 
 _KINDS: Mapping[str, Callable[[GgufVocabulary], _Built]] = MappingProxyType(
-    {"gpt2": _byte_level, "llama": _sentencepiece}
+    {"gpt2": _byte_level, "llama": _sentencepiece, "t5": _unigram}
 )
 
 

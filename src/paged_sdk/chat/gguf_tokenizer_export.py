@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -46,17 +47,20 @@ def gguf_from_text_processor(text: TextProcessor, architecture: str, vocab_size:
     tokenizer = text.tokenizer
     content = json.loads(tokenizer.to_json())
     backend, model = tokenizers.Tokenizer.from_str(tokenizer.to_json()), content["model"]
-    if model.get("type") != "BPE":
-        raise _refused(f"its model is {model.get('type')}, not BPE")
+    if model.get("type") not in ("BPE", "Unigram"):
+        raise _refused(f"its model is {model.get('type')}, neither BPE nor Unigram")
     tokens, types = _tokens(content, vocab_size)
     metadata: dict[str, Any] = {
-        "tokenizer.ggml.model": "llama" if model.get("byte_fallback") else "gpt2",
+        "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": [int(each) for each in types],
     }
-    if model.get("byte_fallback"):
+    if model["type"] == "Unigram":
+        metadata |= _unigram(content, tokens, backend)
+    elif model.get("byte_fallback"):
+        metadata["tokenizer.ggml.model"] = "llama"
         metadata["tokenizer.ggml.scores"] = _scores(model, tokens)
-        metadata["tokenizer.ggml.add_space_prefix"] = backend.encode("x", add_special_tokens=False).tokens[0] != "x"
+        metadata["tokenizer.ggml.add_space_prefix"] = _begins_with_a_space(backend)
     else:
         metadata["tokenizer.ggml.pre"] = _way_to_cut(backend, model)
         metadata["tokenizer.ggml.merges"] = [" ".join(pair) for pair in _merges(model)]
@@ -69,20 +73,55 @@ def gguf_from_text_processor(text: TextProcessor, architecture: str, vocab_size:
 
 def _tokens(content: Mapping[str, Any], vocab_size: int) -> tuple[list[str], list[TokenType]]:
     """Return all tokens with their types, in the order of ids; ids without a token get a name of their own."""
-    vocabulary: dict[str, int] = content["model"]["vocab"]
+    vocabulary = _vocabulary(content["model"])
     tokens, types = [f"[PAD{id}]" for id in range(vocab_size)], [TokenType.UNUSED] * vocab_size
     is_byte = content["model"].get("byte_fallback")
     for token, id in vocabulary.items():
         if id < vocab_size:
             tokens[id] = token
             types[id] = TokenType.BYTE if is_byte and _BYTE.fullmatch(token) else TokenType.NORMAL
-    if (unknown := vocabulary.get(content["model"].get("unk_token") or "")) is not None and unknown < vocab_size:
+    unknown = content["model"].get("unk_id", vocabulary.get(content["model"].get("unk_token") or ""))
+    if unknown is not None and unknown < vocab_size:
         types[unknown] = TokenType.UNKNOWN
     for added in content.get("added_tokens", ()):
         if (id := added["id"]) < vocab_size and types[id] is not TokenType.UNKNOWN:
             tokens[id] = added["content"]
             types[id] = TokenType.CONTROL if added["special"] else TokenType.USER_DEFINED
     return tokens, types
+
+
+def _vocabulary(model: Mapping[str, Any]) -> dict[str, int]:
+    """Return the ids of tokens; Unigram's vocabulary is a list of them with their scores."""
+    if model["type"] == "Unigram":
+        return {token: id for id, (token, _) in enumerate(model["vocab"])}
+    vocabulary: dict[str, int] = model["vocab"]
+    return vocabulary
+
+
+def _unigram(content: Mapping[str, Any], tokens: list[str], backend: tokenizers.Tokenizer) -> dict[str, Any]:
+    """Return the keys of a Unigram vocabulary of SentencePiece's, and of how it rewrites a text before."""
+    scores = {token: float(score) for token, score in content["model"]["vocab"]}
+    values: dict[str, Any] = {
+        "model": "t5",
+        "scores": [scores.get(token, _LEAST_SCORE) for token in tokens],
+        "add_space_prefix": _begins_with_a_space(backend),
+        "remove_extra_whitespaces": _ids(backend, "x  x ") == _ids(backend, "x x"),
+    }
+    if (unknown := content["model"].get("unk_id")) is not None:
+        values["unknown_token_id"] = unknown
+    normalizer = content.get("normalizer") or {}
+    steps = normalizer.get("normalizers", [normalizer])
+    if charsmap := next((step["precompiled_charsmap"] for step in steps if step.get("type") == "Precompiled"), None):
+        values["precompiled_charsmap"] = base64.b64decode(charsmap)
+    return {f"tokenizer.ggml.{key}": value for key, value in values.items()}
+
+
+def _begins_with_a_space(backend: tokenizers.Tokenizer) -> bool:
+    return backend.encode("x", add_special_tokens=False).tokens[0] != "x"
+
+
+def _ids(backend: tokenizers.Tokenizer, text: str) -> list[int]:
+    return backend.encode(text, add_special_tokens=False).ids
 
 
 def _merges(model: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -36,7 +36,8 @@ class GgufValue:
 
     @classmethod
     def of(cls, value: Any) -> GgufValue:
-        """Return a value in the type that llama.cpp expects of such: whole numbers are uint32, of arrays int32.
+        """Return a value in the type that llama.cpp expects of such: whole numbers are uint32, of arrays int32,
+        and bytes an array of uint8.
 
         :raises TypeError: there is no type for it
         """
@@ -49,6 +50,8 @@ class GgufValue:
                 return cls(value, 6)
             case str():
                 return cls(value, 8)
+            case bytes():
+                return cls(list(value), 9, 0)
             case [first, *_]:
                 return cls(value, 9, 5 if type(first) is int else cls.of(first).kind)
         raise TypeError(f"{shown(value)} has no type in GGUF")
