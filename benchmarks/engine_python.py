@@ -31,6 +31,7 @@ from paged_sdk.build.parts import ModelParts
 from paged_sdk.chat.text_processor import TextProcessor, text_processor_from_gguf
 from paged_sdk.chat.tokenizer import Tokenizer
 from paged_sdk.config.engine import EngineConfig
+from paged_sdk.config.isq import IsqType
 from paged_sdk.engine.engine import Engine
 from paged_sdk.engine.output import OutputProcessor
 from paged_sdk.kv.paged import KvCacheManager
@@ -73,6 +74,9 @@ class RandomTokens:
         drawn = self._random.choices(self._token_ids, k=len(rows))
         tokens = [[token] * row.num_samples for row, token in zip(rows, drawn, strict=True)]
         return FinishedStep(RunnerOutput(tokens, [None] * len(rows)))
+
+    def requantize(self, isq: IsqType, go_on: Callable[[], None]) -> None:
+        pass
 
     def close(self) -> None:
         pass

@@ -17,6 +17,7 @@ import anyio
 from anyio.from_thread import BlockingPortal
 
 from paged_sdk.config.engine import EngineConfig
+from paged_sdk.config.isq import IsqType
 from paged_sdk.config.sampling import GenerationDefaults, SamplingParams
 from paged_sdk.errors import ConfigError, EngineError, ModelClosedError
 from paged_sdk.model import Model
@@ -194,6 +195,10 @@ class BlockingModel:
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix; requests under way keep their KV."""
         self._call(self._model.reset_prefix_cache)
+
+    def re_isq_model(self, isq: IsqType) -> None:
+        """Quantize the weights to another type; see :meth:`Model.re_isq_model`."""
+        self._call(self._model.re_isq_model, isq)
 
     def stats(self) -> ModelStats:
         """Return a snapshot of the engine's state after its last step."""

@@ -19,9 +19,10 @@ from paged_sdk.chat.output_text import OutputText
 from paged_sdk.chat.renderer import Interruption
 from paged_sdk.chat.token_healing import EncodedPrompt
 from paged_sdk.config.engine import EngineConfig
+from paged_sdk.config.isq import IsqType
 from paged_sdk.config.sampling import GenerationDefaults, SamplingParams
 from paged_sdk.engine.engine import Engine
-from paged_sdk.errors import InvalidRequestError
+from paged_sdk.errors import ConfigError, InvalidRequestError
 from paged_sdk.preparation import RequestPreparer
 from paged_sdk.responses import ChatShape, CompletionShape, ResponseParts, ResponseShape
 from paged_sdk.scheduler.request import Request
@@ -79,6 +80,7 @@ class Model:
             max_prompt_tokens=parts.max_prompt_tokens,
             heals_tokens=parts.heals_tokens,
         )
+        self._check_isq = parts.check_isq
         # The worker alone keeps the engine, so that the tensors go when its thread ends.
         self._worker = Worker(parts.engine, on_start=parts.on_worker_start, log_throughput=parts.log_throughput)
         # Garbage collection and interpreter exit end the thread too; the worker holds no reference to the model.
@@ -262,6 +264,26 @@ class Model:
     async def reset_prefix_cache(self) -> None:
         """Forget every cached prefix; requests under way keep their KV."""
         await self._worker.call(Engine.reset_prefix_cache)
+
+    async def re_isq_model(self, isq: IsqType) -> None:
+        """Quantize the weights to another type, read anew from the files of the model, which must be as they were.
+
+        Requests under way finish first, and those that come meanwhile wait. Cached prefixes are forgotten. Old layers
+        make room for new ones, so that memory beyond the larger of both is that of a few layers. What a topology says
+        of layers goes on to count; a draft model stays as it is. Should the caller be cancelled, nothing happens, or
+        everything if it has begun.
+
+        :raises ConfigError: no :class:`IsqType`, or one that the device has no kernels for
+        :raises ModelLoadError: the files are gone or others, or a weight cannot be quantized: the model goes on with
+            the weights that it had
+        :raises EngineDeadError: that failed too; so will all requests
+        :raises ModelClosedError: the model is closed, or was meanwhile
+        """
+        if not isinstance(isq, IsqType):
+            raise ConfigError.of("isq", isq, "an IsqType")
+        if self._check_isq is not None:
+            self._check_isq(isq)
+        await self._worker.call_alone(lambda engine, go_on: engine.requantize(isq, go_on))
 
     def stats(self) -> ModelStats:
         """Return a snapshot of the engine's state after its last step."""

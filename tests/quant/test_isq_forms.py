@@ -15,11 +15,12 @@ from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, BlockMatrix
 from paged_sdk.kernels.grouped_matrix import GroupedMatrix
 from paged_sdk.kernels.native.library import NativeLibrary
 from paged_sdk.kernels.stored_matrix import DenseMatrix
+from paged_sdk.quant import isq as isq_module
 from paged_sdk.quant.embedding import TritonBlockEmbedding
 from paged_sdk.quant.form import Form
 from paged_sdk.quant.forms.triton_blocks import TritonBlocks
 from paged_sdk.quant.hadamard_int8 import HadamardInt8Linear
-from paged_sdk.quant.isq import can_be_quantized, for_head, has_groups, is_for_gpus, quantize
+from paged_sdk.quant.isq import can_be_quantized, for_head, has_groups, is_for_gpus, quantize, quantize_stored
 from paged_sdk.quant.linear import Linear
 from paged_sdk.quant.native_block import NativeBlockLinear
 from paged_sdk.quant.policy import ExpertStack, NamedMatrix, Role, WeightPolicy
@@ -67,6 +68,16 @@ def test_groups_need_a_multiple_of_32_columns(isq: IsqType) -> None:
     assert not can_be_quantized(isq, 40)
     assert not is_for_gpus(isq)
     assert isinstance(quantize(weight(2, 96), isq, None), GroupedMatrix)
+
+
+@pytest.mark.parametrize("isq", [IsqType.Q4_1, IsqType.Q3K, IsqType.AFQ4, IsqType.NF4, IsqType.INT8])
+def test_rows_may_be_quantized_a_few_at_a_time(isq: IsqType, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = weight(7, 256)
+    whole = quantize(values, isq, None)
+    monkeypatch.setattr(isq_module, "_WEIGHTS_AT_ONCE", 600)
+    parts = quantize_stored(DenseMatrix(values), isq, None, CPU)
+    assert parts.shape == whole.shape
+    assert torch.equal(parts.decoded(), whole.decoded())
 
 
 @pytest.mark.parametrize("isq", IsqType)

@@ -64,3 +64,12 @@ def test_a_forgotten_time_is_replaced_by_two_steps() -> None:
     times.note(2, 5.0)
     times.note(2, 5.0)
     assert times.nearest(2) == 5.0
+
+
+def test_what_is_cleared_is_unknown() -> None:
+    times = StepTimes()
+    times.note(4, 0.5)
+    assert times.expected(4) == times.nearest(4) == 0.5
+    times.clear()
+    assert times.nearest(4) is None
+    assert times.expected(4) == 0.0

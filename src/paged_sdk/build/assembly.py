@@ -18,8 +18,9 @@ from paged_sdk.build.device_setup import (
 from paged_sdk.build.draft import load_draft, make_draft_model
 from paged_sdk.build.free_memory import return_free_memory
 from paged_sdk.build.kv_memory import make_kv_manager, size_pool
-from paged_sdk.build.loaded_model import fuse, load_weights, make_storage, model_path
+from paged_sdk.build.loaded_model import check_isq, fuse, load_weights, make_storage, model_path
 from paged_sdk.build.parts import ModelParts
+from paged_sdk.build.requantization import WeightRequantizer
 from paged_sdk.build.sizing import resolve_engine_config
 from paged_sdk.config.build import BuildSettings, ModelSource
 from paged_sdk.config.engine import EngineConfig
@@ -98,12 +99,16 @@ def _load(
         _log.info("KV pool: %d blocks of %d tokens, %.1f MiB (%s).", *pool)
     go_on()
     fused = fuse(model, backend, settings)
+    make_decoding = partial(
+        make_device_decoding, config=config, processors=processors, vocab_size=vocab_size, visible=settings.logging
+    )
     runner = ModelRunner(
         fused,
         backend,
         Sampler(vocab_size, device, processors),
-        make_device_decoding(
-            fused, backend, config, processors=processors, vocab_size=vocab_size, visible=settings.logging
+        make_decoding(fused, backend),
+        WeightRequantizer(
+            loaded, environment, config, device=device, workspace=workspace, make_device_decoding=make_decoding
         ),
     )
     _log.info(
@@ -139,6 +144,13 @@ def _load(
         heals_tokens=settings.token_healing,
         # The native kernels have threads of their own, in whose way torch's would be.
         on_worker_start=partial(prepare_thread, device, settings.num_threads if workspace is None else 1),
+        check_isq=partial(
+            check_isq,
+            settings=settings,
+            device=device,
+            dtype=loaded.dtype,
+            has_library=workspace is not None,
+        ),
         log_throughput=settings.throughput_logging,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -42,10 +42,18 @@ from paged_sdk.quant.native_block import FEW_ROWS
 from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.runner.device import choose_dtype
 from paged_sdk.threads import thread_must_start
-from paged_sdk.weights.checkpoint import Checkpoint, open_checkpoint
+from paged_sdk.weights.checkpoint import Checkpoint, file_stamps, open_checkpoint
 from paged_sdk.weights.hub import resolve_model
 
-__all__ = ["LoadedModel", "fuse", "load_weights", "make_storage", "model_path"]
+__all__ = [
+    "LoadedModel",
+    "check_isq",
+    "fuse",
+    "load_weights",
+    "make_storage",
+    "model_path",
+    "weight_policy",
+]
 
 _log = get_logger(__name__)
 
@@ -56,6 +64,8 @@ class LoadedModel:
 
     :ivar settings: how the model was asked to be
     :ivar is_quantized: whether its matrices are
+    :ivar path: where its files lie
+    :ivar files: what they were, as :func:`paged_sdk.weights.checkpoint.file_stamps` says it
     """
 
     model: DecoderModel
@@ -64,6 +74,8 @@ class LoadedModel:
     dtype: torch.dtype
     max_model_len: int
     is_quantized: bool
+    path: Path
+    files: Mapping[Path, tuple[int, int]]
 
 
 def model_path(source: ModelSource, settings: BuildSettings) -> Path:
@@ -87,6 +99,7 @@ def load_weights(
 ) -> LoadedModel:
     """Load weights and tokenizer at the same time."""
     dtype = choose_dtype(settings.dtype, device)
+    files = file_stamps(path)
     checkpoint = open_checkpoint(path)
     try:
         shape = read_config(checkpoint.config)
@@ -94,7 +107,7 @@ def load_weights(
         if settings.topology is not None:
             names = tuple(checkpoint.source.names())
             check_topology(settings.topology, num_layers=shape.num_layers, names=names, device=device)
-        policy = _policy(checkpoint, settings, environment, dtype, device, workspace)
+        policy = weight_policy(checkpoint, settings, environment, dtype, device, workspace)
         with (
             ThreadPoolExecutor(1, thread_name_prefix="paged-sdk tokenizer") as beside,
             weights_must_fit(path, device),
@@ -125,7 +138,7 @@ def load_weights(
         checkpoint.source.close()
     go_on()
     is_quantized = policy.makes_quantized(checkpoint.is_quantized)
-    return LoadedModel(model, text, settings, dtype, max_model_len, is_quantized)
+    return LoadedModel(model, text, settings, dtype, max_model_len, is_quantized, path, files)
 
 
 def make_storage(
@@ -147,7 +160,7 @@ def make_storage(
     )
 
 
-def _policy(
+def weight_policy(
     checkpoint: Checkpoint,
     settings: BuildSettings,
     environment: Environment,
@@ -168,14 +181,13 @@ def _policy(
             _log.info("%s = %s leaves %s alone: it is quantized already.", ISQ, environment.isq.value, checkpoint.path)
         else:
             isq = environment.isq
-    reason = None if device.type == "cpu" else availability.why_not(device)  # why blocks cannot be multiplied there
     rules = [] if settings.topology is None else isq_by_name(settings.topology)
     for each in (isq, *(own for _, own in rules)):
         if each is not None:
-            _check_isq(each, settings, device, dtype, reason, has_library=workspace is not None)
+            check_isq(each, settings, device, dtype, has_library=workspace is not None)
     return WeightPolicy(
         # A dtype that was asked for is the weights' dtype; with "auto" they keep the form they are stored in.
-        keep_blocks=settings.dtype == "auto" and reason is None,
+        keep_blocks=settings.dtype == "auto" and _why_no_blocks(device) is None,
         workspace=workspace,
         isq=isq,
         isq_by_name=rules,
@@ -184,21 +196,20 @@ def _policy(
     )
 
 
-def _check_isq(
-    isq: IsqType,
-    settings: BuildSettings,
-    device: torch.device,
-    dtype: torch.dtype,
-    reason: str | None,
-    *,
-    has_library: bool,
+def _why_no_blocks(device: torch.device) -> str | None:
+    """Say why blocks cannot be multiplied on a device; None: they can."""
+    return None if device.type == "cpu" else availability.why_not(device)
+
+
+def check_isq(
+    isq: IsqType, settings: BuildSettings, device: torch.device, dtype: torch.dtype, *, has_library: bool
 ) -> None:
     """Check that weights can be quantized to a type in that place.
 
-    :param reason: why the device has no kernels for blocks, if it has none
     :param has_library: whether the native kernels are there
+    :raises ConfigError: they cannot
     """
-    if reason is not None:
+    if (reason := _why_no_blocks(device)) is not None:
         raise ConfigError.of("isq", isq.value, f"a CPU, or a GPU with Triton's kernels (here {device}: {reason})")
     if device.type != "cpu" and not is_for_gpus(isq):
         allowed = ", ".join(each.value for each in IsqType if is_for_gpus(each))

@@ -8,6 +8,7 @@ from attrs import frozen
 
 from paged_sdk.chat.text_processor import TextProcessor
 from paged_sdk.config.engine import EngineConfig
+from paged_sdk.config.isq import IsqType
 from paged_sdk.engine.engine import Engine
 
 __all__ = ["ModelParts"]
@@ -26,6 +27,7 @@ class ModelParts:
     :ivar max_prompt_tokens: the longest prompt that fits context and KV pool
     :ivar heals_tokens: whether the end of a text that is to be continued may be tokenized anew, with what follows
     :ivar on_worker_start: called first on the worker thread
+    :ivar check_isq: raises a ``ConfigError`` for a type that the weights cannot be quantized to; None: there are none
     :ivar log_throughput: whether to log a line of figures every few seconds of work
     """
 
@@ -38,4 +40,5 @@ class ModelParts:
     max_prompt_tokens: int
     heals_tokens: bool = False
     on_worker_start: Callable[[], None] | None = None
+    check_isq: Callable[[IsqType], None] | None = None
     log_throughput: bool = False

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from attrs import evolve, frozen
 
 from paged_sdk.chat.tokenizer import Tokenizer
+from paged_sdk.config.isq import IsqType
 from paged_sdk.engine.events import Listener, Outbox
 from paged_sdk.engine.metrics import Metrics
 from paged_sdk.engine.output import OutputProcessor
@@ -139,6 +141,18 @@ class Engine:
         self._kv.reset_prefix_cache()
         if self._proposer is not None:
             self._proposer.reset()
+
+    def requantize(self, isq: IsqType, go_on: Callable[[], None]) -> None:
+        """Hold the weights in another type. There must be no requests: their KV comes from the old weights.
+
+        :param go_on: called from time to time; what it raises ends the work, and with it the engine
+        :raises EngineDeadError: the weights are neither as they were nor as they were to be
+        :raises ModelLoadError: they are as they were
+        """
+        assert not self.has_work, "KV of requests would be that of other weights"
+        self.reset_prefix_cache()
+        self._scheduler.forget_times()
+        self._runner.requantize(isq, go_on)
 
     def stats(self) -> ModelStats:
         """Return a snapshot of the counters."""

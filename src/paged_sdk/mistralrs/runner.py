@@ -225,6 +225,16 @@ class Runner:
         refuse_settings(model_id=model_id)
         return self._model.detokenize(tokens, skip_special_tokens=skip_special_tokens)
 
+    def send_re_isq(self, dtype: str, model_id: None = None) -> None:
+        """Quantize the weights to another type ("Q4K", "Q8_0", "4" ...), of a GGUF file too, once the requests under
+        way have ended; others wait.
+
+        :raises ConfigError: no such type, or one that the device has no kernels for; or a ``model_id``
+        :raises ModelLoadError: the files of the model are gone or others: it goes on with the weights that it had
+        """
+        refuse_settings(model_id=model_id)
+        self._model.re_isq_model(IsqType.parse(dtype, setting="dtype"))
+
     def max_sequence_length(self, model_id: None = None) -> int:
         """Return the most tokens that a sequence may have, prompt and output together.
 

@@ -41,11 +41,20 @@ class DecoderModel:
         self.config = config
         self.dtype = dtype
         self.device = device
-        self.layers: tuple[DecoderLayer, ...] = tuple(layers)
+        self._layers = list(layers)
         self.head = head
         self.embedding = embedding
         self.norm = norm
         self.ropes = ropes
+
+    @property
+    def layers(self) -> tuple[DecoderLayer, ...]:
+        """Return the layers, in order."""
+        return tuple(self._layers)
+
+    def replace_layer(self, index: int, layer: DecoderLayer) -> None:
+        """Take another layer in place of one."""
+        self._layers[index] = layer
 
     def forward(self, token_ids: Tensor, positions: Tensor, ctx: StepContext) -> Tensor:
         """Run all layers over the tokens of a step.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
@@ -17,11 +17,12 @@ from paged_sdk.models.decoder_layer import load_decoder_layer
 from paged_sdk.models.family import DecoderFamily, TensorNames, find_family
 from paged_sdk.models.norms import load_norm
 from paged_sdk.models.weight_loader import WeightLoader
+from paged_sdk.quant.embedding import Embedding
 from paged_sdk.quant.linear import Linear
 from paged_sdk.quant.policy import DENSE, WeightPolicy
 from paged_sdk.weights.source import WeightSource
 
-__all__ = ["load_model"]
+__all__ = ["load_model", "reload_model"]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -54,18 +55,10 @@ def load_model(
     family = find_family(config)
     shape = family.read(ConfigFields(config))
     names = _names_in(source, family)
-    loader = WeightLoader(
-        source, policy, dtype=dtype, device=device, prefixes=(names.body, names.head), on_progress=on_progress
-    )
+    loader = _loader(source, policy, names, dtype=dtype, device=device, on_progress=on_progress)
     with _threads(num_threads) as pool:
         # The largest first, so that no thread is left with one when the others have nothing to do any more.
-        table = pool.submit(
-            loader.embedding,
-            f"{names.body}embed_tokens.weight",
-            vocab_size=shape.vocab_size,
-            hidden_size=shape.hidden_size,
-            scale=shape.embedding_scale,
-        )
+        table = pool.submit(_load_embedding, loader, shape, names)
         projection = None if shape.tie_embeddings else pool.submit(_load_head, loader, shape, names)
         pending = [pool.submit(load_decoder_layer, loader, shape, names, layer) for layer in range(shape.num_layers)]
         embedding, layers = table.result(), [layer.result() for layer in pending]
@@ -82,6 +75,69 @@ def load_model(
     )
     loader.close()
     return model
+
+
+def reload_model(
+    model: DecoderModel,
+    config: Mapping[str, Any],
+    source: WeightSource,
+    *,
+    policy: WeightPolicy,
+    parts: Iterable[int],
+    on_replaced: Callable[[int], None],
+    on_progress: Callable[[int, int], None] | None = None,
+    num_threads: int = 1,
+) -> None:
+    """Load weights of a model anew, each layer in place of the one that it has. Nothing else may hold these.
+
+    After an error, some parts are new and some are not. Other parameters and errors are :func:`load_model`'s.
+
+    :param parts: numbers of layers, and the number of layers itself for the embeddings and the output projection
+    :param on_replaced: called with each part that is new
+    """
+    family, shape = find_family(config), model.config
+    names = _names_in(source, family)
+    loader = _loader(source, policy, names, dtype=model.dtype, device=model.device, on_progress=on_progress)
+
+    def replace(part: int) -> None:
+        if part < shape.num_layers:
+            layer = load_decoder_layer(loader, shape, names, part)
+            on_replaced(part)
+            model.replace_layer(part, layer)
+            return
+        on_replaced(part)
+        if not shape.tie_embeddings:
+            model.head = _load_head(loader, shape, names)
+        model.embedding = _load_embedding(loader, shape, names)
+        if shape.tie_embeddings:
+            model.head = loader.tied_head(names.head, model.embedding)
+
+    with _threads(num_threads) as pool:
+        for pending in [pool.submit(replace, part) for part in parts]:
+            pending.result()
+    loader.close()
+
+
+def _loader(
+    source: WeightSource,
+    policy: WeightPolicy,
+    names: TensorNames,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    on_progress: Callable[[int, int], None] | None,
+) -> WeightLoader:
+    prefixes = (names.body, names.head)
+    return WeightLoader(source, policy, dtype=dtype, device=device, prefixes=prefixes, on_progress=on_progress)
+
+
+def _load_embedding(loader: WeightLoader, config: DecoderConfig, names: TensorNames) -> Embedding:
+    return loader.embedding(
+        f"{names.body}embed_tokens.weight",
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        scale=config.embedding_scale,
+    )
 
 
 class _ThisThread(Executor):

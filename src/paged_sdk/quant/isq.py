@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Final
 
-from attrs import frozen
+import torch
+from attrs import evolve, frozen
 from torch import Tensor
 
 from paged_sdk.config.isq import IsqType
@@ -26,10 +27,11 @@ from paged_sdk.kernels.quantize_groups import (
     quantize_rows,
 )
 from paged_sdk.kernels.repack import REPACKABLE_TYPES
-from paged_sdk.kernels.stored_matrix import StoredMatrix
+from paged_sdk.kernels.stored_matrix import StoredMatrix, UnreadRows
 
-__all__ = ["can_be_quantized", "for_head", "has_groups", "is_for_gpus", "quantize"]
+__all__ = ["can_be_quantized", "for_head", "has_groups", "is_for_gpus", "quantize", "quantize_stored"]
 
+_WEIGHTS_AT_ONCE: Final = 1 << 20  # 4 MiB of float32; the embeddings of a large vocabulary would take a gigabyte
 _GROUP_COLS: Final = 32  # a grouped matrix has a multiple of so many columns where kernels multiply it
 
 
@@ -104,7 +106,7 @@ def can_be_quantized(isq: IsqType, cols: int) -> bool:
     return cols % _GROUP_COLS == 0 if isq in _GROUPS else _fitting(isq, cols) is not None
 
 
-def quantize(values: Tensor, isq: IsqType, library: NativeLibrary | None) -> StoredMatrix:
+def quantize(values: Tensor, isq: IsqType, library: NativeLibrary | None) -> BlockMatrix | GroupedMatrix:
     """Quantize a matrix on its own device: to blocks by the native library on the CPU, else by torch, which gives the
     same bits a hundred times slower; to groups by torch.
 
@@ -118,6 +120,51 @@ def quantize(values: Tensor, isq: IsqType, library: NativeLibrary | None) -> Sto
     if library is not None and values.device.type == "cpu":
         return BlockMatrix(tensor_type, quantize_blocks(library, values, tensor_type))
     return BlockMatrix(tensor_type, quantize_blocks_reference(values, tensor_type))
+
+
+def quantize_stored(
+    matrix: StoredMatrix, isq: IsqType, library: NativeLibrary | None, device: torch.device
+) -> BlockMatrix | GroupedMatrix:
+    """Quantize a stored matrix on a device, a few rows at a time; those of blocks when they are asked for, so that what
+    packs them has neither all numbers nor all blocks in memory. Parameters and errors are :func:`quantize`'s.
+    """
+    rows, cols = matrix.shape
+    step = max(1, _WEIGHTS_AT_ONCE // max(1, cols))
+
+    def parts(first: int, last: int) -> Iterator[BlockMatrix | GroupedMatrix]:
+        for start in range(first, last, step):
+            index = slice(start, min(start + step, last))
+            yield quantize(matrix.rows(index).to(device).decoded(), isq, library)
+
+    if isq in _GROUPS:
+        return _joined(list(parts(0, rows)))
+    tensor_type = _fitting(isq, cols)
+    assert tensor_type is not None
+    form = BLOCK_FORMATS[tensor_type]
+    row_bytes = cols // form.elements * form.num_bytes
+
+    def read(first: int, last: int) -> Tensor:
+        out = torch.empty(last - first, row_bytes, dtype=torch.uint8, device=device)
+        done = 0
+        for part in parts(first, last):
+            assert isinstance(part, BlockMatrix)
+            out[done : done + part.shape[0]] = part.blocks
+            done += part.shape[0]
+        return out
+
+    return BlockMatrix(tensor_type, UnreadRows(shape=(rows, row_bytes), itemsize=1, read=read))
+
+
+def _joined(parts: Sequence[BlockMatrix | GroupedMatrix]) -> GroupedMatrix:
+    """Put parts of one matrix one below the other."""
+    grouped = [part for part in parts if isinstance(part, GroupedMatrix)]
+    minima = [part.minima for part in grouped if part.minima is not None]
+    return evolve(
+        grouped[0],
+        codes=torch.cat([part.codes for part in grouped]),
+        scales=torch.cat([part.scales for part in grouped]),
+        minima=torch.cat(minima) if minima else None,
+    )
 
 
 def _fitting(isq: IsqType, cols: int) -> int | None:

@@ -19,7 +19,7 @@ from paged_sdk.quant.dense_experts import DenseExperts
 from paged_sdk.quant.embedding import DenseEmbedding, Embedding
 from paged_sdk.quant.experts import Experts
 from paged_sdk.quant.form import Form, Place, find_forms
-from paged_sdk.quant.isq import can_be_quantized, for_head, quantize
+from paged_sdk.quant.isq import can_be_quantized, for_head, quantize_stored
 from paged_sdk.quant.linear import Linear
 from paged_sdk.quant.side_by_side import SideBySideLinear
 
@@ -180,7 +180,7 @@ class WeightPolicy:
         isq = self._isq_of(named, role)
         if isq is not None:
             library = None if self.workspace is None else self.workspace.library
-            return quantize(named.matrix.to(place.device).decoded(), isq, library)
+            return quantize_stored(named.matrix, isq, library, place.device)
         if self.keep_blocks or named.matrix.is_dense:
             return named.matrix
         return DecodedMatrix(named.matrix)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 from attrs import define, frozen
 from torch import Tensor
 
 from paged_sdk.attention.backend import AttentionBackend
-from paged_sdk.errors import ModelClosedError
+from paged_sdk.config.isq import IsqType
+from paged_sdk.errors import EngineDeadError, ModelClosedError
 from paged_sdk.guard import RequestGuard
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.models.causal_model import CausalModel
@@ -28,10 +29,34 @@ from paged_sdk.sampling.sampler import PreparedRows, SampledRows, Sampler
 from paged_sdk.scheduler.output import ScheduledSequence, SchedulerOutput
 from paged_sdk.types.step import StepRow
 
-__all__ = ["ModelRunner"]
+__all__ = ["ModelRunner", "Requantized", "Requantizer"]
 
 # Logits of a prompt are computed a few rows at a time: a row of 150,000 float32 is 0.6 MB.
 _LOGITS_TILE: Final = 64
+
+
+@frozen(kw_only=True)
+class Requantized:
+    """Holds what a runner goes on with after its weights were to be held in another type.
+
+    :ivar error: why they are as they were; None: they are as they were to be
+    """
+
+    model: CausalModel
+    backend: AttentionBackend
+    device_decoding: DeviceDecoding | None
+    error: Exception | None = None
+
+
+class Requantizer(Protocol):
+    """Holds a model's weights in another type."""
+
+    def __call__(self, isq: IsqType, go_on: Callable[[], None]) -> Requantized:
+        """Do it, once nothing else holds the weights: see :meth:`paged_sdk.runner.output.Runner.requantize`.
+
+        :raises Exception: the weights are neither as they were nor as they were to be
+        """
+        ...
 
 
 class ModelRunner:
@@ -41,6 +66,7 @@ class ModelRunner:
     :param sampler: chooses tokens on the host
     :param device_decoding: chooses tokens on the device where it can, so that steps overlap; None: all tokens are
         chosen on the host
+    :param requantizer: holds the weights in another type; None: they stay as they are
     """
 
     def __init__(
@@ -49,8 +75,10 @@ class ModelRunner:
         backend: AttentionBackend,
         sampler: Sampler,
         device_decoding: DeviceDecoding | None = None,
+        requantizer: Requantizer | None = None,
     ) -> None:
         self._parts: _Parts | None = _Parts(model, backend, sampler, device_decoding)
+        self._requantizer = requantizer
 
     def submit(self, output: SchedulerOutput) -> PendingStep:
         """Copy, compute and sample one step. Rows whose logits are not finite fail alone.
@@ -62,9 +90,24 @@ class ModelRunner:
         with torch.inference_mode():
             return self._parts.submit(output)
 
+    def requantize(self, isq: IsqType, go_on: Callable[[], None]) -> None:
+        """Do what :meth:`paged_sdk.runner.output.Runner.requantize` says."""
+        if self._parts is None or self._requantizer is None:
+            raise ModelClosedError("the runner is closed")
+        sampler, self._parts = self._parts.sampler, None  # so that old weights go while new ones come
+        try:
+            made = self._requantizer(isq, go_on)
+        except ModelClosedError:
+            raise
+        except Exception as error:
+            raise EngineDeadError(f"the weights could not be quantized again: {error!r}") from error
+        self._parts = _Parts(made.model, made.backend, sampler, made.device_decoding)
+        if made.error is not None:
+            raise made.error
+
     def close(self) -> None:
         """Free weights, KV and sampler; a second call does nothing."""
-        self._parts = None
+        self._parts = self._requantizer = None
 
 
 @frozen

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from attrs import field, frozen
 
+from paged_sdk.config.isq import IsqType
 from paged_sdk.errors import PagedError
 from paged_sdk.sampling.raw_logprobs import RawLogprobs
 from paged_sdk.scheduler.output import SchedulerOutput
@@ -95,6 +96,15 @@ class Runner(Protocol):
         """Start to compute and sample one step of at least one row.
 
         Rows may end with a token that the scheduler does not know yet, if the previous step overlaps.
+        """
+        ...
+
+    def requantize(self, isq: IsqType, go_on: Callable[[], None]) -> None:
+        """Hold the weights in another type, and forget all KV. No step may be under way.
+
+        :param go_on: called from time to time; what it raises ends the work
+        :raises EngineDeadError: the weights are neither as they were nor as they were to be
+        :raises ModelLoadError: they are as they were
         """
         ...
 

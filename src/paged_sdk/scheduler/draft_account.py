@@ -75,6 +75,12 @@ class DraftAccount:
         self._balances.append(balance)
         return balance
 
+    def start_anew(self) -> None:
+        """Let every proposer begin as if no drafts had been made yet; what is counted stays."""
+        self._num_since_plain = 0
+        for balance in self._balances:
+            balance.start_anew()
+
     @property
     def needs_step_without(self) -> bool:
         """Say whether the next step must have no drafts, to see how long such a step takes now."""
@@ -160,6 +166,10 @@ class DraftBalance:
     def allows(self) -> bool:
         """Say whether the next step may have drafts of this proposer."""
         return self._left > 0 and not self._account.needs_step_without
+
+    def start_anew(self) -> None:
+        """Forget what drafts have gained and lost."""
+        self._left = START
 
     def claim(self, seq_ids: Iterable[int], drafting_seconds: float) -> None:
         """Answer for drafts that the next step may verify.

@@ -178,6 +178,13 @@ class Scheduler:
         num_pairs = sum(row.num_new_tokens * (row.start + row.num_new_tokens / 2) for row in scheduled[num_decodes:])
         self._pace.note_mixed(seconds, num_decodes + num_drafts, num_tokens, num_pairs / num_tokens)
 
+    def forget_times(self) -> None:
+        """Forget how long steps take, and so what drafts are worth: the model computes otherwise from now on."""
+        self.times.clear()
+        self.drafts.start_anew()
+        if self._config.max_slowdown:
+            self._pace = Pace(self._config.max_slowdown, self.times)
+
     def update(
         self, output: SchedulerOutput, sampled: list[list[int]], forced: Mapping[int, Iterable[int]] = _NONE
     ) -> NewTokens:

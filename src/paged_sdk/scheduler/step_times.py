@@ -58,6 +58,12 @@ class StepTimes:
         while samples and len(samples) > 2:
             samples.popleft()
 
+    def clear(self) -> None:
+        """Forget everything."""
+        self._seconds.clear()
+        self._noted_at.clear()
+        self._curve = None
+
     def nearest(self, num_tokens: int) -> float | None:
         """Return how many seconds a step takes with as many tokens, or with the nearest number that is known."""
         samples = self._seconds.get(size_of(num_tokens))

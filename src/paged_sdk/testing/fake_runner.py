@@ -8,6 +8,7 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
+from paged_sdk.config.isq import IsqType
 from paged_sdk.errors import ConfigError, ModelClosedError, NumericalError, RequestError
 from paged_sdk.runner.output import FinishedStep, PendingStep, RunnerOutput
 from paged_sdk.sampling.raw_logprobs import RawLogprobs
@@ -107,6 +108,9 @@ class FakeRunner:
             return FinishedStep(result)
         early_rows = [index for index, row in enumerate(output.scheduled) if _needs_host(row)]
         return FinishedStep(result, overlaps=len(early_rows) < len(output.scheduled), early_rows=early_rows)
+
+    def requantize(self, isq: IsqType, go_on: Callable[[], None]) -> None:
+        """Do nothing: there are no weights."""
 
     def hurry(self) -> None:
         """End the delay of the step under way, and let later ones have none. May be called from any thread."""

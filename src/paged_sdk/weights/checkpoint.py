@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,12 +12,13 @@ from attrs import frozen
 from paged_sdk.errors import CheckpointError
 from paged_sdk.files import open_file, read_json
 from paged_sdk.weights.gguf_source import GgufSource
+from paged_sdk.weights.gguf_split import split_parts
 from paged_sdk.weights.quantized_format import find_format
 from paged_sdk.weights.quantized_source import QuantizedSource
 from paged_sdk.weights.safetensors_source import SafetensorsSource, uqff_is_refused
 from paged_sdk.weights.source import WeightSource
 
-__all__ = ["Checkpoint", "open_checkpoint"]
+__all__ = ["Checkpoint", "file_stamps", "open_checkpoint"]
 
 # The bytes that torch.save and pickle files begin with.
 _PICKLE_MAGICS = (b"PK\x03\x04", b"\x80")
@@ -60,6 +62,24 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(
         path=path, config=gguf.config, source=gguf, kind="gguf", is_quantized=gguf.is_quantized, metadata=gguf.metadata
     )
+
+
+def file_stamps(path: Path) -> dict[Path, tuple[int, int]]:
+    """Return the files of weights and settings that are there, each with its size and the time of its last change in
+    nanoseconds: while these are equal, so is the checkpoint.
+
+    :param path: as for :func:`open_checkpoint`
+    """
+    if os.path.isdir(path):
+        files = [*path.glob("*.safetensors"), *path.glob("*.json")]
+    else:
+        files = [path.with_name(name) for name in split_parts(path.name)]
+    stamps: dict[Path, tuple[int, int]] = {}
+    for file in sorted(files):
+        with suppress(OSError, ValueError):  # whoever opens it says what is wrong with it
+            found = file.stat()
+            stamps[file] = found.st_size, found.st_mtime_ns
+    return stamps
 
 
 def _refuse_other_files(path: Path) -> None:

@@ -13,7 +13,7 @@ from paged_sdk.engine.engine import Engine
 from paged_sdk.scheduler.request import Request
 from paged_sdk.worker.subscription import Subscriber
 
-__all__ = ["Abort", "Call", "Close", "Command", "Mailbox", "Submit"]
+__all__ = ["Abort", "Call", "CallAlone", "Close", "Command", "Mailbox", "Submit"]
 
 
 @frozen
@@ -40,6 +40,18 @@ class Call:
 
 
 @frozen
+class CallAlone:
+    """Asks to run a function on the engine when it has no requests; those that come later wait until it is done.
+
+    :ivar function: gets the engine, and what raises once nobody waits for its end any more
+    :ivar future: the function is not run if this was cancelled before its turn
+    """
+
+    function: Callable[[Engine, Callable[[], None]], Any]
+    future: Future[Any]
+
+
+@frozen
 class Close:
     """Asks to stop: when all requests have ended (``drain``), or at once.
 
@@ -49,7 +61,7 @@ class Close:
     drain: bool
 
 
-Command: TypeAlias = Submit | Abort | Call | Close
+Command: TypeAlias = Submit | Abort | Call | CallAlone | Close
 
 
 class Mailbox:

@@ -6,14 +6,16 @@ import os
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from functools import partial
 from itertools import chain
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import anyio
+from attrs import evolve
 
 from paged_sdk.engine.engine import Engine
 from paged_sdk.engine.events import Outbox, RequestEvent
@@ -24,7 +26,7 @@ from paged_sdk.scheduler.request import Request
 from paged_sdk.threads import thread_must_start
 from paged_sdk.types.stats import ModelStats
 from paged_sdk.worker.event_loop import EventLoop
-from paged_sdk.worker.mailbox import Abort, Call, Close, Command, Mailbox, Submit
+from paged_sdk.worker.mailbox import Abort, Call, CallAlone, Close, Command, Mailbox, Submit
 from paged_sdk.worker.subscription import Subscriber
 from paged_sdk.worker.throughput import ThroughputLog
 
@@ -57,6 +59,8 @@ class Worker:
         self._throughput = ThroughputLog() if log_throughput else None
         self._mailbox = Mailbox()
         self._in_hand: Command | None = None
+        self._alone: CallAlone | None = None  # whose turn comes when the requests under way have ended
+        self._held: deque[Submit | CallAlone] = deque()  # what came after it
         self._listeners: dict[EventLoop, _LoopListeners] = {}
         self._stats = engine.stats()
         self._death: BaseException | None = None
@@ -89,7 +93,7 @@ class Worker:
         if self._death is not None:
             raise self._dead()
         if self._closing is not None:
-            raise ModelClosedError("the model is closed: build another one")
+            raise _closed()
 
     def check_process(self) -> None:
         """Raise if the worker's thread does not exist in this process.
@@ -117,12 +121,28 @@ class Worker:
 
     async def call(self, function: Callable[[Engine], _T]) -> _T:
         """Run ``function`` on the engine between two steps and return its result."""
-        self.check()
         future: Future[_T] = Future()
+        return await self._called(Call(function, future), future)
+
+    async def call_alone(self, function: Callable[[Engine, Callable[[], None]], _T]) -> _T:
+        """Run ``function`` on the engine when the requests under way have ended, and return its result. Requests that
+        come meanwhile wait for it. Should the caller be cancelled, it is not run, or runs to its end if it has begun.
+
+        :param function: gets the engine, and what it may call from time to time: that raises once the engine is closed
+        :raises EngineDeadError: the engine cannot go on after what went wrong in it
+        """
+        future: Future[_T] = Future()
+        try:
+            return await self._called(CallAlone(function, future), future)
+        finally:
+            future.cancel()  # has no effect once it has begun
+
+    async def _called(self, command: Call | CallAlone, future: Future[_T]) -> _T:
+        self.check()
         done = anyio.Event()
         loop = EventLoop()
         future.add_done_callback(lambda _: loop.call_soon(done.set))
-        self._mailbox.put(Call(function, future))
+        self._mailbox.put(command)
         self._sweep()
         await done.wait()
         return future.result()
@@ -169,14 +189,21 @@ class Worker:
             self._on_start()
         while self._take_commands():
             self._engine.step()
-            self._stats = self._engine.stats()
+            self._take_stats()
             self._publish()
             if self._throughput is not None:
                 with suppress(Exception):  # an application's own log handlers may raise
                     self._throughput.step_done(self._stats, time.monotonic())
+        for command in list(self._held):  # requests end as those do that wait in the engine
+            if isinstance(command, Submit):
+                self._admit_held(command.request.request_id)
         for listeners in self._listeners.values():
             self._abort_all(listeners)
-        self._stats = self._engine.stats()
+        self._take_stats()
+
+    def _take_stats(self) -> None:
+        stats, num_held = self._engine.stats(), sum(isinstance(each, Submit) for each in self._held)
+        self._stats = evolve(stats, waiting=stats.waiting + num_held) if num_held else stats
 
     def _take_commands(self) -> bool:
         """Do what the mailbox says, waiting for it if there is nothing else to do; return False when it is time to
@@ -187,35 +214,75 @@ class Worker:
                 self._in_hand = command
                 self._obey(command)
             self._in_hand = None
-            if self._closing is not None and not (self._closing.drain and self._engine.has_work):
+            self._call_alone()
+            has_work = self._engine.has_work or self._alone is not None
+            if self._closing is not None and not (self._closing.drain and has_work):
                 return False
-            if self._engine.has_work:
+            if has_work:
                 return True
-            self._stats = self._engine.stats()
+            self._take_stats()
             self._in_hand = self._mailbox.wait()
             self._obey(self._in_hand)
 
+    def _call_alone(self) -> None:
+        """Run the functions whose turn has come, and do what was asked for after them."""
+        while self._alone is not None and (self._alone.future.cancelled() or not self._engine.has_work):
+            if self._closing is not None and not self._closing.drain:
+                return
+            command, self._alone = self._alone, None
+            self._in_hand = command
+            if command.future.set_running_or_notify_cancel():
+                self._run_for(command.future, partial(command.function, self._engine, self._go_on))
+            while self._held and self._alone is None:
+                self._in_hand = held = self._held.popleft()
+                self._obey(held)
+            self._in_hand = None
+
+    def _go_on(self) -> None:
+        if self._closing is not None and not self._closing.drain:
+            raise _closed()
+
+    def _run_for(self, future: Future[Any], function: Callable[[], Any]) -> None:
+        """Run a function for whoever waits for its result."""
+        try:
+            result = function()
+        except EngineDeadError as error:  # what it was doing cannot be undone
+            raise error.__cause__ or error from None
+        except Exception as error:
+            self._take_stats()
+            future.set_exception(error)
+        else:
+            # Done before the caller goes on, so that the snapshot it may look at shows what it did.
+            self._take_stats()
+            future.set_result(result)
+
     def _obey(self, command: Command) -> None:
         match command:
+            case Submit() | CallAlone() if self._alone is not None:
+                self._held.append(command)
+            case CallAlone():
+                self._alone = command
             case Submit(request, subscription):
                 fail = partial(self._fail, request.request_id, subscription)
                 with RequestGuard(request.request_id, fail):
                     self._submit(request, subscription)
             case Abort(request_id):
+                self._admit_held(request_id)
                 self._engine.abort(request_id)
                 self._publish()
             case Call(function, future):
-                try:
-                    result = function(self._engine)
-                except Exception as error:
-                    future.set_exception(error)
-                else:
-                    # Done before the caller goes on, so that the snapshot it may look at shows what it did.
-                    self._stats = self._engine.stats()
-                    future.set_result(result)
+                self._run_for(future, partial(function, self._engine))
             case Close(drain):
                 # A second, impatient close overrides a patient one.
                 self._closing = Close(drain and (self._closing is None or self._closing.drain))
+
+    def _admit_held(self, request_id: str) -> None:
+        """Let a request into the engine at once that waits for a function's turn: it is to be ended there."""
+        for command in list(self._held):
+            if isinstance(command, Submit) and command.request.request_id == request_id:
+                self._held.remove(command)
+                with RequestGuard(request_id, partial(self._fail, request_id, command.subscription)):
+                    self._submit(command.request, command.subscription)
 
     def _submit(self, request: Request, subscription: Subscriber) -> None:
         loop = subscription.loop
@@ -268,22 +335,30 @@ class Worker:
                 self._fail(request_id, subscription, self._ending())
         self._listeners.clear()
         in_hand, self._in_hand = self._in_hand, None  # the command in which an exception was raised
-        for command in chain([] if in_hand is None else [in_hand], self._mailbox.drain()):
+        alone, self._alone = self._alone, None
+        held, self._held = self._held, deque()
+        left = [each for each in (in_hand, alone) if each is not None]
+        for command in chain(left, held, self._mailbox.drain()):
             match command:
                 case Submit(request, subscription):
                     self._fail(request.request_id, subscription, self._ending())
-                case Call(_, future):
-                    future.set_exception(self._ending())
+                case Call(_, future) | CallAlone(_, future):
+                    with suppress(InvalidStateError):  # nobody waits for it any more
+                        future.set_exception(self._ending())
                 case Abort() | Close():
                     pass
 
     def _ending(self) -> PagedError:
-        return self._dead() if self._death is not None else ModelClosedError("the model is closed: build another one")
+        return self._dead() if self._death is not None else _closed()
 
     def _dead(self) -> EngineDeadError:
         error = EngineDeadError(f"the engine stopped: {self._death!r}")
         error.__cause__ = self._death
         return error
+
+
+def _closed() -> ModelClosedError:
+    return ModelClosedError("the model is closed: build another one")
 
 
 class _LoopListeners:

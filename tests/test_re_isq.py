@@ -1,0 +1,321 @@
+"""Quantizing the weights of a live model again, through the public face."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from anyio.lowlevel import checkpoint, current_token
+from safetensors.torch import load_file, save_file
+
+import tiny
+from paged_sdk import (
+    BlockingModel,
+    CheckpointError,
+    ConfigError,
+    EngineDeadError,
+    GgufModelBuilder,
+    IsqType,
+    Model,
+    ModelClosedError,
+    RequestTimeoutError,
+    SamplingParams,
+    TextModelBuilder,
+)
+from paged_sdk.kernels.native.library import why_not
+from paged_sdk.mistralrs import Runner, Which
+from paged_sdk.models import decoder_layer
+from paged_sdk.testing import fake_model
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.skipif(why_not() is not None, reason=f"native kernels: {why_not()}"),
+]
+
+PROMPT = list(range(5, 75))
+LONG = SamplingParams(temperature=0, max_len=150, ignore_eos=True)
+LOAD_LAYER = "paged_sdk.models.loading.load_decoder_layer"
+SHORT = SamplingParams(temperature=0, max_len=12, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write rows of 256, which the K formats need."""
+    directory = tmp_path_factory.mktemp("wide")
+    return tiny.make_checkpoint("llama", directory, hidden_size=256, intermediate_size=512, head_dim=64)
+
+
+def builder(path: Path) -> TextModelBuilder:
+    return TextModelBuilder(path).with_force_cpu().with_num_threads(1)
+
+
+async def said(model: Model, sampling: SamplingParams = SHORT) -> str:
+    return (await model.send_completion_request(PROMPT, sampling)).choices[0].text
+
+
+async def logprobs(model: Model) -> list[float]:
+    sampling = SamplingParams(temperature=0, max_len=1, prompt_logprobs=0)
+    response = await model.send_completion_request(PROMPT, sampling)
+    assert response.prompt_logprobs is not None
+    return [token.logprob for token in response.prompt_logprobs.content]
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("paged", [True, False])
+async def test_the_model_is_the_one_that_a_builder_makes(wide: Path, *, paged: bool) -> None:
+    plain = builder(wide) if paged else builder(wide).without_paged_attn()
+    async with plain.build() as model:
+        first = await logprobs(model)
+        for isq in (IsqType.Q4K, IsqType.AFQ8, IsqType.Q2K):
+            await model.re_isq_model(isq)
+            async with plain.with_isq(isq).build() as fresh:
+                again = await logprobs(model)
+                assert again == await logprobs(fresh) != first
+                assert await said(model) == await said(fresh)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "gemma2"])
+async def test_experts_and_tied_embeddings(family: str, tmp_path: Path) -> None:
+    plain = builder(tiny.make_checkpoint(family, tmp_path))
+    async with plain.build() as model, plain.with_isq(IsqType.Q4_0).build() as fresh:
+        await model.re_isq_model(IsqType.Q4_0)
+        assert await logprobs(model) == await logprobs(fresh)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_gguf_file_is_decoded_and_quantized_again(tmp_path: Path) -> None:
+    plain = GgufModelBuilder(tiny.make_gguf(tmp_path, quantization="Q8_0")).with_force_cpu().with_num_threads(1)
+    async with plain.build() as model, plain.with_isq(IsqType.Q5_1).build() as fresh:
+        assert await logprobs(model) != await logprobs(fresh)
+        await model.re_isq_model(IsqType.Q5_1)
+        assert await logprobs(model) == await logprobs(fresh)
+
+
+async def test_requests_under_way_finish_first_and_others_wait(wide: Path) -> None:
+    texts: dict[str, str] = {}
+
+    async def send(name: str, sampling: SamplingParams) -> None:
+        texts[name] = await said(model, sampling)
+
+    async def requantize(isq: IsqType) -> None:
+        await model.re_isq_model(isq)
+        texts[isq.value] = ""
+
+    async with builder(wide).build() as model:
+        expected = await said(model, LONG)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(send, "before", LONG)
+            while not model.stats().running:
+                await checkpoint()
+            tasks.start_soon(requantize, IsqType.Q2K)
+            await anyio.wait_all_tasks_blocked()
+            tasks.start_soon(send, "between", SHORT)
+            while not model.stats().waiting:
+                await checkpoint()
+            tasks.start_soon(requantize, IsqType.Q8_0)
+            await anyio.wait_all_tasks_blocked()
+            tasks.start_soon(send, "after", SHORT)
+        assert texts["before"] == expected
+        assert list(texts) == ["before", "Q2K", "between", "Q8_0", "after"]
+        assert texts["after"] == await said(model)
+        async with builder(wide).with_isq(IsqType.Q2K).build() as fresh:
+            assert texts["between"] == await said(fresh)
+
+
+async def test_nothing_of_the_old_weights_is_cached(wide: Path) -> None:
+    async with builder(wide).build() as model:
+        await said(model)
+        await said(model)
+        hits = model.stats().prefix_hits
+        assert hits > 0
+        await model.re_isq_model(IsqType.Q4K)
+        assert model.stats().blocks_cached == 0
+        await said(model)
+        assert model.stats().prefix_hits == hits
+        await said(model)
+        assert model.stats().prefix_hits == 2 * hits
+
+
+async def test_a_caller_that_gives_up_before_its_turn_changes_nothing(wide: Path) -> None:
+    async with builder(wide).build() as model:
+        before = await said(model)
+        async with model.stream_completion_request(PROMPT, LONG) as stream:
+            await anext(stream)
+            texts: list[str] = []
+
+            async def send() -> None:
+                texts.append(await said(model))
+
+            async with anyio.create_task_group() as tasks:
+                with anyio.move_on_after(0.01) as scope:
+                    tasks.start_soon(send)
+                    await model.re_isq_model(IsqType.Q2K)
+                assert scope.cancelled_caught
+        assert texts == [before]
+        assert await said(model) == before
+
+
+async def test_a_caller_that_gives_up_later_changes_everything(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = anyio.Event()
+    load = decoder_layer.load_decoder_layer
+
+    def telling(*args: Any) -> Any:
+        anyio.from_thread.run_sync(begun.set, token=token)
+        return load(*args)
+
+    async with builder(wide).build() as model, builder(wide).with_isq(IsqType.Q2K).build() as fresh:
+        expected = await logprobs(fresh)
+        token = current_token()
+        monkeypatch.setattr(LOAD_LAYER, telling)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(model.re_isq_model, IsqType.Q2K)
+            await begun.wait()
+            tasks.cancel_scope.cancel()
+        assert await logprobs(model) == expected
+
+
+async def test_requests_that_wait_can_be_ended(wide: Path) -> None:
+    async with builder(wide).build() as model, anyio.create_task_group() as tasks:
+        async with model.stream_completion_request(PROMPT, LONG) as stream:
+            await anext(stream)
+            tasks.start_soon(model.re_isq_model, IsqType.Q8_0)
+            await anyio.wait_all_tasks_blocked()
+            waiting = model.stream_completion_request(PROMPT, LONG)
+            tasks.start_soon(anext, waiting)
+            while not model.stats().waiting:
+                await checkpoint()
+            with pytest.raises(RequestTimeoutError):
+                await model.send_completion_request(PROMPT, SHORT, timeout=0.01)
+            tasks.cancel_scope.cancel()
+        await waiting.aclose()
+    assert model.stats().blocks_used == 0
+
+
+def spoil(path: Path, name: str) -> None:
+    """Give a tensor a number that no scale fits."""
+    tensors = load_file(path / "model.safetensors")
+    tensors[name][3, 7] = 1e6
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_weight_that_cannot_be_quantized_leaves_all_as_they_were(tmp_path: Path) -> None:
+    path = tiny.make_checkpoint("llama", tmp_path, dtype="bfloat16")
+    spoil(path, "model.layers.1.mlp.up_proj.weight")
+    async with builder(path).build() as model:
+        before = await logprobs(model)
+        with pytest.raises(CheckpointError, match="cannot be quantized"):
+            await model.re_isq_model(IsqType.Q8_0)
+        assert await logprobs(model) == before
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_what_cannot_be_brought_back_ends_the_model(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = decoder_layer.load_decoder_layer
+
+    def failing(loader: Any, config: Any, names: Any, layer: int) -> Any:
+        if layer == 1:
+            raise CheckpointError("the disk is gone")
+        monkeypatch.setattr(LOAD_LAYER, lambda loader, config, names, layer: failing(loader, config, names, 1))
+        return load(loader, config, names, layer)
+
+    async with builder(wide).build() as model:
+        monkeypatch.setattr(LOAD_LAYER, failing)
+        with pytest.raises(EngineDeadError, match="the disk is gone") as caught:
+            await model.re_isq_model(IsqType.Q8_0)
+        assert isinstance(caught.value.__cause__, CheckpointError)
+        with pytest.raises(EngineDeadError, match="the disk is gone"):
+            await said(model)
+
+
+async def test_closing_meanwhile(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors: list[Exception] = []
+    begun = anyio.Event()
+    load = decoder_layer.load_decoder_layer
+
+    def telling(*args: Any) -> Any:
+        anyio.from_thread.run(closed_by_another_task, token=token)
+        return load(*args)
+
+    async def closed_by_another_task() -> None:
+        begun.set()
+        while model._worker._closing is None:
+            await checkpoint()
+
+    async def refused(ask: Callable[[], Awaitable[object]]) -> None:
+        with pytest.raises(ModelClosedError) as caught:
+            await ask()
+        errors.append(caught.value)
+
+    async with builder(wide).build() as model:
+        token = current_token()
+        monkeypatch.setattr(LOAD_LAYER, telling)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(refused, lambda: model.re_isq_model(IsqType.Q8_0))
+            await begun.wait()
+            await model.aclose()
+    await refused(lambda: model.re_isq_model(IsqType.Q8_0))
+    assert len(errors) == 2
+
+
+async def test_a_drained_model_does_what_was_asked_before(wide: Path) -> None:
+    order: list[str] = []
+
+    async def note(name: str, act: Callable[[], Awaitable[object]]) -> None:
+        await act()
+        order.append(name)
+
+    async with builder(wide).build() as model, anyio.create_task_group() as tasks:
+        tasks.start_soon(note, "before", lambda: said(model, LONG))
+        while not model.stats().running:
+            await checkpoint()
+        tasks.start_soon(note, "quantized", lambda: model.re_isq_model(IsqType.Q8_0))
+        await anyio.wait_all_tasks_blocked()
+        tasks.start_soon(note, "after", lambda: said(model))
+        while not model.stats().waiting:
+            await checkpoint()
+        await model.aclose(drain=True)
+    assert order == ["before", "quantized", "after"]
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_files_that_are_others_by_now(tmp_path: Path) -> None:
+    path = tiny.make_checkpoint("llama", tmp_path)
+    async with builder(path).build() as model:
+        before = await said(model)
+        tiny.make_checkpoint("llama", tmp_path, seed=1)
+        with pytest.raises(CheckpointError, match="is not what it was"):
+            await model.re_isq_model(IsqType.Q8_0)
+        (path / "model.safetensors").unlink()
+        with pytest.raises(CheckpointError, match="is not what it was"):
+            await model.re_isq_model(IsqType.Q8_0)
+        assert await said(model) == before
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_types_that_are_none(wide: Path) -> None:
+    async with builder(wide).build() as model:
+        wrong: Any = "Q4K"
+        with pytest.raises(ConfigError, match="an IsqType"):
+            await model.re_isq_model(wrong)
+    async with builder(wide).with_dtype("float64").build() as model:
+        with pytest.raises(ConfigError, match="float32, bfloat16 or float16"):
+            await model.re_isq_model(IsqType.Q4K)
+    async with fake_model("Hello.") as fake:
+        await fake.re_isq_model(IsqType.Q4K)
+        assert (await fake.send_completion_request("x")).choices[0].text == "Hello."
+
+
+def test_blocking_code_and_the_drop_in(wide: Path) -> None:
+    with BlockingModel(builder(wide).build()) as model:
+        before = model.send_completion_request(PROMPT, SHORT)
+        model.re_isq_model(IsqType.Q2K)
+        assert model.send_completion_request(PROMPT, SHORT).choices != before.choices
+    with Runner(Which.Plain(str(wide))) as runner:
+        runner.send_re_isq("4")
+        with pytest.raises(ConfigError, match="dtype"):
+            runner.send_re_isq("Q9")
