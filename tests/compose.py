@@ -19,6 +19,7 @@ import pytest
 import torch
 from attrs import evolve, frozen
 
+from adapter_files import write_adapter
 from drafting import NoDrafts, drafting, drafting_model
 from paged_sdk import (
     CompletionResponse,
@@ -37,7 +38,7 @@ from paged_sdk.config.sampling import DryParams
 from paged_sdk.scheduler.proposer import Proposer
 from paged_sdk.speculative.forced_tokens import ForcedTokens
 from paged_sdk.speculative.several_proposers import SeveralProposers
-from tiny import make_checkpoint
+from tiny import build_model, make_checkpoint
 
 __all__ = ["CASES", "MODES", "PROPOSERS", "Case", "Matrix", "covering", "pairs", "table"]
 
@@ -85,6 +86,7 @@ _SMALL: Final = MemoryGpuConfig.ContextSize(72)
 _FP8: Final = PagedCacheType.F8E4M3
 MODES: Final = ("paged", "FP8", "no prefix cache", "contiguous", "paged, preempted", "FP8, preempted")
 _PROMPTS: Final = ([5, 6, 7, 8] * 6, [40, 41, 42] * 5)
+_ADAPTER: Final = "adapter"
 _LENGTH: Final = 100
 _BEGIN: Final = "<!-- compose: begin -->"
 _END: Final = "<!-- compose: end -->"
@@ -160,6 +162,8 @@ def _said(response: CompletionResponse) -> list[Any]:
 class Matrix:
     """Compares texts with drafts to those without, of a tiny model with random weights.
 
+    The second of the prompts goes through an adapter.
+
     :param directory: the model's checkpoint
     :ivar counts: how many tokens each proposer has drafted, how many of these were accepted, and how many were forced
     """
@@ -167,7 +171,8 @@ class Matrix:
     def __init__(self, directory: Path) -> None:
         self.counts: dict[str, Counter[str]] = {}
         self._directory = directory
-        self._builder = TextModelBuilder(directory).with_dtype("float32").with_force_cpu().with_num_threads(1)
+        builder = TextModelBuilder(directory).with_dtype("float32").with_force_cpu().with_num_threads(1)
+        self._builder = builder.with_adapter(write_adapter(directory / _ADAPTER, build_model("llama"), strength=0.05))
         self._plain: dict[tuple[str, Case], list[Any]] = {}
         self._texts: dict[tuple[str, Case], list[str]] = {}
 
@@ -212,7 +217,7 @@ class Matrix:
         async with Model(parts) as model:
 
             async def ask(case: Case, number: int) -> CompletionResponse:
-                options: dict[str, Any] = {}
+                options: dict[str, Any] = {"adapter": _ADAPTER if number else None}
                 if CONSTRAINTS[case.constraint] is not None:
                     options["constraint"] = CONSTRAINTS[case.constraint]
                 if name in PREDICTED:

@@ -17,6 +17,7 @@ import pytest
 import paged_sdk
 
 EXPORTS: Final[tuple[str, ...]] = (
+    "AdapterError",
     "BlockingChatStream",
     "BlockingCompletionStream",
     "BatchLogitsProcessor",
@@ -74,6 +75,7 @@ EXPORTS: Final[tuple[str, ...]] = (
     "SpeculativeConfig",
     "TextMessageRole",
     "TextMessages",
+    "LoraModelBuilder",
     "TextModelBuilder",
     "TextSpeculativeBuilder",
     "TokenLogprob",

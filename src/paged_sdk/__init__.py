@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from paged_sdk.blocking import BlockingModel as BlockingModel
     from paged_sdk.build.gguf_export import write_gguf as write_gguf
     from paged_sdk.builders import GgufModelBuilder as GgufModelBuilder
+    from paged_sdk.builders import LoraModelBuilder as LoraModelBuilder
     from paged_sdk.builders import TextModelBuilder as TextModelBuilder
     from paged_sdk.builders import TextSpeculativeBuilder as TextSpeculativeBuilder
     from paged_sdk.config.isq import IsqType as IsqType
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from paged_sdk.config.topology import LayerTopology as LayerTopology
     from paged_sdk.config.topology import Topology as Topology
     from paged_sdk.conversation import Conversation as Conversation
+    from paged_sdk.errors import AdapterError as AdapterError
     from paged_sdk.errors import CheckpointError as CheckpointError
     from paged_sdk.errors import ConfigError as ConfigError
     from paged_sdk.errors import ConstraintError as ConstraintError
@@ -91,7 +93,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "blocking": ("BlockingChatStream", "BlockingCompletionStream", "BlockingModel"),
-    "builders": ("GgufModelBuilder", "TextModelBuilder", "TextSpeculativeBuilder"),
+    "builders": ("GgufModelBuilder", "LoraModelBuilder", "TextModelBuilder", "TextSpeculativeBuilder"),
     "build.gguf_export": ("write_gguf",),
     "config.isq": ("IsqType",),
     "config.memory": ("MemoryGpuConfig",),
@@ -101,6 +103,7 @@ _HOME = {
     "config.topology": ("LayerTopology", "Topology"),
     "conversation": ("Conversation",),
     "errors": (
+        "AdapterError",
         "CheckpointError",
         "ConfigError",
         "ConstraintError",

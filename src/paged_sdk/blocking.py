@@ -200,6 +200,19 @@ class BlockingModel:
         """Quantize the weights to another type; see :meth:`Model.re_isq_model`."""
         self._call(self._model.re_isq_model, isq)
 
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Return the names of the loaded adapters."""
+        return self._model.adapters
+
+    def load_adapter(self, path: str | os.PathLike[str], *, name: str | None = None) -> None:
+        """Load an adapter beside those that there are; see :meth:`Model.load_adapter`."""
+        self._call(partial(self._model.load_adapter, path, name=name))
+
+    def unload_adapter(self, name: str) -> None:
+        """Refuse new requests of an adapter, and wait for those under way; see :meth:`Model.unload_adapter`."""
+        self._call(self._model.unload_adapter, name)
+
     def stats(self) -> ModelStats:
         """Return a snapshot of the engine's state after its last step."""
         return self._model.stats()

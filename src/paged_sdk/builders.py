@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +15,7 @@ from attrs import Attribute, evolve, field, frozen
 
 from paged_sdk.build.collector import collector_paused
 from paged_sdk.build.parts import ModelParts
-from paged_sdk.config.build import BuildSettings, DraftSource, ModelSource
+from paged_sdk.config.build import AdapterSource, BuildSettings, DraftSource, ModelSource
 from paged_sdk.config.checks import IsA, as_tuple, is_unicode, path_text, plain
 from paged_sdk.config.env import read_environment
 from paged_sdk.config.isq import IsqType
@@ -27,7 +27,7 @@ from paged_sdk.logs import show_logs
 from paged_sdk.model import Model
 from paged_sdk.threads import thread_must_start
 
-__all__ = ["Building", "GgufModelBuilder", "TextModelBuilder", "TextSpeculativeBuilder"]
+__all__ = ["Building", "GgufModelBuilder", "LoraModelBuilder", "TextModelBuilder", "TextSpeculativeBuilder"]
 
 AUTO_ISQ_BITS = (2, 3, 4, 5, 6, 8)
 
@@ -271,6 +271,17 @@ class _ModelBuilder(ABC):
         """
         return self._with(lean_memory=True)
 
+    def with_adapter(self, path: str | PathLike[str], *, name: str | None = None) -> Self:
+        """Load an adapter with the model, for requests to name; see :meth:`Model.load_adapter`.
+
+        :param path: a directory as PEFT saves it, or a hub id
+        :param name: what requests call it; None: the last part of the path
+        :raises ConfigError: another adapter has that name
+        """
+        location = path_text("with_adapter", path, "a path or a hub id")
+        source = AdapterSource(location, Path(location).name if name is None else name)
+        return self._with(adapters=(*self.settings.adapters, source))
+
     def with_token_healing(self) -> Self:
         """Let the last tokens of a plain-text prompt be chosen anew, together with what follows them.
 
@@ -335,6 +346,55 @@ def _is_builder(instance: object, attribute: Attribute[Any], value: object) -> N
 
 
 @frozen
+class LoraModelBuilder:
+    """Builds a model together with adapters. :meth:`TextModelBuilder.with_adapter` does the same for one.
+
+    A request that names none of them goes through the base alone.
+
+    :param text_builder: the base
+    :raises ConfigError: for anything else
+    """
+
+    text_builder: TextModelBuilder | GgufModelBuilder = field(validator=_is_builder)
+
+    @classmethod
+    def from_text_model_builder(
+        cls,
+        text_builder: TextModelBuilder | GgufModelBuilder,
+        adapters: Iterable[str | PathLike[str]] | Mapping[str, str | PathLike[str]],
+    ) -> LoraModelBuilder:
+        """Make a builder of a base and its adapters.
+
+        :param adapters: directories or hub ids, whose last parts are the adapters' names; or these by name
+        :raises ConfigError: two adapters have one name
+        """
+        if isinstance(adapters, str | bytes | PathLike) or not isinstance(adapters, Iterable):
+            raise ConfigError.of("adapters", adapters, "a list of paths, or paths by name")
+        built = cls(text_builder).text_builder
+        named = adapters.items() if isinstance(adapters, Mapping) else ((None, path) for path in adapters)
+        for name, path in named:
+            built = built.with_adapter(path, name=name)
+        return cls(built)
+
+    @property
+    def source(self) -> ModelSource:
+        """Return which model is built."""
+        return self.text_builder.source
+
+    @property
+    def settings(self) -> BuildSettings:
+        """Return the base's settings, with the adapters."""
+        return self.text_builder.settings
+
+    def build(self) -> Building:
+        """Load the base and its adapters: ``await`` it, or ``async with`` it; see :meth:`TextModelBuilder.build`.
+
+        :raises AdapterError: an adapter cannot be read, or was made for another model
+        """
+        return Building(self.source, self.settings)
+
+
+@frozen
 class TextSpeculativeBuilder:
     """Builds a model for which a smaller one guesses tokens, several of which it verifies in one step.
 
@@ -355,6 +415,8 @@ class TextSpeculativeBuilder:
         device = self.draft_builder.settings.device
         if device not in ("auto", self.target_builder.settings.device):
             raise ConfigError.of("device", device, f"the target's, {self.target_builder.settings.device}")
+        if adapters := self.draft_builder.settings.adapters:
+            raise ConfigError.of("with_adapter", adapters[0].name, "no adapter of the model that guesses")
 
     @property
     def source(self) -> ModelSource:

@@ -5,6 +5,7 @@ PagedError
 ├── ModelLoadError                            a model that cannot be loaded
 │   ├── UnsupportedArchitectureError
 │   ├── UnsupportedQuantizationError
+│   ├── AdapterError                          an adapter that cannot be read, or was made for another model
 │   ├── CheckpointError                       a file that is missing, cut off or malformed
 │   └── OutOfMemoryError                      the KV cache or the weights do not fit
 ├── RequestError                              one request; others are not touched
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     PartialResponse: TypeAlias = ChatCompletionResponse | CompletionResponse
 
 __all__ = [
+    "AdapterError",
     "CheckpointError",
     "ConfigError",
     "ConstraintError",
@@ -164,6 +166,24 @@ class UnsupportedQuantizationError(ModelLoadError):
 
 class CheckpointError(ModelLoadError):
     """A checkpoint file is missing, truncated, malformed or of a kind that is refused (pickles)."""
+
+
+class AdapterError(ModelLoadError):
+    """An adapter cannot be read, or does not fit the model.
+
+    :ivar tensor: the tensor concerned; empty: none alone
+    :ivar value: what was found and cannot be used
+    """
+
+    def __init__(self, message: str, *, path: str | Path | None = None, tensor: str = "", value: object = None) -> None:
+        super().__init__(message, path=path)
+        self.tensor = tensor
+        self.value = value
+
+    @classmethod
+    def of(cls, path: str | Path, setting: str, value: object, allowed: str) -> AdapterError:
+        """Make the error of a setting of an adapter's file."""
+        return cls(f"{path}: {setting} = {shown(value)} is not allowed: expected {allowed}", path=path, value=value)
 
 
 class OutOfMemoryError(ModelLoadError):

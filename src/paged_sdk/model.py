@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
+from os import PathLike
 from types import TracebackType
 from typing import TypeAlias, TypeVar, Unpack
 
@@ -23,6 +24,7 @@ from paged_sdk.config.isq import IsqType
 from paged_sdk.config.sampling import GenerationDefaults, SamplingParams
 from paged_sdk.engine.engine import Engine
 from paged_sdk.errors import ConfigError, InvalidRequestError
+from paged_sdk.loaded_adapters import LoadedAdapters
 from paged_sdk.preparation import RequestPreparer
 from paged_sdk.responses import ChatShape, CompletionShape, ResponseParts, ResponseShape
 from paged_sdk.scheduler.request import Request
@@ -83,6 +85,7 @@ class Model:
         self._check_isq = parts.check_isq
         # The worker alone keeps the engine, so that the tensors go when its thread ends.
         self._worker = Worker(parts.engine, on_start=parts.on_worker_start, log_throughput=parts.log_throughput)
+        self._adapters = LoadedAdapters(self._worker, parts.bank, parts.adapters)
         # Garbage collection and interpreter exit end the thread too; the worker holds no reference to the model.
         self._finalizer = weakref.finalize(self, _end, self._worker)
 
@@ -225,7 +228,7 @@ class Model:
             choices of the first prompt, then those of the second, and so on
         :param sampling: how to sample; None is greedy
         :param options: ``priority``, ``timeout``, ``cache_salt``, ``truncation``, ``logits_processors``,
-            ``prediction`` and ``constraint``: see :class:`CompletionOptions`
+            ``prediction``, ``constraint`` and ``adapter``: see :class:`CompletionOptions`
         :raises InvalidRequestError: an empty prompt, or token ids outside the vocabulary
         :raises ContextLengthError: a prompt can never fit
         """
@@ -285,6 +288,28 @@ class Model:
             self._check_isq(isq)
         await self._worker.call_alone(lambda engine, go_on: engine.requantize(isq, go_on))
 
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Return the names of the loaded adapters."""
+        return self._adapters.names
+
+    async def load_adapter(self, path: str | PathLike[str], *, name: str | None = None) -> None:
+        """Load an adapter beside those that there are; requests under way go on.
+
+        :param path: a directory with ``adapter_config.json`` and ``adapter_model.safetensors``, or a hub id
+        :param name: what requests call it, in :meth:`RequestBuilder.with_adapter`; None: the last part of the path
+        :raises ConfigError: another adapter has that name
+        :raises AdapterError: it cannot be read, or was made for another model
+        """
+        await self._adapters.load(path, name)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Refuse new requests of an adapter, wait for those under way, and free its memory.
+
+        :raises ConfigError: no loaded adapter has that name
+        """
+        await self._adapters.unload(name)
+
     def stats(self) -> ModelStats:
         """Return a snapshot of the engine's state after its last step."""
         return self._worker.stats
@@ -333,6 +358,7 @@ class Model:
         """
         preparer = self._preparer
         preparer.check_prediction(options, len(encodes))
+        adapter = self._adapters.use(options.adapter)
         tokenizer = preparer.text.tokenizer
         request_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
         part_ids = [request_id] if len(encodes) == 1 else [f"{request_id}-{place}" for place in range(len(encodes))]
@@ -386,6 +412,7 @@ class Model:
                     continues_prompt=not is_chat,
                     kept_special_ids=kept,
                     grammar=grammar,
+                    adapter=adapter,
                 )
                 for part_id, prompt, sampling in zip(part_ids, prompts, samplings, strict=True)
             ]

@@ -19,6 +19,7 @@ from paged_sdk.constraints.vocabulary import Vocabulary
 from paged_sdk.errors import ConstraintError, ContextLengthError, InvalidRequestError
 from paged_sdk.kv.block_hash import CacheKey
 from paged_sdk.scheduler.request import Request
+from paged_sdk.types.adapter import AdapterUse
 from paged_sdk.types.call_grammar import CallGrammar
 from paged_sdk.types.constraint import Constraint
 from paged_sdk.types.request import RequestOptions
@@ -157,12 +158,13 @@ class RequestPreparer:
         continues_prompt: bool,
         kept_special_ids: frozenset[int] = frozenset(),
         grammar: Grammar | None = None,
+        adapter: AdapterUse | None = None,
     ) -> Request:
         """Make the request for the engine.
 
         :param prediction_token_ids: the prediction's, see :meth:`encode_prediction`
         :param arrival: when it was submitted, in seconds of the monotonic clock
-        :param kept_special_ids: see :class:`Request`
+        :param kept_special_ids: see :class:`Request`; ``adapter`` likewise
         :raises InvalidRequestError: an empty prompt, or a token that the model does not know
         :raises ContextLengthError: a prompt that can never fit and may not be truncated
         """
@@ -194,7 +196,8 @@ class RequestPreparer:
             prediction_token_ids=prediction_token_ids,
             kept_special_ids=kept_special_ids,
             grammar=grammar,
-            cache_keys=() if options.cache_salt is None else (CacheKey(b"salt:" + options.cache_salt.encode()),),
+            adapter=adapter,
+            cache_keys=_cache_keys(options, adapter),
         )
 
     def _unknown_token(self, token_id: int, *, continues_prompt: bool) -> InvalidRequestError:
@@ -226,6 +229,12 @@ class RequestPreparer:
         # Leave tokens for the output that was asked for, but never more than half: the prompt matters more.
         reserved = min((sampling.max_len or 1) - 1, self.max_prompt_tokens // 2)
         return prompt_token_ids[len(prompt_token_ids) - (self.max_prompt_tokens - reserved) :]
+
+
+def _cache_keys(options: RequestOptions, adapter: AdapterUse | None) -> tuple[CacheKey, ...]:
+    """Return what the request's KV depends on beside its tokens."""
+    keys = () if options.cache_salt is None else (CacheKey(b"salt:" + options.cache_salt.encode()),)
+    return keys if adapter is None else (*keys, CacheKey(b"adapter:" + adapter.digest))
 
 
 def _vocabulary(text: TextProcessor, vocab_size: int) -> Vocabulary:

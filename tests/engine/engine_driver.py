@@ -17,6 +17,7 @@ from paged_sdk.scheduler.request import Request
 from paged_sdk.scheduler.scheduler import Scheduler
 from paged_sdk.testing.fake_runner import FakeRunner
 from paged_sdk.testing.next_token import HashedTokens, NextToken
+from paged_sdk.types.adapter import AdapterUse
 
 VOCAB = 400
 STOP = 399
@@ -98,7 +99,15 @@ class Driver:
         ended = {name: listener.events[-1] for name, listener in self.listeners.items() if listener.has_ended}
         return {name: event.usage or event.error for name, event in ended.items()}
 
-    def submit(self, name: str, prompt: Sequence[int], max_tokens: int = 20, **sampling: Any) -> RecordingListener:
+    def submit(
+        self,
+        name: str,
+        prompt: Sequence[int],
+        max_tokens: int = 20,
+        *,
+        adapter: AdapterUse | None = None,
+        **sampling: Any,
+    ) -> RecordingListener:
         request = Request(
             request_id=name,
             prompt_token_ids=list(prompt),
@@ -106,6 +115,7 @@ class Driver:
             stop_token_ids=frozenset({STOP}),
             max_tokens=max_tokens,
             arrival=0.0,
+            adapter=adapter,
         )
         choices = range(request.sampling.n_choices)
         listener = RecordingListener([OutputText(self._tokenizer, request.sampling.stop) for _ in choices])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from paged_sdk.build.adapters import load_adapters, make_bank
 from paged_sdk.build.device_setup import (
     activations_of,
     alone_on,
@@ -102,6 +103,8 @@ def _load(
     make_decoding = partial(
         make_device_decoding, config=config, processors=processors, vocab_size=vocab_size, visible=settings.logging
     )
+    bank = make_bank(loaded, fused)
+    adapters = load_adapters(bank, settings, go_on)
     runner = ModelRunner(
         fused,
         backend,
@@ -110,6 +113,7 @@ def _load(
         WeightRequantizer(
             loaded, environment, config, device=device, workspace=workspace, make_device_decoding=make_decoding
         ),
+        adapters=bank,
     )
     _log.info(
         "%s: %s, %s on %s, context %d tokens",
@@ -152,6 +156,8 @@ def _load(
             has_library=workspace is not None,
         ),
         log_throughput=settings.throughput_logging,
+        bank=bank,
+        adapters=adapters,
     )
 
 

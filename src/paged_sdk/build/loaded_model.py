@@ -49,6 +49,7 @@ __all__ = [
     "LoadedModel",
     "check_isq",
     "fuse",
+    "hub_token",
     "load_weights",
     "make_storage",
     "model_path",
@@ -84,7 +85,7 @@ def model_path(source: ModelSource, settings: BuildSettings) -> Path:
         source.location,
         filenames=source.filenames,
         revision=settings.revision,
-        token=_token(settings.token_source),
+        token=hub_token(settings.token_source),
         gguf=source.gguf,
     )
 
@@ -228,7 +229,7 @@ def _products(settings: BuildSettings, dtype: torch.dtype, *, is_quantized: bool
     return Products.INT8 if is_quantized else Products.BFLOAT16
 
 
-def _token(source: str) -> str | bool | None:
+def hub_token(source: str) -> str | bool | None:
     """Return the hub token of a token source, as huggingface_hub takes it: None is its cached token, False is none.
 
     :raises ConfigError: the environment variable is not set, or the file cannot be read

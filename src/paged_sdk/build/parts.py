@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
-from attrs import frozen
+from attrs import field, frozen
 
 from paged_sdk.chat.text_processor import TextProcessor
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.isq import IsqType
 from paged_sdk.engine.engine import Engine
+from paged_sdk.types.adapter import AdapterUse
+
+if TYPE_CHECKING:  # it needs torch, which is loaded when a model is built
+    from paged_sdk.adapters.bank import AdapterBank
 
 __all__ = ["ModelParts"]
 
@@ -29,6 +34,8 @@ class ModelParts:
     :ivar on_worker_start: called first on the worker thread
     :ivar check_isq: raises a ``ConfigError`` for a type that the weights cannot be quantized to; None: there are none
     :ivar log_throughput: whether to log a line of figures every few seconds of work
+    :ivar bank: keeps the model's adapters; None: the model can have none
+    :ivar adapters: those that were loaded with it, by name
     """
 
     name: str
@@ -42,3 +49,5 @@ class ModelParts:
     on_worker_start: Callable[[], None] | None = None
     check_isq: Callable[[IsqType], None] | None = None
     log_throughput: bool = False
+    bank: AdapterBank | None = None
+    adapters: Mapping[str, AdapterUse] = field(factory=dict)

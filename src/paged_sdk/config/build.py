@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from paged_sdk.config.paged import PagedAttentionMeta
 from paged_sdk.config.topology import Topology
 from paged_sdk.errors import ConfigError
 
-__all__ = ["BuildSettings", "DraftSource", "ModelSource"]
+__all__ = ["AdapterSource", "BuildSettings", "DraftSource", "ModelSource"]
 
 DTYPES = {
     "auto": "auto",
@@ -77,6 +78,27 @@ class ModelSource:
     gguf: bool
 
 
+@frozen
+class AdapterSource:
+    """Says which adapter to load.
+
+    :ivar location: a path, or a hub id
+    :ivar name: what requests call it
+    """
+
+    location: str
+    name: str = field(validator=IsText())
+
+
+def _adapters(value: Iterable[AdapterSource]) -> tuple[AdapterSource, ...]:
+    adapters = tuple(value)
+    names = [adapter.name for adapter in adapters]
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            raise ConfigError.of("with_adapter", name, "a name that no other adapter has")
+    return adapters
+
+
 @frozen(kw_only=True)
 class DraftSource:
     """Says which model guesses tokens for another.
@@ -102,6 +124,7 @@ class BuildSettings:
     :ivar gamma: the most drafts of a text in one step; 0: none
     :ivar token_healing: whether the end of a text that is to be continued may be tokenized anew, with what follows
     :ivar draft: the smaller model that guesses tokens
+    :ivar adapters: what is loaded with the model, for requests to name
     :ivar paged_attn: whether the KV cache is paged; True and False are explicit requests
     :ivar paged_meta: the settings of the KV pool, taken as a whole
     """
@@ -129,6 +152,7 @@ class BuildSettings:
     batch_invariance: bool = field(default=False, validator=is_bool)
     gamma: int | None = field(default=None, validator=IntAtLeast(0, optional=True))
     draft: DraftSource | None = field(default=None, validator=IsA(DraftSource, optional=True))
+    adapters: tuple[AdapterSource, ...] = field(default=(), converter=_adapters)
     lean_memory: bool = field(default=False, validator=is_bool)
     token_healing: bool = field(default=False, validator=is_bool)
     num_threads: int | None = field(

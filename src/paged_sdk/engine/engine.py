@@ -12,6 +12,7 @@ from paged_sdk.config.isq import IsqType
 from paged_sdk.engine.events import Listener, Outbox
 from paged_sdk.engine.metrics import Metrics
 from paged_sdk.engine.output import OutputProcessor
+from paged_sdk.errors import InvalidRequestError
 from paged_sdk.kv.manager import KvManager
 from paged_sdk.logs import get_logger
 from paged_sdk.runner.output import PendingStep, Runner, RunnerOutput
@@ -73,6 +74,8 @@ class Engine:
         self._next_seq_id = 0
         self._under_way: _Submitted | None = None
         self._last_end = 0.0
+        self._retired_adapters: set[int] = set()
+        self._retiring_adapters: dict[int, Callable[[], object]] = {}
 
     @property
     def has_work(self) -> bool:
@@ -84,7 +87,10 @@ class Engine:
         :param listener: receives the request's output
         :param outbox: collects that output in each step; whoever steps the engine delivers it
         :raises QueueFullError: too many requests are waiting
+        :raises InvalidRequestError: its adapter has been unloaded since it was prepared
         """
+        if request.adapter is not None and request.adapter.number in self._retired_adapters:
+            raise InvalidRequestError.of("adapter", request.adapter.name, "a loaded adapter: it was just unloaded")
         root = Sequence(self._next_seq_id, request)
         state = self._output.begin(root, listener, outbox)
         self._scheduler.add(root)
@@ -96,6 +102,15 @@ class Engine:
         """End a request with "canceled" and give its KV back; nothing happens if it has ended already."""
         for sequence in self._output.cancel(request_id, time.monotonic()):
             self._scheduler.finish(sequence, "canceled")
+        self._let_adapters_go()
+
+    def retire_adapter(self, number: int, on_idle: Callable[[], object]) -> None:
+        """Refuse new requests of an adapter, and call ``on_idle`` once when none goes through it any more, or when the
+        engine is closed.
+        """
+        self._retired_adapters.add(number)
+        self._retiring_adapters[number] = on_idle
+        self._let_adapters_go()
 
     def step(self) -> None:
         """Submit one batch, and put the results of finished batches into the outboxes of their requests.
@@ -124,6 +139,11 @@ class Engine:
                 self._under_way = None
             elif self._under_way.step.early_rows:
                 self._under_way = self._take_in_early(self._under_way)
+        self._let_adapters_go()
+
+    def _let_adapters_go(self) -> None:
+        for number in [each for each in self._retiring_adapters if not self._output.uses_adapter(each)]:
+            self._retiring_adapters.pop(number)()
 
     def _draft(self, proposer: Proposer) -> None:
         """Ask the proposer for drafts that follow the sequences that only decode."""
@@ -182,6 +202,8 @@ class Engine:
         """Free the tensors and close the files; the engine cannot be used afterwards."""
         self._proposer = None
         self._runner.close()
+        while self._retiring_adapters:
+            self._retiring_adapters.popitem()[1]()
 
     def _take_in(self, submitted: _Submitted) -> None:
         """Wait for the results of a step and publish them."""

@@ -39,6 +39,11 @@ class OutputProcessor:
     def has_requests(self) -> bool:
         return bool(self._requests)
 
+    def uses_adapter(self, number: int) -> bool:
+        """Return whether an unfinished request goes through an adapter."""
+        adapters = (state.request.adapter for state in self._requests.values())
+        return any(adapter is not None and adapter.number == number for adapter in adapters)
+
     def begin(self, root: Sequence, listener: Listener, outbox: Outbox) -> RequestState:
         """Make the state of a request, which :meth:`add` takes.
 

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from attrs import frozen
 from torch import Tensor
 
+from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.native.paged_attention import NativeRows
 from paged_sdk.kernels.rotary import Rotation
 
@@ -51,7 +52,9 @@ class StepContext:
     :ivar attention: computes attention for this step's rows
     :ivar is_long: ``[num_tokens]`` bool: whether the text of each token has outgrown the length beyond which the model
         rotates its keys otherwise; None: it has where the token's own position lies beyond that length
+    :ivar adapted: which adapter each token goes through; None: none has one
     """
 
     attention: AttentionStep
     is_long: Tensor | None = None
+    adapted: AdaptedRows | None = None

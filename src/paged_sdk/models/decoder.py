@@ -12,6 +12,7 @@ from paged_sdk.kernels.step import StepContext
 from paged_sdk.layers.norm import Norm
 from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.models.decoder_layer import DecoderLayer
+from paged_sdk.quant.adapted import AdaptableShape
 from paged_sdk.quant.embedding import Embedding
 from paged_sdk.quant.linear import Linear
 
@@ -23,6 +24,7 @@ class DecoderModel:
 
     :param ropes: every rotary embedding that the layers use, by its settings
     :param head: the output projection to the vocabulary
+    :param adaptable: the linear layers that adapters may change
     :ivar dtype: of activations, keys and values
     """
 
@@ -37,6 +39,7 @@ class DecoderModel:
         ropes: dict[RopeConfig, RotaryEmbedding],
         dtype: torch.dtype,
         device: torch.device,
+        adaptable: Sequence[AdaptableShape] = (),
     ) -> None:
         self.config = config
         self.dtype = dtype
@@ -46,6 +49,7 @@ class DecoderModel:
         self.embedding = embedding
         self.norm = norm
         self.ropes = ropes
+        self.adaptable: tuple[AdaptableShape, ...] = tuple(adaptable)
 
     @property
     def layers(self) -> tuple[DecoderLayer, ...]:

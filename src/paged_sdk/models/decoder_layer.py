@@ -15,6 +15,7 @@ from paged_sdk.models.moe_mlp import MoeMlp, load_moe_mlp
 from paged_sdk.models.norms import load_norm
 from paged_sdk.models.plain_mlp import PlainMlp, load_plain_mlp
 from paged_sdk.models.weight_loader import WeightLoader
+from paged_sdk.quant.adapted import AdaptableLinear
 from paged_sdk.quant.linear import Linear
 
 __all__ = ["DecoderLayer", "load_decoder_layer"]
@@ -52,16 +53,16 @@ class DecoderLayer:
 
     @property
     def linears(self) -> tuple[Linear, ...]:
-        """Return the linear layers: query-key-value and attention output; also gate-and-up, or up, and down, unless
-        experts take the MLP's place.
+        """Return the linear layers without what adapts them: query-key-value and attention output; also gate-and-up, or
+        up, and down, unless experts take the MLP's place.
         """
-        attention = (self.attention.qkv, self.attention.output)
+        own = [self.attention.qkv, self.attention.output]
         match self.mlp:
             case GatedMlp() as mlp:
-                return (*attention, mlp.gate_up, mlp.down)
+                own += [mlp.gate_up, mlp.down]
             case PlainMlp() as mlp:
-                return (*attention, mlp.up, mlp.down)
-        return attention
+                own += [mlp.up, mlp.down]
+        return tuple(linear.base if isinstance(linear, AdaptableLinear) else linear for linear in own)
 
     def forward(
         self, normed: Tensor, residual: Tensor, rotation: Rotation, ctx: StepContext, next_norm: Norm

@@ -15,8 +15,10 @@ from torch import Tensor
 
 from paged_sdk.attention.backend import AttentionBackend, NativePages
 from paged_sdk.config.decoder import Activation, DecoderConfig, MoeConfig, RopeConfig
+from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.native.decoder import DecoderLayer as NativeLayer
 from paged_sdk.kernels.native.decoder import NativeDecoder, Projection, Router
+from paged_sdk.kernels.native.lora import NativeAdapters, NativeLora
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.layers.norm import Norm, RMSNorm
 from paged_sdk.layers.rotary import RotaryEmbedding
@@ -25,9 +27,10 @@ from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.decoder_layer import DecoderLayer
 from paged_sdk.models.gated_mlp import GatedMlp
 from paged_sdk.models.moe_mlp import MoeMlp
+from paged_sdk.quant.adapted import AdaptableLinear
 from paged_sdk.quant.linear import Linear
 
-__all__ = ["FusedDecoderModel", "why_not_fused"]
+__all__ = ["FusedDecoderModel", "native_projections", "why_not_fused"]
 
 # These are the fields of which the fused layers, or code shared with the layer-by-layer model, support every value.
 # A model that sets any other field is refused.
@@ -177,14 +180,16 @@ class FusedDecoderModel:
             hidden *= self._stream_scale
         rotations = [rope.at(positions, ctx.is_long) for rope in self._model.ropes.values()]
         ropes = [(rotation.cosines, rotation.sines) for rotation in rotations]
+        adapters = _native_adapters(ctx.adapted)
         if self._few is self._many or not rows.use_few(self._few_rows):
-            self._many(hidden, ropes, rows.slots, rows.batch, rows.cu_seqlens_read)
+            self._many(hidden, ropes, rows.slots, rows.batch, rows.cu_seqlens_read, adapters)
         elif rows.batch.in_chunks is None:
-            self._few(hidden, ropes, rows.slots, rows.batch, rows.cu_seqlens_read)
+            self._few(hidden, ropes, rows.slots, rows.batch, rows.cu_seqlens_read, adapters)
         else:
             for decoder, (tokens, part) in zip((self._many, self._few), rows.parts(), strict=True):
                 part_ropes = [(cosines[tokens], sines[tokens]) for cosines, sines in ropes]
-                hidden[tokens] = decoder(hidden[tokens], part_ropes, part.slots, part.batch, part.cu_seqlens_read)
+                own = None if adapters is None else NativeAdapters(adapters.loras, adapters.numbers[tokens])
+                hidden[tokens] = decoder(hidden[tokens], part_ropes, part.slots, part.batch, part.cu_seqlens_read, own)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -193,6 +198,27 @@ class FusedDecoderModel:
         # A head without a native kernel multiplies in the model's dtype; the native ones take float32.
         is_native = self._model.head.native_weights is not None
         return self._model.logits(normed if is_native else normed.to(self.dtype))
+
+
+def _native_adapters(adapted: AdaptedRows | None) -> NativeAdapters | None:
+    if adapted is None:
+        return None
+    loras = [lora.native for lora in adapted.loras if isinstance(lora.native, NativeLora)]
+    assert len(loras) == len(adapted.loras), "an adapter was not made for the fused layers"
+    return NativeAdapters(loras, adapted.numbers)
+
+
+def native_projections(model: DecoderModel) -> list[dict[int, str]]:
+    """Return of each layer the linear layers that adapters may change, by the number that the native decoder gives to
+    the first of their matrices.
+    """
+    found = []
+    for layer in model.layers:
+        linears: dict[int, Linear] = {0: layer.attention.qkv, 3: layer.attention.output}
+        if isinstance(layer.mlp, GatedMlp):
+            linears |= {4: layer.mlp.gate_up, 6: layer.mlp.down}
+        found.append({n: linear.name for n, linear in linears.items() if isinstance(linear, AdaptableLinear)})
+    return found
 
 
 def _has_two_forms(layer: DecoderLayer) -> bool:

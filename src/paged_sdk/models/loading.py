@@ -72,6 +72,7 @@ def load_model(
         ropes={settings: RotaryEmbedding(settings, device=device) for settings in dict.fromkeys(shape.ropes)},
         dtype=dtype,
         device=device,
+        adaptable=loader.adaptable,
     )
     loader.close()
     return model

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from paged_sdk.errors import CheckpointError, shown
 from paged_sdk.logs import get_logger
+from paged_sdk.quant.adapted import AdaptableLinear, AdaptableShape
 from paged_sdk.quant.dense_experts import DenseExperts
 from paged_sdk.quant.embedding import Embedding
 from paged_sdk.quant.experts import Experts
@@ -30,6 +31,7 @@ class WeightLoader:
     :param policy: chooses the form that each matrix takes
     :param prefixes: what the names of the model's tensors start with, for progress and the log
     :param on_progress: called with the number of tensors loaded and of all tensors
+    :ivar adaptable: the linear layers so far that adapters may change
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class WeightLoader:
         self._total = len(self._unused)
         self._on_progress = on_progress
         self._has_decoded_experts = False
+        self.adaptable: list[AdaptableShape] = []
         self._lock = threading.Lock()
 
     def __contains__(self, name: object) -> bool:
@@ -105,7 +108,14 @@ class WeightLoader:
         )
         for each in stored:
             self._loaded(each.name)
-        return linear
+        if is_head:
+            return linear
+        ends = list(accumulate(heights))
+        rows = [slice(end - height, end) for end, height in zip(ends, heights, strict=True)]
+        shape = AdaptableShape(dict(zip(names, rows, strict=True)), in_features)
+        with self._lock:
+            self.adaptable.append(shape)
+        return AdaptableLinear(linear, shape.name)
 
     def experts(
         self,

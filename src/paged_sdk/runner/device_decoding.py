@@ -54,6 +54,9 @@ class DeviceDecoding:
         # The last token of its text, which is sampled, alone says by its position how long the text is.
         if any(row.num_new_tokens != 1 or not row.num_samples for row in scheduled):
             return Way.LAUNCHED
+        # What was recorded knows no adapters.
+        if any(row.sequence.request.adapter is not None for row in scheduled):
+            return Way.LAUNCHED
         if last is None or [row.sequence for row in scheduled] != last.sequences:
             return Way.RECORDED
         # A row that was preempted meanwhile starts at another position.

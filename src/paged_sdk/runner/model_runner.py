@@ -10,12 +10,14 @@ import torch
 from attrs import define, frozen
 from torch import Tensor
 
+from paged_sdk.adapters.bank import AdapterBank
 from paged_sdk.attention.backend import AttentionBackend
 from paged_sdk.config.isq import IsqType
 from paged_sdk.errors import EngineDeadError, ModelClosedError
 from paged_sdk.guard import RequestGuard
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.models.causal_model import CausalModel
+from paged_sdk.models.fused_decoder import FusedDecoderModel
 from paged_sdk.runner.device_decoding import DeviceDecoding, Way
 from paged_sdk.runner.input_batch import make_input_batch
 from paged_sdk.runner.output import FinishedStep, PendingStep, RunnerOutput
@@ -67,6 +69,7 @@ class ModelRunner:
     :param device_decoding: chooses tokens on the device where it can, so that steps overlap; None: all tokens are
         chosen on the host
     :param requantizer: holds the weights in another type; None: they stay as they are
+    :param adapters: the adapters that rows may go through; None: there are none
     """
 
     def __init__(
@@ -76,8 +79,9 @@ class ModelRunner:
         sampler: Sampler,
         device_decoding: DeviceDecoding | None = None,
         requantizer: Requantizer | None = None,
+        adapters: AdapterBank | None = None,
     ) -> None:
-        self._parts: _Parts | None = _Parts(model, backend, sampler, device_decoding)
+        self._parts: _Parts | None = _Parts(model, backend, sampler, device_decoding, adapters)
         self._requantizer = requantizer
 
     def submit(self, output: SchedulerOutput) -> PendingStep:
@@ -94,14 +98,17 @@ class ModelRunner:
         """Do what :meth:`paged_sdk.runner.output.Runner.requantize` says."""
         if self._parts is None or self._requantizer is None:
             raise ModelClosedError("the runner is closed")
-        sampler, self._parts = self._parts.sampler, None  # so that old weights go while new ones come
+        sampler, adapters = self._parts.sampler, self._parts.adapters
+        self._parts = None  # so that old weights go while new ones come
         try:
             made = self._requantizer(isq, go_on)
         except ModelClosedError:
             raise
         except Exception as error:
             raise EngineDeadError(f"the weights could not be quantized again: {error!r}") from error
-        self._parts = _Parts(made.model, made.backend, sampler, made.device_decoding)
+        if adapters is not None:
+            adapters.hold(native=isinstance(made.model, FusedDecoderModel))
+        self._parts = _Parts(made.model, made.backend, sampler, made.device_decoding, adapters)
         if made.error is not None:
             raise made.error
 
@@ -118,6 +125,7 @@ class _Parts:
     backend: AttentionBackend
     sampler: Sampler
     device_decoding: DeviceDecoding | None
+    adapters: AdapterBank | None
 
     def submit(self, output: SchedulerOutput) -> PendingStep:
         if output.copies:
@@ -201,7 +209,8 @@ class _Parts:
         if path is not None and way is Way.RECORDED:
             return path.decode(rows), range(len(rows))
         batch = make_input_batch(rows, self.model.device, None if path is None else path.overlap)
-        context = StepContext(attention=self.backend.prepare(rows), is_long=batch.is_long)
+        adapted = None if self.adapters is None else self.adapters.rows(rows)
+        context = StepContext(attention=self.backend.prepare(rows), is_long=batch.is_long, adapted=adapted)
         return self.model.forward(batch.token_ids, batch.positions, context), batch.first_tokens
 
     def _unsampled(self, scheduled: Sequence[ScheduledSequence], hidden: Tensor, result: RunnerOutput) -> PendingStep:

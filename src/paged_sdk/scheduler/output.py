@@ -109,6 +109,7 @@ class SchedulerOutput:
                     sequence.table.version,
                     num_logits,
                     sequence.is_long,
+                    None if sequence.request.adapter is None else sequence.request.adapter.number,
                 )
             )
         copies = [(copy.src, copy.dst, copy.num_tokens) for copy in self.copies]

@@ -10,6 +10,7 @@ from paged_sdk.chat.token_healing import Healing
 from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.constraints.grammar import Grammar
 from paged_sdk.kv.block_hash import CacheKey
+from paged_sdk.types.adapter import AdapterUse
 from paged_sdk.types.request import RequestOptions
 
 __all__ = ["Request"]
@@ -33,6 +34,7 @@ class Request:
     :ivar prediction_token_ids: what the text will likely be; empty: nobody has said
     :ivar kept_special_ids: special tokens that have a text in its output, for what looks for them there
     :ivar grammar: the compiled constraint; None: any text
+    :ivar adapter: the adapter that the texts go through; None: none
     :ivar cache_keys: everything beside the tokens that its KV depends on
     """
 
@@ -47,6 +49,7 @@ class Request:
     prediction_token_ids: Sequence[int] = ()
     kept_special_ids: frozenset[int] = frozenset()
     grammar: Grammar | None = None
+    adapter: AdapterUse | None = None
     cache_keys: tuple[CacheKey, ...] = ()
     options: RequestOptions = field(factory=RequestOptions)
 

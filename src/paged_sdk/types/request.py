@@ -107,6 +107,7 @@ class RequestOptions:
     :ivar truncation: cut a prompt that is too long at its front instead of refusing it
     :ivar logits_processors: functions that change the logits before each token is chosen, in order
     :ivar prediction: what the answer will likely be, which makes it come sooner and changes nothing of it
+    :ivar adapter: the name of the loaded adapter that the texts go through; None: none
     :ivar constraint: the language that every text is a sentence of
     :ivar enable_thinking: passed to the chat template; None leaves the template's default
     :ivar reasoning_effort: passed to the chat template; None leaves the template's default
@@ -130,6 +131,7 @@ class RequestOptions:
     truncation: bool = field(default=False, validator=_of_request(is_bool))
     logits_processors: tuple[AnyLogitsProcessor, ...] = field(default=(), converter=_processors)
     prediction: str | None = field(default=None, converter=_prediction)
+    adapter: str | None = field(default=None, validator=_of_request(IsText(optional=True)))
     constraint: Constraint | None = field(
         default=None, validator=_of_request(IsA(Constraint, "Constraint", optional=True))
     )
@@ -275,6 +277,15 @@ class RequestBuilder(MessageList):
         """
         return self._with(constraint=_given("constraint", constraint))
 
+    def with_adapter(self, name: str) -> RequestBuilder:
+        """Let the texts go through a loaded adapter.
+
+        :param name: of :attr:`Model.adapters <paged_sdk.Model.adapters>`
+        :raises InvalidRequestError: for anything but a non-empty string; a name that is not loaded is refused when the
+            request is sent
+        """
+        return self._with(adapter=_given("adapter", name))
+
     def with_enable_thinking(self, enable: bool) -> RequestBuilder:
         """Set what the chat template gets as ``enable_thinking``. A template that does not look at it ignores it.
 
@@ -342,6 +353,7 @@ class CompletionOptions(TypedDict, total=False):
     :ivar logits_processors: functions that change the logits before each token is chosen, in order
     :ivar prediction: what the text will likely be, which makes it come sooner and changes nothing of it
     :ivar constraint: the language that every text is a sentence of; None: any text
+    :ivar adapter: the name of the loaded adapter that the text goes through; None: none
     """
 
     priority: int
@@ -351,6 +363,7 @@ class CompletionOptions(TypedDict, total=False):
     logits_processors: Sequence[AnyLogitsProcessor]
     prediction: str | None
     constraint: Constraint | None
+    adapter: str | None
 
 
 def completion_options(sampling: SamplingParams | None, options: CompletionOptions) -> RequestOptions:

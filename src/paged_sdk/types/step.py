@@ -32,6 +32,7 @@ class StepRow:
     :ivar num_logits: the number of tokens, counted from the last, whose logits are needed; of others, a model need not
         compute more than their keys and values
     :ivar is_long: whether the sequence has outgrown the length from which on all its keys are rotated otherwise
+    :ivar adapter: the number of the adapter that the tokens go through; None: none
     """
 
     seq_id: int
@@ -42,6 +43,7 @@ class StepRow:
     kv_version: int = 0
     num_logits: int = 0
     is_long: bool = False
+    adapter: int | None = None
 
     @property
     def num_new_tokens(self) -> int:

@@ -21,6 +21,7 @@ from paged_sdk.kernels.attention_inputs import LayerCache
 from paged_sdk.kernels.native.experts import check_experts
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.linear import check_matrix, check_weights, describe, float_vector, pointer
+from paged_sdk.kernels.native.lora import NativeAdapters
 from paged_sdk.kernels.native.packed import PackedWeight
 from paged_sdk.kernels.native.paged_attention import (
     AttentionShape,
@@ -222,6 +223,7 @@ class NativeDecoder:
         slots: Tensor,
         batch: VarlenBatch,
         cu_seqlens_read: Tensor | None = None,
+        adapters: NativeAdapters | None = None,
     ) -> Tensor:
         """Run every layer.
 
@@ -233,6 +235,7 @@ class NativeDecoder:
         :param cu_seqlens_read: [num_seqs + 1] int32, contiguous: of sequence s, the last ``cu_seqlens_read[s + 1] -
             cu_seqlens_read[s]`` rows of ``hidden`` are read, and the others may be left with anything; None: all are
             read
+        :param adapters: which adapter each token goes through; None: none has one
         :returns: ``hidden``
         :raises ConfigError: shapes or dtypes do not fit
         """
@@ -255,9 +258,13 @@ class NativeDecoder:
         args.hidden, args.slots = hidden.data_ptr(), slots.data_ptr()
         args.batch = describe_batch(batch)
         args.num_rows = num_tokens
+        args.num_adapters, kept = 0, None
+        if adapters is not None:
+            kept = adapters.bind(args, num_layers=len(self._layers), num_rows=num_tokens)
         library = self._workspace.library
         if library.functions.paged_decoder(library.level, byref(args)):
             raise MemoryError("no memory for the scratch of native decoder layers")
+        del kept
         return hidden
 
 

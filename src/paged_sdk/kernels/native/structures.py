@@ -23,6 +23,7 @@ __all__ = [
     "Rope",
     "Router",
     "Rows",
+    "Update",
     "Weight",
 ]
 
@@ -212,10 +213,25 @@ class Decoder(Structure):
         ("workspace", c_void_p),
         ("batch", Batch),
         ("cu_seqlens_read", c_void_p),
+        ("adapters", c_void_p),
+        ("adapter_of_row", c_void_p),
         ("num_layers", c_int32),
         ("num_rows", c_int32),
         ("num_threads", c_int32),
-        ("reserved", c_int32),
+        ("num_adapters", c_int32),
+    )
+
+
+class Update(Structure):
+    """Mirrors ``paged_update``: an adapter's update of one product."""
+
+    _fields_ = (
+        ("down", c_void_p),
+        ("up", c_void_p),
+        ("rank", c_int32),
+        ("rows", c_int32),
+        ("first", c_int32),
+        ("dtype", c_int32),
     )
 
 

@@ -195,6 +195,26 @@ struct paged_layer {
   float norm_eps;
 };
 
+// The matrices of a layer whose products adapters may update, in this order; query, key and value, and gate and up, may
+// also be one matrix, which is then updated under the first of these numbers.
+enum PagedProjection : int32_t {
+  PAGED_QKV = 0,
+  PAGED_OUTPUT = 3,
+  PAGED_GATE_UP = 4,
+  PAGED_DOWN = 6,
+  PAGED_PROJECTIONS = 7,
+};
+
+// An adapter's update of one product, from output `first` on: out += up . (down . x).
+struct paged_update {
+  const void* down;  // [rank, cols]; null: none
+  const void* up;    // [rows / 16, rank, 16]
+  int32_t rank;      // a multiple of 4
+  int32_t rows;      // a multiple of 16, as is first
+  int32_t first;
+  int32_t dtype;  // of both
+};
+
 // hidden [num_rows, hidden] float32, contiguous, goes through all layers in place; keys and values of the rows' tokens
 // are written to their slots. Of sequence s, the last cu_seqlens_read[s + 1] - cu_seqlens_read[s] rows are read
 // afterwards: the others are left anywhere.
@@ -206,10 +226,12 @@ struct paged_decoder_args {
   paged_workspace* workspace;
   paged_batch batch;
   const int32_t* cu_seqlens_read;  // [num_seqs + 1]; null: all rows are read
+  const paged_update* const* adapters;  // [num_adapters], each [num_layers, PAGED_PROJECTIONS]
+  const int32_t* adapter_of_row;        // [num_rows]; -1: none
   int32_t num_layers;
   int32_t num_rows;
   int32_t num_threads;
-  int32_t reserved;
+  int32_t num_adapters;
 };
 
 // out[i, :] = row rows[i] of a weight packed from blocks, in float32, each number as the file's own format decodes it.

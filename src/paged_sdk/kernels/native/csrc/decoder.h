@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention_batch.h"
+#include "lora.h"
 #include "mixture.h"
 #include "new_keys.h"
 #include "product.h"
@@ -33,12 +34,15 @@ struct DecoderScratch {
   uint8_t* sums;     // per thread, kSumPanels panels'
   uint8_t* attention;
   uint8_t* mixture;
+  AdapterScratch adapters;
 
   struct Sizes {
     size_t activations, projected, attended, gated, branch, sums, attention, mixture;
+    AdapterScratch::Sizes adapters;
 
     explicit Sizes(const paged_decoder_args& args)
-        : activations(0), projected(0), attended(0), gated(0), branch(0), attention(0), mixture(0) {
+        : activations(0), projected(0), attended(0), gated(0), branch(0), attention(0), mixture(0),
+          adapters(args) {
       const size_t row = sizeof(float) * args.num_rows;
       for (int i = 0; i < args.num_layers; ++i) {
         const paged_layer& layer = args.layers[i];
@@ -64,7 +68,8 @@ struct DecoderScratch {
       sums = ThreadSums::bytes_of(args.num_rows);
     }
     size_t total(int num_threads) const {
-      return activations + projected + attended + gated + branch + sums * num_threads + attention + mixture;
+      return activations + projected + attended + gated + branch + sums * num_threads + attention + mixture +
+             adapters.total();
     }
 
    private:
@@ -86,6 +91,7 @@ struct DecoderScratch {
     out.sums = take(sizes.sums * num_threads);
     out.attention = take(sizes.attention);
     out.mixture = take(sizes.mixture);
+    out.adapters = AdapterScratch::at(memory, sizes.adapters);
     return out;
   }
 };
@@ -113,14 +119,22 @@ inline int64_t projected_width(const paged_heads& heads) {
 inline Output plain_output(float* data, int64_t stride) { return {data, stride, PAGED_FLOAT32, {}}; }
 
 // The first part of a layer: queries, and new keys and values, which go to the cache.
-inline Task project_rows(Job& job, const paged_decoder_args& args, const paged_layer& layer,
+inline Task project_rows(Job& job, const paged_decoder_args& args, const AdaptedRows& adapted, int index,
                          const DecoderScratch& scratch, const ThreadSums& sums) {
+  const paged_layer& layer = args.layers[index];
   const paged_heads& heads = layer.heads;
   const int64_t width = projected_width(heads);
   const Matrix input{args.hidden, layer.qkv[0].cols, PAGED_FLOAT32};
   const Operand normed = Operand::at(scratch.activations, layer.qkv[0], args.num_rows);
   co_await prepare_rows(job, layer.qkv[0], input, layer.attention_norm, layer.norm_eps, normed);
   co_await multiply(job, layer.qkv, layer.num_qkv, normed, plain_output(scratch.projected, width), sums);
+  if (adapted.change(index, PAGED_QKV, 3)) {
+    const int hidden = layer.qkv[0].cols;
+    float* const by_place = scratch.adapters.normed;
+    co_await normalize_adapted(job, adapted, args.hidden, hidden, layer.attention_norm, layer.norm_eps, by_place);
+    co_await add_updates(job, adapted, index, PAGED_QKV, 3, {by_place, hidden, hidden, true}, scratch.projected, width,
+                         scratch.adapters.shrunk);
+  }
 
   const Placement placement{heads,          layer.cache,    args.batch, layer.query_norm,
                             layer.key_norm, args.ropes[layer.rope], args.slots, layer.norm_eps};
@@ -129,9 +143,35 @@ inline Task project_rows(Job& job, const paged_decoder_args& args, const paged_l
   });
 }
 
+// Feed-forward of rows whose adapters change it: gate and up are there as a whole before they are joined.
+inline Task run_adapted_mlp(Job& job, const paged_decoder_args& args, const AdaptedRows& adapted, int index,
+                            const Output& branch, const DecoderScratch& scratch, const ThreadSums& sums) {
+  static_assert(offsetof(paged_layer, up) == offsetof(paged_layer, gate) + sizeof(paged_weight));
+  const paged_layer& layer = args.layers[index];
+  const int rows = args.num_rows, hidden = layer.gate.cols, inner = layer.gate.rows;
+  const AdapterScratch& own = scratch.adapters;
+  const Operand mlp_input = Operand::at(scratch.activations, layer.gate, rows);
+  co_await prepare_rows(job, layer.gate, {args.hidden, hidden, PAGED_FLOAT32}, layer.mlp_norm, layer.norm_eps,
+                        mlp_input);
+  co_await multiply(job, &layer.gate, 2, mlp_input, plain_output(own.gate_up, 2 * inner), sums);
+  if (adapted.change(index, PAGED_GATE_UP, 2)) {
+    co_await normalize_adapted(job, adapted, args.hidden, hidden, layer.mlp_norm, layer.norm_eps, own.normed);
+    co_await add_updates(job, adapted, index, PAGED_GATE_UP, 2, {own.normed, hidden, hidden, true}, own.gate_up,
+                         2 * inner, own.shrunk);
+  }
+  co_await activate_rows(job, own.gate_up, inner, layer.activation, rows);
+  const Operand gated = Operand::at(scratch.activations, layer.down, rows);
+  co_await prepare_rows(job, layer.down, {own.gate_up, 2 * inner, PAGED_FLOAT32}, nullptr, 0.0f, gated);
+  co_await multiply(job, &layer.down, 1, gated, branch, sums);
+  if (adapted.change(index, PAGED_DOWN, 1))
+    co_await add_updates(job, adapted, index, PAGED_DOWN, 1, {own.gate_up, 2 * inner, inner},
+                         static_cast<float*>(branch.data), branch.stride, own.shrunk);
+}
+
 // The rest: attention and feed-forward.
-inline Task finish_rows(Job& job, const paged_decoder_args& args, const paged_layer& layer,
+inline Task finish_rows(Job& job, const paged_decoder_args& args, const AdaptedRows& adapted, int index,
                         const DecoderScratch& scratch, const ThreadSums& sums) {
+  const paged_layer& layer = args.layers[index];
   const paged_heads& heads = layer.heads;
   const int rows = args.num_rows, hidden = layer.qkv[0].cols, queries = query_width(heads);
   float* const stream = args.hidden;
@@ -144,10 +184,15 @@ inline Task finish_rows(Job& job, const paged_decoder_args& args, const paged_la
   const Operand attended = Operand::at(scratch.activations, layer.output, rows);
   co_await prepare_rows(job, layer.output, {scratch.attended, queries, PAGED_FLOAT32}, nullptr, 0.0f, attended);
   co_await multiply(job, &layer.output, 1, attended, branch, sums);
+  if (adapted.change(index, PAGED_OUTPUT, 1))
+    co_await add_updates(job, adapted, index, PAGED_OUTPUT, 1, {scratch.attended, queries, queries},
+                         static_cast<float*>(branch.data), branch.stride, scratch.adapters.shrunk);
   co_await add_branch(job, scratch, stream, rows, hidden, layer.attention_output_norm, layer.norm_eps);
 
   if (layer.router.weight != nullptr) {
     co_await run_mixture(job, args, layer, stream, branch, scratch.mixture);
+  } else if (adapted.change(index, PAGED_GATE_UP, 3)) {
+    co_await run_adapted_mlp(job, args, adapted, index, branch, scratch, sums);
   } else {
     const Operand mlp_input = Operand::at(scratch.activations, layer.gate, rows);
     co_await prepare_rows(job, layer.gate, input, layer.mlp_norm, layer.norm_eps, mlp_input);
@@ -179,6 +224,13 @@ inline void gather_read(const paged_decoder_args& args, const paged_heads& heads
   }
 }
 
+// The adapters of the rows that are read, in the order that gather_read leaves these in.
+inline void gather_adapters(const paged_decoder_args& args, int32_t* out) {
+  for (int s = 0; s < args.batch.num_seqs; ++s)
+    for (int64_t i = args.cu_seqlens_read[s]; i < args.cu_seqlens_read[s + 1]; ++i)
+      out[i] = args.adapter_of_row[row_read(args, s, i)];
+}
+
 // Moves the residual stream back, from the last row to the first: none overwrites one that is still to be moved.
 inline void scatter_read(const paged_decoder_args& args, int hidden) {
   for (int s = args.batch.num_seqs - 1; s >= 0; --s) {
@@ -192,14 +244,21 @@ inline void scatter_read(const paged_decoder_args& args, int hidden) {
 inline Task run_layers(Job& job, const paged_decoder_args& args, const DecoderScratch& scratch,
                        const ThreadSums& sums) {
   const paged_decoder_args read = only_read(args);
+  const AdapterScratch& own = scratch.adapters;
+  AdaptedRows adapted, adapted_read;
+  if (args.num_adapters > 0) adapted = AdaptedRows::sorted(args, args.adapter_of_row, args.num_rows, own.sorted);
   for (int i = 0; i < args.num_layers; ++i) {
     const paged_layer& layer = args.layers[i];
-    co_await project_rows(job, args, layer, scratch, sums);
+    co_await project_rows(job, args, adapted, i, scratch, sums);
     if (i < args.num_layers - 1 || read.num_rows == args.num_rows) {
-      co_await finish_rows(job, args, layer, scratch, sums);
+      co_await finish_rows(job, args, adapted, i, scratch, sums);
     } else if (read.num_rows > 0) {
       gather_read(args, layer.heads, layer.qkv[0].cols, scratch.projected);
-      co_await finish_rows(job, read, layer, scratch, sums);
+      if (args.num_adapters > 0) {
+        gather_adapters(args, own.of_read);
+        adapted_read = AdaptedRows::sorted(args, own.of_read, read.num_rows, own.sorted_read);
+      }
+      co_await finish_rows(job, read, adapted_read, i, scratch, sums);
       scatter_read(args, layer.qkv[0].cols);
     }
   }

@@ -1,0 +1,58 @@
+"""Hold an adapter as a file has it, before it is fitted to a model."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+
+import torch
+from attrs import field, frozen
+from torch import Tensor
+
+__all__ = ["Adapter", "ModuleUpdate"]
+
+
+@frozen(eq=False)
+class ModuleUpdate:
+    """Holds the update of one matrix: ``scale * up @ down`` is added to it.
+
+    :ivar tensor: the name of a tensor that it comes from, for messages
+    :ivar down: ``[rank, columns of the matrix]``
+    :ivar up: ``[rows of the matrix, rank]``
+    """
+
+    tensor: str
+    down: Tensor
+    up: Tensor
+    scale: float
+
+
+@frozen(eq=False)
+class Adapter:
+    """Holds the updates of a model's matrices.
+
+    :ivar path: where it was read
+    :ivar base: the model that it was made for, in its maker's words; empty: they are silent
+    :ivar modules: the updates by the names that the matrices have in the base's checkpoint, without ``.weight``
+    :ivar is_target: whether the adapter's settings name a module as one that it changes; None: they cannot tell
+    :ivar digest: of everything that a text through it depends on
+    """
+
+    path: str
+    base: str
+    modules: Mapping[str, ModuleUpdate]
+    is_target: Callable[[str], bool] | None = None
+    digest: bytes = field(init=False)
+
+    @digest.default
+    def _make_digest(self) -> bytes:
+        digest = sha256()
+        for name, update in sorted(self.modules.items()):
+            encoded = name.encode()
+            digest.update(struct.pack("<Qd", len(encoded), update.scale) + encoded)
+            for tensor in (update.down, update.up):
+                kind = str(tensor.dtype).encode()
+                digest.update(struct.pack("<QQQ", len(kind), *tensor.shape) + kind)
+                digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
+        return digest.digest()

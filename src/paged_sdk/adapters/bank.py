@@ -1,0 +1,193 @@
+"""Fit adapters to a model, and keep those that its rows may go through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from attrs import frozen
+
+from paged_sdk.adapters.adapter import Adapter, ModuleUpdate
+from paged_sdk.adapters.peft import read_peft
+from paged_sdk.errors import AdapterError, shown
+from paged_sdk.kernels.lora import AdaptedRows, Lora, LoraPart, LoraWeights
+from paged_sdk.kernels.native.lora import NativeLora
+from paged_sdk.quant.adapted import AdaptableShape
+from paged_sdk.types.step import StepRow
+
+__all__ = ["AdapterBank", "FittedAdapter"]
+
+
+@frozen(eq=False)
+class FittedAdapter:
+    """Holds an adapter in the form in which a model computes it.
+
+    :ivar digest: of its content
+    """
+
+    lora: Lora
+    digest: bytes
+
+
+class AdapterBank:
+    """Holds a model's adapters by number. Adapters are read on any thread; the engine's alone takes them in and out,
+    between two steps.
+
+    :param linears: the model's linear layers that adapters may change
+    :param dtype: of the adapters' matrices, as of the model's activations
+    :param layers: of each layer the names of its linear layers, by the native decoder's numbers
+    :param native: whether the native decoder computes the steps
+    :param resolve: finds the directory of what a user names; it may have to be downloaded
+    """
+
+    def __init__(
+        self,
+        linears: Sequence[AdaptableShape],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        layers: Sequence[Mapping[int, str]] = (),
+        native: bool = False,
+        resolve: Callable[[str], Path] = Path,
+    ) -> None:
+        self._layers = layers
+        self._native = native
+        self._linears = {_plain(module): linear for linear in linears for module in linear.modules}
+        self._dtype = dtype
+        self._device = device
+        self._resolve = resolve
+        self._loras: dict[int, Lora] = {}
+        self._next_number = 0
+
+    # From any thread
+
+    def read(self, path: str) -> FittedAdapter:
+        """Read an adapter and fit it to the model.
+
+        :param path: a directory, or a hub id
+        :raises AdapterError: it cannot be read, or was made for another model
+        """
+        adapter = read_peft(self._resolve(path))
+        return FittedAdapter(self._formed(self.fit(adapter)), adapter.digest)
+
+    def fit(self, adapter: Adapter) -> Lora:
+        """Bring an adapter's matrices together, layer by layer.
+
+        :raises AdapterError: it changes what the model has not, or what has another shape
+        """
+        updates: dict[str, dict[str, ModuleUpdate]] = {}
+        for name, update in adapter.modules.items():
+            linear = self._linears.get(_plain(name))
+            if linear is None:
+                kinds = sorted({module.rpartition(".")[2] for module in self._linears})
+                raise AdapterError(
+                    f"{adapter.path}: tensor {shown(update.tensor)} is of a module that the model has not, or that "
+                    f"cannot be adapted{_made_for(adapter)}; its layers have {', '.join(kinds)}",
+                    path=adapter.path,
+                    tensor=update.tensor,
+                    value=name,
+                )
+            module = next(each for each in linear.modules if _plain(each) == _plain(name))
+            self._check(adapter, update, linear, module)
+            updates.setdefault(linear.name, {})[module] = update
+        if adapter.is_target is not None:
+            self._check_complete(adapter, updates, adapter.is_target)
+        by_name = {linear.name: linear for linear in self._linears.values()}
+        return Lora({name: self._joined(by_name[name], own) for name, own in updates.items()})
+
+    # On the engine's thread
+
+    def add(self, lora: Lora) -> int:
+        """Take an adapter in, and return its number, which no other one ever has."""
+        number = self._next_number
+        self._next_number += 1
+        self._loras[number] = self._formed(lora)
+        return number
+
+    def remove(self, number: int) -> None:
+        """Let an adapter go that no row will name any more."""
+        del self._loras[number]
+
+    def hold(self, *, native: bool) -> None:
+        """Bring all adapters into the form of what computes the steps from now on.
+
+        :param native: whether that is the native decoder
+        """
+        self._native = native
+        self._loras = {number: self._formed(lora) for number, lora in self._loras.items()}
+
+    def rows(self, rows: Sequence[StepRow]) -> AdaptedRows | None:
+        """Say which adapter each token of a step goes through; None: none goes through any."""
+        if all(row.adapter is None for row in rows):
+            return None
+        loras = [None if row.adapter is None else self._loras[row.adapter] for row in rows]
+        return AdaptedRows.of(loras, [row.num_new_tokens for row in rows], self._device)
+
+    def _formed(self, lora: Lora) -> Lora:
+        """Return an adapter in the form of what computes the steps."""
+        native = lora.native
+        if self._native and native is None:
+            layers = [
+                {number: lora.of[name] for number, name in names.items() if name in lora.of} for names in self._layers
+            ]
+            return Lora({}, NativeLora(layers))
+        if not self._native and isinstance(native, NativeLora):
+            pairs = zip(self._layers, native.weights(), strict=True)
+            return Lora({names[number]: own for names, weights in pairs for number, own in weights.items()})
+        return lora
+
+    def _check(self, adapter: Adapter, update: ModuleUpdate, linear: AdaptableShape, module: str) -> None:
+        """Compare an update's shape with its matrix's."""
+        rows = linear.modules[module]
+        expected, found = (rows.stop - rows.start, linear.in_features), (update.up.shape[0], update.down.shape[1])
+        if found != expected:
+            raise AdapterError(
+                f"{adapter.path}: tensor {shown(update.tensor)} updates a matrix of shape {list(found)}, the model's "
+                f"has {list(expected)}{_made_for(adapter)}",
+                path=adapter.path,
+                tensor=update.tensor,
+                value=found,
+            )
+
+    def _check_complete(
+        self, adapter: Adapter, updates: dict[str, dict[str, ModuleUpdate]], is_target: Callable[[str], bool]
+    ) -> None:
+        """Check that no matrix is left out that the adapter's settings name."""
+        for linear in set(self._linears.values()):
+            for module in linear.modules:
+                if is_target(module) and module not in updates.get(linear.name, {}):
+                    missing = f"base_model.model.{module}.lora_A.weight"
+                    raise AdapterError(
+                        f"{adapter.path} lacks tensor {shown(missing)}, of a module that its settings name"
+                        f"{_made_for(adapter)}",
+                        path=adapter.path,
+                        tensor=missing,
+                    )
+
+    def _joined(self, linear: AdaptableShape, updates: dict[str, ModuleUpdate]) -> LoraWeights:
+        downs, parts, first = [], [], 0
+        for module, rows in linear.modules.items():
+            update = updates.get(module)
+            if update is None:
+                continue
+            rank = len(update.down)
+            up = (update.up.double() * update.scale).T
+            parts.append(
+                LoraPart(rows, slice(first, first + rank), up.to(device=self._device, dtype=self._dtype).contiguous())
+            )
+            downs.append(update.down.to(device=self._device, dtype=self._dtype))
+            first += rank
+        return LoraWeights(torch.cat(downs), tuple(parts))
+
+
+def _plain(module: str) -> str:
+    """Return a module's name without what is around a decoder, which differs from class to class."""
+    parts = module.split(".")
+    while parts and parts[0] in ("model", "language_model"):
+        del parts[0]
+    return ".".join(parts)
+
+
+def _made_for(adapter: Adapter) -> str:
+    return f": the adapter was made for {shown(adapter.base)}" if adapter.base else ""

@@ -1,0 +1,105 @@
+"""Read an adapter as PEFT saves it: ``adapter_config.json`` and ``adapter_model.safetensors``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from torch import Tensor
+
+from paged_sdk.adapters.adapter import Adapter, ModuleUpdate
+from paged_sdk.adapters.peft_config import PeftConfig
+from paged_sdk.errors import AdapterError, ModelLoadError, shown
+from paged_sdk.files import is_file, read_json
+from paged_sdk.weights.safetensors_file import SafetensorsFile
+
+__all__ = ["read_peft"]
+
+_CONFIG: Final = "adapter_config.json"
+_WEIGHTS: Final = "adapter_model.safetensors"
+_PICKLE: Final = "adapter_model.bin"
+_NAME: Final = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight")
+
+
+def read_peft(directory: Path) -> Adapter:
+    """Read an adapter.
+
+    :param directory: where its two files are
+    :raises AdapterError: a file is missing, malformed or a pickle, or asks for what is not supported
+    """
+    try:
+        return _read(directory)
+    except AdapterError:
+        raise
+    except ModelLoadError as error:
+        raise AdapterError(str(error), path=error.path) from error
+
+
+def _read(directory: Path) -> Adapter:
+    if not is_file(directory / _CONFIG):
+        raise AdapterError(f"{directory} holds no {_CONFIG}: it is no adapter of PEFT's", path=directory)
+    config = PeftConfig.read(directory / _CONFIG, read_json(directory / _CONFIG))
+    path = directory / _WEIGHTS
+    if not is_file(path):
+        if is_file(directory / _PICKLE):
+            raise AdapterError(
+                f"{directory / _PICKLE} is a pickle, which can run any code when it is loaded and is refused: have "
+                f"PEFT save the adapter as {_WEIGHTS}",
+                path=directory / _PICKLE,
+            )
+        raise AdapterError(f"{directory} holds no {_WEIGHTS}", path=directory)
+    file = SafetensorsFile(path)
+    try:
+        modules = _modules(file, config)
+    finally:
+        file.close()
+    return Adapter(
+        path=str(directory),
+        base=config.base,
+        modules=modules,
+        is_target=config.is_target if config.tells_targets else None,
+    )
+
+
+def _modules(file: SafetensorsFile, config: PeftConfig) -> dict[str, ModuleUpdate]:
+    sides: dict[str, dict[str, str]] = {}
+    for name in file.names():
+        match = _NAME.fullmatch(name)
+        if match is None:
+            what = "an embedding's update" if "lora_embedding" in name else "no update of a linear layer"
+            raise AdapterError(f"{file.path}: tensor {shown(name)} is {what}", path=file.path, tensor=name)
+        sides.setdefault(match["module"], {})[match["side"]] = name
+    if not sides:
+        raise AdapterError(f"{file.path} holds no tensors", path=file.path)
+    return {module: _update(file, config, module, names) for module, names in sorted(sides.items())}
+
+
+def _update(file: SafetensorsFile, config: PeftConfig, module: str, names: dict[str, str]) -> ModuleUpdate:
+    for side, other in (("A", "B"), ("B", "A")):
+        if side not in names:
+            missing = names[other].replace(f".lora_{other}", f".lora_{side}")
+            raise AdapterError(f"{file.path} lacks tensor {shown(missing)}", path=file.path, tensor=missing)
+    down, up = (_matrix(file, names[side]) for side in ("A", "B"))
+    rank = config.rank_of(module)
+    for name, found in ((names["A"], down.shape[0]), (names["B"], up.shape[1])):
+        if found != rank:
+            raise AdapterError(
+                f"{file.path}: tensor {shown(name)} has rank {found}, {config.path.name} says {rank}",
+                path=file.path,
+                tensor=name,
+                value=found,
+            )
+    return ModuleUpdate(names["A"], down, up, config.scale_of(module))
+
+
+def _matrix(file: SafetensorsFile, name: str) -> Tensor:
+    shape, dtype = file.shape(name), file.dtype(name)
+    if len(shape) != 2 or not dtype.is_floating_point:
+        raise AdapterError(
+            f"{file.path}: tensor {shown(name)} is {dtype} {list(shape)}: expected a matrix of numbers",
+            path=file.path,
+            tensor=name,
+            value=shape,
+        )
+    return file.tensor(name)

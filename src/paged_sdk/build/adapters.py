@@ -1,0 +1,54 @@
+"""Loads the adapters that a model begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from paged_sdk.adapters.bank import AdapterBank
+from paged_sdk.build.loaded_model import LoadedModel, hub_token
+from paged_sdk.config.build import BuildSettings
+from paged_sdk.errors import AdapterError, ModelLoadError
+from paged_sdk.models.causal_model import CausalModel
+from paged_sdk.models.fused_decoder import FusedDecoderModel, native_projections
+from paged_sdk.types.adapter import AdapterUse
+from paged_sdk.weights.hub import resolve_model
+
+__all__ = ["load_adapters", "make_bank"]
+
+
+def make_bank(loaded: LoadedModel, model: CausalModel) -> AdapterBank:
+    """Make what keeps a model's adapters.
+
+    :param model: what computes the steps
+    """
+    settings = loaded.settings
+
+    def resolve(location: str) -> Path:
+        try:
+            return resolve_model(location, token=hub_token(settings.token_source), gguf=False)
+        except ModelLoadError as error:
+            raise AdapterError(str(error), path=error.path) from error
+
+    own = loaded.model
+    return AdapterBank(
+        own.adaptable,
+        dtype=own.dtype,
+        device=own.device,
+        layers=native_projections(own),
+        native=isinstance(model, FusedDecoderModel),
+        resolve=resolve,
+    )
+
+
+def load_adapters(bank: AdapterBank, settings: BuildSettings, go_on: Callable[[], None]) -> dict[str, AdapterUse]:
+    """Load the adapters that a builder names.
+
+    :raises AdapterError: one cannot be read, or was made for another model
+    """
+    uses: dict[str, AdapterUse] = {}
+    for source in settings.adapters:
+        go_on()
+        fitted = bank.read(source.location)
+        uses[source.name] = AdapterUse(bank.add(fitted.lora), source.name, fitted.digest)
+    return uses

@@ -1,0 +1,92 @@
+"""Add low-rank updates to the outputs of linear layers, another adapter's in each row (Hu et al., 2021, arXiv
+2106.09685).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+__all__ = ["AdaptedRows", "Lora", "LoraPart", "LoraWeights", "add_lora_"]
+
+
+@frozen(eq=False)
+class LoraPart:
+    """Holds the update of one matrix of a linear layer.
+
+    :ivar rows: which of the layer's outputs are the matrix's
+    :ivar ranks: which rows of :attr:`LoraWeights.down` are its
+    :ivar up: ``[rank, rows]``: the second matrix, transposed and scaled
+    """
+
+    rows: slice
+    ranks: slice
+    up: Tensor
+
+
+@frozen(eq=False)
+class LoraWeights:
+    """Holds an adapter's update of one linear layer.
+
+    :ivar down: ``[ranks of all parts, in_features]``: the first matrices, one below the other
+    """
+
+    down: Tensor
+    parts: tuple[LoraPart, ...]
+
+
+@frozen(eq=False)
+class Lora:
+    """Holds an adapter in the form in which a model computes it.
+
+    :ivar of: the updates by the name of the linear layer, where layers run one at a time
+    :ivar native: how the native decoder takes them, where the layers are fused
+    """
+
+    of: Mapping[str, LoraWeights]
+    native: object = None
+
+
+@frozen(eq=False)
+class AdaptedRows:
+    """Says which adapter each token of a step goes through.
+
+    :ivar loras: the step's adapters, each once
+    :ivar numbers: ``[num_tokens]`` int32 in CPU memory: an index into them; -1: none
+    :ivar tokens: for each of them the indices of its tokens, int64 on the model's device
+    """
+
+    loras: tuple[Lora, ...]
+    numbers: Tensor
+    tokens: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, loras: Sequence[Lora | None], lengths: Sequence[int], device: torch.device) -> AdaptedRows | None:
+        """Gather the adapters of a step's rows; None: no row has one.
+
+        :param loras: of each row its adapter
+        :param lengths: how many tokens each row has
+        """
+        found = {id(lora): lora for lora in loras if lora is not None}
+        if not found:
+            return None
+        places = {key: place for place, key in enumerate(found)}
+        per_row = torch.tensor([places.get(id(lora), -1) for lora in loras], dtype=torch.int32)
+        numbers = per_row.repeat_interleave(torch.tensor(lengths))
+        tokens = tuple((numbers == place).nonzero().flatten().to(device) for place in range(len(found)))
+        return cls(tuple(found.values()), numbers, tokens)
+
+
+def add_lora_(out: Tensor, x: Tensor, weights: LoraWeights, tokens: Tensor) -> None:
+    """Add ``up . (down . x)`` to some rows of a linear layer's outputs.
+
+    :param out: ``[num_tokens, out_features]``; changed in place
+    :param x: ``[num_tokens, in_features]``
+    :param tokens: the indices of the rows, int64
+    """
+    shrunk = x.index_select(0, tokens).to(weights.down.dtype) @ weights.down.T
+    for part in weights.parts:
+        out[:, part.rows].index_add_(0, tokens, (shrunk[:, part.ranks] @ part.up).to(out.dtype))

@@ -1,0 +1,271 @@
+// Low-rank updates of a layer's products, another adapter's in each row (Hu et al., 2021, arXiv 2106.09685): rows of one
+// adapter are multiplied together, first by `down`, whose few results are then multiplied by `up`.
+#pragma once
+
+#include "linear.h"
+#include "pool.h"
+
+namespace paged {
+namespace {
+
+constexpr int kRankTile = 4;      // ranks that share a read of the input
+constexpr int kUpdatedRows = 4;   // rows that share a read of the weights
+constexpr int kUpdatePanels = 8;  // of 16 outputs, that are claimed as one
+
+// A step's rows that have an adapter, adapter by adapter.
+struct AdaptedRows {
+  const paged_update* const* adapters = nullptr;
+  const int32_t* rows = nullptr;    // by place: those of adapter a from starts[a] to starts[a + 1]
+  const int32_t* starts = nullptr;
+  int num_adapters = 0;
+
+  int count() const { return num_adapters == 0 ? 0 : starts[num_adapters]; }
+  const paged_update& update(int adapter, int layer, int projection) const {
+    return adapters[adapter][layer * PAGED_PROJECTIONS + projection];
+  }
+  // Whether an adapter of these rows changes one of `count` projections.
+  bool change(int layer, int first, int count) const {
+    for (int a = 0; a < num_adapters; ++a)
+      for (int p = first; p < first + count; ++p)
+        if (starts[a] < starts[a + 1] && update(a, layer, p).down != nullptr) return true;
+    return false;
+  }
+  static size_t bytes(const paged_decoder_args& args) {
+    return line_aligned(sizeof(int32_t) * (args.num_rows + args.num_adapters + 1));
+  }
+  // Sorts num_rows rows by the adapters that of_row names, in memory of bytes().
+  static AdaptedRows sorted(const paged_decoder_args& args, const int32_t* of_row, int num_rows, int32_t* memory) {
+    int32_t *starts = memory, *rows = memory + args.num_adapters + 1;
+    int32_t place = 0;
+    for (int a = 0; a < args.num_adapters; ++a) {
+      starts[a] = place;
+      for (int32_t row = 0; row < num_rows; ++row)
+        if (of_row[row] == a) rows[place++] = row;
+    }
+    starts[args.num_adapters] = place;
+    return {args.adapters, rows, starts, args.num_adapters};
+  }
+};
+
+// Memory of a step with adapters.
+struct AdapterScratch {
+  int32_t* sorted;       // AdaptedRows of all rows
+  int32_t* sorted_read;  // of those that are read, which of_read names
+  int32_t* of_read;
+  float* normed;   // [rows, hidden]: by place
+  float* shrunk;   // [rows, ranks of the widest products]: by place
+  float* gate_up;  // [rows, 2 * inner]
+
+  struct Sizes {
+    size_t sorted, of_read, normed, shrunk, gate_up;
+    int ranks;
+
+    explicit Sizes(const paged_decoder_args& args)
+        : sorted(0), of_read(0), normed(0), shrunk(0), gate_up(0), ranks(0) {
+      if (args.num_adapters == 0) return;
+      int inner = 0;
+      for (int i = 0; i < args.num_layers; ++i) {
+        const paged_layer& layer = args.layers[i];
+        if (layer.router.weight == nullptr && layer.gate.rows > inner) inner = layer.gate.rows;
+        for (int a = 0; a < args.num_adapters; ++a) {
+          int all = 0;
+          for (int p = 0; p < PAGED_PROJECTIONS; ++p) all += args.adapters[a][i * PAGED_PROJECTIONS + p].rank;
+          ranks = all > ranks ? all : ranks;
+        }
+      }
+      sorted = AdaptedRows::bytes(args);
+      of_read = line_aligned(sizeof(int32_t) * args.num_rows);
+      normed = line_aligned(sizeof(float) * args.num_rows * args.layers[0].qkv[0].cols);
+      shrunk = line_aligned(sizeof(float) * args.num_rows * ranks);
+      gate_up = line_aligned(sizeof(float) * args.num_rows * 2 * inner);
+    }
+    size_t total() const { return 2 * sorted + of_read + normed + shrunk + gate_up; }
+  };
+
+  static AdapterScratch at(uint8_t* memory, const Sizes& sizes) {
+    const auto take = [&memory](size_t bytes) {
+      uint8_t* taken = memory;
+      memory += bytes;
+      return taken;
+    };
+    AdapterScratch out{};
+    out.sorted = reinterpret_cast<int32_t*>(take(sizes.sorted));
+    out.sorted_read = reinterpret_cast<int32_t*>(take(sizes.sorted));
+    out.of_read = reinterpret_cast<int32_t*>(take(sizes.of_read));
+    out.normed = reinterpret_cast<float*>(take(sizes.normed));
+    out.shrunk = reinterpret_cast<float*>(take(sizes.shrunk));
+    out.gate_up = reinterpret_cast<float*>(take(sizes.gate_up));
+    return out;
+  }
+};
+
+// 16 numbers of an adapter's matrix, whatever their type.
+struct FloatNumbers {
+  static Floats load(const void* data, int64_t i) { return load_floats(static_cast<const float*>(data) + i); }
+};
+struct BfloatNumbers {
+  static Floats load(const void* data, int64_t i) { return load_bfloat16(static_cast<const uint16_t*>(data) + i); }
+};
+struct HalfNumbers {
+  static Floats load(const void* data, int64_t i) { return load_half(static_cast<const uint8_t*>(data) + 2 * i); }
+};
+
+template <class Body>
+inline void with_numbers(int32_t dtype, const Body& body) {
+  if (dtype == PAGED_FLOAT32) return body(FloatNumbers{});
+  if (dtype == PAGED_BFLOAT16) return body(BfloatNumbers{});
+  body(HalfNumbers{});
+}
+
+// out[k][r] = down[rank + r] . x[k] for kRows rows: each product has one order, whatever kRows is.
+template <int kRows, class Numbers>
+inline void shrink(const paged_update& update, int rank, const float* const* x, int cols, float* out, int64_t stride) {
+  Floats sums[kRows][kRankTile];
+  for (int k = 0; k < kRows; ++k)
+    for (int r = 0; r < kRankTile; ++r) sums[k][r] = zero_floats();
+  for (int c = 0; c < cols; c += 16) {
+    Floats inputs[kRows];
+#pragma GCC unroll 4
+    for (int k = 0; k < kRows; ++k) inputs[k] = load_floats(x[k] + c);
+#pragma GCC unroll 4
+    for (int r = 0; r < kRankTile; ++r) {
+      const Floats w = Numbers::load(update.down, static_cast<int64_t>(rank + r) * cols + c);
+#pragma GCC unroll 4
+      for (int k = 0; k < kRows; ++k) sums[k][r] = fma(w, inputs[k], sums[k][r]);
+    }
+  }
+  for (int k = 0; k < kRows; ++k)
+    for (int r = 0; r < kRankTile; ++r) out[k * stride + rank + r] = sum_of(sums[k][r]);
+}
+
+// out[k][0 ... 15] += up[panel] . shrunk[k] for kRows rows, likewise.
+template <int kRows, class Numbers>
+inline void expand(const paged_update& update, int panel, const float* shrunk, int64_t stride, float* const* out) {
+  Floats sums[kRows];
+#pragma GCC unroll 4
+  for (int k = 0; k < kRows; ++k) sums[k] = load_floats(out[k]);
+  for (int r = 0; r < update.rank; ++r) {
+    const Floats w = Numbers::load(update.up, (static_cast<int64_t>(panel) * update.rank + r) * 16);
+#pragma GCC unroll 4
+    for (int k = 0; k < kRows; ++k) sums[k] = fma(broadcast(shrunk[k * stride + r]), w, sums[k]);
+  }
+#pragma GCC unroll 4
+  for (int k = 0; k < kRows; ++k) store_floats(out[k], sums[k]);
+}
+
+// Calls body(count, first) for runs of up to kUpdatedRows places; count is a constant.
+template <class Body>
+inline void by_row_tiles(int first, int last, const Body& body) {
+  for (; first + kUpdatedRows <= last; first += kUpdatedRows)
+    body(std::integral_constant<int, kUpdatedRows>{}, first);
+  if (last - first == 3) return body(std::integral_constant<int, 3>{}, first);
+  if (last - first == 2) return body(std::integral_constant<int, 2>{}, first);
+  if (last - first == 1) body(std::integral_constant<int, 1>{}, first);
+}
+
+// The input of an update: rows of a matrix, which lie by place where they were normalized.
+struct UpdateInput {
+  const float* data;
+  int64_t stride;
+  int cols;
+  bool by_place = false;
+
+  const float* at(const AdaptedRows& adapted, int place) const {
+    return data + (by_place ? place : adapted.rows[place]) * stride;
+  }
+};
+
+// Brings the rows that have an adapter through an RMSNorm.
+inline auto normalize_adapted(Job& job, const AdaptedRows& adapted, const float* stream, int hidden, const float* norm,
+                              float eps, float* normed) {
+  return job.phase(adapted.count(), row_cost(hidden),
+                   [&adapted, stream, hidden, norm, eps, normed](int64_t first, int64_t last, int) {
+                     for (int64_t place = first; place < last; ++place) {
+                       float* to = normed + place * hidden;
+                       __builtin_memcpy(to, stream + static_cast<int64_t>(adapted.rows[place]) * hidden,
+                                        sizeof(float) * hidden);
+                       normalize(to, hidden, norm, eps);
+                     }
+                   });
+}
+
+// Adds to the outputs of a layer's projections first_projection ..., which lie side by side, what each row's adapter
+// says of them.
+inline Task add_updates(Job& job, const AdaptedRows& adapted, int layer, int first_projection, int num_projections,
+                        UpdateInput x, float* out, int64_t out_stride, float* shrunk) {
+  // The widest of the adapters, in units that a thread claims: what a narrower one lacks is passed over.
+  int tiles = 0, blocks = 0, ranks = 0;
+  for (int a = 0; a < adapted.num_adapters; ++a) {
+    int all = 0;
+    for (int p = 0; p < num_projections; ++p) {
+      const paged_update& update = adapted.update(a, layer, first_projection + p);
+      const int own_blocks = (update.rows / 16 + kUpdatePanels - 1) / kUpdatePanels;
+      tiles = update.rank / kRankTile > tiles ? update.rank / kRankTile : tiles;
+      blocks = own_blocks > blocks ? own_blocks : blocks;
+      all += update.rank;
+    }
+    ranks = all > ranks ? all : ranks;
+  }
+  const int64_t num_pairs = static_cast<int64_t>(adapted.num_adapters) * num_projections;
+  const int64_t rows = adapted.count() / adapted.num_adapters + 1;
+  // Where a projection's ranks lie in a row of `shrunk`.
+  const auto offset = [&](int adapter, int projection) {
+    int before = 0;
+    for (int p = 0; p < projection; ++p) before += adapted.update(adapter, layer, first_projection + p).rank;
+    return before;
+  };
+  // A float32 product takes as long as eight of bytes.
+  co_await job.phase(num_pairs * tiles, 8 * kRankTile * rows * x.cols, [&](int64_t first, int64_t last, int) {
+    for (int64_t item = first; item < last; ++item) {
+      const int pair = static_cast<int>(item / tiles), rank = static_cast<int>(item % tiles) * kRankTile;
+      const int a = pair / num_projections, p = pair % num_projections;
+      const paged_update& update = adapted.update(a, layer, first_projection + p);
+      if (rank >= update.rank) continue;
+      float* const to = shrunk + offset(a, p);
+      with_numbers(update.dtype, [&](auto numbers) {
+        by_row_tiles(adapted.starts[a], adapted.starts[a + 1], [&](auto count, int place) {
+          const float* inputs[count.value];
+          for (int k = 0; k < count.value; ++k) inputs[k] = x.at(adapted, place + k);
+          shrink<count.value, decltype(numbers)>(update, rank, inputs, x.cols, to + static_cast<int64_t>(place) * ranks,
+                                                 ranks);
+        });
+      });
+    }
+  });
+  co_await job.phase(num_pairs * blocks, 8 * 16 * kUpdatePanels * rows * (ranks / num_projections + 1),
+                     [&](int64_t first, int64_t last, int) {
+    for (int64_t item = first; item < last; ++item) {
+      const int pair = static_cast<int>(item / blocks), block = static_cast<int>(item % blocks) * kUpdatePanels;
+      const int a = pair / num_projections, p = pair % num_projections;
+      const paged_update& update = adapted.update(a, layer, first_projection + p);
+      const int panels = update.rows / 16;
+      const int end = block + kUpdatePanels < panels ? block + kUpdatePanels : panels;
+      const float* const from = shrunk + offset(a, p);
+      with_numbers(update.dtype, [&](auto numbers) {
+        for (int panel = block; panel < end; ++panel) {
+          by_row_tiles(adapted.starts[a], adapted.starts[a + 1], [&](auto count, int place) {
+            float* outputs[count.value];
+            for (int k = 0; k < count.value; ++k)
+              outputs[k] = out + adapted.rows[place + k] * out_stride + update.first + panel * 16;
+            expand<count.value, decltype(numbers)>(update, panel, from + static_cast<int64_t>(place) * ranks, ranks,
+                                                   outputs);
+          });
+        }
+      });
+    }
+  });
+}
+
+// gate = activation(gate) * up, of rows [gate, up].
+inline auto activate_rows(Job& job, float* gate_up, int inner, int32_t activation, int num_rows) {
+  return job.phase(num_rows, 4 * row_cost(inner), [=](int64_t first, int64_t last, int) {
+    for (int64_t row = first; row < last; ++row) {
+      float* gate = gate_up + row * 2 * inner;
+      for (int c = 0; c < inner; c += 16)
+        store_floats(gate + c, mul(activate(load_floats(gate + c), activation), load_floats(gate + inner + c)));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace paged

@@ -1,0 +1,115 @@
+"""Lay out adapters as the native decoder takes them: see ``paged_update`` in ``csrc/abi.h``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from ctypes import Array, addressof, c_void_p
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+from attrs import frozen
+from torch import Tensor
+
+from paged_sdk.errors import ConfigError
+from paged_sdk.kernels.lora import LoraPart, LoraWeights
+from paged_sdk.kernels.native.structures import DTYPES, Decoder, Update
+
+__all__ = ["NativeAdapters", "NativeLora", "Projection"]
+
+Projection = int
+"""Numbers a layer's matrices as ``PagedProjection`` does: query, key and value from 0, output 3, gate and up from 4,
+down 6."""
+
+NUM_PROJECTIONS: Final = 7
+_PANEL: Final = 16
+_RANKS: Final = 4
+"""Ranks come in multiples of this; those that are added are zero."""
+
+
+@frozen(eq=False)
+class _Part:
+    """Holds the update of one matrix: ``down`` [rank, cols] and ``up`` [rows / 16, rank, 16], whose ranks are multiples
+    of four; :attr:`rank` of them are the adapter's."""
+
+    down: Tensor
+    up: Tensor
+    rank: int
+    rows: slice
+
+
+class NativeLora:
+    """Holds one adapter for a stack of layers.
+
+    :param layers: of each layer, its updates by the number of the first matrix that an update is of
+    :raises ConfigError: rows or columns of a part are not a multiple of 16
+    """
+
+    def __init__(self, layers: Sequence[Mapping[Projection, LoraWeights]]) -> None:
+        self.num_layers: int = len(layers)
+        self.table: Array[Update] = (Update * (NUM_PROJECTIONS * len(layers)))()
+        self._layers = [{first: _packed(weights) for first, weights in updates.items()} for updates in layers]
+        for layer, updates in enumerate(self._layers):
+            for first, parts in updates.items():
+                for place, part in enumerate(parts):
+                    _describe(self.table[NUM_PROJECTIONS * layer + first + place], part)
+
+    def weights(self) -> list[dict[Projection, LoraWeights]]:
+        """Return the updates as they were given."""
+        return [{first: _unpacked(parts) for first, parts in updates.items()} for updates in self._layers]
+
+
+def _packed(weights: LoraWeights) -> list[_Part]:
+    packed = []
+    for part in weights.parts:
+        down, (rank, height) = weights.down[part.ranks], part.up.shape
+        if height % _PANEL or part.rows.start % _PANEL or down.shape[1] % _PANEL:
+            raise ConfigError.of("update", (rank, part.rows, down.shape[1]), "rows and columns in multiples of 16")
+        missing = (0, 0, 0, -rank % _RANKS)
+        panels = torch.unflatten(F.pad(part.up, missing), 1, (-1, _PANEL)).transpose(0, 1).contiguous()
+        packed.append(_Part(F.pad(down, missing).contiguous(), panels, rank, part.rows))
+    return packed
+
+
+def _unpacked(packed: Sequence[_Part]) -> LoraWeights:
+    parts, first = [], 0
+    for part in packed:
+        up = part.up.transpose(0, 1).flatten(1)[: part.rank].contiguous()
+        parts.append(LoraPart(part.rows, slice(first, first + part.rank), up))
+        first += part.rank
+    return LoraWeights(torch.cat([part.down[: part.rank] for part in packed]), tuple(parts))
+
+
+def _describe(target: Update, part: _Part) -> None:
+    target.down, target.up, target.dtype = part.down.data_ptr(), part.up.data_ptr(), DTYPES[part.down.dtype]
+    target.rank, target.rows, target.first = len(part.down), _PANEL * len(part.up), part.rows.start
+
+
+@frozen(eq=False)
+class NativeAdapters:
+    """Says which adapter each row of a step goes through.
+
+    :ivar loras: the adapters, at least one
+    :ivar numbers: ``[num_rows]`` int32, contiguous: an index into them; -1: none
+    """
+
+    loras: Sequence[NativeLora]
+    numbers: Tensor
+
+    def bind(self, args: Decoder, *, num_layers: int, num_rows: int) -> object:
+        """Fill in the adapters of a native call, and return what has to live as long as it.
+
+        :raises ConfigError: the numbers are no such tensor, or an adapter has another number of layers
+        """
+        numbers = self.numbers
+        if numbers.shape != (num_rows,) or numbers.dtype != torch.int32 or not numbers.is_contiguous():
+            raise ConfigError.of(
+                "numbers", f"{numbers.dtype} {tuple(numbers.shape)}", f"contiguous int32 ({num_rows},)"
+            )
+        for lora in self.loras:
+            if lora.num_layers != num_layers:
+                raise ConfigError.of("layers of an adapter", lora.num_layers, str(num_layers))
+        tables = (c_void_p * len(self.loras))(*(addressof(lora.table) for lora in self.loras))
+        args.adapters, args.adapter_of_row = addressof(tables), numbers.data_ptr()
+        args.num_adapters = len(self.loras)
+        return tables

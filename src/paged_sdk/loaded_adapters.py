@@ -1,0 +1,115 @@
+"""Knows the adapters of a loaded model by name."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.to_thread
+
+from paged_sdk.config.build import AdapterSource
+from paged_sdk.config.checks import path_text
+from paged_sdk.engine.engine import Engine
+from paged_sdk.errors import ConfigError, InvalidRequestError
+from paged_sdk.threads import thread_must_start
+from paged_sdk.types.adapter import AdapterUse
+from paged_sdk.worker.event_loop import EventLoop
+from paged_sdk.worker.worker import Worker
+
+if TYPE_CHECKING:  # it needs torch, which is loaded when a model is built
+    from paged_sdk.adapters.bank import AdapterBank, FittedAdapter
+
+__all__ = ["LoadedAdapters"]
+
+
+class LoadedAdapters:
+    """Loads and unloads a model's adapters, and finds those that requests name. May be used from any thread.
+
+    An adapter is read in a helper thread. The engine's thread does no more than take it in, between two steps.
+
+    :param bank: keeps the adapters; None: the model can have none
+    :param uses: the adapters that it has by now
+    """
+
+    def __init__(self, worker: Worker, bank: AdapterBank | None, uses: Mapping[str, AdapterUse]) -> None:
+        self._worker = worker
+        self._bank = bank
+        self._uses: dict[str, AdapterUse | None] = dict(uses)  # None: it is being loaded
+        self._lock = threading.Lock()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the loaded adapters."""
+        with self._lock:
+            return tuple(name for name, use in self._uses.items() if use is not None)
+
+    def use(self, name: str | None) -> AdapterUse | None:
+        """Return the adapter that a request names; None if it names none.
+
+        :raises InvalidRequestError: there is none of that name
+        """
+        if name is None:
+            return None
+        with self._lock:
+            use = self._uses.get(name)
+        if use is None:
+            names = ", ".join(self.names)
+            raise InvalidRequestError.of("adapter", name, f"one of {names}" if names else "None: no adapter is loaded")
+        return use
+
+    async def load(self, path: str | PathLike[str], name: str | None) -> None:
+        """Do what :meth:`Model.load_adapter` says."""
+        location = path_text("load_adapter", path, "a path or a hub id")
+        source = AdapterSource(location, Path(location).name if name is None else name)
+        bank = self._bank
+        if bank is None:
+            raise ConfigError.of("load_adapter", location, "a model with weights, which this one has none of")
+        self._worker.check()
+        with self._lock:
+            if source.name in self._uses:
+                raise ConfigError.of("name", source.name, "a name that no other adapter has")
+            self._uses[source.name] = None
+        number = None
+        try:
+            with thread_must_start("to read an adapter in"):
+                fitted = await anyio.to_thread.run_sync(bank.read, location, abandon_on_cancel=True)
+            with anyio.CancelScope(shield=True):  # it takes a step, and would be in the bank for good
+                number = await self._worker.call(partial(_add, bank, fitted))
+        finally:
+            with self._lock:
+                if number is None:
+                    del self._uses[source.name]
+                else:
+                    self._uses[source.name] = AdapterUse(number, source.name, fitted.digest)
+
+    async def unload(self, name: str) -> None:
+        """Do what :meth:`Model.unload_adapter` says."""
+        with self._lock:
+            use = self._uses.get(name) if isinstance(name, str) else None
+            if use is not None:
+                del self._uses[name]
+        if use is None or self._bank is None:
+            raise ConfigError.of(
+                "name", name, f"the name of a loaded adapter: {', '.join(self.names) or 'there is none'}"
+            )
+        gone, loop = anyio.Event(), EventLoop()
+        with anyio.CancelScope(shield=True):  # else it would stay for good, without a name
+            await self._worker.call(partial(_retire, self._bank, use.number, partial(loop.call_soon, gone.set)))
+        await gone.wait()
+
+
+def _add(bank: AdapterBank, fitted: FittedAdapter, engine: Engine) -> int:
+    return bank.add(fitted.lora)
+
+
+def _retire(bank: AdapterBank, number: int, on_gone: partial[bool], engine: Engine) -> None:
+    def let_go() -> None:
+        bank.remove(number)
+        on_gone()
+
+    engine.retire_adapter(number, let_go)

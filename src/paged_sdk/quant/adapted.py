@@ -1,0 +1,85 @@
+"""Let requests' adapters change what a linear layer computes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attrs import frozen
+from torch import Tensor
+
+from paged_sdk.kernels.activation import GatedActivation
+from paged_sdk.kernels.lora import LoraWeights, add_lora_
+from paged_sdk.kernels.step import StepContext
+from paged_sdk.quant.linear import Linear, NativeWeights
+
+__all__ = ["AdaptableLinear", "AdaptableShape"]
+
+
+@frozen(eq=False)
+class AdaptableShape:
+    """Describes a linear layer to adapters. It refers to no weights.
+
+    :ivar modules: the names of its matrices in the checkpoint, without ``.weight``, with the outputs that are theirs
+    :ivar in_features: columns of the weight
+    """
+
+    modules: Mapping[str, slice]
+    in_features: int
+
+    @property
+    def name(self) -> str:
+        """Return the first of its names, under which an adapter has its update of the layer."""
+        return next(iter(self.modules))
+
+
+class AdaptableLinear(Linear):
+    """Computes what another linear layer does, and adds to each row what its adapter says.
+
+    :ivar base: the layer, which rows without an adapter go through alone
+    :ivar name: see :class:`AdaptableShape`
+    """
+
+    def __init__(self, base: Linear, name: str) -> None:
+        self.base = base
+        self.name = name
+
+    @property
+    def in_features(self) -> int:
+        """Return the columns of the weight."""
+        return self.base.in_features
+
+    @property
+    def out_features(self) -> int:
+        """Return the rows of the weight."""
+        return self.base.out_features
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes of the weight, without adapters."""
+        return self.base.num_bytes
+
+    @property
+    def native_weights(self) -> NativeWeights | None:
+        """Return the weight as a native call multiplies it, which adds the adapters' updates by itself."""
+        return self.base.native_weights
+
+    def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
+        """Do what :meth:`Linear.forward` says."""
+        out = self.base.forward(x, ctx)
+        for weights, tokens in self._updates(ctx):
+            add_lora_(out, x, weights, tokens)
+        return out
+
+    def forward_gated(self, x: Tensor, activation: GatedActivation, ctx: StepContext | None) -> Tensor:
+        """Do what :meth:`Linear.forward_gated` says; in one launch, where a form has that, if no row is adapted."""
+        if self._updates(ctx):
+            return super().forward_gated(x, activation, ctx)
+        return self.base.forward_gated(x, activation, ctx)
+
+    def _updates(self, ctx: StepContext | None) -> list[tuple[LoraWeights, Tensor]]:
+        """Return the updates of this layer in a step, each with the indices of its tokens."""
+        if ctx is None or ctx.adapted is None:
+            return []
+        adapted = ctx.adapted
+        pairs = ((lora.of.get(self.name), tokens) for lora, tokens in zip(adapted.loras, adapted.tokens, strict=True))
+        return [(weights, tokens) for weights, tokens in pairs if weights is not None]

@@ -1,0 +1,165 @@
+"""Whole models with adapters, against transformers with the adapters merged into its weights."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+
+from adapter_files import merge, write_adapter
+from paged_sdk import (
+    GgufModelBuilder,
+    IsqType,
+    MemoryGpuConfig,
+    Model,
+    PagedAttentionMeta,
+    PagedCacheType,
+    SamplingParams,
+    TextModelBuilder,
+)
+from tiny import build_gguf_model, build_model, make_checkpoint, make_gguf
+
+PROMPTS: Final = ([5, 6, 7, 8] * 6, [40, 41, 42] * 5)
+GREEDY: Final = SamplingParams(temperature=0.0, max_len=10, ignore_eos=True)
+SCORES: Final = SamplingParams(temperature=0.0, max_len=1, prompt_logprobs=0)
+# Ranks that are no multiple of four, and matrices that only some layers or products have.
+OTHER: Final[dict[str, Any]] = {
+    "rank": 3,
+    "targets": ("q_proj", "v_proj", "down_proj", "gate_up_proj"),
+    "use_rslora": True,
+    "rank_pattern": {"layers.1.self_attn.v_proj": 5, "down_proj": 2},
+    "alpha_pattern": {"down_proj": 7},
+}
+
+
+def continued(model: Any, prompt: Sequence[int]) -> list[int]:
+    """Return transformers' greedy tokens."""
+    with torch.inference_mode():
+        ids = model.generate(torch.tensor([prompt]), max_new_tokens=10, min_new_tokens=10, do_sample=False)
+    tokens: list[int] = ids[0, len(prompt) :].tolist()
+    return tokens
+
+
+async def answers(model: Model, names: Sequence[str | None]) -> list[str]:
+    """Continue every prompt through every adapter, all in one batch."""
+    asked = [model.send_completion_request(prompt, GREEDY, adapter=name) for prompt in PROMPTS for name in names]
+    return [response.choices[0].text for response in await asyncio.gather(*asked)]
+
+
+async def compare(builder: TextModelBuilder, directory: Path, expected: list[list[int]]) -> None:
+    builder = builder.with_dtype("float32").with_force_cpu().with_num_threads(1).with_adapter(directory / "first")
+    async with builder.build() as model:
+        await model.load_adapter(directory / "second", name="other")
+        assert model.adapters == ("first", "other")
+        texts = [await model.detokenize(tokens) for tokens in expected]
+        assert await answers(model, [None, "first", "other"]) == texts
+        assert len(set(texts)) > len(texts) // 2 + 1
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a llama and two adapters of it."""
+    return written("llama", tmp_path_factory.mktemp("adapted"))
+
+
+def written(family: str, directory: Path) -> Path:
+    reference = build_model(family)
+    make_checkpoint(family, directory / "base")
+    write_adapter(directory / "first", reference, seed=1)
+    write_adapter(directory / "second", reference, seed=2, **OTHER)
+    return directory
+
+
+def expected_tokens(family: str, directory: Path) -> list[list[int]]:
+    models = [build_model(family), *(merge(build_model(family), directory / name) for name in ("first", "second"))]
+    return [continued(model, prompt) for prompt in PROMPTS for model in models]
+
+
+@pytest.mark.parametrize("family", ["qwen2", "phi3", "gemma2", "qwen3_moe"])
+def test_texts_are_those_of_merged_weights(family: str, tmp_path: Path) -> None:
+    """In the fused layers; phi3's query, key and value are one matrix."""
+    directory = written(family, tmp_path)
+    asyncio.run(compare(TextModelBuilder(directory / "base"), directory, expected_tokens(family, directory)))
+
+
+def test_in_every_way_of_keeping_kv(base: Path) -> None:
+    """Where chunks of prompts stand beside texts, layers run one at a time, blocks are shared, or texts preempted."""
+    expected = expected_tokens("llama", base)
+    builder = TextModelBuilder(base / "base").with_max_model_len(40)
+    small = PagedAttentionMeta(block_size=4, gpu_memory=MemoryGpuConfig.ContextSize(72))
+    for each in (
+        builder.with_max_num_batched_tokens(7),
+        builder.without_paged_attn(),
+        builder.with_paged_attn(small),
+        builder.with_batch_invariance(),
+    ):
+        asyncio.run(compare(each, base, expected))
+
+
+async def scores(model: Model, name: str | None) -> torch.Tensor:
+    """Return the log-probabilities of a prompt's tokens."""
+    response = await model.send_completion_request(list(range(5, 45)), SCORES, adapter=name)
+    assert response.prompt_logprobs is not None
+    return torch.tensor([token.logprob for token in response.prompt_logprobs.content])
+
+
+@pytest.mark.parametrize("kind", ["file", "isq", "groups", "bfloat16", "fp8 cache"])
+def test_on_quantized_bases(kind: str, tmp_path: Path) -> None:
+    """The adapter's part is not quantized: what is lost is what the base loses."""
+    mild: dict[str, Any] = {"initializer_range": 0.1}
+    reference = build_gguf_model("qwen2", **mild)
+    write_adapter(tmp_path / "a", reference, seed=1, strength=0.1)
+    make_checkpoint("qwen2", tmp_path / "base", **mild)
+    merge(reference, tmp_path / "a").save_pretrained(tmp_path / "merged")
+    (tmp_path / "merged" / "tokenizer.json").write_bytes((tmp_path / "base" / "tokenizer.json").read_bytes())
+    plain = TextModelBuilder(tmp_path / "base").with_force_cpu().with_num_threads(1)
+    builders: dict[str, TextModelBuilder | GgufModelBuilder] = {
+        "isq": plain.with_isq(IsqType.Q8_0),
+        "groups": plain.with_isq(IsqType.AFQ8),
+        "bfloat16": plain.with_dtype("bfloat16"),
+        "fp8 cache": plain.with_dtype("float32").with_paged_attn(PagedAttentionMeta(cache_type=PagedCacheType.F8E4M3)),
+    }
+    if kind == "file":
+        file = make_gguf(tmp_path / "gguf", family="qwen2", quantization="Q8_0", **mild)
+        builders["file"] = GgufModelBuilder(file).with_force_cpu().with_num_threads(1)
+
+    async def run() -> None:
+        exact = TextModelBuilder(tmp_path / "merged").with_force_cpu().with_num_threads(1).with_dtype("float32")
+        async with exact.build() as model:
+            expected = await scores(model, None)
+        async with builders[kind].with_adapter(tmp_path / "a").build() as model:
+            adapted, unadapted = await scores(model, "a"), await scores(model, None)
+        assert (adapted - expected).norm() < (unadapted - expected).norm() / 8
+
+    asyncio.run(run())
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_texts_are_those_of_peft(family: str, tmp_path: Path) -> None:
+    """PEFT writes the files and computes the texts."""
+    peft = pytest.importorskip("peft")
+    expected: dict[str, list[list[int]]] = {}
+    settings: dict[str, dict[str, Any]] = {
+        "first": {"r": 4, "lora_alpha": 16},
+        "second": {"r": 6, "use_rslora": True, "rank_pattern": {"v_proj": 2}, "alpha_pattern": {"o_proj": 3}},
+    }
+    for name, own in settings.items():
+        targets = ["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"]
+        adapted = peft.get_peft_model(build_model(family), peft.LoraConfig(target_modules=targets, **own))
+        generator = torch.Generator().manual_seed(len(name))
+        for key, parameter in adapted.named_parameters():
+            if "lora_" in key:
+                parameter.data = torch.randn(parameter.shape, generator=generator) * 0.15
+        adapted.save_pretrained(tmp_path / name)
+        expected[name] = [continued(adapted.eval(), prompt) for prompt in PROMPTS]
+        merged = adapted.merge_and_unload()
+        assert [continued(merged, prompt) for prompt in PROMPTS] == expected[name]
+    make_checkpoint(family, tmp_path / "base")
+    plain = [continued(build_model(family), prompt) for prompt in PROMPTS]
+    rows = [tokens for three in zip(plain, expected["first"], expected["second"], strict=True) for tokens in three]
+    asyncio.run(compare(TextModelBuilder(tmp_path / "base"), tmp_path, rows))

@@ -1,0 +1,295 @@
+"""Files of adapters: what is read, what is refused, and with which words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+from safetensors.torch import load_file, save_file
+
+from adapter_files import write_adapter
+from paged_sdk.adapters.bank import AdapterBank
+from paged_sdk.adapters.peft import read_peft
+from paged_sdk.adapters.peft_config import PeftConfig, is_plain_pattern
+from paged_sdk.errors import AdapterError
+from paged_sdk.kernels.lora import Lora
+from paged_sdk.models.decoder import DecoderModel
+from paged_sdk.models.fused_decoder import native_projections
+from paged_sdk.models.loading import load_model
+from paged_sdk.quant.adapted import AdaptableLinear
+from paged_sdk.types.step import StepRow
+from paged_sdk.weights.safetensors_source import SafetensorsSource
+from tiny import build_model
+
+PREFIX = "base_model.model.model.layers"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("base")
+    build_model("llama").save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def model(base: Path) -> DecoderModel:
+    config = json.loads((base / "config.json").read_text())
+    return load_model(config, SafetensorsSource(base), dtype=torch.float32, device=torch.device("cpu"))
+
+
+@pytest.fixture
+def bank(model: DecoderModel) -> AdapterBank:
+    return AdapterBank(model.adaptable, dtype=torch.float32, device=torch.device("cpu"))
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    return write_adapter(tmp_path / "adapter", build_model("llama"), targets=("q_proj", "v_proj", "up_proj"))
+
+
+def change_config(adapter: Path, **values: Any) -> None:
+    path = adapter / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def change_tensors(adapter: Path, **tensors: torch.Tensor | None) -> None:
+    """Replace tensors of the first layer's q_proj, or leave them out."""
+    path = adapter / "adapter_model.safetensors"
+    changed = load_file(path) | {f"{PREFIX}.{name.replace('__', '.')}": value for name, value in tensors.items()}
+    save_file({name: value for name, value in changed.items() if value is not None}, path)
+
+
+def test_every_linear_layer_can_be_adapted(model: DecoderModel) -> None:
+    assert sorted(module for shape in model.adaptable for module in shape.modules) == sorted(
+        f"model.layers.{layer}.{name}"
+        for layer in range(2)
+        for name in (*(f"self_attn.{each}_proj" for each in "qkvo"), *(f"mlp.{e}_proj" for e in ("gate", "up", "down")))
+    )
+    names = native_projections(model)
+    assert sorted(name for of_layer in names for name in of_layer.values()) == sorted(s.name for s in model.adaptable)
+    assert not any(isinstance(linear, AdaptableLinear) for linear in model.layers[0].linears)
+
+
+def test_forms_there_and_back(model: DecoderModel, adapter: Path) -> None:
+    """After weights were quantized anew, what computes the steps may be another."""
+    device = torch.device("cpu")
+    bank = AdapterBank(model.adaptable, dtype=torch.float32, device=device, layers=native_projections(model))
+    change_config(adapter, rank_pattern={"q_proj": 3}, r=4)
+    sides = {"A": torch.randn(3, 64), "B": torch.randn(64, 3)}
+    for layer in range(2):
+        change_tensors(adapter, **{f"{layer}__self_attn__q_proj__lora_{s}__weight": v for s, v in sides.items()})
+    number = bank.add(bank.read(str(adapter)).lora)
+    row = StepRow(0, 0, [1, 2], [0], 2, adapter=number)
+
+    def held() -> Lora:
+        rows = bank.rows([row])
+        assert rows is not None
+        return rows.loras[0]
+
+    before = held()
+    bank.hold(native=True)
+    assert held().native is not None
+    assert not held().of
+    bank.hold(native=False)
+    assert held().of.keys() == before.of.keys()
+    for name, weights in before.of.items():
+        again = held().of[name]
+        assert torch.equal(again.down, weights.down)
+        for part, other in zip(again.parts, weights.parts, strict=True):
+            assert (part.rows, part.ranks) == (other.rows, other.ranks)
+            assert torch.equal(part.up, other.up)
+
+
+def test_what_is_read(adapter: Path, bank: AdapterBank) -> None:
+    read = read_peft(adapter)
+    assert read.base == "tiny"
+    assert len(read.modules) == 6
+    fitted = bank.read(str(adapter))
+    assert fitted.digest == read.digest
+    assert sorted(fitted.lora.of) == [
+        f"model.layers.{layer}.{name}" for layer in range(2) for name in ("mlp.gate_proj", "self_attn.q_proj")
+    ]
+    weights = fitted.lora.of["model.layers.0.self_attn.q_proj"]
+    query, value = weights.parts
+    assert (query.rows, value.rows) == (slice(0, 64), slice(96, 128))
+    stored = load_file(adapter / "adapter_model.safetensors")
+    assert torch.equal(weights.down[value.ranks], stored[f"{PREFIX}.0.self_attn.v_proj.lora_A.weight"])
+    assert torch.equal(value.up, 2 * stored[f"{PREFIX}.0.self_attn.v_proj.lora_B.weight"].T)
+
+
+def test_the_digest_is_of_all_that_counts(adapter: Path) -> None:
+    digests = [read_peft(adapter).digest]
+    change_config(adapter, base_model_name_or_path="another", lora_dropout=0.1, inference_mode=True)
+    assert read_peft(adapter).digest == digests[0]
+    change_config(adapter, lora_alpha=9)
+    digests.append(read_peft(adapter).digest)
+    change_config(adapter, lora_alpha=18, r=4, use_rslora=True)
+    digests.append(read_peft(adapter).digest)
+    name = "0__self_attn__q_proj__lora_A__weight"
+    change_tensors(adapter, **{name: torch.ones(4, 64)})
+    digests.append(read_peft(adapter).digest)
+    change_tensors(adapter, **{name: torch.ones(4, 64, dtype=torch.bfloat16)})
+    digests.append(read_peft(adapter).digest)
+    assert len(set(digests)) == len(digests)
+    update = next(iter(read_peft(adapter).modules.values()))
+    assert evolve(update, scale=3.0).scale == 3.0
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"peft_type": "IA3"}, "peft_type = 'IA3' is not allowed: expected LORA"),
+        ({"peft_type": "XLORA"}, "'XLORA'"),
+        ({"r": 0}, "r = 0 is not allowed: expected an int >= 1"),
+        ({"r": True}, "r = True"),
+        ({"rank_pattern": {"q_proj": 0}}, r"rank_pattern\.q_proj = 0"),
+        ({"lora_alpha": "big"}, "lora_alpha = 'big'"),
+        ({"alpha_pattern": {"q_proj": None}}, r"alpha_pattern\.q_proj = None"),
+        ({"alpha_pattern": {"(a+)+$": 1}}, "names of modules"),
+        ({"rank_pattern": ["q_proj"]}, "an object"),
+        ({"use_dora": True}, "DoRA"),
+        ({"modules_to_save": ["lm_head"]}, r"modules_to_save = \['lm_head'\]: modules that were trained as a whole"),
+        ({"trainable_token_indices": [1]}, "trained embeddings"),
+        ({"layer_replication": [[0, 1]]}, "repeated"),
+        ({"bias": "all"}, "trained biases"),
+        ({"init_lora_weights": "pissa_niter_4"}, "have PEFT convert it"),
+        ({"target_modules": [3]}, "names of modules"),
+        ({"use_some_news": True}, "use_some_news = True is not allowed: expected nothing"),
+        ({"news_config": {"on": True}}, "news_config"),
+        ({"layers_to_transform": "0"}, "numbers of layers"),
+        ({"use_rslora": 1}, "true or false"),
+        ({"base_model_name_or_path": 3}, "a text"),
+    ],
+)
+def test_settings_that_are_refused(adapter: Path, bank: AdapterBank, values: dict[str, Any], words: str) -> None:
+    change_config(adapter, **values)
+    with pytest.raises(AdapterError, match=words) as caught:
+        bank.read(str(adapter))
+    assert str(caught.value.path) == str(adapter / "adapter_config.json")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"loftq_config": {}, "megatron_config": None, "init_lora_weights": True, "qalora_group_size": 16},
+        {"target_modules": "all-linear", "layers_to_transform": None},
+        {"target_modules": r".*(?:q|v|up)_proj", "exclude_modules": "x"},
+        {"target_modules": ["self_attn.q_proj", "v_proj", "up_proj", "down_proj"], "exclude_modules": ["down_proj"]},
+        {"rank_pattern": {r"^model\.layers\.0\..*q_proj": 4}, "alpha_pattern": {"layers.\\d+.mlp.up_proj": 8}},
+    ],
+)
+def test_settings_that_are_taken(adapter: Path, bank: AdapterBank, values: dict[str, Any]) -> None:
+    change_config(adapter, **values)
+    bank.read(str(adapter))
+
+
+def test_some_layers_only(tmp_path: Path, bank: AdapterBank, adapter: Path) -> None:
+    change_config(adapter, layers_to_transform=[1])
+    change_tensors(adapter, **{f"0__self_attn__q_proj__lora_{side}__weight": None for side in "AB"})
+    bank.read(str(adapter))
+    change_config(adapter, layers_to_transform=0)
+    with pytest.raises(AdapterError, match="lacks tensor"):
+        bank.read(str(adapter))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        ({"0__self_attn__q_proj__lora_A__weight": None}, r"lacks tensor '.*q_proj\.lora_A\.weight'"),
+        (
+            dict.fromkeys(("0__self_attn__q_proj__lora_A__weight", "0__self_attn__q_proj__lora_B__weight")),
+            r"lacks tensor '.*layers\.0\.self_attn\.q_proj\.lora_A\.weight', of a module that its settings name",
+        ),
+        ({"0__self_attn__q_proj__lora_A__weight": torch.ones(5, 64)}, r"has rank 5, adapter_config\.json says 4"),
+        ({"0__self_attn__q_proj__lora_A__weight": torch.ones(4, 48)}, r"shape \[64, 48\], the model's has \[64, 64\]"),
+        ({"0__self_attn__q_proj__lora_B__weight": torch.ones(80, 4)}, r"\[80, 64\].*made for 'tiny'"),
+        ({"0__self_attn__q_proj__lora_A__weight": torch.ones(4, 64).int()}, "a matrix of numbers"),
+        ({"0__self_attn__q_proj__lora_A__weight": torch.ones(4)}, "a matrix of numbers"),
+        ({"0__embed_tokens__lora_embedding_A": torch.ones(4, 4)}, "an embedding's update"),
+        ({"0__self_attn__q_proj__bias": torch.ones(4)}, "no update of a linear layer"),
+    ],
+)
+def test_tensors_that_are_refused(
+    adapter: Path, bank: AdapterBank, tensors: dict[str, torch.Tensor | None], words: str
+) -> None:
+    change_tensors(adapter, **tensors)
+    with pytest.raises(AdapterError, match=words) as caught:
+        bank.read(str(adapter))
+    assert caught.value.tensor in str(caught.value)
+    assert caught.value.tensor.startswith(PREFIX)
+
+
+@pytest.mark.parametrize(
+    "name", ["model.layers.2.self_attn.q_proj", "model.layers.0.mlp.experts.0.up_proj", "lm_head", "model.layers.0.fc1"]
+)
+def test_modules_that_the_model_has_not(adapter: Path, bank: AdapterBank, name: str) -> None:
+    path = adapter / "adapter_model.safetensors"
+    sides = {f"base_model.model.{name}.lora_{side}.weight": torch.ones(4, 4) for side in "AB"}
+    save_file(load_file(path) | sides, path)
+    with pytest.raises(AdapterError, match=r"a module that the model has not.*down_proj, gate_proj") as caught:
+        bank.read(str(adapter))
+    assert caught.value.value == name
+
+
+def test_names_around_the_decoder_are_passed_over(adapter: Path, bank: AdapterBank) -> None:
+    path = adapter / "adapter_model.safetensors"
+    expected = bank.read(str(adapter)).lora.of
+    changed = {
+        name.replace("model.model.layers", "model.model.language_model.layers"): value
+        for name, value in load_file(path).items()
+    }
+    save_file(changed, path)
+    assert bank.read(str(adapter)).lora.of.keys() == expected.keys()
+
+
+def test_files_that_are_refused(adapter: Path, bank: AdapterBank) -> None:
+    weights = adapter / "adapter_model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1])
+    with pytest.raises(AdapterError, match="cannot be read"):
+        bank.read(str(adapter))
+    save_file({}, weights)
+    with pytest.raises(AdapterError, match="holds no tensors"):
+        bank.read(str(adapter))
+    weights.unlink()
+    with pytest.raises(AdapterError, match="holds no adapter_model"):
+        bank.read(str(adapter))
+    (adapter / "adapter_model.bin").write_bytes(content)
+    with pytest.raises(AdapterError, match="is a pickle"):
+        bank.read(str(adapter))
+    (adapter / "adapter_config.json").write_text("[]")
+    with pytest.raises(AdapterError):
+        bank.read(str(adapter))
+    (adapter / "adapter_config.json").unlink()
+    with pytest.raises(AdapterError, match="holds no adapter_config"):
+        bank.read(str(adapter))
+
+
+@pytest.mark.parametrize("pattern", ["q_proj", "layers.1.mlp", r"^model\.layers\.\d+\..*proj$", "(q|v)_proj"])
+def test_plain_patterns(pattern: str) -> None:
+    assert is_plain_pattern(pattern)
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+", "(a|a)*", ".*.*.*.*.*x", "a{1,9}", "[ab]", "(?=x)", r"\1", "x?"])
+def test_patterns_that_may_take_long(pattern: str) -> None:
+    assert not is_plain_pattern(pattern)
+
+
+def test_a_row_needs_an_adapter_that_is_there(bank: AdapterBank, adapter: Path) -> None:
+    numbers = [bank.add(bank.read(str(adapter)).lora) for _ in range(2)]
+    assert numbers == [0, 1]
+    bank.remove(0)
+    assert bank.add(bank.read(str(adapter)).lora) == 2
+
+
+def test_scales() -> None:
+    values: dict[str, Any] = {"peft_type": "LORA", "r": 16, "lora_alpha": 8}
+    values |= {"alpha_pattern": {"q_proj": 32}, "rank_pattern": {"x.q_proj": 4}}
+    config = PeftConfig.read(Path("x"), values)
+    assert [config.scale_of(name) for name in ("a.v_proj", "a.q_proj", "x.q_proj", "aq_proj")] == [0.5, 2.0, 8.0, 0.5]
+    rooted = PeftConfig.read(Path("x"), values | {"use_rslora": True})
+    assert [rooted.scale_of(name) for name in ("a.v_proj", "x.q_proj")] == [2.0, 16.0]
