@@ -23,6 +23,7 @@ def all_targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Target]:
 
 NAMES = (
     "gguf",
+    "ggjt",
     "safetensors",
     "index",
     "quantized",

@@ -16,6 +16,7 @@ import torch
 from attrs import evolve
 
 import tiny
+from ggjt_files import write_ggjt
 from paged_sdk import (
     BlockingChatStream,
     BlockingModel,
@@ -28,6 +29,7 @@ from paged_sdk import (
     TextModelBuilder,
     ToolRoundsError,
     mistralrs,
+    write_gguf,
 )
 from paged_sdk.mistralrs import (
     Architecture,
@@ -272,6 +274,22 @@ def test_gguf(tmp_path: Path) -> None:
         with Runner(which, no_paged_attn=True, prefix_cache_n=None) as runner:
             answers.append(texts(chat(runner)))
     assert answers[0] == answers[1]
+
+
+def test_ggml(tmp_path: Path) -> None:
+    path = write_ggjt(tmp_path / "llama.ggmlv3.q8_0.bin", tiny.build_model("llama"), "Q8_0")
+    tiny.tokenizer().save(str(tmp_path / "tokenizer.json"))
+    gguf = write_gguf(path, tmp_path / "same.gguf", type="Q8_0")
+    answers = []
+    for which in (
+        Which.GGML(str(tmp_path), path.name, tok_model_id=str(tmp_path), gqa=2),
+        Which.GGUF(str(tmp_path), gguf.name, tokenizer_json=str(tmp_path / "tokenizer.json")),
+    ):
+        with Runner(which, chat_template=tiny.CHAT_TEMPLATE) as runner:
+            answers.append(texts(chat(runner)))
+    assert answers[0] == answers[1]
+    with pytest.raises(ConfigError, match="gqa = 0"):
+        Which.GGML("there", "file.bin", gqa=0)
 
 
 def test_which_is_matched() -> None:
@@ -588,6 +606,7 @@ MAKES: dict[str, tuple[Callable[..., object], dict[str, Any]]] = {
     "Runner": (lambda **settings: Runner(Which.Plain("no/such/directory/here"), **settings), RUNNER),
     "Plain": (lambda **settings: Which.Plain("model", **settings), PLAIN),
     "GGUF": (lambda **settings: Which.GGUF("model", "file", **settings), GGUF),
+    "GGML": (lambda **settings: Which.GGML("model", "file", gqa=8, **settings), {"auto_map_params": None}),
     "ChatCompletionRequest": (lambda **fields: ChatCompletionRequest("Hello", "default", **fields), CHAT),
     "CompletionRequest": (lambda **fields: CompletionRequest("Hello", "default", **fields), COMPLETION),
 }

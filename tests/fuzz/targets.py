@@ -17,6 +17,7 @@ from safetensors.torch import save
 
 import tiny
 from fuzz.mutation import GgufContent, GgufEntry, GgufValue, mutated_bytes, mutated_gguf, mutated_json
+from ggjt_files import write_ggjt
 from paged_sdk.chat.generation_config import read_generation_defaults
 from paged_sdk.chat.text_processor import TextProcessor, load_text_processor, text_processor_from_gguf
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS
@@ -73,8 +74,9 @@ def targets(directory: Path) -> tuple[Target, ...]:
     """
     seeds = _Seeds(directory)
     return (
-        Target("gguf", 25, seeds.write_gguf, _load_gguf),
-        Target("safetensors", 10, seeds.write_safetensors, _load_directory),
+        Target("gguf", 22, seeds.write_gguf, _load_gguf),
+        Target("ggjt", 5, seeds.write_ggjt, _load_gguf),
+        Target("safetensors", 8, seeds.write_safetensors, _load_directory),
         Target("index", 5, seeds.write_index, _load_directory),
         Target("quantized", 15, seeds.write_quantized, _load_directory),
         Target("config", 15, seeds.write_config, _load_directory),
@@ -120,12 +122,22 @@ class _Seeds:
             _gguf_content("gpt2", small_types, 32),
             _gguf_content("llama", wide_types[:half], 256),
             _gguf_content("gpt2", wide_types[half:], 256),
+            _gguf_content("t5", small_types, 32),
         ]
-        del directory
+        llama = tiny.build_model("llama", vocab_size=300, head_dim=8, **small)
+        self._ggjt = [
+            write_ggjt(directory / "model.bin", llama, kind, version=version, words=words).read_bytes()
+            for version, kind, words in ((1, "F16", True), (2, "Q5_1", True), (3, "Q4_0", True), (3, "F32", False))
+        ]
 
     def write_gguf(self, rng: random.Random, directory: Path) -> None:
         data = mutated_gguf(rng, rng.choice(self._gguf))
         (directory / "model.gguf").write_bytes(data)
+
+    def write_ggjt(self, rng: random.Random, directory: Path) -> None:
+        whole = rng.choice(self._ggjt)
+        size = rng.choice((40, 2500, len(whole)))  # the numbers, the vocabulary, everything
+        (directory / "model.gguf").write_bytes(mutated_bytes(rng, whole[:size]) + whole[size:])
 
     def write_safetensors(self, rng: random.Random, directory: Path) -> None:
         family = rng.choice(tiny.FAMILIES)

@@ -73,7 +73,7 @@ def test_files_of_other_kinds(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="give the directory"):
         open_checkpoint(tmp_path / "model.safetensors")
     (tmp_path / "ggml-model.bin").write_bytes(b"tjgg" + bytes(64))
-    with pytest.raises(CheckpointError, match="before GGUF"):
+    with pytest.raises(CheckpointError, match="ggjt file of version 0"):
         open_checkpoint(tmp_path / "ggml-model.bin")
     with pytest.raises(CheckpointError, match="cannot be opened"):
         open_checkpoint(tmp_path / "nowhere")

@@ -149,7 +149,7 @@ class TestDamage:
         assert str(path) in str(caught.value)
         assert caught.value.path == path
 
-    @pytest.mark.parametrize("magic", [b"lmgg", b"fmgg", b"tjgg", b"algg", b"ggjt", b"GGML"])
+    @pytest.mark.parametrize("magic", [b"lmgg", b"fmgg", b"algg", b"ggla", b"GGML"])
     def test_formats_of_before_gguf(self, tmp_path: Path, magic: bytes) -> None:
         self.refused(tmp_path / "old.bin", magic + bytes(100), "before GGUF.*convert the model again")
 

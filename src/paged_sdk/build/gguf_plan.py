@@ -32,10 +32,11 @@ from paged_sdk.models.family import find_family, read_config
 from paged_sdk.weights.checkpoint import Checkpoint, open_checkpoint
 from paged_sdk.weights.gguf_config import must_be_model
 from paged_sdk.weights.gguf_export import CheckpointNames, GgufMatrix, config_metadata, gguf_tensors, global_rope
-from paged_sdk.weights.gguf_file import GgufFile, GgufTensor, open_gguf
+from paged_sdk.weights.gguf_file import GgufFile, open_gguf
 from paged_sdk.weights.gguf_mixtures import ModelShape, file_type, tensor_types
 from paged_sdk.weights.gguf_names import EACH
 from paged_sdk.weights.gguf_source import GgufSource
+from paged_sdk.weights.gguf_tensor import GgufTensor
 from paged_sdk.weights.gguf_writer import GgufValue, PlannedTensor, must_be_new, new_file, write_gguf_file
 from paged_sdk.weights.hub import resolve_model
 

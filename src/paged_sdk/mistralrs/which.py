@@ -40,15 +40,17 @@ class Architecture(Enum):
 
 
 class Which(ABC):
-    """Describes a model in one of two ways; each is a subclass, so ``match`` can tell them apart.
+    """Describes a model in one of three ways; each is a subclass, so ``match`` can tell them apart.
 
     - ``Which.Plain(model_id, arch=None, tokenizer_json=None, ...)``: a Hugging Face checkpoint
     - ``Which.GGUF(quantized_model_id, quantized_filename, tok_model_id=None, ...)``: a GGUF file
+    - ``Which.GGML(quantized_model_id, quantized_filename, tok_model_id=None, ...)``: a llama file of before GGUF
     """
 
     if TYPE_CHECKING:
         Plain: type[Plain]
         GGUF: type[GGUF]
+        GGML: type[GGML]
 
     @abstractmethod
     def builder(self) -> TextModelBuilder | GgufModelBuilder:
@@ -131,19 +133,56 @@ class GGUF(Which):
     hf_revision: str | None = field(default=None, kw_only=True)
 
     def builder(self) -> GgufModelBuilder:
-        builder = GgufModelBuilder(self.quantized_model_id, self.quantized_filename).with_dtype(self.dtype)
-        if self.tok_model_id is not None and self.tokenizer_json is not None:
-            raise ConfigError.of("tokenizer_json", self.tokenizer_json, "nothing beside tok_model_id")
-        if self.tokenizer_json is not None:
-            builder = builder.with_tokenizer_json(self.tokenizer_json)
-        if self.tok_model_id is not None:
-            builder = builder.with_tokenizer_json(_tokenizer_json(self.tok_model_id))
-        if self.topology is not None:
-            builder = builder.with_topology(Topology.from_yaml(self.topology))
-        return builder if self.hf_revision is None else builder.with_hf_revision(self.hf_revision)
+        return _one_file(self)
 
 
-for _variant in (Plain, GGUF):
+def _is_optional_gqa(instance: object, attribute: Attribute[Any], value: object) -> None:
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise ConfigError.of("gqa", value, "an int >= 1 or None")
+
+
+@frozen
+class GGML(Which):
+    """Describes a llama file of llama.cpp's of before GGUF (ggjt).
+
+    :ivar quantized_model_id: the directory or hub id that holds it
+    :ivar quantized_filename: the file's name there
+    :ivar tok_model_id: a directory with a tokenizer.json, or that file, instead of the file's own vocabulary
+    :ivar tokenizer_json: the same, as the path of that file
+    :ivar gqa: heads of queries for each of keys, which the file's shapes tell: it may be given, and is not asked
+    :ivar topology: a YAML file that says what single layers are quantized to
+    :ivar dtype: the dtype of activations, and of weights that the file does not quantize
+    :ivar hf_revision: a branch, tag or commit of the hub's repository
+    """
+
+    quantized_model_id: str
+    quantized_filename: str
+    tok_model_id: str | None = None
+    tokenizer_json: str | None = None
+    gqa: int | None = field(default=None, validator=_is_optional_gqa)
+    topology: str | None = None
+    dtype: str = "auto"
+    auto_map_params: None = unsupported()
+    hf_revision: str | None = field(default=None, kw_only=True)
+
+    def builder(self) -> GgufModelBuilder:
+        return _one_file(self)
+
+
+def _one_file(which: GGUF | GGML) -> GgufModelBuilder:
+    builder = GgufModelBuilder(which.quantized_model_id, which.quantized_filename).with_dtype(which.dtype)
+    if which.tok_model_id is not None and which.tokenizer_json is not None:
+        raise ConfigError.of("tokenizer_json", which.tokenizer_json, "nothing beside tok_model_id")
+    if which.tokenizer_json is not None:
+        builder = builder.with_tokenizer_json(which.tokenizer_json)
+    if which.tok_model_id is not None:
+        builder = builder.with_tokenizer_json(_tokenizer_json(which.tok_model_id))
+    if which.topology is not None:
+        builder = builder.with_topology(Topology.from_yaml(which.topology))
+    return builder if which.hf_revision is None else builder.with_hf_revision(which.hf_revision)
+
+
+for _variant in (Plain, GGUF, GGML):
     # Read as variants of the one type, in tracebacks and reprs too.
     _variant.__qualname__ = f"Which.{_variant.__name__}"
     setattr(Which, _variant.__name__, _variant)

@@ -11,8 +11,8 @@ from typing import Any
 from attrs import frozen
 
 from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError, shown
-from paged_sdk.weights.gguf_file import GgufTensor
 from paged_sdk.weights.gguf_names import ARCHITECTURES
+from paged_sdk.weights.gguf_tensor import GgufTensor
 
 __all__ = ["config_from_gguf", "must_be_model"]
 

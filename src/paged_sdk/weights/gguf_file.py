@@ -10,22 +10,20 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import torch
-from attrs import evolve, frozen
-from torch import Tensor
-
 from paged_sdk.errors import CheckpointError, UnsupportedQuantizationError, shown
 from paged_sdk.files import is_file
-from paged_sdk.kernels.gguf_blocks import block_format, dequantize
-from paged_sdk.kernels.stored_matrix import UnreadRows
+from paged_sdk.kernels.gguf_blocks import block_format
+from paged_sdk.weights.ggml_file import GGJT, read_ggml
 from paged_sdk.weights.gguf_metadata import ARRAY, GgufCursor
 from paged_sdk.weights.gguf_split import split_parts
+from paged_sdk.weights.gguf_tensor import GgufTensor
+from paged_sdk.weights.gguf_writer import GgufValue
 from paged_sdk.weights.weight_file import WeightFile
 
-__all__ = ["GgufFile", "GgufTensor", "open_gguf"]
+__all__ = ["GgufFile", "open_gguf"]
 
 _MAGIC = b"GGUF"
-_LEGACY_MAGICS = frozenset({b"ggml", b"ggmf", b"ggjt", b"ggla"})
+_LEGACY_MAGICS = frozenset({b"ggml", b"ggmf", b"ggla"})
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
 _MAX_DIMS = 4
@@ -35,59 +33,10 @@ _MAX_TENSORS = 1 << 18
 _MAX_PARTS = 1024
 
 
-@frozen
-class GgufTensor:
-    """Describes one tensor of a GGUF file.
-
-    :ivar name: GGUF's name
-    :ivar shape: the shape in torch's order: the last dimension is contiguous
-    :ivar type: ggml's number of the tensor type
-    :ivar file: the file that holds it
-    :ivar offset: where its bytes begin there
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    type: int
-    file: WeightFile
-    offset: int
-    num_bytes: int
-
-    @property
-    def is_quantized(self) -> bool:
-        """Return whether several elements share a block."""
-        return block_format(self.type).elements > 1
-
-    def blocks(self) -> Tensor:
-        """Read the tensor as it is stored: a new uint8 [..., bytes of a row].
-
-        :raises CheckpointError: the file is closed, or has changed since it was opened
-        """
-        return self.file.tensor(self.offset, self.num_bytes).view(*self.shape[:-1], -1)
-
-    def unread_rows(self) -> UnreadRows:
-        """Return the tensor as a matrix, uint8 [rows, bytes of a row], whose rows are read when they are asked for."""
-        rows = math.prod(self.shape[:-1])
-        row_bytes = self.num_bytes // rows
-
-        def read(first: int, last: int) -> Tensor:
-            return self.file.tensor(self.offset + first * row_bytes, (last - first) * row_bytes).view(-1, row_bytes)
-
-        return UnreadRows(shape=(rows, row_bytes), itemsize=1, read=read)
-
-    def unstacked(self) -> list[GgufTensor]:
-        """Return the tensor's parts along the first dimension; it must have at least two dimensions."""
-        count, *shape = self.shape
-        size = self.num_bytes // count
-        return [evolve(self, shape=tuple(shape), offset=self.offset + i * size, num_bytes=size) for i in range(count)]
-
-    def decoded(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Read the tensor's values."""
-        return dequantize(self.type, self.blocks(), dtype=dtype)
-
-
 class GgufFile:
     """Reads one GGUF file: metadata and the table of tensors at once, tensors when they are asked for.
+
+    A llama file of before GGUF ("ggjt") shows as the GGUF file that it would be.
 
     :ivar path: the file
     :ivar metadata: the values by GGUF key: int, float, bool, str, or lists of these
@@ -101,14 +50,22 @@ class GgufFile:
         self.path = path
         self._file = WeightFile(path)
         cursor = GgufCursor(self._file)
-        self._check_magic(cursor.head(len(_MAGIC)))
+        magic = cursor.head(len(_MAGIC))
+        self.metadata: dict[str, Any]
+        self.metadata_types: dict[str, tuple[int, int | None]] = {}
+        self.tensors: dict[str, GgufTensor]
+        if magic == GGJT:
+            self.metadata, self.tensors = read_ggml(self._file)
+            values = {key: GgufValue.of(value) for key, value in self.metadata.items()}
+            self.metadata_types = {key: (value.kind, value.inner) for key, value in values.items()}
+            return
+        self._check_magic(magic)
         self._check_version(cursor.u32())
         num_tensors, num_values = cursor.u64(), cursor.u64()
         if num_values > _MAX_KEYS or num_tensors > _MAX_TENSORS:
             raise cursor.malformed(f"it has {num_values} metadata keys and {num_tensors} tensors")
-        self.metadata_types: dict[str, tuple[int, int | None]] = {}
-        self.metadata: dict[str, Any] = self._read_metadata(cursor, num_values)
-        self.tensors: dict[str, GgufTensor] = self._read_tensors(cursor, num_tensors)
+        self.metadata = self._read_metadata(cursor, num_values)
+        self.tensors = self._read_tensors(cursor, num_tensors)
 
     def close(self) -> None:
         """Close the file; tensors that were read stay valid."""
@@ -120,7 +77,7 @@ class GgufFile:
         if magic[::-1] == _MAGIC:
             raise self._refused("is a big-endian GGUF file: use a little-endian one")
         if _LEGACY_MAGICS & {magic.lower(), magic[::-1].lower()}:
-            raise self._refused("is in ggml's format of before GGUF: use a GGUF version, or convert the model again")
+            raise self._refused("is in an older format of before GGUF: use a GGUF version, or convert the model again")
         raise self._refused(f"is not a GGUF file: it begins with {shown(magic)}, not {shown(_MAGIC)}")
 
     def _check_version(self, version: int) -> None:

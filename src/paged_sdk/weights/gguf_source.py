@@ -16,8 +16,9 @@ from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError, show
 from paged_sdk.kernels.gguf_blocks import BlockMatrix, block_format, dequantize
 from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix, UnreadRows
 from paged_sdk.weights.gguf_config import config_from_gguf
-from paged_sdk.weights.gguf_file import GgufTensor, open_gguf
+from paged_sdk.weights.gguf_file import open_gguf
 from paged_sdk.weights.gguf_names import ARCHITECTURES, EACH, GgufArchitecture
+from paged_sdk.weights.gguf_tensor import GgufTensor
 
 __all__ = ["GgufSource"]
 

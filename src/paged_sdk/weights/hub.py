@@ -67,6 +67,9 @@ def _path(name: str) -> Path:
 
 def _in_directory(directory: Path, filenames: Sequence[str], quantization: str, gguf: bool | None) -> Path:
     wanted = bool(filenames or quantization) if gguf is None else gguf
+    # What llama.cpp wrote before GGUF has names of any kind.
+    if filenames and not filenames[0].endswith(".gguf") and is_file(directory / filenames[0]):
+        return directory / filenames[0]
     if not wanted and (gguf is False or os.path.lexists(directory / "config.json")):
         return directory
     try:
