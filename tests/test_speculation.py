@@ -239,7 +239,7 @@ async def check_distribution(builder: TextModelBuilder, directory: Path, way: st
     ones, stats = await counts(proposer, 0)
     others, plain_stats = await counts(NoDrafts(), num_texts)
     assert sum(ones.values()) == sum(others.values()) == num_texts
-    assert (stats.forced_tokens if way == "forced" else stats.accepted_tokens) > 50
+    assert (stats.forced_tokens if way == "forced" else stats.accepted_tokens) > 30
     assert plain_stats.drafted_tokens == 0
     texts = ones.keys() | others.keys()
     statistic = sum((ones[text] - others[text]) ** 2 / (ones[text] + others[text]) for text in texts)

@@ -93,6 +93,17 @@ def test_gains_of_long_ago_pay_for_no_more_than_a_few_steps() -> None:
     assert count == MOST
 
 
+def test_what_is_left_is_what_the_next_step_may_lose() -> None:
+    drafts = Drafts()
+    drafts.times.note(5, 2.0)
+    left = []
+    while drafts.allows:
+        left.append(drafts.balance.left)
+        drafts.verified(4, 0, 2.0)
+    assert left == pytest.approx([START + SHARE, START + SHARE - 1])
+    assert drafts.balance.left == 0
+
+
 def test_a_step_without_drafts_is_looked_at_again_now_and_then() -> None:
     drafts = Drafts()
     for _ in range(REFRESH):

@@ -93,7 +93,12 @@ class DraftModel:
         if not self._balance.allows:
             return [[] for _ in texts]
         chances = [text.chances(self._most_drafts(text)) for text in texts]
-        counts = draft_counts(chances, self._times.expected, lambda ahead: ahead * self._own_times.expected(len(texts)))
+        counts = draft_counts(
+            chances,
+            self._times.expected,
+            self._balance.left,
+            lambda ahead: ahead * self._own_times.expected(len(texts)),
+        )
         chosen = [
             text
             for text, count, chance in zip(texts, counts, chances, strict=True)

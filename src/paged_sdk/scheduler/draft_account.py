@@ -12,7 +12,9 @@ __all__ = ["DraftAccount", "DraftBalance", "VerifiedDrafts"]
 START: Final = 1.5
 """Drafts may lose so many steps' time before they have to have gained any: a few attempts."""
 MOST: Final = 3.0
-"""What was gained is remembered up to so many steps' time: a text that drafts suit lends the next one no more."""
+"""What was gained is remembered up to so many steps' time: a text that drafts suit lends the next one no more. A step
+may lose what is left, so none takes more than four times as long as without drafts, and texts that are shown as they
+are written do not come in jerks: 16 texts drafted 112 tokens in a step of 0.84 s."""
 SHARE: Final = 0.01
 """Each step without drafts allows drafts to lose so much of its time later. With what choosing them takes, speculation
 costs less than 2 %."""
@@ -149,8 +151,9 @@ class DraftAccount:
 
 
 class DraftBalance:
-    """Tells whether one proposer's drafts may go on. While they have lost more than allowed, texts go on without them,
-    whatever is expected of them; the drafts of others are not touched.
+    """Tells what one proposer's drafts may lose. While they have lost more than allowed, texts go on without them,
+    whatever is expected of them; and no step has so many that it could lose more than is left. The drafts of others are
+    not touched.
 
     :ivar seq_ids: the sequences of which the proposer's drafts are verified next
     :ivar drafting_seconds: how long it took to make these
@@ -163,9 +166,14 @@ class DraftBalance:
         self._left = START
 
     @property
+    def left(self) -> float:
+        """Return how much longer the next step may take with drafts of this proposer, in steps without."""
+        return 0.0 if self._account.needs_step_without else max(self._left, 0.0)
+
+    @property
     def allows(self) -> bool:
         """Say whether the next step may have drafts of this proposer."""
-        return self._left > 0 and not self._account.needs_step_without
+        return self.left > 0
 
     def start_anew(self) -> None:
         """Forget what drafts have gained and lost."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-__all__ = ["FAR", "NEAR", "START", "Acceptance", "evidence"]
+__all__ = ["FAR", "NEAR", "START", "Acceptance", "TextAcceptance", "evidence"]
 
 NEAR: Final = 0
 """A guess shortly after the place where the text departed from what it followed."""
@@ -29,6 +29,11 @@ _MEMORY: Final = 0.995
 _OWN_MEMORY: Final = 0.95
 _OWN_WEIGHT: Final = 6.0
 """So many guesses of a text itself count as much as what is known of other texts."""
+_TEXT_MEMORY: Final = 0.98
+"""How much a text repeats is known after few guesses, and forgotten slowly: of one text they count half after 34."""
+_DOUBT: Final = 2.0
+"""A text begins as if so many guesses had been wrong beyond those that were to be expected. Without it, the first text
+of prose after 23 edits of code took half a percent longer, and edits were no faster: in both, the first tokens tell."""
 
 
 def evidence(origin: int, run: int) -> int:
@@ -79,3 +84,44 @@ class Acceptance:
         else:
             shared.note(kind, right=right)
             self.rates[kind] = (hits + _OWN_WEIGHT * shared.rates[kind]) / (trials + _OWN_WEIGHT)
+
+
+class TextAcceptance(Acceptance):
+    """Estimates the same for one text, by how much it repeats at all.
+
+    Texts differ less in which evidence is better than in what any of it is worth: eight tokens of prose that were
+    written before tell less than two of code that is edited. So one factor of a text's own goes with all that is known
+    of other texts, by how many guesses were right and by how many were to be expected, whatever their kind. It
+    multiplies odds. A text of prose that follows texts of code is known as such after a few tokens, not after some of
+    each kind.
+
+    :param shared: what is known of all texts
+    """
+
+    __slots__ = ("_expected_right", "_expected_wrong", "_right", "_wrong")
+
+    def __init__(self, shared: Acceptance) -> None:
+        super().__init__(shared)
+        self._right = self._expected_right = self._expected_wrong = 1.0
+        self._wrong = 1.0 + _DOUBT
+        self._estimate(shared.rates)
+
+    def note(self, kind: int, *, right: bool) -> None:
+        """Take in whether a guess was right."""
+        shared = self._shared
+        assert shared is not None, "a text's estimate has one of all texts"
+        expected = shared.rates[kind]
+        super().note(kind, right=right)
+        # Each begins at one, to which it returns: a single guess is no certainty.
+        self._right += right - (1 - _TEXT_MEMORY) * (self._right - 1)
+        self._wrong += (not right) - (1 - _TEXT_MEMORY) * (self._wrong - 1)
+        self._expected_right += expected - (1 - _TEXT_MEMORY) * (self._expected_right - 1)
+        self._expected_wrong += 1 - expected - (1 - _TEXT_MEMORY) * (self._expected_wrong - 1)
+        self._estimate(shared.rates)
+
+    def _estimate(self, shared: Sequence[float]) -> None:
+        factor = self._right * self._expected_wrong / (self._expected_right * self._wrong)
+        self.rates = [
+            (hits + _OWN_WEIGHT * factor * rate / (1 + (factor - 1) * rate)) / (trials + _OWN_WEIGHT)
+            for rate, trials, hits in zip(shared, self._trials, self._hits, strict=True)
+        ]

@@ -10,7 +10,7 @@ from typing import Final
 from paged_sdk.scheduler.draft_account import DraftBalance
 from paged_sdk.scheduler.sequence import Sequence
 from paged_sdk.scheduler.step_times import StepTimes
-from paged_sdk.speculative.acceptance import Acceptance
+from paged_sdk.speculative.acceptance import Acceptance, TextAcceptance
 from paged_sdk.speculative.draft_counts import draft_counts
 from paged_sdk.speculative.follower import Follower
 from paged_sdk.speculative.prediction import follow_prediction
@@ -108,7 +108,7 @@ class TextProposer:
             chances.append([] if best is None else best.chances(most))
         if not self._balance.allows:
             return [[] for _ in sequences]
-        counts = draft_counts(chances, self._times.expected)
+        counts = draft_counts(chances, self._times.expected, self._balance.left)
         return [
             follower.guesses(count) if follower is not None and count else []
             for follower, count in zip(chosen, counts, strict=True)
@@ -118,16 +118,16 @@ class TextProposer:
         request, index = sequence.request, None
         followers: list[Follower] = []
         if request.prediction_token_ids:
-            follower = follow_prediction(request.prediction_token_ids, Acceptance(self._predictions))
+            follower = follow_prediction(request.prediction_token_ids, TextAcceptance(self._predictions))
             for token in sequence.output_token_ids:
                 follower.advance(token)
             followers.append(follower)
         if self._looks_back:
             index = TokenIndex(sequence.token_ids, max(len(sequence.token_ids) - MOST_INDEXED, 0))
-            followers.append(Follower(index, Acceptance(self._own), is_own=True))
+            followers.append(Follower(index, TextAcceptance(self._own), is_own=True))
         recent = self._recent.of(request.cache_keys) if self._recent is not None and request.shares_prefix else None
         if recent is not None:
-            followers.append(Follower(recent, Acceptance(self._others), is_own=False))
+            followers.append(Follower(recent, TextAcceptance(self._others), is_own=False))
         return _Row(sequence, index, followers)
 
 
