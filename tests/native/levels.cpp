@@ -45,6 +45,37 @@ void compare_quantize(Levels& levels) {
   }
 }
 
+// Whole lanes of groups, some more, and half a group; a few weights so large that errors are kept.
+void compare_quantize_groups(Levels& levels) {
+  Random random(3);
+  constexpr int kRows = 2, kCols = 32 * (2 * 19 + 1), kGroups = (kCols + 63) / 64;
+  std::vector<float> x = random.normal(kRows * kCols), between(15);
+  for (int c = 0; c < kCols; c += 41) x[c] *= 100.0f;
+  std::fill_n(x.begin() + kCols, 64, 0.0f);
+  for (int i = 0; i < 15; ++i) between[i] = static_cast<float>(i - 7) / 8.0f;
+  const std::vector<uint8_t> codes_of_levels = {7, 6, 5, 4, 3, 2, 1, 0, 8, 9, 10, 11, 12, 13, 14, 15};
+  for (const int32_t fit : {PAGED_FIT_EDGE, PAGED_FIT_HALF_QUADRATIC, PAGED_FIT_LEVELS}) {
+    for (const int32_t dtype : kDtypes) {
+      const std::vector<uint8_t> raw = as_dtype(x, dtype);
+      const bool levels_only = fit == PAGED_FIT_LEVELS;
+      levels.compare(of("quantize_groups", fit, dtype), {0.0}, [&](const Run& run) {
+        std::vector<uint8_t> codes(kRows * kCols);
+        std::vector<float> scales(kRows * kGroups), minima(kRows * kGroups);
+        const paged_quantize_groups_args args{raw.data(), codes.data(), scales.data(),
+                                              levels_only ? nullptr : minima.data(),
+                                              levels_only ? between.data() : nullptr,
+                                              levels_only ? codes_of_levels.data() : nullptr, kCols, fit, 4, kRows,
+                                              kCols, dtype, 1};
+        run.done(paged_quantize_groups(run.level, &args));
+        std::vector<float> all = numbers(codes);
+        all.insert(all.end(), scales.begin(), scales.end());
+        all.insert(all.end(), minima.begin(), minima.end());
+        return all;
+      });
+    }
+  }
+}
+
 void compare_rows(Levels& levels, int32_t format) {
   Random random(2);
   const Weight weight(format, 21, 512, random);
@@ -256,6 +287,7 @@ void compare_layers(Levels& levels, int32_t format) {
 
 void compare_all(Levels& levels) {
   compare_quantize(levels);
+  compare_quantize_groups(levels);
   for (const int32_t format : kBlockFormats) compare_rows(levels, format);
   for (const int32_t format : kGroupedFormats) compare_rows(levels, format);
   for (const int32_t format : kBlockFormats) compare_linear(levels, format, 512, {kSums});

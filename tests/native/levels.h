@@ -27,6 +27,7 @@ int32_t paged_experts(int32_t level, const paged_experts_args* args);
 int32_t paged_attention(int32_t level, const paged_attention_args* args);
 int32_t paged_decoder(int32_t level, const paged_decoder_args* args);
 int32_t paged_quantize(int32_t level, const paged_quantize_args* args);
+int32_t paged_quantize_groups(int32_t level, const paged_quantize_groups_args* args);
 int32_t paged_rows(int32_t level, const paged_rows_args* args);
 }
 

@@ -18,7 +18,9 @@ from paged_sdk.kernels.quantize import not_finite
 
 __all__ = [
     "FP4_LEVELS",
+    "GROUP",
     "NF4_LEVELS",
+    "between_levels",
     "quantize_affine",
     "quantize_fp8",
     "quantize_half_quadratic",
@@ -121,8 +123,7 @@ def quantize_half_quadratic(weight: Tensor, bits: int) -> GroupedMatrix:
 def quantize_levels(weight: Tensor, levels: tuple[float, ...]) -> GroupedMatrix:
     """Quantize to the nearest of sixteen levels, times the largest magnitude of 64 weights, as bitsandbytes does."""
     table = torch.tensor(levels, device=weight.device)
-    ordered, numbers = table.sort()
-    between = (ordered[1:] + ordered[:-1]) / 2
+    between, numbers = between_levels(table)
 
     def fit(x: Tensor) -> tuple[Tensor, Tensor, None]:
         scale = _half(x.abs().amax(-1, keepdim=True))
@@ -130,6 +131,12 @@ def quantize_levels(weight: Tensor, levels: tuple[float, ...]) -> GroupedMatrix:
         return numbers[torch.bucketize(ratio, between)], scale, None
 
     return _grouped(weight, 4, fit, levels=table)
+
+
+def between_levels(levels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what lies half way between levels in ascending order, and the codes of these, uint8."""
+    ordered, numbers = levels.sort()
+    return (ordered[1:] + ordered[:-1]) / 2, numbers.to(torch.uint8)
 
 
 def quantize_rows(weight: Tensor) -> GroupedMatrix:

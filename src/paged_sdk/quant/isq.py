@@ -14,6 +14,7 @@ from torch import Tensor
 from paged_sdk.config.isq import IsqType
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, BlockMatrix, tensor_type_of
 from paged_sdk.kernels.grouped_matrix import GroupedMatrix
+from paged_sdk.kernels.native import quantize_groups as native
 from paged_sdk.kernels.native.library import NativeLibrary
 from paged_sdk.kernels.native.quantize import quantize_blocks
 from paged_sdk.kernels.quantize import quantize_blocks_reference
@@ -67,19 +68,48 @@ _BLOCKS: Final[Mapping[IsqType, _Blocks]] = MappingProxyType(
     }
 )
 
-_GROUPS: Final[Mapping[IsqType, Callable[[Tensor], GroupedMatrix]]] = MappingProxyType(
+
+@frozen(kw_only=True)
+class _Groups:
+    """Says how a type of groups is quantized.
+
+    :ivar by_torch: on any device
+    :ivar native: the same on the CPU, many times as fast; None: torch is fast enough
+    """
+
+    by_torch: Callable[[Tensor], GroupedMatrix]
+    native: Callable[[NativeLibrary, Tensor], GroupedMatrix] | None = None
+
+
+def _half_quadratic(bits: int) -> _Groups:
+    return _Groups(
+        by_torch=partial(quantize_half_quadratic, bits=bits), native=partial(native.quantize_half_quadratic, bits=bits)
+    )
+
+
+def _affine(bits: int) -> _Groups:
+    return _Groups(by_torch=partial(quantize_affine, bits=bits), native=partial(native.quantize_affine, bits=bits))
+
+
+def _levels(levels: tuple[float, ...]) -> _Groups:
+    return _Groups(
+        by_torch=partial(quantize_levels, levels=levels), native=partial(native.quantize_levels, levels=levels)
+    )
+
+
+_GROUPS: Final[Mapping[IsqType, _Groups]] = MappingProxyType(
     {
-        IsqType.HQQ4: partial(quantize_half_quadratic, bits=4),
-        IsqType.HQQ8: partial(quantize_half_quadratic, bits=8),
-        IsqType.AFQ2: partial(quantize_affine, bits=2),
-        IsqType.AFQ3: partial(quantize_affine, bits=3),
-        IsqType.AFQ4: partial(quantize_affine, bits=4),
-        IsqType.AFQ6: partial(quantize_affine, bits=6),
-        IsqType.AFQ8: partial(quantize_affine, bits=8),
-        IsqType.FP8: quantize_fp8,
-        IsqType.INT8: quantize_rows,
-        IsqType.NF4: partial(quantize_levels, levels=NF4_LEVELS),
-        IsqType.FP4: partial(quantize_levels, levels=FP4_LEVELS),
+        IsqType.HQQ4: _half_quadratic(4),
+        IsqType.HQQ8: _half_quadratic(8),
+        IsqType.AFQ2: _affine(2),
+        IsqType.AFQ3: _affine(3),
+        IsqType.AFQ4: _affine(4),
+        IsqType.AFQ6: _affine(6),
+        IsqType.AFQ8: _affine(8),
+        IsqType.FP8: _Groups(by_torch=quantize_fp8),
+        IsqType.INT8: _Groups(by_torch=quantize_rows),
+        IsqType.NF4: _levels(NF4_LEVELS),
+        IsqType.FP4: _levels(FP4_LEVELS),
     }
 )
 
@@ -107,17 +137,21 @@ def can_be_quantized(isq: IsqType, cols: int) -> bool:
 
 
 def quantize(values: Tensor, isq: IsqType, library: NativeLibrary | None) -> BlockMatrix | GroupedMatrix:
-    """Quantize a matrix on its own device: to blocks by the native library on the CPU, else by torch, which gives the
-    same bits a hundred times slower; to groups by torch.
+    """Quantize a matrix on its own device: by the native library on the CPU, else by torch, which is up to a hundred
+    times slower and gives the same bits of blocks.
 
     :param values: ``[rows, columns]`` float32, bfloat16 or float16, for which :func:`can_be_quantized` is true
     :raises CheckpointError: it holds NaN, Inf or numbers above 32,768
     """
-    if isq in _GROUPS:
-        return _GROUPS[isq](values)
+    if values.device.type != "cpu":
+        library = None
+    if (groups := _GROUPS.get(isq)) is not None:
+        if library is not None and groups.native is not None:
+            return groups.native(library, values)
+        return groups.by_torch(values)
     tensor_type = _fitting(isq, values.shape[1])
     assert tensor_type is not None
-    if library is not None and values.device.type == "cpu":
+    if library is not None:
         return BlockMatrix(tensor_type, quantize_blocks(library, values, tensor_type))
     return BlockMatrix(tensor_type, quantize_blocks_reference(values, tensor_type))
 

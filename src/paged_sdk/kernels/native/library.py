@@ -11,7 +11,16 @@ import torch
 
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.native.sources import sources_hash
-from paged_sdk.kernels.native.structures import Attention, Decoder, Experts, Grouped, Linear, Quantize, Rows
+from paged_sdk.kernels.native.structures import (
+    Attention,
+    Decoder,
+    Experts,
+    Grouped,
+    Linear,
+    Quantize,
+    QuantizeGroups,
+    Rows,
+)
 from paged_sdk.logs import get_logger
 from paged_sdk.processors import usable_processors
 
@@ -83,6 +92,7 @@ def _declare(functions: ctypes.CDLL) -> None:
     functions.paged_attention.argtypes = (c_int32, POINTER(Attention))
     functions.paged_decoder.argtypes = (c_int32, POINTER(Decoder))
     functions.paged_quantize.argtypes = (c_int32, POINTER(Quantize))
+    functions.paged_quantize_groups.argtypes = (c_int32, POINTER(QuantizeGroups))
     functions.paged_rows.argtypes = (c_int32, POINTER(Rows))
     functions.paged_collapse_huge_page.argtypes = (c_void_p,)
     functions.paged_collapse_huge_page.restype = c_int32

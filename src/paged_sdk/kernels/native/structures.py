@@ -20,6 +20,7 @@ __all__ = [
     "Layer",
     "Linear",
     "Quantize",
+    "QuantizeGroups",
     "Rope",
     "Router",
     "Rows",
@@ -278,4 +279,24 @@ class Quantize(Structure):
         ("dtype", c_int32),
         ("num_threads", c_int32),
         ("reserved", c_int32),
+    )
+
+
+class QuantizeGroups(Structure):
+    """Mirrors ``paged_quantize_groups_args``: the arguments of quantizing a weight to groups of 64 columns."""
+
+    _fields_ = (
+        ("x", c_void_p),
+        ("codes", c_void_p),
+        ("scales", c_void_p),
+        ("minima", c_void_p),
+        ("between", c_void_p),
+        ("numbers", c_void_p),
+        ("x_stride", c_int64),
+        ("fit", c_int32),
+        ("bits", c_int32),
+        ("rows", c_int32),
+        ("cols", c_int32),
+        ("dtype", c_int32),
+        ("num_threads", c_int32),
     )

@@ -272,4 +272,26 @@ struct paged_quantize_args {
   int32_t reserved;
 };
 
+// How a group's scale is found: by the end of its range that is further from zero, by half-quadratic optimization, or
+// by its largest magnitude, which levels are multiplied by.
+enum PagedFit : int32_t { PAGED_FIT_EDGE = 0, PAGED_FIT_HALF_QUADRATIC = 1, PAGED_FIT_LEVELS = 2 };
+
+// x [rows, cols], float32, bfloat16 or float16, as codes with float16 scales for every 64 columns; all outputs are
+// contiguous.
+struct paged_quantize_groups_args {
+  const void* x;
+  uint8_t* codes;          // [rows, cols]
+  float* scales;           // [rows, groups]
+  float* minima;           // likewise; null with levels
+  const float* between;    // [15]: half way between levels in ascending order; null: codes are numbers
+  const uint8_t* numbers;  // [16]: the codes of these levels; null likewise
+  int64_t x_stride;        // in elements
+  int32_t fit;             // PagedFit
+  int32_t bits;
+  int32_t rows;
+  int32_t cols;  // a multiple of 32
+  int32_t dtype;
+  int32_t num_threads;
+};
+
 }  // extern "C"

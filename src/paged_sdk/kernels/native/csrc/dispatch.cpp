@@ -123,6 +123,11 @@ PAGED_EXPORT int32_t paged_quantize(int32_t level, const paged_quantize_args* ar
   return paged::kLevels[level].kernels->quantize(*args);
 }
 
+// As paged_quantize.
+PAGED_EXPORT int32_t paged_quantize_groups(int32_t level, const paged_quantize_groups_args* args) {
+  return paged::kLevels[level].kernels->quantize_groups(*args);
+}
+
 // As the others; 3: there is no such row.
 PAGED_EXPORT int32_t paged_rows(int32_t level, const paged_rows_args* args) {
   return paged::kLevels[level].kernels->rows(*args);

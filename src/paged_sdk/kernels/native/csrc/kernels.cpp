@@ -7,7 +7,7 @@
 
 #include "decoder.h"
 #include "experts.h"
-#include "quantize.h"
+#include "quantize_groups.h"
 #include "rows.h"
 
 namespace paged {
@@ -81,6 +81,15 @@ int quantize(const paged_quantize_args& args) {
   return finite.load() ? kOk : kNotFinite;
 }
 
+int quantize_groups(const paged_quantize_groups_args& args) {
+  std::atomic<bool> finite{true};
+  parallel_for(args.num_threads, args.rows, int64_t{2000} * args.cols, [&](int64_t first, int64_t last, int) {
+    for (int64_t row = first; row < last; ++row)
+      if (!quantize_groups_of_row(args, row)) finite.store(false);
+  });
+  return finite.load() ? kOk : kNotFinite;
+}
+
 int rows(const paged_rows_args& args) {
   for (int i = 0; i < args.num_rows; ++i)
     if (args.rows[i] < 0 || args.rows[i] >= args.weight->rows) return kNoSuchRow;
@@ -93,6 +102,6 @@ int rows(const paged_rows_args& args) {
 
 }  // namespace
 
-extern const KernelTable PAGED_TABLE{linear, experts, attention, decoder, quantize, rows};
+extern const KernelTable PAGED_TABLE{linear, experts, attention, decoder, quantize, quantize_groups, rows};
 
 }  // namespace paged

@@ -11,6 +11,7 @@ struct KernelTable {
   int (*attention)(const paged_attention_args& args);
   int (*decoder)(const paged_decoder_args& args);
   int (*quantize)(const paged_quantize_args& args);
+  int (*quantize_groups)(const paged_quantize_groups_args& args);
   int (*rows)(const paged_rows_args& args);
 };
 
