@@ -13,10 +13,11 @@ from torch import Tensor
 
 from paged_sdk.config.isq import IsqType
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, BlockMatrix, tensor_type_of
-from paged_sdk.kernels.grouped_matrix import GroupedMatrix
+from paged_sdk.kernels.grouped_matrix import GroupedMatrix, UnreadGroupedMatrix
 from paged_sdk.kernels.native import quantize_groups as native
 from paged_sdk.kernels.native.library import NativeLibrary
 from paged_sdk.kernels.native.quantize import quantize_blocks
+from paged_sdk.kernels.native.structures import WEIGHT_DTYPES
 from paged_sdk.kernels.quantize import quantize_blocks_reference
 from paged_sdk.kernels.quantize_groups import (
     FP4_LEVELS,
@@ -28,7 +29,7 @@ from paged_sdk.kernels.quantize_groups import (
     quantize_rows,
 )
 from paged_sdk.kernels.repack import REPACKABLE_TYPES
-from paged_sdk.kernels.stored_matrix import StoredMatrix, UnreadRows
+from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix, UnreadRows
 
 __all__ = ["can_be_quantized", "for_head", "has_groups", "is_for_gpus", "quantize", "quantize_stored"]
 
@@ -158,20 +159,28 @@ def quantize(values: Tensor, isq: IsqType, library: NativeLibrary | None) -> Blo
 
 def quantize_stored(
     matrix: StoredMatrix, isq: IsqType, library: NativeLibrary | None, device: torch.device
-) -> BlockMatrix | GroupedMatrix:
-    """Quantize a stored matrix on a device, a few rows at a time; those of blocks when they are asked for, so that what
-    packs them has neither all numbers nor all blocks in memory. Parameters and errors are :func:`quantize`'s.
+) -> BlockMatrix | UnreadGroupedMatrix:
+    """Quantize a stored matrix on a device, a few rows at a time, when they are asked for: what packs them has neither
+    all numbers nor all codes in memory. Parameters and errors are :func:`quantize`'s; the latter come with the rows.
     """
     rows, cols = matrix.shape
     step = max(1, _WEIGHTS_AT_ONCE // max(1, cols))
 
     def parts(first: int, last: int) -> Iterator[BlockMatrix | GroupedMatrix]:
         for start in range(first, last, step):
-            index = slice(start, min(start + step, last))
-            yield quantize(matrix.rows(index).to(device).decoded(), isq, library)
+            part = matrix.rows(slice(start, min(start + step, last))).to(device)
+            yield quantize(_numbers(part), isq, library)
 
     if isq in _GROUPS:
-        return _joined(list(parts(0, rows)))
+        form_of_all = _joined(list(parts(0, min(1, rows))))
+        return UnreadGroupedMatrix(
+            shape=(rows, cols),
+            read=lambda first, last: _joined(list(parts(first, last))),
+            group_size=form_of_all.group_size,
+            has_minima=form_of_all.has_minima,
+            bits=form_of_all.bits,
+            levels=form_of_all.levels,
+        )
     tensor_type = _fitting(isq, cols)
     assert tensor_type is not None
     form = BLOCK_FORMATS[tensor_type]
@@ -189,9 +198,18 @@ def quantize_stored(
     return BlockMatrix(tensor_type, UnreadRows(shape=(rows, row_bytes), itemsize=1, read=read))
 
 
+def _numbers(matrix: StoredMatrix) -> Tensor:
+    """Return the values in the dtype that they are stored in where quantizers take it, else in float32."""
+    if isinstance(matrix, DenseMatrix) and (weight := matrix.weight).dtype in WEIGHT_DTYPES:
+        return weight
+    return matrix.decoded()
+
+
 def _joined(parts: Sequence[BlockMatrix | GroupedMatrix]) -> GroupedMatrix:
     """Put parts of one matrix one below the other."""
     grouped = [part for part in parts if isinstance(part, GroupedMatrix)]
+    if len(grouped) == 1:
+        return grouped[0]
     minima = [part.minima for part in grouped if part.minima is not None]
     return evolve(
         grouped[0],
