@@ -25,7 +25,8 @@ def write_gguf(
     :param source: a directory, a GGUF file (any part of a split one), or an id on the Hugging Face Hub
     :param target: the file, which must not exist
     :param type: F32, F16, BF16, or one of llama.cpp's mixtures: Q2_K, Q3_K_S, Q3_K_M, Q3_K_L, Q4_0, Q4_1, Q4_K_S,
-        Q4_K_M, Q5_0, Q5_1, Q5_K_S, Q5_K_M, Q6_K, Q8_0. Norms, biases and routers of experts stay float32
+        Q4_K_M, Q5_0, Q5_1, Q5_K_S, Q5_K_M, Q6_K, Q8_0, IQ4_NL, IQ4_XS, TQ1_0, TQ2_0,
+        MXFP4_MOE. Norms, biases and routers of experts stay float32
     :param overrides: regular expressions with types of tensors: the last that is found in a tensor's GGUF name, such as
         ``blk.0.ffn_down.weight``, decides
     :param show_progress: whether a terminal shows a bar

@@ -25,6 +25,7 @@ from paged_sdk.kernels.gguf_blocks import BlockMatrix, block_format, tensor_type
 from paged_sdk.kernels.native.library import NativeLibrary, load
 from paged_sdk.kernels.native.quantize import quantize_blocks
 from paged_sdk.kernels.quantize import quantize_blocks_reference
+from paged_sdk.kernels.quantize_tables import TABLE_TYPES, quantize_table_blocks
 from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix, UnreadRows
 from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.logs import get_logger
@@ -262,6 +263,8 @@ def _bytes(values: Tensor, form: str, tensor_type: int, library: NativeLibrary |
             return values.half().view(torch.uint8)
         case "BF16":
             return values.bfloat16().view(torch.uint8)
+    if tensor_type in TABLE_TYPES:
+        return quantize_table_blocks(values, tensor_type)
     if library is None:
         return quantize_blocks_reference(values, tensor_type)
     return quantize_blocks(library, values, tensor_type)

@@ -21,6 +21,8 @@ from torch import Tensor
 from paged_sdk.kernels.block_bits import bit_pairs, bits_in_order, half, nibbles, scaled, shifts
 
 __all__ = [
+    "E2M1_VALUES",
+    "IQ4_VALUES",
     "iq1_m",
     "iq1_s",
     "iq2_s",
@@ -38,9 +40,9 @@ __all__ = [
 ]
 
 # The non-linear 4-bit grid of IQ4_NL and IQ4_XS.
-_IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 # Twice the numbers of four bits of the OCP's microscaling formats: sign, two bits of exponent, one of mantissa.
-_E2M1_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+E2M1_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
 def _codebook(levels: Sequence[int], width: int, members: str) -> Tensor:
@@ -225,7 +227,7 @@ def iq1_m(blocks: Tensor) -> Tensor:
 
 def iq4_nl(blocks: Tensor) -> Tensor:
     """Decode 32 elements of 18 bytes."""
-    return _table(_IQ4_VALUES, blocks[:, 2:], 16).mul_(half(blocks, 0))
+    return _table(IQ4_VALUES, blocks[:, 2:], 16).mul_(half(blocks, 0))
 
 
 def iq4_xs(blocks: Tensor) -> Tensor:
@@ -233,7 +235,7 @@ def iq4_xs(blocks: Tensor) -> Tensor:
     low = nibbles(blocks[:, 4:8], 1)
     high = (blocks[:, 2:4].unsqueeze(2) >> shifts(blocks, 0, 2, 4, 6).T & 3).reshape(len(blocks), 8)
     scales = half(blocks, 0) * ((low | (high << 4)).to(torch.int8) - 32)
-    return scaled(_table(_IQ4_VALUES, blocks[:, 8:], 16), scales)
+    return scaled(_table(IQ4_VALUES, blocks[:, 8:], 16), scales)
 
 
 def tq1_0(blocks: Tensor) -> Tensor:
@@ -258,7 +260,7 @@ def mxfp4(blocks: Tensor) -> Tensor:
     """Decode 32 elements of 17 bytes, whose scale is a power of two: half of 2^(e - 127)."""
     exponent = blocks[:, :1].int()
     bits = torch.where(exponent < 2, 0x00200000 << exponent.clamp_max(1), (exponent - 1) << 23)
-    return _table(_E2M1_VALUES, blocks[:, 1:], 16).mul_(bits.view(torch.float32))
+    return _table(E2M1_VALUES, blocks[:, 1:], 16).mul_(bits.view(torch.float32))
 
 
 def nvfp4(blocks: Tensor) -> Tensor:
@@ -268,7 +270,7 @@ def nvfp4(blocks: Tensor) -> Tensor:
     code = blocks[:, :4]
     exponent, mantissa = (code >> 3 & 15).float(), (code & 7).float()
     scale = torch.where(exponent == 0, mantissa * 2**-9, (1 + mantissa / 8) * torch.exp2(exponent - 7)) * 0.5
-    return scaled(_table(_E2M1_VALUES, blocks[:, 4:], 8), torch.where(code == 0x7F, 0.0, scale))
+    return scaled(_table(E2M1_VALUES, blocks[:, 4:], 8), torch.where(code == 0x7F, 0.0, scale))
 
 
 def q1_0(blocks: Tensor) -> Tensor:

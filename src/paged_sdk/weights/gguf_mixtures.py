@@ -16,6 +16,7 @@ from attrs import frozen
 from paged_sdk.errors import ConfigError, UnsupportedQuantizationError
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, tensor_type_of
 from paged_sdk.kernels.quantize import QUANTIZED_TYPES
+from paged_sdk.kernels.quantize_tables import TABLE_TYPES
 
 __all__ = ["MIXTURES", "ModelShape", "file_type", "tensor_types", "writable_types"]
 
@@ -39,6 +40,11 @@ _MIXTURES: Final[Mapping[str, tuple[int, str]]] = MappingProxyType(
         "Q5_K_S": (16, "Q5_K"),
         "Q5_K_M": (17, "Q5_K"),
         "Q6_K": (18, "Q6_K"),
+        "IQ4_NL": (25, "IQ4_NL"),
+        "IQ4_XS": (30, "IQ4_XS"),
+        "TQ1_0": (36, "TQ1_0"),
+        "TQ2_0": (37, "TQ2_0"),
+        "MXFP4_MOE": (38, "MXFP4"),
     }
 )
 MIXTURES: Final = tuple(_MIXTURES)
@@ -46,8 +52,14 @@ MIXTURES: Final = tuple(_MIXTURES)
 
 _PLAIN: Final = ("F32", "F16", "BF16")
 # What rows take whose length is no multiple of 256; llama.cpp has IQ4_NL, of as many bits, in place of Q4_0.
-_NARROW: Final = MappingProxyType({"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"})
+_NARROW: Final = MappingProxyType(
+    {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+    | {"IQ4_XS": "IQ4_NL", "TQ1_0": "Q4_0", "TQ2_0": "Q4_0"}
+)
+_CODEBOOKS: Final = re.compile(r"IQ[123]_[A-Z]+")  # types and mixtures of less than 4 bits
 _LAYER: Final = re.compile(r"blk\.(\d+)\.")
+_TERNARY: Final = ("TQ1_0", "TQ2_0")
+_OF_FEW_BITS: Final = ("Q2_K", "Q3_K", "Q4_K", "IQ4_NL", "IQ4_XS")
 # Matrices that decide where tokens go stay exact.
 _EXACT: Final = re.compile(r"_norm\.|ffn_gate_inp|^rope_")
 
@@ -69,7 +81,7 @@ class ModelShape:
 
 def writable_types() -> tuple[str, ...]:
     """Return the names of the types that tensors can be written in."""
-    return (*_PLAIN, *(BLOCK_FORMATS[number].name for number in sorted(QUANTIZED_TYPES)))
+    return (*_PLAIN, *(BLOCK_FORMATS[number].name for number in sorted(QUANTIZED_TYPES | TABLE_TYPES)))
 
 
 def file_type(mixture: str) -> int:
@@ -92,6 +104,7 @@ def tensor_types(
     :raises UnsupportedQuantizationError: the rows of a matrix do not fit the type that is asked for
     """
     name = mixture.strip().upper()
+    _must_not_be_codebooks(name)
     if name not in _MIXTURES:
         raise ConfigError.of("type", mixture, f"one of {', '.join(MIXTURES)}")
     patterns = [_override(pattern, type_) for pattern, type_ in overrides]
@@ -116,12 +129,23 @@ def tensor_types(
 
 def _override(pattern: str, type_: str) -> tuple[re.Pattern[str], str]:
     name = type_.strip().upper()
+    _must_not_be_codebooks(name)
     if name not in writable_types():
         raise ConfigError.of("overrides", f"{pattern}={type_}", f"one of {', '.join(writable_types())} as the type")
     try:
         return re.compile(pattern), name
     except re.error as error:
         raise ConfigError.of("overrides", pattern, f"a regular expression ({error})") from None
+
+
+def _must_not_be_codebooks(name: str) -> None:
+    if _CODEBOOKS.fullmatch(name):
+        raise UnsupportedQuantizationError(
+            f"{name} is read, but not written: its codebooks harm a model without an importance matrix, and no search "
+            f"through them is built in; of as few bits are Q2_K, TQ1_0 and TQ2_0",
+            quantization=name,
+            supported=writable_types(),
+        )
 
 
 def _checked(tensor: str, type_: str, cols: int) -> str:
@@ -146,8 +170,12 @@ def _by_rule(mixture: str, tensor: str, model: ModelShape) -> str:
     base = _MIXTURES[mixture][1]
     if base in _PLAIN:
         return base
+    if mixture == "MXFP4_MOE":
+        return base if "_exps." in tensor else "Q8_0"
     if tensor == ("output.weight" if model.has_output else "token_embd.weight"):
         return base if base == "Q8_0" else "Q6_K"
+    if base in _TERNARY and tensor == "token_embd.weight":
+        return "Q4_K"
     match = _LAYER.match(tensor)
     if match is None:
         return base
@@ -158,7 +186,7 @@ def _by_rule(mixture: str, tensor: str, model: ModelShape) -> str:
         return "Q8_0"
     if "attn_output." in tensor:
         if model.num_experts == 8:
-            return "Q5_K" if base in ("Q2_K", "Q3_K", "Q4_K") and mixture != "Q3_K_L" else base
+            return "Q5_K" if base in _OF_FEW_BITS and mixture != "Q3_K_L" else base
         return {"Q2_K": "Q3_K", "Q3_K_M": "Q4_K", "Q3_K_L": "Q5_K"}.get(mixture, base)
     if "attn_qkv." in tensor:
         return {"Q3_K_M": "Q4_K", "Q3_K_L": "Q4_K", "Q4_K_M": "Q5_K", "Q5_K_M": "Q6_K"}.get(mixture, base)
@@ -175,7 +203,7 @@ def _of_mlp_outputs(mixture: str, base: str, layer: int, num_layers: int) -> str
             return "Q5_K" if layer < num_layers // 16 else "Q4_K"
         case "Q3_K_L":
             return "Q5_K"
-        case "Q4_K_S":
+        case "Q4_K_S" | "IQ4_NL" | "IQ4_XS":
             return "Q5_K" if layer < num_layers // 8 else base
         case "Q4_K_M" | "Q5_K_M":
             return "Q6_K" if _is_sensitive(layer, num_layers) else base
@@ -195,6 +223,8 @@ def _of_values(mixture: str, base: str, layer: int, model: ModelShape) -> str:
             chosen = "Q5_K"
         case "Q4_K_S":
             chosen = "Q5_K" if layer < 4 else base
+        case "IQ4_NL" | "IQ4_XS":
+            chosen = "Q5_K" if model.queries_per_key >= 4 else base
         case "Q4_K_M" | "Q5_K_M":
             chosen = "Q6_K" if _is_sensitive(layer, model.num_layers) else base
     # Of 70 billion parameters, values of 8 heads are so small a part that more bits cost nothing.
