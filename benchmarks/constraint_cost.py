@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 import torch
 import typer
-from attrs import frozen
+from attrs import evolve, frozen
 from rich.console import Console
 from rich.table import Table
 
@@ -30,6 +30,7 @@ from benchmarks.prompts import PromptMaker
 from paged_sdk import Constraint, Model, SamplingParams, TextModelBuilder
 from paged_sdk.processors import usable_processors
 from paged_sdk.sampling.constraint import Constraints
+from paged_sdk.sampling.proposals import Proposals
 from paged_sdk.speculative.forced_tokens import ForcedTokens
 
 __all__ = ["CONSTRAINTS", "Round", "run_round"]
@@ -61,7 +62,8 @@ CONSTRAINTS: Final[Mapping[str, Constraint]] = MappingProxyType(
 
 _PARTS: Final = (
     (Constraints, "prepare", "masks"),
-    (Constraints, "apply", "masks applied"),
+    (Constraints, "apply", "masks made late, and applied"),
+    (Proposals, "__init__", "tokens proposed"),
     (ForcedTokens, "propose", "forced tokens looked for"),
 )
 
@@ -79,10 +81,17 @@ class Round:
 
 
 async def run_round(
-    model: Model, prompts: Sequence[Sequence[int]], max_tokens: int, constraint: Constraint | None
+    model: Model,
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int,
+    constraint: Constraint | None,
+    sampling: SamplingParams | None = None,
 ) -> Round:
-    """Generate a text of each prompt, all at once."""
-    sampling = SamplingParams(temperature=0.0, max_len=max_tokens, ignore_eos=True)
+    """Generate a text of each prompt, all at once.
+
+    :param sampling: how; None is greedy
+    """
+    sampling = evolve(sampling or SamplingParams.deterministic(), max_len=max_tokens, ignore_eos=True)
     parts: defaultdict[str, float] = defaultdict(float)
     with ExitStack() as stack:
         for place, name, part in _PARTS:
@@ -133,11 +142,16 @@ def main(
     rounds: Annotated[int, typer.Option(min=1)] = 4,
     constraint: Annotated[list[str] | None, typer.Option(help=", ".join(CONSTRAINTS))] = None,
     threads: Annotated[int | None, typer.Option(min=1)] = None,
+    temperature: Annotated[float, typer.Option(min=0.0)] = 0.0,
+    top_p: Annotated[float | None, typer.Option()] = None,
+    top_k: Annotated[int | None, typer.Option()] = None,
 ) -> None:
     """Compare steps with and without constraints."""
     path, num_threads = model_path(model), threads or usable_processors()
     torch.set_num_threads(num_threads)
     console = Console()
+    # Seeded, so that all rounds of one kind generate the same texts.
+    sampling = SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, seed=7)
 
     async def run() -> None:
         builder = TextModelBuilder(path).with_num_threads(num_threads).with_max_num_seqs(streams)
@@ -150,8 +164,8 @@ def main(
                 await run_round(built, prompts, 8, CONSTRAINTS[name])  # compiles it
                 bound, plain = [], []
                 for _ in range(rounds):
-                    plain.append(await run_round(built, prompts, tokens, None))
-                    bound.append(await run_round(built, prompts, tokens, CONSTRAINTS[name]))
+                    plain.append(await run_round(built, prompts, tokens, None, sampling))
+                    bound.append(await run_round(built, prompts, tokens, CONSTRAINTS[name], sampling))
                 title = f"{path.name}: {streams} streams, {num_threads} threads, {rounds} rounds"
                 console.print(_as_table(name, bound, plain, title))
 

@@ -69,7 +69,7 @@ CONSTRAINTS: Final[Mapping[str, Constraint | None]] = {
     "regex": Constraint.regex("(the first (one|two|three) of them, ){1,3}and the last"),
 }
 _GREEDY: Final = SamplingParams(temperature=0.0, max_len=32, ignore_eos=True)
-_DRAWN: Final = evolve(_GREEDY, temperature=0.8, seed=3)
+_DRAWN: Final = evolve(_GREEDY, temperature=0.8, seed=9)  # which repeats itself: some suffix drafts are right
 SAMPLINGS: Final = {
     "greedy": _GREEDY,
     "temperature, seed": _DRAWN,

@@ -53,6 +53,11 @@ class Mask:
     are_allowed: bool
     ending: int | None = None
 
+    def allows(self, token: int) -> bool:
+        """Tell whether a token is allowed."""
+        place = int(np.searchsorted(self.tokens, token))
+        return (place < len(self.tokens) and int(self.tokens[place]) == token) == self.are_allowed
+
 
 class MaskFiller:
     """Makes the masks of a step together, in parallel.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Final, Generic, Self, TypeVar
+from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -126,7 +126,12 @@ class DeviceProcessor(ABC, Generic[StepT]):
 
 
 class Processor(ABC, Generic[ChangeT]):
-    """Makes one kind of change to logits. It keeps nothing about any text: states do."""
+    """Makes one kind of change to logits. It keeps nothing about any text: states do.
+
+    :cvar asks: whether :meth:`allows` is to be asked, which only the last processor can be
+    """
+
+    asks: ClassVar[bool] = False
 
     @abstractmethod
     def applies_until(self, request: Request) -> int:
@@ -153,6 +158,12 @@ class Processor(ABC, Generic[ChangeT]):
     def only_token(self, change: ChangeT) -> int | None:
         """Return the only token that a prepared change leaves; None: there are several, or it may be none."""
         return None
+
+    def allows(self, change: ChangeT, token: int) -> bool:
+        """Tell whether a prepared change leaves a token as it is; all others it bans. A row that is content with such a
+        token need not be changed.
+        """
+        return False
 
     @abstractmethod
     def apply(self, logits: Tensor, changes: Sequence[tuple[int, ChangeT]]) -> Failures:

@@ -13,13 +13,13 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.errors import PagedError
 from paged_sdk.guard import RequestGuard
 from paged_sdk.sampling.candidates import select_rows
 from paged_sdk.sampling.failures import all_banned, not_finite
 from paged_sdk.sampling.logprobs import LogprobTable
 from paged_sdk.sampling.processor import Processor
+from paged_sdk.sampling.proposals import NUM_DRAWN, Proposals, numbers_of
 from paged_sdk.sampling.raw_logprobs import RawLogprobs
 from paged_sdk.sampling.row import SampleRow
 from paged_sdk.sampling.text_state import TextState
@@ -32,7 +32,6 @@ from paged_sdk.sampling.truncation import (
     is_greedy,
     num_candidates,
 )
-from paged_sdk.sampling.uniform import uniforms
 
 __all__ = ["PreparedRows", "SampledRows", "Sampler"]
 
@@ -156,10 +155,19 @@ class Sampler:
                 return _take_largest(logits, rows)
             failed: dict[int, PagedError] = {**prepared.failed, **_zero_bad_rows(logits, rows)}
             tables = _logprob_tables(logits, rows)
+            proposals: Proposals | None = None
             for processor, changes in zip(self._processors, prepared.changes, strict=True):
+                if not changes:
+                    continue
+                if processor is self._processors[-1] and processor.asks:
+                    asked = [
+                        each for each in changes if each[0] not in failed and processor.only_token(each[1]) is None
+                    ]
+                    proposals = Proposals(logits, rows, processor, asked)
+                    changes = [each for each in changes if each[0] not in proposals.taken]
                 if changes:
                     failed = {**processor.apply(logits, changes), **failed}
-            chosen = _choose(logits, rows)
+            chosen = _choose(logits, rows, proposals)
             for index, tokens in enumerate(chosen):
                 if index in failed:
                     tokens.clear()
@@ -276,12 +284,15 @@ def _zero_bad_rows(logits: Tensor, rows: Sequence[SampleRow]) -> dict[int, Paged
     return {index: not_finite(rows[index].request) for index, good in enumerate(finite.tolist()) if not good}
 
 
-def _choose(logits: Tensor, rows: Sequence[SampleRow]) -> list[list[int]]:
+def _choose(logits: Tensor, rows: Sequence[SampleRow], proposals: Proposals | None) -> list[list[int]]:
     """Choose the tokens of each row from processed logits; a row where none can be chosen gets none."""
     tokens: list[list[int]] = [[] for _ in rows]
     # Rows are grouped by the method that draws them, which depends on each row's own settings alone.
     ways: defaultdict[int | None, list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
+        if proposals is not None and index in proposals.taken:
+            tokens[index] = proposals.taken[index]
+            continue
         params = row.request.sampling
         ways[None if is_greedy(params) else num_candidates(params, logits.shape[1])].append(index)
     for width, indices in ways.items():
@@ -290,32 +301,43 @@ def _choose(logits: Tensor, rows: Sequence[SampleRow]) -> list[list[int]]:
         if width is None:
             drawn = draw_greedy(part)[owners]
         else:
-            drawn = _draw(part, [rows[index] for index in indices], owners, width)
+            drawn = _draw(part, [rows[index] for index in indices], owners, width, _proposed(proposals, rows, indices))
         for owner, token in zip(owners.tolist(), drawn.tolist(), strict=True):
             if token != NOT_DRAWN:
                 tokens[indices[owner]].append(token)
     return tokens
 
 
+def _proposed(
+    proposals: Proposals | None, rows: Sequence[SampleRow], indices: Sequence[int]
+) -> npt.NDArray[np.int64] | None:
+    """Return the proposals to each sample of some rows, :data:`NOT_DRAWN` in place of those that are none."""
+    if proposals is None or proposals.drawn.keys().isdisjoint(indices):
+        return None
+    none = np.full((1, NUM_DRAWN), NOT_DRAWN)
+    return np.concatenate([proposals.drawn.get(index, none.repeat(rows[index].num_samples, 0)) for index in indices])
+
+
 def _draw(
-    logits: Tensor, rows: Sequence[SampleRow], owners: npt.NDArray[np.int64], width: int
+    logits: Tensor,
+    rows: Sequence[SampleRow],
+    owners: npt.NDArray[np.int64],
+    width: int,
+    proposed: npt.NDArray[np.int64] | None,
 ) -> npt.NDArray[np.int64]:
-    """Draw a token for each of ``owners``, which are indices of ``rows`` and repeat for rows with several samples."""
+    """Draw a token for each of ``owners``, which are indices of ``rows`` and repeat for rows with several samples.
+
+    :param proposed: for each, proposals of which the first one that is kept is taken, ``[len(owners), NUM_DRAWN]``
+    """
     settings = Settings.of([row.request.sampling for row in rows], logits.shape[1])
-    streams = [(row, row.choice_index + sample) for row in rows for sample in range(row.num_samples)]
-    numbers = uniforms(
-        [_seed(row.request.sampling) for row, _ in streams],
-        [choice for _, choice in streams],
-        [row.num_output_tokens for row, _ in streams],
-    )
+    if proposed is None:
+        numbers = numbers_of(rows, 1)[:, 0]
+    else:  # the numbers that proposals were drawn with are theirs alone
+        all_numbers = numbers_of(rows, NUM_DRAWN + 1)
+        numbers = np.where(proposed[:, 0] == NOT_DRAWN, all_numbers[:, 0], all_numbers[:, NUM_DRAWN])
     if width:
-        return draw_from_likeliest(logits, settings, width, owners, numbers)
-    return draw_from_all(logits, settings, owners, numbers)
-
-
-def _seed(params: SamplingParams) -> int:
-    assert params.seed is not None, "the scheduler's sequences have a seed"
-    return params.seed
+        return draw_from_likeliest(logits, settings, width, owners, numbers, proposed)
+    return draw_from_all(logits, settings, owners, numbers, proposed)
 
 
 def _logprob_tables(logits: Tensor, rows: Sequence[SampleRow]) -> list[tuple[LogprobTable, list[int]]]:

@@ -79,6 +79,11 @@ class Settings:
             min_p=column([each.min_p for each in params], 0),
         )
 
+    def only_temperature(self) -> Settings:
+        """Return the same settings without top-k, top-p and min-p."""
+        everything = np.full_like(self.top_k, np.iinfo(np.int64).max)
+        return Settings(self.temperature, everything, np.ones_like(self.top_p), np.zeros_like(self.min_p))
+
     def select(self, rows: Ids) -> Settings:
         """Return the settings of some rows."""
         return Settings(self.temperature[rows], self.top_k[rows], self.top_p[rows], self.min_p[rows])
@@ -109,7 +114,9 @@ def draw_greedy(logits: Tensor) -> Ids:
     return np.where(np.isfinite(largest), tokens, NOT_DRAWN)
 
 
-def draw_from_likeliest(logits: Tensor, settings: Settings, width: int, rows: Ids, uniforms: Floats) -> Ids:
+def draw_from_likeliest(
+    logits: Tensor, settings: Settings, width: int, rows: Ids, uniforms: Floats, proposed: Ids | None = None
+) -> Ids:
     """Draw tokens of rows that have top-k or top-p.
 
     Of tokens that tie with the last one kept by top-k or top-p, those with the lowest ids are kept.
@@ -118,6 +125,7 @@ def draw_from_likeliest(logits: Tensor, settings: Settings, width: int, rows: Id
     :param width: the result of :func:`num_candidates`, the same for all rows
     :param rows: the row of each draw, ``[M]``
     :param uniforms: a number in [0, 1) for each draw, ``[M]``
+    :param proposed: tokens of which the first one that is kept is taken instead, ``[M, N]``; below 0: no token
     :returns: token ids or :data:`NOT_DRAWN`, ``[M]``
     """
     vocab_size = logits.shape[1]
@@ -136,6 +144,10 @@ def draw_from_likeliest(logits: Tensor, settings: Settings, width: int, rows: Id
     settled = (last_kept > values[:, -1:])[:, 0] | (width == vocab_size) | ~good
     ready = (settled & good)[rows]
     drawn[ready] = tokens[rows[ready], _inverse_cdf(cumulative, kept, rows[ready], uniforms[ready])]
+    if proposed is not None:
+        for draw in np.flatnonzero(ready):
+            row = rows[draw]
+            drawn[draw] = _first_in(tokens[row, : kept[row, 0]], proposed[draw], drawn[draw])
 
     for row in np.flatnonzero(~settled):
         own = settings.select(np.array([row]))
@@ -144,18 +156,30 @@ def draw_from_likeliest(logits: Tensor, settings: Settings, width: int, rows: Id
         cumulative, kept = _keep(row_values[None], own, totals[row : row + 1])
         mine = rows == row
         drawn[mine] = row_tokens[_inverse_cdf(cumulative, kept, np.zeros_like(rows[mine]), uniforms[mine])]
+        if proposed is not None:
+            for draw in np.flatnonzero(mine):
+                drawn[draw] = _first_in(row_tokens[: kept[0, 0]], proposed[draw], drawn[draw])
     return drawn
 
 
-def draw_from_all(logits: Tensor, settings: Settings, rows: Ids, uniforms: Floats) -> Ids:
+def draw_from_all(
+    logits: Tensor,
+    settings: Settings,
+    rows: Ids,
+    uniforms: Floats,
+    proposed: Ids | None = None,
+    *,
+    keeps_logits: bool = False,
+) -> Ids:
     """Draw tokens of rows that have neither top-k nor top-p.
 
-    :param logits: float32 ``[R, V]``; overwritten
+    :param logits: float32 ``[R, V]``; overwritten, unless they are to be kept
     :param rows: the row of each draw, ``[M]``
     :param uniforms: a number in [0, 1) for each draw, ``[M]``
+    :param proposed: as for :func:`draw_from_likeliest`
     :returns: token ids or :data:`NOT_DRAWN`, ``[M]``
     """
-    weights = _to_weights(logits, settings)
+    weights = _to_weights(logits, settings, keeps_logits=keeps_logits)
     for row in np.flatnonzero(settings.min_p[:, 0]):
         below = np.nextafter(np.float32(settings.min_p[row, 0]), np.float32(-1))
         torch.threshold_(weights[int(row)], float(below), 0.0)  # a tenth of the time of comparing and multiplying
@@ -164,6 +188,12 @@ def draw_from_all(logits: Tensor, settings: Settings, rows: Ids, uniforms: Float
 
     drawn = np.full(len(rows), NOT_DRAWN, np.int64)
     good = (cumulative[:, -1] > 0)[rows]  # not so for NaN
+    if proposed is not None:
+        draws = np.flatnonzero(good & (proposed[:, 0] >= 0))
+        own = weights[torch.from_numpy(rows[draws, None]), torch.from_numpy(proposed[draws])].cpu().numpy() > 0
+        found = own.any(axis=1)
+        drawn[draws[found]] = proposed[draws, own.argmax(axis=1)][found]
+        good[draws[found]] = False
     rows, uniforms = rows[good], uniforms[good]
     last = np.full((len(cumulative), 1), cumulative.shape[1])
     block = _inverse_cdf(cumulative, last, rows, uniforms)
@@ -175,6 +205,12 @@ def draw_from_all(logits: Tensor, settings: Settings, rows: Ids, uniforms: Float
     offset = _inverse_cdf(inner, last, np.arange(len(inner)), np.clip(within, 0, np.nextafter(1, 0)))
     drawn[good] = block * _SUM_BLOCK + offset
     return drawn
+
+
+def _first_in(kept: Ids, proposed: Ids, otherwise: int) -> int:
+    """Return the first proposed token that is kept."""
+    found = proposed[np.isin(proposed, kept)]
+    return int(found[0]) if len(found) else otherwise
 
 
 def _keep(values: npt.NDArray[np.float32], settings: Settings, totals: Floats) -> tuple[Floats, Ids]:
@@ -223,10 +259,12 @@ def _threshold(values: npt.NDArray[np.float32], settings: Settings, total: float
     return max(threshold - abs(threshold) * 1e-6, float(np.finfo(np.float32).min))
 
 
-def _to_weights(logits: Tensor, settings: Settings) -> Tensor:
-    """Turn logits, in place, into the weights of tokens relative to the row's likeliest one."""
-    temperature = torch.from_numpy(settings.temperature).to(logits)
-    logits.sub_(logits.amax(dim=-1, keepdim=True)).div_(temperature)
+def _to_weights(logits: Tensor, settings: Settings, *, keeps_logits: bool) -> Tensor:
+    """Turn logits into the weights of tokens relative to the row's likeliest one, in place unless they are kept."""
+    largest = logits.amax(dim=-1, keepdim=True)
+    logits = logits.sub(largest) if keeps_logits else logits.sub_(largest)
+    if (settings.temperature != 1).any():
+        logits.div_(torch.from_numpy(settings.temperature).to(logits))
     # On a CPU, exp is 3 times as slow at -inf, 36 times at results below 1.2e-38, of which there are many where the
     # temperature is low: what is less likely than that has no weight.
     weights = logits.clamp_(min=_LEAST_EXPONENT).exp_()
@@ -239,7 +277,7 @@ def _total_weight(logits: Tensor, settings: Settings) -> Floats:
     totals = []
     for start in range(0, len(logits), rows_at_once):
         rows = np.arange(start, min(start + rows_at_once, len(logits)))
-        weights = _to_weights(logits[start : start + rows_at_once].clone(), settings.select(rows))
+        weights = _to_weights(logits[start : start + rows_at_once], settings.select(rows), keeps_logits=True)
         totals.append(_floats(_blocks(weights).sum(dim=-1)).cumsum(axis=1)[:, -1:])
     return np.concatenate(totals)
 

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["stream_starts", "uniforms"]
+__all__ = ["more_uniforms", "stream_starts", "uniforms"]
 
 _GAMMA: Final = np.uint64(0x9E3779B97F4A7C15)
 _LARGEST_64_BIT_PRIME: Final = 2**64 - 59
@@ -26,9 +26,20 @@ def uniforms(seeds: Sequence[int], choice_indices: Sequence[int], positions: Seq
     :param positions: number of output tokens before the one to choose
     :returns: ``[len(seeds)]``
     """
-    start = stream_starts(seeds, choice_indices)
-    bits = _mix(start + _GAMMA * (np.array(positions, np.uint64) + np.uint64(1)))
-    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return _fractions(_bits(seeds, choice_indices, positions))
+
+
+def more_uniforms(
+    seeds: Sequence[int], choice_indices: Sequence[int], positions: Sequence[int], num: int
+) -> npt.NDArray[np.float64]:
+    """Return several independent numbers for each (seed, choice, position).
+
+    :param num: how many: the first is that of :func:`uniforms`, whose bits begin a SplitMix64 stream of the others
+    :returns: ``[len(seeds), num]``
+    """
+    first = _bits(seeds, choice_indices, positions)[:, None]
+    others = _mix(first + _GAMMA * np.arange(1, num, dtype=np.uint64))
+    return _fractions(np.concatenate([first, others], axis=1))
 
 
 def stream_starts(seeds: Sequence[int], choice_indices: Sequence[int]) -> npt.NDArray[np.uint64]:
@@ -40,6 +51,15 @@ def stream_starts(seeds: Sequence[int], choice_indices: Sequence[int]) -> npt.ND
     """
     start = _mix(np.array([seed % _LARGEST_64_BIT_PRIME for seed in seeds], np.uint64) + _GAMMA)
     return _mix(start + _GAMMA * (np.array(choice_indices, np.uint64) + np.uint64(1)))
+
+
+def _bits(seeds: Sequence[int], choice_indices: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.uint64]:
+    start = stream_starts(seeds, choice_indices)
+    return _mix(start + _GAMMA * (np.array(positions, np.uint64) + np.uint64(1)))
+
+
+def _fractions(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def _mix(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
