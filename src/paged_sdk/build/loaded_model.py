@@ -31,12 +31,11 @@ from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.own_pages import LastingMemory
 from paged_sdk.kernels.triton import availability
 from paged_sdk.logs import get_logger
+from paged_sdk.models.any_model import AnyModel, plan_model
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.decoder import DecoderModel
-from paged_sdk.models.family import read_config
 from paged_sdk.models.fused_decoder import FusedDecoderModel, why_not_fused
 from paged_sdk.models.key_offsets import key_offsets
-from paged_sdk.models.loading import load_model
 from paged_sdk.quant.isq import has_groups, is_for_gpus
 from paged_sdk.quant.native_block import FEW_ROWS
 from paged_sdk.quant.policy import WeightPolicy
@@ -69,7 +68,7 @@ class LoadedModel:
     :ivar files: what they were, as :func:`paged_sdk.weights.checkpoint.file_stamps` says it
     """
 
-    model: DecoderModel
+    model: AnyModel
     text: TextProcessor
     settings: BuildSettings
     dtype: torch.dtype
@@ -103,7 +102,8 @@ def load_weights(
     files = file_stamps(path)
     checkpoint = open_checkpoint(path)
     try:
-        shape = read_config(checkpoint.config)
+        plan = plan_model(checkpoint.config, dtype)
+        shape = plan.config
         max_model_len = resolve_max_model_len(settings, shape)
         if settings.topology is not None:
             names = tuple(checkpoint.source.names())
@@ -124,8 +124,7 @@ def load_weights(
                 bar.update(done, total)
 
             try:
-                model = load_model(
-                    checkpoint.config,
+                model = plan.load(
                     checkpoint.source,
                     dtype=dtype,
                     device=device,
@@ -155,7 +154,9 @@ def make_storage(
             workspace=workspace,
             products=_products(loaded.settings, loaded.dtype, is_quantized=loaded.is_quantized),
             key_offsets=(
-                key_offsets(loaded.model, loaded.max_model_len) if config.cache_type is PagedCacheType.F8E4M3 else ()
+                key_offsets(loaded.model, loaded.max_model_len)
+                if config.cache_type is PagedCacheType.F8E4M3 and isinstance(loaded.model, DecoderModel)
+                else ()
             ),
         )
     )
@@ -268,11 +269,15 @@ def _text_processor(checkpoint: Checkpoint, settings: BuildSettings, vocab_size:
     return text
 
 
-def fuse(model: DecoderModel, backend: AttentionBackend, settings: BuildSettings) -> CausalModel:
+def fuse(model: AnyModel, backend: AttentionBackend, settings: BuildSettings) -> CausalModel:
     """Fuse the layers of the model where that is possible.
 
     :raises ConfigError: batch invariance was asked for, and not all weights are packed
     """
+    if not isinstance(model, DecoderModel):
+        if settings.batch_invariance:
+            raise ConfigError.of("with_batch_invariance", True, "a model of a family that has a decoder here")
+        return model
     reason = why_not_fused(model, backend)
     if settings.batch_invariance and reason is None and model.head.native_weights is None:
         reason = "its output projection has no native kernel"

@@ -16,10 +16,11 @@ from paged_sdk.build.progress import LoadingBar
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.env import Environment
 from paged_sdk.config.isq import IsqType
-from paged_sdk.errors import CheckpointError, ModelClosedError
+from paged_sdk.errors import CheckpointError, ConfigError, ModelClosedError
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.logs import get_logger
 from paged_sdk.models.causal_model import CausalModel
+from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.loading import reload_model
 from paged_sdk.runner.device_decoding import DeviceDecoding
 from paged_sdk.runner.model_runner import Requantized
@@ -94,7 +95,10 @@ class WeightRequantizer:
         self, loaded: LoadedModel, parts: Iterable[int], on_replaced: Callable[[int], None], go_on: Callable[[], None]
     ) -> bool:
         """Load some parts of the model as its settings say; return whether matrices are quantized then."""
-        path, workspace = loaded.path, self._workspace
+        path, workspace, model = loaded.path, self._workspace, loaded.model
+        if not isinstance(model, DecoderModel):
+            # Its layers are known to transformers alone.
+            raise ConfigError.of("re_isq_model", model.config.model_type, "a model of a family that has a decoder here")
         with memory_must_do(path), weights_must_fit(path, self._device):
             if file_stamps(path) != loaded.files:
                 raise CheckpointError(
@@ -116,7 +120,7 @@ class WeightRequantizer:
                         bar.update(done, total)
 
                     reload_model(
-                        loaded.model,
+                        model,
                         checkpoint.config,
                         checkpoint.source,
                         policy=policy,

@@ -20,6 +20,7 @@ __all__ = [
     "NormNames",
     "TensorNames",
     "find_family",
+    "has_family",
     "read_config",
     "supported_families",
 ]
@@ -106,6 +107,14 @@ def supported_families() -> dict[str, DecoderFamily]:
     modules = sorted(module.name for module in pkgutil.iter_modules(paged_sdk.models.__path__))
     found = {name: getattr(import_module(f"{paged_sdk.models.__name__}.{name}"), "FAMILY", None) for name in modules}
     return {name: family for name, family in found.items() if isinstance(family, DecoderFamily)}
+
+
+def has_family(config: Mapping[str, Any]) -> bool:
+    """Say whether a family has the checkpoint's ``model_type``.
+
+    :param config: config.json's content
+    """
+    return ConfigFields(config).text("model_type", "") in supported_families()
 
 
 def find_family(config: Mapping[str, Any]) -> DecoderFamily:

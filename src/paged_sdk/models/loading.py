@@ -22,7 +22,7 @@ from paged_sdk.quant.linear import Linear
 from paged_sdk.quant.policy import DENSE, WeightPolicy
 from paged_sdk.weights.source import WeightSource
 
-__all__ = ["load_model", "reload_model"]
+__all__ = ["load_model", "loading_threads", "reload_model"]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -56,7 +56,7 @@ def load_model(
     shape = family.read(ConfigFields(config))
     names = _names_in(source, family)
     loader = _loader(source, policy, names, dtype=dtype, device=device, on_progress=on_progress)
-    with _threads(num_threads) as pool:
+    with loading_threads(num_threads) as pool:
         # The largest first, so that no thread is left with one when the others have nothing to do any more.
         table = pool.submit(_load_embedding, loader, shape, names)
         projection = None if shape.tie_embeddings else pool.submit(_load_head, loader, shape, names)
@@ -113,7 +113,7 @@ def reload_model(
         if shape.tie_embeddings:
             model.head = loader.tied_head(names.head, model.embedding)
 
-    with _threads(num_threads) as pool:
+    with loading_threads(num_threads) as pool:
         for pending in [pool.submit(replace, part) for part in parts]:
             pending.result()
     loader.close()
@@ -151,7 +151,7 @@ class _ThisThread(Executor):
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[Executor]:
+def loading_threads(count: int) -> Iterator[Executor]:
     """Return an executor with so many threads, which are gone when the block ends; after an error of the block, what
     has not begun is not done.
     """

@@ -1,0 +1,217 @@
+"""Load a checkpoint into a class of transformers, its matrices in this package's forms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.errors import CheckpointError, shown
+from paged_sdk.logs import get_logger
+from paged_sdk.models.loading import loading_threads
+from paged_sdk.models.transformers_door.model import TransformersModel
+from paged_sdk.models.transformers_door.modules import Body, CurrentStep, OwnEmbedding, OwnLinear
+from paged_sdk.models.transformers_door.probe import Findings, probe
+from paged_sdk.models.transformers_door.renamed_source import RenamedSource
+from paged_sdk.models.transformers_door.row_check import check_rows
+from paged_sdk.models.transformers_door.seam import attach
+from paged_sdk.models.transformers_door.skeleton import make_skeleton
+from paged_sdk.models.weight_loader import WeightLoader
+from paged_sdk.quant.embedding import Embedding
+from paged_sdk.quant.policy import DENSE, WeightPolicy
+from paged_sdk.weights.source import WeightSource
+
+__all__ = ["TransformersDoor", "open_door"]
+
+_log = get_logger(__name__)
+
+
+class TransformersDoor:
+    """Holds a model of transformers that can run here, before its weights are loaded."""
+
+    def __init__(self, model: PreTrainedModel, findings: Findings) -> None:
+        self._model = model
+        self._findings = findings
+
+    @property
+    def config(self) -> DecoderConfig:
+        """Return the model's shape, as the engine sees it."""
+        return self._findings.config
+
+    def load(
+        self,
+        source: WeightSource,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        policy: WeightPolicy = DENSE,
+        on_progress: Callable[[int, int], None] | None = None,
+        num_threads: int = 1,
+    ) -> TransformersModel:
+        """Load the weights, once, and check that tokens meet in attention alone.
+
+        :param source: the weights; it stays open
+        :param dtype: of weights, activations, keys and values
+        :param policy: chooses the form that each matrix takes
+        :param on_progress: see :func:`~paged_sdk.models.loading.load_model`
+        :raises CheckpointError: a tensor is missing or has another shape than the class says
+        :raises UnsupportedArchitectureError: rows of a step would change each other
+        """
+        model, step = self._model, CurrentStep()
+        transposed = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Conv1D)}
+        renamed = RenamedSource(source, model, transposed)
+        loader = WeightLoader(renamed, policy, dtype=dtype, device=device, prefixes=("",), on_progress=on_progress)
+        _Loading(model, loader, renamed, step, self._findings.read, dtype=dtype, device=device).run(num_threads)
+        body = Body(model.get_submodule(self._findings.body))
+        model.set_submodule(self._findings.body, body)
+        made = TransformersModel(
+            model,
+            body,
+            attach(model),
+            step,
+            self._findings.layers,
+            self.config,
+            dtype=dtype,
+            device=device,
+            adaptable=[shape for shape in loader.adaptable if self._is_adaptable(shape.name)],
+        )
+        check_rows(made)
+        return made
+
+    def _is_adaptable(self, name: str) -> bool:
+        # What comes after the body sees the few tokens whose logits are read.
+        return _sees_tokens(name) and name.startswith(f"{self._findings.body}.")
+
+
+def open_door(config: Mapping[str, Any], dtype: torch.dtype) -> TransformersDoor:
+    """Make a model of transformers that has no family here, as far as that is possible without its weights.
+
+    :param config: config.json's content
+    :param dtype: of weights and activations
+    :raises UnsupportedArchitectureError: transformers has no such class, or it computes what this package does not
+    """
+    model = make_skeleton(config, dtype)
+    findings = probe(model)
+    _log.info("%s has no decoder here: transformers' %s runs it.", findings.config.model_type, type(model).__name__)
+    return TransformersDoor(model, findings)
+
+
+def _sees_tokens(name: str) -> bool:
+    """Say whether the rows of a linear layer are the tokens of a step, and not those that have chosen an expert."""
+    return "experts." not in name
+
+
+def _output_projection(model: Any) -> nn.Module | None:
+    """Return what projects hidden states to the vocabulary, where the class says what does."""
+    found: nn.Module | None = model.get_output_embeddings()
+    return found
+
+
+class _Loading:
+    """Fills a model."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        loader: WeightLoader,
+        source: RenamedSource,
+        step: CurrentStep,
+        read: Collection[str],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._model = model
+        self._loader = loader
+        self._source = source
+        self._step = step
+        self._read = read
+        self._dtype = dtype
+        self._device = device
+        self._head = next((name for name, module in model.named_modules() if module is _output_projection(model)), None)
+        # Of two names for one parameter, checkpoints may have either.
+        self._tied: dict[str, str] = dict(model.all_tied_weights_keys)
+        self._in_float32 = tuple(model._get_dtype_plan(dtype))
+
+    def run(self, num_threads: int) -> None:
+        """Load everything; the embeddings first, since an output projection may share them.
+
+        :param num_threads: how many layers are loaded at once
+        """
+        modules = dict(self._model.named_modules())
+        table = self._embedding(modules)
+        with loading_threads(num_threads) as pool:
+            pending = [
+                (name, pool.submit(self._linear, name, module, table))
+                for name, module in modules.items()
+                if type(module) in (nn.Linear, Conv1D) and not self._stays(name, module)
+            ]
+            for name, linear in pending:
+                self._model.set_submodule(name, linear.result())
+        for name, module in list(self._model.named_modules()):
+            for own, parameter in list(module.named_parameters(recurse=False)):
+                self._parameter(module, f"{name}.{own}".lstrip("."), own, parameter)
+            for own, buffer in list(module.named_buffers(recurse=False)):
+                self._buffer(module, f"{name}.{own}".lstrip("."), own, buffer)
+        self._loader.close()
+
+    def _stays(self, name: str, module: Any) -> bool:
+        """Say whether a linear layer stays what it is: the class reads its weight, or has it in another dtype."""
+        return name in self._read or module.weight.dtype != self._dtype or self._stays_float32(name)
+
+    def _embedding(self, modules: Mapping[str, nn.Module]) -> tuple[str, Embedding] | None:
+        """Load the token embeddings; return their name and form, or None where the class has its own kind of them."""
+        table = self._model.get_input_embeddings()
+        name = next((name for name, module in modules.items() if module is table), None)
+        if name is None or name in self._read or type(table) is not nn.Embedding:
+            return None
+        rows, columns = table.weight.shape
+        stored = self._name_of(f"{name}.weight")
+        embedding = self._loader.embedding(stored, vocab_size=rows, hidden_size=columns, scale=None)
+        self._model.set_submodule(name, OwnEmbedding(embedding))
+        return f"{name}.weight", embedding
+
+    def _linear(self, name: str, module: Any, table: tuple[str, Embedding] | None) -> OwnLinear:
+        weight = f"{name}.weight"
+        if table is not None and self._tied.get(weight, weight) == table[0]:
+            linear = self._loader.tied_head(name, table[1])
+            has_bias = module.bias is not None
+            bias = self._loader.tensor(self._name_of(f"{name}.bias"), linear.out_features) if has_bias else None
+            return OwnLinear(linear, self._step, bias)
+        rows, columns = module.weight.shape[::-1] if type(module) is Conv1D else module.weight.shape
+        linear = self._loader.linear(
+            [self._name_of(weight).removesuffix(".weight")],
+            in_features=columns,
+            out_features=(rows,),
+            bias=module.bias is not None,
+            is_head=name == self._head,
+        )
+        return OwnLinear(linear, self._step if _sees_tokens(name) else None)
+
+    def _parameter(self, module: nn.Module, name: str, own: str, parameter: nn.Parameter) -> None:
+        stored = self._name_of(name)
+        dtype = torch.float32 if self._stays_float32(name) else parameter.dtype
+        values = self._loader.tensor(stored, *parameter.shape).to(dtype)
+        setattr(module, own, nn.Parameter(values, requires_grad=False))
+
+    def _buffer(self, module: nn.Module, name: str, own: str, buffer: Tensor) -> None:
+        if name in self._source and own not in module._non_persistent_buffers_set:
+            buffer = self._loader.tensor(name, *buffer.shape).to(buffer.dtype)
+        if buffer.is_meta:
+            raise CheckpointError(f"there is no tensor {shown(name)}")
+        setattr(module, own, buffer.to(self._device))
+
+    def _name_of(self, name: str) -> str:
+        """Return the name under which the checkpoint has a parameter: its own, or that of one which it is tied to."""
+        if name in self._source:
+            return name
+        others = [self._tied.get(name), *(each for each, source in self._tied.items() if source == name)]
+        return next((each for each in others if each is not None and each in self._source), name)
+
+    def _stays_float32(self, name: str) -> bool:
+        return any(part in name for part in self._in_float32)

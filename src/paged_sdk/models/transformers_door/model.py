@@ -1,0 +1,111 @@
+"""Run a class of transformers over the tokens of a step, with this package's attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.kernels.step import StepContext
+from paged_sdk.models.transformers_door.modules import Body, CurrentStep
+from paged_sdk.models.transformers_door.probe import AttentionLayer, inputs
+from paged_sdk.models.transformers_door.seam import AttentionCall, Seam
+from paged_sdk.quant.adapted import AdaptableShape
+
+__all__ = ["TransformersModel"]
+
+
+class TransformersModel:
+    """Computes logits from token ids: all rows of a step are one sequence to the class; attention alone knows better.
+
+    :param model: the class with its weights; its body is a :class:`Body`
+    :param layers: what attention computes, in the order of its calls
+    :ivar adaptable: the linear layers that adapters may change
+    :ivar dtype: of activations, keys and values
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        body: Body,
+        seam: Seam,
+        step: CurrentStep,
+        layers: Sequence[AttentionLayer],
+        config: DecoderConfig,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        adaptable: Sequence[AdaptableShape] = (),
+    ) -> None:
+        self.config = config
+        self.dtype = dtype
+        self.device = device
+        self.adaptable = tuple(adaptable)
+        self.transformers_model = model
+        self.seam = seam
+        self._body = body
+        self._step = step
+        self._layers = tuple(layers)
+        self._next_layer = 0
+        seam.attend = self.attend
+
+    def forward(self, token_ids: Tensor, positions: Tensor, ctx: StepContext) -> Tensor:
+        """Run all layers over the tokens of a step.
+
+        :param token_ids: ``[num_tokens]`` int64, of all rows in order
+        :param positions: ``[num_tokens]`` int64, the position of each token within its sequence
+        :returns: ``[num_tokens, hidden_size]``, of which :meth:`logits` takes some rows
+        """
+        self._step.context, self._step.num_tokens, self._next_layer = ctx, len(token_ids), 0
+        try:
+            return self.hidden(inputs(token_ids, positions))
+        finally:
+            self._step.context = None
+
+    def hidden(self, given: Mapping[str, Any]) -> Tensor:
+        """Run all layers.
+
+        :param given: what the class is called with
+        """
+        self.transformers_model(**given)
+        return self._body.take()
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Compute scores over the vocabulary.
+
+        :param hidden: some rows of :meth:`forward`'s result, ``[num_rows, hidden_size]``
+        :returns: ``[num_rows, vocab_size]`` float32, which the caller may change
+        """
+        nothing = torch.zeros(len(hidden), dtype=torch.int64, device=hidden.device)
+        self._body.give(hidden)
+        try:
+            scores = self.transformers_model(**inputs(nothing, nothing)).logits
+        finally:
+            self._body.give(None)
+        return cast(Tensor, scores[0].float())
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        """Write one layer's keys and values to the cache, and attend."""
+        index = self._next_layer
+        layer = self._layers[index]
+        self._next_layer = index + 1
+        query, key, value = (each[0].transpose(0, 1) for each in (call.query, call.key, call.value))
+        if layer.scale != self.config.attention_scale:
+            query = query * (layer.scale / self.config.attention_scale)
+        size = self.config.head_dim
+        query, key, value = (_padded(each, size) for each in (query, key, value))
+        step = self._step.context
+        assert step is not None, "attention is computed in a step"
+        attended = step.attention.forward(index, query, key, value)
+        return attended[None, ..., : layer.value_dim].contiguous()
+
+
+def _padded(heads: Tensor, size: int) -> Tensor:
+    """Return ``[num_tokens, num_heads, size]``, contiguous, with zeros beyond the heads' own elements."""
+    missing = size - heads.shape[-1]
+    return F.pad(heads, (0, missing)) if missing else heads.contiguous()

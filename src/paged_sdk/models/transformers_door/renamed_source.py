@@ -1,0 +1,129 @@
+"""Give a checkpoint's tensors the names and shapes that a class of transformers has for them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from attrs import define, field
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+
+from paged_sdk.errors import CheckpointError, shown
+from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix
+from paged_sdk.weights.source import WeightSource
+
+__all__ = ["RenamedSource"]
+
+
+class RenamedSource:
+    """Shows a checkpoint under the names of a model's parameters, by transformers' own rules of renaming.
+
+    Matrices that are only renamed stay as they are stored. Those that the rules make of others, such as the experts of
+    a layer of one matrix each, are made when they are asked for.
+
+    :param transposed: names of matrices that the model holds with a row for each input
+    """
+
+    def __init__(self, source: WeightSource, model: PreTrainedModel, transposed: Collection[str]) -> None:
+        self._source = source
+        self._transposed = frozenset(transposed)
+        self._names: dict[str, str] = {}
+        self._made: dict[str, _Recipe] = {}
+        self._ready: dict[str, Tensor] = {}
+        rules = get_model_conversion_mapping(model)
+        renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+        converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+        of_pattern = {pattern: rule for rule in converters for pattern in rule.source_patterns}
+        own = model.state_dict()
+        prefix = model.base_model_prefix
+        for name in sorted(source.names(), key=dot_natural_key):
+            target, pattern = rename_source_key(name, renamings, converters, prefix, own)
+            if target not in own and name in own:
+                target, pattern = name, None
+            if pattern is None:
+                self._names[target] = name
+            else:
+                self._add(of_pattern[pattern], target, pattern, name)
+
+    def names(self) -> Collection[str]:
+        """Return the names of all tensors, in the model's words."""
+        return [*self._names, *self._made]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names or name in self._made
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of one tensor; see :meth:`WeightSource.shape`."""
+        shape = tuple(self._converted(name).shape) if name in self._made else self._source.shape(self._stored(name))
+        return shape[::-1] if name in self._transposed else shape
+
+    def tensor(self, name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return one tensor; see :meth:`WeightSource.tensor`."""
+        if name not in self._made:
+            return self._source.tensor(self._stored(name), dtype, device)
+        made = self._converted(name)
+        del self._ready[name]
+        return made.to(dtype=dtype, device=device)
+
+    def matrix(self, name: str) -> StoredMatrix:
+        """Return one matrix; see :meth:`WeightSource.matrix`."""
+        if name in self._made or name in self._transposed:
+            values = self.tensor(name, torch.float32, torch.device("cpu")).flatten(0, -2)
+            return DenseMatrix(values.T.contiguous() if name in self._transposed else values)
+        return self._source.matrix(self._stored(name))
+
+    def close(self) -> None:
+        """Close the checkpoint."""
+        self._source.close()
+
+    def _stored(self, name: str) -> str:
+        if name not in self._names:
+            raise CheckpointError(f"there is no tensor for {shown(name)}")
+        return self._names[name]
+
+    def _add(self, rule: WeightConverter, target: str, pattern: str, name: str) -> None:
+        """Note that a tensor is an ingredient of one or more of the model's."""
+        recipe = self._made.get(target)
+        if recipe is None:
+            recipe = _Recipe(rule, target)
+            first, *_ = rule.target_patterns
+            for each in rule.target_patterns:
+                self._made[target.replace(first, each)] = recipe
+        recipe.ingredients.append((pattern, name))
+
+    def _converted(self, name: str) -> Tensor:
+        """Return what the rules make, which is kept until it is taken."""
+        if name not in self._ready:
+            self._ready.update(self._made[name].make(self._source))
+        if name not in self._ready:
+            raise CheckpointError(f"the rules for {shown(name)} make no such tensor")
+        return self._ready[name]
+
+
+@define(eq=False)
+class _Recipe:
+    """Says of which tensors the rules make others.
+
+    :ivar target: the first of the names of what is made
+    :ivar ingredients: each with the pattern that it is known by
+    """
+
+    rule: WeightConverter
+    target: str
+    ingredients: list[tuple[str, str]] = field(factory=list)
+
+    def make(self, source: WeightSource) -> Mapping[str, Tensor]:
+        """Make all tensors of the recipe."""
+        rule = copy.deepcopy(self.rule)
+        cpu = torch.device("cpu")
+        for pattern, name in self.ingredients:
+            read: Any = partial(source.tensor, name, torch.float32, cpu)  # rules take functions as they take futures
+            rule.add_tensor(self.target, name, pattern, read)
+        made = rule.convert(self.target)
+        return {name: each[0] if isinstance(each, list) else each for name, each in made.items()}

@@ -1,0 +1,78 @@
+"""Check that the rows of a step meet in attention alone, and that their positions are those they are given."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from attrs import field, frozen
+from torch import Tensor
+
+from paged_sdk.models.transformers_door.model import TransformersModel
+from paged_sdk.models.transformers_door.probe import inputs
+from paged_sdk.models.transformers_door.seam import AttentionCall
+from paged_sdk.models.transformers_door.skeleton import refusal
+
+__all__ = ["check_rows"]
+
+_NUM_ROWS: Final = 6
+_MIXED: Final = (4, 1, 1, 3, 0, 5)
+_POISONED: Final = (0, 3)
+
+
+@frozen(eq=False)
+class _Seen:
+    """Collects what a run says of each row: queries and keys of all layers, and the scores."""
+
+    parts: list[Tensor] = field(factory=list)
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        """Let each token see itself alone."""
+        self.parts.extend(each[0].transpose(0, 1).flatten(1).float() for each in (call.query, call.key))
+        repeats = call.query.shape[1] // call.value.shape[1]
+        return call.value.repeat_interleave(repeats, 1).transpose(1, 2).contiguous()
+
+
+@torch.inference_mode()
+def check_rows(model: TransformersModel) -> None:
+    """Run a few tokens without attention between them: whatever one of them changes of another goes past the cache, and
+    a text would depend on its neighbours and on how it is cut into steps.
+
+    :raises UnsupportedArchitectureError: that is the case, or the class has positions of its own
+    """
+    model_type = model.config.model_type
+    numbered, mixed = torch.arange(_NUM_ROWS, device=model.device), torch.tensor(_MIXED, device=model.device)
+    plain = _run(model, numbered)
+    if not all(_alike(each, of_plain[mixed]) for each, of_plain in zip(_run(model, mixed), plain, strict=True)):
+        raise refusal(model_type, "its positions are not those that it is given")
+    rows = torch.tensor(_POISONED, device=model.device)
+
+    def poison(module: object, args: object, output: Tensor) -> Tensor:
+        return output.index_fill(1, rows, torch.nan)
+
+    hook = model.transformers_model.get_input_embeddings().register_forward_hook(poison)
+    try:
+        poisoned = _run(model, numbered)
+    finally:
+        hook.remove()
+    clean = [row for row in range(_NUM_ROWS) if row not in _POISONED]
+    if not all(each[clean].isfinite().all() for each in poisoned) or poisoned[-1][list(_POISONED)].isfinite().any():
+        raise refusal(model_type, "its tokens see each other elsewhere than in attention")
+
+
+def _run(model: TransformersModel, positions: Tensor) -> list[Tensor]:
+    """Run as many equal tokens as there are rows."""
+    seen = _Seen()
+    model.seam.attend = seen.attend
+    padding = getattr(model.transformers_model.config.get_text_config(), "pad_token_id", None)
+    tokens = torch.full((_NUM_ROWS,), 2 if padding == 1 else 1, device=model.device)
+    try:
+        hidden = model.hidden(inputs(tokens, positions))
+    finally:
+        model.seam.attend = model.attend
+    return [*seen.parts, model.logits(hidden)]
+
+
+def _alike(some: Tensor, others: Tensor) -> bool:
+    """Say whether numbers are the same up to rounding; positions that are others change them by as much as they are."""
+    return bool((some - others).abs().max() <= 1e-3 * others.abs().max())

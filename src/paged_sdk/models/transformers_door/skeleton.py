@@ -1,0 +1,99 @@
+"""Make a model of transformers from a config.json, with its buffers and without its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+from torch.overrides import TorchFunctionMode
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from paged_sdk.errors import UnsupportedArchitectureError, shown
+from paged_sdk.models.transformers_door.seam import IMPLEMENTATION, register
+
+__all__ = ["make_skeleton", "refusal"]
+
+# These make tensors of torch's default dtype, where none is given. It belongs to the whole process, so it is not set.
+_FACTORIES: Final = (torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.linspace)
+
+# Parts of a config for what is not text.
+_OTHER_MODALITIES: Final = ("vision_config", "audio_config", "vision_tokenizer_config", "vq_config")
+
+# Kinds of layers, as configs name them, that attend to keys and values and keep nothing else.
+_ATTENTION_KINDS: Final = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention"})
+
+
+def refusal(model_type: str, reason: str) -> UnsupportedArchitectureError:
+    """Make the error of a model that cannot run this way.
+
+    :param reason: completes "it cannot run through transformers' classes: ..."
+    """
+    return UnsupportedArchitectureError(
+        f"model_type {shown(model_type)} has no decoder here, and cannot run through transformers' classes: {reason}",
+        architecture=model_type,
+    )
+
+
+def make_skeleton(config: Mapping[str, Any], dtype: torch.dtype) -> PreTrainedModel:
+    """Make the model: buffers are computed, on the CPU; parameters have shapes and nothing more (device ``meta``).
+
+    :param config: config.json's content
+    :raises UnsupportedArchitectureError: transformers has no such class that generates text, or it cannot be made
+    """
+    model_type = str(config.get("model_type", ""))
+    class_name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
+    if class_name is None:
+        raise refusal(model_type, "transformers has no class of this name that generates text")
+    parts = [name for name in _OTHER_MODALITIES if config.get(name) is not None]
+    parts += [name for name in CONFIG_MAPPING[model_type].sub_configs if name == "text_config"]
+    if parts or class_name.endswith("ForConditionalGeneration"):
+        raise refusal(model_type, f"it is for more than text ({', '.join(parts) or class_name})")
+    names = config.get("architectures") or [class_name]
+    if not any(str(name) == class_name or str(name).endswith("ForCausalLM") for name in names):
+        raise refusal(model_type, f"its architectures are {shown(names)}, not {class_name}")
+    register()
+    try:
+        made = _config(model_type, config)
+        with _WithoutWeights(dtype):
+            make: Any = AutoModelForCausalLM.from_config
+            model: Any = make(
+                made, attn_implementation=IMPLEMENTATION, experts_implementation=IMPLEMENTATION, dtype=torch.float32
+            )
+    except Exception as error:  # whatever a stranger's config makes of a stranger's class
+        raise refusal(model_type, f"{class_name} says {shown(str(error))}") from error
+    kinds = set(getattr(made, "layer_types", None) or ()) - _ATTENTION_KINDS
+    if model._is_stateful or kinds:
+        what = f" (in layers of {', '.join(sorted(kinds))})" if kinds else ""
+        raise refusal(model_type, f"{class_name} keeps other states of a text than keys and values{what}")
+    made_model: PreTrainedModel = model.eval().requires_grad_(False)
+    return made_model
+
+
+def _config(model_type: str, content: Mapping[str, Any]) -> PreTrainedConfig:
+    """Make transformers' config. Code that a checkpoint names is not run, and weights are read by this package."""
+    left_out = ("auto_map", "quantization_config", "torch_dtype", "dtype", "_attn_implementation")
+    made = CONFIG_MAPPING[model_type].from_dict({key: value for key, value in content.items() if key not in left_out})
+    assert isinstance(made, PreTrainedConfig)
+    made.use_cache = False
+    return made
+
+
+class _WithoutWeights(TorchFunctionMode):
+    """Lets what is made of uninitialized memory have none, and gives other tensors a model's dtype."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._dtype = dtype
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = dict(kwargs or {})
+        if func in _FACTORIES and given.get("dtype") is None:
+            given["dtype"] = self._dtype
+        if func is torch.empty and given.get("device") is None:
+            given["device"] = "meta"
+        return func(*args, **given)
