@@ -17,7 +17,7 @@ from paged_sdk.quant.embedding import Embedding
 from paged_sdk.quant.experts import Experts
 from paged_sdk.quant.linear import Linear
 from paged_sdk.quant.policy import ExpertStack, NamedMatrix, Role, WeightPolicy
-from paged_sdk.weights.source import WeightSource
+from paged_sdk.weights.source import OfFiles, WeightSource
 
 __all__ = ["WeightLoader"]
 
@@ -204,7 +204,11 @@ class WeightLoader:
     def _check_shape(self, name: str, expected: tuple[int, ...]) -> None:
         found = self._source.shape(name)
         if found != expected:
-            raise CheckpointError(f"tensor {shown(name)} has shape {list(found)}: expected {list(expected)}")
+            path = self._source.path_of(name) if isinstance(self._source, OfFiles) else None
+            where = "" if path is None else f"{path}: "
+            raise CheckpointError(
+                f"{where}tensor {shown(name)} has shape {list(found)}: expected {list(expected)}", path=path
+            )
 
     def _loaded(self, *names: str) -> None:
         with self._lock:  # so that what is reported only grows

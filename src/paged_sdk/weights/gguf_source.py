@@ -101,6 +101,10 @@ class GgufSource:
         """Return the shape of one tensor: see :meth:`paged_sdk.weights.source.WeightSource.shape`."""
         return self._find(name).tensor.shape
 
+    def path_of(self, name: str) -> Path:
+        """Return the file that holds a tensor: of a split model, one of its parts."""
+        return self._weights[name].tensor.file.path if name in self._weights else self._path
+
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return one tensor: see :meth:`paged_sdk.weights.source.WeightSource.tensor`."""
         weight = self._find(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -30,13 +31,14 @@ class QuantizedSource:
         self._stored = stored
         self._format = format_
         self._packed: dict[str, PackedTensors] = {}
-        codes: set[str] = set()
+        self._codes: dict[str, str] = {}
         for name in stored.names():
             if (found := format_.packs(name, stored.dtype(name))) is not None:
                 prefix, unpacked = found
                 self._packed[unpacked] = PackedTensors(stored, prefix)
-                codes.add(name)
+                self._codes[unpacked] = name
         prefixes = {tensors.prefix for tensors in self._packed.values()}
+        codes = set(self._codes.values())
         others = {name: format_.owner(name) for name in stored.names() if name not in codes}
         for name, owner in others.items():
             if owner is not None and owner not in prefixes:
@@ -68,6 +70,10 @@ class QuantizedSource:
         """Return one matrix: see :meth:`paged_sdk.weights.source.WeightSource.matrix`."""
         tensors = self._packed.get(name)
         return self._stored.matrix(self._found(name)) if tensors is None else self._format.matrix(tensors).stored()
+
+    def path_of(self, name: str) -> Path:
+        """Return the file that holds a tensor, or a packed matrix's codes."""
+        return self._stored.path_of(self._codes.get(name, name))
 
     def close(self) -> None:
         """Close the files; tensors taken from them before stay valid."""

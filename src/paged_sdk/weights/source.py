@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Protocol
+from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from paged_sdk.kernels.stored_matrix import StoredMatrix
 
-__all__ = ["WeightSource"]
+__all__ = ["OfFiles", "WeightSource"]
 
 
 class WeightSource(Protocol):
@@ -57,4 +58,13 @@ class WeightSource(Protocol):
 
     def close(self) -> None:
         """Close the files. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class OfFiles(Protocol):
+    """Knows the files that tensors come from, for the text of errors; a source of tensors need not."""
+
+    def path_of(self, name: str) -> Path:
+        """Return the file that holds a tensor; for one that does not exist, where it was looked for."""
         ...
