@@ -385,7 +385,7 @@ class TestRefused:
             config_of(tmp_path, **{key: value})
 
     def test_blocks_that_are_not_there(self, tmp_path: Path) -> None:
-        with pytest.raises(CheckpointError, match=r"no tensor 'blk\.2999999\.attn_norm\.weight'"):
+        with pytest.raises(CheckpointError, match=r"no tensor 'blk\.2999999\.attn_output\.weight'"):
             config_of(tmp_path, block_count=3_000_000)
 
     def test_odd_heads(self, tmp_path: Path) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from attrs import frozen
-
 from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError, shown
+from paged_sdk.weights.gguf_families import FAMILIES, biases_of, norm_eps
+from paged_sdk.weights.gguf_model import GgufModel
 from paged_sdk.weights.gguf_names import ARCHITECTURES
 from paged_sdk.weights.gguf_tensor import GgufTensor
 
@@ -23,7 +22,7 @@ _GEMMA3_PERIOD, _GEMMA3_LOCAL_THETA = 6, 10_000.0
 _WIDE_SCALE_LAYERS = MappingProxyType({"gemma2": 46, "gemma3": 62})
 
 # Architectures that may have experts, and the keys of other architectures' mixtures that are refused.
-_MIXTURES = frozenset({"llama", "qwen2moe", "qwen3moe"})
+_MIXTURES = frozenset({"llama", "qwen2moe", "qwen3moe", "olmoe"})
 _SHARED_SIZE = "expert_shared_feed_forward_length"
 _OTHER_MIXTURES = ("expert_shared_count", "expert_group_count", _SHARED_SIZE)
 _SOFTMAX_GATE = 1
@@ -31,7 +30,9 @@ _SOFTMAX_GATE = 1
 # Tensors that say how positions are scaled, and the architectures for which llama.cpp reads them.
 _DIVISORS = "rope_freqs.weight"
 _LONGROPE_TENSORS = ("rope_factors_long.weight", "rope_factors_short.weight")
-_ROPE_TENSORS = MappingProxyType({"llama": (_DIVISORS, *_LONGROPE_TENSORS), "phi3": _LONGROPE_TENSORS})
+_ROPE_TENSORS = MappingProxyType(
+    {"llama": (_DIVISORS, *_LONGROPE_TENSORS), "phi3": _LONGROPE_TENSORS, "exaone4": (_DIVISORS,)}
+)
 
 _QKV = ("attn_q", "attn_k", "attn_v")
 
@@ -52,7 +53,7 @@ def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTens
     :raises UnsupportedArchitectureError: the architecture, or something that it uses, is not supported
     :raises CheckpointError: metadata or a tensor that is needed is missing or malformed
     """
-    model = _Model(metadata, tensors, path, _architecture(metadata, path))
+    model = GgufModel(metadata, tensors, path, _architecture(metadata, path))
     _check_positions(model)
     config = _common(model) | _experts(model) | _FAMILIES[model.architecture](model)
     _check_biases(model, config)
@@ -90,7 +91,7 @@ def _architecture(metadata: Mapping[str, Any], path: Path) -> str:
     return architecture
 
 
-def _check_positions(model: _Model) -> None:
+def _check_positions(model: GgufModel) -> None:
     """Refuse what the architecture does not do with positions, and llama.cpp has no place for either.
 
     :raises UnsupportedArchitectureError: a part of each head is rotated, or frequencies have divisors
@@ -101,7 +102,7 @@ def _check_positions(model: _Model) -> None:
             raise model.unsupported(f"a tensor {shown(name)}")
 
 
-def _check_biases(model: _Model, config: Mapping[str, Any]) -> None:
+def _check_biases(model: GgufModel, config: Mapping[str, Any]) -> None:
     """Refuse biases that the model does not add.
 
     :raises UnsupportedArchitectureError: there are some
@@ -111,96 +112,13 @@ def _check_biases(model: _Model, config: Mapping[str, Any]) -> None:
         added |= {*_QKV, "attn_output"}
     if config.get("mlp_bias"):
         added |= {"ffn_gate", "ffn_up", "ffn_down"}
+    added |= biases_of(model.architecture)
     for name in model.tensors:
         if name.endswith(".bias") and name.split(".")[-2] not in added:
             raise model.unsupported(f"a tensor {shown(name)}")
 
 
-@frozen
-class _Model:
-    """Gives checked access to what a GGUF file says of its model."""
-
-    metadata: Mapping[str, Any]
-    tensors: Mapping[str, GgufTensor]
-    path: Path
-    architecture: str
-
-    def number(self, key: str, default: float | None = None) -> float:
-        """Return a finite number >= 0 of the architecture's keys."""
-        full_key = f"{self.architecture}.{key}"
-        value = self.metadata.get(full_key, default)
-        if isinstance(value, list) and value and all(entry == value[0] for entry in value):
-            value = value[0]
-        if isinstance(value, list):
-            raise self.unsupported(f"{full_key} that differs from layer to layer")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-            raise self.malformed(f"metadata {full_key} is {shown(value)}: expected a number")
-        return value
-
-    def integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
-        """Return an int of the architecture's keys."""
-        value = self.number(key, default)
-        if not isinstance(value, int) or value < minimum:
-            raise self.malformed(f"metadata {self.architecture}.{key} is {shown(value)}: expected an int >= {minimum}")
-        return value
-
-    def tensor(self, name: str) -> GgufTensor:
-        found = self.tensors.get(name)
-        if found is None:
-            raise self.malformed(f"there is no tensor {shown(name)}")
-        return found
-
-    @property
-    def has_experts(self) -> bool:
-        return self.integer("expert_count", 0, minimum=0) > 0
-
-    def factors(self, name: str, rotary_dim: int) -> list[float]:
-        """Return a tensor of one divisor for each rotary frequency."""
-        tensor = self.tensor(name)
-        if tensor.shape != (rotary_dim // 2,):
-            raise self.malformed(f"tensor {shown(name)} has shape {list(tensor.shape)}: expected [{rotary_dim // 2}]")
-        divisors: list[float] = tensor.decoded().tolist()
-        return divisors
-
-    @property
-    def num_layers(self) -> int:
-        count = self.integer("block_count")
-        self.tensor(f"blk.{count - 1}.attn_norm.weight")
-        return count
-
-    @property
-    def head_dim(self) -> int:
-        shared = self.integer("embedding_length") // self.integer("attention.head_count")
-        # Older llama files say only how much of a head is rotated, which for llama is all of it.
-        fallback = self.integer("rope.dimension_count", shared) if self.architecture == "llama" else shared
-        head_dim = self.integer("attention.key_length", fallback)
-        if head_dim % 2:
-            raise self.malformed(f"a head of {head_dim} elements cannot be rotated")
-        if self.integer("attention.value_length", head_dim) != head_dim:
-            raise self.unsupported("values of another head size than keys")
-        return head_dim
-
-    @property
-    def rotary_dim(self) -> int:
-        """Return how many elements of each head are rotated: all of them, but for phi3."""
-        rotary_dim = self.integer("rope.dimension_count", self.head_dim)
-        if rotary_dim != self.head_dim and self.architecture != "phi3":
-            raise self.unsupported(f"{rotary_dim} of {self.head_dim} elements per head rotated")
-        return rotary_dim
-
-    def malformed(self, what: str) -> CheckpointError:
-        return CheckpointError(f"{self.path} cannot be used: {what}", path=self.path)
-
-    def unsupported(self, what: str) -> UnsupportedArchitectureError:
-        return UnsupportedArchitectureError(
-            f"{self.path} is a {self.architecture} model with {what}, which is not supported",
-            path=self.path,
-            architecture=self.architecture,
-            supported=ARCHITECTURES,
-        )
-
-
-def _common(model: _Model) -> dict[str, Any]:
+def _common(model: GgufModel) -> dict[str, Any]:
     num_heads = model.integer("attention.head_count")
     config: dict[str, Any] = {
         "model_type": ARCHITECTURES[model.architecture].model_type,
@@ -212,7 +130,7 @@ def _common(model: _Model) -> dict[str, Any]:
         "num_key_value_heads": model.integer("attention.head_count_kv", num_heads),
         "head_dim": model.head_dim,
         "max_position_embeddings": model.integer("context_length"),
-        "rms_norm_eps": model.number("attention.layer_norm_rms_epsilon"),
+        **norm_eps(model),
         "rope_theta": model.number("rope.freq_base", 10_000.0),
         "rope_scaling": _rope_scaling(model),
         "tie_word_embeddings": "output.weight" not in model.tensors,
@@ -225,7 +143,7 @@ def _common(model: _Model) -> dict[str, Any]:
     return config
 
 
-def _experts(model: _Model) -> dict[str, Any]:
+def _experts(model: GgufModel) -> dict[str, Any]:
     """Return the settings of a mixture of experts; nothing for other models."""
     if not model.has_experts:
         return {}
@@ -245,7 +163,7 @@ def _experts(model: _Model) -> dict[str, Any]:
     }
 
 
-def _rope_scaling(model: _Model) -> dict[str, Any] | None:
+def _rope_scaling(model: GgufModel) -> dict[str, Any] | None:
     """Return the scaling of the rotary embedding, from the keys and tensors that llama.cpp reads.
 
     The keys of yarn's own, ``yarn_attn_factor``, ``yarn_beta_fast`` and the like, are not among them: llama.cpp reads
@@ -275,7 +193,7 @@ def _rope_scaling(model: _Model) -> dict[str, Any] | None:
     return {"rope_type": "default"} | scaling if scaling else None
 
 
-def _longrope(model: _Model, factor: float) -> dict[str, Any]:
+def _longrope(model: GgufModel, factor: float) -> dict[str, Any]:
     if factor != 1.0:
         raise model.unsupported(
             f"metadata {model.architecture}.rope.scaling.factor = {factor} beside LongRoPE's tensors"
@@ -293,7 +211,7 @@ def _longrope(model: _Model, factor: float) -> dict[str, Any]:
     }
 
 
-def _llama(model: _Model) -> dict[str, Any]:
+def _llama(model: GgufModel) -> dict[str, Any]:
     # Llama.cpp gives this architecture no windows, whatever the file says: Mistral's come with none.
     config: dict[str, Any] = {
         "attention_bias": "blk.0.attn_q.bias" in model.tensors,
@@ -304,14 +222,14 @@ def _llama(model: _Model) -> dict[str, Any]:
     return config
 
 
-def _qwen(model: _Model) -> dict[str, Any]:
+def _qwen(model: GgufModel) -> dict[str, Any]:
     config: dict[str, Any] = {"use_sliding_window": False, "sliding_window": None}
     if model.architecture not in ("qwen2", "qwen2moe"):
         config["attention_bias"] = "blk.0.attn_q.bias" in model.tensors
     return config
 
 
-def _qwen2moe(model: _Model) -> dict[str, Any]:
+def _qwen2moe(model: GgufModel) -> dict[str, Any]:
     """Return what llama.cpp does for this architecture: weights of experts are not made to add up to 1."""
     experts, shared = model.tensor("blk.0.ffn_gate_exps.weight"), model.tensor("blk.0.ffn_gate_shexp.weight")
     if len(experts.shape) != 3 or len(shared.shape) != 2:
@@ -328,7 +246,7 @@ def _qwen2moe(model: _Model) -> dict[str, Any]:
     }
 
 
-def _qwen3moe(model: _Model) -> dict[str, Any]:
+def _qwen3moe(model: GgufModel) -> dict[str, Any]:
     return _qwen(model) | {
         "moe_intermediate_size": model.integer(
             "expert_feed_forward_length",
@@ -340,7 +258,7 @@ def _qwen3moe(model: _Model) -> dict[str, Any]:
     }
 
 
-def _phi3(model: _Model) -> dict[str, Any]:
+def _phi3(model: GgufModel) -> dict[str, Any]:
     context = model.integer("context_length")
     return {
         "partial_rotary_factor": model.rotary_dim / model.head_dim,
@@ -350,7 +268,7 @@ def _phi3(model: _Model) -> dict[str, Any]:
     }
 
 
-def _gemma2(model: _Model) -> dict[str, Any]:
+def _gemma2(model: GgufModel) -> dict[str, Any]:
     theta = model.number("rope.freq_base", 10_000.0)
     if (windowed := model.number("rope.freq_base_swa", theta)) != theta:
         raise model.unsupported(f"metadata gemma2.rope.freq_base_swa = {windowed}")
@@ -361,7 +279,7 @@ def _gemma2(model: _Model) -> dict[str, Any]:
     }
 
 
-def _gemma3(model: _Model) -> dict[str, Any]:
+def _gemma3(model: GgufModel) -> dict[str, Any]:
     if (attn_factor := model.number("rope.scaling.attn_factor", 1.0)) != 1.0:
         raise model.unsupported(f"metadata gemma3.rope.scaling.attn_factor = {attn_factor}")
     window = model.integer("attention.sliding_window", 0, minimum=0)
@@ -372,7 +290,7 @@ def _gemma3(model: _Model) -> dict[str, Any]:
     }
 
 
-def _gemma(model: _Model, window: int, period: int) -> dict[str, Any]:
+def _gemma(model: GgufModel, window: int, period: int) -> dict[str, Any]:
     """Return the settings that gemma2 and gemma3 share.
 
     :param window: the window of sliding layers; 0: none slide
@@ -395,7 +313,7 @@ def _gemma(model: _Model, window: int, period: int) -> dict[str, Any]:
     }
 
 
-_FAMILIES: Mapping[str, Callable[[_Model], dict[str, Any]]] = MappingProxyType(
+_FAMILIES: Mapping[str, Callable[[GgufModel], dict[str, Any]]] = MappingProxyType(
     {
         "llama": _llama,
         "qwen2": _qwen,
@@ -405,5 +323,6 @@ _FAMILIES: Mapping[str, Callable[[_Model], dict[str, Any]]] = MappingProxyType(
         "phi3": _phi3,
         "gemma2": _gemma2,
         "gemma3": _gemma3,
+        **FAMILIES,
     }
 )

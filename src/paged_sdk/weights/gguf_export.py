@@ -15,7 +15,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from paged_sdk.config.decoder import DecoderConfig, RopeConfig, RopeKind
+from paged_sdk.config.decoder import DecoderConfig, NormKind, RopeConfig, RopeKind
 from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError, shown
 from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.weights.gguf_names import ARCHITECTURES, EACH, GgufArchitecture
@@ -86,9 +86,11 @@ def gguf_architecture(config: DecoderConfig) -> str:
 
 
 def global_rope(config: DecoderConfig) -> RopeConfig:
-    """Return the rotary embedding of layers that attend to everything, or of all where none does."""
-    layers = zip(config.ropes, config.sliding_windows, strict=True)
-    return next((rope for rope, window in layers if window is None), config.ropes[0])
+    """Return the rotary embedding of layers that attend to everything, or of all where none does; layers without
+    positions do not count.
+    """
+    layers = [pair for pair in zip(config.ropes, config.sliding_windows, strict=True) if pair[0].rotates]
+    return next((rope for rope, window in layers if window is None), layers[0][0] if layers else config.ropes[0])
 
 
 def config_metadata(config: DecoderConfig, attention_factor: float) -> dict[str, Any]:
@@ -106,7 +108,7 @@ def config_metadata(config: DecoderConfig, attention_factor: float) -> dict[str,
         "feed_forward_length": config.intermediate_size,
         "attention.head_count": config.num_heads,
         "attention.head_count_kv": config.num_kv_heads,
-        "attention.layer_norm_rms_epsilon": float(config.norm_eps),
+        f"attention.layer_norm_{'rms_' if config.norm is NormKind.RMS else ''}epsilon": float(config.norm_eps),
         "attention.key_length": config.head_dim,
         "attention.value_length": config.head_dim,
         "rope.dimension_count": rope.rotary_dim,
@@ -133,6 +135,9 @@ def config_metadata(config: DecoderConfig, attention_factor: float) -> dict[str,
         values["rope.scaling.attn_factor"] = float(rope.gguf_attn_factor)
     if name in ("gemma2", "gemma3"):
         values |= _gemma(config, name)
+    values |= _factors(config, name)
+    if name in ("cohere2", "exaone4") and any(config.sliding_windows):
+        values["attention.sliding_window"] = max(width for width in config.sliding_windows if width is not None)
     return {f"{name}.{key}": value for key, value in values.items()}
 
 
@@ -273,6 +278,21 @@ def _mixture(config: DecoderConfig) -> dict[str, Any]:
     if moe.shared_intermediate_size is not None:
         values["expert_shared_feed_forward_length"] = moe.shared_intermediate_size
     return values
+
+
+def _factors(config: DecoderConfig, name: str) -> dict[str, Any]:
+    """Return what some families multiply by."""
+    values: dict[str, float] = {}
+    if name == "granite":
+        values = {
+            "embedding_scale": config.embedding_scale or 1.0,
+            "residual_scale": config.residual_scale or 1.0,
+            "attention.scale": config.attention_scale,
+            "logit_scale": 1.0 / (config.logit_scale or 1.0),  # logits are divided by it
+        }
+    elif config.logit_scale is not None:
+        values = {"logit_scale": config.logit_scale}
+    return {key: float(value) for key, value in values.items()}
 
 
 def _gemma(config: DecoderConfig, name: str) -> dict[str, Any]:

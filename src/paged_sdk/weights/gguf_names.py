@@ -24,13 +24,13 @@ _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output
 EACH = "*"
 """Stands in a Hugging Face name for the number of each expert whose matrix is in the stack."""
 
-_ATTENTION = {
-    "attn_norm": "input_layernorm",
+_PROJECTIONS = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
 }
+_ATTENTION = {"attn_norm": "input_layernorm"} | _PROJECTIONS
 _QK_NORM = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 _MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
 _MIXTRAL_EXPERTS = {
@@ -50,6 +50,15 @@ _SHARED_EXPERT = {
     "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+_UP_DOWN = {"ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+_OUTPUT_NORMS = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+_GLM4 = {
+    "post_attention_norm": "post_self_attn_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_up": "mlp.gate_up_proj",
+    "ffn_down": "mlp.down_proj",
+    "post_ffw_norm": "post_mlp_layernorm",
 }
 _PRE_NORM = {"ffn_norm": "post_attention_layernorm"}
 _SANDWICH_NORMS = {
@@ -132,5 +141,27 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
         "gemma3": GgufArchitecture(
             model_type="gemma3_text", block_names=_ATTENTION | _QK_NORM | _SANDWICH_NORMS | _MLP, norm_offset=1.0
         ),
+        "gemma": GgufArchitecture(model_type="gemma", block_names=_ATTENTION | _PRE_NORM | _MLP, norm_offset=1.0),
+        "granite": GgufArchitecture(model_type="granite", block_names=_ATTENTION | _PRE_NORM | _MLP, permuted_qk=True),
+        "smollm3": GgufArchitecture(model_type="smollm3", block_names=_ATTENTION | _PRE_NORM | _MLP, permuted_qk=True),
+        "arcee": GgufArchitecture(model_type="arcee", block_names=_ATTENTION | _PRE_NORM | _UP_DOWN, permuted_qk=True),
+        "seed_oss": GgufArchitecture(
+            model_type="seed_oss",
+            block_names=_ATTENTION | {"post_attention_norm": "post_attention_layernorm"} | _MLP,
+        ),
+        "ernie4_5": GgufArchitecture(model_type="ernie4_5", block_names=_ATTENTION | _PRE_NORM | _MLP),
+        "olmo2": GgufArchitecture(model_type="olmo2", block_names=_PROJECTIONS | _QK_NORM | _OUTPUT_NORMS | _MLP),
+        "exaone4": GgufArchitecture(model_type="exaone4", block_names=_PROJECTIONS | _QK_NORM | _OUTPUT_NORMS | _MLP),
+        "glm4": GgufArchitecture(model_type="glm4", block_names=_ATTENTION | _GLM4),
+        "starcoder2": GgufArchitecture(
+            model_type="starcoder2",
+            block_names=_ATTENTION | _PRE_NORM | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
+        ),
+        "command-r": GgufArchitecture(model_type="cohere", block_names=_ATTENTION | _QK_NORM | _MLP),
+        "cohere2": GgufArchitecture(model_type="cohere2", block_names=_ATTENTION | _MLP),
+        "nemotron": GgufArchitecture(
+            model_type="nemotron", block_names=_ATTENTION | _PRE_NORM | _UP_DOWN, norm_offset=1.0
+        ),
+        "olmoe": GgufArchitecture(model_type="olmoe", block_names=_ATTENTION | _QK_NORM | _PRE_NORM | _EXPERTS),
     }
 )

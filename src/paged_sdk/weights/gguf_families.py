@@ -1,0 +1,163 @@
+"""Make the configs of GGUF's architectures that differ from llama in a few keys, as llama.cpp reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from paged_sdk.weights.gguf_model import GgufModel
+
+__all__ = ["FAMILIES", "biases_of", "norm_eps"]
+
+# The field of architectures with layer norms that says what these add to the variance.
+_LAYER_NORM_EPS: Final = MappingProxyType(
+    {
+        "starcoder2": "norm_epsilon",
+        "command-r": "layer_norm_eps",
+        "cohere2": "layer_norm_eps",
+        "nemotron": "norm_eps",
+    }
+)
+_PERIOD: Final = 4  # of windows, and of layers without positions; files do not say it
+_EXAONE_WITH_WINDOWS: Final = 64  # layers: its smaller models have none
+
+
+def norm_eps(model: GgufModel) -> dict[str, Any]:
+    """Return what norms add to the variance, by the name of the config's field."""
+    if (field := _LAYER_NORM_EPS.get(model.architecture)) is not None:
+        return {field: model.number("attention.layer_norm_epsilon")}
+    return {"rms_norm_eps": model.number("attention.layer_norm_rms_epsilon")}
+
+
+def biases_of(architecture: str) -> frozenset[str]:
+    """Return the tensors that have a bias beside those that the config says."""
+    if architecture in ("starcoder2", "nemotron"):
+        return frozenset({"attn_norm", "ffn_norm", "output_norm"})
+    return frozenset({"attn_q", "attn_k", "attn_v"}) if architecture in ("glm4", "seed_oss") else frozenset()
+
+
+def _has(model: GgufModel, name: str) -> bool:
+    return f"blk.0.{name}" in model.tensors
+
+
+def _biases(model: GgufModel) -> dict[str, Any]:
+    return {"attention_bias": _has(model, "attn_q.bias"), "mlp_bias": _has(model, "ffn_up.bias")}
+
+
+def _gemma(model: GgufModel) -> dict[str, Any]:
+    return {"hidden_act": "gelu_pytorch_tanh", "attention_bias": False}
+
+
+def _granite(model: GgufModel) -> dict[str, Any]:
+    """Return Granite's factors; 0 stands for none there."""
+    return _biases(model) | {
+        "attention_multiplier": model.number("attention.scale", 0.0) or model.head_dim**-0.5,
+        "embedding_multiplier": model.number("embedding_scale", 0.0) or 1.0,
+        "residual_multiplier": model.number("residual_scale", 0.0) or 1.0,
+        "logits_scaling": model.number("logit_scale", 0.0) or 1.0,
+    }
+
+
+def _seed_oss(model: GgufModel) -> dict[str, Any]:
+    return {"attention_bias": _has(model, "attn_q.bias"), "attention_out_bias": False, "mlp_bias": False}
+
+
+def _smollm3(model: GgufModel) -> dict[str, Any]:
+    return _biases(model) | {"no_rope_layer_interval": _PERIOD, "use_sliding_window": False, "sliding_window": None}
+
+
+def _arcee(model: GgufModel) -> dict[str, Any]:
+    return _biases(model) | {"hidden_act": "relu2"}
+
+
+def _olmo2(model: GgufModel) -> dict[str, Any]:
+    if (window := model.number("attention.sliding_window", 0)) != 0:
+        raise model.unsupported(f"metadata olmo2.attention.sliding_window = {window}, which OLMo 3 has")
+    return {"attention_bias": False}
+
+
+def _ernie4_5(model: GgufModel) -> dict[str, Any]:
+    return {"use_bias": False}
+
+
+def _exaone4(model: GgufModel) -> dict[str, Any]:
+    layers = model.num_layers
+    window = model.integer("attention.sliding_window", 4096) if layers == _EXAONE_WITH_WINDOWS else None
+    return {"sliding_window": window, "sliding_window_pattern": _PERIOD, "layer_types": _layer_types(layers, window)}
+
+
+def _glm4(model: GgufModel) -> dict[str, Any]:
+    return {
+        "partial_rotary_factor": model.rotary_dim / model.head_dim,
+        "attention_bias": _has(model, "attn_q.bias"),
+    }
+
+
+def _starcoder2(model: GgufModel) -> dict[str, Any]:
+    # It has biases everywhere or nowhere, and no windows, whatever the file says.
+    has_bias = _has(model, "attn_q.bias")
+    return {
+        "hidden_act": "gelu_pytorch_tanh",
+        "use_bias": has_bias,
+        "attention_bias": has_bias,
+        "mlp_bias": has_bias,
+        "sliding_window": None,
+    }
+
+
+def _command_r(model: GgufModel) -> dict[str, Any]:
+    return {
+        "logit_scale": model.number("logit_scale", 0.0) or 1.0,
+        "use_qk_norm": _has(model, "attn_q_norm.weight"),
+        "attention_bias": False,
+    }
+
+
+def _cohere2(model: GgufModel) -> dict[str, Any]:
+    window = model.integer("attention.sliding_window")
+    return {
+        "logit_scale": model.number("logit_scale", 0.0) or 1.0,
+        "attention_bias": False,
+        "sliding_window": window,
+        "layer_types": _layer_types(model.num_layers, window),
+    }
+
+
+def _nemotron(model: GgufModel) -> dict[str, Any]:
+    return _biases(model) | {
+        "hidden_act": "relu2",
+        "partial_rotary_factor": model.rotary_dim / model.head_dim,
+    }
+
+
+def _olmoe(model: GgufModel) -> dict[str, Any]:
+    # Llama.cpp neither clips queries and keys of this architecture, nor makes weights of experts add up to 1.
+    return {"attention_bias": False, "clip_qkv": None, "norm_topk_prob": False}
+
+
+def _layer_types(num_layers: int, window: int | None) -> list[str]:
+    """Return the types of layers of which each fourth attends to everything."""
+    windowed = "full_attention" if window is None else "sliding_attention"
+    return [windowed if (layer + 1) % _PERIOD else "full_attention" for layer in range(num_layers)]
+
+
+FAMILIES: Final[Mapping[str, Callable[[GgufModel], dict[str, Any]]]] = MappingProxyType(
+    {
+        "gemma": _gemma,
+        "granite": _granite,
+        "seed_oss": _seed_oss,
+        "smollm3": _smollm3,
+        "arcee": _arcee,
+        "olmo2": _olmo2,
+        "ernie4_5": _ernie4_5,
+        "exaone4": _exaone4,
+        "glm4": _glm4,
+        "starcoder2": _starcoder2,
+        "command-r": _command_r,
+        "cohere2": _cohere2,
+        "nemotron": _nemotron,
+        "olmoe": _olmoe,
+    }
+)
+"""Makes the part of a config that is an architecture's own, by its GGUF name."""
