@@ -147,6 +147,10 @@ async def test_a_tool_that_hangs_is_told_of_or_ends_the_run() -> None:
             for wrong in (0, -1, float("inf"), True, "5"):
                 with pytest.raises(InvalidRequestError, match="tool_timeout"):
                     await model.send_chat_with_tools(request, tool_timeout=wrong)  # type: ignore[arg-type]  # refused
+        async with fake_model(said, "Sorry.") as model:
+            chat = Conversation(model, tools=[hangs, waits], tool_timeout=0.05)
+            await chat.send("Hi!")
+            assert answers_of(model.requests[1]) == [("hangs", told), ("waits", told)]
     finally:
         ends.set()
 

@@ -23,6 +23,7 @@ class Conversation:
     :param tools: typed functions that :meth:`send` runs when the model calls them, with the turns that this takes
         part of the conversation; see :meth:`Model.send_chat_with_tools`
     :param max_rounds: how often tools are run for one turn at most
+    :param tool_timeout: how many seconds a call of a tool may take; None: as long as it likes
     :raises InvalidRequestError: a malformed tool
     """
 
@@ -34,11 +35,13 @@ class Conversation:
         sampling: SamplingParams | None = None,
         tools: Iterable[ToolLike] = (),
         max_rounds: int = 8,
+        tool_timeout: float | None = None,
     ) -> None:
         self._model = model
         self._sampling = sampling
         self._tools = as_tools(tools)
         self._max_rounds = max_rounds
+        self._tool_timeout = tool_timeout
         self._messages = TextMessages()
         if system is not None:
             self._messages = self._messages.add_message(TextMessageRole.SYSTEM, system)
@@ -55,7 +58,9 @@ class Conversation:
         """
         if not self._tools:
             return await self.stream(text).collect()
-        run = await self._model.send_chat_with_tools(self.request(text), max_rounds=self._max_rounds)
+        run = await self._model.send_chat_with_tools(
+            self.request(text), max_rounds=self._max_rounds, tool_timeout=self._tool_timeout
+        )
         self._keep(text, *run.messages)
         return run.response
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import threading
 from pathlib import Path
 from typing import Any, Final
 
+import anyio
 import pytest
 from schemas import check_text, make_schema
 from torch import Tensor
@@ -26,6 +28,7 @@ from paged_sdk import (
 )
 from paged_sdk.build.assembly import load_parts
 from paged_sdk.config.env import read_environment
+from paged_sdk.constraints.compiler import GrammarCompiler
 from test_seams import Remembers
 
 WORDS: Final = Constraint.regex("(foo|ba+r)( [a-z]{1,6}){2,9}[.]")
@@ -170,6 +173,43 @@ async def test_other_settings_do_not_matter(model: Model, name: str) -> None:
 async def test_a_text_that_is_cut_off_says_so(model: Model) -> None:
     response = await model.send_chat_request(asked(PERSON, SamplingParams(temperature=1.0, seed=1, max_len=5)))
     assert response.choices[0].finish_reason == "length"
+
+
+@pytest.mark.anyio
+async def test_a_stop_string_ends_a_text_before_its_sentence_does(model: Model) -> None:
+    words = Constraint.regex("(one two ){40}three")
+    for temperature in (0.0, 1.0):
+        stopped = SamplingParams(temperature=temperature, seed=4, stop=["two one"])
+        response = await model.send_completion_request("x", stopped, constraint=words)
+        choice = response.choices[0]
+        assert (choice.text, choice.finish_reason) == ("one ", "stop")
+
+
+@pytest.mark.anyio
+async def test_a_request_that_is_left_while_its_constraint_is_compiled_is_left_at_once(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_go_on, has_begun = threading.Event(), threading.Event()
+    compiled = GrammarCompiler._compiled
+
+    def wait(self: GrammarCompiler, constraint: Constraint) -> Any:
+        has_begun.set()
+        may_go_on.wait()
+        return compiled(self, constraint)
+
+    monkeypatch.setattr(GrammarCompiler, "_compiled", wait)
+    constraint = Constraint.regex("(left|alone)")
+    try:
+        with anyio.move_on_after(0.2) as scope:
+            await model.send_completion_request("x", constraint=constraint)
+        assert scope.cancelled_caught
+        assert has_begun.is_set()
+        assert not may_go_on.is_set()
+        assert (await model.send_completion_request("x", SamplingParams(max_len=3))).choices[0].text
+    finally:
+        may_go_on.set()
+    # What was begun is of use to the next one.
+    assert (await model.send_completion_request("x", constraint=constraint)).choices[0].text in ("left", "alone")
 
 
 @pytest.mark.anyio

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from threading import BoundedSemaphore, Lock, Thread
+from threading import Event, Lock, Thread
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from attrs import evolve
+from attrs import Factory, evolve, frozen
 
 from paged_sdk.constraints.grammar import Grammar, error_of
 from paged_sdk.constraints.json_schema import Problem, Schema, has_open_names, read_schema
@@ -31,7 +31,7 @@ _MAX_SECONDS: Final = 10.0
 """Of 11,305 schemas in use, 84 % of which compile, the slowest takes 7.2 s, and all but 1 % less than 0.04 s."""
 _MAX_KEPT: Final = 64
 _MAX_AT_ONCE: Final = 2
-_MAX_PENDING: Final = 32
+_MAX_PENDING: Final = 256
 
 # The library's default, 250,000, is half a gigabyte of one grammar.
 _MAX_STATES: Final = 50_000
@@ -44,11 +44,23 @@ _COMPACT: Final[Mapping[str, Any]] = MappingProxyType({**_STRICT, "whitespace_fl
 _CONTROL_CHARACTER: Final = re.compile(r"(?<!\\)(?:\\\\)*\\u00[01]")
 
 
+@frozen(eq=False)
+class _Entry:
+    """Holds a constraint that is compiled, or is to be.
+
+    :ivar begun: is set once its turn has come
+    """
+
+    constraint: Constraint | CallGrammar
+    begun: Event = Factory(Event)
+    result: Future[Grammar | Problem] = Factory(Future)
+
+
 class GrammarCompiler:
     """Compiles constraints. It may be used from several threads; none of them may be an event loop's.
 
     A compilation cannot be interrupted: whoever waits for it gives up after ten seconds, and it goes on until limits of
-    the library's own end it. No more than two go on at once.
+    the library's own end it. No more than two go on at once; up to 256 others wait, ten seconds at most.
 
     :param vocabulary: describes the model's tokens; called once, when the first constraint is compiled
     """
@@ -57,8 +69,9 @@ class GrammarCompiler:
         self._make_vocabulary = vocabulary
         self._max_seconds = max_seconds
         self._lock = Lock()
-        self._slots = BoundedSemaphore(_MAX_AT_ONCE)
-        self._entries: OrderedDict[Constraint | CallGrammar, Future[Grammar | Problem]] = OrderedDict()
+        self._entries: OrderedDict[Constraint | CallGrammar, _Entry] = OrderedDict()
+        self._waiting: deque[_Entry] = deque()
+        self._num_threads = 0
         self._vocabulary_lock = Lock()
         self._vocabulary: tuple[Vocabulary, llguidance.LLTokenizer] | None = None
 
@@ -66,10 +79,13 @@ class GrammarCompiler:
         """Return the grammar of a constraint, and wait for it if need be.
 
         :raises ConstraintError: it cannot be enforced, or takes longer than ten seconds
-        :raises QueueFullError: 32 others are being compiled
+        :raises QueueFullError: 256 others wait to be compiled, or its turn has not come after ten seconds
         """
+        entry = self._entry(constraint)
+        if not entry.begun.wait(self._max_seconds):
+            raise _queue_full(f"other constraints have been compiled for {self._max_seconds:g} s")
         try:
-            compiled = self._entry(constraint).result(self._max_seconds)
+            compiled = entry.result.result(self._max_seconds)
         except TimeoutError:
             compiled = Problem(f"compiling it takes longer than {self._max_seconds:g} s")
         if isinstance(compiled, Problem):
@@ -82,31 +98,41 @@ class GrammarCompiler:
             )
         return compiled
 
-    def _entry(self, constraint: Constraint | CallGrammar) -> Future[Grammar | Problem]:
+    def _entry(self, constraint: Constraint | CallGrammar) -> _Entry:
         with self._lock:
             entry = self._entries.get(constraint)
             if entry is not None:
                 self._entries.move_to_end(constraint)
                 return entry
-            if sum(not each.done() for each in self._entries.values()) >= _MAX_PENDING:
-                raise QueueFullError(f"{_MAX_PENDING} constraints are being compiled", limit=_MAX_PENDING)
-            entry = Future()
-            # No thread of a pool: at its end, the interpreter would wait for it.
-            thread = Thread(target=self._run, args=(constraint, entry), name="paged-sdk grammar", daemon=True)
-            with thread_must_start("to compile a constraint in"):
-                thread.start()
+            if len(self._waiting) >= _MAX_PENDING:
+                raise _queue_full(f"{_MAX_PENDING} constraints wait to be compiled")
+            entry = _Entry(constraint)
+            if self._num_threads < _MAX_AT_ONCE:
+                # No thread of a pool: at its end, the interpreter would wait for it.
+                thread = Thread(target=self._run, name="paged-sdk grammar", daemon=True)
+                with thread_must_start("to compile a constraint in"):
+                    thread.start()
+                self._num_threads += 1
+            self._waiting.append(entry)
             self._entries[constraint] = entry
-            done = (each for each, future in self._entries.items() if future.done())
+            done = (each for each, other in self._entries.items() if other.result.done())
             for oldest in list(done)[: max(0, len(self._entries) - _MAX_KEPT)]:
                 del self._entries[oldest]
             return entry
 
-    def _run(self, constraint: Constraint | CallGrammar, entry: Future[Grammar | Problem]) -> None:
-        try:
-            with self._slots:
-                entry.set_result(self._compiled(constraint))
-        except BaseException as error:  # a panic of the library is no Exception; whoever waits is told
-            entry.set_exception(error)
+    def _run(self) -> None:
+        """Compile what waits, until nothing does."""
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._num_threads -= 1
+                    return
+                entry = self._waiting.popleft()
+            entry.begun.set()
+            try:
+                entry.result.set_result(self._compiled(entry.constraint))
+            except BaseException as error:  # a panic of the library is no Exception; whoever waits is told
+                entry.result.set_exception(error)
 
     def _compiled(self, constraint: Constraint | CallGrammar) -> Grammar | Problem:
         import llguidance
@@ -165,6 +191,10 @@ class GrammarCompiler:
                 vocabulary = self._make_vocabulary()
                 self._vocabulary = vocabulary, vocabulary.for_grammars()
             return self._vocabulary
+
+
+def _queue_full(reason: str) -> QueueFullError:
+    return QueueFullError(reason, limit=_MAX_PENDING)
 
 
 def _json_options(schema: Schema, text: str, *, compact: bool = False) -> Any | Problem:
