@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import gguf
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-__all__ = ["ALL", "merge", "write_adapter"]
+__all__ = ["ALL", "merge", "write_adapter", "write_gguf_adapter"]
 
 ALL: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj")
 """The linear layers of every family, experts left out."""
@@ -87,3 +88,35 @@ def merge(model: PreTrainedModel, directory: Path) -> PreTrainedModel:
         assert isinstance(weight, Tensor)
         weight.data += scale * (up.float() @ tensors[name.replace("lora_B", "lora_A")].float())
     return model
+
+
+def write_gguf_adapter(path: Path, directory: Path, model: PreTrainedModel, architecture: gguf.MODEL_ARCH) -> Path:
+    """Write an adapter of :func:`write_adapter` as llama.cpp's converter does.
+
+    :param model: the base
+    :returns: ``path``
+    """
+    config: Any = model.config
+    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+    settings = json.loads((directory / "adapter_config.json").read_text(encoding="utf-8"))
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", settings["lora_alpha"])
+    if settings.get("alora_invocation_tokens"):
+        writer.add_array("adapter.alora.invocation_tokens", settings["alora_invocation_tokens"])
+    for name, values in load_file(directory / "adapter_model.safetensors").items():
+        module, side = name.removeprefix("base_model.model.").removesuffix(".weight").rsplit(".lora_", 1)
+        tensor = names.get_name(f"{module}.weight", try_suffixes=(".weight",))
+        assert tensor is not None, name
+        array = values.float().numpy()
+        if side == "B" and architecture is gguf.MODEL_ARCH.LLAMA and module.endswith(("q_proj", "k_proj")):
+            heads = config.num_attention_heads if module.endswith("q_proj") else config.num_key_value_heads
+            pairs = array.reshape(heads, 2, array.shape[0] // heads // 2, -1)
+            array = pairs.swapaxes(1, 2).reshape(array.shape)
+        writer.add_tensor(f"{tensor}.lora_{side.lower()}", array.copy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from collections.abc import AsyncIterator
@@ -9,10 +10,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import anyio
+import gguf
 import pytest
 import torch
 
-from adapter_files import write_adapter
+from adapter_files import write_adapter, write_gguf_adapter
 from paged_sdk import (
     AdapterError,
     BlockingModel,
@@ -106,6 +108,31 @@ async def test_blocks_are_shared_by_content(model: Model, directory: Path) -> No
     assert await cached(model, "first") == 64
     await model.reset_prefix_cache()
     assert await cached(model, "copy") == 0
+
+
+async def test_an_activated_adapter_shares_the_base_s_prefix(model: Model, directory: Path, tmp_path: Path) -> None:
+    """It changes nothing before its invocation, and is not there where it is not invoked."""
+    shutil.copytree(directory / "first", tmp_path / "own")
+    config = json.loads((tmp_path / "own" / "adapter_config.json").read_text())
+    config["alora_invocation_tokens"] = PROMPT[66:68]
+    (tmp_path / "own" / "adapter_config.json").write_text(json.dumps(config))
+    await model.load_adapter(tmp_path / "own")
+    config["alora_invocation_tokens"] = [99, 98]
+    (tmp_path / "own" / "adapter_config.json").write_text(json.dumps(config))
+    await model.load_adapter(tmp_path / "own", name="absent")
+    plain = await text(model)
+    assert await cached(model, "own") == 64
+    assert await text(model, "own") not in (plain, await text(model, "first"))
+    assert await text(model, "absent") == plain
+    assert await cached(model, "absent") == 64
+
+
+async def test_gguf_files(model: Model, directory: Path, tmp_path: Path) -> None:
+    file = tmp_path / "as-file.gguf"
+    write_gguf_adapter(file, directory / "first", build_model("llama"), gguf.MODEL_ARCH.LLAMA)
+    await model.load_adapter(file)
+    assert model.adapters == ("first", "as-file")
+    assert await text(model, "as-file") == await text(model, "first")
 
 
 async def test_unloading_lets_requests_under_way_go_on(model: Model) -> None:

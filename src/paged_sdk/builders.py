@@ -274,12 +274,12 @@ class _ModelBuilder(ABC):
     def with_adapter(self, path: str | PathLike[str], *, name: str | None = None) -> Self:
         """Load an adapter with the model, for requests to name; see :meth:`Model.load_adapter`.
 
-        :param path: a directory as PEFT saves it, or a hub id
-        :param name: what requests call it; None: the last part of the path
+        :param path: a directory as PEFT saves it, a GGUF file, or a hub id
+        :param name: what requests call it; None: the last part of the path, without ``.gguf``
         :raises ConfigError: another adapter has that name
         """
         location = path_text("with_adapter", path, "a path or a hub id")
-        source = AdapterSource(location, Path(location).name if name is None else name)
+        source = AdapterSource.of(location, name)
         return self._with(adapters=(*self.settings.adapters, source))
 
     def with_token_healing(self) -> Self:

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Mapping
 from functools import partial
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
@@ -65,7 +64,7 @@ class LoadedAdapters:
     async def load(self, path: str | PathLike[str], name: str | None) -> None:
         """Do what :meth:`Model.load_adapter` says."""
         location = path_text("load_adapter", path, "a path or a hub id")
-        source = AdapterSource(location, Path(location).name if name is None else name)
+        source = AdapterSource.of(location, name)
         bank = self._bank
         if bank is None:
             raise ConfigError.of("load_adapter", location, "a model with weights, which this one has none of")
@@ -85,7 +84,7 @@ class LoadedAdapters:
                 if number is None:
                     del self._uses[source.name]
                 else:
-                    self._uses[source.name] = AdapterUse(number, source.name, fitted.digest)
+                    self._uses[source.name] = AdapterUse(number, source.name, fitted.digest, fitted.invocation)
 
     async def unload(self, name: str) -> None:
         """Do what :meth:`Model.unload_adapter` says."""

@@ -296,8 +296,10 @@ class Model:
     async def load_adapter(self, path: str | PathLike[str], *, name: str | None = None) -> None:
         """Load an adapter beside those that there are; requests under way go on.
 
-        :param path: a directory with ``adapter_config.json`` and ``adapter_model.safetensors``, or a hub id
-        :param name: what requests call it, in :meth:`RequestBuilder.with_adapter`; None: the last part of the path
+        :param path: a directory with ``adapter_config.json`` and ``adapter_model.safetensors``, a GGUF file, or a hub
+            id
+        :param name: what requests call it, in :meth:`RequestBuilder.with_adapter`; None: the last part of the path,
+            without ``.gguf``
         :raises ConfigError: another adapter has that name
         :raises AdapterError: it cannot be read, or was made for another model
         """

@@ -179,6 +179,9 @@ class RequestPreparer:
             prompt_token_ids = self._truncate(prompt_token_ids, options, sampling)
         room = self.config.max_model_len - len(prompt_token_ids)
         most = room if sampling.max_len is None else sampling.max_len + (0 if healing is None else healing.num_tokens)
+        adapter_start = 0 if adapter is None else adapter.first_token(prompt_token_ids)
+        if adapter_start is None:  # as PEFT has it, a text in which it is not invoked is the base's
+            adapter, adapter_start = None, 0
         stop_token_ids = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos or grammar is not None:
             stop_token_ids |= self.text.stop_token_ids
@@ -197,7 +200,8 @@ class RequestPreparer:
             kept_special_ids=kept_special_ids,
             grammar=grammar,
             adapter=adapter,
-            cache_keys=_cache_keys(options, adapter),
+            adapter_start=adapter_start,
+            cache_keys=_cache_keys(options, adapter, adapter_start),
         )
 
     def _unknown_token(self, token_id: int, *, continues_prompt: bool) -> InvalidRequestError:
@@ -231,10 +235,10 @@ class RequestPreparer:
         return prompt_token_ids[len(prompt_token_ids) - (self.max_prompt_tokens - reserved) :]
 
 
-def _cache_keys(options: RequestOptions, adapter: AdapterUse | None) -> tuple[CacheKey, ...]:
+def _cache_keys(options: RequestOptions, adapter: AdapterUse | None, adapter_start: int) -> tuple[CacheKey, ...]:
     """Return what the request's KV depends on beside its tokens."""
     keys = () if options.cache_salt is None else (CacheKey(b"salt:" + options.cache_salt.encode()),)
-    return keys if adapter is None else (*keys, CacheKey(b"adapter:" + adapter.digest))
+    return keys if adapter is None else (*keys, CacheKey(b"adapter:" + adapter.digest, adapter_start))
 
 
 def _vocabulary(text: TextProcessor, vocab_size: int) -> Vocabulary:

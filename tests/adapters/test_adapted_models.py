@@ -163,3 +163,36 @@ def test_texts_are_those_of_peft(family: str, tmp_path: Path) -> None:
     plain = [continued(build_model(family), prompt) for prompt in PROMPTS]
     rows = [tokens for three in zip(plain, expected["first"], expected["second"], strict=True) for tokens in three]
     asyncio.run(compare(TextModelBuilder(tmp_path / "base"), tmp_path, rows))
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_activated_adapters_are_peft_s(tmp_path: Path) -> None:
+    """In chunks of the prompt too, of which one holds the invocation; and through the base where it is missing."""
+    peft = pytest.importorskip("peft")
+    targets = ["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"]
+    config = peft.LoraConfig(r=4, target_modules=targets, alora_invocation_tokens=[7, 8, 5], task_type="CAUSAL_LM")
+    adapted = peft.get_peft_model(build_model("llama"), config)
+    generator = torch.Generator().manual_seed(0)
+    for key, parameter in adapted.named_parameters():
+        if "lora_" in key:
+            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.3
+    adapted.save_pretrained(tmp_path / "first")
+    make_checkpoint("llama", tmp_path / "base")
+    adapted.eval()
+    expected = []
+    for prompt in PROMPTS:
+        ids = torch.tensor([prompt])
+        with torch.inference_mode():
+            tokens = adapted.generate(input_ids=ids, max_new_tokens=10, min_new_tokens=10, do_sample=False)
+        expected.append(tokens[0, len(prompt) :].tolist())
+    plain = [continued(build_model("llama"), prompt) for prompt in PROMPTS]
+    assert expected[0] != plain[0]
+    assert expected[1] == plain[1]
+    builder = TextModelBuilder(tmp_path / "base").with_dtype("float32").with_force_cpu().with_num_threads(1)
+
+    async def run(each: TextModelBuilder) -> None:
+        async with each.with_adapter(tmp_path / "first").build() as model:
+            assert await answers(model, ["first"]) == [await model.detokenize(tokens) for tokens in expected]
+
+    for each in (builder, builder.with_max_num_batched_tokens(5), builder.without_paged_attn()):
+        asyncio.run(run(each))

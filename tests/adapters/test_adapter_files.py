@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 from attrs import evolve
 from safetensors.torch import load_file, save_file
 
-from adapter_files import write_adapter
+from adapter_files import write_adapter, write_gguf_adapter
 from paged_sdk.adapters.bank import AdapterBank
+from paged_sdk.adapters.gguf import read_gguf
 from paged_sdk.adapters.peft import read_peft
 from paged_sdk.adapters.peft_config import PeftConfig, is_plain_pattern
 from paged_sdk.errors import AdapterError
@@ -21,6 +24,7 @@ from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.fused_decoder import native_projections
 from paged_sdk.models.loading import load_model
 from paged_sdk.quant.adapted import AdaptableLinear
+from paged_sdk.types.adapter import AdapterUse
 from paged_sdk.types.step import StepRow
 from paged_sdk.weights.safetensors_source import SafetensorsSource
 from tiny import build_model
@@ -154,6 +158,7 @@ def test_the_digest_is_of_all_that_counts(adapter: Path) -> None:
         ({"use_dora": True}, "DoRA"),
         ({"modules_to_save": ["lm_head"]}, r"modules_to_save = \['lm_head'\]: modules that were trained as a whole"),
         ({"trainable_token_indices": [1]}, "trained embeddings"),
+        ({"alora_invocation_tokens": ["a"]}, "token ids"),
         ({"layer_replication": [[0, 1]]}, "repeated"),
         ({"bias": "all"}, "trained biases"),
         ({"init_lora_weights": "pissa_niter_4"}, "have PEFT convert it"),
@@ -293,3 +298,106 @@ def test_scales() -> None:
     assert [config.scale_of(name) for name in ("a.v_proj", "a.q_proj", "x.q_proj", "aq_proj")] == [0.5, 2.0, 8.0, 0.5]
     rooted = PeftConfig.read(Path("x"), values | {"use_rslora": True})
     assert [rooted.scale_of(name) for name in ("a.v_proj", "x.q_proj")] == [2.0, 16.0]
+
+
+@pytest.fixture
+def file(adapter: Path, tmp_path: Path) -> Path:
+    return write_gguf_adapter(tmp_path / "adapter.gguf", adapter, build_model("llama"), gguf.MODEL_ARCH.LLAMA)
+
+
+def test_a_gguf_file_says_the_same(adapter: Path, file: Path, model: DecoderModel) -> None:
+    """llama's query and key rows lie in another order there."""
+    bank = AdapterBank(model.adaptable, dtype=torch.float32, device=torch.device("cpu"), head_dim=16)
+    expected, found = bank.read(str(adapter)), bank.read(str(file))
+    assert found.lora.of.keys() == expected.lora.of.keys()
+    for name, weights in expected.lora.of.items():
+        assert torch.equal(found.lora.of[name].down, weights.down)
+        for part, other in zip(found.lora.of[name].parts, weights.parts, strict=True):
+            assert torch.equal(part.up, other.up)
+    assert read_gguf(file).invocation == ()
+
+
+def test_heads_have_to_be_known(file: Path, bank: AdapterBank) -> None:
+    with pytest.raises(AdapterError, match="is of a llama, which the model is not"):
+        bank.read(str(file))
+
+
+def gguf_file(path: Path, *, tensors: dict[str, tuple[int, ...]], **values: Any) -> Path:
+    """Write a file with tensors of ones."""
+    metadata: dict[str, Any] = {"general.type": "adapter", "adapter.type": "lora", "adapter.lora.alpha": 8.0} | values
+    architecture = metadata.pop("architecture", "llama")
+    writer = gguf.GGUFWriter(path, architecture)
+    adds: dict[type, Any] = {str: writer.add_string, float: writer.add_float32, list: writer.add_array}
+    for key, value in metadata.items():
+        adds[type(value)](key, value)
+    for name, shape in tensors.items():
+        writer.add_tensor(name, torch.ones(shape).numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+GOOD: dict[str, tuple[int, ...]] = {"blk.0.ffn_up.weight.lora_a": (4, 64), "blk.0.ffn_up.weight.lora_b": (128, 4)}
+
+
+def test_scales_of_gguf_files(tmp_path: Path) -> None:
+    for alpha, scale in ((8.0, 2.0), (0.0, 1.0)):
+        path = gguf_file(tmp_path / f"{alpha}.gguf", tensors=GOOD, **{"adapter.lora.alpha": alpha})
+        (update,) = read_gguf(path).modules.values()
+        assert update.scale == scale
+        assert not update.in_pairs
+
+
+@pytest.mark.parametrize(
+    ("values", "tensors", "words"),
+    [
+        ({"general.type": "model"}, GOOD, "general.type = 'model' is not allowed: expected 'adapter'"),
+        ({"adapter.type": "control_vector"}, GOOD, "adapter.type = 'control_vector'"),
+        ({"architecture": "mamba"}, GOOD, "general.architecture = 'mamba'"),
+        ({"adapter.lora.alpha": "much"}, GOOD, "a number"),
+        ({"adapter.alora.invocation_tokens": ["a"]}, GOOD, "token ids"),
+        ({}, {"blk.0.ffn_up.weight.lora_a": (4, 64)}, "lacks tensor 'blk.0.ffn_up.weight.lora_b'"),
+        ({}, {"blk.0.ffn_up.weight": (4, 64)}, "no update of a matrix"),
+        ({}, {"blk.0.news.weight.lora_a": (4, 64), "blk.0.news.weight.lora_b": (64, 4)}, "a matrix that llama has not"),
+        ({}, {"blk.0.ffn_up.weight.lora_a": (4, 64), "blk.0.ffn_up.weight.lora_b": (128, 3)}, "have ranks 4 and 3"),
+        ({}, {"output.weight.lora_a": (4, 64), "output.weight.lora_b": (512, 4)}, "a module that the model has not"),
+        ({}, {"blk.0.ffn_up.weight.lora_a": (4, 48), "blk.0.ffn_up.weight.lora_b": (128, 4)}, "the model's has"),
+    ],
+)
+def test_gguf_files_that_are_refused(
+    bank: AdapterBank, tmp_path: Path, values: dict[str, Any], tensors: dict[str, tuple[int, ...]], words: str
+) -> None:
+    path = gguf_file(tmp_path / "bad.gguf", tensors=tensors, **values)
+    with pytest.raises(AdapterError, match=re.escape(words)):
+        bank.read(str(path))
+
+
+def test_a_gguf_file_that_is_cut_off(bank: AdapterBank, file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(AdapterError):
+        bank.read(str(file))
+
+
+def test_where_an_activated_adapter_begins() -> None:
+    use = AdapterUse(0, "a", b"", (5, 6))
+    assert use.first_token([5, 6, 1, 5, 6, 2]) == 3
+    assert use.first_token([5, 6]) == 0
+    assert use.first_token([5, 1, 6]) is None
+    assert use.first_token([6]) is None
+    assert AdapterUse(0, "a", b"").first_token([1]) == 0
+
+
+def test_tokens_before_an_activated_adapter_go_through_the_base(bank: AdapterBank, adapter: Path) -> None:
+    number = bank.add(bank.read(str(adapter)).lora)
+    rows = [
+        StepRow(0, 10, [1, 2, 3, 4], [0], 20, adapter=number, adapter_start=12),
+        StepRow(1, 0, [1, 2], [0], 20, adapter=number, adapter_start=12),
+        StepRow(2, 30, [1], [0], 20, adapter=number, adapter_start=12),
+        StepRow(3, 30, [1], [0], 20),
+    ]
+    adapted = bank.rows(rows)
+    assert adapted is not None
+    assert adapted.numbers.tolist() == [-1, -1, 0, 0, -1, -1, 0, -1]
+    assert [each.tolist() for each in adapted.tokens] == [[2, 3, 6]]

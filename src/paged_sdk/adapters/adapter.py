@@ -20,12 +20,14 @@ class ModuleUpdate:
     :ivar tensor: the name of a tensor that it comes from, for messages
     :ivar down: ``[rank, columns of the matrix]``
     :ivar up: ``[rows of the matrix, rank]``
+    :ivar in_pairs: whether the rows of each head lie as GGUF's llama has them: neighbours are rotated together
     """
 
     tensor: str
     down: Tensor
     up: Tensor
     scale: float
+    in_pairs: bool = False
 
 
 @frozen(eq=False)
@@ -36,6 +38,8 @@ class Adapter:
     :ivar base: the model that it was made for, in its maker's words; empty: they are silent
     :ivar modules: the updates by the names that the matrices have in the base's checkpoint, without ``.weight``
     :ivar is_target: whether the adapter's settings name a module as one that it changes; None: they cannot tell
+    :ivar invocation: the tokens from whose last occurrence in a prompt on it changes anything (activated LoRA); empty:
+        it changes all
     :ivar digest: of everything that a text through it depends on
     """
 
@@ -43,6 +47,7 @@ class Adapter:
     base: str
     modules: Mapping[str, ModuleUpdate]
     is_target: Callable[[str], bool] | None = None
+    invocation: tuple[int, ...] = ()
     digest: bytes = field(init=False)
 
     @digest.default
@@ -50,7 +55,7 @@ class Adapter:
         digest = sha256()
         for name, update in sorted(self.modules.items()):
             encoded = name.encode()
-            digest.update(struct.pack("<Qd", len(encoded), update.scale) + encoded)
+            digest.update(struct.pack("<Q?d", len(encoded), update.in_pairs, update.scale) + encoded)
             for tensor in (update.down, update.up):
                 kind = str(tensor.dtype).encode()
                 digest.update(struct.pack("<QQQ", len(kind), *tensor.shape) + kind)

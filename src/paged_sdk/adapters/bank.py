@@ -9,6 +9,7 @@ import torch
 from attrs import frozen
 
 from paged_sdk.adapters.adapter import Adapter, ModuleUpdate
+from paged_sdk.adapters.gguf import read_gguf
 from paged_sdk.adapters.peft import read_peft
 from paged_sdk.errors import AdapterError, shown
 from paged_sdk.kernels.lora import AdaptedRows, Lora, LoraPart, LoraWeights
@@ -24,10 +25,12 @@ class FittedAdapter:
     """Holds an adapter in the form in which a model computes it.
 
     :ivar digest: of its content
+    :ivar invocation: see :class:`~paged_sdk.adapters.adapter.Adapter`
     """
 
     lora: Lora
     digest: bytes
+    invocation: tuple[int, ...] = ()
 
 
 class AdapterBank:
@@ -37,6 +40,7 @@ class AdapterBank:
     :param linears: the model's linear layers that adapters may change
     :param dtype: of the adapters' matrices, as of the model's activations
     :param layers: of each layer the names of its linear layers, by the native decoder's numbers
+    :param head_dim: of queries and keys; 0: what GGUF has of llama's cannot be told apart by head
     :param native: whether the native decoder computes the steps
     :param resolve: finds the directory of what a user names; it may have to be downloaded
     """
@@ -48,10 +52,12 @@ class AdapterBank:
         dtype: torch.dtype,
         device: torch.device,
         layers: Sequence[Mapping[int, str]] = (),
+        head_dim: int = 0,
         native: bool = False,
         resolve: Callable[[str], Path] = Path,
     ) -> None:
         self._layers = layers
+        self._head_dim = head_dim
         self._native = native
         self._linears = {_plain(module): linear for linear in linears for module in linear.modules}
         self._dtype = dtype
@@ -65,11 +71,12 @@ class AdapterBank:
     def read(self, path: str) -> FittedAdapter:
         """Read an adapter and fit it to the model.
 
-        :param path: a directory, or a hub id
+        :param path: a directory, a GGUF file, or a hub id
         :raises AdapterError: it cannot be read, or was made for another model
         """
-        adapter = read_peft(self._resolve(path))
-        return FittedAdapter(self._formed(self.fit(adapter)), adapter.digest)
+        found = self._resolve(path)
+        adapter = read_gguf(found) if found.suffix == ".gguf" else read_peft(found)
+        return FittedAdapter(self._formed(self.fit(adapter)), adapter.digest, adapter.invocation)
 
     def fit(self, adapter: Adapter) -> Lora:
         """Bring an adapter's matrices together, layer by layer.
@@ -122,7 +129,8 @@ class AdapterBank:
         if all(row.adapter is None for row in rows):
             return None
         loras = [None if row.adapter is None else self._loras[row.adapter] for row in rows]
-        return AdaptedRows.of(loras, [row.num_new_tokens for row in rows], self._device)
+        before = [min(max(row.adapter_start - row.start, 0), row.num_new_tokens) for row in rows]
+        return AdaptedRows.of(loras, [row.num_new_tokens for row in rows], before, self._device)
 
     def _formed(self, lora: Lora) -> Lora:
         """Return an adapter in the form of what computes the steps."""
@@ -139,6 +147,12 @@ class AdapterBank:
 
     def _check(self, adapter: Adapter, update: ModuleUpdate, linear: AdaptableShape, module: str) -> None:
         """Compare an update's shape with its matrix's."""
+        if update.in_pairs and not self._head_dim:
+            raise AdapterError(
+                f"{adapter.path}: tensor {shown(update.tensor)} is of a llama, which the model is not",
+                path=adapter.path,
+                tensor=update.tensor,
+            )
         rows = linear.modules[module]
         expected, found = (rows.stop - rows.start, linear.in_features), (update.up.shape[0], update.down.shape[1])
         if found != expected:
@@ -173,6 +187,8 @@ class AdapterBank:
                 continue
             rank = len(update.down)
             up = (update.up.double() * update.scale).T
+            if update.in_pairs:
+                up = torch.unflatten(up, 1, (-1, self._head_dim // 2, 2)).transpose(-1, -2).flatten(1)
             parts.append(
                 LoraPart(rows, slice(first, first + rank), up.to(device=self._device, dtype=self._dtype).contiguous())
             )

@@ -59,6 +59,7 @@ def _read(directory: Path) -> Adapter:
         base=config.base,
         modules=modules,
         is_target=config.is_target if config.tells_targets else None,
+        invocation=config.invocation,
     )
 
 

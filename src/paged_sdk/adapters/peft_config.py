@@ -20,6 +20,7 @@ _READ: Final = frozenset(
         *("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "bias"),
         *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "init_lora_weights"),
         *("base_model_name_or_path", "revision", "task_type", "inference_mode", "lora_dropout", "auto_mapping"),
+        *("alora_invocation_tokens",),
         *("peft_version", "fan_in_fan_out", "megatron_core", "qalora_group_size", "runtime_config", "eva_config"),
         *("parent_library", "base_model_class", "adapter_name", "ensure_weight_tying"),
     }
@@ -31,7 +32,6 @@ _REFUSED: Final = {
     "layer_replication": "layers that are repeated are not supported",
     "target_parameters": "updates of parameters that are no linear layer's are not supported",
     "lora_bias": "biases of an adapter are not supported",
-    "alora_invocation_tokens": "activated LoRA is not supported",
 }
 # These begin from another base than the checkpoint: what they have taken out of it is not in the file.
 _OTHER_BASE: Final = ("pissa", "olora", "corda", "loftq", "lora_ga")
@@ -54,6 +54,7 @@ class PeftConfig:
     :ivar uses_root: whether the scale is divided by the root of the rank (rsLoRA, arXiv 2312.03732)
     :ivar ranks: ranks of modules that have another than ``rank``, by a pattern of their names; ``alphas`` likewise
     :ivar targets: the modules that it changes, by the ends of their names; None: that is not told so
+    :ivar invocation: see :class:`~paged_sdk.adapters.adapter.Adapter`
     """
 
     path: Path
@@ -66,6 +67,7 @@ class PeftConfig:
     targets: tuple[str, ...] | None
     excluded: tuple[str, ...]
     layers: frozenset[int] | None
+    invocation: tuple[int, ...]
 
     @classmethod
     def read(cls, path: Path, values: Mapping[str, Any]) -> PeftConfig:
@@ -105,6 +107,7 @@ class PeftConfig:
             targets=None if targets is None or isinstance(targets, str) else _names(path, "target_modules", targets),
             excluded=() if excluded is None or isinstance(excluded, str) else _names(path, "exclude_modules", excluded),
             layers=_layers(path, values),
+            invocation=_tokens(path, "alora_invocation_tokens", values),
         )
 
     def rank_of(self, module: str) -> int:
@@ -185,6 +188,13 @@ def _text(path: Path, name: str, values: Mapping[str, Any]) -> str:
 def _names(path: Path, name: str, value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(each, str) and each for each in value):
         raise AdapterError.of(path, name, value, "names of modules")
+    return tuple(value)
+
+
+def _tokens(path: Path, name: str, values: Mapping[str, Any]) -> tuple[int, ...]:
+    value = values.get(name) or []
+    if not isinstance(value, list) or not all(type(each) is int and each >= 0 for each in value):
+        raise AdapterError.of(path, name, value, "token ids")
     return tuple(value)
 
 

@@ -37,6 +37,7 @@ def make_bank(loaded: LoadedModel, model: CausalModel) -> AdapterBank:
         dtype=own.dtype,
         device=own.device,
         layers=native_projections(own) if isinstance(own, DecoderModel) else (),
+        head_dim=own.config.head_dim if isinstance(own, DecoderModel) else 0,
         native=isinstance(model, FusedDecoderModel),
         resolve=resolve,
     )
@@ -51,5 +52,5 @@ def load_adapters(bank: AdapterBank, settings: BuildSettings, go_on: Callable[[]
     for source in settings.adapters:
         go_on()
         fitted = bank.read(source.location)
-        uses[source.name] = AdapterUse(bank.add(fitted.lora), source.name, fitted.digest)
+        uses[source.name] = AdapterUse(bank.add(fitted.lora), source.name, fitted.digest, fitted.invocation)
     return uses

@@ -89,6 +89,14 @@ class AdapterSource:
     location: str
     name: str = field(validator=IsText())
 
+    @classmethod
+    def of(cls, location: str, name: str | None) -> AdapterSource:
+        """Make it of what a user says.
+
+        :param name: None: the last part of the location
+        """
+        return cls(location, Path(location).name.removesuffix(".gguf") if name is None else name)
+
 
 def _adapters(value: Iterable[AdapterSource]) -> tuple[AdapterSource, ...]:
     adapters = tuple(value)

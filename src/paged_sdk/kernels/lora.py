@@ -64,18 +64,23 @@ class AdaptedRows:
     tokens: tuple[Tensor, ...]
 
     @classmethod
-    def of(cls, loras: Sequence[Lora | None], lengths: Sequence[int], device: torch.device) -> AdaptedRows | None:
+    def of(
+        cls, loras: Sequence[Lora | None], lengths: Sequence[int], before: Sequence[int], device: torch.device
+    ) -> AdaptedRows | None:
         """Gather the adapters of a step's rows; None: no row has one.
 
         :param loras: of each row its adapter
         :param lengths: how many tokens each row has
+        :param before: how many of these, the first ones, go through none
         """
         found = {id(lora): lora for lora in loras if lora is not None}
         if not found:
             return None
         places = {key: place for place, key in enumerate(found)}
-        per_row = torch.tensor([places.get(id(lora), -1) for lora in loras], dtype=torch.int32)
-        numbers = per_row.repeat_interleave(torch.tensor(lengths))
+        of_row = [places.get(id(lora), -1) for lora in loras]
+        parts = [[-1, number] for number in of_row]
+        counts = [[first, length - first] for length, first in zip(lengths, before, strict=True)]
+        numbers = torch.tensor(parts, dtype=torch.int32).flatten().repeat_interleave(torch.tensor(counts).flatten())
         tokens = tuple((numbers == place).nonzero().flatten().to(device) for place in range(len(found)))
         return cls(tuple(found.values()), numbers, tokens)
 

@@ -110,6 +110,7 @@ class SchedulerOutput:
                     num_logits,
                     sequence.is_long,
                     None if sequence.request.adapter is None else sequence.request.adapter.number,
+                    sequence.request.adapter_start,
                 )
             )
         copies = [(copy.src, copy.dst, copy.num_tokens) for copy in self.copies]

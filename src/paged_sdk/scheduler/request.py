@@ -35,6 +35,7 @@ class Request:
     :ivar kept_special_ids: special tokens that have a text in its output, for what looks for them there
     :ivar grammar: the compiled constraint; None: any text
     :ivar adapter: the adapter that the texts go through; None: none
+    :ivar adapter_start: the first token that goes through it
     :ivar cache_keys: everything beside the tokens that its KV depends on
     """
 
@@ -50,6 +51,7 @@ class Request:
     kept_special_ids: frozenset[int] = frozenset()
     grammar: Grammar | None = None
     adapter: AdapterUse | None = None
+    adapter_start: int = 0
     cache_keys: tuple[CacheKey, ...] = ()
     options: RequestOptions = field(factory=RequestOptions)
 

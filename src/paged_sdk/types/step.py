@@ -33,6 +33,7 @@ class StepRow:
         compute more than their keys and values
     :ivar is_long: whether the sequence has outgrown the length from which on all its keys are rotated otherwise
     :ivar adapter: the number of the adapter that the tokens go through; None: none
+    :ivar adapter_start: the first token of the sequence that goes through it; those before it go through none
     """
 
     seq_id: int
@@ -44,6 +45,7 @@ class StepRow:
     num_logits: int = 0
     is_long: bool = False
     adapter: int | None = None
+    adapter_start: int = 0
 
     @property
     def num_new_tokens(self) -> int:

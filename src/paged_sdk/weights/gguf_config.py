@@ -68,7 +68,7 @@ def must_be_model(metadata: Mapping[str, Any], path: Path) -> None:
     kind, architecture = metadata.get("general.type", "model"), metadata.get("general.architecture")
     if kind == "adapter":
         what = "LoRA" if metadata.get("adapter.type") == "lora" else shown(metadata.get("adapter.type"))
-        why = f"a {what} adapter for {shown(architecture)} models: adapters in GGUF files are not supported"
+        why = f"a {what} adapter for {shown(architecture)} models: load it beside one of them, as an adapter"
     elif kind == "mmproj" or architecture == "clip":  # older files say model
         why = "the image encoder of a model (mmproj), which is not supported: give the file of the model itself"
     elif kind != "model":

@@ -15,11 +15,7 @@ from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.lora import LoraPart, LoraWeights
 from paged_sdk.kernels.native.structures import DTYPES, Decoder, Update
 
-__all__ = ["NativeAdapters", "NativeLora", "Projection"]
-
-Projection = int
-"""Numbers a layer's matrices as ``PagedProjection`` does: query, key and value from 0, output 3, gate and up from 4,
-down 6."""
+__all__ = ["NativeAdapters", "NativeLora"]
 
 NUM_PROJECTIONS: Final = 7
 _PANEL: Final = 16
@@ -41,11 +37,12 @@ class _Part:
 class NativeLora:
     """Holds one adapter for a stack of layers.
 
-    :param layers: of each layer, its updates by the number of the first matrix that an update is of
+    :param layers: of each layer, its updates by the number of the first matrix that an update is of: query, key and
+        value have the numbers from 0, output 3, gate and up from 4, down 6 (``PagedProjection``)
     :raises ConfigError: rows or columns of a part are not a multiple of 16
     """
 
-    def __init__(self, layers: Sequence[Mapping[Projection, LoraWeights]]) -> None:
+    def __init__(self, layers: Sequence[Mapping[int, LoraWeights]]) -> None:
         self.num_layers: int = len(layers)
         self.table: Array[Update] = (Update * (NUM_PROJECTIONS * len(layers)))()
         self._layers = [{first: _packed(weights) for first, weights in updates.items()} for updates in layers]
@@ -54,7 +51,7 @@ class NativeLora:
                 for place, part in enumerate(parts):
                     _describe(self.table[NUM_PROJECTIONS * layer + first + place], part)
 
-    def weights(self) -> list[dict[Projection, LoraWeights]]:
+    def weights(self) -> list[dict[int, LoraWeights]]:
         """Return the updates as they were given."""
         return [{first: _unpacked(parts) for first, parts in updates.items()} for updates in self._layers]
 
