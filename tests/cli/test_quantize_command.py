@@ -53,3 +53,18 @@ def test_a_target_that_exists(source: Path, tmp_path: Path) -> None:
     code, said = quantize(source, tmp_path / "m.gguf")
     assert (code, "a path where nothing is yet" in said) == (1, True)
     assert (tmp_path / "m.gguf").read_text() == "mine"
+
+
+def test_importance_is_collected_or_read(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("the quick brown fox " * 20)
+    target = tmp_path / "m.gguf"
+    code, said = quantize(source, target, "--type", "q4_0", "--calibrate", tmp_path / "text.txt")
+    assert (code, "m.gguf: " in said) == (0, True), said
+    metadata = GgufFile(target).metadata
+    assert metadata["quantize.imatrix.file"] == "calibration on text.txt"
+    code, said = quantize(source, tmp_path / "n.gguf", "--imatrix", target)
+    assert (code, "is no importance matrix that can be read: it is a GGUF 'model'" in said) == (1, True), said
+    code, said = quantize(source, tmp_path / "n.gguf", "--imatrix", target, "--calibrate", tmp_path / "text.txt")
+    assert (code, "exclude each other" in said) == (2, True), said
+    code, said = quantize(source, tmp_path / "n.gguf", "--calibrate", tmp_path / "none.txt")
+    assert (code, "--calibrate" in said) == (2, True), said

@@ -14,6 +14,8 @@ def write_gguf(
     *,
     type: str = "Q4_K_M",
     overrides: Sequence[tuple[str, str]] = (),
+    imatrix: str | Path | None = None,
+    calibrate: str | Path | None = None,
     show_progress: bool = False,
 ) -> Path:
     """Write a checkpoint as a GGUF file, with its tokenizer and its chat template.
@@ -29,13 +31,17 @@ def write_gguf(
         MXFP4_MOE. Norms, biases and routers of experts stay float32
     :param overrides: regular expressions with types of tensors: the last that is found in a tensor's GGUF name, such as
         ``blk.0.ffn_down.weight``, decides
+    :param imatrix: a file that llama.cpp's llama-imatrix has written, of either form: errors in columns that are
+        multiplied by larger numbers count for more
+    :param calibrate: a file of text to run through the model, from which the same is learned
     :param show_progress: whether a terminal shows a bar
     :returns: ``target``
     :raises ConfigError: the target exists, a type is unknown, an override matches nothing, or the package gguf is not
         installed
+    :raises CheckpointError: the importance matrix is none, or of another model
     :raises ModelLoadError: the checkpoint cannot be read, GGUF cannot hold it, or the file cannot be written
     """
     # Imported here, so that naming the function loads no torch.
     from paged_sdk.build.gguf_plan import write
 
-    return write(source, target, type, overrides, show_progress=show_progress)
+    return write(source, target, type, overrides, imatrix, calibrate, show_progress=show_progress)

@@ -46,6 +46,7 @@ AnyBuilder: TypeAlias = Builder | TextSpeculativeBuilder
 
 FLAG_OF = {
     "block_size": "--pa-block-size",
+    "calibrate": "--calibrate",
     "chat_template": "--chat-template",
     "device": "--device",
     "draft": "--draft-model",

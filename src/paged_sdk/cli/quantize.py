@@ -31,6 +31,22 @@ Override = Annotated[
         "found decides. It can be repeated.",
     ),
 ]
+Imatrix = Annotated[
+    Path | None,
+    typer.Option(
+        "--imatrix",
+        metavar="FILE",
+        help="An importance matrix of llama.cpp's, as GGUF or .dat: errors count for more where activations are large.",
+    ),
+]
+Calibrate = Annotated[
+    Path | None,
+    typer.Option(
+        "--calibrate",
+        metavar="TEXT",
+        help="A file of text to run through the model first, which shows where activations are large.",
+    ),
+]
 
 
 def quantize(
@@ -38,6 +54,8 @@ def quantize(
     target: Target,
     type: Type = "Q4_K_M",
     override: Override = None,
+    imatrix: Imatrix = None,
+    calibrate: Calibrate = None,
     verbose: options.Verbose = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -50,8 +68,17 @@ def quantize(
     terminal = Terminal(quiet=quiet)
     with terminal.reporting(verbose=verbose), naming_flags():
         exclusive({"--verbose": verbose, "--quiet": quiet})
+        exclusive({"--imatrix": imatrix, "--calibrate": calibrate})
         overrides = [_override(each) for each in override or ()]
-        path = write_gguf(source, target, type=type, overrides=overrides, show_progress=not quiet)
+        path = write_gguf(
+            source,
+            target,
+            type=type,
+            overrides=overrides,
+            imatrix=imatrix,
+            calibrate=calibrate,
+            show_progress=not quiet,
+        )
         terminal.note(f"{path}: {path.stat().st_size / 2**20:.0f} MiB")
 
 

@@ -7,13 +7,16 @@ nearest with the scales as they are stored. The block layouts are ggml's (``ggml
 The native library does the same many times faster, and gives the same bits on every instruction set. Sums that depend
 on their order are written out, and no tensor is divided by a Python number, for which CUDA multiplies by a rounded
 inverse: so every device gives these bits.
+
+Where columns have an importance (the mean square of what they are multiplied by), squared errors are weighted by it:
+their sum is then near that of the outputs' errors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeAlias
 
 import torch
 from attrs import frozen
@@ -25,17 +28,20 @@ from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, BlockFormat, tensor_typ
 __all__ = ["QUANTIZED_TYPES", "not_finite", "quantize_blocks_reference", "writable_format"]
 
 _TINY: Final = 1e-30  # ranges below it are zero: their inverse would overflow
+_NOISE: Final = 1e-5  # of the sums of 32 products, some five times what rounding may leave
 _LARGEST: Final = 32768.0  # the scale of larger weights might overflow a float16
 _STEPS: Final = 10  # roundings that are tried on either side of a group's range, a tenth of a code apart
 _WEIGHTS_AT_ONCE: Final = 1 << 17  # temporaries of 512 KiB, which stay in the cache
 _GROUPS_OF_16: Final = frozenset({"Q2_K", "Q3_K", "Q6_K"})  # elsewhere 32 weights are fitted together
 
 
-def quantize_blocks_reference(weight: Tensor, tensor_type: int) -> Tensor:
+def quantize_blocks_reference(weight: Tensor, tensor_type: int, importance: Tensor | None = None) -> Tensor:
     """Quantize a matrix to the blocks that a GGUF file would hold.
 
     :param weight: ``[rows, columns]`` of a floating point dtype
     :param tensor_type: ggml's number of the type, one of :data:`QUANTIZED_TYPES`
+    :param importance: float32 ``[columns]``, how much an error in each column counts: positive, about 1 on average;
+        None: all count alike
     :returns: uint8 ``[rows, bytes of a row]`` on the weight's device
     :raises UnsupportedQuantizationError: the type cannot be written, or the columns are no multiple of its block
     :raises CheckpointError: ``weight`` holds NaN, Inf or numbers above 32,768
@@ -50,9 +56,18 @@ def quantize_blocks_reference(weight: Tensor, tensor_type: int) -> Tensor:
             raise not_finite()
         # Groups lie in columns, so that an operation on all groups at once takes consecutive numbers.
         group = 16 if form.name in _GROUPS_OF_16 else 32
-        blocks = _WRITERS[tensor_type](values.reshape(-1, group).t().contiguous())
+        blocks = _WRITERS[tensor_type](_in_groups(values, group), _weights(importance, values, group))
         out[first : first + step] = blocks.view(len(values), -1)
     return out
+
+
+def _in_groups(values: Tensor, group: int) -> Tensor:
+    return values.reshape(-1, group).t().contiguous()
+
+
+def _weights(importance: Tensor | None, values: Tensor, group: int) -> Tensor | None:
+    """Return the weights of the squares of a matrix's errors, laid out as its groups are."""
+    return None if importance is None else _in_groups(importance.to(values).expand_as(values), group)
 
 
 def writable_format(tensor_type: int, cols: int) -> BlockFormat:
@@ -89,7 +104,9 @@ class _Fit:
 
 @frozen(eq=False)
 class _CodeSums:
-    """Holds the sums over each group that least squares need, of the codes ``q`` of weights ``x``."""
+    """Holds the sums over each group that least squares need, of the codes ``q`` of weights ``x``, each times the
+    weight of its square.
+    """
 
     q: Tensor
     qq: Tensor
@@ -119,9 +136,33 @@ def _codes(x: Tensor, offset: Tensor, inverse: Tensor, lowest: float, highest: f
     return (x - offset).mul_(inverse).round_().clamp_(lowest, highest)
 
 
-def _code_sums(x: Tensor, offset: Tensor, inverse: Tensor, lowest: float, highest: float) -> _CodeSums:
+def _code_sums(
+    x: Tensor, w: Tensor | None, offset: Tensor, inverse: Tensor, lowest: float, highest: float
+) -> _CodeSums:
     q = _codes(x, offset, inverse, lowest, highest)
-    return _CodeSums(q.sum(0), (q * q).sum(0), _in_order(x * q))  # sums of integers are exact in any order
+    if w is None:
+        return _CodeSums(q.sum(0), (q * q).sum(0), _in_order(x * q))  # sums of integers are exact in any order
+    wq = w * q
+    return _CodeSums(_in_order(wq), _in_order(wq * q), _in_order(x * wq))
+
+
+@frozen(eq=False)
+class _Totals:
+    """Holds the sums over each group of the weights of squares, and of these times x."""
+
+    w: Tensor
+    x: Tensor
+    count: int | None
+
+    @classmethod
+    def of(cls, x: Tensor, w: Tensor | None) -> _Totals:
+        if w is None:
+            return cls(torch.full_like(x[0], len(x)), _in_order(x), len(x))
+        return cls(_in_order(w), _in_order(w * x), None)
+
+    def shared(self, total: Tensor) -> Tensor:
+        """Return a sum divided by that of the weights."""
+        return _ratio(total, self.w) if self.count is None else total * (1 / self.count)  # a power of two
 
 
 def _ranges(levels: float) -> list[float]:
@@ -130,27 +171,30 @@ def _ranges(levels: float) -> list[float]:
     return [float(torch.tensor(levels) + tenth * step) for step in range(-_STEPS, _STEPS + 1)]
 
 
-def _fit_affine(x: Tensor, levels: float, *, is_k: bool) -> _Fit:
+def _fit_affine(x: Tensor, w: Tensor | None, levels: float, *, is_k: bool) -> _Fit:
     """Fit a scale and a minimum for the codes 0 ... levels; a K format's minimum is never above zero."""
-    count = len(x)
-    lowest, sum_x = x.amin(0), _in_order(x)
+    lowest, total = x.amin(0), _Totals.of(x, w)
     if is_k:
         lowest = lowest.clamp_max(0)
     spread = (x.amax(0) - lowest).clamp_min(_TINY)
-    mean = sum_x * (1 / count)  # a power of two
+    mean = total.shared(total.x)
     best = _Fit(torch.zeros_like(mean), mean.clamp_max(0) if is_k else mean)
     most = torch.full_like(mean, -1.0)  # the most that a fit has taken off the sum of squares
 
     def attempt(offset: Tensor, inverse: Tensor) -> None:
         nonlocal best, most
-        sums = _code_sums(x, offset, inverse, 0, levels)
-        determinant = sums.qq * count - sums.q * sums.q
-        scale = _ratio(sums.xq * count - sum_x * sums.q, determinant)
-        minimum = (sum_x - scale * sums.q) * (1 / count)
+        sums = _code_sums(x, w, offset, inverse, 0, levels)
+        squares = total.w * sums.qq
+        determinant = squares - sums.q * sums.q
+        if w is not None:  # what rounding leaves where all codes are the same; without weights, sums are exact
+            noise = torch.full_like(squares, _NOISE) * squares
+            determinant = torch.where(determinant > noise, determinant, 0.0)
+        scale = _ratio(total.w * sums.xq - total.x * sums.q, determinant)
+        minimum = total.shared(total.x - scale * sums.q)
         if is_k:  # where a minimum above zero is not allowed, the scale is fitted alone
             scale = torch.where(minimum > 0, _ratio(sums.xq, sums.qq), scale)
             minimum = torch.where(minimum > 0, 0.0, minimum)
-        gain = scale * sums.xq + minimum * sum_x
+        gain = scale * sums.xq + minimum * total.x
         is_better = gain > most
         best = _Fit(torch.where(is_better, scale, best.scale), torch.where(is_better, minimum, best.minimum))
         most = torch.where(is_better, gain, most)
@@ -162,7 +206,7 @@ def _fit_affine(x: Tensor, levels: float, *, is_k: bool) -> _Fit:
     return best
 
 
-def _fit_symmetric(x: Tensor, half: float) -> _Fit:
+def _fit_symmetric(x: Tensor, w: Tensor | None, half: float) -> _Fit:
     """Fit a scale for the codes -half ... half - 1, which puts the weight that is furthest from zero near -half."""
     lowest, highest = x.amin(0), x.amax(0)
     magnitude = torch.maximum(highest, 0 - lowest).clamp_min(_TINY)
@@ -170,7 +214,7 @@ def _fit_symmetric(x: Tensor, half: float) -> _Fit:
     none = torch.zeros_like(magnitude)
     best, most = none, none
     for codes in _ranges(half):
-        sums = _code_sums(x, none, sign * (torch.full_like(magnitude, codes) / magnitude), -half, half - 1)
+        sums = _code_sums(x, w, none, sign * (torch.full_like(magnitude, codes) / magnitude), -half, half - 1)
         scale = _ratio(sums.xq, sums.qq)
         gain = scale * sums.xq
         best, most = torch.where(gain > most, scale, best), torch.where(gain > most, gain, most)
@@ -204,12 +248,15 @@ def _join_fifth_bits(q: Tensor) -> Tensor:
     return ((q >> 4 & 1).view(len(q), 4, 8) << shifts).sum(2, dtype=torch.uint8)
 
 
-def _legacy(levels: int, *, affine: bool) -> Callable[[Tensor], Tensor]:
+_Writer: TypeAlias = Callable[[Tensor, Tensor | None], Tensor]
+
+
+def _legacy(levels: int, *, affine: bool) -> _Writer:
     """Return what writes a format with a float16 scale, and if affine a minimum, for each group of 32."""
     half = (levels + 1) / 2
 
-    def write(x: Tensor) -> Tensor:
-        fit = _fit_affine(x, levels, is_k=False) if affine else _fit_symmetric(x, half)
+    def write(x: Tensor, w: Tensor | None) -> Tensor:
+        fit = _fit_affine(x, w, levels, is_k=False) if affine else _fit_symmetric(x, w, half)
         stored = _Fit(_rounded(fit.scale), _rounded(fit.minimum))
         q = _encode(x, stored, 0 if affine else -half, levels if affine else half - 1)
         scales = [_halves(stored.scale), _halves(stored.minimum)] if affine else [_halves(stored.scale)]
@@ -260,15 +307,16 @@ def _small(values: Tensor, unit: Tensor, most: float) -> Tensor:
     return torch.where(wide > 0, (values / wide + 0.5).floor().clamp_max(most), 0.0)
 
 
-def _refitted(x: Tensor, levels: int, stored: _SmallScales) -> _SmallScales:
+def _refitted(x: Tensor, w: Tensor | None, levels: int, stored: _SmallScales) -> _SmallScales:
     """Fit the units to the small numbers, by least squares over the weights' codes."""
     fit = stored.fit()
-    sums = _code_sums(x, fit.minimum, _inverse(fit.scale), 0, levels)
+    sums, total = _code_sums(x, w, fit.minimum, _inverse(fit.scale), 0, levels), _Totals.of(x, w)
     scales, minima = stored.scales.double(), stored.minima.double()
-    q, qq, xq, sum_x = (each.view(scales.shape).double() for each in (sums.q, sums.qq, sums.xq, _in_order(x)))
+    parts = (sums.q, sums.qq, sums.xq, total.x, total.w)
+    q, qq, xq, sum_x, sum_w = (each.view(scales.shape).double() for each in parts)
     # A weight is about unit * a - least * b.
     aa, ab = _in_order((scales * scales * qq).t()), _in_order((scales * minima * q).t())
-    bb = _in_order((minima * minima * len(x)).t())
+    bb = _in_order((minima * minima * sum_w).t())
     ax, bx = _in_order((scales * xq).t()), _in_order((minima * sum_x).t())
     determinant = aa * bb - ab * ab
     is_regular = determinant > 0
@@ -285,20 +333,20 @@ def _refitted(x: Tensor, levels: int, stored: _SmallScales) -> _SmallScales:
     )
 
 
-def _fit_blocks(x: Tensor, levels: int, most: int) -> _SmallScales:
+def _fit_blocks(x: Tensor, w: Tensor | None, levels: int, most: int) -> _SmallScales:
     """Fit blocks of 256 weights, whose groups have scales and minima of 0 ... most."""
-    fit, groups = _fit_affine(x, levels, is_k=True), 256 // len(x)
+    fit, groups = _fit_affine(x, w, levels, is_k=True), 256 // len(x)
     scale, below = fit.scale.view(-1, groups), -fit.minimum.view(-1, groups)
     largest = torch.full_like(scale[:, 0], most)
     unit, least = _rounded(scale.amax(1) / largest), _rounded(below.amax(1) / largest)
-    return _refitted(x, levels, _SmallScales(unit, least, _small(scale, unit, most), _small(below, least, most)))
+    return _refitted(x, w, levels, _SmallScales(unit, least, _small(scale, unit, most), _small(below, least, most)))
 
 
-def _k(levels: int) -> Callable[[Tensor], Tensor]:
+def _k(levels: int) -> _Writer:
     """Return what writes a K format of eight groups of 32 in a block, with six-bit scales and minima."""
 
-    def write(x: Tensor) -> Tensor:
-        stored = _fit_blocks(x, levels, 63)
+    def write(x: Tensor, w: Tensor | None) -> Tensor:
+        stored = _fit_blocks(x, w, levels, 63)
         q = _encode(x, stored.fit(), 0, levels).view(-1, 256)
         s, m = stored.scales.to(torch.uint8), stored.minima.to(torch.uint8)
         numbers = [s[:, :4] | s[:, 4:] >> 4 << 6, m[:, :4] | m[:, 4:] >> 4 << 6, s[:, 4:] & 15 | m[:, 4:] << 4]
@@ -310,22 +358,22 @@ def _k(levels: int) -> Callable[[Tensor], Tensor]:
     return write
 
 
-def _q2_k(x: Tensor) -> Tensor:
+def _q2_k(x: Tensor, w: Tensor | None) -> Tensor:
     """Write Q2_K: sixteen groups of 16 in a block, with four-bit scales and minima."""
-    stored = _fit_blocks(x, 3, 15)
+    stored = _fit_blocks(x, w, 3, 15)
     q = _encode(x, stored.fit(), 0, 3).view(-1, 256)
     numbers = stored.scales.to(torch.uint8) | stored.minima.to(torch.uint8) << 4
     return torch.cat([numbers, _join_pairs(q, 32), _halves(stored.unit), _halves(stored.least)], dim=1)
 
 
-def _fit_signed(x: Tensor, half: float, lowest: int) -> tuple[Tensor, Tensor, Tensor]:
+def _fit_signed(x: Tensor, w: Tensor | None, half: float, lowest: int) -> tuple[Tensor, Tensor, Tensor]:
     """Fit blocks of sixteen groups with signed scales of ``lowest ... -lowest - 1``, of which the largest is the
     lowest.
 
     :returns: the units, ``[blocks]``; the scales' numbers, ``[blocks, 16]``; the codes plus ``half``, uint8
         ``[blocks, 256]``
     """
-    scale = _fit_symmetric(x, half).scale.view(-1, 16)
+    scale = _fit_symmetric(x, w, half).scale.view(-1, 16)
     largest = scale.gather(1, scale.abs().argmax(1, keepdim=True))[:, 0]
     unit = _rounded(largest / torch.full_like(largest, lowest))
     wide = unit[:, None].expand_as(scale)
@@ -335,23 +383,24 @@ def _fit_signed(x: Tensor, half: float, lowest: int) -> tuple[Tensor, Tensor, Te
     return unit, numbers, _encode(x, _Fit(stored, torch.zeros_like(stored)), -half, half - 1).view(-1, 256)
 
 
-def _q3_k(x: Tensor) -> Tensor:
+def _q3_k(x: Tensor, w: Tensor | None) -> Tensor:
     """Write Q3_K: six-bit signed scales, the low four bits of scales 0-7 and 8-15 in the halves of eight bytes."""
-    unit, numbers, q = _fit_signed(x, 4, -32)
+    unit, numbers, q = _fit_signed(x, w, 4, -32)
     s = (numbers + 32).to(torch.uint8)
     scales = [_join_nibbles(s, 8), _join_pairs(s >> 4, 4)]
     return torch.cat([_join_planes(q >> 2), _join_pairs(q, 32), *scales, _halves(unit)], dim=1)
 
 
-def _q6_k(x: Tensor) -> Tensor:
+def _q6_k(x: Tensor, w: Tensor | None) -> Tensor:
     """Write Q6_K: int8 scales."""
-    unit, numbers, q = _fit_signed(x, 32, -128)
+    unit, numbers, q = _fit_signed(x, w, 32, -128)
     scales = numbers.to(torch.int8).view(torch.uint8)
     return torch.cat([_join_nibbles(q, 64), _join_pairs(q >> 4, 32), scales, _halves(unit)], dim=1)
 
 
-#: It maps ggml's number of a type to what writes its blocks: float32 [weights of a group, groups] -> uint8.
-_WRITERS: Mapping[int, Callable[[Tensor], Tensor]] = MappingProxyType(
+#: It maps ggml's number of a type to what writes its blocks, of weights and those of their squares: float32 [weights of
+#: a group, groups] each -> uint8.
+_WRITERS: Mapping[int, _Writer] = MappingProxyType(
     {
         tensor_type_of(name): write
         for name, write in {

@@ -18,7 +18,7 @@ from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, tensor_type_of
 from paged_sdk.kernels.quantize import QUANTIZED_TYPES
 from paged_sdk.kernels.quantize_tables import TABLE_TYPES
 
-__all__ = ["MIXTURES", "ModelShape", "file_type", "tensor_types", "writable_types"]
+__all__ = ["MIXTURES", "PLAIN_TYPES", "ModelShape", "file_type", "tensor_types", "writable_types"]
 
 # llama.cpp's number of each mixture (``general.file_type``), and the type of matrices that no rule names.
 _MIXTURES: Final[Mapping[str, tuple[int, str]]] = MappingProxyType(
@@ -50,7 +50,8 @@ _MIXTURES: Final[Mapping[str, tuple[int, str]]] = MappingProxyType(
 MIXTURES: Final = tuple(_MIXTURES)
 """The names of all mixtures."""
 
-_PLAIN: Final = ("F32", "F16", "BF16")
+PLAIN_TYPES: Final = ("F32", "F16", "BF16")
+"""The types whose numbers stand each for itself."""
 # What rows take whose length is no multiple of 256; llama.cpp has IQ4_NL, of as many bits, in place of Q4_0.
 _NARROW: Final = MappingProxyType(
     {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
@@ -81,7 +82,7 @@ class ModelShape:
 
 def writable_types() -> tuple[str, ...]:
     """Return the names of the types that tensors can be written in."""
-    return (*_PLAIN, *(BLOCK_FORMATS[number].name for number in sorted(QUANTIZED_TYPES | TABLE_TYPES)))
+    return (*PLAIN_TYPES, *(BLOCK_FORMATS[number].name for number in sorted(QUANTIZED_TYPES | TABLE_TYPES)))
 
 
 def file_type(mixture: str) -> int:
@@ -168,7 +169,7 @@ def _fitting(type_: str, cols: int) -> str:
 def _by_rule(mixture: str, tensor: str, model: ModelShape) -> str:
     """Return the type that llama.cpp gives a matrix in a mixture."""
     base = _MIXTURES[mixture][1]
-    if base in _PLAIN:
+    if base in PLAIN_TYPES:
         return base
     if mixture == "MXFP4_MOE":
         return base if "_exps." in tensor else "Q8_0"

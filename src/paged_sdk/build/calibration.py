@@ -1,0 +1,267 @@
+"""Collect an importance matrix: run a text through a model, and note what its matrices are multiplied by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paged_sdk.attention.contiguous import ContiguousBackend
+from paged_sdk.build.device_setup import memory_must_do, prepare_thread
+from paged_sdk.chat.text_processor import TextProcessor, load_text_processor, text_processor_from_gguf
+from paged_sdk.errors import CheckpointError, ConfigError, UnsupportedArchitectureError
+from paged_sdk.files import read_text
+from paged_sdk.kernels.native.library import Workspace, load
+from paged_sdk.kernels.step import StepContext
+from paged_sdk.models.decoder import DecoderModel
+from paged_sdk.models.decoder_layer import DecoderLayer
+from paged_sdk.models.gated_mlp import GatedMlp
+from paged_sdk.models.loading import load_model
+from paged_sdk.models.moe_mlp import MoeMlp
+from paged_sdk.quant.dense_experts import DenseExperts
+from paged_sdk.quant.experts import Experts
+from paged_sdk.quant.linear import Linear
+from paged_sdk.quant.policy import WeightPolicy
+from paged_sdk.types.step import StepRow
+from paged_sdk.weights.checkpoint import Checkpoint, open_checkpoint
+from paged_sdk.weights.gguf_export import gguf_architecture
+from paged_sdk.weights.gguf_names import ARCHITECTURES
+from paged_sdk.weights.importance import ImportanceMatrix
+
+__all__ = ["calibrate"]
+
+_CPU: Final = torch.device("cpu")
+_CHUNK_TOKENS: Final = 512
+"""A text is cut into pieces of so many tokens, as llama.cpp's tool does: each sees nothing of the others."""
+
+
+def calibrate(
+    path: Path,
+    text: Path,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+) -> ImportanceMatrix:
+    """Return the mean squares of what the columns of a model's matrices are multiplied by over a text.
+
+    :param path: a directory or a GGUF file
+    :param text: a file of text
+    :param on_progress: called with the number of pieces done and of all
+    :param dtype: of activations, and of weights that are not stored quantized
+    :raises ConfigError: the file cannot be read, or has too little text
+    :raises ModelLoadError: the model cannot be loaded
+    """
+    try:
+        content = read_text(text)
+    except CheckpointError as error:
+        raise ConfigError.of("calibrate", str(text), f"a file of text ({error})") from error
+    checkpoint = open_checkpoint(path)
+    try:
+        pieces = _pieces(checkpoint, content, text)
+        with memory_must_do(path):
+            is_of_torch = load() is None or _has_experts(checkpoint)
+            model = _loaded(checkpoint, dtype, is_of_torch=is_of_torch)
+    finally:
+        checkpoint.source.close()
+    collector = _Collector(model)
+
+    def run() -> None:
+        with torch.inference_mode():
+            for done, token_ids in enumerate(pieces, 1):
+                _run(model, token_ids)
+                on_progress(done, len(pieces))
+
+    # Where the native kernels multiply, torch's threads would be in the way of theirs.
+    threads = None if is_of_torch else 1
+    with ThreadPoolExecutor(1, initializer=partial(prepare_thread, _CPU, threads)) as alone:
+        alone.submit(run).result()
+    return collector.importance(f"calibration on {text.name}")
+
+
+def _pieces(checkpoint: Checkpoint, content: str, path: Path) -> list[list[int]]:
+    processor = _text_processor(checkpoint)
+    try:
+        before = processor.tokenizer.encode("", add_special_tokens=True)
+        token_ids = processor.tokenizer.encode(content, add_special_tokens=False)
+    finally:
+        processor.close()
+    if len(token_ids) < 2:
+        raise ConfigError.of("calibrate", str(path), "a file with some text")
+    size = _CHUNK_TOKENS - len(before)
+    return [[*before, *token_ids[first : first + size]] for first in range(0, len(token_ids), size)]
+
+
+def _text_processor(checkpoint: Checkpoint) -> TextProcessor:
+    if checkpoint.metadata is None:
+        return load_text_processor(checkpoint.path)
+    return text_processor_from_gguf(checkpoint.metadata)
+
+
+def _has_experts(checkpoint: Checkpoint) -> bool:
+    return any(".experts." in name for name in checkpoint.source.names())
+
+
+def _loaded(checkpoint: Checkpoint, dtype: torch.dtype, *, is_of_torch: bool) -> DecoderModel:
+    """Load a model to run layer by layer: what is stored quantized stays so.
+
+    :param is_of_torch: whether everything is decoded, and torch multiplies it: what an expert's last matrix multiplies
+        is seen there alone
+    """
+    library = None if is_of_torch else load()
+    workspace = None if library is None else Workspace(library)
+    policy = WeightPolicy(forms=()) if workspace is None else WeightPolicy(keep_blocks=True, workspace=workspace)
+    threads = 1 if workspace is None else workspace.num_threads
+    return load_model(
+        checkpoint.config, checkpoint.source, dtype=dtype, device=_CPU, policy=policy, num_threads=threads
+    )
+
+
+def _run(model: DecoderModel, token_ids: Sequence[int]) -> None:
+    backend = ContiguousBackend(model.config, dtype=model.dtype, device=_CPU)
+    row = StepRow(0, 0, token_ids, [0], len(token_ids))
+    context = StepContext(attention=backend.prepare([row]))
+    hidden = model.forward(torch.tensor(token_ids), torch.arange(len(token_ids)), context)
+    if not model.config.tie_embeddings:
+        model.logits(hidden)
+
+
+class _Squares:
+    """Adds up squares of the columns of what is multiplied, of one matrix or of each of several.
+
+    :ivar sums: float64 ``[matrices, columns]``
+    :ivar counts: float64 ``[matrices]``
+    """
+
+    def __init__(self, num_matrices: int, cols: int) -> None:
+        self.sums = torch.zeros(num_matrices, cols, dtype=torch.float64)
+        self.counts = torch.zeros(num_matrices, dtype=torch.float64)
+
+    def add(self, x: Tensor, matrix: int = 0) -> None:
+        self.sums[matrix] += x.float().square().sum(0)
+        self.counts[matrix] += len(x)
+
+    @property
+    def mean(self) -> Tensor:
+        return (self.sums / self.counts.clamp_min(1)[:, None]).float().flatten()
+
+
+class _Collector:
+    """Puts itself between a model's layers and their matrices, and keeps the squares by GGUF's names."""
+
+    def __init__(self, model: DecoderModel) -> None:
+        architecture = gguf_architecture(model.config)
+        self._own_names = ARCHITECTURES[architecture].block_names
+        self._squares: dict[str, _Squares] = {}
+        for index, layer in enumerate(model.layers):
+            self._watch_layer(f"blk.{index}.", layer, architecture)
+        if not model.config.tie_embeddings:
+            model.head = _WatchedLinear(model.head, self._of(["output.weight"], model.head.in_features))
+
+    def importance(self, source: str) -> ImportanceMatrix:
+        """Return what has been seen so far.
+
+        :raises CheckpointError: a model's numbers are not finite
+        """
+        entries = {name: squares.mean for name, squares in self._squares.items()}
+        bad = next((name for name, mean in entries.items() if not bool(mean.isfinite().all())), None)
+        if bad is not None:
+            raise CheckpointError(f"{source}: what tensor {bad} multiplies is not finite")
+        return ImportanceMatrix(source=source, entries=entries)
+
+    def _watch_layer(self, prefix: str, layer: DecoderLayer, architecture: str) -> None:
+        attention, mlp = layer.attention, layer.mlp
+        attention.qkv = self._watched(prefix, ("attn_q", "attn_k", "attn_v", "attn_qkv"), attention.qkv)
+        attention.output = self._watched(prefix, ("attn_output",), attention.output)
+        if isinstance(mlp, GatedMlp):
+            self._watch_mlp(prefix, mlp, "")
+        elif isinstance(mlp, MoeMlp) and isinstance(mlp.experts, DenseExperts):
+            self._watch_experts(prefix, mlp, mlp.experts)
+        else:
+            raise UnsupportedArchitectureError(
+                f"importance cannot be collected in a {type(mlp).__name__}", architecture=architecture
+            )
+
+    def _watch_mlp(self, prefix: str, mlp: GatedMlp, suffix: str) -> None:
+        names = (f"ffn_gate{suffix}", f"ffn_up{suffix}")
+        mlp.gate_up = self._watched(prefix, names, mlp.gate_up)
+        mlp.down = self._watched(prefix, (f"ffn_down{suffix}",), mlp.down)
+
+    def _watch_experts(self, prefix: str, mlp: MoeMlp, experts: DenseExperts) -> None:
+        count, hidden_size, size = experts.down.shape
+        gate_up = self._of([f"{prefix}ffn_gate_exps.weight", f"{prefix}ffn_up_exps.weight"], hidden_size, count)
+        down = self._of([f"{prefix}ffn_down_exps.weight"], size, count)
+        mlp.experts = _WatchedExperts(experts, gate_up, down)
+        if mlp.shared is not None:
+            self._watch_mlp(prefix, mlp.shared.mlp, "_shexp")
+
+    def _watched(self, prefix: str, stems: Sequence[str], linear: Linear) -> Linear:
+        names = [f"{prefix}{stem}.weight" for stem in stems if stem in self._own_names]
+        return _WatchedLinear(linear, self._of(names, linear.in_features))
+
+    def _of(self, names: Sequence[str], cols: int, num_matrices: int = 1) -> _Squares:
+        """Return the squares of matrices that share an input."""
+        squares = _Squares(num_matrices, cols)
+        self._squares.update(dict.fromkeys(names, squares))
+        return squares
+
+
+class _WatchedLinear(Linear):
+    """Notes what a linear layer multiplies."""
+
+    def __init__(self, linear: Linear, squares: _Squares) -> None:
+        self._linear = linear
+        self._squares = squares
+
+    @property
+    def in_features(self) -> int:
+        """Return the layer's."""
+        return self._linear.in_features
+
+    @property
+    def out_features(self) -> int:
+        """Return the layer's."""
+        return self._linear.out_features
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the layer's."""
+        return self._linear.num_bytes
+
+    def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
+        """Do what the layer does."""
+        self._squares.add(x)
+        return self._linear.forward(x, ctx)
+
+
+class _WatchedExperts(Experts):
+    """Computes a layer's experts one after the other, and notes what each multiplies."""
+
+    def __init__(self, experts: DenseExperts, gate_up: _Squares, down: _Squares) -> None:
+        self._experts = experts
+        self._gate_up = gate_up
+        self._down = down
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the experts'."""
+        return self._experts.num_bytes
+
+    def forward(self, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
+        """Do what :meth:`Experts.forward` says."""
+        out = torch.zeros_like(x, dtype=torch.float32)
+        for expert in sorted(set(topk_ids.flatten().tolist())):
+            tokens, places = (topk_ids == expert).nonzero(as_tuple=True)
+            chosen = x[tokens]
+            self._gate_up.add(chosen, expert)
+            gate, up = F.linear(chosen, self._experts.gate_up[expert]).chunk(2, dim=-1)
+            inner = F.silu(gate) * up
+            self._down.add(inner, expert)
+            values = F.linear(inner, self._experts.down[expert]).float()
+            out.index_add_(0, tokens, values * topk_weights[tokens, places, None])
+        return out.to(x.dtype)

@@ -1,0 +1,151 @@
+"""What is collected of a text, beside transformers' activations, and files that are quantized by it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+import tiny
+from paged_sdk import ConfigError, write_gguf
+from paged_sdk.build.calibration import calibrate
+from paged_sdk.errors import CheckpointError
+from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS
+from paged_sdk.weights.gguf_file import GgufFile
+from paged_sdk.weights.importance import ImportanceMatrix
+
+TEXT = "the quick brown fox jumps over the lazy dog. " * 20
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+@contextmanager
+def squares_of(model: Any) -> Iterator[dict[str, Tensor]]:
+    """Keep the mean squares of what each linear module multiplies."""
+    seen: dict[str, Tensor] = {}
+
+    def watch(name: str) -> Any:
+        def hook(module: Any, args: tuple[Tensor, ...]) -> None:
+            seen[name] = args[0].flatten(0, -2).square().mean(0)
+
+        return hook
+
+    hooks = [
+        module.register_forward_pre_hook(watch(name))
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear)
+    ]
+    yield seen
+    for hook in hooks:
+        hook.remove()
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("family", ["llama", "phi3", "gemma2"])
+def test_squares_are_those_of_transformers(family: str, tmp_path: Path, text: Path) -> None:
+    path = tiny.make_checkpoint(family, tmp_path / "model")
+    found = calibrate(path, text, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    token_ids = tiny.tokenizer().encode(TEXT, add_special_tokens=False).ids
+    assert 100 < len(token_ids) < 500
+    with torch.inference_mode(), squares_of(model) as expected:
+        model(torch.tensor([token_ids]))
+    names = {
+        "attn_output": "self_attn.o_proj",
+        "ffn_down": "mlp.down_proj",
+        **(
+            {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
+            if family == "phi3"
+            else {"attn_q": "self_attn.q_proj", "attn_v": "self_attn.v_proj", "ffn_gate": "mlp.gate_proj"}
+        ),
+    }
+    for layer in range(model.config.num_hidden_layers):
+        for own, name in names.items():
+            entry = found.entries[f"blk.{layer}.{own}.weight"]
+            assert relative(entry, expected[f"model.layers.{layer}.{name}"]) < 1e-4, (layer, own)
+    if not model.config.tie_word_embeddings:
+        assert relative(found.entries["output.weight"], expected["lm_head"]) < 1e-4
+
+
+def test_experts_have_their_own(tmp_path: Path, text: Path) -> None:
+    overrides = tiny.GGUF_OVERRIDES.get("qwen3_moe", {})
+    path = tiny.make_checkpoint("qwen3_moe", tmp_path / "model", **overrides)
+    found = calibrate(path, text, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, experts_implementation="eager")
+    experts = model.model.layers[0].mlp.experts
+    inputs: list[tuple[Tensor, Tensor]] = []
+    hook = experts.register_forward_pre_hook(lambda _, args: inputs.append((args[0], args[1])))
+    token_ids = tiny.tokenizer().encode(TEXT, add_special_tokens=False).ids
+    with torch.inference_mode():
+        model(torch.tensor([token_ids]))
+    hook.remove()
+    model.requires_grad_(False)
+    ((hidden, ids),) = inputs
+    count = model.config.num_experts
+    gate_up = found.entries["blk.0.ffn_gate_exps.weight"].view(count, -1)
+    down = found.entries["blk.0.ffn_down_exps.weight"].view(count, -1)
+    for expert in range(count):
+        chosen = hidden.flatten(0, -2)[(ids == expert).any(-1)]
+        if not len(chosen):
+            assert not gate_up[expert].any()
+            continue
+        gate, up = torch.nn.functional.linear(chosen, experts.gate_up_proj[expert]).chunk(2, dim=-1)
+        inner = torch.nn.functional.silu(gate) * up
+        assert relative(gate_up[expert], chosen.square().mean(0)) < 1e-4
+        assert relative(down[expert], inner.square().mean(0)) < 1e-4
+
+
+def weighted_error(path: Path, exact: GgufFile, importance: ImportanceMatrix) -> float:
+    """Return the squared error of a file's matrices, times the squares of what they multiply."""
+    total = 0.0
+    for name, tensor in GgufFile(path).tensors.items():
+        squares = importance.entries.get(name)
+        if squares is not None:
+            errors = (tensor.decoded() - exact.tensors[name].decoded()).square()
+            total += float((errors.reshape(-1, errors.shape[-2], errors.shape[-1]).sum(1).flatten() * squares).sum())
+    return total
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_a_calibrated_file_is_nearer_where_it_matters(family: str, tmp_path: Path, text: Path) -> None:
+    overrides = tiny.GGUF_OVERRIDES.get(family, {})
+    source = tiny.make_checkpoint(family, tmp_path / "model", dtype="bfloat16", **overrides)
+    exact = GgufFile(write_gguf(source, tmp_path / "exact.gguf", type="F32"))
+    plain = write_gguf(source, tmp_path / "plain.gguf", type="Q4_0")
+    calibrated = write_gguf(source, tmp_path / "calibrated.gguf", type="Q4_0", calibrate=text)
+    importance = calibrate(source, text)
+    gain = weighted_error(calibrated, exact, importance) / weighted_error(plain, exact, importance)
+    assert gain < 0.97
+    own, other = GgufFile(calibrated), GgufFile(plain)
+    kinds = [{name: BLOCK_FORMATS[each.type].name for name, each in file.tensors.items()} for file in (own, other)]
+    assert kinds[0] == kinds[1]
+    again = write_gguf(calibrated, tmp_path / "again.gguf", type="Q5_0", calibrate=text)
+    assert GgufFile(again).metadata["quantize.imatrix.entries_count"] == len(importance.entries)
+
+
+def test_what_cannot_be_calibrated_on(tiny_checkpoint: Path, tmp_path: Path, text: Path) -> None:
+    empty = tmp_path / "empty.txt"
+    empty.write_text("")
+    for path, said in ((empty, "some text"), (tmp_path / "none.txt", "none.txt"), (tiny_checkpoint, "a file of text")):
+        with pytest.raises(ConfigError, match="calibrate") as caught:
+            write_gguf(tiny_checkpoint, tmp_path / "m.gguf", calibrate=path)
+        assert said in str(caught.value)
+    with pytest.raises(ConfigError, match="beside an importance matrix"):
+        write_gguf(tiny_checkpoint, tmp_path / "m.gguf", calibrate=text, imatrix=text)
+    with pytest.raises(CheckpointError, match="is no importance matrix"):
+        write_gguf(tiny_checkpoint, tmp_path / "m.gguf", imatrix=text)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty.txt", "text.txt"]
