@@ -13,6 +13,7 @@ from paged_sdk.engine.engine import Engine
 from paged_sdk.engine.events import Outbox, RequestEvent
 from paged_sdk.engine.request_start import RequestStart
 from paged_sdk.kv.paged import KvCacheManager
+from paged_sdk.scheduler.proposer import Proposer
 from paged_sdk.scheduler.request import Request
 from paged_sdk.scheduler.scheduler import Scheduler
 from paged_sdk.testing.fake_runner import FakeRunner
@@ -70,6 +71,7 @@ class Driver:
         num_blocks: int = 64,
         max_slowdown: float = 0.0,
         next_token: NextToken = HASHED,
+        proposer: Proposer | None = None,
         **runner: Any,
     ) -> None:
         config = EngineConfig(
@@ -81,7 +83,7 @@ class Driver:
         )
         self.kv = KvCacheManager(num_blocks, 4)
         self.runner = FakeRunner(next_token, vocab_size=VOCAB, **runner)
-        self.engine = Engine(Scheduler(config, self.kv), self.kv, self.runner, tokenizer)
+        self.engine = Engine(Scheduler(config, self.kv), self.kv, self.runner, tokenizer, proposer=proposer)
         self.listeners: dict[str, RecordingListener] = {}
         self._tokenizer = tokenizer
         self.outbox = Outbox()

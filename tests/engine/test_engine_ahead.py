@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import pytest
 from engine_driver import STOP, Driver
 
 from paged_sdk.chat.text_processor import TextProcessor
 from paged_sdk.errors import NumericalError
+from paged_sdk.scheduler.sequence import Sequence as TokenSequence
 
 
 def submit_many(driver: Driver) -> None:
@@ -145,3 +146,55 @@ def test_texts_are_the_same_whatever_steps_take(smollm2_text: TextProcessor, *, 
         texts.append(driver.texts)
     assert len(texts[0]) > 12
     assert texts[0] == texts[1] == texts[2]
+
+
+class Known:
+    """Guesses what texts are known to have been, every fifth token wrong.
+
+    :ivar asked: the requests whose texts it was asked for
+    """
+
+    def __init__(self, texts: Mapping[str, Sequence[list[int]]]) -> None:
+        self.asked: set[str] = set()
+        self._texts = texts
+
+    def propose(self, sequences: Sequence[TokenSequence]) -> list[list[int]]:
+        found = []
+        for sequence in sequences:
+            assert sequence.num_awaited == 0
+            name, first = sequence.request.request_id, sequence.num_output_tokens
+            self.asked.add(name)
+            guesses = self._texts[name][sequence.choice_index][first : first + 3]
+            found.append([token if place % 5 else 300 for place, token in enumerate(guesses, start=first)])
+        return found
+
+    def forget(self, seq_ids: Iterable[int]) -> None:
+        """Drop nothing: nothing is kept of sequences."""
+
+    def reset(self) -> None:
+        """Forget nothing."""
+
+
+@pytest.mark.parametrize("num_blocks", [24, 64])
+def test_only_rows_of_the_host_have_drafts_while_steps_overlap(smollm2_text: TextProcessor, num_blocks: int) -> None:
+    """What the device samples is not known when the next step is chosen, so nothing can be guessed after it. Choices
+    were sampled by the host when they parted, so that guesses may go on from there."""
+    plain = Driver(smollm2_text.tokenizer, num_blocks=num_blocks)
+    submit_many(plain)
+    plain.run()
+    proposer = Known({name: listener.token_ids for name, listener in plain.listeners.items()})
+    drivers = [
+        Driver(smollm2_text.tokenizer, num_blocks=num_blocks, overlaps=overlaps, proposer=proposer if drafts else None)
+        for overlaps, drafts in ((True, True), (True, False))
+    ]
+    for driver in drivers:
+        submit_many(driver)
+        driver.run()
+        assert driver.texts == plain.texts
+        assert driver.kv.usage.used == 0
+    host = {f"request {index}" for index in range(12) if index % 5 == 2}
+    assert host <= proposer.asked
+    assert not proposer.asked & {f"request {index}" for index in range(12) if index % 5 != 2 and index % 3 != 2}
+    drafts = drivers[0].engine.stats()
+    assert drafts.drafted_tokens > drafts.accepted_tokens > 0
+    assert drivers[0].runner.num_steps <= drivers[1].runner.num_steps

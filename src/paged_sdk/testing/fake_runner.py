@@ -184,5 +184,8 @@ class FakeRunner:
 
 
 def _needs_host(row: ScheduledSequence) -> bool:
-    """Return whether a device would leave a row to the host: several samples and a bias stand for all such reasons."""
-    return row.num_samples > 1 or (row.num_samples == 1 and bool(row.sequence.request.sampling.logits_bias))
+    """Return whether a device would leave a row to the host: drafts, several samples, and a bias, which stands for all
+    other such reasons."""
+    if row.num_samples != 1:
+        return row.num_samples > 1
+    return bool(row.draft_token_ids or row.sequence.request.sampling.logits_bias)
