@@ -76,6 +76,8 @@ def test_nothing_but_a_prompt(command_line: CommandLine) -> None:
         (["--max-seqs", "3"], lambda b: b.with_max_num_seqs(3)),
         (["--max-num-batched-tokens", "64"], lambda b: b.with_max_num_batched_tokens(64)),
         (["--max-seq-len", "100"], lambda b: b.with_max_model_len(100)),
+        (["--adapter", "some/adapter"], lambda b: b.with_adapter("some/adapter")),
+        (["--adapter", "own=some/adapter"], lambda b: b.with_adapter("some/adapter", name="own")),
         (["--speculate"], lambda b: b.with_speculation(SpeculativeConfig())),
         (["--speculate", "5"], lambda b: b.with_speculation(SpeculativeConfig(5))),
         (["--speculate", "--cpu"], lambda b: b.with_speculation(SpeculativeConfig()).with_force_cpu()),

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner, Result
 
 import tiny
+from adapter_files import write_adapter
 from paged_sdk import BlockingModel, RequestBuilder, SamplingParams, TextModelBuilder
 from paged_sdk.cli.app import app
 
@@ -132,6 +133,22 @@ def test_a_prompt_from_stdin(endless: Path, reference: BlockingModel) -> None:
 def test_raw_text(endless: Path, reference: BlockingModel) -> None:
     expected = reference.send_completion_request("Once upon", SamplingParams(temperature=0, max_len=8))
     assert run(endless, "Once upon", "--raw", "--max-tokens", "8").stdout == expected.choices[0].text + "\n"
+
+
+def test_an_adapter(endless: Path, tmp_path: Path) -> None:
+    """Texts, answers and chats go through it."""
+    adapter = write_adapter(tmp_path / "own", tiny.build_model("llama"))
+
+    def said(*arguments: str, stdin: str = "") -> str:
+        found = run(endless, "--quiet", "--max-tokens", "8", *arguments, stdin=stdin)
+        assert found.exit_code == 0, found.output
+        return found.stdout
+
+    for arguments, stdin in ((("Hello!",), ""), (("--raw", "Hello!"), ""), (("-i",), "Hello!\n")):
+        plain = said(*arguments, stdin=stdin)
+        assert said(*arguments, "--adapter", f"{adapter}", stdin=stdin) != plain
+        assert said(*arguments, "--adapter", f"name={adapter}", stdin=stdin) != plain
+    assert "is not allowed" in run(endless, "--adapter", "=x", "Hello!").output
 
 
 def test_a_seed_repeats_itself(endless: Path) -> None:

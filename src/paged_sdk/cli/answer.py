@@ -7,13 +7,15 @@ from paged_sdk import (
     BlockingCompletionStream,
     ChatCompletionChunkResponse,
     CompletionChunkResponse,
+    RequestBuilder,
+    SamplingParams,
     TextMessageRole,
     TextMessages,
     Usage,
 )
 from paged_sdk.cli.terminal import Terminal, usage_line
 
-__all__ = ["opening", "show_answer"]
+__all__ = ["chat_request", "opening", "show_answer"]
 
 
 def opening(system: str | None) -> TextMessages:
@@ -22,6 +24,15 @@ def opening(system: str | None) -> TextMessages:
     :param system: the system message, if any
     """
     return TextMessages() if system is None else TextMessages().add_message(TextMessageRole.SYSTEM, system)
+
+
+def chat_request(messages: TextMessages, sampling: SamplingParams, adapter: str | None) -> RequestBuilder:
+    """Return the request for the next turn of a conversation.
+
+    :param adapter: the name of the adapter that it goes through, if any
+    """
+    request = RequestBuilder.from_messages(messages).with_sampling(sampling)
+    return request if adapter is None else request.with_adapter(adapter)
 
 
 def show_answer(stream: BlockingChatStream | BlockingCompletionStream, terminal: Terminal) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from paged_sdk import (
     BlockingModel,
     NumericalError,
-    RequestBuilder,
     RequestError,
     SamplingParams,
     TextMessageRole,
 )
-from paged_sdk.cli.answer import opening, show_answer
+from paged_sdk.cli.answer import chat_request, opening, show_answer
 from paged_sdk.cli.terminal import Terminal
 
 __all__ = ["Chat"]
@@ -27,14 +26,22 @@ class Chat:
     """Keeps the turns of a conversation, whose KV the prefix cache keeps.
 
     :param system: the system message, if any
+    :param adapter: the name of the adapter that answers go through, if any
     """
 
     def __init__(
-        self, model: BlockingModel, terminal: Terminal, *, system: str | None, sampling: SamplingParams
+        self,
+        model: BlockingModel,
+        terminal: Terminal,
+        *,
+        system: str | None,
+        sampling: SamplingParams,
+        adapter: str | None = None,
     ) -> None:
         self._model = model
         self._terminal = terminal
         self._sampling = sampling
+        self._adapter = adapter
         self._opening = opening(system)
         self._messages = self._opening
 
@@ -65,8 +72,7 @@ class Chat:
         :raises PagedError: the model cannot go on
         """
         asked = self._messages.add_message(TextMessageRole.USER, text)
-        request = RequestBuilder.from_messages(asked).with_sampling(self._sampling)
-        stream = self._model.stream_chat_request(request)
+        stream = self._model.stream_chat_request(chat_request(asked, self._sampling, self._adapter))
         try:
             show_answer(stream, self._terminal)
         except KeyboardInterrupt:

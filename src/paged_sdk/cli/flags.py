@@ -72,6 +72,7 @@ FLAG_OF = {
     "top_k": "--top-k",
     "top_p": "--top-p",
     "topology": "--topology",
+    "with_adapter": "--adapter",
     "with_chat_template": "--chat-template",
     "with_tokenizer_json": "--tok-model-id",
 }
@@ -261,6 +262,7 @@ class EngineFlags:
     max_seq_len: int | None = None
     speculate: int | None = None
     draft_model: str | None = None
+    adapter: str | None = None
     verbose: bool = False
 
     def apply(self, builder: Builder) -> Builder:
@@ -286,6 +288,11 @@ class EngineFlags:
             builder = builder.with_max_model_len(self.max_seq_len)
         if self.speculate is not None:
             builder = builder.with_speculation(SpeculativeConfig(self.speculate))
+        if self.adapter is not None:
+            name, found, path = self.adapter.partition("=")
+            # A path may hold the sign too.
+            is_named = bool(found) and not os.path.exists(os.path.expanduser(self.adapter))
+            builder = builder.with_adapter(path, name=name) if is_named else builder.with_adapter(self.adapter)
         return builder.with_logging() if self.verbose else builder
 
     def add_draft(self, builder: Builder) -> AnyBuilder:

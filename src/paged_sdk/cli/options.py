@@ -188,6 +188,15 @@ Speculate = Annotated[
     ),
 ]
 
+Adapter = Annotated[
+    str | None,
+    typer.Option(
+        "--adapter",
+        metavar="[NAME=]PATH",
+        help="A LoRA adapter that the text goes through: a directory as PEFT saves it, a GGUF file, or a hub id.",
+        rich_help_panel=MODEL,
+    ),
+]
 DraftModel = Annotated[
     str | None,
     typer.Option(

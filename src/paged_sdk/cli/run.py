@@ -42,6 +42,7 @@ def run(
     max_seq_len: options.MaxSeqLen = None,
     speculate: options.Speculate = None,
     draft_model: options.DraftModel = None,
+    adapter: options.Adapter = None,
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = None,
     top_k: options.TopK = None,
@@ -102,6 +103,7 @@ def run(
             max_seq_len=max_seq_len,
             speculate=speculate,
             draft_model=draft_model,
+            adapter=adapter,
             verbose=verbose,
         )
         sampling_flags = SamplingFlags(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from paged_sdk import BlockingModel, RequestBuilder, SamplingParams, TextMessageRole
-from paged_sdk.cli.answer import opening, show_answer
+from paged_sdk import BlockingModel, SamplingParams, TextMessageRole
+from paged_sdk.cli.answer import chat_request, opening, show_answer
 from paged_sdk.cli.chat import Chat
 from paged_sdk.cli.flags import AnyBuilder, PromptFlags
 from paged_sdk.cli.terminal import Terminal
@@ -23,12 +23,12 @@ def talk(builder: AnyBuilder, flags: PromptFlags, sampling: SamplingParams, term
         terminal.note(f"What the file holds quantized is decoded and quantized again, to {builder.settings.isq.value}.")
     with terminal.loading(builder.source.location):
         model = BlockingModel(builder.build())
+    adapter = next((source.name for source in builder.settings.adapters), None)
     with model:
         if prompt is None or flags.interactive:
-            Chat(model, terminal, system=flags.system, sampling=sampling).run(prompt)
+            Chat(model, terminal, system=flags.system, sampling=sampling, adapter=adapter).run(prompt)
         elif flags.raw:
-            show_answer(model.stream_completion_request(prompt, sampling), terminal)
+            show_answer(model.stream_completion_request(prompt, sampling, adapter=adapter), terminal)
         else:
             conversation = opening(flags.system).add_message(TextMessageRole.USER, prompt)
-            request = RequestBuilder.from_messages(conversation).with_sampling(sampling)
-            show_answer(model.stream_chat_request(request), terminal)
+            show_answer(model.stream_chat_request(chat_request(conversation, sampling, adapter)), terminal)
