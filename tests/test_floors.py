@@ -73,6 +73,7 @@ def _units() -> Mapping[str, Unit]:
         "speculative": Unit("speculative", 3, Pillar.PURE),
         "models": Unit("models", 3, Pillar.TENSOR),
         "adapters": Unit("adapters", 3, Pillar.TENSOR),
+        "vision": Unit("vision", 3, Pillar.TENSOR),
         "sampling": Unit("sampling", 4),
         "runner": Unit("runner", 4),
         "engine": Unit("engine", 5),

@@ -40,6 +40,7 @@ from paged_sdk import (
     SamplingParams,
     TextMessages,
     TextModelBuilder,
+    VisionModelBuilder,
 )
 from paged_sdk.mistralrs import ChatCompletionRequest, CompletionRequest, Runner, Which
 from paged_sdk.streaming import ResponseStream
@@ -148,6 +149,10 @@ GOOD: dict[str, Any] = {
     "pattern": "proj",
     "target_builder": TextModelBuilder("no/such/directory/here"),
     "draft_builder": TextModelBuilder("no/such/directory/here"),
+    "text_builder": TextModelBuilder("no/such/directory/here"),
+    "adapters": ["no/such/directory/here"],
+    "images": [b"the bytes of a file"],
+    "data": b"the bytes of a file",
 }
 # Where a parameter must not be None, though it may be left out, or where only some roles may have it.
 BESIDE: dict[str, dict[str, Any]] = {
@@ -168,6 +173,9 @@ ALSO: dict[str, tuple[str, ...]] = {
     "salt": ("cache_salt",),
     "enable": ("enable_thinking",),
     "top_n": ("logprobs",),
+    "images": ("image",),
+    "limits": ("images",),
+    "adapters": ("with_adapter",),
     "meta": ("_meta", "PagedAttentionMeta"),
     "requests": ("messages", "message", "role"),
     "request": ("messages", "message", "role"),
@@ -290,6 +298,7 @@ NOT_SETTINGS = (*RESULTS, "paged_sdk.errors")
 INSTANCES: dict[str, Any] = {
     "TextModelBuilder": TextModelBuilder("no/such/directory/here"),
     "GgufModelBuilder": GgufModelBuilder("no/such/directory/here"),
+    "VisionModelBuilder": VisionModelBuilder("no/such/directory/here"),
     "Message": Message("user", "Hello"),
 }
 MAKING = ("with_", "without_", "add_", "from_", "parse")
@@ -346,8 +355,8 @@ def fits(value: Any, hint: Any) -> bool:
     if hint in (int, float):
         numbers: Any = (int, np.integer) if hint is int else (int, float, np.integer, np.floating, Fraction)
         return isinstance(value, numbers) and not isinstance(value, bool)
-    if hint is str:
-        return isinstance(value, str)
+    if hint in (str, bytes, bytearray):
+        return isinstance(value, hint)
     kind = origin or hint
     if isinstance(value, str | bytes | bytearray) and kind is not PathLike:
         return False

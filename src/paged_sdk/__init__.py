@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from paged_sdk.builders import LoraModelBuilder as LoraModelBuilder
     from paged_sdk.builders import TextModelBuilder as TextModelBuilder
     from paged_sdk.builders import TextSpeculativeBuilder as TextSpeculativeBuilder
+    from paged_sdk.builders import VisionModelBuilder as VisionModelBuilder
+    from paged_sdk.config.images import ImageLimits as ImageLimits
     from paged_sdk.config.isq import IsqType as IsqType
     from paged_sdk.config.memory import MemoryGpuConfig as MemoryGpuConfig
     from paged_sdk.config.paged import PagedAttentionMeta as PagedAttentionMeta
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
     from paged_sdk.model import Model as Model
     from paged_sdk.tool_loop import ToolRun as ToolRun
     from paged_sdk.types.constraint import Constraint as Constraint
+    from paged_sdk.types.image import Image as Image
     from paged_sdk.types.logits_processor import BatchLogitsProcessor as BatchLogitsProcessor
     from paged_sdk.types.logits_processor import LogitsProcessor as LogitsProcessor
     from paged_sdk.types.logprobs import Logprobs as Logprobs
@@ -68,6 +71,7 @@ if TYPE_CHECKING:
     from paged_sdk.types.messages import Message as Message
     from paged_sdk.types.messages import TextMessageRole as TextMessageRole
     from paged_sdk.types.messages import TextMessages as TextMessages
+    from paged_sdk.types.messages import VisionMessages as VisionMessages
     from paged_sdk.types.request import CompletionOptions as CompletionOptions
     from paged_sdk.types.request import RequestBuilder as RequestBuilder
     from paged_sdk.types.response import CalledFunction as CalledFunction
@@ -93,8 +97,15 @@ if TYPE_CHECKING:
 
 _HOME = {
     "blocking": ("BlockingChatStream", "BlockingCompletionStream", "BlockingModel"),
-    "builders": ("GgufModelBuilder", "LoraModelBuilder", "TextModelBuilder", "TextSpeculativeBuilder"),
+    "builders": (
+        "GgufModelBuilder",
+        "LoraModelBuilder",
+        "TextModelBuilder",
+        "TextSpeculativeBuilder",
+        "VisionModelBuilder",
+    ),
     "build.gguf_export": ("write_gguf",),
+    "config.images": ("ImageLimits",),
     "config.isq": ("IsqType",),
     "config.memory": ("MemoryGpuConfig",),
     "config.paged": ("PagedAttentionMeta", "PagedAttentionMetaBuilder", "PagedCacheType"),
@@ -129,9 +140,10 @@ _HOME = {
     "model": ("ChatStream", "CompletionStream", "Model"),
     "tool_loop": ("ToolRun",),
     "types.constraint": ("Constraint",),
+    "types.image": ("Image",),
     "types.logits_processor": ("BatchLogitsProcessor", "LogitsProcessor"),
     "types.logprobs": ("Logprobs", "TokenLogprob", "TopLogprob"),
-    "types.messages": ("Message", "TextMessageRole", "TextMessages"),
+    "types.messages": ("Message", "TextMessageRole", "TextMessages", "VisionMessages"),
     "types.request": ("CompletionOptions", "RequestBuilder"),
     "types.response": (
         "CalledFunction",

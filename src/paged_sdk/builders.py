@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +19,7 @@ from paged_sdk.build.parts import ModelParts
 from paged_sdk.config.build import AdapterSource, BuildSettings, DraftSource, ModelSource
 from paged_sdk.config.checks import IsA, as_tuple, is_unicode, path_text, plain
 from paged_sdk.config.env import read_environment
+from paged_sdk.config.images import ImageLimits
 from paged_sdk.config.isq import IsqType
 from paged_sdk.config.paged import PagedAttentionMeta
 from paged_sdk.config.speculative import SpeculativeConfig
@@ -27,7 +29,14 @@ from paged_sdk.logs import show_logs
 from paged_sdk.model import Model
 from paged_sdk.threads import thread_must_start
 
-__all__ = ["Building", "GgufModelBuilder", "LoraModelBuilder", "TextModelBuilder", "TextSpeculativeBuilder"]
+__all__ = [
+    "Building",
+    "GgufModelBuilder",
+    "LoraModelBuilder",
+    "TextModelBuilder",
+    "TextSpeculativeBuilder",
+    "VisionModelBuilder",
+]
 
 AUTO_ISQ_BITS = (2, 3, 4, 5, 6, 8)
 
@@ -338,6 +347,33 @@ class GgufModelBuilder(_ModelBuilder):
     @property
     def source(self) -> ModelSource:
         return ModelSource(location=self.dir_or_repo, filenames=self.filenames, gguf=True)
+
+
+@frozen
+class VisionModelBuilder(_ModelBuilder):
+    """Builds a model that takes images beside text, from a Hugging Face checkpoint with an image encoder.
+
+    It needs ``pip install 'paged-sdk[vision]'``: transformers computes the encoder, and Pillow reads images.
+
+    :param model_id_or_dir: a directory with config.json, safetensors and the image processor's settings, or a hub id
+    :raises ConfigError: for anything but a path or an id
+    """
+
+    model_id_or_dir: str = field(converter=_location)
+    settings: BuildSettings = field(
+        factory=partial(BuildSettings, images=ImageLimits()), validator=IsA(BuildSettings), kw_only=True
+    )
+
+    @property
+    def source(self) -> ModelSource:
+        return ModelSource(location=self.model_id_or_dir, gguf=False)
+
+    def with_image_limits(self, limits: ImageLimits) -> Self:
+        """Set how large and how many images may be.
+
+        :raises ConfigError: for anything but :class:`ImageLimits`
+        """
+        return self._with(images=limits)
 
 
 def _is_builder(instance: object, attribute: Attribute[Any], value: object) -> None:

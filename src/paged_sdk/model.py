@@ -81,6 +81,7 @@ class Model:
             vocab_size=parts.vocab_size,
             max_prompt_tokens=parts.max_prompt_tokens,
             heals_tokens=parts.heals_tokens,
+            images=parts.images,
         )
         self._check_isq = parts.check_isq
         # The worker alone keeps the engine, so that the tensors go when its thread ends.
@@ -136,17 +137,7 @@ class Model:
         built = as_request(request)
         interruption = Interruption()
 
-        def encode() -> EncodedPrompt:
-            token_ids = self._preparer.text.encode_chat(
-                built.messages,
-                enable_thinking=built.options.enable_thinking,
-                reasoning_effort=built.options.reasoning_effort,
-                tools=built.options.shown_tools,
-                special_tokens_in_content=built.options.special_tokens_in_content,
-                interruption=interruption,
-            )
-            return EncodedPrompt(token_ids)
-
+        encode = partial(self._preparer.encode_chat, built.messages, built.options, interruption)
         return self._stream([encode], built.options, ChatShape(), is_chat=True, interruption=interruption)
 
     async def generate_structured(self, messages: ChatRequestLike, type_: type[InstanceT]) -> InstanceT:

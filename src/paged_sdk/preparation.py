@@ -5,9 +5,11 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence, Set
 from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
 from attrs import evolve, field, frozen
 
+from paged_sdk.chat.renderer import Interruption
 from paged_sdk.chat.text_processor import TextProcessor
 from paged_sdk.chat.token_healing import EncodedPrompt, TokenPrefixes
 from paged_sdk.config.checks import as_tuple, is_token_id
@@ -22,7 +24,12 @@ from paged_sdk.scheduler.request import Request
 from paged_sdk.types.adapter import AdapterUse
 from paged_sdk.types.call_grammar import CallGrammar
 from paged_sdk.types.constraint import Constraint
+from paged_sdk.types.media import PromptMedia
+from paged_sdk.types.messages import Message
 from paged_sdk.types.request import RequestOptions
+
+if TYPE_CHECKING:  # a model without weights loads no tensors
+    from paged_sdk.vision.processor import ImagePrompts
 
 __all__ = ["RequestPreparer"]
 
@@ -34,6 +41,7 @@ class RequestPreparer:
     :ivar vocab_size: how many logits a token has
     :ivar max_prompt_tokens: the longest prompt that fits context and KV pool
     :ivar heals_tokens: whether the end of a text that is to be continued may be tokenized anew, with what follows
+    :ivar images: puts images into prompts; None: the model takes none
     """
 
     text: TextProcessor
@@ -41,6 +49,7 @@ class RequestPreparer:
     vocab_size: int
     max_prompt_tokens: int
     heals_tokens: bool = False
+    images: ImagePrompts | None = None
     _grammars: GrammarCompiler = field(init=False)
 
     @_grammars.default
@@ -63,6 +72,35 @@ class RequestPreparer:
         elif options.is_strict:
             language = self.text.strict_calls(options.shown_tools, prompt_token_ids)
         return None if language is None else self._grammars.compile(language)
+
+    def encode_chat(
+        self, messages: Sequence[Message], options: RequestOptions, interruption: Interruption
+    ) -> EncodedPrompt:
+        """Return the tokens of a conversation that the model is to continue, with its images.
+
+        :param interruption: lets another thread end a rendering that takes long
+        :raises InvalidRequestError: the chat template refuses the conversation, or an image of it cannot be used
+        """
+        images = [image for message in messages for image in message.images]
+        if images and self.images is None:
+            raise InvalidRequestError(
+                "this model takes no images: VisionModelBuilder builds one that does, of a checkpoint with an image "
+                "encoder",
+                field="images",
+                value=len(images),
+            )
+        token_ids: Sequence[int] = self.text.encode_chat(
+            messages,
+            enable_thinking=options.enable_thinking,
+            reasoning_effort=options.reasoning_effort,
+            tools=options.shown_tools,
+            special_tokens_in_content=options.special_tokens_in_content,
+            interruption=interruption,
+        )
+        if self.images is None:
+            return EncodedPrompt(token_ids)
+        token_ids, media = self.images.insert(token_ids, images)
+        return EncodedPrompt(token_ids, media=media)
 
     def encode_prompt(self, text: str, options: RequestOptions) -> EncodedPrompt:
         """Return the tokens of a text that the model is to continue, without those at its end that are to be healed.
@@ -176,6 +214,8 @@ class RequestPreparer:
         if max(prompt_token_ids) >= self.vocab_size:
             raise self._unknown_token(max(prompt_token_ids), continues_prompt=continues_prompt)
         if len(prompt_token_ids) > self.max_prompt_tokens:
+            if options.truncation and prompt.media is not None:
+                raise InvalidRequestError.of("truncation", True, "no images: a prompt with images is not cut")
             prompt_token_ids = self._truncate(prompt_token_ids, options, sampling)
         room = self.config.max_model_len - len(prompt_token_ids)
         most = room if sampling.max_len is None else sampling.max_len + (0 if healing is None else healing.num_tokens)
@@ -201,7 +241,8 @@ class RequestPreparer:
             grammar=grammar,
             adapter=adapter,
             adapter_start=adapter_start,
-            cache_keys=_cache_keys(options, adapter, adapter_start),
+            media=prompt.media,
+            cache_keys=_cache_keys(options, adapter, adapter_start, prompt.media),
         )
 
     def _unknown_token(self, token_id: int, *, continues_prompt: bool) -> InvalidRequestError:
@@ -235,10 +276,16 @@ class RequestPreparer:
         return prompt_token_ids[len(prompt_token_ids) - (self.max_prompt_tokens - reserved) :]
 
 
-def _cache_keys(options: RequestOptions, adapter: AdapterUse | None, adapter_start: int) -> tuple[CacheKey, ...]:
-    """Return what the request's KV depends on beside its tokens."""
-    keys = () if options.cache_salt is None else (CacheKey(b"salt:" + options.cache_salt.encode()),)
-    return keys if adapter is None else (*keys, CacheKey(b"adapter:" + adapter.digest, adapter_start))
+def _cache_keys(
+    options: RequestOptions, adapter: AdapterUse | None, adapter_start: int, media: PromptMedia | None
+) -> tuple[CacheKey, ...]:
+    """Return what the request's KV depends on beside its tokens: on an image from its first token on."""
+    keys = [] if options.cache_salt is None else [CacheKey(b"salt:" + options.cache_salt.encode())]
+    if adapter is not None:
+        keys.append(CacheKey(b"adapter:" + adapter.digest, adapter_start))
+    if media is not None:
+        keys += [CacheKey(b"image:" + span.digest, span.first_token) for span in media.spans]
+    return tuple(keys)
 
 
 def _vocabulary(text: TextProcessor, vocab_size: int) -> Vocabulary:

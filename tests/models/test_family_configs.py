@@ -12,6 +12,7 @@ from paged_sdk.config.decoder import Activation, DecoderConfig, RopeConfig, Rope
 from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError
 from paged_sdk.models.family import read_config, supported_families
 from tiny import FAMILIES, build_model
+from tiny_vision import VISION_FAMILIES
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -34,7 +35,15 @@ def read(**changes: Any) -> DecoderConfig:
 
 
 def test_families_are_found_by_file_name() -> None:
-    assert set(supported_families()) == {*FAMILIES, *odd_configs.FAMILIES, "gemma3"}
+    assert set(supported_families()) == {
+        *FAMILIES,
+        *odd_configs.FAMILIES,
+        *VISION_FAMILIES,
+        "gemma3",
+        "qwen2_vl_text",
+        "qwen2_5_vl_text",
+        "qwen3_vl_text",
+    }
 
 
 def test_the_oldest_form() -> None:

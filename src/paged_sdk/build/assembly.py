@@ -32,6 +32,7 @@ from paged_sdk.kernels.native.library import Workspace, load
 from paged_sdk.logs import get_logger
 from paged_sdk.processors import usable_processors
 from paged_sdk.runner.device import choose_device
+from paged_sdk.runner.image_vectors import ImageVectors
 from paged_sdk.runner.model_runner import ModelRunner
 from paged_sdk.sampling.processors import default_processors
 from paged_sdk.sampling.sampler import Sampler
@@ -114,6 +115,7 @@ def _load(
             loaded, environment, config, device=device, workspace=workspace, make_device_decoding=make_decoding
         ),
         adapters=bank,
+        images=None if loaded.vision is None else ImageVectors(loaded.vision.encoder),
     )
     _log.info(
         "%s: %s, %s on %s, context %d tokens",
@@ -146,6 +148,7 @@ def _load(
         # The last token of a sequence takes a position of the context, but needs no KV.
         max_prompt_tokens=min(config.max_model_len - 1, kv.max_sequence_tokens),
         heals_tokens=settings.token_healing,
+        images=None if loaded.vision is None else loaded.vision.prompts,
         # The native kernels have threads of their own, in whose way torch's would be.
         on_worker_start=partial(prepare_thread, device, settings.num_threads if workspace is None else 1),
         check_isq=partial(

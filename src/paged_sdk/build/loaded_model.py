@@ -17,6 +17,7 @@ from paged_sdk.build.device_setup import weights_must_fit
 from paged_sdk.build.progress import LoadingBar
 from paged_sdk.build.sizing import resolve_max_model_len
 from paged_sdk.build.topology import check_topology, isq_by_name
+from paged_sdk.build.vision import LoadedVision, load_vision
 from paged_sdk.build.vocabulary import check_vocabulary
 from paged_sdk.chat.text_processor import TextProcessor, load_text_processor, text_processor_from_gguf
 from paged_sdk.config.build import BuildSettings, ModelSource
@@ -66,6 +67,7 @@ class LoadedModel:
     :ivar is_quantized: whether its matrices are
     :ivar path: where its files lie
     :ivar files: what they were, as :func:`paged_sdk.weights.checkpoint.file_stamps` says it
+    :ivar vision: what the model needs to take images; None: it takes none
     """
 
     model: AnyModel
@@ -76,6 +78,7 @@ class LoadedModel:
     is_quantized: bool
     path: Path
     files: Mapping[Path, tuple[int, int]]
+    vision: LoadedVision | None = None
 
 
 def model_path(source: ModelSource, settings: BuildSettings) -> Path:
@@ -134,11 +137,14 @@ def load_weights(
                 )
             finally:
                 text = text_beside.result()  # an error of the tokenizer goes before one of the weights
+        vision = None
+        if settings.images is not None:
+            vision = load_vision(checkpoint, text.tokenizer, settings.images, dtype=dtype, device=device)
     finally:
         checkpoint.source.close()
     go_on()
     is_quantized = policy.makes_quantized(checkpoint.is_quantized)
-    return LoadedModel(model, text, settings, dtype, max_model_len, is_quantized, path, files)
+    return LoadedModel(model, text, settings, dtype, max_model_len, is_quantized, path, files, vision)
 
 
 def make_storage(

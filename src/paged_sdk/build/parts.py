@@ -13,8 +13,9 @@ from paged_sdk.config.isq import IsqType
 from paged_sdk.engine.engine import Engine
 from paged_sdk.types.adapter import AdapterUse
 
-if TYPE_CHECKING:  # it needs torch, which is loaded when a model is built
+if TYPE_CHECKING:  # they need torch, which is loaded when a model is built
     from paged_sdk.adapters.bank import AdapterBank
+    from paged_sdk.vision.processor import ImagePrompts
 
 __all__ = ["ModelParts"]
 
@@ -31,6 +32,7 @@ class ModelParts:
     :ivar vocab_size: how many logits a token has
     :ivar max_prompt_tokens: the longest prompt that fits context and KV pool
     :ivar heals_tokens: whether the end of a text that is to be continued may be tokenized anew, with what follows
+    :ivar images: puts images into prompts; None: the model takes none
     :ivar on_worker_start: called first on the worker thread
     :ivar check_isq: raises a ``ConfigError`` for a type that the weights cannot be quantized to; None: there are none
     :ivar log_throughput: whether to log a line of figures every few seconds of work
@@ -46,6 +48,7 @@ class ModelParts:
     vocab_size: int
     max_prompt_tokens: int
     heals_tokens: bool = False
+    images: ImagePrompts | None = None
     on_worker_start: Callable[[], None] | None = None
     check_isq: Callable[[IsqType], None] | None = None
     log_throughput: bool = False

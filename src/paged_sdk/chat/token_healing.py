@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from paged_sdk.types.media import PromptMedia
+
 if TYPE_CHECKING:  # numpy is loaded with a model that heals: nothing else of a model without weights needs it
     import numpy as np
     import numpy.typing as npt
@@ -86,7 +88,9 @@ class EncodedPrompt:
 
     :ivar token_ids: its tokens, without those that were taken back
     :ivar healing: with what its text has to begin then; None: nothing was taken back
+    :ivar media: its images; None: it has none
     """
 
     token_ids: Sequence[int]
     healing: Healing | None = None
+    media: PromptMedia | None = None

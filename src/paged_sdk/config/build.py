@@ -20,6 +20,7 @@ from paged_sdk.config.checks import (
     is_optional_slowdown,
     is_unicode,
 )
+from paged_sdk.config.images import ImageLimits
 from paged_sdk.config.isq import IsqType
 from paged_sdk.config.paged import PagedAttentionMeta
 from paged_sdk.config.topology import Topology
@@ -131,6 +132,7 @@ class BuildSettings:
         takes
     :ivar gamma: the most drafts of a text in one step; 0: none
     :ivar token_healing: whether the end of a text that is to be continued may be tokenized anew, with what follows
+    :ivar images: how large and how many images may be; None: the model takes none
     :ivar draft: the smaller model that guesses tokens
     :ivar adapters: what is loaded with the model, for requests to name
     :ivar paged_attn: whether the KV cache is paged; True and False are explicit requests
@@ -159,6 +161,7 @@ class BuildSettings:
     topology: Topology | None = field(default=None, validator=IsA(Topology, optional=True))
     batch_invariance: bool = field(default=False, validator=is_bool)
     gamma: int | None = field(default=None, validator=IntAtLeast(0, optional=True))
+    images: ImageLimits | None = field(default=None, validator=IsA(ImageLimits, optional=True))
     draft: DraftSource | None = field(default=None, validator=IsA(DraftSource, optional=True))
     adapters: tuple[AdapterSource, ...] = field(default=(), converter=_adapters)
     lean_memory: bool = field(default=False, validator=is_bool)

@@ -75,6 +75,8 @@ class RopeConfig:
     :ivar original_max_position: tokens of context that the model was trained on: llama3, yarn and longrope need it
     :ivar attention_factor: multiplies cos and sin; None: the kind's own formula
     :ivar gguf_attn_factor: multiplies cos and sin once more, whatever the kind (GGUF's attn_factor)
+    :ivar axis_of_frequency: one entry per frequency: by which of a token's positions it turns, 0 in time, 1 in height
+        or 2 in width (Wang et al., 2024, arXiv 2409.12191); empty: a token has one position
     :ivar short_factor: longrope, one divisor per frequency up to ``original_max_position`` tokens
     :ivar long_factor: longrope, one divisor per frequency beyond that
     :ivar inv_freq_divisors: one divisor per frequency, before the kind's own formula (GGUF's rope_freqs)
@@ -102,6 +104,7 @@ class RopeConfig:
     inv_freq_divisors: tuple[float, ...] = ()
     interleaved: bool = False
     rotates: bool = True
+    axis_of_frequency: tuple[int, ...] = ()
 
     @property
     def switch(self) -> int | None:
@@ -168,6 +171,8 @@ class DecoderConfig:
     :ivar qkv_clip: the largest magnitude of elements of queries, keys and values, after their norms (olmoe)
     :ivar head_bias: whether the output projection adds a bias
     :ivar moe: mixture of experts; None: every layer has one MLP
+    :ivar num_image_layers: after how many of the first layers vectors of images are added to the residual stream
+        (Qwen3-VL's DeepStack: Meng et al., 2024, arXiv 2406.04334)
     :ivar max_position: tokens of context
     """
 
@@ -208,6 +213,7 @@ class DecoderConfig:
     parallel_residual: bool = False
     tie_embeddings: bool = False
     moe: MoeConfig | None = None
+    num_image_layers: int = 0
 
     @property
     def rope_switch(self) -> int | None:

@@ -14,7 +14,7 @@ from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.native.paged_attention import NativeRows
 from paged_sdk.kernels.rotary import Rotation
 
-__all__ = ["AttentionStep", "StepContext"]
+__all__ = ["AttentionStep", "InsertedRows", "StepContext"]
 
 
 class AttentionStep(ABC):
@@ -45,6 +45,28 @@ class AttentionStep(ABC):
         return self.forward(layer, query_key[:, :num_heads], query_key[:, num_heads:], value)
 
 
+@frozen(eq=False)
+class InsertedRows:
+    """Holds vectors that take the place of the embeddings of some tokens: what an encoder has made of an image.
+
+    :ivar places: ``[n]`` int64: which tokens of the step
+    :ivar vectors: ``[n, hidden_size]``
+    :ivar later: one for each of the first layers, like ``vectors``: what is added to what the layer gives
+    """
+
+    places: Tensor
+    vectors: Tensor
+    later: tuple[Tensor, ...] = ()
+
+    def put_into(self, embedded: Tensor) -> None:
+        """Overwrite rows of the step's embeddings, ``[num_tokens, hidden_size]``."""
+        embedded.index_copy_(0, self.places, self.vectors.to(embedded.dtype))
+
+    def add_to(self, residual: Tensor, layer: int) -> None:
+        """Add to rows of what a layer gives, ``[num_tokens, hidden_size]``."""
+        residual.index_add_(0, self.places, self.later[layer].to(residual.dtype))
+
+
 @frozen(kw_only=True)
 class StepContext:
     """Holds the data of one step; it is passed as an argument, so that two models can live in one process.
@@ -53,8 +75,10 @@ class StepContext:
     :ivar is_long: ``[num_tokens]`` bool: whether the text of each token has outgrown the length beyond which the model
         rotates its keys otherwise; None: it has where the token's own position lies beyond that length
     :ivar adapted: which adapter each token goes through; None: none has one
+    :ivar inserted: what takes the place of tokens' embeddings; None: nothing does
     """
 
     attention: AttentionStep
     is_long: Tensor | None = None
     adapted: AdaptedRows | None = None
+    inserted: InsertedRows | None = None

@@ -26,13 +26,15 @@ class RotaryEmbedding:
         self._inverse_frequencies = _inverse_frequencies(config).to(device)
         self._switch = config.switch or 0
         self._long = None if config.switch is None else _inverse_frequencies(config, is_long=True).to(device)
+        self._axes = torch.tensor(config.axis_of_frequency, dtype=torch.int64, device=device)
         self._attention_factor = _attention_factor(config) * config.gguf_attn_factor
 
     def at(self, positions: Tensor, is_long: Tensor | None = None) -> Rotation:
         """Compute the cosines and sines at some positions; doing so once per step for all layers costs less than
         reading a table.
 
-        :param positions: ``[num_tokens]`` int64
+        :param positions: ``[num_tokens]`` int64; ``[3, num_tokens]`` where a token has three, of which each frequency
+            takes its own
         :param is_long: ``[num_tokens]`` bool: whether the text of each token is longer than LongRoPE's trained context;
             None: it is where the token's own position is
         """
@@ -40,7 +42,8 @@ class RotaryEmbedding:
         if self._long is not None:
             is_long = positions >= self._switch if is_long is None else is_long
             frequencies = self._long.where(is_long[:, None], frequencies)
-        angles = positions.float()[:, None] * frequencies
+        turning = positions[:, None] if positions.dim() == 1 else positions[self._axes].T.contiguous()
+        angles = turning.float() * frequencies
         cos, sin = angles.cos() * self._attention_factor, angles.sin() * self._attention_factor
         return Rotation(cos[:, None, None], torch.stack((-sin, sin), dim=1)[:, None])
 

@@ -24,7 +24,8 @@ class CausalModel(Protocol):
         """Run all layers over the tokens of a step.
 
         :param token_ids: ``[num_tokens]`` int64, of all rows in order
-        :param positions: ``[num_tokens]`` int64, the position of each token within its sequence
+        :param positions: ``[num_tokens]`` int64, the position of each token within its sequence; ``[3, num_tokens]``:
+            its rotary positions in time, height and width
         :returns: ``[num_tokens, hidden_size]``, of which :meth:`logits` takes the rows of tokens whose logits the
             step asked for (:attr:`~paged_sdk.types.step.StepRow.num_logits`); others may hold anything
         """

@@ -64,15 +64,23 @@ class DecoderModel:
         """Run all layers over the tokens of a step.
 
         :param token_ids: ``[num_tokens]`` int64, of all rows in order
-        :param positions: ``[num_tokens]`` int64, the position of each token within its sequence
+        :param positions: ``[num_tokens]`` int64, the position of each token within its sequence; ``[3, num_tokens]``:
+            its rotary positions in time, height and width
         :returns: ``[num_tokens, hidden_size]``, normed, of which :meth:`logits` takes some rows
         """
         rotations = {settings: rope.at(positions, ctx.is_long) for settings, rope in self.ropes.items()}
         residual = self.embedding.forward(token_ids)
+        if ctx.inserted is not None:
+            ctx.inserted.put_into(residual)
         first_norm, *next_norms = (*(layer.attention_norm for layer in self.layers), self.norm)
         normed = first_norm.forward(residual)
-        for layer, settings, next_norm in zip(self.layers, self.config.ropes, next_norms, strict=True):
+        num_image_layers = 0 if ctx.inserted is None else len(ctx.inserted.later)
+        layers = zip(self.layers, self.config.ropes, next_norms, strict=True)
+        for index, (layer, settings, next_norm) in enumerate(layers):
             normed, residual = layer.forward(normed, residual, rotations[settings], ctx, next_norm)
+            if index < num_image_layers and ctx.inserted is not None:
+                ctx.inserted.add_to(residual, index)
+                normed = next_norm.forward(residual)
         return normed
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pkgutil
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeAlias
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 import paged_sdk.models
 from paged_sdk.config.decoder import DecoderConfig
@@ -17,6 +17,7 @@ from paged_sdk.models.config_fields import ConfigFields
 __all__ = [
     "DecoderFamily",
     "ExpertNames",
+    "NestedFamily",
     "NormNames",
     "TensorNames",
     "find_family",
@@ -102,11 +103,73 @@ class DecoderFamily:
     names: tuple[TensorNames, ...] = (TensorNames(),)
 
 
-def supported_families() -> dict[str, DecoderFamily]:
+@frozen(kw_only=True)
+class NestedFamily:
+    """Describes a family that puts an image encoder before a decoder of another family; each has one, as ``FAMILY``.
+
+    :ivar architectures: as :class:`DecoderFamily` has them
+    :ivar text: which section of config.json is the decoder's
+    :ivar text_type: the decoder's ``model_type`` where that section does not say it
+    :ivar places: the prefix of the decoder's tensors, and the name of its output projection, in each of the forms that
+        checkpoints have
+    :ivar ties: whether the output projection is the embeddings where no section says so
+    :ivar adapt: changes the decoder's shape by what the whole config says
+    """
+
+    architectures: tuple[str, ...]
+    text: str = "text_config"
+    text_type: str = "llama"
+    places: tuple[tuple[str, str], ...] = (
+        ("language_model.model.", "language_model.lm_head"),
+        ("model.language_model.", "lm_head"),
+    )
+    ties: bool = False
+    adapt: Callable[[DecoderConfig, ConfigFields], DecoderConfig] = lambda shape, fields: shape
+
+    def resolve(self, fields: ConfigFields, families: Mapping[str, AnyFamily]) -> DecoderFamily:
+        """Return the decoder's family, as it is within this one.
+
+        :raises UnsupportedArchitectureError: the decoder is of none that is supported
+        """
+        name = self._section(fields).text("model_type")
+        inner = families.get(name)
+        if not isinstance(inner, DecoderFamily):
+            known = [each for each, family in families.items() if isinstance(family, DecoderFamily)]
+            raise UnsupportedArchitectureError(
+                f"config.json: {self.text}.model_type {shown(name)} is not supported: expected one of "
+                f"{', '.join(known)}",
+                architecture=name,
+                supported=known,
+            )
+
+        def read(whole: ConfigFields) -> DecoderConfig:
+            own = self._section(whole)
+            shape = inner.read(own)
+            ties = whole.flag("tie_word_embeddings", self.ties) or own.flag("tie_word_embeddings", False)
+            return self.adapt(evolve(shape, tie_embeddings=ties), whole)
+
+        return DecoderFamily(
+            architectures=self.architectures,
+            read=read,
+            names=tuple(evolve(each, body=body, head=head) for each in inner.names for body, head in self.places),
+        )
+
+    def _section(self, fields: ConfigFields) -> ConfigFields:
+        """Return the decoder's fields; in older configs they stand beside the encoder's section."""
+        own = fields.section(self.text)
+        if own.values():
+            return own.with_defaults(model_type=self.text_type)
+        return ConfigFields({**fields.values(), "model_type": self.text_type})
+
+
+AnyFamily: TypeAlias = DecoderFamily | NestedFamily
+
+
+def supported_families() -> dict[str, AnyFamily]:
     """Return every family by ``model_type``, in order."""
     modules = sorted(module.name for module in pkgutil.iter_modules(paged_sdk.models.__path__))
     found = {name: getattr(import_module(f"{paged_sdk.models.__name__}.{name}"), "FAMILY", None) for name in modules}
-    return {name: family for name, family in found.items() if isinstance(family, DecoderFamily)}
+    return {name: family for name, family in found.items() if isinstance(family, AnyFamily)}
 
 
 def has_family(config: Mapping[str, Any]) -> bool:
@@ -148,7 +211,7 @@ def find_family(config: Mapping[str, Any]) -> DecoderFamily:
             architecture=architectures[0],
             supported=family.architectures,
         )
-    return family
+    return family.resolve(fields, families) if isinstance(family, NestedFamily) else family
 
 
 def read_config(config: Mapping[str, Any]) -> DecoderConfig:

@@ -53,6 +53,7 @@ _COMPUTED_FIELDS: Final[dict[type, frozenset[str]]] = {
             *("rotary_dim", "theta", "kind", "factor", "original_max_position", "low_freq_factor", "high_freq_factor"),
             *("beta_fast", "beta_slow", "truncate", "mscale", "mscale_all_dim", "attention_factor"),
             *("short_factor", "long_factor", "inv_freq_divisors", "gguf_attn_factor", "rotates"),
+            "axis_of_frequency",
         }
     ),
     MoeConfig: frozenset({"layers", "num_experts", "num_experts_per_token", "intermediate_size", "renormalize"}),
@@ -176,6 +177,8 @@ class FusedDecoderModel:
         rows = ctx.attention.native_rows
         assert rows is not None
         hidden = self._model.embedding.forward(token_ids).float()
+        if ctx.inserted is not None:
+            ctx.inserted.put_into(hidden)
         if self._stream_scale is not None:
             hidden *= self._stream_scale
         rotations = [rope.at(positions, ctx.is_long) for rope in self._model.ropes.values()]

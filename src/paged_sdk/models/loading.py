@@ -22,7 +22,7 @@ from paged_sdk.quant.linear import Linear
 from paged_sdk.quant.policy import DENSE, WeightPolicy
 from paged_sdk.weights.source import WeightSource
 
-__all__ = ["load_model", "loading_threads", "reload_model"]
+__all__ = ["load_model", "loading_threads", "names_in", "reload_model"]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -54,7 +54,7 @@ def load_model(
     """
     family = find_family(config)
     shape = family.read(ConfigFields(config))
-    names = _names_in(source, family)
+    names = names_in(source, family)
     loader = _loader(source, policy, names, dtype=dtype, device=device, on_progress=on_progress)
     with loading_threads(num_threads) as pool:
         # The largest first, so that no thread is left with one when the others have nothing to do any more.
@@ -97,7 +97,7 @@ def reload_model(
     :param on_replaced: called with each part that is new
     """
     family, shape = find_family(config), model.config
-    names = _names_in(source, family)
+    names = names_in(source, family)
     loader = _loader(source, policy, names, dtype=model.dtype, device=model.device, on_progress=on_progress)
 
     def replace(part: int) -> None:
@@ -172,6 +172,6 @@ def _load_head(loader: WeightLoader, config: DecoderConfig, names: TensorNames) 
     )
 
 
-def _names_in(source: WeightSource, family: DecoderFamily) -> TensorNames:
+def names_in(source: WeightSource, family: DecoderFamily) -> TensorNames:
     """Return the family's names that the checkpoint uses; if none fit, the usual ones, which the error will mention."""
     return next((names for names in family.names if f"{names.body}embed_tokens.weight" in source), family.names[0])

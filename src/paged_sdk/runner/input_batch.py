@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from attrs import frozen
 from torch import Tensor
@@ -21,7 +22,8 @@ class InputBatch:
     """Holds the tokens of all rows, one row after the other.
 
     :ivar token_ids: ``[num_tokens]`` int64
-    :ivar positions: ``[num_tokens]`` int64, the position of each token in its sequence
+    :ivar positions: ``[num_tokens]`` int64, the position of each token in its sequence; ``[3, num_tokens]`` where one
+        of the sequences has images whose tokens have three
     :ivar first_tokens: the index of each row's first token
     :ivar is_long: ``[num_tokens]`` bool, as :class:`~paged_sdk.kernels.step.StepContext` has it
     """
@@ -50,7 +52,7 @@ def make_input_batch(rows: Sequence[StepRow], device: torch.device, overlap: Ove
         if token_ids[-1] == AWAITED:
             awaited.append(len(token_ids) - 1)
             awaited_of.append(row.seq_id)
-    positions = np.concatenate([np.arange(row.start, row.end) for row in rows])
+    positions = _positions(rows)
     tokens = np.array(token_ids)
     if not awaited:
         on_device, its_positions = to_device(device, tokens, positions)
@@ -61,6 +63,20 @@ def make_input_batch(rows: Sequence[StepRow], device: torch.device, overlap: Ove
         on_device.index_copy_(0, targets, overlap.tokens.index_select(0, sources))
     is_long = _is_long(rows, device) if any_long else None
     return InputBatch(token_ids=on_device, positions=its_positions, first_tokens=first_tokens, is_long=is_long)
+
+
+def _positions(rows: Sequence[StepRow]) -> npt.NDArray[np.int64]:
+    if all(row.media is None or row.media.positions is None for row in rows):
+        return np.concatenate([np.arange(row.start, row.end) for row in rows])
+    return np.concatenate(
+        [
+            np.tile(np.arange(row.start, row.end), (3, 1))
+            if row.media is None or row.media.positions is None
+            else row.media.positions_at(row.start, row.end)
+            for row in rows
+        ],
+        axis=1,
+    )
 
 
 def _is_long(rows: Sequence[StepRow], device: torch.device) -> Tensor:

@@ -14,11 +14,12 @@ from paged_sdk.adapters.bank import AdapterBank
 from paged_sdk.attention.backend import AttentionBackend
 from paged_sdk.config.isq import IsqType
 from paged_sdk.errors import EngineDeadError, ModelClosedError
-from paged_sdk.guard import RequestGuard
+from paged_sdk.guard import RequestGuard, request_failure
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.fused_decoder import FusedDecoderModel
 from paged_sdk.runner.device_decoding import DeviceDecoding, Way
+from paged_sdk.runner.image_vectors import ImageVectors
 from paged_sdk.runner.input_batch import make_input_batch
 from paged_sdk.runner.output import FinishedStep, PendingStep, RunnerOutput
 from paged_sdk.runner.sampled_step import SampledStep
@@ -70,6 +71,7 @@ class ModelRunner:
         chosen on the host
     :param requantizer: holds the weights in another type; None: they stay as they are
     :param adapters: the adapters that rows may go through; None: there are none
+    :param images: encodes the images of prompts; None: there are none
     """
 
     def __init__(
@@ -80,8 +82,9 @@ class ModelRunner:
         device_decoding: DeviceDecoding | None = None,
         requantizer: Requantizer | None = None,
         adapters: AdapterBank | None = None,
+        images: ImageVectors | None = None,
     ) -> None:
-        self._parts: _Parts | None = _Parts(model, backend, sampler, device_decoding, adapters)
+        self._parts: _Parts | None = _Parts(model, backend, sampler, device_decoding, adapters, images)
         self._requantizer = requantizer
 
     def submit(self, output: SchedulerOutput) -> PendingStep:
@@ -98,7 +101,7 @@ class ModelRunner:
         """Do what :meth:`paged_sdk.runner.output.Runner.requantize` says."""
         if self._parts is None or self._requantizer is None:
             raise ModelClosedError("the runner is closed")
-        sampler, adapters = self._parts.sampler, self._parts.adapters
+        sampler, adapters, images = self._parts.sampler, self._parts.adapters, self._parts.images
         self._parts = None  # so that old weights go while new ones come
         try:
             made = self._requantizer(isq, go_on)
@@ -108,7 +111,7 @@ class ModelRunner:
             raise EngineDeadError(f"the weights could not be quantized again: {error!r}") from error
         if adapters is not None:
             adapters.hold(native=isinstance(made.model, FusedDecoderModel))
-        self._parts = _Parts(made.model, made.backend, sampler, made.device_decoding, adapters)
+        self._parts = _Parts(made.model, made.backend, sampler, made.device_decoding, adapters, images)
         if made.error is not None:
             raise made.error
 
@@ -126,6 +129,7 @@ class _Parts:
     sampler: Sampler
     device_decoding: DeviceDecoding | None
     adapters: AdapterBank | None
+    images: ImageVectors | None
 
     def submit(self, output: SchedulerOutput) -> PendingStep:
         if output.copies:
@@ -147,7 +151,7 @@ class _Parts:
         # On the CPU the forward pass blocks; on other devices the host prepares sampling while it runs.
         is_over = self.model.device.type == "cpu"
         prepared = self.sampler.prepare([target.row for target in on_host]) if is_over else None
-        hidden, first_tokens = self._forward(output.message().rows, way)
+        hidden, first_tokens = self._forward(output.message().rows, way, scheduled, result)
         if prepared is None:
             prepared = self.sampler.prepare([target.row for target in on_host])
         self._add_prompt_logprobs(scheduled, first_tokens, hidden, result)
@@ -203,14 +207,27 @@ class _Parts:
         places = {target.place for target in on_device}
         return [target for target in targets if target.place not in places], on_device
 
-    def _forward(self, rows: Sequence[StepRow], way: Way) -> tuple[Tensor, Sequence[int]]:
-        """Compute the hidden states of a step's tokens, and the index of each row's first."""
+    def _forward(
+        self, rows: Sequence[StepRow], way: Way, scheduled: Sequence[ScheduledSequence], result: RunnerOutput
+    ) -> tuple[Tensor, Sequence[int]]:
+        """Compute the hidden states of a step's tokens, and the index of each row's first. A row whose image cannot be
+        encoded fails.
+        """
         path = self.device_decoding
         if path is not None and way is Way.RECORDED:
             return path.decode(rows), range(len(rows))
         batch = make_input_batch(rows, self.model.device, None if path is None else path.overlap)
         adapted = None if self.adapters is None else self.adapters.rows(rows)
-        context = StepContext(attention=self.backend.prepare(rows), is_long=batch.is_long, adapted=adapted)
+        inserted = None
+        if self.images is not None:
+
+            def fail(row: int, error: Exception) -> None:
+                result.failed[row] = request_failure(error, scheduled[row].sequence.request.request_id)
+
+            inserted = self.images.of(rows, batch.first_tokens, fail)
+        context = StepContext(
+            attention=self.backend.prepare(rows), is_long=batch.is_long, adapted=adapted, inserted=inserted
+        )
         return self.model.forward(batch.token_ids, batch.positions, context), batch.first_tokens
 
     def _unsampled(self, scheduled: Sequence[ScheduledSequence], hidden: Tensor, result: RunnerOutput) -> PendingStep:

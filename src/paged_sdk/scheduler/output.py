@@ -111,6 +111,7 @@ class SchedulerOutput:
                     sequence.is_long,
                     None if sequence.request.adapter is None else sequence.request.adapter.number,
                     sequence.request.adapter_start,
+                    sequence.request.media,
                 )
             )
         copies = [(copy.src, copy.dst, copy.num_tokens) for copy in self.copies]

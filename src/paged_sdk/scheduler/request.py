@@ -11,6 +11,7 @@ from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.constraints.grammar import Grammar
 from paged_sdk.kv.block_hash import CacheKey
 from paged_sdk.types.adapter import AdapterUse
+from paged_sdk.types.media import PromptMedia
 from paged_sdk.types.request import RequestOptions
 
 __all__ = ["Request"]
@@ -36,6 +37,7 @@ class Request:
     :ivar grammar: the compiled constraint; None: any text
     :ivar adapter: the adapter that the texts go through; None: none
     :ivar adapter_start: the first token that goes through it
+    :ivar media: the images of the prompt; None: it has none
     :ivar cache_keys: everything beside the tokens that its KV depends on
     """
 
@@ -52,6 +54,7 @@ class Request:
     grammar: Grammar | None = None
     adapter: AdapterUse | None = None
     adapter_start: int = 0
+    media: PromptMedia | None = None
     cache_keys: tuple[CacheKey, ...] = ()
     options: RequestOptions = field(factory=RequestOptions)
 

@@ -67,12 +67,11 @@ class Acceptance:
             self._memory = _MEMORY
             self._trials = [_PRIOR_WEIGHT] * len(priors)
             self._hits = [_PRIOR_WEIGHT * rate for rate in priors]
-            self.rates: list[float] = list(priors)
         else:
             self._memory = _OWN_MEMORY
             self._trials = [0.0] * len(shared.rates)
             self._hits = [0.0] * len(shared.rates)
-            self.rates = list(shared.rates)
+        self.rates: list[float] = list(priors if shared is None else shared.rates)
 
     def note(self, kind: int, *, right: bool) -> None:
         """Take in whether a guess was right."""
@@ -121,7 +120,7 @@ class TextAcceptance(Acceptance):
 
     def _estimate(self, shared: Sequence[float]) -> None:
         factor = self._right * self._expected_wrong / (self._expected_right * self._wrong)
-        self.rates = [
+        self.rates[:] = [
             (hits + _OWN_WEIGHT * factor * rate / (1 + (factor - 1) * rate)) / (trials + _OWN_WEIGHT)
             for rate, trials, hits in zip(shared, self._trials, self._hits, strict=True)
         ]

@@ -9,10 +9,19 @@ from typing import Any, Self, TypeAlias
 from attrs import Attribute, evolve, field, fields_dict, frozen
 
 from paged_sdk.errors import InvalidRequestError
+from paged_sdk.types.image import Image, ImageLike, image_of_part
 from paged_sdk.types.response import ResponseMessage
 from paged_sdk.types.tool_call import ToolCall, refuse_other_keys
 
-__all__ = ["Message", "MessageLike", "MessageList", "TextMessageRole", "TextMessages", "parse_messages"]
+__all__ = [
+    "Message",
+    "MessageLike",
+    "MessageList",
+    "TextMessageRole",
+    "TextMessages",
+    "VisionMessages",
+    "parse_messages",
+]
 
 
 class TextMessageRole(Enum):
@@ -47,19 +56,35 @@ def _role(value: TextMessageRole | str) -> TextMessageRole:
 
 
 def _content(value: str | Sequence[Mapping[str, object]]) -> str:
-    """Return the text of a message's content: a string, or a list of OpenAI-style text parts."""
+    """Return the text of a message's content: a string, or a list of OpenAI-style parts."""
     if isinstance(value, str):
         return str.__str__(value)  # of a subclass, the plain string
-    allowed = 'a string or a list of {"type": "text", "text": ...} parts'
-    if isinstance(value, bytes | bytearray) or not isinstance(value, Sequence):
+    parts = _parts(value)
+    if any(isinstance(part, Image) for part in parts):
+        raise InvalidRequestError.of("content", value, "texts: Message.of_parts takes images, too")
+    return _text_of(parts)
+
+
+def _text_of(parts: Iterable[str | Image]) -> str:
+    return "".join(part for part in parts if isinstance(part, str))
+
+
+def _parts(value: object) -> tuple[str | Image, ...]:
+    """Return texts and images of a message's content that is given in parts."""
+    allowed = 'a string, or a list of {"type": "text", "text": ...} and {"type": "image_url", "image_url": ...} parts'
+    if isinstance(value, str | bytes | bytearray) or not isinstance(value, Sequence):
         raise InvalidRequestError.of("content", value, allowed)
-    texts = []
+    parts: list[str | Image] = []
     for part in value:
+        if isinstance(part, Image):
+            parts.append(part)
+            continue
         text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
-        if not isinstance(text, str):
+        image = image_of_part(part) if isinstance(part, Mapping) and text is None else None
+        if image is None and not isinstance(text, str):
             raise InvalidRequestError.of("content", value, allowed)
-        texts.append(text)
-    return "".join(texts)
+        parts.append(text if isinstance(text, str) else image)  # type: ignore[arg-type]  # one of them is there
+    return tuple(parts)
 
 
 def _optional_text(instance: object, attribute: Attribute[Any], value: object) -> None:
@@ -81,7 +106,8 @@ class Message:
     The chat template gets what is given here, and nothing else; not every template looks at all of it.
 
     :ivar role: who speaks
-    :ivar content: the text
+    :ivar content: the text; given in parts, the texts of these together
+    :ivar parts: texts and images in the order in which they are said; empty: the text is all there is
     :ivar name: the name of the one who speaks, or of the tool that answers
     :ivar tool_calls: the calls of tools that an assistant's turn consists of, beside its text
     :ivar tool_call_id: the call that a tool's turn answers
@@ -91,6 +117,7 @@ class Message:
 
     role: TextMessageRole = field(converter=_role)
     content: str = field(converter=_content)
+    parts: tuple[str | Image, ...] = field(default=(), kw_only=True)
     name: str | None = field(default=None, validator=_optional_text, kw_only=True)
     tool_calls: tuple[ToolCall, ...] = field(default=(), converter=_tool_calls, kw_only=True)
     tool_call_id: str | None = field(default=None, validator=_optional_text, kw_only=True)
@@ -109,6 +136,31 @@ class Message:
                     getattr(self, name),
                     f"nothing in a message of role {self.role.value!r}: it is {owner.value}'s",
                 )
+
+    @parts.validator
+    def _are_the_content(self, attribute: object, value: object) -> None:
+        fits = type(value) is tuple and all(isinstance(part, str | Image) for part in value)
+        if not fits or (self.parts and _text_of(self.parts) != self.content):
+            raise InvalidRequestError.of("parts", value, "a tuple of texts and images, the texts those of the content")
+
+    @property
+    def images(self) -> tuple[Image, ...]:
+        """Return the images, in order."""
+        return tuple(part for part in self.parts if isinstance(part, Image))
+
+    @classmethod
+    def of_parts(cls, role: TextMessageRole | str, content: object, **rest: Any) -> Message:
+        """Make a message whose content may be in parts: texts, images, and OpenAI-style mappings of either.
+
+        :param content: a string, or a list of parts
+        :param rest: the other fields
+        :raises InvalidRequestError: for an unknown role, or a part of the wrong kind
+        """
+        if content is None or isinstance(content, str):
+            return cls(role, content, **rest)  # type: ignore[arg-type]  # None is refused there
+        parts = _parts(content)
+        has_images = any(isinstance(part, Image) for part in parts)
+        return cls(role, _text_of(parts), parts=parts if has_images else (), **rest)
 
     @classmethod
     def parse(cls, value: object) -> Message:
@@ -137,11 +189,15 @@ class Message:
         # OpenAI's API has null for a turn of the model's that holds no text.
         if given.get("content") is None and TextMessageRole.parse(given["role"]) is TextMessageRole.ASSISTANT:
             given["content"] = ""
-        return cls(given.pop("role"), given.pop("content", None), **given)
+        return cls.of_parts(given.pop("role"), given.pop("content", None), **given)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the message as the chat template gets it: role, content, and of the rest what is given."""
         message: dict[str, Any] = {"role": self.role.value, "content": self.content}
+        if self.parts:
+            message["content"] = [
+                {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in self.parts
+            ]
         if self.tool_calls:
             message["tool_calls"] = [call.to_dict() for call in self.tool_calls]
         for name in ("name", "tool_call_id", "reasoning_content"):
@@ -150,7 +206,7 @@ class Message:
         return message
 
 
-_MESSAGE_KEYS = tuple(fields_dict(Message))
+_MESSAGE_KEYS = tuple(name for name in fields_dict(Message) if name != "parts")
 
 
 def _messages(value: TextMessages | Sequence[MessageLike]) -> tuple[Message, ...]:
@@ -176,9 +232,30 @@ class MessageList:
     ) -> Self:
         """Return a copy with one more turn; the parameters are those of :class:`Message`.
 
+        :param content: a string, or a list of OpenAI-style parts, images among them
         :raises InvalidRequestError: for an unknown role, or a value of the wrong kind
         """
-        return self.add_messages(Message(role, content, name=name, tool_calls=tool_calls, tool_call_id=tool_call_id))
+        rest = {"name": name, "tool_calls": tool_calls, "tool_call_id": tool_call_id}
+        return self.add_messages(Message.of_parts(role, content, **rest))
+
+    def add_image_message(
+        self, role: TextMessageRole | str, text: str, images: ImageLike | Sequence[ImageLike]
+    ) -> Self:
+        """Return a copy with one more turn: images, and a text that comes after them.
+
+        :param images: one or several, each a PIL image, a path, the bytes of an image file, a ``data:`` URL or a numpy
+            array of uint8 (:meth:`Image.parse`)
+        :raises InvalidRequestError: for an unknown role, no image, or something that is none
+        """
+        given: list[Any] = list(images) if isinstance(images, list | tuple) else [images]
+        if not given:
+            raise InvalidRequestError.of("images", images, "at least one image")
+        if not isinstance(text, str):
+            raise InvalidRequestError.of("text", text, "a string")
+        parts: list[str | Image] = list(map(Image.parse, given))
+        if text:
+            parts.append(text)
+        return self.add_messages(Message(role, text, parts=tuple(parts)))
 
     def add_messages(self, *messages: MessageLike) -> Self:
         """Return a copy with more turns: each a :class:`Message`, a response's message, or an OpenAI-style mapping.
@@ -191,6 +268,11 @@ class MessageList:
 @frozen
 class TextMessages(MessageList):
     """Holds a conversation. A request of bare messages is greedy."""
+
+
+@frozen
+class VisionMessages(TextMessages):
+    """Holds a conversation with images. A request of bare messages is greedy."""
 
 
 MessageLike: TypeAlias = Message | ResponseMessage | Mapping[str, object]

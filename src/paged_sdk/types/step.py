@@ -11,6 +11,8 @@ from typing import Final
 
 from attrs import define, field, frozen
 
+from paged_sdk.types.media import PromptMedia
+
 __all__ = ["AWAITED", "Step", "StepRow"]
 
 AWAITED: Final = -1
@@ -34,6 +36,7 @@ class StepRow:
     :ivar is_long: whether the sequence has outgrown the length from which on all its keys are rotated otherwise
     :ivar adapter: the number of the adapter that the tokens go through; None: none
     :ivar adapter_start: the first token of the sequence that goes through it; those before it go through none
+    :ivar media: the images of the sequence's prompt; None: it has none
     """
 
     seq_id: int
@@ -46,6 +49,7 @@ class StepRow:
     is_long: bool = False
     adapter: int | None = None
     adapter_start: int = 0
+    media: PromptMedia | None = None
 
     @property
     def num_new_tokens(self) -> int:

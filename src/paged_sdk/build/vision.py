@@ -1,0 +1,61 @@
+"""Loads what a model needs to take images."""
+
+from __future__ import annotations
+
+import torch
+from attrs import frozen
+
+from paged_sdk.chat.tokenizer import Tokenizer
+from paged_sdk.config.images import ImageLimits
+from paged_sdk.errors import CheckpointError
+from paged_sdk.models.family import find_family
+from paged_sdk.models.loading import names_in
+from paged_sdk.vision.encoder import ImageEncoder, load_encoder
+from paged_sdk.vision.family import find_vision_family
+from paged_sdk.vision.processor import ImagePrompts
+from paged_sdk.weights.checkpoint import Checkpoint
+
+__all__ = ["LoadedVision", "load_vision"]
+
+
+@frozen(eq=False)
+class LoadedVision:
+    """Holds what a model needs to take images.
+
+    :ivar prompts: puts images into prompts
+    :ivar encoder: makes vectors of them
+    """
+
+    prompts: ImagePrompts
+    encoder: ImageEncoder
+
+
+def load_vision(
+    checkpoint: Checkpoint, tokenizer: Tokenizer, limits: ImageLimits, *, dtype: torch.dtype, device: torch.device
+) -> LoadedVision:
+    """Load a checkpoint's image processor and encoder.
+
+    :raises UnsupportedArchitectureError: the model's family takes no images
+    :raises CheckpointError: the checkpoint is a GGUF file, or lacks something that images need
+    :raises ConfigError: a package that reads images is not installed
+    """
+    path = checkpoint.path
+    if checkpoint.metadata is not None:
+        raise CheckpointError(
+            f"{path} is a GGUF file, whose image encoder is in a file of its own (mmproj), which cannot be read yet: "
+            "use the checkpoint in safetensors",
+            path=path,
+        )
+    family = find_vision_family(checkpoint.config)
+    prompts = ImagePrompts(family, path, checkpoint.config, tokenizer, limits)
+    names = names_in(checkpoint.source, find_family(checkpoint.config))
+    text = (names.head, *(names.body + part for part in ("layers.", "embed_tokens.", "norm.")))
+    encoder = load_encoder(
+        path,
+        checkpoint.config,
+        checkpoint.source,
+        is_text=lambda name: name.startswith(text),
+        dtype=dtype,
+        device=device,
+    )
+    return LoadedVision(prompts, encoder)

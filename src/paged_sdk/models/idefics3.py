@@ -1,0 +1,9 @@
+"""Read Idefics 3: an encoder of tiles before Llama."""
+
+from __future__ import annotations
+
+from paged_sdk.models.family import NestedFamily
+
+__all__ = ["FAMILY"]
+
+FAMILY = NestedFamily(architectures=("Idefics3ForConditionalGeneration",), places=(("model.text_model.", "lm_head"),))

@@ -1,0 +1,9 @@
+"""Read InternVL 3: an encoder of tiles before Qwen 2."""
+
+from __future__ import annotations
+
+from paged_sdk.models.family import NestedFamily
+
+__all__ = ["FAMILY"]
+
+FAMILY = NestedFamily(architectures=("InternVLForConditionalGeneration",), text_type="qwen2", ties=True)

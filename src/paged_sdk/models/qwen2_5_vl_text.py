@@ -1,0 +1,10 @@
+"""Read the text decoder of Qwen2.5-VL, which is Qwen2-VL's."""
+
+from __future__ import annotations
+
+from paged_sdk.models.family import DecoderFamily
+from paged_sdk.models.qwen2_vl_text import read_qwen2_vl_text
+
+__all__ = ["FAMILY"]
+
+FAMILY = DecoderFamily(architectures=("Qwen2_5_VLTextModel",), read=read_qwen2_vl_text)

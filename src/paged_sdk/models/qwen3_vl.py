@@ -1,0 +1,24 @@
+"""Read Qwen3-VL: an image encoder before a decoder whose tokens have three positions."""
+
+from __future__ import annotations
+
+from attrs import evolve
+
+from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.models.config_fields import ConfigFields
+from paged_sdk.models.family import NestedFamily
+
+__all__ = ["FAMILY"]
+
+
+def _adapt(shape: DecoderConfig, fields: ConfigFields) -> DecoderConfig:
+    layers = fields.section("vision_config").integers("deepstack_visual_indexes") or (8, 16, 24)
+    return evolve(shape, num_image_layers=len(layers))
+
+
+FAMILY = NestedFamily(
+    architectures=("Qwen3VLForConditionalGeneration",),
+    text_type="qwen3_vl_text",
+    places=(("model.language_model.", "lm_head"),),
+    adapt=_adapt,
+)

@@ -1,0 +1,32 @@
+"""Read the text decoder of Qwen3-VL: Qwen 3 whose rotary positions are three, in time, height and width."""
+
+from __future__ import annotations
+
+from attrs import evolve
+
+from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.models.common_config import read_common, read_head_dim
+from paged_sdk.models.config_fields import ConfigFields
+from paged_sdk.models.family import DecoderFamily
+from paged_sdk.models.rope_fields import read_rope, rope_section
+
+__all__ = ["FAMILY"]
+
+
+def _read(fields: ConfigFields) -> DecoderConfig:
+    fields = fields.with_defaults(num_key_value_heads=32, head_dim=128, max_position_embeddings=128_000)
+    section = rope_section(fields)
+    rope = read_rope(
+        fields, section, head_dim=read_head_dim(fields), default_theta=500_000.0, aliases={"mrope": "default"}
+    )
+    sections = section.integers("mrope_section") or (24, 20, 20)
+    if len(sections) != 3 or sum(sections) != rope.rotary_dim // 2:
+        raise section.error("mrope_section", f"three numbers that add up to {rope.rotary_dim // 2}")
+    # Height and width take every third frequency, as long as they have some left; time has the others.
+    axes = tuple(index % 3 if index < 3 * sections[index % 3] else 0 for index in range(rope.rotary_dim // 2))
+    has_bias = fields.flag("attention_bias", False)
+    shape = read_common(fields, ropes=(evolve(rope, axis_of_frequency=axes),) * fields.positive("num_hidden_layers"))
+    return evolve(shape, qk_norm=True, qkv_bias=has_bias, output_bias=has_bias)
+
+
+FAMILY = DecoderFamily(architectures=("Qwen3VLTextModel",), read=_read)

@@ -1,0 +1,9 @@
+"""Read SmolVLM: an encoder of tiles before Llama."""
+
+from __future__ import annotations
+
+from paged_sdk.models.family import NestedFamily
+
+__all__ = ["FAMILY"]
+
+FAMILY = NestedFamily(architectures=("SmolVLMForConditionalGeneration",), places=(("model.text_model.", "lm_head"),))

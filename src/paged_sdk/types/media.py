@@ -1,0 +1,72 @@
+"""Hold the images of a prompt as those who compute it need them: where their tokens are, and what they show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+if TYPE_CHECKING:  # requests without images need no arrays
+    import numpy as np
+    import numpy.typing as npt
+
+__all__ = ["ImageSpan", "PromptMedia"]
+
+
+@frozen(eq=False, kw_only=True)
+class ImageSpan:
+    """Holds the tokens of a prompt that stand for one image.
+
+    :ivar first_token: the position of the first of them
+    :ivar num_tokens: how many there are, marks around and between its rows included
+    :ivar places: ``[n]`` int64, ascending: the positions in the prompt of those that the encoder's vectors replace
+    :ivar digest: tells the image from others
+    :ivar inputs: what the encoder takes, by name
+    :ivar is_whole: whether the tokens attend to one another in both directions, so that all of them are computed in
+        one step
+    """
+
+    first_token: int
+    num_tokens: int
+    places: npt.NDArray[np.int64]
+    digest: bytes
+    inputs: Mapping[str, npt.NDArray[np.generic]]
+    is_whole: bool = False
+
+    @property
+    def end(self) -> int:
+        """Return the position after the last of its tokens."""
+        return self.first_token + self.num_tokens
+
+
+@frozen(eq=False, kw_only=True)
+class PromptMedia:
+    """Holds the images of a prompt, in the order of their tokens.
+
+    :ivar spans: the images
+    :ivar positions: ``[3, num_prompt_tokens]`` int64: the rotary positions of the prompt's tokens in time, height and
+        width (Wang et al., 2024, arXiv 2409.12191); None: a token's position is its place in the sequence
+    """
+
+    spans: tuple[ImageSpan, ...]
+    positions: npt.NDArray[np.int64] | None = None
+
+    def spans_in(self, start: int, end: int) -> list[ImageSpan]:
+        """Return the images that have tokens among those from ``start`` to ``end``."""
+        return [span for span in self.spans if span.first_token < end and start < span.end]
+
+    def positions_at(self, start: int, end: int) -> npt.NDArray[np.int64]:
+        """Return the rotary positions of some tokens, ``[3, end - start]``; those after the prompt go on by ones after
+        the greatest of it.
+        """
+        import numpy as np
+
+        assert self.positions is not None
+        own = self.positions[:, start:end]
+        num_prompt_tokens = self.positions.shape[1]
+        first = max(start, num_prompt_tokens)
+        if end <= first:
+            return own
+        shift = int(self.positions.max()) + 1 - num_prompt_tokens
+        return np.concatenate([own, np.tile(np.arange(first, end) + shift, (3, 1))], axis=1)

@@ -1,0 +1,144 @@
+"""Make vectors of images by the encoder that a checkpoint brings, as transformers' modules compute it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from logging import getLogger
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from paged_sdk.errors import CheckpointError, ModelLoadError, shown
+from paged_sdk.vision.family import Inputs
+from paged_sdk.weights.source import WeightSource
+
+__all__ = ["EncodedImage", "ImageEncoder", "load_encoder"]
+
+_TEXT = ("language_model", "text_model", "lm_head")
+"""The parts of transformers' model that are the text decoder."""
+
+
+@frozen(eq=False)
+class EncodedImage:
+    """Holds the vectors of one image.
+
+    :ivar vectors: ``[n, hidden_size]``, in the order of its tokens
+    :ivar later: one for each of the decoder's first layers, like ``vectors``: what is added to what the layer gives
+    """
+
+    vectors: Tensor
+    later: tuple[Tensor, ...] = ()
+
+    @property
+    def num_bytes(self) -> int:
+        """Return how many bytes they take."""
+        return sum(tensor.nbytes for tensor in (self.vectors, *self.later))
+
+
+class ImageEncoder:
+    """Turns what an image processor made of an image into vectors of the decoder's size.
+
+    :param model: transformers' model, whose text decoder is not used
+    """
+
+    def __init__(self, model: Any, *, dtype: torch.dtype, device: torch.device) -> None:
+        self._model = model
+        self._dtype = dtype
+        self._device = device
+
+    def encode(self, inputs: Inputs) -> EncodedImage:
+        """Return the vectors of one image.
+
+        :param inputs: what :class:`~paged_sdk.types.media.ImageSpan` holds of it
+        """
+        given = {name: self._to_device(torch.from_numpy(array)) for name, array in inputs.items()}
+        made = self._model.get_image_features(**given, return_dict=True)
+        later = getattr(made, "deepstack_features", None) or ()
+        return EncodedImage(_joined(made.pooler_output), tuple(map(_joined, later)))
+
+    def _to_device(self, tensor: Tensor) -> Tensor:
+        dtype = self._dtype if tensor.is_floating_point() else tensor.dtype
+        return tensor.to(device=self._device, dtype=dtype)
+
+
+def _joined(vectors: Tensor | Sequence[Tensor]) -> Tensor:
+    parts = [vectors] if isinstance(vectors, Tensor) else vectors
+    return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
+
+
+def load_encoder(
+    path: Path,
+    config: Mapping[str, Any],
+    source: WeightSource,
+    *,
+    is_text: Callable[[str], bool],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> ImageEncoder:
+    """Load the image encoder of a checkpoint, and what brings its vectors to the decoder's size.
+
+    :param path: the checkpoint, for messages
+    :param config: config.json's content
+    :param is_text: tells by a tensor's name whether it is the text decoder's
+    :raises CheckpointError: a tensor is missing or has another shape
+    :raises ModelLoadError: transformers is not installed, or does not know the model
+    """
+    try:
+        from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoConfig
+    except ImportError as error:
+        raise ModelLoadError(f"images need transformers, which cannot be loaded: {error}") from error
+    tensors = {name: source.tensor(name, dtype, torch.device("cpu")) for name in source.names() if not is_text(name)}
+    try:
+        settings = AutoConfig.for_model(**config)
+        _shrink_text(settings.get_text_config())
+        kind: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(settings)]
+        with _quiet():
+            model, report = kind.from_pretrained(
+                None, config=settings, state_dict=tensors, dtype=dtype, output_loading_info=True
+            )
+    except Exception as error:  # of any kind, for a config or tensors that do not fit
+        raise CheckpointError(f"{path}: its image encoder cannot be loaded: {error}", path=path) from error
+    missing = [name for name in report["missing_keys"] if not set(_TEXT) & set(name.split("."))]
+    wrong = [each[0] if isinstance(each, tuple) else each for each in report["mismatched_keys"]]
+    if missing or wrong:
+        what = f"lacks {shown(sorted(missing)[:4])}" if missing else f"has other shapes of {shown(sorted(wrong)[:4])}"
+        raise CheckpointError(f"{path} {what}, which its image encoder needs", path=path)
+    inner = model.model
+    for name in _TEXT:
+        if hasattr(inner, name):
+            setattr(inner, name, None)
+    return ImageEncoder(inner.eval().to(device), dtype=dtype, device=device)
+
+
+def _shrink_text(text: Any) -> None:
+    """Make the text decoder of a config small: transformers makes one, which is thrown away."""
+    text.num_hidden_layers = 1
+    for name in ("layer_types", "mlp_layer_types", "no_rope_layers"):
+        if getattr(text, name, None):
+            setattr(text, name, getattr(text, name)[:1])
+    text.vocab_size = 8
+    text.intermediate_size = 16
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        setattr(text, name, None)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep transformers from reporting that the text decoder was not in what it was given, and from showing a bar."""
+    from transformers.utils import logging
+
+    reports: Any = logging  # parts of it have no annotations
+    logger = getLogger("transformers.modeling_utils")
+    was, logger.disabled = logger.disabled, True
+    shows = reports.is_progress_bar_enabled()
+    reports.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logger.disabled = was
+        if shows:
+            reports.enable_progress_bar()

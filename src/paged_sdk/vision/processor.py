@@ -1,0 +1,220 @@
+"""Make the tokens that stand for images, and what an encoder takes of them."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from attrs import frozen
+
+from paged_sdk.config.images import ImageLimits
+from paged_sdk.errors import CheckpointError, ConfigError, InvalidRequestError, shown
+from paged_sdk.files import is_file, read_json_if_there
+from paged_sdk.types.image import Image
+from paged_sdk.types.media import ImageSpan, PromptMedia
+from paged_sdk.vision.family import Inputs, ProcessedImage, VisionFamily
+from paged_sdk.vision.pictures import decode
+from paged_sdk.vision.positions import grid_positions
+
+__all__ = ["ImagePrompts", "ImageTokenizer"]
+
+_KEPT_BYTES: Final = 1 << 28
+"""What was made of the last images is kept up to 256 MiB: a conversation sends all of its images with each turn."""
+
+
+class ImageTokenizer(Protocol):
+    """Says what is asked of a tokenizer."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Return a text's tokens, special ones among them."""
+        ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Return the text of tokens."""
+        ...
+
+    def token_id(self, token: str) -> int | None:
+        """Return the id of a token by its text, or None."""
+        ...
+
+
+@frozen(eq=False)
+class _Prepared:
+    """Holds what was made of one image.
+
+    :ivar token_ids: the tokens that stand for it
+    :ivar places: the indices of those that the encoder's vectors replace
+    """
+
+    token_ids: tuple[int, ...]
+    places: npt.NDArray[np.int64]
+    inputs: Inputs
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(array.nbytes for array in self.inputs.values())
+
+
+class ImagePrompts:
+    """Puts images into prompts, from any thread.
+
+    :param directory: the checkpoint, which holds preprocessor_config.json
+    :param config: the checkpoint's config.json
+    :param limits: how large and how many images may be
+    :raises CheckpointError: the checkpoint has no image processor, or its tokenizer lacks the token for images
+    :raises ConfigError: a package that reads images is not installed
+    """
+
+    def __init__(
+        self,
+        family: VisionFamily,
+        directory: Path,
+        config: Mapping[str, Any],
+        tokenizer: ImageTokenizer,
+        limits: ImageLimits,
+    ) -> None:
+        self._family = family
+        self._config = config
+        self._tokenizer = tokenizer
+        self._limits = limits
+        self._settings = read_json_if_there(directory / "processor_config.json")
+        self._processor = _load_processor(directory)
+        self._image_token_id = self._find_image_token(directory)
+        self._image_token = tokenizer.decode([self._image_token_id], skip_special_tokens=False)
+        self._kept: OrderedDict[bytes, _Prepared] = OrderedDict()
+        self._kept_bytes = 0
+        self._lock = threading.Lock()
+
+    def insert(self, token_ids: Sequence[int], images: Sequence[Image]) -> tuple[Sequence[int], PromptMedia | None]:
+        """Return a prompt's tokens with its images, each in place of the token that the chat template wrote for it.
+
+        :param token_ids: the prompt as the template wrote it
+        :raises InvalidRequestError: too many images, one that cannot be used, or a template that shows the model
+            others than these
+        """
+        if len(images) > self._limits.max_images:
+            allowed = f"at most max_images = {self._limits.max_images}"
+            raise InvalidRequestError.of("images", f"{len(images)} images", allowed)
+        num_shown = sum(token_id == self._placeholder_id for token_id in token_ids)
+        if num_shown != len(images):
+            raise InvalidRequestError(
+                f"the model's chat template shows it {num_shown} of the {len(images)} images of these messages",
+                field="messages",
+            )
+        if not images:
+            return token_ids, None
+        prepared = [self._prepare(image) for image in images]
+        expanded: list[int] = []
+        spans: list[ImageSpan] = []
+        for token_id in token_ids:
+            if token_id != self._placeholder_id:
+                expanded.append(token_id)
+                continue
+            own, image = prepared[len(spans)], images[len(spans)]
+            spans.append(
+                ImageSpan(
+                    first_token=len(expanded),
+                    num_tokens=len(own.token_ids),
+                    places=own.places + len(expanded),
+                    digest=image.digest,
+                    inputs=own.inputs,
+                    is_whole=self._family.is_whole,
+                )
+            )
+            expanded += own.token_ids
+        grids = [own.inputs["image_grid_thw"][0] for own in prepared] if self._family.has_grid else None
+        merge = self._merge_size if self._family.has_grid else 1
+        positions = None if grids is None else grid_positions(len(expanded), spans, grids, merge)
+        return expanded, PromptMedia(spans=tuple(spans), positions=positions)
+
+    @cached_property
+    def _placeholder_id(self) -> int:
+        if self._family.placeholder is None:
+            return self._image_token_id
+        token_id = self._tokenizer.token_id(self._family.placeholder)
+        if token_id is None:
+            raise CheckpointError(f"the tokenizer has no token {self._family.placeholder!r}, which images need")
+        return token_id
+
+    @property
+    def _merge_size(self) -> int:
+        return int(self._processor.merge_size)
+
+    def _prepare(self, image: Image) -> _Prepared:
+        with self._lock:
+            found = self._kept.get(image.digest)
+            if found is not None:
+                self._kept.move_to_end(image.digest)
+                return found
+        prepared = self._process(image)
+        with self._lock:
+            if image.digest not in self._kept:
+                self._kept[image.digest] = prepared
+                self._kept_bytes += prepared.num_bytes
+            while self._kept_bytes > _KEPT_BYTES:
+                self._kept_bytes -= self._kept.popitem(last=False)[1].num_bytes
+        return prepared
+
+    def _process(self, image: Image) -> _Prepared:
+        pixels = decode(image, self._limits)
+        height, width = pixels.shape[:2]
+        try:
+            made = self._processor(images=[pixels], return_tensors="np", **self._family.options(self._config))
+        except Exception as error:  # such as an aspect ratio that the model's own processor refuses
+            raise InvalidRequestError(
+                f"the model's image processor refuses {height} x {width} pixels: {error}", field="image"
+            ) from error
+        outputs = {name: np.asarray(value) for name, value in made.items()}
+        inputs = {name: outputs[name] for name in self._family.encoder_inputs if name in outputs}
+        processed = ProcessedImage(
+            inputs=outputs, config=self._config, processor=self._settings, image_token=self._image_token
+        )
+        token_ids = tuple(self._tokenizer.encode(self._family.expand(processed), add_special_tokens=False))
+        places = np.flatnonzero(np.array(token_ids) == self._image_token_id)
+        if not len(places):
+            raise InvalidRequestError.of("image", f"{height} x {width} pixels", "enough pixels for one patch")
+        return _Prepared(token_ids, places, inputs)
+
+    def _find_image_token(self, directory: Path) -> int:
+        for name in self._family.image_token_fields:
+            value = self._config.get(name)
+            if value is not None:
+                if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                    raise CheckpointError(f"config.json: {name} = {shown(value)}: expected a token id", path=directory)
+                return value
+        raise CheckpointError(
+            f"config.json has none of {', '.join(self._family.image_token_fields)}: which token stands for images is "
+            "not known",
+            path=directory,
+        )
+
+
+def _load_processor(directory: Path) -> Any:
+    """Load transformers' image processor, in the form that needs Pillow alone.
+
+    :raises CheckpointError: there is none
+    :raises ConfigError: transformers or Pillow is not installed
+    """
+    names = ("preprocessor_config.json", "processor_config.json")
+    if not any(is_file(directory / name) for name in names):
+        raise CheckpointError(f"{directory} has no preprocessor_config.json, which images need", path=directory)
+    try:
+        import PIL.Image  # noqa: F401  # transformers would say so in a way of its own
+        from transformers import AutoImageProcessor
+    except ImportError as error:
+        raise ConfigError(
+            f"images need packages that are not installed ({error}): pip install 'paged-sdk[vision]'",
+            setting="vision",
+            allowed="transformers and pillow to be installed",
+        ) from error
+    try:
+        loader: Any = AutoImageProcessor  # it has no annotations
+        return loader.from_pretrained(directory, local_files_only=True, backend="pil")
+    except Exception as error:  # a file of a stranger's
+        raise CheckpointError(f"{directory}: the image processor cannot be loaded: {error}", path=directory) from error

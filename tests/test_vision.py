@@ -1,0 +1,345 @@
+"""Models that take images say what transformers' say."""
+
+from __future__ import annotations
+
+import base64
+import io
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import pytest
+import transformers
+
+from paged_sdk import (
+    ChatCompletionResponse,
+    CheckpointError,
+    Constraint,
+    Image,
+    ImageLimits,
+    InvalidRequestError,
+    IsqType,
+    MemoryGpuConfig,
+    Model,
+    PagedAttentionMeta,
+    PagedCacheType,
+    RequestBuilder,
+    SamplingParams,
+    SpeculativeConfig,
+    TextMessages,
+    TextModelBuilder,
+    UnsupportedArchitectureError,
+    VisionMessages,
+    VisionModelBuilder,
+)
+from paged_sdk.types.messages import Message
+from paged_sdk.vision.family import find_vision_family, vision_families
+from tiny import make_checkpoint
+from tiny_vision import VISION_FAMILIES, make_vision_checkpoint, picture, reference_answer
+
+pytestmark = pytest.mark.anyio
+
+LENGTH = 16
+GREEDY = SamplingParams(temperature=0.0, max_len=LENGTH, ignore_eos=True)
+PICTURES = (picture(40, 60), picture(70, 30, seed=1))
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, tuple[Path, Any]]:
+    made = {}
+    for name in VISION_FAMILIES:
+        directory = tmp_path_factory.mktemp(name)
+        made[name] = directory, make_vision_checkpoint(name, directory)
+    return made
+
+
+@pytest.fixture(scope="module")
+def llava(checkpoints: Mapping[str, tuple[Path, Any]]) -> Path:
+    return checkpoints["llava"][0]
+
+
+def exact(directory: Path) -> VisionModelBuilder:
+    meta = PagedAttentionMeta(block_size=8, gpu_memory=MemoryGpuConfig.ContextSize(2048))
+    return VisionModelBuilder(directory).with_dtype("float32").with_paged_attn(meta)
+
+
+def asked(messages: TextMessages) -> RequestBuilder:
+    return RequestBuilder.from_messages(messages).with_sampling(GREEDY)
+
+
+CHAT = (
+    VisionMessages()
+    .add_image_message("user", "What is this?", PICTURES[0])
+    .add_message("assistant", "A square.")
+    .add_message(
+        "user",
+        [{"type": "text", "text": "And"}, {"type": "image", "image": PICTURES[1]}, {"type": "text", "text": "?"}],
+    )
+)
+
+
+def prompt_of(model: Model, messages: TextMessages) -> Sequence[int]:
+    images = model._preparer.images
+    assert images is not None
+    ids = model._preparer.text.encode_chat(messages.messages)
+    return images.insert(ids, [image for message in messages.messages for image in message.images])[0]
+
+
+def text_of(response: ChatCompletionResponse) -> str:
+    return response.choices[0].message.content or ""
+
+
+def reference_text(model: Model, reference: Any, directory: Path, pictures: Sequence[Any], ids: Sequence[int]) -> str:
+    """Let transformers answer: it refuses prompts whose tokens are not as many as its encoder's vectors."""
+    loader: Any = transformers.AutoImageProcessor
+    family = find_vision_family(reference.config.to_dict())
+    options = family.options(reference.config.to_dict())
+    made = loader.from_pretrained(directory, backend="pil")(images=list(pictures), return_tensors="pt", **options)
+    inputs = {name: made[name] for name in family.encoder_inputs if name in made}
+    tokens = reference_answer(reference, ids, inputs, LENGTH)
+    return model._preparer.text.tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+def test_every_family_is_tested() -> None:
+    assert set(VISION_FAMILIES) == set(vision_families())
+
+
+@pytest.mark.parametrize("name", VISION_FAMILIES)
+@pytest.mark.parametrize("paged", [True, False])
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_texts_are_those_of_transformers(
+    name: str, paged: bool, checkpoints: Mapping[str, tuple[Path, Any]], anyio_backend: str
+) -> None:
+    directory, reference = checkpoints[name]
+    builder = exact(directory).with_max_num_batched_tokens(24)  # of which images have more
+    async with (builder if paged else builder.without_paged_attn()).build() as model:
+        ids = prompt_of(model, CHAT)
+        want = reference_text(model, reference, directory, PICTURES, ids)
+        first = await model.send_chat_request(asked(CHAT))
+        assert text_of(first) == want
+        assert first.usage.prompt_tokens == len(ids)
+        again = await model.send_chat_request(asked(CHAT))
+        assert text_of(again) == want
+        details = again.usage.prompt_tokens_details
+        assert details is not None
+        assert details.cached_tokens > len(ids) // 2
+
+
+COMPOSED: Mapping[str, Any] = {
+    "bfloat16": lambda builder: builder.with_dtype("bfloat16"),
+    "FP8": lambda builder: builder.with_paged_attn(
+        PagedAttentionMeta(block_size=8, gpu_memory=MemoryGpuConfig.ContextSize(1024), cache_type=PagedCacheType.F8E4M3)
+    ),
+    "ISQ": lambda builder: builder.with_isq(IsqType.Q8_0),
+    "suffix drafts": lambda builder: builder.with_speculation(SpeculativeConfig(gamma=4)),
+    "batch invariance": lambda builder: builder.with_batch_invariance(),
+    "preemption": lambda builder: builder.with_paged_attn(
+        PagedAttentionMeta(block_size=8, gpu_memory=MemoryGpuConfig.ContextSize(160))
+    ),
+}
+
+
+@pytest.mark.parametrize("setting", COMPOSED)
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_texts_do_not_depend_on_the_batch(
+    setting: str, checkpoints: Mapping[str, tuple[Path, Any]], anyio_backend: str
+) -> None:
+    """A model answers the same alone, without a prefix cache, and beside others that have the same and other images."""
+    directory = checkpoints["qwen2_vl"][0]
+    builder = COMPOSED[setting](exact(directory))
+    others = [
+        VisionMessages().add_image_message("user", "What is this?", picture(40, 60, seed=seed)) for seed in range(3)
+    ]
+    requests = [asked(each) for each in (CHAT, *others, TextMessages().add_message("user", "What is this?"))]
+    async with builder.with_prefix_cache_n(0).with_max_num_seqs(1).build() as model:
+        alone = [text_of(await model.send_chat_request(request)) for request in requests]
+    assert len(set(alone)) == len(alone)
+    async with builder.with_max_num_batched_tokens(16).build() as model:
+        together = await model.send_chat_requests([*requests, *requests])
+        if setting == "batch invariance" or setting == "preemption":  # float32 sums, or exact ones
+            assert list(map(text_of, together)) == alone + alone
+        again = [text_of(await model.send_chat_request(request)) for request in requests]
+        if setting != "bfloat16":
+            assert again == alone
+        if setting == "preemption":
+            assert model.stats().preemptions > 0
+
+
+async def test_constraints_choices_and_penalties(llava: Path) -> None:
+    messages = VisionMessages().add_image_message("user", "What is this?", PICTURES[0])
+    async with exact(llava).build() as model:
+        request = RequestBuilder.from_messages(messages)
+        constrained = await model.send_chat_request(
+            request.with_constraint(Constraint.regex("(a|the) (fox|dog)")).with_sampling(SamplingParams(max_len=20))
+        )
+        assert text_of(constrained) in {"a fox", "a dog", "the fox", "the dog"}
+        several = SamplingParams(temperature=1.0, seed=1, n_choices=3, max_len=8, repetition_penalty=1.1)
+        assert len((await model.send_chat_request(request.with_sampling(several))).choices) == 3
+        predicted = asked(messages)
+        plain = text_of(await model.send_chat_request(predicted))
+        assert text_of(await model.send_chat_request(predicted.with_prediction(plain or "a"))) == plain
+
+
+async def test_every_form_of_an_image_is_the_same_image(llava: Path, tmp_path: Path) -> None:
+    pixels = PICTURES[0]
+    file = io.BytesIO()
+    PIL.Image.fromarray(pixels).save(file, "PNG")
+    (tmp_path / "square.png").write_bytes(file.getvalue())
+    url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+    forms: list[Any] = [
+        pixels,
+        PIL.Image.fromarray(pixels),
+        file.getvalue(),
+        tmp_path / "square.png",
+        str(tmp_path / "square.png"),
+        url,
+        Image.parse(pixels),
+    ]
+    wire: list[Any] = [
+        {
+            "role": "user",
+            "content": [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What?"}],
+        }
+    ]
+    async with exact(llava).build() as model:
+        texts = {
+            text_of(await model.send_chat_request(asked(VisionMessages().add_image_message("user", "What?", form))))
+            for form in forms
+        }
+        texts.add(text_of(await model.send_chat_request(RequestBuilder.from_messages(wire).with_sampling(GREEDY))))
+        assert len(texts) == 1
+        assert Image.parse(url).data_url.endswith(url.partition(",")[2])
+
+
+async def test_a_repeated_image_is_not_encoded_again(llava: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded = []
+    async with exact(llava).build() as model:
+        images = model._preparer.images
+        assert images is not None
+        process = images._process
+
+        def count(image: Image) -> Any:
+            encoded.append(image.digest)
+            return process(image)
+
+        monkeypatch.setattr(images, "_process", count)
+        one, two = ("What is this?", "Which animal is it, and what does it do?")
+        for text in (one, two, one):
+            messages = VisionMessages().add_image_message("user", text, PICTURES[0])
+            details = (await model.send_chat_request(asked(messages))).usage.prompt_tokens_details
+    assert len(encoded) == 1
+    assert details is not None
+    assert details.cached_tokens >= 16
+
+
+def jpeg(height: int, width: int) -> bytes:
+    file = io.BytesIO()
+    PIL.Image.fromarray(np.zeros((height, width, 3), np.uint8)).save(file, "JPEG")
+    return file.getvalue()
+
+
+def animation() -> bytes:
+    file = io.BytesIO()
+    frames = [PIL.Image.fromarray(picture(20, 20, seed=seed)) for seed in range(3)]
+    frames[0].save(file, "GIF", save_all=True, append_images=frames[1:])
+    return file.getvalue()
+
+
+BAD: Mapping[str, tuple[Any, str]] = {
+    "nothing": (b"", "bytes"),
+    "text": (b"no image at all", "none of them"),
+    "cut off": (jpeg(64, 64)[:300], "cannot be read"),
+    "animation": (animation(), "frames"),
+    "many pixels": (jpeg(300, 400), "max_pixels"),
+    "many bytes": (np.random.default_rng(0).bytes(60_000), "max_bytes"),
+    "an address": ("https://example.org/cat.png", "not fetched"),
+    "another file's address": ("file:///etc/passwd", "not fetched"),
+    "no file": ("/there/is/none.png", "cannot be opened"),
+    "half a data URL": ("data:image/png;base64,AAA", "base64"),
+    "floats": (np.zeros((4, 4, 3), np.float32), "uint8"),
+    "five channels": (np.zeros((4, 4, 5), np.uint8), "uint8"),
+    "no pixels": (np.zeros((0, 4, 3), np.uint8), "at least one pixel"),
+    "a number": (7, "a PIL image"),
+}
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_bad_images_are_refused_by_name_and_hurt_nobody(llava: Path, anyio_backend: str) -> None:
+    limits = ImageLimits(max_images=2, max_pixels=100_000, max_bytes=50_000)
+    async with exact(llava).with_image_limits(limits).build() as model:
+        for name, (value, text) in BAD.items():
+            with pytest.raises(InvalidRequestError, match=text) as raised:
+                await model.send_chat_request(VisionMessages().add_image_message("user", "What?", value))
+            assert raised.value.field in ("image", "images"), name
+        with pytest.raises(InvalidRequestError, match="max_images = 2"):
+            await model.send_chat_request(VisionMessages().add_image_message("user", "What?", [PICTURES[0]] * 3))
+        with pytest.raises(InvalidRequestError, match="shows it 1 of the 0 images"):
+            await model.send_chat_request(
+                RequestBuilder().add_message("user", "What is <image>?").with_special_tokens_in_content()
+            )
+        # Without that, what is written is text.
+        written = await model.send_chat_request(asked(TextMessages().add_message("user", "What is <image>?")))
+        assert written.usage.completion_tokens == LENGTH
+        with pytest.raises(InvalidRequestError, match="path"):
+            Message.parse({"role": "user", "content": [{"type": "image", "image": "/etc/passwd"}]})
+        stats = model.stats()
+        assert stats.running == stats.waiting == stats.blocks_used == 0
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_an_encoder_that_fails_ends_one_request(
+    llava: Path, anyio_backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from paged_sdk import RequestFailedError
+    from paged_sdk.vision.encoder import EncodedImage, ImageEncoder
+
+    encode = ImageEncoder.encode
+    good, bad = (VisionMessages().add_image_message("user", "What is this?", each) for each in PICTURES)
+
+    def fails(self: ImageEncoder, inputs: Any) -> EncodedImage:
+        calls.append(1)
+        vectors = encode(self, inputs)
+        if len(calls) == 1:
+            raise RuntimeError("the encoder is broken")
+        return EncodedImage(vectors.vectors[1:]) if len(calls) == 2 else vectors
+
+    calls: list[int] = []
+    monkeypatch.setattr(ImageEncoder, "encode", fails)
+    async with exact(llava).build() as model:
+        with pytest.raises(RequestFailedError, match="broken"):
+            await model.send_chat_request(asked(bad))
+        with pytest.raises(RequestFailedError, match="vectors for an image of"):
+            await model.send_chat_request(asked(bad))
+        answers = [text_of(await model.send_chat_request(asked(each))) for each in (good, bad)]
+        assert answers[0] != answers[1]
+    async with exact(llava).build() as model:  # nothing of the failed ones was found again
+        assert [text_of(await model.send_chat_request(asked(each))) for each in (good, bad)] == answers
+
+
+async def test_models_and_checkpoints_without_images(llava: Path, tmp_path: Path) -> None:
+    messages = VisionMessages().add_image_message("user", "What is this?", PICTURES[0])
+    async with TextModelBuilder(llava).with_dtype("float32").build() as model:
+        with pytest.raises(InvalidRequestError, match="takes no images"):
+            await model.send_chat_request(messages)
+        assert (await model.send_chat_request(asked(TextMessages().add_message("user", "Hi")))).usage.total_tokens
+    text = make_checkpoint("llama", tmp_path / "text")
+    with pytest.raises(UnsupportedArchitectureError, match="takes no images"):
+        await VisionModelBuilder(text).build()
+    bare = tmp_path / "bare"
+    shutil.copytree(llava, bare, ignore=shutil.ignore_patterns("preprocessor_config.json"))
+    with pytest.raises(CheckpointError, match=r"preprocessor_config\.json"):
+        await VisionModelBuilder(bare).build()
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_images_and_re_isq(llava: Path, anyio_backend: str) -> None:
+    messages = asked(VisionMessages().add_image_message("user", "What is this?", PICTURES[0]))
+    async with exact(llava).with_isq(IsqType.Q8_0).build() as model:
+        want = text_of(await model.send_chat_request(messages))
+    async with exact(llava).with_isq(IsqType.Q4_0).build() as model:
+        await model.send_chat_request(messages)
+        await model.re_isq_model(IsqType.Q8_0)
+        assert text_of(await model.send_chat_request(messages)) == want

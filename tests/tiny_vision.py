@@ -1,0 +1,295 @@
+"""Make tiny checkpoints of models that take images, with random weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import tokenizers
+import torch
+import transformers
+from attrs import frozen
+from transformers import PreTrainedModel
+
+import tiny
+
+__all__ = ["VISION_FAMILIES", "make_vision_checkpoint", "picture", "reference_answer"]
+
+_TOKENS: Final = (
+    "<image>",
+    "[IMG_BREAK]",
+    "[IMG_END]",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<fake_token_around_image>",
+    "<global-img>",
+    *(f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)),
+    "<start_of_image>",
+    "<end_of_image>",
+    "<img>",
+    "</img>",
+)
+_IMAGE_TOKEN: Final = tiny.VOCAB_SIZE
+_VOCAB_SIZE: Final = tiny.VOCAB_SIZE + len(_TOKENS)
+
+_TEMPLATE: Final = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}{{ 'PLACEHOLDER' }}{% else %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+_TEXT: Final[dict[str, Any]] = {
+    "vocab_size": _VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 2048,
+    "initializer_range": 0.3,
+    "bos_token_id": 0,
+    "pad_token_id": 0,
+    "eos_token_id": 2,
+    "tie_word_embeddings": False,
+}
+_VISION: Final[dict[str, Any]] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "image_size": 28,
+    "patch_size": 7,
+    "initializer_range": 0.3,
+}
+
+
+@frozen(kw_only=True)
+class _Family:
+    """Says how a tiny model of a family is made.
+
+    :ivar config: the fields of its transformers config, sections as mappings
+    :ivar processor: the name of its image processor, and its settings
+    :ivar placeholder: what a chat template writes for an image
+    """
+
+    config: Mapping[str, Any]
+    processor: str
+    settings: Mapping[str, Any]
+    placeholder: str = "<image>"
+    extra_settings: Mapping[str, Any] = {}
+
+
+_PINPOINTS: Final = [[28, 56], [56, 28], [56, 56]]
+_QWEN_TEXT: Final[dict[str, Any]] = {
+    **{name: value for name, value in _TEXT.items() if name != "head_dim"},
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]},
+}
+
+VISION_FAMILIES: Final[dict[str, _Family]] = {
+    "llava": _Family(
+        config={
+            "text_config": {"model_type": "llama", **_TEXT},
+            "vision_config": {"model_type": "clip_vision_model", "projection_dim": 16, **_VISION},
+            "image_token_index": _IMAGE_TOKEN,
+        },
+        processor="LlavaImageProcessorPil",
+        settings={"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}},
+    ),
+    "llava_next": _Family(
+        config={
+            "text_config": {"model_type": "mistral", **_TEXT, "sliding_window": None},
+            "vision_config": {"model_type": "clip_vision_model", "projection_dim": 16, **_VISION},
+            "image_token_index": _IMAGE_TOKEN,
+            "image_grid_pinpoints": _PINPOINTS,
+        },
+        processor="LlavaNextImageProcessorPil",
+        settings={
+            "size": {"shortest_edge": 28},
+            "crop_size": {"height": 28, "width": 28},
+            "image_grid_pinpoints": _PINPOINTS,
+        },
+    ),
+    "mistral3": _Family(
+        config={
+            "text_config": {"model_type": "mistral", **_TEXT, "sliding_window": None},
+            "vision_config": {"model_type": "pixtral", **_VISION, "head_dim": 8, "image_size": 56},
+            "image_token_index": _IMAGE_TOKEN,
+            "spatial_merge_size": 2,
+            "vision_feature_layer": -1,
+            "tie_word_embeddings": False,
+        },
+        processor="PixtralImageProcessorPil",
+        settings={"size": {"longest_edge": 56}, "patch_size": {"height": 7, "width": 7}},
+    ),
+    "idefics3": _Family(
+        config={
+            "text_config": {"model_type": "llama", **_TEXT},
+            "vision_config": {"model_type": "idefics3_vision", **_VISION},
+            "image_token_id": _IMAGE_TOKEN,
+            "scale_factor": 2,
+        },
+        processor="Idefics3ImageProcessorPil",
+        settings={"size": {"longest_edge": 56}, "max_image_size": {"longest_edge": 28}},
+    ),
+    "smolvlm": _Family(
+        config={
+            "text_config": {"model_type": "llama", **_TEXT},
+            "vision_config": {"model_type": "smolvlm_vision", **_VISION},
+            "image_token_id": _IMAGE_TOKEN,
+            "scale_factor": 2,
+        },
+        processor="SmolVLMImageProcessorPil",
+        settings={"size": {"longest_edge": 56}, "max_image_size": {"longest_edge": 28}},
+    ),
+    "internvl": _Family(
+        config={
+            "text_config": {"model_type": "qwen2", **{name: _TEXT[name] for name in _TEXT if name != "head_dim"}},
+            "vision_config": {"model_type": "internvl_vision", **_VISION, "image_size": [28, 28], "patch_size": [7, 7]},
+            "image_token_id": _IMAGE_TOKEN,
+            "downsample_ratio": 0.5,
+            "tie_word_embeddings": False,
+        },
+        processor="GotOcr2ImageProcessorPil",
+        settings={"size": {"height": 28, "width": 28}, "max_patches": 4},
+    ),
+    "qwen2_vl": _Family(
+        config={
+            "text_config": {"model_type": "qwen2_vl_text", **_QWEN_TEXT},
+            "vision_config": {
+                "depth": 2,
+                "embed_dim": 32,
+                "hidden_size": 64,
+                "num_heads": 4,
+                "patch_size": 7,
+                "initializer_range": 0.3,
+            },
+            "image_token_id": _IMAGE_TOKEN,
+        },
+        processor="Qwen2VLImageProcessorPil",
+        settings={"patch_size": 7, "size": {"shortest_edge": 28 * 28, "longest_edge": 84 * 84}},
+        placeholder="<|vision_start|><image><|vision_end|>",
+    ),
+    "qwen3_vl": _Family(
+        config={
+            "text_config": {
+                "model_type": "qwen3_vl_text",
+                **_TEXT,
+                "rope_parameters": {
+                    "rope_type": "default",
+                    "rope_theta": 10_000.0,
+                    "mrope_section": [4, 2, 2],
+                    "mrope_interleaved": True,
+                },
+            },
+            "vision_config": {
+                "depth": 3,
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "out_hidden_size": 64,
+                "num_heads": 4,
+                "patch_size": 7,
+                "num_position_embeddings": 16,
+                "deepstack_visual_indexes": [0, 1],
+                "initializer_range": 0.3,
+            },
+            "image_token_id": _IMAGE_TOKEN,
+        },
+        processor="Qwen2VLImageProcessorPil",
+        settings={"patch_size": 7, "size": {"shortest_edge": 28 * 28, "longest_edge": 84 * 84}},
+        placeholder="<|vision_start|><image><|vision_end|>",
+    ),
+    "qwen2_5_vl": _Family(
+        config={
+            "text_config": {"model_type": "qwen2_5_vl_text", **_QWEN_TEXT},
+            "vision_config": {
+                "depth": 2,
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "out_hidden_size": 64,
+                "num_heads": 4,
+                "patch_size": 7,
+                "window_size": 28,
+                "fullatt_block_indexes": [1],
+                "initializer_range": 0.3,
+            },
+            "image_token_id": _IMAGE_TOKEN,
+        },
+        processor="Qwen2VLImageProcessorPil",
+        settings={"patch_size": 7, "size": {"shortest_edge": 28 * 28, "longest_edge": 84 * 84}},
+        placeholder="<|vision_start|><image><|vision_end|>",
+    ),
+}
+
+
+def tokenizer() -> tokenizers.Tokenizer:
+    """Return the tokenizer of :mod:`tiny` with the marks of every family."""
+    own = tokenizers.Tokenizer.from_str(tiny.tokenizer().to_str())
+    own.add_special_tokens(list(_TOKENS))
+    assert own.get_vocab_size() == _VOCAB_SIZE
+    return own
+
+
+def picture(height: int, width: int, *, seed: int = 0) -> npt.NDArray[np.uint8]:
+    """Return an image of large random patches, which look different however they are scaled."""
+    draw = np.random.default_rng(seed)
+    coarse = draw.integers(0, 256, (4, 4, 3), np.uint8)
+    rows, columns = np.arange(height) * 4 // height, np.arange(width) * 4 // width
+    return coarse[rows][:, columns]
+
+
+def make_vision_checkpoint(name: str, directory: Path, *, seed: int = 0, **changes: Any) -> PreTrainedModel:
+    """Save a tiny model of a family, with tokenizer, chat template and image processor, and return it.
+
+    :param changes: fields of the config
+    """
+    family = VISION_FAMILIES[name]
+    config = transformers.AutoConfig.for_model(name, **{**family.config, **changes})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        maker: Any = transformers.AutoModelForImageTextToText  # it has no annotations
+        model: Any = maker.from_config(config).float().eval()
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.data.add_(torch.randn_like(parameter) * 0.2)
+    model.save_pretrained(directory)
+    tokenizer().save(str(directory / "tokenizer.json"))
+    processor: Any = getattr(transformers, family.processor)(**family.settings)
+    processor.save_pretrained(directory)
+    settings = {"eos_token": "<|im_end|>", "chat_template": _TEMPLATE.replace("PLACEHOLDER", family.placeholder)}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": 2}))
+    if family.extra_settings:
+        (directory / "processor_config.json").write_text(json.dumps(dict(family.extra_settings)))
+    built: PreTrainedModel = model
+    return built
+
+
+def reference_answer(
+    model: PreTrainedModel, token_ids: Sequence[int], inputs: Mapping[str, torch.Tensor], num_tokens: int
+) -> list[int]:
+    """Return transformers' own greedy tokens after a prompt with images.
+
+    :param token_ids: the prompt, images' tokens in their places
+    :param inputs: what the image processor gives
+    """
+    prompt = torch.tensor([list(token_ids)])
+    types = (prompt == _IMAGE_TOKEN).int()
+    untyped: Any = model
+    with torch.inference_mode():
+        made = untyped.generate(
+            input_ids=prompt,
+            attention_mask=torch.ones_like(prompt),
+            **inputs,
+            **({"mm_token_type_ids": types} if "image_grid_thw" in inputs else {}),
+            max_new_tokens=num_tokens,
+            do_sample=False,
+            use_cache=True,
+        )
+    return list(map(int, made[0, prompt.shape[1] :]))
