@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import resource
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -68,3 +72,60 @@ def test_importance_is_collected_or_read(source: Path, tmp_path: Path) -> None:
     assert (code, "exclude each other" in said) == (2, True), said
     code, said = quantize(source, tmp_path / "n.gguf", "--calibrate", tmp_path / "none.txt")
     assert (code, "--calibrate" in said) == (2, True), said
+
+
+def test_layers_have_types_of_their_own(source: Path, tmp_path: Path) -> None:
+    file = tmp_path / "layers.yaml"
+    file.write_text('0-1:\n  isq: Q8_0\n"/mlp.down_proj/":\n  isq: Q5_1\n/embed_tokens/:\n  isq: Q4_1\n')
+    target = tmp_path / "m.gguf"
+    code, said = quantize(source, target, "--type", "q4_0", "--topology", file, "--override", "attn_k=F16")
+    assert code == 0, said
+    kinds = {name: BLOCK_FORMATS[each.type].name for name, each in GgufFile(target).tensors.items()}
+    assert kinds["blk.0.attn_q.weight"] == kinds["blk.0.ffn_up.weight"] == "Q8_0"
+    assert kinds["blk.0.attn_norm.weight"] == "F32"
+    assert kinds["blk.1.attn_q.weight"] == "Q4_0"
+    assert kinds["blk.0.ffn_down.weight"] == kinds["blk.1.ffn_down.weight"] == "Q5_1"
+    assert kinds["blk.0.attn_k.weight"] == "F16"
+    assert kinds["token_embd.weight"] == "Q4_1"
+    again = tmp_path / "again.gguf"  # which knows the same names
+    assert quantize(target, again, "--type", "q4_0", "--topology", file, "--override", "attn_k=F16")[0] == 0
+    assert kinds == {name: BLOCK_FORMATS[each.type].name for name, each in GgufFile(again).tensors.items()}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("0-99:\n  isq: Q8_0\n", "layers below"),
+        ("/no_such/:\n  isq: Q8_0\n", "found in the name of a tensor"),
+        ("0-1:\n  isq: AFQ4\n", "GGUF's blocks"),
+        ("0-1:\n  device: cpu\n", "no devices in a file"),
+        ("0-0:\n  isq: Q8_0\n", "a range of at least one layer"),
+    ],
+)
+def test_topologies_that_a_file_cannot_have(content: str, said: str, source: Path, tmp_path: Path) -> None:
+    (tmp_path / "layers.yaml").write_text(content)
+    code, answer = quantize(source, tmp_path / "m.gguf", "--topology", tmp_path / "layers.yaml")
+    assert (code, said in answer) == (2, True), answer
+    assert [path.name for path in tmp_path.iterdir()] == ["layers.yaml"]
+
+
+def test_a_disk_that_fills_up_leaves_nothing(source: Path, tmp_path: Path) -> None:
+    def limited() -> None:  # as if the disk were full after 64 KiB
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    start = [sys.executable, "-c", "from paged_sdk.cli import main; main()"]
+    command = [*start, "quantize", str(source), str(tmp_path / "m.gguf"), "--type", "F16"]
+    done = subprocess.run(command, preexec_fn=limited, capture_output=True, text=True, check=False)
+    assert (done.returncode, "m.gguf cannot be written" in done.stderr) == (1, True), done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sources_that_are_none(tmp_path: Path) -> None:
+    for name, said in (("m.uqff", "uqff is"), ("m.pth", "is a pickle"), ("m.safetensors", "config.json")):
+        path = tmp_path / name
+        path.write_bytes(b"PK\x03\x04" + bytes(60))
+        code, answer = quantize(path, tmp_path / "target.gguf")
+        assert (code, said in answer.lower()) == (1, True), answer
+        assert name in answer
+    assert not (tmp_path / "target.gguf").exists()

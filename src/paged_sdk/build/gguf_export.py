@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from paged_sdk.config.topology import Topology
+
 __all__ = ["write_gguf"]
 
 
@@ -16,6 +18,7 @@ def write_gguf(
     overrides: Sequence[tuple[str, str]] = (),
     imatrix: str | Path | None = None,
     calibrate: str | Path | None = None,
+    topology: Topology | None = None,
     show_progress: bool = False,
 ) -> Path:
     """Write a checkpoint as a GGUF file, with its tokenizer and its chat template.
@@ -34,6 +37,8 @@ def write_gguf(
     :param imatrix: a file that llama.cpp's llama-imatrix has written, of either form: errors in columns that are
         multiplied by larger numbers count for more
     :param calibrate: a file of text to run through the model, from which the same is learned
+    :param topology: types of single layers, or of matrices by their names in Hugging Face's checkpoints: it counts
+        before the mixture, and overrides before it
     :param show_progress: whether a terminal shows a bar
     :returns: ``target``
     :raises ConfigError: the target exists, a type is unknown, an override matches nothing, or the package gguf is not
@@ -44,4 +49,4 @@ def write_gguf(
     # Imported here, so that naming the function loads no torch.
     from paged_sdk.build.gguf_plan import write
 
-    return write(source, target, type, overrides, imatrix, calibrate, show_progress=show_progress)
+    return write(source, target, type, overrides, imatrix, calibrate, topology, show_progress=show_progress)

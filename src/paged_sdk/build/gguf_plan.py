@@ -20,9 +20,11 @@ from paged_sdk.build.calibration import calibrate
 from paged_sdk.build.collector import collector_paused
 from paged_sdk.build.device_setup import prepare_thread
 from paged_sdk.build.progress import LoadingBar
+from paged_sdk.build.topology import gguf_overrides
 from paged_sdk.chat.gguf_tokenizer_export import gguf_from_text_processor
 from paged_sdk.chat.text_processor import load_text_processor
 from paged_sdk.config.decoder import DecoderConfig, RopeConfig, RopeKind
+from paged_sdk.config.topology import Topology
 from paged_sdk.errors import CheckpointError, ConfigError, UnsupportedArchitectureError, shown
 from paged_sdk.kernels.gguf_blocks import BlockMatrix, block_format, tensor_type_of
 from paged_sdk.kernels.native.library import NativeLibrary, load
@@ -34,7 +36,7 @@ from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.logs import get_logger
 from paged_sdk.models.family import find_family, read_config
 from paged_sdk.processors import usable_processors
-from paged_sdk.weights.checkpoint import Checkpoint, open_checkpoint
+from paged_sdk.weights.checkpoint import Checkpoint, open_checkpoint, refuse_other_files
 from paged_sdk.weights.gguf_config import must_be_model
 from paged_sdk.weights.gguf_export import CheckpointNames, GgufMatrix, config_metadata, gguf_tensors, global_rope
 from paged_sdk.weights.gguf_file import GgufFile, open_gguf
@@ -69,6 +71,7 @@ def write(
     overrides: Sequence[tuple[str, str]],
     imatrix: str | Path | None,
     calibrate_on: str | Path | None,
+    topology: Topology | None,
     *,
     show_progress: bool,
 ) -> Path:
@@ -77,7 +80,7 @@ def write(
     must_be_new(target)
     path = resolve_model(source)
     importance = _importance(path, imatrix, calibrate_on, show_progress=show_progress)
-    wanted = _Wanted(type, overrides, importance)
+    wanted = _Wanted(type, overrides, importance, topology)
     plan = _from_directory(path, wanted) if path.is_dir() else _from_gguf(path, wanted)
     try:
         total = sum(tensor.num_bytes for tensor in plan.tensors)
@@ -117,10 +120,14 @@ class _Wanted:
     type: str
     overrides: Sequence[tuple[str, str]]
     importance: ImportanceMatrix | None
+    topology: Topology | None
 
-    def types(self, shapes: Mapping[str, tuple[int, ...]], model: ModelShape) -> dict[str, int]:
+    def types(self, shapes: Mapping[str, tuple[int, ...]], model: ModelShape, architecture: str) -> dict[str, int]:
         """Return the type of each tensor but those that stay exact."""
-        types = tensor_types(self.type, shapes, model, self.overrides)
+        by_layer: list[tuple[str, str]] = []
+        if self.topology is not None:
+            by_layer = gguf_overrides(self.topology, architecture, shapes, num_layers=model.num_layers)
+        types = tensor_types(self.type, shapes, model, [*by_layer, *self.overrides])
         if self.importance is not None:
             self.importance.must_fit({name: _matrices(shapes[name]) for name in types})
         return types
@@ -168,8 +175,8 @@ def _from_checkpoint(checkpoint: Checkpoint, wanted: _Wanted) -> _Plan:
         num_experts=0 if config.moe is None else config.moe.num_experts,
         has_output="output.weight" in stored,
     )
-    types = wanted.types({name: tensor.shape for name, tensor in stored.items()}, shape)
     architecture = next(iter(values)).partition(".")[0]
+    types = wanted.types({name: tensor.shape for name, tensor in stored.items()}, shape, architecture)
     with collector_paused():
         text = load_text_processor(path)
         try:
@@ -202,11 +209,13 @@ def _from_checkpoint(checkpoint: Checkpoint, wanted: _Wanted) -> _Plan:
 
 
 def _from_gguf(path: Path, wanted: _Wanted) -> _Plan:
+    refuse_other_files(path)
     files = open_gguf(path)
     first = files[0]
     stored = {name: tensor for file in files for name, tensor in file.tensors.items()}
     shapes = {name: tensor.shape for name, tensor in stored.items()}
-    types = wanted.types(shapes, _shape_of(first, stored))
+    architecture = str(first.metadata.get("general.architecture"))
+    types = wanted.types(shapes, _shape_of(first, stored), architecture)
     kept = {
         key: GgufValue(value, *first.metadata_types[key])
         for key, value in first.metadata.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from re import Pattern
 from typing import Final
 
@@ -12,9 +12,12 @@ import torch
 from paged_sdk.config.isq import IsqType
 from paged_sdk.config.topology import LayerSelector, Topology
 from paged_sdk.errors import ConfigError
+from paged_sdk.quant.isq import blocks_of
 from paged_sdk.runner.device import choose_device
+from paged_sdk.weights.gguf_mixtures import fitting_type, is_quantizable
+from paged_sdk.weights.gguf_names import ARCHITECTURES
 
-__all__ = ["check_topology", "isq_by_name"]
+__all__ = ["check_topology", "gguf_overrides", "isq_by_name"]
 
 # An output projection that is tied to the embeddings has a name, though the checkpoint has no such tensor.
 _HEAD: Final = "lm_head.weight"
@@ -65,3 +68,33 @@ def _expression(selector: LayerSelector) -> Pattern[str]:
     if isinstance(selector.selection, re.Pattern):
         return selector.selection
     return re.compile(rf"(?:^|\.)layers\.(?:{'|'.join(map(str, selector.selection))})\.")
+
+
+def gguf_overrides(
+    topology: Topology, architecture: str, shapes: Mapping[str, tuple[int, ...]], *, num_layers: int
+) -> list[tuple[str, str]]:
+    """Return what a topology says of a GGUF file's matrices: expressions that are a tensor's name, with types.
+
+    :param architecture: GGUF's name of it
+    :param shapes: the shape of each tensor, by GGUF name
+    :raises ConfigError: naming the selector, or a type that GGUF has no blocks for
+    """
+    known = ARCHITECTURES.get(architecture)
+    if known is None:
+        raise ConfigError.of("topology", architecture, f"an architecture among {', '.join(ARCHITECTURES)}")
+    names = {name: known.hugging_face_name(name) or name for name in shapes}
+    for selector in topology.selectors:
+        if selector.layer.device is not None:
+            raise ConfigError.of("topology", f"{selector}: device {selector.layer.device}", "no devices in a file")
+    check_topology(topology, num_layers=num_layers, names=tuple(names.values()), device=torch.device("cpu"))
+    rules = isq_by_name(topology)
+    found: list[tuple[str, str]] = []
+    for name, own in names.items():
+        isq = next((isq for pattern, isq in rules if pattern.search(own)), None)
+        if isq is None or not is_quantizable(name, shapes[name]):
+            continue
+        blocks = blocks_of(isq)
+        if blocks is None:
+            raise ConfigError.of("topology", isq.value, "a type of GGUF's blocks, Q2K to Q8_1")
+        found.append((rf"^{re.escape(name)}$", fitting_type(blocks, shapes[name][-1])))
+    return found

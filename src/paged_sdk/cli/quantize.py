@@ -47,6 +47,14 @@ Calibrate = Annotated[
         help="A file of text to run through the model first, which shows where activations are large.",
     ),
 ]
+TopologyFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--topology",
+        metavar="FILE",
+        help="A YAML file of types for single layers, or for matrices by their names: see docs/quantization.md.",
+    ),
+]
 
 
 def quantize(
@@ -56,12 +64,13 @@ def quantize(
     override: Override = None,
     imatrix: Imatrix = None,
     calibrate: Calibrate = None,
+    topology: TopologyFile = None,
     verbose: options.Verbose = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Write a model as a GGUF file, quantized."""
     # Imported here, because help does not need them and should appear at once.
-    from paged_sdk import write_gguf
+    from paged_sdk import Topology, write_gguf
     from paged_sdk.cli.flags import exclusive, naming_flags
     from paged_sdk.cli.terminal import Terminal
 
@@ -77,6 +86,7 @@ def quantize(
             overrides=overrides,
             imatrix=imatrix,
             calibrate=calibrate,
+            topology=None if topology is None else Topology.from_yaml(topology),
             show_progress=not quiet,
         )
         terminal.note(f"{path}: {path.stat().st_size / 2**20:.0f} MiB")

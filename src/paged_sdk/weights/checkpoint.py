@@ -18,7 +18,7 @@ from paged_sdk.weights.quantized_source import QuantizedSource
 from paged_sdk.weights.safetensors_source import SafetensorsSource, uqff_is_refused
 from paged_sdk.weights.source import WeightSource
 
-__all__ = ["Checkpoint", "file_stamps", "open_checkpoint"]
+__all__ = ["Checkpoint", "file_stamps", "open_checkpoint", "refuse_other_files"]
 
 # The bytes that torch.save and pickle files begin with.
 _PICKLE_MAGICS = (b"PK\x03\x04", b"\x80")
@@ -57,7 +57,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         format_ = find_format(config, path)
         source = stored if format_ is None else QuantizedSource(stored, format_)
         return Checkpoint(path=path, config=config, source=source, kind="huggingface", is_quantized=format_ is not None)
-    _refuse_other_files(path)
+    refuse_other_files(path)
     gguf = GgufSource(path)
     return Checkpoint(
         path=path, config=gguf.config, source=gguf, kind="gguf", is_quantized=gguf.is_quantized, metadata=gguf.metadata
@@ -82,7 +82,12 @@ def file_stamps(path: Path) -> dict[Path, tuple[int, int]]:
     return stamps
 
 
-def _refuse_other_files(path: Path) -> None:
+def refuse_other_files(path: Path) -> None:
+    """Name what a file is that is no GGUF file, where it is known.
+
+    :raises CheckpointError: it cannot be read, or is of another kind
+    :raises UnsupportedQuantizationError: it is a UQFF file
+    """
     with open_file(path) as file:
         head = file.read(8)
     if path.suffix == ".uqff":

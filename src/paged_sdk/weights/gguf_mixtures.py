@@ -18,7 +18,16 @@ from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, tensor_type_of
 from paged_sdk.kernels.quantize import QUANTIZED_TYPES
 from paged_sdk.kernels.quantize_tables import TABLE_TYPES
 
-__all__ = ["MIXTURES", "PLAIN_TYPES", "ModelShape", "file_type", "tensor_types", "writable_types"]
+__all__ = [
+    "MIXTURES",
+    "PLAIN_TYPES",
+    "ModelShape",
+    "file_type",
+    "fitting_type",
+    "is_quantizable",
+    "tensor_types",
+    "writable_types",
+]
 
 # llama.cpp's number of each mixture (``general.file_type``), and the type of matrices that no rule names.
 _MIXTURES: Final[Mapping[str, tuple[int, str]]] = MappingProxyType(
@@ -80,6 +89,11 @@ class ModelShape:
     has_output: bool = True
 
 
+def is_quantizable(tensor: str, shape: tuple[int, ...]) -> bool:
+    """Return whether a tensor is a matrix that mixtures quantize, by its GGUF name."""
+    return len(shape) > 1 and tensor.endswith(".weight") and not _EXACT.search(tensor)
+
+
 def writable_types() -> tuple[str, ...]:
     """Return the names of the types that tensors can be written in."""
     return (*PLAIN_TYPES, *(BLOCK_FORMATS[number].name for number in sorted(QUANTIZED_TYPES | TABLE_TYPES)))
@@ -115,8 +129,8 @@ def tensor_types(
         if len(shape) < 2:
             continue
         chosen: str | None = None
-        if tensor.endswith(".weight") and not _EXACT.search(tensor):
-            chosen = _fitting(_by_rule(name, tensor, model), shape[-1])
+        if is_quantizable(tensor, shape):
+            chosen = fitting_type(_by_rule(name, tensor, model), shape[-1])
         for pattern, type_ in patterns:
             if pattern.search(tensor):
                 unused.discard(pattern.pattern)
@@ -159,11 +173,11 @@ def _checked(tensor: str, type_: str, cols: int) -> str:
     return type_
 
 
-def _fitting(type_: str, cols: int) -> str:
+def fitting_type(type_: str, cols: int) -> str:
     """Return the type, the one that narrow rows take in its place, or F16 where they fit no block."""
     if cols % BLOCK_FORMATS[tensor_type_of(type_)].elements == 0:
         return type_
-    return _fitting(_NARROW.get(type_, "F16"), cols)
+    return fitting_type(_NARROW.get(type_, "F16"), cols)
 
 
 def _by_rule(mixture: str, tensor: str, model: ModelShape) -> str:
