@@ -103,7 +103,7 @@ def test_weights_that_do_not_fit(tiny_checkpoint: Path, monkeypatch: pytest.Monk
     def load(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("paged_sdk.build.loaded_model.load_model", load)
+    monkeypatch.setattr("paged_sdk.models.any_model.load_model", load)
     with pytest.raises(OutOfMemoryError, match=r"do not fit cpu: [\d.]+ MiB were free") as caught:
         BlockingModel(TextModelBuilder(tiny_checkpoint).with_force_cpu().build())
     assert caught.value.needed == sum(file.stat().st_size for file in tiny_checkpoint.glob("*.safetensors"))

@@ -45,7 +45,7 @@ class TransformersModel:
         self.config = config
         self.dtype = dtype
         self.device = device
-        self.adaptable = tuple(adaptable)
+        self.adaptable: tuple[AdaptableShape, ...] = tuple(adaptable)
         self.transformers_model = model
         self.seam = seam
         self._body = body

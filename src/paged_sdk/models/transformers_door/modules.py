@@ -23,7 +23,7 @@ class CurrentStep:
 
     def __init__(self) -> None:
         self.context: StepContext | None = None
-        self.num_tokens = 0
+        self.num_tokens: int = 0
 
 
 class OwnLinear(nn.Module):
@@ -36,8 +36,8 @@ class OwnLinear(nn.Module):
     def __init__(self, linear: Linear, step: CurrentStep | None, bias: Tensor | None = None) -> None:
         super().__init__()
         self.linear = linear
-        self.in_features = linear.in_features
-        self.out_features = linear.out_features
+        self.in_features: int = linear.in_features
+        self.out_features: int = linear.out_features
         self._step = step
         self._bias = bias
 
