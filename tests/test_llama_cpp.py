@@ -19,8 +19,8 @@ NUM_TOKENS = 24
 PROMPTS = [list(range(5 + length, 5 + 4 * length, 3)) for length in (3, 20, 47, 90)]
 ENDS = (0, 2)
 #: By how much logprobs may differ. llama.cpp looks GELU up in a table of float16, and multiplies F16 by activations
-#: that it rounds to float16; without these it was 0.00003 at most, with them 0.04.
-CLOSE, CLOSE_GELU, CLOSE_F16 = 1e-4, 0.02, 0.08
+#: that it rounds to float16; without these it was 0.0002 at most, with them 0.04.
+CLOSE, CLOSE_GELU, CLOSE_F16 = 1e-3, 0.02, 0.08
 #: With blocks it rounds activations to 8 bits; so do the kernels here, each in its way. It was 0.24 at most, of
 #: a real model 0.48 for tokens of less than 1 %.
 CLOSE_BLOCKS, CLOSE_REAL = 0.4, 0.7

@@ -1,0 +1,50 @@
+"""llama.cpp says of GGUF files of every architecture what this package says of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from odd_configs import reference_of
+
+import tiny
+
+pytest.importorskip("xllamacpp")
+
+from test_gguf_families import _COMMON, FAMILIES
+
+from paged_sdk import write_gguf
+from test_llama_cpp import CLOSE, CLOSE_GELU, NUM_TOKENS, PROMPTS, must_agree
+
+pytestmark = pytest.mark.anyio
+
+#: What llama.cpp can hold of tiny models: it has norms of command-r's queries in models of 64 layers, and olmoe's keys
+#: are as many as its queries.
+_OWN: Final[dict[str, dict[str, Any]]] = {"command-r": {"use_qk_norm": False}, "olmoe": {"num_key_value_heads": 4}}
+_QWEN2_MOE: Final = {
+    "model_type": "qwen2_moe",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 64,
+    "norm_topk_prob": False,
+}
+CONFIGS: Final = {name: config | _OWN.get(name, {}) for name, (config, _) in FAMILIES.items()} | {
+    "qwen2moe": _QWEN2_MOE
+}
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.mark.parametrize("architecture", CONFIGS)
+async def test_float_files_say_the_same(architecture: str, tmp_path: Path) -> None:
+    reference: Any = reference_of(_COMMON | CONFIGS[architecture], tmp_path)
+    reference.save_pretrained(tmp_path / "model")
+    tiny.tokenizer().save(str(tmp_path / "model" / "tokenizer.json"))
+    path = write_gguf(tmp_path / "model", tmp_path / "written.gguf", type="F32")
+    close = CLOSE_GELU if architecture in ("gemma", "starcoder2") else CLOSE
+    assert await must_agree(path, close, "float32") > 0.8 * NUM_TOKENS * len(PROMPTS)
