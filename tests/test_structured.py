@@ -124,8 +124,94 @@ class Endless:
     more: Endless
 
 
+@dataclasses.dataclass
+class Egg:
+    hen: tuple[Hen, int]
+
+
+@attrs.frozen
+class Hen:
+    egg: Egg
+
+
+@attrs.frozen
+class Link:
+    last: Literal[True, False]
+    next: Link | None = None
+
+
+@dataclasses.dataclass
+class Tree:
+    kind: Literal["leaf", "branch"]
+    parts: list[Tree]
+    links: Link | None = None
+
+
+class Plan(TypedDict):
+    first: Link
+    second: Link
+
+
+def is_link(value: object) -> bool:
+    return isinstance(value, Link) and value.last in (True, False) and (value.next is None or is_link(value.next))
+
+
+def is_tree(value: object) -> bool:
+    return (
+        isinstance(value, Tree)
+        and value.kind in ("leaf", "branch")
+        and all(map(is_tree, value.parts))
+        and (value.links is None or is_link(value.links))
+    )
+
+
 @pytest.mark.anyio
-@pytest.mark.parametrize("type_", [Strange, Hidden, Endless, complex, 3, None])
+async def test_types_may_hold_themselves(model: Model) -> None:
+    assert is_link(await model.generate_structured(ASKED, Link))
+    assert is_tree(await model.generate_structured(ASKED, Tree))
+    plan = await model.generate_structured(ASKED, Plan)
+    assert is_link(plan["first"])
+    assert is_link(plan["second"])
+
+
+@pytest.mark.anyio
+async def test_instances_of_types_that_hold_themselves_may_be_deep_but_not_endless() -> None:
+    def links(depth: int) -> str:
+        return '{"last": false, "next": ' * depth + '{"last": true, "next": null}' + "}" * depth
+
+    async with fake_model(links(60), links(300)) as model:
+        link = await model.generate_structured(ASKED.with_sampling(SamplingParams(max_len=100_000)), Link)
+        depth = 0
+        while link.next is not None:
+            link, depth = link.next, depth + 1
+        assert (depth, link.last) == (60, True)
+        with pytest.raises(ConstraintError, match="nested too deep"):
+            await model.generate_structured(ASKED.with_sampling(SamplingParams(max_len=100_000)), Link)
+
+
+@dataclasses.dataclass
+class Left:
+    inner: Left | Right | None
+    kind: Literal["left"]
+
+
+@dataclasses.dataclass
+class Right:
+    inner: Left | Right | None
+    kind: Literal["right"]
+
+
+@pytest.mark.anyio
+async def test_members_of_deep_unions_are_each_read_once() -> None:
+    depth = 50  # 2 ** 50 readings would not end
+    text = '{"inner": ' * depth + "null" + ', "kind": "right"}' * depth
+    async with fake_model(text) as model:
+        right = await model.generate_structured(ASKED.with_sampling(SamplingParams(max_len=100_000)), Right)
+        assert isinstance(right.inner, Right)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("type_", [Strange, Hidden, Endless, Egg, complex, 3, None])
 async def test_types_without_a_schema_are_refused_by_name(type_: Any) -> None:
     async with fake_model("{}") as model:
         with pytest.raises(ConstraintError, match="has no JSON schema"):

@@ -169,7 +169,7 @@ def unknown_name(city: "Missing") -> None:  # type: ignore[name-defined]  # noqa
         (odd_type, "odd_type(city): bytes"),
         (odd_key, "odd_key(city)"),
         (odd_choice, "odd_choice(city)"),
-        (recursive, "recursive(node).next"),
+        (recursive, "Node"),
         (unknown_name, "unknown_name"),
         (lambda: None, "<lambda>"),
         (int, "int"),

@@ -20,7 +20,8 @@ from paged_sdk.types.function_schema import required_keys
 
 __all__ = ["bind_arguments", "convert"]
 
-_MAX_DEPTH: Final = 16
+_MAX_DEPTH: Final = 150
+"""Each level takes two of Python's thousand nested calls."""
 _EXPECTED: Final[Mapping[Any, str]] = {
     str: "a string",
     int: "an integer",
@@ -80,7 +81,7 @@ def _converted(hint: Any, value: Any, where: str, depth: int) -> Any:
     :param where: names it for the error
     """
     if depth == 0:
-        raise ValueError(f"{where} is nested too deep")
+        raise ValueError(f"nested too deep: {where}"[:300])
     inner = depth - 1
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Annotated, typing.Required, typing.NotRequired):
@@ -170,20 +171,22 @@ def _object(value: Any, where: str) -> dict[str, Any]:
 
 def _instance(cls: Any, values: dict[str, Any], where: str, depth: int) -> Any:
     hints = typing.get_type_hints(cls, include_extras=True)
-    converted = {
-        name: _converted(hints.get(name, Any), each, f"{where}.{name}", depth) for name, each in values.items()
-    }
+    # Names and plain values tell types of a union apart before others are read: those may be deep, and would be read
+    # once for each type of each level.
     if typing.is_typeddict(cls):
         for name in required_keys(cls, hints) - values.keys():
             raise ValueError(f"{where}.{name} is missing")
         for name in values.keys() - hints.keys():
             raise ValueError(f"{where} has no {name}")
-        return converted
-    try:
-        inspect.signature(cls).bind(**converted)
-    except TypeError as exc:
-        raise ValueError(f"{where}: {exc}") from None
-    return cls(**converted)
+    else:
+        try:
+            inspect.signature(cls).bind(**values)
+        except TypeError as exc:
+            raise ValueError(f"{where}: {exc}") from None
+    plain_first = sorted(values, key=lambda name: isinstance(values[name], dict | list))
+    read = {name: _converted(hints.get(name, Any), values[name], f"{where}.{name}", depth) for name in plain_first}
+    converted = {name: read[name] for name in values}
+    return converted if typing.is_typeddict(cls) else cls(**converted)
 
 
 def _refusal(where: str, value: Any, expected: str) -> ValueError:

@@ -6,11 +6,12 @@ import dataclasses
 import datetime
 import decimal
 import inspect
+import itertools
 import re
 import types
 import typing
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
@@ -75,6 +76,7 @@ def describe_function(function: Callable[..., object]) -> FunctionSchema:
         allowed = f"a function whose signature can be read: {shortened(str(exc))}"
         raise InvalidRequestError.of("tools.function", function, allowed) from exc
     summary, meanings = _read_docstring(document)
+    classes = _Classes()
     properties: dict[str, Any] = {}
     required = []
     for parameter in signature.parameters.values():
@@ -83,28 +85,81 @@ def describe_function(function: Callable[..., object]) -> FunctionSchema:
             raise InvalidRequestError.of("tools", where, "parameters that can be given by name, each alone")
         if parameter.name not in hints:
             raise InvalidRequestError.of("tools", where, "a type annotation on every parameter of a tool")
-        schema = _schema_of(hints[parameter.name], where, _MAX_DEPTH)
+        schema = _schema_of(hints[parameter.name], where, _MAX_DEPTH, classes)
         if parameter.name in meanings and "description" not in schema:
             schema["description"] = meanings[parameter.name]
         properties[parameter.name] = schema
         if parameter.default is parameter.empty:
             required.append(parameter.name)
     parameters = {"type": "object", "properties": properties, "required": required}
-    return FunctionSchema(name, summary, parameters)
+    return FunctionSchema(name, summary, classes.with_definitions(parameters))
 
 
 def describe_type(hint: Any) -> dict[str, Any]:
-    """Return the JSON schema of a type.
+    """Return the JSON schema of a type. Classes that hold themselves are in its ``$defs``.
 
     :raises InvalidRequestError: for a type that JSON has no equal of, or that holds one
     """
-    return _schema_of(hint, _name_of(hint), _MAX_DEPTH)
+    classes = _Classes()
+    return classes.with_definitions(_schema_of(hint, _name_of(hint), _MAX_DEPTH, classes))
 
 
-def _schema_of(hint: Any, where: str, depth: int) -> dict[str, Any]:
+@attrs.define(eq=False)
+class _Classes:
+    """Keeps the classes of one schema, some of which may hold themselves.
+
+    :ivar described: classes that are being described, outermost first
+    :ivar names: those that are referred to, by the names of their definitions
+    :ivar definitions: their schemas
+    """
+
+    described: list[Any] = attrs.Factory(list)
+    names: dict[Any, str] = attrs.Factory(dict)
+    definitions: dict[str, dict[str, Any]] = attrs.Factory(dict)
+
+    def reference(self, cls: Any) -> dict[str, Any]:
+        """Refer to a class."""
+        if cls not in self.names:
+            taken = self.names.values()
+            name = re.sub(r"\W", "_", cls.__name__)
+            free = (each for number in itertools.count(2) if (each := f"{name}{number}") not in taken)
+            self.names[cls] = next(free) if name in taken else name
+        return {"$ref": f"#/$defs/{self.names[cls]}"}
+
+    def with_definitions(self, schema: dict[str, Any]) -> dict[str, Any]:
+        """Return a schema with what it refers to.
+
+        :raises InvalidRequestError: a class that always holds another one of itself
+        """
+        if not self.definitions:
+            return schema
+        finite: set[str] = set()
+        while more := {name for name in self.definitions.keys() - finite if _ends(self.definitions[name], finite)}:
+            finite |= more
+        for name in self.definitions.keys() - finite:
+            raise InvalidRequestError.of("tools", name, "a class of which there are instances without another in them")
+        return {**schema, "$defs": self.definitions}
+
+
+def _ends(schema: Any, finite: Container[str]) -> bool:
+    """Tell whether some JSON of a schema is not endless.
+
+    :param finite: definitions of which that is known
+    """
+    if "$ref" in schema:
+        return schema["$ref"].removeprefix("#/$defs/") in finite
+    properties = schema.get("properties", {})
+    parts = [properties[name] for name in schema.get("required", ())] + schema.get("prefixItems", [])
+    choices = schema.get("anyOf")
+    return all(_ends(part, finite) for part in parts) and (
+        choices is None or any(_ends(choice, finite) for choice in choices)
+    )
+
+
+def _schema_of(hint: Any, where: str, depth: int, classes: _Classes) -> dict[str, Any]:
     """Return the JSON schema of a type.
 
-    :raises InvalidRequestError: it has none, or refers to itself
+    :raises InvalidRequestError: it has none
     """
     if depth == 0:
         raise InvalidRequestError.of("tools", where, f"types in each other, {_MAX_DEPTH} deep at most")
@@ -117,27 +172,27 @@ def _schema_of(hint: Any, where: str, depth: int) -> dict[str, Any]:
     if isinstance(hint, type) and hint in _WRITTEN:
         return {"type": "string", **_WRITTEN[hint]}
     if origin is Annotated:
-        schema = _schema_of(arguments[0], where, inner)
+        schema = _schema_of(arguments[0], where, inner, classes)
         texts = [each for each in arguments[1:] if isinstance(each, str)]
         return schema | ({"description": texts[0]} if texts else {})
     if origin in (typing.Required, typing.NotRequired):
-        return _schema_of(arguments[0], where, inner)
+        return _schema_of(arguments[0], where, inner, classes)
     if origin is Literal:
         return _choice_of(arguments, where)
     if isinstance(hint, type) and issubclass(hint, Enum):
         return _choice_of([member.value for member in hint], where)
     if origin in (Union, types.UnionType):
-        return {"anyOf": [_schema_of(each, where, inner) for each in arguments]}
+        return {"anyOf": [_schema_of(each, where, inner, classes) for each in arguments]}
     kind = origin or hint
     if kind in (list, Sequence, Iterable):
-        return {"type": "array"} | ({"items": _schema_of(arguments[0], where, inner)} if arguments else {})
+        return {"type": "array"} | ({"items": _schema_of(arguments[0], where, inner, classes)} if arguments else {})
     if kind is tuple:
-        return _tuple_of(arguments, where, inner)
+        return _tuple_of(arguments, where, inner, classes)
     if kind in (dict, Mapping) and (not arguments or arguments[0] is str):
-        more = {"additionalProperties": _schema_of(arguments[1], where, inner)} if arguments else {}
+        more = {"additionalProperties": _schema_of(arguments[1], where, inner, classes)} if arguments else {}
         return {"type": "object"} | more
     if isinstance(hint, type) and (typing.is_typeddict(hint) or dataclasses.is_dataclass(hint) or attrs.has(hint)):
-        return _fields_of(hint, where, inner)
+        return _class_of(hint, where, inner, classes)
     raise InvalidRequestError.of("tools", f"{where}: {_name_of(hint)}", _ALLOWED)
 
 
@@ -149,16 +204,29 @@ def _choice_of(values: Iterable[Any], where: str) -> dict[str, Any]:
     return {"type": kinds.pop(), "enum": values} if len(kinds) == 1 else {"enum": values}
 
 
-def _tuple_of(arguments: tuple[Any, ...], where: str, depth: int) -> dict[str, Any]:
+def _tuple_of(arguments: tuple[Any, ...], where: str, depth: int, classes: _Classes) -> dict[str, Any]:
     if not arguments:
         return {"type": "array"}
     if arguments[-1] is ...:
-        return {"type": "array", "items": _schema_of(arguments[0], where, depth)}
-    items = [_schema_of(each, where, depth) for each in arguments]
+        return {"type": "array", "items": _schema_of(arguments[0], where, depth, classes)}
+    items = [_schema_of(each, where, depth, classes) for each in arguments]
     return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
 
 
-def _fields_of(cls: Any, where: str, depth: int) -> dict[str, Any]:
+def _class_of(cls: Any, where: str, depth: int, classes: _Classes) -> dict[str, Any]:
+    """Return the schema of a class, or a reference to it within itself."""
+    if cls in classes.described or cls in classes.names:
+        return classes.reference(cls)
+    classes.described.append(cls)
+    schema = _fields_of(cls, where, depth, classes)
+    classes.described.pop()
+    if cls not in classes.names:
+        return schema
+    classes.definitions[classes.names[cls]] = schema
+    return classes.reference(cls)
+
+
+def _fields_of(cls: Any, where: str, depth: int, classes: _Classes) -> dict[str, Any]:
     """Return the schema of a class by its fields."""
     try:
         hints = typing.get_type_hints(cls, include_extras=True)
@@ -179,7 +247,7 @@ def _fields_of(cls: Any, where: str, depth: int) -> dict[str, Any]:
         attributes = [each for each in attrs.fields(cls) if each.init]
         names = [each.name for each in attributes]
         required = [each.name for each in attributes if each.default is attrs.NOTHING]
-    properties = {name: _schema_of(hints[name], f"{where}.{name}", depth) for name in names}
+    properties = {name: _schema_of(hints[name], f"{where}.{name}", depth, classes) for name in names}
     return {"type": "object", "properties": properties, "required": required}
 
 
