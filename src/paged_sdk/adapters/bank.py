@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -75,8 +76,9 @@ class AdapterBank:
         :raises AdapterError: it cannot be read, or was made for another model
         """
         found = self._resolve(path)
-        adapter = read_gguf(found) if found.suffix == ".gguf" else read_peft(found)
-        return FittedAdapter(self._formed(self.fit(adapter)), adapter.digest, adapter.invocation)
+        with _one_thread():
+            adapter = read_gguf(found) if found.suffix == ".gguf" else read_peft(found)
+            return FittedAdapter(self._formed(self.fit(adapter)), adapter.digest, adapter.invocation)
 
     def fit(self, adapter: Adapter) -> Lora:
         """Bring an adapter's matrices together, layer by layer.
@@ -186,7 +188,8 @@ class AdapterBank:
             if update is None:
                 continue
             rank = len(update.down)
-            up = (update.up.double() * update.scale).T
+            # In float32 at least, so that a scale is not rounded before it is used.
+            up = (update.up.to(torch.promote_types(self._dtype, torch.float32)) * update.scale).T
             if update.in_pairs:
                 up = torch.unflatten(up, 1, (-1, self._head_dim // 2, 2)).transpose(-1, -2).flatten(1)
             parts.append(
@@ -195,6 +198,17 @@ class AdapterBank:
             downs.append(update.down.to(device=self._device, dtype=self._dtype))
             first += rank
         return LoraWeights(torch.cat(downs), tuple(parts))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Have torch's operations of this thread use no other ones, which would wait awake where texts are computed."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _plain(module: str) -> str:
