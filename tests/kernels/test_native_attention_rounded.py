@@ -9,8 +9,9 @@ from test_native_attention import CACHE_DTYPES, Case
 from torch import Tensor
 
 from native_weights import every_level, needs_library, workspace
-from paged_sdk.kernels.attention_inputs import Products
+from paged_sdk.kernels.attention_inputs import PagedRows, Products, ScoreOptions
 from paged_sdk.kernels.native.paged_attention import AttentionShape, VarlenBatch, native_paged_attention
+from paged_sdk.kernels.paged_attention import paged_attention_reference
 
 pytestmark = needs_library
 
@@ -45,6 +46,29 @@ def test_mixed_batches(isa: str, dtype: torch.dtype, heads: tuple[int, int, int]
     check(got, case, ROUNDINGS[products])
     exact = run(isa, case, evolve(case.shape, products=Products.FLOAT32))
     assert torch.equal(got, exact) != (isa in ROUNDED_LEVELS[products])
+
+
+@every_level
+@pytest.mark.parametrize("products", Products, ids=lambda each: each.name)
+@pytest.mark.parametrize("window", [None, 20])
+def test_sinks(isa: str, window: int | None, products: Products) -> None:
+    """They are one more logit, far above the others in one head and far below in another."""
+    shape = AttentionShape(6, 2, 64, scale=0.125, window=window, products=products)
+    case = Case(shape, [*CHUNKS, (1, 1), (1, 700), (3, 131)], torch.float32)
+    sinks = torch.tensor([-90.0, -1.0, 0.0, 1.0, 4.0, 90.0])
+    got = native_paged_attention(workspace(isa, 2), case.query, case.cache, case.batch, shape, sinks=sinks)
+    rows = PagedRows(
+        block_tables=case.batch.block_tables,
+        context_lens=case.batch.context_lens,
+        cu_seqlens_q=case.batch.cu_seqlens_q,
+        max_seqlen_q=512,
+        max_context_len=None,
+    )
+    options = ScoreOptions(scale=shape.scale, window=window, sinks=sinks)
+    expected = paged_attention_reference(case.query, case.cache, rows, options)
+    rounding = ROUNDINGS.get(products, 1e-6)
+    assert float((got - expected).norm() / expected.norm()) < rounding
+    assert got[:, 5].abs().max() < 1e-20 * got[:, 0].abs().max()
 
 
 @every_level

@@ -497,6 +497,7 @@ def test_what_does_not_fit_is_refused() -> None:
     stack, prompt = Stack(fused=False, parts=LLAMA), Prompt(32, 32)
     layer = stack.layers[0]
     query, *key_and_value = layer.qkv
+    assert layer.gate is not None
     rotated_gate, rotated_query = (Projection(each.weight.rotated()) for each in (layer.gate, query))
     for change in (
         {"output": layer.gate},

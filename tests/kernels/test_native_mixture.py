@@ -52,7 +52,8 @@ class Mixture:
             random_weight(tensor_type, num_experts * rows, cols, self.generator)
             for tensor_type, rows, cols in ((Q4_K, INNER, HIDDEN), (Q8_0, INNER, HIDDEN), (Q8_0, HIDDEN, INNER))
         ]
-        gate, up, down = (Projection(packed) for packed, _ in stacks)
+        gate, up, down = self.stacks = [Projection(packed) for packed, _ in stacks]
+        self.norm = 1 + 0.1 * torch.randn(HIDDEN, generator=torch.Generator().manual_seed(num_experts))
         self.weights = [values.view(num_experts, -1, values.shape[1]) for _, values in stacks]
         router = torch.randn(num_experts, HIDDEN, generator=self.generator) / 8
         pages = torch.zeros(16, BLOCK, 1, SIZE)
@@ -66,7 +67,7 @@ class Mixture:
             up=up,
             down=down,
             attention_norm=torch.ones(HIDDEN),
-            mlp_norm=1 + 0.1 * torch.randn(HIDDEN, generator=self.generator),
+            mlp_norm=self.norm,
             norm_eps=1e-6,
         )
 
@@ -80,13 +81,13 @@ class Mixture:
 
     def chosen(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return the weights and numbers of each row's experts, and the rows as experts see them."""
-        normed = F.rms_norm(rows.double(), (HIDDEN,), self.layer.mlp_norm.double(), 1e-6)
+        normed = F.rms_norm(rows.double(), (HIDDEN,), self.norm.double(), 1e-6)
         likelihoods = (normed @ self.router.weight.double().T).softmax(-1)
         weights, ids = likelihoods.topk(self.router.num_selected)
         return (weights / weights.sum(-1, keepdim=True) if self.router.renormalize else weights), ids
 
     def expected(self, rows: Tensor) -> Tensor:
-        normed = quantize_activations(F.rms_norm(rows, (HIDDEN,), self.layer.mlp_norm, 1e-6))
+        normed = quantize_activations(F.rms_norm(rows, (HIDDEN,), self.norm, 1e-6))
         out = rows.double()
         for token, (weights, ids) in enumerate(zip(*self.chosen(rows), strict=True)):
             for weight, expert in zip(weights, ids.tolist(), strict=True):
@@ -97,7 +98,7 @@ class Mixture:
 
     def spoil(self, experts: Iterable[int]) -> None:
         """Fill all experts with NaN."""
-        for each in (self.layer.gate, self.layer.up, self.layer.down):
+        for each in self.stacks:
             each.weight.data.view(len(self.router.weight), -1)[list(experts)] = 255
 
     def run(self, rows: Tensor, *, isa: str | None = None, num_threads: int = 1) -> Tensor:
@@ -199,11 +200,14 @@ def test_scores_that_overflow_are_not_a_number() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     layer, router = Mixture().layer, Mixture().router
+    assert layer.gate is not None
     changes: list[dict[str, Any]] = [
         {"gate": layer.down},
         {"down": layer.gate},
         {"gate": Projection(layer.gate.weight.rotated())},
-        {"gate": evolve(layer.gate, bias=torch.zeros(layer.gate.weight.rows))},
+        {"gate": None},
+        {"parallel": True},
+        {"norm": "rms", "mlp_norm_bias": layer.mlp_norm},
         {"activation": "gelu_tanh"},
         {"router": evolve(router, weight=router.weight[:, 32:].contiguous())},
         {"router": evolve(router, weight=router.weight[1:])},

@@ -140,6 +140,10 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], dict[str, list[Any]]]]] = {
     "cohere": ({}, {"use_qk_norm": [True, False], "logit_scale": [2.0, ABSENT], "layer_norm_eps": [0.1, ABSENT]}),
     "cohere2": ({"sliding_window": 8}, {"sliding_window_pattern": [2, 1], "logit_scale": [2.0, ABSENT]}),
     "olmoe": ({"num_experts": 4, "num_experts_per_tok": 2}, _MOE | {"clip_qkv": [0.5, 0.1]}),
+    "gpt_oss": (
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
+        _MOE | {"swiglu_limit": [0.5, ABSENT], "swiglu_alpha": [1.0]},
+    ),
     "phimoe": (
         {"num_local_experts": 4, "num_experts_per_tok": 2, "router_jitter_noise": 0.4},
         _MOE | {"lm_head_bias": [True, False], "router_jitter_noise": [ABSENT, 0.1]},

@@ -57,7 +57,7 @@ def expected(reference: PreTrainedModel, prompt: list[int], num_tokens: int = 20
     return text[len(prompt) :]
 
 
-@pytest.mark.parametrize("activation", ["gelu", "relu2"])
+@pytest.mark.parametrize("activation", ["gelu", "quick_gelu"])
 async def test_activations(activation: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "paged_sdk")
     checkpoint = tiny.make_checkpoint("llama", tmp_path, hidden_act=activation)

@@ -75,8 +75,8 @@ class _ContiguousStep(AttentionStep):
         self._rows = rows
         self._storages = storages
 
-    def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        scores = self._scores[layer]
+    def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None) -> Tensor:
+        scores = self._scores[layer].with_sinks(sinks)
         outputs: list[Tensor] = []
         token = 0
         for row, storage in zip(self._rows, self._storages, strict=True):

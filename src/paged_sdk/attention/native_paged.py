@@ -156,8 +156,8 @@ class _NativePagedStep(AttentionStep):
     def native_rows(self) -> NativeRows:
         return self._rows
 
-    def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None) -> Tensor:
         pages, slots = self._pages, self._rows.slots
         cache = pages.caches[layer]
         write_slots(key, value, cache, slots, self._positions)
-        return native_paged_attention(pages.workspace, query, cache, self._rows.batch, pages.shapes[layer])
+        return native_paged_attention(pages.workspace, query, cache, self._rows.batch, pages.shapes[layer], sinks=sinks)

@@ -228,10 +228,10 @@ class _PagedStep(AttentionStep):
         self._positions = positions
         self._plans = plans
 
-    def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None) -> Tensor:
         cache = self._layers[layer]
         write_slots(key, value, cache, self._slot_mapping, self._positions)
-        scores = self._scores[layer]
+        scores = self._scores[layer].with_sinks(sinks)
         plan = self._plans[scores.window]
         if plan.batch is not None:
             return _decode(cache, plan.batch, query, scores)

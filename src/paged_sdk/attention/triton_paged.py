@@ -243,28 +243,31 @@ class TritonPagedStep(AttentionStep):
         self._positions = positions
         self._rows = rows
 
-    def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None) -> Tensor:
         """See :meth:`AttentionStep.forward`."""
         cache = self._layers[layer]
         stored = key
         if cache.key_offsets is not None:
             stored = subtract_key_offsets(key, cache.key_offsets, self._positions.clamp(min=0))
         reshape_and_cache(stored, value, cache.key, cache.value, self._slot_mapping, cache.k_scale, cache.v_scale)
-        return self._attend(layer, query, key, value)
+        return self._attend(layer, query, key, value, sinks)
 
-    def rotate_and_forward(self, layer: int, query_key: Tensor, value: Tensor, rotation: Rotation) -> Tensor:
+    def rotate_and_forward(
+        self, layer: int, query_key: Tensor, value: Tensor, rotation: Rotation, sinks: Tensor | None = None
+    ) -> Tensor:
         """See :meth:`AttentionStep.rotate_and_forward`; the rotary embedding and the KV write are one launch."""
         query, key = query_key[:, : self._num_heads], query_key[:, self._num_heads :]
         cache = self._layers[layer]
         rotate_and_cache(
             query, key, value, rotation.cosines, rotation.sines, cache, self._slot_mapping, self._positions
         )
-        return self._attend(layer, query, key, value)
+        return self._attend(layer, query, key, value, sinks)
 
-    def _attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        cache, rows, scores = self._layers[layer], self._rows, self._scores[layer]
+    def _attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
+        cache, rows, scores = self._layers[layer], self._rows, self._scores[layer].with_sinks(sinks)
         prefills, choice = self.prefills, self._choices.get(scores.window)
-        if prefills is None or choice is None or not choice.suits_flash(prefills.rows):
+        # FlashAttention has no sinks.
+        if sinks is not None or prefills is None or choice is None or not choice.suits_flash(prefills.rows):
             return paged_attention(query, cache, rows, scores)
         first = prefills.first
         output = query.new_empty(query.shape)

@@ -131,6 +131,10 @@ class MoeConfig:
         is weighed by a gate of its own (qwen2_moe); None: there is none
     :ivar sparse_mixer: two experts are chosen, each weighed by a softmax over those whose scores are near its own: the
         share by which they may be less (phimoe); ``renormalize`` does not count then
+    :ivar has_biases: whether the router and all experts add biases (gpt-oss)
+    :ivar swiglu_limit: experts compute ``(up + 1) * gate * sigmoid(swiglu_alpha * gate)`` with both clamped to it, the
+        gate from above only (gpt-oss); None: ``up * silu(gate)``
+    :ivar alternates: whether checkpoints that have all experts in one tensor have gate and up in turns, row by row
     :ivar renormalize: True: the weights of a token's experts are scaled to add up to 1; False: they are the softmax's
         over all experts
     """
@@ -142,6 +146,10 @@ class MoeConfig:
     renormalize: bool
     shared_intermediate_size: int | None = None
     sparse_mixer: float | None = None
+    has_biases: bool = False
+    swiglu_alpha: float = 1.0
+    swiglu_limit: float | None = None
+    alternates: bool = False
 
 
 @frozen(kw_only=True)
@@ -154,6 +162,7 @@ class DecoderConfig:
     :ivar sliding_windows: per layer: tokens that a query attends to, itself included; None: all
     :ivar ropes: per layer: its rotary embedding (layers of one kind share one value)
     :ivar attention_scale: multiplies q.k
+    :ivar attention_sinks: whether each head's softmax has one more logit, a learned one without a value (gpt-oss)
     :ivar attention_softcap: scores become ``cap * tanh(score / cap)``
     :ivar logit_softcap: the same for the logits
     :ivar logit_scale: multiplies the logits, before their cap (cohere, granite)
@@ -190,6 +199,7 @@ class DecoderConfig:
     sliding_windows: tuple[int | None, ...]
     attention_scale: float
     attention_softcap: float | None = None
+    attention_sinks: bool = False
     logit_softcap: float | None = None
     logit_scale: float | None = None
     embedding_scale: float | None = None

@@ -29,14 +29,14 @@ def decode_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
     :param query: ``[batch, num_heads, head_dim]``
     :param key: ``[batch, length, num_kv_heads, head_dim]``; ``value`` likewise. What is masked must still be finite.
     :param mask: ``[batch, length]`` bool, True where a key is seen; None: every key is seen
-    :param scores: scale and softcap; the mask leaves out keys beyond the window, and slopes and sinks must be None
+    :param scores: scale, softcap and sinks; the mask leaves out keys beyond the window, and slopes must be None
     :returns: ``[batch, num_heads, head_dim]``, contiguous
     """
     assert scores.alibi_slopes is None, "decodes with ALiBi are prefills of one token"
-    assert scores.sinks is None, "decodes with sinks are prefills of one token"
     groups = torch.unflatten(query, 1, (key.shape[2], -1))
     seen = None if mask is None else mask[:, None, None]
-    return _attend(groups, key.transpose(1, 2), value.transpose(1, 2), seen, scores).flatten(1, 2)
+    sinks = None if scores.sinks is None else scores.sinks.view(key.shape[2], -1, 1)
+    return _attend(groups, key.transpose(1, 2), value.transpose(1, 2), seen, scores, sinks=sinks).flatten(1, 2)
 
 
 def prefill_attention(query: Tensor, key: Tensor, value: Tensor, scores: ScoreOptions) -> Tensor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor
 
 from paged_sdk.kernels.checks import check_pages, check_score_options
@@ -124,3 +124,7 @@ class ScoreOptions:
 
     def __attrs_post_init__(self) -> None:
         check_score_options(self.scale, self.window, self.softcap)
+
+    def with_sinks(self, sinks: Tensor | None) -> ScoreOptions:
+        """Return the same options with these sinks; None: those that they have."""
+        return self if sinks is None else evolve(self, sinks=sinks)

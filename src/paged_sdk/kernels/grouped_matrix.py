@@ -15,9 +15,9 @@ from attrs import Factory, evolve, frozen
 from torch import Tensor
 
 from paged_sdk.errors import CheckpointError, UnsupportedQuantizationError
-from paged_sdk.kernels.stored_matrix import bounds
+from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix, bounds
 
-__all__ = ["GroupedMatrix", "UnreadGroupedMatrix", "even_levels", "rounded_levels"]
+__all__ = ["GroupedMatrix", "UnreadGroupedMatrix", "even_levels", "every_other_row", "rounded_levels"]
 
 _ELEMENTS_AT_ONCE: Final = 1 << 20  # decoded at once: temporaries take some 12 MiB whatever the matrix
 
@@ -243,6 +243,22 @@ class UnreadGroupedMatrix:
             out[first : first + part.shape[0]] = part.decoded(dtype)
             first += part.shape[0]
         return out
+
+
+def every_other_row(matrix: StoredMatrix, first: int) -> StoredMatrix:
+    """Return a copy of every second row of a matrix, from row ``first`` on; rows of codes stay so."""
+    if isinstance(matrix, UnreadGroupedMatrix):
+        matrix = matrix.matrix()
+    if not isinstance(matrix, GroupedMatrix):
+        values = matrix.weight if isinstance(matrix, DenseMatrix) else matrix.decoded()
+        return DenseMatrix(values[first::2].contiguous())
+    rows = slice(first, None, 2)
+    return evolve(
+        matrix,
+        codes=matrix.codes[rows].contiguous(),
+        scales=matrix.scales[rows].contiguous(),
+        minima=None if matrix.minima is None else matrix.minima[rows].contiguous(),
+    )
 
 
 def even_levels(levels: Tensor) -> tuple[float, float] | None:

@@ -125,8 +125,8 @@ def why_not_native(query: Tensor, rows: PagedRows, scores: ScoreOptions) -> str 
         return f"native kernels take float32, bfloat16 and float16, not {query.dtype}"
     if query.shape[2] % 16:
         return f"native kernels take head sizes that are multiples of 16, not {query.shape[2]}"
-    if scores.alibi_slopes is not None or scores.sinks is not None:
-        return "native kernels have neither alibi nor sinks"
+    if scores.alibi_slopes is not None:
+        return "native kernels have no alibi"
     if (rows.context_lens < rows.cu_seqlens_q.diff()).any():
         return "native kernels take no padding tokens, and a row has more query tokens than keys"
     return library.why_not()
@@ -229,7 +229,7 @@ def _native(query: Tensor, cache: LayerCache, rows: PagedRows, scores: ScoreOpti
     )
     batch = VarlenBatch(rows.cu_seqlens_q, rows.block_tables, rows.context_lens)
     # A workspace serves one call at a time, and callers may be any threads; a new one costs a microsecond.
-    return native_paged_attention(library.Workspace(native), query, cache, batch, shape)
+    return native_paged_attention(library.Workspace(native), query, cache, batch, shape, sinks=scores.sinks)
 
 
 def paged_attention_reference(query: Tensor, cache: LayerCache, rows: PagedRows, scores: ScoreOptions) -> Tensor:
@@ -269,7 +269,7 @@ def paged_decode_attention(
     :param slots: ``[batch, length]`` int64: the keys that each sequence sees. Shorter rows are filled up with any slot
         of the same sequence, never with an unused one: those may hold NaN, which no mask takes out of a product.
     :param mask: ``[batch, length]`` bool, False where ``slots`` is filled up; None: nowhere
-    :param scores: scale and softcap; ``slots`` leave out keys beyond the window, and slopes and sinks must be None
+    :param scores: scale, softcap and sinks; ``slots`` leave out keys beyond the window, and slopes must be None
     :param positions: like ``slots``: of the slots' tokens within their sequences; needed if the cache has key offsets
     :returns: ``[batch, num_heads, head_dim]``, contiguous
     """

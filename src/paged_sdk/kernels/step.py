@@ -21,11 +21,12 @@ class AttentionStep(ABC):
     """Computes attention for all layers in one step: the indices are made once, and each layer uses them."""
 
     @abstractmethod
-    def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None) -> Tensor:
         """Write the new keys and values to the cache, then attend.
 
         :param query: ``[num_tokens, num_heads, head_dim]``, the tokens of all rows in the order of the rows
         :param key: ``[num_tokens, num_kv_heads, head_dim]``, position already applied; ``value`` likewise
+        :param sinks: see :attr:`~paged_sdk.kernels.attention_inputs.ScoreOptions.sinks`
         :returns: ``[num_tokens, num_heads, head_dim]``, contiguous
         """
 
@@ -34,7 +35,9 @@ class AttentionStep(ABC):
         """Return the step's rows as the native CPU kernels take them, or None where these cannot read the cache."""
         return None
 
-    def rotate_and_forward(self, layer: int, query_key: Tensor, value: Tensor, rotation: Rotation) -> Tensor:
+    def rotate_and_forward(
+        self, layer: int, query_key: Tensor, value: Tensor, rotation: Rotation, sinks: Tensor | None = None
+    ) -> Tensor:
         """Apply the tokens' positions to queries and keys, then do what :meth:`forward` does.
 
         :param query_key: ``[num_tokens, num_heads + num_kv_heads, head_dim]``, changed in place
@@ -42,7 +45,7 @@ class AttentionStep(ABC):
         """
         rotation.rotate_(query_key)
         num_heads = query_key.shape[1] - value.shape[1]
-        return self.forward(layer, query_key[:, :num_heads], query_key[:, num_heads:], value)
+        return self.forward(layer, query_key[:, :num_heads], query_key[:, num_heads:], value, sinks)
 
 
 @frozen(eq=False)

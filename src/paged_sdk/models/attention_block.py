@@ -21,6 +21,7 @@ class AttentionBlock:
     """Runs multi-head attention with grouped queries.
 
     :param qkv: projects to queries, keys and values of all heads, in this order
+    :param sinks: one more logit of each head, which has no value, ``[num_heads]`` float32
     :param qk_norm: norms queries and keys ``[num_tokens, num_heads + num_kv_heads, head_dim]``
     """
 
@@ -32,10 +33,12 @@ class AttentionBlock:
         qkv: Linear,
         output: Linear,
         qk_norm: Norm | WholeNorms | None,
+        sinks: Tensor | None = None,
     ) -> None:
         self.qkv = qkv
         self.output = output
         self.qk_norm = qk_norm
+        self.sinks = sinks
         self._layer = layer
         self._head_dim = config.head_dim
         self._num_qk_heads = config.num_heads + config.num_kv_heads
@@ -56,7 +59,7 @@ class AttentionBlock:
             query_key, value = (each.clamp(-self._clip, self._clip) for each in (query_key, value))
         if self._rope.interleaved:
             query_key = side_by_side_to_halves(query_key, self._rope.rotary_dim)
-        attended = ctx.attention.rotate_and_forward(self._layer, query_key, value, rotation)
+        attended = ctx.attention.rotate_and_forward(self._layer, query_key, value, rotation, self.sinks)
         return self.output.forward(attended.flatten(1), ctx)
 
 
@@ -85,4 +88,5 @@ def load_attention_block(
             bias=config.output_bias,
         ),
         qk_norm=load_qk_norm(loader, config, names, prefix),
+        sinks=loader.tensor(f"{prefix}self_attn.sinks", config.num_heads).float() if config.attention_sinks else None,
     )

@@ -73,6 +73,7 @@ _RANGES: Mapping[str, _Range] = MappingProxyType(
         "gguf_attn_factor": _FACTOR,
         **dict.fromkeys(("short_mscale", "long_mscale", "clip_qkv"), _FACTOR),
         "router_jitter_noise": _FACTOR_OR_0,
+        **dict.fromkeys(("swiglu_alpha", "swiglu_limit"), _FACTOR),
         "short_factor": _FACTOR,
         "long_factor": _FACTOR,
         "inv_freq_divisors": _FACTOR,

@@ -9,24 +9,25 @@ from __future__ import annotations
 from typing import Final, Literal
 
 import torch
-import torch.nn.functional as F
 from attrs import NOTHING, fields
 from torch import Tensor
 
 from paged_sdk.attention.backend import AttentionBackend, NativePages
-from paged_sdk.config.decoder import Activation, DecoderConfig, MoeConfig, RopeConfig
+from paged_sdk.config.decoder import Activation, DecoderConfig, MoeConfig, NormKind, QkNormWeights, RopeConfig
 from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.native.decoder import DecoderLayer as NativeLayer
 from paged_sdk.kernels.native.decoder import NativeDecoder, Projection, Router
 from paged_sdk.kernels.native.lora import NativeAdapters, NativeLora
 from paged_sdk.kernels.step import StepContext
-from paged_sdk.layers.norm import Norm, RMSNorm
+from paged_sdk.layers.norm import LayerNorm, NoNorm, Norm, RMSNorm
 from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.models.attention_block import AttentionBlock
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.decoder_layer import DecoderLayer
 from paged_sdk.models.gated_mlp import GatedMlp
 from paged_sdk.models.moe_mlp import MoeMlp
+from paged_sdk.models.norms import WholeNorms
+from paged_sdk.models.plain_mlp import PlainMlp
 from paged_sdk.quant.adapted import AdaptableLinear
 from paged_sdk.quant.linear import Linear
 
@@ -40,29 +41,44 @@ _COMPUTED_FIELDS: Final[dict[type, frozenset[str]]] = {
             # shapes, and what is read into the attention backend's own shapes
             *("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_layers", "max_position"),
             *("num_heads", "num_kv_heads", "head_dim", "sliding_windows", "attention_scale", "attention_softcap"),
+            "attention_sinks",
             # norms, biases and activations of the layers
-            *("norm_eps", "norm_offset", "norm_in_float32", "qk_norm", "sandwich_norms"),
-            *("qkv_bias", "output_bias", "mlp_bias", "activation", "ropes", "moe"),
+            *("norm", "norm_eps", "norm_bias", "norm_offset", "norm_in_float32", "input_norms", "sandwich_norms"),
+            *("qk_norm", "qk_norm_weights", "qk_norm_bias", "qkv_clip", "parallel_residual"),
+            *("qkv_bias", "output_bias", "mlp_bias", "gated_mlp", "activation", "ropes", "moe"),
             # around the layers
             *("embedding_scale", "residual_scale", "tie_embeddings", "head_bias", "logit_scale", "logit_softcap"),
         }
     ),
-    # The layers get a rotary embedding's cosines and sines, and assume that element i is paired with element n + i.
+    # The layers get a rotary embedding's cosines and sines, and which elements are paired.
     RopeConfig: frozenset(
         {
             *("rotary_dim", "theta", "kind", "factor", "original_max_position", "low_freq_factor", "high_freq_factor"),
             *("beta_fast", "beta_slow", "truncate", "mscale", "mscale_all_dim", "attention_factor"),
-            *("short_factor", "long_factor", "inv_freq_divisors", "gguf_attn_factor", "rotates"),
+            *("short_factor", "long_factor", "inv_freq_divisors", "gguf_attn_factor", "rotates", "interleaved"),
             "axis_of_frequency",
         }
     ),
-    MoeConfig: frozenset({"layers", "num_experts", "num_experts_per_token", "intermediate_size", "renormalize"}),
+    MoeConfig: frozenset(
+        {
+            *("layers", "num_experts", "num_experts_per_token", "intermediate_size", "renormalize"),
+            *("has_biases", "swiglu_alpha", "swiglu_limit", "alternates"),
+        }
+    ),
 }
 
-_ACTIVATIONS: Final[dict[Activation, Literal["silu", "gelu_tanh"]]] = {
+_ACTIVATIONS: Final[dict[Activation, Literal["silu", "gelu_tanh", "relu2"]]] = {
     Activation.SILU: "silu",
     Activation.GELU_TANH: "gelu_tanh",
+    Activation.RELU2: "relu2",
 }
+_HEAD_NORMS: Final[dict[QkNormWeights, Literal["shared", "own", "whole"]]] = {
+    QkNormWeights.SHARED: "shared",
+    QkNormWeights.OWN: "own",
+    QkNormWeights.WHOLE: "whole",
+}
+_MOST_INTERLEAVED: Final = 512
+"""So many elements of a head may be rotated where neighbours are paired."""
 
 
 def why_not_fused(model: DecoderModel, backend: AttentionBackend) -> str | None:
@@ -80,8 +96,8 @@ def why_not_fused(model: DecoderModel, backend: AttentionBackend) -> str | None:
         return reason
     if config.activation not in _ACTIVATIONS:
         return f"the native decoder has no activation {config.activation.value}"
-    if config.residual_scale is not None and (config.qk_norm or config.sandwich_norms):
-        return f"the native decoder does not know residual_scale = {config.residual_scale} beside other norms"
+    if (unknown := _unknown_combination(config)) is not None:
+        return f"the native decoder does not know {unknown}"
     if config.moe is not None and config.activation is not Activation.SILU:
         return f"the native decoder's experts have no activation {config.activation.value}"
     if config.hidden_size % 16 or config.intermediate_size % 16:
@@ -91,6 +107,22 @@ def why_not_fused(model: DecoderModel, backend: AttentionBackend) -> str | None:
             return "its weights have no native kernel"
         if isinstance(layer.mlp, MoeMlp) and layer.mlp.experts.native_weights is None:
             return "its experts have no native kernel"
+    return None
+
+
+def _unknown_combination(config: DecoderConfig) -> str | None:
+    """Name settings that the fused layers know, but not together; return None if they know them."""
+    is_rms = config.norm is NormKind.RMS
+    if config.residual_scale is not None and (config.qk_norm or config.sandwich_norms or not is_rms):
+        return f"residual_scale = {config.residual_scale} beside other norms than of what layers read"
+    if config.sandwich_norms and (config.parallel_residual or not is_rms):
+        return "norms of what layers give that are layer norms, or in parallel"
+    if config.parallel_residual and config.moe is not None:
+        return "experts beside attention"
+    if any(rope.interleaved and rope.rotary_dim > _MOST_INTERLEAVED for rope in config.ropes):
+        return f"pairs of neighbours in more than {_MOST_INTERLEAVED} elements of a head"
+    if not config.gated_mlp and config.moe is not None:
+        return "experts beside an MLP without a gate"
     return None
 
 
@@ -104,10 +136,11 @@ def _unknown_kind(model: DecoderModel) -> str | None:
     parts += [(rope, (RotaryEmbedding,)) for rope in model.ropes.values()]
     for layer in model.layers:
         attention, mlp = layer.attention, layer.mlp
-        parts += [(layer, (DecoderLayer,)), (attention, (AttentionBlock,)), (mlp, (GatedMlp, MoeMlp))]
+        parts += [(layer, (DecoderLayer,)), (attention, (AttentionBlock,)), (mlp, (GatedMlp, PlainMlp, MoeMlp))]
         norms += [layer.attention_norm, layer.attention_output_norm, layer.mlp_norm, layer.mlp_output_norm]
-        norms.append(attention.qk_norm)
-    parts += [(norm, (RMSNorm,)) for norm in norms if norm is not None]
+        qk_norm = attention.qk_norm
+        norms += (qk_norm.query, qk_norm.key) if type(qk_norm) is WholeNorms else (qk_norm,)
+    parts += [(norm, (RMSNorm, LayerNorm, NoNorm)) for norm in norms if norm is not None]
     unknown = (type(part).__name__ for part, kinds in parts if type(part) not in kinds)
     if (name := next(unknown, None)) is not None:
         return f"the native decoder has no {name}"
@@ -145,19 +178,24 @@ class FusedDecoderModel:
         self.device: torch.device = model.device
         self._model = model
         self._few_rows = few_rows
-        assert isinstance(model.norm, RMSNorm)
-        self._norm = model.norm.weight.float()
+        assert isinstance(model.norm, RMSNorm | LayerNorm)
         # The residual stream of a model that scales what its layers add is kept divided by that scale: what they add is
         # then added as it is, and norms divide by the root mean square, whatever the stream's own scale.
         scale = model.config.residual_scale
         self._stream_scale: float | None = None if scale is None else 1 / scale
         self._eps: float = model.norm.eps * (self._stream_scale or 1.0) ** 2
+        weight, bias = _given(model.norm)
+        assert weight is not None
+        self._norm: RMSNorm | LayerNorm = (
+            LayerNorm(weight, bias, self._eps) if isinstance(model.norm, LayerNorm) else RMSNorm(weight, self._eps)
+        )
         ropes = list(model.ropes)
 
         def decoder(*, many_rows: bool) -> NativeDecoder:
             layers = [
                 _native_layer(
                     layer,
+                    model.config,
                     pages,
                     index,
                     rope=ropes.index(model.config.ropes[index]),
@@ -166,7 +204,7 @@ class FusedDecoderModel:
                 )
                 for index, layer in enumerate(model.layers)
             ]
-            return NativeDecoder(pages.workspace, layers)
+            return NativeDecoder(pages.workspace, layers, interleaved=[each.interleaved for each in ropes])
 
         self._few = decoder(many_rows=False)
         self._many = decoder(many_rows=True) if any(map(_has_two_forms, model.layers)) else self._few
@@ -197,7 +235,7 @@ class FusedDecoderModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Do what :meth:`DecoderModel.logits` does; the last norm is computed here, for the requested rows only."""
-        normed = F.rms_norm(hidden, hidden.shape[-1:], self._norm, self._eps)
+        normed = self._norm.forward(hidden)
         # A head without a native kernel multiplies in the model's dtype; the native ones take float32.
         is_native = self._model.head.native_weights is not None
         return self._model.logits(normed if is_native else normed.to(self.dtype))
@@ -220,6 +258,8 @@ def native_projections(model: DecoderModel) -> list[dict[int, str]]:
         linears: dict[int, Linear] = {0: layer.attention.qkv, 3: layer.attention.output}
         if isinstance(layer.mlp, GatedMlp):
             linears |= {4: layer.mlp.gate_up, 6: layer.mlp.down}
+        elif isinstance(layer.mlp, PlainMlp):
+            linears |= {5: layer.mlp.up, 6: layer.mlp.down}
         found.append({n: linear.name for n, linear in linears.items() if isinstance(linear, AdaptableLinear)})
     return found
 
@@ -230,29 +270,47 @@ def _has_two_forms(layer: DecoderLayer) -> bool:
 
 
 def _native_layer(
-    layer: DecoderLayer, pages: NativePages, index: int, *, rope: int, eps: float, many_rows: bool
+    layer: DecoderLayer,
+    config: DecoderConfig,
+    pages: NativePages,
+    index: int,
+    *,
+    rope: int,
+    eps: float,
+    many_rows: bool,
 ) -> NativeLayer:
     """Describe one layer to the native library, its weights in their form for many rows or for few."""
     attention, mlp, shape = layer.attention, layer.mlp, pages.shapes[index]
     (output,) = _projections(attention.output, many_rows=many_rows)
-    query_norm = key_norm = router = None
-    if isinstance(attention.qk_norm, RMSNorm):
-        # The weight has a row per head; those of all queries are equal, and those of all keys.
-        query_norm, key_norm = attention.qk_norm.weight[[0, shape.num_heads]].float()
+    router = None
     if isinstance(mlp, MoeMlp):
         experts = mlp.experts.native_weights
         assert experts is not None
-        gate, up, down = Projection(experts.gate), Projection(experts.up), Projection(experts.down)
+        gate: Projection | None
+        extras = experts.extras
+        biases = (None,) * 3 if extras is None else (extras.gate_bias, extras.up_bias, extras.down_bias)
+        gate, up, down = (
+            Projection(weight, None if bias is None else bias.flatten())
+            for weight, bias in zip((experts.gate, experts.up, experts.down), biases, strict=True)
+        )
         router = Router(
             # The kernel cannot read float16.
             weight=(mlp.router.float() if mlp.router.dtype is torch.float16 else mlp.router).contiguous(),
             num_selected=mlp.config.num_experts_per_token,
             renormalize=mlp.config.renormalize,
+            bias=mlp.router_bias,
+            swiglu=None if extras is None else (extras.alpha, extras.limit),
         )
+    elif isinstance(mlp, PlainMlp):
+        gate = None
+        (up,) = _projections(mlp.up, many_rows=many_rows)
+        (down,) = _projections(mlp.down, many_rows=many_rows)
     else:
-        assert isinstance(mlp, GatedMlp)
         gate, up = _projections(mlp.gate_up, many_rows=many_rows)
         (down,) = _projections(mlp.down, many_rows=many_rows)
+    attention_norm, attention_norm_bias = _given(layer.attention_norm)
+    mlp_norm, mlp_norm_bias = _given(layer.mlp_norm)
+    query, key = _head_norms(attention.qk_norm, config)
     return NativeLayer(
         shape=shape,
         cache=pages.caches[index],
@@ -262,25 +320,49 @@ def _native_layer(
         gate=gate,
         up=up,
         down=down,
-        attention_norm=_given(layer.attention_norm),
-        attention_output_norm=_weight(layer.attention_output_norm),
-        mlp_norm=_given(layer.mlp_norm),
-        mlp_output_norm=_weight(layer.mlp_output_norm),
-        query_norm=query_norm,
-        key_norm=key_norm,
+        norm="layer" if config.norm is NormKind.LAYER else "rms",
+        attention_norm=attention_norm,
+        attention_norm_bias=attention_norm_bias,
+        attention_output_norm=_given(layer.attention_output_norm)[0],
+        mlp_norm=mlp_norm,
+        mlp_norm_bias=mlp_norm_bias,
+        mlp_output_norm=_given(layer.mlp_output_norm)[0],
+        head_norm=_HEAD_NORMS[config.qk_norm_weights],
+        query_norm=query[0],
+        query_norm_bias=query[1],
+        key_norm=key[0],
+        key_norm_bias=key[1],
         norm_eps=eps,
-        activation=_ACTIVATIONS[mlp.activation] if isinstance(mlp, GatedMlp) else "silu",
+        clip=config.qkv_clip,
+        sinks=attention.sinks,
+        parallel=config.parallel_residual,
+        activation="silu" if isinstance(mlp, MoeMlp) else _ACTIVATIONS[mlp.activation],
         rope=rope,
     )
 
 
-def _weight(norm: Norm | None) -> Tensor | None:
-    return None if norm is None else _given(norm)
+def _given(norm: Norm | None) -> tuple[Tensor | None, Tensor | None]:
+    """Return a norm's weight and bias in float32, None where there is none."""
+    if norm is None or isinstance(norm, NoNorm):
+        return None, None
+    bias = norm.bias if isinstance(norm, LayerNorm) else None
+    return norm.weight.float(), None if bias is None else bias.float()
 
 
-def _given(norm: Norm | None) -> Tensor:
-    assert isinstance(norm, RMSNorm)
-    return norm.weight.float()
+def _head_norms(
+    norm: Norm | WholeNorms | None, config: DecoderConfig
+) -> tuple[tuple[Tensor | None, Tensor | None], tuple[Tensor | None, Tensor | None]]:
+    """Return weight and bias of the norms of queries and of keys."""
+    if isinstance(norm, WholeNorms):
+        return _given(norm.query), _given(norm.key)
+    weight, bias = _given(norm)
+    if weight is None:
+        return (None, None), (None, None)
+    # The weight has a row per head.
+    query, key = weight[: config.num_heads], weight[config.num_heads :]
+    if config.qk_norm_weights is QkNormWeights.OWN:
+        return (query.flatten(), None), (key.flatten(), None)
+    return (query[0], None if bias is None else bias[0]), (key[0], None if bias is None else bias[-1])
 
 
 def _projections(linear: Linear, *, many_rows: bool) -> tuple[Projection, ...]:

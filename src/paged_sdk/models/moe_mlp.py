@@ -36,20 +36,28 @@ class MoeMlp:
     """Routes each token to a few experts and sums their weighted outputs.
 
     :param router: the router's weight, ``[num_experts, hidden_size]``
+    :param router_bias: ``[num_experts]``; None: there is none
     :param shared: adds its output to that of the chosen experts; None: there is no such expert
     """
 
     def __init__(
-        self, config: MoeConfig, *, router: Tensor, experts: Experts, shared: SharedExpert | None = None
+        self,
+        config: MoeConfig,
+        *,
+        router: Tensor,
+        experts: Experts,
+        router_bias: Tensor | None = None,
+        shared: SharedExpert | None = None,
     ) -> None:
         self.config = config
         self.router = router
+        self.router_bias = router_bias
         self.experts = experts
         self.shared = shared
 
     def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
         """Apply the mixture to ``[num_tokens, hidden_size]``, the tokens of a step."""
-        logits = F.linear(x, self.router)
+        logits = F.linear(x, self.router, self.router_bias)
         config = self.config
         if config.sparse_mixer is not None:
             weights, ids = _mix_sparsely(logits, config.sparse_mixer)
@@ -96,7 +104,10 @@ def load_moe_mlp(
             num_experts=moe.num_experts,
             hidden_size=config.hidden_size,
             intermediate_size=moe.intermediate_size,
+            alternates=moe.alternates,
+            swiglu=None if moe.swiglu_limit is None else (moe.swiglu_alpha, moe.swiglu_limit),
         ),
+        router_bias=loader.tensor(f"{block}.{own.router}.bias", moe.num_experts) if moe.has_biases else None,
         shared=None
         if moe.shared_intermediate_size is None
         else _load_shared(loader, config, f"{block}.shared_expert", moe.shared_intermediate_size),

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from paged_sdk.errors import CheckpointError, shown
+from paged_sdk.kernels.grouped_matrix import every_other_row
+from paged_sdk.kernels.stored_matrix import DenseMatrix
 from paged_sdk.logs import get_logger
 from paged_sdk.quant.adapted import AdaptableLinear, AdaptableShape
 from paged_sdk.quant.dense_experts import DenseExperts
 from paged_sdk.quant.embedding import Embedding
-from paged_sdk.quant.experts import Experts
+from paged_sdk.quant.experts import ExpertExtras, Experts
 from paged_sdk.quant.linear import Linear
 from paged_sdk.quant.policy import ExpertStack, NamedMatrix, Role, WeightPolicy
 from paged_sdk.weights.source import OfFiles, WeightSource
@@ -125,16 +127,23 @@ class WeightLoader:
         num_experts: int,
         hidden_size: int,
         intermediate_size: int,
+        alternates: bool = False,
+        swiglu: tuple[float, float] | None = None,
     ) -> Experts:
         """Load a layer's experts. While they are put together, at most one layer's experts are in memory twice.
 
         :param block: the name under which their tensors are: ``gate_up_proj`` and ``down_proj`` of all experts, or each
             expert's by its number
         :param names: the names of an expert's gate, up and down, without ``.weight``
+        :param alternates: whether the tensor of all experts has gate and up in turns
+        :param swiglu: alpha and limit of experts with biases (:class:`~paged_sdk.quant.experts.ExpertExtras`); None:
+            they have none
         :raises CheckpointError: a tensor is missing or has another shape
         """
         *gate_up_names, down_name = names
         of_experts = [f"{block}.{expert}" for expert in range(num_experts)]
+        if alternates:
+            return self._alternating(block, num_experts, hidden_size, intermediate_size, swiglu)
         gate_up = self._stack(
             f"{block}.gate_up_proj",
             [[f"{expert}.{name}.weight" for name in gate_up_names] for expert in of_experts],
@@ -147,12 +156,45 @@ class WeightLoader:
             rows=hidden_size,
             cols=intermediate_size,
         )
-        experts = self._policy.experts(gate_up, down, dtype=self._dtype, device=self._device)
+        return self._experts(gate_up, down, None)
+
+    def _experts(self, gate_up: ExpertStack, down: ExpertStack, extras: ExpertExtras | None) -> Experts:
+        experts = self._policy.experts(gate_up, down, dtype=self._dtype, device=self._device, extras=extras)
         matrices = [each for stack in (gate_up, down) for of_expert in stack.matrices for each in of_expert]
         if isinstance(experts, DenseExperts):
             self._has_decoded_experts |= any(self._policy.is_quantized(each, Role.EXPERTS) for each in matrices)
         self._loaded(*(each.name for each in matrices))
         return experts
+
+    def _alternating(
+        self, block: str, num_experts: int, hidden_size: int, size: int, swiglu: tuple[float, float] | None
+    ) -> Experts:
+        """Load experts whose gate and up have rows in turns in one tensor, which may be transposed."""
+        names = f"{block}.gate_up_proj", f"{block}.down_proj"
+        # The two dimensions of a down projection may be equal, those of the other tensor are not.
+        transposed = names[0] in self._source and self._source.shape(names[0]) == (num_experts, hidden_size, 2 * size)
+        pairs = self._each(names[0], num_experts, 2 * size, hidden_size, transposed=transposed)
+        downs = self._each(names[1], num_experts, hidden_size, size, transposed=transposed)
+        extras = None
+        if swiglu is not None:
+            biases = self.tensor(f"{names[0]}_bias", num_experts, 2 * size)
+            extras = ExpertExtras(
+                gate_bias=biases[:, 0::2].contiguous(),
+                up_bias=biases[:, 1::2].contiguous(),
+                down_bias=self.tensor(f"{names[1]}_bias", num_experts, hidden_size),
+                alpha=swiglu[0],
+                limit=swiglu[1],
+            )
+        gate_up = [[NamedMatrix(each.name, every_other_row(each.matrix, first)) for first in (0, 1)] for each in pairs]
+        return self._experts(ExpertStack(matrices=gate_up), ExpertStack(matrices=[[each] for each in downs]), extras)
+
+    def _each(self, name: str, num_experts: int, rows: int, cols: int, *, transposed: bool) -> list[NamedMatrix]:
+        """Read the experts' matrices from one tensor."""
+        if not transposed:
+            return _split(self._matrix(name, num_experts, rows, cols), [rows] * num_experts)
+        self._check_shape(name, (num_experts, cols, rows))
+        values = self._source.tensor(name, self._dtype, torch.device("cpu")).mT
+        return [NamedMatrix(name, DenseMatrix(each.contiguous())) for each in values]
 
     def embedding(self, name: str, *, vocab_size: int, hidden_size: int, scale: float | None) -> Embedding:
         """Load the token embeddings.

@@ -9,7 +9,24 @@ from torch import Tensor
 
 from paged_sdk.kernels.native.packed import PackedWeight
 
-__all__ = ["Experts", "NativeExpertWeights"]
+__all__ = ["ExpertExtras", "Experts", "NativeExpertWeights"]
+
+
+@frozen(eq=False, kw_only=True)
+class ExpertExtras:
+    """Holds what experts have that compute ``(up + 1) * gate * sigmoid(alpha * gate)`` of clamped factors, with biases.
+
+    :ivar gate_bias: ``[num_experts, intermediate_size]`` in the model's dtype; ``up_bias`` likewise
+    :ivar down_bias: ``[num_experts, hidden_size]``
+    :ivar alpha: multiplies the gate within its sigmoid
+    :ivar limit: the largest gate, and the largest magnitude of up
+    """
+
+    gate_bias: Tensor
+    up_bias: Tensor
+    down_bias: Tensor
+    alpha: float
+    limit: float
 
 
 @frozen(eq=False, kw_only=True)
@@ -19,11 +36,13 @@ class NativeExpertWeights:
     :ivar gate: ``[num_experts * intermediate_size, hidden_size]``
     :ivar up: likewise
     :ivar down: ``[num_experts * hidden_size, intermediate_size]``
+    :ivar extras: None: experts are SwiGLU without biases
     """
 
     gate: PackedWeight
     up: PackedWeight
     down: PackedWeight
+    extras: ExpertExtras | None = None
 
 
 class Experts(ABC):
@@ -37,6 +56,10 @@ class Experts(ABC):
     @property
     def native_weights(self) -> NativeExpertWeights | None:
         """Return what a native call that fuses several layers multiplies by; None: this form has no native kernel."""
+        return None
+
+    def extended(self, extras: ExpertExtras) -> Experts | None:
+        """Return the same experts with extras; None: this form cannot compute them."""
         return None
 
     @abstractmethod

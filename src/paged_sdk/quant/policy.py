@@ -17,7 +17,7 @@ from paged_sdk.kernels.stored_matrix import DecodedMatrix, StoredMatrix
 from paged_sdk.quant.dense import DenseLinear
 from paged_sdk.quant.dense_experts import DenseExperts
 from paged_sdk.quant.embedding import DenseEmbedding, Embedding
-from paged_sdk.quant.experts import Experts
+from paged_sdk.quant.experts import ExpertExtras, Experts
 from paged_sdk.quant.form import Form, Place, find_forms
 from paged_sdk.quant.isq import can_be_quantized, for_head, quantize_stored
 from paged_sdk.quant.linear import Linear
@@ -118,11 +118,20 @@ class WeightPolicy:
             or DenseLinear(_merged(decoded if whole is None else [whole], place), _merged_biases(decoded, biases))
         )
 
-    def experts(self, gate_up: ExpertStack, down: ExpertStack, *, dtype: torch.dtype, device: torch.device) -> Experts:
+    def experts(
+        self,
+        gate_up: ExpertStack,
+        down: ExpertStack,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        extras: ExpertExtras | None = None,
+    ) -> Experts:
         """Make a layer's experts.
 
         :param gate_up: two matrices for each expert
         :param down: one for each
+        :param extras: None: experts are SwiGLU without biases
         """
         place = self._place(dtype, device)
         stacks = [
@@ -130,9 +139,12 @@ class WeightPolicy:
             for matrices in (gate_up.projection(0), gate_up.projection(1), down.projection(0))
         ]
         for form in self.forms:
-            if (experts := form.experts(stacks[0], stacks[1], stacks[2], place)) is not None:
+            experts = form.experts(stacks[0], stacks[1], stacks[2], place)
+            if experts is not None and extras is not None:
+                experts = experts.extended(extras)
+            if experts is not None:
                 return experts
-        return DenseExperts(_decoded_stack(gate_up, place), _decoded_stack(down, place))
+        return DenseExperts(_decoded_stack(gate_up, place), _decoded_stack(down, place), extras)
 
     def embedding(
         self, table: NamedMatrix, *, scale: float | None, dtype: torch.dtype, device: torch.device

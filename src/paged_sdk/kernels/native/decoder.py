@@ -2,15 +2,17 @@
 
 The layer is llama's: RMSNorm, attention with rotary embedding, residual; RMSNorm, gated feed-forward, residual. The
 additions of other families are computed where they are given: biases of any matrix (Qwen2, some Llamas), norms of
-query and key heads (Qwen3), a second norm of either half before the residual (Gemma), rotary embeddings that differ
-from layer to layer (Gemma 3), and a mixture of experts in the place of the feed-forward network (Mixtral).
+query and key heads (Qwen3), a second norm of either half before the residual (Gemma) or that one alone (OLMo 2), rotary
+embeddings that differ from layer to layer (Gemma 3) or pair neighbours (GLM), layer norms and a feed-forward network
+without a gate (StarCoder 2), one beside attention (Command R), and a mixture of experts in its place (Mixtral).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import addressof, byref
-from typing import Literal
+from types import MappingProxyType
+from typing import Final, Literal
 
 import torch
 from attrs import frozen
@@ -34,6 +36,11 @@ from paged_sdk.kernels.native.structures import ACTIVATIONS, DTYPES, Decoder, La
 
 __all__ = ["DecoderLayer", "NativeDecoder", "Projection", "Router"]
 
+_NORMS: Final = MappingProxyType({"rms": 0, "layer": 1})
+_HEAD_NORMS: Final = MappingProxyType({"shared": 0, "own": 1, "whole": 2})
+_MAX_NEIGHBOURS: Final = 512
+"""So many elements of a head may be rotated where neighbours are paired (``kMost`` in the kernels)."""
+
 
 @frozen(eq=False, kw_only=True)
 class Router:
@@ -42,11 +49,16 @@ class Router:
     :ivar weight: [num_experts, hidden] float32 or bfloat16, contiguous
     :ivar num_selected: experts of each token
     :ivar renormalize: their weights add up to 1; False: they are what the softmax gave
+    :ivar bias: [num_experts], added to the scores; None: nothing is
+    :ivar swiglu: alpha and limit of experts that compute ``(up + 1) * gate * sigmoid(alpha * gate)`` of clamped
+        factors; None: they compute ``up * silu(gate)``
     """
 
     weight: Tensor
     num_selected: int
     renormalize: bool
+    bias: Tensor | None = None
+    swiglu: tuple[float, float] | None = None
 
     def __attrs_post_init__(self) -> None:
         if not self.weight.is_contiguous():
@@ -78,18 +90,24 @@ class DecoderLayer:
     :ivar qkv: query, key and value [.., hidden], or one matrix that is all three
     :ivar output: [hidden, num_heads * head_dim]
     :ivar router: how experts are chosen, whose matrices ``gate``, ``up`` and ``down`` then hold one below the other,
-        packed and without biases; None: there is one feed-forward network for all tokens
-    :ivar gate: [inner, hidden]
+        packed; None: there is one feed-forward network for all tokens
+    :ivar gate: [inner, hidden]; None: there is none, and the activation is that of ``up``
     :ivar up: [inner, hidden]
     :ivar down: [hidden, inner]
-    :ivar attention_norm: [hidden], weight of the RMSNorm before attention
+    :ivar norm: of which kind norms are
+    :ivar attention_norm: [hidden], weight of the norm before attention; None: there is none
+    :ivar attention_norm_bias: [hidden], of a layer norm; None: nothing is added; those of other norms likewise
     :ivar attention_output_norm: [hidden], weight of the RMSNorm of attention's output, before the residual
         addition; None: the output is added as it is
-    :ivar mlp_norm: [hidden], weight of the RMSNorm before the feed-forward network
+    :ivar mlp_norm: [hidden], weight of the norm before the feed-forward network; None: there is none
     :ivar mlp_output_norm: [hidden], weight of the RMSNorm after it; given only together with ``attention_output_norm``
-    :ivar query_norm: [head_dim], weight of the RMSNorm of every query head before its position is applied; None: query
-        heads are not normalized
-    :ivar key_norm: the same for key heads
+    :ivar head_norm: whether norms of queries and keys have a weight [head_dim] for all heads, one for each of them, or
+        are one norm over all heads at once
+    :ivar query_norm: weight of the norm of queries before their positions are applied; None: they are not normalized
+    :ivar key_norm: the same for keys
+    :ivar clip: the largest magnitude of queries, keys and values; None: any
+    :ivar sinks: [num_heads], one more logit of each head, which has no value; None: there is none
+    :ivar parallel: whether the feed-forward network reads what attention reads, and what both give is added at once
     :ivar rope: which of a step's rotary embeddings the layer uses, by index
     """
 
@@ -98,17 +116,26 @@ class DecoderLayer:
     qkv: tuple[Projection, ...]
     output: Projection
     router: Router | None = None
-    gate: Projection
+    gate: Projection | None
     up: Projection
     down: Projection
-    attention_norm: Tensor
+    norm: Literal["rms", "layer"] = "rms"
+    attention_norm: Tensor | None
+    attention_norm_bias: Tensor | None = None
     attention_output_norm: Tensor | None = None
-    mlp_norm: Tensor
+    mlp_norm: Tensor | None
+    mlp_norm_bias: Tensor | None = None
     mlp_output_norm: Tensor | None = None
+    head_norm: Literal["shared", "own", "whole"] = "shared"
     query_norm: Tensor | None = None
+    query_norm_bias: Tensor | None = None
     key_norm: Tensor | None = None
+    key_norm_bias: Tensor | None = None
     norm_eps: float
-    activation: Literal["silu", "gelu_tanh"] = "silu"
+    clip: float | None = None
+    sinks: Tensor | None = None
+    parallel: bool = False
+    activation: Literal["silu", "gelu_tanh", "relu2"] = "silu"
     rope: int = 0
 
     def __attrs_post_init__(self) -> None:
@@ -119,15 +146,27 @@ class DecoderLayer:
             raise ConfigError.of("qkv", len(self.qkv), "one or three weights")
         if (self.attention_output_norm is None) != (self.mlp_output_norm is None):
             raise ConfigError.of("mlp_output_norm", self.mlp_output_norm, "given where attention_output_norm is")
+        if self.attention_output_norm is not None and (self.parallel or self.norm != "rms"):
+            raise ConfigError.of("attention_output_norm", "given", "none, in parallel and with layer norms")
+        head_biases = (self.query_norm_bias, self.key_norm_bias)
+        biases = (*head_biases, self.attention_norm_bias, self.mlp_norm_bias)
+        if self.norm == "rms" and any(each is not None for each in biases):
+            raise ConfigError.of("bias", "of an RMSNorm", "none")
+        if self.head_norm != "shared" and any(each is not None for each in head_biases):
+            raise ConfigError.of("query_norm_bias", "given", "none, unless all heads share it")
+        if self.parallel and (self.router is not None or self.mlp_norm is not None):
+            raise ConfigError.of(
+                "parallel", True, "False with experts, and with a norm before the feed-forward network"
+            )
         expected = {"qkv": (queries + 2 * self.shape.num_kv_heads * size, hidden), "output": (hidden, queries)}
         found = {"qkv": (sum(each.weight.rows for each in self.qkv), hidden), "output": _shape(self.output)}
         if self.router is None:
-            check_weights((self.gate.weight, self.up.weight))
-            inner = self.gate.weight.rows
+            check_weights([each.weight for each in (self.gate, self.up) if each is not None])
+            inner = self.up.weight.rows
             if hidden % 16 or inner % 16:
                 raise ConfigError.of("hidden and inner size", (hidden, inner), "multiples of 16")
             expected |= {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
-            found |= {"gate": _shape(self.gate), "up": _shape(self.up), "down": _shape(self.down)}
+            found |= {"gate": _shape(self.gate or self.up), "up": _shape(self.up), "down": _shape(self.down)}
         else:
             self._check_experts(self.router)
         if found != expected:
@@ -139,12 +178,12 @@ class DecoderLayer:
 
     def _check_experts(self, router: Router) -> None:
         check_matrix("router.weight", router.weight, (router.num_experts, self.hidden_size))
+        if self.gate is None:
+            raise ConfigError.of("gate", None, "a weight, which experts have")
         experts = self.gate, self.up, self.down
         check_experts(*(each.weight for each in experts), num_experts=router.num_experts)
         if self.activation != "silu":
             raise ConfigError.of("activation", self.activation, "silu, which experts have")
-        if any(each.bias is not None for each in experts):
-            raise ConfigError.of("bias", "of experts", "none")
 
 
 def _shape(projection: Projection) -> tuple[int, int]:
@@ -155,13 +194,19 @@ class NativeDecoder:
     """Runs decoder layers: a whole step is one native call in one parallel region.
 
     :param workspace: scratch memory of the engine that calls; one call at a time uses it
-    :raises ConfigError: shapes do not fit, or only some layers have output norms
+    :param interleaved: of each rotary embedding that a layer names, whether neighbours are paired, and then stored as
+        two halves; empty: of none
+    :raises ConfigError: shapes do not fit, or only some layers have output norms or are parallel
     """
 
-    def __init__(self, workspace: Workspace, layers: Sequence[DecoderLayer]) -> None:
+    def __init__(
+        self, workspace: Workspace, layers: Sequence[DecoderLayer], *, interleaved: Sequence[bool] = ()
+    ) -> None:
         self.hidden_size: int = layers[0].hidden_size
         if len({layer.attention_output_norm is None for layer in layers}) > 1:
             raise ConfigError.of("attention_output_norm", "of some layers", "one in all layers, or in none")
+        if len({layer.parallel for layer in layers}) > 1:
+            raise ConfigError.of("parallel", "of some layers", "True in all layers, or in none")
         self._workspace = workspace
         self._layers = tuple(layers)
         num_ropes = 1 + max(layer.rope for layer in layers)
@@ -175,6 +220,8 @@ class NativeDecoder:
         for target, layer in zip(self._table, layers, strict=True):
             self._describe(target, layer)
         self._ropes = (Rope * num_ropes)()
+        for rope, pairs_neighbours in zip(self._ropes, interleaved, strict=False):
+            rope.interleaved = pairs_neighbours
         self._args = Decoder(
             layers=addressof(self._table),
             ropes=addressof(self._ropes),
@@ -188,28 +235,46 @@ class NativeDecoder:
         for matrix, each in zip(target.qkv, layer.qkv, strict=False):
             self._describe_projection(matrix, each)
         for name in ("output", "gate", "up", "down"):
-            self._describe_projection(getattr(target, name), getattr(layer, name))
+            if (projection := getattr(layer, name)) is not None:
+                self._describe_projection(getattr(target, name), projection)
         if (router := layer.router) is not None:
+            target.router.bias = self._vector("router.bias", router.bias, router.num_experts)
             target.router.weight, target.router.dtype = router.weight.data_ptr(), DTYPES[router.weight.dtype]
             target.router.num_experts, target.router.num_selected = router.num_experts, router.num_selected
             target.router.renormalize = router.renormalize
+            target.router.swiglu_alpha, target.router.swiglu_limit = router.swiglu or (0.0, 0.0)
+        of_queries, of_keys = (
+            size if layer.head_norm == "shared" else count * size
+            for count in (layer.shape.num_heads, layer.shape.num_kv_heads)
+        )
         for name, length in (
             ("attention_norm", hidden),
+            ("attention_norm_bias", hidden),
             ("attention_output_norm", hidden),
             ("mlp_norm", hidden),
+            ("mlp_norm_bias", hidden),
             ("mlp_output_norm", hidden),
-            ("query_norm", size),
-            ("key_norm", size),
+            ("query_norm", of_queries),
+            ("query_norm_bias", size),
+            ("key_norm", of_keys),
+            ("key_norm_bias", size),
         ):
-            vector = float_vector(name, getattr(layer, name), length)
-            self._kept.append(vector)
-            setattr(target, name, pointer(vector))
+            setattr(target, name, self._vector(name, getattr(layer, name), length))
+        target.norm, target.head_norm = _NORMS[layer.norm], _HEAD_NORMS[layer.head_norm]
+        target.parallel, target.qkv_clip = layer.parallel, layer.clip or 0.0
         target.heads = describe_heads(layer.shape, layer.cache)
+        target.heads.sinks = self._vector("sinks", layer.sinks, layer.shape.num_heads)
         target.cache = describe_cache(layer.cache)
         target.num_qkv = len(layer.qkv)
         target.rope = layer.rope
         target.activation = ACTIVATIONS[layer.activation]
         target.norm_eps = layer.norm_eps
+
+    def _vector(self, name: str, vector: Tensor | None, length: int) -> int | None:
+        """Return the address of a vector of float32, which is kept; None: there is none."""
+        kept = float_vector(name, vector, length)
+        self._kept.append(kept)
+        return pointer(kept)
 
     def _describe_projection(self, target: Weight, projection: Projection) -> None:
         bias = float_vector("bias", projection.bias, projection.weight.rows)
@@ -246,7 +311,7 @@ class NativeDecoder:
             raise ConfigError.of("ropes", len(ropes), f"one for each that the layers name: {len(self._ropes)}")
         for target, (cosines, sines), widest in zip(self._ropes, ropes, self._widest_ropes, strict=True):
             half = cosines.shape[-1]
-            if half > widest:
+            if half > (min(widest, _MAX_NEIGHBOURS // 2) if target.interleaved else widest):
                 raise ConfigError.of("cosines.shape", tuple(cosines.shape), f"at most {widest} columns")
             _check_contiguous("cosines", cosines, (num_tokens, half), torch.float32)
             _check_contiguous("sines", sines, (num_tokens, half), torch.float32)

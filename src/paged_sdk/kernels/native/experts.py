@@ -6,6 +6,7 @@ their numbers: its result depends neither on the other tokens nor on the number 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from ctypes import byref
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.checks import check_tensor
 from paged_sdk.kernels.native.library import Workspace
-from paged_sdk.kernels.native.linear import check_matrix, describe
+from paged_sdk.kernels.native.linear import check_matrix, describe, float_vector
 from paged_sdk.kernels.native.packed import PackedWeight
 from paged_sdk.kernels.native.structures import DTYPES, Experts
 
@@ -64,10 +65,24 @@ class NativeExperts:
         self.hidden_size: int = gate.cols
         self.num_experts: int = num_experts
         self._workspace = workspace
+        self._kept: list[Tensor | None] = []  # biases that the C structure points to
         self._weights = {"gate": gate, "up": up, "down": down}
         self._args = Experts(workspace=workspace.handle, num_threads=workspace.num_threads, num_experts=num_experts)
         for name, weight in self._weights.items():
             describe(getattr(self._args, name), weight, None)
+
+    def extend(self, biases: Sequence[Tensor], *, alpha: float, limit: float) -> None:
+        """Add biases, and compute ``(up + 1) * gate * sigmoid(alpha * gate)`` of clamped factors from now on.
+
+        :param biases: of gate, up and down, ``[num_experts, rows of an expert]``
+        :param limit: the largest gate, and the largest magnitude of up
+        :raises ConfigError: a bias has another size than its matrices
+        """
+        for (name, weight), bias in zip(self._weights.items(), biases, strict=True):
+            vector = float_vector(f"{name}.bias", bias.flatten(), weight.rows)
+            self._kept.append(vector)
+            describe(getattr(self._args, name), weight, vector)
+        self._args.swiglu_alpha, self._args.swiglu_limit = alpha, limit
 
     @property
     def num_bytes(self) -> int:

@@ -17,7 +17,7 @@ from torch import Tensor
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.attention_inputs import LayerCache, Products
 from paged_sdk.kernels.native.library import Workspace
-from paged_sdk.kernels.native.linear import pointer
+from paged_sdk.kernels.native.linear import float_vector, pointer
 from paged_sdk.kernels.native.structures import DTYPES, Attention, Batch, Cache, Heads
 
 __all__ = ["MAX_FEW_TOKENS", "AttentionShape", "NativeRows", "VarlenBatch", "cumulated", "native_paged_attention"]
@@ -204,12 +204,14 @@ def native_paged_attention(
     shape: AttentionShape,
     *,
     out: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attend causally with every query token over its sequence's keys.
 
     :param workspace: scratch memory of the engine that calls; one call at a time uses it
     :param query: [num_tokens, num_heads, head_dim] float32, bfloat16 or float16; each token's heads contiguous
     :param out: likewise, a new tensor by default
+    :param sinks: [num_heads], one more logit of each head, which has no value; None: there is none
     :returns: ``out``
     :raises ConfigError: shapes, dtypes or strides do not fit
     """
@@ -221,13 +223,16 @@ def native_paged_attention(
         if rows.dtype not in (torch.float32, torch.bfloat16, torch.float16) or rows.dtype != query.dtype:
             due = "float32, bfloat16 or float16, the same for query and output"
             raise ConfigError.of(f"{name}.dtype", rows.dtype, due)
+    sinks = float_vector("sinks", sinks, shape.num_heads)
+    heads = describe_heads(shape, cache)
+    heads.sinks = pointer(sinks)
     args = Attention(
         query=query.data_ptr(),
         out=out.data_ptr(),
         workspace=workspace.handle,
         query_stride=query.stride(0),
         out_stride=out.stride(0),
-        heads=describe_heads(shape, cache),
+        heads=heads,
         cache=describe_cache(cache),
         batch=describe_batch(batch),
         dtype=DTYPES[query.dtype],

@@ -35,7 +35,7 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float8_e4m3fn: 2, torch.flo
 WEIGHT_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 3}
 
 #: It maps the name of a feed-forward activation to its number in the C interface.
-ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "relu2": 2}
 
 
 class Weight(Structure):
@@ -93,6 +93,8 @@ class Experts(Structure):
         ("num_selected", c_int32),
         ("dtype", c_int32),
         ("num_threads", c_int32),
+        ("swiglu_alpha", c_float),
+        ("swiglu_limit", c_float),
         ("reserved", c_int32),
     )
 
@@ -135,6 +137,7 @@ class Heads(Structure):
         ("scale", c_float),
         ("softcap", c_float),
         ("products", c_int32),
+        ("sinks", c_void_p),
     )
 
 
@@ -160,10 +163,13 @@ class Router(Structure):
 
     _fields_ = (
         ("weight", c_void_p),
+        ("bias", c_void_p),
         ("dtype", c_int32),
         ("num_experts", c_int32),
         ("num_selected", c_int32),
         ("renormalize", c_int32),
+        ("swiglu_alpha", c_float),
+        ("swiglu_limit", c_float),
     )
 
 
@@ -174,7 +180,7 @@ class Rope(Structure):
         ("cosines", c_void_p),
         ("sines", c_void_p),
         ("half", c_int32),
-        ("reserved", c_int32),
+        ("interleaved", c_int32),
     )
 
 
@@ -192,14 +198,22 @@ class Layer(Structure):
         ("attention_output_norm", c_void_p),
         ("mlp_norm", c_void_p),
         ("mlp_output_norm", c_void_p),
+        ("attention_norm_bias", c_void_p),
+        ("mlp_norm_bias", c_void_p),
         ("query_norm", c_void_p),
         ("key_norm", c_void_p),
+        ("query_norm_bias", c_void_p),
+        ("key_norm_bias", c_void_p),
         ("heads", Heads),
         ("cache", Cache),
         ("num_qkv", c_int32),
         ("rope", c_int32),
         ("activation", c_int32),
         ("norm_eps", c_float),
+        ("qkv_clip", c_float),
+        ("norm", c_int32),
+        ("head_norm", c_int32),
+        ("parallel", c_int32),
     )
 
 

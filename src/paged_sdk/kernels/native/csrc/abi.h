@@ -46,7 +46,14 @@ enum PagedDtype : int32_t { PAGED_FLOAT32 = 0, PAGED_BFLOAT16 = 1, PAGED_FLOAT8_
 // tokens of a sequence and bfloat16 for few.
 enum PagedProducts : int32_t { PAGED_FLOAT32_PRODUCTS = 0, PAGED_BFLOAT16_PRODUCTS = 1, PAGED_INT8_PRODUCTS = 2 };
 
-enum PagedActivation : int32_t { PAGED_SILU = 0, PAGED_GELU_TANH = 1 };
+enum PagedActivation : int32_t { PAGED_SILU = 0, PAGED_GELU_TANH = 1, PAGED_RELU2 = 2 };
+
+// What norms divide by: the root of the mean square, or the deviation from a mean that they take off.
+enum PagedNorm : int32_t { PAGED_RMS_NORM = 0, PAGED_LAYER_NORM = 1 };
+
+// Which weights norms of queries and keys have: [head_dim] for all heads, [heads, head_dim], or [heads * head_dim] of
+// one norm over all heads.
+enum PagedHeadNorm : int32_t { PAGED_SHARED_NORM = 0, PAGED_OWN_NORMS = 1, PAGED_WHOLE_NORM = 2 };
 
 // A weight matrix [rows, cols] in panels of 16 rows (layout.h), with an optional float32 bias [rows]. One that was
 // packed from blocks can be multiplied in two ways: as it is, or by int8 codes of its Hadamard transform, which are
@@ -85,7 +92,9 @@ struct paged_linear_args {
 };
 
 // out[t, :] = sum_k topk_weights[t, k] * down_e . (silu(gate_e . x[t, :]) * (up_e . x[t, :])), e = topk_ids[t, k]. Each
-// weight is a stack of num_experts packed matrices, one below the other, of a multiple of 32 rows each.
+// weight is a stack of num_experts packed matrices, one below the other, of a multiple of 32 rows each; it may have a
+// bias. With a limit, both factors are clamped to it (the gate from above only), up is one more, and the gate's sigmoid
+// is of swiglu_alpha times the gate.
 struct paged_experts_args {
   const void* x;  // [num_tokens, hidden]
   void* out;      // likewise, of the same dtype
@@ -102,6 +111,8 @@ struct paged_experts_args {
   int32_t num_selected;
   int32_t dtype;
   int32_t num_threads;
+  float swiglu_alpha;
+  float swiglu_limit;  // 0: none
   int32_t reserved;
 };
 
@@ -139,6 +150,7 @@ struct paged_heads {
   float scale;
   float softcap;  // 0: none
   int32_t products;  // PagedProducts
+  const float* sinks;  // [num_heads]: one more logit of each head, which has no value; null: none
 };
 
 // out[t, h, :] = softmax(scale * q . K) V; q and out are [tokens, num_heads, head_dim], strides in elements per token.
@@ -155,44 +167,57 @@ struct paged_attention_args {
   int32_t num_threads;
 };
 
-// Chooses a token's experts: the num_selected likeliest of softmax(weight . x).
+// Chooses a token's experts: the num_selected likeliest of softmax(weight . x + bias).
 struct paged_router {
   const void* weight;  // [num_experts, hidden], contiguous; null: there are no experts
+  const float* bias;   // [num_experts]; null: none
   int32_t dtype;
   int32_t num_experts;
   int32_t num_selected;
   int32_t renormalize;  // divide the weights of a token's experts by their sum
+  float swiglu_alpha;   // as in paged_experts_args
+  float swiglu_limit;
 };
 
-// The rotary embedding of a step's rows, [num_rows, half] each: element i of a head is paired with element half + i.
+// The rotary embedding of a step's rows, [num_rows, half] each: element i of a head is paired with element half + i, or
+// element 2i with element 2i + 1, and then stored as if it were the other way round.
 struct paged_rope {
   const float* cosines;
   const float* sines;
   int32_t half;
-  int32_t reserved;
+  int32_t interleaved;
 };
 
-// One decoder layer: attention and gated feed-forward, each after an RMSNorm and added to the residual stream, after a
-// second RMSNorm where that is given. With a router, gate, up and down are stacks of matrices as in paged_experts_args.
+// One decoder layer: attention and gated feed-forward, each after a norm and added to the residual stream, after a
+// second norm, an RMSNorm, where that is given. In parallel, the feed-forward reads what attention reads, and what both
+// give is added at once. With a router, gate, up and down are stacks of matrices as in paged_experts_args.
 struct paged_layer {
   paged_weight qkv[3];  // or one that is all three
   paged_weight output;
   paged_router router;
-  paged_weight gate;
+  paged_weight gate;  // data null: there is none, and the activation is up's
   paged_weight up;
   paged_weight down;
-  const float* attention_norm;
+  const float* attention_norm;  // null: none; mlp_norm likewise
   const float* attention_output_norm;  // null, in all layers or in none: outputs are added as they are
   const float* mlp_norm;
   const float* mlp_output_norm;  // likewise, null where attention_output_norm is
-  const float* query_norm;  // RMSNorm of each query head before its position is applied, [head_dim]; null: none
+  const float* attention_norm_bias;  // of layer norms; null: none
+  const float* mlp_norm_bias;
+  const float* query_norm;  // norm of queries before their positions are applied; null: none
   const float* key_norm;
+  const float* query_norm_bias;  // of shared layer norms; null: none
+  const float* key_norm_bias;
   paged_heads heads;
   paged_cache cache;
   int32_t num_qkv;
   int32_t rope;  // which of the step's rotary embeddings
   int32_t activation;
   float norm_eps;
+  float qkv_clip;  // largest magnitude of queries, keys and values; 0: any
+  int32_t norm;
+  int32_t head_norm;
+  int32_t parallel;
 };
 
 // The matrices of a layer whose products adapters may update, in this order; query, key and value, and gate and up, may

@@ -123,6 +123,24 @@ inline void normalize(float* row, int size, const float* weight, float eps) {
     store_floats(row + c, mul(mul(load_floats(row + c), factor), load_floats(weight + c)));
 }
 
+// A row: (x - mean(x)) / deviation(x) * weight + bias, which may be null. It may be written where it is read.
+inline void normalize_layer(const float* row, int size, const float* weight, const float* bias, float eps, float* out) {
+  Floats sum = zero_floats();
+  for (int c = 0; c < size; c += 16) sum = add(sum, load_floats(row + c));
+  const Floats mean = broadcast(sum_of(sum) / static_cast<float>(size));
+  Floats squares = zero_floats();
+  for (int c = 0; c < size; c += 16) {
+    const Floats centered = sub(load_floats(row + c), mean);
+    squares = fma(centered, centered, squares);
+  }
+  const float variance = sum_of(squares) / static_cast<float>(size);
+  const Floats factor = broadcast(1.0f / __builtin_sqrtf(variance + eps));
+  for (int c = 0; c < size; c += 16) {
+    const Floats normed = mul(mul(sub(load_floats(row + c), mean), factor), load_floats(weight + c));
+    store_floats(out + c, bias != nullptr ? add(normed, load_floats(bias + c)) : normed);
+  }
+}
+
 // Quantizes row `row` of x, times 1 / rms and norm_weight where that is given, to row `place` of out.
 inline void quantize_row(const Matrix& x, int64_t row, int cols, const float* norm_weight, float eps,
                          const Activations& out, int64_t place) {

@@ -229,8 +229,11 @@ inline void load_query(const QueryTile& tile, const Matrix& query, int64_t first
 inline void store_tile(const QueryTile& tile, const Partial& state, int64_t first_token, int kv_head,
                        const paged_heads& heads, const Output& out) {
   for (int r = 0; r < tile.rows(); ++r) {
-    const Floats inverse = broadcast(1.0f / state.sum[r]);
     const int64_t head = kv_head * tile.group + r % tile.group;
+    Floats sum = broadcast(state.sum[r]);
+    if (heads.sinks != nullptr)
+      sum = add(sum, exponential2(broadcast(heads.sinks[head] * kLog2E - state.maximum[r])));
+    const Floats inverse = div(broadcast(1.0f), sum);
     for (int c = 0; c < heads.head_dim; c += 16)
       out.store(first_token + r / tile.group, head * heads.head_dim + c,
                 mul(inverse, load_floats(state.values + r * heads.head_dim + c)));

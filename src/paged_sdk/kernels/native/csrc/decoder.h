@@ -15,6 +15,16 @@ inline bool has_output_norms(const paged_decoder_args& args) {
   return args.layers[0].attention_output_norm != nullptr;
 }
 
+// Whether what attention and feed-forward give is kept apart from the residual stream before it is added.
+inline bool has_branch(const paged_decoder_args& args) {
+  return has_output_norms(args) || args.layers[0].parallel != 0;
+}
+
+// The matrix that a feed-forward network begins with.
+inline const paged_weight& first_of_mlp(const paged_layer& layer) {
+  return layer.gate.data != nullptr ? layer.gate : layer.up;
+}
+
 // The step of the rows that are read, and of no others.
 inline paged_decoder_args only_read(const paged_decoder_args& args) {
   paged_decoder_args out = args;
@@ -30,18 +40,19 @@ struct DecoderScratch {
   float* projected;  // [rows, queries + keys + values]
   float* attended;   // [rows, queries]
   float* gated;      // [rows, inner], or DenseRows of as many
-  float* branch;     // [rows, hidden]: of attention or feed-forward, before its own norm
+  float* branch;     // [rows, hidden]: of attention or feed-forward, before its own norm, or of both in parallel
+  float* normed;     // [rows, hidden], after a layer norm
   uint8_t* sums;     // per thread, kSumPanels panels'
   uint8_t* attention;
   uint8_t* mixture;
   AdapterScratch adapters;
 
   struct Sizes {
-    size_t activations, projected, attended, gated, branch, sums, attention, mixture;
+    size_t activations, projected, attended, gated, branch, normed, sums, attention, mixture;
     AdapterScratch::Sizes adapters;
 
     explicit Sizes(const paged_decoder_args& args)
-        : activations(0), projected(0), attended(0), gated(0), branch(0), attention(0), mixture(0),
+        : activations(0), projected(0), attended(0), gated(0), branch(0), normed(0), attention(0), mixture(0),
           adapters(args) {
       const size_t row = sizeof(float) * args.num_rows;
       for (int i = 0; i < args.num_layers; ++i) {
@@ -55,20 +66,21 @@ struct DecoderScratch {
         if (layer.router.weight != nullptr) {
           grow(mixture, MixtureScratch::Sizes(args, layer).total());
         } else {
-          grow(gated, DenseRows::bytes(args.num_rows, layer.gate.rows));
-          for (const paged_weight* weight : {&layer.gate, &layer.down})
+          grow(gated, DenseRows::bytes(args.num_rows, layer.up.rows));
+          for (const paged_weight* weight : {&first_of_mlp(layer), &layer.down})
             grow(activations, Operand::bytes(*weight, args.num_rows, args.num_threads));
         }
+        if (layer.norm == PAGED_LAYER_NORM) grow(normed, row * layer.qkv[0].cols);
         // Few rows of a sequence may be attended to in another way than many.
         const paged_decoder_args read = only_read(args);
         for (const paged_batch* batch : {&args.batch, &read.batch})
           grow(attention, AttentionScratch::bytes(AttentionPlan(heads, *batch, args.num_threads), args.num_threads));
       }
-      if (has_output_norms(args)) branch = line_aligned(row * args.layers[0].qkv[0].cols);
+      if (has_branch(args)) branch = line_aligned(row * args.layers[0].qkv[0].cols);
       sums = ThreadSums::bytes_of(args.num_rows);
     }
     size_t total(int num_threads) const {
-      return activations + projected + attended + gated + branch + sums * num_threads + attention + mixture +
+      return activations + projected + attended + gated + branch + normed + sums * num_threads + attention + mixture +
              adapters.total();
     }
 
@@ -88,6 +100,7 @@ struct DecoderScratch {
     out.attended = reinterpret_cast<float*>(take(sizes.attended));
     out.gated = reinterpret_cast<float*>(take(sizes.gated));
     out.branch = reinterpret_cast<float*>(take(sizes.branch));
+    out.normed = reinterpret_cast<float*>(take(sizes.normed));
     out.sums = take(sizes.sums * num_threads);
     out.attention = take(sizes.attention);
     out.mixture = take(sizes.mixture);
@@ -112,6 +125,42 @@ inline auto add_branch(Job& job, const DecoderScratch& scratch, float* stream, i
                    });
 }
 
+// stream += branch, where attention and feed-forward are in parallel.
+inline auto add_parallel(Job& job, const DecoderScratch& scratch, float* stream, int num_rows, int hidden) {
+  return job.phase(num_rows, row_cost(hidden),
+                   [branch = scratch.branch, stream, hidden](int64_t first, int64_t last, int) {
+                     for (int64_t at = first * hidden; at < last * hidden; at += 16)
+                       store_floats(stream + at, add(load_floats(stream + at), load_floats(branch + at)));
+                   });
+}
+
+// Brings the rows of the residual stream, normalized, into the form that a weight multiplies.
+inline Task prepare_normed(Job& job, const paged_layer& layer, const paged_weight& weight, const Matrix input,
+                           const float* norm, const float* bias, const DecoderScratch& scratch, const Operand out) {
+  if (layer.norm != PAGED_LAYER_NORM || norm == nullptr) {
+    co_await prepare_rows(job, weight, input, norm, layer.norm_eps, out);
+    co_return;
+  }
+  const int hidden = weight.cols;
+  co_await job.phase(out.num_rows, row_cost(hidden), [&](int64_t first, int64_t last, int) {
+    for (int64_t row = first; row < last; ++row)
+      normalize_layer(static_cast<const float*>(input.data) + row * hidden, hidden, norm, bias, layer.norm_eps,
+                      scratch.normed + row * hidden);
+  });
+  co_await prepare_rows(job, weight, {scratch.normed, hidden, PAGED_FLOAT32}, nullptr, 0.0f, out);
+}
+
+// Brings what a feed-forward network without a gate has between its matrices into the form that the second one
+// multiplies.
+inline Task prepare_plain(Job& job, const paged_layer& layer, float* hidden_rows, const Operand out) {
+  const int inner = layer.up.rows;
+  co_await job.phase(out.num_rows, row_cost(inner), [&](int64_t first, int64_t last, int) {
+    for (int64_t at = first * inner; at < last * inner; at += 16)
+      store_floats(hidden_rows + at, activate(load_floats(hidden_rows + at), layer.activation));
+  });
+  co_await prepare_rows(job, layer.down, {hidden_rows, inner, PAGED_FLOAT32}, nullptr, 0.0f, out);
+}
+
 inline int query_width(const paged_heads& heads) { return heads.num_heads * heads.head_dim; }
 inline int64_t projected_width(const paged_heads& heads) {
   return query_width(heads) + 2 * heads.num_kv_heads * heads.head_dim;
@@ -126,46 +175,56 @@ inline Task project_rows(Job& job, const paged_decoder_args& args, const Adapted
   const int64_t width = projected_width(heads);
   const Matrix input{args.hidden, layer.qkv[0].cols, PAGED_FLOAT32};
   const Operand normed = Operand::at(scratch.activations, layer.qkv[0], args.num_rows);
-  co_await prepare_rows(job, layer.qkv[0], input, layer.attention_norm, layer.norm_eps, normed);
+  co_await prepare_normed(job, layer, layer.qkv[0], input, layer.attention_norm, layer.attention_norm_bias, scratch,
+                          normed);
   co_await multiply(job, layer.qkv, layer.num_qkv, normed, plain_output(scratch.projected, width), sums);
   if (adapted.change(index, PAGED_QKV, 3)) {
     const int hidden = layer.qkv[0].cols;
     float* const by_place = scratch.adapters.normed;
-    co_await normalize_adapted(job, adapted, args.hidden, hidden, layer.attention_norm, layer.norm_eps, by_place);
+    co_await normalize_adapted(job, adapted, args.hidden, layer, layer.attention_norm, layer.attention_norm_bias,
+                               by_place);
     co_await add_updates(job, adapted, index, PAGED_QKV, 3, {by_place, hidden, hidden, true}, scratch.projected, width,
                          scratch.adapters.shrunk);
   }
 
-  const Placement placement{heads,          layer.cache,    args.batch, layer.query_norm,
-                            layer.key_norm, args.ropes[layer.rope], args.slots, layer.norm_eps};
+  const Placement placement{heads, layer.cache, args.batch, layer, args.ropes[layer.rope], args.slots};
   co_await job.phase(args.num_rows, row_cost(static_cast<int>(width)), [&](int64_t first, int64_t last, int) {
     for (int64_t t = first; t < last; ++t) place_token(placement, scratch.projected + t * width, t);
   });
 }
 
+// What a layer's feed-forward network reads of the residual stream, and where it writes to.
+struct MlpEnds {
+  const float* norm;
+  const float* bias;
+  Output out;
+};
+
 // Feed-forward of rows whose adapters change it: gate and up are there as a whole before they are joined.
 inline Task run_adapted_mlp(Job& job, const paged_decoder_args& args, const AdaptedRows& adapted, int index,
-                            const Output& branch, const DecoderScratch& scratch, const ThreadSums& sums) {
+                            const MlpEnds ends, const DecoderScratch& scratch, const ThreadSums& sums) {
   static_assert(offsetof(paged_layer, up) == offsetof(paged_layer, gate) + sizeof(paged_weight));
   const paged_layer& layer = args.layers[index];
-  const int rows = args.num_rows, hidden = layer.gate.cols, inner = layer.gate.rows;
+  const paged_weight& first = first_of_mlp(layer);
+  const int count = layer.gate.data != nullptr ? 2 : 1, first_projection = PAGED_GATE_UP + 2 - count;
+  const int rows = args.num_rows, hidden = first.cols, inner = layer.up.rows, width = count * inner;
   const AdapterScratch& own = scratch.adapters;
-  const Operand mlp_input = Operand::at(scratch.activations, layer.gate, rows);
-  co_await prepare_rows(job, layer.gate, {args.hidden, hidden, PAGED_FLOAT32}, layer.mlp_norm, layer.norm_eps,
-                        mlp_input);
-  co_await multiply(job, &layer.gate, 2, mlp_input, plain_output(own.gate_up, 2 * inner), sums);
-  if (adapted.change(index, PAGED_GATE_UP, 2)) {
-    co_await normalize_adapted(job, adapted, args.hidden, hidden, layer.mlp_norm, layer.norm_eps, own.normed);
-    co_await add_updates(job, adapted, index, PAGED_GATE_UP, 2, {own.normed, hidden, hidden, true}, own.gate_up,
-                         2 * inner, own.shrunk);
+  const Operand mlp_input = Operand::at(scratch.activations, first, rows);
+  co_await prepare_normed(job, layer, first, {args.hidden, hidden, PAGED_FLOAT32}, ends.norm, ends.bias, scratch,
+                          mlp_input);
+  co_await multiply(job, &first, count, mlp_input, plain_output(own.gate_up, width), sums);
+  if (adapted.change(index, first_projection, count)) {
+    co_await normalize_adapted(job, adapted, args.hidden, layer, ends.norm, ends.bias, own.normed);
+    co_await add_updates(job, adapted, index, first_projection, count, {own.normed, hidden, hidden, true}, own.gate_up,
+                         width, own.shrunk);
   }
-  co_await activate_rows(job, own.gate_up, inner, layer.activation, rows);
+  co_await activate_rows(job, own.gate_up, inner, count == 2, layer.activation, rows);
   const Operand gated = Operand::at(scratch.activations, layer.down, rows);
-  co_await prepare_rows(job, layer.down, {own.gate_up, 2 * inner, PAGED_FLOAT32}, nullptr, 0.0f, gated);
-  co_await multiply(job, &layer.down, 1, gated, branch, sums);
+  co_await prepare_rows(job, layer.down, {own.gate_up, width, PAGED_FLOAT32}, nullptr, 0.0f, gated);
+  co_await multiply(job, &layer.down, 1, gated, ends.out, sums);
   if (adapted.change(index, PAGED_DOWN, 1))
-    co_await add_updates(job, adapted, index, PAGED_DOWN, 1, {own.gate_up, 2 * inner, inner},
-                         static_cast<float*>(branch.data), branch.stride, own.shrunk);
+    co_await add_updates(job, adapted, index, PAGED_DOWN, 1, {own.gate_up, width, inner},
+                         static_cast<float*>(ends.out.data), ends.out.stride, own.shrunk);
 }
 
 // The rest: attention and feed-forward.
@@ -176,8 +235,9 @@ inline Task finish_rows(Job& job, const paged_decoder_args& args, const AdaptedR
   const int rows = args.num_rows, hidden = layer.qkv[0].cols, queries = query_width(heads);
   float* const stream = args.hidden;
   const Matrix input{stream, hidden, PAGED_FLOAT32};
-  const Output branch = layer.attention_output_norm != nullptr ? plain_output(scratch.branch, hidden)
-                                                               : Output{stream, hidden, PAGED_FLOAT32, input};
+  const bool parallel = layer.parallel != 0;
+  const bool apart = layer.attention_output_norm != nullptr || parallel;
+  const Output branch = apart ? plain_output(scratch.branch, hidden) : Output{stream, hidden, PAGED_FLOAT32, input};
   const AttentionPlan plan(heads, args.batch, args.num_threads);
   co_await attend_batch(job, plan, layer.cache, {scratch.projected, projected_width(heads), PAGED_FLOAT32},
                         plain_output(scratch.attended, queries), AttentionScratch::at(scratch.attention, plan));
@@ -189,21 +249,32 @@ inline Task finish_rows(Job& job, const paged_decoder_args& args, const AdaptedR
                          static_cast<float*>(branch.data), branch.stride, scratch.adapters.shrunk);
   co_await add_branch(job, scratch, stream, rows, hidden, layer.attention_output_norm, layer.norm_eps);
 
+  MlpEnds ends{layer.mlp_norm, layer.mlp_norm_bias, branch};
+  if (parallel)
+    ends = {layer.attention_norm, layer.attention_norm_bias,
+            Output{scratch.branch, hidden, PAGED_FLOAT32, {scratch.branch, hidden, PAGED_FLOAT32}}};
   if (layer.router.weight != nullptr) {
     co_await run_mixture(job, args, layer, stream, branch, scratch.mixture);
   } else if (adapted.change(index, PAGED_GATE_UP, 3)) {
-    co_await run_adapted_mlp(job, args, adapted, index, branch, scratch, sums);
+    co_await run_adapted_mlp(job, args, adapted, index, ends, scratch, sums);
   } else {
-    const Operand mlp_input = Operand::at(scratch.activations, layer.gate, rows);
-    co_await prepare_rows(job, layer.gate, input, layer.mlp_norm, layer.norm_eps, mlp_input);
-    co_await multiply_gated(job, layer.gate, layer.up, layer.down, mlp_input, layer.activation, scratch.gated, sums);
-    const bool ready = takes_hidden_as_it_comes(layer.gate, layer.down);
+    const paged_weight& up = first_of_mlp(layer);
+    const Operand mlp_input = Operand::at(scratch.activations, up, rows);
+    co_await prepare_normed(job, layer, up, input, ends.norm, ends.bias, scratch, mlp_input);
+    const bool ready = layer.gate.data != nullptr && takes_hidden_as_it_comes(layer.gate, layer.down);
     uint8_t* const memory = ready ? reinterpret_cast<uint8_t*>(scratch.gated) : scratch.activations;
     const Operand gated = Operand::at(memory, layer.down, rows);
-    if (!ready)
-      co_await prepare_rows(job, layer.down, {scratch.gated, layer.gate.rows, PAGED_FLOAT32}, nullptr, 0.0f, gated);
-    co_await multiply(job, &layer.down, 1, gated, branch, sums);
+    if (layer.gate.data == nullptr) {
+      co_await multiply(job, &layer.up, 1, mlp_input, plain_output(scratch.gated, layer.up.rows), sums);
+      co_await prepare_plain(job, layer, scratch.gated, gated);
+    } else {
+      co_await multiply_gated(job, layer.gate, layer.up, layer.down, mlp_input, layer.activation, scratch.gated, sums);
+      if (!ready)
+        co_await prepare_rows(job, layer.down, {scratch.gated, layer.gate.rows, PAGED_FLOAT32}, nullptr, 0.0f, gated);
+    }
+    co_await multiply(job, &layer.down, 1, gated, ends.out, sums);
   }
+  if (parallel) co_await add_parallel(job, scratch, stream, rows, hidden);
   co_await add_branch(job, scratch, stream, rows, hidden, layer.mlp_output_norm, layer.norm_eps);
 }
 

@@ -183,10 +183,18 @@ inline void prepare_pairs(const paged_experts_args& args, const Stack& gate, con
   }
 }
 
-// silu(gate x) * (up x) of one unit's columns, as rows for down.
+// Adds the bias of 16 columns of an expert, from the unit's panel p on.
+inline Floats add_bias(Floats product, const Stack& stack, const Segment& segment, int64_t unit, int p) {
+  if (stack.weight.bias == nullptr) return product;
+  const int64_t panel = segment.expert * stack.panels + unit * kUnitPanels + p;
+  return add(product, load_floats(stack.weight.bias + panel * kPanelRows));
+}
+
+// gated_expert(gate x, up x) of one unit's columns, as rows for down.
 template <class Kind>
-inline void gate_unit(const Stack& gate, const Stack& up, const Segment& segment, int64_t unit,
-                      const typename Kind::Rows& x, const typename Kind::Rows& out, float (*sums)[kPanelRows]) {
+inline void gate_unit(const paged_experts_args& args, const Stack& gate, const Stack& up, const Segment& segment,
+                      int64_t unit, const typename Kind::Rows& x, const typename Kind::Rows& out,
+                      float (*sums)[kPanelRows]) {
   float (*up_sums)[kPanelRows] = sums + kUnitPanels * segment.count;
   Kind::multiply(gate, segment, unit, x, sums);
   Kind::multiply(up, segment, unit, x, up_sums);
@@ -194,7 +202,9 @@ inline void gate_unit(const Stack& gate, const Stack& up, const Segment& segment
     Floats columns[kUnitPanels];
     for (int p = 0; p < kUnitPanels; ++p) {
       const int at = p * segment.count + r;
-      columns[p] = mul(activate(load_floats(sums[at]), PAGED_SILU), load_floats(up_sums[at]));
+      columns[p] = gated_expert(add_bias(load_floats(sums[at]), gate, segment, unit, p),
+                                add_bias(load_floats(up_sums[at]), up, segment, unit, p), args.swiglu_alpha,
+                                args.swiglu_limit);
     }
     Kind::store(out, unit, r, columns);
   }
@@ -212,8 +222,8 @@ inline int64_t rows_paid(const ExpertsScratch& scratch) {
 // All units of all segments that begin in [first, last), a unit taking as many numbers as it costs: one run of each
 // weight, so that it streams.
 template <class Kind>
-inline void gate_segments(const Stack& gate, const Stack& up, const Stack& down, const ExpertsScratch& scratch,
-                          float (*sums)[kPanelRows], int64_t first, int64_t last) {
+inline void gate_segments(const paged_experts_args& args, const Stack& gate, const Stack& up, const Stack& down,
+                          const ExpertsScratch& scratch, float (*sums)[kPanelRows], int64_t first, int64_t last) {
   const int64_t units = gate.units();
   int64_t before = 0;
   for (const Segment* next = scratch.segments; next->count > 0 && before < last; ++next) {
@@ -227,7 +237,7 @@ inline void gate_segments(const Stack& gate, const Stack& up, const Stack& down,
     const auto x = Kind::of_segment(scratch.input, segment, gate.weight);
     const auto out = Kind::of_segment(scratch.gated, segment, down.weight);
     for (int64_t unit = unit_at(first), end = unit_at(last); unit < end; ++unit)
-      gate_unit<Kind>(gate, up, segment, unit, x, out, sums);
+      gate_unit<Kind>(args, gate, up, segment, unit, x, out, sums);
     before += units * cost;
   }
 }
@@ -250,7 +260,8 @@ inline void add_down(const paged_experts_args& args, const Stack& down, const Ou
         const Floats weight = broadcast(args.topk_weights[pair]);
         float* total = scratch.totals + pair / args.num_selected * width + unit * kUnitCols;
         for (int p = 0; p < kUnitPanels; ++p, total += kPanelRows)
-          store_floats(total, fma(load_floats(sums[p * segment->count + r]), weight, load_floats(total)));
+          store_floats(total, fma(add_bias(load_floats(sums[p * segment->count + r]), down, *segment, unit, p), weight,
+                                  load_floats(total)));
       }
     }
   }
@@ -272,7 +283,7 @@ inline Task run_experts_of(Job& job, const paged_experts_args& args, const Outpu
   const int64_t rows = rows_paid(scratch);
   co_await job.phase(rows * gate.units(), int64_t{2} * kUnitPanels * kPanelRows * args.gate.cols,
                      [&](int64_t first, int64_t last, int thread) {
-                       gate_segments<Kind>(gate, up, down, scratch, sums(thread), first, last);
+                       gate_segments<Kind>(args, gate, up, down, scratch, sums(thread), first, last);
                      });
   co_await job.phase(down.units(), rows * kUnitPanels * kPanelRows * args.down.cols,
                      [&](int64_t first, int64_t last, int thread) {

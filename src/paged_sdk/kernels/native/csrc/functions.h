@@ -43,12 +43,26 @@ inline Floats exponential(Floats x) { return exponential2(mul(x, broadcast(kLog2
 
 // SiLU is x * sigmoid(x); GELU with tanh is x * sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3).
 inline Floats activate(Floats x, int32_t activation) {
+  if (activation == PAGED_RELU2) {
+    const Floats positive = maximum(zero_floats(), x);
+    return mul(positive, positive);
+  }
   Floats u = x;
   if (activation == PAGED_GELU_TANH) {
     const Floats inner = fma(mul(mul(x, x), x), broadcast(0.044715f), x);
     u = mul(inner, broadcast(1.5957691216057308f));
   }
   return div(x, add(broadcast(1.0f), exponential(sub(zero_floats(), u))));
+}
+
+// The hidden columns of an expert: silu(gate) * up, or with a limit what gpt-oss has in its place.
+inline Floats gated_expert(Floats gate, Floats up, float alpha, float limit) {
+  if (limit == 0.0f) return mul(activate(gate, PAGED_SILU), up);
+  const Floats highest = broadcast(limit);
+  gate = minimum(highest, gate);
+  up = minimum(highest, maximum(broadcast(-limit), up));
+  const Floats power = exponential(mul(gate, broadcast(-alpha)));
+  return mul(add(up, broadcast(1.0f)), div(gate, add(broadcast(1.0f), power)));
 }
 
 // cap * tanh(x / cap), with tanh(u) = 1 - 2 / (1 + e^(2 u)).

@@ -66,7 +66,7 @@ struct AdapterScratch {
       int inner = 0;
       for (int i = 0; i < args.num_layers; ++i) {
         const paged_layer& layer = args.layers[i];
-        if (layer.router.weight == nullptr && layer.gate.rows > inner) inner = layer.gate.rows;
+        if (layer.router.weight == nullptr && layer.up.rows > inner) inner = layer.up.rows;
         for (int a = 0; a < args.num_adapters; ++a) {
           int all = 0;
           for (int p = 0; p < PAGED_PROJECTIONS; ++p) all += args.adapters[a][i * PAGED_PROJECTIONS + p].rank;
@@ -175,16 +175,21 @@ struct UpdateInput {
   }
 };
 
-// Brings the rows that have an adapter through an RMSNorm.
-inline auto normalize_adapted(Job& job, const AdaptedRows& adapted, const float* stream, int hidden, const float* norm,
-                              float eps, float* normed) {
+// Brings the rows that have an adapter through a layer's norm, or as they are where there is none.
+inline auto normalize_adapted(Job& job, const AdaptedRows& adapted, const float* stream, const paged_layer& layer,
+                              const float* norm, const float* bias, float* normed) {
+  const int hidden = layer.qkv[0].cols;
   return job.phase(adapted.count(), row_cost(hidden),
-                   [&adapted, stream, hidden, norm, eps, normed](int64_t first, int64_t last, int) {
+                   [&adapted, &layer, stream, hidden, norm, bias, normed](int64_t first, int64_t last, int) {
                      for (int64_t place = first; place < last; ++place) {
+                       const float* from = stream + static_cast<int64_t>(adapted.rows[place]) * hidden;
                        float* to = normed + place * hidden;
-                       __builtin_memcpy(to, stream + static_cast<int64_t>(adapted.rows[place]) * hidden,
-                                        sizeof(float) * hidden);
-                       normalize(to, hidden, norm, eps);
+                       if (norm != nullptr && layer.norm == PAGED_LAYER_NORM) {
+                         normalize_layer(from, hidden, norm, bias, layer.norm_eps, to);
+                         continue;
+                       }
+                       __builtin_memcpy(to, from, sizeof(float) * hidden);
+                       if (norm != nullptr) normalize(to, hidden, norm, layer.norm_eps);
                      }
                    });
 }
@@ -256,13 +261,15 @@ inline Task add_updates(Job& job, const AdaptedRows& adapted, int layer, int fir
   });
 }
 
-// gate = activation(gate) * up, of rows [gate, up].
-inline auto activate_rows(Job& job, float* gate_up, int inner, int32_t activation, int num_rows) {
+// gate = activation(gate) * up, of rows [gate, up], or without a gate up = activation(up).
+inline auto activate_rows(Job& job, float* gate_up, int inner, bool has_gate, int32_t activation, int num_rows) {
   return job.phase(num_rows, 4 * row_cost(inner), [=](int64_t first, int64_t last, int) {
     for (int64_t row = first; row < last; ++row) {
-      float* gate = gate_up + row * 2 * inner;
-      for (int c = 0; c < inner; c += 16)
-        store_floats(gate + c, mul(activate(load_floats(gate + c), activation), load_floats(gate + inner + c)));
+      float* gate = gate_up + row * (has_gate ? 2 : 1) * inner;
+      for (int c = 0; c < inner; c += 16) {
+        const Floats activated = activate(load_floats(gate + c), activation);
+        store_floats(gate + c, has_gate ? mul(activated, load_floats(gate + inner + c)) : activated);
+      }
     }
   });
 }

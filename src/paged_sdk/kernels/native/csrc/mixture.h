@@ -60,6 +60,8 @@ struct MixtureScratch {
     out.num_tokens = args.num_rows;
     out.num_selected = layer.router.num_selected;
     out.dtype = PAGED_FLOAT32;
+    out.swiglu_alpha = layer.router.swiglu_alpha;
+    out.swiglu_limit = layer.router.swiglu_limit;
     return out;
   }
 };
@@ -94,6 +96,8 @@ inline void score_experts(const paged_router& description, const float* x, int n
 // Chooses a token's experts by their scores, which become probabilities. Scores that hold NaN give NaN and any experts.
 inline void choose_experts(const paged_router& router, float* scores, float* topk_weights, int64_t* topk_ids) {
   const int num_experts = router.num_experts, width = MixtureScratch::padded(num_experts);
+  if (router.bias != nullptr)
+    for (int e = 0; e < num_experts; ++e) scores[e] += router.bias[e];
   for (int e = num_experts; e < width; ++e) scores[e] = -std::numeric_limits<float>::infinity();
   Floats largest = load_floats(scores), sum = zero_floats();
   for (int e = 16; e < width; e += 16) largest = maximum(largest, load_floats(scores + e));
@@ -128,8 +132,13 @@ inline Task run_mixture(Job& job, const paged_decoder_args& args, const paged_la
   const int rows = args.num_rows, hidden = layer.gate.cols, width = MixtureScratch::padded(router.num_experts);
   co_await job.phase(rows, row_cost(hidden), [&](int64_t first, int64_t last, int) {
     for (int64_t t = first; t < last; ++t) {
-      __builtin_memcpy(scratch.normed + t * hidden, stream + t * hidden, sizeof(float) * hidden);
-      normalize(scratch.normed + t * hidden, hidden, layer.mlp_norm, layer.norm_eps);
+      float* const normed = scratch.normed + t * hidden;
+      if (layer.norm == PAGED_LAYER_NORM) {
+        normalize_layer(stream + t * hidden, hidden, layer.mlp_norm, layer.mlp_norm_bias, layer.norm_eps, normed);
+      } else {
+        __builtin_memcpy(normed, stream + t * hidden, sizeof(float) * hidden);
+        normalize(normed, hidden, layer.mlp_norm, layer.norm_eps);
+      }
     }
   });
   // A float32 product takes as long as eight of bytes.

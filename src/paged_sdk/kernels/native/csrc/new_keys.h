@@ -15,12 +15,24 @@ struct Placement {
   const paged_heads& heads;
   const paged_cache& cache;
   const paged_batch& batch;
-  const float* query_norm;  // [head_dim]; null: none
-  const float* key_norm;
+  const paged_layer& layer;
   const paged_rope& rope;
   const int64_t* slots;
-  float norm_eps;
 };
+
+// Norms of so many heads in place: one over all of them, or one of each.
+inline void normalize_heads(const paged_layer& layer, const float* norm, const float* bias, int num_heads, float* row) {
+  const int size = layer.head_norm == PAGED_WHOLE_NORM ? num_heads * layer.heads.head_dim : layer.heads.head_dim;
+  const int count = layer.head_norm == PAGED_WHOLE_NORM ? 1 : num_heads;
+  for (int h = 0; h < count; ++h, row += size) {
+    const float* weight = layer.head_norm == PAGED_OWN_NORMS ? norm + h * size : norm;
+    if (layer.norm == PAGED_LAYER_NORM) {
+      normalize_layer(row, size, weight, bias, layer.norm_eps, row);
+    } else {
+      normalize(row, size, weight, layer.norm_eps);
+    }
+  }
+}
 
 // Rotary embedding (Su et al., 2021, arXiv 2104.09864) of one head in place.
 inline void rotate_head(float* head, const float* cosines, const float* sines, int half) {
@@ -33,6 +45,18 @@ inline void rotate_head(float* head, const float* cosines, const float* sines, i
   }
   for (; i < half; ++i) {
     const float a = head[i], b = head[half + i];
+    head[i] = a * cosines[i] - b * sines[i];
+    head[half + i] = b * cosines[i] + a * sines[i];
+  }
+}
+
+// Rotary embedding of one head whose pairs are neighbours; what is rotated is written as two halves.
+inline void rotate_neighbours(float* head, const float* cosines, const float* sines, int half) {
+  constexpr int kMost = 512;  // elements; the caller has checked
+  alignas(64) float pairs[kMost];
+  __builtin_memcpy(pairs, head, sizeof(float) * 2 * half);
+  for (int i = 0; i < half; ++i) {
+    const float a = pairs[2 * i], b = pairs[2 * i + 1];
     head[i] = a * cosines[i] - b * sines[i];
     head[half + i] = b * cosines[i] + a * sines[i];
   }
@@ -68,12 +92,24 @@ inline void place_token(const Placement& placement, float* row, int64_t token) {
   const int size = heads.head_dim, half = placement.rope.half;
   const float* cosines = placement.rope.cosines + token * half;
   const float* sines = placement.rope.sines + token * half;
-  for (int h = 0; h < heads.num_heads + heads.num_kv_heads; ++h) {
-    const float* norm = h < heads.num_heads ? placement.query_norm : placement.key_norm;
-    if (norm != nullptr) normalize(row + h * size, size, norm, placement.norm_eps);
-    rotate_head(row + h * size, cosines, sines, half);
-  }
+  const paged_layer& layer = placement.layer;
   float* keys = row + heads.num_heads * size;
+  if (layer.query_norm != nullptr)
+    normalize_heads(layer, layer.query_norm, layer.query_norm_bias, heads.num_heads, row);
+  if (layer.key_norm != nullptr)
+    normalize_heads(layer, layer.key_norm, layer.key_norm_bias, heads.num_kv_heads, keys);
+  if (layer.qkv_clip != 0.0f) {
+    const Floats highest = broadcast(layer.qkv_clip), lowest = broadcast(-layer.qkv_clip);
+    for (int c = 0; c < (heads.num_heads + 2 * heads.num_kv_heads) * size; c += 16)
+      store_floats(row + c, minimum(highest, maximum(lowest, load_floats(row + c))));
+  }
+  for (int h = 0; h < heads.num_heads + heads.num_kv_heads; ++h) {
+    if (placement.rope.interleaved != 0) {
+      rotate_neighbours(row + h * size, cosines, sines, half);
+    } else {
+      rotate_head(row + h * size, cosines, sines, half);
+    }
+  }
   const float* values = keys + heads.num_kv_heads * size;
   if (placement.cache.key_offsets != nullptr) {
     const int width = heads.num_kv_heads * size;

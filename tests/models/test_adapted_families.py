@@ -1,0 +1,78 @@
+"""Adapters in the fused layers of families that differ from llama: texts are those of merged weights."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+from odd_configs import reference_of
+
+import tiny
+from adapter_files import ALL, merge, write_adapter
+from native_weights import needs_library
+from paged_sdk import SamplingParams, TextModelBuilder
+
+pytestmark = needs_library
+
+TARGETS: Final = (*ALL, "c_fc", "c_proj")
+PROMPTS: Final = ([5, 6, 7, 8] * 6, [40, 41, 42] * 5)
+GREEDY: Final = SamplingParams(temperature=0.0, max_len=8, ignore_eos=True)
+_SHAPE: Final[dict[str, Any]] = {
+    "vocab_size": tiny.VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "rope_theta": 10_000.0,
+}
+# No norm before either half; layer norms and an MLP without a gate; attention and MLP side by side; a factor on what
+# layers add.
+FAMILIES: Final[dict[str, dict[str, Any]]] = {
+    "olmo2": {},
+    "starcoder2": {},
+    "cohere": {"logit_scale": 0.5},
+    "granite": {"residual_multiplier": 0.4, "attention_multiplier": 0.25},
+}
+
+
+def continued(model: Any, prompt: list[int]) -> list[int]:
+    text = list(prompt)
+    with torch.inference_mode():
+        for _ in range(8):
+            text.append(int(model(torch.tensor([text]), use_cache=False).logits[0, -1].argmax()))
+    return text[len(prompt) :]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_texts_are_those_of_merged_weights(family: str, tmp_path: Path) -> None:
+    reference = reference_of(_SHAPE | {"model_type": family} | FAMILIES[family], tmp_path)
+    reference.save_pretrained(tmp_path / "base")
+    tiny.tokenizer().save(str(tmp_path / "base" / "tokenizer.json"))
+    write_adapter(tmp_path / "first", reference, seed=1, targets=TARGETS)
+    expected = [continued(reference, prompt) for prompt in PROMPTS]
+    merged = merge(reference, tmp_path / "first")
+    expected += [continued(merged, prompt) for prompt in PROMPTS]
+
+    async def run() -> list[str]:
+        builder = TextModelBuilder(tmp_path / "base").with_dtype("float32").with_force_cpu().with_num_threads(1)
+        async with builder.with_adapter(tmp_path / "first").build() as model:
+            asked = [
+                model.send_completion_request(prompt, GREEDY, adapter=name)
+                for name in (None, "first")
+                for prompt in PROMPTS
+            ]
+            texts = [response.choices[0].text for response in await asyncio.gather(*asked)]
+            assert texts == [await model.detokenize(tokens) for tokens in expected]
+        return texts
+
+    assert len(set(asyncio.run(run()))) > 2
