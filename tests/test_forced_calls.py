@@ -255,6 +255,22 @@ def test_a_thought_that_the_prompt_has_begun_ends_at_once(compiler: GrammarCompi
         assert grammar.matcher.deep_copy().try_consume_tokens(tokens) == len(tokens)
 
 
+def test_arguments_are_written_in_one_line(compiler: GrammarCompiler) -> None:
+    style = AnswerStyle.of_template(answers.HERMES)
+    schema = {"properties": {"a": {"type": "array", "items": {"type": "integer"}}}, "required": ["a"]}
+    grammar = compiler.compile(style.forced_calls({"f": schema}, token_of, "", several=False))
+    for arguments, is_one in (
+        ('{"a": [1, 2]}', True),
+        ('{"a":[1,2]}', True),
+        ('{ "a": [ 1, 2 ] }', True),
+        ('{"a":  [1, 2]}', False),
+        ('{\n  "a": [1, 2]}', False),
+    ):
+        text = f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'
+        tokens = tokens_of(text)
+        assert (grammar.matcher.deep_copy().try_consume_tokens(tokens) == len(tokens)) == is_one, arguments
+
+
 SAID: Final = "I look: {x} </b> [1]"
 
 

@@ -41,6 +41,8 @@ _MAX_SYMBOLS: Final = 65_000
 _STRICT: Final[Mapping[str, Any]] = MappingProxyType({"lenient": False, "coerce_one_of": False})
 _JSON_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType({**_STRICT, "whitespace_pattern": r"[ ]|\n[ \t]{0,32}"})
 _COMPACT: Final[Mapping[str, Any]] = MappingProxyType({**_STRICT, "whitespace_flexible": False})
+_CALLS: Final[Mapping[str, Any]] = MappingProxyType({**_STRICT, "whitespace_pattern": "[ ]"})
+"""Calls are written in one line, as most models were trained to: not a token goes into indenting them."""
 _CONTROL_CHARACTER: Final = re.compile(r"(?<!\\)(?:\\\\)*\\u00[01]")
 
 
@@ -145,7 +147,7 @@ class GrammarCompiler:
                     checked = read_schema(rule.schema)
                     if isinstance(checked, Problem):
                         return evolve(checked, message=f"{rule.label}: {checked.message}")
-                    options = _json_options(checked, json.dumps(checked))
+                    options = _json_options(checked, json.dumps(checked), _CALLS)
                     if isinstance(options, Problem):
                         return evolve(options, message=f"{rule.label}: {options.message}")
                     schemas[rule.label] = checked
@@ -157,7 +159,7 @@ class GrammarCompiler:
                     return checked
                 schemas[""] = checked
                 text = json.dumps(checked)
-                options = _json_options(checked, text, compact=constraint.compact)
+                options = _json_options(checked, text, _COMPACT if constraint.compact else _JSON_OPTIONS)
                 if isinstance(options, Problem):
                     return options
                 try:
@@ -197,13 +199,12 @@ def _queue_full(reason: str) -> QueueFullError:
     return QueueFullError(reason, limit=_MAX_PENDING)
 
 
-def _json_options(schema: Schema, text: str, *, compact: bool = False) -> Any | Problem:
+def _json_options(schema: Schema, text: str, options: Mapping[str, Any]) -> Any | Problem:
     """Return how the library is to read a schema.
 
     :param text: its JSON
-    :param compact: whether texts have no white space
+    :param options: which white space there may be, and more
     """
-    options = _COMPACT if compact else _JSON_OPTIONS
     if not has_open_names(schema):
         return {**options}
     # Without other escapes than these, each name is written in one way alone, but no control character can be.
