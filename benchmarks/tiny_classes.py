@@ -63,7 +63,14 @@ _OWN: Final[MappingProxyType[str, dict[str, Any]]] = MappingProxyType(
         "mamba2": {"num_heads": 8},
         "zaya": {"num_experts_per_tok": 1},
         "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
-        "cohere_compass_text": {"layer_types": ["sliding_attention", "full_attention"] * 2},
+        "cohere_compass_text": {
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "rope_parameters": {
+                kind: {"rope_type": "default", "rope_theta": 10_000.0}
+                for kind in ("sliding_attention", "full_attention")
+            },
+        },
+        "dbrx": {"attn_config": {"rope_theta": 10_000.0, "kv_n_heads": 2, "clip_qkv": 8.0}},
         "qwen4_exp_text": {"layer_types": ["linear_attention", "full_attention"] * 2},
         "zamba2": {"layer_types": ["mamba", "hybrid"] * 2},
         "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},

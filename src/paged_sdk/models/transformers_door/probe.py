@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final
 
 import torch
@@ -28,6 +29,8 @@ _WITHOUT_MEANING: Final = frozenset(
         *("output_hidden_states", "output_router_logits", "return_dict", "logits_to_keep", "num_items_in_batch"),
     }
 )
+
+_IN_WORDS: Final = MappingProxyType({"s_aux": "sinks"})
 
 # The native kernels take heads of multiples of 16 elements. Zeros beyond a head's own change no product.
 _HEAD_MULTIPLE: Final = 16
@@ -200,7 +203,7 @@ def _layer(call: AttentionCall, model_type: str) -> AttentionLayer:
         raise refusal(model_type, "it keeps other states of a text than keys and values (an index of its keys)")
     unknown = sorted(options.keys() - _WITHOUT_MEANING)
     if unknown:
-        raise refusal(model_type, f"its attention has {', '.join(unknown)}")
+        raise refusal(model_type, f"its attention has {', '.join(_IN_WORDS.get(each, each) for each in unknown)}")
     _, num_heads, _, head_dim = call.query.shape
     if scale is None:
         scale = head_dim**-0.5

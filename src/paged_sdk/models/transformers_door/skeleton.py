@@ -62,6 +62,10 @@ def make_skeleton(config: Mapping[str, Any], dtype: torch.dtype) -> PreTrainedMo
             model: Any = make(
                 made, attn_implementation=IMPLEMENTATION, experts_implementation=IMPLEMENTATION, dtype=torch.float32
             )
+    except KeyError as error:
+        if error.args == (IMPLEMENTATION,):  # it looks its attention up in a table of its own
+            raise refusal(model_type, f"{class_name} does not use transformers' attention interface") from error
+        raise refusal(model_type, f"{class_name} says {shown(str(error))}") from error
     except Exception as error:  # whatever a stranger's config makes of a stranger's class
         raise refusal(model_type, f"{class_name} says {shown(str(error))}") from error
     kinds = set(getattr(made, "layer_types", None) or ()) - _ATTENTION_KINDS
