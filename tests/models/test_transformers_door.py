@@ -44,8 +44,9 @@ PROMPT = "Once upon a time there was a small engine that could read a long lette
 
 
 # Parallel residuals; matrices with a row per input and tied embeddings; learned positions with an offset; values of
-# another size than keys, and experts of one tensor each; queries that depend on which experts were chosen.
-@pytest.mark.parametrize("model_type", ["gpt_neox", "gpt2", "opt", "deepseek_v2", "jetmoe"])
+# another size than keys, and experts of one tensor each; queries that depend on which experts were chosen; sinks, and
+# windows in some layers.
+@pytest.mark.parametrize("model_type", ["gpt_neox", "gpt2", "opt", "deepseek_v2", "jetmoe", "granite_swa"])
 def test_class_says_what_transformers_says(model_type: str) -> None:
     outcome = judge(model_type)
     assert outcome.verdict is Verdict.RUNS, outcome.reason
@@ -56,7 +57,6 @@ def test_class_says_what_transformers_says(model_type: str) -> None:
     [
         ("bloom", "does not use transformers' attention interface"),
         ("gptj", "does not use transformers' attention interface"),
-        ("gpt_oss", "its attention has sinks"),
         ("mamba", "keeps other states"),
         ("lfm2", "keeps other states .* conv"),
         ("bart", "positions are not those"),

@@ -14,7 +14,7 @@ from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.models.transformers_door.modules import Body, CurrentStep
 from paged_sdk.models.transformers_door.probe import AttentionLayer, inputs
-from paged_sdk.models.transformers_door.seam import AttentionCall, Seam
+from paged_sdk.models.transformers_door.seam import SINKS, AttentionCall, Seam
 from paged_sdk.quant.adapted import AdaptableShape
 
 __all__ = ["TransformersModel"]
@@ -101,7 +101,8 @@ class TransformersModel:
         query, key, value = (_padded(each, size) for each in (query, key, value))
         step = self._step.context
         assert step is not None, "attention is computed in a step"
-        attended = step.attention.forward(index, query, key, value)
+        sinks = call.options.get(SINKS)
+        attended = step.attention.forward(index, query, key, value, None if sinks is None else sinks.float())
         return attended[None, ..., : layer.value_dim].contiguous()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Any, Final
 
 import torch
@@ -15,7 +14,7 @@ from transformers import PreTrainedModel
 
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.errors import UnsupportedArchitectureError, shown
-from paged_sdk.models.transformers_door.seam import AttentionCall, Mask, attach
+from paged_sdk.models.transformers_door.seam import SINKS, AttentionCall, Mask, attach
 from paged_sdk.models.transformers_door.skeleton import refusal
 
 __all__ = ["AttentionLayer", "Findings", "inputs", "probe"]
@@ -27,10 +26,9 @@ _WITHOUT_MEANING: Final = frozenset(
     {
         *("dropout", "sliding_window", "is_causal", "position_ids", "use_cache", "cache_position", "output_attentions"),
         *("output_hidden_states", "output_router_logits", "return_dict", "logits_to_keep", "num_items_in_batch"),
+        SINKS,
     }
 )
-
-_IN_WORDS: Final = MappingProxyType({"s_aux": "sinks"})
 
 # The native kernels take heads of multiples of 16 elements. Zeros beyond a head's own change no product.
 _HEAD_MULTIPLE: Final = 16
@@ -198,12 +196,14 @@ def _layer(call: AttentionCall, model_type: str) -> AttentionLayer:
     if mask.why_not is not None:
         raise refusal(model_type, mask.why_not)
     options = {name: value for name, value in call.options.items() if value is not None}
+    if SINKS in options and options[SINKS].shape != (call.query.shape[1],):
+        raise refusal(model_type, "its sinks are not one number for each head")
     scale, softcap = options.pop("scaling", None), options.pop("softcap", None)
     if "indices" in options:
         raise refusal(model_type, "it keeps other states of a text than keys and values (an index of its keys)")
     unknown = sorted(options.keys() - _WITHOUT_MEANING)
     if unknown:
-        raise refusal(model_type, f"its attention has {', '.join(_IN_WORDS.get(each, each) for each in unknown)}")
+        raise refusal(model_type, f"its attention has {', '.join(unknown)}")
     _, num_heads, _, head_dim = call.query.shape
     if scale is None:
         scale = head_dim**-0.5

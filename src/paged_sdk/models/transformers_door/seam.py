@@ -15,10 +15,13 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, grouped_mm_experts_forward
 
-__all__ = ["IMPLEMENTATION", "Attend", "AttentionCall", "Mask", "Seam", "attach", "register"]
+__all__ = ["IMPLEMENTATION", "SINKS", "Attend", "AttentionCall", "Mask", "Seam", "attach", "register"]
 
 IMPLEMENTATION: Final = "paged_sdk"
 """The name under which transformers finds this package's attention, masks and experts."""
+
+SINKS: Final = "s_aux"
+"""The name of the option with one more logit for each head's softmax, which has no value."""
 
 _SEAM: Final = "paged_sdk_seam"
 _MASK: Final = "paged_sdk_mask"
