@@ -97,6 +97,7 @@ EXPORTS: Final[tuple[str, ...]] = (
     "VisionModelBuilder",
     "embedded_model_path",
     "write_gguf",
+    "write_safetensors",
 )
 """The contract: a name that is added or removed here is a change for users, and belongs in the changelog."""
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from paged_sdk.blocking import BlockingCompletionStream as BlockingCompletionStream
     from paged_sdk.blocking import BlockingModel as BlockingModel
     from paged_sdk.build.gguf_export import write_gguf as write_gguf
+    from paged_sdk.build.safetensors_export import write_safetensors as write_safetensors
     from paged_sdk.builders import GgufModelBuilder as GgufModelBuilder
     from paged_sdk.builders import LoraModelBuilder as LoraModelBuilder
     from paged_sdk.builders import TextModelBuilder as TextModelBuilder
@@ -105,6 +106,7 @@ _HOME = {
         "VisionModelBuilder",
     ),
     "build.gguf_export": ("write_gguf",),
+    "build.safetensors_export": ("write_safetensors",),
     "config.images": ("ImageLimits",),
     "config.isq": ("IsqType",),
     "config.memory": ("MemoryGpuConfig",),

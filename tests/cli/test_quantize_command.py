@@ -37,6 +37,15 @@ def test_a_model_is_written(source: Path, tmp_path: Path) -> None:
     assert [kinds[name] for name in names] == ["F16", "Q8_0", "Q4_0", "F32"]
 
 
+def test_safetensors_are_written(source: Path, tmp_path: Path) -> None:
+    code, said = quantize(source, tmp_path / "decoded", "--safetensors")
+    assert (code, "decoded: " in said) == (0, True), said
+    assert (tmp_path / "decoded" / "model.safetensors").exists()
+    code, said = quantize(source, tmp_path / "other", "--safetensors", "--override", "ffn_down=F16")
+    assert code == 2
+    assert "--override" in said
+
+
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [

@@ -1,4 +1,4 @@
-"""Run ``paged-sdk quantize``: write a model as a GGUF file."""
+"""Run ``paged-sdk quantize``: write a model as a GGUF file, or as safetensors that are not quantized."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from paged_sdk.cli import options
 __all__ = ["quantize"]
 
 Source = Annotated[str, typer.Argument(help="A directory, a GGUF file or a hub id.")]
-Target = Annotated[Path, typer.Argument(help="The GGUF file to write, which must not exist.")]
+Target = Annotated[
+    Path, typer.Argument(help="The GGUF file, or with --safetensors the directory, to write, which must not exist.")
+]
 Type = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--type",
         metavar="NAME",
         help="F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K_S, Q3_K_M, Q3_K_L, Q4_K_S, Q4_K_M, Q5_K_S, "
-        "Q5_K_M or Q6_K.",
+        "Q5_K_M or Q6_K; by default Q4_K_M. With --safetensors F32, F16 or BF16, which is then the default.",
     ),
 ]
 Override = Annotated[
@@ -57,20 +59,29 @@ TopologyFile = Annotated[
 ]
 
 
+Safetensors = Annotated[
+    bool,
+    typer.Option(
+        "--safetensors", help="Write a directory of safetensors that are not quantized, as transformers reads."
+    ),
+]
+
+
 def quantize(
     source: Source,
     target: Target,
-    type: Type = "Q4_K_M",
+    type: Type = None,
     override: Override = None,
     imatrix: Imatrix = None,
     calibrate: Calibrate = None,
     topology: TopologyFile = None,
+    safetensors: Safetensors = False,
     verbose: options.Verbose = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Write a model as a GGUF file, quantized."""
+    """Write a model as a GGUF file, quantized, or as safetensors."""
     # Imported here, because help does not need them and should appear at once.
-    from paged_sdk import Topology, write_gguf
+    from paged_sdk import Topology, write_gguf, write_safetensors
     from paged_sdk.cli.flags import exclusive, naming_flags
     from paged_sdk.cli.terminal import Terminal
 
@@ -78,11 +89,23 @@ def quantize(
     with terminal.reporting(verbose=verbose), naming_flags():
         exclusive({"--verbose": verbose, "--quiet": quiet})
         exclusive({"--imatrix": imatrix, "--calibrate": calibrate})
+        for flag, value in {
+            "--override": override,
+            "--imatrix": imatrix,
+            "--calibrate": calibrate,
+            "--topology": topology,
+        }.items():
+            exclusive({"--safetensors": safetensors, flag: value})
+        if safetensors:
+            directory = write_safetensors(source, target, type=type or "BF16", show_progress=not quiet)
+            size = sum(file.stat().st_size for file in directory.iterdir())
+            terminal.note(f"{directory}: {size / 2**20:.0f} MiB")
+            return
         overrides = [_override(each) for each in override or ()]
         path = write_gguf(
             source,
             target,
-            type=type,
+            type=type or "Q4_K_M",
             overrides=overrides,
             imatrix=imatrix,
             calibrate=calibrate,

@@ -1,0 +1,154 @@
+"""Write a directory of safetensors from a checkpoint."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from paged_sdk.build.progress import LoadingBar
+from paged_sdk.chat.text_processor import TextProcessor, text_processor_from_gguf
+from paged_sdk.errors import CheckpointError, ConfigError, UnsupportedArchitectureError
+from paged_sdk.files import is_file
+from paged_sdk.models.family import find_family
+from paged_sdk.weights.checkpoint import Checkpoint, open_checkpoint
+from paged_sdk.weights.gguf_writer import must_be_new
+from paged_sdk.weights.hub import resolve_model
+from paged_sdk.weights.safetensors_writer import NewTensor, write_shards
+from paged_sdk.weights.source import WeightSource
+
+__all__ = ["write"]
+
+_CPU: Final = torch.device("cpu")
+_DTYPES: Final[Mapping[str, torch.dtype]] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_ROOM: Final = 1 << 26  # for the tokenizer and the rest
+_ONLY_IN_GGUF: Final = ("inv_freq_divisors", "gguf_attn_factor")
+# What a checkpoint has beside its weights: of these, those that are there are copied.
+_COPIED: Final = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+)
+
+
+def write(source: str | Path, target: str | Path, type: str, *, show_progress: bool) -> Path:
+    """Do what :func:`paged_sdk.build.safetensors_export.write_safetensors` says."""
+    target = Path(os.path.expanduser(target))
+    must_be_new(target)
+    if not isinstance(type, str) or type not in _DTYPES:
+        raise ConfigError.of("type", type, f"one of {', '.join(_DTYPES)} for safetensors, which are not quantized")
+    checkpoint = open_checkpoint(resolve_model(source))
+    try:
+        config = _config(checkpoint, type)
+        tensors = [_tensor(checkpoint.source, name, _DTYPES[type]) for name in sorted(checkpoint.source.names())]
+        size = sum(tensor.num_bytes for tensor in tensors)
+        with (
+            _new_directory(target, size) as part,
+            LoadingBar(f"Writing {target.name}", visible=show_progress) as bar,
+        ):
+            (part / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+            _write_tokenizer(checkpoint, part)
+            write_shards(part, tensors, on_progress=bar.update)
+    finally:
+        checkpoint.source.close()
+    return target
+
+
+def _config(checkpoint: Checkpoint, type: str) -> dict[str, Any]:
+    """Return the content of config.json.
+
+    :raises UnsupportedArchitectureError: no family has this ``model_type``, or GGUF says what config.json cannot
+    """
+    family = find_family(checkpoint.config)
+    scaling = checkpoint.config.get("rope_scaling") or {}
+    for name in _ONLY_IN_GGUF:
+        if name in scaling:
+            raise UnsupportedArchitectureError(
+                f"{checkpoint.path}: config.json has no field for rope_scaling.{name}, by which the GGUF file says how "
+                "positions are scaled",
+                architecture=str(checkpoint.config.get("model_type")),
+            )
+    config = {key: value for key, value in checkpoint.config.items() if key != "quantization_config"}
+    config.setdefault("architectures", [family.architectures[0]])
+    return config | {"dtype": str(_DTYPES[type]).removeprefix("torch.")}
+
+
+def _tensor(source: WeightSource, name: str, dtype: torch.dtype) -> NewTensor:
+    return NewTensor(name=name, shape=source.shape(name), dtype=dtype, make=partial(_decoded, source, name, dtype))
+
+
+def _decoded(source: WeightSource, name: str, dtype: torch.dtype) -> Tensor:
+    values = source.tensor(name, dtype, _CPU)
+    if not values.isfinite().all():
+        raise CheckpointError(f"tensor {name} has NaN or Inf as {str(dtype).removeprefix('torch.')}")
+    return values
+
+
+def _write_tokenizer(checkpoint: Checkpoint, directory: Path) -> None:
+    if checkpoint.metadata is None:
+        for name in _COPIED:
+            if is_file(checkpoint.path / name):
+                shutil.copyfile(checkpoint.path / name, directory / name)
+        return
+    text = text_processor_from_gguf(checkpoint.metadata)
+    try:
+        _write_text_processor(text, directory)
+    finally:
+        text.close()
+
+
+def _write_text_processor(text: TextProcessor, directory: Path) -> None:
+    names = dict(text.tokenizer.special.names)
+    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
+    if text.template is not None:
+        settings["chat_template"] = text.template.source
+    if text.model_max_length is not None:
+        settings["model_max_length"] = text.model_max_length
+    generation: dict[str, Any] = {"eos_token_id": sorted(text.stop_token_ids)} if text.stop_token_ids else {}
+    if text.tokenizer.special.bos is not None:
+        generation["bos_token_id"] = text.tokenizer.special.bos
+    files = {"tokenizer_config.json": settings, "generation_config.json": generation}
+    for name, content in files.items():
+        (directory / name).write_text(json.dumps(content, indent=2), encoding="utf-8")
+    (directory / "tokenizer.json").write_text(text.tokenizer.to_json(), encoding="utf-8")
+
+
+@contextmanager
+def _new_directory(target: Path, num_bytes: int) -> Iterator[Path]:
+    """Give the path of a directory that becomes ``target`` when the block ends, and is removed when it raises.
+
+    :raises CheckpointError: there is too little space, or something cannot be written
+    """
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        free = shutil.disk_usage(target.parent).free
+        if free < num_bytes + _ROOM:
+            needed, there = (math.ceil(each / 2**20) for each in (num_bytes + _ROOM, free))
+            raise CheckpointError(
+                f"{target} cannot be written: it takes {needed} MiB, and {there} are free", path=target
+            )
+        part.mkdir()
+        yield part
+        must_be_new(target)
+        os.replace(part, target)
+    except OSError as error:
+        raise CheckpointError(f"{target} cannot be written: {error.strerror or error}", path=target) from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
