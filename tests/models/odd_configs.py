@@ -146,7 +146,7 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], dict[str, list[Any]]]]] = {
     ),
     "phimoe": (
         {"num_local_experts": 4, "num_experts_per_tok": 2, "router_jitter_noise": 0.4},
-        _MOE | {"lm_head_bias": [True, False], "router_jitter_noise": [ABSENT, 0.1]},
+        {"lm_head_bias": [True, False], "router_jitter_noise": [ABSENT, 0.1], "num_experts_per_tok": [1, 3]},
     ),
     "nemotron": ({}, {"partial_rotary_factor": [0.25], "norm_eps": [0.1, ABSENT]}),
 }

@@ -467,7 +467,7 @@ def test_experts_of_plain_numbers_beside_quantized_layers(tmp_path: Path) -> Non
 class NewerConfig(DecoderConfig):
     """What :class:`DecoderConfig` may be one day, before the native decoder learns of it."""
 
-    parallel_residual: bool = False
+    memory_tokens_are_kept: bool = False
 
 
 @frozen(kw_only=True)
@@ -497,7 +497,9 @@ def test_what_the_fused_layers_do_not_know_is_never_fused(llama: Checkpoint) -> 
     known = model.config
     assert why_not(as_kind(NewerConfig, known)) is None
     unknown = "the native decoder does not know"
-    assert why_not(as_kind(NewerConfig, known, parallel_residual=True)) == f"{unknown} parallel_residual = True"
+    assert (
+        why_not(as_kind(NewerConfig, known, memory_tokens_are_kept=True)) == f"{unknown} memory_tokens_are_kept = True"
+    )
     for turned, reason in ((False, None), (True, f"{unknown} is_interleaved = True")):
         rope = as_kind(NewerRope, known.ropes[0], is_interleaved=turned)
         assert why_not(attrs.evolve(known, ropes=(*known.ropes[1:], rope))) == reason
