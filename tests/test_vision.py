@@ -137,18 +137,21 @@ COMPOSED: Mapping[str, Any] = {
     "suffix drafts": lambda builder: builder.with_speculation(SpeculativeConfig(gamma=4)),
     "batch invariance": lambda builder: builder.with_batch_invariance(),
     "preemption": lambda builder: builder.with_paged_attn(
-        PagedAttentionMeta(block_size=8, gpu_memory=MemoryGpuConfig.ContextSize(160))
+        PagedAttentionMeta(block_size=8, gpu_memory=MemoryGpuConfig.ContextSize(128))
     ),
 }
 
 
-@pytest.mark.parametrize("setting", COMPOSED)
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [*(("qwen2_vl", setting) for setting in COMPOSED), ("gemma3", "preemption"), ("gemma3", "suffix drafts")],
+)
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_texts_do_not_depend_on_the_batch(
-    setting: str, checkpoints: Mapping[str, tuple[Path, Any]], anyio_backend: str
+    name: str, setting: str, checkpoints: Mapping[str, tuple[Path, Any]], anyio_backend: str
 ) -> None:
     """A model answers the same alone, without a prefix cache, and beside others that have the same and other images."""
-    directory = checkpoints["qwen2_vl"][0]
+    directory = checkpoints[name][0]
     builder = COMPOSED[setting](exact(directory))
     others = [
         VisionMessages().add_image_message("user", "What is this?", picture(40, 60, seed=seed)) for seed in range(3)
@@ -157,7 +160,7 @@ async def test_texts_do_not_depend_on_the_batch(
     async with builder.with_prefix_cache_n(0).with_max_num_seqs(1).build() as model:
         alone = [text_of(await model.send_chat_request(request)) for request in requests]
     assert len(set(alone)) == len(alone)
-    async with builder.with_max_num_batched_tokens(16).build() as model:
+    async with builder.with_max_num_batched_tokens(12).build() as model:  # fewer than an image of Gemma's has
         together = await model.send_chat_requests([*requests, *requests])
         if setting == "batch invariance" or setting == "preemption":  # float32 sums, or exact ones
             assert list(map(text_of, together)) == alone + alone
@@ -166,6 +169,21 @@ async def test_texts_do_not_depend_on_the_batch(
             assert again == alone
         if setting == "preemption":
             assert model.stats().preemptions > 0
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_line_breaks_around_images_join_the_text(
+    checkpoints: Mapping[str, tuple[Path, Any]], anyio_backend: str
+) -> None:
+    async with exact(checkpoints["gemma3"][0]).build() as model:
+        tokenizer = model._preparer.text.tokenizer
+        ids = list(prompt_of(model, CHAT))
+        image = "\n\n<start_of_image>" + "<image>" * 16 + "<end_of_image>\n\n"
+        text = (
+            f"<|im_start|>user\n{image}What is this?<|im_end|>\n<|im_start|>assistant\nA square.<|im_end|>\n"
+            f"<|im_start|>user\nAnd{image}?<|im_end|>\n<|im_start|>assistant\n"
+        )
+        assert ids == tokenizer.encode(text, add_special_tokens=False)
 
 
 async def test_constraints_choices_and_penalties(llava: Path) -> None:

@@ -176,6 +176,25 @@ VISION_FAMILIES: Final[dict[str, _Family]] = {
         settings={"patch_size": 7, "size": {"shortest_edge": 28 * 28, "longest_edge": 84 * 84}},
         placeholder="<|vision_start|><image><|vision_end|>",
     ),
+    "gemma3": _Family(
+        config={
+            "text_config": {
+                "model_type": "gemma3_text",
+                **_TEXT,
+                "num_hidden_layers": 4,
+                "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+                "sliding_window": 12,
+                "query_pre_attn_scalar": 16,
+            },
+            "vision_config": {"model_type": "siglip_vision_model", **_VISION, "vision_use_head": False},
+            "image_token_index": _IMAGE_TOKEN,
+            "mm_tokens_per_image": 16,
+            "tie_word_embeddings": False,
+        },
+        processor="Gemma3ImageProcessorPil",
+        settings={"size": {"height": 28, "width": 28}},
+        placeholder="<start_of_image>",
+    ),
     "qwen3_vl": _Family(
         config={
             "text_config": {
@@ -258,6 +277,8 @@ def make_vision_checkpoint(name: str, directory: Path, *, seed: int = 0, **chang
         for parameter in model.parameters():
             if parameter.ndim == 1:
                 parameter.data.add_(torch.randn_like(parameter) * 0.2)
+            elif not parameter.any():  # Gemma's projection of images begins with zeros, and would show nothing
+                parameter.data.normal_()
     model.save_pretrained(directory)
     tokenizer().save(str(directory / "tokenizer.json"))
     processor: Any = getattr(transformers, family.processor)(**family.settings)
@@ -288,6 +309,7 @@ def reference_answer(
             attention_mask=torch.ones_like(prompt),
             **inputs,
             **({"mm_token_type_ids": types} if "image_grid_thw" in inputs else {}),
+            **({"token_type_ids": types} if untyped.config.model_type == "gemma3" else {}),
             max_new_tokens=num_tokens,
             do_sample=False,
             use_cache=True,

@@ -40,6 +40,7 @@ class AttentionSetup:
     :ivar dtype: dtype of queries, keys and values
     :ivar workspace: scratch memory of the native CPU kernels; None: they are absent
     :ivar products: what attention on the CPU may multiply
+    :ivar both_ways: whether tokens of an image attend to one another in both directions
     :ivar key_offsets: per layer, the offsets that are subtracted from keys before they are stored in FP8
         (:mod:`paged_sdk.kernels.key_offsets`)
     """
@@ -50,6 +51,7 @@ class AttentionSetup:
     device: torch.device
     workspace: Workspace | None = None
     products: Products = Products.FLOAT32
+    both_ways: bool = False
     key_offsets: Sequence[Tensor] = ()
 
     @property

@@ -85,11 +85,13 @@ class _ContiguousStep(AttentionStep):
             keys[row.start : row.end] = key[token:last]
             values[row.start : row.end] = value[token:last]
             first = 0 if scores.window is None else max(0, row.start + 1 - scores.window)
+            blocks = None if row.media is None else row.media.blocks_at(row.start, row.end, first)
             seen = slice(first, row.end)
+            own = None if blocks is None else torch.from_numpy(blocks).to(query.device)
             outputs.append(
                 decode_attention(query[token:last], keys[None, seen], values[None, seen], None, scores)
-                if row.num_new_tokens == 1
-                else prefill_attention(query[token:last], keys[seen], values[seen], scores)
+                if row.num_new_tokens == 1 and own is None
+                else prefill_attention(query[token:last], keys[seen], values[seen], scores, own)
             )
             token = last
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)

@@ -34,6 +34,8 @@ def why_not_native(setup: AttentionSetup) -> str | None:
     """Return why the kernels cannot serve a model, or None if they can."""
     if setup.workspace is None:
         return "they are absent"
+    if setup.both_ways:
+        return "tokens of its images attend in both directions"
     if setup.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return f"its dtype is {setup.dtype}, and the kernels take float32, bfloat16 and float16"
     if setup.model.head_dim % 16:

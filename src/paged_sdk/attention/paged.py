@@ -130,13 +130,15 @@ class PagedBackend(AttentionBackend):
         token = 0
         for row in rows:
             first = 0 if window is None else max(0, row.start + 1 - window)
+            blocks = None if row.media is None else row.media.blocks_at(row.start, row.end, first)
             keys = _Keys(self._slots(row, first), np.arange(first, row.end))
-            if row.num_new_tokens == 1:
+            if row.num_new_tokens == 1 and blocks is None:
                 decode_tokens.append(token)
                 decode_keys.append(keys)
             else:
                 slots, positions = self._tensor(keys.slots), self._where_offsets(keys.positions)
-                prefills.append(_PrefillRow(token, token + row.num_new_tokens, slots, positions))
+                blocks_there = None if blocks is None else self._tensor(blocks)
+                prefills.append(_PrefillRow(token, token + row.num_new_tokens, slots, positions, blocks_there))
             token += row.num_new_tokens
         groups = _group_by_length([len(keys.slots) for keys in decode_keys])
         if len(groups) == 1 and not prefills:
@@ -186,12 +188,14 @@ class _PrefillRow:
     """Describes a chunk of one sequence: its tokens ``first`` to ``last`` (exclusive) of the step, and its keys' slots.
 
     :ivar positions: the positions of the keys, if there are key offsets
+    :ivar blocks: which keys see one another in both directions, if any do
     """
 
     first: int
     last: int
     slots: Tensor
     positions: Tensor | None
+    blocks: Tensor | None = None
 
 
 @frozen
@@ -241,7 +245,7 @@ class _PagedStep(AttentionStep):
         for row in plan.prefills:
             tokens_of_row = slice(row.first, row.last)
             output[tokens_of_row] = paged_prefill_attention(
-                query[tokens_of_row], cache, row.slots, scores, row.positions
+                query[tokens_of_row], cache, row.slots, scores, row.positions, row.blocks
             )
         return output
 

@@ -158,6 +158,7 @@ def make_storage(
             dtype=loaded.dtype,
             device=device,
             workspace=workspace,
+            both_ways=loaded.vision is not None and loaded.vision.both_ways,
             products=_products(loaded.settings, loaded.dtype, is_quantized=loaded.is_quantized),
             key_offsets=(
                 key_offsets(loaded.model, loaded.max_model_len)

@@ -24,10 +24,12 @@ class LoadedVision:
 
     :ivar prompts: puts images into prompts
     :ivar encoder: makes vectors of them
+    :ivar both_ways: whether tokens of an image attend to one another in both directions
     """
 
     prompts: ImagePrompts
     encoder: ImageEncoder
+    both_ways: bool = False
 
 
 def load_vision(
@@ -58,4 +60,4 @@ def load_vision(
         dtype=dtype,
         device=device,
     )
-    return LoadedVision(prompts, encoder)
+    return LoadedVision(prompts, encoder, family.is_whole)

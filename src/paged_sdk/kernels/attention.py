@@ -39,12 +39,16 @@ def decode_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
     return _attend(groups, key.transpose(1, 2), value.transpose(1, 2), seen, scores, sinks=sinks).flatten(1, 2)
 
 
-def prefill_attention(query: Tensor, key: Tensor, value: Tensor, scores: ScoreOptions) -> Tensor:
+def prefill_attention(
+    query: Tensor, key: Tensor, value: Tensor, scores: ScoreOptions, blocks: Tensor | None = None
+) -> Tensor:
     """Attend causally with some consecutive query tokens of one sequence. Memory is linear in both lengths.
 
     :param query: ``[num_tokens, num_heads, head_dim]``
     :param key: ``[length, num_kv_heads, head_dim]``, of which the last ``num_tokens`` are the queries' own; ``value``
         likewise
+    :param blocks: ``[length]`` int64: keys of one number from 0 on are seen by all queries among them, later ones too,
+        as far as no window leaves them behind; below 0: of none
     :returns: ``[num_tokens, num_heads, head_dim]``, contiguous
     """
     window = scores.window
@@ -62,8 +66,13 @@ def prefill_attention(query: Tensor, key: Tensor, value: Tensor, scores: ScoreOp
         last = min(first + tile, num_tokens)
         end = length - num_tokens + last
         begin = 0 if window is None else max(0, length - num_tokens + first + 1 - window)
-        own, keys = position[length - num_tokens + first : end, None], position[begin:end]
+        queries = slice(length - num_tokens + first, end)
+        if blocks is not None:
+            end = length
+        own, keys = position[queries, None], position[begin:end]
         mask = keys <= own
+        if blocks is not None:
+            mask |= (blocks[queries, None] == blocks[begin:]) & (blocks[begin:] >= 0)
         if window is not None:
             mask &= keys > own - window
         rows = groups[:, first:last].flatten(1, 2)[None]

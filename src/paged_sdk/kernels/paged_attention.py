@@ -278,17 +278,23 @@ def paged_decode_attention(
 
 
 def paged_prefill_attention(
-    query: Tensor, cache: LayerCache, slots: Tensor, scores: ScoreOptions, positions: Tensor | None = None
+    query: Tensor,
+    cache: LayerCache,
+    slots: Tensor,
+    scores: ScoreOptions,
+    positions: Tensor | None = None,
+    blocks: Tensor | None = None,
 ) -> Tensor:
     """Attend with the last query tokens of one sequence over all its keys in the cache, their own included.
 
     :param query: ``[num_tokens, num_heads, head_dim]``
     :param slots: ``[length]`` int64: the sequence's keys in order, the last ``num_tokens`` of them the queries' own
     :param positions: like ``slots``: of the slots' tokens within the sequence; needed if the cache has key offsets
+    :param blocks: as :func:`~paged_sdk.kernels.attention.prefill_attention` takes them
     :returns: ``[num_tokens, num_heads, head_dim]``, contiguous
     """
     key, value = _gather(cache, slots, positions, query.dtype)
-    return prefill_attention(query, key, value, scores)
+    return prefill_attention(query, key, value, scores, blocks)
 
 
 def _gather(cache: LayerCache, slots: Tensor, positions: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -270,7 +270,7 @@ class Scheduler:
                 if length == len(sequence.token_ids):  # nothing is awaited, so it has outgrown memory or frequencies
                     (outgrown if self._may_grow(sequence) else dropped).append(sequence)
                 continue
-            if budget == 0 or num_wanted == 0:  # 0: drafts of the sequence are being verified
+            if budget <= 0 or num_wanted == 0:  # 0: drafts of the sequence are being verified
                 continue
             if num_wanted > 1:
                 if prompt_budget is None:
@@ -280,6 +280,7 @@ class Scheduler:
                 num_wanted = min(num_wanted, prompt_budget - spared, budget)
                 if num_wanted <= 0:
                     continue
+                num_wanted = _whole_end(sequence, start + num_wanted) - start
             table = sequence.table
             if start + num_wanted > table.capacity:
                 num_wanted = self._make_room(sequence, start, num_wanted)
@@ -340,11 +341,15 @@ class Scheduler:
             start, length = sequence.num_scheduled, len(sequence.token_ids)
             if pace is not None and not rows:
                 budget = min(budget, pace.tokens(seconds, start))
-            num_new = self._kv.grow(sequence.table, start, min(budget, length - start))
+            wanted = _whole_end(sequence, start + min(budget, length - start)) - start
+            num_new = self._kv.grow(sequence.table, start, wanted)
             assert num_new > 0, f"{sequence} was admitted without room"
+            num_new = _whole_start(sequence, start + num_new) - start
+            if num_new <= 0:
+                continue
             rows.append(_row(sequence, start, num_new))
             budget -= num_new
-            if budget == 0:
+            if budget <= 0:
                 break
         return rows
 
@@ -401,14 +406,16 @@ class Scheduler:
 
         :returns: how many tokens there is capacity for; 0 if the sequence itself was the last by rank
         """
-        while not (num_granted := self._kv.grow(sequence.table, start, num_wanted)):
+        while (
+            num_granted := _whole_start(sequence, start + self._kv.grow(sequence.table, start, num_wanted)) - start
+        ) <= 0:
             last = self._running[-1]
             if last is sequence and sequence.num_in_flight:
                 break  # once the step under way is updated, its sliding window may free blocks
             self._preempt(last)
             if last is sequence:
                 break
-        return num_granted
+        return max(num_granted, 0)
 
     def _preempt(self, sequence: Sequence) -> None:
         assert len(self._running) > 1, f"{sequence} has the whole memory and no room"
@@ -452,6 +459,20 @@ class Scheduler:
             insort(self._running, sibling, key=rank)
         sequence.num_choices = 1
         return [sequence, *siblings]
+
+
+def _whole_end(sequence: Sequence, end: int) -> int:
+    """Return where a chunk ends that is to end there: behind an image whose tokens have to be computed together, even
+    where that is beyond the budget.
+    """
+    media = sequence.request.media
+    return end if media is None else media.whole_end(end)
+
+
+def _whole_start(sequence: Sequence, end: int) -> int:
+    """Return where a chunk ends for which there is no more memory: before such an image."""
+    media = sequence.request.media
+    return end if media is None else media.whole_start(end)
 
 
 def _row(sequence: Sequence, start: int, num_new_tokens: int) -> ScheduledSequence:

@@ -56,6 +56,34 @@ class PromptMedia:
         """Return the images that have tokens among those from ``start`` to ``end``."""
         return [span for span in self.spans if span.first_token < end and start < span.end]
 
+    def whole_end(self, end: int) -> int:
+        """Return the first position from ``end`` on at which a step may end: not within an image that is whole."""
+        for span in self.spans:
+            if span.is_whole and span.places[0] < end <= span.places[-1]:
+                return int(span.places[-1]) + 1
+        return end
+
+    def whole_start(self, end: int) -> int:
+        """Return the last position up to ``end`` at which a step may end."""
+        for span in self.spans:
+            if span.is_whole and span.places[0] < end <= span.places[-1]:
+                return int(span.places[0])
+        return end
+
+    def blocks_at(self, start: int, end: int, first: int) -> npt.NDArray[np.int64] | None:
+        """Return which of the whole images each of the keys from ``first`` to ``end`` belongs to, -1 for none; None:
+        no token from ``start`` on does.
+        """
+        import numpy as np
+
+        blocks = np.full(end - first, -1, np.int64)
+        is_there = False
+        for number, span in enumerate(self.spans):
+            if span.is_whole:
+                blocks[max(int(span.places[0]) - first, 0) : max(int(span.places[-1]) + 1 - first, 0)] = number
+                is_there = is_there or (span.places[0] < end and start <= span.places[-1])
+        return blocks if is_there else None
+
     def positions_at(self, start: int, end: int) -> npt.NDArray[np.int64]:
         """Return the rotary positions of some tokens, ``[3, end - start]``; those after the prompt go on by ones after
         the greatest of it.

@@ -64,6 +64,7 @@ class VisionFamily:
         are replaced
     :ivar options: returns further arguments of the image processor, from config.json
     :ivar encoder_inputs: which of the processor's outputs the encoder takes
+    :ivar around: text before and after an image, which is made tokens together with what stands there
     :ivar has_grid: whether an image's tokens have rotary positions in height and width
     :ivar is_whole: whether the tokens of an image attend to one another in both directions
     """
@@ -73,6 +74,7 @@ class VisionFamily:
     encoder_inputs: tuple[str, ...] = ("pixel_values",)
     image_token_fields: tuple[str, ...] = ("image_token_id", "image_token_index")
     placeholder: str | None = None
+    around: str = ""
     has_grid: bool = False
     is_whole: bool = False
 

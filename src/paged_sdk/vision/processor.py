@@ -43,6 +43,10 @@ class ImageTokenizer(Protocol):
         """Return the id of a token by its text, or None."""
         ...
 
+    def is_special(self, id: int) -> bool:
+        """Tell whether a token is special."""
+        ...
+
 
 @frozen(eq=False)
 class _Prepared:
@@ -112,6 +116,8 @@ class ImagePrompts:
         prepared = [self._prepare(image) for image in images]
         expanded: list[int] = []
         spans: list[ImageSpan] = []
+        if self._family.around:
+            token_ids = self._with_text_around(token_ids)
         for token_id in token_ids:
             if token_id != self._placeholder_id:
                 expanded.append(token_id)
@@ -132,6 +138,33 @@ class ImagePrompts:
         merge = self._merge_size if self._family.has_grid else 1
         positions = None if grids is None else grid_positions(len(expanded), spans, grids, merge)
         return expanded, PromptMedia(spans=tuple(spans), positions=positions)
+
+    def _with_text_around(self, token_ids: Sequence[int]) -> list[int]:
+        """Return a prompt with the family's text before and after each image, made tokens with the text it joins."""
+        made: list[int] = []
+        text: list[int] = []
+
+        def flush(before: str, after: str) -> None:
+            own = self._tokenizer.decode(text, skip_special_tokens=False)
+            if self._tokenizer.encode(own, add_special_tokens=False) == text:
+                made.extend(self._tokenizer.encode(before + own + after, add_special_tokens=False))
+            else:  # a tokenizer that does not give back what it took leaves its tokens as they are
+                made.extend(self._tokenizer.encode(before, add_special_tokens=False))
+                made.extend(text)
+                made.extend(self._tokenizer.encode(after, add_special_tokens=False))
+            text.clear()
+
+        around, before = self._family.around, ""
+        for token_id in token_ids:
+            if not self._tokenizer.is_special(token_id):
+                text.append(token_id)
+                continue
+            is_image = token_id == self._placeholder_id
+            flush(before, around if is_image else "")
+            made.append(token_id)
+            before = around if is_image else ""
+        flush(before, "")
+        return made
 
     @cached_property
     def _placeholder_id(self) -> int:
