@@ -148,6 +148,14 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], dict[str, list[Any]]]]] = {
         {"num_local_experts": 4, "num_experts_per_tok": 2, "router_jitter_noise": 0.4},
         {"lm_head_bias": [True, False], "router_jitter_noise": [ABSENT, 0.1], "num_experts_per_tok": [1, 3]},
     ),
+    "gptj": (
+        {"rotary_dim": 4, "n_inner": 48},
+        {"rotary_dim": [2, 8, 3, 16], "n_inner": [40, None, ABSENT], "activation_function": _ACTIVATIONS},
+    ),
+    "codegen": (
+        {"rotary_dim": 4, "n_inner": 48},
+        {"rotary_dim": [2, 8, 3, 16], "n_inner": [40, None, ABSENT], "activation_function": _ACTIVATIONS},
+    ),
     "nemotron": ({}, {"partial_rotary_factor": [0.25], "norm_eps": [0.1, ABSENT]}),
 }
 """By ``model_type``: what every config of the family has, and what it may have beside :data:`_COMMON`."""

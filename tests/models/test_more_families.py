@@ -66,6 +66,8 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
     "cohere": {"use_qk_norm": True, "logit_scale": 0.5},
     "cohere2": {"sliding_window": 24, "sliding_window_pattern": 3, "logit_scale": 0.5},
     "nemotron": {},
+    "gptj": {"rotary_dim": 8, "n_inner": 96},
+    "codegen": {"rotary_dim": 8, "n_inner": 96},
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2, "clip_qkv": 4.0},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 24, "swiglu_limit": 2.0},
     "phimoe": {"num_local_experts": 4, "router_jitter_noise": 0.4, "lm_head_bias": True, "attention_bias": True},

@@ -257,8 +257,8 @@ def _written_keys(wanted: _Wanted) -> dict[str, Any]:
 def _names(checkpoint: Checkpoint) -> CheckpointNames:
     """Return the names that the checkpoint uses, of those that its family knows."""
     family, source = find_family(checkpoint.config), checkpoint.source
-    names = next((each for each in family.names if f"{each.body}embed_tokens.weight" in source), family.names[0])
-    layer = f"{names.body}layers.0."
+    names = next((each for each in family.names if each.table in source), family.names[0])
+    layer = names.layer(0)
     experts = next((each for each in names.experts if f"{layer}{each.block}.gate.weight" in source), None)
     if experts is None:
         return CheckpointNames(body=names.body, head=names.head)

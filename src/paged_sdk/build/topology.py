@@ -67,7 +67,7 @@ def isq_by_name(topology: Topology) -> list[tuple[Pattern[str], IsqType]]:
 def _expression(selector: LayerSelector) -> Pattern[str]:
     if isinstance(selector.selection, re.Pattern):
         return selector.selection
-    return re.compile(rf"(?:^|\.)layers\.(?:{'|'.join(map(str, selector.selection))})\.")
+    return re.compile(rf"(?:^|\.)(?:layers|h|blocks)\.(?:{'|'.join(map(str, selector.selection))})\.")
 
 
 def gguf_overrides(

@@ -177,6 +177,9 @@ class DecoderConfig:
     :ivar input_norms: norms before attention and before the MLP (all but olmo2 and its kin)
     :ivar sandwich_norms: norms after attention and after the MLP, before the residual (gemma)
     :ivar parallel_residual: attention and the MLP read the same normalized rows, and what both give is added at once
+    :ivar qkv_groups: in how many groups of rows, each with its queries, keys and values, a checkpoint has them in one
+        tensor (codegen: 4)
+    :ivar qkv_values_first: whether values come before keys there (codegen)
     :ivar qkv_clip: the largest magnitude of elements of queries, keys and values, after their norms (olmoe)
     :ivar head_bias: whether the output projection adds a bias
     :ivar moe: mixture of experts; None: every layer has one MLP
@@ -211,6 +214,8 @@ class DecoderConfig:
     norm_offset: float = 0.0
     norm_in_float32: bool = False
     qkv_bias: bool = False
+    qkv_groups: int = 1
+    qkv_values_first: bool = False
     qkv_clip: float | None = None
     output_bias: bool = False
     mlp_bias: bool = False

@@ -80,6 +80,7 @@ def load_attention_block(
             in_features=config.hidden_size,
             out_features=(query_size, kv_size, kv_size),
             bias=config.qkv_bias,
+            order=_order(config),
         ),
         output=loader.linear(
             [prefix + names.output],
@@ -90,3 +91,17 @@ def load_attention_block(
         qk_norm=load_qk_norm(loader, config, names, prefix),
         sinks=loader.tensor(f"{prefix}self_attn.sinks", config.num_heads).float() if config.attention_sinks else None,
     )
+
+
+def _order(config: DecoderConfig) -> Tensor | None:
+    """Return which rows of the one tensor that a checkpoint has for queries, keys and values are all queries, then all
+    keys, then all values; None: they are in this order.
+    """
+    if config.qkv_groups == 1 and not config.qkv_values_first:
+        return None
+    heads = config.num_heads // config.qkv_groups
+    kv_heads = config.num_kv_heads // config.qkv_groups
+    rows = torch.arange((config.num_heads + 2 * config.num_kv_heads) * config.head_dim)
+    parts = torch.split(rows.view(config.qkv_groups, -1, config.head_dim), [heads, kv_heads, kv_heads], 1)
+    query, *key_value = (part.flatten() for part in parts)
+    return torch.cat([query, *(reversed(key_value) if config.qkv_values_first else key_value)])

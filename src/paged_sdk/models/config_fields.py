@@ -42,6 +42,8 @@ _WHOLE = _Range(-(2**31), 2**31 - 1)
 _FACTOR = _Range(1e-9, 1e9)
 _FACTOR_OR_0 = _Range(0.0, 1e9)
 
+_EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
+
 # By field, whatever section it stands in. The largest in use: some 130 layers, 512 experts, 10 million tokens.
 _RANGES: Mapping[str, _Range] = MappingProxyType(
     {
@@ -53,7 +55,7 @@ _RANGES: Mapping[str, _Range] = MappingProxyType(
         "head_dim": _Range(1, 2**16),
         "max_position_embeddings": _Range(1, 2**27),
         "original_max_position_embeddings": _Range(1, 2**27),
-        **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps"), _Range(0, 1)),
+        **dict.fromkeys(_EPSILONS, _Range(0, 1)),
         **dict.fromkeys(("embedding_multiplier", "residual_multiplier", "attention_multiplier"), _FACTOR),
         **dict.fromkeys(("logits_scaling", "logit_scale"), _FACTOR),
         "query_pre_attn_scalar": _FACTOR,
@@ -101,6 +103,14 @@ class ConfigFields:
     def with_defaults(self, **defaults: object) -> ConfigFields:
         """Return the same section, with values for keys that it lacks. A key that is there, as ``null``, keeps it."""
         return ConfigFields({**defaults, **self._values}, self._name)
+
+    def renamed(self, **names: str) -> ConfigFields:
+        """Return the same section with fields under other names too.
+
+        :param names: the own name of each, by the other; where a config has both, its own counts
+        """
+        own = {new: self._values[old] for new, old in names.items() if old in self._values}
+        return ConfigFields({**self._values, **own}, self._name)
 
     def updated(self, other: ConfigFields) -> ConfigFields:
         """Return the section with the values of another in place of its own; the other's name is used in messages."""

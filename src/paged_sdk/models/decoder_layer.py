@@ -93,7 +93,7 @@ def load_decoder_layer(loader: WeightLoader, config: DecoderConfig, names: Tenso
 
     :raises CheckpointError: a tensor is missing or has another shape
     """
-    prefix = f"{names.body}layers.{layer}."
+    prefix = names.layer(layer)
 
     def norm(name: str) -> Norm:
         return load_norm(loader, config, prefix + name)

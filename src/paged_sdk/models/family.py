@@ -69,8 +69,11 @@ class TensorNames:
     """Names the tensors of a model in a checkpoint.
 
     :ivar body: the prefix of the decoder's tensors
+    :ivar embedding: the token embeddings, within the body
+    :ivar layers: what the layers are numbered under, within the body
     :ivar head: the output projection, where it is not tied to the embeddings
-    :ivar qkv: the projections within a layer whose rows, one after the other, are queries, keys and values
+    :ivar qkv: the projections within a layer whose rows are queries, keys and values, one after the other where there
+        are three of them, as the config says in one
     :ivar output: the projection of what attention gives, within a layer
     :ivar gate_up: the projections of a gated MLP whose rows, one after the other, are gate and up
     :ivar up: the first projection of an MLP without a gate
@@ -79,6 +82,8 @@ class TensorNames:
     """
 
     body: str = "model."
+    embedding: str = "embed_tokens"
+    layers: str = "layers"
     head: str = "lm_head"
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     output: str = "self_attn.o_proj"
@@ -87,6 +92,15 @@ class TensorNames:
     down: str = "mlp.down_proj"
     norms: NormNames = NormNames()
     experts: tuple[ExpertNames, ...] = (ExpertNames(),)
+
+    @property
+    def table(self) -> str:
+        """Return the tensor of the token embeddings."""
+        return f"{self.body}{self.embedding}.weight"
+
+    def layer(self, index: int) -> str:
+        """Return what the names of one layer's tensors start with."""
+        return f"{self.body}{self.layers}.{index}."
 
 
 @frozen(kw_only=True)

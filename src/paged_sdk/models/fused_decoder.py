@@ -46,6 +46,8 @@ _COMPUTED_FIELDS: Final[dict[type, frozenset[str]]] = {
             *("norm", "norm_eps", "norm_bias", "norm_offset", "norm_in_float32", "input_norms", "sandwich_norms"),
             *("qk_norm", "qk_norm_weights", "qk_norm_bias", "qkv_clip", "parallel_residual"),
             *("qkv_bias", "output_bias", "mlp_bias", "gated_mlp", "activation", "ropes", "moe"),
+            # the order of a checkpoint's rows, which loading undoes
+            *("qkv_groups", "qkv_values_first"),
             # around the layers
             *("embedding_scale", "residual_scale", "tie_embeddings", "head_bias", "logit_scale", "logit_softcap"),
         }

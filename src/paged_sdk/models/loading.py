@@ -134,7 +134,7 @@ def _loader(
 
 def _load_embedding(loader: WeightLoader, config: DecoderConfig, names: TensorNames) -> Embedding:
     return loader.embedding(
-        f"{names.body}embed_tokens.weight",
+        names.table,
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         scale=config.embedding_scale,
@@ -174,4 +174,4 @@ def _load_head(loader: WeightLoader, config: DecoderConfig, names: TensorNames) 
 
 def names_in(source: WeightSource, family: DecoderFamily) -> TensorNames:
     """Return the family's names that the checkpoint uses; if none fit, the usual ones, which the error will mention."""
-    return next((names for names in family.names if f"{names.body}embed_tokens.weight" in source), family.names[0])
+    return next((names for names in family.names if names.table in source), family.names[0])

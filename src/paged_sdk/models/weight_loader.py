@@ -79,6 +79,7 @@ class WeightLoader:
         out_features: Sequence[int],
         bias: bool = False,
         is_head: bool = False,
+        order: Tensor | None = None,
     ) -> Linear:
         """Load one linear layer from one or more matrices, whose outputs follow one another.
 
@@ -88,8 +89,12 @@ class WeightLoader:
         :param out_features: the rows of each matrix; with a single name, the rows of each part that the checkpoint has
             merged into it
         :param is_head: whether it is the output projection, which multiplies a few rows only
+        :param order: which rows of a single matrix become the layer's, one after the other; adapters cannot change the
+            layer then. None: all in their order
         :raises CheckpointError: a tensor is missing or has another shape
         """
+        if order is not None:
+            return self._reordered(names, order, in_features, out_features, bias=bias)
         heights = tuple(out_features) if len(names) > 1 else (sum(out_features),)
         parts = list(zip(names, heights, strict=True))
         stored = [self._matrix(f"{name}.weight", height, in_features) for name, height in parts]
@@ -118,6 +123,22 @@ class WeightLoader:
         with self._lock:
             self.adaptable.append(shape)
         return AdaptableLinear(linear, shape.name)
+
+    def _reordered(
+        self, names: Sequence[str], order: Tensor, in_features: int, out_features: Sequence[int], *, bias: bool
+    ) -> Linear:
+        (name,) = names
+        tensor_name, height = f"{name}.weight", sum(out_features)
+        self._check_shape(tensor_name, (height, in_features))
+        values = self._source.tensor(tensor_name, self._dtype, torch.device("cpu"))[order]
+        biases: Sequence[Tensor | None] = [None] * len(out_features)
+        if bias:
+            bias_rows = self.tensor(f"{name}.bias", height)[order.to(self._device)]
+            biases = torch.split(bias_rows, list(out_features))
+        matrices = _split(NamedMatrix(tensor_name, DenseMatrix(values)), out_features)
+        linear = self._policy.linear(matrices, biases, Role.LINEAR, dtype=self._dtype, device=self._device)
+        self._loaded(tensor_name)
+        return linear
 
     def experts(
         self,
