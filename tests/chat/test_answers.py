@@ -5,6 +5,7 @@ stays text.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any, Final
 
 import pytest
@@ -323,6 +324,8 @@ MALFORMED_OF_FIRST_FORMATS: Final = (
     Case(LLAMA32, "[get_weather(location='a', location='b')]"),
     Case(LLAMA32, "[get_weather(location='a' 'b' unit='c')]"),
     Case(LLAMA32, "[get_weather(location='\\ud800')]"),
+    Case(LLAMA32, "[get_weather(location=,)]"),
+    Case(LLAMA32, "[get_weather(tags={'a': 1, 'a': 2})]"),
     Case(LLAMA32, "[get_weather(tags=" + "[" * 4000 + "]" * 4000 + ")]"),
     Case(MISTRAL, "[TOOL_CALLS]get_time[ARGS]nothing"),
     Case(MISTRAL, "[TOOL_CALLS]unknown[ARGS]{}"),
@@ -485,6 +488,24 @@ LONG: Final = 'a "quoted" C:\\ line\n' + "Łódź \U0001f600 " * 3
             LONG,
             "\n</parameter>\n</function>\n</tool_call>",
         ),
+        (LLAMA32, "[get_weather(location=", repr(LONG), ")]"),
+        (LLAMA31, "<|python_tag|>get_weather.call(location=", json.dumps(LONG), ")"),
+        (LLAMA32, '[{"name": "get_weather", "parameters": {"location": ', json.dumps(LONG), "}}]"),
+        (GEMMA, "```tool_code\nprint(get_weather(location=", json.dumps(LONG), "))\n```"),
+        (GEMMA4, "<|tool_call>call:get_weather{location:", f'<|"|>{LONG}<|"|>', "}<tool_call|>"),
+        (
+            FUNCTION_GEMMA,
+            "<start_function_call>call:get_weather{location:",
+            f"<escape>{LONG}<escape>",
+            "}<end_function_call>",
+        ),
+        (FUNCTION_GEMMA, "<start_function_call>call:get_weather{location:", json.dumps(LONG), "}<end_function_call>"),
+        (
+            COMMAND,
+            '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get_weather", "parameters": {"location": ',
+            json.dumps(LONG),
+            "}}\n]<|END_ACTION|>",
+        ),
     ],
 )
 def test_arguments_are_shown_while_they_are_written(template: str, opening: str, value: str, closing: str) -> None:
@@ -512,6 +533,83 @@ def test_arguments_are_shown_while_they_are_written(template: str, opening: str,
     assert [(call.name, call.arguments) for call in whole.calls] == [(name, arguments)]
 
 
+def bare(value: Any, quote: str) -> str:
+    """Return a value as Gemma's newer models write it."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{name}:{bare(each, quote)}" for name, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(bare(each, quote) for each in value) + "]"
+    return f"{quote}{value}{quote}" if isinstance(value, str) else json.dumps(value)
+
+
+def python_of(arguments: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+
+
+WRITERS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
+    LLAMA4: lambda arguments: f"[get_weather({python_of(arguments)})]",
+    LLAMA31: lambda arguments: f"<|python_tag|>get_weather.call({python_of(arguments)})",
+    GEMMA: lambda arguments: f"```tool_code\nprint(get_weather({python_of(arguments)}))\n```",
+    GEMMA4: lambda arguments: "<|tool_call>call:get_weather" + bare(arguments, '<|"|>') + "<tool_call|>",
+    FUNCTION_GEMMA: lambda arguments: (
+        f"<start_function_call>call:get_weather{bare(arguments, '<escape>')}<end_function_call>"
+    ),
+    COMMAND: lambda arguments: (
+        f'<|START_ACTION|>[{{"tool_call_id": "0", "tool_name": "get_weather", "parameters": {json.dumps(arguments)}}}]'
+    ),
+}
+NAMES: Final = st.text("abz_", min_size=1, max_size=4)
+VALUES: Final = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text("ab\"'\\\n\tu0{}[](),:= <|é\U0001f600", max_size=12),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(deadline=None, derandomize=True, max_examples=150)
+@given(
+    st.sampled_from(sorted(WRITERS)),
+    st.dictionaries(NAMES, VALUES, max_size=4),
+    st.lists(st.integers(1, 12), max_size=40),
+)
+def test_streamed_arguments_are_those_that_were_meant(
+    template: str, arguments: dict[str, Any], sizes: list[int]
+) -> None:
+    text = WRITERS[template](arguments)
+    meant = ("get_weather", json.dumps(arguments, ensure_ascii=False))
+    for pieces in ([text], [*text], [str(piece) for piece in pieces_of(text, sizes)]):
+        found = taken_apart(Case(template, ""), pieces)
+        assert joined(found) == {0: meant}
+        assert [(call.name, call.arguments) for call in found.calls] == [meant]
+
+
+@pytest.mark.parametrize(
+    ("template", "text", "shown"),
+    [
+        (LLAMA32, "[get_weather(location='Par", '{"location": "Par'),
+        (LLAMA32, "[get_weather(location='Paris', days=open('x'))]", '{"location": "Paris", "days": '),
+        (LLAMA32, "[get_weather(tags={'a': 1, 'a': 2})]", '{"tags": {"a": 1'),
+        (LLAMA32, "[get_weather(location='\\ud83d\\n')]", '{"location": "'),
+        (GEMMA, "```tool_code\nget_weather('Paris', unit=)\n```", '{"location": "Paris", "unit": '),
+        (GEMMA4, '<|tool_call>call:get_weather{location:<|"|>Par', '{"location": "Par'),
+        (GEMMA4, "<|tool_call>call:get_weather{days:3,unit:x}<tool_call|>", '{"days": 3, "unit": '),
+        (
+            COMMAND,
+            '<|START_ACTION|>[{"tool_name": "get_weather", "parameters": {"days": 3, "days": 4}}]<|END_ACTION|>',
+            '{"days": 3, "days": 4}',
+        ),
+    ],
+)
+def test_calls_that_go_wrong_half_way_are_text_in_the_end(template: str, text: str, shown: str) -> None:
+    found = taken_apart(Case(template, ""), [*text])
+    assert joined(found) == {0: ("get_weather", shown)}
+    assert (found.calls, found.content) == ([], text.removesuffix("<|END_ACTION|>"))
+
+
 def test_what_turns_out_to_be_no_call_is_content_and_leaves_its_place_empty() -> None:
     text = '<tool_call>{"name": "get_weather", "arguments": {"location": "Par'
     found = taken_apart(Case(HERMES, ""), [*text])
@@ -532,7 +630,7 @@ def test_no_tools_no_calls() -> None:
             assert taken_apart(case, [case.text], None).calls == []
 
 
-@pytest.mark.parametrize("template", [HERMES, MISTRAL, LLAMA31, GEMMA, QWEN_CODER, HARMONY])
+@pytest.mark.parametrize("template", [HERMES, MISTRAL, LLAMA31, GEMMA, GEMMA4, QWEN_CODER, HARMONY])
 def test_long_texts_take_time_in_proportion(template: str) -> None:
     """120,000 characters, four at a time, of which a parser that looked back would see two billion."""
     opening = {
@@ -540,6 +638,7 @@ def test_long_texts_take_time_in_proportion(template: str) -> None:
         MISTRAL: '[TOOL_CALLS]get_weather[ARGS]{"location": "',
         LLAMA31: '{"name": "get_weather", "parameters": {"location": "',
         GEMMA: "```tool_code\nget_weather('",
+        GEMMA4: '<|tool_call>call:get_weather{location:<|"|>',
         QWEN_CODER: "<function=get_weather><parameter=location>",
         HARMONY: '<|channel|>commentary to=functions.get_weather<|message|>{"location": "',
     }[template]

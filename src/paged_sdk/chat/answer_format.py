@@ -23,6 +23,7 @@ __all__ = [
     "AnswerFormat",
     "MarkedCalls",
     "ToolSchemas",
+    "beginner",
     "find_formats",
     "format_of",
     "json_call",
@@ -181,11 +182,12 @@ class MarkedCalls(AnswerFormat):
 
 def read_json_calls(reader: TextReader, pieces: AnswerPieces, tools: ToolSchemas) -> Steps[list[Call] | None]:
     """Read calls as :func:`json_calls` does, and show them as they arrive."""
+    return json_calls((yield from reader.json_text(JsonCallsWatch(beginner(pieces, tools)))), tools)
 
-    def begin(name: str) -> Callable[[str], None] | None:
-        return pieces.begin_call(name) if name in tools else None
 
-    return json_calls((yield from reader.json_text(JsonCallsWatch(begin))), tools)
+def beginner(pieces: AnswerPieces, tools: ToolSchemas) -> Callable[[str], Callable[[str], None] | None]:
+    """Return what begins a call by its name and returns what takes its arguments; None: it is no tool's."""
+    return lambda name: pieces.begin_call(name) if name in tools else None
 
 
 def read_json_call(name: str, reader: TextReader, pieces: AnswerPieces, tools: ToolSchemas) -> Steps[list[Call] | None]:

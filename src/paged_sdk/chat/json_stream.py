@@ -20,8 +20,6 @@ _LONGEST_NUMBER: Final = 400
 _LONGEST_HEAD: Final = 400
 """Characters before arguments, of which a tool's name is 128."""
 _NAMED: Final = r'\{\s*"name"\s*:\s*"([\w.-]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
-_FIRST: Final = re.compile(rf"\[?\s*{_NAMED}")
-_NEXT: Final = re.compile(rf'\s*(?:,\s*"id"\s*:\s*"\w*"\s*)?\}}\s*,\s*{_NAMED}')
 
 
 class Watcher(Protocol):
@@ -121,12 +119,14 @@ class JsonCallsWatch:
     its name, and then its arguments.
 
     :param begin: is told the name of a call, and returns what takes its arguments; None: it is no tool's
+    :param named: matches a call up to its arguments, its name as the only group
     """
 
-    def __init__(self, begin: Callable[[str], Callable[[str], None] | None]) -> None:
+    def __init__(self, begin: Callable[[str], Callable[[str], None] | None], named: str = _NAMED) -> None:
         self._begin = begin
         self._buffer = ""
-        self._head = _FIRST
+        self._head = re.compile(rf"\[?\s*{named}")
+        self._next = re.compile(rf'\s*(?:,\s*"id"\s*:\s*"\w*"\s*)?\}}\s*,\s*{named}')
         self._arguments: JsonStream | None = None
         self._gives_up = False
 
@@ -144,5 +144,5 @@ class JsonCallsWatch:
             if found is None or show is None:
                 self._gives_up = found is not None or len(self._buffer) >= _LONGEST_HEAD
                 return
-            text, self._buffer, self._head = self._buffer[found.end() :], "", _NEXT
+            text, self._buffer, self._head = self._buffer[found.end() :], "", self._next
             self._arguments = JsonStream(show)

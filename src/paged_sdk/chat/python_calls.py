@@ -2,48 +2,41 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
 
 from paged_sdk.chat.answer_format import ToolSchemas
 from paged_sdk.chat.answer_pieces import Call
 from paged_sdk.chat.grammar_writer import GrammarWriter
-from paged_sdk.chat.text_reader import float_of
+from paged_sdk.chat.text_reader import Steps, TextReader, float_of
 from paged_sdk.chat.value_grammar import Dialect, ValueGrammar
 
-__all__ = ["python_calls", "python_form"]
+__all__ = ["PythonCalls", "python_form"]
 
 _MAX_DEPTH: Final = 32
-_TOKEN: Final = re.compile(
-    r"""\s*(?:
-        (?P<string>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')
-      | (?P<number>-?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)
-      | (?P<name>[A-Za-z_][\w.-]*)
-      | (?P<mark>[\[\](){},:=;])
-    )""",
-    re.VERBOSE | re.DOTALL,
-)
+_BETWEEN: Final = re.compile(r"[\s\[\],;]*")
+_WORD: Final = re.compile(r"[\w.+-]*")
+"""Matches what no literal goes on behind: a name or a number."""
+_NAME: Final = re.compile(r"[A-Za-z_][\w.-]*")
+_INTEGER: Final = re.compile(r"-?\d+")
+_NUMBER: Final = re.compile(r"-?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
+_HEX: Final = "[0-9a-fA-F]"
+# Each of these is complete: where the text ends, it could not go on as another one, nor as the first half of two.
+_WHOLE_ESCAPE: Final = rf"""\\(?:
+    u(?![dD][89abAB]){_HEX}{{4}}
+  | u[dD][89abAB]{_HEX}{{2}}(?:\\u{_HEX}{{4}} | (?!\\?\Z | \\u{_HEX}{{0,3}}\Z))
+  | u(?!{_HEX}{{0,3}}\Z | {_HEX}{{4}})
+  | x(?!{_HEX}?\Z)(?:{_HEX}{{2}})?
+  | [^ux]
+)"""
+_INSIDE: Final = {quote: re.compile(rf"(?: [^{quote}\\\n]+ | {_WHOLE_ESCAPE} )+", re.VERBOSE) for quote in ('"', "'")}
 _ESCAPE: Final = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(.))", re.DOTALL)
 _ESCAPED: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", "\n": ""}
-_WORDS: Final = {"True": True, "true": True, "False": False, "false": False, "None": None, "null": None}
+_WORDS: Final = {"True": "true", "true": "true", "False": "false", "false": "false", "None": "null", "null": "null"}
 _LITERALS: Final = Dialect(words={True: "True", False: "False", None: "None"})
-
-
-def python_calls(text: str | None, tools: ToolSchemas) -> list[Call] | None:
-    """Return the calls in a text: one, several after each other, or a list of them; each may stand in ``print(...)``.
-
-    Arguments without a name belong to the parameters of the tool's schema in their order.
-
-    :returns: None: it is something else, or calls what is not a tool
-    """
-    try:
-        calls = list(_Parser(text or "", tools).calls())
-        for call in calls:
-            call.arguments.encode()
-    except (ValueError, RecursionError):
-        return None
-    return calls or None
 
 
 def python_form(writer: GrammarWriter, tools: ToolSchemas) -> str:
@@ -62,115 +55,198 @@ def python_form(writer: GrammarWriter, tools: ToolSchemas) -> str:
     return writer.rule(writer.any_of(calls))
 
 
-class _Parser:
-    def __init__(self, text: str, tools: ToolSchemas) -> None:
-        self._tokens = list(_tokens(text))
-        self._place = 0
+class PythonCalls:
+    """Reads calls while they are written: one, several after each other, or a list of them; each may stand in
+    ``print(...)``. Arguments without a name belong to the parameters of the tool's schema in their order.
+
+    :param begin: is told the name of a call, and returns what takes its arguments as JSON; None: it is no tool's
+    """
+
+    def __init__(self, begin: Callable[[str], Callable[[str], None] | None], tools: ToolSchemas) -> None:
+        self._begin = begin
         self._tools = tools
+        self._reader = TextReader()
+        self._calls: list[Call] = []
+        self._has_failed = False
+        self._steps = self._read()
 
-    def calls(self) -> Iterator[Call]:
-        while self._place < len(self._tokens):
-            if not self._takes("[") and not self._takes("]") and not self._takes(",") and not self._takes(";"):
-                yield self._call()
+    def __call__(self, text: str) -> None:
+        """Take in the next piece."""
+        if not self._has_failed:
+            self._reader.feed(text)
+            self._go_on()
 
-    def _call(self) -> Call:
-        name = self._take("name")
-        self._expect("(")
-        if name == "print" and name not in self._tools:
-            inner = self._call()
-            self._expect(")")
-            return inner
+    def end(self) -> list[Call] | None:
+        """Return the calls in the text, which is over. None: it is something else, or calls what is not a tool."""
+        self._reader.has_ended = True
+        self._go_on()
+        return None if self._has_failed else self._calls or None
+
+    def _go_on(self) -> None:
+        try:
+            with suppress(StopIteration):
+                next(self._steps)
+        except ValueError:
+            self._has_failed = True
+
+    def _read(self) -> Steps[None]:
+        reader = self._reader
+        while True:
+            yield from reader.run(_BETWEEN)
+            if reader.at == len(reader.text):
+                return
+            reader.forget()
+            self._calls.append((yield from self._call()))
+
+    def _call(self) -> Steps[Call]:
+        printed = 0
+        name = yield from self._name()
+        while name == "print" and name not in self._tools:
+            printed += 1
+            name = yield from self._name()
         name = name.removeprefix("default_api.")
-        if name not in self._tools:
+        add = self._begin(name)
+        if add is None:
             raise ValueError(f"{name} is no tool")
-        parameters = list(self._tools[name].get("properties", {}))
-        arguments: dict[str, Any] = {}
-        while not self._takes(")"):
-            if self._kind() == "name" and self._peek(1) == "=":
-                key = self._take("name")
-                self._expect("=")
-            else:
-                key = next((each for each in parameters if each not in arguments), "")
-            if not key or key in arguments:
-                raise ValueError("an argument that no parameter is left for")
-            arguments[key] = self._value(_MAX_DEPTH)
-            if not self._takes(",") and self._peek() != ")":
-                raise ValueError("two arguments without a comma")
-        return Call.of(name, arguments)
+        written: list[str] = []
 
-    def _value(self, depth: int) -> Any:
+        def show(text: str) -> None:
+            written.append(text)
+            add(text)
+
+        yield from self._arguments(list(self._tools[name].get("properties", {})), show)
+        for _ in range(printed):
+            yield from self._expect(")")
+        return Call(name, "".join(written))
+
+    def _name(self) -> Steps[str]:
+        """Take a name, and the bracket behind it."""
+        name = _checked_name((yield from self._word()))
+        yield from self._expect("(")
+        return name
+
+    def _arguments(self, parameters: list[str], show: Callable[[str], None]) -> Steps[None]:
+        known: set[str] = set()
+        show("{")
+        while not (yield from self._takes(")")):
+            word = yield from self._word()
+            if word and (yield from self._takes("=")):
+                key, word = _checked_name(word), ""
+            else:
+                key = next((each for each in parameters if each not in known), "")
+            if not key or key in known:
+                raise ValueError("an argument that no parameter is left for")
+            show(f"{', ' if known else ''}{json.dumps(key, ensure_ascii=False)}: ")
+            known.add(key)
+            if word:
+                show(_written(word))
+            else:
+                yield from self._value(_MAX_DEPTH, show)
+            if not (yield from self._takes(",")):
+                yield from self._expect(")")
+                break
+        show("}")
+
+    def _value(self, depth: int, show: Callable[[str], None]) -> Steps[None]:
         if not depth:
             raise ValueError("nested too deep")
-        kind = self._kind()
-        if kind == "string":
-            parts = [_unquoted(self._take("string"))]
-            while self._kind() == "string":
-                parts.append(_unquoted(self._take("string")))
-            return "".join(parts)
-        if kind == "number":
-            number = self._take("number")
-            return int(number) if re.fullmatch(r"-?\d+", number) else float_of(number)
-        if kind == "name":
-            word = self._take("name")
-            if word not in _WORDS:
-                raise ValueError(f"{word} is no literal")
-            return _WORDS[word]
-        if self._takes("{"):
-            return self._mapping(depth)
-        closing = {"[": "]", "(": ")"}[self._take("mark")]
-        values = []
-        while not self._takes(closing):
-            values.append(self._value(depth - 1))
-            if not self._takes(",") and self._peek() != closing:
-                raise ValueError("two values without a comma")
-        return values
+        word = yield from self._word()
+        if word:
+            show(_written(word))
+            return
+        quote = yield from self._reader.one_of(_INSIDE)
+        if quote is not None:
+            show('"')
+            while quote is not None:
+                yield from self._string(quote, show)
+                yield from self._reader.space()
+                quote = yield from self._reader.one_of(_INSIDE)
+            show('"')
+        elif (yield from self._takes("{")):
+            yield from self._mapping(depth, show)
+        else:
+            closing = "]" if (yield from self._takes("[")) else ")"
+            if closing == ")":
+                yield from self._expect("(")
+            yield from self._list(closing, depth, show)
 
-    def _mapping(self, depth: int) -> dict[str, Any]:
-        mapping = {}
-        while not self._takes("}"):
-            key = _unquoted(self._take("string"))
-            self._expect(":")
-            mapping[key] = self._value(depth - 1)
-            if not self._takes(",") and self._peek() != "}":
-                raise ValueError("two entries without a comma")
-        return mapping
+    def _list(self, closing: str, depth: int, show: Callable[[str], None]) -> Steps[None]:
+        show("[")
+        comma = ""
+        while not (yield from self._takes(closing)):
+            show(comma)
+            yield from self._value(depth - 1, show)
+            comma = ", "
+            if not (yield from self._takes(",")):
+                yield from self._expect(closing)
+                break
+        show("]")
 
-    def _kind(self) -> str:
-        return self._tokens[self._place][0] if self._place < len(self._tokens) else ""
+    def _mapping(self, depth: int, show: Callable[[str], None]) -> Steps[None]:
+        known: set[str] = set()
+        show("{")
+        while not (yield from self._takes("}")):
+            quote = yield from self._reader.one_of(_INSIDE)
+            parts: list[str] = []
+            if quote is None:
+                raise ValueError("no string where a name is due")
+            yield from self._string(quote, parts.append)
+            key = "".join(parts)
+            if key in known:
+                raise ValueError("a name stands there twice")
+            yield from self._expect(":")
+            show(f'{", " if known else ""}"{key}": ')
+            known.add(key)
+            yield from self._value(depth - 1, show)
+            if not (yield from self._takes(",")):
+                yield from self._expect("}")
+                break
+        show("}")
 
-    def _peek(self, ahead: int = 0) -> str:
-        place = self._place + ahead
-        return self._tokens[place][1] if place < len(self._tokens) and self._tokens[place][0] == "mark" else ""
+    def _string(self, quote: str, show: Callable[[str], None]) -> Steps[None]:
+        """Take the text of a string and the quote that ends it, and show it without quotes."""
+        reader = self._reader
+        while not (yield from reader.literal(quote)):
+            found = _INSIDE[quote].match(reader.text, reader.at)
+            if found is not None:
+                show(json.dumps(_unescaped(found.group()), ensure_ascii=False)[1:-1])
+                reader.at = found.end()
+                reader.forget()
+            elif reader.text.startswith("\n", reader.at) or not (yield from reader.more()):
+                raise ValueError("a string that is not closed")
 
-    def _take(self, kind: str) -> str:
-        if self._kind() != kind:
-            raise ValueError(f"no {kind} where one is due")
-        self._place += 1
-        return self._tokens[self._place - 1][1]
+    def _word(self) -> Steps[str]:
+        """Take what no bracket, quote or comma is part of, if any comes next."""
+        yield from self._reader.space()
+        self._reader.forget()
+        return (yield from self._reader.run(_WORD))
 
-    def _takes(self, mark: str) -> bool:
-        if self._peek() != mark:
-            return False
-        self._place += 1
-        return True
+    def _takes(self, mark: str) -> Steps[bool]:
+        yield from self._reader.space()
+        return (yield from self._reader.literal(mark))
 
-    def _expect(self, mark: str) -> None:
-        if not self._takes(mark):
+    def _expect(self, mark: str) -> Steps[None]:
+        if not (yield from self._takes(mark)):
             raise ValueError(f"no {mark} where one is due")
 
 
-def _tokens(text: str) -> Iterator[tuple[str, str]]:
-    place, end = 0, len(text.rstrip())
-    while place < end:
-        match = _TOKEN.match(text, place)
-        if match is None or match.lastgroup is None:
-            raise ValueError("something that is no literal")
-        yield match.lastgroup, match[match.lastgroup]
-        place = match.end()
+def _checked_name(word: str) -> str:
+    if not _NAME.fullmatch(word):
+        raise ValueError(f"{word} is no name")
+    return word
 
 
-def _unquoted(literal: str) -> str:
-    text = _ESCAPE.sub(_character, literal[1:-1])
+def _written(word: str) -> str:
+    """Return a literal without quotes or brackets as JSON has it."""
+    if word in _WORDS:
+        return _WORDS[word]
+    if not _NUMBER.fullmatch(word):
+        raise ValueError(f"{word} is no literal")
+    return json.dumps(int(word) if _INTEGER.fullmatch(word) else float_of(word))
+
+
+def _unescaped(text: str) -> str:
+    text = _ESCAPE.sub(_character, text)
     # Characters beyond U+FFFF may have been written as JSON has them, in two escapes.
     return text.encode("utf-16", "surrogatepass").decode("utf-16")
 

@@ -124,6 +124,8 @@ class TextReader:
             if watch is not None:
                 watch(self.text[seen:looked_at])
             if not (yield from self.more()):
+                if watch is not None:
+                    watch(self.text[looked_at:])
                 return None
 
     def pass_until(self, marks: tuple[str, ...], show: Callable[[str], None]) -> Steps[str | None]:
@@ -167,9 +169,9 @@ class TextReader:
         """
         return (yield from self._bracketed("{[", _JSON, watch))
 
-    def python_text(self) -> Steps[str | None]:
+    def python_text(self, watch: Callable[[str], None]) -> Steps[str | None]:
         """Take a list or arguments in parentheses as Python writes them, as :meth:`json_text` does."""
-        return (yield from self._bracketed("[(", _PYTHON))
+        return (yield from self._bracketed("[(", _PYTHON, watch))
 
     def _bracketed(
         self, openings: str, syntax: _Syntax, watch: Callable[[str], None] | None = None

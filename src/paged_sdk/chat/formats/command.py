@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from paged_sdk.chat.answer_format import MarkedCalls, ToolSchemas, json_form
+from typing import Final
+
+from paged_sdk.chat.answer_format import MarkedCalls, ToolSchemas, beginner, json_form
 from paged_sdk.chat.answer_pieces import AnswerPieces, Call
 from paged_sdk.chat.grammar_writer import CallForm, GrammarWriter
+from paged_sdk.chat.json_stream import JsonCallsWatch
 from paged_sdk.chat.text_reader import Steps, TextReader, json_of
 
 __all__ = ["FORMAT"]
+
+_ID: Final = r'"tool_call_id"\s*:\s*"\w*"\s*,\s*'
+_NAMED: Final = rf'\{{\s*(?:{_ID})?"tool_name"\s*:\s*"([\w.-]+)"\s*,\s*"parameters"\s*:\s*(?=\{{)'
 
 
 class _Command(MarkedCalls):
@@ -32,7 +38,7 @@ class _Command(MarkedCalls):
         self, mark: str, reader: TextReader, pieces: AnswerPieces, tools: ToolSchemas
     ) -> Steps[list[Call] | None]:
         yield from reader.space()
-        text = yield from reader.json_text()
+        text = yield from reader.json_text(JsonCallsWatch(beginner(pieces, tools), _NAMED))
         try:
             found = json_of(text or "")
             calls = [(each["tool_name"], each.get("parameters", {})) for each in found]

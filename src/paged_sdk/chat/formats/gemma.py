@@ -6,15 +6,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from attrs import frozen
 
-from paged_sdk.chat.answer_format import AnswerFormat, MarkedCalls, ToolSchemas, json_call
+from paged_sdk.chat.answer_format import AnswerFormat, MarkedCalls, ToolSchemas, beginner, json_call
 from paged_sdk.chat.answer_pieces import AnswerPieces, Call
 from paged_sdk.chat.grammar_writer import CallForm, GrammarWriter
-from paged_sdk.chat.python_calls import python_calls, python_form
+from paged_sdk.chat.json_stream import JsonStream, StringStream
+from paged_sdk.chat.python_calls import PythonCalls, python_form
 from paged_sdk.chat.text_reader import Steps, TextReader
 from paged_sdk.chat.value_grammar import Dialect, ValueGrammar
 
@@ -24,8 +25,9 @@ _ENDS: Final = {"<|tool_call>": "<tool_call|>", "<start_function_call>": "<end_f
 """Begins a call: ends it."""
 _QUOTES: Final = ('<|"|>', "<escape>")
 _WORDS: Final[Mapping[object, str]] = {True: "true", False: "false", None: "null"}
-_HEAD: Final = re.compile(r"\s*call:([\w.-]+)\{")
-_KEY: Final = re.compile(r"(^|[{,]\s*)([A-Za-z_][\w.-]*)\s*:")
+_NAME: Final = re.compile(r"[\w.-]*")
+_KEY: Final = re.compile(r"[A-Za-z_][\w.-]*")
+_WORD: Final = re.compile(r"[\w.+-]*")
 
 
 @frozen
@@ -65,12 +67,11 @@ class _Gemma(MarkedCalls):
     def calls(
         self, mark: str, reader: TextReader, pieces: AnswerPieces, tools: ToolSchemas
     ) -> Steps[list[Call] | None]:
-        start = reader.at
-        block = yield from reader.until(_ENDS.get(mark, "```"))
-        if block is None:  # the end token may come in place of the closing mark
-            reader.at = len(reader.text)
-        text = reader.text[start:] if block is None else block[0]
-        return _quoted_call(text, tools) if mark in _ENDS else python_calls(text, tools)
+        if mark in _ENDS:
+            return (yield from _quoted_call(reader, _QUOTES[list(_ENDS).index(mark)], _ENDS[mark], pieces, tools))
+        found = PythonCalls(beginner(pieces, tools), tools)
+        yield from _up_to(reader, "```", watch=found)
+        return found.end()
 
 
 def _quoted_form(writer: GrammarWriter, tools: ToolSchemas, dialect: Dialect) -> str:
@@ -85,16 +86,72 @@ def _quoted_form(writer: GrammarWriter, tools: ToolSchemas, dialect: Dialect) ->
     return writer.rule(writer.any_of(calls))
 
 
-def _quoted_call(text: str, tools: ToolSchemas) -> list[Call] | None:
-    """Read ``call:name{key:<|"|>text<|"|>,other:5}``, of which nothing but strings and keys needs to become JSON."""
-    head = _HEAD.match(text)
-    if head is None:
+def _quoted_call(
+    reader: TextReader, quote: str, end: str, pieces: AnswerPieces, tools: ToolSchemas
+) -> Steps[list[Call] | None]:
+    """Read ``call:name{key:<|"|>text<|"|>,other:5}``, of which nothing but strings and keys needs to become JSON, up
+    to its end, whatever it is.
+    """
+    yield from reader.space()
+    name = (yield from reader.run(_NAME)) if (yield from reader.literal("call:")) else ""
+    if name not in tools or not (yield from reader.literal("{")):
+        yield from _up_to(reader, end)
         return None
-    quote = next((each for each in _QUOTES if each in text), _QUOTES[0])
-    parts = text[head.end() :].split(quote)
-    for place, part in enumerate(parts):
-        parts[place] = json.dumps(part, ensure_ascii=False) if place % 2 else _KEY.sub(r'\1"\2":', part)
-    return json_call(head[1], "{" + "".join(parts), tools)
+    written = []
+    stream = JsonStream(pieces.begin_call(name))
+
+    def add(text: str) -> None:
+        written.append(text)
+        stream.push(text)
+
+    add("{")
+    while (yield from _unquoted(reader, quote, end, add)) == quote:
+        add('"')
+        if (yield from _up_to(reader, quote, end, watch=StringStream(add, trims=False))) != quote:
+            return None
+        add('"')
+    return json_call(name, "".join(written), tools)
+
+
+def _unquoted(reader: TextReader, quote: str, end: str, add: Callable[[str], None]) -> Steps[str]:
+    """Take what does not stand between quotes, and write it as JSON.
+
+    :returns: the quote or end behind it, as :func:`_up_to` does
+    """
+    while reader.at < len(reader.text) or (yield from reader.more()):
+        mark = yield from reader.one_of((quote, end))
+        if mark is not None:
+            return mark
+        word = yield from reader.run(_WORD)
+        if word:
+            space = yield from reader.space()
+            is_key = _KEY.fullmatch(word) and reader.text.startswith(":", reader.at)
+            add((json.dumps(word, ensure_ascii=False) if is_key else word) + space)
+        elif (yield from reader.literal('"')):  # a string as JSON has it
+            add('"')
+            mark = yield from _up_to(reader, '"', "\\", end, watch=add)
+            while mark == "\\":
+                add(mark + ((yield from reader.one_of(('"', "\\"))) or ""))
+                mark = yield from _up_to(reader, '"', "\\", end, watch=add)
+            if mark != '"':
+                return mark
+            add('"')
+        else:
+            add(reader.text[reader.at])
+            reader.at += 1
+    return ""
+
+
+def _up_to(reader: TextReader, *words: str, watch: Callable[[str], None] | None = None) -> Steps[str]:
+    """Take the text up to the first of these words, and the word. The answer's end may come in its place.
+
+    :returns: the word, if there is one
+    """
+    found = yield from reader.until(*words, watch=watch)
+    if found is not None:
+        return found[1]
+    reader.at = len(reader.text)
+    return ""
 
 
 FORMAT = _Gemma()

@@ -8,6 +8,7 @@ from paged_sdk.chat.answer_format import (
     AnswerFormat,
     MarkedCalls,
     ToolSchemas,
+    beginner,
     json_calls,
     json_form,
     read_json_call,
@@ -15,7 +16,8 @@ from paged_sdk.chat.answer_format import (
 )
 from paged_sdk.chat.answer_pieces import AnswerPieces, Call
 from paged_sdk.chat.grammar_writer import CallForm, GrammarWriter
-from paged_sdk.chat.python_calls import python_calls, python_form
+from paged_sdk.chat.json_stream import JsonCallsWatch
+from paged_sdk.chat.python_calls import PythonCalls, python_form
 from paged_sdk.chat.text_reader import Steps, TextReader
 
 __all__ = ["FORMAT"]
@@ -67,17 +69,24 @@ class _Llama(MarkedCalls):
         if (yield from reader.literal("{")):
             reader.at -= 1
             return (yield from read_json_calls(reader, pieces, tools))
+        found = PythonCalls(beginner(pieces, tools), tools)
         if (yield from reader.literal("[")):
             reader.at -= 1
-            text = yield from reader.python_text()
-            return json_calls(text, tools) or python_calls(text, tools)
+            listed = JsonCallsWatch(beginner(pieces, tools))
+
+            def watch(text: str) -> None:  # a text may be the beginning of one of both at most
+                listed(text)
+                found(text)
+
+            text = yield from reader.python_text(watch)
+            return None if text is None else json_calls(text, tools) or found.end()
         # <|python_tag|>brave_search.call(query="..."): a built-in tool, or a program, which is none.
         name = yield from reader.until("(", "\n", " ")
         if name is None or name[1] != "(":
             return None
         reader.at -= 1
-        arguments = yield from reader.python_text()
-        return None if arguments is None else python_calls(name[0].removesuffix(".call") + arguments, tools)
+        found(name[0].removesuffix(".call"))
+        return None if (yield from reader.python_text(found)) is None else found.end()
 
 
 def _tagged(reader: TextReader, pieces: AnswerPieces, tools: ToolSchemas) -> Steps[list[Call] | None]:
