@@ -161,12 +161,14 @@ void compare_attention(Levels& levels, const paged_heads& heads, bool with_offse
 void compare_attention(Levels& levels) {
   for (const int32_t cache : {PAGED_FLOAT32, PAGED_BFLOAT16, PAGED_FLOAT16, PAGED_FLOAT8_E4M3}) {
     for (const int size : {48, 64}) {
-      const paged_heads plain{6, 2, size, 16, cache, 0, 0.125f, 0.0f, PAGED_FLOAT32_PRODUCTS};
-      paged_heads in_pairs = plain, windowed = plain, capped = plain;
+      const paged_heads plain{6, 2, size, 16, cache, 0, 0.125f, 0.0f, PAGED_FLOAT32_PRODUCTS, nullptr};
+      const float sinks[6] = {-1.0f, 0.0f, 0.5f, 1.0f, 2.0f, 3.0f};
+      paged_heads in_pairs = plain, windowed = plain, capped = plain, sunk = plain;
       in_pairs.products = PAGED_BFLOAT16_PRODUCTS;
       windowed.window = 50;
       capped.softcap = 3.0f;
-      for (const paged_heads& heads : {plain, in_pairs, windowed, capped})
+      sunk.sinks = sinks;
+      for (const paged_heads& heads : {plain, in_pairs, windowed, capped, sunk})
         compare_attention(levels, heads, cache == PAGED_FLOAT8_E4M3 && heads.window == 0);
     }
   }
@@ -223,7 +225,7 @@ void compare_experts(Levels& levels, const LayerWeights& weights, const Bound& b
 void compare_decoder(Levels& levels, const LayerWeights& weights, int32_t cache_dtype, const Bound& bound, bool experts,
                      bool normed, bool alone) {
   Random random(4);
-  const paged_heads heads{4, 2, kHeadDim, 16, cache_dtype, 0, 0.125f, 0.0f, PAGED_FLOAT32_PRODUCTS};
+  const paged_heads heads{4, 2, kHeadDim, 16, cache_dtype, 0, 0.125f, 0.0f, PAGED_FLOAT32_PRODUCTS, nullptr};
   const Batch batch = alone ? Batch({1}, {40}, 16, random) : Batch({9, 1}, {9, 40}, 16, random);
   const int rows = batch.num_tokens();
   const Cache cache(heads, batch.num_blocks, random);
@@ -239,7 +241,7 @@ void compare_decoder(Levels& levels, const LayerWeights& weights, int32_t cache_
   layer.output = weights.output.packed;
   layer.gate = weights.gate.packed, layer.up = weights.up.packed, layer.down = weights.down.packed;
   if (experts) {
-    layer.router = {router.data(), PAGED_FLOAT32, kExperts, 2, 1};
+    layer.router = {router.data(), nullptr, PAGED_FLOAT32, kExperts, 2, 1, 0.0f, 0.0f};
   } else {
     layer.gate.rows = layer.up.rows = kInner, layer.down.rows = kHidden;
   }
