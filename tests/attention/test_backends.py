@@ -235,7 +235,7 @@ def test_memory_does_not_grow_with_the_chunk(softcap: float | None, monkeypatch:
     config = shape(num_heads=8, head_dim=4, softcap=softcap)
     text = Text(config, 300, seed=0, dtype=torch.float64)
     with LargestTensor() as watch:
-        (scores,) = layer_scores(config)
+        (scores,) = layer_scores(config, CPU)
         output = prefill_attention(text.query[0, 100:], text.key[0], text.value[0], scores)
     torch.testing.assert_close(output, text.expected[0, 100:], rtol=0, atol=1e-12)
     assert watch.num_elements <= 2**17

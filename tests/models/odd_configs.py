@@ -156,6 +156,35 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], dict[str, list[Any]]]]] = {
         {"rotary_dim": 4, "n_inner": 48},
         {"rotary_dim": [2, 8, 3, 16], "n_inner": [40, None, ABSENT], "activation_function": _ACTIVATIONS},
     ),
+    "falcon": (
+        {"head_dim": ABSENT},  # which its class of configurations computes
+        {
+            "head_dim": [ABSENT],
+            "alibi": [True],
+            "new_decoder_architecture": [True],
+            "num_kv_heads": [1, 2, 4, None, 3],
+            "num_ln_in_parallel_attn": [1, 2, None],
+            "multi_query": [False],
+            "parallel_attn": [False],
+            "bias": [True],
+            "ffn_hidden_size": [40],
+            "activation": _ACTIVATIONS,
+        },
+    ),
+    "bloom": ({}, {"apply_residual_connection_post_layernorm": [True, False], "layer_norm_epsilon": [0.1, ABSENT]}),
+    "mpt": (
+        {"max_seq_len": 64},
+        {
+            "attn_config": [
+                *({"alibi": False}, {"clip_qkv": 0.5}, {"softmax_scale": 0.2}, {"alibi_bias_max": 4}, {}),
+                *({"qk_ln": True}, {"prefix_lm": True}, {"attn_type": "multiquery_attention"}),
+            ],
+            "no_bias": [True, False],
+            "logit_scale": [2.0, None],
+            "expansion_ratio": [2],
+            "norm_type": ["rmsnorm"],
+        },
+    ),
     "nemotron": ({}, {"partial_rotary_factor": [0.25], "norm_eps": [0.1, ABSENT]}),
 }
 """By ``model_type``: what every config of the family has, and what it may have beside :data:`_COMMON`."""
@@ -240,7 +269,9 @@ def reference_of(config: dict[str, Any], directory: Path) -> PreTrainedModel:
         warnings.simplefilter("ignore")
         read = AutoConfig.from_pretrained(directory)
         torch.manual_seed(0)
-        model: Any = AutoModelForCausalLM.from_config(read, attn_implementation="eager")  # type: ignore[no-untyped-call]
+        # Falcon's eager attention adds ALiBi twice, and what transformers takes by itself adds it once.
+        attention = "sdpa" if config["model_type"] == "falcon" else "eager"
+        model: Any = AutoModelForCausalLM.from_config(read, attn_implementation=attention)  # type: ignore[no-untyped-call]
         for name, parameter in model.named_parameters():
             if parameter.ndim == 1:
                 parameter.data.add_(torch.randn_like(parameter) * 0.2)

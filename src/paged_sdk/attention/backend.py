@@ -163,9 +163,10 @@ class KvStorage:
     scratch: int = 0
 
 
-def layer_scores(config: DecoderConfig) -> tuple[ScoreOptions, ...]:
-    """Return the options that shape the attention scores of each layer."""
+def layer_scores(config: DecoderConfig, device: torch.device) -> tuple[ScoreOptions, ...]:
+    """Return the options that shape the attention scores of each layer, with their tensors on the device."""
+    slopes = torch.tensor(config.alibi_slopes, device=device) if config.alibi_slopes else None
     return tuple(
-        ScoreOptions(scale=config.attention_scale, window=window, softcap=config.attention_softcap)
+        ScoreOptions(scale=config.attention_scale, window=window, softcap=config.attention_softcap, alibi_slopes=slopes)
         for window in config.sliding_windows
     )

@@ -30,7 +30,7 @@ class ContiguousBackend(AttentionBackend):
 
     def __init__(self, config: DecoderConfig, *, dtype: torch.dtype, device: torch.device) -> None:
         self._config = config
-        self._scores = layer_scores(config)
+        self._scores = layer_scores(config, device)
         self._dtype = dtype
         self._device = device
         self._slots: dict[int, Tensor] = {}

@@ -38,6 +38,8 @@ def why_not_native(setup: AttentionSetup) -> str | None:
         return "tokens of its images attend in both directions"
     if setup.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return f"its dtype is {setup.dtype}, and the kernels take float32, bfloat16 and float16"
+    if setup.model.alibi_slopes:
+        return "they have no alibi"
     if setup.model.head_dim % 16:
         return f"its heads have {setup.model.head_dim} elements, and the kernels take multiples of 16"
     return None

@@ -46,7 +46,7 @@ class PagedBackend(AttentionBackend):
     def __init__(self, config: DecoderConfig, settings: PoolSettings, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self._config = config
-        self._scores = layer_scores(config)
+        self._scores = layer_scores(config, settings.device)
         self._block_size = settings.block_size
         self._device = settings.device
         self._windows = tuple(dict.fromkeys(config.sliding_windows))

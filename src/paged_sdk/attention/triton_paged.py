@@ -266,8 +266,9 @@ class TritonPagedStep(AttentionStep):
     def _attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
         cache, rows, scores = self._layers[layer], self._rows, self._scores[layer].with_sinks(sinks)
         prefills, choice = self.prefills, self._choices.get(scores.window)
-        # FlashAttention has no sinks.
-        if sinks is not None or prefills is None or choice is None or not choice.suits_flash(prefills.rows):
+        # FlashAttention has neither sinks nor ALiBi.
+        needs_own = scores.sinks is not None or scores.alibi_slopes is not None
+        if needs_own or prefills is None or choice is None or not choice.suits_flash(prefills.rows):
             return paged_attention(query, cache, rows, scores)
         first = prefills.first
         output = query.new_empty(query.shape)

@@ -163,10 +163,13 @@ class DecoderConfig:
     :ivar ropes: per layer: its rotary embedding (layers of one kind share one value)
     :ivar attention_scale: multiplies q.k
     :ivar attention_sinks: whether each head's softmax has one more logit, a learned one without a value (gpt-oss)
+    :ivar alibi_slopes: per head: what a key's score loses for each token between it and the query (Press et al., 2021,
+        arXiv 2108.12409); empty: nothing
     :ivar attention_softcap: scores become ``cap * tanh(score / cap)``
     :ivar logit_softcap: the same for the logits
     :ivar logit_scale: multiplies the logits, before their cap (cohere, granite)
     :ivar embedding_scale: multiplies the token embeddings (gemma)
+    :ivar embedding_norm: whether the token embeddings are normalized before the first layer (bloom)
     :ivar residual_scale: multiplies what attention and the MLP add to the residual stream (granite)
     :ivar norm: of all norms, those of queries and keys included
     :ivar norm_bias: whether norms of layers, and the last one, add a bias
@@ -177,6 +180,7 @@ class DecoderConfig:
     :ivar input_norms: norms before attention and before the MLP (all but olmo2 and its kin)
     :ivar sandwich_norms: norms after attention and after the MLP, before the residual (gemma)
     :ivar parallel_residual: attention and the MLP read the same normalized rows, and what both give is added at once
+    :ivar parallel_norms: each of the two has a norm of its own there (falcon)
     :ivar qkv_groups: in how many groups of rows, each with its queries, keys and values, a checkpoint has them in one
         tensor (codegen: 4)
     :ivar qkv_values_first: whether values come before keys there (codegen)
@@ -201,11 +205,13 @@ class DecoderConfig:
     ropes: tuple[RopeConfig, ...]
     sliding_windows: tuple[int | None, ...]
     attention_scale: float
+    alibi_slopes: tuple[float, ...] = ()
     attention_softcap: float | None = None
     attention_sinks: bool = False
     logit_softcap: float | None = None
     logit_scale: float | None = None
     embedding_scale: float | None = None
+    embedding_norm: bool = False
     residual_scale: float | None = None
     activation: Activation = Activation.SILU
     gated_mlp: bool = True
@@ -226,6 +232,7 @@ class DecoderConfig:
     input_norms: bool = True
     sandwich_norms: bool = False
     parallel_residual: bool = False
+    parallel_norms: bool = False
     tie_embeddings: bool = False
     moe: MoeConfig | None = None
     num_image_layers: int = 0

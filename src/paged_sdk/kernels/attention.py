@@ -29,14 +29,23 @@ def decode_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
     :param query: ``[batch, num_heads, head_dim]``
     :param key: ``[batch, length, num_kv_heads, head_dim]``; ``value`` likewise. What is masked must still be finite.
     :param mask: ``[batch, length]`` bool, True where a key is seen; None: every key is seen
-    :param scores: scale, softcap and sinks; the mask leaves out keys beyond the window, and slopes must be None
+    :param scores: scale, softcap, slopes and sinks; the mask leaves out keys beyond the window
     :returns: ``[batch, num_heads, head_dim]``, contiguous
     """
-    assert scores.alibi_slopes is None, "decodes with ALiBi are prefills of one token"
     groups = torch.unflatten(query, 1, (key.shape[2], -1))
     seen = None if mask is None else mask[:, None, None]
-    sinks = None if scores.sinks is None else scores.sinks.view(key.shape[2], -1, 1)
-    return _attend(groups, key.transpose(1, 2), value.transpose(1, 2), seen, scores, sinks=sinks).flatten(1, 2)
+    slopes, sinks = (
+        None if each is None else each.view(key.shape[2], -1, 1) for each in (scores.alibi_slopes, scores.sinks)
+    )
+    bias = None
+    if slopes is not None:
+        # From the row's last key, which is the query's own.
+        position = torch.arange(key.shape[1], device=key.device).expand(len(key), -1)
+        last = position.amax(1) if mask is None else position.where(mask, 0).amax(1)
+        bias = slopes * (position - last[:, None])[:, None, None]
+    return _attend(groups, key.transpose(1, 2), value.transpose(1, 2), seen, scores, bias=bias, sinks=sinks).flatten(
+        1, 2
+    )
 
 
 def prefill_attention(

@@ -269,7 +269,7 @@ def paged_decode_attention(
     :param slots: ``[batch, length]`` int64: the keys that each sequence sees. Shorter rows are filled up with any slot
         of the same sequence, never with an unused one: those may hold NaN, which no mask takes out of a product.
     :param mask: ``[batch, length]`` bool, False where ``slots`` is filled up; None: nowhere
-    :param scores: scale, softcap and sinks; ``slots`` leave out keys beyond the window, and slopes must be None
+    :param scores: scale, softcap, slopes and sinks; ``slots`` leave out keys beyond the window
     :param positions: like ``slots``: of the slots' tokens within their sequences; needed if the cache has key offsets
     :returns: ``[batch, num_heads, head_dim]``, contiguous
     """

@@ -15,6 +15,7 @@ from paged_sdk.models.rope_fields import read_rope, rope_section
 __all__ = [
     "SLIDING",
     "must_not_be_tied",
+    "own_heads",
     "read_activation",
     "read_common",
     "read_head_dim",
@@ -123,6 +124,20 @@ def read_one_rope(
 def read_head_dim(fields: ConfigFields) -> int:
     """Return the elements per head; unless the config states them, the heads share the hidden size."""
     return fields.positive("head_dim", fields.positive("hidden_size") // fields.positive("num_attention_heads"))
+
+
+def own_heads(fields: ConfigFields, *, intermediate_size: int, num_kv_heads: int | None = None) -> ConfigFields:
+    """Return the fields of a family whose heads share the hidden size, with what its configs do not say, or say under
+    another name.
+
+    :param num_kv_heads: None: so many as heads
+    :raises CheckpointError: the heads cannot share the hidden size
+    """
+    num_heads = fields.positive("num_attention_heads")
+    if fields.positive("hidden_size") % num_heads:
+        raise fields.error("hidden_size", f"a multiple of num_attention_heads = {num_heads}")
+    own = {"head_dim": None, "num_key_value_heads": num_kv_heads, "intermediate_size": intermediate_size}
+    return fields.updated(ConfigFields(own))
 
 
 def must_not_be_tied(fields: ConfigFields) -> None:

@@ -58,7 +58,7 @@ _RANGES: Mapping[str, _Range] = MappingProxyType(
         **dict.fromkeys(_EPSILONS, _Range(0, 1)),
         **dict.fromkeys(("embedding_multiplier", "residual_multiplier", "attention_multiplier"), _FACTOR),
         **dict.fromkeys(("logits_scaling", "logit_scale"), _FACTOR),
-        "query_pre_attn_scalar": _FACTOR,
+        **dict.fromkeys(("query_pre_attn_scalar", "softmax_scale"), _FACTOR),
         "attn_logit_softcapping": _FACTOR,
         "final_logit_softcapping": _FACTOR,
         "rope_theta": _Range(1, 1e30, above=True),

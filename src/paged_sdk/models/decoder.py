@@ -24,6 +24,7 @@ class DecoderModel:
 
     :param ropes: every rotary embedding that the layers use, by its settings
     :param head: the output projection to the vocabulary
+    :param embedding_norm: the norm of the embeddings; None: they are the residual stream as they are
     :param adaptable: the linear layers that adapters may change
     :ivar dtype: of activations, keys and values
     """
@@ -39,6 +40,7 @@ class DecoderModel:
         ropes: dict[RopeConfig, RotaryEmbedding],
         dtype: torch.dtype,
         device: torch.device,
+        embedding_norm: Norm | None = None,
         adaptable: Sequence[AdaptableShape] = (),
     ) -> None:
         self.config = config
@@ -47,6 +49,7 @@ class DecoderModel:
         self._layers = list(layers)
         self.head = head
         self.embedding = embedding
+        self.embedding_norm = embedding_norm
         self.norm = norm
         self.ropes = ropes
         self.adaptable: tuple[AdaptableShape, ...] = tuple(adaptable)
@@ -70,6 +73,8 @@ class DecoderModel:
         """
         rotations = {settings: rope.at(positions, ctx.is_long) for settings, rope in self.ropes.items()}
         residual = self.embedding.forward(token_ids)
+        if self.embedding_norm is not None:
+            residual = self.embedding_norm.forward(residual)
         if ctx.inserted is not None:
             ctx.inserted.put_into(residual)
         first_norm, *next_norms = (*(layer.attention_norm for layer in self.layers), self.norm)

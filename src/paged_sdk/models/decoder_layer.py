@@ -27,8 +27,9 @@ class DecoderLayer:
     :param attention_norm: the norm before attention; computed together with the addition to the residual stream before
         the layer
     :param attention_output_norm: the norm of attention's output before it is added (gemma)
-    :param mlp_norm: the norm before the MLP; None: it reads what attention reads, and both are added at once (cohere)
+    :param mlp_norm: the norm before the MLP; None: it runs beside attention, and both are added at once (cohere)
     :param mlp_output_norm: the norm of the MLP's output before it is added (gemma)
+    :param beside_norm: the norm of what the MLP reads beside attention; None: it reads what attention reads (falcon)
     :param residual_scale: multiplies what is added; None: it is added as it is
     """
 
@@ -41,6 +42,7 @@ class DecoderLayer:
         mlp_norm: Norm | None,
         attention_output_norm: Norm | None = None,
         mlp_output_norm: Norm | None = None,
+        beside_norm: Norm | None = None,
         residual_scale: float | None = None,
     ) -> None:
         self.attention = attention
@@ -49,6 +51,7 @@ class DecoderLayer:
         self.attention_output_norm = attention_output_norm
         self.mlp_norm = mlp_norm
         self.mlp_output_norm = mlp_output_norm
+        self.beside_norm = beside_norm
         self._residual_scale = residual_scale
 
     @property
@@ -77,6 +80,8 @@ class DecoderLayer:
         """
         attended = self.attention.forward(normed, rotation, ctx)
         if self.mlp_norm is None:
+            if self.beside_norm is not None:
+                normed = self.beside_norm.forward(residual)
             return next_norm.add_and_forward(attended.add_(self.mlp.forward(normed, ctx)), residual)
         normed, residual = self.mlp_norm.add_and_forward(self._added(attended, self.attention_output_norm), residual)
         transformed = self.mlp.forward(normed, ctx)
@@ -106,15 +111,17 @@ def load_decoder_layer(loader: WeightLoader, config: DecoderConfig, names: Tenso
         mlp = load_gated_mlp(loader, config, names, prefix)
     else:
         mlp = load_plain_mlp(loader, config, names, prefix)
+    attention_name, beside_name = names.norms.beside if config.parallel_norms else (names.norms.attention, None)
     mlp_norm: Norm | None = None
     if not config.parallel_residual:
         mlp_norm = norm(names.norms.mlp) if config.input_norms else NoNorm()
     return DecoderLayer(
         attention=attention,
         mlp=mlp,
-        attention_norm=norm(names.norms.attention) if config.input_norms else NoNorm(),
+        attention_norm=norm(attention_name) if config.input_norms else NoNorm(),
         attention_output_norm=norm(names.norms.attention_output) if config.sandwich_norms else None,
         mlp_norm=mlp_norm,
         mlp_output_norm=norm(names.norms.mlp_output) if config.sandwich_norms else None,
+        beside_norm=None if beside_name is None else norm(beside_name),
         residual_scale=config.residual_scale,
     )

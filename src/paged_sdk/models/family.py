@@ -52,6 +52,8 @@ class NormNames:
     :ivar mlp: the norm before the MLP, which llama names after what it follows
     :ivar mlp_output: the norm of what the MLP gives, where there is one
     :ivar query: the norm of queries, where there is one; ``key`` likewise
+    :ivar beside: the norms before attention and before the MLP where both read the residual stream
+    :ivar embedding: the norm of the embeddings, within the body
     :ivar last: the norm before the output projection
     """
 
@@ -61,6 +63,8 @@ class NormNames:
     mlp_output: str = "post_feedforward_layernorm"
     query: str = "self_attn.q_norm"
     key: str = "self_attn.k_norm"
+    beside: tuple[str, str] = ("ln_attn", "ln_mlp")
+    embedding: str = "word_embeddings_layernorm"
     last: str = "norm"
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from attrs import evolve
 
 from paged_sdk.config.decoder import Activation, DecoderConfig, NormKind, RopeConfig
-from paged_sdk.models.common_config import must_not_be_tied, read_activation, read_common, read_head_dim
+from paged_sdk.models.common_config import must_not_be_tied, own_heads, read_activation, read_common, read_head_dim
 from paged_sdk.models.config_fields import ConfigFields
 from paged_sdk.models.family import DecoderFamily, NormNames, TensorNames
 
@@ -42,12 +42,7 @@ def read_gptj(fields: ConfigFields) -> DecoderConfig:
         layer_norm_epsilon=1e-5,
     )
     must_not_be_tied(fields)
-    hidden_size, num_heads = fields.positive("hidden_size"), fields.positive("num_attention_heads")
-    if hidden_size % num_heads:
-        raise fields.error("hidden_size", f"a multiple of num_attention_heads = {num_heads}")
-    size = fields.positive("n_inner", 4 * hidden_size)
-    # What other families' configs say of heads and MLPs is not read here.
-    fields = fields.updated(ConfigFields({"head_dim": None, "num_key_value_heads": None, "intermediate_size": size}))
+    fields = own_heads(fields, intermediate_size=fields.positive("n_inner", 4 * fields.positive("hidden_size")))
     rotary_dim, head_dim = fields.positive("rotary_dim", 64), read_head_dim(fields)
     if rotary_dim % 2 or rotary_dim > head_dim:
         raise fields.error("rotary_dim", f"an even number up to the {head_dim} elements of a head")

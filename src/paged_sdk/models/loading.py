@@ -69,6 +69,7 @@ def load_model(
         layers=layers,
         norm=load_norm(loader, shape, names.body + names.norms.last),
         head=head,
+        embedding_norm=load_norm(loader, shape, names.body + names.norms.embedding) if shape.embedding_norm else None,
         ropes={settings: RotaryEmbedding(settings, device=device) for settings in dict.fromkeys(shape.ropes)},
         dtype=dtype,
         device=device,

@@ -1,0 +1,60 @@
+"""Read BLOOM: ALiBi in place of rotary positions, layer norms, also of the embeddings, and MLPs without a gate."""
+
+from __future__ import annotations
+
+from attrs import evolve
+
+from paged_sdk.config.decoder import NO_ROPE, Activation, DecoderConfig, NormKind
+from paged_sdk.models.alibi import alibi_slopes
+from paged_sdk.models.common_config import own_heads, read_common
+from paged_sdk.models.config_fields import ConfigFields
+from paged_sdk.models.family import DecoderFamily, NormNames, TensorNames
+
+__all__ = ["FAMILY"]
+
+
+def _read(fields: ConfigFields) -> DecoderConfig:
+    fields = fields.renamed(
+        hidden_size="n_embed", num_hidden_layers="n_layer", num_attention_heads="n_head"
+    ).with_defaults(
+        vocab_size=250_880, hidden_size=64, num_hidden_layers=2, num_attention_heads=8, layer_norm_epsilon=1e-5
+    )
+    if fields.flag("apply_residual_connection_post_layernorm", False):
+        raise fields.error("apply_residual_connection_post_layernorm", "false")
+    fields = own_heads(fields, intermediate_size=4 * fields.positive("hidden_size"))
+    # No position is too high for ALiBi; the length of the texts in training is the only one that configs have.
+    fields = fields.updated(ConfigFields({"max_position_embeddings": fields.positive("seq_length", 2048)}))
+    shape = read_common(
+        fields,
+        ropes=(NO_ROPE,) * fields.positive("num_hidden_layers"),
+        activation=Activation.GELU_TANH,
+        tie_embeddings=True,
+        eps="layer_norm_epsilon",
+    )
+    return evolve(
+        shape,
+        norm=NormKind.LAYER,
+        norm_bias=True,
+        embedding_norm=True,
+        gated_mlp=False,
+        qkv_groups=shape.num_heads,
+        qkv_bias=True,
+        output_bias=True,
+        mlp_bias=True,
+        alibi_slopes=alibi_slopes(shape.num_heads),
+    )
+
+
+_NAMES = TensorNames(
+    body="transformer.",
+    embedding="word_embeddings",
+    layers="h",
+    qkv=("self_attention.query_key_value",),
+    output="self_attention.dense",
+    up="mlp.dense_h_to_4h",
+    down="mlp.dense_4h_to_h",
+    norms=NormNames(last="ln_f"),
+)
+
+# The released checkpoints have no prefix.
+FAMILY = DecoderFamily(architectures=("BloomForCausalLM",), read=_read, names=(_NAMES, evolve(_NAMES, body="")))
