@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -157,6 +159,43 @@ def test_bombs_end_soon(compiler: GrammarCompiler, name: str) -> None:
         grammar = None
     assert time.monotonic() - begun < 12  # at 10 it gives up by itself; what is beyond is a busy machine's
     assert (grammar is not None) == (name in ("a choice of a megabyte", "a million letters"))
+
+
+CHAINS: Final = """
+from paged_sdk import Constraint, ConstraintError
+from paged_sdk.constraints.compiler import GrammarCompiler
+from paged_sdk.constraints.vocabulary import Vocabulary
+
+def rules(number):
+    return "start: r0\\n" + "".join(f'r{i}: "x" r{i + 1}\\n' for i in range(number)) + f'r{number}: "y"'
+
+def references(number):
+    defs = {f"a{i}": {"type": "array", "items": {"$ref": f"#/$defs/a{i + 1}"}} for i in range(number)}
+    return {"$ref": "#/$defs/a0", "$defs": {**defs, f"a{number}": {"type": "null"}}}
+
+vocabulary = Vocabulary(
+    tokens=[*(bytes([byte]) for byte in range(256)), b""], special_ids=[256], end_ids=(256,), encode=str.encode
+)
+compiler = GrammarCompiler(lambda: vocabulary)
+for constraint in (
+    Constraint.lark(rules(10_000)),
+    Constraint.lark(rules(40_000)),
+    Constraint.json_schema(references(4000)),
+    Constraint.json_schema(references(12_000)),
+    Constraint.regex("((a{100}){100}){100}"),
+):
+    try:
+        compiler.compile(constraint).begin((), 257)
+        print("compiled")
+    except ConstraintError as error:
+        print(error.kind)
+"""
+
+
+def test_chains_of_thousands_are_compiled_or_refused() -> None:
+    """In a process of its own: with a stack of 8 MB it is at an end."""
+    done = subprocess.run([sys.executable, "-c", CHAINS], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.split() == ["compiled", "lark", "compiled", "json_schema", "compiled"]
 
 
 @pytest.mark.parametrize("source", ["", "a" * 5_000_000, "\ud800", 3, None])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from threading import Event, Lock, Thread
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -37,6 +39,12 @@ _MAX_PENDING: Final = 256
 _MAX_STATES: Final = 50_000
 # It can count no further than 65,525.
 _MAX_SYMBOLS: Final = 65_000
+
+# The library follows rules and references recursively: some 5 kB of stack a rule, more than 10 a schema's
+# reference, of which it refuses 12,000. With the usual 8 MB, 3,000 of either end the process.
+_STACK_SIZE: Final = 256 << 20
+_STACK_LOCK: Final = Lock()
+_MAX_RULES: Final = 32_000
 
 _STRICT: Final[Mapping[str, Any]] = MappingProxyType({"lenient": False, "coerce_one_of": False})
 _JSON_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType({**_STRICT, "whitespace_pattern": r"[ ]|\n[ \t]{0,32}"})
@@ -112,7 +120,7 @@ class GrammarCompiler:
             if self._num_threads < _MAX_AT_ONCE:
                 # No thread of a pool: at its end, the interpreter would wait for it.
                 thread = Thread(target=self._run, name="paged-sdk grammar", daemon=True)
-                with thread_must_start("to compile a constraint in"):
+                with thread_must_start("to compile a constraint in"), _deep_stack():
                     thread.start()
                 self._num_threads += 1
             self._waiting.append(entry)
@@ -152,6 +160,8 @@ class GrammarCompiler:
                         return evolve(options, message=f"{rule.label}: {options.message}")
                     schemas[rule.label] = checked
                     lines.append(f"{rule.name}: %json {json.dumps({**checked, 'x-guidance': options})}")
+                if lark.count("\n") > _MAX_RULES:  # its brackets are few in each
+                    return _TOO_MANY
                 grammar = llguidance.LLMatcher.grammar_from_lark("\n".join(lines))
             case Constraint(kind="json_schema", source=source):
                 checked = read_schema(source)
@@ -168,6 +178,8 @@ class GrammarCompiler:
                     return Problem(shortened(str(error)))
             case Constraint(kind="regex", source=source):
                 grammar = llguidance.LLMatcher.grammar_from_regex(source)
+            case Constraint(kind="lark" | "llguidance", source=source) if _num_nested(source) > _MAX_RULES:
+                return _TOO_MANY
             case Constraint(kind="lark", source=source):
                 grammar = llguidance.LLMatcher.grammar_from_lark(source)
             case Constraint(source=source):
@@ -193,6 +205,25 @@ class GrammarCompiler:
                 vocabulary = self._make_vocabulary()
                 self._vocabulary = vocabulary, vocabulary.for_grammars()
             return self._vocabulary
+
+
+_TOO_MANY: Final = Problem(f"it has more than {_MAX_RULES:,} rules and brackets")
+
+
+def _num_nested(grammar: str) -> int:
+    """Return of how many rules and brackets at most each is within the one before."""
+    return sum(map(grammar.count, ":(["))
+
+
+@contextmanager
+def _deep_stack() -> Iterator[None]:
+    """Give threads that start in the block a stack on which the library can follow all that it allows."""
+    with _STACK_LOCK:
+        before = threading.stack_size(_STACK_SIZE)
+        try:
+            yield
+        finally:
+            threading.stack_size(before)
 
 
 def _queue_full(reason: str) -> QueueFullError:
