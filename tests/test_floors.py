@@ -110,6 +110,7 @@ PUBLIC_API: Final = Unit("the public API", 8)
 
 STATE_OF_THE_PROCESS: Final = {
     "build/device_setup.py: _ONE_AT_A_TIME": "a device is one per process, and the driver knows no smaller unit",
+    "constraints/compiler.py: _STACK_LOCK": "how large the stacks of new threads are is said once per process",
     "kernels/__init__.py: globals()": "public names, found when they are first used",
     "kernels/fallback.py: log_fallback": "the log says it once",
     "kernels/native/library.py: _open": "a shared library is loaded once per process",
