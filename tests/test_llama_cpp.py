@@ -12,7 +12,7 @@ from llamacpp import LlamaCpp
 from paged_sdk import GgufModelBuilder, SamplingParams, write_gguf
 from paged_sdk.types.response import CompletionChoice
 
-pytest.importorskip("xllamacpp")
+pytest.importorskip("xllamacpp", reason="it has wheels for Linux on x86-64 alone")
 pytestmark = pytest.mark.anyio
 
 NUM_TOKENS = 24

@@ -229,7 +229,6 @@ async def test_every_form_of_an_image_is_the_same_image(llava: Path, tmp_path: P
         }
         texts.add(text_of(await model.send_chat_request(RequestBuilder.from_messages(wire).with_sampling(GREEDY))))
         assert len(texts) == 1
-        assert Image.parse(url).data_url.endswith(url.partition(",")[2])
 
 
 async def test_a_repeated_image_is_not_encoded_again(llava: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,7 @@ from transformers import (
 
 __all__ = [
     "CHAT_TEMPLATE",
+    "COMMON",
     "FAMILIES",
     "GGUF_OVERRIDES",
     "SPECIAL_TOKENS",
@@ -79,7 +80,7 @@ _CLASSES: Final[dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]]]
 }
 FAMILIES: Final = tuple(_CLASSES)
 
-_COMMON: Final[dict[str, Any]] = {
+COMMON: Final[dict[str, Any]] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -181,7 +182,7 @@ def build_model(family: str, *, seed: int = 0, dtype: str = "float32", **config_
     :param config_overrides: fields of the family's transformers config
     """
     config_class, model_class = _CLASSES[family]
-    config = config_class(**(_COMMON | _OWN.get(family, {}) | config_overrides))
+    config = config_class(**(COMMON | _OWN.get(family, {}) | config_overrides))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: Any = model_class(config)

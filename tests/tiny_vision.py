@@ -44,21 +44,7 @@ _TEMPLATE: Final = (
     "{% endfor %}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-_TEXT: Final[dict[str, Any]] = {
-    "vocab_size": _VOCAB_SIZE,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 2048,
-    "initializer_range": 0.3,
-    "bos_token_id": 0,
-    "pad_token_id": 0,
-    "eos_token_id": 2,
-    "tie_word_embeddings": False,
-}
+_TEXT: Final = tiny.COMMON | {"vocab_size": _VOCAB_SIZE}
 _VISION: Final[dict[str, Any]] = {
     "hidden_size": 32,
     "intermediate_size": 48,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -142,7 +143,7 @@ def test_on_quantized_bases(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_texts_are_those_of_peft(family: str, tmp_path: Path) -> None:
     """PEFT writes the files and computes the texts."""
-    peft = pytest.importorskip("peft")
+    peft: Any = importlib.import_module("peft")  # it has no annotations
     expected: dict[str, list[list[int]]] = {}
     settings: dict[str, dict[str, Any]] = {
         "first": {"r": 4, "lora_alpha": 16},
@@ -168,7 +169,7 @@ def test_texts_are_those_of_peft(family: str, tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_activated_adapters_are_peft_s(tmp_path: Path) -> None:
     """In chunks of the prompt too, of which one holds the invocation; and through the base where it is missing."""
-    peft = pytest.importorskip("peft")
+    peft: Any = importlib.import_module("peft")  # it has no annotations
     targets = ["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"]
     config = peft.LoraConfig(r=4, target_modules=targets, alora_invocation_tokens=[7, 8, 5], task_type="CAUSAL_LM")
     adapted = peft.get_peft_model(build_model("llama"), config)

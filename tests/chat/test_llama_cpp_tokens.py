@@ -28,7 +28,7 @@ from paged_sdk.chat.gguf_tokenizer import tokenizer_from_gguf
 from paged_sdk.chat.pre_tokenizers import PRE_TOKENIZERS
 from paged_sdk.weights.gguf_writer import GgufValue, PlannedTensor, write_gguf_file
 
-pytest.importorskip("xllamacpp")
+pytest.importorskip("xllamacpp", reason="it has wheels for Linux on x86-64 alone")
 
 #: llama.cpp's expressions know no case of letters but ASCII's, and no marks, where the models' own do.
 NO_MARKS = ("tekken", "gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2", "kimi-k2")

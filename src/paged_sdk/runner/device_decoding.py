@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 
 from attrs import define
@@ -15,7 +15,6 @@ from paged_sdk.sampling.device_sampler import DeviceBatch, DeviceSampler, Drawn
 from paged_sdk.sampling.row import SampleRow
 from paged_sdk.scheduler.output import ScheduledSequence
 from paged_sdk.scheduler.sequence import Sequence as TokenSequence
-from paged_sdk.types.media import PromptMedia
 from paged_sdk.types.step import AWAITED, StepRow
 
 __all__ = ["DeviceDecoding", "Way"]
@@ -53,13 +52,15 @@ class DeviceDecoding:
         if graphs is None or len(scheduled) > graphs.largest:
             return Way.LAUNCHED
         # The last token of its text, which is sampled, alone says by its position how long the text is.
-        if any(row.num_new_tokens != 1 or not row.num_samples for row in scheduled):
+        # What was recorded knows no adapters, and takes a token's place in its sequence as its position.
+        if any(
+            row.num_new_tokens != 1
+            or not row.num_samples
+            or (request := row.sequence.request).adapter is not None
+            or (request.media is not None and request.media.positions is not None)
+            for row in scheduled
+        ):
             return Way.LAUNCHED
-        # What was recorded knows no adapters.
-        if any(row.sequence.request.adapter is not None for row in scheduled):
-            return Way.LAUNCHED
-        if any(media is not None and media.positions is not None for media in _media(scheduled)):
-            return Way.LAUNCHED  # a recorded step takes a token's place in its sequence as its position
         if last is None or [row.sequence for row in scheduled] != last.sequences:
             return Way.RECORDED
         # A row that was preempted meanwhile starts at another position.
@@ -133,10 +134,6 @@ class DeviceDecoding:
         drawn = self._sampler.sample(logits, batch.sampled)
         self.overlap.put(batch.seq_ids, drawn.tokens)
         return drawn
-
-
-def _media(scheduled: Sequence[ScheduledSequence]) -> Iterator[PromptMedia | None]:
-    return (row.sequence.request.media for row in scheduled)
 
 
 @define(kw_only=True, eq=False)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -42,7 +43,7 @@ class ImageVectors:
         :param first_tokens: the index in the step of each row's first token
         :param on_error: told of a row whose image could not be encoded; its tokens keep their embeddings
         """
-        places: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
+        places: list[npt.NDArray[np.int64]] = []
         images: list[tuple[Tensor, ...]] = []
         for index, row in enumerate(rows):
             for span in () if row.media is None else row.media.spans_in(row.start, row.end):

@@ -84,16 +84,6 @@ class Image:
         """Return what tells the image from others: the SHA-256 of its bytes and their shape."""
         return sha256(repr(self.shape).encode() + self.data).digest()
 
-    @property
-    def data_url(self) -> str:
-        """Return the file's bytes as a ``data:`` URL.
-
-        :raises InvalidRequestError: the image is pixels, of no file
-        """
-        if self.shape is not None:
-            raise InvalidRequestError.of("image", f"pixels {self.shape}", "the bytes of a file")
-        return "data:;base64," + base64.b64encode(self.data).decode("ascii")
-
     @classmethod
     def parse(cls, image: ImageLike) -> Image:
         """Read an image that is given in any accepted form; a path is read now.
