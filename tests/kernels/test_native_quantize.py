@@ -125,6 +125,9 @@ def test_what_does_not_fit_is_refused_and_what_would_is_named() -> None:
         (ConfigError, lambda: quantize(library(), normal_weight(2, 512).double(), 2)),
         (ConfigError, lambda: quantize(library(), normal_weight(512, 64).t(), 2)),
         (ConfigError, lambda: quantize(library(), normal_weight(1, 512)[0], 2)),
+        (ConfigError, lambda: quantize_blocks(library(), normal_weight(2, 512), 2, importance=torch.ones(64))),
+        (ConfigError, lambda: quantize_blocks(library(), normal_weight(2, 64), 2, importance=torch.ones(64).double())),
+        (ConfigError, lambda: quantize_blocks(library(), normal_weight(2, 64), 2, importance=torch.ones(128)[::2])),
     ]
     for expected, call in refused:
         with pytest.raises(expected):

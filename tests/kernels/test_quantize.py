@@ -53,6 +53,18 @@ def test_every_instruction_set_gives_the_same_bits(isa: str, tensor_type: int) -
         assert torch.equal(quantize_blocks_reference(weight, tensor_type), expected), name
 
 
+@needs_library
+@every_level
+@every_type
+def test_every_instruction_set_weighs_errors_alike(isa: str, tensor_type: int) -> None:
+    mostly_unused = torch.where(normal(7)[0] > 0.02, importance(512), 1e-3)
+    for weights_of_squares in (importance(512), mostly_unused):
+        for name, weight in weights().items():
+            got = quantize_blocks(library(isa), weight, tensor_type, importance=weights_of_squares, num_threads=2)
+            assert torch.equal(quantize_blocks_reference(weight, tensor_type, weights_of_squares), got), name
+    assert not torch.equal(got, quantize_blocks(library(isa), weight, tensor_type))
+
+
 @every_type
 def test_no_worse_than_other_quantizers(tensor_type: int) -> None:
     weight = normal(16, 2048)

@@ -35,12 +35,17 @@ void compare_quantize(Levels& levels) {
   std::vector<float> x = random.normal(kRows * kCols);
   for (int c = 0; c < kCols; c += 37) x[c] *= 30.0f;
   std::fill_n(x.begin() + kCols, 64, 0.0f);
+  std::vector<float> importance(kCols);
+  for (int c = 0; c < kCols; ++c) importance[c] = std::max(x[c] * x[c], 1e-3f);
   for (const int32_t format : kBlockFormats) {
     for (const int32_t dtype : kDtypes) {
       const std::vector<uint8_t> raw = as_dtype(x, dtype);
-      levels.compare(of("quantize", format, dtype), {0.0}, [&](const Run& run) {
-        return numbers(quantized(run.level, raw, dtype, format, kRows, kCols));
-      });
+      for (const float* weights : std::vector<const float*>{nullptr, importance.data()}) {
+        levels.compare(of(weights == nullptr ? "quantize" : "quantize, weighted", format, dtype), {0.0},
+                       [&](const Run& run) {
+                         return numbers(quantized(run.level, raw, dtype, format, kRows, kCols, weights));
+                       });
+      }
     }
   }
 }

@@ -94,10 +94,10 @@ inline int portable_level() {
 }
 
 inline std::vector<uint8_t> quantized(int level, const std::vector<uint8_t>& x, int32_t dtype, int32_t format, int rows,
-                                      int cols) {
+                                      int cols, const float* importance = nullptr) {
   // A packed panel holds 16 rows, and no format's is shorter than its blocks.
   std::vector<uint8_t> out(paged_packed_bytes(format, 16, cols) * rows);
-  const paged_quantize_args args{x.data(), out.data(), cols, format, rows, cols, dtype, 1, 0};
+  const paged_quantize_args args{x.data(), importance, out.data(), cols, format, rows, cols, dtype, 1, 0};
   if (paged_quantize(level, &args) != 0) fail("quantize failed");
   return out;
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +17,6 @@ from torch import Tensor
 
 from paged_sdk.build.calibration import calibrate
 from paged_sdk.build.collector import collector_paused
-from paged_sdk.build.device_setup import prepare_thread
 from paged_sdk.build.progress import LoadingBar
 from paged_sdk.build.topology import gguf_overrides
 from paged_sdk.chat.gguf_tokenizer_export import gguf_from_text_processor
@@ -35,7 +33,6 @@ from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix, UnreadRow
 from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.logs import get_logger
 from paged_sdk.models.family import find_family, read_config
-from paged_sdk.processors import usable_processors
 from paged_sdk.weights.checkpoint import Checkpoint, open_checkpoint, refuse_other_files
 from paged_sdk.weights.gguf_config import must_be_model
 from paged_sdk.weights.gguf_export import CheckpointNames, GgufMatrix, config_metadata, gguf_tensors, global_rope
@@ -54,7 +51,6 @@ _log = get_logger(__name__)
 
 _CPU: Final = torch.device("cpu")
 _ELEMENTS_AT_ONCE: Final = 1 << 23  # 32 MiB of float32
-_WEIGHTED_AT_ONCE: Final = 1 << 18  # of which a thread quantizes so many
 _BYTES_AT_ONCE: Final = 1 << 25
 _LARGEST_F16: Final = 65504.0
 _QUANTIZATION_VERSION: Final = 2
@@ -129,7 +125,7 @@ class _Wanted:
             by_layer = gguf_overrides(self.topology, architecture, shapes, num_layers=model.num_layers)
         types = tensor_types(self.type, shapes, model, [*by_layer, *self.overrides])
         if self.importance is not None:
-            self.importance.must_fit({name: _matrices(shapes[name]) for name in types})
+            self.importance.must_fit({name: _matrices(shape) for name, shape in shapes.items()}, types)
         return types
 
     def importance_of(self, name: str, shape: tuple[int, ...]) -> Tensor | None:
@@ -321,56 +317,34 @@ def _encoded(
     form = block_format(tensor_type).name
     has_weights = form not in PLAIN_TYPES and tensor_type not in TABLE_TYPES
     importance = wanted.importance_of(name, matrix.shape) if has_weights else None
-    parts = matrix.parts(max(1, _ELEMENTS_AT_ONCE // matrix.shape[-1]))
+    done, height = 0, matrix.shape[-2] if len(matrix.shape) > 1 else 1
     try:
-        if importance is not None:
-            yield from _weighted(parts, tensor_type, importance, matrix.shape[-2])
-            return
-        for values in parts:
-            yield _bytes(values, form, tensor_type, library).numpy().reshape(-1)
+        for values in matrix.parts(max(1, _ELEMENTS_AT_ONCE // matrix.shape[-1])):
+            if importance is None:
+                yield _bytes(values, form, tensor_type, library).numpy().reshape(-1)
+            else:
+                for first, last in _by_matrix(done, done + len(values), height):
+                    part, weights = values[first - done : last - done], importance[first // height]
+                    yield _bytes(part, form, tensor_type, library, weights).numpy().reshape(-1)
+            done += len(values)
     except CheckpointError as error:
         raise CheckpointError(f"tensor {shown(name)}: {error}") from error
 
 
-def _weighted(
-    parts: Iterator[Tensor], tensor_type: int, importance: Tensor, height: int
-) -> Iterator[npt.NDArray[np.uint8]]:
-    """Quantize a tensor's rows by errors that are weighted, which torch does.
+def _by_matrix(first: int, last: int, height: int) -> Iterator[tuple[int, int]]:
+    """Cut rows of a tensor where another of its matrices begins.
 
-    It runs on threads of ours, each with a part: its own wait awake for one another. Beside other busy programs that
-    took 30 s for a matrix of 576 x 576, in place of one.
-
-    :param importance: of the columns of each of the tensor's matrices
     :param height: the rows of a matrix
     """
-
-    def quantized(part: tuple[Tensor, Tensor]) -> npt.NDArray[np.uint8]:
-        return quantize_blocks_reference(part[0], tensor_type, part[1]).numpy().reshape(-1)
-
-    done = 0
-    with ThreadPoolExecutor(usable_processors(), initializer=partial(prepare_thread, _CPU, 1)) as pool:
-        for values in parts:
-            yield from pool.map(quantized, list(_by_matrix(values, importance, done, height)))
-            done += len(values)
+    while first < last:
+        end = min(last, (first // height + 1) * height)
+        yield first, end
+        first = end
 
 
-def _by_matrix(values: Tensor, importance: Tensor, first: int, height: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Cut rows of a tensor into parts for a thread each, and where another of its matrices begins.
-
-    :param importance: of the columns of each matrix
-    :param first: the number of the first row
-    :param height: the rows of a matrix
-    :returns: rows of one matrix each, with the importance of its columns
-    """
-    most, done = max(1, _WEIGHTED_AT_ONCE // values.shape[1]), 0
-    while done < len(values):
-        index = (first + done) // height
-        end = min(len(values), done + most, (index + 1) * height - first)
-        yield values[done:end], importance[index]
-        done = end
-
-
-def _bytes(values: Tensor, form: str, tensor_type: int, library: NativeLibrary | None) -> Tensor:
+def _bytes(
+    values: Tensor, form: str, tensor_type: int, library: NativeLibrary | None, importance: Tensor | None = None
+) -> Tensor:
     values = values.contiguous()
     match form:
         case "F32":
@@ -384,8 +358,8 @@ def _bytes(values: Tensor, form: str, tensor_type: int, library: NativeLibrary |
     if tensor_type in TABLE_TYPES:
         return quantize_table_blocks(values, tensor_type)
     if library is None:
-        return quantize_blocks_reference(values, tensor_type)
-    return quantize_blocks(library, values, tensor_type)
+        return quantize_blocks_reference(values, tensor_type, importance)
+    return quantize_blocks(library, values, tensor_type, importance=importance)
 
 
 def _divisors(rope: RopeConfig) -> Tensor | None:

@@ -7,7 +7,7 @@ in GGUF files of the type "imatrix", or in its older binary form (``.imatrix``, 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -64,10 +64,11 @@ class ImportanceMatrix:
         relative = torch.where(mean > 0, squares / mean.clamp_min(torch.finfo(torch.float32).tiny), 1.0)
         return relative.clamp_min(_LEAST)
 
-    def must_fit(self, sizes: Mapping[str, tuple[int, int]]) -> None:
+    def must_fit(self, sizes: Mapping[str, tuple[int, int]], wanted: Collection[str]) -> None:
         """Check that the model is the one that this comes from.
 
-        :param sizes: of the model's matrices, by GGUF name: how many there are in a tensor, and their columns
+        :param sizes: of all of the model's tensors, by GGUF name: how many matrices there are in one, and their columns
+        :param wanted: the tensors whose importance will be asked for
         :raises CheckpointError: it is another
         """
         for name in self.entries:
@@ -75,7 +76,7 @@ class ImportanceMatrix:
                 raise CheckpointError(f"{self.source} is of another model: tensor {shown(name)} is none of this one")
             if name in sizes:
                 self.of(name, *sizes[name])
-        missing = [name for name in sizes if name not in self.entries and name not in _ENDS]
+        missing = [name for name in wanted if name not in self.entries and name not in _ENDS]
         layers = {_layer(name) for name in self.entries}
         foreign = next((name for name in missing if _layer(name) not in layers), None)
         if foreign is not None:

@@ -31,12 +31,19 @@ def quantize(
 
 
 def quantize_blocks(
-    library: NativeLibrary, weight: Tensor, tensor_type: int, *, num_threads: int | None = None
+    library: NativeLibrary,
+    weight: Tensor,
+    tensor_type: int,
+    *,
+    importance: Tensor | None = None,
+    num_threads: int | None = None,
 ) -> Tensor:
     """Quantize a matrix to the blocks that a GGUF file would hold.
 
     :param weight: [rows, cols] float32, bfloat16 or float16; rows contiguous
     :param tensor_type: ggml's number of the type, one of :data:`~paged_sdk.kernels.quantize.QUANTIZED_TYPES`
+    :param importance: float32 [cols], contiguous, how much an error in each column counts: positive, about 1 on
+        average; None: all count alike
     :param num_threads: torch's own number by default
     :returns: uint8 [rows, bytes of a row]; the result does not depend on the number of threads
     :raises UnsupportedQuantizationError: the type cannot be written, or ``cols`` is no multiple of its block
@@ -47,10 +54,15 @@ def quantize_blocks(
         raise ConfigError.of("weight.shape", tuple(weight.shape), "[rows, cols]")
     rows, cols = weight.shape
     check_matrix("weight", weight, (rows, cols), tuple(WEIGHT_DTYPES))
+    if importance is not None:
+        if importance.dim() != 1:
+            raise ConfigError.of("importance.shape", tuple(importance.shape), "[cols]")
+        check_matrix("importance", importance[None], (1, cols), (torch.float32,))
     form = writable_format(tensor_type, cols)
     out = torch.empty(rows, cols // form.elements * form.num_bytes, dtype=torch.uint8)
     args = Quantize(
         x=weight.data_ptr(),
+        importance=None if importance is None else importance.data_ptr(),
         out=out.data_ptr(),
         x_stride=weight.stride(0),
         format=tensor_type,

@@ -285,6 +285,7 @@ class Quantize(Structure):
 
     _fields_ = (
         ("x", c_void_p),
+        ("importance", c_void_p),
         ("out", c_void_p),
         ("x_stride", c_int64),
         ("format", c_int32),

@@ -287,6 +287,7 @@ struct paged_grouped_args {
 // out [rows, bytes of a row] = GGUF blocks of x [rows, cols], float32, bfloat16 or float16.
 struct paged_quantize_args {
   const void* x;
+  const float* importance;  // [cols], how much an error in each column counts; null: all alike
   uint8_t* out;
   int64_t x_stride;
   int32_t format;

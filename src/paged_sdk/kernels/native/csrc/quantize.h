@@ -1,7 +1,8 @@
 // Quantizes floating point weights to GGUF blocks.
 //
 // Sixteen groups of 16 or 32 weights are fitted at a time, one per lane. A fit tries some twenty roundings of a group
-// and solves least squares for the scale (and minimum) of each: the smallest squared error wins.
+// and solves least squares for the scale (and minimum) of each: the smallest squared error wins. Where columns have an
+// importance, squares are weighted by it: `w` holds that of each weight, else it is not read.
 #pragma once
 
 #include <algorithm>
@@ -15,6 +16,7 @@ namespace {
 
 constexpr int kLanes = 16;
 constexpr float kTiny = 1e-30f;  // ranges below it are zero: their inverse would overflow
+constexpr float kNoise = 1e-5f;  // of the sums of 32 products, some five times what rounding may leave
 
 inline Floats clamp(Floats a, float lowest, float highest) {
   return minimum(broadcast(highest), maximum(broadcast(lowest), a));
@@ -44,46 +46,69 @@ struct CodeSums {
   Floats q, qq, xq;
 };
 
-template <int kCount>
-inline CodeSums code_sums(const Floats x[kCount], Floats offset, Floats inverse, float lowest, float highest) {
+template <int kCount, bool kWeighted>
+inline CodeSums code_sums(const Floats x[kCount], const Floats w[kCount], Floats offset, Floats inverse, float lowest,
+                          float highest) {
   CodeSums sums{zero_floats(), zero_floats(), zero_floats()};
   for (int i = 0; i < kCount; ++i) {
     const Floats q = nearest_code(x[i], offset, inverse, lowest, highest);
-    sums.q = add(sums.q, q);
+    const Floats wq = kWeighted ? mul(w[i], q) : q;
+    sums.q = add(sums.q, wq);
     // Not fused, so that every instruction set, and kernels/quantize.py, find the same scales.
-    sums.qq = add(sums.qq, mul(q, q));
-    sums.xq = add(sums.xq, mul(x[i], q));
+    sums.qq = add(sums.qq, mul(wq, q));
+    sums.xq = add(sums.xq, mul(x[i], wq));
   }
   return sums;
 }
 
+// The sums of weights of squares, and of x.
+struct Totals {
+  Floats w, x;
+};
+
+template <int kCount, bool kWeighted>
+inline Totals totals_of(const Floats x[kCount], const Floats w[kCount]) {
+  Totals totals{kWeighted ? zero_floats() : broadcast(static_cast<float>(kCount)), zero_floats()};
+  for (int i = 0; i < kCount; ++i) {
+    if (kWeighted) totals.w = add(totals.w, w[i]);
+    totals.x = add(totals.x, kWeighted ? mul(w[i], x[i]) : x[i]);
+  }
+  return totals;
+}
+
 // Codes 0 ... levels. A K format's minimum is never above zero.
-template <int kSize>
-inline Fit fit_affine(const Floats x[kSize], float levels, bool is_k) {
-  constexpr float kCount = kSize;
-  Floats lowest = x[0], highest = x[0], sum_x = zero_floats();
+template <int kSize, bool kWeighted>
+inline Fit fit_affine(const Floats x[kSize], const Floats w[kSize], float levels, bool is_k) {
+  Floats lowest = x[0], highest = x[0];
   for (int i = 0; i < kSize; ++i) {
     lowest = minimum(lowest, x[i]);
     highest = maximum(highest, x[i]);
-    sum_x = add(sum_x, x[i]);
   }
+  const Totals total = totals_of<kSize, kWeighted>(x, w);
+  const auto shared = [&total](Floats sum) {  // a number of codes is a power of two
+    return kWeighted ? ratio(sum, total.w) : mul(sum, broadcast(1.0f / kSize));
+  };
   if (is_k) lowest = minimum(lowest, zero_floats());
   const Floats range = maximum(sub(highest, lowest), broadcast(kTiny));
-  const Floats mean = mul(sum_x, broadcast(1.0f / kCount));
+  const Floats mean = shared(total.x);
   Fit best{zero_floats(), is_k ? minimum(mean, zero_floats()) : mean};
   Floats most = broadcast(-1.0f);  // the most that a fit has taken off the sum of squares
   const auto attempt = [&](Floats offset, Floats inverse) {
-    const CodeSums sums = code_sums<kSize>(x, offset, inverse, 0.0f, levels);
-    const Floats determinant = sub(mul(broadcast(kCount), sums.qq), mul(sums.q, sums.q));
+    const CodeSums sums = code_sums<kSize, kWeighted>(x, w, offset, inverse, 0.0f, levels);
+    const Floats squares = mul(total.w, sums.qq);
+    Floats determinant = sub(squares, mul(sums.q, sums.q));
+    // What rounding leaves where all codes are the same; without weights, sums of codes are exact.
+    if (kWeighted)
+      determinant = choose_greater(determinant, mul(broadcast(kNoise), squares), determinant, zero_floats());
     Fit fit;
-    fit.scale = ratio(sub(mul(broadcast(kCount), sums.xq), mul(sum_x, sums.q)), determinant);
-    fit.minimum = mul(sub(sum_x, mul(fit.scale, sums.q)), broadcast(1.0f / kCount));
+    fit.scale = ratio(sub(mul(total.w, sums.xq), mul(total.x, sums.q)), determinant);
+    fit.minimum = shared(sub(total.x, mul(fit.scale, sums.q)));
     // Where a minimum above zero is not allowed, or codes are all the same, the scale is fitted alone.
     const Floats alone = ratio(sums.xq, sums.qq);
     const Floats below = is_k ? sub(zero_floats(), fit.minimum) : zero_floats();
     fit.minimum = choose_greater(zero_floats(), below, zero_floats(), fit.minimum);
     fit.scale = choose_greater(zero_floats(), below, alone, fit.scale);
-    const Floats gain = add(mul(fit.scale, sums.xq), mul(fit.minimum, sum_x));
+    const Floats gain = add(mul(fit.scale, sums.xq), mul(fit.minimum, total.x));
     best.scale = choose_greater(gain, most, fit.scale, best.scale);
     best.minimum = choose_greater(gain, most, fit.minimum, best.minimum);
     most = choose_greater(gain, most, gain, most);
@@ -96,8 +121,8 @@ inline Fit fit_affine(const Floats x[kSize], float levels, bool is_k) {
 }
 
 // Codes -half ... half - 1: the weight that is furthest from zero is tried near -half.
-template <int kCount>
-inline Fit fit_symmetric(const Floats x[kCount], float half) {
+template <int kCount, bool kWeighted>
+inline Fit fit_symmetric(const Floats x[kCount], const Floats w[kCount], float half) {
   Floats lowest = x[0], highest = x[0];
   for (int i = 0; i < kCount; ++i) {
     lowest = minimum(lowest, x[i]);
@@ -109,7 +134,7 @@ inline Fit fit_symmetric(const Floats x[kCount], float half) {
   Floats most = zero_floats();
   for (int step = -10; step <= 10; ++step) {
     const Floats inverse = mul(sign, div(broadcast(half + 0.1f * static_cast<float>(step)), magnitude));
-    const CodeSums sums = code_sums<kCount>(x, zero_floats(), inverse, -half, half - 1.0f);
+    const CodeSums sums = code_sums<kCount, kWeighted>(x, w, zero_floats(), inverse, -half, half - 1.0f);
     const Floats scale = ratio(sums.xq, sums.qq), gain = mul(scale, sums.xq);
     best.scale = choose_greater(gain, most, scale, best.scale);
     most = choose_greater(gain, most, gain, most);
@@ -154,6 +179,20 @@ inline uint32_t load_groups(const paged_quantize_args& args, int64_t row, int co
   return static_cast<uint32_t>(max_of(largest));
 }
 
+// The importance of the columns of sixteen groups, as load_groups gives their weights.
+template <int kCount>
+inline void load_importance(const paged_quantize_args& args, int col, Floats out[kCount]) {
+  for (int first = 0; first < kCount; first += 16) {
+    Floats lanes[16];
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const int c = col + lane * kCount + first;
+      lanes[lane] = c < args.cols ? load_floats(args.importance + c) : zero_floats();
+    }
+    transpose(lanes);
+    for (int i = 0; i < 16; ++i) out[first + i] = lanes[i];
+  }
+}
+
 // The scales of sixteen groups, as the blocks hold them.
 struct LaneScales {
   alignas(64) float scale[kLanes];
@@ -167,10 +206,13 @@ struct LaneScales {
 };
 
 // float16 scales (and minima) of groups of 32.
-inline void quantize_legacy(const BlockForm& form, const Floats x[kGroup], int num_groups, uint8_t* out) {
+template <bool kWeighted>
+inline void quantize_legacy(const BlockForm& form, const Floats x[kGroup], const Floats w[kGroup], int num_groups,
+                            uint8_t* out) {
   const bool affine = form.layout->offset_shift < 0;
   const float levels = static_cast<float>(form.levels), half = (levels + 1.0f) / 2.0f;
-  LaneScales lanes(affine ? fit_affine<kGroup>(x, levels, false) : fit_symmetric<kGroup>(x, half));
+  LaneScales lanes(affine ? fit_affine<kGroup, kWeighted>(x, w, levels, false)
+                          : fit_symmetric<kGroup, kWeighted>(x, w, half));
   Block blocks[kLanes];
   for (int i = 0; i < kLanes; ++i) {
     blocks[i].unit = to_half(lanes.scale[i]);
@@ -189,13 +231,13 @@ inline void quantize_legacy(const BlockForm& form, const Floats x[kGroup], int n
 // The units of a block that are best for the small integers of its kGroups groups, by least squares over the weights'
 // codes; `first` is the block's first lane.
 template <int kGroups>
-inline void refit_units(const float (&sums)[4][kLanes], int first, Block& block) {
+inline void refit_units(const float (&sums)[5][kLanes], int first, Block& block) {
   double aa = 0.0, ab = 0.0, bb = 0.0, ax = 0.0, bx = 0.0;  // x is about unit * a - minimum * b
   for (int g = 0; g < kGroups; ++g) {
     const double scale = block.scales[g], least = block.minima[g];
     aa += scale * scale * sums[1][first + g];
     ab += scale * least * sums[0][first + g];
-    bb += least * least * (256 / kGroups);
+    bb += least * least * sums[4][first + g];
     ax += scale * sums[2][first + g];
     bx += least * sums[3][first + g];
   }
@@ -209,11 +251,12 @@ inline void refit_units(const float (&sums)[4][kLanes], int first, Block& block)
 
 // Blocks of kGroups groups, whose scales and minima are integers up to `most`: 63 in eight groups of 32, 15 in sixteen
 // of 16.
-template <int kGroups>
-inline void quantize_small_scales(const BlockForm& form, const Floats* x, float most, int num_groups, uint8_t* out) {
+template <int kGroups, bool kWeighted>
+inline void quantize_small_scales(const BlockForm& form, const Floats* x, const Floats* w, float most, int num_groups,
+                                  uint8_t* out) {
   constexpr int kSize = 256 / kGroups, kBlocks = kLanes / kGroups;
   const float levels = static_cast<float>(form.levels);
-  LaneScales lanes(fit_affine<kSize>(x, levels, true));
+  LaneScales lanes(fit_affine<kSize, kWeighted>(x, w, levels, true));
   Block blocks[kBlocks];
   const auto small = [most](float value, uint16_t unit) {
     const float of = half_to_float(unit);
@@ -237,14 +280,15 @@ inline void quantize_small_scales(const BlockForm& form, const Floats* x, float 
     apply(blocks[b], kGroups * b);
   }
   const Fit rounded = lanes.fit();
-  const CodeSums codes_sums = code_sums<kSize>(x, rounded.minimum, inverse_of(rounded.scale), 0.0f, levels);
-  Floats sum_x = zero_floats();
-  for (int i = 0; i < kSize; ++i) sum_x = add(sum_x, x[i]);
-  alignas(64) float sums[4][kLanes];
+  const CodeSums codes_sums =
+      code_sums<kSize, kWeighted>(x, w, rounded.minimum, inverse_of(rounded.scale), 0.0f, levels);
+  const Totals total = totals_of<kSize, kWeighted>(x, w);
+  alignas(64) float sums[5][kLanes];
   store_floats(sums[0], codes_sums.q);
   store_floats(sums[1], codes_sums.qq);
   store_floats(sums[2], codes_sums.xq);
-  store_floats(sums[3], sum_x);
+  store_floats(sums[3], total.x);
+  store_floats(sums[4], total.w);
   for (int b = 0; b < kBlocks; ++b) {
     refit_units<kGroups>(sums, kGroups * b, blocks[b]);
     apply(blocks[b], kGroups * b);
@@ -259,9 +303,11 @@ inline void quantize_small_scales(const BlockForm& form, const Floats* x, float 
 
 // Sixteen groups of 16 in a block, signed scales of lowest ... -lowest - 1, kept plus `offset`; the largest of them is
 // the lowest.
-inline void quantize_signed_scales(const BlockForm& form, const Floats x[16], float lowest, int offset, uint8_t* out) {
+template <bool kWeighted>
+inline void quantize_signed_scales(const BlockForm& form, const Floats x[16], const Floats w[16], float lowest,
+                                   int offset, uint8_t* out) {
   const float half = (static_cast<float>(form.levels) + 1.0f) / 2.0f;
-  LaneScales lanes(fit_symmetric<16>(x, half));
+  LaneScales lanes(fit_symmetric<16, kWeighted>(x, w, half));
   const float largest = *std::max_element(lanes.scale, lanes.scale + kLanes,
                                           [](float a, float b) { return __builtin_fabsf(a) < __builtin_fabsf(b); });
   Block block;
@@ -277,31 +323,38 @@ inline void quantize_signed_scales(const BlockForm& form, const Floats x[16], fl
   form.write(block, out);
 }
 
-// Quantizes one row. False: it holds NaN, Inf, or a number so large that its scale might overflow a float16.
-inline bool quantize_weights(const paged_quantize_args& args, const BlockForm& form, int64_t row, uint8_t* out) {
+template <bool kWeighted>
+inline bool quantize_row(const paged_quantize_args& args, const BlockForm& form, int64_t row, uint8_t* out) {
   constexpr float kLargest = 32768.0f;
   const bool groups_of_16 = form.layout->planes == Planes::kPairs || form.layout->planes == Planes::kThree ||
                             form.layout->planes == Planes::kSix;
   const int group = groups_of_16 ? 16 : kGroup, groups_per_block = form.layout->groups * kGroup / group;
   for (int col = 0; col < args.cols; col += kLanes * group) {
     const int num_groups = std::min((args.cols - col) / group, kLanes);
-    Floats x[kGroup];
+    Floats x[kGroup], w[kGroup];
     const uint32_t bits = groups_of_16 ? load_groups<16>(args, row, col, x) : load_groups<kGroup>(args, row, col, x);
     if (!(from_bits(bits) <= kLargest)) return false;
+    if (kWeighted) groups_of_16 ? load_importance<16>(args, col, w) : load_importance<kGroup>(args, col, w);
     uint8_t* blocks = out + static_cast<int64_t>(col / group / groups_per_block) * form.block_bytes;
     if (args.format == PAGED_Q2_K) {
-      quantize_small_scales<16>(form, x, 15.0f, num_groups, blocks);
+      quantize_small_scales<16, kWeighted>(form, x, w, 15.0f, num_groups, blocks);
     } else if (args.format == PAGED_Q3_K) {
-      quantize_signed_scales(form, x, -32.0f, 32, blocks);
+      quantize_signed_scales<kWeighted>(form, x, w, -32.0f, 32, blocks);
     } else if (args.format == PAGED_Q6_K) {
-      quantize_signed_scales(form, x, -128.0f, 0, blocks);
+      quantize_signed_scales<kWeighted>(form, x, w, -128.0f, 0, blocks);
     } else if (groups_per_block == 1) {
-      quantize_legacy(form, x, num_groups, blocks);
+      quantize_legacy<kWeighted>(form, x, w, num_groups, blocks);
     } else {
-      quantize_small_scales<8>(form, x, 63.0f, num_groups, blocks);
+      quantize_small_scales<8, kWeighted>(form, x, w, 63.0f, num_groups, blocks);
     }
   }
   return true;
+}
+
+// Quantizes one row. False: it holds NaN, Inf, or a number so large that its scale might overflow a float16.
+inline bool quantize_weights(const paged_quantize_args& args, const BlockForm& form, int64_t row, uint8_t* out) {
+  return args.importance != nullptr ? quantize_row<true>(args, form, row, out)
+                                    : quantize_row<false>(args, form, row, out);
 }
 
 }  // namespace

@@ -169,8 +169,8 @@ inline Fit fit_levels(const Floats x[kCount], const float* between, Floats codes
 // Groups of kCount columns of a row from `col` on, `first` the number of the first; False: as quantize_weights says.
 template <int kCount>
 inline bool quantize_some_groups(const paged_quantize_groups_args& args, int64_t row, int col, int first, int count) {
-  const paged_quantize_args source{args.x, nullptr, args.x_stride, 0, args.rows, col + count * kCount, args.dtype, 1,
-                                   0};
+  const int end = col + count * kCount;
+  const paged_quantize_args source{args.x, nullptr, nullptr, args.x_stride, 0, args.rows, end, args.dtype, 1, 0};
   const int64_t groups = (args.cols + kGroupWeights - 1) / kGroupWeights;
   const float levels = static_cast<float>((1 << args.bits) - 1);
   Floats x[kCount], codes[kCount];
