@@ -316,9 +316,9 @@ async def test_an_encoder_that_fails_ends_one_request(
     encode = ImageEncoder.encode
     good, bad = (VisionMessages().add_image_message("user", "What is this?", each) for each in PICTURES)
 
-    def fails(self: ImageEncoder, inputs: Any) -> EncodedImage:
+    def fails(self: ImageEncoder, inputs: Any, go_on: Any) -> EncodedImage:
         calls.append(1)
-        vectors = encode(self, inputs)
+        vectors = encode(self, inputs, go_on)
         if len(calls) == 1:
             raise RuntimeError("the encoder is broken")
         return EncodedImage(vectors.vectors[1:]) if len(calls) == 2 else vectors

@@ -19,7 +19,7 @@ from paged_sdk.build.device_setup import (
 from paged_sdk.build.draft import load_draft, make_draft_model
 from paged_sdk.build.free_memory import return_free_memory
 from paged_sdk.build.kv_memory import make_kv_manager, size_pool
-from paged_sdk.build.loaded_model import check_isq, fuse, load_weights, make_storage, model_path
+from paged_sdk.build.loaded_model import LoadedModel, check_isq, fuse, load_weights, make_storage, model_path
 from paged_sdk.build.parts import ModelParts
 from paged_sdk.build.requantization import WeightRequantizer
 from paged_sdk.build.sizing import resolve_engine_config
@@ -32,6 +32,7 @@ from paged_sdk.kernels.native.library import Workspace, load
 from paged_sdk.logs import get_logger
 from paged_sdk.processors import usable_processors
 from paged_sdk.runner.device import choose_device
+from paged_sdk.runner.image_queue import ImageQueue
 from paged_sdk.runner.image_vectors import ImageVectors
 from paged_sdk.runner.model_runner import ModelRunner
 from paged_sdk.sampling.processors import default_processors
@@ -41,6 +42,7 @@ from paged_sdk.scheduler.scheduler import Scheduler
 from paged_sdk.speculative.forced_tokens import ForcedTokens
 from paged_sdk.speculative.several_proposers import SeveralProposers
 from paged_sdk.speculative.text_proposer import TextProposer
+from paged_sdk.vision.encoder import EncodedImage
 
 __all__ = ["load_parts"]
 
@@ -106,6 +108,7 @@ def _load(
     )
     bank = make_bank(loaded, fused)
     adapters = load_adapters(bank, settings, go_on)
+    queue, images = _images(loaded, config, device, settings)
     runner = ModelRunner(
         fused,
         backend,
@@ -115,7 +118,7 @@ def _load(
             loaded, environment, config, device=device, workspace=workspace, make_device_decoding=make_decoding
         ),
         adapters=bank,
-        images=None if loaded.vision is None else ImageVectors(loaded.vision.encoder),
+        images=images,
     )
     _log.info(
         "%s: %s, %s on %s, context %d tokens",
@@ -125,7 +128,7 @@ def _load(
         device,
         config.max_model_len,
     )
-    scheduler = Scheduler(config, kv)
+    scheduler = Scheduler(config, kv, queue)
     if proposer is None:
         proposer = ForcedTokens(_proposer(config, scheduler))
         if draft is not None:
@@ -141,7 +144,7 @@ def _load(
     return ModelParts(
         name=path.stem if path.is_file() else path.name,
         architecture=model.config.model_type,
-        engine=Engine(scheduler, kv, runner, text.tokenizer, proposer=proposer),
+        engine=Engine(scheduler, kv, runner, text.tokenizer, proposer=proposer, images=queue),
         text=text,
         config=config,
         vocab_size=vocab_size,
@@ -149,8 +152,7 @@ def _load(
         max_prompt_tokens=min(config.max_model_len - 1, kv.max_sequence_tokens),
         heals_tokens=settings.token_healing,
         images=None if loaded.vision is None else loaded.vision.prompts,
-        # The native kernels have threads of their own, in whose way torch's would be.
-        on_worker_start=partial(prepare_thread, device, settings.num_threads if workspace is None else 1),
+        on_worker_start=partial(_start_worker, device, settings, workspace, images),
         check_isq=partial(
             check_isq,
             settings=settings,
@@ -173,6 +175,33 @@ def _proposer(config: EngineConfig, scheduler: Scheduler) -> TextProposer:
         times=scheduler.times,
         balance=scheduler.drafts.open_balance(),
     )
+
+
+def _images(
+    loaded: LoadedModel,
+    config: EngineConfig,
+    device: torch.device,
+    settings: BuildSettings,
+) -> tuple[ImageQueue[EncodedImage], ImageVectors] | tuple[None, None]:
+    """Make what encodes the images of prompts, if the model takes any."""
+    if loaded.vision is None:
+        return None, None
+    shape, num_threads = loaded.model.config, settings.num_threads or usable_processors()
+    queue = ImageQueue[EncodedImage](
+        shape.hidden_size * (1 + shape.num_image_layers) * loaded.dtype.itemsize, max_slowdown=config.max_slowdown
+    )
+    # Texts that are being generated keep the other half.
+    on_start = partial(prepare_thread, device, max(num_threads // 2, 1))
+    return queue, ImageVectors(loaded.vision.encoder, queue, on_start=on_start)
+
+
+def _start_worker(
+    device: torch.device, settings: BuildSettings, workspace: Workspace | None, images: ImageVectors | None
+) -> None:
+    # The native kernels have threads of their own, in whose way torch's would be.
+    prepare_thread(device, settings.num_threads if workspace is None else 1)
+    if images is not None:
+        images.start()
 
 
 def _workspace(device: torch.device, settings: BuildSettings) -> Workspace | None:

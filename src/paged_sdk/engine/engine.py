@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 from attrs import evolve, frozen
 
@@ -15,6 +16,7 @@ from paged_sdk.engine.output import OutputProcessor
 from paged_sdk.errors import InvalidRequestError
 from paged_sdk.kv.manager import KvManager
 from paged_sdk.logs import get_logger
+from paged_sdk.runner.image_queue import ImageQueue
 from paged_sdk.runner.output import PendingStep, Runner, RunnerOutput
 from paged_sdk.scheduler.output import SchedulerOutput
 from paged_sdk.scheduler.proposer import Proposer
@@ -54,6 +56,7 @@ class Engine:
     :param runner: computes the steps
     :param tokenizer: makes the text in which stop strings are looked for
     :param proposer: guesses tokens for the runner to verify; None: every step gives each text one token
+    :param images: has the images of prompts encoded, as the scheduler asks for them; None: there are none
     """
 
     def __init__(
@@ -64,7 +67,9 @@ class Engine:
         tokenizer: Tokenizer,
         *,
         proposer: Proposer | None = None,
+        images: ImageQueue[Any] | None = None,
     ) -> None:
+        self._images = images
         self._scheduler = scheduler
         self._kv = kv
         self._runner = runner
@@ -73,6 +78,7 @@ class Engine:
         self._metrics = Metrics()
         self._next_seq_id = 0
         self._under_way: _Submitted | None = None
+        self._computes_nothing = False
         self._last_end = 0.0
         self._retired_adapters: set[int] = set()
         self._retiring_adapters: dict[int, Callable[[], object]] = {}
@@ -80,6 +86,16 @@ class Engine:
     @property
     def has_work(self) -> bool:
         return self._output.has_requests or self._under_way is not None
+
+    @property
+    def is_stalled(self) -> bool:
+        """Say whether all requests await images, and the last step found nothing to compute."""
+        return self._computes_nothing and self._scheduler.is_stalled
+
+    def when_something_comes(self, callback: Callable[[], object]) -> None:
+        """Have ``callback`` called, from another thread, whenever something has come that requests wait for."""
+        if self._images is not None:
+            self._images.on_ready = callback
 
     def submit(self, request: Request, listener: Listener, outbox: Outbox) -> None:
         """Queue a request.
@@ -131,6 +147,7 @@ class Engine:
         earlier, self._under_way = self._under_way, None
         if output.scheduled:
             self._under_way = _Submitted(output, self._runner.submit(output), start, drafting_seconds)
+        self._computes_nothing = earlier is None and self._under_way is None
         if earlier is not None:
             self._take_in(earlier)
         if self._under_way is not None:
@@ -184,6 +201,7 @@ class Engine:
             blocks_free=usage.free,
             running=self._scheduler.num_running,
             waiting=self._scheduler.num_waiting,
+            awaiting_images=self._scheduler.num_awaiting_images,
             prefix_queries=self._kv.prefix_queries,
             prefix_hits=self._kv.prefix_hits,
             preemptions=self._scheduler.num_preemptions,

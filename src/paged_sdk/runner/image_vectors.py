@@ -1,10 +1,10 @@
-"""Gives a step the vectors of the images that its tokens stand for, and keeps those of the last ones."""
+"""Encodes images beside the steps, and gives steps the vectors of the images that their tokens stand for."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import threading
+import traceback
 from collections.abc import Callable, Sequence
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -13,32 +13,46 @@ from torch import Tensor
 
 from paged_sdk.errors import RequestFailedError
 from paged_sdk.kernels.step import InsertedRows
+from paged_sdk.runner.image_queue import AbandonedError, ImageQueue
+from paged_sdk.threads import thread_must_start
 from paged_sdk.types.media import ImageSpan
 from paged_sdk.types.step import StepRow
 from paged_sdk.vision.encoder import EncodedImage, ImageEncoder
 
 __all__ = ["ImageVectors"]
 
-_KEPT_BYTES: Final = 1 << 28
-"""Vectors are kept up to 256 MiB. One of 1,000 tokens of a 7B model has 8 MiB in bfloat16."""
-
 
 class ImageVectors:
-    """Encodes images when a step first needs them; a step that goes on within one, or another request with the same,
-    finds the vectors.
+    """Has a thread of its own encode the images that sequences wait for, so that no step does. What goes wrong with one
+    ends the requests that have it when they compute with it.
 
-    :param encoder: makes them
+    :param encoder: makes the vectors
+    :param queue: says which image is next
+    :param on_start: called first on the thread (thread-local settings of the tensor library)
     """
 
-    def __init__(self, encoder: ImageEncoder) -> None:
-        self._encoder = encoder
-        self._kept: OrderedDict[bytes, EncodedImage] = OrderedDict()
-        self._kept_bytes = 0
+    def __init__(
+        self, encoder: ImageEncoder, queue: ImageQueue[EncodedImage], *, on_start: Callable[[], None] = lambda: None
+    ) -> None:
+        self._queue = queue
+        # A daemon: an application that forgets to close must still be able to exit.
+        self._thread = threading.Thread(
+            target=_run, args=(encoder, queue, on_start), name="paged-sdk-images", daemon=True
+        )
+
+    def start(self) -> None:
+        """Start the thread.
+
+        :raises EngineError: the system gives this process no more threads
+        """
+        with thread_must_start("for images to be encoded on"):
+            self._thread.start()
 
     def of(
         self, rows: Sequence[StepRow], first_tokens: Sequence[int], on_error: Callable[[int, Exception], None]
     ) -> InsertedRows | None:
-        """Return what takes the place of the embeddings of a step's tokens; None: nothing does.
+        """Return what takes the place of the embeddings of a step's tokens; None: nothing does. Sequences let go of
+        their images with the last of their tokens.
 
         :param first_tokens: the index in the step of each row's first token
         :param on_error: told of a row whose image could not be encoded; its tokens keep their embeddings
@@ -46,34 +60,51 @@ class ImageVectors:
         places: list[npt.NDArray[np.int64]] = []
         images: list[tuple[Tensor, ...]] = []
         for index, row in enumerate(rows):
-            for span in () if row.media is None else row.media.spans_in(row.start, row.end):
+            if row.media is None or not self._queue.is_wanted_by(row.seq_id):
+                continue
+            for span in row.media.spans_in(row.start, row.end):
                 first, last = np.searchsorted(span.places, (row.start, row.end))
                 if first == last:
                     continue
                 try:
-                    own = self._vectors(span)
-                except Exception as error:  # whatever an encoder raises ends this request alone
+                    own = self._queue.take(span.digest)
+                except RequestFailedError as error:
                     on_error(index, error)
                     continue
+                if own.vectors.is_cuda:  # they were made on another stream, which must not have their memory back yet
+                    for tensor in (own.vectors, *own.later):
+                        tensor.record_stream(torch.cuda.current_stream(tensor.device))
                 places.append(span.places[first:last] + (first_tokens[index] - row.start))
                 images.append(tuple(each[first:last] for each in (own.vectors, *own.later)))
+            if row.end >= row.media.spans[-1].end:
+                self._queue.let_go(row.seq_id)
         if not places:
             return None
         vectors, *later = map(torch.cat, zip(*images, strict=True))
         return InsertedRows(torch.from_numpy(np.concatenate(places)).to(vectors.device), vectors, tuple(later))
 
-    def _vectors(self, span: ImageSpan) -> EncodedImage:
-        found = self._kept.get(span.digest)
-        if found is not None:
-            self._kept.move_to_end(span.digest)
-            return found
-        made = self._encoder.encode(span.inputs)
-        if len(made.vectors) != len(span.places):
-            raise RequestFailedError(
-                f"the image encoder gives {len(made.vectors)} vectors for an image of {len(span.places)} tokens"
-            )
-        self._kept[span.digest] = made
-        self._kept_bytes += made.num_bytes
-        while self._kept_bytes > _KEPT_BYTES and len(self._kept) > 1:
-            self._kept_bytes -= self._kept.popitem(last=False)[1].num_bytes
-        return made
+    def close(self) -> None:
+        """End the thread, within the time of one part of the encoder."""
+        self._queue.close()
+        if self._thread.is_alive():
+            self._thread.join()
+
+
+def _run(encoder: ImageEncoder, queue: ImageQueue[EncodedImage], on_start: Callable[[], None]) -> None:
+    on_start()
+    while (span := queue.next()) is not None:
+        try:
+            queue.done(_encoded(encoder, span, queue.go_on))
+        except AbandonedError:
+            queue.done()
+        except BaseException as error:  # whatever an encoder raises ends those requests alone
+            traceback.clear_frames(error.__traceback__)  # whose tensors would live as long as the error does
+            queue.done(error=error)
+
+
+def _encoded(encoder: ImageEncoder, span: ImageSpan, go_on: Callable[[], None]) -> EncodedImage:
+    with torch.inference_mode():
+        made = encoder.encode(span.inputs, go_on)
+    if len(made.vectors) != len(span.places):
+        raise ValueError(f"{len(made.vectors)} vectors for an image of {len(span.places)} tokens")
+    return made

@@ -71,7 +71,7 @@ class ModelRunner:
         chosen on the host
     :param requantizer: holds the weights in another type; None: they stay as they are
     :param adapters: the adapters that rows may go through; None: there are none
-    :param images: encodes the images of prompts; None: there are none
+    :param images: has the vectors of prompts' images; None: there are none
     """
 
     def __init__(
@@ -117,6 +117,8 @@ class ModelRunner:
 
     def close(self) -> None:
         """Free weights, KV and sampler; a second call does nothing."""
+        if self._parts is not None and self._parts.images is not None:
+            self._parts.images.close()
         self._parts = self._requantizer = None
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.kv.manager import KvManager, Prefix
+from paged_sdk.scheduler.awaited_images import AwaitedImages
 from paged_sdk.scheduler.sequence import Sequence, SequenceStatus
 from paged_sdk.scheduler.waiting_queue import WaitingQueue, is_overdue, rank
 
@@ -30,15 +31,24 @@ class Admission:
 
     :param waiting: the queue
     :param running: the running sequences by rank; the caller changes the same list
+    :param awaited_images: takes those out of the queue whose images are to be encoded first
     :ivar most_short: the most tokens to compute with which a prompt is short
     """
 
-    def __init__(self, config: EngineConfig, kv: KvManager, waiting: WaitingQueue, running: list[Sequence]) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        kv: KvManager,
+        waiting: WaitingQueue,
+        running: list[Sequence],
+        awaited_images: AwaitedImages,
+    ) -> None:
         self.most_short: int = config.max_num_batched_tokens // SHORT
         self._config = config
         self._kv = kv
         self._waiting = waiting
         self._running = running
+        self._awaited_images = awaited_images
 
     def admit(self) -> Iterator[Sequence]:
         """Admit one sequence whenever the iterator is asked for the next, as long as seats and memory last."""
@@ -83,7 +93,7 @@ class Admission:
             if num_seats == 0:
                 return
             prefix = self._kv.match(sequence.table, sequence.token_ids)
-            if prefix.awaited:
+            if prefix.awaited or self._awaited_images.must_wait(sequence, prefix.num_tokens):
                 continue
             num_growing = self._config.max_num_seqs - num_seats + sequence.num_choices - 1 + num_taken
             if sequence.num_choices <= num_seats and self._fits(sequence, prefix, num_growing):

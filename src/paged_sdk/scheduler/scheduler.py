@@ -12,6 +12,7 @@ from paged_sdk.errors import ContextLengthError, InvalidRequestError, QueueFullE
 from paged_sdk.kv.block_hash import CacheKey
 from paged_sdk.kv.manager import KvManager
 from paged_sdk.scheduler.admission import SHORT, Admission
+from paged_sdk.scheduler.awaited_images import AwaitedImages, ImageGate
 from paged_sdk.scheduler.draft_account import DraftAccount, VerifiedDrafts
 from paged_sdk.scheduler.output import NewTokens, ScheduledSequence, SchedulerOutput
 from paged_sdk.scheduler.pace import Pace
@@ -44,16 +45,18 @@ class Scheduler:
     scheduled as if it had got its token, unless that token is certainly its last. If the token then turns out to end
     the text, the row that has been scheduled since is ignored.
 
+    :param images: has the images of prompts encoded; None: there are none
     :ivar times: how long steps without prompts take, as far as is known
     :ivar drafts: what drafts have brought so far
     """
 
-    def __init__(self, config: EngineConfig, kv: KvManager) -> None:
+    def __init__(self, config: EngineConfig, kv: KvManager, images: ImageGate | None = None) -> None:
         self._config = config
         self._kv = kv
         self._waiting = WaitingQueue()
         self._running: list[Sequence] = []
-        self._admission = Admission(config, kv, self._waiting, self._running)
+        self._awaited_images = AwaitedImages(images, kv, self._waiting)
+        self._admission = Admission(config, kv, self._waiting, self._running, self._awaited_images)
         self.times: StepTimes = StepTimes()
         self.drafts: DraftAccount = DraftAccount(self.times)
         self._pace = Pace(config.max_slowdown, self.times) if config.max_slowdown else None
@@ -68,7 +71,17 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + len(self._awaited_images)
+
+    @property
+    def num_awaiting_images(self) -> int:
+        """Return how many of the waiting sequences have images that are being encoded."""
+        return len(self._awaited_images)
+
+    @property
+    def is_stalled(self) -> bool:
+        """Say whether all sequences await images, so that there is nothing to compute."""
+        return not self._running and not self._waiting and self._awaited_images.is_all
 
     @property
     def decoding(self) -> list[Sequence]:
@@ -106,7 +119,7 @@ class Scheduler:
         if sequence.num_choices > self._config.max_num_seqs:
             allowed = f"at most max_num_seqs = {self._config.max_num_seqs}"
             raise InvalidRequestError.of("n_choices", sequence.num_choices, allowed)
-        if len(self._waiting) >= self._config.max_queue:
+        if self.num_waiting >= self._config.max_queue:
             raise QueueFullError(
                 f"{self._config.max_queue} requests are waiting, which is the limit",
                 request_id=request_id,
@@ -114,7 +127,7 @@ class Scheduler:
             )
         sequence.max_length = min(sequence.max_length, self._config.max_model_len)
         self._set_end(sequence)
-        self._waiting.add(sequence)
+        self._awaited_images.queue(sequence)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """End a sequence now, waiting or running; its memory is free at once. Nothing happens if it has ended.
@@ -126,8 +139,9 @@ class Scheduler:
             self._kv.free(sequence.table, sequence.token_ids, sequence.num_computed_tokens)
         elif sequence.status is SequenceStatus.WAITING:
             self._waiting.remove(sequence)
-        else:
+        elif sequence.status is SequenceStatus.FINISHED:
             return
+        self._awaited_images.forget(sequence)
         sequence.status = SequenceStatus.FINISHED
         sequence.epoch += 1
         sequence.finish_reason = reason
@@ -140,10 +154,12 @@ class Scheduler:
         step that has a row with several samples, whose sequence forks, must be updated before the next call.
         """
         dropped: list[Sequence] = []
+        self._awaited_images.take_ready()
         if self._waiting:
             self._admission.admit_short()
         decodes, chunks, budget = self._continue_running(dropped)
         chunks += self._admit_waiting(budget, beside=0 if chunks else len(decodes))
+        self._awaited_images.note_step(len(decodes))
         if not (decodes or chunks):
             # A step without rows is not executed: the copies and finished sequences go with the next one.
             return SchedulerOutput([], [], [], dropped, [])
@@ -430,9 +446,8 @@ class Scheduler:
         sequence.num_computed_tokens = sequence.num_scheduled = 0
         sequence.length = len(sequence.token_ids)
         sequence.epoch += 1
-        sequence.status = SequenceStatus.WAITING
         self._set_end(sequence)
-        self._waiting.add(sequence)
+        self._awaited_images.queue(sequence)
 
     def _append(self, sequence: Sequence, token_ids: list[int]) -> tuple[list[int], FinishReason | None]:
         """Add tokens, up to the one that ends the text.

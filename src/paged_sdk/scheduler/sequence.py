@@ -17,6 +17,8 @@ class SequenceStatus(Enum):
 
     WAITING = "waiting"
     """It is in the queue, without KV: it has never run, or was preempted."""
+    AWAITING_IMAGES = "awaiting images"
+    """It will be in the queue once images of its prompt are encoded; it has no KV."""
     RUNNING = "running"
     """It holds KV and gets tokens in each step."""
     FINISHED = "finished"

@@ -17,6 +17,7 @@ class ModelStats:
     :ivar blocks_free: free and empty; used + cached + free = total
     :ivar running: sequences with KV
     :ivar waiting: sequences in the queue
+    :ivar awaiting_images: those of the waiting that images are being encoded for
     :ivar prefix_queries: prompt tokens looked up in the prefix cache since the start
     :ivar prefix_hits: of those, tokens found
     :ivar preemptions: sequences whose KV was given up for others
@@ -38,6 +39,7 @@ class ModelStats:
     blocks_free: int = 0
     running: int = 0
     waiting: int = 0
+    awaiting_images: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
     preemptions: int = 0
@@ -53,7 +55,15 @@ class ModelStats:
 
     def at_rest(self) -> ModelStats:
         """Return the same figures of an engine that has ended and given its memory back."""
-        return evolve(self, blocks_used=0, blocks_cached=0, blocks_free=self.blocks_total, running=0, waiting=0)
+        return evolve(
+            self,
+            blocks_used=0,
+            blocks_cached=0,
+            blocks_free=self.blocks_total,
+            running=0,
+            waiting=0,
+            awaiting_images=0,
+        )
 
     @property
     def prefix_hit_rate(self) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from attrs import frozen
-from torch import Tensor
+from torch import Tensor, nn
 
 from paged_sdk.errors import CheckpointError, ModelLoadError, shown
 from paged_sdk.vision.family import Inputs
@@ -49,12 +49,28 @@ class ImageEncoder:
         self._model = model
         self._dtype = dtype
         self._device = device
+        self._go_on: Callable[[], None] = lambda: None
+        streams: Any = torch.cuda  # they have no annotations
+        self._stream = streams.Stream(device) if device.type == "cuda" else None
+        for layers in model.modules():
+            for layer in layers if isinstance(layers, nn.ModuleList) else ():
+                layer.register_forward_pre_hook(lambda module, given: self._go_on())
 
-    def encode(self, inputs: Inputs) -> EncodedImage:
-        """Return the vectors of one image.
+    def encode(self, inputs: Inputs, go_on: Callable[[], None]) -> EncodedImage:
+        """Return the vectors of one image, computed; one call at a time.
 
         :param inputs: what :class:`~paged_sdk.types.media.ImageSpan` holds of it
+        :param go_on: called before each of the encoder's layers; what it raises ends the work
         """
+        self._go_on = go_on
+        if self._stream is None:
+            return self._encode(inputs)
+        with torch.cuda.stream(self._stream):  # not behind or before the kernels of a step
+            made = self._encode(inputs)
+        self._stream.synchronize()
+        return made
+
+    def _encode(self, inputs: Inputs) -> EncodedImage:
         given = {name: self._to_device(torch.from_numpy(array)) for name, array in inputs.items()}
         made = self._model.get_image_features(**given, return_dict=True)
         later = getattr(made, "deepstack_features", None) or ()

@@ -13,7 +13,7 @@ from paged_sdk.engine.engine import Engine
 from paged_sdk.scheduler.request import Request
 from paged_sdk.worker.subscription import Subscriber
 
-__all__ = ["Abort", "Call", "CallAlone", "Close", "Command", "Mailbox", "Submit"]
+__all__ = ["Abort", "Call", "CallAlone", "Close", "Command", "Mailbox", "Submit", "Wake"]
 
 
 @frozen
@@ -61,7 +61,12 @@ class Close:
     drain: bool
 
 
-Command: TypeAlias = Submit | Abort | Call | CallAlone | Close
+@frozen
+class Wake:
+    """Says that something has come which the engine's requests wait for."""
+
+
+Command: TypeAlias = Submit | Abort | Call | CallAlone | Close | Wake
 
 
 class Mailbox:

@@ -26,7 +26,7 @@ from paged_sdk.scheduler.request import Request
 from paged_sdk.threads import thread_must_start
 from paged_sdk.types.stats import ModelStats
 from paged_sdk.worker.event_loop import EventLoop
-from paged_sdk.worker.mailbox import Abort, Call, CallAlone, Close, Command, Mailbox, Submit
+from paged_sdk.worker.mailbox import Abort, Call, CallAlone, Close, Command, Mailbox, Submit, Wake
 from paged_sdk.worker.subscription import Subscriber
 from paged_sdk.worker.throughput import ThroughputLog
 
@@ -58,6 +58,7 @@ class Worker:
         self._on_start = on_start
         self._throughput = ThroughputLog() if log_throughput else None
         self._mailbox = Mailbox()
+        engine.when_something_comes(partial(self._mailbox.put, Wake()))
         self._in_hand: Command | None = None
         self._alone: CallAlone | None = None  # whose turn comes when the requests under way have ended
         self._held: deque[Submit | CallAlone] = deque()  # what came after it
@@ -218,7 +219,7 @@ class Worker:
             has_work = self._engine.has_work or self._alone is not None
             if self._closing is not None and not (self._closing.drain and has_work):
                 return False
-            if has_work:
+            if has_work and not self._engine.is_stalled:
                 return True
             self._take_stats()
             self._in_hand = self._mailbox.wait()
@@ -275,6 +276,8 @@ class Worker:
             case Close(drain):
                 # A second, impatient close overrides a patient one.
                 self._closing = Close(drain and (self._closing is None or self._closing.drain))
+            case Wake():
+                pass  # the next step finds what has come
 
     def _admit_held(self, request_id: str) -> None:
         """Let a request into the engine at once that waits for a function's turn: it is to be ended there."""
@@ -345,7 +348,7 @@ class Worker:
                 case Call(_, future) | CallAlone(_, future):
                     with suppress(InvalidStateError):  # nobody waits for it any more
                         future.set_exception(self._ending())
-                case Abort() | Close():
+                case Abort() | Close() | Wake():
                     pass
 
     def _ending(self) -> PagedError:
