@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from ctypes import Array, addressof, c_void_p
 from typing import Final
@@ -14,6 +15,7 @@ from torch import Tensor
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.lora import LoraPart, LoraWeights
 from paged_sdk.kernels.native.structures import DTYPES, Decoder, Update
+from paged_sdk.kernels.own_pages import own_pages
 
 __all__ = ["NativeAdapters", "NativeLora"]
 
@@ -25,8 +27,8 @@ _RANKS: Final = 4
 
 @frozen(eq=False)
 class _Part:
-    """Holds the update of one matrix: ``down`` [rank, cols] and ``up`` [rows / 16, rank, 16], whose ranks are multiples
-    of four; :attr:`rank` of them are the adapter's."""
+    """Holds the update of one matrix: ``down`` [rank / 4, cols / 16, 4, 16] and ``up`` [rows / 16, rank, 16], whose
+    ranks are multiples of four; :attr:`rank` of them are the adapter's."""
 
     down: Tensor
     up: Tensor
@@ -35,7 +37,7 @@ class _Part:
 
 
 class NativeLora:
-    """Holds one adapter for a stack of layers.
+    """Holds one adapter for a stack of layers, in one piece of memory, its matrices in the order of their use.
 
     :param layers: of each layer, its updates by the number of the first matrix that an update is of: query, key and
         value have the numbers from 0, output 3, gate and up from 4, down 6 (``PagedProjection``)
@@ -45,7 +47,10 @@ class NativeLora:
     def __init__(self, layers: Sequence[Mapping[int, LoraWeights]]) -> None:
         self.num_layers: int = len(layers)
         self.table: Array[Update] = (Update * (NUM_PROJECTIONS * len(layers)))()
-        self._layers = [{first: _packed(weights) for first, weights in updates.items()} for updates in layers]
+        memory = _Memory(sum(_num_bytes(weights) for updates in layers for weights in updates.values()))
+        self._layers = [
+            {first: _packed(weights, memory) for first, weights in sorted(updates.items())} for updates in layers
+        ]
         for layer, updates in enumerate(self._layers):
             for first, parts in updates.items():
                 for place, part in enumerate(parts):
@@ -56,30 +61,62 @@ class NativeLora:
         return [{first: _unpacked(parts) for first, parts in updates.items()} for updates in self._layers]
 
 
-def _packed(weights: LoraWeights) -> list[_Part]:
-    packed = []
+class _Memory:
+    """Hands out one piece of memory from its beginning on."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._rest = own_pages(num_bytes)
+
+    def take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        num_bytes = math.prod(shape) * dtype.itemsize
+        taken, self._rest = self._rest[:num_bytes], self._rest[num_bytes:]
+        return taken.view(dtype).view(*shape)
+
+
+def _num_bytes(weights: LoraWeights) -> int:
+    cols = weights.down.shape[1]
+    ranks = [(_whole(len(part.up)), part.up.shape[1]) for part in weights.parts]
+    return sum(rank * (cols + rows) for rank, rows in ranks) * weights.down.dtype.itemsize
+
+
+def _whole(rank: int) -> int:
+    return -(-rank // _RANKS) * _RANKS
+
+
+def _packed(weights: LoraWeights, memory: _Memory) -> list[_Part]:
+    dtype, cols = weights.down.dtype, weights.down.shape[1]
     for part in weights.parts:
-        down, (rank, height) = weights.down[part.ranks], part.up.shape
-        if height % _PANEL or part.rows.start % _PANEL or down.shape[1] % _PANEL:
-            raise ConfigError.of("update", (rank, part.rows, down.shape[1]), "rows and columns in multiples of 16")
-        missing = (0, 0, 0, -rank % _RANKS)
-        panels = torch.unflatten(F.pad(part.up, missing), 1, (-1, _PANEL)).transpose(0, 1).contiguous()
-        packed.append(_Part(F.pad(down, missing).contiguous(), panels, rank, part.rows))
+        rank, rows = part.up.shape
+        if rows % _PANEL or part.rows.start % _PANEL or cols % _PANEL:
+            raise ConfigError.of("update", (rank, part.rows, cols), "rows and columns in multiples of 16")
+    # The first matrices of all parts are multiplied before the second ones.
+    downs = []
+    for part in weights.parts:
+        down = memory.take((_whole(len(part.up)) // _RANKS, cols // _PANEL, _RANKS, _PANEL), dtype)
+        ranks = F.pad(weights.down[part.ranks], (0, 0, 0, -len(part.up) % _RANKS))
+        downs.append(down.copy_(ranks.view(-1, _RANKS, cols // _PANEL, _PANEL).transpose(1, 2)))
+    packed = []
+    for part, down in zip(weights.parts, downs, strict=True):
+        rank, rows = part.up.shape
+        up = memory.take((rows // _PANEL, _whole(rank), _PANEL), dtype)
+        up.copy_(F.pad(part.up, (0, 0, 0, -rank % _RANKS)).unflatten(1, (-1, _PANEL)).transpose(0, 1))
+        packed.append(_Part(down, up, rank, part.rows))
     return packed
 
 
 def _unpacked(packed: Sequence[_Part]) -> LoraWeights:
-    parts, first = [], 0
+    parts, downs, first = [], [], 0
     for part in packed:
+        downs.append(part.down.transpose(1, 2).flatten(2).flatten(0, 1)[: part.rank])
         up = part.up.transpose(0, 1).flatten(1)[: part.rank].contiguous()
         parts.append(LoraPart(part.rows, slice(first, first + part.rank), up))
         first += part.rank
-    return LoraWeights(torch.cat([part.down[: part.rank] for part in packed]), tuple(parts))
+    return LoraWeights(torch.cat(downs), tuple(parts))
 
 
 def _describe(target: Update, part: _Part) -> None:
     target.down, target.up, target.dtype = part.down.data_ptr(), part.up.data_ptr(), DTYPES[part.down.dtype]
-    target.rank, target.rows, target.first = len(part.down), _PANEL * len(part.up), part.rows.start
+    target.rank, target.rows, target.first = _RANKS * len(part.down), _PANEL * len(part.up), part.rows.start
 
 
 @frozen(eq=False)

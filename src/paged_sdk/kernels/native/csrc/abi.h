@@ -232,7 +232,7 @@ enum PagedProjection : int32_t {
 
 // An adapter's update of one product, from output `first` on: out += up . (down . x).
 struct paged_update {
-  const void* down;  // [rank, cols]; null: none
+  const void* down;  // [rank / 4, cols / 16, 4, 16]; null: none
   const void* up;    // [rows / 16, rank, 16]
   int32_t rank;      // a multiple of 4
   int32_t rows;      // a multiple of 16, as is first
