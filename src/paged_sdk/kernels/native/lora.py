@@ -99,7 +99,7 @@ def _packed(weights: LoraWeights, memory: _Memory) -> list[_Part]:
     for part, down in zip(weights.parts, downs, strict=True):
         rank, rows = part.up.shape
         up = memory.take((rows // _PANEL, _whole(rank), _PANEL), dtype)
-        up.copy_(F.pad(part.up, (0, 0, 0, -rank % _RANKS)).unflatten(1, (-1, _PANEL)).transpose(0, 1))
+        up.copy_(torch.unflatten(F.pad(part.up, (0, 0, 0, -rank % _RANKS)), 1, (-1, _PANEL)).transpose(0, 1))
         packed.append(_Part(down, up, rank, part.rows))
     return packed
 
