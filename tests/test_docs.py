@@ -67,7 +67,9 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("page", [*RUNNABLE, "docs/kernels.md", "docs/structured_output.md", "docs/tools.md"])
+@pytest.mark.parametrize(
+    "page", [*RUNNABLE, "docs/kernels.md", "docs/server.md", "docs/structured_output.md", "docs/tools.md"]
+)
 def test_the_code_runs(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,9 +13,10 @@ from typing import Any, get_origin
 import paged_sdk
 import paged_sdk.kernels
 import paged_sdk.mistralrs
+import paged_sdk.server
 import paged_sdk.testing
 
-PUBLIC = (paged_sdk, paged_sdk.mistralrs, paged_sdk.kernels, paged_sdk.testing)
+PUBLIC = (paged_sdk, paged_sdk.mistralrs, paged_sdk.kernels, paged_sdk.server, paged_sdk.testing)
 SOURCE = Path(paged_sdk.__file__).parent
 
 

@@ -10,6 +10,7 @@ from typer.core import TyperCommand
 from paged_sdk.cli.options import SPECULATE, Version
 from paged_sdk.cli.quantize import quantize
 from paged_sdk.cli.run import run
+from paged_sdk.cli.serve import serve
 
 __all__ = ["app"]
 
@@ -40,6 +41,7 @@ def _is_number(arg: str) -> bool:
 
 
 app.command(cls=_Command)(run)
+app.command(cls=_Command)(serve)
 app.command()(quantize)
 
 

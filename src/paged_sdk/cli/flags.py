@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import typer
-from attrs import evolve, frozen
+from attrs import evolve, field, fields_dict, frozen
 
 from paged_sdk import (
     ConfigError,
@@ -37,19 +37,24 @@ __all__ = [
     "PagedFlags",
     "PromptFlags",
     "SamplingFlags",
+    "builder_of",
     "exclusive",
     "naming_flags",
 ]
 
 Builder: TypeAlias = TextModelBuilder | GgufModelBuilder
 AnyBuilder: TypeAlias = Builder | TextSpeculativeBuilder
+_FlagsT = TypeVar("_FlagsT")
 
 FLAG_OF = {
+    "api_keys": "--api-key",
     "block_size": "--pa-block-size",
     "calibrate": "--calibrate",
     "chat_template": "--chat-template",
+    "cors_origins": "--cors-origin",
     "device": "--device",
     "draft": "--draft-model",
+    "drain_timeout": "--drain-timeout",
     "dtype": "--dtype",
     "filenames": "--quantized-file",
     "fraction": "--pa-memory-fraction",
@@ -68,10 +73,12 @@ FLAG_OF = {
     "prefix_cache_n": "--prefix-cache-n",
     "seed": "--seed",
     "temperature": "--temperature",
+    "timeout": "--timeout",
     "tokens": "--pa-context-len",
     "top_k": "--top-k",
     "top_p": "--top-p",
     "topology": "--topology",
+    "max_queue": "--max-queue",
     "with_adapter": "--adapter",
     "with_chat_template": "--chat-template",
     "with_tokenizer_json": "--tok-model-id",
@@ -135,13 +142,17 @@ class PromptFlags:
         return None
 
 
+def _names(value: Iterable[str] | None) -> tuple[str, ...]:
+    return tuple(value or ())
+
+
 @frozen(kw_only=True)
 class ModelFlags:
     """Says which model to load, and from which files."""
 
     model_id: str | None = None
     format: ModelFormat | None = None
-    quantized_file: tuple[str, ...] = ()
+    quantized_file: tuple[str, ...] = field(default=(), converter=_names)
     tok_model_id: Path | None = None
     chat_template: str | None = None
     dtype: str | None = None
@@ -262,7 +273,8 @@ class EngineFlags:
     max_seq_len: int | None = None
     speculate: int | None = None
     draft_model: str | None = None
-    adapter: str | None = None
+    adapters: tuple[str, ...] = ()
+    max_queue: int | None = None
     verbose: bool = False
 
     def apply(self, builder: Builder) -> Builder:
@@ -288,11 +300,13 @@ class EngineFlags:
             builder = builder.with_max_model_len(self.max_seq_len)
         if self.speculate is not None:
             builder = builder.with_speculation(SpeculativeConfig(self.speculate))
-        if self.adapter is not None:
-            name, found, path = self.adapter.partition("=")
+        if self.max_queue is not None:
+            builder = builder.with_max_queue(self.max_queue)
+        for adapter in self.adapters:
+            name, found, path = adapter.partition("=")
             # A path may hold the sign too.
-            is_named = bool(found) and not os.path.exists(os.path.expanduser(self.adapter))
-            builder = builder.with_adapter(path, name=name) if is_named else builder.with_adapter(self.adapter)
+            is_named = bool(found) and not os.path.exists(os.path.expanduser(adapter))
+            builder = builder.with_adapter(path, name=name) if is_named else builder.with_adapter(adapter)
         return builder.with_logging() if self.verbose else builder
 
     def add_draft(self, builder: Builder) -> AnyBuilder:
@@ -306,6 +320,21 @@ class EngineFlags:
         draft = GgufModelBuilder(self.draft_model) if is_gguf else TextModelBuilder(self.draft_model)
         config = SpeculativeConfig() if self.speculate is None else SpeculativeConfig(self.speculate)
         return TextSpeculativeBuilder(builder, draft, config)
+
+
+def builder_of(flags: Mapping[str, Any]) -> AnyBuilder:
+    """Return the builder that a command line describes.
+
+    :param flags: its options, by the names of the fields here; others are left alone
+    :raises typer.BadParameter: flags that contradict each other
+    :raises PagedError: a value that cannot be used, or no embedded model
+    """
+
+    def pick(kind: type[_FlagsT]) -> _FlagsT:
+        return kind(**{name: flags[name] for name in fields_dict(kind) if name in flags})  # type: ignore[arg-type]  # they are attrs classes
+
+    engine = pick(EngineFlags)
+    return engine.add_draft(engine.apply(pick(PagedFlags).apply(pick(ModelFlags).builder())))
 
 
 @frozen(kw_only=True)

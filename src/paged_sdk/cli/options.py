@@ -60,6 +60,7 @@ Model = Annotated[
     str | None,
     typer.Option(
         "--model-id",
+        "--model",
         "-m",
         metavar="PATH_OR_ID",
         help="A directory, a GGUF file or a hub id. Without it: the embedded SmolLM2-135M.",

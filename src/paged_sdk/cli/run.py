@@ -54,16 +54,9 @@ def run(
 
     Without a prompt, on a terminal, it is a chat.
     """
+    given = dict(locals())
     # Imported here, because help does not need them and should appear at once.
-    from paged_sdk.cli.flags import (
-        EngineFlags,
-        ModelFlags,
-        PagedFlags,
-        PromptFlags,
-        SamplingFlags,
-        exclusive,
-        naming_flags,
-    )
+    from paged_sdk.cli.flags import PromptFlags, SamplingFlags, builder_of, exclusive, naming_flags
     from paged_sdk.cli.talk import talk
     from paged_sdk.cli.terminal import Terminal
 
@@ -71,43 +64,8 @@ def run(
     with terminal.reporting(verbose=verbose), naming_flags():
         exclusive({"--verbose": verbose, "--quiet": quiet})
         prompt_flags = PromptFlags(prompt=prompt, interactive=interactive, system=system, raw=raw)
-        model_flags = ModelFlags(
-            model_id=model_id,
-            format=format,
-            quantized_file=tuple(quantized_file or ()),
-            tok_model_id=tok_model_id,
-            chat_template=chat_template,
-            dtype=dtype,
-            isq=isq,
-            topology=topology,
-        )
-        paged_flags = PagedFlags(
-            paged_attn=paged_attn,
-            no_paged_attn=no_paged_attn,
-            pa_context_len=pa_context_len,
-            pa_memory_mb=pa_memory_mb,
-            pa_gpu_mem=pa_gpu_mem,
-            pa_memory_fraction=pa_memory_fraction,
-            pa_gpu_mem_usage=pa_gpu_mem_usage,
-            pa_block_size=pa_block_size,
-            pa_blk_size=pa_blk_size,
-            pa_cache_type=pa_cache_type,
-        )
-        engine_flags = EngineFlags(
-            cpu=cpu,
-            device=device,
-            num_threads=num_threads,
-            max_seqs=max_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            prefix_cache_n=prefix_cache_n,
-            max_seq_len=max_seq_len,
-            speculate=speculate,
-            draft_model=draft_model,
-            adapter=adapter,
-            verbose=verbose,
-        )
         sampling_flags = SamplingFlags(
             max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed
         )
-        builder = engine_flags.add_draft(engine_flags.apply(paged_flags.apply(model_flags.builder())))
+        builder = builder_of({**given, "adapters": () if adapter is None else (adapter,)})
         talk(builder, prompt_flags, sampling_flags.sampling(), terminal)

@@ -1,0 +1,138 @@
+"""Run ``paged-sdk serve``: answer requests over HTTP, as OpenAI's API has it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from paged_sdk.cli import options
+
+__all__ = ["serve"]
+
+SERVER = "Server"
+
+Host = Annotated[
+    str,
+    typer.Option(
+        "--host", help="The address to listen at. Others than this machine's need a key.", rich_help_panel=SERVER
+    ),
+]
+Port = Annotated[
+    int, typer.Option("--port", "-p", min=0, max=65535, help="0: any that is free.", rich_help_panel=SERVER)
+]
+ApiKey = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--api-key",
+        metavar="KEY",
+        envvar="PAGED_SDK_API_KEY",
+        help="Answer those alone who send it. It can be repeated.",
+        rich_help_panel=SERVER,
+    ),
+]
+ServedName = Annotated[
+    str | None,
+    typer.Option("--served-model-name", metavar="NAME", help="What clients call the model.", rich_help_panel=SERVER),
+]
+CorsOrigin = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--cors-origin",
+        metavar="ORIGIN",
+        help="Web pages from there may ask, such as https://example.org. It can be repeated.",
+        rich_help_panel=SERVER,
+    ),
+]
+MaxQueue = Annotated[
+    int | None,
+    typer.Option("--max-queue", help="Requests that may wait; more are refused (4096).", rich_help_panel=SERVER),
+]
+MaxBodyMb = Annotated[
+    int, typer.Option("--max-body-mb", min=1, help="MiB that a request may have.", rich_help_panel=SERVER)
+]
+Timeout = Annotated[
+    float | None, typer.Option("--timeout", help="Seconds that an answer may take.", rich_help_panel=SERVER)
+]
+DrainTimeout = Annotated[
+    float,
+    typer.Option(
+        "--drain-timeout", help="Seconds that requests are given to finish when it ends.", rich_help_panel=SERVER
+    ),
+]
+Adapters = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--adapter",
+        metavar="[NAME=]PATH",
+        help="A LoRA adapter, which clients call as a model. It can be repeated.",
+        rich_help_panel=options.MODEL,
+    ),
+]
+
+
+def serve(
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    api_key: ApiKey = None,
+    served_model_name: ServedName = None,
+    cors_origin: CorsOrigin = None,
+    max_queue: MaxQueue = None,
+    max_body_mb: MaxBodyMb = 64,
+    timeout: Timeout = None,
+    drain_timeout: DrainTimeout = 60.0,
+    verbose: options.Verbose = False,
+    quiet: options.Quiet = False,
+    version: options.Version = False,
+    model_id: options.Model = None,
+    format: options.Format = None,
+    quantized_file: options.QuantizedFile = None,
+    tok_model_id: options.TokModelId = None,
+    chat_template: options.ChatTemplate = None,
+    cpu: options.Cpu = False,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    isq: options.Isq = None,
+    topology: options.TopologyFile = None,
+    num_threads: options.NumThreads = None,
+    paged_attn: options.PagedAttn = options.PagedAttnMode.AUTO,
+    pa_context_len: options.PaContextLen = None,
+    pa_memory_mb: options.PaMemoryMb = None,
+    pa_memory_fraction: options.PaMemoryFraction = None,
+    pa_block_size: options.PaBlockSize = None,
+    pa_cache_type: options.PaCacheType = None,
+    pa_gpu_mem: options.PaGpuMem = None,
+    pa_gpu_mem_usage: options.PaGpuMemUsage = None,
+    pa_blk_size: options.PaBlkSize = None,
+    no_paged_attn: options.NoPagedAttn = False,
+    max_seqs: options.MaxSeqs = None,
+    max_num_batched_tokens: options.MaxNumBatchedTokens = None,
+    prefix_cache_n: options.PrefixCacheN = None,
+    max_seq_len: options.MaxSeqLen = None,
+    speculate: options.Speculate = None,
+    draft_model: options.DraftModel = None,
+    adapter: Adapters = None,
+) -> None:
+    """Serve a model over HTTP, as OpenAI's API has it."""
+    given = dict(locals())
+    # Imported here, because help does not need them and should appear at once.
+    from paged_sdk.cli.flags import builder_of, exclusive, naming_flags
+    from paged_sdk.cli.serving import keep_serving
+    from paged_sdk.cli.terminal import Terminal
+
+    terminal = Terminal(quiet=quiet)
+    with terminal.reporting(verbose=verbose), naming_flags():
+        exclusive({"--verbose": verbose, "--quiet": quiet})
+        builder = builder_of({**given, "adapters": tuple(adapter or ())})
+        keep_serving(
+            builder,
+            terminal,
+            host=host,
+            port=port,
+            name=served_model_name,
+            api_keys=tuple(api_key or ()),
+            cors_origins=tuple(cors_origin or ()),
+            max_body_bytes=max_body_mb << 20,
+            timeout=timeout,
+            drain_timeout=drain_timeout,
+        )

@@ -1,0 +1,201 @@
+"""Answer requests for text: whole, or as server-sent events."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Final, Generic, TypeVar
+
+import anyio
+import anyio.to_thread
+from attrs import frozen
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from paged_sdk import Usage
+from paged_sdk.server.errors import problem_for
+from paged_sdk.server.metrics import Metrics
+from paged_sdk.server.served_models import ServedModels
+from paged_sdk.server.settings import ServerSettings
+from paged_sdk.wire.body import read_json
+from paged_sdk.wire.call import Answer, AnswerStream, Call, EventWriter
+from paged_sdk.wire.problem import Problem, ProblemError
+
+__all__ = ["Answers", "read_body", "unless_client_leaves"]
+
+T = TypeVar("T")
+AnswerT = TypeVar("AnswerT", bound=Answer)
+ChunkT = TypeVar("ChunkT")
+
+LARGE_BODY: Final = 1 << 16
+"""Reading JSON of this length takes a millisecond; longer bodies are read in a thread."""
+
+HUNG_UP: Final = 499
+"""Nobody reads it; it stands in the log."""
+
+
+@frozen(kw_only=True)
+class Answers(Generic[AnswerT, ChunkT]):
+    """Answers one API's requests.
+
+    :ivar read: returns what a body asks for
+    """
+
+    read: Callable[[object], Call[AnswerT, ChunkT]]
+    models: ServedModels
+    metrics: Metrics
+    settings: ServerSettings
+
+    async def answer(self, request: Request) -> Response:
+        """Answer one request.
+
+        :raises PagedError: the model refuses it, or fails; ``ProblemError`` likewise
+        """
+        call = await read_body(request, self.read, self.settings.max_body_bytes)
+        served = self.models.find(call.model)
+        request.state.label = getattr(call, "label", None)
+        stream = call.send(served.model, adapter=served.adapter, timeout=self.settings.timeout)
+        note = partial(self.metrics.note_answer, served.name)
+        if call.is_streamed:
+            return EventStream(
+                stream, call.writer(), note, keep_alive=self.settings.keep_alive, request_id=request.state.request_id
+            )
+        answer = await unless_client_leaves(request, stream.collect)
+        if answer is None:
+            return Response(status_code=HUNG_UP)
+        note(answer.usage)
+        return JSONResponse(call.response(answer))
+
+
+async def read_body(request: Request, read: Callable[[object], T], limit: int) -> T:
+    """Return what the body of a request says.
+
+    :param limit: bytes that it may have
+    :raises ProblemError: it is too long, or no JSON by its type
+    :raises PagedError: it says something that cannot be done
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":  # a browser lets any web page send other types
+        message = f"the body's type is {kind[:100] or 'not given'}: expected the header Content-Type: application/json"
+        raise ProblemError(Problem(status=415, message=message, code="unsupported_media_type"))
+    pieces, length = [], 0
+    try:
+        async for piece in request.stream():
+            length += len(piece)
+            if length > limit:
+                message = f"the body is longer than {limit} bytes"
+                raise ProblemError(
+                    Problem(status=413, message=message, code="body_too_large", headers={"Connection": "close"})
+                )
+            pieces.append(piece)
+    except ClientDisconnect:
+        raise ProblemError(Problem(status=HUNG_UP, message="the client has hung up")) from None
+    data = b"".join(pieces)
+    if length < LARGE_BODY:
+        return read(read_json(data))
+    return await anyio.to_thread.run_sync(lambda: read(read_json(data)), abandon_on_cancel=True)
+
+
+async def unless_client_leaves(request: Request, work: Callable[[], Awaitable[T]]) -> T | None:
+    """Do something for a client; None if it hangs up meanwhile. What is canceled is ended in the model too."""
+    result: T | None = None
+    error: Exception | None = None
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_cancel_when_client_leaves, request.receive, tasks.cancel_scope)
+        try:
+            result = await work()
+        except Exception as exception:  # out of the task group as it is, not in an ExceptionGroup
+            error = exception
+        tasks.cancel_scope.cancel()
+    if error is not None:
+        raise error
+    return result
+
+
+async def _cancel_when_client_leaves(receive: Receive, scope: anyio.CancelScope) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()
+
+
+class EventStream(Response, Generic[AnswerT, ChunkT]):
+    """Sends an answer as events. When the client hangs up, the answer is ended.
+
+    What is wrong with a request shows before its first chunk, while there can still be a status: it is raised. A
+    client that reads slowly gets less often more: the stream keeps what it has not read.
+
+    :param note: takes in what the answer has cost
+    :param keep_alive: seconds without an event after which a comment is sent
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        stream: AnswerStream[AnswerT, ChunkT],
+        writer: EventWriter[AnswerT, ChunkT],
+        note: Callable[[Usage], None],
+        *,
+        keep_alive: float,
+        request_id: str,
+    ) -> None:
+        # Buffers on the way, such as nginx's, would hold events back.
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._stream = stream
+        self._writer = writer
+        self._note = note
+        self._keep_alive = keep_alive
+        self._request_id = request_id
+        self._one_at_a_time = anyio.Lock(fast_acquire=True)
+        self._has_begun = False
+        self._last_sent = anyio.current_time()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error: Exception | None = None
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_cancel_when_client_leaves, receive, tasks.cancel_scope)
+            tasks.start_soon(self._comment, send)
+            try:
+                await self._answer(send)
+            except Exception as exception:
+                error = exception
+            tasks.cancel_scope.cancel()
+        if error is not None:
+            raise error
+
+    async def _answer(self, send: Send) -> None:
+        async with self._stream:
+            before = self._writer.begin(self._stream.response_so_far())
+            try:
+                while True:
+                    try:
+                        chunk = await self._stream.__anext__()
+                    except StopAsyncIteration:
+                        break
+                    if events := before + self._writer.chunk(chunk):
+                        before = ""
+                        await self._send(send, events)
+                answer = self._stream.response_so_far()
+                last = before + self._writer.end(answer)
+                self._note(answer.usage)
+            except Exception as error:
+                if not self._has_begun:
+                    raise
+                last = self._writer.failed(problem_for(error, self._request_id))
+            await self._send(send, last, more=False)
+
+    async def _comment(self, send: Send) -> None:
+        while True:
+            await anyio.sleep_until(self._last_sent + self._keep_alive)
+            if anyio.current_time() >= self._last_sent + self._keep_alive:
+                await self._send(send, ": still here\n\n")
+
+    async def _send(self, send: Send, text: str, *, more: bool = True) -> None:
+        async with self._one_at_a_time:
+            self._last_sent = anyio.current_time()
+            if not self._has_begun:
+                self._has_begun = True
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await send({"type": "http.response.body", "body": text.encode(), "more_body": more})

@@ -1,0 +1,115 @@
+"""Stands before everything that is served: names requests, refuses those that may not be answered, answers errors."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import re
+import time
+import uuid
+from typing import Final
+
+from attrs import frozen
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from paged_sdk.server.drain import Drain
+from paged_sdk.server.errors import LOGGER_NAME, path_of, problem_for, problem_response
+from paged_sdk.server.metrics import Metrics
+from paged_sdk.server.settings import ServerSettings
+from paged_sdk.wire.problem import Problem
+
+__all__ = ["Front"]
+
+OPEN_PATHS: Final = ("/health", "/ready")
+"""Whoever watches the server asks these, without a key and while it is ending."""
+
+_REQUEST_ID: Final = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+
+
+@frozen
+class Front:
+    """Surrounds an application.
+
+    :ivar app: what it surrounds
+    """
+
+    app: ASGIApp
+    settings: ServerSettings
+    drain: Drain
+    metrics: Metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
+        scope.setdefault("state", {})["request_id"] = request_id
+        start, status = time.monotonic(), 0
+
+        async def send_named(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        with self.drain.counted():
+            try:
+                problem = self._refusal(path_of(scope), headers)
+                if problem is None:
+                    await self.app(scope, receive, send_named)
+                else:
+                    await problem_response(scope, problem)(scope, receive, send_named)
+            except Exception as error:
+                problem = problem_for(error, request_id)
+                if status:  # an answer has begun, and cannot become another
+                    raise
+                await problem_response(scope, problem)(scope, receive, send_named)
+            finally:
+                seconds = time.monotonic() - start
+                route = getattr(scope.get("route"), "path", "")
+                self.metrics.note_request(route, status, seconds)
+                label = scope["state"].get("label")
+                logging.getLogger(LOGGER_NAME).info(
+                    "%s %s %s %d in %.3f s%s",
+                    request_id,
+                    scope["method"],
+                    route or "-",
+                    status,
+                    seconds,
+                    "" if label is None else f" for {label!r}",
+                )
+
+    def _refusal(self, path: str, headers: Headers) -> Problem | None:
+        """Return why a request is not answered, whatever it asks; None: it is."""
+        hosts = self.settings.allowed_hosts
+        host = headers.get("host", "")
+        if hosts and _host_name(host) not in hosts:
+            return Problem(status=400, message=f"this server is not called {host[:100]!r}", code="host_not_allowed")
+        if path in OPEN_PATHS:
+            return None
+        if self.drain.has_begun:
+            return self.drain.refusal
+        if self.settings.api_keys and not self._has_key(headers):
+            return Problem(
+                status=401,
+                message="an API key is needed: send Authorization: Bearer KEY, and a key that this server has",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        return None
+
+    def _has_key(self, headers: Headers) -> bool:
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        given = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        # All are compared, so that the time does not tell which of them is like it.
+        found = [hmac.compare_digest(key.encode(), given.encode()) for key in self.settings.api_keys]
+        return any(found)
+
+
+def _host_name(host: str) -> str:
+    """Return a host without its port."""
+    return re.sub(r":\d+$", "", host).strip("[]").lower()

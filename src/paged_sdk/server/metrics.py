@@ -1,0 +1,109 @@
+"""Gives the figures of a server and its models to Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from paged_sdk import ModelStats, Usage
+from paged_sdk.server.drain import Drain
+from paged_sdk.server.served_models import ServedModels
+
+__all__ = ["Metrics"]
+
+SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+
+GAUGES: Final[Mapping[str, str]] = {
+    "running": "Sequences that are computed.",
+    "waiting": "Sequences in the queue.",
+    "blocks_total": "Blocks of the KV pool.",
+    "blocks_used": "Blocks that live sequences hold.",
+    "blocks_cached": "Blocks that are free to take and hold a prefix.",
+    "blocks_free": "Blocks that are free and empty.",
+    "prompt_tok_per_sec": "Prompt tokens per second over the last ten seconds of work.",
+    "completion_tok_per_sec": "Generated tokens per second over the last ten seconds of work.",
+    "draft_speed_up": "How many times as long texts would have taken without drafts.",
+}
+COUNTERS: Final[Mapping[str, str]] = {
+    "prompt_tokens": "Prompt tokens computed.",
+    "completion_tokens": "Tokens generated.",
+    "prefix_queries": "Prompt tokens looked up in the prefix cache.",
+    "prefix_hits": "Prompt tokens found in the prefix cache.",
+    "preemptions": "Sequences whose KV was given up for others.",
+    "steps": "Steps of the engine.",
+    "drafted_tokens": "Drafts that were verified.",
+    "accepted_tokens": "Drafts that were right.",
+    "forced_tokens": "Generated tokens that a constraint left no choice in.",
+}
+"""What of ``Model.stats()`` is shown: the names of its fields, and what they mean."""
+
+
+class Metrics:
+    """Counts what is asked of a server, and shows that beside its models' own figures."""
+
+    def __init__(self, models: ServedModels, drain: Drain) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_ModelFigures(models))
+        Gauge("paged_sdk_http_requests_in_flight", "Requests under way.", registry=self._registry).set_function(
+            lambda: drain.in_flight
+        )
+        self._requests = Counter(
+            "paged_sdk_http_requests", "Requests that were answered.", ("path", "status"), registry=self._registry
+        )
+        self._seconds = Histogram(
+            "paged_sdk_http_request_seconds",
+            "Time until the end of an answer.",
+            ("path",),
+            buckets=SECONDS,
+            registry=self._registry,
+        )
+        self._first_token = self._of_model("time_to_first_token_seconds", "From a request to its first token.")
+        self._queue = self._of_model("queue_seconds", "From a request to its first step.")
+
+    def note_request(self, path: str, status: int, seconds: float) -> None:
+        """Count a request.
+
+        :param path: of the route; empty: there was none
+        :param status: 0: the client left before there was one
+        """
+        self._requests.labels(path or "other", str(status or 499)).inc()
+        self._seconds.labels(path or "other").observe(seconds)
+
+    def note_answer(self, model: str, usage: Usage) -> None:
+        """Take in what an answer has cost."""
+        if usage.completion_tokens:
+            self._first_token.labels(model).observe(usage.time_to_first_token_sec)
+            self._queue.labels(model).observe(usage.queue_time_sec)
+
+    def text(self) -> bytes:
+        """Return the figures in Prometheus's text form."""
+        return generate_latest(self._registry)
+
+    def _of_model(self, name: str, says: str) -> Histogram:
+        return Histogram(f"paged_sdk_{name}", says, ("model",), buckets=SECONDS, registry=self._registry)
+
+
+class _ModelFigures(Collector):
+    """Reads models' figures when Prometheus asks for them."""
+
+    def __init__(self, models: ServedModels) -> None:
+        self._models = models
+
+    def collect(self) -> Iterable[Metric]:
+        stats = {name: model.stats() for name, model in self._models.all.items()}
+        for field, says in GAUGES.items():
+            yield _filled(GaugeMetricFamily(f"paged_sdk_{field}", says, labels=["model"]), field, stats)
+        for field, says in COUNTERS.items():
+            yield _filled(CounterMetricFamily(f"paged_sdk_{field}", says, labels=["model"]), field, stats)
+
+
+def _filled(
+    family: GaugeMetricFamily | CounterMetricFamily, field: str, stats: Mapping[str, ModelStats]
+) -> GaugeMetricFamily | CounterMetricFamily:
+    for name, each in stats.items():
+        family.add_metric([name], getattr(each, field))
+    return family

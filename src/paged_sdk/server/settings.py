@@ -1,0 +1,71 @@
+"""Hold a server's settings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from attrs import Attribute, field, frozen
+
+from paged_sdk import ConfigError
+
+__all__ = ["ServerSettings"]
+
+MAX_BODY_BYTES = 64 << 20
+"""A dozen photographs as data URLs, or a text of ten million tokens."""
+
+
+def _texts(value: Iterable[str]) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def _are_texts(instance: object, attribute: Attribute[Any], value: tuple[str, ...]) -> None:
+    for text in value:
+        if not isinstance(text, str) or not text or not text.isascii() or not text.isprintable() or " " in text:
+            raise ConfigError.of(attribute.name, "..." if attribute.name == "api_keys" else text, "printable ASCII")
+
+
+def _is_count(instance: object, attribute: Attribute[Any], value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError.of(attribute.name, value, "an int >= 1")
+
+
+def _is_time(instance: object, attribute: Attribute[Any], value: object) -> None:
+    fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+    if not fits and not (value is None and attribute.name == "timeout"):
+        raise ConfigError.of(attribute.name, value, "a finite number of seconds > 0")
+
+
+@frozen(kw_only=True)
+class ServerSettings:
+    """Says how models are served.
+
+    :ivar api_keys: a client has to send one of them as ``Authorization: Bearer ...`` or ``x-api-key``; none: everyone
+        may ask
+    :ivar cors_origins: web pages of these origins may ask, such as ``https://example.org``; ``*``: all
+    :ivar allowed_hosts: the names by which clients may call the server; none: any. A web page can have a browser call
+        a server on its user's machine by a name of its own, which this refuses
+    :ivar max_body_bytes: longer bodies are 413
+    :ivar timeout: seconds that an answer may take, waiting included; None: any time
+    :ivar keep_alive: seconds without an event after which a stream gets a comment, so that nobody on the way takes it
+        for dead
+    :ivar drain_timeout: seconds that requests under way are given when the server is told to end
+    :ivar adapter_folder: adapters can be loaded from here by request, and from nowhere else; None: not at all
+    :raises ConfigError: at construction
+    """
+
+    api_keys: tuple[str, ...] = field(default=(), converter=_texts, validator=_are_texts, repr=False)
+    cors_origins: tuple[str, ...] = field(default=(), converter=_texts, validator=_are_texts)
+    allowed_hosts: tuple[str, ...] = field(default=(), converter=_texts, validator=_are_texts)
+    max_body_bytes: int = field(default=MAX_BODY_BYTES, validator=_is_count)
+    timeout: float | None = field(default=None, validator=_is_time)
+    keep_alive: float = field(default=15.0, validator=_is_time)
+    drain_timeout: float = field(default=60.0, validator=_is_time)
+    adapter_folder: Path | None = field(default=None)
+
+    @adapter_folder.validator
+    def _is_folder(self, attribute: Attribute[Any], value: object) -> None:
+        if value is not None and not (isinstance(value, Path) and value.is_dir()):
+            raise ConfigError.of("adapter_folder", value, "a Path of a directory that exists")

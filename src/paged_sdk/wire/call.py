@@ -1,0 +1,112 @@
+"""Defines what every API that generates text has in common: what a body asks for, and how its answer is written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
+
+from paged_sdk import Model, Usage
+from paged_sdk.wire.problem import Problem
+
+__all__ = ["Answer", "AnswerStream", "Call", "EventWriter", "event"]
+
+AnswerT = TypeVar("AnswerT", bound="Answer")
+AnswerT_co = TypeVar("AnswerT_co", bound="Answer", covariant=True)
+ChunkT = TypeVar("ChunkT")
+ChunkT_co = TypeVar("ChunkT_co", covariant=True)
+AnswerT_contra = TypeVar("AnswerT_contra", bound="Answer", contravariant=True)
+ChunkT_contra = TypeVar("ChunkT_contra", contravariant=True)
+
+
+class Answer(Protocol):
+    """Is a whole answer of a model's: a ``ChatCompletionResponse`` or a ``CompletionResponse``."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def usage(self) -> Usage: ...
+
+
+class AnswerStream(Protocol[AnswerT_co, ChunkT_co]):
+    """Is an answer on its way: a ``ChatStream`` or a ``CompletionStream``."""
+
+    async def __anext__(self) -> ChunkT_co: ...
+
+    async def __aenter__(self) -> object: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+    async def collect(self) -> AnswerT_co: ...
+
+    def response_so_far(self) -> AnswerT_co: ...
+
+
+class EventWriter(Protocol[AnswerT_contra, ChunkT_contra]):
+    """Writes one streamed answer as server-sent events. What it returns may be several events, or none."""
+
+    def begin(self, answer: AnswerT_contra) -> str:
+        """Write what comes before the first chunk.
+
+        :param answer: the answer so far, which is empty
+        """
+        ...
+
+    def chunk(self, chunk: ChunkT_contra) -> str:
+        """Write a chunk."""
+        ...
+
+    def end(self, answer: AnswerT_contra) -> str:
+        """Write what comes after the last chunk.
+
+        :param answer: the whole answer
+        """
+        ...
+
+    def failed(self, problem: Problem) -> str:
+        """Write why no more comes."""
+        ...
+
+
+class Call(Protocol[AnswerT, ChunkT]):
+    """Is what one body asks of a model."""
+
+    @property
+    def model(self) -> str:
+        """Return the name of the model, or of an adapter, that is asked."""
+        ...
+
+    @property
+    def is_streamed(self) -> bool:
+        """Tell whether the answer is to come piece by piece."""
+        ...
+
+    def send(self, model: Model, *, adapter: str | None, timeout: float | None) -> AnswerStream[AnswerT, ChunkT]:
+        """Ask a model.
+
+        :param adapter: the loaded adapter that the texts go through
+        :param timeout: seconds that it may take
+        :raises PagedError: the model refuses it
+        """
+        ...
+
+    def response(self, answer: AnswerT) -> dict[str, Any]:
+        """Return the whole answer in the API's form."""
+        ...
+
+    def writer(self) -> EventWriter[AnswerT, ChunkT]:
+        """Return what writes the answer as events."""
+        ...
+
+
+def event(data: Mapping[str, Any], name: str | None = None) -> str:
+    """Return a server-sent event.
+
+    :param name: the event's, for APIs that name them
+    """
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return f"data: {text}\n\n" if name is None else f"event: {name}\ndata: {text}\n\n"

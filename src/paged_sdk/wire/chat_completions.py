@@ -1,0 +1,338 @@
+"""Maps OpenAI's chat completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, Literal, Required, TypedDict
+
+from attrs import frozen
+
+from paged_sdk import (
+    ChatCompletionChunkResponse,
+    ChatCompletionResponse,
+    ChatStream,
+    Constraint,
+    InvalidRequestError,
+    Model,
+    RequestBuilder,
+)
+from paged_sdk.wire.body import BodyReader, Bounds
+from paged_sdk.wire.call import event
+from paged_sdk.wire.problem import Problem, openai_error
+from paged_sdk.wire.sampling import MAX_TOP_LOGPROBS, SamplingFields, constraint_of, read_sampling, top_n_logprobs
+
+__all__ = [
+    "CHAT_COMPLETION",
+    "ChatCompletionCall",
+    "StreamOptions",
+    "chunk_events",
+    "includes_usage",
+    "read_chat_completion",
+]
+
+
+class StreamOptions(TypedDict, total=False):
+    """Says what a stream holds beside the answer."""
+
+    include_usage: Annotated[bool | None, "Whether a chunk with the usage comes last."]
+    include_obfuscation: Annotated[Literal[False] | None, "there is none"]
+
+
+class JsonSchema(TypedDict, total=False):
+    """Describes the JSON that an answer is to be."""
+
+    name: Required[str]
+    schema: Required[dict[str, Any]]
+    strict: Annotated[bool | None, "Answers are held to the schema either way."]
+    description: Annotated[Literal[""] | None, "say it in a message: the model is not told of the schema"]
+
+
+class TextFormat(TypedDict):
+    """Asks for any text."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(TypedDict):
+    """Asks for a JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchemaFormat(TypedDict):
+    """Asks for JSON of a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+class FunctionName(TypedDict):
+    """Names a function."""
+
+    name: str
+
+
+class NamedTool(TypedDict):
+    """Names a tool."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class TextPart(TypedDict):
+    """Is a text within a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ImageUrl(TypedDict, total=False):
+    """Holds an image."""
+
+    url: Required[str]
+    detail: Annotated[Literal["auto"] | None, "images are seen as the model does"]
+
+
+class ImagePart(TypedDict):
+    """Is an image within a message."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+class Parts(TypedDict):
+    """Holds the parts of a message."""
+
+    content: list[TextPart | ImagePart]
+
+
+class PredictedContent(TypedDict):
+    """Says what the answer will likely be."""
+
+    type: Literal["content"]
+    content: str | list[TextPart]
+
+
+class CacheOptions(TypedDict, total=False):
+    """Says how prefixes are cached."""
+
+    mode: Annotated[Literal["implicit"] | None, "every prefix is cached"]
+
+
+class TemplateArguments(TypedDict, total=False):
+    """Holds what the chat template gets."""
+
+    enable_thinking: bool | None
+
+
+class ChatCompletionBody(SamplingFields, total=False):
+    """Is what a client sends to ``/v1/chat/completions``."""
+
+    model: Required[Annotated[str, "A model, or a loaded adapter, by its name."]]
+    messages: Required[Annotated[list[dict[str, Any]], Bounds(1), "The conversation so far."]]
+    stream: Annotated[bool | None, "Whether the answer comes piece by piece."]
+    stream_options: StreamOptions | None
+    max_completion_tokens: Annotated[int | None, Bounds(1), "Tokens to generate at most."]
+    logprobs: Annotated[bool | None, "Whether each token comes with its logprob."]
+    top_logprobs: Annotated[int | None, Bounds(0, MAX_TOP_LOGPROBS), "How many of the likeliest come beside it."]
+    response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None
+    tools: Annotated[list[dict[str, Any]] | None, "Functions that the model may call."]
+    tool_choice: Annotated[
+        Literal["auto", "none", "required"] | NamedTool | None, "Whether it calls any, and which one."
+    ]
+    parallel_tool_calls: Annotated[bool | None, "False: one call at most."]
+    prediction: Annotated[PredictedContent | None, "What the answer will likely be, which makes it come sooner."]
+    reasoning_effort: Annotated[str | None, "What the chat template gets of that name; none: no thoughts."]
+    enable_thinking: Annotated[bool | None, "Extension: what the chat template gets of that name."]
+    chat_template_kwargs: Annotated[TemplateArguments | None, "Extension: the same."]
+    prompt_logprobs: Annotated[int | None, Bounds(0, 20), "Extension: logprobs of the prompt's tokens."]
+    safety_identifier: Annotated[str | None, "A label for whom this is; it is in the server's log."]
+    prompt_cache_key: Annotated[str | None, "A group of like prompts; there is one cache for all groups."]
+    prompt_cache_options: CacheOptions | None
+    prompt_cache_retention: Annotated[Literal["in_memory"] | None, "prefixes are kept in memory"]
+    metadata: Annotated[None, "no answers are stored"]
+    store: Annotated[Literal[False] | None, "no answers are stored"]
+    service_tier: Annotated[Literal["auto", "default"] | None, "there is one tier"]
+    modalities: Annotated[list[Literal["text"]] | None, "Answers are texts."]
+    verbosity: Annotated[Literal["medium"] | None, "say it in a message"]
+    audio: Annotated[None, "answers are texts"]
+    moderation: Annotated[None, "nothing is moderated"]
+    web_search_options: Annotated[None, "there is no search"]
+    functions: Annotated[None, "use tools"]
+    function_call: Annotated[None, "use tool_choice"]
+
+
+CHAT_COMPLETION: Final = BodyReader(ChatCompletionBody)
+_PARTS: Final = BodyReader(Parts)
+
+
+@frozen(kw_only=True)
+class ChatCompletionCall:
+    """Is what a body asks of a model.
+
+    :ivar label: for whom it is
+    :ivar has_one_call: whether an answer calls one tool at most
+    """
+
+    model: str
+    request: RequestBuilder
+    is_streamed: bool = False
+    includes_usage: bool = False
+    has_one_call: bool = False
+    label: str | None = None
+
+    def send(self, model: Model, *, adapter: str | None, timeout: float | None) -> ChatStream:
+        """Ask a model.
+
+        :param adapter: the loaded adapter that the texts go through
+        :param timeout: seconds that it may take
+        :raises PagedError: the model refuses it
+        """
+        request = self.request if adapter is None else self.request.with_adapter(adapter)
+        return model.stream_chat_request(request if timeout is None else request.with_timeout(timeout))
+
+    def response(self, answer: ChatCompletionResponse) -> dict[str, Any]:
+        """Return the whole answer as OpenAI's API has it."""
+        body = {**answer.to_dict(), "model": self.model}
+        if self.has_one_call:
+            for choice in body["choices"]:
+                _keep_one_call(choice["message"], is_delta=False)
+        return body
+
+    def writer(self) -> _ChunkWriter:
+        """Return what writes the answer as events."""
+        return _ChunkWriter(self)
+
+
+@frozen
+class _ChunkWriter:
+    """Writes an answer as chunks."""
+
+    call: ChatCompletionCall
+
+    def begin(self, answer: ChatCompletionResponse) -> str:
+        return ""
+
+    def chunk(self, chunk: ChatCompletionChunkResponse) -> str:
+        body = {**chunk.to_dict(), "model": self.call.model}
+        if self.call.has_one_call:
+            for choice in body["choices"]:
+                _keep_one_call(choice["delta"], is_delta=True)
+        return chunk_events(body, includes_usage=self.call.includes_usage)
+
+    def end(self, answer: ChatCompletionResponse) -> str:
+        return "data: [DONE]\n\n"
+
+    def failed(self, problem: Problem) -> str:
+        return event(openai_error(problem))
+
+
+def chunk_events(body: dict[str, Any], *, includes_usage: bool) -> str:
+    """Write a chunk, whose usage comes in a chunk of its own, if it was asked for."""
+    usage = body.pop("usage")
+    if not includes_usage:
+        return event(body) if body["choices"] else ""
+    events = event({**body, "usage": None}) if body["choices"] else ""
+    return events if usage is None else events + event({**body, "choices": [], "usage": usage})
+
+
+def _keep_one_call(message: dict[str, Any], *, is_delta: bool) -> None:
+    """Leave out all calls of tools but the first."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return
+    kept = [call for call in calls if call["index"] == 0] if is_delta else calls[:1]
+    message["tool_calls"] = kept
+    if not kept:
+        del message["tool_calls"]
+
+
+def read_chat_completion(value: object) -> ChatCompletionCall:
+    """Return what a body asks for.
+
+    :raises PagedError: it is malformed, or asks for what there is not
+    """
+    body = CHAT_COMPLETION.read(value)
+    is_streamed = body.get("stream") or False
+    if is_streamed and body.get("prompt_logprobs") is not None:
+        raise InvalidRequestError.of("prompt_logprobs", body["prompt_logprobs"], "null in a stream")
+    top_n = top_n_logprobs(body.get("logprobs") or False, body.get("top_logprobs"), default=0)
+    sampling = read_sampling(body, max_len=_max_len(body), top_n=top_n, prompt_logprobs=body.get("prompt_logprobs"))
+    request = RequestBuilder.from_messages(_messages(body["messages"])).with_sampling(sampling)
+    request = _with_thinking(request, body)
+    tools, choice = body.get("tools"), body.get("tool_choice")
+    if tools or choice is not None:
+        request = request.with_tools(tools or (), choice or "auto")
+    constraint = _constraint(body)
+    if constraint is not None:
+        if request.options.shown_tools:
+            allowed = 'a text beside tools that may be called: give tool_choice "none", or no tools'
+            raise InvalidRequestError.of("response_format", body.get("response_format") or body.get("grammar"), allowed)
+        request = request.with_constraint(constraint)
+    prediction, salt = body.get("prediction"), body.get("cache_salt")
+    if prediction is not None:
+        request = request.with_prediction(prediction)
+    if salt is not None:
+        request = request.with_cache_salt(salt)
+    if body.get("truncate_sequence"):
+        request = request.with_truncation()
+    return ChatCompletionCall(
+        model=body["model"],
+        request=request,
+        is_streamed=is_streamed,
+        includes_usage=includes_usage(body.get("stream_options"), is_streamed=is_streamed),
+        has_one_call=body.get("parallel_tool_calls") is False,
+        label=body.get("safety_identifier") or body.get("user"),
+    )
+
+
+def includes_usage(options: StreamOptions | None, *, is_streamed: bool) -> bool:
+    """Tell whether a stream's last chunk holds the usage.
+
+    :raises InvalidRequestError: options without a stream
+    """
+    if options is not None and not is_streamed:
+        raise InvalidRequestError.of("stream_options", options, "null without stream")
+    return bool((options or {}).get("include_usage"))
+
+
+def _max_len(body: ChatCompletionBody) -> int | None:
+    old, new = body.get("max_tokens"), body.get("max_completion_tokens")
+    if old is not None and new is not None and old != new:
+        raise InvalidRequestError.of("max_tokens", old, f"max_completion_tokens = {new} alone: it is the newer name")
+    return old if new is None else new
+
+
+def _messages(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    for place, message in enumerate(messages):
+        content = message.get("content")
+        if isinstance(content, list):
+            _PARTS.read({"content": content}, at=f"messages[{place}]")
+    return messages
+
+
+def _with_thinking(request: RequestBuilder, body: ChatCompletionBody) -> RequestBuilder:
+    arguments = body.get("chat_template_kwargs") or {}
+    given = [body.get("enable_thinking"), arguments.get("enable_thinking")]
+    effort = body.get("reasoning_effort")
+    said = {value for value in given if value is not None} | ({False} if effort == "none" else set())
+    if len(said) > 1:
+        raise InvalidRequestError.of(
+            "enable_thinking", True, "the same as reasoning_effort and chat_template_kwargs say"
+        )
+    for enable in said:
+        request = request.with_enable_thinking(enable)
+    return request if effort in (None, "none") else request.with_reasoning_effort(effort)
+
+
+def _constraint(body: ChatCompletionBody) -> Constraint | None:
+    grammar, format_ = body.get("grammar"), body.get("response_format")
+    if grammar is not None:
+        if format_ is not None and format_["type"] != "text":
+            raise InvalidRequestError.of("grammar", grammar, "null beside response_format")
+        return constraint_of(grammar["type"], grammar["value"], field="grammar.type")
+    if format_ is None or format_["type"] == "text":
+        return None
+    if format_["type"] == "json_object":
+        return Constraint.json_schema({"type": "object"})
+    return Constraint.json_schema(format_["json_schema"]["schema"])

@@ -1,0 +1,157 @@
+"""Maps OpenAI's completions of plain text."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal, Required
+
+from attrs import field, frozen
+
+from paged_sdk import (
+    CompletionChunkResponse,
+    CompletionOptions,
+    CompletionResponse,
+    CompletionStream,
+    InvalidRequestError,
+    Model,
+    SamplingParams,
+)
+from paged_sdk.wire.body import BodyReader, Bounds
+from paged_sdk.wire.call import event
+from paged_sdk.wire.chat_completions import StreamOptions, chunk_events, includes_usage
+from paged_sdk.wire.problem import Problem, openai_error
+from paged_sdk.wire.sampling import MAX_TOP_LOGPROBS, SamplingFields, constraint_of, read_sampling
+
+__all__ = ["COMPLETION", "CompletionCall", "read_completion"]
+
+DEFAULT_MAX_TOKENS: Final = 16
+"""As in OpenAI's API: a plain text has no end of its own."""
+
+
+class CompletionBody(SamplingFields, total=False):
+    """Is what a client sends to ``/v1/completions``."""
+
+    model: Required[Annotated[str, "A model, or a loaded adapter, by its name."]]
+    prompt: Required[
+        Annotated[
+            str | list[str] | list[int] | list[list[int]],
+            "A text or token ids that are continued, or several of them.",
+        ]
+    ]
+    stream: Annotated[bool | None, "Whether the text comes piece by piece."]
+    stream_options: StreamOptions | None
+    logprobs: Annotated[int | None, Bounds(0, MAX_TOP_LOGPROBS), "How many of the likeliest tokens come beside each."]
+    echo: Annotated[bool | None, "Whether each text begins with its prompt."]
+    best_of: Annotated[Literal[1] | None, "texts are not ranked"]
+    suffix: Annotated[None, "nothing is inserted"]
+
+
+COMPLETION: Final = BodyReader(CompletionBody)
+
+
+@frozen(kw_only=True)
+class CompletionCall:
+    """Is what a body asks of a model.
+
+    :ivar options: what it says beside prompts and sampling
+    :ivar echoed: the prompts, if texts are to begin with them
+    :ivar label: for whom it is
+    """
+
+    model: str
+    prompt: str | list[str] | list[int] | list[list[int]]
+    sampling: SamplingParams
+    options: CompletionOptions
+    echoed: tuple[str, ...] = ()
+    is_streamed: bool = False
+    includes_usage: bool = False
+    label: str | None = None
+
+    def send(self, model: Model, *, adapter: str | None, timeout: float | None) -> CompletionStream:
+        """Ask a model.
+
+        :param adapter: the loaded adapter that the texts go through
+        :param timeout: seconds that it may take
+        :raises PagedError: the model refuses it
+        """
+        options: CompletionOptions = {**self.options, "adapter": adapter, "timeout": timeout}
+        return model.stream_completion_request(self.prompt, self.sampling, **options)
+
+    def response(self, answer: CompletionResponse) -> dict[str, Any]:
+        """Return the whole answer as OpenAI's API has it."""
+        body = {**answer.to_dict(), "model": self.model}
+        for choice in body["choices"]:
+            choice["text"] = self.echo(choice["index"]) + choice["text"]
+        return body
+
+    def writer(self) -> _TextWriter:
+        """Return what writes the answer as events."""
+        return _TextWriter(self)
+
+    def echo(self, index: int) -> str:
+        """Return what a choice begins with."""
+        return self.echoed[index // self.sampling.n_choices] if self.echoed else ""
+
+
+@frozen
+class _TextWriter:
+    """Writes an answer as chunks."""
+
+    call: CompletionCall
+    _begun: set[int] = field(factory=set)
+
+    def begin(self, answer: CompletionResponse) -> str:
+        return ""
+
+    def chunk(self, chunk: CompletionChunkResponse) -> str:
+        body = {**chunk.to_dict(), "model": self.call.model}
+        for choice in body["choices"]:
+            if choice["index"] not in self._begun:
+                self._begun.add(choice["index"])
+                choice["text"] = self.call.echo(choice["index"]) + choice["text"]
+        return chunk_events(body, includes_usage=self.call.includes_usage)
+
+    def end(self, answer: CompletionResponse) -> str:
+        return "data: [DONE]\n\n"
+
+    def failed(self, problem: Problem) -> str:
+        return event(openai_error(problem))
+
+
+def read_completion(value: object) -> CompletionCall:
+    """Return what a body asks for.
+
+    :raises PagedError: it is malformed, or asks for what there is not
+    """
+    body = COMPLETION.read(value)
+    is_streamed = body.get("stream") or False
+    max_len, grammar = body.get("max_tokens"), body.get("grammar")
+    constraint = None if grammar is None else constraint_of(grammar["type"], grammar["value"], field="grammar.type")
+    return CompletionCall(
+        model=body["model"],
+        prompt=body["prompt"],
+        sampling=read_sampling(
+            body, max_len=DEFAULT_MAX_TOKENS if max_len is None else max_len, top_n=body.get("logprobs")
+        ),
+        options=CompletionOptions(
+            cache_salt=body.get("cache_salt"),
+            truncation=body.get("truncate_sequence") or False,
+            constraint=constraint,
+        ),
+        echoed=_echoed(body),
+        is_streamed=is_streamed,
+        includes_usage=includes_usage(body.get("stream_options"), is_streamed=is_streamed),
+        label=body.get("user"),
+    )
+
+
+def _echoed(body: CompletionBody) -> tuple[str, ...]:
+    if not body.get("echo"):
+        return ()
+    if body.get("logprobs") is not None:
+        raise InvalidRequestError.of("echo", True, "false beside logprobs, which are those of the answer")
+    prompt = body["prompt"]
+    prompts = [prompt] if isinstance(prompt, str) else prompt
+    texts = tuple(each for each in prompts if isinstance(each, str))
+    if len(texts) != len(prompts):
+        raise InvalidRequestError.of("echo", True, "false for token ids")
+    return texts

@@ -1,0 +1,42 @@
+"""Maps OpenAI's list of models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from attrs import frozen
+
+__all__ = ["ModelCard", "model_card", "model_list"]
+
+
+@frozen(kw_only=True)
+class ModelCard:
+    """Describes a model, or an adapter, that can be asked.
+
+    :ivar created: Unix time in seconds at which it was loaded
+    :ivar parent: the model that an adapter belongs to
+    :ivar max_model_len: tokens of prompt and answer together
+    """
+
+    id: str
+    created: int
+    max_model_len: int
+    parent: str | None = None
+
+
+def model_card(card: ModelCard) -> dict[str, Any]:
+    """Return a model as OpenAI's API has it; ``parent`` and ``max_model_len`` are extensions."""
+    return {
+        "id": card.id,
+        "object": "model",
+        "created": card.created,
+        "owned_by": "paged_sdk",
+        "parent": card.parent,
+        "max_model_len": card.max_model_len,
+    }
+
+
+def model_list(cards: Iterable[ModelCard]) -> dict[str, Any]:
+    """Return models as OpenAI's API lists them."""
+    return {"object": "list", "data": [model_card(card) for card in cards]}

@@ -1,0 +1,122 @@
+"""Say in the terms of a wire what is wrong with a request, or with the server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from attrs import field, frozen
+
+from paged_sdk import (
+    AdapterError,
+    ConfigError,
+    ConstraintError,
+    ContextLengthError,
+    EngineDeadError,
+    InvalidRequestError,
+    ModelClosedError,
+    PagedError,
+    QueueFullError,
+    RequestTimeoutError,
+)
+
+__all__ = ["Problem", "ProblemError", "openai_error", "problem_of"]
+
+RETRY_AFTER_SECONDS: Final = 1
+"""A full queue moves on with every text that ends, which takes about so long."""
+
+WIRE_NAMES: Final[Mapping[str, str]] = {
+    "constraint": "response_format",
+    "logits_bias": "logit_bias",
+    "max_len": "max_tokens",
+    "n_choices": "n",
+    "sequence_breakers": "dry_sequence_breakers",
+    "top_n_logprobs": "top_logprobs",
+    "truncation": "truncate_sequence",
+}
+"""Maps names of the SDK's settings to those of fields."""
+
+OF_DRY: Final = ("multiplier", "base", "allowed_length")
+
+
+@frozen(kw_only=True)
+class Problem:
+    """Says why there is no answer.
+
+    :ivar status: HTTP's
+    :ivar type: what OpenAI's API calls problems of this kind, and
+    :ivar code: this one
+    :ivar param: the field concerned
+    """
+
+    status: int
+    message: str
+    type: str = "invalid_request_error"
+    code: str | None = None
+    param: str | None = None
+    headers: Mapping[str, str] = field(factory=dict)
+
+
+class ProblemError(Exception):
+    """Carries a problem that is no error of the SDK's to whoever answers the client."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.message)
+        self.problem = problem
+
+
+def problem_of(error: Exception) -> Problem:
+    """Return what clients are told of an error; of one that nobody foresaw, no more than that there was one."""
+    match error:
+        case ProblemError():
+            return error.problem
+        case ContextLengthError():
+            return Problem(status=400, message=str(error), code="context_length_exceeded", param="messages")
+        case InvalidRequestError():
+            return _of_field(error, error.field)
+        case ConfigError():
+            return _of_field(error, error.setting)
+        case ConstraintError():
+            return Problem(status=400, message=str(error), param="response_format")
+        case AdapterError():
+            return Problem(status=400, message=str(error))
+        case QueueFullError():
+            return Problem(
+                status=429,
+                message=str(error),
+                type="rate_limit_error",
+                code="rate_limit_exceeded",
+                headers={"Retry-After": str(RETRY_AFTER_SECONDS)},
+            )
+        case RequestTimeoutError():
+            return Problem(status=504, message=str(error), type="server_error", code="timeout")
+        case ModelClosedError() | EngineDeadError():
+            return Problem(status=503, message=str(error), type="server_error", code="unavailable")
+        case PagedError():
+            return Problem(status=500, message=str(error), type="server_error", code="server_error")
+        case _:
+            return Problem(
+                status=500, message="the server failed: its log says why", type="server_error", code="server_error"
+            )
+
+
+def openai_error(problem: Problem) -> dict[str, Any]:
+    """Return the body that OpenAI's API has for a problem."""
+    return {
+        "error": {
+            "message": problem.message,
+            "type": problem.type,
+            "param": problem.param,
+            "code": problem.code,
+        }
+    }
+
+
+def _of_field(error: Exception, name: str) -> Problem:
+    """Return the problem of a field, by the name that it has on the wire."""
+    own = name.rpartition(".")[2] if name.startswith(("SamplingParams.", "DryParams.")) else name
+    wire_name = f"dry_{own}" if own in OF_DRY and name.startswith("DryParams.") else WIRE_NAMES.get(own, own)
+    message = str(error)
+    if name and message.startswith(name):
+        message = wire_name + message[len(name) :]
+    return Problem(status=400, message=message, param=wire_name or None)

@@ -1,0 +1,211 @@
+"""What every request meets first: keys, names, limits, and errors in OpenAI's form."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any, Final
+
+import openai
+import pytest
+
+from paged_sdk import ConfigError, NumericalError
+from paged_sdk.server import ServerSettings, create_app
+from paged_sdk.testing import fake_model
+from serving import HI, Serving, serving
+
+LONG: Final = "x" * 5000
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Serving]:
+    with serving(fake_model("Hello!")) as served:
+        yield served
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"messages": [{"role": "robot", "content": "Hi!"}]}, "role"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "audio"}]}]}, "messages[0].content[0].type"),
+        ({"max_tokens": 4, "max_completion_tokens": 5}, "max_tokens"),
+        ({"n": 1000}, "n"),
+        ({"stream": True, "n": 1000}, "n"),
+        ({"stop": [""]}, "stop"),
+        ({"logit_bias": {"1": 1000}}, "logit_bias"),
+        ({"logit_bias": {"9999": 1}}, "logit_bias"),
+        ({"dry_multiplier": 1, "dry_sequence_breakers": [""]}, "dry_sequence_breakers"),
+        ({"prediction": {"type": "content", "content": "a"}, "n": 2}, "n"),
+        ({"messages": [{"role": "user", "content": "x" * 20000}], "stream": True}, "messages"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": 1}}}},
+            "response_format",
+        ),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"unheard_of": None}, "unheard_of"),
+    ],
+)
+def test_a_bad_request_is_400_and_names_the_field(served: Serving, body: dict[str, Any], param: str) -> None:
+    response = served.post(**body)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert error["message"].startswith((param, "the prompt", "the constraint"))
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    "body", [b"{", b"[1]", b'{"a": NaN}', b"\xff", b'{"a": "\\ud800"}', b"[" * 100_000, b"1" * 5000]
+)
+def test_what_is_no_json_is_400(served: Serving, body: bytes) -> None:
+    response = served.http.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"]
+
+
+def test_other_types_are_415(served: Serving) -> None:
+    body = json.dumps({"model": "fake", "messages": HI})
+    response = served.http.post("/v1/chat/completions", content=body, headers={"Content-Type": "text/plain"})
+    assert response.status_code == 415
+
+
+def test_what_is_not_there_is_404(served: Serving) -> None:
+    assert served.http.get("/v1/nothing").json()["error"]["message"] == "there is nothing at /v1/nothing"
+    assert served.http.get("/v1/chat/completions").status_code == 405
+    assert served.post(model="other").json()["error"]["code"] == "model_not_found"
+
+
+def test_requests_have_names(served: Serving) -> None:
+    assert served.http.get("/health", headers={"X-Request-Id": "mine-1"}).headers["x-request-id"] == "mine-1"
+    for bad in ("", "a b", "x" * 200, "a\tb"):
+        named = served.http.get("/health", headers={"X-Request-Id": bad}).headers["x-request-id"]
+        assert named.startswith("req-")
+
+
+def test_the_log_says_who_asked(served: Serving, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="paged_sdk.server"):
+        served.post(user="alice\n")
+    (line,) = [record.getMessage() for record in caplog.records if "chat" in record.getMessage()]
+    assert "POST /v1/chat/completions 200" in line
+    assert r"for 'alice\n'" in line
+
+
+def test_keys() -> None:
+    with serving(fake_model("Hello!"), key="right", api_keys=("other", "right")) as served:
+        assert served.post().status_code == 200
+        assert served.http.get("/metrics").status_code == 200
+        for headers in ({"Authorization": "Bearer wrong"}, {"Authorization": "right"}, {"x-api-key": "wrong"}):
+            denied = served.http.get("/v1/models", headers={"Authorization": "", **headers})
+            assert denied.status_code == 401
+            assert denied.json()["error"]["code"] == "invalid_api_key"
+        assert served.http.get("/v1/models", headers={"Authorization": "", "x-api-key": "other"}).status_code == 200
+        assert served.http.get("/health", headers={"Authorization": ""}).status_code == 200
+        assert served.http.get("/metrics", headers={"Authorization": ""}).status_code == 401
+        odd = {"Authorization": "Bearer wr\u00f6ng".encode()}
+        assert served.http.get("/v1/models", headers=odd).status_code == 401  # type: ignore[arg-type]  # bytes are sent
+
+
+def test_a_server_answers_by_its_own_names_alone() -> None:
+    with serving(fake_model("Hello!"), allowed_hosts=("127.0.0.1",)) as served:
+        assert served.post().status_code == 200
+        assert served.http.get("/health", headers={"Host": "evil.example:80"}).status_code == 400
+
+
+def test_web_pages_of_allowed_origins_may_ask() -> None:
+    preflight = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
+    with serving(fake_model("Hello!"), api_keys=("k",), cors_origins=("https://a.example",)) as served:
+        allowed = served.http.options("/v1/chat/completions", headers=preflight)
+        assert allowed.headers["access-control-allow-origin"] == "https://a.example"
+        refused = served.http.options("/v1/chat/completions", headers={**preflight, "Origin": "https://b.example"})
+        assert "access-control-allow-origin" not in refused.headers
+
+
+def test_a_long_body_is_413() -> None:
+    with serving(fake_model("Hello!"), max_body_bytes=100_000) as served:
+        assert served.post(messages=[{"role": "user", "content": "x" * 100_000}]).status_code == 413
+        assert served.post(messages=[{"role": "user", "content": "x" * 70_000}]).json()["error"]["code"] == (
+            "context_length_exceeded"
+        )
+        assert served.post().status_code == 200
+
+
+def test_the_metrics_are_the_models_own(served: Serving) -> None:
+    served.post().raise_for_status()
+    figures = dict(
+        line.rsplit(" ", 1) for line in served.http.get("/metrics").text.splitlines() if not line.startswith("#")
+    )
+    stats = served.model.stats()
+    assert float(figures['paged_sdk_completion_tokens_total{model="fake"}']) == stats.completion_tokens > 0
+    assert float(figures['paged_sdk_blocks_total{model="fake"}']) == stats.blocks_total
+    assert float(figures['paged_sdk_http_requests_total{path="/v1/chat/completions",status="200"}']) > 0
+    assert float(figures['paged_sdk_time_to_first_token_seconds_count{model="fake"}']) > 0
+
+
+def test_a_request_that_takes_too_long_is_504() -> None:
+    with serving(fake_model(LONG, delay=0.01), timeout=0.1) as served:
+        assert served.post().status_code == 504
+        with pytest.raises(openai.APIError, match="timeout"):
+            list(served.openai.chat.completions.create(model="fake", messages=HI, stream=True))
+
+
+def test_a_dead_engine_is_503(caplog: pytest.LogCaptureFixture) -> None:
+    with serving(fake_model(error=RuntimeError("device lost"))) as served:
+        assert served.post().status_code == 503
+        assert served.post(stream=True).status_code == 503
+    assert "device lost" in caplog.text
+
+
+def test_what_nobody_foresaw_is_500_without_its_text(caplog: pytest.LogCaptureFixture) -> None:
+    with serving(fake_model("Hello!")) as served:
+        served.app.models.find = None  # type: ignore[assignment, method-assign]  # raises a TypeError
+        response = served.post()
+        assert response.status_code == 500
+        assert "NoneType" not in response.text
+    assert "'NoneType' object is not callable" in caplog.text
+
+
+def test_an_error_in_a_stream_is_an_event() -> None:
+    with serving(fake_model("abc", delay=0.01, error=NumericalError("NaN"))) as served:
+        lines = served.post(stream=True).text.split("\n\n")
+        assert json.loads(lines[-2].removeprefix("data: "))["error"]["code"] == "server_error"
+        with pytest.raises(openai.APIError, match="NaN"):
+            list(served.openai.chat.completions.create(model="fake", messages=HI, stream=True))
+
+
+def test_a_silent_stream_is_kept_alive() -> None:
+    with serving(fake_model("ab", delay=0.2), keep_alive=0.02) as served:
+        text = served.post(stream=True).text
+        assert text.startswith(": still here\n\n")
+        assert text.count("data: ") >= 3
+        chunks = served.openai.chat.completions.create(model="fake", messages=HI, stream=True)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "ab"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"api_keys": ("",)},
+        {"api_keys": ("a b",)},
+        {"cors_origins": (1,)},
+        {"timeout": 0},
+        {"keep_alive": None},
+        {"drain_timeout": float("inf")},
+        {"max_body_bytes": 0},
+        {"adapter_folder": "no/such/folder"},
+    ],
+)
+def test_settings_are_checked(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ServerSettings(**settings)
+    assert caught.value.setting in settings
+
+
+def test_models_are_checked() -> None:
+    for models in ({}, {"": lambda: fake_model("a")}, {"a": 1}):
+        with pytest.raises(ConfigError):
+            create_app(models)  # type: ignore[arg-type]  # no models

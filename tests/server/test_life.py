@@ -1,0 +1,167 @@
+"""How requests and servers end: clients that leave, full queues, and SIGTERM."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+import httpx2
+import openai
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from typer.testing import CliRunner
+
+from paged_sdk import ModelClosedError
+from paged_sdk.cli.app import app as cli
+from paged_sdk.server import create_app
+from paged_sdk.testing import fake_model
+from serving import HI, idle, serving
+
+LONG: Final = "x" * 5000
+PROGRAM: Final = (sys.executable, "-c", "from paged_sdk.cli import main; main()", "serve")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_hangs_up_ends_its_request(stream: bool) -> None:
+    with serving(fake_model(LONG, delay=0.01)) as served:
+        with served.hanging(stream=stream) as client:
+            received = b"" if stream else b"data: "
+            while b"data: " not in received:
+                received += client.recv(4096)
+            served.wait(lambda model: model.stats().running == 1)
+        served.wait(idle)
+        assert served.model.stats().completion_tokens < len(LONG) / 2
+
+
+def test_a_client_that_hangs_up_in_the_queue_leaves_it() -> None:
+    with serving(fake_model(LONG, delay=0.01, max_num_seqs=1)) as served, served.hanging():
+        served.wait(lambda model: model.stats().running == 1)
+        with served.hanging(stream=True):
+            served.wait(lambda model: model.stats().waiting == 1)
+        served.wait(lambda model: model.stats().waiting == 0)
+        assert served.model.stats().running == 1
+
+
+def test_a_full_queue_is_429_and_says_when_to_come_back() -> None:
+    model = fake_model(LONG, delay=0.01, max_num_seqs=1, max_queue=1)
+    with serving(model) as served, ExitStack() as stack:
+        stack.enter_context(served.hanging(stream=True))
+        served.wait(lambda model: model.stats().running == 1)
+        stack.enter_context(served.hanging(stream=True))
+        served.wait(lambda model: model.stats().waiting == 1)
+        for stream in (False, True):
+            with pytest.raises(openai.RateLimitError) as full:
+                served.openai.chat.completions.create(model="fake", messages=HI, stream=stream)
+            assert full.value.response.headers["retry-after"] == "1"
+
+
+def test_a_client_that_reads_nothing_holds_nobody_up() -> None:
+    """The kernel's buffers are filled by 16 choices of 5,000 chunks each, of which those not read are joined."""
+    with serving(fake_model(LONG)) as served:
+        with served.hanging(stream=True, n=16):
+            assert served.post(max_tokens=100).status_code == 200
+            served.wait(idle)
+        assert served.post(max_tokens=100).status_code == 200
+
+
+def test_a_server_that_ends_finishes_what_is_under_way() -> None:
+    answers: list[httpx2.Response] = []
+    with serving(fake_model("x" * 60, delay=0.01)) as served:
+        thread = threading.Thread(target=lambda: answers.append(served.post()))
+        thread.start()
+        served.wait(lambda model: model.stats().running == 1)
+        served.app.drain.begin()
+        refused = httpx2.post(f"{served.url}/v1/chat/completions", json={"model": "fake", "messages": HI})
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"]
+        assert httpx2.get(f"{served.url}/ready").status_code == 503
+        assert httpx2.get(f"{served.url}/health").status_code == 200
+        thread.join(30)
+    assert answers[0].json()["choices"][0]["message"]["content"] == "x" * 60
+
+
+def test_what_does_not_finish_in_time_is_cut_off() -> None:
+    model = fake_model(LONG, delay=0.01)
+    with serving(model, drain_timeout=0.1) as served, served.hanging(stream=True) as client:
+        served.wait(lambda model: model.stats().running == 1)
+        served.app.drain.begin()
+        while client.recv(4096):
+            pass
+    with pytest.raises(ModelClosedError):
+        anyio.run(model.send_chat_request, HI)
+
+
+@pytest.mark.anyio
+async def test_it_runs_without_a_server_of_its_own_and_in_another_application() -> None:
+    """Under asyncio and trio: an ASGI server of either may run it."""
+    served = create_app({"fake": lambda: fake_model("Hello!")})
+    app = Starlette(routes=[Mount("/llm", served)], lifespan=served.lifespan)
+    transport = httpx2.ASGITransport(app)
+    async with app.router.lifespan_context(app), httpx2.AsyncClient(transport=transport, base_url="http://a") as client:
+        for stream in (False, True):
+            body: dict[str, Any] = {"model": "fake", "messages": HI, "stream": stream}
+            answer = await client.post("/llm/v1/chat/completions", json=body)
+            assert answer.status_code == 200
+            assert '"finish_reason":"stop"' in answer.text
+        assert (await client.post("/llm/v1/chat/completions", json={})).status_code == 400
+        assert (await client.get("/llm/ready")).json() == {"status": "ready"}
+    assert not served.models.are_ready
+
+
+@contextmanager
+def program(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    flags = ("--dtype", "float32", "--num-threads", "1", "--pa-context-len", "4096", "--port", "0")
+    started = subprocess.Popen([*PROGRAM, *flags, *arguments], stderr=subprocess.PIPE, text=True)
+    with started:
+        try:
+            yield started
+        finally:
+            started.kill()
+
+
+@pytest.mark.parametrize("sign", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
+def test_the_command_line_serves_until_a_signal(tiny_checkpoint: Path, sign: signal.Signals) -> None:
+    with program("-m", str(tiny_checkpoint), "--served-model-name", "tiny") as started:
+        assert started.stderr is not None
+        line = started.stderr.readline()
+        assert line.startswith("tiny at http://127.0.0.1:"), line
+        url = line.split()[2]
+        body = {"model": "tiny", "messages": HI, "max_tokens": 3}
+        answer = httpx2.post(f"{url}/chat/completions", json=body, timeout=60)
+        assert answer.json()["usage"]["completion_tokens"] in range(1, 4)
+        os.kill(started.pid, sign)
+        assert started.wait(60) == 0
+        assert started.stderr.read() == ""
+
+
+def test_a_port_in_use_is_one_line(tiny_checkpoint: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = CliRunner().invoke(cli, ["serve", "-m", str(tiny_checkpoint), "--port", str(port)])
+    assert result.exit_code == 2
+    assert result.stderr == f"error: cannot listen at 127.0.0.1:{port}: Address already in use\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--host", "0.0.0.0"], "--api-key"),
+        (["--host", "0.0.0.0", "--api-key", "a b"], "printable ASCII"),
+        (["--timeout", "0"], "--timeout"),
+        (["--max-queue", "0"], "--max-queue"),
+    ],
+)
+def test_settings_that_cannot_be_used(tiny_checkpoint: Path, arguments: list[str], said: str) -> None:
+    result = CliRunner().invoke(cli, ["serve", "-m", str(tiny_checkpoint), "--port", "0", *arguments])
+    assert result.exit_code == 2
+    assert said in result.stderr

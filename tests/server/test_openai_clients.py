@@ -1,0 +1,174 @@
+"""OpenAI's own client, as users have it, against a server of fake models."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any, Final
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+from paged_sdk.testing import FakeModel, FakeRequest, fake_model
+from serving import HI, Serving, serving
+
+CALL: Final = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
+TOOLS: Final[list[Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "Tell the weather",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        },
+    }
+]
+
+
+def upper(request: FakeRequest) -> str:
+    if request.prompt is not None:
+        return str(request.prompt).upper()
+    last = request.messages[-1]
+    if request.options.shown_tools and last.role.value == "user":
+        return last.content if last.content.startswith("<tool_call>") else CALL
+    return last.content.upper()
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Serving]:
+    with serving(fake_model(upper)) as served:
+        yield served
+
+
+def ask(served: Serving, text: str, **fields: Any) -> Any:
+    messages: Any = [{"role": "user", "content": text}]
+    return served.openai.chat.completions.create(model="fake", messages=messages, **fields)
+
+
+def test_a_chat(served: Serving) -> None:
+    answer = ask(served, "héllo ☃", n=2, logprobs=True, top_logprobs=2, seed=-1)
+    assert [choice.message.content for choice in answer.choices] == ["HÉLLO ☃"] * 2
+    assert answer.choices[0].finish_reason == "stop"
+    assert len(answer.choices[0].logprobs.content[0].top_logprobs) == 2
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    assert answer.model == "fake"
+
+
+def test_a_stream_of_a_chat(served: Serving) -> None:
+    chunks = list(ask(served, "héllo ☃", stream=True, max_completion_tokens=7))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "HÉLLO "
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices[0].finish_reason] == ["length"]
+    assert all(chunk.usage is None for chunk in chunks)
+
+
+def test_the_usage_comes_in_a_chunk_of_its_own(served: Serving) -> None:
+    chunks = list(ask(served, "hello", stream=True, stream_options={"include_usage": True}))
+    assert [bool(chunk.choices) for chunk in chunks] == [True] * (len(chunks) - 1) + [False]
+    assert [chunk.usage is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    assert chunks[-1].usage.completion_tokens == len("HELLO") + 1
+
+
+def test_the_helpers_join_the_stream(served: Serving) -> None:
+    with served.openai.chat.completions.stream(model="fake", messages=HI) as stream:
+        message = stream.get_final_completion().choices[0].message
+    assert (message.role, message.content) == ("assistant", "HI!")
+
+
+def test_the_asynchronous_client(served: Serving) -> None:
+    async def main() -> tuple[str | None, str]:
+        async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
+            whole = await client.chat.completions.create(model="fake", messages=HI)
+            stream = await client.chat.completions.create(model="fake", messages=HI, stream=True)
+            pieces = [chunk.choices[0].delta.content or "" async for chunk in stream]
+            return whole.choices[0].message.content, "".join(pieces)
+
+    assert asyncio.run(main()) == ("HI!", "HI!")
+
+
+def test_tools_are_called_and_answered(served: Serving) -> None:
+    answer = ask(served, "weather?", tools=TOOLS)
+    (call,) = answer.choices[0].message.tool_calls
+    assert (answer.choices[0].finish_reason, call.function.name) == ("tool_calls", "weather")
+    assert json.loads(call.function.arguments) == {"city": "Oslo"}
+    messages: Any = [
+        *HI,
+        answer.choices[0].message,  # as the client has it, with all its empty fields
+        {"role": "tool", "tool_call_id": call.id, "content": "rain"},
+    ]
+    after = served.openai.chat.completions.create(model="fake", messages=messages, tools=TOOLS)
+    assert after.choices[0].message.content == "RAIN"
+
+
+def test_calls_of_tools_are_streamed(served: Serving) -> None:
+    with served.openai.chat.completions.stream(model="fake", messages=HI, tools=TOOLS) as stream:
+        choice = stream.get_final_completion().choices[0]
+    assert choice.message.tool_calls is not None
+    assert json.loads(choice.message.tool_calls[0].function.arguments) == {"city": "Oslo"}
+    assert choice.finish_reason == "tool_calls"
+
+
+def test_without_parallel_calls_there_is_one(served: Serving) -> None:
+    twice = CALL + "\n" + CALL
+    assert len(ask(served, twice, tools=TOOLS).choices[0].message.tool_calls) == 2
+    assert len(ask(served, twice, tools=TOOLS, parallel_tool_calls=False).choices[0].message.tool_calls) == 1
+    chunks = list(ask(served, twice, tools=TOOLS, parallel_tool_calls=False, stream=True))
+    pieces = [piece for chunk in chunks for piece in chunk.choices[0].delta.tool_calls or ()]
+    assert {piece.index for piece in pieces} == {0}
+    assert json.loads("".join(piece.function.arguments for piece in pieces)) == {"city": "Oslo"}
+
+
+class Place(BaseModel):
+    name: str
+
+
+def test_answers_are_parsed_as_types(served: Serving) -> None:
+    messages: Any = [{"role": "user", "content": '{"name": "x"}'}]
+    with serving(fake_model('{"name": "Oslo"}')) as other:
+        answer = other.openai.chat.completions.parse(model="fake", messages=messages, response_format=Place)
+        model = other.model
+        assert isinstance(model, FakeModel)
+        constraint = model.requests[0].options.constraint
+        assert constraint is not None
+        assert constraint.kind == "json_schema"
+    assert answer.choices[0].message.parsed == Place(name="Oslo")
+
+
+def test_completions(served: Serving) -> None:
+    answer = served.openai.completions.create(model="fake", prompt=["ab", "cd"], n=2, logprobs=1, max_tokens=5)
+    assert [choice.text for choice in answer.choices] == ["AB", "AB", "CD", "CD"]
+    assert answer.choices[0].logprobs is not None
+    assert answer.choices[0].logprobs.tokens is not None
+    echoed = served.openai.completions.create(model="fake", prompt=["ab", "cd"], n=2, echo=True)
+    assert [choice.text for choice in echoed.choices] == ["abAB", "abAB", "cdCD", "cdCD"]
+    assert len(served.openai.completions.create(model="fake", prompt="x" * 99).choices[0].text) == 16
+
+
+def test_streams_of_completions(served: Serving) -> None:
+    texts = {0: "", 1: ""}
+    for chunk in served.openai.completions.create(model="fake", prompt=["ab", "cd"], echo=True, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert texts == {0: "abAB", 1: "cdCD"}
+
+
+def test_models(served: Serving) -> None:
+    assert [model.id for model in served.openai.models.list()] == ["fake"]
+    assert served.openai.models.retrieve("fake").owned_by == "paged_sdk"
+    with pytest.raises(openai.NotFoundError):
+        served.openai.models.retrieve("other")
+
+
+def test_several_models_are_served_at_once() -> None:
+    sources = {"one": lambda: fake_model("1"), "other/two": lambda: fake_model("2")}
+    with serving(sources) as served:
+        served.http.get("/ready").raise_for_status()
+        texts = [
+            served.openai.chat.completions.create(model=name, messages=HI).choices[0].message.content
+            for name in ("other/two", "one")
+        ]
+        assert texts == ["2", "1"]
+        assert [model.id for model in served.openai.models.list()] == ["one", "other/two"]
+        with pytest.raises(openai.NotFoundError, match="there are one, other/two"):
+            served.openai.chat.completions.create(model="fake", messages=HI)
