@@ -223,6 +223,8 @@ LENIENT: dict[str, tuple[str, ...]] = {
     "tokenizer_json": ("path",),
     "tok_model_id": ("path",),
     "chat_template": ("path",),
+    "imatrix": ("path",),
+    "calibration_file": ("path",),
     "jinja_explicit": ("path",),
     "stop_seqs": ("text", "NUL", "long"),
     "messages": ("messages",),

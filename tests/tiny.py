@@ -19,6 +19,8 @@ import tokenizers
 import torch
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
@@ -53,6 +55,7 @@ __all__ = [
     "build_model",
     "make_checkpoint",
     "make_gguf",
+    "make_other_checkpoint",
     "tokenizer",
 ]
 
@@ -223,6 +226,21 @@ def make_checkpoint(
         "chat_template": CHAT_TEMPLATE,
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer_config, indent=2), encoding="utf-8")
+    return directory
+
+
+def make_other_checkpoint(model_type: str, directory: Path, *, dtype: str = "float32", **config: Any) -> Path:
+    """Write a checkpoint of any family that transformers knows, with the same tokenizer.
+
+    :param config: fields of its config beside :data:`COMMON`
+    :returns: ``directory``
+    """
+    make_checkpoint("llama", directory)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        read = AutoConfig.for_model(model_type, **(COMMON | config))
+        model: Any = AutoModelForCausalLM.from_config(read, dtype=getattr(torch, dtype))  # type: ignore[no-untyped-call]
+    model.save_pretrained(directory)
     return directory
 
 

@@ -161,6 +161,24 @@ class _ModelBuilder(ABC):
         """
         return self._with(topology=topology)
 
+    def with_imatrix(self, path: str | PathLike[str]) -> Self:
+        """Weigh errors of quantized weights by an importance matrix, a file of llama.cpp's llama-imatrix of either
+        form: those of columns that are multiplied by larger numbers count for more. Types of GGUF's blocks, Q2K to
+        Q8_1, use it, here and in :meth:`Model.re_isq_model`; building raises a ``CheckpointError`` where it is of
+        another model.
+
+        :raises ConfigError: for anything but a path, or beside :meth:`with_calibration_file`
+        """
+        return self._with(imatrix=Path(path_text("with_imatrix", path, "a path")))
+
+    def with_calibration_file(self, path: str | PathLike[str]) -> Self:
+        """Collect an importance matrix, as :meth:`with_imatrix` reads one, by running a file of text through the model
+        as it is stored, before its weights are quantized.
+
+        :raises ConfigError: for anything but a path, or beside :meth:`with_imatrix`
+        """
+        return self._with(calibration_file=Path(path_text("with_calibration_file", path, "a path")))
+
     def with_device(self, device: str) -> Self:
         """Choose where the model runs: "auto", "cpu", "cuda", "cuda:1", "mps"."""
         return self._with(device=device)

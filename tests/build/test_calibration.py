@@ -18,7 +18,7 @@ from paged_sdk.build.calibration import calibrate
 from paged_sdk.errors import CheckpointError
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS
 from paged_sdk.weights.gguf_file import GgufFile
-from paged_sdk.weights.importance import ImportanceMatrix
+from paged_sdk.weights.importance import ImportanceMatrix, read_importance
 
 TEXT = "the quick brown fox jumps over the lazy dog. " * 20
 
@@ -75,10 +75,10 @@ def test_squares_are_those_of_transformers(family: str, tmp_path: Path, text: Pa
     }
     for layer in range(model.config.num_hidden_layers):
         for own, name in names.items():
-            entry = found.entries[f"blk.{layer}.{own}.weight"]
+            entry = found.means(f"blk.{layer}.{own}.weight")
             assert relative(entry, expected[f"model.layers.{layer}.{name}"]) < 1e-4, (layer, own)
     if not model.config.tie_word_embeddings:
-        assert relative(found.entries["output.weight"], expected["lm_head"]) < 1e-4
+        assert relative(found.means("output.weight"), expected["lm_head"]) < 1e-4
 
 
 def test_experts_have_their_own(tmp_path: Path, text: Path) -> None:
@@ -96,8 +96,8 @@ def test_experts_have_their_own(tmp_path: Path, text: Path) -> None:
     model.requires_grad_(False)
     ((hidden, ids),) = inputs
     count = model.config.num_experts
-    gate_up = found.entries["blk.0.ffn_gate_exps.weight"].view(count, -1)
-    down = found.entries["blk.0.ffn_down_exps.weight"].view(count, -1)
+    gate_up = found.means("blk.0.ffn_gate_exps.weight").view(count, -1)
+    down = found.means("blk.0.ffn_down_exps.weight").view(count, -1)
     for expert in range(count):
         chosen = hidden.flatten(0, -2)[(ids == expert).any(-1)]
         if not len(chosen):
@@ -113,8 +113,8 @@ def weighted_error(path: Path, exact: GgufFile, importance: ImportanceMatrix) ->
     """Return the squared error of a file's matrices, times the squares of what they multiply."""
     total = 0.0
     for name, tensor in GgufFile(path).tensors.items():
-        squares = importance.entries.get(name)
-        if squares is not None:
+        if name in importance.sums:
+            squares = importance.means(name)
             errors = (tensor.decoded() - exact.tensors[name].decoded()).square()
             total += float((errors.reshape(-1, errors.shape[-2], errors.shape[-1]).sum(1).flatten() * squares).sum())
     return total
@@ -134,7 +134,46 @@ def test_a_calibrated_file_is_nearer_where_it_matters(family: str, tmp_path: Pat
     kinds = [{name: BLOCK_FORMATS[each.type].name for name, each in file.tensors.items()} for file in (own, other)]
     assert kinds[0] == kinds[1]
     again = write_gguf(calibrated, tmp_path / "again.gguf", type="Q5_0", calibrate=text)
-    assert GgufFile(again).metadata["quantize.imatrix.entries_count"] == len(importance.entries)
+    assert GgufFile(again).metadata["quantize.imatrix.entries_count"] == len(importance.sums)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_what_was_collected_is_kept_and_added_to(family: str, tmp_path: Path, text: Path) -> None:
+    source = tiny.make_checkpoint(family, tmp_path / "model", **tiny.GGUF_OVERRIDES.get(family, {}))
+    other = tmp_path / "other.txt"
+    other.write_text("pack my box with five dozen liquor jugs. " * 5)
+    first, both = tmp_path / "first.gguf", tmp_path / "both.gguf"
+    calibrated = write_gguf(source, tmp_path / "a.gguf", type="Q4_0", calibrate=text, imatrix_out=first)
+    collected, kept = calibrate(source, text), read_importance(first)
+    assert kept.sums.keys() == collected.sums.keys()
+    for name, squares in collected.sums.items():
+        assert torch.equal(kept.sums[name], squares)
+        assert torch.equal(kept.counts[name], collected.counts[name])
+    read = write_gguf(source, tmp_path / "b.gguf", type="Q4_0", imatrix=first)
+    assert all(
+        torch.equal(tensor.blocks(), GgufFile(read).tensors[name].blocks())
+        for name, tensor in GgufFile(calibrated).tensors.items()
+    )
+    write_gguf(source, tmp_path / "c.gguf", type="Q4_0", imatrix=first, calibrate=other, imatrix_out=both)
+    sums, more = read_importance(both), calibrate(source, other)
+    for name, squares in sums.sums.items():
+        assert torch.equal(squares, collected.sums[name] + more.sums[name])
+    metadata = GgufFile(both).metadata
+    assert metadata["imatrix.datasets"] == [str(text), str(other)]
+    assert (metadata["imatrix.chunk_count"], metadata["imatrix.chunk_size"]) == (2, 512)
+
+
+@pytest.mark.parametrize("family", ["starcoder2", "nemotron"])
+def test_mlps_without_a_gate(family: str, tmp_path: Path, text: Path) -> None:
+    path = tiny.make_other_checkpoint(family, tmp_path / "model")
+    found = calibrate(path, text, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    token_ids = tiny.tokenizer().encode(TEXT, add_special_tokens=False).ids
+    with torch.inference_mode(), squares_of(model) as expected:
+        model(torch.tensor([token_ids]))
+    names = ("mlp.c_fc", "mlp.c_proj") if family == "starcoder2" else ("mlp.up_proj", "mlp.down_proj")
+    for own, name in zip(("ffn_up", "ffn_down"), names, strict=True):
+        assert relative(found.means(f"blk.1.{own}.weight"), expected[f"model.layers.1.{name}"]) < 1e-4, own
 
 
 def test_what_cannot_be_calibrated_on(tiny_checkpoint: Path, tmp_path: Path, text: Path) -> None:
@@ -144,8 +183,13 @@ def test_what_cannot_be_calibrated_on(tiny_checkpoint: Path, tmp_path: Path, tex
         with pytest.raises(ConfigError, match="calibrate") as caught:
             write_gguf(tiny_checkpoint, tmp_path / "m.gguf", calibrate=path)
         assert said in str(caught.value)
-    with pytest.raises(ConfigError, match="beside an importance matrix"):
+    with pytest.raises(CheckpointError, match="is no importance matrix"):
         write_gguf(tiny_checkpoint, tmp_path / "m.gguf", calibrate=text, imatrix=text)
+    with pytest.raises(ConfigError, match="where nothing is calibrated"):
+        write_gguf(tiny_checkpoint, tmp_path / "m.gguf", imatrix_out=tmp_path / "imatrix.gguf")
+    for taken in (text, tmp_path / "none" / "imatrix.gguf"):
+        with pytest.raises(ConfigError, match="imatrix_out"):
+            write_gguf(tiny_checkpoint, tmp_path / "m.gguf", calibrate=text, imatrix_out=taken)
     with pytest.raises(CheckpointError, match="is no importance matrix"):
         write_gguf(tiny_checkpoint, tmp_path / "m.gguf", imatrix=text)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty.txt", "text.txt"]

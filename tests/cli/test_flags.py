@@ -84,6 +84,8 @@ def test_nothing_but_a_prompt(command_line: CommandLine) -> None:
         (["--num-threads", "2"], lambda b: b.with_num_threads(2)),
         (["--cpu"], lambda b: b.with_force_cpu()),
         (["--device", "cuda:1"], lambda b: b.with_device("cuda:1")),
+        (["--imatrix", "a.dat"], lambda b: b.with_imatrix("a.dat")),
+        (["--calibration-file", "a.txt"], lambda b: b.with_calibration_file("a.txt")),
         (["--dtype", "f32"], lambda b: b.with_dtype("float32")),
         (["--verbose"], lambda b: b.with_logging()),
         (["--chat-template", "{{ 1 }}"], lambda b: b.with_chat_template("{{ 1 }}")),
@@ -197,6 +199,7 @@ def test_flags_of_sampling(command_line: CommandLine, arguments: list[str], samp
         (["--no-paged-attn", "--paged-attn", "on"], ("--paged-attn on", "--no-paged-attn")),
         (["--cpu", "--device", "cuda"], ("--cpu", "--device")),
         (["--verbose", "--quiet"], ("--verbose", "--quiet")),
+        (["--imatrix", "a.dat", "--calibration-file", "a.txt"], ("--imatrix", "--calibration-file")),
         (["--format", "plain", "-f", "a.gguf"], ("--format plain", "--quantized-file")),
     ],
 )

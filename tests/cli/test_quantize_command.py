@@ -77,8 +77,15 @@ def test_importance_is_collected_or_read(source: Path, tmp_path: Path) -> None:
     assert metadata["quantize.imatrix.file"] == "calibration on text.txt"
     code, said = quantize(source, tmp_path / "n.gguf", "--imatrix", target)
     assert (code, "is no importance matrix that can be read: it is a GGUF 'model'" in said) == (1, True), said
-    code, said = quantize(source, tmp_path / "n.gguf", "--imatrix", target, "--calibrate", tmp_path / "text.txt")
-    assert (code, "exclude each other" in said) == (2, True), said
+    kept = tmp_path / "imatrix.gguf"
+    code, said = quantize(source, tmp_path / "k.gguf", "--calibrate", tmp_path / "text.txt", "--imatrix-out", kept)
+    assert (code, GgufFile(kept).metadata["general.type"]) == (0, "imatrix"), said
+    code, said = quantize(source, tmp_path / "l.gguf", "--imatrix", kept, "--calibrate", tmp_path / "text.txt")
+    assert code == 0, said
+    code, said = quantize(source, tmp_path / "n.gguf", "--imatrix", kept, "--imatrix-out", tmp_path / "two.gguf")
+    assert (code, "--imatrix-out" in said) == (2, True), said
+    code, said = quantize(source, tmp_path / "n.gguf", "--calibrate", tmp_path / "text.txt", "--imatrix-out", kept)
+    assert (code, "--imatrix-out" in said) == (2, True), said
     code, said = quantize(source, tmp_path / "n.gguf", "--calibrate", tmp_path / "none.txt")
     assert (code, "--calibrate" in said) == (2, True), said
 

@@ -84,6 +84,24 @@ def test_another_model_s_is_refused(sizes: dict[str, tuple[int, int]], said: str
     assert "m.gguf" in str(caught.value)
 
 
+def test_two_are_added(tmp_path: Path) -> None:
+    one = read_importance(write_gguf(tmp_path / "one.gguf"))
+    both = one.plus(read_importance(write_gguf(tmp_path / "two.gguf")))
+    assert both.num_chunks == 2
+    for name in one.sums:
+        torch.testing.assert_close(both.means(name), one.means(name))
+        assert both.counts[name].tolist() == [2 * count for count in COUNTS[name]]
+    (tmp_path / "m.dat").write_bytes(legacy())
+    older = read_importance(tmp_path / "m.dat")
+    for pair in ((one, older), (older, one)):
+        with pytest.raises(CheckpointError, match=r"m\.dat cannot be added to"):
+            pair[0].plus(pair[1])
+    for squares in ({DENSE: SQUARES[DENSE]}, SQUARES | {DENSE: np.ones((1, 6))}):
+        other = read_importance(write_gguf(tmp_path / "other.gguf", squares))
+        with pytest.raises(CheckpointError, match=r"one\.gguf and .*other\.gguf are of two models: see tensor 'blk\.0"):
+            one.plus(other)
+
+
 @pytest.mark.parametrize("cut", [0, 3, 4, 7, 20, 40, 70])
 def test_files_that_are_cut_off(cut: int, tmp_path: Path) -> None:
     path = tmp_path / "m.dat"
@@ -112,8 +130,11 @@ def test_files_that_are_none(data: bytes, tmp_path: Path) -> None:
         read_importance(path)
 
 
-def test_gguf_files_that_are_none(tmp_path: Path) -> None:
+def test_gguf_files_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CheckpointError, match="it is a GGUF 'model'"):
         read_importance(write_gguf(tmp_path / "m.gguf", kind="model"))
+    monkeypatch.setitem(COUNTS, DENSE, [np.inf])
+    with pytest.raises(CheckpointError, match=r"k\.gguf .*tensor 'blk\.0\.attn_q\.weight'"):
+        read_importance(write_gguf(tmp_path / "k.gguf", {DENSE: np.ones((1, 4))}))
     with pytest.raises(CheckpointError, match="no sums of squares"):
         read_importance(write_gguf(tmp_path / "n.gguf", {}))

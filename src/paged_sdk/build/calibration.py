@@ -24,6 +24,7 @@ from paged_sdk.models.decoder_layer import DecoderLayer
 from paged_sdk.models.gated_mlp import GatedMlp
 from paged_sdk.models.loading import load_model
 from paged_sdk.models.moe_mlp import MoeMlp
+from paged_sdk.models.plain_mlp import PlainMlp
 from paged_sdk.quant.dense_experts import DenseExperts
 from paged_sdk.quant.experts import Experts
 from paged_sdk.quant.linear import Linear
@@ -34,10 +35,10 @@ from paged_sdk.weights.gguf_export import gguf_architecture
 from paged_sdk.weights.gguf_names import ARCHITECTURES
 from paged_sdk.weights.importance import ImportanceMatrix
 
-__all__ = ["calibrate"]
+__all__ = ["CHUNK_TOKENS", "calibrate"]
 
 _CPU: Final = torch.device("cpu")
-_CHUNK_TOKENS: Final = 512
+CHUNK_TOKENS: Final = 512
 """A text is cut into pieces of so many tokens, as llama.cpp's tool does: each sees nothing of the others."""
 
 
@@ -47,6 +48,8 @@ def calibrate(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     *,
     dtype: torch.dtype = torch.bfloat16,
+    setting: str = "calibrate",
+    num_threads: int | None = None,
 ) -> ImportanceMatrix:
     """Return the mean squares of what the columns of a model's matrices are multiplied by over a text.
 
@@ -54,19 +57,23 @@ def calibrate(
     :param text: a file of text
     :param on_progress: called with the number of pieces done and of all
     :param dtype: of activations, and of weights that are not stored quantized
+    :param setting: what the user names the text by, for errors
+    :param num_threads: of an operation; None: as many as suit the machine
     :raises ConfigError: the file cannot be read, or has too little text
     :raises ModelLoadError: the model cannot be loaded
     """
     try:
         content = read_text(text)
     except CheckpointError as error:
-        raise ConfigError.of("calibrate", str(text), f"a file of text ({error})") from error
+        raise ConfigError.of(setting, str(text), f"a file of text ({error})") from error
     checkpoint = open_checkpoint(path)
     try:
-        pieces = _pieces(checkpoint, content, text)
+        pieces = _pieces(checkpoint, content)
+        if not pieces:
+            raise ConfigError.of(setting, str(text), "a file with some text")
         with memory_must_do(path):
             is_of_torch = load() is None or _has_experts(checkpoint)
-            model = _loaded(checkpoint, dtype, is_of_torch=is_of_torch)
+            model = _loaded(checkpoint, dtype, num_threads, is_of_torch=is_of_torch)
     finally:
         checkpoint.source.close()
     collector = _Collector(model)
@@ -78,13 +85,13 @@ def calibrate(
                 on_progress(done, len(pieces))
 
     # Where the native kernels multiply, torch's threads would be in the way of theirs.
-    threads = None if is_of_torch else 1
+    threads = num_threads if is_of_torch else 1
     with ThreadPoolExecutor(1, initializer=partial(prepare_thread, _CPU, threads)) as alone:
         alone.submit(run).result()
-    return collector.importance(f"calibration on {text.name}")
+    return collector.importance(text, len(pieces))
 
 
-def _pieces(checkpoint: Checkpoint, content: str, path: Path) -> list[list[int]]:
+def _pieces(checkpoint: Checkpoint, content: str) -> list[list[int]]:
     processor = _text_processor(checkpoint)
     try:
         before = processor.tokenizer.encode("", add_special_tokens=True)
@@ -92,8 +99,8 @@ def _pieces(checkpoint: Checkpoint, content: str, path: Path) -> list[list[int]]
     finally:
         processor.close()
     if len(token_ids) < 2:
-        raise ConfigError.of("calibrate", str(path), "a file with some text")
-    size = _CHUNK_TOKENS - len(before)
+        return []
+    size = CHUNK_TOKENS - len(before)
     return [[*before, *token_ids[first : first + size]] for first in range(0, len(token_ids), size)]
 
 
@@ -107,14 +114,14 @@ def _has_experts(checkpoint: Checkpoint) -> bool:
     return any(".experts." in name for name in checkpoint.source.names())
 
 
-def _loaded(checkpoint: Checkpoint, dtype: torch.dtype, *, is_of_torch: bool) -> DecoderModel:
+def _loaded(checkpoint: Checkpoint, dtype: torch.dtype, num_threads: int | None, *, is_of_torch: bool) -> DecoderModel:
     """Load a model to run layer by layer: what is stored quantized stays so.
 
     :param is_of_torch: whether everything is decoded, and torch multiplies it: what an expert's last matrix multiplies
         is seen there alone
     """
     library = None if is_of_torch else load()
-    workspace = None if library is None else Workspace(library)
+    workspace = None if library is None else Workspace(library, num_threads=num_threads)
     policy = WeightPolicy(forms=()) if workspace is None else WeightPolicy(keep_blocks=True, workspace=workspace)
     threads = 1 if workspace is None else workspace.num_threads
     return load_model(
@@ -146,10 +153,6 @@ class _Squares:
         self.sums[matrix] += x.float().square().sum(0)
         self.counts[matrix] += len(x)
 
-    @property
-    def mean(self) -> Tensor:
-        return (self.sums / self.counts.clamp_min(1)[:, None]).float().flatten()
-
 
 class _Collector:
     """Puts itself between a model's layers and their matrices, and keeps the squares by GGUF's names."""
@@ -163,16 +166,18 @@ class _Collector:
         if not model.config.tie_embeddings:
             model.head = _WatchedLinear(model.head, self._of(["output.weight"], model.head.in_features))
 
-    def importance(self, source: str) -> ImportanceMatrix:
-        """Return what has been seen so far.
+    def importance(self, text: Path, num_chunks: int) -> ImportanceMatrix:
+        """Return what has been seen of a text, which was so many pieces.
 
         :raises CheckpointError: a model's numbers are not finite
         """
-        entries = {name: squares.mean for name, squares in self._squares.items()}
-        bad = next((name for name, mean in entries.items() if not bool(mean.isfinite().all())), None)
+        source = f"calibration on {text.name}"
+        sums = {name: squares.sums.float() for name, squares in self._squares.items()}
+        bad = next((name for name, each in sums.items() if not bool(each.isfinite().all())), None)
         if bad is not None:
             raise CheckpointError(f"{source}: what tensor {bad} multiplies is not finite")
-        return ImportanceMatrix(source=source, entries=entries)
+        counts = {name: squares.counts.float() for name, squares in self._squares.items()}
+        return ImportanceMatrix(source=source, sums=sums, counts=counts, texts=(str(text),), num_chunks=num_chunks)
 
     def _watch_layer(self, prefix: str, layer: DecoderLayer, architecture: str) -> None:
         attention, mlp = layer.attention, layer.mlp
@@ -180,6 +185,9 @@ class _Collector:
         attention.output = self._watched(prefix, ("attn_output",), attention.output)
         if isinstance(mlp, GatedMlp):
             self._watch_mlp(prefix, mlp, "")
+        elif isinstance(mlp, PlainMlp):
+            mlp.up = self._watched(prefix, ("ffn_up",), mlp.up)
+            mlp.down = self._watched(prefix, ("ffn_down",), mlp.down)
         elif isinstance(mlp, MoeMlp) and isinstance(mlp.experts, DenseExperts):
             self._watch_experts(prefix, mlp, mlp.experts)
         else:

@@ -18,6 +18,7 @@ def write_gguf(
     overrides: Sequence[tuple[str, str]] = (),
     imatrix: str | Path | None = None,
     calibrate: str | Path | None = None,
+    imatrix_out: str | Path | None = None,
     topology: Topology | None = None,
     show_progress: bool = False,
 ) -> Path:
@@ -36,7 +37,9 @@ def write_gguf(
         ``blk.0.ffn_down.weight``, decides
     :param imatrix: a file that llama.cpp's llama-imatrix has written, of either form: errors in columns that are
         multiplied by larger numbers count for more
-    :param calibrate: a file of text to run through the model, from which the same is learned
+    :param calibrate: a file of text to run through the model, from which the same is learned, and added to what
+        ``imatrix`` says
+    :param imatrix_out: a file that must not exist, to keep what was learned in, as llama-imatrix writes it
     :param topology: types of single layers, or of matrices by their names in Hugging Face's checkpoints: it counts
         before the mixture, and overrides before it
     :param show_progress: whether a terminal shows a bar
@@ -49,4 +52,6 @@ def write_gguf(
     # Imported here, so that naming the function loads no torch.
     from paged_sdk.build.gguf_plan import write
 
-    return write(source, target, type, overrides, imatrix, calibrate, topology, show_progress=show_progress)
+    return write(
+        source, target, type, overrides, imatrix, calibrate, imatrix_out, topology, show_progress=show_progress
+    )

@@ -15,8 +15,9 @@ import torch
 from attrs import evolve, fields, frozen
 from torch import Tensor
 
-from paged_sdk.build.calibration import calibrate
+from paged_sdk.build.calibration import CHUNK_TOKENS, calibrate
 from paged_sdk.build.collector import collector_paused
+from paged_sdk.build.importance import checkpoint_names
 from paged_sdk.build.progress import LoadingBar
 from paged_sdk.build.topology import gguf_overrides
 from paged_sdk.chat.gguf_tokenizer_export import gguf_from_text_processor
@@ -32,18 +33,17 @@ from paged_sdk.kernels.quantize_tables import TABLE_TYPES, quantize_table_blocks
 from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix, UnreadRows
 from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.logs import get_logger
-from paged_sdk.models.family import find_family, read_config
+from paged_sdk.models.family import read_config
 from paged_sdk.weights.checkpoint import Checkpoint, open_checkpoint, refuse_other_files
 from paged_sdk.weights.gguf_config import must_be_model
-from paged_sdk.weights.gguf_export import CheckpointNames, GgufMatrix, config_metadata, gguf_tensors, global_rope
+from paged_sdk.weights.gguf_export import GgufMatrix, config_metadata, gguf_tensors, global_rope
 from paged_sdk.weights.gguf_file import GgufFile, open_gguf
 from paged_sdk.weights.gguf_mixtures import PLAIN_TYPES, ModelShape, file_type, tensor_types
-from paged_sdk.weights.gguf_names import EACH
 from paged_sdk.weights.gguf_source import GgufSource
 from paged_sdk.weights.gguf_tensor import GgufTensor
 from paged_sdk.weights.gguf_writer import GgufValue, PlannedTensor, must_be_new, new_file, write_gguf_file
 from paged_sdk.weights.hub import resolve_model
-from paged_sdk.weights.importance import ImportanceMatrix, read_importance
+from paged_sdk.weights.importance import ImportanceMatrix, read_importance, write_importance
 
 __all__ = ["write"]
 
@@ -67,6 +67,7 @@ def write(
     overrides: Sequence[tuple[str, str]],
     imatrix: str | Path | None,
     calibrate_on: str | Path | None,
+    imatrix_out: str | Path | None,
     topology: Topology | None,
     *,
     show_progress: bool,
@@ -75,7 +76,7 @@ def write(
     target = Path(os.path.expanduser(target))
     must_be_new(target)
     path = resolve_model(source)
-    importance = _importance(path, imatrix, calibrate_on, show_progress=show_progress)
+    importance = _importance(path, imatrix, calibrate_on, imatrix_out, show_progress=show_progress)
     wanted = _Wanted(type, overrides, importance, topology)
     plan = _from_directory(path, wanted) if path.is_dir() else _from_gguf(path, wanted)
     try:
@@ -92,21 +93,36 @@ def write(
 
 
 def _importance(
-    path: Path, imatrix: str | Path | None, calibrate_on: str | Path | None, *, show_progress: bool
+    path: Path,
+    imatrix: str | Path | None,
+    calibrate_on: str | Path | None,
+    imatrix_out: str | Path | None,
+    *,
+    show_progress: bool,
 ) -> ImportanceMatrix | None:
-    """Read the importance of columns, or collect it.
+    """Read the importance of columns, collect it, or add what is collected to what is read.
 
-    :raises ConfigError: both are asked for
+    :raises ConfigError: what is not collected is to be kept
     """
-    if imatrix is not None and calibrate_on is not None:
-        raise ConfigError.of("calibrate", str(calibrate_on), "nothing beside an importance matrix")
-    if imatrix is not None:
-        return read_importance(Path(os.path.expanduser(imatrix)))
+    read = None if imatrix is None else read_importance(Path(os.path.expanduser(imatrix)))
     if calibrate_on is None:
-        return None
+        if imatrix_out is not None:
+            raise ConfigError.of("imatrix_out", str(imatrix_out), "None where nothing is calibrated")
+        return read
+    kept = None if imatrix_out is None else Path(os.path.expanduser(imatrix_out))
+    # Before a text is run, which takes long.
+    if read is not None:
+        read.must_count_tokens()
+    if kept is not None:
+        must_be_new(kept, setting="imatrix_out")
     text = Path(os.path.expanduser(calibrate_on))
     with LoadingBar(f"Reading {text.name}", visible=show_progress) as bar:
-        return calibrate(path, text, bar.update)
+        found = calibrate(path, text, bar.update)
+    if read is not None:
+        found = read.plus(found)
+    if kept is not None:
+        write_importance(found, kept, chunk_tokens=CHUNK_TOKENS, setting="imatrix_out")
+    return found
 
 
 @frozen
@@ -164,7 +180,7 @@ def _from_directory(path: Path, wanted: _Wanted) -> _Plan:
 def _from_checkpoint(checkpoint: Checkpoint, wanted: _Wanted) -> _Plan:
     config, path = read_config(checkpoint.config), checkpoint.path
     values = config_metadata(config, _attention_factor(global_rope(config)))
-    stored = gguf_tensors(checkpoint.source, config, _names(checkpoint), _divisors(global_rope(config)))
+    stored = gguf_tensors(checkpoint.source, config, checkpoint_names(checkpoint), _divisors(global_rope(config)))
     shape = ModelShape(
         num_layers=config.num_layers,
         queries_per_key=config.num_heads // config.num_kv_heads,
@@ -246,29 +262,8 @@ def _written_keys(wanted: _Wanted) -> dict[str, Any]:
         return keys
     return keys | {
         "quantize.imatrix.file": Path(wanted.importance.source).name,
-        "quantize.imatrix.entries_count": len(wanted.importance.entries),
+        "quantize.imatrix.entries_count": len(wanted.importance.sums),
     }
-
-
-def _names(checkpoint: Checkpoint) -> CheckpointNames:
-    """Return the names that the checkpoint uses, of those that its family knows."""
-    family, source = find_family(checkpoint.config), checkpoint.source
-    names = next((each for each in family.names if each.table in source), family.names[0])
-    layer = names.layer(0)
-    experts = next((each for each in names.experts if f"{layer}{each.block}.gate.weight" in source), None)
-    if experts is None:
-        return CheckpointNames(body=names.body, head=names.head)
-    each = f"{experts.block}.experts.{EACH}"
-    return CheckpointNames(
-        body=names.body,
-        head=names.head,
-        experts={
-            "ffn_gate_inp": f"{experts.block}.gate",
-            "ffn_gate_exps": f"{each}.{experts.gate}",
-            "ffn_up_exps": f"{each}.{experts.up}",
-            "ffn_down_exps": f"{each}.{experts.down}",
-        },
-    )
 
 
 def _shape_of(file: GgufFile, tensors: Mapping[str, GgufTensor]) -> ModelShape:

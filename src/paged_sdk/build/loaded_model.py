@@ -14,6 +14,7 @@ from paged_sdk.attention.backend import AttentionBackend, AttentionSetup, KvStor
 from paged_sdk.attention.choice import choose_storage
 from paged_sdk.build.collector import collector_paused
 from paged_sdk.build.device_setup import weights_must_fit
+from paged_sdk.build.importance import CheckpointImportance, load_importance
 from paged_sdk.build.progress import LoadingBar
 from paged_sdk.build.sizing import resolve_max_model_len
 from paged_sdk.build.topology import check_topology, isq_by_name
@@ -68,6 +69,7 @@ class LoadedModel:
     :ivar path: where its files lie
     :ivar files: what they were, as :func:`paged_sdk.weights.checkpoint.file_stamps` says it
     :ivar vision: what the model needs to take images; None: it takes none
+    :ivar importance: what errors of weights that are quantized are weighted by; None: nothing
     """
 
     model: AnyModel
@@ -79,6 +81,7 @@ class LoadedModel:
     path: Path
     files: Mapping[Path, tuple[int, int]]
     vision: LoadedVision | None = None
+    importance: CheckpointImportance | None = None
 
 
 def model_path(source: ModelSource, settings: BuildSettings) -> Path:
@@ -111,7 +114,8 @@ def load_weights(
         if settings.topology is not None:
             names = tuple(checkpoint.source.names())
             check_topology(settings.topology, num_layers=shape.num_layers, names=names, device=device)
-        policy = weight_policy(checkpoint, settings, environment, dtype, device, workspace)
+        importance = load_importance(checkpoint, settings, go_on)
+        policy = weight_policy(checkpoint, settings, environment, dtype, device, workspace, importance)
         with (
             ThreadPoolExecutor(1, thread_name_prefix="paged-sdk tokenizer") as beside,
             weights_must_fit(path, device),
@@ -144,7 +148,7 @@ def load_weights(
         checkpoint.source.close()
     go_on()
     is_quantized = policy.makes_quantized(checkpoint.is_quantized)
-    return LoadedModel(model, text, settings, dtype, max_model_len, is_quantized, path, files, vision)
+    return LoadedModel(model, text, settings, dtype, max_model_len, is_quantized, path, files, vision, importance)
 
 
 def make_storage(
@@ -176,9 +180,11 @@ def weight_policy(
     dtype: torch.dtype,
     device: torch.device,
     workspace: Workspace | None,
+    importance: CheckpointImportance | None,
 ) -> WeightPolicy:
     """Choose the form that the weights take.
 
+    :param importance: what errors of quantized weights are weighted by
     :raises ConfigError: weights are to be quantized where that is not possible
     """
     isq = settings.isq
@@ -191,15 +197,19 @@ def weight_policy(
         else:
             isq = environment.isq
     rules = [] if settings.topology is None else isq_by_name(settings.topology)
-    for each in (isq, *(own for _, own in rules)):
-        if each is not None:
-            check_isq(each, settings, device, dtype, has_library=workspace is not None)
+    types = [each for each in (isq, *(own for _, own in rules)) if each is not None]
+    for each in types:
+        check_isq(each, settings, device, dtype, has_library=workspace is not None)
+    without = next((each for each in types if has_groups(each)), None)
+    if importance is not None and without is not None:
+        _log.warning("%s has no use for %s: weights are quantized as without.", without.value, importance.source)
     return WeightPolicy(
         # A dtype that was asked for is the weights' dtype; with "auto" they keep the form they are stored in.
         keep_blocks=settings.dtype == "auto" and _why_no_blocks(device) is None,
         workspace=workspace,
         isq=isq,
         isq_by_name=rules,
+        importance=None if importance is None else importance.of,
         one_form=settings.batch_invariance,
         memory=LastingMemory(),
     )

@@ -107,7 +107,13 @@ class WeightRequantizer:
             checkpoint = open_checkpoint(path)
             try:
                 policy = weight_policy(
-                    checkpoint, loaded.settings, self._environment, loaded.dtype, self._device, workspace
+                    checkpoint,
+                    loaded.settings,
+                    self._environment,
+                    loaded.dtype,
+                    self._device,
+                    workspace,
+                    loaded.importance,
                 )
                 with LoadingBar(f"Quantizing {path.name}", visible=loaded.settings.logging) as bar:
 

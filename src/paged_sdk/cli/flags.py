@@ -60,6 +60,7 @@ FLAG_OF = {
     "fraction": "--pa-memory-fraction",
     "gamma": "--speculate",
     "--isq": "--isq",
+    "imatrix_out": "--imatrix-out",
     "isq": "--isq",
     "max_len": "--max-tokens",
     "max_model_len": "--max-seq-len",
@@ -80,6 +81,7 @@ FLAG_OF = {
     "topology": "--topology",
     "max_queue": "--max-queue",
     "with_adapter": "--adapter",
+    "with_calibration_file": "--calibration-file",
     "with_chat_template": "--chat-template",
     "with_tokenizer_json": "--tok-model-id",
 }
@@ -158,6 +160,8 @@ class ModelFlags:
     dtype: str | None = None
     isq: str | None = None
     topology: Path | None = None
+    imatrix: Path | None = None
+    calibration_file: Path | None = None
 
     def builder(self) -> Builder:
         """Return the builder of the model.
@@ -166,6 +170,7 @@ class ModelFlags:
         :raises PagedError: a value that cannot be used, or no embedded model
         """
         is_plain = self.format is ModelFormat.PLAIN
+        exclusive({"--imatrix": self.imatrix, "--calibration-file": self.calibration_file})
         exclusive({"--format plain": is_plain, "--quantized-file": self.quantized_file or None})
         location = str(embedded_model_path()) if self.model_id is None else self.model_id
         if is_plain and os.path.isfile(os.path.expanduser(location)):
@@ -184,6 +189,10 @@ class ModelFlags:
             builder = builder.with_isq(IsqType.parse(self.isq, setting="--isq"))
         if self.topology is not None:
             builder = builder.with_topology(Topology.from_yaml(self.topology))
+        if self.imatrix is not None:
+            builder = builder.with_imatrix(self.imatrix)
+        if self.calibration_file is not None:
+            builder = builder.with_calibration_file(self.calibration_file)
         return builder if self.dtype is None else builder.with_dtype(self.dtype)
 
     def _is_gguf(self, location: str) -> bool:

@@ -126,6 +126,24 @@ TopologyFile = Annotated[
         "--topology", metavar="FILE", help="YAML: what single layers are quantized to.", rich_help_panel=MODEL
     ),
 ]
+Imatrix = Annotated[
+    Path | None,
+    typer.Option(
+        "--imatrix",
+        metavar="FILE",
+        help="An importance matrix of llama.cpp's: errors count for more where activations are large.",
+        rich_help_panel=MODEL,
+    ),
+]
+CalibrationFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--calibration-file",
+        metavar="TEXT",
+        help="A file of text to run through the model first, which shows where activations are large.",
+        rich_help_panel=MODEL,
+    ),
+]
 NumThreads = Annotated[
     int | None, typer.Option("--num-threads", help="CPU threads of one operation.", rich_help_panel=MODEL)
 ]

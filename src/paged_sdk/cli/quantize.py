@@ -49,6 +49,14 @@ Calibrate = Annotated[
         help="A file of text to run through the model first, which shows where activations are large.",
     ),
 ]
+ImatrixOut = Annotated[
+    Path | None,
+    typer.Option(
+        "--imatrix-out",
+        metavar="FILE",
+        help="Keep what --calibrate learns, added to what --imatrix says, as an importance matrix of llama.cpp's.",
+    ),
+]
 TopologyFile = Annotated[
     Path | None,
     typer.Option(
@@ -74,6 +82,7 @@ def quantize(
     override: Override = None,
     imatrix: Imatrix = None,
     calibrate: Calibrate = None,
+    imatrix_out: ImatrixOut = None,
     topology: TopologyFile = None,
     safetensors: Safetensors = False,
     verbose: options.Verbose = False,
@@ -88,11 +97,11 @@ def quantize(
     terminal = Terminal(quiet=quiet)
     with terminal.reporting(verbose=verbose), naming_flags():
         exclusive({"--verbose": verbose, "--quiet": quiet})
-        exclusive({"--imatrix": imatrix, "--calibrate": calibrate})
         for flag, value in {
             "--override": override,
             "--imatrix": imatrix,
             "--calibrate": calibrate,
+            "--imatrix-out": imatrix_out,
             "--topology": topology,
         }.items():
             exclusive({"--safetensors": safetensors, flag: value})
@@ -109,6 +118,7 @@ def quantize(
             overrides=overrides,
             imatrix=imatrix,
             calibrate=calibrate,
+            imatrix_out=imatrix_out,
             topology=None if topology is None else Topology.from_yaml(topology),
             show_progress=not quiet,
         )

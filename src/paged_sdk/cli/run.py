@@ -25,6 +25,8 @@ def run(
     dtype: options.Dtype = None,
     isq: options.Isq = None,
     topology: options.TopologyFile = None,
+    imatrix: options.Imatrix = None,
+    calibration_file: options.CalibrationFile = None,
     num_threads: options.NumThreads = None,
     paged_attn: options.PagedAttn = options.PagedAttnMode.AUTO,
     pa_context_len: options.PaContextLen = None,

@@ -94,6 +94,8 @@ def serve(
     dtype: options.Dtype = None,
     isq: options.Isq = None,
     topology: options.TopologyFile = None,
+    imatrix: options.Imatrix = None,
+    calibration_file: options.CalibrationFile = None,
     num_threads: options.NumThreads = None,
     paged_attn: options.PagedAttn = options.PagedAttnMode.AUTO,
     pa_context_len: options.PaContextLen = None,

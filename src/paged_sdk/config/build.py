@@ -65,6 +65,11 @@ def _is_token_source(instance: object, attribute: Attribute[Any], value: object)
         raise ConfigError.of("with_token_source", value, '"cache", "none", "literal:TOKEN", "env:NAME" or "path:FILE"')
 
 
+def _is_beside_no_imatrix(instance: BuildSettings, attribute: Attribute[Any], value: object) -> None:
+    if value is not None and instance.imatrix is not None:
+        raise ConfigError.of("with_calibration_file", str(value), "nothing beside with_imatrix")
+
+
 @frozen(kw_only=True)
 class ModelSource:
     """Says which model to load.
@@ -126,6 +131,8 @@ class BuildSettings:
 
     :ivar isq: the type to quantize weights to while loading
     :ivar topology: what single layers are to be instead
+    :ivar imatrix: an importance matrix of llama.cpp's, by which errors of quantized weights are weighted
+    :ivar calibration_file: a text from which one is collected
     :ivar batch_invariance: whether to use one arithmetic for every row count
     :ivar lean_memory: whether each weight is to be held once only, as it is in any case
     :ivar max_slowdown: by what factor a text's tokens may take longer beside a prompt; 0: as long as the token budget
@@ -159,6 +166,8 @@ class BuildSettings:
     token_source: str = field(default="cache", validator=_is_token_source)
     isq: IsqType | None = field(default=None, validator=IsA(IsqType, optional=True))
     topology: Topology | None = field(default=None, validator=IsA(Topology, optional=True))
+    imatrix: Path | None = field(default=None, validator=IsA(Path, optional=True))
+    calibration_file: Path | None = field(default=None, validator=[IsA(Path, optional=True), _is_beside_no_imatrix])
     batch_invariance: bool = field(default=False, validator=is_bool)
     gamma: int | None = field(default=None, validator=IntAtLeast(0, optional=True))
     images: ImageLimits | None = field(default=None, validator=IsA(ImageLimits, optional=True))

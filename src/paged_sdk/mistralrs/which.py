@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from attrs import Attribute, field, frozen
 
@@ -14,6 +14,8 @@ from paged_sdk import ConfigError, GgufModelBuilder, TextModelBuilder, Topology
 from paged_sdk.mistralrs.unsupported import unsupported
 
 __all__ = ["Architecture", "Which"]
+
+_Builder = TypeVar("_Builder", TextModelBuilder, GgufModelBuilder)
 
 
 class Architecture(Enum):
@@ -74,6 +76,8 @@ class Plain(Which):
     :ivar tokenizer_json: a tokenizer.json instead of the checkpoint's tokenizer
     :ivar topology: a YAML file that says what single layers are quantized to
     :ivar dtype: "auto", "bfloat16", "float16", "float32" ...
+    :ivar imatrix: an importance matrix of llama.cpp's, by which errors of quantized weights are weighted
+    :ivar calibration_file: a text from which one is collected
     :ivar hf_revision: a branch, tag or commit of the hub's repository
     """
 
@@ -85,8 +89,8 @@ class Plain(Which):
     write_uqff: None = unsupported()
     from_uqff: None = unsupported()
     dtype: str = "auto"
-    imatrix: None = unsupported()
-    calibration_file: None = unsupported()
+    imatrix: str | None = None
+    calibration_file: str | None = None
     auto_map_params: None = unsupported()
     hf_cache_path: None = unsupported()
     matformer_config_path: None = unsupported()
@@ -99,6 +103,7 @@ class Plain(Which):
             builder = builder.with_tokenizer_json(self.tokenizer_json)
         if self.topology is not None:
             builder = builder.with_topology(Topology.from_yaml(self.topology))
+        builder = _weighted(builder, self)
         return builder if self.hf_revision is None else builder.with_hf_revision(self.hf_revision)
 
 
@@ -112,6 +117,8 @@ class GGUF(Which):
     :ivar tokenizer_json: the same, as the path of that file
     :ivar topology: a YAML file that says what single layers are quantized to
     :ivar dtype: the dtype of activations, and of weights that the file does not quantize
+    :ivar imatrix: an importance matrix of llama.cpp's, by which errors of quantized weights are weighted
+    :ivar calibration_file: a text from which one is collected
     :ivar hf_revision: a branch, tag or commit of the hub's repository
     """
 
@@ -125,15 +132,15 @@ class GGUF(Which):
     mmproj_filename: None = unsupported()
     organization: None = unsupported()
     write_uqff: None = unsupported()
-    imatrix: None = unsupported()
-    calibration_file: None = unsupported()
+    imatrix: str | None = None
+    calibration_file: str | None = None
     max_edge: None = unsupported()
     multimodal_auto_map_params: None = unsupported()
     adapters: None = unsupported()
     hf_revision: str | None = field(default=None, kw_only=True)
 
     def builder(self) -> GgufModelBuilder:
-        return _one_file(self)
+        return _weighted(_one_file(self), self)
 
 
 def _is_optional_gqa(instance: object, attribute: Attribute[Any], value: object) -> None:
@@ -167,6 +174,13 @@ class GGML(Which):
 
     def builder(self) -> GgufModelBuilder:
         return _one_file(self)
+
+
+def _weighted(builder: _Builder, which: Plain | GGUF) -> _Builder:
+    """Return the builder with what errors of quantized weights are to be weighted by."""
+    if which.imatrix is not None:
+        builder = builder.with_imatrix(which.imatrix)
+    return builder if which.calibration_file is None else builder.with_calibration_file(which.calibration_file)
 
 
 def _one_file(which: GGUF | GGML) -> GgufModelBuilder:

@@ -206,7 +206,10 @@ class WeightLoader:
                 alpha=swiglu[0],
                 limit=swiglu[1],
             )
-        gate_up = [[NamedMatrix(each.name, every_other_row(each.matrix, first)) for first in (0, 1)] for each in pairs]
+        gate_up = [
+            [NamedMatrix(each.name, every_other_row(each.matrix, part), (*each.index, part)) for part in (0, 1)]
+            for each in pairs
+        ]
         return self._experts(ExpertStack(matrices=gate_up), ExpertStack(matrices=[[each] for each in downs]), extras)
 
     def _each(self, name: str, num_experts: int, rows: int, cols: int, *, transposed: bool) -> list[NamedMatrix]:
@@ -215,7 +218,7 @@ class WeightLoader:
             return _split(self._matrix(name, num_experts, rows, cols), [rows] * num_experts)
         self._check_shape(name, (num_experts, cols, rows))
         values = self._source.tensor(name, self._dtype, torch.device("cpu")).mT
-        return [NamedMatrix(name, DenseMatrix(each.contiguous())) for each in values]
+        return [NamedMatrix(name, DenseMatrix(each.contiguous()), (expert,)) for expert, each in enumerate(values)]
 
     def embedding(self, name: str, *, vocab_size: int, hidden_size: int, scale: float | None) -> Embedding:
         """Load the token embeddings.
@@ -287,4 +290,5 @@ def _split(whole: NamedMatrix, heights: Sequence[int]) -> list[NamedMatrix]:
     """Split a matrix into parts of the given numbers of rows, all under the one name."""
     ends = list(accumulate(heights))
     slices = [slice(end - height, end) for end, height in zip(ends, heights, strict=True)]
-    return [NamedMatrix(whole.name, whole.matrix.rows(rows)) for rows in slices]
+    parts = [whole.matrix.rows(rows) for rows in slices]
+    return [NamedMatrix(whole.name, part, (*whole.index, number)) for number, part in enumerate(parts)]

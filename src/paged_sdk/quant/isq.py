@@ -142,11 +142,15 @@ def can_be_quantized(isq: IsqType, cols: int) -> bool:
     return cols % _GROUP_COLS == 0 if isq in _GROUPS else _fitting(isq, cols) is not None
 
 
-def quantize(values: Tensor, isq: IsqType, library: NativeLibrary | None) -> BlockMatrix | GroupedMatrix:
+def quantize(
+    values: Tensor, isq: IsqType, library: NativeLibrary | None, importance: Tensor | None = None
+) -> BlockMatrix | GroupedMatrix:
     """Quantize a matrix on its own device: by the native library on the CPU, else by torch, which is up to a hundred
     times slower and gives the same bits of blocks.
 
     :param values: ``[rows, columns]`` float32, bfloat16 or float16, for which :func:`can_be_quantized` is true
+    :param importance: float32 ``[columns]``, how much an error in each column counts, which blocks are chosen by; None:
+        all count alike
     :raises CheckpointError: it holds NaN, Inf or numbers above 32,768
     """
     if values.device.type != "cpu":
@@ -158,12 +162,16 @@ def quantize(values: Tensor, isq: IsqType, library: NativeLibrary | None) -> Blo
     tensor_type = _fitting(isq, values.shape[1])
     assert tensor_type is not None
     if library is not None:
-        return BlockMatrix(tensor_type, quantize_blocks(library, values, tensor_type))
-    return BlockMatrix(tensor_type, quantize_blocks_reference(values, tensor_type))
+        return BlockMatrix(tensor_type, quantize_blocks(library, values, tensor_type, importance=importance))
+    return BlockMatrix(tensor_type, quantize_blocks_reference(values, tensor_type, importance))
 
 
 def quantize_stored(
-    matrix: StoredMatrix, isq: IsqType, library: NativeLibrary | None, device: torch.device
+    matrix: StoredMatrix,
+    isq: IsqType,
+    library: NativeLibrary | None,
+    device: torch.device,
+    importance: Tensor | None = None,
 ) -> BlockMatrix | UnreadGroupedMatrix:
     """Quantize a stored matrix on a device, a few rows at a time, when they are asked for: what packs them has neither
     all numbers nor all codes in memory. Parameters and errors are :func:`quantize`'s; the latter come with the rows.
@@ -174,7 +182,7 @@ def quantize_stored(
     def parts(first: int, last: int) -> Iterator[BlockMatrix | GroupedMatrix]:
         for start in range(first, last, step):
             part = matrix.rows(slice(start, min(start + step, last))).to(device)
-            yield quantize(_numbers(part), isq, library)
+            yield quantize(_numbers(part), isq, library, importance)
 
     if isq in _GROUPS:
         form_of_all = _joined(list(parts(0, min(1, rows))))

@@ -40,10 +40,13 @@ class NamedMatrix:
     """Holds a stored matrix and the name that the checkpoint gives it.
 
     :ivar name: Hugging Face's name, such as ``model.layers.0.mlp.down_proj.weight``
+    :ivar index: the matrix's place where the tensor of this name is a stack of several: ``(expert,)``, ``(expert, 0)``
+        for a gate and ``(expert, 1)`` for up, or the number of its part
     """
 
     name: str
     matrix: StoredMatrix
+    index: tuple[int, ...] = ()
 
 
 @frozen(kw_only=True)
@@ -73,6 +76,8 @@ class WeightPolicy:
         a wider one
     :ivar isq_by_name: patterns with types: the first that is found in a tensor's name decides instead of ``isq``; with
         None as its type the matrix is not quantized in situ
+    :ivar importance: returns how much an error in each column of a matrix of some name and index counts, float32
+        ``[columns]``; None: all alike. Types of groups have no use for it
     :ivar one_form: True: packed weights are multiplied in one way whatever the number of rows, which makes a text
         independent of its batch
     :ivar forms: the forms to choose from, those of :func:`~paged_sdk.quant.form.find_forms` by default; a matrix that
@@ -84,6 +89,7 @@ class WeightPolicy:
     workspace: Workspace | None = None
     isq: IsqType | None = None
     isq_by_name: Sequence[tuple[Pattern[str], IsqType | None]] = ()
+    importance: Callable[[str, tuple[int, ...]], Tensor | None] | None = None
     one_form: bool = False
     forms: Sequence[Form] = field(factory=find_forms)
     memory: Callable[[int], Tensor] = own_pages
@@ -134,15 +140,13 @@ class WeightPolicy:
         :param extras: None: experts are SwiGLU without biases
         """
         place = self._place(dtype, device)
-        stacks = [
+        gate, up, down_ = (
             [self._held(each, Role.EXPERTS, place) for each in matrices]
             for matrices in (gate_up.projection(0), gate_up.projection(1), down.projection(0))
-        ]
+        )
         for form in self.forms:
-            experts = form.experts(stacks[0], stacks[1], stacks[2], place)
-            if experts is not None and extras is not None:
-                experts = experts.extended(extras)
-            if experts is not None:
+            experts = form.experts(gate, up, down_, place)
+            if experts is not None and (extras is None or (experts := experts.extended(extras)) is not None):
                 return experts
         return DenseExperts(_decoded_stack(gate_up, place), _decoded_stack(down, place), extras)
 
@@ -192,7 +196,8 @@ class WeightPolicy:
         isq = self._isq_of(named, role)
         if isq is not None:
             library = None if self.workspace is None else self.workspace.library
-            return quantize_stored(named.matrix, isq, library, place.device)
+            importance = None if self.importance is None else self.importance(named.name, named.index)
+            return quantize_stored(named.matrix, isq, library, place.device, importance)
         if self.keep_blocks or named.matrix.is_dense:
             return named.matrix
         return DecodedMatrix(named.matrix)

@@ -21,7 +21,16 @@ from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.weights.gguf_names import ARCHITECTURES, EACH, GgufArchitecture
 from paged_sdk.weights.source import WeightSource
 
-__all__ = ["CheckpointNames", "GgufMatrix", "config_metadata", "gguf_architecture", "gguf_tensors", "global_rope"]
+__all__ = [
+    "CheckpointNames",
+    "GgufMatrix",
+    "GgufPlace",
+    "config_metadata",
+    "gguf_architecture",
+    "gguf_places",
+    "gguf_tensors",
+    "global_rope",
+]
 
 _ARCHITECTURE_OF: Final = MappingProxyType(
     {architecture.model_type: name for name, architecture in ARCHITECTURES.items()}
@@ -29,6 +38,7 @@ _ARCHITECTURE_OF: Final = MappingProxyType(
 )
 _GEMMA3_PERIOD, _GEMMA3_LOCAL_THETA = 6, 10_000.0
 _EXPERT: Final = re.compile(r"\.experts\.(\d+)\.")
+_MERGED: Final = re.compile(r"model\.layers\.(\d+)\..+\.experts\.(gate_up_proj|down_proj)")
 _LAYER_TENSOR: Final = re.compile(r"model\.layers\.(\d+)\.(.+)\.weight")
 _UNUSED: Final = ".rotary_emb.inv_freq"  # buffers that older checkpoints hold
 
@@ -45,6 +55,23 @@ class CheckpointNames:
     body: str
     head: str
     experts: Mapping[str, str] = MappingProxyType({})
+
+
+@frozen
+class GgufPlace:
+    """Says where GGUF has a tensor of a checkpoint.
+
+    :ivar names: of GGUF's tensor; two where the checkpoint has merged what GGUF has apart, each expert's gate and up
+    :ivar expert: the number of the expert whose matrix it is; None: it is no single expert's
+    """
+
+    names: tuple[str, ...]
+    expert: int | None = None
+
+    @property
+    def is_stack(self) -> bool:
+        """Return whether GGUF's tensor holds the matrices of all experts."""
+        return "_exps." in self.names[0]
 
 
 @frozen(eq=False, kw_only=True)
@@ -153,25 +180,43 @@ def gguf_tensors(
     architecture = ARCHITECTURES[gguf_architecture(config)]
     found: dict[str, GgufMatrix] = {}
     stacks: dict[str, dict[int, str]] = {}
-    for name in source.names():
-        plain = _plain_name(name, names)
-        if plain is None or plain.endswith(_UNUSED) or (plain == "lm_head.weight" and config.tie_embeddings):
-            continue
-        if plain.endswith((".experts.gate_up_proj", ".experts.down_proj")):
-            found |= _merged_experts(source, name, plain, config)
-            continue
-        expert = _EXPERT.search(plain)
-        stored = _of_mixture(_EXPERT.sub(f".experts.{EACH}.", plain), names) or architecture.gguf_name(plain)
-        if stored is None:
+    for name, place in gguf_places(source.names(), config, names).items():
+        if place is None:
             raise _unsupported(config, f"no tensor of GGUF's for {shown(name)}")
-        if expert is None:
-            found[stored] = _one(source, name, stored, config, architecture)
+        (stored, *others), expert = place.names, place.expert
+        if expert is not None:
+            stacks.setdefault(stored, {})[expert] = name
+        elif place.is_stack:
+            found |= _merged_experts(source, name, [stored, *others], config)
         else:
-            stacks.setdefault(stored, {})[int(expert[1])] = name
+            found[stored] = _one(source, name, stored, config, architecture)
     for stored, members in stacks.items():
         found[stored] = _stack(source, stored, members, config)
     found |= _rope_tensors(config, architecture, divisors)
     return {name: found[name] for name in sorted(found, key=_place)}
+
+
+def gguf_places(stored: Iterable[str], config: DecoderConfig, names: CheckpointNames) -> dict[str, GgufPlace | None]:
+    """Say where GGUF has each of a checkpoint's tensors that the model uses; None: GGUF has no name for it.
+
+    :param stored: the names of all of the checkpoint's tensors
+    """
+    architecture = ARCHITECTURES[gguf_architecture(config)]
+    places: dict[str, GgufPlace | None] = {}
+    for name in stored:
+        plain = _plain_name(name, names)
+        if plain is None or plain.endswith(_UNUSED) or (plain == "lm_head.weight" and config.tie_embeddings):
+            continue
+        merged = _MERGED.fullmatch(plain)
+        if merged is not None:
+            stems = ("ffn_gate_exps", "ffn_up_exps") if merged[2] == "gate_up_proj" else ("ffn_down_exps",)
+            known = config.moe is not None
+            places[name] = GgufPlace(tuple(f"blk.{merged[1]}.{stem}.weight" for stem in stems)) if known else None
+            continue
+        expert = _EXPERT.search(plain)
+        own = _of_mixture(_EXPERT.sub(f".experts.{EACH}.", plain), names) or architecture.gguf_name(plain)
+        places[name] = GgufPlace((own,), None if expert is None else int(expert[1])) if own else None
+    return places
 
 
 def _place(name: str) -> int:
@@ -224,29 +269,22 @@ def _stack(source: WeightSource, stored: str, members: Mapping[int, str], config
     return GgufMatrix(shape=(count, *matrices[0].shape), matrices=matrices)
 
 
-def _merged_experts(source: WeightSource, name: str, plain: str, config: DecoderConfig) -> dict[str, GgufMatrix]:
+def _merged_experts(
+    source: WeightSource, name: str, stored: Sequence[str], config: DecoderConfig
+) -> dict[str, GgufMatrix]:
     """Take apart the tensor in which transformers merges all experts of a layer."""
-    if config.moe is None:
-        raise _unsupported(config, f"no tensor of GGUF's for {shown(name)}")
-    layer, count = plain.split(".")[2], config.moe.num_experts
-    whole, size = source.matrix(name), config.moe.intermediate_size
-    if plain.endswith("down_proj"):
-        height = config.hidden_size
-        starts = {"ffn_down_exps": 0}
-    else:
-        height = 2 * size
-        starts = {"ffn_gate_exps": 0, "ffn_up_exps": size}
-    rows = height if len(starts) == 1 else size
+    assert config.moe is not None
+    whole, count = source.matrix(name), config.moe.num_experts
+    rows = config.hidden_size if len(stored) == 1 else config.moe.intermediate_size
+    height = rows * len(stored)
     if whole.shape[0] != count * height:
         raise CheckpointError(f"tensor {shown(name)} has {whole.shape[0]} rows: expected {count * height}")
     return {
-        f"blk.{layer}.{stem}.weight": GgufMatrix(
+        own: GgufMatrix(
             shape=(count, rows, whole.shape[1]),
-            matrices=[
-                whole.rows(slice(expert * height + start, expert * height + start + rows)) for expert in range(count)
-            ],
+            matrices=[whole.rows(slice(first, first + rows)) for first in range(part * rows, count * height, height)],
         )
-        for stem, start in starts.items()
+        for part, own in enumerate(stored)
     }
 
 

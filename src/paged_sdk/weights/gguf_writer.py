@@ -138,14 +138,15 @@ def write_gguf_file(
 
 
 @contextmanager
-def new_file(target: Path, num_bytes: int) -> Iterator[Path]:
+def new_file(target: Path, num_bytes: int, *, setting: str = "target") -> Iterator[Path]:
     """Give the path of a file that becomes ``target`` when the block ends, and is removed when it raises.
 
     :param num_bytes: how many bytes of tensors it will hold
+    :param setting: what the user names the target by, for errors
     :raises ConfigError: the target exists, or its directory does not
     :raises CheckpointError: there is too little space, or the file cannot be written
     """
-    must_be_new(target)
+    must_be_new(target, setting=setting)
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         free = shutil.disk_usage(target.parent).free
@@ -157,7 +158,7 @@ def new_file(target: Path, num_bytes: int) -> Iterator[Path]:
         yield part
         with open(part, "rb") as file:
             os.fsync(file.fileno())
-        must_be_new(target)
+        must_be_new(target, setting=setting)
         os.replace(part, target)
     except OSError as error:
         raise CheckpointError(f"{target} cannot be written: {error.strerror or error}", path=target) from error
@@ -166,12 +167,12 @@ def new_file(target: Path, num_bytes: int) -> Iterator[Path]:
             part.unlink()
 
 
-def must_be_new(target: Path) -> None:
+def must_be_new(target: Path, *, setting: str = "target") -> None:
     """Refuse a target that would replace something.
 
     :raises ConfigError: it exists, or its directory does not
     """
     if os.path.lexists(target):
-        raise ConfigError.of("target", str(target), "a path where nothing is yet")
+        raise ConfigError.of(setting, str(target), "a path where nothing is yet")
     if not target.parent.is_dir():
-        raise ConfigError.of("target", str(target), "a path in a directory that exists")
+        raise ConfigError.of(setting, str(target), "a path in a directory that exists")

@@ -1,0 +1,146 @@
+"""Say how much errors in the columns of a checkpoint's matrices count, by an importance matrix of llama.cpp's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from attrs import frozen
+from torch import Tensor
+
+from paged_sdk.build.calibration import calibrate
+from paged_sdk.build.progress import LoadingBar
+from paged_sdk.config.build import BuildSettings
+from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.errors import UnsupportedArchitectureError
+from paged_sdk.logs import get_logger
+from paged_sdk.models.family import find_family, read_config
+from paged_sdk.weights.checkpoint import Checkpoint
+from paged_sdk.weights.gguf_export import CheckpointNames, GgufPlace, gguf_architecture, gguf_places
+from paged_sdk.weights.gguf_mixtures import is_quantizable
+from paged_sdk.weights.gguf_names import ARCHITECTURES, EACH
+from paged_sdk.weights.importance import ImportanceMatrix, read_importance
+
+__all__ = ["CheckpointImportance", "checkpoint_names", "load_importance"]
+
+_log = get_logger(__name__)
+
+
+@frozen(eq=False, kw_only=True)
+class CheckpointImportance:
+    """Holds an importance matrix, and what it calls a checkpoint's tensors.
+
+    :ivar places: where GGUF has a tensor of the checkpoint
+    :ivar sizes: by GGUF name, how many matrices there are in a tensor, and their columns
+    """
+
+    matrix: ImportanceMatrix
+    places: Mapping[str, GgufPlace]
+    sizes: Mapping[str, tuple[int, int]]
+
+    @property
+    def source(self) -> str:
+        """Return what names the matrix in a message."""
+        return self.matrix.source
+
+    def of(self, name: str, index: tuple[int, ...]) -> Tensor | None:
+        """Do what :attr:`paged_sdk.quant.policy.WeightPolicy.importance` says."""
+        place = self.places.get(name)
+        if place is None:
+            return None
+        stored, member = place.names[0], 0
+        if place.expert is not None:
+            member = place.expert
+        elif place.is_stack:
+            member, *parts = index
+            stored = place.names[parts[0] if parts else 0]
+        found = self.matrix.of(stored, *self.sizes[stored], only=member)
+        return None if found is None else found[0]
+
+
+def load_importance(
+    checkpoint: Checkpoint, settings: BuildSettings, go_on: Callable[[], None]
+) -> CheckpointImportance | None:
+    """Read the importance matrix that the settings name, or collect one; None: they ask for none.
+
+    :param go_on: called now and then; what it raises ends the work
+    :raises CheckpointError: it is none, or of another model
+    :raises UnsupportedArchitectureError: nothing says what it calls this model's tensors
+    :raises ConfigError: the text that it is to be collected from cannot be read
+    """
+    if settings.imatrix is None and settings.calibration_file is None:
+        return None
+    config = _config(checkpoint)
+    if settings.imatrix is not None:
+        matrix = read_importance(Path(os.path.expanduser(settings.imatrix)))
+    else:
+        assert settings.calibration_file is not None
+        text = Path(os.path.expanduser(settings.calibration_file))
+        with LoadingBar(f"Reading {text.name}", visible=settings.logging) as bar:
+
+            def progress(done: int, total: int) -> None:
+                go_on()
+                bar.update(done, total)
+
+            matrix = calibrate(
+                checkpoint.path, text, progress, setting="with_calibration_file", num_threads=settings.num_threads
+            )
+    return _of_checkpoint(matrix, checkpoint, config)
+
+
+def checkpoint_names(checkpoint: Checkpoint) -> CheckpointNames:
+    """Return the names that the checkpoint uses, of those that its family knows."""
+    family, source = find_family(checkpoint.config), checkpoint.source
+    names = next((each for each in family.names if each.table in source), family.names[0])
+    layer = names.layer(0)
+    experts = next((each for each in names.experts if f"{layer}{each.block}.gate.weight" in source), None)
+    if experts is None:
+        return CheckpointNames(body=names.body, head=names.head)
+    each = f"{experts.block}.experts.{EACH}"
+    return CheckpointNames(
+        body=names.body,
+        head=names.head,
+        experts={
+            "ffn_gate_inp": f"{experts.block}.gate",
+            "ffn_gate_exps": f"{each}.{experts.gate}",
+            "ffn_up_exps": f"{each}.{experts.up}",
+            "ffn_down_exps": f"{each}.{experts.down}",
+        },
+    )
+
+
+def _config(checkpoint: Checkpoint) -> DecoderConfig:
+    try:
+        config = read_config(checkpoint.config)
+        gguf_architecture(config)
+    except UnsupportedArchitectureError as error:
+        raise UnsupportedArchitectureError(
+            f"{checkpoint.path}: importance matrices have no names for the tensors of a {error.architecture} model",
+            path=checkpoint.path,
+            architecture=error.architecture,
+            supported=ARCHITECTURES,
+        ) from error
+    return config
+
+
+def _of_checkpoint(matrix: ImportanceMatrix, checkpoint: Checkpoint, config: DecoderConfig) -> CheckpointImportance:
+    """Compare a matrix with the model that it is to be for.
+
+    :raises CheckpointError: it is of another
+    """
+    source = checkpoint.source
+    found = gguf_places(source.names(), config, checkpoint_names(checkpoint))
+    places = {name: place for name, place in found.items() if place is not None}
+    count = 1 if config.moe is None else config.moe.num_experts
+    sizes: dict[str, tuple[int, int]] = {}
+    wanted: dict[str, None] = {}
+    for name, place in places.items():
+        shape = source.shape(name)
+        for own in place.names:
+            sizes[own] = (count if place.is_stack else 1), shape[-1]
+            if is_quantizable(own, shape):
+                wanted[own] = None
+    matrix.must_fit(sizes, wanted)
+    _log.info("Errors of quantized weights are weighted by %s.", matrix.source)
+    return CheckpointImportance(matrix=matrix, places=places, sizes=sizes)
