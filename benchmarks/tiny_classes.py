@@ -10,13 +10,13 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-__all__ = ["MODEL_TYPES", "VOCAB_SIZE", "tiny_config", "tiny_model"]
+__all__ = ["MODEL_TYPES", "OWN", "SMALL", "VOCAB_SIZE", "make_lively", "tiny_config", "tiny_model"]
 
 VOCAB_SIZE: Final = 256
 MODEL_TYPES: Final = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 # What the fields of configs are called, and the small number that each gets where a class has it.
-_SMALL: Final = MappingProxyType(
+SMALL: Final = MappingProxyType(
     {
         **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "n_vocab"), VOCAB_SIZE),
         **dict.fromkeys(("hidden_size", "n_embd", "d_model", "dim", "embedding_size", "word_embed_proj_dim"), 64),
@@ -48,7 +48,7 @@ _SMALL: Final = MappingProxyType(
 
 # What some classes need beside that.
 _MLA: Final[dict[str, Any]] = {"head_dim": 8, "num_key_value_heads": 4}
-_OWN: Final[MappingProxyType[str, dict[str, Any]]] = MappingProxyType(
+OWN: Final[MappingProxyType[str, dict[str, Any]]] = MappingProxyType(
     {
         **dict.fromkeys(
             (
@@ -85,8 +85,8 @@ def tiny_config(model_type: str, **changes: Any) -> PreTrainedConfig:
     """Return the smallest config that still has what the class is about."""
     config_class = CONFIG_MAPPING[model_type]
     known = {*config_class().to_dict(), *config_class.attribute_map.values()}
-    fields = {name: number for name, number in _SMALL.items() if name in known}
-    made = config_class(**(fields | _OWN.get(model_type, {}) | changes))
+    fields = {name: number for name, number in SMALL.items() if name in known}
+    made = config_class(**(fields | OWN.get(model_type, {}) | changes))
     assert isinstance(made, PreTrainedConfig)
     return made
 
@@ -101,6 +101,12 @@ def tiny_model(model_type: str, **changes: Any) -> PreTrainedModel:
     model: PreTrainedModel = make(
         tiny_config(model_type, **changes), attn_implementation="eager", dtype=torch.float32
     ).eval()
+    make_lively(model)
+    return model
+
+
+def make_lively(model: PreTrainedModel) -> None:
+    """Give a model random weights that are larger than trained ones'."""
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn_like(parameter)
@@ -108,4 +114,3 @@ def tiny_model(model_type: str, **changes: Any) -> PreTrainedModel:
                 parameter.copy_(noise * 1.5 * parameter.shape[-1] ** -0.5)
             else:
                 parameter.add_(noise * 0.1)
-    return model

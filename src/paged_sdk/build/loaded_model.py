@@ -24,6 +24,7 @@ from paged_sdk.chat.text_processor import TextProcessor, load_text_processor, te
 from paged_sdk.config.build import BuildSettings, ModelSource
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.env import ISQ, Environment, read_variable
+from paged_sdk.config.images import ImageLimits
 from paged_sdk.config.isq import IsqType
 from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.errors import CheckpointError, ConfigError
@@ -108,7 +109,7 @@ def load_weights(
     files = file_stamps(path)
     checkpoint = open_checkpoint(path)
     try:
-        plan = plan_model(checkpoint.config, dtype)
+        plan = plan_model(checkpoint.config, dtype, images=settings.images is not None)
         shape = plan.config
         max_model_len = resolve_max_model_len(settings, shape)
         if settings.topology is not None:
@@ -141,14 +142,23 @@ def load_weights(
                 )
             finally:
                 text = text_beside.result()  # an error of the tokenizer goes before one of the weights
-        vision = None
-        if settings.images is not None:
-            vision = load_vision(checkpoint, text.tokenizer, settings.images, dtype=dtype, device=device)
+        vision = None if settings.images is None else _vision(checkpoint, model, text, settings.images)
     finally:
         checkpoint.source.close()
     go_on()
     is_quantized = policy.makes_quantized(checkpoint.is_quantized)
     return LoadedModel(model, text, settings, dtype, max_model_len, is_quantized, path, files, vision, importance)
+
+
+def _vision(checkpoint: Checkpoint, model: AnyModel, text: TextProcessor, limits: ImageLimits) -> LoadedVision:
+    """Load what a model needs to take images."""
+    if isinstance(model, DecoderModel):
+        return load_vision(checkpoint, text.tokenizer, limits, dtype=model.dtype, device=model.device)
+    from paged_sdk.build.vision_door import load_vision_door  # imports transformers, which takes 1.8 s
+    from paged_sdk.models.transformers_door.model import TransformersModel
+
+    assert isinstance(model, TransformersModel)
+    return load_vision_door(checkpoint.path, model, text.tokenizer, limits)
 
 
 def make_storage(

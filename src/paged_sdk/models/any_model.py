@@ -63,11 +63,12 @@ class ModelPlan(Protocol):
         ...
 
 
-def plan_model(config: Mapping[str, Any], dtype: torch.dtype) -> ModelPlan:
+def plan_model(config: Mapping[str, Any], dtype: torch.dtype, *, images: bool = False) -> ModelPlan:
     """Find what runs a checkpoint.
 
     :param config: config.json's content
     :param dtype: of weights and activations
+    :param images: whether it is to take images
     :raises UnsupportedArchitectureError: neither a family nor transformers runs this ``model_type``
     :raises CheckpointError: the config cannot be used
     """
@@ -84,7 +85,7 @@ def plan_model(config: Mapping[str, Any], dtype: torch.dtype) -> ModelPlan:
         )
     from paged_sdk.models.transformers_door.loading import open_door  # imports transformers, which takes 1.8 s
 
-    return open_door(config, dtype)
+    return open_door(config, dtype, images=images)
 
 
 @frozen

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from logging import getLogger
 from pathlib import Path
@@ -43,9 +43,12 @@ class ImageEncoder:
     """Turns what an image processor made of an image into vectors of the decoder's size.
 
     :param model: transformers' model, whose text decoder is not used
+    :param others: modules of it that are no part of the encoder
     """
 
-    def __init__(self, model: Any, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, model: Any, *, dtype: torch.dtype, device: torch.device, others: Container[nn.Module] = ()
+    ) -> None:
         self._model = model
         self._dtype = dtype
         self._device = device
@@ -54,6 +57,8 @@ class ImageEncoder:
         self._stream = streams.Stream(device) if device.type == "cuda" else None
         for layers in model.modules():
             for layer in layers if isinstance(layers, nn.ModuleList) else ():
+                if layer in others:
+                    continue
                 layer.register_forward_pre_hook(lambda module, given: self._go_on())
 
     def encode(self, inputs: Inputs, go_on: Callable[[], None]) -> EncodedImage:

@@ -22,7 +22,7 @@ from paged_sdk.vision.family import Inputs, ProcessedImage, VisionFamily
 from paged_sdk.vision.pictures import decode
 from paged_sdk.vision.positions import grid_positions
 
-__all__ = ["ImagePrompts", "ImageTokenizer"]
+__all__ = ["ImagePrompts", "ImageTokenizer", "load_image_processor"]
 
 _KEPT_BYTES: Final = 1 << 28
 """What was made of the last images is kept up to 256 MiB: a conversation sends all of its images with each turn."""
@@ -71,6 +71,7 @@ class ImagePrompts:
     :param directory: the checkpoint, which holds preprocessor_config.json
     :param config: the checkpoint's config.json
     :param limits: how large and how many images may be
+    :param processor: makes what an encoder takes of pixels; None: the checkpoint's image processor does
     :raises CheckpointError: the checkpoint has no image processor, or its tokenizer lacks the token for images
     :raises ConfigError: a package that reads images is not installed
     """
@@ -82,13 +83,14 @@ class ImagePrompts:
         config: Mapping[str, Any],
         tokenizer: ImageTokenizer,
         limits: ImageLimits,
+        processor: Any = None,
     ) -> None:
         self._family = family
         self._config = config
         self._tokenizer = tokenizer
         self._limits = limits
         self._settings = read_json_if_there(directory / "processor_config.json")
-        self._processor = _load_processor(directory)
+        self._processor = load_image_processor(directory) if processor is None else processor
         self._image_token_id = self._find_image_token(directory)
         self._image_token = tokenizer.decode([self._image_token_id], skip_special_tokens=False)
         self._kept: OrderedDict[bytes, _Prepared] = OrderedDict()
@@ -228,7 +230,7 @@ class ImagePrompts:
         )
 
 
-def _load_processor(directory: Path) -> Any:
+def load_image_processor(directory: Path) -> Any:
     """Load transformers' image processor, in the form that needs Pillow alone.
 
     :raises CheckpointError: there is none
@@ -248,6 +250,6 @@ def _load_processor(directory: Path) -> Any:
         ) from error
     try:
         loader: Any = AutoImageProcessor  # it has no annotations
-        return loader.from_pretrained(directory, local_files_only=True, backend="pil")
+        return loader.from_pretrained(directory, local_files_only=True, trust_remote_code=False, backend="pil")
     except Exception as error:  # a file of a stranger's
         raise CheckpointError(f"{directory}: the image processor cannot be loaded: {error}", path=directory) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -66,7 +66,7 @@ class TransformersDoor:
         transposed = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Conv1D)}
         renamed = RenamedSource(source, model, transposed)
         loader = WeightLoader(renamed, policy, dtype=dtype, device=device, prefixes=("",), on_progress=on_progress)
-        _Loading(model, loader, renamed, step, self._findings.read, dtype=dtype, device=device).run(num_threads)
+        _Loading(model, loader, renamed, step, self._findings, dtype=dtype, device=device).run(num_threads)
         body = Body(model.get_submodule(self._findings.body))
         model.set_submodule(self._findings.body, body)
         made = TransformersModel(
@@ -79,23 +79,32 @@ class TransformersDoor:
             dtype=dtype,
             device=device,
             adaptable=[shape for shape in loader.adaptable if self._is_adaptable(shape.name)],
+            blocks=self._blocks(),
         )
         check_rows(made)
         return made
+
+    def _blocks(self) -> list[str]:
+        """Return the names of the layers, where they are to be had; within the body, as it is now."""
+        if not hasattr(self._model, "get_image_features") or "" in self._findings.blocks:
+            return []
+        body = self._findings.body
+        return [f"{body}.layers{name.removeprefix(body)}" for name in self._findings.blocks]
 
     def _is_adaptable(self, name: str) -> bool:
         # What comes after the body sees the few tokens whose logits are read.
         return _sees_tokens(name) and name.startswith(f"{self._findings.body}.")
 
 
-def open_door(config: Mapping[str, Any], dtype: torch.dtype) -> TransformersDoor:
+def open_door(config: Mapping[str, Any], dtype: torch.dtype, *, images: bool = False) -> TransformersDoor:
     """Make a model of transformers that has no family here, as far as that is possible without its weights.
 
     :param config: config.json's content
     :param dtype: of weights and activations
+    :param images: whether the model is to take images
     :raises UnsupportedArchitectureError: transformers has no such class, or it computes what this package does not
     """
-    model = make_skeleton(config, dtype)
+    model = make_skeleton(config, dtype, images=images)
     findings = probe(model)
     _log.info("%s has no decoder here: transformers' %s runs it.", findings.config.model_type, type(model).__name__)
     return TransformersDoor(model, findings)
@@ -121,7 +130,7 @@ class _Loading:
         loader: WeightLoader,
         source: RenamedSource,
         step: CurrentStep,
-        read: Collection[str],
+        findings: Findings,
         *,
         dtype: torch.dtype,
         device: torch.device,
@@ -130,7 +139,9 @@ class _Loading:
         self._loader = loader
         self._source = source
         self._step = step
-        self._read = read
+        self._read = findings.read
+        # Vectors of images are as good as the checkpoint has them: their encoder is not quantized.
+        self._unused = {name for name in findings.unused if _sees_tokens(name)}
         self._dtype = dtype
         self._device = device
         self._head = next((name for name, module in model.named_modules() if module is _output_projection(model)), None)
@@ -161,8 +172,15 @@ class _Loading:
         self._loader.close()
 
     def _stays(self, name: str, module: Any) -> bool:
-        """Say whether a linear layer stays what it is: the class reads its weight, or has it in another dtype."""
-        return name in self._read or module.weight.dtype != self._dtype or self._stays_float32(name)
+        """Say whether a linear layer stays what it is: no text goes through it, or the class reads its weight, or has
+        it in another dtype.
+        """
+        return (
+            name in self._read
+            or name in self._unused
+            or module.weight.dtype != self._dtype
+            or self._stays_float32(name)
+        )
 
     def _embedding(self, modules: Mapping[str, nn.Module]) -> tuple[str, Embedding] | None:
         """Load the token embeddings; return their name and form, or None where the class has its own kind of them."""

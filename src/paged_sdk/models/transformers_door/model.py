@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from paged_sdk.config.decoder import DecoderConfig
@@ -25,6 +26,8 @@ class TransformersModel:
 
     :param model: the class with its weights; its body is a :class:`Body`
     :param layers: what attention computes, in the order of its calls
+    :param blocks: the names of the modules that are the layers, to whose results vectors of images may be added
+    :ivar blocks: the modules that are the layers, where they are to be had
     :ivar adaptable: the linear layers that adapters may change
     :ivar dtype: of activations, keys and values
     """
@@ -41,6 +44,7 @@ class TransformersModel:
         dtype: torch.dtype,
         device: torch.device,
         adaptable: Sequence[AdaptableShape] = (),
+        blocks: Sequence[str] = (),
     ) -> None:
         self.config = config
         self.dtype = dtype
@@ -53,17 +57,30 @@ class TransformersModel:
         self._layers = tuple(layers)
         self._next_layer = 0
         seam.attend = self.attend
+        table: nn.Module = model.get_input_embeddings()
+        table.register_forward_hook(self._insert)
+        self.blocks: tuple[nn.Module, ...] = tuple(map(model.get_submodule, blocks))
+        for index, block in enumerate(self.blocks):
+            block.register_forward_hook(partial(self._add, index))
 
     def forward(self, token_ids: Tensor, positions: Tensor, ctx: StepContext) -> Tensor:
         """Run all layers over the tokens of a step.
 
         :param token_ids: ``[num_tokens]`` int64, of all rows in order
-        :param positions: ``[num_tokens]`` int64, the position of each token within its sequence
+        :param positions: ``[num_tokens]`` int64, the position of each token within its sequence; ``[3, num_tokens]``:
+            its rotary positions in time, height and width
         :returns: ``[num_tokens, hidden_size]``, of which :meth:`logits` takes some rows
         """
-        self._step.context, self._step.num_tokens, self._next_layer = ctx, len(token_ids), 0
+        return self.run(inputs(token_ids, positions), len(token_ids), ctx)
+
+    def run(self, given: Mapping[str, Any], num_tokens: int, ctx: StepContext) -> Tensor:
+        """Run all layers over the tokens of a step.
+
+        :param given: what the class is called with
+        """
+        self._step.context, self._step.num_tokens, self._next_layer = ctx, num_tokens, 0
         try:
-            return self.hidden(inputs(token_ids, positions))
+            return self.hidden(given)
         finally:
             self._step.context = None
 
@@ -88,6 +105,19 @@ class TransformersModel:
         finally:
             self._body.give(None)
         return cast(Tensor, scores[0].float())
+
+    def _insert(self, table: nn.Module, args: object, embedded: Tensor) -> None:
+        """Put the vectors of images in place of the embeddings of their tokens."""
+        step = self._step.context
+        if step is not None and step.inserted is not None:
+            step.inserted.put_into(embedded.view(-1, embedded.shape[-1]))
+
+    def _add(self, index: int, layer: nn.Module, args: object, given: Any) -> None:
+        """Add to what one of the first layers gives what an image has for it."""
+        step = self._step.context
+        if step is not None and step.inserted is not None and index < len(step.inserted.later):
+            rows: Tensor = given if isinstance(given, Tensor) else given[0]
+            step.inserted.add_to(rows.view(-1, rows.shape[-1]), index)
 
     def attend(self, call: AttentionCall) -> Tensor:
         """Write one layer's keys and values to the cache, and attend."""

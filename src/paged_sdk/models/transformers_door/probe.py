@@ -57,11 +57,12 @@ class AttentionLayer:
 def inputs(token_ids: Tensor, positions: Tensor) -> dict[str, Any]:
     """Return what a model of transformers is called with, for tokens that are one row to it.
 
-    :param token_ids: ``[num_tokens]``; ``positions`` likewise
+    :param token_ids: ``[num_tokens]``
+    :param positions: ``[num_tokens]``, or ``[3, num_tokens]`` where tokens of images have three
     """
     return {
         "input_ids": token_ids[None],
-        "position_ids": positions[None],
+        "position_ids": positions[..., None, :],
         # Without a mask, transformers looks in every step for where texts begin.
         "attention_mask": torch.ones((1, len(token_ids)), dtype=torch.bool, device=token_ids.device),
         "use_cache": False,
@@ -75,12 +76,16 @@ class Findings:
     :ivar layers: what attention computes, in the order of its calls
     :ivar body: the name of the part of the model that computes hidden states
     :ivar read: the names of linear layers and embeddings whose weight the class reads itself
+    :ivar blocks: the names of the modules that are the layers, of which attention is a part
+    :ivar unused: the names of linear layers that texts do not go through, such as those of an image encoder
     :ivar config: the model's shape, as the engine sees it
     """
 
     layers: tuple[AttentionLayer, ...]
     body: str
+    blocks: tuple[str, ...]
     read: frozenset[str]
+    unused: frozenset[str]
     config: DecoderConfig
 
 
@@ -118,14 +123,17 @@ def _with_zeros(model: PreTrainedModel) -> PreTrainedModel:
 def _run(model: PreTrainedModel) -> Findings:
     model_type, class_name = str(model.config.model_type), type(model).__name__
     calls: list[AttentionLayer] = []
+    blocks: dict[str, None] = {}
+    names = {module: name for name, module in model.named_modules()}
 
     def record(call: AttentionCall) -> Tensor:
         calls.append(_layer(call, model_type))
+        blocks[_numbered(names.get(call.module, ""))] = None
         _, num_heads, num_tokens, _ = call.query.shape
         return call.query.new_zeros(1, num_tokens, num_heads, call.value.shape[-1])
 
     attach(model, describe_masks=True).attend = record
-    bodies, read = _watch_bodies(model), _watch_weights(model)
+    bodies, (read, unused) = _watch_bodies(model), _watch_weights(model)
     ids = torch.zeros(_NUM_TOKENS, dtype=torch.int64, device=model.device)
     with torch.inference_mode():
         logits: Tensor = model(**inputs(ids, torch.zeros_like(ids))).logits
@@ -133,7 +141,16 @@ def _run(model: PreTrainedModel) -> Findings:
         raise refusal(model_type, f"{class_name} does not use transformers' attention interface")
     if len(bodies) != 1:
         raise refusal(model_type, f"{class_name} has {len(bodies)} parts that compute hidden states, not one")
-    return Findings(tuple(calls), bodies[0], frozenset(read), _shape(model, calls, vocab_size=logits.shape[-1]))
+    shape = _shape(model, calls, vocab_size=logits.shape[-1])
+    return Findings(tuple(calls), bodies[0], tuple(blocks), frozenset(read), frozenset(unused), shape)
+
+
+def _numbered(name: str) -> str:
+    """Return the part of a module's name up to its last number: the layer that it is a part of."""
+    parts = name.split(".")
+    while parts and not parts[-1].isdigit():
+        parts.pop()
+    return ".".join(parts)
 
 
 def _watch_bodies(model: PreTrainedModel) -> list[str]:
@@ -157,14 +174,16 @@ def _watch_bodies(model: PreTrainedModel) -> list[str]:
     return found
 
 
-def _watch_weights(model: PreTrainedModel) -> set[str]:
+def _watch_weights(model: PreTrainedModel) -> tuple[set[str], set[str]]:
     """Return a set to which a run adds the names of those linear layers and embeddings whose weight is asked for from
-    outside.
+    outside, and one from which it takes the names of those linear layers that it goes through.
     """
     found: set[str] = set()
+    unused = {name for name, module in model.named_modules() if type(module) is nn.Linear}
 
     class WatchedLinear(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
+            unused.discard(names[self])
             return x.new_zeros(*x.shape[:-1], self.out_features)
 
         def __getattr__(self, name: str) -> Any:
@@ -187,7 +206,7 @@ def _watch_weights(model: PreTrainedModel) -> set[str]:
     names = {module: name for name, module in model.named_modules() if type(module) in watched}
     for module in names:
         module.__class__ = watched[type(module)]
-    return found
+    return found, unused
 
 
 def _layer(call: AttentionCall, model_type: str) -> AttentionLayer:

@@ -32,6 +32,7 @@ class RenamedSource:
 
     def __init__(self, source: WeightSource, model: PreTrainedModel, transposed: Collection[str]) -> None:
         self._source = source
+        self._model = model
         self._transposed = frozenset(transposed)
         self._names: dict[str, str] = {}
         self._made: dict[str, _Recipe] = {}
@@ -100,7 +101,12 @@ class RenamedSource:
     def _converted(self, name: str) -> Tensor:
         """Return what the rules make, which is kept until it is taken."""
         if name not in self._ready:
-            self._ready.update(self._made[name].make(self._source))
+            try:
+                self._ready.update(self._made[name].make(self._source, self._model))
+            except CheckpointError:
+                raise
+            except Exception as error:  # tensors that do not fit
+                raise CheckpointError(f"{shown(name)} cannot be made of what the checkpoint has: {error}") from error
         if name not in self._ready:
             raise CheckpointError(f"the rules for {shown(name)} make no such tensor")
         return self._ready[name]
@@ -118,12 +124,15 @@ class _Recipe:
     target: str
     ingredients: list[tuple[str, str]] = field(factory=list)
 
-    def make(self, source: WeightSource) -> Mapping[str, Tensor]:
-        """Make all tensors of the recipe."""
+    def make(self, source: WeightSource, model: PreTrainedModel) -> Mapping[str, Tensor]:
+        """Make all tensors of the recipe.
+
+        :param model: has parameters of the shapes that they are to have
+        """
         rule = copy.deepcopy(self.rule)
         cpu = torch.device("cpu")
         for pattern, name in self.ingredients:
             read: Any = partial(source.tensor, name, torch.float32, cpu)  # rules take functions as they take futures
             rule.add_tensor(self.target, name, pattern, read)
-        made = rule.convert(self.target)
+        made = rule.convert(self.target, model=model, config=model.config)
         return {name: each[0] if isinstance(each, list) else each for name, each in made.items()}

@@ -6,7 +6,8 @@ them hangs on the model's own modules, so that two models know nothing of each o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, Protocol, cast
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, grouped_mm_experts_forward
 
-__all__ = ["IMPLEMENTATION", "SINKS", "Attend", "AttentionCall", "Mask", "Seam", "attach", "register"]
+__all__ = ["IMPLEMENTATION", "SINKS", "Attend", "AttentionCall", "Mask", "Seam", "attach", "register", "whole_masks"]
 
 IMPLEMENTATION: Final = "paged_sdk"
 """The name under which transformers finds this package's attention, masks and experts."""
@@ -26,6 +27,7 @@ SINKS: Final = "s_aux"
 _SEAM: Final = "paged_sdk_seam"
 _MASK: Final = "paged_sdk_mask"
 _TRIED: Final = "paged_sdk_tried"
+_WHOLE: Final = "paged_sdk_whole"
 
 
 @frozen(eq=False)
@@ -107,6 +109,19 @@ def attach(model: PreTrainedModel, *, describe_masks: bool = False) -> Seam:
     return seam
 
 
+@contextmanager
+def whole_masks(model: PreTrainedModel) -> Iterator[None]:
+    """Let calls of attention have masks that say of every key whether a query sees it."""
+    configs = (model.config, model.config.get_text_config())
+    for config in configs:
+        setattr(config, _WHOLE, True)
+    try:
+        yield
+    finally:
+        for config in configs:
+            setattr(config, _WHOLE, False)
+
+
 def _nobody(call: AttentionCall) -> Tensor:
     raise AssertionError("nobody computes attention yet")
 
@@ -120,9 +135,13 @@ def _attention(
 
 
 def _mask(*, q_length: int, mask_function: _MaskFunction, device: torch.device, config: Any = None, **_: Any) -> Tensor:
-    """Do what transformers asks of a mask function: while a model is tried, masks are described; in a step, they are
-    there and nothing more.
+    """Do what transformers asks of a mask function: while a model is tried, masks are described or whole; in a step,
+    they are there and nothing more.
     """
+    if getattr(config, _WHOLE, False):
+        places = torch.arange(q_length, device=device)
+        zero = torch.zeros((), dtype=torch.int64, device=device)
+        return mask_function(zero, zero, places[:, None], places).broadcast_to(1, 1, q_length, q_length)
     if not getattr(config, _TRIED, False):
         return torch.ones((1, 1, 1, 1), dtype=torch.bool, device=device)
     mask = torch.empty((1, 1, q_length, q_length), dtype=torch.bool, device=device)

@@ -6,10 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
+import transformers
 from torch.overrides import TorchFunctionMode
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
 from paged_sdk.errors import UnsupportedArchitectureError, shown
 from paged_sdk.models.transformers_door.seam import IMPLEMENTATION, register
@@ -37,20 +41,15 @@ def refusal(model_type: str, reason: str) -> UnsupportedArchitectureError:
     )
 
 
-def make_skeleton(config: Mapping[str, Any], dtype: torch.dtype) -> PreTrainedModel:
+def make_skeleton(config: Mapping[str, Any], dtype: torch.dtype, *, images: bool = False) -> PreTrainedModel:
     """Make the model: buffers are computed, on the CPU; parameters have shapes and nothing more (device ``meta``).
 
     :param config: config.json's content
+    :param images: whether the class is to take images
     :raises UnsupportedArchitectureError: transformers has no such class that generates text, or it cannot be made
     """
     model_type = str(config.get("model_type", ""))
-    class_name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
-    if class_name is None:
-        raise refusal(model_type, "transformers has no class of this name that generates text")
-    parts = [name for name in _OTHER_MODALITIES if config.get(name) is not None]
-    parts += [name for name in CONFIG_MAPPING[model_type].sub_configs if name == "text_config"]
-    if parts or class_name.endswith("ForConditionalGeneration"):
-        raise refusal(model_type, f"it is for more than text ({', '.join(parts) or class_name})")
+    class_name = _image_class(model_type) if images else _text_class(model_type, config)
     names = config.get("architectures") or [class_name]
     if not any(str(name) == class_name or str(name).endswith("ForCausalLM") for name in names):
         raise refusal(model_type, f"its architectures are {shown(names)}, not {class_name}")
@@ -58,9 +57,11 @@ def make_skeleton(config: Mapping[str, Any], dtype: torch.dtype) -> PreTrainedMo
     try:
         made = _config(model_type, config)
         with _WithoutWeights(dtype):
-            make: Any = AutoModelForCausalLM.from_config
+            make: Any = (AutoModelForImageTextToText if images else AutoModelForCausalLM).from_config
+            # Encoders of images keep the attention that transformers gives them.
+            attention: Any = {"": IMPLEMENTATION, "text_config": IMPLEMENTATION} if images else IMPLEMENTATION
             model: Any = make(
-                made, attn_implementation=IMPLEMENTATION, experts_implementation=IMPLEMENTATION, dtype=torch.float32
+                made, attn_implementation=attention, experts_implementation=IMPLEMENTATION, dtype=torch.float32
             )
     except KeyError as error:
         if error.args == (IMPLEMENTATION,):  # it looks its attention up in a table of its own
@@ -68,12 +69,42 @@ def make_skeleton(config: Mapping[str, Any], dtype: torch.dtype) -> PreTrainedMo
         raise refusal(model_type, f"{class_name} says {shown(str(error))}") from error
     except Exception as error:  # whatever a stranger's config makes of a stranger's class
         raise refusal(model_type, f"{class_name} says {shown(str(error))}") from error
-    kinds = set(getattr(made, "layer_types", None) or ()) - _ATTENTION_KINDS
+    kinds = set(getattr(made.get_text_config(), "layer_types", None) or ()) - _ATTENTION_KINDS
     if model._is_stateful or kinds:
         what = f" (in layers of {', '.join(sorted(kinds))})" if kinds else ""
         raise refusal(model_type, f"{class_name} keeps other states of a text than keys and values{what}")
     made_model: PreTrainedModel = model.eval().requires_grad_(False)
     return made_model
+
+
+def _text_class(model_type: str, config: Mapping[str, Any]) -> str:
+    """Return the name of the class that is for text alone.
+
+    :raises UnsupportedArchitectureError: there is none
+    """
+    name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
+    if name is None and model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
+        raise refusal(model_type, "it is for more than text; VisionModelBuilder may load it")
+    if name is None:
+        raise refusal(model_type, "transformers has no class of this name that generates text")
+    parts = [part for part in _OTHER_MODALITIES if config.get(part) is not None]
+    parts += [part for part in CONFIG_MAPPING[model_type].sub_configs if part == "text_config"]
+    if parts or name.endswith("ForConditionalGeneration"):
+        raise refusal(model_type, f"it is for more than text ({', '.join(parts) or name})")
+    return name
+
+
+def _image_class(model_type: str) -> str:
+    """Return the name of the class that takes images.
+
+    :raises UnsupportedArchitectureError: there is none, or images are a matter of its own
+    """
+    name = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(model_type)
+    if name is None:
+        raise refusal(model_type, "transformers has no class of this name that takes images and generates text")
+    if not hasattr(getattr(transformers, name), "get_image_features"):
+        raise refusal(model_type, f"{name} has no call that makes vectors of images (get_image_features)")
+    return name
 
 
 def _config(model_type: str, content: Mapping[str, Any]) -> PreTrainedConfig:

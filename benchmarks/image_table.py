@@ -1,0 +1,67 @@
+"""Judge classes of transformers that take images, for benchmarks.support_table.
+
+A class runs if a tiny checkpoint of it with random weights, loaded as any other, says of two images at once what
+transformers' own ``generate`` says of each, by greedy tokens in float32.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from tokenizers import Tokenizer
+from transformers import GenerationConfig, PreTrainedModel
+
+from benchmarks.tiny_image_classes import picture
+from paged_sdk import (
+    BlockingModel,
+    MemoryGpuConfig,
+    PagedAttentionMeta,
+    RequestBuilder,
+    SamplingParams,
+    VisionMessages,
+    VisionModelBuilder,
+)
+from paged_sdk.vision.whole_processor import WholeProcessor
+
+__all__ = ["PICTURES", "answers", "answers_of_transformers"]
+
+_NEW_TOKENS: Final = 12
+_QUESTION: Final = "What is this?"
+PICTURES: Final = (picture(40, 60), picture(70, 30, seed=1))
+
+
+def answers(directory: Path) -> list[str]:
+    """Return what a checkpoint says of some images: asked at once, in chunks, and of the first of them again."""
+    meta = PagedAttentionMeta(block_size=8, gpu_memory=MemoryGpuConfig.ContextSize(4096))
+    builder = VisionModelBuilder(directory).with_dtype("float32").with_force_cpu().with_num_threads(1)
+    builder = builder.with_paged_attn(meta).with_max_num_batched_tokens(24)
+    sampling = SamplingParams(temperature=0, max_len=_NEW_TOKENS, ignore_eos=True)
+    requests = [
+        RequestBuilder.from_messages(VisionMessages().add_image_message("user", _QUESTION, image)).with_sampling(
+            sampling
+        )
+        for image in PICTURES
+    ]
+    with BlockingModel(builder.build()) as model:
+        responses = [*model.send_chat_requests(requests), model.send_chat_request(requests[0])]
+    return [response.choices[0].message.content or "" for response in responses]
+
+
+def answers_of_transformers(model: PreTrainedModel, directory: Path) -> list[str]:
+    """Return what transformers says to the same."""
+    processor = WholeProcessor(directory, model.config.model_type)
+    settings = GenerationConfig(  # type: ignore[no-untyped-call]
+        max_new_tokens=_NEW_TOKENS, min_new_tokens=_NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
+    model.generation_config.eos_token_id = None  # else it would be taken in place of the None above
+    generate: Any = model.generate
+    said: list[str] = []
+    for image in PICTURES:
+        given = processor.prompt(processor.placeholder + _QUESTION, [image], model)
+        with torch.inference_mode():
+            out = generate(**given, generation_config=settings)
+        tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+        said.append(tokenizer.decode(out[0, given["input_ids"].shape[1] :].tolist()))
+    return [*said, said[0]]
