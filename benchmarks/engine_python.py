@@ -195,6 +195,7 @@ def _parts(
         text=text,
         config=config,
         vocab_size=text.tokenizer.vocab_size,
+        hidden_size=1,
         max_prompt_tokens=_PROMPT_TOKENS,
         on_worker_start=on_worker_start,
     )

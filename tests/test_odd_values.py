@@ -131,6 +131,7 @@ GOOD: dict[str, Any] = {
     "messages": [{"role": "user", "content": "Hello"}],
     "model": "default",
     "prompt": "Hello",
+    "texts": "Hello",
     "text": "Hello",
     "token_ids": [1, 2],
     "arguments": {},
@@ -295,7 +296,13 @@ def resolved_hints(initializer: Any, owner: Any) -> dict[str, Any]:
 
 
 NEED_A_MODEL = ("BlockingModel", "Conversation", "Model")
-RESULTS = ("paged_sdk.types.response", "paged_sdk.types.logprobs", "paged_sdk.types.stats", "paged_sdk.tool_loop")
+RESULTS = (
+    "paged_sdk.types.response",
+    "paged_sdk.types.embedding",
+    "paged_sdk.types.logprobs",
+    "paged_sdk.types.stats",
+    "paged_sdk.tool_loop",
+)
 NOT_SETTINGS = (*RESULTS, "paged_sdk.errors")
 INSTANCES: dict[str, Any] = {
     "TextModelBuilder": TextModelBuilder("no/such/directory/here"),

@@ -66,6 +66,7 @@ def saying(smollm2_text: TextProcessor) -> Saying:
             text=text,
             config=config,
             vocab_size=vocab_size,
+            hidden_size=1,
             max_prompt_tokens=255,
         )
         async with Model(parts) as model:

@@ -219,6 +219,7 @@ def saying(said: str, template: str, marks: tuple[str, ...]) -> Model:
             text=text,
             config=config,
             vocab_size=tokenizer.vocab_size,
+            hidden_size=1,
             max_prompt_tokens=1000,
         )
     )

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from paged_sdk.model import Model as Model
     from paged_sdk.tool_loop import ToolRun as ToolRun
     from paged_sdk.types.constraint import Constraint as Constraint
+    from paged_sdk.types.embedding import EmbeddingResponse as EmbeddingResponse
     from paged_sdk.types.image import Image as Image
     from paged_sdk.types.logits_processor import BatchLogitsProcessor as BatchLogitsProcessor
     from paged_sdk.types.logits_processor import LogitsProcessor as LogitsProcessor
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
     from paged_sdk.types.messages import TextMessages as TextMessages
     from paged_sdk.types.messages import VisionMessages as VisionMessages
     from paged_sdk.types.request import CompletionOptions as CompletionOptions
+    from paged_sdk.types.request import ReadingOptions as ReadingOptions
     from paged_sdk.types.request import RequestBuilder as RequestBuilder
     from paged_sdk.types.response import CalledFunction as CalledFunction
     from paged_sdk.types.response import ChatCompletionChunkResponse as ChatCompletionChunkResponse
@@ -142,11 +144,12 @@ _HOME = {
     "model": ("ChatStream", "CompletionStream", "Model"),
     "tool_loop": ("ToolRun",),
     "types.constraint": ("Constraint",),
+    "types.embedding": ("EmbeddingResponse",),
     "types.image": ("Image",),
     "types.logits_processor": ("BatchLogitsProcessor", "LogitsProcessor"),
     "types.logprobs": ("Logprobs", "TokenLogprob", "TopLogprob"),
     "types.messages": ("Message", "TextMessageRole", "TextMessages", "VisionMessages"),
-    "types.request": ("CompletionOptions", "RequestBuilder"),
+    "types.request": ("CompletionOptions", "ReadingOptions", "RequestBuilder"),
     "types.response": (
         "CalledFunction",
         "ChatCompletionChunkResponse",

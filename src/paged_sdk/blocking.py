@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeAlias, TypeVar, Unpack
 import anyio
 from anyio.from_thread import BlockingPortal
 
+from paged_sdk.config.embedding import Pooling
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.isq import IsqType
 from paged_sdk.config.sampling import GenerationDefaults, SamplingParams
@@ -24,7 +25,8 @@ from paged_sdk.model import Model
 from paged_sdk.streaming import ResponseStream
 from paged_sdk.threads import thread_must_start
 from paged_sdk.tool_loop import OnToolError, ToolRun
-from paged_sdk.types.request import ChatRequestLike, CompletionOptions, PromptsLike
+from paged_sdk.types.embedding import EmbeddingResponse
+from paged_sdk.types.request import ChatRequestLike, CompletionOptions, PromptsLike, ReadingOptions
 from paged_sdk.types.response import (
     ChatCompletionChunkResponse,
     ChatCompletionResponse,
@@ -180,6 +182,31 @@ class BlockingModel:
     ) -> BlockingCompletionStream:
         """Continue a text chunk by chunk; see :meth:`Model.stream_completion_request`."""
         return BlockingStream(self._call, self._model.stream_completion_request(prompt, sampling, **options))
+
+    def embed(
+        self,
+        texts: PromptsLike,
+        *,
+        pooling: Pooling | None = None,
+        normalize: bool | None = None,
+        dimensions: int | None = None,
+        prompt_name: str | None = None,
+        truncation: bool = False,
+        **options: Unpack[ReadingOptions],
+    ) -> EmbeddingResponse:
+        """Make a vector of each text; see :meth:`Model.embed`."""
+        return self._call(
+            partial(
+                self._model.embed,
+                texts,
+                pooling=pooling,
+                normalize=normalize,
+                dimensions=dimensions,
+                prompt_name=prompt_name,
+                truncation=truncation,
+                **options,
+            )
+        )
 
     def tokenize(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Return the token ids of a text."""

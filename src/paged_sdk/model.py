@@ -19,28 +19,33 @@ from paged_sdk.build.parts import ModelParts
 from paged_sdk.chat.output_text import OutputText
 from paged_sdk.chat.renderer import Interruption
 from paged_sdk.chat.token_healing import EncodedPrompt
+from paged_sdk.config.embedding import Pooling
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.isq import IsqType
 from paged_sdk.config.sampling import GenerationDefaults, SamplingParams
+from paged_sdk.embedder import Embedder
 from paged_sdk.engine.engine import Engine
 from paged_sdk.errors import ConfigError, InvalidRequestError
 from paged_sdk.loaded_adapters import LoadedAdapters
-from paged_sdk.preparation import RequestPreparer
+from paged_sdk.preparation import RequestPreparer, in_thread
 from paged_sdk.responses import ChatShape, CompletionShape, ResponseParts, ResponseShape
 from paged_sdk.scheduler.request import Request
 from paged_sdk.streaming import ResponseStream
 from paged_sdk.structured import Structure
 from paged_sdk.threads import thread_must_start
 from paged_sdk.tool_loop import OnToolError, ToolRun, run_tools
+from paged_sdk.types.embedding import EmbeddingResponse
 from paged_sdk.types.request import (
     ChatRequestLike,
     CompletionOptions,
     PromptLike,
     PromptsLike,
+    ReadingOptions,
     RequestOptions,
     as_prompts,
     as_request,
     completion_options,
+    reading_options,
 )
 from paged_sdk.types.response import (
     ChatCompletionChunkResponse,
@@ -56,7 +61,6 @@ __all__ = ["ChatStream", "CompletionStream", "Model"]
 ChatStream: TypeAlias = ResponseStream[ChatCompletionResponse, ChatCompletionChunkResponse]
 CompletionStream: TypeAlias = ResponseStream[CompletionResponse, CompletionChunkResponse]
 
-_T = TypeVar("_T")
 InstanceT = TypeVar("InstanceT")
 ResponseT = TypeVar("ResponseT")
 ChunkT = TypeVar("ChunkT")
@@ -87,6 +91,14 @@ class Model:
         # The worker alone keeps the engine, so that the tensors go when its thread ends.
         self._worker = Worker(parts.engine, on_start=parts.on_worker_start, log_throughput=parts.log_throughput)
         self._adapters = LoadedAdapters(self._worker, parts.bank, parts.adapters)
+        self._embedder = Embedder(
+            self._worker,
+            self._preparer,
+            self._adapters,
+            recipe=parts.recipe,
+            hidden_size=parts.hidden_size,
+            model=parts.name,
+        )
         # Garbage collection and interpreter exit end the thread too; the worker holds no reference to the model.
         self._finalizer = weakref.finalize(self, _end, self._worker)
 
@@ -236,6 +248,46 @@ class Model:
             raise InvalidRequestError.of("prompt_logprobs", sampling.prompt_logprobs, "None for several prompts")
         return self._stream(encodes, checked, CompletionShape(), is_chat=False)
 
+    async def embed(
+        self,
+        texts: PromptsLike,
+        *,
+        pooling: Pooling | None = None,
+        normalize: bool | None = None,
+        dimensions: int | None = None,
+        prompt_name: str | None = None,
+        truncation: bool = False,
+        **options: Unpack[ReadingOptions],
+    ) -> EmbeddingResponse:
+        """Make a vector of each text, as the checkpoint says: of its hidden states after the last norm. Where it says
+        nothing, the last token's is taken, and divided by its length.
+
+        :param texts: a text, or token ids; or a list of them. A text gets the tokens around it that the model's
+            tokenizer puts there; token ids are taken as they are
+        :param pooling: "last", "mean", "cls", "max" or "weighted_mean", instead of what the checkpoint says
+        :param normalize: whether vectors have length 1; None: as the checkpoint says
+        :param dimensions: only the first so many numbers of each vector, for models that are trained for that; what is
+            left is divided by its length, too
+        :param prompt_name: which of the checkpoint's prompts is put before each text; None: its default, mostly none
+        :param truncation: cut a text that is too long at its end instead of refusing it
+        :param options: ``priority``, ``timeout``, ``cache_salt`` and ``adapter``: see :class:`ReadingOptions`
+        :raises InvalidRequestError: an empty text, token ids outside the vocabulary, or a value that cannot be used
+        :raises ContextLengthError: a text is too long
+        :raises QueueFullError: too many requests are waiting; a long list of texts waits for its own first ones
+        :raises NumericalError: NaN or Inf in hidden states
+        :raises RequestTimeoutError: the timeout has passed
+        :raises EngineDeadError: the engine stopped
+        """
+        return await self._embedder.embed(
+            texts,
+            pooling=pooling,
+            normalize=normalize,
+            dimensions=dimensions,
+            prompt_name=prompt_name,
+            truncation=truncation,
+            options=reading_options(options),
+        )
+
     async def tokenize(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Return the token ids of a text.
 
@@ -243,7 +295,7 @@ class Model:
         """
         _check_flag("add_special_tokens", add_special_tokens)
         tokenizer = self._preparer.text.tokenizer
-        return await _in_thread(partial(tokenizer.encode, text, add_special_tokens=add_special_tokens))
+        return await in_thread(partial(tokenizer.encode, text, add_special_tokens=add_special_tokens))
 
     async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids.
@@ -253,7 +305,7 @@ class Model:
         _check_flag("skip_special_tokens", skip_special_tokens)
         checked = list(self._preparer.check_token_ids("token_ids", token_ids))
         tokenizer = self._preparer.text.tokenizer
-        return await _in_thread(partial(tokenizer.decode, checked, skip_special_tokens=skip_special_tokens))
+        return await in_thread(partial(tokenizer.decode, checked, skip_special_tokens=skip_special_tokens))
 
     async def reset_prefix_cache(self) -> None:
         """Forget every cached prefix; requests under way keep their KV."""
@@ -377,7 +429,7 @@ class Model:
         async def prepare() -> list[Request]:
             arrival = time.monotonic()
             try:
-                prompts, prediction, grammar = await _in_thread(
+                prompts, prediction, grammar = await in_thread(
                     lambda: (
                         made := [encode() for encode in encodes],
                         preparer.encode_prediction(options),
@@ -420,12 +472,6 @@ class Model:
             model=self._name,
             timeout=options.timeout,
         )
-
-
-async def _in_thread(function: Callable[[], _T]) -> _T:
-    """Run a function in a thread: tokenizing a long text takes milliseconds, too long for the event loop."""
-    with thread_must_start("to make tokens in"):
-        return await anyio.to_thread.run_sync(function, abandon_on_cancel=True)
 
 
 def _check_flag(name: str, value: object) -> None:

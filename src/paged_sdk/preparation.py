@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+import anyio.to_thread
 from attrs import evolve, field, frozen
 
 from paged_sdk.chat.renderer import Interruption
@@ -21,17 +22,21 @@ from paged_sdk.constraints.vocabulary import Vocabulary
 from paged_sdk.errors import ConstraintError, ContextLengthError, InvalidRequestError
 from paged_sdk.kv.block_hash import CacheKey
 from paged_sdk.scheduler.request import Request
+from paged_sdk.threads import thread_must_start
 from paged_sdk.types.adapter import AdapterUse
 from paged_sdk.types.call_grammar import CallGrammar
 from paged_sdk.types.constraint import Constraint
 from paged_sdk.types.media import PromptMedia
 from paged_sdk.types.messages import Message
+from paged_sdk.types.reading import Reading
 from paged_sdk.types.request import RequestOptions
 
 if TYPE_CHECKING:  # a model without weights loads no tensors
     from paged_sdk.vision.processor import ImagePrompts
 
-__all__ = ["RequestPreparer"]
+__all__ = ["RequestPreparer", "in_thread"]
+
+_T = TypeVar("_T")
 
 
 @frozen(kw_only=True)
@@ -197,12 +202,13 @@ class RequestPreparer:
         kept_special_ids: frozenset[int] = frozenset(),
         grammar: Grammar | None = None,
         adapter: AdapterUse | None = None,
+        reading: Reading | None = None,
     ) -> Request:
         """Make the request for the engine.
 
         :param prediction_token_ids: the prediction's, see :meth:`encode_prediction`
         :param arrival: when it was submitted, in seconds of the monotonic clock
-        :param kept_special_ids: see :class:`Request`; ``adapter`` likewise
+        :param kept_special_ids: see :class:`Request`; ``adapter`` and ``reading`` likewise
         :raises InvalidRequestError: an empty prompt, or a token that the model does not know
         :raises ContextLengthError: a prompt that can never fit and may not be truncated
         """
@@ -243,6 +249,7 @@ class RequestPreparer:
             adapter_start=adapter_start,
             media=prompt.media,
             cache_keys=_cache_keys(options, adapter, adapter_start, prompt.media),
+            reading=reading,
         )
 
     def _unknown_token(self, token_id: int, *, continues_prompt: bool) -> InvalidRequestError:
@@ -274,6 +281,12 @@ class RequestPreparer:
         # Leave tokens for the output that was asked for, but never more than half: the prompt matters more.
         reserved = min((sampling.max_len or 1) - 1, self.max_prompt_tokens // 2)
         return prompt_token_ids[len(prompt_token_ids) - (self.max_prompt_tokens - reserved) :]
+
+
+async def in_thread(function: Callable[[], _T]) -> _T:
+    """Run a function in a thread: tokenizing a long text takes milliseconds, too long for the event loop."""
+    with thread_must_start("to make tokens in"):
+        return await anyio.to_thread.run_sync(function, abandon_on_cancel=True)
 
 
 def _cache_keys(

@@ -49,6 +49,9 @@ class Watched:
         heads = torch.zeros(len(token_ids), 1, 16)
         return ctx.attention.forward(0, heads, heads, heads)[:, 0]
 
+    def normed(self, hidden: Tensor) -> Tensor:
+        raise AssertionError("no step for trial reads hidden states")
+
     def logits(self, hidden: Tensor) -> Tensor:
         self.calls.append(tuple(hidden.shape))
         return hidden

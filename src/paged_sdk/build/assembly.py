@@ -150,6 +150,8 @@ def _load(
         vocab_size=vocab_size,
         # The last token of a sequence takes a position of the context, but needs no KV.
         max_prompt_tokens=min(config.max_model_len - 1, kv.max_sequence_tokens),
+        hidden_size=model.config.hidden_size,
+        recipe=loaded.recipe,
         heals_tokens=settings.token_healing,
         images=None if loaded.vision is None else loaded.vision.prompts,
         on_worker_start=partial(_start_worker, device, settings, workspace, images),

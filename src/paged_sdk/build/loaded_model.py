@@ -22,6 +22,7 @@ from paged_sdk.build.vision import LoadedVision, load_vision
 from paged_sdk.build.vocabulary import check_vocabulary
 from paged_sdk.chat.text_processor import TextProcessor, load_text_processor, text_processor_from_gguf
 from paged_sdk.config.build import BuildSettings, ModelSource
+from paged_sdk.config.embedding import EmbeddingRecipe
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.env import ISQ, Environment, read_variable
 from paged_sdk.config.images import ImageLimits
@@ -45,6 +46,7 @@ from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.runner.device import choose_dtype
 from paged_sdk.threads import thread_must_start
 from paged_sdk.weights.checkpoint import Checkpoint, file_stamps, open_checkpoint
+from paged_sdk.weights.embedding_recipe import read_recipe
 from paged_sdk.weights.hub import resolve_model
 
 __all__ = [
@@ -69,6 +71,7 @@ class LoadedModel:
     :ivar is_quantized: whether its matrices are
     :ivar path: where its files lie
     :ivar files: what they were, as :func:`paged_sdk.weights.checkpoint.file_stamps` says it
+    :ivar recipe: how its texts become vectors
     :ivar vision: what the model needs to take images; None: it takes none
     :ivar importance: what errors of weights that are quantized are weighted by; None: nothing
     """
@@ -81,6 +84,7 @@ class LoadedModel:
     is_quantized: bool
     path: Path
     files: Mapping[Path, tuple[int, int]]
+    recipe: EmbeddingRecipe
     vision: LoadedVision | None = None
     importance: CheckpointImportance | None = None
 
@@ -142,12 +146,15 @@ def load_weights(
                 )
             finally:
                 text = text_beside.result()  # an error of the tokenizer goes before one of the weights
+        recipe = read_recipe(checkpoint)
         vision = None if settings.images is None else _vision(checkpoint, model, text, settings.images)
     finally:
         checkpoint.source.close()
     go_on()
     is_quantized = policy.makes_quantized(checkpoint.is_quantized)
-    return LoadedModel(model, text, settings, dtype, max_model_len, is_quantized, path, files, vision, importance)
+    return LoadedModel(
+        model, text, settings, dtype, max_model_len, is_quantized, path, files, recipe, vision, importance
+    )
 
 
 def _vision(checkpoint: Checkpoint, model: AnyModel, text: TextProcessor, limits: ImageLimits) -> LoadedVision:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from attrs import field, frozen
 
 from paged_sdk.chat.text_processor import TextProcessor
+from paged_sdk.config.embedding import EmbeddingRecipe
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.isq import IsqType
 from paged_sdk.engine.engine import Engine
@@ -31,6 +32,8 @@ class ModelParts:
     :ivar config: the engine's settings, all filled in
     :ivar vocab_size: how many logits a token has
     :ivar max_prompt_tokens: the longest prompt that fits context and KV pool
+    :ivar hidden_size: how many numbers a hidden state has
+    :ivar recipe: how its texts become vectors
     :ivar heals_tokens: whether the end of a text that is to be continued may be tokenized anew, with what follows
     :ivar images: puts images into prompts; None: the model takes none
     :ivar on_worker_start: called first on the worker thread
@@ -47,6 +50,8 @@ class ModelParts:
     config: EngineConfig
     vocab_size: int
     max_prompt_tokens: int
+    hidden_size: int
+    recipe: EmbeddingRecipe = field(factory=EmbeddingRecipe)
     heals_tokens: bool = False
     images: ImagePrompts | None = None
     on_worker_start: Callable[[], None] | None = None

@@ -8,6 +8,7 @@ from attrs import frozen
 
 from paged_sdk.engine.request_start import RequestStart
 from paged_sdk.sampling.raw_logprobs import RawLogprobs
+from paged_sdk.types.reading import ReadResult
 from paged_sdk.types.response import FinishReason, Usage
 
 __all__ = ["Listener", "Outbox", "RequestEvent"]
@@ -22,6 +23,7 @@ class RequestEvent:
     :ivar finish_reason: why the choice has ended; no more tokens follow
     :ivar prompt_logprobs: logprobs of every prompt token but the first, if asked for; sent with the first token
     :ivar start: what is known of the request's start; sent with the first token
+    :ivar reading: what was read off the prompt, if that was asked for; sent with the last event
     :ivar usage: set in the request's last event, unless that is an error
     :ivar error: the error that the request ends with
     """
@@ -32,6 +34,7 @@ class RequestEvent:
     finish_reason: FinishReason | None = None
     prompt_logprobs: tuple[RawLogprobs, ...] = ()
     start: RequestStart | None = None
+    reading: ReadResult | None = None
     usage: Usage | None = None
     error: Exception | None = None
 

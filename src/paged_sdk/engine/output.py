@@ -13,6 +13,7 @@ from paged_sdk.runner.output import RunnerOutput
 from paged_sdk.sampling.raw_logprobs import RawLogprobs
 from paged_sdk.scheduler.output import NewTokens, SchedulerOutput
 from paged_sdk.scheduler.sequence import Sequence
+from paged_sdk.types.reading import ReadResult
 from paged_sdk.types.response import FinishReason
 
 __all__ = ["OutputProcessor"]
@@ -73,6 +74,11 @@ class OutputProcessor:
                 if output.scheduled[row].start == 0:  # after a preemption the prompt is computed again
                     owner.prompt_logprobs.clear()
                 owner.prompt_logprobs.extend(entries)
+        for row, reading in result.readings.items():
+            owner = self._requests.get(output.scheduled[row].sequence.request.request_id)
+            if owner is not None and output.scheduled[row].sequence.finish_reason is not None:
+                owner.first_token_at = now
+                self._end(owner, owner.choices[0], "stop", now, reading)
         ended: list[Sequence] = []
         choices = self._choices
         for index, (sequence, token_ids) in enumerate(zip(new_tokens.sequences, new_tokens.token_ids, strict=True)):
@@ -184,13 +190,22 @@ class OutputProcessor:
         elif choice.text is not None and choice.text.is_stopped:
             self._end(owner, choice, "stop", now)
 
-    def _end(self, owner: RequestState, choice: ChoiceState, reason: FinishReason, now: float) -> None:
+    def _end(
+        self,
+        owner: RequestState,
+        choice: ChoiceState,
+        reason: FinishReason,
+        now: float,
+        reading: ReadResult | None = None,
+    ) -> None:
         choice.end(reason)
         is_last = owner.is_finished
         event = RequestEvent(
             request_id=owner.request.request_id,
             index=choice.index,
             finish_reason=choice.finish_reason,
+            start=None if reading is None else owner.start,
+            reading=reading,
             usage=owner.usage(now) if is_last else None,
         )
         owner.outbox.events.append((owner.listener, event))

@@ -92,7 +92,7 @@ class SequenceKvManager:
         best = Prefix(0, ())
         if table.share:
             for slot, kept in reversed(self._kept.items()):
-                reach = min(_reach_of_equal_keys(kept.cache_keys, table.cache_keys), len(token_ids) - 1)
+                reach = min(_reach_of_equal_keys(kept.cache_keys, table.cache_keys), table.may_share(len(token_ids)))
                 if reach > best.num_tokens:
                     num_common = min(common_prefix_length(kept.token_ids, token_ids), reach)
                     if num_common > best.num_tokens:

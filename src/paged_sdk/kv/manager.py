@@ -24,6 +24,7 @@ class KvTable:
     :ivar next_commit: computed tokens from which ``commit`` has something to do
     :ivar cache_keys: what, beside the tokens, the KV depends on: adapter, image content, cache salt
     :ivar share: whether to look for KV computed by others (no for a sequence that needs every prompt logit)
+    :ivar most_shared: how many leading tokens may have KV computed by others; None: all but the last
     :ivar hashes: chain hashes of the leading full blocks of the sequence's tokens, as far as they were needed
     :ivar num_published: leading blocks that are already known by their hash
     :ivar num_out_of_window: leading blocks given back because they are out of every sliding window
@@ -36,6 +37,7 @@ class KvTable:
         "epoch",
         "hashes",
         "ids",
+        "most_shared",
         "next_commit",
         "num_out_of_window",
         "num_published",
@@ -43,17 +45,24 @@ class KvTable:
         "version",
     )
 
-    def __init__(self, cache_keys: tuple[CacheKey, ...] = (), *, share: bool = True) -> None:
+    def __init__(
+        self, cache_keys: tuple[CacheKey, ...] = (), *, share: bool = True, most_shared: int | None = None
+    ) -> None:
         self.ids: list[int] = []
         self.capacity: int = 0
         self.next_commit: int = 0
         self.cache_keys: tuple[CacheKey, ...] = cache_keys
         self.share: bool = share
+        self.most_shared: int | None = most_shared
         self.hashes: list[bytes] = []
         self.num_published: int = 0
         self.num_out_of_window: int = 0
         self.epoch: int = 0
         self.version: int = 0
+
+    def may_share(self, num_tokens: int) -> int:
+        """Return how many of a sequence's first tokens may have KV computed by others."""
+        return num_tokens - 1 if self.most_shared is None else min(self.most_shared, num_tokens - 1)
 
     def depend_on(self, key: CacheKey) -> None:
         """Let the KV, of which there must be none yet, depend on one thing more."""

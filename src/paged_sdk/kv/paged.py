@@ -75,7 +75,7 @@ class KvCacheManager:
             return Prefix(0, ())
         self._extend_hashes(table, token_ids, len(token_ids))
         ids: list[int] = []
-        for digest in islice(table.hashes, (len(token_ids) - 1) // self.block_size):
+        for digest in islice(table.hashes, table.may_share(len(token_ids)) // self.block_size):
             block = self._pool.find(digest)
             if block is None:
                 return Prefix(len(ids) * self.block_size, tuple(ids), awaited=digest in self._pending)

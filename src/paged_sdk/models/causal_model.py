@@ -31,6 +31,14 @@ class CausalModel(Protocol):
         """
         ...
 
+    def normed(self, hidden: Tensor) -> Tensor:
+        """Return hidden states as the output projection reads them: after the last norm.
+
+        :param hidden: as for :meth:`logits`
+        :returns: ``[num_rows, hidden_size]`` float32
+        """
+        ...
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Compute scores over the vocabulary.
 

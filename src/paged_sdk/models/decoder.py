@@ -88,6 +88,10 @@ class DecoderModel:
                 normed = next_norm.forward(residual)
         return normed
 
+    def normed(self, hidden: Tensor) -> Tensor:
+        """Return rows of :meth:`forward`'s result, which are normed, in float32."""
+        return hidden.float()
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Compute scores over the vocabulary.
 

@@ -235,9 +235,13 @@ class FusedDecoderModel:
                 hidden[tokens] = decoder(hidden[tokens], part_ropes, part.slots, part.batch, part.cu_seqlens_read, own)
         return hidden
 
+    def normed(self, hidden: Tensor) -> Tensor:
+        """Compute the last norm of rows of :meth:`forward`'s result."""
+        return self._norm.forward(hidden)
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Do what :meth:`DecoderModel.logits` does; the last norm is computed here, for the requested rows only."""
-        normed = self._norm.forward(hidden)
+        normed = self.normed(hidden)
         # A head without a native kernel multiplies in the model's dtype; the native ones take float32.
         is_native = self._model.head.native_weights is not None
         return self._model.logits(normed if is_native else normed.to(self.dtype))

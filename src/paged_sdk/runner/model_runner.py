@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final, Protocol
 
 import torch
-from attrs import define, frozen
+from attrs import define, field, frozen
 from torch import Tensor
 
 from paged_sdk.adapters.bank import AdapterBank
@@ -22,6 +22,7 @@ from paged_sdk.runner.device_decoding import DeviceDecoding, Way
 from paged_sdk.runner.image_vectors import ImageVectors
 from paged_sdk.runner.input_batch import make_input_batch
 from paged_sdk.runner.output import FinishedStep, PendingStep, RunnerOutput
+from paged_sdk.runner.prompt_reader import PromptReader
 from paged_sdk.runner.sampled_step import SampledStep
 from paged_sdk.sampling.candidates import select_rows
 from paged_sdk.sampling.device_sampler import Drawn
@@ -132,12 +133,14 @@ class _Parts:
     device_decoding: DeviceDecoding | None
     adapters: AdapterBank | None
     images: ImageVectors | None
+    reader: PromptReader = field(factory=PromptReader)
 
     def submit(self, output: SchedulerOutput) -> PendingStep:
         if output.copies:
             self.backend.copy([(copy.src, copy.dst, copy.num_tokens) for copy in output.copies])
         self.backend.release(output.released)
         self.sampler.forget(output.finished_seq_ids)
+        self.reader.forget(output.finished_seq_ids)
         if self.device_decoding is not None:
             self.device_decoding.forget(output.finished_seq_ids)
         scheduled = output.scheduled
@@ -157,6 +160,7 @@ class _Parts:
         if prepared is None:
             prepared = self.sampler.prepare([target.row for target in on_host])
         self._add_prompt_logprobs(scheduled, first_tokens, hidden, result)
+        self.reader.read(scheduled, first_tokens, hidden, self.model, result)
         if not targets:
             return self._unsampled(scheduled, hidden, result)
         if prepared.settled:

@@ -11,6 +11,7 @@ from paged_sdk.config.isq import IsqType
 from paged_sdk.errors import PagedError
 from paged_sdk.sampling.raw_logprobs import RawLogprobs
 from paged_sdk.scheduler.output import SchedulerOutput
+from paged_sdk.types.reading import ReadResult
 
 __all__ = ["FinishedStep", "PendingStep", "Runner", "RunnerOutput"]
 
@@ -25,6 +26,7 @@ class RunnerOutput:
     :ivar failed: maps a row to the error that its request ends with, such as one about non-finite logits; other results
         of such a row are ignored
     :ivar forced: maps a row to the indices of those of its tokens that its constraint left no choice in
+    :ivar readings: maps a row that ends a prompt to what was read off the whole prompt
     """
 
     token_ids: list[list[int]]
@@ -32,6 +34,7 @@ class RunnerOutput:
     prompt_logprobs: dict[int, list[RawLogprobs]] = field(factory=dict)
     failed: dict[int, PagedError] = field(factory=dict)
     forced: dict[int, list[int]] = field(factory=dict)
+    readings: dict[int, ReadResult] = field(factory=dict)
 
     def part(self, rows: Sequence[int]) -> RunnerOutput:
         """Make the results of a step that has only some of the rows.
@@ -45,6 +48,7 @@ class RunnerOutput:
             {places[row]: entries for row, entries in self.prompt_logprobs.items() if row in places},
             {places[row]: error for row, error in self.failed.items() if row in places},
             {places[row]: indices for row, indices in self.forced.items() if row in places},
+            {places[row]: result for row, result in self.readings.items() if row in places},
         )
 
 

@@ -97,7 +97,9 @@ class SchedulerOutput:
                 token_ids.append(AWAITED)
             token_ids += drafts
             num_logits = 1 + len(drafts) if row.num_samples else 0
-            if sequence.request.sampling.prompt_logprobs is not None:
+            if sequence.request.reading is not None:
+                num_logits = _num_read(sequence, row)
+            elif sequence.request.sampling.prompt_logprobs is not None:
                 num_logits = len(token_ids)
             rows.append(
                 StepRow(
@@ -116,6 +118,12 @@ class SchedulerOutput:
             )
         copies = [(copy.src, copy.dst, copy.num_tokens) for copy in self.copies]
         return Step(rows=rows, copies=copies, released=self.released, finished_seq_ids=self.finished_seq_ids)
+
+
+def _num_read(sequence: Sequence, row: ScheduledSequence) -> int:
+    """Return how many of a row's tokens, counted from the last, have hidden states that are read."""
+    states = sequence.request.reading.states(sequence.num_prompt_tokens) if sequence.request.reading else range(0)
+    return row.end - max(row.start, states.start) if row.start < states.stop and states.start < row.end else 0
 
 
 @define(eq=False)

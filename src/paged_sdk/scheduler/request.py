@@ -12,6 +12,7 @@ from paged_sdk.constraints.grammar import Grammar
 from paged_sdk.kv.block_hash import CacheKey
 from paged_sdk.types.adapter import AdapterUse
 from paged_sdk.types.media import PromptMedia
+from paged_sdk.types.reading import Reading
 from paged_sdk.types.request import RequestOptions
 
 __all__ = ["Request"]
@@ -39,6 +40,7 @@ class Request:
     :ivar adapter_start: the first token that goes through it
     :ivar media: the images of the prompt; None: it has none
     :ivar cache_keys: everything beside the tokens that its KV depends on
+    :ivar reading: what is read off the prompt, which then ends the request; None: it is continued by a text
     """
 
     request_id: str
@@ -56,6 +58,7 @@ class Request:
     adapter_start: int = 0
     media: PromptMedia | None = None
     cache_keys: tuple[CacheKey, ...] = ()
+    reading: Reading | None = None
     options: RequestOptions = field(factory=RequestOptions)
 
     @property
@@ -64,7 +67,15 @@ class Request:
         return self.sampling.n_choices
 
     @property
+    def most_shared(self) -> int | None:
+        """Return how many leading tokens may have their KV from the prefix cache; None: all but the last. Tokens whose
+        hidden states are read have to be computed: a cached block has none.
+        """
+        if self.reading is not None:
+            return self.reading.states(len(self.prompt_token_ids)).start
+        return None if self.sampling.prompt_logprobs is None else 0
+
+    @property
     def shares_prefix(self) -> bool:
-        """Say whether it may use KV from the prefix cache. It may not where it asks for logprobs of prompt tokens: a
-        cached block has no logits."""
-        return self.sampling.prompt_logprobs is None
+        """Say whether it may use KV from the prefix cache at all."""
+        return self.most_shared != 0

@@ -240,6 +240,8 @@ class Scheduler:
             else:
                 sequence.num_computed_tokens = row.end
                 self._kv.commit(sequence.table, sequence.token_ids, row.end)
+                if sequence.request.reading is not None and row.end == sequence.num_prompt_tokens:
+                    self.finish(sequence, "stop")
                 for sample, choice in enumerate(self._fork(row) if row.num_samples else ()):
                     token, reason = self._append(choice, token_ids[sample : sample + 1])
                     new_tokens.add(choice, token, index, sample)
@@ -492,7 +494,8 @@ def _whole_start(sequence: Sequence, end: int) -> int:
 
 def _row(sequence: Sequence, start: int, num_new_tokens: int) -> ScheduledSequence:
     """Make a row of prompt tokens, or of tokens that are recomputed after a preemption."""
-    num_samples = sequence.num_choices if start + num_new_tokens == sequence.length else 0
+    is_read = sequence.request.reading is not None  # then nothing follows the prompt
+    num_samples = sequence.num_choices if start + num_new_tokens == sequence.length and not is_read else 0
     if num_samples:
         assert num_samples == 1 or not sequence.num_awaited, f"{sequence} is to be forked first"
         sequence.length += 1

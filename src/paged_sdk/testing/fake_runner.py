@@ -8,6 +8,8 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+
 from paged_sdk.config.isq import IsqType
 from paged_sdk.errors import ConfigError, ModelClosedError, NumericalError, RequestError
 from paged_sdk.runner.output import FinishedStep, PendingStep, RunnerOutput
@@ -95,6 +97,7 @@ class FakeRunner:
                 prompt_top_n = row.sequence.request.sampling.prompt_logprobs
                 if prompt_top_n is not None:
                     result.prompt_logprobs[index] = self._prompt_logprobs(row, prompt_top_n)
+                self._read(row, index, result)
             except (RequestError, NumericalError) as error:
                 result.failed[index] = error
             result.token_ids.append(tokens)
@@ -142,6 +145,13 @@ class FakeRunner:
             text.append(draft)
             tokens.append(self._say(request, prompt, text, row.sequence.choice_index))
         return tokens
+
+    def _read(self, row: ScheduledSequence, index: int, result: RunnerOutput) -> None:
+        """Read off a prompt that ends how often each token is in it, as the mean of hidden states would say."""
+        sequence = row.sequence
+        if sequence.request.reading is not None and row.end == sequence.num_prompt_tokens:
+            counts = np.bincount(sequence.token_ids, minlength=self._vocab_size)
+            result.readings[index] = (counts / len(sequence.token_ids)).astype(np.float32)
 
     def _texts(self, row: ScheduledSequence) -> tuple[list[int], list[int]]:
         """Return prompt and output of a row, with the token that only the step before knows."""

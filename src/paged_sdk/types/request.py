@@ -33,11 +33,13 @@ __all__ = [
     "CompletionOptions",
     "PromptLike",
     "PromptsLike",
+    "ReadingOptions",
     "RequestBuilder",
     "RequestOptions",
     "as_prompts",
     "as_request",
     "completion_options",
+    "reading_options",
 ]
 
 
@@ -377,9 +379,36 @@ def completion_options(sampling: SamplingParams | None, options: CompletionOptio
     return RequestOptions(sampling=sampling, **options)
 
 
-def as_prompts(prompt: PromptsLike) -> list[PromptLike]:
+class ReadingOptions(TypedDict, total=False):
+    """Names the keyword arguments of requests that read something off texts, and generate none. They mean what the
+    calls of :class:`RequestBuilder` do.
+
+    :ivar priority: higher goes first; equal ones in order of arrival
+    :ivar timeout: seconds until :class:`RequestTimeoutError`, for all texts together; None waits
+    :ivar cache_salt: share prefix-cache blocks only with requests of the same salt; None: with all that have none
+    :ivar adapter: the name of the loaded adapter that the texts go through; None: none
+    """
+
+    priority: int
+    timeout: float | None
+    cache_salt: str | None
+    adapter: str | None
+
+
+def reading_options(options: ReadingOptions) -> RequestOptions:
+    """Check what such a request says beside its texts.
+
+    :raises InvalidRequestError: an option that does not exist, or a value that cannot be used
+    """
+    for name in options.keys() - ReadingOptions.__annotations__.keys():
+        raise InvalidRequestError.of("option", name, "one of " + ", ".join(ReadingOptions.__annotations__))
+    return RequestOptions(**options)
+
+
+def as_prompts(prompt: PromptsLike, name: str = "prompt") -> list[PromptLike]:
     """Return the prompts of a completion. Token ids are not checked.
 
+    :param name: what errors call them
     :raises InvalidRequestError: a list that begins with a text or a list, and holds something else too
     """
     if isinstance(prompt, str | bytes) or not isinstance(prompt, Sequence) or not prompt:
@@ -388,7 +417,7 @@ def as_prompts(prompt: PromptsLike) -> list[PromptLike]:
         return [cast(PromptLike, prompt)]
     for each in prompt:
         if not _is_prompt(each):
-            raise InvalidRequestError.of("prompt", each, "a text or token ids, like the other prompts of the list")
+            raise InvalidRequestError.of(name, each, "a text or token ids, like the other prompts of the list")
     return list(cast(Sequence[PromptLike], prompt))
 
 

@@ -31,8 +31,8 @@ class StepRow:
     :ivar num_prompt_tokens: how many tokens of the sequence are its prompt; those after them were generated
     :ivar kv_version: changes when an entry of ``kv_ids`` that will be read has changed; entries added at the end do not
         change it
-    :ivar num_logits: the number of tokens, counted from the last, whose logits are needed; of others, a model need not
-        compute more than their keys and values
+    :ivar num_logits: the number of tokens, counted from the last, whose logits or hidden states are needed; of others,
+        a model need not compute more than their keys and values
     :ivar is_long: whether the sequence has outgrown the length from which on all its keys are rotated otherwise
     :ivar adapter: the number of the adapter that the tokens go through; None: none
     :ivar adapter_start: the first token of the sequence that goes through it; those before it go through none

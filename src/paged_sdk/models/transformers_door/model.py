@@ -92,6 +92,10 @@ class TransformersModel:
         self.transformers_model(**given)
         return self._body.take()
 
+    def normed(self, hidden: Tensor) -> Tensor:
+        """Return rows of :meth:`forward`'s result, which are normed, in float32."""
+        return hidden.float()
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Compute scores over the vocabulary.
 

@@ -1,0 +1,213 @@
+"""Makes vectors of texts."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from paged_sdk.chat.token_healing import EncodedPrompt
+from paged_sdk.config.checks import as_optional_int, is_token_id, is_unicode
+from paged_sdk.config.embedding import POOLINGS, EmbeddingRecipe, Pooling
+from paged_sdk.errors import ContextLengthError, InvalidRequestError
+from paged_sdk.loaded_adapters import LoadedAdapters
+from paged_sdk.logs import get_logger
+from paged_sdk.preparation import RequestPreparer, in_thread
+from paged_sdk.prompt_batch import PromptBatch, most_under_way
+from paged_sdk.scheduler.request import Request
+from paged_sdk.types.embedding import EmbeddingResponse
+from paged_sdk.types.reading import PooledVector
+from paged_sdk.types.request import PromptLike, PromptsLike, RequestOptions, as_prompts
+from paged_sdk.worker.worker import Worker
+
+if TYPE_CHECKING:  # importing the package loads no numpy
+    import numpy as np
+    import numpy.typing as npt
+
+__all__ = ["Embedder"]
+
+_log = get_logger(__name__)
+
+
+class Embedder:
+    """Makes vectors of texts, each a request of its own for the engine.
+
+    :param recipe: what the checkpoint says of it
+    :param hidden_size: how many numbers a hidden state has
+    :param model: the model's name, as responses have it
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        preparer: RequestPreparer,
+        adapters: LoadedAdapters,
+        *,
+        recipe: EmbeddingRecipe,
+        hidden_size: int,
+        model: str,
+    ) -> None:
+        self._worker = worker
+        self._preparer = preparer
+        self._adapters = adapters
+        self._recipe = recipe
+        self._size = recipe.dense[-1].weight.shape[0] if recipe.dense else hidden_size
+        self._model = model
+        self._has_said_pooling = False
+
+    async def embed(
+        self,
+        texts: PromptsLike,
+        *,
+        pooling: Pooling | None,
+        normalize: bool | None,
+        dimensions: int | None,
+        prompt_name: str | None,
+        truncation: bool,
+        options: RequestOptions,
+    ) -> EmbeddingResponse:
+        """Do what :meth:`paged_sdk.Model.embed` says."""
+        recipe, preparer = self._recipe, self._preparer
+        pooling = self._pooling(pooling)
+        for name, flag in (
+            ("truncation", truncation),
+            ("normalize", recipe.normalize if normalize is None else normalize),
+        ):
+            if not isinstance(flag, bool):
+                raise InvalidRequestError.of(name, flag, "True or False")
+        dimensions = as_optional_int(dimensions)
+        if dimensions is not None and not (is_token_id(dimensions) and 1 <= dimensions <= self._size):
+            raise InvalidRequestError.of("dimensions", dimensions, f"an int from 1 to {self._size}, or None")
+        put_before = self._prompt(prompt_name)
+        prompts = [self._checked(text, prompt_name) for text in as_prompts(texts, "texts")]
+        adapter = self._adapters.use(options.adapter)
+        sampling = preparer.sampling(RequestOptions())
+        request_id = f"embd-{uuid.uuid4().hex}"
+
+        def make(first: int, end: int) -> list[Request]:
+            arrival, made = time.monotonic(), []
+            for place in range(first, end):
+                token_ids, num_before = self._encode(prompts[place], put_before, place, truncation=truncation)
+                made.append(
+                    preparer.prepare(
+                        EncodedPrompt(token_ids),
+                        options,
+                        sampling,
+                        request_id=f"{request_id}-{place}",
+                        arrival=arrival,
+                        continues_prompt=True,
+                        adapter=adapter,
+                        reading=PooledVector(
+                            pooling, 0 if recipe.pools_prompt else min(num_before, len(token_ids) - 1)
+                        ),
+                    )
+                )
+            return made
+
+        batch = PromptBatch(
+            self._worker,
+            lambda first, end: in_thread(partial(make, first, end)),
+            len(prompts),
+            most=most_under_way(preparer.config),
+            request_id=request_id,
+            timeout=options.timeout,
+        )
+        read = await batch.read()
+        usage = batch.usage(time.monotonic())
+        normalizes = recipe.normalize if normalize is None else normalize
+        vectors = await in_thread(
+            lambda: self._finish([each.result for each in read], dimensions, normalize=normalizes)
+        )
+        return EmbeddingResponse(embeddings=vectors, model=self._model, usage=usage)
+
+    def _pooling(self, asked: Pooling | None) -> Pooling:
+        if asked is not None:
+            if not isinstance(asked, str) or asked not in POOLINGS:
+                allowed = "one of " + ", ".join(POOLINGS) + ", or None"
+                raise InvalidRequestError.of("pooling", asked, allowed)
+            return asked
+        if self._recipe.why_not is not None:
+            raise InvalidRequestError(
+                f"{self._recipe.why_not}: with pooling = one of {', '.join(POOLINGS)}, vectors are made of the hidden "
+                "states alone",
+                field="pooling",
+                allowed="one of " + ", ".join(POOLINGS),
+            )
+        if self._recipe.pooling is None and not self._has_said_pooling:
+            self._has_said_pooling = True
+            _log.info("%s does not say how texts become vectors: the last token's hidden state is.", self._model)
+        return self._recipe.pooling or "last"
+
+    def _prompt(self, name: str | None) -> str:
+        """Return what is put before each text.
+
+        :raises InvalidRequestError: there is no prompt of that name
+        """
+        prompts = self._recipe.prompts
+        name = self._recipe.default_prompt if name is None else name
+        if name is None:
+            return ""
+        if not isinstance(name, str) or name not in prompts:
+            names = ", ".join(prompts) or "the checkpoint has no prompts"
+            raise InvalidRequestError.of("prompt_name", name, f"None, or one of the checkpoint's prompts: {names}")
+        return prompts[name]
+
+    def _checked(self, text: PromptLike, prompt_name: str | None) -> str | Sequence[int]:
+        """Return a text, or token ids that nobody changes meanwhile."""
+        if isinstance(text, str):
+            if not is_unicode(text):
+                raise InvalidRequestError.of("texts", text, "Unicode without lone surrogates")
+            return text
+        if prompt_name is not None:
+            raise InvalidRequestError.of("prompt_name", prompt_name, "None beside texts that are token ids")
+        return list(self._preparer.check_token_ids("texts", text))
+
+    def _encode(
+        self, text: str | Sequence[int], put_before: str, place: int, *, truncation: bool
+    ) -> tuple[Sequence[int], int]:
+        """Return the tokens of a text, and how many of them are those of the prompt before it.
+
+        :raises InvalidRequestError: there are none
+        :raises ContextLengthError: there are too many
+        """
+        tokenizer, limit = self._preparer.text.tokenizer, self._preparer.max_prompt_tokens
+        if self._recipe.max_tokens is not None:
+            limit = min(limit, self._recipe.max_tokens)
+        num_before, suffix = 0, tokenizer.special.suffix
+        if isinstance(text, str):
+            whole = put_before + text
+            token_ids: Sequence[int] = tokenizer.encode(
+                whole.lower() if self._recipe.lower_case else whole, add_special_tokens=True
+            )
+            if put_before:
+                num_before = len(tokenizer.encode(put_before, add_special_tokens=True)) - len(suffix)
+        else:
+            token_ids, suffix = text, ()
+        if not token_ids:
+            raise InvalidRequestError.of(f"texts[{place}]", text, "a text of at least one token")
+        if len(token_ids) > limit:
+            if not truncation:
+                raise ContextLengthError(
+                    f"texts[{place}] has {len(token_ids)} tokens, {limit} fit: shorten it, or use truncation=True",
+                    num_tokens=len(token_ids),
+                    limit=limit,
+                )
+            token_ids = [*token_ids[: limit - len(suffix)], *suffix]
+        return token_ids, num_before
+
+    def _finish(
+        self, pooled: Sequence[npt.NDArray[np.float32]], dimensions: int | None, *, normalize: bool
+    ) -> npt.NDArray[np.float32]:
+        import numpy as np
+
+        vectors = np.stack(pooled)
+        for layer in self._recipe.dense:
+            vectors = layer.apply(vectors)
+        if dimensions is not None:
+            vectors = vectors[:, :dimensions]
+        if normalize:
+            # A vector of zeros stays one.
+            vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        return np.ascontiguousarray(vectors, dtype=np.float32)

@@ -1,0 +1,40 @@
+"""Say what is read off a prompt for which no text is generated."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+from attrs import frozen
+
+from paged_sdk.config.embedding import Pooling
+
+if TYPE_CHECKING:  # importing the package loads no numpy
+    import numpy as np
+    import numpy.typing as npt
+
+__all__ = ["PooledVector", "ReadResult", "Reading"]
+
+
+@frozen
+class PooledVector:
+    """Asks for the hidden states of a prompt, after the last norm, made one vector.
+
+    :ivar first_token: tokens before it are not pooled
+    """
+
+    pooling: Pooling
+    first_token: int = 0
+
+    def states(self, num_tokens: int) -> range:
+        """Return the tokens of a prompt whose hidden states are read."""
+        match self.pooling:
+            case "last":
+                return range(num_tokens - 1, num_tokens)
+            case "cls":
+                return range(self.first_token, self.first_token + 1)
+        return range(self.first_token, num_tokens)
+
+
+Reading: TypeAlias = PooledVector
+ReadResult: TypeAlias = "npt.NDArray[np.float32]"
+"""What comes of a :data:`Reading`: of a :class:`PooledVector` a vector, ``[hidden_size]``."""

@@ -1,0 +1,157 @@
+"""Read what a checkpoint says of how its texts become vectors: sentence-transformers' files, or GGUF metadata."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from attrs import evolve
+
+from paged_sdk.config.checks import plain
+from paged_sdk.config.embedding import DenseLayer, EmbeddingRecipe, Pooling
+from paged_sdk.errors import CheckpointError, shown
+from paged_sdk.files import is_file, read_json, read_json_if_there, read_text
+from paged_sdk.weights.checkpoint import Checkpoint
+from paged_sdk.weights.safetensors_source import SafetensorsSource
+
+__all__ = ["read_recipe"]
+
+_MODES: Final[Mapping[str, Pooling]] = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_weightedmean_tokens": "weighted_mean",
+    "pooling_mode_lasttoken": "last",
+}
+_NAMES: Final[Mapping[str, Pooling]] = {
+    "cls": "cls",
+    "max": "max",
+    "mean": "mean",
+    "weightedmean": "weighted_mean",
+    "lasttoken": "last",
+}
+_GGUF: Final[Mapping[int, Pooling | None]] = {0: None, 1: "mean", 2: "cls", 3: "last"}
+_RANK: Final = 4
+_ACTIVATIONS: Final = {"Identity": False, "Tanh": True}
+_MOST_MODULES: Final = 16
+
+
+def read_recipe(checkpoint: Checkpoint) -> EmbeddingRecipe:
+    """Read how texts become vectors. What is asked for and not computed here is ``why_not``: it keeps nobody from
+    generating text.
+
+    :raises CheckpointError: a file cannot be read
+    """
+    if checkpoint.metadata is not None:
+        return _of_gguf(checkpoint.metadata)
+    path = checkpoint.path / "modules.json"
+    return _of_modules(checkpoint.path) if is_file(path) else EmbeddingRecipe()
+
+
+def _of_gguf(metadata: Mapping[str, Any]) -> EmbeddingRecipe:
+    key = f"{metadata.get('general.architecture')}.pooling_type"
+    value = plain(metadata.get(key))
+    if value is None:
+        return EmbeddingRecipe()
+    if value == _RANK and not isinstance(value, bool):
+        return EmbeddingRecipe(why_not=f"{key} = {value}: this model ranks texts, and makes no vectors of them")
+    if isinstance(value, bool) or value not in _GGUF:
+        raise CheckpointError(f"{key} = {shown(value)} is not allowed: expected an int from 0 to {_RANK}")
+    return EmbeddingRecipe(pooling=_GGUF[value])
+
+
+def _of_modules(directory: Path) -> EmbeddingRecipe:
+    """Read what sentence-transformers makes of a directory: modules, in order, and the prompts of its texts."""
+    path = directory / "modules.json"
+    modules = _module_list(path)
+    recipe = EmbeddingRecipe(normalize=False)
+    for place, module in enumerate(modules[:_MOST_MODULES]):
+        kind = str(module.get("type", "")).rpartition(".")[2]
+        own = directory / _relative(path, module.get("path", ""))
+        if recipe.normalize and kind != "Normalize":
+            return evolve(recipe, why_not=f"{path}: {kind} after Normalize is not computed here")
+        match kind:
+            case "Transformer" if place == 0:
+                settings = read_json_if_there(own / "sentence_bert_config.json")
+                most, lower = settings.get("max_seq_length"), settings.get("do_lower_case", False)
+                if most is not None and (type(most) is not int or most < 1):
+                    raise CheckpointError(f"{own}: max_seq_length = {shown(most)}: expected an int >= 1", path=own)
+                recipe = evolve(recipe, max_tokens=most, lower_case=bool(lower))
+            case "Pooling":
+                recipe = _pooled(recipe, own / "config.json")
+            case "Dense":
+                recipe = _with_dense(recipe, own)
+            case "Normalize":
+                recipe = evolve(recipe, normalize=True)
+            case _:
+                recipe = evolve(recipe, why_not=f"{path}: a module {shown(kind)} at place {place} is not computed here")
+        if recipe.why_not is not None:
+            return recipe
+    if recipe.pooling is None:
+        return evolve(recipe, why_not=f"{path} has no Pooling")
+    return _with_prompts(recipe, directory / "config_sentence_transformers.json")
+
+
+def _module_list(path: Path) -> list[dict[str, Any]]:
+    try:
+        content = json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not JSON: {error}", path=path) from error
+    if not isinstance(content, list) or not all(isinstance(each, dict) for each in content):
+        raise CheckpointError(f"{path}: expected a list of modules", path=path)
+    return content
+
+
+def _relative(path: Path, value: object) -> str:
+    """Return the directory of a module, which lies within the checkpoint's."""
+    if not isinstance(value, str) or value.startswith("/") or ".." in Path(value).parts or "\0" in value:
+        raise CheckpointError(f"{path}: path = {shown(value)}: expected a directory beside it", path=path)
+    return value
+
+
+def _pooled(recipe: EmbeddingRecipe, path: Path) -> EmbeddingRecipe:
+    settings = read_json(path)
+    named = settings.get("pooling_mode")
+    modes = [name for name, on in settings.items() if name.startswith("pooling_mode_") and on is True]
+    found = [_NAMES.get(str(named))] if named is not None else [_MODES.get(mode) for mode in modes]
+    if len(found) != 1 or found[0] is None:
+        asked = shown(named) if named is not None else ", ".join(modes) or "nothing"
+        return evolve(recipe, why_not=f"{path} pools by {asked}, which is not computed here")
+    return evolve(recipe, pooling=found[0], pools_prompt=settings.get("include_prompt", True) is not False)
+
+
+def _with_dense(recipe: EmbeddingRecipe, directory: Path) -> EmbeddingRecipe:
+    settings = read_json(directory / "config.json")
+    activation = str(settings.get("activation_function", "")).rpartition(".")[2]
+    if activation not in _ACTIVATIONS:
+        return evolve(recipe, why_not=f"{directory}: activation_function {shown(activation)} is not computed here")
+    if not is_file(directory / "model.safetensors"):
+        return evolve(recipe, why_not=f"{directory} has no model.safetensors, and pickled weights are refused")
+    source = SafetensorsSource(directory)
+    try:
+        cpu = torch.device("cpu")
+        weight = source.tensor("linear.weight", torch.float32, cpu).numpy()
+        bias = source.tensor("linear.bias", torch.float32, cpu).numpy() if "linear.bias" in source else None
+    finally:
+        source.close()
+    if weight.ndim != 2 or (recipe.dense and weight.shape[1] != recipe.dense[-1].weight.shape[0]):
+        raise CheckpointError(f"{directory}: linear.weight has shape {list(weight.shape)}", path=directory)
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise CheckpointError(f"{directory}: linear.bias has shape {list(bias.shape)}", path=directory)
+    return evolve(recipe, dense=(*recipe.dense, DenseLayer(weight, bias, _ACTIVATIONS[activation])))
+
+
+def _with_prompts(recipe: EmbeddingRecipe, path: Path) -> EmbeddingRecipe:
+    settings = read_json_if_there(path)
+    prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
+    are_texts = isinstance(prompts, dict) and all(isinstance(text, str) for text in prompts.values())
+    if not are_texts or (default is not None and default not in prompts):
+        raise CheckpointError(
+            f"{path}: prompts = {shown(prompts)}, default_prompt_name = {shown(default)}: expected texts by name, and "
+            "one of the names or null",
+            path=path,
+        )
+    return evolve(recipe, prompts=prompts, default_prompt=default)
