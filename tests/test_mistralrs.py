@@ -662,7 +662,7 @@ def test_stream_decides_the_type() -> None:
         ({"n_choices": 0}, "n_choices"),
         ({"n_choices": 9}, "n_choices"),
         ({"max_tokens": 0}, "max_len"),
-        ({"top_logprobs": 2}, "logprobs=True"),
+        ({"top_logprobs": 2}, "logprobs is true"),
         ({"dry_base": 1.5}, "dry_base .* dry_multiplier"),
         ({"dry_sequence_breakers": ["\n"]}, "dry_sequence_breakers .* dry_multiplier"),
     ],

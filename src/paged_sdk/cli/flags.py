@@ -47,6 +47,7 @@ AnyBuilder: TypeAlias = Builder | TextSpeculativeBuilder
 _FlagsT = TypeVar("_FlagsT")
 
 FLAG_OF = {
+    "adapter_folder": "--adapter-folder",
     "api_keys": "--api-key",
     "block_size": "--pa-block-size",
     "calibrate": "--calibrate",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -69,6 +70,12 @@ Adapters = Annotated[
         rich_help_panel=options.MODEL,
     ),
 ]
+AdapterFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--adapter-folder", metavar="DIR", help="Clients may load adapters from there.", rich_help_panel=SERVER
+    ),
+]
 
 
 def serve(
@@ -81,6 +88,7 @@ def serve(
     max_body_mb: MaxBodyMb = 64,
     timeout: Timeout = None,
     drain_timeout: DrainTimeout = 60.0,
+    adapter_folder: AdapterFolder = None,
     verbose: options.Verbose = False,
     quiet: options.Quiet = False,
     version: options.Version = False,
@@ -137,4 +145,5 @@ def serve(
             max_body_bytes=max_body_mb << 20,
             timeout=timeout,
             drain_timeout=drain_timeout,
+            adapter_folder=adapter_folder,
         )

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Generic, Literal
 
 from attrs import evolve, field, frozen
 
-from paged_sdk import Constraint, DryParams, InvalidRequestError, RequestBuilder, SamplingParams, Tool
+from paged_sdk import Constraint, InvalidRequestError, RequestBuilder, SamplingParams, Tool
 from paged_sdk.mistralrs.unsupported import is_optional_count, is_optional_text, is_switch, is_text, unsupported
+from paged_sdk.wire.sampling import constraint_of, dry_params, top_n_logprobs
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -94,7 +95,12 @@ class _Request:
             n_choices=self.n_choices,
             top_n_logprobs=self._top_n_logprobs(),
             seed=seed,
-            dry_params=self._dry_params(),
+            dry_params=dry_params(
+                multiplier=self.dry_multiplier,
+                base=self.dry_base,
+                allowed_length=self.dry_allowed_length,
+                sequence_breakers=self.dry_sequence_breakers,
+            ),
         )
 
     def constraint(self) -> Constraint | None:
@@ -108,32 +114,9 @@ class _Request:
         if self.grammar is None or self.grammar_type is None:
             missing = "grammar" if self.grammar is None else "grammar_type"
             raise InvalidRequestError.of(missing, None, "both grammar and grammar_type, or none")
-        makes = {
-            "regex": Constraint.regex,
-            "lark": Constraint.lark,
-            "json_schema": Constraint.json_schema,
-            "llguidance": Constraint.llguidance,
-        }
-        if self.grammar_type not in makes:
-            raise InvalidRequestError.of("grammar_type", self.grammar_type, f"one of {', '.join(makes)}")
-        return makes[self.grammar_type](self.grammar)
+        return constraint_of(self.grammar_type, self.grammar, field="grammar_type")
 
     def _top_n_logprobs(self) -> int | None:
-        return None
-
-    def _dry_params(self) -> DryParams | None:
-        details: dict[str, Any] = {
-            "base": self.dry_base,
-            "allowed_length": self.dry_allowed_length,
-            "sequence_breakers": self.dry_sequence_breakers,
-        }
-        given = {name: value for name, value in details.items() if value is not None}
-        if self.dry_multiplier is not None:
-            return DryParams(multiplier=self.dry_multiplier, **given)
-        for name, value in given.items():
-            raise InvalidRequestError(
-                f"dry_{name} does nothing without dry_multiplier: give both or none", field=f"dry_{name}", value=value
-            )
         return None
 
 
@@ -225,15 +208,7 @@ class ChatCompletionRequest(_Request, Generic[StreamT]):
         return "none" if self.tool_choice is ToolChoice.NoTools else "auto"
 
     def _top_n_logprobs(self) -> int | None:
-        if self.logprobs:
-            return 1 if self.top_logprobs is None else self.top_logprobs
-        if self.top_logprobs is not None:
-            raise InvalidRequestError(
-                "top_logprobs does nothing without logprobs=True: give both or none",
-                field="top_logprobs",
-                value=self.top_logprobs,
-            )
-        return None
+        return top_n_logprobs(self.logprobs, self.top_logprobs, default=1)
 
 
 @frozen

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final
 
+from attrs import frozen
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -16,26 +17,52 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from paged_sdk import Model
+from paged_sdk.server.adapter_routes import AdapterRoutes
 from paged_sdk.server.answers import Answers
 from paged_sdk.server.drain import Drain
 from paged_sdk.server.errors import problem_response
 from paged_sdk.server.front import Front
 from paged_sdk.server.metrics import Metrics
+from paged_sdk.server.openapi import Operation, openapi_document
 from paged_sdk.server.served_models import ModelSource, ServedModels
 from paged_sdk.server.settings import ServerSettings
+from paged_sdk.wire.adapters import LOAD_ADAPTER, UNLOAD_ADAPTER
+from paged_sdk.wire.body import BodyReader
 from paged_sdk.wire.call import Call
-from paged_sdk.wire.chat_completions import read_chat_completion
-from paged_sdk.wire.completions import read_completion
+from paged_sdk.wire.chat_completions import CHAT_COMPLETION, read_chat_completion
+from paged_sdk.wire.completions import COMPLETION, read_completion
 from paged_sdk.wire.models import model_card, model_list
 from paged_sdk.wire.problem import Problem
 
 __all__ = ["ModelServer", "create_app"]
 
-CALLS: Final[Mapping[str, Callable[[object], Call[Any, Any]]]] = {
-    "/v1/chat/completions": read_chat_completion,
-    "/v1/completions": read_completion,
-}
-"""Maps the paths of the APIs that generate text to what reads their bodies."""
+
+@frozen
+class Api:
+    """Describes an API that generates text.
+
+    :ivar read: returns what a body asks for
+    """
+
+    path: str
+    summary: str
+    body: BodyReader[Any]
+    read: Callable[[object], Call[Any, Any]]
+
+
+APIS: Final = (
+    Api("/v1/chat/completions", "Continue a conversation.", CHAT_COMPLETION, read_chat_completion),
+    Api("/v1/completions", "Continue a text.", COMPLETION, read_completion),
+)
+OTHERS: Final = (
+    Operation(path="/v1/models", summary="List models and adapters."),
+    Operation(path="/v1/models/{model}", summary="Describe a model or an adapter.", parameter="model"),
+    Operation(path="/v1/load_lora_adapter", summary="Load an adapter.", body=LOAD_ADAPTER),
+    Operation(path="/v1/unload_lora_adapter", summary="Unload an adapter.", body=UNLOAD_ADAPTER),
+    Operation(path="/health", summary="Tell whether the process answers."),
+    Operation(path="/ready", summary="Tell whether requests are taken."),
+    Operation(path="/metrics", summary="Show figures for Prometheus.", media_type="text/plain"),
+)
 
 
 class ModelServer(Starlette):
@@ -60,11 +87,15 @@ class ModelServer(Starlette):
         )
         front = Middleware(Front, settings=settings, drain=self.drain, metrics=metrics)
         answers = partial(Answers, models=models, metrics=metrics, settings=settings)
+        adapters = AdapterRoutes(models=models, settings=settings)
         super().__init__(
             routes=[
-                *(Route(path, answers(read=read).answer, methods=["POST"]) for path, read in CALLS.items()),
+                *(Route(api.path, answers(read=api.read).answer, methods=["POST"]) for api in APIS),
                 Route("/v1/models", self._list_models),
                 Route("/v1/models/{model:path}", self._show_model),
+                Route("/v1/load_lora_adapter", adapters.load, methods=["POST"]),
+                Route("/v1/unload_lora_adapter", adapters.unload, methods=["POST"]),
+                Route("/openapi.json", self._openapi),
                 Route("/health", self._health),
                 Route("/ready", self._ready),
                 Route("/metrics", lambda request: Response(metrics.text(), media_type=METRICS_TYPE)),
@@ -90,6 +121,10 @@ class ModelServer(Starlette):
         name = request.path_params["model"]
         self.models.find(name)
         return JSONResponse(next(model_card(card) for card in self.models.cards() if card.id == name))
+
+    async def _openapi(self, request: Request) -> Response:
+        answered = (Operation(path=api.path, summary=api.summary, body=api.body, is_streamed=True) for api in APIS)
+        return JSONResponse(openapi_document([*answered, *OTHERS], needs_key=bool(self.settings.api_keys)))
 
     async def _health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok"})

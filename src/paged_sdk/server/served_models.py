@@ -84,9 +84,10 @@ class ServedModels:
             cards += [evolve(card, id=adapter, parent=name) for adapter in model.adapters]
         return cards
 
-    def find(self, name: str) -> Served:
+    def find(self, name: str, *, param: str = "model") -> Served:
         """Return what a name stands for. Models come before adapters of the same name.
 
+        :param param: the field that says the name
         :raises ProblemError: nothing
         """
         if name in self._models:
@@ -100,6 +101,6 @@ class ServedModels:
                 status=404,
                 message=f"there is no model {name[:100]!r}: there are {names}",
                 code="model_not_found",
-                param="model",
+                param=param,
             )
         )

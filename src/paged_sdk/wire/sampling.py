@@ -131,7 +131,9 @@ def top_n_logprobs(logprobs: bool, top_logprobs: int | None, *, default: int) ->
         return default if top_logprobs is None else top_logprobs
     if top_logprobs is not None:
         raise InvalidRequestError(
-            "top_logprobs does nothing without logprobs: give both or none", field="top_logprobs", value=top_logprobs
+            "top_logprobs does nothing unless logprobs is true: give both or none",
+            field="top_logprobs",
+            value=top_logprobs,
         )
     return None
 

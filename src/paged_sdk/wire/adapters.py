@@ -1,0 +1,28 @@
+"""Maps the loading and unloading of adapters, under the names that vLLM's server has for it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Required, TypedDict
+
+from paged_sdk.wire.body import BodyReader, Bounds
+
+__all__ = ["LOAD_ADAPTER", "UNLOAD_ADAPTER", "LoadAdapterBody", "UnloadAdapterBody"]
+
+
+class LoadAdapterBody(TypedDict, total=False):
+    """Is what a client sends to ``/v1/load_lora_adapter``."""
+
+    lora_name: Required[Annotated[str, Bounds(1, 256), "What requests call it, as their model."]]
+    lora_path: Required[Annotated[str, Bounds(1, 4096), "Where it is, in the server's folder of adapters."]]
+    base_model_name: Annotated[str | None, "The model that it is for, where there are several."]
+
+
+class UnloadAdapterBody(TypedDict, total=False):
+    """Is what a client sends to ``/v1/unload_lora_adapter``."""
+
+    lora_name: Required[Annotated[str, "What requests call it."]]
+    lora_int_id: Annotated[None, "adapters are told apart by their names"]
+
+
+LOAD_ADAPTER: Final = BodyReader(LoadAdapterBody)
+UNLOAD_ADAPTER: Final = BodyReader(UnloadAdapterBody)
