@@ -22,6 +22,7 @@ from paged_sdk import (
     ImageLimits,
     InvalidRequestError,
     IsqType,
+    LayerTopology,
     MemoryGpuConfig,
     Model,
     PagedAttentionMeta,
@@ -31,10 +32,13 @@ from paged_sdk import (
     SpeculativeConfig,
     TextMessages,
     TextModelBuilder,
+    Topology,
     UnsupportedArchitectureError,
     VisionMessages,
     VisionModelBuilder,
 )
+from paged_sdk.kernels.native.library import load
+from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.types.messages import Message
 from paged_sdk.vision.family import find_vision_family, vision_families
 from tiny import make_checkpoint
@@ -161,6 +165,9 @@ async def test_texts_do_not_depend_on_the_batch(
         alone = [text_of(await model.send_chat_request(request)) for request in requests]
     assert len(set(alone)) == len(alone)
     async with builder.with_max_num_batched_tokens(12).build() as model:  # fewer than an image of Gemma's has
+        if setting == "preemption":  # none waits for its images, so that all want memory at a time
+            await model.send_chat_requests(requests)
+            await model.reset_prefix_cache()
         together = await model.send_chat_requests([*requests, *requests])
         if setting == "batch invariance" or setting == "preemption":  # float32 sums, or exact ones
             assert list(map(text_of, together)) == alone + alone
@@ -360,3 +367,26 @@ async def test_images_and_re_isq(llava: Path, anyio_backend: str) -> None:
         await model.send_chat_request(messages)
         await model.re_isq_model(IsqType.Q8_0)
         assert text_of(await model.send_chat_request(messages)) == want
+
+
+@pytest.mark.skipif(load() is None, reason="the native kernels are not built")
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_an_encoder_is_quantized_where_it_is_named(
+    llava: Path, anyio_backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, str] = {}
+    linear = WeightPolicy.linear
+
+    def note(self: WeightPolicy, matrices: Any, *args: Any, **options: Any) -> Any:
+        made = linear(self, matrices, *args, **options)
+        seen.update({each.name: type(made).__name__ for each in matrices if "vision_tower" in each.name})
+        return made
+
+    monkeypatch.setattr(WeightPolicy, "linear", note)
+    q8 = LayerTopology(isq=IsqType.Q8_0)
+    topology = Topology.empty().with_range(range(2), q8).with_regex(r"vision_tower\..*\.1\.mlp\.fc1", q8)
+    async with exact(llava).with_isq(IsqType.Q4_0).with_topology(topology).build():
+        pass
+    kinds = {name: kind for name, kind in seen.items() if kind != "NativeDenseLinear"}
+    assert len(seen) == 1 + 3 * 6  # patches; attention and MLP of each layer
+    assert list(kinds) == ["vision_tower.encoder.layers.1.mlp.fc1.weight"]

@@ -25,7 +25,6 @@ from paged_sdk.config.build import BuildSettings, ModelSource
 from paged_sdk.config.embedding import EmbeddingRecipe
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.env import ISQ, Environment, read_variable
-from paged_sdk.config.images import ImageLimits
 from paged_sdk.config.isq import IsqType
 from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.errors import CheckpointError, ConfigError
@@ -147,7 +146,7 @@ def load_weights(
             finally:
                 text = text_beside.result()  # an error of the tokenizer goes before one of the weights
         recipe = read_recipe(checkpoint)
-        vision = None if settings.images is None else _vision(checkpoint, model, text, settings.images)
+        vision = None if settings.images is None else _vision(checkpoint, model, text, settings, policy)
     finally:
         checkpoint.source.close()
     go_on()
@@ -157,10 +156,22 @@ def load_weights(
     )
 
 
-def _vision(checkpoint: Checkpoint, model: AnyModel, text: TextProcessor, limits: ImageLimits) -> LoadedVision:
+def _vision(
+    checkpoint: Checkpoint, model: AnyModel, text: TextProcessor, settings: BuildSettings, policy: WeightPolicy
+) -> LoadedVision:
     """Load what a model needs to take images."""
+    limits = settings.images
+    assert limits is not None
     if isinstance(model, DecoderModel):
-        return load_vision(checkpoint, text.tokenizer, limits, dtype=model.dtype, device=model.device)
+        return load_vision(
+            checkpoint,
+            text.tokenizer,
+            limits,
+            policy,
+            topology=settings.topology,
+            dtype=model.dtype,
+            device=model.device,
+        )
     from paged_sdk.build.vision_door import load_vision_door  # imports transformers, which takes 1.8 s
     from paged_sdk.models.transformers_door.model import TransformersModel
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 
+from paged_sdk.build.topology import isq_by_name
 from paged_sdk.chat.tokenizer import Tokenizer
 from paged_sdk.config.images import ImageLimits
+from paged_sdk.config.topology import Topology
 from paged_sdk.errors import CheckpointError
+from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.models.family import find_family
 from paged_sdk.models.loading import names_in
+from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.vision.encoder import ImageEncoder, load_encoder
 from paged_sdk.vision.family import find_vision_family
 from paged_sdk.vision.processor import ImagePrompts
@@ -33,10 +37,19 @@ class LoadedVision:
 
 
 def load_vision(
-    checkpoint: Checkpoint, tokenizer: Tokenizer, limits: ImageLimits, *, dtype: torch.dtype, device: torch.device
+    checkpoint: Checkpoint,
+    tokenizer: Tokenizer,
+    limits: ImageLimits,
+    policy: WeightPolicy,
+    *,
+    topology: Topology | None,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> LoadedVision:
     """Load a checkpoint's image processor and encoder.
 
+    :param policy: the text decoder's. The encoder stays as it is but for matrices that an expression of the topology
+        names: ranges are of the decoder's layers
     :raises UnsupportedArchitectureError: the model's family takes no images
     :raises CheckpointError: the checkpoint is a GGUF file, or lacks something that images need
     :raises ConfigError: a package that reads images is not installed
@@ -57,7 +70,17 @@ def load_vision(
         checkpoint.config,
         checkpoint.source,
         is_text=lambda name: name.startswith(text),
+        policy=_own_policy(policy, topology),
         dtype=dtype,
         device=device,
     )
     return LoadedVision(prompts, encoder, family.is_whole)
+
+
+def _own_policy(policy: WeightPolicy, topology: Topology | None) -> WeightPolicy:
+    selectors = () if topology is None else topology.selectors
+    expressions = Topology(tuple(each for each in selectors if not isinstance(each.selection, range)))
+    workspace = policy.workspace  # of which one call at a time is made
+    if workspace is not None:
+        workspace = Workspace(workspace.library, num_threads=workspace.num_threads)
+    return evolve(policy, workspace=workspace, isq=None, isq_by_name=isq_by_name(expressions), keep_blocks=False)

@@ -1,9 +1,9 @@
-"""Make vectors of images by the encoder that a checkpoint brings, as transformers' modules compute it."""
+"""Make vectors of images by a checkpoint's encoder: transformers' modules, with the products of this package."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from logging import getLogger
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,9 @@ from attrs import frozen
 from torch import Tensor, nn
 
 from paged_sdk.errors import CheckpointError, ModelLoadError, shown
+from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.vision.family import Inputs
+from paged_sdk.vision.own_products import OwnProducts, take_matrices
 from paged_sdk.weights.source import WeightSource
 
 __all__ = ["EncodedImage", "ImageEncoder", "load_encoder"]
@@ -43,13 +45,21 @@ class ImageEncoder:
     """Turns what an image processor made of an image into vectors of the decoder's size.
 
     :param model: transformers' model, whose text decoder is not used
+    :param products: computes what the model holds no values for; None: there is nothing of the kind
     :param others: modules of it that are no part of the encoder
     """
 
     def __init__(
-        self, model: Any, *, dtype: torch.dtype, device: torch.device, others: Container[nn.Module] = ()
+        self,
+        model: Any,
+        products: OwnProducts | None = None,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        others: Container[nn.Module] = (),
     ) -> None:
         self._model = model
+        self._products = products
         self._dtype = dtype
         self._device = device
         self._go_on: Callable[[], None] = lambda: None
@@ -77,7 +87,8 @@ class ImageEncoder:
 
     def _encode(self, inputs: Inputs) -> EncodedImage:
         given = {name: self._to_device(torch.from_numpy(array)) for name, array in inputs.items()}
-        made = self._model.get_image_features(**given, return_dict=True)
+        with self._products or nullcontext():
+            made = self._model.get_image_features(**given, return_dict=True)
         later = getattr(made, "deepstack_features", None) or ()
         return EncodedImage(_joined(made.pooler_output), tuple(map(_joined, later)))
 
@@ -97,6 +108,7 @@ def load_encoder(
     source: WeightSource,
     *,
     is_text: Callable[[str], bool],
+    policy: WeightPolicy,
     dtype: torch.dtype,
     device: torch.device,
 ) -> ImageEncoder:
@@ -105,6 +117,7 @@ def load_encoder(
     :param path: the checkpoint, for messages
     :param config: config.json's content
     :param is_text: tells by a tensor's name whether it is the text decoder's
+    :param policy: chooses the form that each matrix takes; its workspace is the encoder's own
     :raises CheckpointError: a tensor is missing or has another shape
     :raises ModelLoadError: transformers is not installed, or does not know the model
     """
@@ -132,7 +145,10 @@ def load_encoder(
     for name in _TEXT:
         if hasattr(inner, name):
             setattr(inner, name, None)
-    return ImageEncoder(inner.eval().to(device), dtype=dtype, device=device)
+    inner = inner.eval().to(device).requires_grad_(False)
+    names = {tensor.data_ptr(): name for name, tensor in tensors.items()} if device.type == "cpu" else {}
+    linears = take_matrices(inner, policy, names, dtype=dtype, device=device)
+    return ImageEncoder(inner, OwnProducts(linears, policy.workspace), dtype=dtype, device=device)
 
 
 def _shrink_text(text: Any) -> None:

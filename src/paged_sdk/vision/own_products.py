@@ -1,0 +1,134 @@
+"""Compute the products of transformers' image encoders by this package's forms of weight and attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from paged_sdk.kernels.attention_inputs import Products
+from paged_sdk.kernels.native.library import Workspace
+from paged_sdk.kernels.stored_matrix import DenseMatrix
+from paged_sdk.quant.linear import Linear
+from paged_sdk.quant.policy import NamedMatrix, Role, WeightPolicy
+from paged_sdk.vision.whole_attention import whole_attention
+
+__all__ = ["OwnProducts", "take_matrices"]
+
+_WIDTH: Final = 32
+"""Columns of patches are filled up with zeros to a multiple of this, which all forms can multiply."""
+
+_MULTIPLIES_PAIRS: Final = "avx512_bf16"
+
+
+class OwnProducts(TorchFunctionMode):
+    """Takes over, in the thread that enters it, what torch would compute with some parameters, and attention.
+
+    :param linears: by the ids of the parameters that they have the values of
+    :param workspace: the native kernels' workspace, for attention in bfloat16 where the processor multiplies that;
+        None: torch attends
+    """
+
+    def __init__(self, linears: Mapping[int, Linear], workspace: Workspace | None) -> None:
+        super().__init__()
+        self._linears = linears
+        self._workspace = workspace if workspace is not None and workspace.library.isa == _MULTIPLIES_PAIRS else None
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Compute a function of torch's."""
+        if func is F.linear and (own := self._linears.get(id(args[1]))) is not None:
+            return _product(own, args[0])
+        if func in (F.conv2d, F.conv3d) and (own := self._linears.get(id(args[1]))) is not None:
+            return _patches(own, args[0], args[1])
+        if func is F.scaled_dot_product_attention and self._workspace is not None:
+            attended = self._attend(*args, **(kwargs or {}))
+            if attended is not None:
+                return attended
+        return func(*args, **(kwargs or {}))
+
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor | None:
+        """Attend with every row over all keys; None: torch has to."""
+        assert self._workspace is not None
+        if is_causal or dropout_p or query.dtype is not torch.bfloat16 or query.dim() != 4:
+            return None
+        if query.shape != key.shape or key.shape != value.shape or not _hides_nothing(attn_mask):
+            return None
+        return whole_attention(self._workspace, query, key, value, scale=scale, products=Products.BFLOAT16)
+
+
+def _hides_nothing(mask: Tensor | None) -> bool:
+    return mask is None or bool(mask.all() if mask.dtype is torch.bool else not mask.any())
+
+
+def _product(linear: Linear, x: Tensor) -> Tensor:
+    rows = x.reshape(-1, linear.in_features)
+    if not len(rows):
+        return x.new_empty(*x.shape[:-1], linear.out_features)
+    return linear.forward(rows, None).view(*x.shape[:-1], linear.out_features)
+
+
+def _patches(linear: Linear, x: Tensor, weight: Tensor) -> Tensor:
+    """Convolve by patches that lie side by side."""
+    sides = weight.shape[2:]
+    for axis, side in enumerate(sides, start=2):
+        x = x.unfold(axis, side, side)  # appends an axis
+    count = len(sides)
+    grid = x.shape[2 : 2 + count]
+    rows = x.permute(0, *range(2, 2 + count), 1, *range(2 + count, 2 + 2 * count)).reshape(len(x) * prod(grid), -1)
+    made = linear.forward(F.pad(rows, (0, linear.in_features - rows.shape[1])), None)
+    return made.view(len(x), *grid, -1).permute(0, 1 + count, *range(1, 1 + count))
+
+
+def take_matrices(
+    model: nn.Module,
+    policy: WeightPolicy,
+    names: Mapping[int, str],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> dict[int, Linear]:
+    """Take the matrices out of a model's linear layers and of what makes its patches, and return them in the forms that
+    a policy chooses, by the ids of their parameters.
+
+    The parameters keep their shapes, and hold nothing: NaN, so that nobody computes with them unnoticed.
+
+    :param names: the names of tensors in the checkpoint, by the places of their memory
+    """
+    taken: dict[int, Linear] = {}
+    for name, module in model.named_modules():
+        if not (type(module) is nn.Linear or (isinstance(module, nn.Conv2d | nn.Conv3d) and _is_of_patches(module))):
+            continue
+        weight, bias = module.weight, module.bias
+        assert isinstance(weight, Tensor)
+        values = weight.detach().flatten(1)
+        if weight.dim() > 2:
+            values = F.pad(values, (0, -values.shape[1] % _WIDTH))
+        named = NamedMatrix(names.get(weight.data_ptr(), f"{name}.weight"), DenseMatrix(values))
+        if policy.workspace is None and not policy.is_quantized(named, Role.LINEAR):
+            continue
+        biases = [None if bias is None else bias.detach()]
+        taken[id(weight)] = policy.linear([named], biases, Role.LINEAR, dtype=dtype, device=device)
+        weight.data = weight.new_full((1,), torch.nan).expand(weight.shape)
+    return taken
+
+
+def _is_of_patches(module: nn.Conv2d | nn.Conv3d) -> bool:
+    plain = module.groups == 1 and module.padding_mode == "zeros" and set(module.dilation) == {1}
+    return plain and module.stride == module.kernel_size and (module.padding == "valid" or not any(module.padding))
