@@ -83,6 +83,7 @@ def serving(models: Any, *, key: str = "none", **settings: Any) -> Iterator[Serv
         thread.start()
         served = Serving(app, listener.getsockname()[1], key)
         try:
+            served.http.get("/ready").raise_for_status()  # connections wait until the models are loaded
             yield served
         finally:
             served.openai.close()

@@ -163,7 +163,6 @@ def test_models(served: Serving) -> None:
 def test_several_models_are_served_at_once() -> None:
     sources = {"one": lambda: fake_model("1"), "other/two": lambda: fake_model("2")}
     with serving(sources) as served:
-        served.http.get("/ready").raise_for_status()
         texts = [
             served.openai.chat.completions.create(model=name, messages=HI).choices[0].message.content
             for name in ("other/two", "one")

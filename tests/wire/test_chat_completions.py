@@ -6,12 +6,13 @@ import typing
 from typing import Any, Final
 
 import pytest
-from openai.types import completion_create_params
+from openai.types import EmbeddingCreateParams, completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
 from paged_sdk import ConstraintError, InvalidRequestError, PagedError, RequestBuilder, SamplingParams
 from paged_sdk.wire.chat_completions import CHAT_COMPLETION, read_chat_completion
 from paged_sdk.wire.completions import COMPLETION, read_completion
+from paged_sdk.wire.embeddings import EMBEDDING
 from paged_sdk.wire.problem import problem_of
 
 HI: Final[dict[str, Any]] = {"model": "m", "messages": [{"role": "user", "content": "Hi!"}]}
@@ -29,6 +30,7 @@ def sampled(**fields: Any) -> SamplingParams:
     [
         (CHAT_COMPLETION, chat_create_params.CompletionCreateParamsBase),
         (COMPLETION, completion_create_params.CompletionCreateParamsBase),
+        (EMBEDDING, EmbeddingCreateParams),
     ],
 )
 def test_every_field_of_the_client_is_known(reader: Any, params: Any) -> None:

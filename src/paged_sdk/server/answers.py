@@ -22,7 +22,7 @@ from paged_sdk.wire.body import read_json
 from paged_sdk.wire.call import Answer, AnswerStream, Call, EventWriter
 from paged_sdk.wire.problem import Problem, ProblemError
 
-__all__ = ["Answers", "read_body", "unless_client_leaves"]
+__all__ = ["HUNG_UP", "Answers", "read_body", "unless_client_leaves"]
 
 T = TypeVar("T")
 AnswerT = TypeVar("AnswerT", bound=Answer)

@@ -20,6 +20,7 @@ from paged_sdk import Model
 from paged_sdk.server.adapter_routes import AdapterRoutes
 from paged_sdk.server.answers import Answers
 from paged_sdk.server.drain import Drain
+from paged_sdk.server.embedding_route import EmbeddingRoute
 from paged_sdk.server.errors import problem_response
 from paged_sdk.server.front import Front
 from paged_sdk.server.metrics import Metrics
@@ -31,6 +32,7 @@ from paged_sdk.wire.body import BodyReader
 from paged_sdk.wire.call import Call
 from paged_sdk.wire.chat_completions import CHAT_COMPLETION, read_chat_completion
 from paged_sdk.wire.completions import COMPLETION, read_completion
+from paged_sdk.wire.embeddings import EMBEDDING
 from paged_sdk.wire.models import model_card, model_list
 from paged_sdk.wire.problem import Problem
 
@@ -55,6 +57,7 @@ APIS: Final = (
     Api("/v1/completions", "Continue a text.", COMPLETION, read_completion),
 )
 OTHERS: Final = (
+    Operation(path="/v1/embeddings", summary="Make vectors of texts.", body=EMBEDDING),
     Operation(path="/v1/models", summary="List models and adapters."),
     Operation(path="/v1/models/{model}", summary="Describe a model or an adapter.", parameter="model"),
     Operation(path="/v1/load_lora_adapter", summary="Load an adapter.", body=LOAD_ADAPTER),
@@ -87,10 +90,12 @@ class ModelServer(Starlette):
         )
         front = Middleware(Front, settings=settings, drain=self.drain, metrics=metrics)
         answers = partial(Answers, models=models, metrics=metrics, settings=settings)
+        embeddings = EmbeddingRoute(models=models, settings=settings)
         adapters = AdapterRoutes(models=models, settings=settings)
         super().__init__(
             routes=[
                 *(Route(api.path, answers(read=api.read).answer, methods=["POST"]) for api in APIS),
+                Route("/v1/embeddings", embeddings.answer, methods=["POST"]),
                 Route("/v1/models", self._list_models),
                 Route("/v1/models/{model:path}", self._show_model),
                 Route("/v1/load_lora_adapter", adapters.load, methods=["POST"]),

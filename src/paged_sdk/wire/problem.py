@@ -31,6 +31,7 @@ WIRE_NAMES: Final[Mapping[str, str]] = {
     "max_len": "max_tokens",
     "n_choices": "n",
     "sequence_breakers": "dry_sequence_breakers",
+    "texts": "input",
     "top_n_logprobs": "top_logprobs",
     "truncation": "truncate_sequence",
 }
@@ -71,7 +72,7 @@ def problem_of(error: Exception) -> Problem:
         case ProblemError():
             return error.problem
         case ContextLengthError():
-            return Problem(status=400, message=str(error), code="context_length_exceeded", param="messages")
+            return Problem(status=400, message=str(error), code="context_length_exceeded")
         case InvalidRequestError():
             return _of_field(error, error.field)
         case ConfigError():
@@ -115,7 +116,9 @@ def openai_error(problem: Problem) -> dict[str, Any]:
 def _of_field(error: Exception, name: str) -> Problem:
     """Return the problem of a field, by the name that it has on the wire."""
     own = name.rpartition(".")[2] if name.startswith(("SamplingParams.", "DryParams.")) else name
+    own, bracket, place = own.partition("[")  # of texts[17]
     wire_name = f"dry_{own}" if own in OF_DRY and name.startswith("DryParams.") else WIRE_NAMES.get(own, own)
+    wire_name += bracket + place
     message = str(error)
     if name and message.startswith(name):
         message = wire_name + message[len(name) :]

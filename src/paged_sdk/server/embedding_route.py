@@ -1,0 +1,38 @@
+"""Answer requests for vectors."""
+
+from __future__ import annotations
+
+import anyio.to_thread
+from attrs import frozen
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from paged_sdk.server.answers import HUNG_UP, read_body, unless_client_leaves
+from paged_sdk.server.served_models import ServedModels
+from paged_sdk.server.settings import ServerSettings
+from paged_sdk.wire.embeddings import read_embedding
+
+__all__ = ["EmbeddingRoute"]
+
+
+@frozen(kw_only=True)
+class EmbeddingRoute:
+    """Makes vectors of texts."""
+
+    models: ServedModels
+    settings: ServerSettings
+
+    async def answer(self, request: Request) -> Response:
+        """Answer one request.
+
+        :raises PagedError: the model refuses it, or fails; ``ProblemError`` likewise
+        """
+        call = await read_body(request, read_embedding, self.settings.max_body_bytes)
+        served = self.models.find(call.model)
+        request.state.label = call.label
+        answer = await unless_client_leaves(
+            request, lambda: call.send(served.model, adapter=served.adapter, timeout=self.settings.timeout)
+        )
+        if answer is None:
+            return Response(status_code=HUNG_UP)
+        return await anyio.to_thread.run_sync(lambda: JSONResponse(call.response(answer)), abandon_on_cancel=True)
