@@ -23,6 +23,7 @@ import tiny
 from adapter_files import write_adapter
 from paged_sdk import (
     BlockingModel,
+    CheckpointError,
     ContextLengthError,
     InvalidRequestError,
     MemoryGpuConfig,
@@ -36,6 +37,8 @@ from paged_sdk import (
     SamplingParams,
     SpeculativeConfig,
     TextModelBuilder,
+    UnsupportedArchitectureError,
+    write_gguf,
 )
 from paged_sdk.config.embedding import POOLINGS, Pooling
 from paged_sdk.testing import fake_model
@@ -433,3 +436,47 @@ async def test_the_wire_form_is_openais() -> None:
 async def test_what_cannot_be_used_is_named(values: dict[str, Any], message: str, model: Model) -> None:
     with pytest.raises(InvalidRequestError, match=message):
         await model.embed(**values)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("family", ["qwen3", "mistral", "gemma2"])
+async def test_checkpoints_without_an_output_projection_make_vectors_only(family: str, tmp_path: Path) -> None:
+    directory = tiny.make_checkpoint(family, tmp_path)
+    reference(family).get_decoder().save_pretrained(directory)  # in place of the whole model's files
+    async with builder_of(directory).build() as model:
+        response = await model.embed(TEXTS, pooling="mean", normalize=False)
+        scale = float(np.abs(expected("mean", family)).max())
+        np.testing.assert_allclose(response.embeddings, expected("mean", family), atol=2e-5 * scale)
+        with pytest.raises(InvalidRequestError, match=r"prompt: .* has no output projection .*Model.* embed\(\)"):
+            await model.send_completion_request("Once")
+        with pytest.raises(InvalidRequestError, match="messages: "):
+            await model.send_chat_request([{"role": "user", "content": "Hello"}])
+    with pytest.raises(UnsupportedArchitectureError, match="has no output projection"):
+        write_gguf(directory, tmp_path / "model.gguf")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_gguf_files_say_how_they_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_config: Any = tiny._add_config
+
+    def add_pooling(kind: int) -> Path:
+        def add(writer: Any, config: Any) -> None:
+            add_config(writer, config)
+            writer.add_uint32("llama.pooling_type", kind)
+
+        monkeypatch.setattr(tiny, "_add_config", add)
+        return tiny.make_gguf(tmp_path / str(kind))
+
+    for kind, pooling in ((1, "mean"), (3, "last")):
+        async with builder_of(add_pooling(kind)).build() as model:
+            response = await model.embed(TEXTS)
+            np.testing.assert_allclose(response.embeddings, unit(expected(pooling)), atol=2e-5)  # type: ignore[arg-type]
+            with pytest.raises(InvalidRequestError, match="pooling_type"):
+                await model.send_completion_request("Once")
+    async with builder_of(add_pooling(4)).build() as model:
+        with pytest.raises(InvalidRequestError, match="pooling_type = 4: this model ranks"):
+            await model.embed("Once")
+    with pytest.raises(CheckpointError, match="pooling_type = 9"):
+        await builder_of(add_pooling(9)).build()

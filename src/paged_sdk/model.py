@@ -84,6 +84,7 @@ class Model:
             config=parts.config,
             vocab_size=parts.vocab_size,
             max_prompt_tokens=parts.max_prompt_tokens,
+            why_no_text=parts.why_no_text,
             heals_tokens=parts.heals_tokens,
             images=parts.images,
         )
@@ -402,6 +403,7 @@ class Model:
         :param interruption: is set if nobody waits for them any more
         """
         preparer = self._preparer
+        preparer.check_generates("messages" if is_chat else "prompt")
         preparer.check_prediction(options, len(encodes))
         adapter = self._adapters.use(options.adapter)
         tokenizer = preparer.text.tokenizer

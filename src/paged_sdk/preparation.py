@@ -45,6 +45,7 @@ class RequestPreparer:
 
     :ivar vocab_size: how many logits a token has
     :ivar max_prompt_tokens: the longest prompt that fits context and KV pool
+    :ivar why_no_text: why the model cannot generate text; None: it can
     :ivar heals_tokens: whether the end of a text that is to be continued may be tokenized anew, with what follows
     :ivar images: puts images into prompts; None: the model takes none
     """
@@ -53,6 +54,7 @@ class RequestPreparer:
     config: EngineConfig
     vocab_size: int
     max_prompt_tokens: int
+    why_no_text: str | None = None
     heals_tokens: bool = False
     images: ImagePrompts | None = None
     _grammars: GrammarCompiler = field(init=False)
@@ -61,6 +63,15 @@ class RequestPreparer:
     def _make_compiler(self) -> GrammarCompiler:
         text, vocab_size = self.text, self.vocab_size
         return GrammarCompiler(lambda: _vocabulary(text, vocab_size))
+
+    def check_generates(self, field: str) -> None:
+        """Check that the model can generate text.
+
+        :param field: what the request asks to be continued, for the error
+        :raises InvalidRequestError: it cannot
+        """
+        if self.why_no_text is not None:
+            raise InvalidRequestError(f"{field}: {self.why_no_text}; embed() makes vectors of texts", field=field)
 
     def grammar(self, options: RequestOptions, prompt_token_ids: Sequence[int]) -> Grammar | None:
         """Compile a request's constraint, or the grammar of calls that have to be made, which may take ten seconds;

@@ -152,6 +152,7 @@ def _load(
         max_prompt_tokens=min(config.max_model_len - 1, kv.max_sequence_tokens),
         hidden_size=model.config.hidden_size,
         recipe=loaded.recipe,
+        why_no_text=loaded.why_no_text,
         heals_tokens=settings.token_healing,
         images=None if loaded.vision is None else loaded.vision.prompts,
         on_worker_start=partial(_start_worker, device, settings, workspace, images),

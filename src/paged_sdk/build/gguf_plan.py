@@ -33,7 +33,7 @@ from paged_sdk.kernels.quantize_tables import TABLE_TYPES, quantize_table_blocks
 from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix, UnreadRows
 from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.logs import get_logger
-from paged_sdk.models.family import read_config
+from paged_sdk.models.family import has_head, read_config
 from paged_sdk.weights.checkpoint import Checkpoint, open_checkpoint, refuse_other_files
 from paged_sdk.weights.gguf_config import must_be_model
 from paged_sdk.weights.gguf_export import GgufMatrix, config_metadata, gguf_tensors, global_rope
@@ -179,6 +179,13 @@ def _from_directory(path: Path, wanted: _Wanted) -> _Plan:
 
 def _from_checkpoint(checkpoint: Checkpoint, wanted: _Wanted) -> _Plan:
     config, path = read_config(checkpoint.config), checkpoint.path
+    if not has_head(checkpoint.config):
+        raise UnsupportedArchitectureError(
+            f"{path} has no output projection (architectures = {checkpoint.config['architectures']}), and is not "
+            "written as a GGUF file",
+            path=path,
+            architecture=config.model_type,
+        )
     values = config_metadata(config, _attention_factor(global_rope(config)))
     stored = gguf_tensors(checkpoint.source, config, checkpoint_names(checkpoint), _divisors(global_rope(config)))
     shape = ModelShape(

@@ -37,6 +37,7 @@ from paged_sdk.logs import get_logger
 from paged_sdk.models.any_model import AnyModel, plan_model
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.decoder import DecoderModel
+from paged_sdk.models.family import has_head
 from paged_sdk.models.fused_decoder import FusedDecoderModel, why_not_fused
 from paged_sdk.models.key_offsets import key_offsets
 from paged_sdk.quant.isq import has_groups, is_for_gpus
@@ -71,6 +72,7 @@ class LoadedModel:
     :ivar path: where its files lie
     :ivar files: what they were, as :func:`paged_sdk.weights.checkpoint.file_stamps` says it
     :ivar recipe: how its texts become vectors
+    :ivar why_no_text: why it cannot generate text; None: it can
     :ivar vision: what the model needs to take images; None: it takes none
     :ivar importance: what errors of weights that are quantized are weighted by; None: nothing
     """
@@ -84,6 +86,7 @@ class LoadedModel:
     path: Path
     files: Mapping[Path, tuple[int, int]]
     recipe: EmbeddingRecipe
+    why_no_text: str | None = None
     vision: LoadedVision | None = None
     importance: CheckpointImportance | None = None
 
@@ -146,14 +149,26 @@ def load_weights(
             finally:
                 text = text_beside.result()  # an error of the tokenizer goes before one of the weights
         recipe = read_recipe(checkpoint)
+        why_no_text = _why_no_text(checkpoint, recipe)
         vision = None if settings.images is None else _vision(checkpoint, model, text, settings, policy)
     finally:
         checkpoint.source.close()
     go_on()
     is_quantized = policy.makes_quantized(checkpoint.is_quantized)
     return LoadedModel(
-        model, text, settings, dtype, max_model_len, is_quantized, path, files, recipe, vision, importance
+        model, text, settings, dtype, max_model_len, is_quantized, path, files, recipe, why_no_text, vision, importance
     )
+
+
+def _why_no_text(checkpoint: Checkpoint, recipe: EmbeddingRecipe) -> str | None:
+    """Say why a checkpoint cannot generate text; None: it can."""
+    if checkpoint.metadata is not None:
+        if recipe == EmbeddingRecipe():
+            return None
+        return f"{checkpoint.path.name} has a pooling_type: it was made for something else than text"
+    if has_head(checkpoint.config):
+        return None
+    return f"{checkpoint.path.name} has no output projection (architectures = {checkpoint.config['architectures']})"
 
 
 def _vision(

@@ -34,6 +34,7 @@ class ModelParts:
     :ivar max_prompt_tokens: the longest prompt that fits context and KV pool
     :ivar hidden_size: how many numbers a hidden state has
     :ivar recipe: how its texts become vectors
+    :ivar why_no_text: why it cannot generate text; None: it can
     :ivar heals_tokens: whether the end of a text that is to be continued may be tokenized anew, with what follows
     :ivar images: puts images into prompts; None: the model takes none
     :ivar on_worker_start: called first on the worker thread
@@ -52,6 +53,7 @@ class ModelParts:
     max_prompt_tokens: int
     hidden_size: int
     recipe: EmbeddingRecipe = field(factory=EmbeddingRecipe)
+    why_no_text: str | None = None
     heals_tokens: bool = False
     images: ImagePrompts | None = None
     on_worker_start: Callable[[], None] | None = None

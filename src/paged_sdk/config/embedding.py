@@ -47,7 +47,7 @@ class DenseLayer:
         return np.tanh(product) if self.tanh else product
 
 
-@frozen(kw_only=True, eq=False)
+@frozen(kw_only=True)
 class EmbeddingRecipe:
     """Holds what a checkpoint says of how its texts become vectors.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pkgutil
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from attrs import evolve, frozen
 
@@ -22,9 +22,13 @@ __all__ = [
     "TensorNames",
     "find_family",
     "has_family",
+    "has_head",
     "read_config",
     "supported_families",
 ]
+
+
+_WITH_HEAD: Final = "ForCausalLM"
 
 
 @frozen(kw_only=True)
@@ -120,6 +124,12 @@ class DecoderFamily:
     read: Callable[[ConfigFields], DecoderConfig]
     names: tuple[TensorNames, ...] = (TensorNames(),)
 
+    @property
+    def bodies(self) -> tuple[str, ...]:
+        """Return Hugging Face's names of the classes that are such a decoder without an output projection."""
+        stems = [each.removesuffix(_WITH_HEAD) for each in self.architectures if each.endswith(_WITH_HEAD)]
+        return tuple(f"{stem}{end}" for stem in stems for end in ("Model", "TextModel"))
+
 
 @frozen(kw_only=True)
 class NestedFamily:
@@ -199,7 +209,8 @@ def has_family(config: Mapping[str, Any]) -> bool:
 
 
 def find_family(config: Mapping[str, Any]) -> DecoderFamily:
-    """Find the family of a checkpoint.
+    """Find the family of a checkpoint. One without an output projection has that of its embeddings, so that all else
+    is as usual; :func:`has_head` says which it is.
 
     :param config: config.json's content
     :raises UnsupportedArchitectureError: there is none, or the checkpoint is for another task
@@ -222,6 +233,8 @@ def find_family(config: Mapping[str, Any]) -> DecoderFamily:
         )
     # A config made from GGUF metadata names no class.
     architectures = fields.texts("architectures")
+    if isinstance(family, DecoderFamily) and set(architectures) & set(family.bodies):
+        return _with_tied_head(family)
     if architectures and not set(architectures) & set(family.architectures):
         raise UnsupportedArchitectureError(
             f"architectures {shown(list(architectures))} of model_type {shown(model_type)} are not supported: "
@@ -230,6 +243,20 @@ def find_family(config: Mapping[str, Any]) -> DecoderFamily:
             supported=family.architectures,
         )
     return family.resolve(fields, families) if isinstance(family, NestedFamily) else family
+
+
+def _with_tied_head(family: DecoderFamily) -> DecoderFamily:
+    return evolve(family, read=lambda fields: evolve(family.read(fields), tie_embeddings=True, head_bias=False))
+
+
+def has_head(config: Mapping[str, Any]) -> bool:
+    """Say whether a checkpoint of a family has an output projection, of its own or tied: its class says so.
+
+    :param config: config.json's content
+    """
+    fields = ConfigFields(config)
+    family = supported_families().get(fields.text("model_type", ""))
+    return not (isinstance(family, DecoderFamily) and set(fields.texts("architectures")) & set(family.bodies))
 
 
 def read_config(config: Mapping[str, Any]) -> DecoderConfig:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+from attrs import evolve
 
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.layers.rotary import RotaryEmbedding
@@ -174,5 +175,9 @@ def _load_head(loader: WeightLoader, config: DecoderConfig, names: TensorNames) 
 
 
 def names_in(source: WeightSource, family: DecoderFamily) -> TensorNames:
-    """Return the family's names that the checkpoint uses; if none fit, the usual ones, which the error will mention."""
-    return next((names for names in family.names if names.table in source), family.names[0])
+    """Return the family's names that the checkpoint uses; if none fit, the usual ones, which the error will mention.
+
+    Checkpoints that were saved without an output projection mostly have names without the body's prefix.
+    """
+    known = (*family.names, *(evolve(names, body="") for names in family.names))
+    return next((names for names in known if names.table in source), family.names[0])
