@@ -148,7 +148,11 @@ COMPOSED: Mapping[str, Any] = {
 
 @pytest.mark.parametrize(
     ("name", "setting"),
-    [*(("qwen2_vl", setting) for setting in COMPOSED), ("gemma3", "preemption"), ("gemma3", "suffix drafts")],
+    [
+        *(("qwen2_vl", setting) for setting in COMPOSED),
+        *(("qwen3_vl", setting) for setting in ("ISQ", "batch invariance")),
+        *(("gemma3", setting) for setting in ("preemption", "suffix drafts")),
+    ],
 )
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_texts_do_not_depend_on_the_batch(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import torch
 from attrs import frozen
 from torch import Tensor
 
@@ -64,6 +65,17 @@ class InsertedRows:
     def put_into(self, embedded: Tensor) -> None:
         """Overwrite rows of the step's embeddings, ``[num_tokens, hidden_size]``."""
         embedded.index_copy_(0, self.places, self.vectors.to(embedded.dtype))
+
+    def part(self, tokens: Tensor) -> InsertedRows | None:
+        """Return those of some of the step's tokens; None: there are none.
+
+        :param tokens: ``[m]`` int64, ascending: which tokens, whose places are counted anew
+        """
+        places = torch.searchsorted(tokens, self.places)
+        kept = tokens[places.clamp(max=len(tokens) - 1)] == self.places
+        if not kept.any():
+            return None
+        return InsertedRows(places[kept], self.vectors[kept], tuple(each[kept] for each in self.later))
 
     def add_to(self, residual: Tensor, layer: int) -> None:
         """Add to rows of what a layer gives, ``[num_tokens, hidden_size]``."""

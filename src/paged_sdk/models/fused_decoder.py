@@ -6,6 +6,7 @@ and a dozen separate operations around them cost as much again. Between the laye
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, Literal
 
 import torch
@@ -18,7 +19,8 @@ from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.native.decoder import DecoderLayer as NativeLayer
 from paged_sdk.kernels.native.decoder import NativeDecoder, Projection, Router
 from paged_sdk.kernels.native.lora import NativeAdapters, NativeLora
-from paged_sdk.kernels.step import StepContext
+from paged_sdk.kernels.native.paged_attention import NativeRows
+from paged_sdk.kernels.step import InsertedRows, StepContext
 from paged_sdk.layers.norm import LayerNorm, NoNorm, Norm, RMSNorm
 from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.models.attention_block import AttentionBlock
@@ -41,7 +43,7 @@ _COMPUTED_FIELDS: Final[dict[type, frozenset[str]]] = {
             # shapes, and what is read into the attention backend's own shapes
             *("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_layers", "max_position"),
             *("num_heads", "num_kv_heads", "head_dim", "sliding_windows", "attention_scale", "attention_softcap"),
-            "attention_sinks",
+            *("attention_sinks", "num_image_layers"),
             # norms, biases and activations of the layers
             *("norm", "norm_eps", "norm_bias", "norm_offset", "norm_in_float32", "input_norms", "sandwich_norms"),
             *("qk_norm", "qk_norm_weights", "qk_norm_bias", "qkv_clip", "parallel_residual"),
@@ -115,6 +117,8 @@ def why_not_fused(model: DecoderModel, backend: AttentionBackend) -> str | None:
 def _unknown_combination(config: DecoderConfig) -> str | None:
     """Name settings that the fused layers know, but not together; return None if they know them."""
     is_rms = config.norm is NormKind.RMS
+    if config.residual_scale is not None and config.num_image_layers:
+        return f"residual_scale = {config.residual_scale} beside images' vectors in later layers"
     if config.residual_scale is not None and (config.qk_norm or config.sandwich_norms or not is_rms):
         return f"residual_scale = {config.residual_scale} beside other norms than of what layers read"
     if config.sandwich_norms and (config.parallel_residual or not is_rms):
@@ -224,16 +228,43 @@ class FusedDecoderModel:
         rotations = [rope.at(positions, ctx.is_long) for rope in self._model.ropes.values()]
         ropes = [(rotation.cosines, rotation.sines) for rotation in rotations]
         adapters = _native_adapters(ctx.adapted)
+        later = None if ctx.inserted is None or not ctx.inserted.later else ctx.inserted
         if self._few is self._many or not rows.use_few(self._few_rows):
-            self._many(hidden, ropes, rows.slots, rows.batch, rows.cu_seqlens_read, adapters)
+            self._run(self._many, hidden, ropes, rows, adapters, later)
         elif rows.batch.in_chunks is None:
-            self._few(hidden, ropes, rows.slots, rows.batch, rows.cu_seqlens_read, adapters)
+            self._run(self._few, hidden, ropes, rows, adapters, later)
         else:
             for decoder, (tokens, part) in zip((self._many, self._few), rows.parts(), strict=True):
                 part_ropes = [(cosines[tokens], sines[tokens]) for cosines, sines in ropes]
                 own = None if adapters is None else NativeAdapters(adapters.loras, adapters.numbers[tokens])
-                hidden[tokens] = decoder(hidden[tokens], part_ropes, part.slots, part.batch, part.cu_seqlens_read, own)
+                part_later = None if later is None else later.part(tokens)
+                hidden[tokens] = self._run(decoder, hidden[tokens], part_ropes, part, own, part_later)
         return hidden
+
+    def _run(
+        self,
+        decoder: NativeDecoder,
+        hidden: Tensor,
+        ropes: Sequence[tuple[Tensor, Tensor]],
+        rows: NativeRows,
+        adapters: NativeAdapters | None,
+        later: InsertedRows | None,
+    ) -> Tensor:
+        """Run all layers over some of a step's tokens, in one call but for the first layers where these add vectors of
+        images.
+        """
+        first = 0
+        if later is not None:
+            assert self._stream_scale is None, "the vectors would have to be scaled"
+            for first, _ in enumerate(later.later, start=1):
+                decoder(hidden, ropes, rows.slots, rows.batch, None, adapters, layers=range(first - 1, first))
+                later.add_to(hidden, first - 1)
+        rest = range(first, self.config.num_layers)
+        return (
+            hidden
+            if not rest
+            else decoder(hidden, ropes, rows.slots, rows.batch, rows.cu_seqlens_read, adapters, layers=rest)
+        )
 
     def normed(self, hidden: Tensor) -> Tensor:
         """Compute the last norm of rows of :meth:`forward`'s result."""

@@ -10,7 +10,7 @@ without a gate (StarCoder 2), one beside attention (Command R), and a mixture of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import addressof, byref
+from ctypes import addressof, byref, sizeof
 from types import MappingProxyType
 from typing import Final, Literal
 
@@ -223,9 +223,7 @@ class NativeDecoder:
         for rope, pairs_neighbours in zip(self._ropes, interleaved, strict=False):
             rope.interleaved = pairs_neighbours
         self._args = Decoder(
-            layers=addressof(self._table),
             ropes=addressof(self._ropes),
-            num_layers=len(layers),
             workspace=workspace.handle,
             num_threads=workspace.num_threads,
         )
@@ -289,8 +287,10 @@ class NativeDecoder:
         batch: VarlenBatch,
         cu_seqlens_read: Tensor | None = None,
         adapters: NativeAdapters | None = None,
+        *,
+        layers: range | None = None,
     ) -> Tensor:
-        """Run every layer.
+        """Run every layer, or some that follow one another.
 
         :param hidden: [num_tokens, hidden] float32, contiguous; changed in place
         :param ropes: cosines and sines of the tokens' positions, [num_tokens, n] float32 each, contiguous, of each
@@ -301,6 +301,7 @@ class NativeDecoder:
             cu_seqlens_read[s]`` rows of ``hidden`` are read, and the others may be left with anything; None: all are
             read
         :param adapters: which adapter each token goes through; None: none has one
+        :param layers: the layers to run, in steps of 1; None: all
         :returns: ``hidden``
         :raises ConfigError: shapes or dtypes do not fit
         """
@@ -318,14 +319,16 @@ class NativeDecoder:
             target.cosines, target.sines, target.half = cosines.data_ptr(), sines.data_ptr(), half
         if cu_seqlens_read is not None:
             _check_contiguous("cu_seqlens_read", cu_seqlens_read, batch.cu_seqlens_q.shape, torch.int32)
+        layers = range(len(self._layers)) if layers is None else layers
         args = self._args
+        args.layers, args.num_layers = addressof(self._table) + layers.start * sizeof(Layer), len(layers)
         args.cu_seqlens_read = pointer(cu_seqlens_read)
         args.hidden, args.slots = hidden.data_ptr(), slots.data_ptr()
         args.batch = describe_batch(batch)
         args.num_rows = num_tokens
         args.num_adapters, kept = 0, None
         if adapters is not None:
-            kept = adapters.bind(args, num_layers=len(self._layers), num_rows=num_tokens)
+            kept = adapters.bind(args, num_layers=len(self._layers), num_rows=num_tokens, first_layer=layers.start)
         library = self._workspace.library
         if library.functions.paged_decoder(library.level, byref(args)):
             raise MemoryError("no memory for the scratch of native decoder layers")

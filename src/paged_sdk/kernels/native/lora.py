@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from ctypes import Array, addressof, c_void_p
+from ctypes import Array, addressof, c_void_p, sizeof
 from typing import Final
 
 import torch
@@ -130,9 +130,11 @@ class NativeAdapters:
     loras: Sequence[NativeLora]
     numbers: Tensor
 
-    def bind(self, args: Decoder, *, num_layers: int, num_rows: int) -> object:
+    def bind(self, args: Decoder, *, num_layers: int, num_rows: int, first_layer: int = 0) -> object:
         """Fill in the adapters of a native call, and return what has to live as long as it.
 
+        :param num_layers: the layers of the model
+        :param first_layer: the first of them that the call runs
         :raises ConfigError: the numbers are no such tensor, or an adapter has another number of layers
         """
         numbers = self.numbers
@@ -143,7 +145,8 @@ class NativeAdapters:
         for lora in self.loras:
             if lora.num_layers != num_layers:
                 raise ConfigError.of("layers of an adapter", lora.num_layers, str(num_layers))
-        tables = (c_void_p * len(self.loras))(*(addressof(lora.table) for lora in self.loras))
+        skipped = first_layer * NUM_PROJECTIONS * sizeof(Update)
+        tables = (c_void_p * len(self.loras))(*(addressof(lora.table) + skipped for lora in self.loras))
         args.adapters, args.adapter_of_row = addressof(tables), numbers.data_ptr()
         args.num_adapters = len(self.loras)
         return tables
