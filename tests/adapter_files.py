@@ -53,6 +53,10 @@ def write_adapter(
         for side, shape in (("A", (own, module.in_features)), ("B", (module.out_features, own))):
             values = torch.randn(shape, generator=generator) * strength
             tensors[f"base_model.model.{name}.lora_{side}.weight"] = values.to(dtype)
+        if settings.get("use_dora"):
+            changed = 1 + 2 * strength * torch.rand(module.out_features, generator=generator)
+            lengths = torch.linalg.vector_norm(module.weight.detach(), dim=1) * changed
+            tensors[f"base_model.model.{name}.lora_magnitude_vector"] = lengths.to(dtype)
     directory.mkdir(parents=True, exist_ok=True)
     save_file(tensors, directory / "adapter_model.safetensors")
     config = {
@@ -87,6 +91,9 @@ def merge(model: PreTrainedModel, directory: Path) -> PreTrainedModel:
         weight = model.get_submodule(module).weight
         assert isinstance(weight, Tensor)
         weight.data += scale * (up.float() @ tensors[name.replace("lora_B", "lora_A")].float())
+        if config.get("use_dora"):
+            lengths = tensors[name.replace("lora_B.weight", "lora_magnitude_vector")].float()
+            weight.data *= (lengths / torch.linalg.vector_norm(weight.data, dim=1))[:, None]
     return model
 
 

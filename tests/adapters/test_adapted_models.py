@@ -108,12 +108,13 @@ async def scores(model: Model, name: str | None) -> torch.Tensor:
     return torch.tensor([token.logprob for token in response.prompt_logprobs.content])
 
 
-@pytest.mark.parametrize("kind", ["file", "isq", "groups", "bfloat16", "fp8 cache"])
-def test_on_quantized_bases(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("decomposed", [False, True], ids=["", "decomposed"])
+@pytest.mark.parametrize("kind", ["file", "isq", "groups", "bfloat16", "fp8 cache", "one at a time"])
+def test_on_quantized_bases(kind: str, decomposed: bool, tmp_path: Path) -> None:
     """The adapter's part is not quantized: what is lost is what the base loses."""
     mild: dict[str, Any] = {"initializer_range": 0.1}
     reference = build_gguf_model("qwen2", **mild)
-    write_adapter(tmp_path / "a", reference, seed=1, strength=0.1)
+    write_adapter(tmp_path / "a", reference, seed=1, strength=0.1, use_dora=decomposed)
     make_checkpoint("qwen2", tmp_path / "base", **mild)
     merge(reference, tmp_path / "a").save_pretrained(tmp_path / "merged")
     (tmp_path / "merged" / "tokenizer.json").write_bytes((tmp_path / "base" / "tokenizer.json").read_bytes())
@@ -121,6 +122,7 @@ def test_on_quantized_bases(kind: str, tmp_path: Path) -> None:
     builders: dict[str, TextModelBuilder | GgufModelBuilder] = {
         "isq": plain.with_isq(IsqType.Q8_0),
         "groups": plain.with_isq(IsqType.AFQ8),
+        "one at a time": plain.with_isq(IsqType.Q8_0).without_paged_attn(),
         "bfloat16": plain.with_dtype("bfloat16"),
         "fp8 cache": plain.with_dtype("float32").with_paged_attn(PagedAttentionMeta(cache_type=PagedCacheType.F8E4M3)),
     }
@@ -140,13 +142,15 @@ def test_on_quantized_bases(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-@pytest.mark.parametrize("family", ["llama", "gemma2"])
-def test_texts_are_those_of_peft(family: str, tmp_path: Path) -> None:
-    """PEFT writes the files and computes the texts."""
+@pytest.mark.parametrize(
+    ("family", "decomposed"), [("llama", False), ("gemma2", False), ("qwen2", True), ("gemma2", True)]
+)
+def test_texts_are_those_of_peft(family: str, decomposed: bool, tmp_path: Path) -> None:
+    """PEFT writes the files and computes the texts. Of two, one may be decomposed (DoRA)."""
     peft: Any = importlib.import_module("peft")  # it has no annotations
     expected: dict[str, list[list[int]]] = {}
     settings: dict[str, dict[str, Any]] = {
-        "first": {"r": 4, "lora_alpha": 16},
+        "first": {"r": 4, "lora_alpha": 16, "use_dora": decomposed},
         "second": {"r": 6, "use_rslora": True, "rank_pattern": {"v_proj": 2}, "alpha_pattern": {"o_proj": 3}},
     }
     for name, own in settings.items():
@@ -154,8 +158,11 @@ def test_texts_are_those_of_peft(family: str, tmp_path: Path) -> None:
         adapted = peft.get_peft_model(build_model(family), peft.LoraConfig(target_modules=targets, **own))
         generator = torch.Generator().manual_seed(len(name))
         for key, parameter in adapted.named_parameters():
-            if "lora_" in key:
-                parameter.data = torch.randn(parameter.shape, generator=generator) * 0.15
+            values = torch.randn(parameter.shape, generator=generator)
+            if "lora_magnitude" in key:
+                parameter.data *= 1 + values.clamp(-2, 2) / 4
+            elif "lora_" in key:
+                parameter.data = values * 0.15
         adapted.save_pretrained(tmp_path / name)
         expected[name] = [continued(adapted.eval(), prompt) for prompt in PROMPTS]
         merged = adapted.merge_and_unload()

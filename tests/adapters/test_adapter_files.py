@@ -47,7 +47,12 @@ def model(base: Path) -> DecoderModel:
 
 @pytest.fixture
 def bank(model: DecoderModel) -> AdapterBank:
-    return AdapterBank(model.adaptable, dtype=torch.float32, device=torch.device("cpu"))
+    return make_bank(model)
+
+
+def make_bank(model: DecoderModel, **options: Any) -> AdapterBank:
+    device = torch.device("cpu")
+    return AdapterBank(model.adaptable, dtype=torch.float32, device=device, linear_of=model.adaptable_linear, **options)
 
 
 @pytest.fixture
@@ -80,8 +85,8 @@ def test_every_linear_layer_can_be_adapted(model: DecoderModel) -> None:
 
 def test_forms_there_and_back(model: DecoderModel, adapter: Path) -> None:
     """After weights were quantized anew, what computes the steps may be another."""
-    device = torch.device("cpu")
-    bank = AdapterBank(model.adaptable, dtype=torch.float32, device=device, layers=native_projections(model))
+    bank = make_bank(model, layers=native_projections(model))
+    write_adapter(adapter, build_model("llama"), targets=("q_proj", "v_proj", "up_proj"), use_dora=True)
     change_config(adapter, rank_pattern={"q_proj": 3}, r=4)
     sides = {"A": torch.randn(3, 64), "B": torch.randn(64, 3)}
     for layer in range(2):
@@ -106,6 +111,9 @@ def test_forms_there_and_back(model: DecoderModel, adapter: Path) -> None:
         for part, other in zip(again.parts, weights.parts, strict=True):
             assert (part.rows, part.ranks) == (other.rows, other.ranks)
             assert torch.equal(part.up, other.up)
+            assert part.gains is not None
+            assert other.gains is not None
+            assert torch.equal(part.gains, other.gains)
 
 
 def test_what_is_read(adapter: Path, bank: AdapterBank) -> None:
@@ -138,6 +146,10 @@ def test_the_digest_is_of_all_that_counts(adapter: Path) -> None:
     digests.append(read_peft(adapter).digest)
     change_tensors(adapter, **{name: torch.ones(4, 64, dtype=torch.bfloat16)})
     digests.append(read_peft(adapter).digest)
+    write_adapter(adapter, build_model("llama"), targets=("q_proj",), use_dora=True)
+    digests.append(read_peft(adapter).digest)
+    change_tensors(adapter, **{"0__self_attn__q_proj__lora_magnitude_vector": torch.ones(64)})
+    digests.append(read_peft(adapter).digest)
     assert len(set(digests)) == len(digests)
     update = next(iter(read_peft(adapter).modules.values()))
     assert evolve(update, scale=3.0).scale == 3.0
@@ -147,7 +159,7 @@ def test_the_digest_is_of_all_that_counts(adapter: Path) -> None:
     ("values", "words"),
     [
         ({"peft_type": "IA3"}, "peft_type = 'IA3' is not allowed: expected LORA"),
-        ({"peft_type": "XLORA"}, "'XLORA'"),
+        ({"peft_type": "XLORA"}, "'XLORA' is not allowed: expected LORA: X-LoRA, whose adapters a second pass weighs"),
         ({"r": 0}, "r = 0 is not allowed: expected an int >= 1"),
         ({"r": True}, "r = True"),
         ({"rank_pattern": {"q_proj": 0}}, r"rank_pattern\.q_proj = 0"),
@@ -155,7 +167,6 @@ def test_the_digest_is_of_all_that_counts(adapter: Path) -> None:
         ({"alpha_pattern": {"q_proj": None}}, r"alpha_pattern\.q_proj = None"),
         ({"alpha_pattern": {"(a+)+$": 1}}, "names of modules"),
         ({"rank_pattern": ["q_proj"]}, "an object"),
-        ({"use_dora": True}, "DoRA"),
         ({"modules_to_save": ["lm_head"]}, r"modules_to_save = \['lm_head'\]: modules that were trained as a whole"),
         ({"trainable_token_indices": [1]}, "trained embeddings"),
         ({"alora_invocation_tokens": ["a"]}, "token ids"),
@@ -167,6 +178,7 @@ def test_the_digest_is_of_all_that_counts(adapter: Path) -> None:
         ({"news_config": {"on": True}}, "news_config"),
         ({"layers_to_transform": "0"}, "numbers of layers"),
         ({"use_rslora": 1}, "true or false"),
+        ({"use_dora": 1}, "true or false"),
         ({"base_model_name_or_path": 3}, "a text"),
     ],
 )
@@ -216,6 +228,7 @@ def test_some_layers_only(tmp_path: Path, bank: AdapterBank, adapter: Path) -> N
         ({"0__self_attn__q_proj__lora_A__weight": torch.ones(4)}, "a matrix of numbers"),
         ({"0__embed_tokens__lora_embedding_A": torch.ones(4, 4)}, "an embedding's update"),
         ({"0__self_attn__q_proj__bias": torch.ones(4)}, "no update of a linear layer"),
+        ({"0__self_attn__q_proj__lora_magnitude_vector": torch.ones(64)}, "of an adapter with use_dora, which"),
     ],
 )
 def test_tensors_that_are_refused(
@@ -226,6 +239,21 @@ def test_tensors_that_are_refused(
         bank.read(str(adapter))
     assert caught.value.tensor in str(caught.value)
     assert caught.value.tensor.startswith(PREFIX)
+
+
+@pytest.mark.parametrize(
+    ("magnitude", "words"),
+    [(None, "lacks tensor"), (torch.ones(32), "expected 64 numbers"), (torch.ones(64).int(), "expected 64 numbers")],
+)
+def test_magnitudes_that_are_refused(
+    adapter: Path, bank: AdapterBank, magnitude: torch.Tensor | None, words: str
+) -> None:
+    write_adapter(adapter, build_model("llama"), targets=("q_proj",), use_dora=True)
+    bank.read(str(adapter))
+    change_tensors(adapter, **{"1__self_attn__q_proj__lora_magnitude_vector": magnitude})
+    with pytest.raises(AdapterError, match=words) as caught:
+        bank.read(str(adapter))
+    assert caught.value.tensor == f"{PREFIX}.1.self_attn.q_proj.lora_magnitude_vector"
 
 
 @pytest.mark.parametrize(
@@ -307,7 +335,7 @@ def file(adapter: Path, tmp_path: Path) -> Path:
 
 def test_a_gguf_file_says_the_same(adapter: Path, file: Path, model: DecoderModel) -> None:
     """llama's query and key rows lie in another order there."""
-    bank = AdapterBank(model.adaptable, dtype=torch.float32, device=torch.device("cpu"), head_dim=16)
+    bank = make_bank(model, head_dim=16)
     expected, found = bank.read(str(adapter)), bank.read(str(file))
     assert found.lora.of.keys() == expected.lora.of.keys()
     for name, weights in expected.lora.of.items():

@@ -20,7 +20,7 @@ from paged_sdk.kernels.native.paged_attention import VarlenBatch, cumulated
 pytestmark = needs_library
 
 LENGTHS = (20, 3, 9, 8, 5)
-ADAPTERS = (0, -1, 1, 0, 1)
+ADAPTERS = (0, -1, 1, 2, 1)
 GEMMA = Parts(head_norms=True, output_norms=True, gelu=True)
 # The matrices of a projection's product, by their rows within it, and the number of the first of them.
 PRODUCTS = {
@@ -37,9 +37,12 @@ class RandomAdapter:
 
     :param rank: of its first matrix; those after it have one more each
     :param skipped: the products that it leaves alone
+    :param scales: whether it scales what the base gives, too
     """
 
-    def __init__(self, *, rank: int, dtype: torch.dtype, seed: int, skipped: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, *, rank: int, dtype: torch.dtype, seed: int, skipped: tuple[str, ...] = (), scales: bool = False
+    ) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.layers: list[dict[int, LoraWeights]] = []
         self.added: list[dict[str, Tensor]] = []
@@ -49,6 +52,9 @@ class RandomAdapter:
                 if name in skipped:
                     continue
                 downs, parts, first = [], [], 0
+                gains = torch.stack([torch.ones(rows[-1].stop), torch.zeros(rows[-1].stop)])
+                if scales:
+                    gains += torch.randn(gains.shape, generator=generator) / 4
                 whole = torch.zeros(rows[-1].stop, COLS[name], dtype=torch.float64)
                 for place, each in enumerate(rows):
                     own = rank + place
@@ -56,10 +62,10 @@ class RandomAdapter:
                     up = torch.randn(own, each.stop - each.start, generator=generator).to(dtype)
                     whole[each] = up.double().T @ down.double()
                     downs.append(down)
-                    parts.append(LoraPart(each, slice(first, first + own), up))
+                    parts.append(LoraPart(each, slice(first, first + own), up, gains[:, each] if scales else None))
                     first += own
                 weights[number] = LoraWeights(torch.cat(downs), tuple(parts))
-                added[name] = whole
+                added[name] = torch.cat([whole, gains.T.double()], dim=1)
             self.layers.append(weights)
             self.added.append(
                 {name: value for name, value in added.items() if name != "gate_up"}
@@ -83,7 +89,10 @@ class AdaptedStack(Stack):
     def multiply(self, name: str, rows: Tensor, weights: dict[str, Tensor]) -> Tensor:
         product = super().multiply(name, rows, weights)
         added = weights.get(f"{name}_added")
-        return product if added is None else product + rows @ added.T
+        if added is None:
+            return product
+        down, factors, terms = added[:, :-2], added[:, -2], added[:, -1]
+        return product * factors + terms + rows @ down.T
 
 
 @functools.lru_cache(maxsize=1)  # making it takes longer than a test
@@ -132,6 +141,7 @@ def test_rows_of_several_adapters(isa: str, parts: Parts, rotated: frozenset[str
     found = [
         RandomAdapter(rank=3, dtype=dtype, seed=1),
         RandomAdapter(rank=9, dtype=dtype, seed=2, skipped=("output", "gate_up")),
+        RandomAdapter(rank=5, dtype=dtype, seed=3, scales=True),
     ]
     decoder = NativeDecoder(workspace(isa, 2), stack.fresh())
     got = texts.run(decoder, NativeAdapters([each.native for each in found], numbers()))
@@ -151,7 +161,7 @@ def test_rows_of_several_adapters(isa: str, parts: Parts, rotated: frozenset[str
 @pytest.mark.parametrize("rotated", [frozenset[str](), MATRICES], ids=["packed", "rotated"])
 def test_a_token_depends_on_no_neighbour_or_thread(isa: str, rotated: frozenset[str]) -> None:
     stack, texts = latest_stack(GEMMA, rotated), Texts()
-    found = [RandomAdapter(rank=8, dtype=torch.bfloat16, seed=seed).native for seed in (1, 2)]
+    found = [RandomAdapter(rank=8, dtype=torch.bfloat16, seed=seed, scales=seed > 1).native for seed in (1, 2, 3)]
 
     def run(threads: int, adapters: NativeAdapters, read: tuple[int, ...] | None = None) -> Tensor:
         return texts.run(NativeDecoder(workspace(isa, threads), stack.fresh()), adapters, read)

@@ -15,11 +15,13 @@ __all__ = ["Adapter", "ModuleUpdate"]
 
 @frozen(eq=False)
 class ModuleUpdate:
-    """Holds the update of one matrix: ``scale * up @ down`` is added to it.
+    """Holds the update of one matrix: ``scale * up @ down`` is added to it. With magnitudes, each row of the sum is
+    brought to its own (DoRA; Liu et al., 2024, arXiv 2402.09353).
 
     :ivar tensor: the name of a tensor that it comes from, for messages
     :ivar down: ``[rank, columns of the matrix]``
     :ivar up: ``[rows of the matrix, rank]``
+    :ivar magnitude: ``[rows of the matrix]``, the lengths of the rows of the sum; None: they stay what they are
     :ivar in_pairs: whether the rows of each head lie as GGUF's llama has them: neighbours are rotated together
     """
 
@@ -28,6 +30,7 @@ class ModuleUpdate:
     up: Tensor
     scale: float
     in_pairs: bool = False
+    magnitude: Tensor | None = None
 
 
 @frozen(eq=False)
@@ -56,8 +59,9 @@ class Adapter:
         for name, update in sorted(self.modules.items()):
             encoded = name.encode()
             digest.update(struct.pack("<Q?d", len(encoded), update.in_pairs, update.scale) + encoded)
-            for tensor in (update.down, update.up):
+            tensors = (update.down, update.up, *(() if update.magnitude is None else (update.magnitude,)))
+            for tensor in tensors:
                 kind = str(tensor.dtype).encode()
-                digest.update(struct.pack("<QQQ", len(kind), *tensor.shape) + kind)
+                digest.update(struct.pack(f"<QQ{tensor.dim()}Q", len(kind), tensor.dim(), *tensor.shape) + kind)
                 digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
         return digest.digest()

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
+from torch import Tensor
 
 from paged_sdk.adapters.adapter import Adapter, ModuleUpdate
 from paged_sdk.adapters.gguf import read_gguf
@@ -16,6 +17,7 @@ from paged_sdk.errors import AdapterError, shown
 from paged_sdk.kernels.lora import AdaptedRows, Lora, LoraPart, LoraWeights
 from paged_sdk.kernels.native.lora import NativeLora
 from paged_sdk.quant.adapted import AdaptableShape
+from paged_sdk.quant.linear import Linear
 from paged_sdk.types.step import StepRow
 
 __all__ = ["AdapterBank", "FittedAdapter"]
@@ -40,6 +42,7 @@ class AdapterBank:
 
     :param linears: the model's linear layers that adapters may change
     :param dtype: of the adapters' matrices, as of the model's activations
+    :param linear_of: returns such a layer by its name, as it is now
     :param layers: of each layer the names of its linear layers, by the native decoder's numbers
     :param head_dim: of queries and keys; 0: what GGUF has of llama's cannot be told apart by head
     :param native: whether the native decoder computes the steps
@@ -52,6 +55,7 @@ class AdapterBank:
         *,
         dtype: torch.dtype,
         device: torch.device,
+        linear_of: Callable[[str], Linear],
         layers: Sequence[Mapping[int, str]] = (),
         head_dim: int = 0,
         native: bool = False,
@@ -64,6 +68,7 @@ class AdapterBank:
         self._dtype = dtype
         self._device = device
         self._resolve = resolve
+        self._linear_of = linear_of
         self._loras: dict[int, Lora] = {}
         self._next_number = 0
 
@@ -182,7 +187,10 @@ class AdapterBank:
                     )
 
     def _joined(self, linear: AdaptableShape, updates: dict[str, ModuleUpdate]) -> LoraWeights:
+        if linear.order is not None:
+            updates = {module: _reordered(update, linear.order) for module, update in updates.items()}
         downs, parts, first = [], [], 0
+        all_gains = self._gains(linear, updates)
         for module, rows in linear.modules.items():
             update = updates.get(module)
             if update is None:
@@ -190,14 +198,51 @@ class AdapterBank:
             rank = len(update.down)
             # In float32 at least, so that a scale is not rounded before it is used.
             up = (update.up.to(torch.promote_types(self._dtype, torch.float32)) * update.scale).T
+            gains = all_gains.get(module)
+            if gains is not None:
+                up = up * gains[0].cpu()
             if update.in_pairs:
                 up = torch.unflatten(up, 1, (-1, self._head_dim // 2, 2)).transpose(-1, -2).flatten(1)
-            parts.append(
-                LoraPart(rows, slice(first, first + rank), up.to(device=self._device, dtype=self._dtype).contiguous())
-            )
+            up = up.to(device=self._device, dtype=self._dtype).contiguous()
+            parts.append(LoraPart(rows, slice(first, first + rank), up, gains))
             downs.append(update.down.to(device=self._device, dtype=self._dtype))
             first += rank
         return LoraWeights(torch.cat(downs), tuple(parts))
+
+    def _gains(self, linear: AdaptableShape, updates: dict[str, ModuleUpdate]) -> dict[str, Tensor]:
+        """Return :attr:`LoraPart.gains` of each update with a magnitude, on the model's device.
+
+        A row's factor is its magnitude by the length that it has with the update: of the numbers that the base
+        multiplies by, so that a quantized base's are its own.
+        """
+        updates = {module: update for module, update in updates.items() if update.magnitude is not None}
+        if not updates:
+            return {}
+        gains = {module: torch.empty(2, len(update.up), device=self._device) for module, update in updates.items()}
+        sides = {
+            module: tuple(side.to(device=self._device, dtype=torch.float32) for side in (update.up, update.down))
+            for module, update in updates.items()
+        }
+        for part in self._linear_of(linear.name).decoded(self._device):
+            for module, update in updates.items():
+                rows, (up, down) = linear.modules[module], sides[module]
+                first = max(rows.start, part.first)
+                last = min(rows.stop, part.first + len(part.weight))
+                if first >= last:
+                    continue
+                own, here = slice(first - rows.start, last - rows.start), slice(first - part.first, last - part.first)
+                whole = torch.addmm(part.weight[here], up[own], down, alpha=update.scale)
+                assert update.magnitude is not None
+                factor = update.magnitude[own].to(gains[module]) / torch.linalg.vector_norm(whole, dim=1)
+                gains[module][0, own] = factor
+                # The base's product has its bias, which is not scaled.
+                gains[module][1, own] = (1 - factor) * part.bias[here]
+        return gains
+
+
+def _reordered(update: ModuleUpdate, order: Tensor) -> ModuleUpdate:
+    magnitude = update.magnitude
+    return evolve(update, up=update.up[order], magnitude=None if magnitude is None else magnitude[order])
 
 
 @contextmanager
@@ -214,7 +259,7 @@ def _one_thread() -> Iterator[None]:
 def _plain(module: str) -> str:
     """Return a module's name without what is around a decoder, which differs from class to class."""
     parts = module.split(".")
-    while parts and parts[0] in ("model", "language_model"):
+    while parts and parts[0] in ("model", "language_model", "transformer"):
         del parts[0]
     return ".".join(parts)
 

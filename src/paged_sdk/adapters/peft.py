@@ -19,7 +19,11 @@ __all__ = ["read_peft"]
 _CONFIG: Final = "adapter_config.json"
 _WEIGHTS: Final = "adapter_model.safetensors"
 _PICKLE: Final = "adapter_model.bin"
-_NAME: Final = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight")
+_NAME: Final = re.compile(
+    r"(?:base_model\.model\.)?(?P<module>.+)\."
+    r"(?:lora_(?P<side>[AB])(?:\.default)?\.weight|(?P<magnitude>lora_magnitude_vector)(?:\.default)?(?:\.weight)?)"
+)
+_MAGNITUDE: Final = "magnitude"
 
 
 def read_peft(directory: Path) -> Adapter:
@@ -70,16 +74,19 @@ def _modules(file: SafetensorsFile, config: PeftConfig) -> dict[str, ModuleUpdat
         if match is None:
             what = "an embedding's update" if "lora_embedding" in name else "no update of a linear layer"
             raise AdapterError(f"{file.path}: tensor {shown(name)} is {what}", path=file.path, tensor=name)
-        sides.setdefault(match["module"], {})[match["side"]] = name
+        sides.setdefault(match["module"], {})[match["side"] or _MAGNITUDE] = name
     if not sides:
         raise AdapterError(f"{file.path} holds no tensors", path=file.path)
     return {module: _update(file, config, module, names) for module, names in sorted(sides.items())}
 
 
 def _update(file: SafetensorsFile, config: PeftConfig, module: str, names: dict[str, str]) -> ModuleUpdate:
-    for side, other in (("A", "B"), ("B", "A")):
+    due = {"A": "lora_A.weight", "B": "lora_B.weight"}
+    if config.has_magnitudes:
+        due[_MAGNITUDE] = "lora_magnitude_vector"
+    for side, last in due.items():
         if side not in names:
-            missing = names[other].replace(f".lora_{other}", f".lora_{side}")
+            missing = f"base_model.model.{module}.{last}"
             raise AdapterError(f"{file.path} lacks tensor {shown(missing)}", path=file.path, tensor=missing)
     down, up = (_matrix(file, names[side]) for side in ("A", "B"))
     rank = config.rank_of(module)
@@ -91,7 +98,30 @@ def _update(file: SafetensorsFile, config: PeftConfig, module: str, names: dict[
                 tensor=name,
                 value=found,
             )
-    return ModuleUpdate(names["A"], down, up, config.scale_of(module))
+    return ModuleUpdate(
+        names["A"],
+        down,
+        up,
+        config.scale_of(module),
+        magnitude=_magnitude(file, config, names.get(_MAGNITUDE), len(up)),
+    )
+
+
+def _magnitude(file: SafetensorsFile, config: PeftConfig, name: str | None, rows: int) -> Tensor | None:
+    if name is None:
+        return None
+    if not config.has_magnitudes:
+        what = f"tensor {shown(name)} is of an adapter with use_dora, which {config.path.name} does not set"
+        raise AdapterError(f"{file.path}: {what}", path=file.path, tensor=name)
+    shape, dtype = file.shape(name), file.dtype(name)
+    if shape != (rows,) or not dtype.is_floating_point:
+        raise AdapterError(
+            f"{file.path}: tensor {shown(name)} is {dtype} {list(shape)}: expected {rows} numbers",
+            path=file.path,
+            tensor=name,
+            value=shape,
+        )
+    return file.tensor(name)
 
 
 def _matrix(file: SafetensorsFile, name: str) -> Tensor:

@@ -20,19 +20,19 @@ _READ: Final = frozenset(
         *("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "bias"),
         *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "init_lora_weights"),
         *("base_model_name_or_path", "revision", "task_type", "inference_mode", "lora_dropout", "auto_mapping"),
-        *("alora_invocation_tokens",),
+        *("alora_invocation_tokens", "use_dora"),
         *("peft_version", "fan_in_fan_out", "megatron_core", "qalora_group_size", "runtime_config", "eva_config"),
         *("parent_library", "base_model_class", "adapter_name", "ensure_weight_tying"),
     }
 )
 _REFUSED: Final = {
-    "use_dora": "weight-decomposed adapters (DoRA) are not supported",
     "modules_to_save": "modules that were trained as a whole are not supported",
     "trainable_token_indices": "trained embeddings are not supported",
     "layer_replication": "layers that are repeated are not supported",
     "target_parameters": "updates of parameters that are no linear layer's are not supported",
     "lora_bias": "biases of an adapter are not supported",
 }
+_XLORA: Final = "LORA: X-LoRA, whose adapters a second pass weighs for each token, is not supported"
 # These begin from another base than the checkpoint: what they have taken out of it is not in the file.
 _OTHER_BASE: Final = ("pissa", "olora", "corda", "loftq", "lora_ga")
 _SAFE_PATTERN: Final = re.compile(r"(?:\w|\.\*?|\\\.|\\d\+?|[\^$|()-])*")
@@ -52,6 +52,7 @@ class PeftConfig:
     :ivar path: the file, for messages
     :ivar base: the name of the model that it was made for, or empty
     :ivar uses_root: whether the scale is divided by the root of the rank (rsLoRA, arXiv 2312.03732)
+    :ivar has_magnitudes: whether each module has the lengths of its rows (DoRA)
     :ivar ranks: ranks of modules that have another than ``rank``, by a pattern of their names; ``alphas`` likewise
     :ivar targets: the modules that it changes, by the ends of their names; None: that is not told so
     :ivar invocation: see :class:`~paged_sdk.adapters.adapter.Adapter`
@@ -62,6 +63,7 @@ class PeftConfig:
     rank: int
     alpha: float
     uses_root: bool
+    has_magnitudes: bool
     ranks: Mapping[str, int]
     alphas: Mapping[str, float]
     targets: tuple[str, ...] | None
@@ -78,7 +80,7 @@ class PeftConfig:
         """
         kind = values.get("peft_type")
         if kind != "LORA":
-            raise AdapterError.of(path, "peft_type", kind, "LORA")
+            raise AdapterError.of(path, "peft_type", kind, _XLORA if kind == "XLORA" else "LORA")
         for name, reason in _REFUSED.items():
             if values.get(name):
                 raise AdapterError(f"{path}: {name} = {shown(values[name])}: {reason}", path=path, value=values[name])
@@ -98,6 +100,7 @@ class PeftConfig:
             rank=_rank(path, "r", values.get("r", 8)),
             alpha=_number(path, "lora_alpha", values.get("lora_alpha", 8)),
             uses_root=_flag(path, "use_rslora", values.get("use_rslora", False)),
+            has_magnitudes=_flag(path, "use_dora", values.get("use_dora", False)),
             ranks={key: _rank(path, f"rank_pattern.{key}", value) for key, value in _pattern(path, "rank", values)},
             alphas={
                 key: _number(path, f"alpha_pattern.{key}", value) for key, value in _pattern(path, "alpha", values)

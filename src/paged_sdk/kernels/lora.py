@@ -20,11 +20,14 @@ class LoraPart:
     :ivar rows: which of the layer's outputs are the matrix's
     :ivar ranks: which rows of :attr:`LoraWeights.down` are its
     :ivar up: ``[rank, rows]``: the second matrix, transposed and scaled
+    :ivar gains: ``[2, rows]`` float32: what these outputs are multiplied by, and what is then added, before the update
+        is (DoRA; Liu et al., 2024, arXiv 2402.09353); None: they stay as they are
     """
 
     rows: slice
     ranks: slice
     up: Tensor
+    gains: Tensor | None = None
 
 
 @frozen(eq=False)
@@ -94,4 +97,10 @@ def add_lora_(out: Tensor, x: Tensor, weights: LoraWeights, tokens: Tensor) -> N
     """
     shrunk = x.index_select(0, tokens).to(weights.down.dtype) @ weights.down.T
     for part in weights.parts:
-        out[:, part.rows].index_add_(0, tokens, (shrunk[:, part.ranks] @ part.up).to(out.dtype))
+        update = shrunk[:, part.ranks] @ part.up
+        if part.gains is None:
+            out[:, part.rows].index_add_(0, tokens, update.to(out.dtype))
+            continue
+        factors, terms = part.gains
+        scaled = torch.addcmul(terms, out[tokens, part.rows].float(), factors)
+        out[tokens, part.rows] = (scaled + update).to(out.dtype)

@@ -16,6 +16,7 @@ from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.family import has_family, read_config, supported_families
 from paged_sdk.models.loading import load_model
 from paged_sdk.quant.adapted import AdaptableShape
+from paged_sdk.quant.linear import Linear
 from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.weights.source import WeightSource
 
@@ -38,6 +39,10 @@ class AnyModel(CausalModel, Protocol):
     @property
     def adaptable(self) -> tuple[AdaptableShape, ...]:
         """Return the linear layers that adapters may change."""
+        ...
+
+    def adaptable_linear(self, name: str) -> Linear:
+        """Return one of them, as it is now."""
         ...
 
 

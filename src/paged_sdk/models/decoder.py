@@ -59,6 +59,10 @@ class DecoderModel:
         """Return the layers, in order."""
         return tuple(self._layers)
 
+    def adaptable_linear(self, name: str) -> Linear:
+        """Return one of the linear layers that adapters may change, as it is now."""
+        return next(linear for layer in self.layers for linear in layer.adaptable if linear.name == name)
+
     def replace_layer(self, index: int, layer: DecoderLayer) -> None:
         """Take another layer in place of one."""
         self._layers[index] = layer

@@ -59,13 +59,23 @@ class DecoderLayer:
         """Return the linear layers without what adapts them: query-key-value and attention output; also gate-and-up, or
         up, and down, unless experts take the MLP's place.
         """
+        return tuple(linear.base if isinstance(linear, AdaptableLinear) else linear for linear in self._linears())
+
+    @property
+    def adaptable(self) -> tuple[AdaptableLinear, ...]:
+        """Return those of the linear layers that adapters may change."""
+        shared = self.mlp.shared if isinstance(self.mlp, MoeMlp) else None
+        linears = [*self._linears(), *(() if shared is None else (shared.mlp.gate_up, shared.mlp.down))]
+        return tuple(linear for linear in linears if isinstance(linear, AdaptableLinear))
+
+    def _linears(self) -> list[Linear]:
         own = [self.attention.qkv, self.attention.output]
         match self.mlp:
             case GatedMlp() as mlp:
                 own += [mlp.gate_up, mlp.down]
             case PlainMlp() as mlp:
                 own += [mlp.up, mlp.down]
-        return tuple(linear.base if isinstance(linear, AdaptableLinear) else linear for linear in own)
+        return own
 
     def forward(
         self, normed: Tensor, residual: Tensor, rotation: Rotation, ctx: StepContext, next_norm: Norm

@@ -89,12 +89,12 @@ class WeightLoader:
         :param out_features: the rows of each matrix; with a single name, the rows of each part that the checkpoint has
             merged into it
         :param is_head: whether it is the output projection, which multiplies a few rows only
-        :param order: which rows of a single matrix become the layer's, one after the other; adapters cannot change the
-            layer then. None: all in their order
+        :param order: which rows of a single matrix become the layer's, one after the other; None: all in their order
         :raises CheckpointError: a tensor is missing or has another shape
         """
         if order is not None:
-            return self._reordered(names, order, in_features, out_features, bias=bias)
+            linear = self._reordered(names, order, in_features, out_features, bias=bias)
+            return self._adaptable(linear, AdaptableShape({names[0]: slice(0, len(order))}, in_features, order))
         heights = tuple(out_features) if len(names) > 1 else (sum(out_features),)
         parts = list(zip(names, heights, strict=True))
         stored = [self._matrix(f"{name}.weight", height, in_features) for name, height in parts]
@@ -119,7 +119,9 @@ class WeightLoader:
             return linear
         ends = list(accumulate(heights))
         rows = [slice(end - height, end) for end, height in zip(ends, heights, strict=True)]
-        shape = AdaptableShape(dict(zip(names, rows, strict=True)), in_features)
+        return self._adaptable(linear, AdaptableShape(dict(zip(names, rows, strict=True)), in_features))
+
+    def _adaptable(self, linear: Linear, shape: AdaptableShape) -> AdaptableLinear:
         with self._lock:
             self.adaptable.append(shape)
         return AdaptableLinear(linear, shape.name)

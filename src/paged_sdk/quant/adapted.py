@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
+import torch
 from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.kernels.activation import GatedActivation
 from paged_sdk.kernels.lora import LoraWeights, add_lora_
 from paged_sdk.kernels.step import StepContext
-from paged_sdk.quant.linear import Linear, NativeWeights
+from paged_sdk.quant.linear import DecodedRows, Linear, NativeWeights
 
 __all__ = ["AdaptableLinear", "AdaptableShape"]
 
@@ -21,10 +22,12 @@ class AdaptableShape:
 
     :ivar modules: the names of its matrices in the checkpoint, without ``.weight``, with the outputs that are theirs
     :ivar in_features: columns of the weight
+    :ivar order: which rows of the one matrix that there is the layer's outputs are; None: all in their order
     """
 
     modules: Mapping[str, slice]
     in_features: int
+    order: Tensor | None = None
 
     @property
     def name(self) -> str:
@@ -62,6 +65,10 @@ class AdaptableLinear(Linear):
     def native_weights(self) -> NativeWeights | None:
         """Return the weight as a native call multiplies it, which adds the adapters' updates by itself."""
         return self.base.native_weights
+
+    def decoded(self, device: torch.device) -> Iterator[DecodedRows]:
+        """Do what :meth:`Linear.decoded` says, of the base."""
+        return self.base.decoded(device)
 
     def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
         """Do what :meth:`Linear.forward` says."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from paged_sdk.kernels.step import StepContext
-from paged_sdk.quant.linear import Linear
+from paged_sdk.quant.linear import DecodedRows, Linear
 
 __all__ = ["DenseLinear"]
 
@@ -40,3 +43,8 @@ class DenseLinear(Linear):
     def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
         """Do what :meth:`Linear.forward` says."""
         return F.linear(x, self.weight, self.bias)
+
+    def decoded(self, device: torch.device) -> Iterator[DecodedRows]:
+        """Do what :meth:`Linear.decoded` says."""
+        bias = torch.zeros(self.out_features, device=device) if self.bias is None else self.bias.float()
+        yield DecodedRows(0, self.weight.float(), bias)

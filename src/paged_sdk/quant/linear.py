@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Final
 
+import torch
 from attrs import frozen
 from torch import Tensor
 
@@ -11,7 +14,9 @@ from paged_sdk.kernels.activation import GatedActivation, gated_activation, gate
 from paged_sdk.kernels.native.packed import PackedWeight
 from paged_sdk.kernels.step import StepContext
 
-__all__ = ["Linear", "NativeWeights"]
+__all__ = ["DecodedRows", "Linear", "NativeWeights", "decoded_matrices"]
+
+_ROWS_AT_ONCE: Final = 256  # decoded at once: 1.5 MB of 1536 columns, which the caches hold
 
 
 @frozen(eq=False, kw_only=True)
@@ -26,6 +31,34 @@ class NativeWeights:
     few: tuple[PackedWeight, ...]
     many: tuple[PackedWeight, ...]
     biases: tuple[Tensor | None, ...]
+
+
+@frozen(eq=False)
+class DecodedRows:
+    """Holds some rows of a linear layer's weight as numbers.
+
+    :ivar first: the first row's number
+    :ivar weight: ``[num_rows, in_features]`` float32
+    :ivar bias: ``[num_rows]`` float32
+    """
+
+    first: int
+    weight: Tensor
+    bias: Tensor
+
+
+def decoded_matrices(weights: NativeWeights, decode: Callable[[PackedWeight, Tensor], Tensor]) -> Iterator[DecodedRows]:
+    """Yield the rows of native weights, some at a time.
+
+    :param decode: returns rows of a matrix in float32, by their numbers
+    """
+    before = 0
+    for weight, bias in zip(weights.few, weights.biases, strict=True):
+        for first in range(0, weight.rows, _ROWS_AT_ONCE):
+            rows = torch.arange(first, min(first + _ROWS_AT_ONCE, weight.rows))
+            own = torch.zeros(len(rows)) if bias is None else bias[rows].float()
+            yield DecodedRows(before + first, decode(weight, rows), own)
+        before += weight.rows
 
 
 class Linear(ABC):
@@ -60,6 +93,17 @@ class Linear(ABC):
             the output projection
         :returns: ``[num_rows, out_features]`` of the same dtype, contiguous, which the caller may change
         """
+
+    def decoded(self, device: torch.device) -> Iterator[DecodedRows]:
+        """Yield the weight's rows in order, as the numbers that the form multiplies by. Any thread may ask for them.
+
+        Here they are what the unit vectors give, for forms that have nothing quicker.
+
+        :param device: where the weight is
+        """
+        bias = self.forward(torch.zeros(1, self.in_features, device=device), None)
+        columns = self.forward(torch.eye(self.in_features, device=device), None)
+        yield DecodedRows(0, (columns - bias).T, bias[0])
 
     def forward_gated(self, x: Tensor, activation: GatedActivation, ctx: StepContext | None) -> Tensor:
         """Compute ``activation(gate) * up`` of a layer whose outputs are the gate's, then as many of up (Shazeer, 2020,

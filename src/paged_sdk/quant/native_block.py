@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from paged_sdk.kernels.native.linear import NativeLinear
 from paged_sdk.kernels.native.packed import PackedWeight, decode_rows
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.quant.embedding import Embedding
-from paged_sdk.quant.linear import Linear, NativeWeights
+from paged_sdk.quant.linear import DecodedRows, Linear, NativeWeights, decoded_matrices
 
 __all__ = ["FEW_ROWS", "NativeBlockLinear", "PackedBlockEmbedding"]
 
@@ -44,6 +45,7 @@ class NativeBlockLinear(Linear):
     ) -> None:
         few = tuple(weights)
         many = tuple(weight.rotated() for weight in few) if rotate_many else few
+        self._library = workspace.library
         self._native = NativeWeights(few=few, many=many, biases=tuple(biases))
         self._few_rows = few_rows
         self._few = NativeLinear(workspace, few, biases=biases)
@@ -83,6 +85,10 @@ class NativeBlockLinear(Linear):
         out, prompts = x.new_empty(len(x), self.out_features), rows.of_prompts()
         out[prompts], out[~prompts] = self._many(x[prompts]), self._few(x[~prompts])
         return out
+
+    def decoded(self, device: torch.device) -> Iterator[DecodedRows]:
+        """Do what :meth:`Linear.decoded` says: the numbers of the blocks."""
+        return decoded_matrices(self._native, partial(decode_rows, self._library, num_threads=1))
 
 
 class PackedBlockEmbedding(Embedding):

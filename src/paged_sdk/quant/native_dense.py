@@ -4,7 +4,7 @@ memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from attrs import frozen
@@ -16,7 +16,7 @@ from paged_sdk.kernels.native.packed import PackedWeight, unpack_rows
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.kernels.stored_matrix import DenseMatrix, bounds
 from paged_sdk.quant.embedding import Embedding
-from paged_sdk.quant.linear import Linear, NativeWeights
+from paged_sdk.quant.linear import DecodedRows, Linear, NativeWeights, decoded_matrices
 
 __all__ = ["NativeDenseLinear", "PackedEmbedding", "PackedMatrix"]
 
@@ -58,6 +58,10 @@ class NativeDenseLinear(Linear):
     def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
         """Do what :meth:`Linear.forward` says, in float32, bfloat16 or float16."""
         return self._linear(x)
+
+    def decoded(self, device: torch.device) -> Iterator[DecodedRows]:
+        """Do what :meth:`Linear.decoded` says."""
+        return decoded_matrices(self._native, lambda weight, rows: unpack_rows(weight, rows).float())
 
 
 @frozen(eq=False)

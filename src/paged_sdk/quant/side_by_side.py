@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
+from attrs import evolve
 from torch import Tensor
 
 from paged_sdk.kernels.step import StepContext
-from paged_sdk.quant.linear import Linear
+from paged_sdk.quant.linear import DecodedRows, Linear
 
 __all__ = ["SideBySideLinear"]
 
@@ -40,3 +41,11 @@ class SideBySideLinear(Linear):
     def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
         """Do what :meth:`Linear.forward` says."""
         return torch.cat([part.forward(x, ctx) for part in self.parts], dim=-1)
+
+    def decoded(self, device: torch.device) -> Iterator[DecodedRows]:
+        """Do what :meth:`Linear.decoded` says."""
+        before = 0
+        for part in self.parts:
+            for rows in part.decoded(device):
+                yield evolve(rows, first=before + rows.first)
+            before += part.out_features

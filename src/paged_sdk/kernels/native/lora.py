@@ -28,12 +28,13 @@ _RANKS: Final = 4
 @frozen(eq=False)
 class _Part:
     """Holds the update of one matrix: ``down`` [rank / 4, cols / 16, 4, 16] and ``up`` [rows / 16, rank, 16], whose
-    ranks are multiples of four; :attr:`rank` of them are the adapter's."""
+    ranks are multiples of four; :attr:`rank` of them are the adapter's. Gains are :class:`LoraPart`'s."""
 
     down: Tensor
     up: Tensor
     rank: int
     rows: slice
+    gains: Tensor | None
 
 
 class NativeLora:
@@ -100,7 +101,8 @@ def _packed(weights: LoraWeights, memory: _Memory) -> list[_Part]:
         rank, rows = part.up.shape
         up = memory.take((rows // _PANEL, _whole(rank), _PANEL), dtype)
         up.copy_(torch.unflatten(F.pad(part.up, (0, 0, 0, -rank % _RANKS)), 1, (-1, _PANEL)).transpose(0, 1))
-        packed.append(_Part(down, up, rank, part.rows))
+        gains = None if part.gains is None else part.gains.float().contiguous()
+        packed.append(_Part(down, up, rank, part.rows, gains))
     return packed
 
 
@@ -109,13 +111,14 @@ def _unpacked(packed: Sequence[_Part]) -> LoraWeights:
     for part in packed:
         downs.append(part.down.transpose(1, 2).flatten(2).flatten(0, 1)[: part.rank])
         up = part.up.transpose(0, 1).flatten(1)[: part.rank].contiguous()
-        parts.append(LoraPart(part.rows, slice(first, first + part.rank), up))
+        parts.append(LoraPart(part.rows, slice(first, first + part.rank), up, part.gains))
         first += part.rank
     return LoraWeights(torch.cat(downs), tuple(parts))
 
 
 def _describe(target: Update, part: _Part) -> None:
     target.down, target.up, target.dtype = part.down.data_ptr(), part.up.data_ptr(), DTYPES[part.down.dtype]
+    target.gains = None if part.gains is None else part.gains.data_ptr()
     target.rank, target.rows, target.first = _RANKS * len(part.down), _PANEL * len(part.up), part.rows.start
 
 

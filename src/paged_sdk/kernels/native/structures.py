@@ -243,6 +243,7 @@ class Update(Structure):
     _fields_ = (
         ("down", c_void_p),
         ("up", c_void_p),
+        ("gains", c_void_p),
         ("rank", c_int32),
         ("rows", c_int32),
         ("first", c_int32),

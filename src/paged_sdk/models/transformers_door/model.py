@@ -13,10 +13,11 @@ from transformers import PreTrainedModel
 
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.kernels.step import StepContext
-from paged_sdk.models.transformers_door.modules import Body, CurrentStep
+from paged_sdk.models.transformers_door.modules import Body, CurrentStep, OwnLinear
 from paged_sdk.models.transformers_door.probe import AttentionLayer, inputs
 from paged_sdk.models.transformers_door.seam import SINKS, AttentionCall, Seam
-from paged_sdk.quant.adapted import AdaptableShape
+from paged_sdk.quant.adapted import AdaptableLinear, AdaptableShape
+from paged_sdk.quant.linear import Linear
 
 __all__ = ["TransformersModel"]
 
@@ -62,6 +63,11 @@ class TransformersModel:
         self.blocks: tuple[nn.Module, ...] = tuple(map(model.get_submodule, blocks))
         for index, block in enumerate(self.blocks):
             block.register_forward_hook(partial(self._add, index))
+
+    def adaptable_linear(self, name: str) -> Linear:
+        """Return one of the linear layers that adapters may change."""
+        own = (module.linear for module in self.transformers_model.modules() if isinstance(module, OwnLinear))
+        return next(linear for linear in own if isinstance(linear, AdaptableLinear) and linear.name == name)
 
     def forward(self, token_ids: Tensor, positions: Tensor, ctx: StepContext) -> Tensor:
         """Run all layers over the tokens of a step.

@@ -230,10 +230,11 @@ enum PagedProjection : int32_t {
   PAGED_PROJECTIONS = 7,
 };
 
-// An adapter's update of one product, from output `first` on: out += up . (down . x).
+// An adapter's update of one product, from output `first` on: out = out * gains[0] + gains[1] + up . (down . x).
 struct paged_update {
   const void* down;  // [rank / 4, cols / 16, 4, 16]; null: none
   const void* up;    // [rows / 16, rank, 16]
+  const float* gains;  // [2, rows]; null: 1 and 0
   int32_t rank;      // a multiple of 4
   int32_t rows;      // a multiple of 16, as is first
   int32_t first;

@@ -200,6 +200,19 @@ struct MlpEnds {
   Output out;
 };
 
+// A product that goes to the residual stream or beside it, with what adapters say of it.
+inline Task multiply_adapted(Job& job, const AdaptedRows& adapted, int index, int projection, const paged_weight& weight,
+                             const Operand rows, const UpdateInput x, const Output out, const AdapterScratch& own,
+                             const ThreadSums& sums) {
+  // What is scaled must not be in the stream yet.
+  const bool apart = out.residual.data != nullptr && adapted.scale(index, projection);
+  const Output to = apart ? plain_output(own.product, weight.rows) : out;
+  co_await multiply(job, &weight, 1, rows, to, sums);
+  if (!adapted.change(index, projection, 1)) co_return;
+  co_await add_updates(job, adapted, index, projection, 1, x, static_cast<float*>(to.data), to.stride, own.shrunk);
+  if (apart) co_await add_product(job, own.product, static_cast<float*>(out.data), rows.num_rows, weight.rows);
+}
+
 // Feed-forward of rows whose adapters change it: gate and up are there as a whole before they are joined.
 inline Task run_adapted_mlp(Job& job, const paged_decoder_args& args, const AdaptedRows& adapted, int index,
                             const MlpEnds ends, const DecoderScratch& scratch, const ThreadSums& sums) {
@@ -221,10 +234,8 @@ inline Task run_adapted_mlp(Job& job, const paged_decoder_args& args, const Adap
   co_await activate_rows(job, own.gate_up, inner, count == 2, layer.activation, rows);
   const Operand gated = Operand::at(scratch.activations, layer.down, rows);
   co_await prepare_rows(job, layer.down, {own.gate_up, width, PAGED_FLOAT32}, nullptr, 0.0f, gated);
-  co_await multiply(job, &layer.down, 1, gated, ends.out, sums);
-  if (adapted.change(index, PAGED_DOWN, 1))
-    co_await add_updates(job, adapted, index, PAGED_DOWN, 1, {own.gate_up, width, inner},
-                         static_cast<float*>(ends.out.data), ends.out.stride, own.shrunk);
+  co_await multiply_adapted(job, adapted, index, PAGED_DOWN, layer.down, gated, UpdateInput{own.gate_up, width, inner},
+                            ends.out, own, sums);
 }
 
 // The rest: attention and feed-forward.
@@ -243,10 +254,8 @@ inline Task finish_rows(Job& job, const paged_decoder_args& args, const AdaptedR
                         plain_output(scratch.attended, queries), AttentionScratch::at(scratch.attention, plan));
   const Operand attended = Operand::at(scratch.activations, layer.output, rows);
   co_await prepare_rows(job, layer.output, {scratch.attended, queries, PAGED_FLOAT32}, nullptr, 0.0f, attended);
-  co_await multiply(job, &layer.output, 1, attended, branch, sums);
-  if (adapted.change(index, PAGED_OUTPUT, 1))
-    co_await add_updates(job, adapted, index, PAGED_OUTPUT, 1, {scratch.attended, queries, queries},
-                         static_cast<float*>(branch.data), branch.stride, scratch.adapters.shrunk);
+  co_await multiply_adapted(job, adapted, index, PAGED_OUTPUT, layer.output, attended,
+                            UpdateInput{scratch.attended, queries, queries}, branch, scratch.adapters, sums);
   co_await add_branch(job, scratch, stream, rows, hidden, layer.attention_output_norm, layer.norm_eps);
 
   MlpEnds ends{layer.mlp_norm, layer.mlp_norm_bias, branch};

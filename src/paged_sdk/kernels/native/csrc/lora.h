@@ -30,6 +30,12 @@ struct AdaptedRows {
         if (starts[a] < starts[a + 1] && update(a, layer, p).down != nullptr) return true;
     return false;
   }
+  // Whether one of these rows' adapters scales what the base gives.
+  bool scale(int layer, int projection) const {
+    for (int a = 0; a < num_adapters; ++a)
+      if (starts[a] < starts[a + 1] && update(a, layer, projection).gains != nullptr) return true;
+    return false;
+  }
   static size_t bytes(const paged_decoder_args& args) {
     return line_aligned(sizeof(int32_t) * (args.num_rows + args.num_adapters + 1));
   }
@@ -55,21 +61,27 @@ struct AdapterScratch {
   float* normed;   // [rows, hidden]: by place
   float* shrunk;   // [rows, ranks of the widest products]: by place
   float* gate_up;  // [rows, 2 * inner]
+  float* product;  // [rows, hidden]: what is scaled before it is added to the residual stream
 
   struct Sizes {
-    size_t sorted, of_read, normed, shrunk, gate_up;
+    size_t sorted, of_read, normed, shrunk, gate_up, product;
     int ranks;
 
     explicit Sizes(const paged_decoder_args& args)
-        : sorted(0), of_read(0), normed(0), shrunk(0), gate_up(0), ranks(0) {
+        : sorted(0), of_read(0), normed(0), shrunk(0), gate_up(0), product(0), ranks(0) {
       if (args.num_adapters == 0) return;
       int inner = 0;
+      bool scales = false;
       for (int i = 0; i < args.num_layers; ++i) {
         const paged_layer& layer = args.layers[i];
         if (layer.router.weight == nullptr && layer.up.rows > inner) inner = layer.up.rows;
         for (int a = 0; a < args.num_adapters; ++a) {
           int all = 0;
-          for (int p = 0; p < PAGED_PROJECTIONS; ++p) all += args.adapters[a][i * PAGED_PROJECTIONS + p].rank;
+          for (int p = 0; p < PAGED_PROJECTIONS; ++p) {
+            const paged_update& update = args.adapters[a][i * PAGED_PROJECTIONS + p];
+            all += update.rank;
+            scales = scales || update.gains != nullptr;
+          }
           ranks = all > ranks ? all : ranks;
         }
       }
@@ -78,8 +90,9 @@ struct AdapterScratch {
       normed = line_aligned(sizeof(float) * args.num_rows * args.layers[0].qkv[0].cols);
       shrunk = line_aligned(sizeof(float) * args.num_rows * ranks);
       gate_up = line_aligned(sizeof(float) * args.num_rows * 2 * inner);
+      if (scales) product = normed;
     }
-    size_t total() const { return 2 * sorted + of_read + normed + shrunk + gate_up; }
+    size_t total() const { return 2 * sorted + of_read + normed + shrunk + gate_up + product; }
   };
 
   static AdapterScratch at(uint8_t* memory, const Sizes& sizes) {
@@ -95,6 +108,7 @@ struct AdapterScratch {
     out.normed = reinterpret_cast<float*>(take(sizes.normed));
     out.shrunk = reinterpret_cast<float*>(take(sizes.shrunk));
     out.gate_up = reinterpret_cast<float*>(take(sizes.gate_up));
+    out.product = reinterpret_cast<float*>(take(sizes.product));
     return out;
   }
 };
@@ -153,7 +167,7 @@ inline void shrink(const paged_update& update, int rank, const float* const* x, 
     for (int r = 0; r < kRankTile; ++r) out[k * stride + rank + r] = sum_of(sums[k][r]);
 }
 
-// out[k][0 ... 15] += up[panel] . shrunk[k] for kRows rows, likewise.
+// out[k][0 ... 15] = out[k] * gains + up[panel] . shrunk[k] for kRows rows, likewise.
 template <int kRows, class Numbers>
 inline void expand(const paged_update& update, int panel, const float* shrunk, int64_t stride, float* const* out) {
   constexpr int kVector = 16 * Numbers::kBytes;
@@ -161,6 +175,11 @@ inline void expand(const paged_update& update, int panel, const float* shrunk, i
   Floats sums[kRows];
 #pragma GCC unroll 4
   for (int k = 0; k < kRows; ++k) sums[k] = load_floats(out[k]);
+  if (update.gains != nullptr) {
+    const Floats factors = load_floats(update.gains + panel * 16);
+    const Floats terms = load_floats(update.gains + update.rows + panel * 16);
+    for (int k = 0; k < kRows; ++k) sums[k] = fma(sums[k], factors, terms);
+  }
   for (int rank = 0; rank < update.rank; rank += kRankTile, w += kRankTile * kVector) {
     fetch_ahead<kRankTile * kVector>(w);
 #pragma GCC unroll 4
@@ -280,6 +299,14 @@ inline Task add_updates(Job& job, const AdaptedRows& adapted, int layer, int fir
         }
       });
     }
+  });
+}
+
+// stream += product
+inline auto add_product(Job& job, const float* product, float* stream, int64_t num_rows, int hidden) {
+  return job.phase(num_rows, row_cost(hidden), [product, stream, hidden](int64_t first, int64_t last, int) {
+    for (int64_t at = first * hidden; at < last * hidden; at += 16)
+      store_floats(stream + at, add(load_floats(product + at), load_floats(stream + at)));
   });
 }
 
