@@ -16,6 +16,7 @@ import torch
 from attrs import evolve
 
 import tiny
+from adapter_files import write_adapter
 from ggjt_files import write_ggjt
 from paged_sdk import (
     BlockingChatStream,
@@ -36,6 +37,8 @@ from paged_sdk.mistralrs import (
     ChatCompletionRequest,
     ChatCompletionResponse,
     CompletionRequest,
+    LoraAdapter,
+    LoraAdapterInfo,
     PagedCacheType,
     Runner,
     ToolChoice,
@@ -580,13 +583,13 @@ GGUF = dict.fromkeys(
         "write_uqff",
         "max_edge",
         "multimodal_auto_map_params",
-        "adapters",
     ]
 )
-COMPLETION = dict.fromkeys(["tool_schemas", "tool_choice", "adapter", "suffix"])
+LIMITS = {"max_adapters": 16, "max_rank": 256, "max_bytes": 1 << 33}
+LORA = dict.fromkeys(["write_uqff", "from_uqff", "auto_map_params", "hf_cache_path"]) | LIMITS
+COMPLETION = dict.fromkeys(["tool_schemas", "tool_choice", "suffix"])
 CHAT = dict.fromkeys(
     [
-        "adapter",
         "web_search_options",
         "tool_dispatch_url",
         "shell_skills",
@@ -601,7 +604,9 @@ CHAT = dict.fromkeys(
 MAKES: dict[str, tuple[Callable[..., object], dict[str, Any]]] = {
     "Runner": (lambda **settings: Runner(Which.Plain("no/such/directory/here"), **settings), RUNNER),
     "Plain": (lambda **settings: Which.Plain("model", **settings), PLAIN),
-    "GGUF": (lambda **settings: Which.GGUF("model", "file", **settings), GGUF),
+    "Lora": (lambda **settings: Which.Lora("model", **settings), LORA),
+    "LoraAdapter": (lambda **settings: LoraAdapter("alias", "path", **settings), {"revision": None}),
+    "GGUF": (lambda **settings: Which.GGUF("model", "file", **settings), GGUF | LIMITS),
     "GGML": (lambda **settings: Which.GGML("model", "file", gqa=8, **settings), {"auto_map_params": None}),
     "ChatCompletionRequest": (lambda **fields: ChatCompletionRequest("Hello", "default", **fields), CHAT),
     "CompletionRequest": (lambda **fields: CompletionRequest("Hello", "default", **fields), COMPLETION),
@@ -622,6 +627,45 @@ def test_parameters_of_later_versions_may_be_given_at_their_defaults_only(kind: 
                 make(**{name: value})
             assert caught.value.setting == name
             assert len(str(caught.value)) < 300
+
+
+def test_requests_go_through_adapters(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    model = tiny.build_model("llama")
+    for seed, name in enumerate(("first", "second")):
+        write_adapter(tmp_path / name, model, seed=seed)
+    request = ChatCompletionRequest(QUESTION, "default", max_tokens=12)
+    which = Which.Lora(
+        str(tiny_checkpoint), [LoraAdapter("one", str(tmp_path / "first"))], Architecture.Llama, dtype="float32"
+    )
+    with Runner(which, pa_ctxt_len=4096) as runner, Runner(Which.Plain(str(tiny_checkpoint), dtype="float32")) as plain:
+        assert runner.list_lora_adapters() == [LoraAdapterInfo("one", str(tmp_path / "first"))]
+        loaded = runner.load_lora_adapter("two", tmp_path / "second")
+        assert runner.list_lora_adapters()[1:] == [loaded] == [LoraAdapterInfo("two", str(tmp_path / "second"))]
+        base, one, two = (
+            texts(runner.send_chat_completion_request(evolve(request, adapter=name))) for name in (None, "one", "two")
+        )
+        assert base == texts(plain.send_chat_completion_request(request))
+        assert len({*base, *one, *two}) == 3
+        completion = CompletionRequest("Once upon", "default", max_tokens=8)
+        through = [runner.send_completion_request(evolve(completion, adapter=name)) for name in (None, "one")]
+        assert through[0].choices[0].text != through[1].choices[0].text
+        assert runner.unload_lora_adapter("two") == loaded
+        with pytest.raises(InvalidRequestError, match="one of one"):
+            runner.send_chat_completion_request(evolve(request, adapter="two"))
+        for alias in ("one", 3):
+            with pytest.raises(ConfigError):
+                runner.load_lora_adapter(alias, tmp_path / "second")  # type: ignore[arg-type]  # of 3
+        with pytest.raises(ConfigError, match="the name of a loaded adapter"):
+            runner.unload_lora_adapter("two")
+
+
+def test_ways_to_describe_models_that_there_are_not() -> None:
+    for name in ("LoraGGUF", "LoraGGML", "XLora", "XLoraGGUF", "XLoraGGML"):
+        with pytest.raises(ConfigError, match=rf"Which\.{name}.*(Which\.GGUF|Which\.Lora)"):
+            getattr(Which, name)("model", "file", order="x")
+    for adapters in ("path", ["path"], 3, [None]):
+        with pytest.raises(ConfigError, match="LoraAdapter"):
+            Which.GGUF("model", "file", adapters=adapters)  # type: ignore[arg-type]
 
 
 def test_a_runner_holds_one_model(runner: Runner) -> None:

@@ -31,6 +31,7 @@ from paged_sdk import (
     Usage,
 )
 from paged_sdk import TokenLogprob as ResponseLogprob
+from paged_sdk.mistralrs.adapters import LoraAdapter, LoraAdapterInfo
 from paged_sdk.mistralrs.requests import ChatCompletionRequest, CompletionRequest, ToolChoice
 from paged_sdk.mistralrs.runner import Runner
 from paged_sdk.mistralrs.which import Architecture, Which
@@ -48,6 +49,8 @@ __all__ = [
     "CompletionResponse",
     "Delta",
     "Logprobs",
+    "LoraAdapter",
+    "LoraAdapterInfo",
     "PagedCacheType",
     "ResponseLogprob",
     "ResponseMessage",

@@ -42,6 +42,7 @@ class _Request:
     :ivar stop_seqs: strings that end the text
     :ivar grammar: a language that every text is a sentence of, described as
     :ivar grammar_type: "regex", "lark", "json_schema" or "llguidance"
+    :ivar adapter: the alias of the adapter that the texts go through; None: none
     :ivar dry_multiplier: strength of DRY repetition control; None is off
     :ivar truncate_sequence: whether to cut a prompt that is too long at its front instead of refusing it
     :ivar ignore_eos: whether to go on past the end token
@@ -64,7 +65,7 @@ class _Request:
     dry_sequence_breakers: Sequence[str] | None = None
     grammar: str | None = field(default=None, validator=is_optional_text)
     grammar_type: str | None = field(default=None, validator=is_optional_text)
-    adapter: None = unsupported()
+    adapter: str | None = field(default=None, validator=is_optional_text)
     truncate_sequence: bool = field(default=False, validator=is_switch)
     ignore_eos: bool = False
 
@@ -182,6 +183,8 @@ class ChatCompletionRequest(_Request, Generic[StreamT]):
         constraint = self.constraint()
         if constraint is not None:
             builder = builder.with_constraint(constraint)
+        if self.adapter is not None:
+            builder = builder.with_adapter(self.adapter)
         builder = builder.with_tools(self._tools(callbacks), self._choice())
         return builder.with_truncation() if self.truncate_sequence else builder
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, overload
@@ -22,6 +23,7 @@ from paged_sdk import (
     PagedCacheType,
     SamplingParams,
 )
+from paged_sdk.mistralrs.adapters import LoraAdapterInfo
 from paged_sdk.mistralrs.requests import ChatCompletionRequest, CompletionRequest, StreamT
 from paged_sdk.mistralrs.unsupported import check_switches, refuse_settings
 from paged_sdk.mistralrs.which import Architecture, Which
@@ -101,7 +103,7 @@ class Runner:
             shell_config=shell_config,
         )
         if not isinstance(which, Which):
-            raise ConfigError.of("which", which, "Which.Plain(...) or Which.GGUF(...)")
+            raise ConfigError.of("which", which, "Which.Plain(...), Which.Lora(...) or Which.GGUF(...)")
         meta = _paged_settings(
             pa_gpu_mem=pa_gpu_mem,
             pa_gpu_mem_usage=pa_gpu_mem_usage,
@@ -127,6 +129,7 @@ class Runner:
             builder = builder.with_isq(IsqType.parse(in_situ_quant, setting="in_situ_quant"))
         self._callbacks = _checked_callbacks(tool_callbacks)
         self._seed = SamplingParams(seed=seed).seed
+        self._sources = {source.name: source.location for source in builder.settings.adapters}
         self._model = BlockingModel(builder.build())
         try:
             _check_architecture(which, self._model.architecture)
@@ -195,7 +198,11 @@ class Runner:
             raise InvalidRequestError.of("request", request, "a CompletionRequest")
         sampling = request.sampling(seed=self._seed, default_temperature=self._model.generation_defaults.temperature)
         response = self._model.send_completion_request(
-            request.prompt, sampling, truncation=request.truncate_sequence, constraint=request.constraint()
+            request.prompt,
+            sampling,
+            truncation=request.truncate_sequence,
+            constraint=request.constraint(),
+            adapter=request.adapter,
         )
         if not request.echo_prompt:
             return response
@@ -235,6 +242,49 @@ class Runner:
         refuse_settings(model_id=model_id)
         self._model.re_isq_model(IsqType.parse(dtype, setting="dtype"))
 
+    def load_lora_adapter(
+        self,
+        alias: str,
+        adapter_dir: str | PathLike[str],
+        model_id: None = None,
+        load_inplace: bool = False,
+        expected_generation: None = None,
+    ) -> LoraAdapterInfo:
+        """Load an adapter beside those that there are; requests under way go on.
+
+        :param alias: what requests call it
+        :param adapter_dir: a directory as PEFT saves it, or a GGUF file
+        :raises ConfigError: another adapter has the alias; or ``model_id``, ``load_inplace`` or ``expected_generation``
+        :raises AdapterError: it cannot be read, or was made for another model
+        """
+        refuse_settings(model_id=model_id, expected_generation=expected_generation)
+        refuse_settings(default=False, load_inplace=load_inplace)
+        if not isinstance(alias, str):
+            raise ConfigError.of("alias", alias, "a string")
+        self._model.load_adapter(adapter_dir, name=alias)
+        self._sources[alias] = str(adapter_dir)
+        return LoraAdapterInfo(alias, self._sources[alias])
+
+    def unload_lora_adapter(
+        self, alias: str, model_id: None = None, expected_generation: None = None
+    ) -> LoraAdapterInfo:
+        """Refuse new requests of an adapter, wait for those under way, and free its memory.
+
+        :raises ConfigError: no loaded adapter has the alias; or ``model_id`` or ``expected_generation``
+        """
+        refuse_settings(model_id=model_id, expected_generation=expected_generation)
+        self._model.unload_adapter(alias)
+        return LoraAdapterInfo(alias, self._sources.pop(alias, ""))
+
+    def list_lora_adapters(self, model_id: None = None) -> list[LoraAdapterInfo]:
+        """Return the loaded adapters.
+
+        :raises ConfigError: a ``model_id``
+        """
+        refuse_settings(model_id=model_id)
+        sources = dict(self._sources)
+        return [LoraAdapterInfo(alias, sources[alias]) for alias in self._model.adapters if alias in sources]
+
     def max_sequence_length(self, model_id: None = None) -> int:
         """Return the most tokens that a sequence may have, prompt and output together.
 
@@ -266,7 +316,7 @@ def _checked_callbacks(callbacks: object) -> Mapping[str, Callable[[str, dict[st
 
 def _check_architecture(which: Which, loaded: str) -> None:
     match which:
-        case Which.Plain(arch=Architecture() as arch):
+        case Which.Plain(arch=Architecture() as arch) | Which.Lora(arch=Architecture() as arch):
             arch.check(loaded)
 
 

@@ -6,11 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, TypeVar
 
 from attrs import Attribute, field, frozen
 
 from paged_sdk import ConfigError, GgufModelBuilder, TextModelBuilder, Topology
+from paged_sdk.mistralrs.adapters import LoraAdapter, adapters_field, limit_field, with_adapters
 from paged_sdk.mistralrs.unsupported import unsupported
 
 __all__ = ["Architecture", "Which"]
@@ -42,17 +43,27 @@ class Architecture(Enum):
 
 
 class Which(ABC):
-    """Describes a model in one of three ways; each is a subclass, so ``match`` can tell them apart.
+    """Describes a model in one of four ways; each is a subclass, so ``match`` can tell them apart.
 
     - ``Which.Plain(model_id, arch=None, tokenizer_json=None, ...)``: a Hugging Face checkpoint
+    - ``Which.Lora(model_id, adapters=None, arch=None, ...)``: the same, with LoRA adapters
     - ``Which.GGUF(quantized_model_id, quantized_filename, tok_model_id=None, ...)``: a GGUF file
     - ``Which.GGML(quantized_model_id, quantized_filename, tok_model_id=None, ...)``: a llama file of before GGUF
+
+    ``Which.LoraGGUF``, ``Which.LoraGGML``, ``Which.XLora``, ``Which.XLoraGGUF`` and ``Which.XLoraGGML`` say what takes
+    their place: making one is a :class:`ConfigError`.
     """
 
     if TYPE_CHECKING:
         Plain: type[Plain]
+        Lora: type[Lora]
         GGUF: type[GGUF]
         GGML: type[GGML]
+        LoraGGUF: type[_LoraGGUF]
+        LoraGGML: type[_LoraGGML]
+        XLora: type[_XLora]
+        XLoraGGUF: type[_XLoraGGUF]
+        XLoraGGML: type[_XLoraGGML]
 
     @abstractmethod
     def builder(self) -> TextModelBuilder | GgufModelBuilder:
@@ -98,13 +109,44 @@ class Plain(Which):
     hf_revision: str | None = field(default=None, kw_only=True)
 
     def builder(self) -> TextModelBuilder:
-        builder = TextModelBuilder(self.model_id).with_dtype(self.dtype)
-        if self.tokenizer_json is not None:
-            builder = builder.with_tokenizer_json(self.tokenizer_json)
-        if self.topology is not None:
-            builder = builder.with_topology(Topology.from_yaml(self.topology))
-        builder = _weighted(builder, self)
-        return builder if self.hf_revision is None else builder.with_hf_revision(self.hf_revision)
+        return _weighted(_checkpoint(self), self)
+
+
+@frozen
+class Lora(Which):
+    """Describes a Hugging Face checkpoint with adapters, which requests name. Others may be loaded later.
+
+    :ivar model_id: a directory, or a hub id
+    :ivar adapters: those that are loaded with it
+    :ivar arch: see :class:`Plain`; the others likewise
+    """
+
+    model_id: str
+    adapters: Sequence[LoraAdapter] | None = adapters_field()
+    arch: Architecture | None = field(default=None, validator=_is_architecture)
+    tokenizer_json: str | None = None
+    topology: str | None = None
+    write_uqff: None = unsupported()
+    from_uqff: None = unsupported()
+    dtype: str = "auto"
+    auto_map_params: None = unsupported()
+    hf_cache_path: None = unsupported()
+    max_adapters: int = limit_field(16)
+    max_rank: int = limit_field(256)
+    max_bytes: int = limit_field(8 << 30)
+    hf_revision: str | None = field(default=None, kw_only=True)
+
+    def builder(self) -> TextModelBuilder:
+        return with_adapters(_checkpoint(self), self.adapters)
+
+
+def _checkpoint(which: Plain | Lora) -> TextModelBuilder:
+    builder = TextModelBuilder(which.model_id).with_dtype(which.dtype)
+    if which.tokenizer_json is not None:
+        builder = builder.with_tokenizer_json(which.tokenizer_json)
+    if which.topology is not None:
+        builder = builder.with_topology(Topology.from_yaml(which.topology))
+    return builder if which.hf_revision is None else builder.with_hf_revision(which.hf_revision)
 
 
 @frozen
@@ -119,6 +161,7 @@ class GGUF(Which):
     :ivar dtype: the dtype of activations, and of weights that the file does not quantize
     :ivar imatrix: an importance matrix of llama.cpp's, by which errors of quantized weights are weighted
     :ivar calibration_file: a text from which one is collected
+    :ivar adapters: LoRA adapters that are loaded with it, which requests name
     :ivar hf_revision: a branch, tag or commit of the hub's repository
     """
 
@@ -136,11 +179,14 @@ class GGUF(Which):
     calibration_file: str | None = None
     max_edge: None = unsupported()
     multimodal_auto_map_params: None = unsupported()
-    adapters: None = unsupported()
+    adapters: Sequence[LoraAdapter] | None = adapters_field(kw_only=True)
+    max_adapters: int = limit_field(16, kw_only=True)
+    max_rank: int = limit_field(256, kw_only=True)
+    max_bytes: int = limit_field(8 << 30, kw_only=True)
     hf_revision: str | None = field(default=None, kw_only=True)
 
     def builder(self) -> GgufModelBuilder:
-        return _weighted(_one_file(self), self)
+        return with_adapters(_weighted(_one_file(self), self), self.adapters)
 
 
 def _is_optional_gqa(instance: object, attribute: Attribute[Any], value: object) -> None:
@@ -196,10 +242,48 @@ def _one_file(which: GGUF | GGML) -> GgufModelBuilder:
     return builder if which.hf_revision is None else builder.with_hf_revision(which.hf_revision)
 
 
-for _variant in (Plain, GGUF, GGML):
+class _Refused(Which):
+    """Stands for a way to describe a model that this version does not have.
+
+    :cvar instead: what there is in its place
+    """
+
+    instead: ClassVar[str]
+
+    def __new__(cls, *values: object, **settings: object) -> NoReturn:
+        raise ConfigError.of("which", cls.__qualname__, cls.instead)
+
+
+_WEIGHED: Final = (
+    "a model with LoRA adapters that requests name: X-LoRA, which weighs them for each token, is not supported"
+)
+
+
+class _LoraGGUF(_Refused):
+    instead = "Which.GGUF(..., adapters=[LoraAdapter(alias, source)]), whose requests name their adapter"
+
+
+class _LoraGGML(_Refused):
+    instead = "Which.GGUF or Which.Lora with adapters: files of before GGUF have none"
+
+
+class _XLora(_Refused):
+    instead = f"Which.Lora, {_WEIGHED}"
+
+
+class _XLoraGGUF(_Refused):
+    instead = f"Which.GGUF(..., adapters=[...]), {_WEIGHED}"
+
+
+class _XLoraGGML(_Refused):
+    instead = f"Which.GGUF(..., adapters=[...]), {_WEIGHED}"
+
+
+for _variant in (Plain, Lora, GGUF, GGML, _LoraGGUF, _LoraGGML, _XLora, _XLoraGGUF, _XLoraGGML):
     # Read as variants of the one type, in tracebacks and reprs too.
-    _variant.__qualname__ = f"Which.{_variant.__name__}"
-    setattr(Which, _variant.__name__, _variant)
+    _name = _variant.__name__.removeprefix("_")
+    _variant.__qualname__ = f"Which.{_name}"
+    setattr(Which, _name, _variant)
 
 
 def _tokenizer_json(tok_model_id: str) -> Path:
