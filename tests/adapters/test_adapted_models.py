@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from adapter_files import merge, write_adapter
 from paged_sdk import (
@@ -142,6 +143,7 @@ def test_on_quantized_bases(kind: str, decomposed: bool, tmp_path: Path) -> None
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers` to `True`:UserWarning")
 @pytest.mark.parametrize(
     ("family", "decomposed"), [("llama", False), ("gemma2", False), ("qwen2", True), ("gemma2", True)]
 )
@@ -155,14 +157,15 @@ def test_texts_are_those_of_peft(family: str, decomposed: bool, tmp_path: Path) 
     }
     for name, own in settings.items():
         targets = ["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"]
+        if family != "gemma2":  # merging would change its embeddings, too
+            targets.append("lm_head")
         adapted = peft.get_peft_model(build_model(family), peft.LoraConfig(target_modules=targets, **own))
         generator = torch.Generator().manual_seed(len(name))
         for key, parameter in adapted.named_parameters():
-            values = torch.randn(parameter.shape, generator=generator)
             if "lora_magnitude" in key:
-                parameter.data *= 1 + values.clamp(-2, 2) / 4
+                parameter.data *= 1 + torch.randn(parameter.shape, generator=generator).clamp(-2, 2) / 4
             elif "lora_" in key:
-                parameter.data = values * 0.15
+                parameter.data = torch.randn(parameter.shape, generator=generator) * 0.15
         adapted.save_pretrained(tmp_path / name)
         expected[name] = [continued(adapted.eval(), prompt) for prompt in PROMPTS]
         merged = adapted.merge_and_unload()
@@ -171,6 +174,30 @@ def test_texts_are_those_of_peft(family: str, decomposed: bool, tmp_path: Path) 
     plain = [continued(build_model(family), prompt) for prompt in PROMPTS]
     rows = [tokens for three in zip(plain, expected["first"], expected["second"], strict=True) for tokens in three]
     asyncio.run(compare(TextModelBuilder(tmp_path / "base"), tmp_path, rows))
+
+
+def test_an_output_projection_that_is_the_embeddings(tmp_path: Path) -> None:
+    """Through an adapter it is another one, for a prompt's scores, too."""
+    reference: Any = build_model("gemma2")
+    make_checkpoint("gemma2", tmp_path / "base")
+    write_adapter(tmp_path / "a", reference, seed=1, targets=("lm_head",))
+    tensors = load_file(tmp_path / "a" / "adapter_model.safetensors")
+    down, up = (tensors[f"base_model.model.lm_head.lora_{side}.weight"] for side in "AB")
+    prompt, cap = list(range(5, 45)), reference.config.final_logit_softcapping
+    with torch.inference_mode():
+        hidden = reference.model(torch.tensor([prompt])).last_hidden_state[0]
+        logits = cap * (hidden @ (reference.lm_head.weight + 2 * up @ down).T / cap).tanh()
+    expected = logits.log_softmax(-1)[range(39), prompt[1:]]
+    builder = TextModelBuilder(tmp_path / "base").with_dtype("float32").with_force_cpu().with_num_threads(1)
+
+    async def run(each: TextModelBuilder) -> None:
+        async with each.with_adapter(tmp_path / "a").build() as model:
+            adapted, unadapted = await asyncio.gather(scores(model, "a"), scores(model, None))
+        assert torch.allclose(adapted, expected, atol=1e-3)
+        assert not torch.allclose(unadapted, expected, atol=0.1)
+
+    for each in (builder, builder.without_paged_attn(), builder.with_max_num_batched_tokens(7)):
+        asyncio.run(run(each))
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")

@@ -74,12 +74,19 @@ def change_tensors(adapter: Path, **tensors: torch.Tensor | None) -> None:
 
 def test_every_linear_layer_can_be_adapted(model: DecoderModel) -> None:
     assert sorted(module for shape in model.adaptable for module in shape.modules) == sorted(
-        f"model.layers.{layer}.{name}"
-        for layer in range(2)
-        for name in (*(f"self_attn.{each}_proj" for each in "qkvo"), *(f"mlp.{e}_proj" for e in ("gate", "up", "down")))
+        [
+            f"model.layers.{layer}.{name}"
+            for layer in range(2)
+            for name in (
+                *(f"self_attn.{each}_proj" for each in "qkvo"),
+                *(f"mlp.{each}_proj" for each in ("gate", "up", "down")),
+            )
+        ]
+        + ["lm_head"]
     )
     names = native_projections(model)
-    assert sorted(name for of_layer in names for name in of_layer.values()) == sorted(s.name for s in model.adaptable)
+    assert {name for of_layer in names for name in of_layer.values()} == {s.name for s in model.adaptable} - {"lm_head"}
+    assert all(model.adaptable_linear(shape.name).in_features == shape.in_features for shape in model.adaptable)
     assert not any(isinstance(linear, AdaptableLinear) for linear in model.layers[0].linears)
 
 
@@ -204,6 +211,12 @@ def test_settings_that_are_taken(adapter: Path, bank: AdapterBank, values: dict[
     bank.read(str(adapter))
 
 
+def test_what_is_repeated_of_the_base_is_passed_over(adapter: Path, bank: AdapterBank) -> None:
+    digest = read_peft(adapter).digest
+    change_tensors(adapter, **{"0__self_attn__q_proj__base_layer__weight": torch.ones(64, 64)})
+    assert bank.read(str(adapter)).digest == digest
+
+
 def test_some_layers_only(tmp_path: Path, bank: AdapterBank, adapter: Path) -> None:
     change_config(adapter, layers_to_transform=[1])
     change_tensors(adapter, **{f"0__self_attn__q_proj__lora_{side}__weight": None for side in "AB"})
@@ -228,6 +241,8 @@ def test_some_layers_only(tmp_path: Path, bank: AdapterBank, adapter: Path) -> N
         ({"0__self_attn__q_proj__lora_A__weight": torch.ones(4)}, "a matrix of numbers"),
         ({"0__embed_tokens__lora_embedding_A": torch.ones(4, 4)}, "an embedding's update"),
         ({"0__self_attn__q_proj__bias": torch.ones(4)}, "no update of a linear layer"),
+        ({"0__self_attn__q_proj__base_layer__weight": torch.ones(80, 64)}, "repeats a matrix of another base"),
+        ({"0__self_attn__k_proj__base_layer__weight": torch.ones(32, 64)}, "repeats a matrix of another base"),
         ({"0__self_attn__q_proj__lora_magnitude_vector": torch.ones(64)}, "of an adapter with use_dora, which"),
     ],
 )
@@ -238,7 +253,7 @@ def test_tensors_that_are_refused(
     with pytest.raises(AdapterError, match=words) as caught:
         bank.read(str(adapter))
     assert caught.value.tensor in str(caught.value)
-    assert caught.value.tensor.startswith(PREFIX)
+    assert f"base_model.model.{caught.value.tensor.removeprefix('base_model.model.')}".startswith(PREFIX)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +272,7 @@ def test_magnitudes_that_are_refused(
 
 
 @pytest.mark.parametrize(
-    "name", ["model.layers.2.self_attn.q_proj", "model.layers.0.mlp.experts.0.up_proj", "lm_head", "model.layers.0.fc1"]
+    "name", ["model.layers.2.self_attn.q_proj", "model.layers.0.mlp.experts.0.up_proj", "model.layers.0.fc1"]
 )
 def test_modules_that_the_model_has_not(adapter: Path, bank: AdapterBank, name: str) -> None:
     path = adapter / "adapter_model.safetensors"
@@ -390,7 +405,7 @@ def test_scales_of_gguf_files(tmp_path: Path) -> None:
         ({}, {"blk.0.ffn_up.weight": (4, 64)}, "no update of a matrix"),
         ({}, {"blk.0.news.weight.lora_a": (4, 64), "blk.0.news.weight.lora_b": (64, 4)}, "a matrix that llama has not"),
         ({}, {"blk.0.ffn_up.weight.lora_a": (4, 64), "blk.0.ffn_up.weight.lora_b": (128, 3)}, "have ranks 4 and 3"),
-        ({}, {"output.weight.lora_a": (4, 64), "output.weight.lora_b": (512, 4)}, "a module that the model has not"),
+        ({}, {"output.weight.lora_a": (4, 64), "output.weight.lora_b": (80, 4)}, "updates a matrix of shape [80, 64]"),
         ({}, {"blk.0.ffn_up.weight.lora_a": (4, 48), "blk.0.ffn_up.weight.lora_b": (128, 4)}, "the model's has"),
     ],
 )

@@ -14,6 +14,7 @@ from paged_sdk.attention.backend import AttentionBackend
 from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig, RopeConfig
+from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.step import AttentionStep, StepContext
 from paged_sdk.runner.activations import activation_bytes, cuda_peak_bytes
 from paged_sdk.types.step import StepRow
@@ -52,7 +53,7 @@ class Watched:
     def normed(self, hidden: Tensor) -> Tensor:
         raise AssertionError("no step for trial reads hidden states")
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, adapted: AdaptedRows | None = None) -> Tensor:
         self.calls.append(tuple(hidden.shape))
         return hidden
 

@@ -40,6 +40,7 @@ class Adapter:
     :ivar path: where it was read
     :ivar base: the model that it was made for, in its maker's words; empty: they are silent
     :ivar modules: the updates by the names that the matrices have in the base's checkpoint, without ``.weight``
+    :ivar copies: of the base's own matrices, which the adapter repeats, by their names: their shapes
     :ivar is_target: whether the adapter's settings name a module as one that it changes; None: they cannot tell
     :ivar invocation: the tokens from whose last occurrence in a prompt on it changes anything (activated LoRA); empty:
         it changes all
@@ -51,6 +52,7 @@ class Adapter:
     modules: Mapping[str, ModuleUpdate]
     is_target: Callable[[str], bool] | None = None
     invocation: tuple[int, ...] = ()
+    copies: Mapping[str, tuple[int, ...]] = field(factory=dict)
     digest: bytes = field(init=False)
 
     @digest.default

@@ -44,6 +44,7 @@ class AdapterBank:
     :param dtype: of the adapters' matrices, as of the model's activations
     :param linear_of: returns such a layer by its name, as it is now
     :param layers: of each layer the names of its linear layers, by the native decoder's numbers
+    :param head: the name of the output projection; empty: adapters cannot change it
     :param head_dim: of queries and keys; 0: what GGUF has of llama's cannot be told apart by head
     :param native: whether the native decoder computes the steps
     :param resolve: finds the directory of what a user names; it may have to be downloaded
@@ -57,11 +58,13 @@ class AdapterBank:
         device: torch.device,
         linear_of: Callable[[str], Linear],
         layers: Sequence[Mapping[int, str]] = (),
+        head: str = "",
         head_dim: int = 0,
         native: bool = False,
         resolve: Callable[[str], Path] = Path,
     ) -> None:
         self._layers = layers
+        self._head = head
         self._head_dim = head_dim
         self._native = native
         self._linears = {_plain(module): linear for linear in linears for module in linear.modules}
@@ -108,7 +111,10 @@ class AdapterBank:
         if adapter.is_target is not None:
             self._check_complete(adapter, updates, adapter.is_target)
         by_name = {linear.name: linear for linear in self._linears.values()}
-        return Lora({name: self._joined(by_name[name], own) for name, own in updates.items()})
+        self._check_copies(adapter)
+        joined = {name: self._joined(by_name[name], own) for name, own in updates.items()}
+        head = joined.pop(self._head, None)
+        return Lora(joined, head=head)
 
     # On the engine's thread
 
@@ -146,10 +152,11 @@ class AdapterBank:
             layers = [
                 {number: lora.of[name] for number, name in names.items() if name in lora.of} for names in self._layers
             ]
-            return Lora({}, NativeLora(layers))
+            return Lora({}, NativeLora(layers), lora.head)
         if not self._native and isinstance(native, NativeLora):
             pairs = zip(self._layers, native.weights(), strict=True)
-            return Lora({names[number]: own for names, weights in pairs for number, own in weights.items()})
+            of = {names[number]: own for names, weights in pairs for number, own in weights.items()}
+            return Lora(of, head=lora.head)
         return lora
 
     def _check(self, adapter: Adapter, update: ModuleUpdate, linear: AdaptableShape, module: str) -> None:
@@ -185,6 +192,24 @@ class AdapterBank:
                         path=adapter.path,
                         tensor=missing,
                     )
+
+    def _check_copies(self, adapter: Adapter) -> None:
+        """Check that what an adapter repeats of the base has its shape: a base with more tokens is another one."""
+        for module, shape in adapter.copies.items():
+            linear = self._linears.get(_plain(module))
+            own: tuple[int, ...] = ()
+            if linear is not None and module in adapter.modules:
+                rows = next(rows for each, rows in linear.modules.items() if _plain(each) == _plain(module))
+                own = (rows.stop - rows.start, linear.in_features)
+            if shape != own:
+                tensor = f"{module}.base_layer.weight"
+                raise AdapterError(
+                    f"{adapter.path}: tensor {shown(tensor)} of shape {list(shape)} repeats a matrix of another base"
+                    f"{_made_for(adapter)}",
+                    path=adapter.path,
+                    tensor=tensor,
+                    value=shape,
+                )
 
     def _joined(self, linear: AdaptableShape, updates: dict[str, ModuleUpdate]) -> LoraWeights:
         if linear.order is not None:

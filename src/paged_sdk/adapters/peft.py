@@ -24,6 +24,8 @@ _NAME: Final = re.compile(
     r"(?:lora_(?P<side>[AB])(?:\.default)?\.weight|(?P<magnitude>lora_magnitude_vector)(?:\.default)?(?:\.weight)?)"
 )
 _MAGNITUDE: Final = "magnitude"
+# With an update of the output projection PEFT saves this itself, which the update has not changed.
+_COPY: Final = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.base_layer\.weight")
 
 
 def read_peft(directory: Path) -> Adapter:
@@ -56,6 +58,7 @@ def _read(directory: Path) -> Adapter:
     file = SafetensorsFile(path)
     try:
         modules = _modules(file, config)
+        copies = {match["module"]: file.shape(name) for name in file.names() if (match := _COPY.fullmatch(name))}
     finally:
         file.close()
     return Adapter(
@@ -64,6 +67,7 @@ def _read(directory: Path) -> Adapter:
         modules=modules,
         is_target=config.is_target if config.tells_targets else None,
         invocation=config.invocation,
+        copies=copies,
     )
 
 
@@ -71,6 +75,8 @@ def _modules(file: SafetensorsFile, config: PeftConfig) -> dict[str, ModuleUpdat
     sides: dict[str, dict[str, str]] = {}
     for name in file.names():
         match = _NAME.fullmatch(name)
+        if match is None and _COPY.fullmatch(name):
+            continue
         if match is None:
             what = "an embedding's update" if "lora_embedding" in name else "no update of a linear layer"
             raise AdapterError(f"{file.path}: tensor {shown(name)} is {what}", path=file.path, tensor=name)

@@ -47,10 +47,12 @@ class Lora:
 
     :ivar of: the updates by the name of the linear layer, where layers run one at a time
     :ivar native: how the native decoder takes them, where the layers are fused
+    :ivar head: the update of the output projection; None: there is none
     """
 
     of: Mapping[str, LoraWeights]
     native: object = None
+    head: LoraWeights | None = None
 
 
 @frozen(eq=False)
@@ -84,8 +86,20 @@ class AdaptedRows:
         parts = [[-1, number] for number in of_row]
         counts = [[first, length - first] for length, first in zip(lengths, before, strict=True)]
         numbers = torch.tensor(parts, dtype=torch.int32).flatten().repeat_interleave(torch.tensor(counts).flatten())
-        tokens = tuple((numbers == place).nonzero().flatten().to(device) for place in range(len(found)))
-        return cls(tuple(found.values()), numbers, tokens)
+        return cls(tuple(found.values()), numbers, _places(numbers, len(found), device))
+
+    def of_logits(self, tokens: Sequence[int]) -> AdaptedRows | None:
+        """Return the same of some of the tokens, whose logits are computed; None: no adapter changes their logits by
+        itself.
+        """
+        if all(lora.head is None for lora in self.loras):
+            return None
+        numbers = self.numbers[list(tokens)]
+        return AdaptedRows(self.loras, numbers, _places(numbers, len(self.loras), self.tokens[0].device))
+
+
+def _places(numbers: Tensor, count: int, device: torch.device) -> tuple[Tensor, ...]:
+    return tuple((numbers == place).nonzero().flatten().to(device) for place in range(count))
 
 
 def add_lora_(out: Tensor, x: Tensor, weights: LoraWeights, tokens: Tensor) -> None:

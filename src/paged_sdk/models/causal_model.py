@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.step import StepContext
 
 __all__ = ["CausalModel"]
@@ -39,10 +40,11 @@ class CausalModel(Protocol):
         """
         ...
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, adapted: AdaptedRows | None = None) -> Tensor:
         """Compute scores over the vocabulary.
 
         :param hidden: some rows of :meth:`forward`'s result, ``[num_rows, hidden_size]``
+        :param adapted: which adapter each of them goes through, where one has an update of the output projection
         :returns: ``[num_rows, vocab_size]`` float32, which the caller may change
         """
         ...

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from paged_sdk.config.decoder import DecoderConfig, RopeConfig
+from paged_sdk.kernels.lora import AdaptedRows, add_lora_
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.layers.norm import Norm
 from paged_sdk.layers.rotary import RotaryEmbedding
@@ -26,6 +27,7 @@ class DecoderModel:
     :param head: the output projection to the vocabulary
     :param embedding_norm: the norm of the embeddings; None: they are the residual stream as they are
     :param adaptable: the linear layers that adapters may change
+    :param head_name: the name among them of the output projection
     :ivar dtype: of activations, keys and values
     """
 
@@ -42,6 +44,7 @@ class DecoderModel:
         device: torch.device,
         embedding_norm: Norm | None = None,
         adaptable: Sequence[AdaptableShape] = (),
+        head_name: str = "",
     ) -> None:
         self.config = config
         self.dtype = dtype
@@ -53,6 +56,7 @@ class DecoderModel:
         self.norm = norm
         self.ropes = ropes
         self.adaptable: tuple[AdaptableShape, ...] = tuple(adaptable)
+        self.head_name = head_name
 
     @property
     def layers(self) -> tuple[DecoderLayer, ...]:
@@ -61,6 +65,8 @@ class DecoderModel:
 
     def adaptable_linear(self, name: str) -> Linear:
         """Return one of the linear layers that adapters may change, as it is now."""
+        if name == self.head_name:
+            return self.head
         return next(linear for layer in self.layers for linear in layer.adaptable if linear.name == name)
 
     def replace_layer(self, index: int, layer: DecoderLayer) -> None:
@@ -96,13 +102,18 @@ class DecoderModel:
         """Return rows of :meth:`forward`'s result, which are normed, in float32."""
         return hidden.float()
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, adapted: AdaptedRows | None = None) -> Tensor:
         """Compute scores over the vocabulary.
 
         :param hidden: some rows of :meth:`forward`'s result, ``[num_rows, hidden_size]``
+        :param adapted: which adapter each of them goes through; None: none has one that changes the output projection
         :returns: ``[num_rows, vocab_size]`` float32, which the caller may change
         """
         logits = self.head.forward(hidden, None).float()
+        if adapted is not None:
+            for lora, rows in zip(adapted.loras, adapted.tokens, strict=True):
+                if lora.head is not None:
+                    add_lora_(logits, hidden, lora.head, rows)
         scale, cap = self.config.logit_scale, self.config.logit_softcap
         if scale is not None:
             logits.mul_(scale)

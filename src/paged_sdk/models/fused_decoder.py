@@ -270,12 +270,12 @@ class FusedDecoderModel:
         """Compute the last norm of rows of :meth:`forward`'s result."""
         return self._norm.forward(hidden)
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, adapted: AdaptedRows | None = None) -> Tensor:
         """Do what :meth:`DecoderModel.logits` does; the last norm is computed here, for the requested rows only."""
         normed = self.normed(hidden)
         # A head without a native kernel multiplies in the model's dtype; the native ones take float32.
         is_native = self._model.head.native_weights is not None
-        return self._model.logits(normed if is_native else normed.to(self.dtype))
+        return self._model.logits(normed if is_native else normed.to(self.dtype), adapted)
 
 
 def _native_adapters(adapted: AdaptedRows | None) -> NativeAdapters | None:

@@ -75,6 +75,7 @@ def load_model(
         dtype=dtype,
         device=device,
         adaptable=loader.adaptable,
+        head_name=names.head,
     )
     loader.close()
     return model

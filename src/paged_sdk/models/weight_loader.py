@@ -115,16 +115,21 @@ class WeightLoader:
         )
         for each in stored:
             self._loaded(each.name)
-        if is_head:
-            return linear
         ends = list(accumulate(heights))
         rows = [slice(end - height, end) for end, height in zip(ends, heights, strict=True)]
-        return self._adaptable(linear, AdaptableShape(dict(zip(names, rows, strict=True)), in_features))
+        shape = AdaptableShape(dict(zip(names, rows, strict=True)), in_features)
+        if is_head:  # its rows are not a step's tokens: the model adds its updates
+            self._add_adaptable(shape)
+            return linear
+        return self._adaptable(linear, shape)
 
     def _adaptable(self, linear: Linear, shape: AdaptableShape) -> AdaptableLinear:
+        self._add_adaptable(shape)
+        return AdaptableLinear(linear, shape.name)
+
+    def _add_adaptable(self, shape: AdaptableShape) -> None:
         with self._lock:
             self.adaptable.append(shape)
-        return AdaptableLinear(linear, shape.name)
 
     def _reordered(
         self, names: Sequence[str], order: Tensor, in_features: int, out_features: Sequence[int], *, bias: bool
@@ -237,7 +242,9 @@ class WeightLoader:
 
         :param name: the projection's name, without ``.weight``
         """
-        return self._policy.tied_head(f"{name}.weight", embedding, dtype=self._dtype, device=self._device)
+        linear = self._policy.tied_head(f"{name}.weight", embedding, dtype=self._dtype, device=self._device)
+        self._add_adaptable(AdaptableShape({name: slice(0, linear.out_features)}, linear.in_features))
+        return linear
 
     def close(self) -> None:
         """Log which tensors of the checkpoint are not used, and that loading is done."""

@@ -15,6 +15,7 @@ from paged_sdk.attention.backend import AttentionBackend
 from paged_sdk.config.isq import IsqType
 from paged_sdk.errors import EngineDeadError, ModelClosedError
 from paged_sdk.guard import RequestGuard, request_failure
+from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.fused_decoder import FusedDecoderModel
@@ -156,10 +157,10 @@ class _Parts:
         # On the CPU the forward pass blocks; on other devices the host prepares sampling while it runs.
         is_over = self.model.device.type == "cpu"
         prepared = self.sampler.prepare([target.row for target in on_host]) if is_over else None
-        hidden, first_tokens = self._forward(output.message().rows, way, scheduled, result)
+        hidden, first_tokens, adapted = self._forward(output.message().rows, way, scheduled, result)
         if prepared is None:
             prepared = self.sampler.prepare([target.row for target in on_host])
-        self._add_prompt_logprobs(scheduled, first_tokens, hidden, result)
+        self._add_prompt_logprobs(scheduled, first_tokens, hidden, adapted, result)
         self.reader.read(scheduled, first_tokens, hidden, self.model, result)
         if not targets:
             return self._unsampled(scheduled, hidden, result)
@@ -171,7 +172,8 @@ class _Parts:
         positions = [first_tokens[target.index] + target.offset for target in targets]
 
         def make_logits() -> Tensor:
-            return self.model.logits(select_rows(hidden, positions))
+            own = None if adapted is None else adapted.of_logits(positions)
+            return self.model.logits(select_rows(hidden, positions), own)
 
         logits = make_logits() if positions else hidden[:0]
         if not on_device:
@@ -215,13 +217,13 @@ class _Parts:
 
     def _forward(
         self, rows: Sequence[StepRow], way: Way, scheduled: Sequence[ScheduledSequence], result: RunnerOutput
-    ) -> tuple[Tensor, Sequence[int]]:
-        """Compute the hidden states of a step's tokens, and the index of each row's first. A row whose image cannot be
-        encoded fails.
+    ) -> tuple[Tensor, Sequence[int], AdaptedRows | None]:
+        """Compute the hidden states of a step's tokens, the index of each row's first, and which adapters they went
+        through. A row whose image cannot be encoded fails.
         """
         path = self.device_decoding
         if path is not None and way is Way.RECORDED:
-            return path.decode(rows), range(len(rows))
+            return path.decode(rows), range(len(rows)), None
         batch = make_input_batch(rows, self.model.device, None if path is None else path.overlap)
         adapted = None if self.adapters is None else self.adapters.rows(rows)
         inserted = None
@@ -234,7 +236,7 @@ class _Parts:
         context = StepContext(
             attention=self.backend.prepare(rows), is_long=batch.is_long, adapted=adapted, inserted=inserted
         )
-        return self.model.forward(batch.token_ids, batch.positions, context), batch.first_tokens
+        return self.model.forward(batch.token_ids, batch.positions, context), batch.first_tokens, adapted
 
     def _unsampled(self, scheduled: Sequence[ScheduledSequence], hidden: Tensor, result: RunnerOutput) -> PendingStep:
         """Finish a step that samples nothing. It is waited for like others: else all chunks of a long prompt would
@@ -277,7 +279,12 @@ class _Parts:
         return step
 
     def _add_prompt_logprobs(
-        self, scheduled: Sequence[ScheduledSequence], first_tokens: Sequence[int], hidden: Tensor, result: RunnerOutput
+        self,
+        scheduled: Sequence[ScheduledSequence],
+        first_tokens: Sequence[int],
+        hidden: Tensor,
+        adapted: AdaptedRows | None,
+        result: RunnerOutput,
     ) -> None:
         """Collect the logprobs of prompt tokens, each from the logits of the token before it, where they were asked
         for."""
@@ -291,7 +298,9 @@ class _Parts:
                 for start in range(row.start, last, _LOGITS_TILE):
                     end = min(start + _LOGITS_TILE, last)
                     offset = first_tokens[index] - row.start
-                    logits = self.model.logits(hidden[offset + start : offset + end])
+                    tokens = range(offset + start, offset + end)
+                    own = None if adapted is None else adapted.of_logits(tokens)
+                    logits = self.model.logits(hidden[tokens.start : tokens.stop], own)
                     if not logits.amax(-1).isfinite().all():  # the maximum is NaN or Inf if any value is
                         raise not_finite(sequence.request)
                     entries += self.sampler.prompt_logprobs(logits, sequence.token_ids[start + 1 : end + 1], top_n)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.models.transformers_door.modules import Body, CurrentStep, OwnLinear
 from paged_sdk.models.transformers_door.probe import AttentionLayer, inputs
@@ -102,12 +103,14 @@ class TransformersModel:
         """Return rows of :meth:`forward`'s result, which are normed, in float32."""
         return hidden.float()
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, adapted: AdaptedRows | None = None) -> Tensor:
         """Compute scores over the vocabulary.
 
         :param hidden: some rows of :meth:`forward`'s result, ``[num_rows, hidden_size]``
+        :param adapted: None: no adapter changes the class's output projection
         :returns: ``[num_rows, vocab_size]`` float32, which the caller may change
         """
+        assert adapted is None, "an adapter of the output projection was let in"
         nothing = torch.zeros(len(hidden), dtype=torch.int64, device=hidden.device)
         self._body.give(hidden)
         try:
