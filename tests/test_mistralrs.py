@@ -663,7 +663,7 @@ def test_ways_to_describe_models_that_there_are_not() -> None:
     for name in ("LoraGGUF", "LoraGGML", "XLora", "XLoraGGUF", "XLoraGGML"):
         with pytest.raises(ConfigError, match=rf"Which\.{name}.*(Which\.GGUF|Which\.Lora)"):
             getattr(Which, name)("model", "file", order="x")
-    for adapters in ("path", ["path"], 3, [None]):
+    for adapters in ("", "path", ["path"], 3, [None]):
         with pytest.raises(ConfigError, match="LoraAdapter"):
             Which.GGUF("model", "file", adapters=adapters)  # type: ignore[arg-type]
 

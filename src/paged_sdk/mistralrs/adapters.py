@@ -43,7 +43,7 @@ class LoraAdapterInfo:
 def _are_adapters(instance: object, attribute: Attribute[Any], value: object) -> None:
     if value is None:
         return
-    if not isinstance(value, Sequence) or not all(isinstance(each, LoraAdapter) for each in value):
+    if not isinstance(value, list | tuple) or not all(isinstance(each, LoraAdapter) for each in value):
         raise ConfigError.of(attribute.name, value, "a list of LoraAdapter(alias, source), or None")
 
 
