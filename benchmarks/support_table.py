@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 import transformers
-from attrs import frozen
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 
+from benchmarks.image_table import judge_images
 from benchmarks.tiny_classes import MODEL_TYPES, VOCAB_SIZE, tiny_config, tiny_model
+from benchmarks.tiny_image_classes import IMAGE_MODEL_TYPES, image_class_of
+from benchmarks.verdicts import Outcome, Verdict
 from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.errors import UnsupportedArchitectureError
@@ -31,12 +33,14 @@ from paged_sdk.models.family import supported_families
 from paged_sdk.models.transformers_door.loading import TransformersDoor, open_door
 from paged_sdk.models.transformers_door.model import TransformersModel
 from paged_sdk.types.step import StepRow
+from paged_sdk.vision.family import vision_families
 from paged_sdk.weights.safetensors_source import SafetensorsSource
 
-__all__ = ["Outcome", "Verdict", "judge", "share", "table"]
+__all__ = ["image_table", "judge", "share", "table"]
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "architectures.md"
 BEGIN: Final = "<!-- table of classes: make support-table -->"
+IMAGES: Final = "<!-- table of classes that take images: make support-table -->"
 END: Final = "<!-- end of the table -->"
 
 _CPU: Final = torch.device("cpu")
@@ -45,26 +49,6 @@ _PROMPTS: Final = ((5, 9, 33, 120, 77, 41, 8, 250, 16, 93, 11, 61, 28), (100, 7,
 _CHUNK: Final = 4
 _BLOCK: Final = 8
 _BLOCKS_PER_TEXT: Final = 8
-
-
-class Verdict(Enum):
-    """Says what becomes of a class."""
-
-    RUNS = "runs"
-    REFUSED = "refused"
-    WRONG = "wrong"
-
-
-@frozen
-class Outcome:
-    """Holds what was found of one class.
-
-    :ivar reason: why it is refused, or what is wrong
-    """
-
-    model_type: str
-    verdict: Verdict
-    reason: str = ""
 
 
 def judge(model_type: str) -> Outcome:
@@ -188,18 +172,48 @@ def table(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines)
 
 
-def main(model_types: Sequence[str]) -> None:
-    """Judge the classes, and write the table if these are all."""
+def image_table(outcomes: Sequence[Outcome]) -> str:
+    """Return what docs/architectures.md holds of the outcomes of classes that take images."""
+    native = vision_families()
+    count = Counter(outcome.verdict for outcome in outcomes)
+    lines = [
+        f"With transformers {transformers.__version__}: {len(outcomes)} classes take images and generate text.",
+        f"{count[Verdict.RUNS]} run, {count[Verdict.REFUSED]} are refused, and {count[Verdict.UNTRIED]} could not be "
+        "tried with tiny models.",
+        "",
+        "| `model_type` | class | runs |",
+        "|---|---|---|",
+    ]
+    for outcome in outcomes:
+        verdict = outcome.verdict
+        how = "through transformers' class" if verdict is Verdict.RUNS else f"{verdict.value}: {outcome.reason}"
+        if outcome.model_type in native:
+            how = "own decoder"
+        lines.append(f"| `{outcome.model_type}` | {image_class_of(outcome.model_type).__name__} | {how} |")
+    return "\n".join(lines)
+
+
+def _write(begin: str, text: str) -> None:
+    before, _, after = PAGE.read_text().partition(begin)
+    PAGE.write_text(f"{before}{begin}\n\n{text}\n\n{END}{after.partition(END)[2]}")
+
+
+def main(kinds: Sequence[str]) -> None:
+    """Judge all classes of some kinds, and write their tables."""
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    outcomes: list[Outcome] = []
-    for model_type in model_types:
-        outcomes.append(judge(model_type))
-        print(model_type, outcomes[-1].verdict.value, outcomes[-1].reason, flush=True)
-    if model_types == MODEL_TYPES:
-        before, _, after = PAGE.read_text().partition(BEGIN)
-        PAGE.write_text(f"{before}{BEGIN}\n\n{table(outcomes)}\n\n{END}{after.partition(END)[2]}")
+    tables: dict[str, tuple[Sequence[str], Any, str, Any]] = {
+        "text": (MODEL_TYPES, judge, BEGIN, table),
+        "images": (IMAGE_MODEL_TYPES, judge_images, IMAGES, image_table),
+    }
+    for kind in kinds:
+        model_types, judge_one, begin, write = tables[kind]
+        outcomes: list[Outcome] = []
+        for model_type in model_types:
+            outcomes.append(judge_one(model_type))
+            print(model_type, outcomes[-1].verdict.value, outcomes[-1].reason, flush=True)
+        _write(begin, write(outcomes))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or MODEL_TYPES)
+    main(sys.argv[1:] or ("text", "images"))

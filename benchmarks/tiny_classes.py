@@ -48,6 +48,15 @@ SMALL: Final = MappingProxyType(
 
 # What some classes need beside that.
 _MLA: Final[dict[str, Any]] = {"head_dim": 8, "num_key_value_heads": 4}
+_BYTES: Final[dict[str, Any]] = {
+    "hidden_size": 64,
+    "hidden_size_global": 64,
+    "intermediate_size": 96,
+    "vocab_size": VOCAB_SIZE,
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads"), 4),
+    "num_hidden_layers": 2,
+    "head_dim": 16,
+}
 OWN: Final[MappingProxyType[str, dict[str, Any]]] = MappingProxyType(
     {
         **dict.fromkeys(
@@ -61,6 +70,10 @@ OWN: Final[MappingProxyType[str, dict[str, Any]]] = MappingProxyType(
         "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
         "moshi": {"sliding_window": 64},
         "mamba2": {"num_heads": 8},
+        "blt": {
+            "encoder_hash_byte_group_vocab": 64,
+            **dict.fromkeys(("patcher_config", "encoder_config", "decoder_config", "global_config"), _BYTES),
+        },
         "zaya": {"num_experts_per_tok": 1},
         "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
         "cohere_compass_text": {

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -25,7 +26,14 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 from benchmarks.tiny_classes import OWN, SMALL, make_lively
 from paged_sdk.vision.whole_processor import WholeProcessor
 
-__all__ = ["IMAGE_MODEL_TYPES", "make_image_checkpoint", "picture", "tiny_image_config"]
+__all__ = [
+    "IMAGE_MODEL_TYPES",
+    "CannotBeMadeError",
+    "image_class_of",
+    "make_image_checkpoint",
+    "picture",
+    "tiny_image_config",
+]
 
 IMAGE_MODEL_TYPES: Final = tuple(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
 
@@ -87,6 +95,7 @@ _OWN_CONFIG: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
     **dict.fromkeys(
         (
             *("glm4v", "glm46v", "glmga", "paddleocr_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
+            "cosmos3_edge",
             *("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"),
         ),
         _ROTATED,
@@ -95,6 +104,8 @@ _OWN_CONFIG: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
     **dict.fromkeys(_IN_GRIDS, _GRIDS_IN_CONFIG),
     "ernie4_5_vl_moe": _rotated(3, 3, 2),
     "qwen2_vl": _ROTATED | {"vision_config": {"hidden_size": 64}},
+    "gemma4": {"vision_config": {"model_type": "gemma4_vision"}},
+    "aria": {"vision_config": {"patch_size": 14, "image_size": 490}},
     "vipllava": {"": {"vision_feature_layers": [-1, -2]}},
 }
 # Settings of some classes' image processors, and of their processors.
@@ -103,6 +114,7 @@ _OWN_IMAGES: Final[Mapping[str, Mapping[str, Any]]] = {
     **dict.fromkeys(_IN_TILES, _TILES),
     **dict.fromkeys(_IN_GRIDS, _GRIDS),
     "lighton_ocr": {"size": {"longest_edge": 56}},
+    "paligemma": {"size": {"height": 28, "width": 28}, "image_seq_length": 16},
 }
 _LLAVA: Final[dict[str, Any]] = {
     "patch_size": 7,
@@ -116,8 +128,21 @@ _OWN_PROCESSOR: Final[Mapping[str, Mapping[str, Any]]] = {
     "aya_vision": {"patch_size": 7, "img_size": 28, "downsample_factor": 2},
     "llava_onevision": {"num_image_tokens": 16, "vision_feature_select_strategy": "full"},
     "lighton_ocr": {"patch_size": 7, "spatial_merge_size": 2},
-    "granite4_vision": {"patch_size": 7},
+    "granite4_vision": _LLAVA | {"downsample_rate": "1/2"},
     "ovis2": {"image_seq_length": 16},
+}
+_NAMES_ANYWAY: Final = (
+    "image_token",
+    "eos_token",
+    "bos_token",
+    "pad_token",
+    "unk_token",
+    "add_bos_token",
+    "add_eos_token",
+)
+_OWN_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
+    "cohere_compass": {"image_token": "<|IMAGE_PAD|>"},
+    "gemma4": {name: f"<{name}>" for name in ("audio_token", "boa_token", "eoa_token")},
 }
 # Whose processors checkpoints name where transformers itself has none for a class.
 _PROCESSOR_OF: Final[Mapping[str, str]] = {
@@ -140,32 +165,71 @@ def picture(height: int, width: int, *, seed: int = 0) -> npt.NDArray[np.uint8]:
     return coarse[rows][:, columns]
 
 
+class CannotBeMadeError(Exception):
+    """Says why there is no tiny checkpoint of a class here."""
+
+
+def image_class_of(model_type: str) -> Any:
+    """Return the class that transformers has for it."""
+    return getattr(transformers, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[model_type])
+
+
 def make_image_checkpoint(model_type: str, directory: Path) -> PreTrainedModel:
-    """Save a tiny model with tokenizer, chat template and processor, and return it."""
-    tokenizer = _write_tokenizer(model_type, directory)
-    _write_template(model_type, directory, "")
-    _write_processor(model_type, directory)
-    processor = WholeProcessor(directory, model_type)
-    placeholder = processor.placeholder
-    text = processor.prompt(placeholder, [picture(40, 60)])["input_ids"][0].tolist()
+    """Save a tiny model with tokenizer, chat template and processor, and return it.
+
+    :raises CannotBeMadeError: there is none here
+    """
+    try:
+        tokenizer = _write_tokenizer(model_type, directory)
+        _write_template(model_type, directory, "")
+        _write_processor(model_type, directory)
+        processor = WholeProcessor(directory, model_type)
+        placeholder = processor.placeholder
+        text = processor.prompt(placeholder, [picture(40, 60)])["input_ids"][0].tolist()
+    except CannotBeMadeError:
+        raise
+    except Exception as error:  # processors that need what is not here
+        reason = _first_line(error).replace(f"{directory}: ", "").removeprefix("its processor ")
+        raise CannotBeMadeError(f"its processor ({reason})") from error
     (image_token, _), *_ = Counter(text).most_common(1)
     _write_template(model_type, directory, placeholder)
-    torch.manual_seed(0)
-    make: Any = AutoModelForImageTextToText.from_config
     config = tiny_image_config(model_type, vocab_size=tokenizer.get_vocab_size(), image_token=image_token)
-    with torch.device("meta"):
-        num_parameters = sum(parameter.numel() for parameter in make(copy.deepcopy(config)).parameters())
-    if num_parameters > _MOST_PARAMETERS:
-        raise ValueError(f"its config cannot be made small here ({num_parameters} parameters)")
-    model: PreTrainedModel = make(config, dtype=torch.float32).eval()
+    try:
+        torch.manual_seed(0)
+        make: Any = AutoModelForImageTextToText.from_config
+        model: PreTrainedModel = make(config, dtype=torch.float32).eval()
+    except Exception as error:  # classes that need packages of their own
+        raise CannotBeMadeError(f"its class ({_first_line(error)})") from error
     make_lively(model)
     model.save_pretrained(directory)
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": tokenizer.token_to_id(_END)}))
     return model
 
 
-def tiny_image_config(model_type: str, *, vocab_size: int, image_token: int) -> PreTrainedConfig:
-    """Return the smallest config that still has what the class is about."""
+def tiny_image_config(model_type: str, *, vocab_size: int = 384, image_token: int = 260) -> PreTrainedConfig:
+    """Return the smallest config that still has what the class is about.
+
+    :raises CannotBeMadeError: none is small
+    """
+    try:
+        config = _config(model_type, vocab_size, image_token)
+        make: Any = AutoModelForImageTextToText.from_config
+        with torch.device("meta"):
+            size = sum(parameter.numel() for parameter in make(copy.deepcopy(config)).parameters())
+    except Exception as error:  # configs that check themselves have errors of many classes
+        raise CannotBeMadeError(f"its config ({_first_line(error)})") from error
+    if size > _MOST_PARAMETERS:
+        raise CannotBeMadeError(f"its config is not made small here ({size} parameters)")
+    return config
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if not line.startswith("Class validation error")]
+    text = next((line for line in lines if line), type(error).__name__)
+    return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+def _config(model_type: str, vocab_size: int, image_token: int) -> PreTrainedConfig:
     config_class = CONFIG_MAPPING[model_type]
     default = config_class()
     own = _OWN_CONFIG.get(model_type, {})
@@ -175,8 +239,10 @@ def tiny_image_config(model_type: str, *, vocab_size: int, image_token: int) -> 
         if section is None and name not in own:
             continue
         kind = str(own.get(name, {}).get("model_type") or getattr(section, "model_type", ""))
+        section = CONFIG_MAPPING[kind]() if section is None else section
         is_text = name == "text_config"
-        fields = _small(_LONG | {"vocab_size": vocab_size} if is_text else _SMALL_ENCODER, section)
+        sizes = dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), vocab_size)
+        fields = _small(_LONG | sizes if is_text else _SMALL_ENCODER, section)
         sections[name] = {"model_type": kind, **fields, **(OWN.get(kind, {}) if is_text else {}), **own.get(name, {})}
     known = set(default.to_dict())
     whole = {name: value for name, value in _LONG.items() if name in known} | {"tie_word_embeddings": False}
@@ -189,11 +255,11 @@ def tiny_image_config(model_type: str, *, vocab_size: int, image_token: int) -> 
 
 
 def _small(numbers: Mapping[str, Any], section: Any) -> dict[str, Any]:
-    known = set(section.to_dict()) | set(type(section).attribute_map.values())
-    fields = {name: value for name, value in numbers.items() if name in known}
+    default = section.to_dict()
+    fields = {name: value for name, value in numbers.items() if name in {*default, *section.attribute_map.values()}}
     for name, value in fields.items():
-        if isinstance(getattr(section, name, None), list) and isinstance(value, int):
-            fields[name] = [value] * len(getattr(section, name))
+        if isinstance(default.get(name), list) and isinstance(value, int) and name.endswith("_size"):
+            fields[name] = [value] * min(len(default[name]), 4)
     return fields
 
 
@@ -214,8 +280,8 @@ def _write_tokenizer(model_type: str, directory: Path) -> Tokenizer:
 def _named(model_type: str) -> dict[str, str]:
     """Return the marks that the processor looks for by a name of the tokenizer's."""
     names = _NAMED.findall(_source(_processor_class(model_type)))
-    own = {name: f"<{name}>" for name in names if name not in ("image_token", "eos_token", "bos_token", "pad_token")}
-    return {"image_token": _IMAGE, **own}
+    own = {name: f"<{name}>" for name in names if name not in _NAMES_ANYWAY}
+    return {"image_token": _IMAGE, **own, **_OWN_NAMES.get(model_type, {})}
 
 
 def _write_template(model_type: str, directory: Path, placeholder: str) -> None:
@@ -234,10 +300,10 @@ def _write_template(model_type: str, directory: Path, placeholder: str) -> None:
 def _write_processor(model_type: str, directory: Path) -> None:
     backends = _IMAGE_PROCESSORS.get(model_type) or _IMAGE_PROCESSORS.get(_PROCESSOR_OF.get(model_type, ""))
     if backends is None:
-        raise ValueError("transformers has no image processor for it")
-    if "pil" not in backends:
-        raise ValueError("its image processor needs torchvision")
-    image_class: Any = getattr(transformers, backends["pil"])
+        raise CannotBeMadeError("transformers has no image processor for it")
+    if "pil" not in backends and not find_spec("torchvision"):
+        raise CannotBeMadeError("its image processor needs torchvision")
+    image_class: Any = getattr(transformers, backends.get("pil") or backends["torchvision"])
     default = image_class()
     settings: dict[str, Any] = {}
     size = getattr(default, "size", None)
@@ -260,7 +326,7 @@ def _write_processor(model_type: str, directory: Path) -> None:
 def _processor_class(model_type: str) -> Any:
     name = _PROCESSORS.get(model_type) or _PROCESSORS.get(_PROCESSOR_OF.get(model_type, ""))
     if name is None:
-        raise ValueError("transformers has no processor for it")
+        raise CannotBeMadeError("transformers has no processor for it")
     return getattr(transformers, name)
 
 

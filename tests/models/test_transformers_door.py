@@ -10,8 +10,11 @@ from typing import Any
 import anyio
 import pytest
 import torch
-from benchmarks.support_table import BEGIN, END, PAGE, Verdict, judge, load, table
+from benchmarks.image_table import judge_images
+from benchmarks.support_table import BEGIN, END, IMAGES, PAGE, image_table, judge, load, table
 from benchmarks.tiny_classes import MODEL_TYPES, tiny_config, tiny_model
+from benchmarks.tiny_image_classes import IMAGE_MODEL_TYPES
+from benchmarks.verdicts import Verdict
 from reference_decoding import DictSource
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
@@ -235,3 +238,13 @@ def test_table_of_all_classes() -> None:
     assert [outcome for outcome in outcomes if outcome.verdict is Verdict.WRONG] == []
     page = PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
     assert page.strip() == table(outcomes)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_table_of_all_classes_that_take_images() -> None:
+    """The page says of every class what is so, and none is wrong."""
+    outcomes = [judge_images(model_type) for model_type in IMAGE_MODEL_TYPES]
+    assert [outcome for outcome in outcomes if outcome.verdict is Verdict.WRONG] == []
+    page = PAGE.read_text().partition(IMAGES)[2].partition(END)[0]
+    assert page.strip() == image_table(outcomes)

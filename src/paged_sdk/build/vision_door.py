@@ -44,6 +44,8 @@ def load_vision_door(path: Path, model: TransformersModel, tokenizer: Tokenizer,
     """
     model_type, own = model.config.model_type, model.transformers_model
     processor = WholeProcessor(path, model_type)
+    if not processor.says_text:
+        raise refusal(model_type, "its processor does not say which text takes an image's place (replace_image_token)")
     family = processor.family(own)
     config: dict[str, Any] = own.config.to_dict()
     prompts = ImagePrompts(family, path, config, tokenizer, ImageLimits(), processor)
@@ -140,7 +142,7 @@ class _Trial:
         return self._processor.prompt(text, pictures, self._model.transformers_model)
 
     def _text(self, num_images: int) -> str:
-        return "What is this?" + f"{self._placeholder}And that?" * num_images
+        return "What is this?\n" + f"{self._placeholder}\nAnd that?" * num_images  # line breaks may join others
 
     def _moved(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):

@@ -251,5 +251,11 @@ def load_image_processor(directory: Path) -> Any:
     try:
         loader: Any = AutoImageProcessor  # it has no annotations
         return loader.from_pretrained(directory, local_files_only=True, trust_remote_code=False, backend="pil")
+    except ImportError as error:
+        raise ConfigError(
+            f"{directory}: the image processor needs packages that are not installed: {error}",
+            setting="vision",
+            allowed="the packages that transformers' image processor needs to be installed",
+        ) from error
     except Exception as error:  # a file of a stranger's
         raise CheckpointError(f"{directory}: the image processor cannot be loaded: {error}", path=directory) from error

@@ -50,6 +50,7 @@ class WholeProcessor:
         self._options: dict[str, Any] = {
             name: value for name, value in merged["images_kwargs"].items() if name != "return_tensors"
         }
+        self._around = self._text_around()
 
     def __call__(self, *, images: Sequence[npt.NDArray[np.uint8]], return_tensors: str) -> Mapping[str, Any]:
         """Return what the image processor makes of one image, as transformers' own class would have it done."""
@@ -61,6 +62,13 @@ class WholeProcessor:
     def merge_size(self) -> int:
         """Return how many patches in height, and in width, have one token."""
         return int(self._whole.image_processor.merge_size)
+
+    @property
+    def says_text(self) -> bool:
+        """Say whether the processor has transformers' call for the text that takes an image's place."""
+        from transformers import ProcessorMixin
+
+        return type(self._whole).replace_image_token is not ProcessorMixin.replace_image_token
 
     @property
     def placeholder(self) -> str:
@@ -84,6 +92,7 @@ class WholeProcessor:
         return VisionFamily(
             expand=self._expand,
             placeholder=self.placeholder,
+            around=self._around,
             encoder_inputs=_inputs_of(model),
             has_grid=hasattr(getattr(model, "model", model), "get_rope_index"),
         )
@@ -93,14 +102,30 @@ class WholeProcessor:
 
         :param model: transformers' model; None: what the processor gives by itself
         """
-        made = self._whole(images=list(images), text=[text], return_tensors="np", add_special_tokens=False)
+        import PIL.Image
+
+        # Some processors take images as their users have them, and no arrays.
+        opened = [PIL.Image.fromarray(image) for image in images]
+        made = self._whole(images=opened, text=[text], return_tensors="np", add_special_tokens=False)
         found = {name: torch.from_numpy(np.asarray(value)) for name, value in made.items()}
         if model is not None and _KINDS not in found and _KINDS in inspect.signature(model.forward).parameters:
             found[_KINDS] = torch.tensor(self._whole.create_mm_token_type_ids(found["input_ids"].tolist()))
         return found
 
     def _expand(self, image: ProcessedImage) -> str:
-        return str(self._whole.replace_image_token(image.inputs, image_idx=0, **self._options))
+        return self._replacement(image.inputs).removeprefix(self._around).removesuffix(self._around)
+
+    def _replacement(self, made: Mapping[str, Any]) -> str:
+        return str(self._whole.replace_image_token(made, image_idx=0, **self._options))
+
+    def _text_around(self) -> str:
+        """Return the space that the processor writes before and after an image: a tokenizer joins it to the text."""
+        try:
+            text = self._replacement(self(images=[np.zeros((64, 64, 3), np.uint8)], return_tensors="np"))
+        except Exception:  # which is said when the model is tried with an image
+            return ""
+        before, after = text[: len(text) - len(text.lstrip())], text[len(text.rstrip()) :]
+        return before if before == after else ""
 
 
 def _make(directory: Path, model_type: str, image_processor: Any) -> Any:
@@ -124,7 +149,7 @@ def _make(directory: Path, model_type: str, image_processor: Any) -> Any:
     def check(self: Any, argument_name: str, argument: object) -> Any:
         return None if argument is None else own.check_argument_for_proper_class(self, argument_name, argument)
 
-    partial: Any = type("Partial", (own,), {"check_argument_for_proper_class": check})
+    partial: Any = type(own.__name__, (own,), {"check_argument_for_proper_class": check})
     loader: Any = PreTrainedTokenizerFast  # which does what tokenizer.json says, as the tokenizer of prompts does
     parts = {
         "image_processor": image_processor,

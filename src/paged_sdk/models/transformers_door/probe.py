@@ -133,12 +133,13 @@ def _run(model: PreTrainedModel) -> Findings:
         return call.query.new_zeros(1, num_tokens, num_heads, call.value.shape[-1])
 
     attach(model, describe_masks=True).attend = record
-    bodies, (read, unused) = _watch_bodies(model), _watch_weights(model)
+    found, (read, unused) = _watch_bodies(model), _watch_weights(model)
     ids = torch.zeros(_NUM_TOKENS, dtype=torch.int64, device=model.device)
     with torch.inference_mode():
         logits: Tensor = model(**inputs(ids, torch.zeros_like(ids))).logits
     if not calls:
         raise refusal(model_type, f"{class_name} does not use transformers' attention interface")
+    bodies = [name for depth, name in found if depth == min(each for each, _ in found)]
     if len(bodies) != 1:
         raise refusal(model_type, f"{class_name} has {len(bodies)} parts that compute hidden states, not one")
     shape = _shape(model, calls, vocab_size=logits.shape[-1])
@@ -153,9 +154,11 @@ def _numbered(name: str) -> str:
     return ".".join(parts)
 
 
-def _watch_bodies(model: PreTrainedModel) -> list[str]:
-    """Return a list to which a run adds the names of those parts that the model itself calls for hidden states."""
-    found: list[str] = []
+def _watch_bodies(model: PreTrainedModel) -> list[tuple[int, str]]:
+    """Return a list to which a run adds the names of those parts that give hidden states, and how deep they are: scores
+    are computed from what the one nearest to the model gives.
+    """
+    found: list[tuple[int, str]] = []
     depth = 0
 
     def enter(*_: object) -> None:
@@ -165,8 +168,8 @@ def _watch_bodies(model: PreTrainedModel) -> list[str]:
     def leave(name: str, module: nn.Module, args: object, output: object) -> None:
         nonlocal depth
         depth -= 1
-        if depth == 1 and isinstance(getattr(output, "last_hidden_state", None), Tensor):
-            found.append(name)
+        if depth >= 1 and isinstance(getattr(output, "last_hidden_state", None), Tensor):
+            found.append((depth, name))
 
     for name, module in model.named_modules():
         module.register_forward_pre_hook(enter)
