@@ -36,7 +36,7 @@ from paged_sdk.types.step import StepRow
 from paged_sdk.vision.family import vision_families
 from paged_sdk.weights.safetensors_source import SafetensorsSource
 
-__all__ = ["image_table", "judge", "share", "table"]
+__all__ = ["PROMPTS", "greedy", "greedy_of_transformers", "image_table", "judge", "share", "table"]
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "architectures.md"
 BEGIN: Final = "<!-- table of classes: make support-table -->"
@@ -45,7 +45,7 @@ END: Final = "<!-- end of the table -->"
 
 _CPU: Final = torch.device("cpu")
 _NEW_TOKENS: Final = 12
-_PROMPTS: Final = ((5, 9, 33, 120, 77, 41, 8, 250, 16, 93, 11, 61, 28), (100, 7, 7, 64, 19))
+PROMPTS: Final = ((5, 9, 33, 120, 77, 41, 8, 250, 16, 93, 11, 61, 28), (100, 7, 7, 64, 19))
 _CHUNK: Final = 4
 _BLOCK: Final = 8
 _BLOCKS_PER_TEXT: Final = 8
@@ -63,8 +63,8 @@ def judge(model_type: str) -> Outcome:
         model = load(reference, door)
     except UnsupportedArchitectureError as error:
         return Outcome(model_type, Verdict.REFUSED, str(error).rpartition("transformers' classes: ")[2])
-    expected = [greedy_of_transformers(reference, prompt) for prompt in _PROMPTS]
-    found = greedy(model, _PROMPTS)
+    expected = [greedy_of_transformers(reference, prompt) for prompt in PROMPTS]
+    found = greedy(model, PROMPTS)
     return Outcome(
         model_type,
         Verdict.RUNS if found == expected else Verdict.WRONG,
