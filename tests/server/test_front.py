@@ -178,7 +178,7 @@ def test_an_error_in_a_stream_is_an_event() -> None:
 
 
 def test_a_silent_stream_is_kept_alive() -> None:
-    with serving(fake_model("ab", delay=0.2), keep_alive=0.02) as served:
+    with serving(fake_model("ab", delay=0.06), keep_alive=0.01) as served:
         text = served.post(stream=True).text
         assert text.startswith(": still here\n\n")
         assert text.count("data: ") >= 3

@@ -76,7 +76,7 @@ def test_a_client_that_reads_nothing_holds_nobody_up() -> None:
 
 def test_a_server_that_ends_finishes_what_is_under_way() -> None:
     answers: list[httpx2.Response] = []
-    with serving(fake_model("x" * 60, delay=0.01)) as served:
+    with serving(fake_model("x" * 30, delay=0.01)) as served:
         thread = threading.Thread(target=lambda: answers.append(served.post()))
         thread.start()
         served.wait(lambda model: model.stats().running == 1)
@@ -87,7 +87,7 @@ def test_a_server_that_ends_finishes_what_is_under_way() -> None:
         assert httpx2.get(f"{served.url}/ready").status_code == 503
         assert httpx2.get(f"{served.url}/health").status_code == 200
         thread.join(30)
-    assert answers[0].json()["choices"][0]["message"]["content"] == "x" * 60
+    assert answers[0].json()["choices"][0]["message"]["content"] == "x" * 30
 
 
 def test_what_does_not_finish_in_time_is_cut_off() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final, Generic, TypeVar
@@ -150,7 +151,7 @@ class EventStream(Response, Generic[AnswerT, ChunkT]):
         self._request_id = request_id
         self._one_at_a_time = anyio.Lock(fast_acquire=True)
         self._has_begun = False
-        self._last_sent = anyio.current_time()
+        self._last_sent = time.monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         error: Exception | None = None
@@ -188,13 +189,15 @@ class EventStream(Response, Generic[AnswerT, ChunkT]):
 
     async def _comment(self, send: Send) -> None:
         while True:
-            await anyio.sleep_until(self._last_sent + self._keep_alive)
-            if anyio.current_time() >= self._last_sent + self._keep_alive:
+            left = self._last_sent + self._keep_alive - time.monotonic()
+            if left > 0:
+                await anyio.sleep(left)
+            else:
                 await self._send(send, ": still here\n\n")
 
     async def _send(self, send: Send, text: str, *, more: bool = True) -> None:
         async with self._one_at_a_time:
-            self._last_sent = anyio.current_time()
+            self._last_sent = time.monotonic()
             if not self._has_begun:
                 self._has_begun = True
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

@@ -1,0 +1,136 @@
+"""Many clients at once: some read slowly, some leave, and the server ends under them. Nothing is lost or leaked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter
+from typing import Final
+
+import pytest
+from attrs import field, frozen
+
+from paged_sdk.testing import FakeRequest, fake_model
+from serving import Serving, idle, serving
+
+PATH: Final = "/v1/chat/completions"
+STAYS, LEAVES, IS_SLOW = "stays", "leaves", "is slow"
+
+
+def reply(request: FakeRequest) -> str:
+    return request.messages[-1].content * 20
+
+
+@frozen
+class Crowd:
+    """Holds clients that ask at once.
+
+    :ivar others_are_done: slow clients read when all others have finished
+    """
+
+    served: Serving
+    size: int
+    seed: int = 0
+    statuses: Counter[int] = field(factory=Counter)
+    whole: list[int] = field(factory=list)
+    others_are_done: asyncio.Event = field(factory=asyncio.Event)
+
+    async def come(self) -> None:
+        """Have all clients ask, and come back when each has left or has its answer."""
+        chance = random.Random(self.seed)
+        manners = chance.choices([STAYS, LEAVES, IS_SLOW], [60, 30, 10], k=self.size)
+        tasks = [asyncio.create_task(self._ask(number, manner)) for number, manner in enumerate(manners)]
+        quick = [task for task, manner in zip(tasks, manners, strict=True) if manner != IS_SLOW]
+        await asyncio.gather(*quick)
+        self.others_are_done.set()
+        await asyncio.gather(*tasks)
+
+    async def _ask(self, number: int, manner: str) -> None:
+        says = f"client {number} ☃ "
+        body = json.dumps(
+            {"model": "fake", "messages": [{"role": "user", "content": says}], "stream": number % 2 == 0}
+        ).encode()
+        head = f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nConnection: close\r\n"
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", self.served.port, limit=2048)
+        except ConnectionRefusedError:  # it has ended
+            self.statuses[0] += 1
+            return
+        try:
+            writer.write(head.encode() + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            if manner == LEAVES:
+                if number % 3:
+                    await reader.read(200)
+                return
+            if manner == IS_SLOW:
+                await self.others_are_done.wait()
+            answer = await reader.read()
+        finally:
+            writer.transport.abort()
+        if not answer:
+            self.statuses[0] += 1
+            return
+        status = int(answer.split(b" ", 2)[1])
+        self.statuses[status] += 1
+        if status == 200:
+            assert text_of(answer, is_streamed=number % 2 == 0) == says * 20
+            self.whole.append(number)
+
+
+def text_of(answer: bytes, *, is_streamed: bool) -> str:
+    """Return what a model has said."""
+    content = answer.partition(b"\r\n\r\n")[2]
+    if not is_streamed:
+        message: str = json.loads(content)["choices"][0]["message"]["content"]
+        return message
+    lines = [line for line in content.split(b"\r\n") if line.startswith(b"data: ")]
+    events = [event for line in lines for event in line.decode().split("\n\n") if event]
+    assert events.pop() == "data: [DONE]"
+    chunks = [json.loads(event.removeprefix("data: ")) for event in events]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    return "".join(choice["delta"].get("content", "") for chunk in chunks for choice in chunk["choices"])
+
+
+SIZES: Final = [40, pytest.param(1000, marks=pytest.mark.long)]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_everybody_who_stays_is_answered(size: int) -> None:
+    with serving(fake_model(reply, max_num_seqs=64, delay=0.001)) as served:
+        crowd = Crowd(served, size)
+        asyncio.run(crowd.come())
+        assert crowd.statuses.keys() == {200}
+        assert 0.6 * size < len(crowd.whole) < 0.85 * size
+        served.wait(idle)
+        served.wait(lambda model: served.app.drain.in_flight == 0)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_past_the_queue_it_is_429(size: int) -> None:
+    with serving(fake_model(reply, max_num_seqs=4, max_queue=size // 6, delay=0.001)) as served:
+        crowd = Crowd(served, size)
+        asyncio.run(crowd.come())
+        assert crowd.statuses.keys() == {200, 429}
+        assert len(crowd.whole) == crowd.statuses[200] > size // 10
+        served.wait(idle)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_was_taken_before_the_end_is_answered(size: int) -> None:
+    """Requests are 200 and whole, or 503; a client that comes after the end finds nobody."""
+    with serving(fake_model(reply, max_num_seqs=16, delay=0.001)) as served:
+
+        async def come_and_end() -> Crowd:
+            crowd = Crowd(served, size)
+            coming = asyncio.create_task(crowd.come())
+            while served.app.drain.in_flight < size // 4:
+                await asyncio.sleep(0)
+            served.app.drain.begin()
+            await coming
+            return crowd
+
+        crowd = asyncio.run(come_and_end())
+        assert crowd.statuses.keys() <= {200, 503, 0}
+        assert crowd.whole
+        assert not served.app.drain.in_flight

@@ -1,0 +1,21 @@
+"""The benchmark of what the server adds finds something to measure."""
+
+from __future__ import annotations
+
+import anyio
+from benchmarks.server_overhead import Overhead, measure
+
+from paged_sdk.testing import fake_model
+
+
+def test_both_ways_are_measured() -> None:
+    async def main() -> Overhead:
+        async with fake_model("abcd") as model:
+            return await measure(model, streams=2, tokens=3, rounds=1, firsts=2)
+
+    found = anyio.run(main)
+    assert len(found.first_in_process) == len(found.first_served) == 2
+    assert min(*found.in_process, *found.served, *found.first_in_process, *found.first_served) > 0
+    assert found.without_client >= found.served
+    assert found.share < 1
+    assert found.added_ms
