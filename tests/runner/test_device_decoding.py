@@ -33,6 +33,7 @@ from paged_sdk.attention.backend import AttentionBackend, AttentionSetup, KvStor
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.attention.triton_paged import TritonPagedBackend
 from paged_sdk.config.engine import EngineConfig
+from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.runner.decode_graphs import DecodeGraphs, batch_sizes, context_bounds
@@ -301,9 +302,9 @@ def test_logits_that_are_not_finite_end_their_request_alone(
     logits = DecoderModel.logits
     count = 0
 
-    def spoiled(self: DecoderModel, hidden: Tensor) -> Tensor:
+    def spoiled(self: DecoderModel, hidden: Tensor, adapted: AdaptedRows | None = None) -> Tensor:
         nonlocal count
-        result = logits(self, hidden)
+        result = logits(self, hidden, adapted)
         if len(result) == 2:
             count += 1
             if count == 2:

@@ -77,8 +77,8 @@ async def test_nan_logits_end_one_request_only(builder: TextModelBuilder, monkey
     logits = DecoderModel.logits
     spoil = False
 
-    def spoiled(self: DecoderModel, hidden: Any) -> Any:
-        result = logits(self, hidden)
+    def spoiled(self: DecoderModel, hidden: Any, adapted: Any = None) -> Any:
+        result = logits(self, hidden, adapted)
         if spoil and len(result) == 2:
             result[0, 3] = float("nan")
         return result
