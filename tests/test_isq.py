@@ -9,7 +9,16 @@ import pytest
 import torch
 
 import tiny
-from paged_sdk import ConfigError, GgufModelBuilder, IsqType, Model, SamplingParams, TextModelBuilder
+from paged_sdk import (
+    ConfigError,
+    GgufModelBuilder,
+    IsqType,
+    LayerTopology,
+    Model,
+    SamplingParams,
+    TextModelBuilder,
+    Topology,
+)
 from paged_sdk.kernels.native.library import why_not
 
 pytestmark = [
@@ -51,6 +60,17 @@ async def test_more_bits_are_nearer_to_the_checkpoint(wide_checkpoint: Path) -> 
             distances.append(distance(await prompt_logprobs(model), exact))
     assert distances == sorted(distances, reverse=True)
     assert 0 < distances[-1] < distances[0] / 4
+
+
+async def test_what_narrow_rows_take_is_said(wide_checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+    topology = Topology.empty().with_range(range(1), LayerTopology(isq=IsqType.Q8_0))
+    with caplog.at_level(logging.INFO, logger="paged_sdk"):
+        async with TextModelBuilder(wide_checkpoint).with_force_cpu().with_isq(IsqType.Q4K).build():
+            assert "do not fit" not in caplog.text
+        narrow = TextModelBuilder(tiny.make_checkpoint("llama", wide_checkpoint.parent / "narrow")).with_force_cpu()
+        async with narrow.with_isq(IsqType.Q4K).with_topology(topology).build():
+            assert "7 matrices take Q5_0: rows of 64 and 128 do not fit Q4K." in caplog.text
+            assert "2 matrices take Q8_0: rows of 64 do not fit Q6K." in caplog.text  # embeddings and head
 
 
 async def test_types_of_groups(wide_checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:

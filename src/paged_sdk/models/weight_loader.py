@@ -9,6 +9,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from paged_sdk.config.isq import IsqType
 from paged_sdk.errors import CheckpointError, shown
 from paged_sdk.kernels.grouped_matrix import every_other_row
 from paged_sdk.kernels.stored_matrix import DenseMatrix
@@ -54,6 +55,7 @@ class WeightLoader:
         self._total = len(self._unused)
         self._on_progress = on_progress
         self._has_decoded_experts = False
+        self._narrow: dict[tuple[IsqType, str], list[int]] = {}
         self.adaptable: list[AdaptableShape] = []
         self._lock = threading.Lock()
 
@@ -105,6 +107,7 @@ class WeightLoader:
             merged = [self.tensor(f"{name}.bias", height) for name, height in parts]
             biases = merged if len(names) > 1 else torch.split(merged[0], list(out_features))
         role = Role.HEAD if is_head else Role.LINEAR
+        self._note_narrow(stored, role)
         linear = self._policy.linear(
             matrices,
             biases,
@@ -143,6 +146,7 @@ class WeightLoader:
             bias_rows = self.tensor(f"{name}.bias", height)[order.to(self._device)]
             biases = torch.split(bias_rows, list(out_features))
         matrices = _split(NamedMatrix(tensor_name, DenseMatrix(values)), out_features)
+        self._note_narrow(matrices[:1], Role.LINEAR)
         linear = self._policy.linear(matrices, biases, Role.LINEAR, dtype=self._dtype, device=self._device)
         self._loaded(tensor_name)
         return linear
@@ -191,6 +195,8 @@ class WeightLoader:
         matrices = [each for stack in (gate_up, down) for of_expert in stack.matrices for each in of_expert]
         if isinstance(experts, DenseExperts):
             self._has_decoded_experts |= any(self._policy.is_quantized(each, Role.EXPERTS) for each in matrices)
+        else:
+            self._note_narrow(matrices, Role.EXPERTS)
         self._loaded(*(each.name for each in matrices))
         return experts
 
@@ -233,6 +239,7 @@ class WeightLoader:
         :raises CheckpointError: the tensor is missing or has another shape
         """
         table = self._matrix(name, vocab_size, hidden_size)
+        self._note_narrow([table], Role.EMBEDDING)
         embedding = self._policy.embedding(table, scale=scale, dtype=self._dtype, device=self._device)
         self._loaded(name)
         return embedding
@@ -250,9 +257,19 @@ class WeightLoader:
         """Log which tensors of the checkpoint are not used, and that loading is done."""
         if self._has_decoded_experts:
             _log.info("Experts are kept in %s: only the other matrices are quantized.", self._dtype)
+        for (isq, taken), cols in self._narrow.items():
+            widths = " and ".join(map(str, sorted(set(cols))))
+            _log.info("%d matrices take %s: rows of %s do not fit %s.", len(cols), taken, widths, isq.value)
         for name in sorted(self._unused):
             _log.debug("tensor %s of the checkpoint is not used", name)
         self._report(self._total)
+
+    def _note_narrow(self, matrices: Sequence[NamedMatrix], role: Role) -> None:
+        """Note for the log which of the matrices take other blocks than their type's."""
+        with self._lock:
+            for each in matrices:
+                if (types := self._policy.narrow(each, role)) is not None:
+                    self._narrow.setdefault(types, []).append(each.matrix.shape[1])
 
     def _matrix(self, name: str, *shape: int) -> NamedMatrix:
         """Read a matrix as it is stored and check its shape against the config; a stack's matrices lie one below the

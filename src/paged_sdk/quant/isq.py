@@ -31,7 +31,7 @@ from paged_sdk.kernels.quantize_groups import (
 from paged_sdk.kernels.repack import REPACKABLE_TYPES
 from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix, UnreadRows
 
-__all__ = ["blocks_of", "can_be_quantized", "for_head", "has_groups", "is_for_gpus", "quantize", "quantize_stored"]
+__all__ = ["blocks_for", "blocks_of", "can_be_quantized", "for_head", "has_groups", "is_for_gpus", "quantize", "quantize_stored"]
 
 _WEIGHTS_AT_ONCE: Final = 1 << 20  # 4 MiB of float32; the embeddings of a large vocabulary would take a gigabyte
 _GROUP_COLS: Final = 32  # a grouped matrix has a multiple of so many columns where kernels multiply it
@@ -135,6 +135,14 @@ def is_for_gpus(isq: IsqType) -> bool:
 def has_groups(isq: IsqType) -> bool:
     """Return whether a type is one of groups and not of blocks: on the CPU only the native kernels multiply it."""
     return isq in _GROUPS
+
+
+def blocks_for(isq: IsqType, cols: int) -> str | None:
+    """Return ggml's name of the blocks that rows of so many columns take; None: the type is one of groups, or they fit
+    none.
+    """
+    number = _fitting(isq, cols) if isq in _BLOCKS else None
+    return None if number is None else BLOCK_FORMATS[number].name
 
 
 def can_be_quantized(isq: IsqType, cols: int) -> bool:

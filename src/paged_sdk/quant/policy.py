@@ -19,7 +19,7 @@ from paged_sdk.quant.dense_experts import DenseExperts
 from paged_sdk.quant.embedding import DenseEmbedding, Embedding
 from paged_sdk.quant.experts import ExpertExtras, Experts
 from paged_sdk.quant.form import Form, Place, find_forms
-from paged_sdk.quant.isq import can_be_quantized, for_head, quantize_stored
+from paged_sdk.quant.isq import blocks_for, blocks_of, can_be_quantized, for_head, quantize_stored
 from paged_sdk.quant.linear import Linear
 from paged_sdk.quant.side_by_side import SideBySideLinear
 
@@ -190,6 +190,14 @@ class WeightPolicy:
     def is_quantized(self, named: NamedMatrix, role: Role) -> bool:
         """Return whether a matrix will be held in fewer bits than the model's dtype has."""
         return self._isq_of(named, role) is not None or (self.keep_blocks and not named.matrix.is_dense)
+
+    def narrow(self, named: NamedMatrix, role: Role) -> tuple[IsqType, str] | None:
+        """Return the type that a matrix is to be quantized to, and ggml's name of the blocks that it takes instead, as
+        its rows do not fit the type's own; None: they do, or it is not quantized.
+        """
+        isq = self._isq_of(named, role)
+        taken = None if isq is None else blocks_for(isq, named.matrix.shape[1])
+        return None if isq is None or taken is None or taken == blocks_of(isq) else (isq, taken)
 
     def _held(self, named: NamedMatrix, role: Role, place: Place) -> StoredMatrix:
         """Return the matrix that forms are made from: as it is stored, quantized now, or to be decoded."""
