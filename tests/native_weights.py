@@ -17,12 +17,14 @@ from paged_sdk.kernels.triton_blocks import TRITON_BLOCK_FORMATS
 TYPES = sorted(PACKED_TYPES)
 TRITON_TYPES = sorted(TRITON_BLOCK_FORMATS)
 IQ4_NL, IQ4_XS = 20, 23
-"""Types that can be decoded, but not packed."""
+"""Types whose codes name entries of a table."""
+IQ3_S = 21
+"""A type that can be decoded, but not packed."""
 
 #: Where in a block the float16 scale (and minimum) lie.
 HALVES = {
     2: (0,), 3: (0, 2), 6: (0,), 7: (0, 2), 8: (0,), 10: (80, 82), 11: (108,), 12: (0, 2), 13: (0, 2), 14: (208,),
-    IQ4_NL: (0,), IQ4_XS: (0,),
+    IQ4_NL: (0,), IQ4_XS: (0,), IQ3_S: (0,),
 }  # fmt: skip
 
 needs_library = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")

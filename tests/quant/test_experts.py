@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from native_weights import IQ4_NL, IQ4_XS, TYPES, needs_library, random_matrix, workspace
+from native_weights import IQ3_S, IQ4_NL, IQ4_XS, TYPES, needs_library, random_matrix, workspace
 from paged_sdk.kernels.fused_moe import fused_moe
 from paged_sdk.kernels.gguf_blocks import BlockMatrix
 from paged_sdk.quant.dense_experts import DenseExperts
@@ -82,13 +82,18 @@ def test_packed_experts_take_the_bytes_of_the_file(tensor_type: int) -> None:
 
 
 @needs_library
-@pytest.mark.parametrize("types", [(IQ4_XS, IQ4_XS, 12), (12, 12, IQ4_NL)], ids=str)
-def test_what_cannot_be_packed_takes_eight_bits(types: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize(
+    "types", [(IQ3_S, IQ3_S, 12), (12, 12, IQ3_S), (IQ4_XS, IQ4_XS, 12), (12, 12, IQ4_NL)], ids=str
+)
+def test_what_has_no_kernel_is_brought_to_a_form_that_has(types: tuple[int, int, int]) -> None:
     blocks = stacks(*types)
     experts = packed(blocks)
     assert isinstance(experts, NativeBlockExperts)
-    in_eight_bits = stacks(*(tensor_type if tensor_type in TYPES else Q8_0 for tensor_type in types))
-    assert experts.num_bytes == sum(each.blocks.nbytes for each in in_eight_bits)
+    # IQ4's scales are of 16 bits, as IQ4_NL's are in the file, and a row has two units of 4 bytes.
+    replaced = {IQ3_S: Q8_0, IQ4_XS: IQ4_NL}
+    as_held = stacks(*(replaced.get(tensor_type, tensor_type) for tensor_type in types))
+    units = sum(8 * each.shape[0] for each in as_held if each.tensor_type == IQ4_NL)
+    assert experts.num_bytes == units + sum(each.blocks.nbytes for each in as_held)
     inputs = tokens(5)
     expected = fused_moe(inputs[0], *decoded(blocks), *inputs[1:])
     assert (experts.forward(*inputs) - expected).norm() < TOLERANCE * expected.norm()
@@ -121,7 +126,7 @@ def test_repacked_experts_are_near_to_their_decoded_weights(triton_device: torch
     torch.testing.assert_close(got.cpu(), expected, rtol=0, atol=1e-5 * max(1.0, float(expected.norm())))
 
 
-@pytest.mark.parametrize("types", [(IQ4_XS, IQ4_XS, 12), (12, 12, IQ4_NL)], ids=str)
+@pytest.mark.parametrize("types", [(IQ3_S, IQ3_S, 12), (12, 12, IQ3_S)], ids=str)
 def test_what_cannot_be_repacked_is_decoded_beside_a_gpu(types: tuple[int, int, int]) -> None:
     experts = chosen(WeightPolicy(keep_blocks=True), stacks(*types), torch.device("meta"))
     assert isinstance(experts, DenseExperts)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from native_weights import needs_library, workspace
+from native_weights import IQ4_NL, needs_library, random_matrix, workspace
 from paged_sdk.config.isq import IsqType
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, BlockMatrix
 from paged_sdk.kernels.grouped_matrix import GroupedMatrix
@@ -136,6 +136,20 @@ class EverywhereTritonBlocks(TritonBlocks):
 
     def is_for(self, device: torch.device) -> bool:
         return True
+
+
+def test_blocks_of_tables_for_tritons_kernels(triton_device: torch.device) -> None:
+    pytest.importorskip("triton")
+    from paged_sdk.quant.triton_block import TritonBlockLinear
+
+    matrix = random_matrix(IQ4_NL, 24, 256, torch.Generator().manual_seed(0))
+    policy = WeightPolicy(keep_blocks=True, forms=[EverywhereTritonBlocks()])
+    named = [NamedMatrix("q.weight", matrix)]
+    linear = policy.linear(named, [None], Role.LINEAR, dtype=torch.float32, device=triton_device)
+    assert isinstance(linear, TritonBlockLinear)
+    x = torch.randn(3, 256, generator=torch.Generator().manual_seed(1))
+    expected = x @ matrix.decoded().T
+    assert (linear.forward(x.to(triton_device), None).cpu() - expected).norm() < 0.02 * expected.norm()
 
 
 def test_for_tritons_kernels(triton_device: torch.device) -> None:

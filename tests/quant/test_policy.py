@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from native_weights import IQ4_NL, IQ4_XS, TYPES, needs_library, random_matrix, workspace
+from native_weights import IQ3_S, IQ4_NL, IQ4_XS, TYPES, needs_library, random_matrix, workspace
 from paged_sdk.kernels.gguf_blocks import BlockMatrix
 from paged_sdk.kernels.native.linear import NativeLinear
 from paged_sdk.kernels.native.packed import unpack_rows
@@ -106,13 +106,17 @@ def test_matrices_of_several_types_are_one_layer() -> None:
 
 @needs_library
 @every_kind_of_layer
-@pytest.mark.parametrize("tensor_types", [(IQ4_XS,), (IQ4_NL,), (12, IQ4_XS, 12)])
-def test_what_cannot_be_packed_is_brought_to_int8(tensor_types: tuple[int, ...], *, is_head: bool) -> None:
+@pytest.mark.parametrize("tensor_types", [(IQ3_S,), (12, IQ3_S, 12), (IQ4_XS,), (IQ4_NL,), (12, IQ4_XS, IQ3_S)])
+def test_what_has_no_kernel_is_brought_to_a_form_that_has(tensor_types: tuple[int, ...], *, is_head: bool) -> None:
     stored = matrices(*tensor_types)
     layer = form(WeightPolicy(keep_blocks=True, workspace=workspace()), stored, is_head=is_head)
     assert isinstance(layer, NativeBlockLinear)
-    packed = [number if number in TYPES else Q8_0 for number in tensor_types]
-    assert [weight.tensor_type for weight in layer.native_weights.few] == packed
+    for weight, number in zip(layer.native_weights.few, tensor_types, strict=True):
+        if number in (IQ4_NL, IQ4_XS):
+            assert weight.format == "grouped"
+            assert weight.num_bytes == 16 * (256 * 4.5 / 8 + 8)  # two units for each row
+        else:
+            assert weight.tensor_type == (Q8_0 if number == IQ3_S else number)
     if not is_head:
         check_shared(layer)
     x = torch.randn(FEW_ROWS + 1, 256, generator=torch.Generator().manual_seed(0))

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from native_weights import IQ4_NL, IQ4_XS, TRITON_TYPES, random_matrix
+from native_weights import IQ3_S, TRITON_TYPES, random_matrix
 from paged_sdk.kernels.activation import GatedActivation
 from paged_sdk.kernels.gguf_blocks import BlockMatrix
 from paged_sdk.kernels.repack import repack
@@ -121,7 +121,7 @@ def test_bytes_are_about_the_files(triton_device: torch.device) -> None:
     assert layer.num_bytes == pytest.approx(sum(matrix.blocks.nbytes for matrix in stored), rel=0.03)
 
 
-@pytest.mark.parametrize("tensor_types", [(IQ4_XS,), (12, IQ4_NL)], ids=str)
+@pytest.mark.parametrize("tensor_types", [(IQ3_S,), (12, IQ3_S)], ids=str)
 def test_other_types_are_decoded_beside_a_gpu(tensor_types: tuple[int, ...]) -> None:
     stored = matrices(*tensor_types)
     layer = chosen(stored, torch.device("meta"))

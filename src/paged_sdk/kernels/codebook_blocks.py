@@ -11,18 +11,27 @@ from __future__ import annotations
 
 import zlib
 from base64 import b64decode
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
 import torch
+from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.kernels.block_bits import bit_pairs, bits_in_order, half, nibbles, scaled, shifts
 
 __all__ = [
     "E2M1_VALUES",
+    "IQ4_NL",
     "IQ4_VALUES",
+    "IQ4_XS",
+    "MXFP4",
+    "NVFP4",
+    "Q1_0",
+    "TQ1_0",
+    "TQ2_0",
+    "TableBlocks",
     "iq1_m",
     "iq1_s",
     "iq2_s",
@@ -30,19 +39,14 @@ __all__ = [
     "iq2_xxs",
     "iq3_s",
     "iq3_xxs",
-    "iq4_nl",
-    "iq4_xs",
-    "mxfp4",
-    "nvfp4",
-    "q1_0",
-    "tq1_0",
-    "tq2_0",
 ]
 
 # The non-linear 4-bit grid of IQ4_NL and IQ4_XS.
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 # Twice the numbers of four bits of the OCP's microscaling formats: sign, two bits of exponent, one of mantissa.
 E2M1_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+# TQ1_0 has no use for the last.
+TERNARY_VALUES = (-1, 0, 1, 2)
 
 
 def _codebook(levels: Sequence[int], width: int, members: str) -> Tensor:
@@ -116,12 +120,6 @@ _IQ1_CODEBOOK: Final = _codebook(
 def _entries(book: Tensor, numbers: Tensor) -> Tensor:
     """Look up vectors of a codebook. int ``[n, m]`` -> float32 ``[n, m * width]``."""
     return book.to(numbers.device)[numbers.int()].reshape(len(numbers), -1)
-
-
-def _table(values: Sequence[int], packed: Tensor, group: int) -> Tensor:
-    """Look up each half of every byte in a table of 16 values, in the order of :func:`nibbles`."""
-    table = torch.tensor(values, dtype=torch.float32, device=packed.device)
-    return table[nibbles(packed, group).int()]
 
 
 def _words(packed: Tensor, dtype: torch.dtype) -> Tensor:
@@ -225,21 +223,14 @@ def iq1_m(blocks: Tensor) -> Tensor:
     return _shifted_ternary(numbers, scales, high & 8 != 0)
 
 
-def iq4_nl(blocks: Tensor) -> Tensor:
-    """Decode 32 elements of 18 bytes."""
-    return _table(IQ4_VALUES, blocks[:, 2:], 16).mul_(half(blocks, 0))
-
-
-def iq4_xs(blocks: Tensor) -> Tensor:
-    """Decode 256 elements of 136 bytes, with a scale of six bits for each 32."""
+def _iq4_xs_scales(blocks: Tensor) -> Tensor:
     low = nibbles(blocks[:, 4:8], 1)
     high = (blocks[:, 2:4].unsqueeze(2) >> shifts(blocks, 0, 2, 4, 6).T & 3).reshape(len(blocks), 8)
-    scales = half(blocks, 0) * ((low | (high << 4)).to(torch.int8) - 32)
-    return scaled(_table(IQ4_VALUES, blocks[:, 8:], 16), scales)
+    return half(blocks, 0) * ((low | (high << 4)).to(torch.int8) - 32)
 
 
-def tq1_0(blocks: Tensor) -> Tensor:
-    """Decode 256 elements of 54 bytes: of -1, 0 and 1 five in a byte, which is a fraction in base 3."""
+def _tq1_0_codes(blocks: Tensor) -> Tensor:
+    """Unpack five codes of 0, 1 and 2 from a byte, which is a fraction in base 3."""
 
     def digits(packed: Tensor, count: int, group: int) -> Tensor:
         powers = torch.tensor([3**power for power in range(count)], dtype=torch.uint8, device=packed.device)
@@ -247,32 +238,85 @@ def tq1_0(blocks: Tensor) -> Tensor:
         return products.reshape(len(packed), -1)
 
     parts = digits(blocks[:, :32], 5, 32), digits(blocks[:, 32:48], 5, 16), digits(blocks[:, 48:52], 4, 4)
-    q = torch.cat(parts, dim=1).int() * 3 >> 8
-    return (q - 1).float().mul_(half(blocks, 52))
+    return (torch.cat(parts, dim=1).int() * 3 >> 8).to(torch.uint8)
 
 
-def tq2_0(blocks: Tensor) -> Tensor:
-    """Decode 256 elements of 66 bytes: -1, 0, 1 and 2 in two bits each."""
-    return bit_pairs(blocks[:, :64], 32).float().sub_(1).mul_(half(blocks, 64))
-
-
-def mxfp4(blocks: Tensor) -> Tensor:
-    """Decode 32 elements of 17 bytes, whose scale is a power of two: half of 2^(e - 127)."""
+def _mxfp4_scales(blocks: Tensor) -> Tensor:
+    """Read powers of two: half of 2^(e - 127)."""
     exponent = blocks[:, :1].int()
     bits = torch.where(exponent < 2, 0x00200000 << exponent.clamp_max(1), (exponent - 1) << 23)
-    return _table(E2M1_VALUES, blocks[:, 1:], 16).mul_(bits.view(torch.float32))
+    return bits.view(torch.float32)
 
 
-def nvfp4(blocks: Tensor) -> Tensor:
-    """Decode 64 elements of 36 bytes, with a scale for each 16: half of a number of four bits of exponent and three of
-    mantissa, whose sign is not read.
-    """
+def _nvfp4_scales(blocks: Tensor) -> Tensor:
+    """Read halves of numbers of four bits of exponent and three of mantissa, whose sign is not read."""
     code = blocks[:, :4]
     exponent, mantissa = (code >> 3 & 15).float(), (code & 7).float()
     scale = torch.where(exponent == 0, mantissa * 2**-9, (1 + mantissa / 8) * torch.exp2(exponent - 7)) * 0.5
-    return scaled(_table(E2M1_VALUES, blocks[:, 4:], 8), torch.where(code == 0x7F, 0.0, scale))
+    return torch.where(code == 0x7F, 0.0, scale)
 
 
-def q1_0(blocks: Tensor) -> Tensor:
-    """Decode 128 elements of 18 bytes: a bit each, set for the scale and clear for its negative."""
-    return bits_in_order(blocks[:, 2:]).float().mul_(2).sub_(1).mul_(half(blocks, 0))
+@frozen(kw_only=True)
+class TableBlocks:
+    """Describes blocks whose codes name entries of one table, and decodes them.
+
+    :ivar levels: the table, of a power of two of entries
+    :ivar group_size: consecutive elements that share a scale
+    :ivar codes: unpacks uint8 ``[blocks, bytes]`` to uint8 ``[blocks, elements]``
+    :ivar scales: reads float32 ``[blocks, groups]`` of the same
+    """
+
+    levels: tuple[int, ...]
+    group_size: int
+    codes: Callable[[Tensor], Tensor]
+    scales: Callable[[Tensor], Tensor]
+
+    def decode(self, blocks: Tensor) -> Tensor:
+        """Decode blocks: uint8 ``[blocks, bytes]`` -> float32 ``[blocks, elements]``."""
+        table = torch.tensor(self.levels, dtype=torch.float32, device=blocks.device)
+        return scaled(table[self.codes(blocks).int()], self.scales(blocks))
+
+
+IQ4_NL: Final = TableBlocks(
+    levels=IQ4_VALUES,
+    group_size=32,
+    codes=lambda blocks: nibbles(blocks[:, 2:], 16),
+    scales=lambda blocks: half(blocks, 0),
+)
+"""Has 32 elements in 18 bytes."""
+
+IQ4_XS: Final = TableBlocks(
+    levels=IQ4_VALUES, group_size=32, codes=lambda blocks: nibbles(blocks[:, 8:], 16), scales=_iq4_xs_scales
+)
+"""Has 256 elements in 136 bytes, with a scale of six bits for each 32."""
+
+TQ1_0: Final = TableBlocks(
+    levels=TERNARY_VALUES, group_size=256, codes=_tq1_0_codes, scales=lambda blocks: half(blocks, 52)
+)
+"""Has 256 elements in 54 bytes: -1, 0 and 1."""
+
+TQ2_0: Final = TableBlocks(
+    levels=TERNARY_VALUES,
+    group_size=256,
+    codes=lambda blocks: bit_pairs(blocks[:, :64], 32),
+    scales=lambda blocks: half(blocks, 64),
+)
+"""Has 256 elements in 66 bytes: -1, 0, 1 and 2 in two bits each."""
+
+MXFP4: Final = TableBlocks(
+    levels=E2M1_VALUES, group_size=32, codes=lambda blocks: nibbles(blocks[:, 1:], 16), scales=_mxfp4_scales
+)
+"""Has 32 elements in 17 bytes, whose scale is a power of two."""
+
+NVFP4: Final = TableBlocks(
+    levels=E2M1_VALUES, group_size=16, codes=lambda blocks: nibbles(blocks[:, 4:], 8), scales=_nvfp4_scales
+)
+"""Has 64 elements in 36 bytes, with a scale of eight bits for each 16."""
+
+Q1_0: Final = TableBlocks(
+    levels=(-1, 1),
+    group_size=128,
+    codes=lambda blocks: bits_in_order(blocks[:, 2:]),
+    scales=lambda blocks: half(blocks, 0),
+)
+"""Has 128 elements in 18 bytes: a bit each, set for the scale and clear for its negative."""

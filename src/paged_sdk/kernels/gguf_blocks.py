@@ -20,6 +20,14 @@ from torch import Tensor
 from paged_sdk.errors import UnsupportedQuantizationError
 from paged_sdk.kernels.block_bits import bit_pairs, bit_planes, bits_in_order, half, nibbles, scaled
 from paged_sdk.kernels.codebook_blocks import (
+    IQ4_NL,
+    IQ4_XS,
+    MXFP4,
+    NVFP4,
+    Q1_0,
+    TQ1_0,
+    TQ2_0,
+    TableBlocks,
     iq1_m,
     iq1_s,
     iq2_s,
@@ -27,13 +35,6 @@ from paged_sdk.kernels.codebook_blocks import (
     iq2_xxs,
     iq3_s,
     iq3_xxs,
-    iq4_nl,
-    iq4_xs,
-    mxfp4,
-    nvfp4,
-    q1_0,
-    tq1_0,
-    tq2_0,
 )
 from paged_sdk.kernels.stored_matrix import UnreadRows, bounds
 
@@ -128,12 +129,14 @@ class BlockFormat:
     :ivar elements: elements in a block; 1 for plain floating point
     :ivar num_bytes: bytes in a block
     :ivar decode: uint8 [blocks, num_bytes] -> floating point [blocks, elements]; float32 unless ``elements`` is 1
+    :ivar table: what codes and scales there are, where codes name entries of one table
     """
 
     name: str
     elements: int
     num_bytes: int
     decode: Callable[[Tensor], Tensor]
+    table: TableBlocks | None = None
 
 
 def _plain(name: str, dtype: torch.dtype) -> BlockFormat:
@@ -159,18 +162,18 @@ BLOCK_FORMATS: Mapping[int, BlockFormat] = MappingProxyType(
         17: BlockFormat("IQ2_XS", _SUPER_BLOCK, 74, iq2_xs),
         18: BlockFormat("IQ3_XXS", _SUPER_BLOCK, 98, iq3_xxs),
         19: BlockFormat("IQ1_S", _SUPER_BLOCK, 50, iq1_s),
-        20: BlockFormat("IQ4_NL", 32, 18, iq4_nl),
+        20: BlockFormat("IQ4_NL", 32, 18, IQ4_NL.decode, IQ4_NL),
         21: BlockFormat("IQ3_S", _SUPER_BLOCK, 110, iq3_s),
         22: BlockFormat("IQ2_S", _SUPER_BLOCK, 82, iq2_s),
-        23: BlockFormat("IQ4_XS", _SUPER_BLOCK, 136, iq4_xs),
+        23: BlockFormat("IQ4_XS", _SUPER_BLOCK, 136, IQ4_XS.decode, IQ4_XS),
         28: _plain("F64", torch.float64),
         29: BlockFormat("IQ1_M", _SUPER_BLOCK, 56, iq1_m),
         30: _plain("BF16", torch.bfloat16),
-        34: BlockFormat("TQ1_0", _SUPER_BLOCK, 54, tq1_0),
-        35: BlockFormat("TQ2_0", _SUPER_BLOCK, 66, tq2_0),
-        39: BlockFormat("MXFP4", 32, 17, mxfp4),
-        40: BlockFormat("NVFP4", 64, 36, nvfp4),
-        41: BlockFormat("Q1_0", 128, 18, q1_0),
+        34: BlockFormat("TQ1_0", _SUPER_BLOCK, 54, TQ1_0.decode, TQ1_0),
+        35: BlockFormat("TQ2_0", _SUPER_BLOCK, 66, TQ2_0.decode, TQ2_0),
+        39: BlockFormat("MXFP4", 32, 17, MXFP4.decode, MXFP4),
+        40: BlockFormat("NVFP4", 64, 36, NVFP4.decode, NVFP4),
+        41: BlockFormat("Q1_0", 128, 18, Q1_0.decode, Q1_0),
     }
 )
 

@@ -31,7 +31,16 @@ from paged_sdk.kernels.quantize_groups import (
 from paged_sdk.kernels.repack import REPACKABLE_TYPES
 from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix, UnreadRows
 
-__all__ = ["blocks_for", "blocks_of", "can_be_quantized", "for_head", "has_groups", "is_for_gpus", "quantize", "quantize_stored"]
+__all__ = [
+    "blocks_for",
+    "blocks_of",
+    "can_be_quantized",
+    "for_head",
+    "has_groups",
+    "is_for_gpus",
+    "quantize",
+    "quantize_stored",
+]
 
 _WEIGHTS_AT_ONCE: Final = 1 << 20  # 4 MiB of float32; the embeddings of a large vocabulary would take a gigabyte
 _GROUP_COLS: Final = 32  # a grouped matrix has a multiple of so many columns where kernels multiply it

@@ -10,7 +10,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from paged_sdk.kernels.block_groups import as_groups
 from paged_sdk.kernels.gguf_blocks import BlockMatrix, stacked, tensor_type_of
+from paged_sdk.kernels.native.grouped import can_be_packed, pack_grouped
 from paged_sdk.kernels.native.library import NativeLibrary
 from paged_sdk.kernels.native.packed import PACKED_TYPES, PackedWeight, pack_gguf
 from paged_sdk.kernels.native.quantize import quantize_blocks
@@ -83,10 +85,14 @@ def _stack(matrices: Sequence[StoredMatrix]) -> BlockMatrix | None:
 
 
 def _packed(library: NativeLibrary, matrix: BlockMatrix, place: Place) -> PackedWeight:
-    """Pack the matrix for the native kernels; a type that they lack is converted to Q8_0: int8 with a scale for every
-    32 weights.
+    """Pack the matrix for the native kernels: in its own blocks or as codes of a table; another type is converted to
+    Q8_0, int8 with a scale for every 32 weights.
     """
     if matrix.tensor_type not in PACKED_TYPES:
+        grouped = as_groups(matrix)
+        if grouped is not None and can_be_packed([grouped]):
+            # On this thread alone: other layers are loaded on the others.
+            return pack_grouped(library, [grouped], num_threads=1, memory=place.memory)
         target, (rows, _) = tensor_type_of("Q8_0"), matrix.shape
         parts = [matrix.rows(slice(first, first + _ROWS_AT_ONCE)) for first in range(0, rows, _ROWS_AT_ONCE)]
         blocks = torch.cat([quantize_blocks(library, part.decoded(), target) for part in parts])

@@ -1,5 +1,5 @@
-"""Repack GGUF's blocks, and grouped matrices that fit them, on CUDA for Triton's kernels. What cannot be repacked is
-not served.
+"""Repack GGUF's blocks, and grouped matrices that fit them, on CUDA for Triton's kernels; blocks of a table are such
+matrices. What cannot be repacked is not served.
 
 Modules that need Triton are imported when a layer is made, because forms are also found on machines without it.
 """
@@ -12,6 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from paged_sdk.kernels.block_groups import as_groups
 from paged_sdk.kernels.gguf_blocks import BlockMatrix, stacked
 from paged_sdk.kernels.grouped_blocks import as_blocks
 from paged_sdk.kernels.grouped_matrix import GroupedMatrix, UnreadGroupedMatrix
@@ -79,8 +80,11 @@ class TritonBlocks(Form):
         blocks: list[BlockMatrix] = []
         for matrix in matrices:
             in_blocks = matrix if isinstance(matrix, BlockMatrix) else None
-            if isinstance(matrix, GroupedMatrix | UnreadGroupedMatrix):
-                in_blocks = as_blocks(matrix.to(place.device))
+            grouped = matrix if isinstance(matrix, GroupedMatrix | UnreadGroupedMatrix) else None
+            if in_blocks is not None and in_blocks.tensor_type not in REPACKABLE_TYPES:
+                grouped = as_groups(in_blocks)
+            if grouped is not None:
+                in_blocks = as_blocks(grouped.to(place.device))
             if in_blocks is None or in_blocks.tensor_type not in REPACKABLE_TYPES:
                 return None
             blocks.append(in_blocks)
