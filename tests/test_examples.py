@@ -27,6 +27,7 @@ SHOWN: Final = {
     "mistralrs_runner": "Usage(",
     "multi_turn": "of them cached",
     "paged_attn": "completion: ",
+    "search_and_choose": "is nearest to",
     "streaming": "first token after",
     "tools": "requests",
 }

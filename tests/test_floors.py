@@ -103,6 +103,7 @@ def _units() -> Mapping[str, Unit]:
         "embedder",
         "loaded_adapters",
         "responses",
+        "scorer",
         "preparation",
         "prompt_batch",
         "pydantic_schema",

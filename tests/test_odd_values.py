@@ -299,6 +299,7 @@ NEED_A_MODEL = ("BlockingModel", "Conversation", "Model")
 RESULTS = (
     "paged_sdk.types.response",
     "paged_sdk.types.embedding",
+    "paged_sdk.types.score",
     "paged_sdk.types.logprobs",
     "paged_sdk.types.stats",
     "paged_sdk.tool_loop",

@@ -93,6 +93,8 @@ if TYPE_CHECKING:
     from paged_sdk.types.response import ToolCallDelta as ToolCallDelta
     from paged_sdk.types.response import ToolCallResponse as ToolCallResponse
     from paged_sdk.types.response import Usage as Usage
+    from paged_sdk.types.score import ScoreResponse as ScoreResponse
+    from paged_sdk.types.score import TextScore as TextScore
     from paged_sdk.types.stats import ModelStats as ModelStats
     from paged_sdk.types.tool import Tool as Tool
     from paged_sdk.types.tool_call import ToolCall as ToolCall
@@ -168,6 +170,7 @@ _HOME = {
         "ToolCallResponse",
         "Usage",
     ),
+    "types.score": ("ScoreResponse", "TextScore"),
     "types.stats": ("ModelStats",),
     "types.tool": ("Tool",),
     "types.tool_call": ("ToolCall",),

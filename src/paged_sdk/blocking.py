@@ -26,13 +26,14 @@ from paged_sdk.streaming import ResponseStream
 from paged_sdk.threads import thread_must_start
 from paged_sdk.tool_loop import OnToolError, ToolRun
 from paged_sdk.types.embedding import EmbeddingResponse
-from paged_sdk.types.request import ChatRequestLike, CompletionOptions, PromptsLike, ReadingOptions
+from paged_sdk.types.request import ChatRequestLike, CompletionOptions, PromptLike, PromptsLike, ReadingOptions
 from paged_sdk.types.response import (
     ChatCompletionChunkResponse,
     ChatCompletionResponse,
     CompletionChunkResponse,
     CompletionResponse,
 )
+from paged_sdk.types.score import ScoreResponse
 from paged_sdk.types.stats import ModelStats
 
 __all__ = ["BlockingChatStream", "BlockingCompletionStream", "BlockingModel", "BlockingStream"]
@@ -207,6 +208,12 @@ class BlockingModel:
                 **options,
             )
         )
+
+    def score(
+        self, texts: PromptsLike, *, prefix: PromptLike | None = None, **options: Unpack[ReadingOptions]
+    ) -> ScoreResponse:
+        """Say how likely texts are; see :meth:`Model.score`."""
+        return self._call(partial(self._model.score, texts, prefix=prefix, **options))
 
     def tokenize(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Return the token ids of a text."""

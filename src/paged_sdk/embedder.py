@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -19,7 +18,7 @@ from paged_sdk.prompt_batch import PromptBatch, most_under_way
 from paged_sdk.scheduler.request import Request
 from paged_sdk.types.embedding import EmbeddingResponse
 from paged_sdk.types.reading import PooledVector
-from paged_sdk.types.request import PromptLike, PromptsLike, RequestOptions, as_prompts
+from paged_sdk.types.request import PromptLike, RequestOptions
 from paged_sdk.worker.worker import Worker
 
 if TYPE_CHECKING:  # importing the package loads no numpy
@@ -59,8 +58,9 @@ class Embedder:
 
     async def embed(
         self,
-        texts: PromptsLike,
+        texts: Sequence[PromptLike],
         *,
+        request_id: str,
         pooling: Pooling | None,
         normalize: bool | None,
         dimensions: int | None,
@@ -81,10 +81,9 @@ class Embedder:
         if dimensions is not None and not (is_token_id(dimensions) and 1 <= dimensions <= self._size):
             raise InvalidRequestError.of("dimensions", dimensions, f"an int from 1 to {self._size}, or None")
         put_before = self._prompt(prompt_name)
-        prompts = [self._checked(text, prompt_name) for text in as_prompts(texts, "texts")]
+        prompts = [self._checked(text, prompt_name) for text in texts]
         adapter = self._adapters.use(options.adapter)
         sampling = preparer.sampling(RequestOptions())
-        request_id = f"embd-{uuid.uuid4().hex}"
 
         def make(first: int, end: int) -> list[Request]:
             arrival, made = time.monotonic(), []
@@ -118,7 +117,7 @@ class Embedder:
         usage = batch.usage(time.monotonic())
         normalizes = recipe.normalize if normalize is None else normalize
         vectors = await in_thread(
-            lambda: self._finish([each.result for each in read], dimensions, normalize=normalizes)
+            lambda: self._finish([each.vector for each in read], dimensions, normalize=normalizes)
         )
         return EmbeddingResponse(embeddings=vectors, model=self._model, usage=usage)
 

@@ -30,6 +30,7 @@ from paged_sdk.loaded_adapters import LoadedAdapters
 from paged_sdk.preparation import RequestPreparer, in_thread
 from paged_sdk.responses import ChatShape, CompletionShape, ResponseParts, ResponseShape
 from paged_sdk.scheduler.request import Request
+from paged_sdk.scorer import Scorer
 from paged_sdk.streaming import ResponseStream
 from paged_sdk.structured import Structure
 from paged_sdk.threads import thread_must_start
@@ -53,6 +54,7 @@ from paged_sdk.types.response import (
     CompletionChunkResponse,
     CompletionResponse,
 )
+from paged_sdk.types.score import ScoreResponse
 from paged_sdk.types.stats import ModelStats
 from paged_sdk.worker.worker import Worker
 
@@ -100,6 +102,7 @@ class Model:
             hidden_size=parts.hidden_size,
             model=parts.name,
         )
+        self._scorer = Scorer(self._worker, self._preparer, self._adapters, parts.name)
         # Garbage collection and interpreter exit end the thread too; the worker holds no reference to the model.
         self._finalizer = weakref.finalize(self, _end, self._worker)
 
@@ -279,15 +282,41 @@ class Model:
         :raises RequestTimeoutError: the timeout has passed
         :raises EngineDeadError: the engine stopped
         """
+        prompts, checked = as_prompts(texts, "texts"), reading_options(options)
+        self._note_embedding(prompts, checked)
         return await self._embedder.embed(
-            texts,
+            prompts,
+            request_id=f"embd-{uuid.uuid4().hex}",
             pooling=pooling,
             normalize=normalize,
             dimensions=dimensions,
             prompt_name=prompt_name,
             truncation=truncation,
-            options=reading_options(options),
+            options=checked,
         )
+
+    async def score(
+        self, texts: PromptsLike, *, prefix: PromptLike | None = None, **options: Unpack[ReadingOptions]
+    ) -> ScoreResponse:
+        """Say how likely texts are, token by token: their log-probabilities, sum and perplexity, and whether greedy
+        sampling would say them.
+
+        With a prefix, each text is scored as what follows it, and its own tokens alone are; the prefix is computed
+        once, as far as the prefix cache can hold it. However long a text is, logits are made for a few tokens at a
+        time.
+
+        :param texts: a text, or token ids; or a list of them
+        :param prefix: what comes before each text; None: what the tokenizer puts before a text. Where that is nothing,
+            the first token of each text has no score
+        :param options: ``priority``, ``timeout``, ``cache_salt`` and ``adapter``: see :class:`ReadingOptions`
+        :raises InvalidRequestError: an empty text, token ids outside the vocabulary, or a value that cannot be used
+        :raises ContextLengthError: a text is too long, with the prefix
+        :raises RequestError: as :meth:`embed`
+        """
+        prompts, checked = as_prompts(texts, "texts"), reading_options(options)
+        request_id = f"score-{uuid.uuid4().hex}"
+        self._note_scoring(request_id, len(prompts), prefix, checked)
+        return await self._scorer.score(prompts, prefix, checked, request_id)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Return the token ids of a text.
@@ -381,6 +410,14 @@ class Model:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.aclose()
+
+    def _note_embedding(self, prompts: Sequence[PromptLike], options: RequestOptions) -> None:
+        """Be told of texts that are going to be vectors; a model for tests remembers them."""
+
+    def _note_scoring(
+        self, request_id: str, num_texts: int, prefix: PromptLike | None, options: RequestOptions
+    ) -> None:
+        """Be told of texts that are going to be scored; a model for tests chooses what it would say."""
 
     def _encode_prompt(self, prompt: PromptLike, options: RequestOptions) -> Callable[[], EncodedPrompt]:
         if isinstance(prompt, str):

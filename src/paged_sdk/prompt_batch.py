@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
 import anyio
 from attrs import frozen
@@ -15,10 +16,14 @@ from paged_sdk.engine.request_start import RequestStart
 from paged_sdk.errors import ModelClosedError, QueueFullError, RequestTimeoutError
 from paged_sdk.guard import request_failure
 from paged_sdk.scheduler.request import Request
-from paged_sdk.types.reading import ReadResult
+from paged_sdk.types.reading import ReadResult, TokenScores
 from paged_sdk.types.response import Usage
 from paged_sdk.worker.event_loop import EventLoop, Waiter
 from paged_sdk.worker.worker import Worker
+
+if TYPE_CHECKING:  # importing the package loads no numpy
+    import numpy as np
+    import numpy.typing as npt
 
 __all__ = ["PromptBatch", "ReadPrompt", "most_under_way"]
 
@@ -34,6 +39,18 @@ class ReadPrompt:
 
     start: RequestStart
     result: ReadResult
+
+    @property
+    def vector(self) -> npt.NDArray[np.float32]:
+        """Return the vector that was asked for."""
+        assert not isinstance(self.result, TokenScores)
+        return self.result
+
+    @property
+    def scores(self) -> TokenScores:
+        """Return the scores that were asked for."""
+        assert isinstance(self.result, TokenScores)
+        return self.result
 
 
 class PromptBatch:

@@ -19,6 +19,7 @@ from paged_sdk.scheduler.scheduler import Scheduler
 from paged_sdk.testing.fake_runner import FakeRunner
 from paged_sdk.testing.next_token import HashedTokens, NextToken
 from paged_sdk.types.adapter import AdapterUse
+from paged_sdk.types.reading import Reading
 
 VOCAB = 400
 STOP = 399
@@ -108,6 +109,7 @@ class Driver:
         max_tokens: int = 20,
         *,
         adapter: AdapterUse | None = None,
+        reading: Reading | None = None,
         **sampling: Any,
     ) -> RecordingListener:
         request = Request(
@@ -118,6 +120,7 @@ class Driver:
             max_tokens=max_tokens,
             arrival=0.0,
             adapter=adapter,
+            reading=reading,
         )
         choices = range(request.sampling.n_choices)
         listener = RecordingListener([OutputText(self._tokenizer, request.sampling.stop) for _ in choices])

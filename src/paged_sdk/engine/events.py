@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from attrs import frozen
+from attrs import field, frozen
 
 from paged_sdk.engine.request_start import RequestStart
 from paged_sdk.sampling.raw_logprobs import RawLogprobs
@@ -34,7 +34,7 @@ class RequestEvent:
     finish_reason: FinishReason | None = None
     prompt_logprobs: tuple[RawLogprobs, ...] = ()
     start: RequestStart | None = None
-    reading: ReadResult | None = None
+    reading: ReadResult | None = field(default=None, eq=False)
     usage: Usage | None = None
     error: Exception | None = None
 

@@ -10,7 +10,7 @@ from typing import TypeAlias, Unpack
 from attrs import field, frozen
 
 from paged_sdk.build.parts import ModelParts
-from paged_sdk.config.embedding import EmbeddingRecipe, Pooling
+from paged_sdk.config.embedding import EmbeddingRecipe
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.engine.engine import Engine
@@ -22,19 +22,16 @@ from paged_sdk.scheduler.scheduler import Scheduler
 from paged_sdk.testing.byte_text import END, VOCAB_SIZE, byte_text
 from paged_sdk.testing.fake_runner import FakeRunner
 from paged_sdk.testing.next_token import ScriptedTokens
-from paged_sdk.types.embedding import EmbeddingResponse
 from paged_sdk.types.messages import Message
 from paged_sdk.types.request import (
     ChatRequestLike,
     CompletionOptions,
     PromptLike,
     PromptsLike,
-    ReadingOptions,
     RequestOptions,
     as_prompts,
     as_request,
     completion_options,
-    reading_options,
 )
 
 __all__ = ["FakeModel", "FakeRequest", "fake_model"]
@@ -50,7 +47,7 @@ class FakeRequest:
 
     :ivar messages: the conversation; empty for a plain-text completion
     :ivar prompt: what a plain-text completion continues, or a text that becomes a vector; None for a chat. A list of
-        prompts is as many requests
+        prompts is as many requests; scores of any number of texts are one, whose prompt is the prefix
     :ivar options: what the request said beside that
     """
 
@@ -86,7 +83,9 @@ def fake_model(
     It is a :class:`~paged_sdk.Model` with the engine of every model: it streams, batches requests, looks for stop
     strings, counts usage, times out, cancels, refuses and closes as they do. Only what computes tokens is a fake. A
     token is one byte of UTF-8, so ``max_len=5`` is five bytes. The vector of a text says how many of its bytes are
-    which, so that texts alike have vectors alike.
+    which, so that texts alike have vectors alike. A text is scored as what it might say after the prefix, or
+    after the text's first byte: a byte has probability one half where it is the reply's at that place, elsewhere next
+    to none; all texts of a call have one reply.
 
     Requests take the texts in the order in which they are made, several choices of one request one text each. When
     no text is left, the last one is said again. Sampling settings are checked, but what they would do to logits they
@@ -191,30 +190,20 @@ class FakeModel(Model):
     async def __aenter__(self) -> FakeModel:
         return self
 
-    async def embed(
-        self,
-        texts: PromptsLike,
-        *,
-        pooling: Pooling | None = None,
-        normalize: bool | None = None,
-        dimensions: int | None = None,
-        prompt_name: str | None = None,
-        truncation: bool = False,
-        **options: Unpack[ReadingOptions],
-    ) -> EmbeddingResponse:
-        checked = reading_options(options)
-        for each in as_prompts(texts, "texts"):
+    def _note_embedding(self, prompts: Sequence[PromptLike], options: RequestOptions) -> None:
+        for each in prompts:
             said = each if isinstance(each, str) else tuple(self._preparer.check_token_ids("texts", each))
-            self._requests.append(FakeRequest(prompt=said, options=checked))
-        return await super().embed(
-            texts,
-            pooling=pooling,
-            normalize=normalize,
-            dimensions=dimensions,
-            prompt_name=prompt_name,
-            truncation=truncation,
-            **options,
-        )
+            self._requests.append(FakeRequest(prompt=said, options=options))
+
+    def _note_scoring(
+        self, request_id: str, num_texts: int, prefix: PromptLike | None, options: RequestOptions
+    ) -> None:
+        before = "" if prefix is None else prefix
+        said = before if isinstance(before, str) else tuple(self._preparer.check_token_ids("prefix", before))
+        request = FakeRequest(prompt=said, options=options)
+        self._requests.append(request)
+        line = self._next_line(request)
+        self._runner.lines |= {f"{request_id}-{place}": [line] for place in range(num_texts)}
 
     def _note(self, request_id: str, request: FakeRequest) -> None:
         """Remember a request, and choose what is said to it."""

@@ -17,6 +17,7 @@ from paged_sdk.sampling.raw_logprobs import RawLogprobs
 from paged_sdk.scheduler.output import ScheduledSequence, SchedulerOutput
 from paged_sdk.scheduler.request import Request
 from paged_sdk.testing.next_token import NextToken
+from paged_sdk.types.reading import PromptScores, TokenScores
 
 __all__ = ["FakeRunner"]
 
@@ -147,9 +148,19 @@ class FakeRunner:
         return tokens
 
     def _read(self, row: ScheduledSequence, index: int, result: RunnerOutput) -> None:
-        """Read off a prompt that ends how often each token is in it, as the mean of hidden states would say."""
-        sequence = row.sequence
-        if sequence.request.reading is not None and row.end == sequence.num_prompt_tokens:
+        """Read off a prompt that ends how often each token is in it, as the mean of hidden states would say; or how
+        likely its tokens are as what is said after those before the first of them.
+        """
+        sequence, reading = row.sequence, row.sequence.request.reading
+        if reading is None or row.end != sequence.num_prompt_tokens:
+            return
+        if isinstance(reading, PromptScores):
+            prompt, text = sequence.token_ids[: reading.first_token], sequence.token_ids[reading.first_token :]
+            said = [self._say(sequence.request, prompt, text[:place], 0) for place in range(len(text))]
+            raw = [self._logprobs(token, said=one, top_n=0) for token, one in zip(text, said, strict=True)]
+            logprobs = np.array([each.logprob for each in raw], np.float32)
+            result.readings[index] = TokenScores(logprobs, np.array(said) == np.array(text))
+        else:
             counts = np.bincount(sequence.token_ids, minlength=self._vocab_size)
             result.readings[index] = (counts / len(sequence.token_ids)).astype(np.float32)
 

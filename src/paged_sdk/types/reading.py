@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # importing the package loads no numpy
     import numpy as np
     import numpy.typing as npt
 
-__all__ = ["PooledVector", "ReadResult", "Reading"]
+__all__ = ["PooledVector", "PromptScores", "ReadResult", "Reading", "TokenScores"]
 
 
 @frozen
@@ -35,6 +35,32 @@ class PooledVector:
         return range(self.first_token, num_tokens)
 
 
-Reading: TypeAlias = PooledVector
-ReadResult: TypeAlias = "npt.NDArray[np.float32]"
+@frozen
+class PromptScores:
+    """Asks how likely the tokens of a prompt are, each after those before it.
+
+    :ivar first_token: the first token that is asked about, at least 1
+    """
+
+    first_token: int
+
+    def states(self, num_tokens: int) -> range:
+        """Return the tokens of a prompt whose hidden states are read."""
+        return range(self.first_token - 1, num_tokens - 1)
+
+
+@frozen(eq=False)
+class TokenScores:
+    """Says how likely tokens are.
+
+    :ivar logprobs: float32, the natural logarithm of each one's probability
+    :ivar are_likeliest: bool, whether none is likelier at its place
+    """
+
+    logprobs: npt.NDArray[np.float32]
+    are_likeliest: npt.NDArray[np.bool_]
+
+
+Reading: TypeAlias = PooledVector | PromptScores
+ReadResult: TypeAlias = "npt.NDArray[np.float32] | TokenScores"
 """What comes of a :data:`Reading`: of a :class:`PooledVector` a vector, ``[hidden_size]``."""
