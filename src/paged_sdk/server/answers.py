@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Final, Generic, TypeVar
 
 import anyio
@@ -14,11 +13,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from paged_sdk import Usage
 from paged_sdk.server.errors import problem_for
 from paged_sdk.server.metrics import Metrics
 from paged_sdk.server.served_models import ServedModels
 from paged_sdk.server.settings import ServerSettings
+from paged_sdk.server.tracing import RequestSpan
 from paged_sdk.wire.body import read_json
 from paged_sdk.wire.call import Answer, AnswerStream, Call, EventWriter
 from paged_sdk.wire.problem import Problem, ProblemError
@@ -40,9 +39,11 @@ HUNG_UP: Final = 499
 class Answers(Generic[AnswerT, ChunkT]):
     """Answers one API's requests.
 
+    :ivar operation: what OpenTelemetry calls it
     :ivar read: returns what a body asks for
     """
 
+    operation: str
     read: Callable[[object], Call[AnswerT, ChunkT]]
     models: ServedModels
     metrics: Metrics
@@ -56,17 +57,31 @@ class Answers(Generic[AnswerT, ChunkT]):
         call = await read_body(request, self.read, self.settings.max_body_bytes)
         served = self.models.find(call.model)
         request.state.label = getattr(call, "label", None)
-        stream = call.send(served.model, adapter=served.adapter, timeout=self.settings.timeout)
-        note = partial(self.metrics.note_answer, served.name)
-        if call.is_streamed:
-            return EventStream(
-                stream, call.writer(), note, keep_alive=self.settings.keep_alive, request_id=request.state.request_id
-            )
-        answer = await unless_client_leaves(request, stream.collect)
-        if answer is None:
-            return Response(status_code=HUNG_UP)
-        note(answer.usage)
-        return JSONResponse(call.response(answer))
+        span = RequestSpan(self.operation, call.model, request.headers)
+
+        def note(answer: AnswerT) -> None:
+            self.metrics.note_answer(served.name, answer.usage)
+            span.note_answer(served.name, answer.usage, answer.id)
+
+        try:
+            stream = call.send(served.model, adapter=served.adapter, timeout=self.settings.timeout)
+            if call.is_streamed:
+                return EventStream(
+                    stream,
+                    call.writer(),
+                    note,
+                    span.end,
+                    keep_alive=self.settings.keep_alive,
+                    request_id=request.state.request_id,
+                )
+            answer = await unless_client_leaves(request, stream.collect)
+            if answer is not None:
+                note(answer)
+        except BaseException as error:
+            span.end(error)
+            raise
+        span.end()
+        return Response(status_code=HUNG_UP) if answer is None else JSONResponse(call.response(answer))
 
 
 async def read_body(request: Request, read: Callable[[object], T], limit: int) -> T:
@@ -126,7 +141,8 @@ class EventStream(Response, Generic[AnswerT, ChunkT]):
     What is wrong with a request shows before its first chunk, while there can still be a status: it is raised. A
     client that reads slowly gets less often more: the stream keeps what it has not read.
 
-    :param note: takes in what the answer has cost
+    :param note: takes in the whole answer
+    :param end: is told when there is no more to send, and what went wrong, if anything did
     :param keep_alive: seconds without an event after which a comment is sent
     """
 
@@ -136,7 +152,8 @@ class EventStream(Response, Generic[AnswerT, ChunkT]):
         self,
         stream: AnswerStream[AnswerT, ChunkT],
         writer: EventWriter[AnswerT, ChunkT],
-        note: Callable[[Usage], None],
+        note: Callable[[AnswerT], None],
+        end: Callable[[Exception | None], None],
         *,
         keep_alive: float,
         request_id: str,
@@ -147,22 +164,27 @@ class EventStream(Response, Generic[AnswerT, ChunkT]):
         self._stream = stream
         self._writer = writer
         self._note = note
+        self._end = end
         self._keep_alive = keep_alive
         self._request_id = request_id
         self._one_at_a_time = anyio.Lock(fast_acquire=True)
         self._has_begun = False
+        self._failure: Exception | None = None
         self._last_sent = time.monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         error: Exception | None = None
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_cancel_when_client_leaves, receive, tasks.cancel_scope)
-            tasks.start_soon(self._comment, send)
-            try:
-                await self._answer(send)
-            except Exception as exception:
-                error = exception
-            tasks.cancel_scope.cancel()
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_cancel_when_client_leaves, receive, tasks.cancel_scope)
+                tasks.start_soon(self._comment, send)
+                try:
+                    await self._answer(send)
+                except Exception as exception:
+                    error = exception
+                tasks.cancel_scope.cancel()
+        finally:
+            self._end(error or self._failure)
         if error is not None:
             raise error
 
@@ -180,10 +202,11 @@ class EventStream(Response, Generic[AnswerT, ChunkT]):
                         await self._send(send, events)
                 answer = self._stream.response_so_far()
                 last = before + self._writer.end(answer)
-                self._note(answer.usage)
+                self._note(answer)
             except Exception as error:
                 if not self._has_begun:
                     raise
+                self._failure = error
                 last = self._writer.failed(problem_for(error, self._request_id))
             await self._send(send, last, more=False)
 

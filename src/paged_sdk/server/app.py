@@ -43,18 +43,20 @@ __all__ = ["ModelServer", "create_app"]
 class Api:
     """Describes an API that generates text.
 
+    :ivar operation: what OpenTelemetry calls it
     :ivar read: returns what a body asks for
     """
 
     path: str
+    operation: str
     summary: str
     body: BodyReader[Any]
     read: Callable[[object], Call[Any, Any]]
 
 
 APIS: Final = (
-    Api("/v1/chat/completions", "Continue a conversation.", CHAT_COMPLETION, read_chat_completion),
-    Api("/v1/completions", "Continue a text.", COMPLETION, read_completion),
+    Api("/v1/chat/completions", "chat", "Continue a conversation.", CHAT_COMPLETION, read_chat_completion),
+    Api("/v1/completions", "text_completion", "Continue a text.", COMPLETION, read_completion),
 )
 OTHERS: Final = (
     Operation(path="/v1/embeddings", summary="Make vectors of texts.", body=EMBEDDING),
@@ -94,7 +96,10 @@ class ModelServer(Starlette):
         adapters = AdapterRoutes(models=models, settings=settings)
         super().__init__(
             routes=[
-                *(Route(api.path, answers(read=api.read).answer, methods=["POST"]) for api in APIS),
+                *(
+                    Route(api.path, answers(operation=api.operation, read=api.read).answer, methods=["POST"])
+                    for api in APIS
+                ),
                 Route("/v1/embeddings", embeddings.answer, methods=["POST"]),
                 Route("/v1/models", self._list_models),
                 Route("/v1/models/{model:path}", self._show_model),

@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 from paged_sdk.server.answers import HUNG_UP, read_body, unless_client_leaves
 from paged_sdk.server.served_models import ServedModels
 from paged_sdk.server.settings import ServerSettings
+from paged_sdk.server.tracing import RequestSpan
 from paged_sdk.wire.embeddings import read_embedding
 
 __all__ = ["EmbeddingRoute"]
@@ -30,9 +31,17 @@ class EmbeddingRoute:
         call = await read_body(request, read_embedding, self.settings.max_body_bytes)
         served = self.models.find(call.model)
         request.state.label = call.label
-        answer = await unless_client_leaves(
-            request, lambda: call.send(served.model, adapter=served.adapter, timeout=self.settings.timeout)
-        )
+        span = RequestSpan("embeddings", call.model, request.headers)
+        try:
+            answer = await unless_client_leaves(
+                request, lambda: call.send(served.model, adapter=served.adapter, timeout=self.settings.timeout)
+            )
+        except BaseException as error:
+            span.end(error)
+            raise
+        if answer is not None:
+            span.note_answer(served.name, answer.usage)
+        span.end()
         if answer is None:
             return Response(status_code=HUNG_UP)
         return await anyio.to_thread.run_sync(lambda: JSONResponse(call.response(answer)), abandon_on_cancel=True)

@@ -16,6 +16,8 @@ from paged_sdk.server.app import ModelServer
 __all__ = ["is_loopback", "listen", "run"]
 
 BACKLOG: Final = 2048
+KEEP_ALIVE_SECONDS: Final = 60
+"""Clients keep connections for 5 seconds, OpenAI's among them: one that ends them as soon cuts requests off."""
 GRACE_SECONDS: Final = 1
 """Connections whose requests were given time already get so long to close."""
 
@@ -45,7 +47,13 @@ async def run(app: ModelServer, listener: socket.socket) -> int:
     :returns: how many requests were cut off
     """
     config = uvicorn.Config(
-        app, lifespan="on", access_log=False, log_config=None, ws="none", timeout_graceful_shutdown=GRACE_SECONDS
+        app,
+        lifespan="on",
+        access_log=False,
+        log_config=None,
+        ws="none",
+        timeout_graceful_shutdown=GRACE_SECONDS,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
     )
     server = _DrainingServer(config, app)
     await server.serve(sockets=[listener])
