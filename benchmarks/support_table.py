@@ -27,6 +27,7 @@ from benchmarks.verdicts import Outcome, Verdict
 from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.errors import UnsupportedArchitectureError
+from paged_sdk.kernels.placement import Placement
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.family import supported_families
@@ -78,7 +79,7 @@ def load(reference: PreTrainedModel, door: TransformersDoor) -> TransformersMode
         reference.save_pretrained(directory)
         source = SafetensorsSource(Path(directory))
         try:
-            return door.load(source, dtype=torch.float32, device=_CPU)
+            return door.load(source, dtype=torch.float32, placement=Placement.on(_CPU, door.config.num_layers))
         finally:
             source.close()
 

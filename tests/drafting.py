@@ -45,9 +45,7 @@ def drafting_model(builder: TextModelBuilder, directory: Path, gamma: int = 5) -
     device, times = torch.device("cpu"), FreeSteps()
     draft = load_weights(directory, builder.settings, environment, device, None, lambda: None)
     config = evolve(target.config, gamma=gamma)
-    return make_draft_model(
-        draft, config, times=times, balance=DraftAccount(times).open_balance(), device=device, workspace=None
-    )
+    return make_draft_model(draft, config, times=times, balance=DraftAccount(times).open_balance(), workspace=None)
 
 
 class NoDrafts:

@@ -178,7 +178,7 @@ async def test_a_dtype_that_no_quantized_form_computes_in_is_refused(tiny_checkp
 async def test_a_device_without_kernels_for_blocks_is_refused(
     tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paged_sdk.build.assembly.choose_device", lambda _: torch.device("meta"))
+    monkeypatch.setattr("paged_sdk.build.placement.choose_device", lambda _: torch.device("meta"))
     with pytest.raises(ConfigError, match=r"a CPU, or a GPU with Triton's kernels \(here meta: ") as caught:
         await TextModelBuilder(tiny_checkpoint).with_isq(IsqType.Q8_0).build()
     assert (caught.value.setting, caught.value.value) == ("isq", "Q8_0")

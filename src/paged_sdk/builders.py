@@ -155,7 +155,8 @@ class _ModelBuilder(ABC):
         return self._with(isq=IsqType.parse(str(number)))
 
     def with_topology(self, topology: Topology) -> Self:
-        """Say what single layers are to be; where it says something, it counts before :meth:`with_isq`.
+        """Say what single layers are to be, and on which device; where it says something, it counts before
+        :meth:`with_isq` and :meth:`with_device`.
 
         :raises ConfigError: for anything but a :class:`Topology`
         """

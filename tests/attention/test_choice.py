@@ -55,7 +55,9 @@ def test_contiguous_storage_has_no_blocks(caplog: pytest.LogCaptureFixture) -> N
 
 def test_a_new_backend_is_one_entry(caplog: pytest.LogCaptureFixture) -> None:
     """The first that has nothing against a setup serves; those for other devices, or without blocks, are not asked."""
-    storage = KvStorage(make=lambda num_blocks: ContiguousBackend(shape(), dtype=torch.float32, device=CPU), scratch=7)
+    storage = KvStorage(
+        make=lambda num_blocks: ContiguousBackend(shape(), dtype=torch.float32, device=CPU), scratch={CPU: 7}
+    )
     others = [
         Candidate(name="a", paged=True, device_type="cuda", why_not=nobody_asks, storage=lambda setup: storage),
         Candidate(name="b", paged=False, device_type=None, why_not=nobody_asks, storage=lambda setup: storage),

@@ -59,7 +59,7 @@ def resolve(
     activations: int = 0,
 ) -> EngineConfig:
     config = resolve_engine_config(
-        model, settings or BuildSettings(), environment, device=torch.device(device), max_model_len=max_model_len
+        model, settings or BuildSettings(), environment, devices=[torch.device(device)], max_model_len=max_model_len
     )
     return size_pool(config, (model,), dtype=dtype, device=torch.device(device), activations=activations)
 

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
+from paged_sdk.kernels.placement import Placement
 from paged_sdk.models.any_model import plan_model
 from paged_sdk.models.transformers_door.model import TransformersModel
 from paged_sdk.quant.policy import DENSE
@@ -53,7 +54,8 @@ def test_greedy_tokens_are_those_of_the_values(name: str, model_type: str, tmp_p
     assert checkpoint.is_quantized
     plan = plan_model(checkpoint.config, torch.float32)
     loading: dict[str, Any] = {"policy": DENSE, "on_progress": None, "num_threads": 1}
-    model = plan.load(checkpoint.source, dtype=torch.float32, device=torch.device("cpu"), **loading)
+    placement = Placement.on(torch.device("cpu"), plan.config.num_layers)
+    model = plan.load(checkpoint.source, dtype=torch.float32, placement=placement, **loading)
     checkpoint.source.close()
     assert isinstance(model, TransformersModel)
     loader: Any = AutoModelForCausalLM

@@ -37,6 +37,7 @@ from paged_sdk import (
     TextModelBuilder,
 )
 from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError
+from paged_sdk.kernels.placement import Placement
 from paged_sdk.models import any_model
 from paged_sdk.models.any_model import plan_model
 from paged_sdk.models.transformers_door.loading import open_door
@@ -111,7 +112,7 @@ def test_missing_tensor_is_named() -> None:
     del tensors["gpt_neox.layers.2.mlp.dense_4h_to_h.weight"]
     door = open_door(tiny_config("gpt_neox").to_dict(), torch.float32)
     with pytest.raises(CheckpointError, match=r"layers\.2\.mlp\.dense_4h_to_h"):
-        door.load(DictSource(tensors), dtype=torch.float32, device=CPU)
+        door.load(DictSource(tensors), dtype=torch.float32, placement=Placement.on(CPU, 3))
 
 
 def test_without_transformers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

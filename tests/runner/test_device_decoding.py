@@ -34,6 +34,7 @@ from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.attention.triton_paged import TritonPagedBackend
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.kernels.lora import AdaptedRows
+from paged_sdk.kernels.placement import Placement
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.runner.decode_graphs import DecodeGraphs, batch_sizes, context_bounds
@@ -98,8 +99,10 @@ def recorder(monkeypatch: pytest.MonkeyPatch, triton_device: torch.device) -> Re
         *,
         processors: Sequence[Processor[Any]],
         vocab_size: int,
+        placement: Placement,
         visible: bool,
     ) -> DeviceDecoding:
+        assert placement.is_one_device
         assert isinstance(backend, TritonPagedBackend)
         overlap = OverlapTokens(config.max_num_seqs, triton_device)
         with torch.inference_mode():

@@ -42,11 +42,12 @@ class AdapterBank:
 
     :param linears: the model's linear layers that adapters may change
     :param dtype: of the adapters' matrices, as of the model's activations
+    :param device: where a step's tokens begin
     :param linear_of: returns such a layer by its name, as it is now
     :param layers: of each layer the names of its linear layers, by the native decoder's numbers
     :param head: the name of the output projection; empty: adapters cannot change it
     :param head_dim: of queries and keys; 0: what GGUF has of llama's cannot be told apart by head
-    :param native: whether the native decoder computes the steps
+    :param fused: the spans of layers that native calls compute
     :param resolve: finds the directory of what a user names; it may have to be downloaded
     """
 
@@ -60,13 +61,13 @@ class AdapterBank:
         layers: Sequence[Mapping[int, str]] = (),
         head: str = "",
         head_dim: int = 0,
-        native: bool = False,
+        fused: Sequence[range] = (),
         resolve: Callable[[str], Path] = Path,
     ) -> None:
         self._layers = layers
         self._head = head
         self._head_dim = head_dim
-        self._native = native
+        self._fused = tuple(fused)
         self._linears = {_plain(module): linear for linear in linears for module in linear.modules}
         self._dtype = dtype
         self._device = device
@@ -129,12 +130,12 @@ class AdapterBank:
         """Let an adapter go that no row will name any more."""
         del self._loras[number]
 
-    def hold(self, *, native: bool) -> None:
+    def hold(self, fused: Sequence[range]) -> None:
         """Bring all adapters into the form of what computes the steps from now on.
 
-        :param native: whether that is the native decoder
+        :param fused: the spans of layers that native calls compute
         """
-        self._native = native
+        self._fused = tuple(fused)
         self._loras = {number: self._formed(lora) for number, lora in self._loras.items()}
 
     def rows(self, rows: Sequence[StepRow]) -> AdaptedRows | None:
@@ -147,17 +148,21 @@ class AdapterBank:
 
     def _formed(self, lora: Lora) -> Lora:
         """Return an adapter in the form of what computes the steps."""
-        native = lora.native
-        if self._native and native is None:
-            layers = [
-                {number: lora.of[name] for number, name in names.items() if name in lora.of} for names in self._layers
-            ]
-            return Lora({}, NativeLora(layers), lora.head)
-        if not self._native and isinstance(native, NativeLora):
-            pairs = zip(self._layers, native.weights(), strict=True)
-            of = {names[number]: own for names, weights in pairs for number, own in weights.items()}
-            return Lora(of, head=lora.head)
-        return lora
+        if tuple(lora.native) == self._fused:
+            return lora
+        of, native = dict(lora.of), {}
+        for layers, before in lora.native.items():
+            assert isinstance(before, NativeLora)
+            for names, weights in zip(self._layers[layers.start : layers.stop], before.weights(), strict=True):
+                of.update({names[number]: own for number, own in weights.items()})
+        for layers in self._fused:
+            native[layers] = NativeLora(
+                [
+                    {number: of.pop(name) for number, name in names.items() if name in of}
+                    for names in self._layers[layers.start : layers.stop]
+                ]
+            )
+        return Lora(of, native, lora.head)
 
     def _check(self, adapter: Adapter, update: ModuleUpdate, linear: AdaptableShape, module: str) -> None:
         """Compare an update's shape with its matrix's."""
@@ -228,14 +233,14 @@ class AdapterBank:
                 up = up * gains[0].cpu()
             if update.in_pairs:
                 up = torch.unflatten(up, 1, (-1, self._head_dim // 2, 2)).transpose(-1, -2).flatten(1)
-            up = up.to(device=self._device, dtype=self._dtype).contiguous()
+            up = up.to(device=linear.device, dtype=self._dtype).contiguous()
             parts.append(LoraPart(rows, slice(first, first + rank), up, gains))
-            downs.append(update.down.to(device=self._device, dtype=self._dtype))
+            downs.append(update.down.to(device=linear.device, dtype=self._dtype))
             first += rank
         return LoraWeights(torch.cat(downs), tuple(parts))
 
     def _gains(self, linear: AdaptableShape, updates: dict[str, ModuleUpdate]) -> dict[str, Tensor]:
-        """Return :attr:`LoraPart.gains` of each update with a magnitude, on the model's device.
+        """Return :attr:`LoraPart.gains` of each update with a magnitude, on the layer's device.
 
         A row's factor is its magnitude by the length that it has with the update: of the numbers that the base
         multiplies by, so that a quantized base's are its own.
@@ -243,12 +248,12 @@ class AdapterBank:
         updates = {module: update for module, update in updates.items() if update.magnitude is not None}
         if not updates:
             return {}
-        gains = {module: torch.empty(2, len(update.up), device=self._device) for module, update in updates.items()}
+        gains = {module: torch.empty(2, len(update.up), device=linear.device) for module, update in updates.items()}
         sides = {
-            module: tuple(side.to(device=self._device, dtype=torch.float32) for side in (update.up, update.down))
+            module: tuple(side.to(device=linear.device, dtype=torch.float32) for side in (update.up, update.down))
             for module, update in updates.items()
         }
-        for part in self._linear_of(linear.name).decoded(self._device):
+        for part in self._linear_of(linear.name).decoded(linear.device):
             for module, update in updates.items():
                 rows, (up, down) = linear.modules[module], sides[module]
                 first = max(rows.start, part.first)

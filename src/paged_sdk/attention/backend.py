@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from attrs import frozen
+from attrs import evolve, field, frozen
 from torch import Tensor
 
 from paged_sdk.attention.pool_settings import PoolSettings
@@ -54,6 +54,15 @@ class AttentionSetup:
     both_ways: bool = False
     key_offsets: Sequence[Tensor] = ()
 
+    def of_layers(self, layers: Sequence[int], device: torch.device) -> AttentionSetup:
+        """Return the setup of what keeps the KV of some of the layers, on a device of theirs."""
+        return evolve(
+            self,
+            model=self.model.of_layers(layers),
+            device=device,
+            key_offsets=tuple(self.key_offsets[layer] for layer in layers) if self.key_offsets else (),
+        )
+
     @property
     def pool(self) -> PoolSettings:
         """Return the settings of a pool of blocks."""
@@ -78,6 +87,11 @@ class NativePages:
     workspace: Workspace
     caches: tuple[LayerCache, ...]
     shapes: tuple[AttentionShape, ...]
+
+    def of_layers(self, layers: range) -> NativePages:
+        """Return the pages of some of the layers, which follow one another."""
+        part = slice(layers.start, layers.stop)
+        return NativePages(self.workspace, self.caches[part], self.shapes[part])
 
 
 class DecodeBackend(Protocol):
@@ -156,11 +170,11 @@ class KvStorage:
     """Describes how keys and values are to be kept.
 
     :ivar make: allocates the storage of so many blocks; contiguous storage grows on demand
-    :ivar scratch: bytes that steps over long contexts may allocate temporarily, beyond those of short ones
+    :ivar scratch: bytes that steps over long contexts may allocate temporarily on a device, beyond those of short ones
     """
 
     make: Callable[[int], AttentionBackend]
-    scratch: int = 0
+    scratch: Mapping[torch.device, int] = field(factory=dict)
 
 
 def layer_scores(config: DecoderConfig, device: torch.device) -> tuple[ScoreOptions, ...]:

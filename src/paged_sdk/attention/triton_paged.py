@@ -52,7 +52,7 @@ def triton_storage(setup: AttentionSetup) -> KvStorage:
             max_model_len=setup.engine.max_model_len,
             prefills=prefills,
         ),
-        scratch=max(choice.most_gathered_bytes for choice in prefills.values()),
+        scratch={setup.device: max(choice.most_gathered_bytes for choice in prefills.values())},
     )
 
 

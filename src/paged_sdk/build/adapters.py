@@ -11,7 +11,7 @@ from paged_sdk.config.build import BuildSettings
 from paged_sdk.errors import AdapterError, ModelLoadError
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.decoder import DecoderModel
-from paged_sdk.models.fused_decoder import FusedDecoderModel, native_projections
+from paged_sdk.models.fused_decoder import fused_spans, native_projections
 from paged_sdk.types.adapter import AdapterUse
 from paged_sdk.weights.hub import resolve_model
 
@@ -40,7 +40,7 @@ def make_bank(loaded: LoadedModel, model: CausalModel) -> AdapterBank:
         layers=native_projections(own) if isinstance(own, DecoderModel) else (),
         head=own.head_name if isinstance(own, DecoderModel) else "",
         head_dim=own.config.head_dim if isinstance(own, DecoderModel) else 0,
-        native=isinstance(model, FusedDecoderModel),
+        fused=fused_spans(model),
         resolve=resolve,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
@@ -18,9 +18,10 @@ from paged_sdk.build.device_setup import (
 )
 from paged_sdk.build.draft import load_draft, make_draft_model
 from paged_sdk.build.free_memory import return_free_memory
-from paged_sdk.build.kv_memory import make_kv_manager, size_pool
-from paged_sdk.build.loaded_model import LoadedModel, check_isq, fuse, load_weights, make_storage, model_path
+from paged_sdk.build.kv_memory import make_kv_manager, size_pools
+from paged_sdk.build.loaded_model import LoadedModel, check_isq, fuse, load_weights, make_storage, model_path, unfused
 from paged_sdk.build.parts import ModelParts
+from paged_sdk.build.placement import choose_devices
 from paged_sdk.build.requantization import WeightRequantizer
 from paged_sdk.build.sizing import resolve_engine_config
 from paged_sdk.config.build import BuildSettings, ModelSource
@@ -31,7 +32,6 @@ from paged_sdk.engine.engine import Engine
 from paged_sdk.kernels.native.library import Workspace, load
 from paged_sdk.logs import get_logger
 from paged_sdk.processors import usable_processors
-from paged_sdk.runner.device import choose_device
 from paged_sdk.runner.image_queue import ImageQueue
 from paged_sdk.runner.image_vectors import ImageVectors
 from paged_sdk.runner.model_runner import ModelRunner
@@ -64,11 +64,13 @@ def load_parts(
     :raises ConfigError: a setting cannot be used with this model or machine
     :raises ModelLoadError: the model cannot be loaded
     """
-    device = choose_device(settings.device)
+    devices = choose_devices(settings)
+    if settings.draft is not None:
+        devices += choose_devices(settings.draft.settings, devices[0])
     path = model_path(source, settings)
     go_on()
-    with alone_on(device), memory_must_do(path):
-        parts = _load(path, settings, environment, device, proposer, go_on)
+    with alone_on(*devices), memory_must_do(path):
+        parts = _load(path, settings, environment, devices, proposer, go_on)
     return_free_memory()
     return parts
 
@@ -77,26 +79,28 @@ def _load(
     path: Path,
     settings: BuildSettings,
     environment: Environment,
-    device: torch.device,
+    devices: tuple[torch.device, ...],
     proposer: Proposer | None,
     go_on: Callable[[], None],
 ) -> ModelParts:
-    workspace = _workspace(device, settings)
-    loaded = load_weights(path, settings, environment, device, workspace, go_on)
-    model, text = loaded.model, loaded.text
-    draft = load_draft(loaded, environment, device, workspace, go_on)
+    workspace = _workspace(devices, settings)
+    loaded = load_weights(path, settings, environment, devices[0], workspace, go_on)
+    model, text, placement = loaded.model, loaded.text, loaded.placement
+    draft = load_draft(loaded, environment, devices[0], workspace, go_on)
     config = resolve_engine_config(
-        model.config, settings, environment, device=device, max_model_len=loaded.max_model_len
+        model.config, settings, environment, devices=placement.devices, max_model_len=loaded.max_model_len
     )
-    storage = make_storage(loaded, config, device, workspace)
+    storage = make_storage(loaded, config, workspace)
     go_on()
     vocab_size = model.config.vocab_size
     processors = default_processors(
-        vocab_size, partial(text.tokenizer.encode, add_special_tokens=False), ahead=device.type != "cpu"
+        vocab_size, partial(text.tokenizer.encode, add_special_tokens=False), ahead=placement.head.type != "cpu"
     )
-    activations = activations_of(model, storage, config, processors=processors, vocab_size=vocab_size, device=device)
-    beside = () if draft is None else (draft.model.config,)
-    config = size_pool(config, (model.config, *beside), dtype=loaded.dtype, device=device, activations=activations)
+    activations = activations_of(
+        unfused(model), storage, config, processors=processors, vocab_size=vocab_size, placement=placement
+    )
+    placed = [(each.model.config, each.placement) for each in (loaded, draft) if each is not None]
+    config = size_pools(config, placed, dtype=loaded.dtype, activations=activations)
     kv, backend = make_kv_manager(config), storage.make(config.num_blocks)
     if config.paged:
         pool = config.num_blocks, config.block_size, backend.num_bytes / 2**20, config.cache_type.value
@@ -104,19 +108,22 @@ def _load(
     go_on()
     fused = fuse(model, backend, settings)
     make_decoding = partial(
-        make_device_decoding, config=config, processors=processors, vocab_size=vocab_size, visible=settings.logging
+        make_device_decoding,
+        config=config,
+        processors=processors,
+        vocab_size=vocab_size,
+        placement=placement,
+        visible=settings.logging,
     )
     bank = make_bank(loaded, fused)
     adapters = load_adapters(bank, settings, go_on)
-    queue, images = _images(loaded, config, device, settings)
+    queue, images = _images(loaded, config, settings)
     runner = ModelRunner(
         fused,
         backend,
-        Sampler(vocab_size, device, processors),
+        Sampler(vocab_size, placement.head, processors),
         make_decoding(fused, backend),
-        WeightRequantizer(
-            loaded, environment, config, device=device, workspace=workspace, make_device_decoding=make_decoding
-        ),
+        WeightRequantizer(loaded, environment, config, workspace=workspace, make_device_decoding=make_decoding),
         adapters=bank,
         images=images,
     )
@@ -125,7 +132,7 @@ def _load(
         path.name,
         model.config.model_type,
         loaded.dtype,
-        device,
+        placement,
         config.max_model_len,
     )
     scheduler = Scheduler(config, kv, queue)
@@ -137,7 +144,6 @@ def _load(
                 config,
                 times=scheduler.times,
                 balance=scheduler.drafts.open_balance(),
-                device=device,
                 workspace=workspace,
             )
             proposer = SeveralProposers((proposer, own))
@@ -155,11 +161,11 @@ def _load(
         why_no_text=loaded.why_no_text,
         heals_tokens=settings.token_healing,
         images=None if loaded.vision is None else loaded.vision.prompts,
-        on_worker_start=partial(_start_worker, device, settings, workspace, images),
+        on_worker_start=partial(_start_worker, placement.head, settings, workspace, images),
         check_isq=partial(
             check_isq,
             settings=settings,
-            device=device,
+            devices=placement.devices,
             dtype=loaded.dtype,
             has_library=workspace is not None,
         ),
@@ -183,7 +189,6 @@ def _proposer(config: EngineConfig, scheduler: Scheduler) -> TextProposer:
 def _images(
     loaded: LoadedModel,
     config: EngineConfig,
-    device: torch.device,
     settings: BuildSettings,
 ) -> tuple[ImageQueue[EncodedImage], ImageVectors] | tuple[None, None]:
     """Make what encodes the images of prompts, if the model takes any."""
@@ -194,7 +199,7 @@ def _images(
         shape.hidden_size * (1 + shape.num_image_layers) * loaded.dtype.itemsize, max_slowdown=config.max_slowdown
     )
     # Texts that are being generated keep the other half.
-    on_start = partial(prepare_thread, device, max(num_threads // 2, 1))
+    on_start = partial(prepare_thread, loaded.placement.embedding, max(num_threads // 2, 1))
     return queue, ImageVectors(loaded.vision.encoder, queue, on_start=on_start)
 
 
@@ -207,9 +212,9 @@ def _start_worker(
         images.start()
 
 
-def _workspace(device: torch.device, settings: BuildSettings) -> Workspace | None:
+def _workspace(devices: Iterable[torch.device], settings: BuildSettings) -> Workspace | None:
     """Make the scratch memory of the native CPU kernels. Return None where they are absent, and log why."""
-    library = load() if device.type == "cpu" else None
+    library = load() if any(device.type == "cpu" for device in devices) else None
     if library is None:
         return None
     threads, processors = settings.num_threads, usable_processors()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from paged_sdk.build.progress import LoadingBar
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.errors import OutOfMemoryError, PagedError
 from paged_sdk.files import is_file
+from paged_sdk.kernels.placement import Placement
 from paged_sdk.logs import get_logger
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.runner.activations import activation_bytes, cuda_peak_bytes
@@ -38,18 +40,21 @@ _ONE_AT_A_TIME: Final = threading.Lock()
 # What loading takes beside the weights: tokenizer, tables, and 64 MiB of addresses for malloc's arena of one thread.
 _WITHOUT_WEIGHTS: Final = 128 * 2**20
 
+_GPU: Final = re.compile(r"\bGPU (\d+)\b")
+
 # Reserved for allocations after the pool is sized: workspaces of cuBLAS, twice 32 MiB on Hopper, and CUDA graphs.
 _CUDA_RESERVE: Final = 256 * 2**20
 
 
 @contextmanager
-def alone_on(device: torch.device) -> Iterator[None]:
-    """Make a device this thread's current one, and set up one model at a time on CUDA devices.
+def alone_on(*devices: torch.device) -> Iterator[None]:
+    """Make the first CUDA device of some this thread's current one, and set up one model at a time on CUDA devices.
 
     Pools are sized by the free memory, and a recording must not be disturbed. Models that already run do not disturb
     it.
     """
-    if device.type != "cuda":
+    device = next((each for each in devices if each.type == "cuda"), None)
+    if device is None:
         yield
         return
     with _ONE_AT_A_TIME, torch.cuda.device(device):
@@ -115,23 +120,32 @@ def _is_lack_of_memory(error: MemoryError | RuntimeError | OSError) -> bool:
 
 
 @contextmanager
-def weights_must_fit(path: Path, device: torch.device) -> Iterator[None]:
+def weights_must_fit(path: Path, devices: Sequence[torch.device]) -> Iterator[None]:
     """Turn an allocation failure of the block into a typed error.
 
-    :raises OutOfMemoryError: the device runs out of memory while the weights are loaded
+    :param devices: those that the weights are for
+    :raises OutOfMemoryError: a device runs out of memory while the weights are loaded
     """
-    available = device_memory(device).free
+    free = {device: device_memory(device).free for device in devices}
     try:
         yield
     except torch.OutOfMemoryError as error:
-        needed = _size_of(path)
+        needed, device = _size_of(path), _device_that_lacks(error, devices)
+        share = "" if len(free) == 1 else ", or the part of them that is for it,"
         raise OutOfMemoryError(
-            f"the weights of {path.name}, {needed / 2**20:.1f} MiB of files, do not fit {device}: "
-            f"{available / 2**20:.1f} MiB were free",
+            f"the weights of {path.name}, {needed / 2**20:.1f} MiB of files{share} do not fit {device}: "
+            f"{free[device] / 2**20:.1f} MiB were free",
             path=path,
             needed=needed,
-            available=available,
+            available=free[device],
         ) from error
+
+
+def _device_that_lacks(error: torch.OutOfMemoryError, devices: Sequence[torch.device]) -> torch.device:
+    """Return the device that had no memory left, which torch's message names by its number."""
+    found = _GPU.search(str(error))
+    on_gpus = [device for device in devices if device.type != "cpu"] or list(devices)
+    return next((each for each in on_gpus if found is not None and each.index == int(found[1])), on_gpus[0])
 
 
 def activations_of(
@@ -141,15 +155,23 @@ def activations_of(
     *,
     processors: Sequence[Processor[Any]],
     vocab_size: int,
-    device: torch.device,
-) -> int:
-    """Measure the bytes that steps need beside weights and KV, by running the largest step on a CUDA device.
+    placement: Placement,
+) -> dict[torch.device, int]:
+    """Measure the bytes that steps need beside weights and KV, by running the largest step, on each CUDA device.
 
-    :param processors: logits processors, which may keep state on the device
+    :param processors: logits processors, which may keep state on the device of the logits
     :raises OutOfMemoryError: the weights leave too little memory
     """
-    if device.type != "cuda" or not config.paged:
-        return 0
+    found: dict[torch.device, int] = {}
+    for device in placement.devices:
+        if device.type == "cuda" and config.paged:
+            found[device] = _activations_on(device, model, storage, config)
+            if device == placement.head:
+                found[device] += DeviceSampler.num_bytes(processors, config.max_num_seqs, vocab_size)
+    return found
+
+
+def _activations_on(device: torch.device, model: CausalModel, storage: KvStorage, config: EngineConfig) -> int:
     available = device_memory(device).free
     try:
         shown = activation_bytes(
@@ -163,13 +185,14 @@ def activations_of(
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(
             f"a step of {config.max_num_batched_tokens} tokens does not fit into the {available / 2**20:.1f} MiB that "
-            "the weights leave: a smaller with_max_num_batched_tokens, or quantized weights, need less",
+            f"the weights leave on {device}: a smaller with_max_num_batched_tokens, or quantized weights, need less",
             available=available,
         ) from error
     torch.cuda.empty_cache()  # frees the pool that the step ran on
-    _log.info("Activations: %.1f MiB for steps of %d tokens.", shown / 2**20, config.max_num_batched_tokens)
-    sampling = DeviceSampler.num_bytes(processors, config.max_num_seqs, vocab_size)
-    return shown + storage.scratch + sampling + _CUDA_RESERVE
+    _log.info(
+        "Activations on %s: %.1f MiB for steps of %d tokens.", device, shown / 2**20, config.max_num_batched_tokens
+    )
+    return shown + storage.scratch.get(device, 0) + _CUDA_RESERVE
 
 
 def make_device_decoding(
@@ -179,18 +202,23 @@ def make_device_decoding(
     *,
     processors: Sequence[Processor[Any]],
     vocab_size: int,
+    placement: Placement,
     visible: bool,
 ) -> DeviceDecoding | None:
-    """Make what lets steps overlap on a CUDA device, so that it does not wait for Python; None on other devices.
+    """Make what lets steps overlap on CUDA devices, so that they do not wait for Python; None where another device has
+    part of the model.
+
+    A step that the CPU computes part of is over when it has been launched. Steps are recorded on one device only: what
+    several compute has not been.
 
     :param processors: logits processors, in order
     """
-    if model.device.type != "cuda":
+    if any(device.type != "cuda" for device in placement.devices):
         return None
-    overlap = OverlapTokens(config.max_num_seqs, model.device)
-    recordable = backend.decode_backend
+    overlap = OverlapTokens(config.max_num_seqs, placement.head)
+    recordable = backend.decode_backend if placement.is_one_device else None
     graphs = None if recordable is None else _decode_graphs(model, recordable, overlap, config, visible=visible)
-    sampler = DeviceSampler(processors, config.max_num_seqs, vocab_size, model.device)
+    sampler = DeviceSampler(processors, config.max_num_seqs, vocab_size, placement.head)
     path = DeviceDecoding(sampler, overlap, graphs)
     with torch.inference_mode():
         path.warm_up(model)

@@ -55,7 +55,6 @@ def make_draft_model(
     *,
     times: StepTimes,
     balance: DraftBalance,
-    device: torch.device,
     workspace: Workspace | None,
 ) -> DraftModel:
     """Give a smaller model KV memory of its own, for as many tokens as the target has.
@@ -66,7 +65,7 @@ def make_draft_model(
     """
     shape = draft.model.config
     own = evolve(config, max_model_len=draft.max_model_len, sliding_window=shape.window, rope_switch=shape.rope_switch)
-    backend = make_storage(draft, own, device, workspace).make(own.num_blocks)
+    backend = make_storage(draft, own, workspace).make(own.num_blocks)
     return DraftModel(
         fuse(draft.model, backend, draft.settings),
         backend,

@@ -2,24 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from attrs import evolve
 
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.engine import EngineConfig
+from paged_sdk.config.memory import MB, ContextSize
 from paged_sdk.config.paged import PagedCacheType
+from paged_sdk.errors import OutOfMemoryError
+from paged_sdk.kernels.placement import Placement
 from paged_sdk.kv.contiguous import SequenceKvManager
 from paged_sdk.kv.manager import KvManager
 from paged_sdk.kv.paged import KvCacheManager
-from paged_sdk.kv.pool_size import DEFAULT_CUDA_MEMORY, BlockLayout, auto_cpu_blocks, blocks_for, fp8_scale_bytes
+from paged_sdk.kv.pool_size import (
+    DEFAULT_CUDA_MEMORY,
+    BlockLayout,
+    DeviceMemory,
+    auto_cpu_blocks,
+    blocks_for,
+    fp8_scale_bytes,
+)
 from paged_sdk.logs import get_logger
 from paged_sdk.runner.device import device_memory
 
-__all__ = ["make_kv_manager", "size_pool"]
+__all__ = ["make_kv_manager", "size_pool", "size_pools"]
 
 _log = get_logger(__name__)
+
+
+def size_pools(
+    config: EngineConfig,
+    models: Sequence[tuple[DecoderConfig, Placement]],
+    *,
+    dtype: torch.dtype,
+    activations: Mapping[torch.device, int],
+) -> EngineConfig:
+    """Return the configuration with the number of blocks filled in, if it is paged: as many as every device can hold.
+
+    A block has the same id on all devices, and each holds of it what its layers have. ``MB`` says what they hold
+    together; the other settings count for each.
+
+    :param models: those that are to have KV for as many tokens, each with what is on which device
+    :param dtype: dtype of keys and values, where the cache stores the model's dtype
+    :param activations: by device, bytes that steps need beside weights and KV
+    :raises OutOfMemoryError: the pool does not fit a device, which the error names
+    """
+    devices = tuple(dict.fromkeys(device for _, placement in models for device in placement.layers))
+    if len(devices) == 1 or not config.paged:
+        (device,) = devices[:1]
+        bytes_of_steps = activations.get(device, 0)
+        shapes = [model for model, _ in models]
+        return size_pool(config, shapes, dtype=dtype, device=device, activations=bytes_of_steps)
+    asked = config
+    if isinstance(config.gpu_memory, MB):
+        whole, memories = _layout(config, [model for model, _ in models], dtype), map(device_memory, devices)
+        total, free = (sum(each) for each in zip(*((memory.total, memory.free) for memory in memories), strict=True))
+        num_blocks = blocks_for(config.gpu_memory, whole, DeviceMemory(total=total, free=free))
+        asked = evolve(config, gpu_memory=ContextSize(num_blocks * config.block_size))
+    sized: list[EngineConfig] = []
+    for device in devices:
+        there = [model.of_layers(layers) for model, placement in models if (layers := placement.layers_on(device))]
+        bytes_of_steps = activations.get(device, 0)
+        try:
+            sized.append(size_pool(asked, there, dtype=dtype, device=device, activations=bytes_of_steps))
+        except OutOfMemoryError as error:
+            raise OutOfMemoryError(
+                f"on {device}: {error}",
+                needed=error.needed,
+                available=error.available,
+                largest_context=error.largest_context,
+            ) from None
+    fewest = min(each.num_blocks for each in sized)
+    return evolve(config, num_blocks=fewest)
 
 
 def size_pool(
@@ -41,20 +97,7 @@ def size_pool(
     """
     if not config.paged:
         return config
-    elements_per_token = sum(model.kv_elements_per_token for model in models)
-    elements = {"block_size": config.block_size, "elements_per_token": elements_per_token}
-    fp8 = BlockLayout(
-        **elements,
-        bytes_per_element=1,
-        scale_bytes_per_token=sum(
-            fp8_scale_bytes(num_layers=model.num_layers, num_kv_heads=model.num_kv_heads) for model in models
-        ),
-    )
-    layout = (
-        fp8
-        if config.cache_type is PagedCacheType.F8E4M3
-        else BlockLayout(**elements, bytes_per_element=dtype.itemsize, fp8_block_bytes=fp8.block_bytes)
-    )
+    layout = _layout(config, models, dtype)
     memory = device_memory(device)
     memory = evolve(memory, free=max(0, memory.free - activations))
     pool = config.gpu_memory or (DEFAULT_CUDA_MEMORY if device.type == "cuda" else None)
@@ -64,6 +107,22 @@ def size_pool(
         else blocks_for(pool, layout, memory)
     )
     return evolve(config, num_blocks=num_blocks)
+
+
+def _layout(config: EngineConfig, models: Sequence[DecoderConfig], dtype: torch.dtype) -> BlockLayout:
+    """Return what a block of some models takes."""
+    elements_per_token = sum(model.kv_elements_per_token for model in models)
+    elements = {"block_size": config.block_size, "elements_per_token": elements_per_token}
+    fp8 = BlockLayout(
+        **elements,
+        bytes_per_element=1,
+        scale_bytes_per_token=sum(
+            fp8_scale_bytes(num_layers=model.num_layers, num_kv_heads=model.num_kv_heads) for model in models
+        ),
+    )
+    if config.cache_type is PagedCacheType.F8E4M3:
+        return fp8
+    return BlockLayout(**elements, bytes_per_element=dtype.itemsize, fp8_block_bytes=fp8.block_bytes)
 
 
 def make_kv_manager(config: EngineConfig) -> KvManager:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,9 +12,11 @@ from attrs import frozen
 
 from paged_sdk.attention.backend import AttentionBackend, AttentionSetup, KvStorage
 from paged_sdk.attention.choice import choose_storage
+from paged_sdk.attention.divided import DividedBackend, divided_storage
 from paged_sdk.build.collector import collector_paused
 from paged_sdk.build.device_setup import weights_must_fit
 from paged_sdk.build.importance import CheckpointImportance, load_importance
+from paged_sdk.build.placement import PlacedNames, choose_devices, common_dtype, place_model
 from paged_sdk.build.progress import LoadingBar
 from paged_sdk.build.sizing import resolve_max_model_len
 from paged_sdk.build.topology import check_topology, isq_by_name
@@ -27,23 +29,25 @@ from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.env import ISQ, Environment, read_variable
 from paged_sdk.config.isq import IsqType
 from paged_sdk.config.paged import PagedCacheType
+from paged_sdk.config.topology import Topology
 from paged_sdk.errors import CheckpointError, ConfigError
 from paged_sdk.files import read_text
 from paged_sdk.kernels.attention_inputs import Products
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.own_pages import LastingMemory
+from paged_sdk.kernels.placement import Placement, working_on
 from paged_sdk.kernels.triton import availability
 from paged_sdk.logs import get_logger
-from paged_sdk.models.any_model import AnyModel, plan_model
+from paged_sdk.models.any_model import AnyModel, ModelPlan, plan_model
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.family import has_head
-from paged_sdk.models.fused_decoder import FusedDecoderModel, why_not_fused
+from paged_sdk.models.fused_decoder import FusedDecoderModel, FusedLayers, why_not_fused
 from paged_sdk.models.key_offsets import key_offsets
+from paged_sdk.models.spanned_decoder import SpannedDecoderModel
 from paged_sdk.quant.isq import has_groups, is_for_gpus
 from paged_sdk.quant.native_block import FEW_ROWS
 from paged_sdk.quant.policy import WeightPolicy
-from paged_sdk.runner.device import choose_dtype
 from paged_sdk.threads import thread_must_start
 from paged_sdk.weights.checkpoint import Checkpoint, file_stamps, open_checkpoint
 from paged_sdk.weights.embedding_recipe import read_recipe
@@ -57,6 +61,7 @@ __all__ = [
     "load_weights",
     "make_storage",
     "model_path",
+    "unfused",
     "weight_policy",
 ]
 
@@ -71,6 +76,7 @@ class LoadedModel:
     :ivar is_quantized: whether its matrices are
     :ivar path: where its files lie
     :ivar files: what they were, as :func:`paged_sdk.weights.checkpoint.file_stamps` says it
+    :ivar placed: which of its tensors are on which device
     :ivar recipe: how its texts become vectors
     :ivar why_no_text: why it cannot generate text; None: it can
     :ivar vision: what the model needs to take images; None: it takes none
@@ -85,10 +91,16 @@ class LoadedModel:
     is_quantized: bool
     path: Path
     files: Mapping[Path, tuple[int, int]]
+    placed: PlacedNames
     recipe: EmbeddingRecipe
     why_no_text: str | None = None
     vision: LoadedVision | None = None
     importance: CheckpointImportance | None = None
+
+    @property
+    def placement(self) -> Placement:
+        """Return what is on which device."""
+        return self.placed.placement
 
 
 def model_path(source: ModelSource, settings: BuildSettings) -> Path:
@@ -110,22 +122,24 @@ def load_weights(
     workspace: Workspace | None,
     go_on: Callable[[], None],
 ) -> LoadedModel:
-    """Load weights and tokenizer at the same time."""
-    dtype = choose_dtype(settings.dtype, device)
+    """Load weights and tokenizer at the same time.
+
+    :param device: of what the settings' topology puts on no other
+    """
+    dtype = common_dtype(settings.dtype, choose_devices(settings, device))
     files = file_stamps(path)
     checkpoint = open_checkpoint(path)
     try:
         plan = plan_model(checkpoint.config, dtype, images=settings.images is not None)
         shape = plan.config
         max_model_len = resolve_max_model_len(settings, shape)
-        if settings.topology is not None:
-            names = tuple(checkpoint.source.names())
-            check_topology(settings.topology, num_layers=shape.num_layers, names=names, device=device)
+        placed = _place(settings.topology, device, plan, checkpoint)
+        placement = placed.placement
         importance = load_importance(checkpoint, settings, go_on)
-        policy = weight_policy(checkpoint, settings, environment, dtype, device, workspace, importance)
+        policy = weight_policy(checkpoint, settings, environment, dtype, placed, workspace, importance)
         with (
             ThreadPoolExecutor(1, thread_name_prefix="paged-sdk tokenizer") as beside,
-            weights_must_fit(path, device),
+            weights_must_fit(path, placement.devices),
             LoadingBar(f"Loading {path.name}", visible=settings.logging) as bar,
         ):
             with thread_must_start("to make a tokenizer in"):
@@ -141,7 +155,7 @@ def load_weights(
                 model = plan.load(
                     checkpoint.source,
                     dtype=dtype,
-                    device=device,
+                    placement=placement,
                     policy=policy,
                     on_progress=progress,
                     num_threads=1 if workspace is None else workspace.num_threads,
@@ -156,7 +170,19 @@ def load_weights(
     go_on()
     is_quantized = policy.makes_quantized(checkpoint.is_quantized)
     return LoadedModel(
-        model, text, settings, dtype, max_model_len, is_quantized, path, files, recipe, why_no_text, vision, importance
+        model,
+        text,
+        settings,
+        dtype,
+        max_model_len,
+        is_quantized,
+        path,
+        files,
+        placed,
+        recipe,
+        why_no_text,
+        vision,
+        importance,
     )
 
 
@@ -194,26 +220,41 @@ def _vision(
     return load_vision_door(checkpoint.path, model, text.tokenizer, limits)
 
 
-def make_storage(
-    loaded: LoadedModel, config: EngineConfig, device: torch.device, workspace: Workspace | None
-) -> KvStorage:
-    """Choose what keeps a model's KV."""
-    return choose_storage(
-        AttentionSetup(
-            model=loaded.model.config,
-            engine=config,
-            dtype=loaded.dtype,
-            device=device,
-            workspace=workspace,
-            both_ways=loaded.vision is not None and loaded.vision.both_ways,
-            products=_products(loaded.settings, loaded.dtype, is_quantized=loaded.is_quantized),
-            key_offsets=(
-                key_offsets(loaded.model, loaded.max_model_len)
-                if config.cache_type is PagedCacheType.F8E4M3 and isinstance(loaded.model, DecoderModel)
-                else ()
-            ),
-        )
+def _place(topology: Topology | None, device: torch.device, plan: ModelPlan, checkpoint: Checkpoint) -> PlacedNames:
+    """Decide where the tensors of a checkpoint are to be."""
+    names = tuple(checkpoint.source.names())
+    if topology is not None:
+        check_topology(topology, num_layers=plan.config.num_layers, names=names)
+    own = plan.tensor_names(checkpoint.source)
+    placement = place_model(topology, device, num_layers=plan.config.num_layers, names=names, tensor_names=own)
+    return PlacedNames(placement, names, own)
+
+
+def make_storage(loaded: LoadedModel, config: EngineConfig, workspace: Workspace | None) -> KvStorage:
+    """Choose what keeps a model's KV, each layer's on its own device."""
+    placement = loaded.placement
+    setup = AttentionSetup(
+        model=loaded.model.config,
+        engine=config,
+        dtype=loaded.dtype,
+        device=placement.embedding,
+        workspace=workspace,
+        both_ways=loaded.vision is not None and loaded.vision.both_ways,
+        products=_products(loaded.settings, loaded.dtype, is_quantized=loaded.is_quantized),
+        key_offsets=(
+            key_offsets(loaded.model, loaded.max_model_len)
+            if config.cache_type is PagedCacheType.F8E4M3 and isinstance(loaded.model, DecoderModel)
+            else ()
+        ),
     )
+    if placement.is_one_device:
+        return choose_storage(setup)
+    storages: dict[torch.device, KvStorage] = {}
+    for device in dict.fromkeys(placement.layers):
+        _log.info("Layers on %s:", device)
+        with working_on(device):
+            storages[device] = choose_storage(setup.of_layers(placement.layers_on(device), device))
+    return divided_storage(placement, storages)
 
 
 def weight_policy(
@@ -221,7 +262,7 @@ def weight_policy(
     settings: BuildSettings,
     environment: Environment,
     dtype: torch.dtype,
-    device: torch.device,
+    placed: PlacedNames,
     workspace: Workspace | None,
     importance: CheckpointImportance | None,
 ) -> WeightPolicy:
@@ -240,15 +281,20 @@ def weight_policy(
         else:
             isq = environment.isq
     rules = [] if settings.topology is None else isq_by_name(settings.topology)
+    devices, has_library = placed.placement.devices, workspace is not None
+    without_blocks = [device for device in devices if _why_no_blocks(device) is not None]
+    if isq is not None:
+        check_isq(isq, settings, devices, dtype, has_library=has_library)
+    for expression, own in rules:
+        check_isq(own, settings, placed.devices_of(expression), dtype, has_library=has_library)
     types = [each for each in (isq, *(own for _, own in rules)) if each is not None]
-    for each in types:
-        check_isq(each, settings, device, dtype, has_library=workspace is not None)
     without = next((each for each in types if has_groups(each)), None)
     if importance is not None and without is not None:
         _log.warning("%s has no use for %s: weights are quantized as without.", without.value, importance.source)
     return WeightPolicy(
         # A dtype that was asked for is the weights' dtype; with "auto" they keep the form they are stored in.
-        keep_blocks=settings.dtype == "auto" and _why_no_blocks(device) is None,
+        keep_blocks=settings.dtype == "auto" and len(without_blocks) < len(devices),
+        decoded_on=without_blocks,
         workspace=workspace,
         isq=isq,
         isq_by_name=rules,
@@ -264,13 +310,20 @@ def _why_no_blocks(device: torch.device) -> str | None:
 
 
 def check_isq(
-    isq: IsqType, settings: BuildSettings, device: torch.device, dtype: torch.dtype, *, has_library: bool
+    isq: IsqType, settings: BuildSettings, devices: Iterable[torch.device], dtype: torch.dtype, *, has_library: bool
 ) -> None:
-    """Check that weights can be quantized to a type in that place.
+    """Check that weights can be quantized to a type on some devices.
 
     :param has_library: whether the native kernels are there
     :raises ConfigError: they cannot
     """
+    for device in devices:
+        _check_isq_on(device, isq, has_library=has_library)
+    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise ConfigError.of("dtype", settings.dtype, f"float32, bfloat16 or float16, beside isq = {isq.value}")
+
+
+def _check_isq_on(device: torch.device, isq: IsqType, *, has_library: bool) -> None:
     if (reason := _why_no_blocks(device)) is not None:
         raise ConfigError.of("isq", isq.value, f"a CPU, or a GPU with Triton's kernels (here {device}: {reason})")
     if device.type != "cpu" and not is_for_gpus(isq):
@@ -279,8 +332,6 @@ def check_isq(
     if device.type == "cpu" and not has_library and has_groups(isq):
         allowed = ", ".join(each.value for each in IsqType if not has_groups(each))
         raise ConfigError.of("isq", isq.value, f"without the native kernels one of {allowed}")
-    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        raise ConfigError.of("dtype", settings.dtype, f"float32, bfloat16 or float16, beside isq = {isq.value}")
 
 
 def _products(settings: BuildSettings, dtype: torch.dtype, *, is_quantized: bool) -> Products:
@@ -338,6 +389,10 @@ def fuse(model: AnyModel, backend: AttentionBackend, settings: BuildSettings) ->
         if settings.batch_invariance:
             raise ConfigError.of("with_batch_invariance", True, "a model of a family that has a decoder here")
         return model
+    if isinstance(backend, DividedBackend):
+        if settings.batch_invariance:
+            raise ConfigError.of("with_batch_invariance", True, f"a model on one device; here {model.placement}")
+        return _joined_spans(model, backend)
     reason = why_not_fused(model, backend)
     if settings.batch_invariance and reason is None and model.head.native_weights is None:
         reason = "its output projection has no native kernel"
@@ -349,3 +404,25 @@ def fuse(model: AnyModel, backend: AttentionBackend, settings: BuildSettings) ->
         _log.info("Layers run one operation at a time: %s.", reason)
         return model
     return FusedDecoderModel(model, backend, few_rows=FEW_ROWS)
+
+
+def unfused(model: AnyModel) -> CausalModel:
+    """Return what runs a model's layers one operation at a time."""
+    if isinstance(model, DecoderModel) and not model.placement.is_one_device:
+        return SpannedDecoderModel(model, {})
+    return model
+
+
+def _joined_spans(model: DecoderModel, backend: DividedBackend) -> SpannedDecoderModel:
+    """Make what runs a model on several devices; spans of layers on the CPU are fused where that is possible."""
+    fused: dict[int, FusedLayers] = {}
+    for span in model.placement.spans:
+        part, places = backend.part_of(span.layers)
+        reason = why_not_fused(model, part, span.layers)
+        if reason is None and (pages := part.native_pages) is not None:
+            made = FusedLayers(model, pages.of_layers(places), span.layers, few_rows=FEW_ROWS)
+            fused[span.layers.start] = made
+        elif span.device.type == "cpu":
+            layers = f"{span.layers.start}-{span.layers.stop}"
+            _log.info("Layers %s run one operation at a time: %s.", layers, reason)
+    return SpannedDecoderModel(model, fused)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-import torch
 from attrs import evolve
 
 from paged_sdk.attention.backend import AttentionBackend
@@ -46,14 +45,12 @@ class WeightRequantizer:
         environment: Environment,
         config: EngineConfig,
         *,
-        device: torch.device,
         workspace: Workspace | None,
         make_device_decoding: Callable[[CausalModel, AttentionBackend], DeviceDecoding | None],
     ) -> None:
         self._loaded = loaded
         self._environment = environment
         self._config = config
-        self._device = device
         self._workspace = workspace
         self._make_device_decoding = make_device_decoding
 
@@ -61,7 +58,7 @@ class WeightRequantizer:
         """Do what :meth:`~paged_sdk.runner.model_runner.Requantizer.__call__` says."""
         old, start = self._loaded, time.monotonic()
         replaced: set[int] = set()
-        with alone_on(self._device):
+        with alone_on(*old.placement.devices):
             try:
                 made = self._requantized(isq, replaced.add, go_on)
             except ModelClosedError:  # nobody will use the weights
@@ -86,7 +83,7 @@ class WeightRequantizer:
 
     def _parts(self, loaded: LoadedModel) -> Requantized:
         """Make what runs the weights; keys and values are stored as suits them."""
-        backend = make_storage(loaded, self._config, self._device, self._workspace).make(self._config.num_blocks)
+        backend = make_storage(loaded, self._config, self._workspace).make(self._config.num_blocks)
         fused = fuse(loaded.model, backend, loaded.settings)
         decoding = self._make_device_decoding(fused, backend)
         return Requantized(model=fused, backend=backend, device_decoding=decoding)
@@ -99,7 +96,7 @@ class WeightRequantizer:
         if not isinstance(model, DecoderModel):
             # Its layers are known to transformers alone.
             raise ConfigError.of("re_isq_model", model.config.model_type, "a model of a family that has a decoder here")
-        with memory_must_do(path), weights_must_fit(path, self._device):
+        with memory_must_do(path), weights_must_fit(path, loaded.placement.devices):
             if file_stamps(path) != loaded.files:
                 raise CheckpointError(
                     f"{path} is not what it was when the model was loaded: build the model anew", path=path
@@ -111,7 +108,7 @@ class WeightRequantizer:
                     loaded.settings,
                     self._environment,
                     loaded.dtype,
-                    self._device,
+                    loaded.placed,
                     workspace,
                     loaded.importance,
                 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from paged_sdk.config.build import BuildSettings
@@ -40,18 +42,27 @@ def resolve_max_model_len(settings: BuildSettings, model: DecoderConfig) -> int:
 
 
 def resolve_engine_config(
-    model: DecoderConfig, settings: BuildSettings, environment: Environment, *, device: torch.device, max_model_len: int
+    model: DecoderConfig,
+    settings: BuildSettings,
+    environment: Environment,
+    *,
+    devices: Sequence[torch.device],
+    max_model_len: int,
 ) -> EngineConfig:
     """Fill in settings that were left open: from the builder, then the environment, then defaults for model and
     machine.
 
     The size of the pool stays open, because it depends on the memory that the weights leave: see
     :func:`~paged_sdk.build.kv_memory.size_pool`.
+
+    :param devices: those that have part of the model
     """
+    # A step takes as long as its slowest part.
+    device = next((each for each in devices if each.type == "cpu"), devices[0])
     prefix_cache_n = next(
         n for n in (settings.prefix_cache_n, environment.prefix_cache_n, DEFAULT_PREFIX_CACHE_N) if n is not None
     )
-    asked = _paged_meta(settings, environment, device)
+    asked = _paged_meta(settings, environment, devices)
     meta = asked or PagedAttentionMeta()
     return EngineConfig(
         paged=asked is not None,
@@ -77,10 +88,13 @@ def _gamma(settings: BuildSettings, environment: Environment) -> int:
     return environment.gamma or (0 if environment.draft_model is None else SpeculativeConfig().gamma)
 
 
-def _paged_meta(settings: BuildSettings, environment: Environment, device: torch.device) -> PagedAttentionMeta | None:
+def _paged_meta(
+    settings: BuildSettings, environment: Environment, devices: Sequence[torch.device]
+) -> PagedAttentionMeta | None:
     """Return the settings of the pool, or None for contiguous KV."""
     asked = settings.paged_attn if settings.paged_attn is not None else environment.paged_attn
-    if asked is None and device.type not in PAGED_BY_DEFAULT:
+    device = next((each for each in devices if each.type not in PAGED_BY_DEFAULT), None)
+    if asked is None and device is not None:
         _log.info("paged attention is off by default on %s; %s=on or with_paged_attn() turn it on", device, PAGED_ATTN)
         return None
     if asked is False:

@@ -7,28 +7,24 @@ from collections.abc import Collection, Mapping
 from re import Pattern
 from typing import Final
 
-import torch
-
 from paged_sdk.config.isq import IsqType
 from paged_sdk.config.topology import LayerSelector, Topology
 from paged_sdk.errors import ConfigError
 from paged_sdk.quant.isq import blocks_of
-from paged_sdk.runner.device import choose_device
 from paged_sdk.weights.gguf_mixtures import fitting_type, is_quantizable
 from paged_sdk.weights.gguf_names import ARCHITECTURES
 
-__all__ = ["check_topology", "gguf_overrides", "isq_by_name"]
+__all__ = ["check_topology", "expression_of", "gguf_overrides", "isq_by_name"]
 
 # An output projection that is tied to the embeddings has a name, though the checkpoint has no such tensor.
 _HEAD: Final = "lm_head.weight"
 
 
-def check_topology(topology: Topology, *, num_layers: int, names: Collection[str], device: torch.device) -> None:
-    """Check that every selector selects something, and that all layers can be where they are to be.
+def check_topology(topology: Topology, *, num_layers: int, names: Collection[str]) -> None:
+    """Check that every selector selects something.
 
     :param num_layers: the model's layers
     :param names: of the checkpoint's tensors
-    :param device: the model's
     :raises ConfigError: naming the selector
     """
     for selector in topology.selectors:
@@ -36,10 +32,6 @@ def check_topology(topology: Topology, *, num_layers: int, names: Collection[str
             _check_range(selector, selector.selection, num_layers)
         else:
             _check_expression(selector, selector.selection, names)
-        wanted = selector.layer.device
-        if wanted is not None and choose_device(wanted) != device:
-            allowed = f"the model's device, {device}: layers of one model cannot be on several devices yet"
-            raise ConfigError.of("topology", f"{selector}: device {wanted}", allowed)
 
 
 def _check_range(selector: LayerSelector, layers: range, num_layers: int) -> None:
@@ -58,13 +50,14 @@ def _check_expression(selector: LayerSelector, expression: Pattern[str], names: 
 def isq_by_name(topology: Topology) -> list[tuple[Pattern[str], IsqType]]:
     """Return a checked topology as expressions with types, of which the first that is found in a name counts."""
     return [
-        (_expression(selector), selector.layer.isq)
+        (expression_of(selector), selector.layer.isq)
         for selector in topology.by_weight()
         if selector.layer.isq is not None
     ]
 
 
-def _expression(selector: LayerSelector) -> Pattern[str]:
+def expression_of(selector: LayerSelector) -> Pattern[str]:
+    """Return what is found in the names of the tensors that a selector selects."""
     if isinstance(selector.selection, re.Pattern):
         return selector.selection
     return re.compile(rf"(?:^|\.)(?:layers|h|blocks)\.(?:{'|'.join(map(str, selector.selection))})\.")
@@ -86,7 +79,7 @@ def gguf_overrides(
     for selector in topology.selectors:
         if selector.layer.device is not None:
             raise ConfigError.of("topology", f"{selector}: device {selector.layer.device}", "no devices in a file")
-    check_topology(topology, num_layers=num_layers, names=tuple(names.values()), device=torch.device("cpu"))
+    check_topology(topology, num_layers=num_layers, names=tuple(names.values()))
     rules = isq_by_name(topology)
     found: list[tuple[str, str]] = []
     for name, own in names.items():

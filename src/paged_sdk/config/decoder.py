@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 from typing import Final
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 __all__ = [
     "NO_ROPE",
@@ -249,6 +250,17 @@ class DecoderConfig:
     def kv_elements_per_token(self) -> int:
         """Return the KV elements per token over all layers, E of the pool-size formula."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim
+
+    def of_layers(self, layers: Sequence[int]) -> DecoderConfig:
+        """Return the shape of some of the layers alone, as what keeps their keys and values takes it."""
+        if list(layers) == list(range(self.num_layers)):
+            return self
+        return evolve(
+            self,
+            num_layers=len(layers),
+            ropes=tuple(self.ropes[layer] for layer in layers),
+            sliding_windows=tuple(self.sliding_windows[layer] for layer in layers),
+        )
 
     @property
     def window(self) -> int | None:

@@ -29,7 +29,7 @@ class LayerTopology:
     """Says what layers are to be; None says nothing.
 
     :param isq: the type to quantize their weights to
-    :param device: where they are to be, which is as yet the model's own device only
+    :param device: where they are to be, such as "cpu" or "cuda:1"
     :raises ConfigError: for anything else
     """
 
@@ -114,6 +114,7 @@ class Topology:
 
             0-8:
               isq: Q3K
+              device: cuda:0
             "/down_proj/":
               isq: Q6K
 

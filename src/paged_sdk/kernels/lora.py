@@ -7,8 +7,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from attrs import frozen
+from attrs import field, frozen
 from torch import Tensor
+
+from paged_sdk.kernels.placement import carried
 
 __all__ = ["AdaptedRows", "Lora", "LoraPart", "LoraWeights", "add_lora_"]
 
@@ -46,12 +48,12 @@ class Lora:
     """Holds an adapter in the form in which a model computes it.
 
     :ivar of: the updates by the name of the linear layer, where layers run one at a time
-    :ivar native: how the native decoder takes them, where the layers are fused
+    :ivar native: how the native decoder takes them, by the span of layers that it fuses
     :ivar head: the update of the output projection; None: there is none
     """
 
     of: Mapping[str, LoraWeights]
-    native: object = None
+    native: Mapping[range, object] = field(factory=dict)
     head: LoraWeights | None = None
 
 
@@ -67,6 +69,10 @@ class AdaptedRows:
     loras: tuple[Lora, ...]
     numbers: Tensor
     tokens: tuple[Tensor, ...]
+
+    def on(self, device: torch.device) -> AdaptedRows:
+        """Return the same for layers on a device."""
+        return AdaptedRows(self.loras, self.numbers, tuple(carried(tokens, device) for tokens in self.tokens))
 
     @classmethod
     def of(

@@ -8,11 +8,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor
 
 from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.native.paged_attention import NativeRows
+from paged_sdk.kernels.placement import carried
 from paged_sdk.kernels.rotary import Rotation
 
 __all__ = ["AttentionStep", "InsertedRows", "StepContext"]
@@ -81,6 +82,11 @@ class InsertedRows:
         """Add to rows of what a layer gives, ``[num_tokens, hidden_size]``."""
         residual.index_add_(0, self.places, self.later[layer].to(residual.dtype))
 
+    def on(self, device: torch.device) -> InsertedRows:
+        """Return the same on a device."""
+        places, vectors, *later = (carried(each, device) for each in (self.places, self.vectors, *self.later))
+        return InsertedRows(places, vectors, tuple(later))
+
 
 @frozen(kw_only=True)
 class StepContext:
@@ -97,3 +103,12 @@ class StepContext:
     is_long: Tensor | None = None
     adapted: AdaptedRows | None = None
     inserted: InsertedRows | None = None
+
+    def on(self, device: torch.device) -> StepContext:
+        """Return the same for layers on a device; attention finds each layer's device by itself."""
+        return evolve(
+            self,
+            is_long=None if self.is_long is None else carried(self.is_long, device),
+            adapted=None if self.adapted is None else self.adapted.on(device),
+            inserted=None if self.inserted is None else self.inserted.on(device),
+        )

@@ -11,10 +11,11 @@ from attrs import frozen
 
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.errors import UnsupportedArchitectureError, shown
+from paged_sdk.kernels.placement import Placement
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.decoder import DecoderModel
-from paged_sdk.models.family import has_family, read_config, supported_families
-from paged_sdk.models.loading import load_model
+from paged_sdk.models.family import TensorNames, find_family, has_family, read_config, supported_families
+from paged_sdk.models.loading import load_model, names_in
 from paged_sdk.quant.adapted import AdaptableShape
 from paged_sdk.quant.linear import Linear
 from paged_sdk.quant.policy import WeightPolicy
@@ -37,6 +38,11 @@ class AnyModel(CausalModel, Protocol):
         ...
 
     @property
+    def placement(self) -> Placement:
+        """Return what is on which device."""
+        ...
+
+    @property
     def adaptable(self) -> tuple[AdaptableShape, ...]:
         """Return the linear layers that adapters may change."""
         ...
@@ -54,12 +60,16 @@ class ModelPlan(Protocol):
         """Return the shape."""
         ...
 
+    def tensor_names(self, source: WeightSource) -> TensorNames | None:
+        """Return what the checkpoint calls its tensors; None: only transformers knows."""
+        ...
+
     def load(
         self,
         source: WeightSource,
         *,
         dtype: torch.dtype,
-        device: torch.device,
+        placement: Placement,
         policy: WeightPolicy,
         on_progress: Callable[[int, int], None] | None,
         num_threads: int,
@@ -103,12 +113,16 @@ class _FamilyPlan:
     content: Mapping[str, Any]
     config: DecoderConfig
 
+    def tensor_names(self, source: WeightSource) -> TensorNames:
+        """Return what the checkpoint calls its tensors."""
+        return names_in(source, find_family(self.content))
+
     def load(
         self,
         source: WeightSource,
         *,
         dtype: torch.dtype,
-        device: torch.device,
+        placement: Placement,
         policy: WeightPolicy,
         on_progress: Callable[[int, int], None] | None,
         num_threads: int,
@@ -118,7 +132,8 @@ class _FamilyPlan:
             self.content,
             source,
             dtype=dtype,
-            device=device,
+            device=placement.embedding,
+            placement=placement,
             policy=policy,
             on_progress=on_progress,
             num_threads=num_threads,

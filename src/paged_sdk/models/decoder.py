@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from paged_sdk.config.decoder import DecoderConfig, RopeConfig
 from paged_sdk.kernels.lora import AdaptedRows, add_lora_
+from paged_sdk.kernels.placement import Placement
+from paged_sdk.kernels.rotary import Rotation
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.layers.norm import Norm
 from paged_sdk.layers.rotary import RotaryEmbedding
@@ -21,9 +23,9 @@ __all__ = ["DecoderModel"]
 
 
 class DecoderModel:
-    """Computes logits from token ids.
+    """Holds a decoder, and computes logits from token ids where all of it is on one device.
 
-    :param ropes: every rotary embedding that the layers use, by its settings
+    :param ropes: every rotary embedding that the layers use, by its settings, with the embeddings
     :param head: the output projection to the vocabulary
     :param embedding_norm: the norm of the embeddings; None: they are the residual stream as they are
     :param adaptable: the linear layers that adapters may change
@@ -41,14 +43,14 @@ class DecoderModel:
         head: Linear,
         ropes: dict[RopeConfig, RotaryEmbedding],
         dtype: torch.dtype,
-        device: torch.device,
+        placement: Placement,
         embedding_norm: Norm | None = None,
         adaptable: Sequence[AdaptableShape] = (),
         head_name: str = "",
     ) -> None:
         self.config = config
         self.dtype = dtype
-        self.device = device
+        self.placement = placement
         self._layers = list(layers)
         self.head = head
         self.embedding = embedding
@@ -57,6 +59,11 @@ class DecoderModel:
         self.ropes = ropes
         self.adaptable: tuple[AdaptableShape, ...] = tuple(adaptable)
         self.head_name = head_name
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device of the embeddings."""
+        return self.placement.embedding
 
     @property
     def layers(self) -> tuple[DecoderLayer, ...]:
@@ -82,21 +89,43 @@ class DecoderModel:
         :returns: ``[num_tokens, hidden_size]``, normed, of which :meth:`logits` takes some rows
         """
         rotations = {settings: rope.at(positions, ctx.is_long) for settings, rope in self.ropes.items()}
+        normed, _ = self.run_layers(range(len(self._layers)), self.embedded(token_ids, ctx), rotations, ctx, self.norm)
+        return normed
+
+    def embedded(self, token_ids: Tensor, ctx: StepContext) -> Tensor:
+        """Return what the first layer gets of a step's tokens, ``[num_tokens, hidden_size]``."""
         residual = self.embedding.forward(token_ids)
         if self.embedding_norm is not None:
             residual = self.embedding_norm.forward(residual)
         if ctx.inserted is not None:
             ctx.inserted.put_into(residual)
-        first_norm, *next_norms = (*(layer.attention_norm for layer in self.layers), self.norm)
+        return residual
+
+    def run_layers(
+        self,
+        layers: range,
+        residual: Tensor,
+        rotations: Mapping[RopeConfig, Rotation],
+        ctx: StepContext,
+        last_norm: Norm,
+    ) -> tuple[Tensor, Tensor]:
+        """Run layers that follow one another on one device.
+
+        :param residual: the residual stream before them, ``[num_tokens, hidden_size]``; its memory may be overwritten
+        :param rotations: the rotary embeddings that they use, at the tokens' positions
+        :param last_norm: follows the last of them
+        :returns: the residual stream after ``last_norm``, and before it
+        """
+        own = self._layers[layers.start : layers.stop]
+        first_norm, *next_norms = (*(layer.attention_norm for layer in own), last_norm)
         normed = first_norm.forward(residual)
         num_image_layers = 0 if ctx.inserted is None else len(ctx.inserted.later)
-        layers = zip(self.layers, self.config.ropes, next_norms, strict=True)
-        for index, (layer, settings, next_norm) in enumerate(layers):
-            normed, residual = layer.forward(normed, residual, rotations[settings], ctx, next_norm)
+        for index, layer, next_norm in zip(layers, own, next_norms, strict=True):
+            normed, residual = layer.forward(normed, residual, rotations[self.config.ropes[index]], ctx, next_norm)
             if index < num_image_layers and ctx.inserted is not None:
                 ctx.inserted.add_to(residual, index)
                 normed = next_norm.forward(residual)
-        return normed
+        return normed, residual
 
     def normed(self, hidden: Tensor) -> Tensor:
         """Return rows of :meth:`forward`'s result, which are normed, in float32."""

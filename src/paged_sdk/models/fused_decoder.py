@@ -6,11 +6,11 @@ and a dozen separate operations around them cost as much again. Between the laye
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, Literal
+from collections.abc import Iterable, Sequence
+from typing import Final, Literal, Protocol, runtime_checkable
 
 import torch
-from attrs import NOTHING, fields
+from attrs import NOTHING, evolve, fields
 from torch import Tensor
 
 from paged_sdk.attention.backend import AttentionBackend, NativePages
@@ -20,6 +20,7 @@ from paged_sdk.kernels.native.decoder import DecoderLayer as NativeLayer
 from paged_sdk.kernels.native.decoder import NativeDecoder, Projection, Router
 from paged_sdk.kernels.native.lora import NativeAdapters, NativeLora
 from paged_sdk.kernels.native.paged_attention import NativeRows
+from paged_sdk.kernels.rotary import Rotation
 from paged_sdk.kernels.step import InsertedRows, StepContext
 from paged_sdk.layers.norm import LayerNorm, NoNorm, Norm, RMSNorm
 from paged_sdk.layers.rotary import RotaryEmbedding
@@ -33,7 +34,7 @@ from paged_sdk.models.plain_mlp import PlainMlp
 from paged_sdk.quant.adapted import AdaptableLinear
 from paged_sdk.quant.linear import Linear
 
-__all__ = ["FusedDecoderModel", "native_projections", "why_not_fused"]
+__all__ = ["FusedDecoderModel", "FusedLayers", "fused_spans", "native_projections", "norm_in_float32", "why_not_fused"]
 
 # These are the fields of which the fused layers, or code shared with the layer-by-layer model, support every value.
 # A model that sets any other field is refused.
@@ -85,8 +86,11 @@ _MOST_INTERLEAVED: Final = 512
 """So many elements of a head may be rotated where neighbours are paired."""
 
 
-def why_not_fused(model: DecoderModel, backend: AttentionBackend) -> str | None:
+def why_not_fused(model: DecoderModel, backend: AttentionBackend, layers: range | None = None) -> str | None:
     """Say why a model's layers cannot be fused; return None if they can.
+
+    :param backend: keeps the keys and values of these layers
+    :param layers: those that are meant; None: all
 
     It asks what the fused layers are known to compute, not what they are known to lack: a setting or a kind of layer
     that is new elsewhere runs one operation at a time until it is computed here.
@@ -106,7 +110,7 @@ def why_not_fused(model: DecoderModel, backend: AttentionBackend) -> str | None:
         return f"the native decoder's experts have no activation {config.activation.value}"
     if config.hidden_size % 16 or config.intermediate_size % 16:
         return "its hidden or intermediate size is not a multiple of 16"
-    for layer in model.layers:
+    for layer in model.layers if layers is None else model.layers[layers.start : layers.stop]:
         if any(linear.native_weights is None for linear in layer.linears):
             return "its weights have no native kernel"
         if isinstance(layer.mlp, MoeMlp) and layer.mlp.experts.native_weights is None:
@@ -163,71 +167,65 @@ def _unknown_setting(part: DecoderConfig | RopeConfig | MoeConfig) -> str | None
     return None
 
 
-class FusedDecoderModel:
-    """Computes what a :class:`DecoderModel` does, with all layers in one native call.
+class FusedLayers:
+    """Runs layers that follow one another in one native call.
 
     Where weights have two forms, a prompt's tokens are multiplied by the one for many rows, and generated tokens by the
     one for few. So a text depends neither on how a prompt was cut into chunks, nor on how much of it was cached, nor on
     what a step computes beside it, as long as no more than ``few_rows`` sequences generate at a time.
 
-    :param model: a model for which :func:`why_not_fused` returns None
+    :param model: a model for whose ``layers`` :func:`why_not_fused` returns None
+    :param pages: the keys and values of these layers
     :param few_rows: sequences that generate in a step beyond which the form for many rows is so much faster that
         generated tokens take it too
-    :ivar config: the model's; ``dtype`` and ``device`` likewise
+    :ivar layers: their numbers
+    :ivar stream_scale: what the residual stream is to be multiplied by before the layers; None: nothing
     """
 
-    def __init__(self, model: DecoderModel, backend: AttentionBackend, *, few_rows: int) -> None:
-        pages = backend.native_pages
-        assert pages is not None
-        self.config: DecoderConfig = model.config
-        self.dtype: torch.dtype = model.dtype
-        self.device: torch.device = model.device
-        self._model = model
+    def __init__(self, model: DecoderModel, pages: NativePages, layers: range, *, few_rows: int) -> None:
+        self.layers = layers
         self._few_rows = few_rows
-        assert isinstance(model.norm, RMSNorm | LayerNorm)
         # The residual stream of a model that scales what its layers add is kept divided by that scale: what they add is
         # then added as it is, and norms divide by the root mean square, whatever the stream's own scale.
         scale = model.config.residual_scale
-        self._stream_scale: float | None = None if scale is None else 1 / scale
-        self._eps: float = model.norm.eps * (self._stream_scale or 1.0) ** 2
-        weight, bias = _given(model.norm)
-        assert weight is not None
-        self._norm: RMSNorm | LayerNorm = (
-            LayerNorm(weight, bias, self._eps) if isinstance(model.norm, LayerNorm) else RMSNorm(weight, self._eps)
-        )
+        self.stream_scale: float | None = None if scale is None else 1 / scale
+        eps = norm_in_float32(model.norm, self.stream_scale).eps
         ropes = list(model.ropes)
+        own = model.layers[layers.start : layers.stop]
 
         def decoder(*, many_rows: bool) -> NativeDecoder:
-            layers = [
+            described = [
                 _native_layer(
                     layer,
                     model.config,
                     pages,
-                    index,
-                    rope=ropes.index(model.config.ropes[index]),
-                    eps=self._eps,
+                    place,
+                    rope=ropes.index(model.config.ropes[layers[place]]),
+                    eps=eps,
                     many_rows=many_rows,
                 )
-                for index, layer in enumerate(model.layers)
+                for place, layer in enumerate(own)
             ]
-            return NativeDecoder(pages.workspace, layers, interleaved=[each.interleaved for each in ropes])
+            return NativeDecoder(pages.workspace, described, interleaved=[each.interleaved for each in ropes])
 
         self._few = decoder(many_rows=False)
-        self._many = decoder(many_rows=True) if any(map(_has_two_forms, model.layers)) else self._few
+        self._many = decoder(many_rows=True) if any(map(_has_two_forms, own)) else self._few
 
-    def forward(self, token_ids: Tensor, positions: Tensor, ctx: StepContext) -> Tensor:
-        """Do what :meth:`DecoderModel.forward` does; the result is float32, before the last norm, and of tokens whose
-        logits the step did not ask for it is anything."""
+    def run(self, hidden: Tensor, rotations: Iterable[Rotation], ctx: StepContext, *, reads_all: bool = False) -> None:
+        """Run the layers over the tokens of a step.
+
+        :param hidden: the residual stream, float32 ``[num_tokens, hidden_size]``, times :attr:`stream_scale`;
+            overwritten
+        :param rotations: the model's rotary embeddings at the tokens' positions
+        :param reads_all: whether every token's result is read; False: of tokens whose logits the step did not ask for
+            it is anything
+        """
         rows = ctx.attention.native_rows
         assert rows is not None
-        hidden = self._model.embedding.forward(token_ids).float()
-        if ctx.inserted is not None:
-            ctx.inserted.put_into(hidden)
-        if self._stream_scale is not None:
-            hidden *= self._stream_scale
-        rotations = [rope.at(positions, ctx.is_long) for rope in self._model.ropes.values()]
+        if reads_all and rows.cu_seqlens_read is not None:
+            rows = evolve(rows, cu_seqlens_read=None)
         ropes = [(rotation.cosines, rotation.sines) for rotation in rotations]
-        adapters = _native_adapters(ctx.adapted)
+        adapters = _native_adapters(ctx.adapted, self.layers)
         later = None if ctx.inserted is None or not ctx.inserted.later else ctx.inserted
         if self._few is self._many or not rows.use_few(self._few_rows):
             self._run(self._many, hidden, ropes, rows, adapters, later)
@@ -239,7 +237,6 @@ class FusedDecoderModel:
                 own = None if adapters is None else NativeAdapters(adapters.loras, adapters.numbers[tokens])
                 part_later = None if later is None else later.part(tokens)
                 hidden[tokens] = self._run(decoder, hidden[tokens], part_ropes, part, own, part_later)
-        return hidden
 
     def _run(
         self,
@@ -250,21 +247,67 @@ class FusedDecoderModel:
         adapters: NativeAdapters | None,
         later: InsertedRows | None,
     ) -> Tensor:
-        """Run all layers over some of a step's tokens, in one call but for the first layers where these add vectors of
-        images.
+        """Run the layers over some of a step's tokens, in one call but for the model's first layers where these add
+        vectors of images.
         """
         first = 0
         if later is not None:
-            assert self._stream_scale is None, "the vectors would have to be scaled"
-            for first, _ in enumerate(later.later, start=1):
-                decoder(hidden, ropes, rows.slots, rows.batch, None, adapters, layers=range(first - 1, first))
-                later.add_to(hidden, first - 1)
-        rest = range(first, self.config.num_layers)
+            assert self.stream_scale is None, "the vectors would have to be scaled"
+            for index in range(self.layers.start, min(self.layers.stop, len(later.later))):
+                decoder(hidden, ropes, rows.slots, rows.batch, None, adapters, layers=range(first, first + 1))
+                later.add_to(hidden, index)
+                first += 1
+        rest = range(first, len(self.layers))
         return (
             hidden
             if not rest
             else decoder(hidden, ropes, rows.slots, rows.batch, rows.cu_seqlens_read, adapters, layers=rest)
         )
+
+
+@runtime_checkable
+class RunsFused(Protocol):
+    """Runs some of a model's layers in native calls."""
+
+    @property
+    def fused_spans(self) -> tuple[range, ...]:
+        """Return the layers of each native call."""
+        ...
+
+
+class FusedDecoderModel:
+    """Computes what a :class:`DecoderModel` does, with all layers in one native call: see :class:`FusedLayers`.
+
+    :param model: a model for which :func:`why_not_fused` returns None
+    :param few_rows: see :class:`FusedLayers`
+    :ivar config: the model's; ``dtype`` and ``device`` likewise
+    """
+
+    def __init__(self, model: DecoderModel, backend: AttentionBackend, *, few_rows: int) -> None:
+        pages = backend.native_pages
+        assert pages is not None
+        self.config: DecoderConfig = model.config
+        self.dtype: torch.dtype = model.dtype
+        self.device: torch.device = model.device
+        self._model = model
+        self._layers = FusedLayers(model, pages, range(model.config.num_layers), few_rows=few_rows)
+        self._norm = norm_in_float32(model.norm, self._layers.stream_scale)
+
+    @property
+    def fused_spans(self) -> tuple[range, ...]:
+        """Return the layers of each native call."""
+        return (self._layers.layers,)
+
+    def forward(self, token_ids: Tensor, positions: Tensor, ctx: StepContext) -> Tensor:
+        """Do what :meth:`DecoderModel.forward` does; the result is float32, before the last norm, and of tokens whose
+        logits the step did not ask for it is anything."""
+        hidden = self._model.embedding.forward(token_ids).float()
+        if ctx.inserted is not None:
+            ctx.inserted.put_into(hidden)
+        if self._layers.stream_scale is not None:
+            hidden *= self._layers.stream_scale
+        self._layers.run(hidden, [rope.at(positions, ctx.is_long) for rope in self._model.ropes.values()], ctx)
+        return hidden
 
     def normed(self, hidden: Tensor) -> Tensor:
         """Compute the last norm of rows of :meth:`forward`'s result."""
@@ -278,12 +321,30 @@ class FusedDecoderModel:
         return self._model.logits(normed if is_native else normed.to(self.dtype), adapted)
 
 
-def _native_adapters(adapted: AdaptedRows | None) -> NativeAdapters | None:
+def norm_in_float32(norm: Norm, stream_scale: float | None = None) -> RMSNorm | LayerNorm:
+    """Return a norm of the float32 stream that fused layers give.
+
+    :param stream_scale: what the stream is multiplied by; None: nothing
+    """
+    assert isinstance(norm, RMSNorm | LayerNorm)
+    (weight, bias), eps = _given(norm), norm.eps * (stream_scale or 1.0) ** 2
+    assert weight is not None
+    return LayerNorm(weight, bias, eps) if isinstance(norm, LayerNorm) else RMSNorm(weight, eps)
+
+
+def _native_adapters(adapted: AdaptedRows | None, layers: range) -> NativeAdapters | None:
+    """Return a step's adapters in the form for one span of fused layers."""
     if adapted is None:
         return None
-    loras = [lora.native for lora in adapted.loras if isinstance(lora.native, NativeLora)]
+    natives = [lora.native.get(layers) for lora in adapted.loras]
+    loras = [each for each in natives if isinstance(each, NativeLora)]
     assert len(loras) == len(adapted.loras), "an adapter was not made for the fused layers"
     return NativeAdapters(loras, adapted.numbers)
+
+
+def fused_spans(model: object) -> tuple[range, ...]:
+    """Return which layers of what computes a model's steps native calls compute, each a span of them."""
+    return model.fused_spans if isinstance(model, RunsFused) else ()
 
 
 def native_projections(model: DecoderModel) -> list[dict[int, str]]:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from paged_sdk.kernels.key_offsets import KEY_SPAN
+from paged_sdk.kernels.placement import carried
 from paged_sdk.kernels.rotary import Rotation, side_by_side_to_halves
 from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.models.decoder import DecoderModel
@@ -18,30 +19,35 @@ def key_offsets(model: DecoderModel, max_model_len: int) -> tuple[Tensor, ...]:
     """Compute the offsets of each layer's keys, as :class:`~paged_sdk.attention.paged.PagedBackend` takes them.
 
     :param max_model_len: the number of positions that a sequence may have
-    :returns: per layer ``[num_spans, num_kv_heads, head_dim]`` float32; empty where keys have no bias, or have a norm,
-        which leaves nothing of a bias that all keys share
+    :returns: per layer ``[num_spans, num_kv_heads, head_dim]`` float32, on the layer's device; empty where keys have no
+        bias, or have a norm, which leaves nothing of a bias that all keys share
     """
-    config = model.config
+    config, places = model.config, model.placement
     if not config.qkv_bias or config.qk_norm:
         return ()
     num_spans = -(-max_model_len // KEY_SPAN)
-    rotations = {settings: _mean_rotation(rope, num_spans, model.device) for settings, rope in model.ropes.items()}
+    means = {settings: _mean_rotation(rope, num_spans, model.device) for settings, rope in model.ropes.items()}
+    rotations = {device: {settings: _on(mean, device) for settings, mean in means.items()} for device in places.devices}
     offsets = []
-    for layer, settings in zip(model.layers, config.ropes, strict=True):
-        bias = torch.unflatten(_bias(layer.attention.qkv, model), 0, (-1, config.head_dim))
+    for layer, settings, device in zip(model.layers, config.ropes, places.layers, strict=True):
+        bias = torch.unflatten(_bias(layer.attention.qkv, model.dtype, device), 0, (-1, config.head_dim))
         heads = bias[config.num_heads : config.num_heads + config.num_kv_heads].repeat(num_spans, 1, 1)
         if settings.interleaved:
             heads = side_by_side_to_halves(heads, settings.rotary_dim)
-        rotations[settings].rotate_(heads)
+        rotations[device][settings].rotate_(heads)
         offsets.append(heads)
     return tuple(offsets)
 
 
-def _bias(linear: Linear, model: DecoderModel) -> Tensor:
+def _bias(linear: Linear, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return the bias, ``[out_features]`` float32, whatever the form of the weight: the layer's output for an input of
     zeros.
     """
-    return linear.forward(torch.zeros(1, linear.in_features, dtype=model.dtype, device=model.device), None)[0].float()
+    return linear.forward(torch.zeros(1, linear.in_features, dtype=dtype, device=device), None)[0].float()
+
+
+def _on(rotation: Rotation, device: torch.device) -> Rotation:
+    return Rotation(carried(rotation.cos, device), carried(rotation.sin, device))
 
 
 def _mean_rotation(rope: RotaryEmbedding, num_spans: int, device: torch.device) -> Rotation:

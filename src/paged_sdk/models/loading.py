@@ -11,6 +11,7 @@ import torch
 from attrs import evolve
 
 from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.kernels.placement import Placement
 from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.models.config_fields import ConfigFields
 from paged_sdk.models.decoder import DecoderModel
@@ -38,6 +39,7 @@ def load_model(
     policy: WeightPolicy = DENSE,
     on_progress: Callable[[int, int], None] | None = None,
     num_threads: int = 1,
+    placement: Placement | None = None,
 ) -> DecoderModel:
     """Build a model; the weights are loaded once, in their final place.
 
@@ -50,30 +52,36 @@ def load_model(
     :param on_progress: called with the number of tensors loaded and of all tensors, by the thread that loaded one: an
         error that it raises ends the loading
     :param num_threads: how many layers are loaded at once, each on a thread; 1: all on this one
+    :param placement: what is on which device; None: everything is on ``device``
     :raises UnsupportedArchitectureError: no family has this ``model_type``
     :raises CheckpointError: the config cannot be used, or a tensor is missing or has another shape than it says
     """
     family = find_family(config)
     shape = family.read(ConfigFields(config))
     names = names_in(source, family)
-    loader = _loader(source, policy, names, dtype=dtype, device=device, on_progress=on_progress)
+    places = placement or Placement.on(device, shape.num_layers)
+    loader = _loader(source, policy, names, dtype=dtype, device=places.embedding, on_progress=on_progress)
     with loading_threads(num_threads) as pool:
         # The largest first, so that no thread is left with one when the others have nothing to do any more.
         table = pool.submit(_load_embedding, loader, shape, names)
-        projection = None if shape.tie_embeddings else pool.submit(_load_head, loader, shape, names)
-        pending = [pool.submit(load_decoder_layer, loader, shape, names, layer) for layer in range(shape.num_layers)]
+        is_shared = shape.tie_embeddings and places.head == places.embedding
+        projection = None if is_shared else pool.submit(_load_head, loader.at(places.head), shape, names)
+        pending = [
+            pool.submit(load_decoder_layer, loader.at(place), shape, names, layer)
+            for layer, place in enumerate(places.layers)
+        ]
         embedding, layers = table.result(), [layer.result() for layer in pending]
         head = loader.tied_head(names.head, embedding) if projection is None else projection.result()
     model = DecoderModel(
         shape,
         embedding=embedding,
         layers=layers,
-        norm=load_norm(loader, shape, names.body + names.norms.last),
+        norm=load_norm(loader.at(places.layers[-1]), shape, names.body + names.norms.last),
         head=head,
         embedding_norm=load_norm(loader, shape, names.body + names.norms.embedding) if shape.embedding_norm else None,
-        ropes={settings: RotaryEmbedding(settings, device=device) for settings in dict.fromkeys(shape.ropes)},
+        ropes={settings: RotaryEmbedding(settings, device=places.embedding) for settings in dict.fromkeys(shape.ropes)},
         dtype=dtype,
-        device=device,
+        placement=places,
         adaptable=loader.adaptable,
         head_name=names.head,
     )
@@ -99,21 +107,22 @@ def reload_model(
     :param parts: numbers of layers, and the number of layers itself for the embeddings and the output projection
     :param on_replaced: called with each part that is new
     """
-    family, shape = find_family(config), model.config
+    family, shape, places = find_family(config), model.config, model.placement
     names = names_in(source, family)
     loader = _loader(source, policy, names, dtype=model.dtype, device=model.device, on_progress=on_progress)
 
     def replace(part: int) -> None:
         if part < shape.num_layers:
-            layer = load_decoder_layer(loader, shape, names, part)
+            layer = load_decoder_layer(loader.at(places.layers[part]), shape, names, part)
             on_replaced(part)
             model.replace_layer(part, layer)
             return
         on_replaced(part)
-        if not shape.tie_embeddings:
-            model.head = _load_head(loader, shape, names)
+        is_shared = shape.tie_embeddings and places.head == places.embedding
+        if not is_shared:
+            model.head = _load_head(loader.at(places.head), shape, names)
         model.embedding = _load_embedding(loader, shape, names)
-        if shape.tie_embeddings:
+        if is_shared:
             model.head = loader.tied_head(names.head, model.embedding)
 
     with loading_threads(num_threads) as pool:
@@ -166,6 +175,8 @@ def loading_threads(count: int) -> Iterator[Executor]:
 
 
 def _load_head(loader: WeightLoader, config: DecoderConfig, names: TensorNames) -> Linear:
+    if config.tie_embeddings:  # on another device than the embeddings
+        return loader.untied_head(names.head, names.table, vocab_size=config.vocab_size, hidden_size=config.hidden_size)
     return loader.linear(
         [names.head],
         in_features=config.hidden_size,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from copy import copy
 from itertools import accumulate
 
 import torch
@@ -54,10 +55,18 @@ class WeightLoader:
         self._unused = {name for name in source.names() if name.startswith(prefixes)}
         self._total = len(self._unused)
         self._on_progress = on_progress
-        self._has_decoded_experts = False
+        self._decoded_experts: set[torch.device] = set()
         self._narrow: dict[tuple[IsqType, str], list[int]] = {}
         self.adaptable: list[AdaptableShape] = []
         self._lock = threading.Lock()
+
+    def at(self, device: torch.device) -> WeightLoader:
+        """Return a loader of the same tensors to a device; progress and what is adaptable are common to both."""
+        if device == self._device:
+            return self
+        other = copy(self)
+        other._device = device
+        return other
 
     def __contains__(self, name: object) -> bool:
         """Return whether the checkpoint has such a tensor."""
@@ -96,7 +105,9 @@ class WeightLoader:
         """
         if order is not None:
             linear = self._reordered(names, order, in_features, out_features, bias=bias)
-            return self._adaptable(linear, AdaptableShape({names[0]: slice(0, len(order))}, in_features, order))
+            return self._adaptable(
+                linear, AdaptableShape({names[0]: slice(0, len(order))}, in_features, self._device, order)
+            )
         heights = tuple(out_features) if len(names) > 1 else (sum(out_features),)
         parts = list(zip(names, heights, strict=True))
         stored = [self._matrix(f"{name}.weight", height, in_features) for name, height in parts]
@@ -120,7 +131,7 @@ class WeightLoader:
             self._loaded(each.name)
         ends = list(accumulate(heights))
         rows = [slice(end - height, end) for end, height in zip(ends, heights, strict=True)]
-        shape = AdaptableShape(dict(zip(names, rows, strict=True)), in_features)
+        shape = AdaptableShape(dict(zip(names, rows, strict=True)), in_features, self._device)
         if is_head:  # its rows are not a step's tokens: the model adds its updates
             self._add_adaptable(shape)
             return linear
@@ -193,10 +204,10 @@ class WeightLoader:
     def _experts(self, gate_up: ExpertStack, down: ExpertStack, extras: ExpertExtras | None) -> Experts:
         experts = self._policy.experts(gate_up, down, dtype=self._dtype, device=self._device, extras=extras)
         matrices = [each for stack in (gate_up, down) for of_expert in stack.matrices for each in of_expert]
-        if isinstance(experts, DenseExperts):
-            self._has_decoded_experts |= any(self._policy.is_quantized(each, Role.EXPERTS) for each in matrices)
-        else:
+        if not isinstance(experts, DenseExperts):
             self._note_narrow(matrices, Role.EXPERTS)
+        elif any(self._policy.is_quantized(each, Role.EXPERTS) for each in matrices):
+            self._decoded_experts.add(self._device)
         self._loaded(*(each.name for each in matrices))
         return experts
 
@@ -250,12 +261,24 @@ class WeightLoader:
         :param name: the projection's name, without ``.weight``
         """
         linear = self._policy.tied_head(f"{name}.weight", embedding, dtype=self._dtype, device=self._device)
-        self._add_adaptable(AdaptableShape({name: slice(0, linear.out_features)}, linear.in_features))
+        self._add_adaptable(AdaptableShape({name: slice(0, linear.out_features)}, linear.in_features, self._device))
+        return linear
+
+    def untied_head(self, name: str, table: str, *, vocab_size: int, hidden_size: int) -> Linear:
+        """Load the output projection of such a model for itself, since its embeddings are on another device.
+
+        :param table: the name of the embeddings
+        :raises CheckpointError: the tensor is missing or has another shape
+        """
+        matrix = self._matrix(table, vocab_size, hidden_size).matrix
+        named = [NamedMatrix(f"{name}.weight", matrix)]
+        linear = self._policy.linear(named, [None], Role.HEAD, dtype=self._dtype, device=self._device)
+        self._add_adaptable(AdaptableShape({name: slice(0, vocab_size)}, hidden_size, self._device))
         return linear
 
     def close(self) -> None:
         """Log which tensors of the checkpoint are not used, and that loading is done."""
-        if self._has_decoded_experts:
+        if self._decoded_experts:
             _log.info("Experts are kept in %s: only the other matrices are quantized.", self._dtype)
         for (isq, taken), cols in self._narrow.items():
             widths = " and ".join(map(str, sorted(set(cols))))

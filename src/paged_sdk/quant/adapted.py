@@ -22,11 +22,13 @@ class AdaptableShape:
 
     :ivar modules: the names of its matrices in the checkpoint, without ``.weight``, with the outputs that are theirs
     :ivar in_features: columns of the weight
+    :ivar device: where the layer is
     :ivar order: which rows of the one matrix that there is the layer's outputs are; None: all in their order
     """
 
     modules: Mapping[str, slice]
     in_features: int
+    device: torch.device
     order: Tensor | None = None
 
     @property

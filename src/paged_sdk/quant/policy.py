@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from enum import Enum
 from re import Pattern
 
@@ -71,6 +71,7 @@ class WeightPolicy:
 
     :ivar keep_blocks: True: matrices that a checkpoint stores quantized stay so where a form can serve them; False:
         every matrix is decoded
+    :ivar decoded_on: devices on which every matrix is decoded all the same
     :ivar workspace: the native kernels' workspace; None: they are absent
     :ivar isq: the type to quantize every matrix to, whatever it is stored as; embeddings and the output projection take
         a wider one
@@ -86,6 +87,7 @@ class WeightPolicy:
     """
 
     keep_blocks: bool = False
+    decoded_on: Collection[torch.device] = ()
     workspace: Workspace | None = None
     isq: IsqType | None = None
     isq_by_name: Sequence[tuple[Pattern[str], IsqType | None]] = ()
@@ -206,7 +208,7 @@ class WeightPolicy:
             library = None if self.workspace is None else self.workspace.library
             importance = None if self.importance is None else self.importance(named.name, named.index)
             return quantize_stored(named.matrix, isq, library, place.device, importance)
-        if self.keep_blocks or named.matrix.is_dense:
+        if named.matrix.is_dense or (self.keep_blocks and place.device not in self.decoded_on):
             return named.matrix
         return DecodedMatrix(named.matrix)
 
@@ -246,7 +248,8 @@ class WeightPolicy:
         return SideBySideLinear(parts)
 
     def _place(self, dtype: torch.dtype, device: torch.device) -> Place:
-        return Place(device=device, dtype=dtype, workspace=self.workspace, one_form=self.one_form, memory=self.memory)
+        workspace = self.workspace if device.type == "cpu" else None
+        return Place(device=device, dtype=dtype, workspace=workspace, one_form=self.one_form, memory=self.memory)
 
 
 def _merged(matrices: Sequence[StoredMatrix], place: Place) -> Tensor:

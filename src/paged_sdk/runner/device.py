@@ -27,16 +27,16 @@ def choose_device(name: str) -> torch.device:
     except RuntimeError:
         raise ConfigError.of("device", name, '"auto", "cpu", "cuda", "cuda:N" or "mps"') from None
     there = {
-        "cpu": True,
-        "cuda": torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count(),
-        "mps": torch.backends.mps.is_available(),
+        "cpu": 1,
+        "cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0,
+        "mps": int(torch.backends.mps.is_available()),
     }
-    if not there.get(device.type, False):
-        allowed = ", ".join(f'"{kind}"' for kind, is_there in there.items() if is_there)
+    if (device.index or 0) >= there.get(device.type, 0):
+        allowed = ", ".join(f'"{kind}"' for kind, count in there.items() if count)
         raise ConfigError.of("device", name, f"a device that this machine has: {allowed}")
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return device
+    if device.type == "cuda":
+        return torch.device("cuda", torch.cuda.current_device()) if device.index is None else device
+    return torch.device(device.type)  # there is one of it, whether its number was said or not
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -10,6 +10,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from paged_sdk.kernels.placement import carried
 from paged_sdk.kernels.transfer import to_device
 from paged_sdk.runner.overlap import OverlapTokens
 from paged_sdk.types.step import AWAITED, StepRow
@@ -60,7 +61,8 @@ def make_input_batch(rows: Sequence[StepRow], device: torch.device, overlap: Ove
         assert overlap is not None, "a runner without overlap knows every token"
         places = np.array(overlap.places(awaited_of))
         on_device, its_positions, targets, sources = to_device(device, tokens, positions, np.array(awaited), places)
-        on_device.index_copy_(0, targets, overlap.tokens.index_select(0, sources))
+        # They were sampled with the logits, which may be on another device than the embeddings.
+        on_device.index_copy_(0, targets, carried(overlap.tokens, device).index_select(0, sources))
     is_long = _is_long(rows, device) if any_long else None
     return InputBatch(token_ids=on_device, positions=its_positions, first_tokens=first_tokens, is_long=is_long)
 

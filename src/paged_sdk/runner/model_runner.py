@@ -18,7 +18,7 @@ from paged_sdk.guard import RequestGuard, request_failure
 from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.models.causal_model import CausalModel
-from paged_sdk.models.fused_decoder import FusedDecoderModel
+from paged_sdk.models.fused_decoder import fused_spans
 from paged_sdk.runner.device_decoding import DeviceDecoding, Way
 from paged_sdk.runner.image_vectors import ImageVectors
 from paged_sdk.runner.input_batch import make_input_batch
@@ -112,7 +112,7 @@ class ModelRunner:
         except Exception as error:
             raise EngineDeadError(f"the weights could not be quantized again: {error!r}") from error
         if adapters is not None:
-            adapters.hold(native=isinstance(made.model, FusedDecoderModel))
+            adapters.hold(fused_spans(made.model))
         self._parts = _Parts(made.model, made.backend, sampler, made.device_decoding, adapters, images)
         if made.error is not None:
             raise made.error

@@ -12,6 +12,7 @@ from transformers.pytorch_utils import Conv1D
 
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.errors import CheckpointError, shown
+from paged_sdk.kernels.placement import Placement
 from paged_sdk.logs import get_logger
 from paged_sdk.models.loading import loading_threads
 from paged_sdk.models.transformers_door.model import TransformersModel
@@ -43,12 +44,15 @@ class TransformersDoor:
         """Return the model's shape, as the engine sees it."""
         return self._findings.config
 
+    def tensor_names(self, source: WeightSource) -> None:
+        """Return nothing: only the class knows its tensors."""
+
     def load(
         self,
         source: WeightSource,
         *,
         dtype: torch.dtype,
-        device: torch.device,
+        placement: Placement,
         policy: WeightPolicy = DENSE,
         on_progress: Callable[[int, int], None] | None = None,
         num_threads: int = 1,
@@ -57,12 +61,13 @@ class TransformersDoor:
 
         :param source: the weights; it stays open
         :param dtype: of weights, activations, keys and values
+        :param placement: one device
         :param policy: chooses the form that each matrix takes
         :param on_progress: see :func:`~paged_sdk.models.loading.load_model`
         :raises CheckpointError: a tensor is missing or has another shape than the class says
         :raises UnsupportedArchitectureError: rows of a step would change each other
         """
-        model, step = self._model, CurrentStep()
+        model, step, device = self._model, CurrentStep(), placement.embedding
         transposed = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Conv1D)}
         renamed = RenamedSource(source, model, transposed)
         loader = WeightLoader(renamed, policy, dtype=dtype, device=device, prefixes=("",), on_progress=on_progress)

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.kernels.lora import AdaptedRows
+from paged_sdk.kernels.placement import Placement
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.models.transformers_door.modules import Body, CurrentStep, OwnLinear
 from paged_sdk.models.transformers_door.probe import AttentionLayer, inputs
@@ -51,6 +52,7 @@ class TransformersModel:
         self.config = config
         self.dtype = dtype
         self.device = device
+        self.placement: Placement = Placement.on(device, config.num_layers)
         self.adaptable: tuple[AdaptableShape, ...] = tuple(adaptable)
         self.transformers_model = model
         self.seam = seam

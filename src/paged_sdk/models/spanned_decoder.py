@@ -1,0 +1,136 @@
+"""Run a decoder whose layers are on several devices, one span of layers after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from paged_sdk.config.decoder import DecoderConfig, RopeConfig
+from paged_sdk.kernels.lora import AdaptedRows
+from paged_sdk.kernels.placement import LayerSpan, Placement, carried, working_on
+from paged_sdk.kernels.rotary import Rotation
+from paged_sdk.kernels.step import StepContext
+from paged_sdk.layers.norm import NoNorm, Norm
+from paged_sdk.layers.rotary import RotaryEmbedding
+from paged_sdk.models.decoder import DecoderModel
+from paged_sdk.models.fused_decoder import FusedLayers, norm_in_float32
+
+__all__ = ["SpannedDecoderModel"]
+
+
+class SpannedDecoderModel:
+    """Computes logits from token ids, and carries the residual stream from device to device.
+
+    What is made of a step for its layers - rotary embeddings, the attention backend's indices - is made once for each
+    device, however many spans are there.
+
+    :param fused: what runs spans of layers in one native call, by the first of their layers; the other spans run one
+        operation at a time
+    :ivar config: the model's; ``dtype`` likewise
+    :ivar device: the device of the embeddings
+    """
+
+    def __init__(self, model: DecoderModel, fused: Mapping[int, FusedLayers]) -> None:
+        self.config: DecoderConfig = model.config
+        self.dtype: torch.dtype = model.dtype
+        self.device: torch.device = model.device
+        self.placement: Placement = model.placement
+        self._model = model
+        self._spans = self.placement.spans
+        self._runs: list[_Run] = [
+            _FusedRun(fused[first], is_last=span is self._spans[-1]) if first in fused else _PlainRun(model, span)
+            for span, first in ((span, span.layers.start) for span in self._spans)
+        ]
+        self._ropes = {
+            device: {settings: RotaryEmbedding(settings, device=device) for settings in model.ropes}
+            for device in dict.fromkeys(self.placement.layers)
+        }
+        last = fused.get(self._spans[-1].layers.start)
+        # What fused layers give is float32, and is normed as such.
+        self._norm: Norm = model.norm if last is None else norm_in_float32(model.norm)
+        self._fused_spans = tuple(fused[span.layers.start].layers for span in self._spans if span.layers.start in fused)
+
+    @property
+    def fused_spans(self) -> tuple[range, ...]:
+        """Return the layers of each native call."""
+        return self._fused_spans
+
+    def forward(self, token_ids: Tensor, positions: Tensor, ctx: StepContext) -> Tensor:
+        """Do what :meth:`DecoderModel.forward` does; the result is before the last norm, with the last layer."""
+        with working_on(self.device):
+            residual = self._model.embedded(token_ids, ctx)
+        steps: dict[torch.device, _StepThere] = {}
+        for span, run in zip(self._spans, self._runs, strict=True):
+            with working_on(span.device):
+                if span.device not in steps:
+                    steps[span.device] = self._step_on(span.device, positions, ctx)
+                residual = run(carried(residual, span.device), steps[span.device])
+        return residual
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        """Compute the last norm of rows of :meth:`forward`'s result, in float32."""
+        return self._normed(hidden).float()
+
+    def _normed(self, hidden: Tensor) -> Tensor:
+        with working_on(self.placement.layers[-1]):
+            return self._norm.forward(hidden)
+
+    def logits(self, hidden: Tensor, adapted: AdaptedRows | None = None) -> Tensor:
+        """Do what :meth:`DecoderModel.logits` does; the last norm is computed here, for the requested rows only."""
+        normed, there = self._normed(hidden), self.placement.head
+        own = None if adapted is None else adapted.on(there)
+        # Only the native kernels take float32 beside weights of another dtype.
+        is_native = self._model.head.native_weights is not None
+        with working_on(there):
+            return self._model.logits(carried(normed if is_native else normed.to(self.dtype), there), own)
+
+    def _step_on(self, device: torch.device, positions: Tensor, ctx: StepContext) -> _StepThere:
+        own, there = ctx.on(device), carried(positions, device)
+        rotations = {settings: rope.at(there, own.is_long) for settings, rope in self._ropes[device].items()}
+        return _StepThere(own, rotations)
+
+
+@frozen
+class _StepThere:
+    """Holds what layers on one device need of a step."""
+
+    context: StepContext
+    rotations: Mapping[RopeConfig, Rotation]
+
+
+class _Run(Protocol):
+    """Runs a span of layers."""
+
+    def __call__(self, residual: Tensor, step: _StepThere) -> Tensor:
+        """Return the residual stream after the layers.
+
+        :param residual: the residual stream before them, on their device; its memory may be overwritten
+        """
+        ...
+
+
+class _PlainRun:
+    def __init__(self, model: DecoderModel, span: LayerSpan) -> None:
+        self._model = model
+        self._layers = span.layers
+
+    def __call__(self, residual: Tensor, step: _StepThere) -> Tensor:
+        stream = residual.to(self._model.dtype)
+        return self._model.run_layers(self._layers, stream, step.rotations, step.context, NoNorm())[1]
+
+
+class _FusedRun:
+    def __init__(self, layers: FusedLayers, *, is_last: bool) -> None:
+        self._layers = layers
+        self._is_last = is_last
+
+    def __call__(self, residual: Tensor, step: _StepThere) -> Tensor:
+        hidden, scale = residual.float(), self._layers.stream_scale
+        if scale is not None:
+            hidden *= scale
+        self._layers.run(hidden, step.rotations.values(), step.context, reads_all=not self._is_last)
+        return hidden if scale is None else hidden.div_(scale)
