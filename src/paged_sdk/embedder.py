@@ -172,8 +172,9 @@ class Embedder:
         :raises ContextLengthError: there are too many
         """
         tokenizer, limit = self._preparer.text.tokenizer, self._preparer.max_prompt_tokens
-        if self._recipe.max_tokens is not None:
-            limit = min(limit, self._recipe.max_tokens)
+        if self._recipe.pooling is not None:  # else what the tokenizer's files say of a length is of chats
+            most = self._recipe.max_tokens or self._preparer.text.model_max_length
+            limit = limit if most is None else min(limit, most)
         num_before, suffix = 0, tokenizer.special.suffix
         if isinstance(text, str):
             whole = put_before + text
@@ -205,6 +206,8 @@ class Embedder:
         for layer in self._recipe.dense:
             vectors = layer.apply(vectors)
         if dimensions is not None:
+            if dimensions > vectors.shape[1]:  # a class of transformers may give fewer than its hidden size
+                raise InvalidRequestError.of("dimensions", dimensions, f"an int from 1 to {vectors.shape[1]}, or None")
             vectors = vectors[:, :dimensions]
         if normalize:
             # A vector of zeros stays one.

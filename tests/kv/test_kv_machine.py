@@ -61,9 +61,19 @@ class PagedMachine(RuleBasedStateMachine):
     def make_manager(self) -> KvCacheManager | SequenceKvManager:
         return KvCacheManager(NUM_BLOCKS, BLOCK_SIZE, prefix_caching=self.prefix_caching, sliding_window=self.window)
 
-    @rule(token_ids=tokens, cache_keys=keys, share=st.sampled_from([True, True, True, False]))
-    def admit(self, token_ids: list[int], cache_keys: tuple[CacheKey, ...], share: bool) -> None:
-        self._attach(Live(token_ids, cache_keys, KvTable(cache_keys, share=share)))
+    @rule(
+        token_ids=tokens,
+        cache_keys=keys,
+        share=st.sampled_from([True, True, True, False]),
+        most_shared=st.sampled_from([None, None, 0, 1, 4, 9]),
+    )
+    def admit(
+        self, token_ids: list[int], cache_keys: tuple[CacheKey, ...], share: bool, most_shared: int | None
+    ) -> None:
+        table = KvTable(cache_keys, share=share, most_shared=most_shared)
+        if most_shared is not None:
+            assert self.manager.match(table, token_ids).num_tokens <= most_shared
+        self._attach(Live(token_ids, cache_keys, table))
 
     @precondition(lambda self: self.histories)
     @rule(data=st.data(), tail=tokens, cache_keys=keys)

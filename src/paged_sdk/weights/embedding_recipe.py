@@ -56,9 +56,9 @@ def _of_gguf(metadata: Mapping[str, Any]) -> EmbeddingRecipe:
     value = plain(metadata.get(key))
     if value is None:
         return EmbeddingRecipe()
-    if value == _RANK and not isinstance(value, bool):
+    if type(value) is int and value == _RANK:
         return EmbeddingRecipe(why_not=f"{key} = {value}: this model ranks texts, and makes no vectors of them")
-    if isinstance(value, bool) or value not in _GGUF:
+    if type(value) is not int or value not in _GGUF:
         raise CheckpointError(f"{key} = {shown(value)} is not allowed: expected an int from 0 to {_RANK}")
     return EmbeddingRecipe(pooling=_GGUF[value])
 
@@ -80,6 +80,10 @@ def _of_modules(directory: Path) -> EmbeddingRecipe:
                 if most is not None and (type(most) is not int or most < 1):
                     raise CheckpointError(f"{own}: max_seq_length = {shown(most)}: expected an int >= 1", path=own)
                 recipe = evolve(recipe, max_tokens=most, lower_case=bool(lower))
+                modalities = settings.get("modality_config")
+                if isinstance(modalities, dict) and "message" in modalities:
+                    why_not = f"{own}: texts go through the chat template (modality_config), which is not done here"
+                    recipe = evolve(recipe, why_not=why_not)
             case "Pooling":
                 recipe = _pooled(recipe, own / "config.json")
             case "Dense":
@@ -115,6 +119,8 @@ def _relative(path: Path, value: object) -> str:
 def _pooled(recipe: EmbeddingRecipe, path: Path) -> EmbeddingRecipe:
     settings = read_json(path)
     named = settings.get("pooling_mode")
+    if isinstance(named, list) and len(named) == 1:
+        named = named[0]
     modes = [name for name, on in settings.items() if name.startswith("pooling_mode_") and on is True]
     found = [_NAMES.get(str(named))] if named is not None else [_MODES.get(mode) for mode in modes]
     if len(found) != 1 or found[0] is None:
@@ -148,7 +154,7 @@ def _with_prompts(recipe: EmbeddingRecipe, path: Path) -> EmbeddingRecipe:
     settings = read_json_if_there(path)
     prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
     are_texts = isinstance(prompts, dict) and all(isinstance(text, str) for text in prompts.values())
-    if not are_texts or (default is not None and default not in prompts):
+    if not are_texts or (default is not None and not (isinstance(default, str) and default in prompts)):
         raise CheckpointError(
             f"{path}: prompts = {shown(prompts)}, default_prompt_name = {shown(default)}: expected texts by name, and "
             "one of the names or null",

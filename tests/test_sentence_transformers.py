@@ -1,0 +1,96 @@
+"""The vectors of checkpoints that sentence-transformers has written are the ones that it computes."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tiny
+from paged_sdk import InvalidRequestError, TextModelBuilder
+
+TEXTS = (
+    "The quick brown fox jumps over the lazy dog.",
+    "Once upon a time there was a small engine",
+    "Every page had a number, every reader had a table of numbers, and nobody ever moved a shelf. " * 4,
+    "x",
+)
+
+
+def write(
+    directory: Path,
+    pooling: str,
+    *,
+    dense: bool,
+    normalize: bool,
+    include_prompt: bool,
+    families: str,
+    has_template: bool = False,
+) -> Any:
+    """Write a checkpoint of random weights, and return the model that wrote it."""
+    library: Any = pytest.importorskip("sentence_transformers")
+    layers: Any = importlib.import_module("sentence_transformers.sentence_transformer.modules")
+    tiny.make_checkpoint(families, directory / "decoder")
+    settings = directory / "decoder" / "tokenizer_config.json"
+    content = json.loads(settings.read_text())
+    if not has_template:  # where there is one, new versions have texts go through it
+        del content["chat_template"]
+    settings.write_text(json.dumps(content))
+    transformer = layers.Transformer(str(directory / "decoder"), max_seq_length=100)
+    size = transformer.get_embedding_dimension()
+    modules = [transformer, layers.Pooling(size, pooling_mode=pooling, include_prompt=include_prompt)]
+    if dense:
+        torch.manual_seed(0)
+        modules += [layers.Dense(size, 96, activation_function=torch.nn.Tanh())]
+        modules += [layers.Dense(96, 40, bias=False, activation_function=torch.nn.Identity())]
+    if normalize:
+        modules.append(layers.Normalize())
+    model = library.SentenceTransformer(modules=modules, prompts={"query": "Find this: "}, device="cpu")
+    model.save(str(directory / "written"))
+    return model
+
+
+@pytest.mark.long
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize(
+    ("pooling", "dense", "normalize", "include_prompt", "families"),
+    [
+        ("lasttoken", False, True, True, "qwen3"),
+        ("mean", True, True, True, "llama"),
+        ("mean", False, False, False, "mistral"),
+        ("max", True, False, True, "qwen2"),
+        ("cls", False, True, True, "gemma2"),
+        ("weightedmean", False, False, True, "llama"),
+    ],
+)
+async def test_checkpoints_give_the_same_vectors(
+    pooling: str, dense: bool, normalize: bool, include_prompt: bool, families: str, tmp_path: Path
+) -> None:
+    library = write(
+        tmp_path, pooling, dense=dense, normalize=normalize, include_prompt=include_prompt, families=families
+    )
+    builder = TextModelBuilder(tmp_path / "written").with_dtype("float32").with_force_cpu().with_num_threads(1)
+    async with builder.build() as model:
+        for prompt in (None, "query"):
+            own = (await model.embed(TEXTS, prompt_name=prompt, truncation=True)).embeddings
+            theirs = library.encode(list(TEXTS), prompt_name=prompt, batch_size=1)
+            np.testing.assert_allclose(own, theirs, atol=1e-4 * float(np.abs(theirs).max()))
+        short = (await model.embed(TEXTS[0], dimensions=16, normalize=True)).embeddings
+        theirs = library.encode([TEXTS[0]], truncate_dim=16, normalize_embeddings=True)
+        np.testing.assert_allclose(short, theirs, atol=1e-5)
+
+
+@pytest.mark.long
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_chat_template_around_texts_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, "mean", dense=False, normalize=True, include_prompt=True, families="llama", has_template=True)
+    async with TextModelBuilder(tmp_path / "written").with_force_cpu().build() as model:
+        with pytest.raises(InvalidRequestError, match="chat template"):
+            await model.embed(TEXTS[0])
