@@ -20,7 +20,7 @@ from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
 import paged_sdk.weights
 import tiny
 from paged_sdk import write_gguf
-from paged_sdk.build import gguf_plan
+from paged_sdk.build import gguf_encoding, gguf_plan
 from paged_sdk.chat.gguf_tokenizer_export import _PROBE as PROBE
 from paged_sdk.chat.pre_tokenizers import PRE_TOKENIZERS
 from paged_sdk.chat.text_processor import load_text_processor, text_processor_from_gguf
@@ -315,7 +315,7 @@ class TestNothingIsLeftBehind:
             assert len(names_in(tmp_path)) == 2  # the file is under way
             raise error
 
-        monkeypatch.setattr(gguf_plan, "_bytes", fail)
+        monkeypatch.setattr(gguf_encoding.TensorEncoder, "_piece", fail)
         with pytest.raises(CheckpointError if isinstance(error, OSError) else type(error), match=r"$") as caught:
             write_gguf(path, tmp_path / "m.gguf", type="F16")
         if isinstance(error, OSError):

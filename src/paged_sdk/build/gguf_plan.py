@@ -17,6 +17,7 @@ from torch import Tensor
 
 from paged_sdk.build.calibration import CHUNK_TOKENS, calibrate
 from paged_sdk.build.collector import collector_paused
+from paged_sdk.build.gguf_encoding import TensorEncoder, tensor_encoder
 from paged_sdk.build.importance import checkpoint_names
 from paged_sdk.build.progress import LoadingBar
 from paged_sdk.build.topology import gguf_overrides
@@ -26,10 +27,7 @@ from paged_sdk.config.decoder import DecoderConfig, RopeConfig, RopeKind
 from paged_sdk.config.topology import Topology
 from paged_sdk.errors import CheckpointError, ConfigError, UnsupportedArchitectureError, shown
 from paged_sdk.kernels.gguf_blocks import BlockMatrix, block_format, tensor_type_of
-from paged_sdk.kernels.native.library import NativeLibrary, load
-from paged_sdk.kernels.native.quantize import quantize_blocks
-from paged_sdk.kernels.quantize import quantize_blocks_reference
-from paged_sdk.kernels.quantize_tables import TABLE_TYPES, quantize_table_blocks
+from paged_sdk.kernels.quantize_tables import TABLE_TYPES
 from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix, UnreadRows
 from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.logs import get_logger
@@ -50,9 +48,7 @@ __all__ = ["write"]
 _log = get_logger(__name__)
 
 _CPU: Final = torch.device("cpu")
-_ELEMENTS_AT_ONCE: Final = 1 << 23  # 32 MiB of float32
 _BYTES_AT_ONCE: Final = 1 << 25
-_LARGEST_F16: Final = 65504.0
 _QUANTIZATION_VERSION: Final = 2
 _F32: Final = tensor_type_of("F32")
 # Of the file that is read; the one that is written says its own.
@@ -78,17 +74,19 @@ def write(
     path = resolve_model(source)
     importance = _importance(path, imatrix, calibrate_on, imatrix_out, show_progress=show_progress)
     wanted = _Wanted(type, overrides, importance, topology)
-    plan = _from_directory(path, wanted) if path.is_dir() else _from_gguf(path, wanted)
-    try:
-        total = sum(tensor.num_bytes for tensor in plan.tensors)
-        with (
-            new_file(target, total) as part,
-            LoadingBar(f"Writing {target.name}", visible=show_progress) as bar,
-        ):
-            write_gguf_file(part, plan.metadata, plan.tensors, on_progress=bar.update)
-            plan.check(part)
-    finally:
-        plan.close()
+    with tensor_encoder() as encoder:
+        make = _from_directory if path.is_dir() else _from_gguf
+        plan = make(path, wanted, encoder)
+        try:
+            total = sum(tensor.num_bytes for tensor in plan.tensors)
+            with (
+                new_file(target, total) as part,
+                LoadingBar(f"Writing {target.name}", visible=show_progress) as bar,
+            ):
+                write_gguf_file(part, plan.metadata, plan.tensors, on_progress=bar.update)
+                plan.check(part)
+        finally:
+            plan.close()
     return target
 
 
@@ -168,16 +166,16 @@ class _Plan:
     close: Callable[[], None]
 
 
-def _from_directory(path: Path, wanted: _Wanted) -> _Plan:
+def _from_directory(path: Path, wanted: _Wanted, encoder: TensorEncoder) -> _Plan:
     checkpoint = open_checkpoint(path)
     try:
-        return _from_checkpoint(checkpoint, wanted)
+        return _from_checkpoint(checkpoint, wanted, encoder)
     except BaseException:
         checkpoint.source.close()
         raise
 
 
-def _from_checkpoint(checkpoint: Checkpoint, wanted: _Wanted) -> _Plan:
+def _from_checkpoint(checkpoint: Checkpoint, wanted: _Wanted, encoder: TensorEncoder) -> _Plan:
     config, path = read_config(checkpoint.config), checkpoint.path
     if not has_head(checkpoint.config):
         raise UnsupportedArchitectureError(
@@ -210,7 +208,6 @@ def _from_checkpoint(checkpoint: Checkpoint, wanted: _Wanted) -> _Plan:
         **values,
         **tokenizer,
     }
-    library = load()
     return _Plan(
         metadata={key: GgufValue.of(value) for key, value in metadata.items()},
         tensors=[
@@ -218,7 +215,7 @@ def _from_checkpoint(checkpoint: Checkpoint, wanted: _Wanted) -> _Plan:
                 name=name,
                 shape=tensor.shape,
                 type=types.get(name, _F32),
-                parts=partial(_encoded, name, tensor, types.get(name, _F32), library, wanted),
+                parts=partial(_encoded, encoder, wanted, name, types.get(name, _F32), tensor),
             )
             for name, tensor in stored.items()
         ],
@@ -227,7 +224,7 @@ def _from_checkpoint(checkpoint: Checkpoint, wanted: _Wanted) -> _Plan:
     )
 
 
-def _from_gguf(path: Path, wanted: _Wanted) -> _Plan:
+def _from_gguf(path: Path, wanted: _Wanted, encoder: TensorEncoder) -> _Plan:
     refuse_other_files(path)
     files = open_gguf(path)
     first = files[0]
@@ -243,12 +240,11 @@ def _from_gguf(path: Path, wanted: _Wanted) -> _Plan:
     must_be_model(first.metadata, path)
     if "general.architecture" not in kept:
         raise CheckpointError(f"{path} does not say its architecture", path=path)
-    library = load()
     planned = []
     for name, tensor in stored.items():
         number = types.get(name, tensor.type)
         matrix = GgufMatrix(shape=tensor.shape, matrices=[_stored_matrix(tensor)])
-        as_it_is, anew = partial(_copied, tensor), partial(_encoded, name, matrix, number, library, wanted)
+        as_it_is, anew = partial(_copied, tensor), partial(_encoded, encoder, wanted, name, number, matrix)
         parts = as_it_is if number == tensor.type else anew
         planned.append(PlannedTensor(name=name, shape=tensor.shape, type=number, parts=parts))
 
@@ -310,58 +306,11 @@ def _copied(tensor: GgufTensor) -> Iterator[npt.NDArray[np.uint8]]:
 
 
 def _encoded(
-    name: str, matrix: GgufMatrix, tensor_type: int, library: NativeLibrary | None, wanted: _Wanted
+    encoder: TensorEncoder, wanted: _Wanted, name: str, tensor_type: int, matrix: GgufMatrix
 ) -> Iterator[npt.NDArray[np.uint8]]:
-    """Return a tensor's bytes.
-
-    :raises CheckpointError: a value does not fit the type
-    """
     form = block_format(tensor_type).name
-    has_weights = form not in PLAIN_TYPES and tensor_type not in TABLE_TYPES
-    importance = wanted.importance_of(name, matrix.shape) if has_weights else None
-    done, height = 0, matrix.shape[-2] if len(matrix.shape) > 1 else 1
-    try:
-        for values in matrix.parts(max(1, _ELEMENTS_AT_ONCE // matrix.shape[-1])):
-            if importance is None:
-                yield _bytes(values, form, tensor_type, library).numpy().reshape(-1)
-            else:
-                for first, last in _by_matrix(done, done + len(values), height):
-                    part, weights = values[first - done : last - done], importance[first // height]
-                    yield _bytes(part, form, tensor_type, library, weights).numpy().reshape(-1)
-            done += len(values)
-    except CheckpointError as error:
-        raise CheckpointError(f"tensor {shown(name)}: {error}") from error
-
-
-def _by_matrix(first: int, last: int, height: int) -> Iterator[tuple[int, int]]:
-    """Cut rows of a tensor where another of its matrices begins.
-
-    :param height: the rows of a matrix
-    """
-    while first < last:
-        end = min(last, (first // height + 1) * height)
-        yield first, end
-        first = end
-
-
-def _bytes(
-    values: Tensor, form: str, tensor_type: int, library: NativeLibrary | None, importance: Tensor | None = None
-) -> Tensor:
-    values = values.contiguous()
-    match form:
-        case "F32":
-            return values.view(torch.uint8)
-        case "F16":
-            if not bool((values.abs() <= _LARGEST_F16).all()):
-                raise CheckpointError("it cannot be F16: it holds NaN, Inf or numbers above 65,504")
-            return values.half().view(torch.uint8)
-        case "BF16":
-            return values.bfloat16().view(torch.uint8)
-    if tensor_type in TABLE_TYPES:
-        return quantize_table_blocks(values, tensor_type)
-    if library is None:
-        return quantize_blocks_reference(values, tensor_type, importance)
-    return quantize_blocks(library, values, tensor_type, importance=importance)
+    has_use = form not in PLAIN_TYPES and tensor_type not in TABLE_TYPES
+    return encoder.encoded(name, tensor_type, matrix, wanted.importance_of(name, matrix.shape) if has_use else None)
 
 
 def _divisors(rope: RopeConfig) -> Tensor | None:

@@ -6,7 +6,8 @@ It is what :mod:`paged_sdk.weights.gguf_source` and :mod:`paged_sdk.weights.gguf
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -88,17 +89,29 @@ class GgufMatrix:
     permuted_heads: int = 0
     offset: float = 0.0
 
-    def parts(self, num_rows: int) -> Iterator[Tensor]:
-        """Decode the rows, at most about so many at a time, in GGUF's order: float32 ``[rows, columns]``."""
+    def pieces(self, num_rows: int) -> Iterator[tuple[int, Callable[[], Tensor]]]:
+        """Cut the rows into pieces of about so many at most, in GGUF's order.
+
+        :returns: of each piece the number of the tensor's matrix that it belongs to, and what decodes it: float32
+            ``[rows, columns]``
+        """
+        height, done = self.shape[-2 if len(self.shape) > 1 else 0], 0
         for matrix in self.matrices:
-            rows = matrix.shape[0]
+            rows, first = matrix.shape[0], 0
             head = rows // self.permuted_heads if self.permuted_heads else 1
             step = max(1, num_rows // head) * head
-            for first in range(0, rows, step):
-                values = matrix.rows(slice(first, min(first + step, rows))).decoded(torch.float32)
-                if self.offset:
-                    values = values + self.offset
-                yield _permuted(values, head) if self.permuted_heads else values
+            while first < rows:
+                number, row = divmod(done + first, height)
+                last = min(rows, first + step, first + height - row)
+                yield number, partial(self._decoded, matrix, slice(first, last), head)
+                first = last
+            done += rows
+
+    def _decoded(self, matrix: StoredMatrix, rows: slice, head: int) -> Tensor:
+        values = matrix.rows(rows).decoded(torch.float32)
+        if self.offset:
+            values = values + self.offset
+        return _permuted(values, head) if self.permuted_heads else values
 
 
 def gguf_architecture(config: DecoderConfig) -> str:
