@@ -34,7 +34,6 @@ from paged_sdk.models.family import supported_families
 from paged_sdk.models.transformers_door.loading import TransformersDoor, open_door
 from paged_sdk.models.transformers_door.model import TransformersModel
 from paged_sdk.types.step import StepRow
-from paged_sdk.vision.family import vision_families
 from paged_sdk.weights.safetensors_source import SafetensorsSource
 
 __all__ = ["PROMPTS", "greedy", "greedy_of_transformers", "image_table", "judge", "share", "table"]
@@ -175,7 +174,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 def image_table(outcomes: Sequence[Outcome]) -> str:
     """Return what docs/architectures.md holds of the outcomes of classes that take images."""
-    native = vision_families()
+    native = supported_families()
     count = Counter(outcome.verdict for outcome in outcomes)
     lines = [
         f"With transformers {transformers.__version__}: {len(outcomes)} classes take images and generate text.",

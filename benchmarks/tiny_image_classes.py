@@ -7,7 +7,7 @@ import inspect
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -193,7 +193,8 @@ def make_image_checkpoint(model_type: str, directory: Path) -> PreTrainedModel:
         raise CannotBeMadeError(f"its processor ({reason})") from error
     (image_token, _), *_ = Counter(text).most_common(1)
     _write_template(model_type, directory, placeholder)
-    config = tiny_image_config(model_type, vocab_size=tokenizer.get_vocab_size(), image_token=image_token)
+    marks = sorted(set(text) - {image_token})
+    config = tiny_image_config(model_type, vocab_size=tokenizer.get_vocab_size(), image_token=image_token, marks=marks)
     try:
         torch.manual_seed(0)
         make: Any = AutoModelForImageTextToText.from_config
@@ -206,13 +207,18 @@ def make_image_checkpoint(model_type: str, directory: Path) -> PreTrainedModel:
     return model
 
 
-def tiny_image_config(model_type: str, *, vocab_size: int = 384, image_token: int = 260) -> PreTrainedConfig:
+def tiny_image_config(
+    model_type: str, *, vocab_size: int = 384, image_token: int = 260, marks: Sequence[int] = ()
+) -> PreTrainedConfig:
     """Return the smallest config that still has what the class is about.
 
+    :param marks: the other tokens that the processor writes for an image
     :raises CannotBeMadeError: none is small
     """
     try:
         config = _config(model_type, vocab_size, image_token)
+        if hasattr(config, "visual_indicator_token_ids"):  # whose embeddings images replace, too
+            config.visual_indicator_token_ids = [*marks, *range(vocab_size - 5, vocab_size)][:5]
         make: Any = AutoModelForImageTextToText.from_config
         with torch.device("meta"):
             size = sum(parameter.numel() for parameter in make(copy.deepcopy(config)).parameters())

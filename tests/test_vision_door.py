@@ -13,7 +13,7 @@ import torch
 from benchmarks.image_table import PICTURES, answers, answers_of_transformers
 from benchmarks.tiny_image_classes import make_image_checkpoint, tiny_image_config
 from transformers import PreTrainedModel
-from transformers.models.ovis2 import modeling_ovis2
+from transformers.models.aya_vision import modeling_aya_vision
 
 from paged_sdk import (
     BlockingModel,
@@ -33,10 +33,14 @@ from paged_sdk import (
 )
 from paged_sdk.errors import UnsupportedArchitectureError
 from paged_sdk.models.any_model import plan_model
+from paged_sdk.models.family import has_family
 from paged_sdk.vision.whole_processor import WholeProcessor
 
-# Vectors alone; positions in time, height and width; vectors for the first layers too, and experts; tiles of an image.
-NAMES = ("ovis2", "glm4v", "qwen3_vl_moe", "llava_onevision")
+# Vectors alone; positions in time, height and width; vectors for the first layers too, and experts.
+THROUGH = ("aya_vision", "glm4v", "qwen3_vl_moe")
+# Those with a decoder here, whose images transformers' whole processor puts into prompts.
+OWN = ("llava_onevision", "lighton_ocr", "video_llama_3", "vipllava")
+NAMES = (*THROUGH, *OWN)
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +53,16 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, tuple[
 
 
 @pytest.fixture
-def ovis(checkpoints: Mapping[str, tuple[Path, PreTrainedModel]]) -> Path:
-    return checkpoints["ovis2"][0]
+def aya(checkpoints: Mapping[str, tuple[Path, PreTrainedModel]]) -> Path:
+    return checkpoints["aya_vision"][0]
 
 
-@pytest.mark.parametrize("name", [*NAMES[:3], pytest.param(NAMES[3], marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", [*NAMES[:5], *(pytest.param(name, marks=pytest.mark.long) for name in NAMES[5:])])
 def test_class_says_what_transformers_says(name: str, checkpoints: Mapping[str, tuple[Path, PreTrainedModel]]) -> None:
     directory, reference = checkpoints[name]
     assert answers(directory) == answers_of_transformers(reference, directory)
+    content = json.loads((directory / "config.json").read_text())
+    assert has_family(content) == (name in OWN)
 
 
 def exact(directory: Path) -> VisionModelBuilder:
@@ -112,14 +118,14 @@ def test_texts_do_not_depend_on_the_batch(
             assert details.cached_tokens > again.usage.prompt_tokens // 2
 
 
-def test_processor_that_prepares_several_images_otherwise(ovis: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processor_that_prepares_several_images_otherwise(aya: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = WholeProcessor.prompt
 
     def other(self: WholeProcessor, text: str, images: Sequence[Any], model: Any = None) -> Any:
         return plain(self, text * len(images), [image for image in images for _ in images], model)
 
     monkeypatch.setattr(WholeProcessor, "prompt", other)
-    with BlockingModel(exact(ovis).build()) as model:
+    with BlockingModel(exact(aya).build()) as model:
         assert model.send_chat_request(asked(PICTURES[0])).usage.completion_tokens
         with pytest.raises(InvalidRequestError, match="max_images = 1"):
             model.send_chat_request(asked(*PICTURES))
@@ -132,8 +138,8 @@ def copied(source: Path, target: Path, **config: Any) -> Path:
     return target
 
 
-def test_missing_files_are_named(ovis: Path, tmp_path: Path) -> None:
-    bare = copied(ovis, tmp_path / "bare")
+def test_missing_files_are_named(aya: Path, tmp_path: Path) -> None:
+    bare = copied(aya, tmp_path / "bare")
     (bare / "processor_config.json").unlink()
     (bare / "preprocessor_config.json").unlink()
     with pytest.raises(CheckpointError, match=r"has no preprocessor_config\.json"):
@@ -156,14 +162,14 @@ def test_what_cannot_run_is_refused(model_type: str, reason: str) -> None:
         plan_model(content, torch.float32, images=True)
 
 
-def test_texts_have_a_builder_of_their_own(ovis: Path) -> None:
+def test_texts_have_a_builder_of_their_own(aya: Path) -> None:
     with pytest.raises(UnsupportedArchitectureError, match="VisionModelBuilder"):
-        BlockingModel(TextModelBuilder(ovis).with_force_cpu().build())
+        BlockingModel(TextModelBuilder(aya).with_force_cpu().build())
 
 
 @pytest.mark.parametrize("what", ["vectors", "hidden"])
-def test_class_that_does_more_with_images_is_refused(ovis: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain: Any = modeling_ovis2.Ovis2Model.forward
+def test_class_that_does_more_with_images_is_refused(aya: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain: Any = modeling_aya_vision.AyaVisionModel.forward
 
     def more(self: Any, *args: Any, **kwargs: Any) -> Any:
         output = plain(self, *args, **kwargs)
@@ -176,10 +182,10 @@ def test_class_that_does_more_with_images_is_refused(ovis: Path, what: str, monk
         made.pooler_output = [each[1:] for each in made.pooler_output]
         return made
 
-    features: Any = modeling_ovis2.Ovis2Model.get_image_features
+    features: Any = modeling_aya_vision.AyaVisionModel.get_image_features
     if what == "vectors":
-        monkeypatch.setattr(modeling_ovis2.Ovis2Model, "get_image_features", fewer)
+        monkeypatch.setattr(modeling_aya_vision.AyaVisionModel, "get_image_features", fewer)
     else:
-        monkeypatch.setattr(modeling_ovis2.Ovis2Model, "forward", more)
+        monkeypatch.setattr(modeling_aya_vision.AyaVisionModel, "forward", more)
     with pytest.raises(UnsupportedArchitectureError, match=r"vectors for an image of|does more with an image"):
-        BlockingModel(exact(ovis).build())
+        BlockingModel(exact(aya).build())

@@ -39,6 +39,7 @@ def test_families_are_found_by_file_name() -> None:
         *FAMILIES,
         *odd_configs.FAMILIES,
         *VISION_FAMILIES,
+        *("lighton_ocr", "llava_onevision", "video_llama_3", "vipllava"),  # tests/test_vision_door.py tries these
         "gemma3",
         "qwen2_vl_text",
         "qwen2_5_vl_text",

@@ -5,17 +5,18 @@ from __future__ import annotations
 import torch
 from attrs import evolve, frozen
 
+from paged_sdk.build.processor_prompts import ProcessorPrompts
 from paged_sdk.build.topology import isq_by_name
 from paged_sdk.chat.tokenizer import Tokenizer
 from paged_sdk.config.images import ImageLimits
 from paged_sdk.config.topology import Topology
 from paged_sdk.errors import CheckpointError
 from paged_sdk.kernels.native.library import Workspace
-from paged_sdk.models.family import find_family
+from paged_sdk.models.family import NestedFamily, find_family, supported_families
 from paged_sdk.models.loading import names_in
 from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.vision.encoder import ImageEncoder, load_encoder
-from paged_sdk.vision.family import find_vision_family
+from paged_sdk.vision.family import find_vision_family, vision_families
 from paged_sdk.vision.processor import ImagePrompts
 from paged_sdk.weights.checkpoint import Checkpoint
 
@@ -61,8 +62,11 @@ def load_vision(
             "use the checkpoint in safetensors",
             path=path,
         )
-    family = find_vision_family(checkpoint.config)
-    prompts = ImagePrompts(family, path, checkpoint.config, tokenizer, limits)
+    model_type = str(checkpoint.config.get("model_type"))
+    is_nested = isinstance(supported_families().get(model_type), NestedFamily)
+    # A family may have a decoder here and leave images to its whole processor.
+    family = None if is_nested and model_type not in vision_families() else find_vision_family(checkpoint.config)
+    prompts = None if family is None else ImagePrompts(family, path, checkpoint.config, tokenizer, limits)
     names = names_in(checkpoint.source, find_family(checkpoint.config))
     text = (names.head, *(names.body + part for part in ("layers.", "embed_tokens.", "norm.")))
     encoder = load_encoder(
@@ -74,6 +78,9 @@ def load_vision(
         dtype=dtype,
         device=device,
     )
+    if prompts is None or family is None:
+        through = ProcessorPrompts(path, model_type, encoder.model, tokenizer)
+        return LoadedVision(through.make(through.limited(limits), is_whole=False), encoder)
     return LoadedVision(prompts, encoder, family.is_whole)
 
 

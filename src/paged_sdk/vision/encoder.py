@@ -71,6 +71,11 @@ class ImageEncoder:
                     continue
                 layer.register_forward_pre_hook(lambda module, given: self._go_on())
 
+    @property
+    def model(self) -> Any:
+        """Return transformers' model."""
+        return self._model
+
     def encode(self, inputs: Inputs, go_on: Callable[[], None]) -> EncodedImage:
         """Return the vectors of one image, computed; one call at a time.
 
