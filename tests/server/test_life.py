@@ -158,6 +158,10 @@ def test_a_port_in_use_is_one_line(tiny_checkpoint: Path) -> None:
         (["--host", "0.0.0.0"], "--api-key"),
         (["--host", "0.0.0.0", "--api-key", "a b"], "printable ASCII"),
         (["--timeout", "0"], "--timeout"),
+        (["--vision", "--draft-model", "x"], "--vision"),
+        (["--vision", "-f", "x.gguf"], "--vision"),
+        (["--image-host", "a b"], "--image-host"),
+        (["--adapter-folder", "no/such/folder"], "--adapter-folder"),
         (["--max-queue", "0"], "--max-queue"),
     ],
 )

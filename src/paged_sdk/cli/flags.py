@@ -25,6 +25,7 @@ from paged_sdk import (
     TextModelBuilder,
     TextSpeculativeBuilder,
     Topology,
+    VisionModelBuilder,
     embedded_model_path,
 )
 from paged_sdk.cli.options import ModelFormat, PagedAttnMode
@@ -42,7 +43,7 @@ __all__ = [
     "naming_flags",
 ]
 
-Builder: TypeAlias = TextModelBuilder | GgufModelBuilder
+Builder: TypeAlias = TextModelBuilder | GgufModelBuilder | VisionModelBuilder
 AnyBuilder: TypeAlias = Builder | TextSpeculativeBuilder
 _FlagsT = TypeVar("_FlagsT")
 
@@ -62,6 +63,7 @@ FLAG_OF = {
     "gamma": "--speculate",
     "--isq": "--isq",
     "imatrix_out": "--imatrix-out",
+    "image_hosts": "--image-host",
     "isq": "--isq",
     "max_len": "--max-tokens",
     "max_model_len": "--max-seq-len",
@@ -161,6 +163,7 @@ class ModelFlags:
     dtype: str | None = None
     isq: str | None = None
     topology: Path | None = None
+    vision: bool = False
     imatrix: Path | None = None
     calibration_file: Path | None = None
 
@@ -178,8 +181,9 @@ class ModelFlags:
             raise typer.BadParameter(
                 f"{location} is a file: a plain checkpoint is a directory or a hub id", param_hint="--format plain"
             )
-        builder: Builder = TextModelBuilder(location)
+        builder: Builder = VisionModelBuilder(location) if self.vision else TextModelBuilder(location)
         if self._is_gguf(location):
+            exclusive({"--vision": self.vision, "a GGUF file": True})
             builder = GgufModelBuilder(location, self.quantized_file)
         if self.tok_model_id is not None:
             path = self.tok_model_id
@@ -322,10 +326,13 @@ class EngineFlags:
     def add_draft(self, builder: Builder) -> AnyBuilder:
         """Return a builder with the model that is to guess tokens for it, if there is one.
 
+        :raises typer.BadParameter: flags that contradict each other
         :raises ConfigError: a value that cannot be used
         """
         if self.draft_model is None:
             return builder
+        if isinstance(builder, VisionModelBuilder):
+            raise typer.BadParameter("--vision and --draft-model exclude each other")
         is_gguf = self.draft_model.lower().endswith("gguf")
         draft = GgufModelBuilder(self.draft_model) if is_gguf else TextModelBuilder(self.draft_model)
         config = SpeculativeConfig() if self.speculate is None else SpeculativeConfig(self.speculate)

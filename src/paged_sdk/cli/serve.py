@@ -70,6 +70,24 @@ Adapters = Annotated[
         rich_help_panel=options.MODEL,
     ),
 ]
+ImageHost = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--image-host",
+        metavar="NAME",
+        help="Fetch images from there, by address; *: from any public host. It can be repeated.",
+        rich_help_panel=SERVER,
+    ),
+]
+Vision = Annotated[
+    bool,
+    typer.Option(
+        "--vision",
+        metavar=options.FLAG,
+        help="Take images: the checkpoint has an image encoder.",
+        rich_help_panel=options.MODEL,
+    ),
+]
 AdapterFolder = Annotated[
     Path | None,
     typer.Option(
@@ -88,12 +106,14 @@ def serve(
     max_body_mb: MaxBodyMb = 64,
     timeout: Timeout = None,
     drain_timeout: DrainTimeout = 60.0,
+    image_host: ImageHost = None,
     adapter_folder: AdapterFolder = None,
     verbose: options.Verbose = False,
     quiet: options.Quiet = False,
     version: options.Version = False,
     model_id: options.Model = None,
     format: options.Format = None,
+    vision: Vision = False,
     quantized_file: options.QuantizedFile = None,
     tok_model_id: options.TokModelId = None,
     chat_template: options.ChatTemplate = None,
@@ -145,5 +165,6 @@ def serve(
             max_body_bytes=max_body_mb << 20,
             timeout=timeout,
             drain_timeout=drain_timeout,
+            image_hosts=tuple(image_host or ()),
             adapter_folder=adapter_folder,
         )

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from paged_sdk.server.errors import problem_for
+from paged_sdk.server.image_urls import ImageUrls
 from paged_sdk.server.metrics import Metrics
 from paged_sdk.server.served_models import ServedModels
 from paged_sdk.server.settings import ServerSettings
@@ -54,7 +55,8 @@ class Answers(Generic[AnswerT, ChunkT]):
 
         :raises PagedError: the model refuses it, or fails; ``ProblemError`` likewise
         """
-        call = await read_body(request, self.read, self.settings.max_body_bytes)
+        images = ImageUrls(self.settings.image_hosts)
+        call = await read_body(request, self.read, self.settings.max_body_bytes, images=images)
         served = self.models.find(call.model)
         request.state.label = getattr(call, "label", None)
         span = RequestSpan(self.operation, call.model, request.headers)
@@ -84,10 +86,11 @@ class Answers(Generic[AnswerT, ChunkT]):
         return Response(status_code=HUNG_UP) if answer is None else JSONResponse(call.response(answer))
 
 
-async def read_body(request: Request, read: Callable[[object], T], limit: int) -> T:
+async def read_body(request: Request, read: Callable[[object], T], limit: int, *, images: ImageUrls | None = None) -> T:
     """Return what the body of a request says.
 
     :param limit: bytes that it may have
+    :param images: fetches those that it names
     :raises ProblemError: it is too long, or no JSON by its type
     :raises PagedError: it says something that cannot be done
     """
@@ -108,9 +111,14 @@ async def read_body(request: Request, read: Callable[[object], T], limit: int) -
     except ClientDisconnect:
         raise ProblemError(Problem(status=HUNG_UP, message="the client has hung up")) from None
     data = b"".join(pieces)
-    if length < LARGE_BODY:
-        return read(read_json(data))
-    return await anyio.to_thread.run_sync(lambda: read(read_json(data)), abandon_on_cancel=True)
+    if images is not None and images.hosts:
+        value = await images.fill(await _in_thread(lambda: read_json(data)))
+        return await _in_thread(lambda: read(value))
+    return read(read_json(data)) if length < LARGE_BODY else await _in_thread(lambda: read(read_json(data)))
+
+
+async def _in_thread(function: Callable[[], T]) -> T:
+    return await anyio.to_thread.run_sync(function, abandon_on_cancel=True)
 
 
 async def unless_client_leaves(request: Request, work: Callable[[], Awaitable[T]]) -> T | None:

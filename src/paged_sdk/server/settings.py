@@ -52,6 +52,8 @@ class ServerSettings:
     :ivar keep_alive: seconds without an event after which a stream gets a comment, so that nobody on the way takes it
         for dead
     :ivar drain_timeout: seconds that requests under way are given when the server is told to end
+    :ivar image_hosts: images are fetched from these hosts, where requests name them by address; ``*``: from any with a
+        public address; none: images have to come as ``data:`` URLs
     :ivar adapter_folder: adapters can be loaded from here by request, and from nowhere else; None: not at all
     :raises ConfigError: at construction
     """
@@ -63,6 +65,7 @@ class ServerSettings:
     timeout: float | None = field(default=None, validator=_is_time)
     keep_alive: float = field(default=15.0, validator=_is_time)
     drain_timeout: float = field(default=60.0, validator=_is_time)
+    image_hosts: tuple[str, ...] = field(default=(), converter=_texts, validator=_are_texts)
     adapter_folder: Path | None = field(default=None)
 
     @adapter_folder.validator

@@ -1,0 +1,130 @@
+"""Images over HTTP: as data, and by address from hosts that are allowed."""
+
+from __future__ import annotations
+
+import base64
+import http.server
+import io
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from PIL import Image
+
+from paged_sdk import BlockingModel, InvalidRequestError, RequestBuilder, SamplingParams, VisionModelBuilder
+from paged_sdk.server import image_urls
+from paged_sdk.server.image_urls import ImageUrls
+from serving import serving
+from tiny_vision import make_vision_checkpoint, picture
+
+
+def png(seed: int) -> bytes:
+    written = io.BytesIO()
+    Image.fromarray(picture(28, 28, seed=seed)).save(written, "PNG")
+    return written.getvalue()
+
+
+def asked(url: str) -> Any:
+    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What is this?"}]
+    return [{"role": "user", "content": parts}]
+
+
+@contextmanager
+def web() -> Iterator[str]:
+    """Run a web server with images and things that are none."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            match self.path:
+                case "/a.png?x=1":
+                    self.send_response(200)
+                    self.end_headers()
+                    self.wfile.write(png(1))
+                case "/moved":
+                    self.send_response(302)
+                    self.send_header("Location", "/a.png?x=1")
+                    self.end_headers()
+                case "/loop" | "/away":
+                    self.send_response(302)
+                    self.send_header("Location", "/loop" if self.path == "/loop" else "http://169.254.169.254/x")
+                    self.end_headers()
+                case "/large":
+                    self.send_response(200)
+                    self.end_headers()
+                    self.wfile.write(bytes(2 << 16))
+                case "/bad":
+                    self.wfile.write(b"no HTTP\r\n\r\n")
+                case _:
+                    self.send_error(404)
+
+        def log_message(self, *arguments: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_model_sees_images(tmp_path: Path) -> None:
+    make_vision_checkpoint("llava", tmp_path)
+    builder = VisionModelBuilder(tmp_path).with_dtype("float32").with_force_cpu().with_num_threads(1)
+    greedy = SamplingParams(temperature=0, max_len=8)
+
+    def url(seed: int) -> str:
+        return f"data:image/png;base64,{base64.b64encode(png(seed)).decode()}"
+
+    with BlockingModel(builder.build()) as model:
+        expected = [
+            model.send_chat_request(RequestBuilder.from_messages(asked(url(seed))).with_sampling(greedy))
+            for seed in (1, 2)
+        ]
+    texts = [response.choices[0].message.content for response in expected]
+    assert texts[0] != texts[1]
+    with serving({"v": builder.build}, image_hosts=("127.0.0.1",)) as served, web() as site:
+
+        def answer(address: str) -> str | None:
+            response = served.openai.chat.completions.create(
+                model="v", messages=asked(address), max_tokens=8, temperature=0
+            )
+            return response.choices[0].message.content
+
+        assert [answer(url(1)), answer(url(2))] == texts
+        assert [answer(f"{site}/a.png?x=1"), answer(f"{site}/moved")] == [texts[0]] * 2
+        for path in ("/absent", "/loop", "/away", "/bad"):
+            with pytest.raises(openai.BadRequestError) as refused:
+                answer(site + path)
+            assert refused.value.param == "image_url"
+        with pytest.raises(openai.BadRequestError, match="fetches images from"):
+            answer(site.replace("127.0.0.1", "localhost") + "/a.png")
+    with serving({"v": builder.build}) as closed, pytest.raises(openai.BadRequestError, match="data: URL"):
+        closed.openai.chat.completions.create(model="v", messages=asked("http://127.0.0.1/a.png"))
+
+
+@pytest.mark.anyio
+async def test_nobody_reaches_the_server_s_own_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    everywhere = ImageUrls(("*",))
+    with web() as site:
+        for address in (site, "http://localhost/", "http://169.254.169.254/a", "http://[::1]/", "http://10.0.0.1/"):
+            with pytest.raises(InvalidRequestError, match="public address"):
+                await everywhere.fill({"messages": asked(address)})
+        for address in ("http://", "http://a:b/", "http://no-such-host.invalid/"):
+            with pytest.raises(InvalidRequestError):
+                await everywhere.fill({"messages": asked(address)})
+        monkeypatch.setattr(image_urls, "MAX_BYTES", 1 << 16)
+        with pytest.raises(InvalidRequestError, match="at most 65536 bytes"):
+            await ImageUrls(("127.0.0.1",)).fill({"messages": asked(f"{site}/large")})
+    many = {"messages": asked("http://a/") * 33}
+    with pytest.raises(InvalidRequestError, match="at most 32"):
+        await everywhere.fill(many)
+    others: list[Any] = [[], {"messages": 1}, {"messages": [1, {"content": [1]}]}, {"messages": asked("data:a")}]
+    for body in others:
+        assert await everywhere.fill(body) is body
