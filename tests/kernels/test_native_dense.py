@@ -132,11 +132,25 @@ def test_parts_pack_as_the_whole_and_rows_come_back(dtype: torch.dtype) -> None:
         assert torch.equal(unpack_rows(whole, wanted), weight[wanted])
 
 
+@every_dtype
+@every_level
+def test_numbers_are_rounded_while_they_are_packed(dtype: torch.dtype, isa: str) -> None:
+    native, generator = workspace(isa).library, torch.Generator().manual_seed(7)
+    for rows, cols in SHAPES:
+        # Of every magnitude, down to subnormal ones of float16 and beyond its largest.
+        exponents = torch.randint(-30, 18, (rows, cols), generator=generator)
+        weight = torch.ldexp(torch.randn(rows, cols, generator=generator), exponents)
+        for stored in DENSE_TYPES:
+            values = weight.to(stored)
+            packed = pack_dense(native, [values], (rows, cols), dtype, num_threads=1)
+            assert torch.equal(unpack_rows(packed, torch.arange(rows)), values.to(dtype))
+
+
 def test_what_cannot_be_packed_or_joined() -> None:
     weight = torch.randn(32, 64)
     with pytest.raises(ConfigError, match=r"weight\.dtype"):
         pack_dense(library(), [weight.double()], (32, 64), torch.float64)
-    for parts in ([weight[:8], weight[8:]], [weight, weight], [weight.half()], [weight[:, :32]], [weight[:16]]):
+    for parts in ([weight[:8], weight[8:]], [weight, weight], [weight.double()], [weight[:, :32]], [weight[:16]]):
         with pytest.raises(ConfigError, match="part"):
             pack_dense(library(), parts, (32, 64), torch.float32)
     packed = [pack_dense(library(), [weight.to(dtype)], (32, 64), dtype) for dtype in DENSE_TYPES]

@@ -50,6 +50,25 @@ void compare_quantize(Levels& levels) {
   }
 }
 
+// Every type to every other, with columns that fill no vector and rows that fill no panel.
+void compare_pack_dense(Levels& levels) {
+  Random random(4);
+  constexpr int kRows = 19, kCols = 77;
+  std::vector<float> x = random.normal(kRows * kCols);
+  x[5] = 1e-6f, x[6] = 1e9f, x[7] = -1e-40f, x[kCols + 1] = 65519.0f, x[kCols + 2] = -65520.0f;
+  for (const int32_t format : kDenseFormats) {
+    for (const int32_t dtype : kDtypes) {
+      const std::vector<uint8_t> raw = as_dtype(x, dtype);
+      levels.compare(of("pack_dense", format, dtype), {0.0}, [&](const Run& run) {
+        std::vector<uint8_t> out(paged_packed_bytes(format, kRows, kCols));
+        const paged_dense_args args{raw.data(), out.data(), format, kRows, kCols, dtype, 1, 0};
+        run.done(paged_pack_dense(run.level, &args));
+        return numbers(out);
+      });
+    }
+  }
+}
+
 // Whole lanes of groups, some more, and half a group; a few weights so large that errors are kept.
 void compare_quantize_groups(Levels& levels) {
   Random random(3);
@@ -294,6 +313,7 @@ void compare_layers(Levels& levels, int32_t format) {
 
 void compare_all(Levels& levels) {
   compare_quantize(levels);
+  compare_pack_dense(levels);
   compare_quantize_groups(levels);
   for (const int32_t format : kBlockFormats) compare_rows(levels, format);
   for (const int32_t format : kGroupedFormats) compare_rows(levels, format);

@@ -22,6 +22,7 @@ void paged_workspace_delete(paged_workspace* workspace);
 int64_t paged_packed_bytes(int32_t format, int32_t rows, int32_t cols);
 void paged_pack(int32_t format, const uint8_t* raw, int32_t rows, int32_t cols, uint8_t* out, int32_t num_threads);
 void paged_pack_grouped(const paged_grouped_args* args);
+int32_t paged_pack_dense(int32_t level, const paged_dense_args* args);
 int32_t paged_linear(int32_t level, const paged_linear_args* args);
 int32_t paged_experts(int32_t level, const paged_experts_args* args);
 int32_t paged_attention(int32_t level, const paged_attention_args* args);
@@ -120,12 +121,14 @@ struct Weight {
     }
     std::vector<float> x = random.normal(static_cast<int64_t>(rows) * cols);
     for (float& v : x) v *= 0.1f;
-    const auto raw = format == PAGED_DENSE_FLOAT32    ? as_dtype(x, PAGED_FLOAT32)
-                     : format == PAGED_DENSE_BFLOAT16 ? as_dtype(x, PAGED_BFLOAT16)
-                     : format == PAGED_DENSE_FLOAT16
-                         ? as_dtype(x, PAGED_FLOAT16)
-                         : quantized(portable_level(), as_dtype(x, PAGED_FLOAT32), PAGED_FLOAT32, format, rows, cols);
-    paged_pack(format, raw.data(), rows, cols, data.data(), 1);
+    const auto raw = as_dtype(x, PAGED_FLOAT32);
+    if (paged::is_dense(format)) {
+      const paged_dense_args args{raw.data(), data.data(), format, rows, cols, PAGED_FLOAT32, 1, 0};
+      if (paged_pack_dense(portable_level(), &args) != 0) fail("pack_dense failed");
+      return;
+    }
+    paged_pack(format, quantized(portable_level(), raw, PAGED_FLOAT32, format, rows, cols).data(), rows, cols,
+               data.data(), 1);
   }
   Weight(const Weight&) = delete;
 
@@ -138,14 +141,17 @@ struct Weight {
     const uint32_t most = 1u << kBits[paged::grouped_kind(packed.format)];
     for (uint8_t& code : codes) code = static_cast<uint8_t>(random.bits() % most);
     for (uint8_t& level : table) level = static_cast<uint8_t>(random.bits());
-    std::vector<uint16_t> scales(codes.size() / 16), minima(codes.size() / 16);  // as many as there can be
-    for (uint16_t& scale : scales) scale = paged::to_half(0.02f + 0.01f * random.normal());
-    for (uint16_t& minimum : minima) minimum = paged::to_half(random.normal());
-    std::vector<float> units(rows, 0.1f), minimum_units(rows, 0.05f);
-    for (int r = 0; r < rows; r += 2) minimum_units[r] = 0.0f;
-    const paged_grouped_args args{codes.data(),         scales.data(), minima.data(), units.data(),
-                                  minimum_units.data(), table.data(),  data.data(),   packed.format,
-                                  rows,                 cols,          1};
+    const int group = paged::grouped_kind(packed.format) == PAGED_GROUPED_LEVELS_OF_16 ? 16 : packed.format >> 16 << 5;
+    const size_t groups = (cols + group - 1) / group;
+    std::vector<float> scales(rows * groups), minima(scales.size());
+    for (float& scale : scales) scale = 0.002f + 0.001f * random.normal();
+    for (size_t i = 0; i < minima.size(); ++i)
+      minima[i] = i / groups % 2 == 0 ? scales[i] * static_cast<float>(random.bits() % 8) : 0.05f * random.normal();
+    const bool has_levels = paged::grouped_layout(packed.format).has_levels;
+    const paged_codes bytes{codes.data(), cols, 4, 8, PAGED_CODES_STREAM, 255, 0};
+    const paged_grouped_args args{bytes, scales.data(), has_levels ? nullptr : minima.data(), table.data(), data.data(),
+                                  1.0f,  0.0f,          packed.format,                        rows,         cols,
+                                  1};
     paged_pack_grouped(&args);
   }
 };

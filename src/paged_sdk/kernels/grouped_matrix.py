@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 import torch
-from attrs import Factory, evolve, frozen
+from attrs import Factory, evolve, field, frozen
 from torch import Tensor
 
 from paged_sdk.errors import CheckpointError, UnsupportedQuantizationError
+from paged_sdk.kernels.packed_codes import PackedCodes
 from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix, bounds
 
 __all__ = ["GroupedMatrix", "UnreadGroupedMatrix", "even_levels", "every_other_row", "rounded_levels"]
@@ -26,7 +27,8 @@ def _bits_of(matrix: GroupedMatrix) -> int:
     """Return the bits that the levels need, or else the largest code."""
     if matrix.levels is not None:
         return max(1, (matrix.levels.numel() - 1).bit_length())
-    return max(1, int(matrix.codes.max()).bit_length()) if matrix.codes.numel() else 1
+    codes = matrix.codes
+    return max(1, int(codes.max()).bit_length()) if codes.numel() else 1
 
 
 @frozen(eq=False, kw_only=True)
@@ -36,7 +38,7 @@ class GroupedMatrix:
     ``value[r, order[c]] = scales[r, c // group_size] * number + minima[r, c // group_size]``, in float32, where the
     number is ``codes[r, c]``, or ``levels[codes[r, c]]`` where there are levels.
 
-    :ivar codes: uint8 ``[rows, cols]``
+    :ivar stored: the codes, given as ``codes``: uint8 ``[rows, cols]``, or packed as in a file
     :ivar scales: float32 ``[rows, groups]``; a row's last group may have fewer columns
     :ivar minima: like ``scales``; None: all are zero
     :ivar group_size: consecutive columns that share a scale, or more than a row has
@@ -47,7 +49,7 @@ class GroupedMatrix:
     :raises CheckpointError: parts do not fit each other
     """
 
-    codes: Tensor
+    stored: Tensor | PackedCodes = field(alias="codes")
     scales: Tensor
     minima: Tensor | None = None
     group_size: int
@@ -56,13 +58,14 @@ class GroupedMatrix:
     bits: int = Factory(_bits_of, takes_self=True)
 
     def __attrs_post_init__(self) -> None:
-        if self.codes.dim() != 2:
-            raise _misfit("codes", self.codes, "two dimensions")
+        if isinstance(self.stored, Tensor) and self.stored.dim() != 2:
+            raise _misfit("codes", self.stored, "two dimensions")
         if self.group_size < 1:
             raise CheckpointError(f"a group of weights has {self.group_size} columns: at least 1 is possible")
-        rows, cols = self.codes.shape
+        rows, cols = self.stored.shape
         groups = (rows, -(-cols // self.group_size))
-        _check("codes", self.codes, torch.uint8, (rows, cols))
+        if isinstance(self.stored, Tensor):
+            _check("codes", self.stored, torch.uint8, (rows, cols))
         _check("scales", self.scales, torch.float32, groups)
         if self.minima is not None:
             _check("minima", self.minima, torch.float32, groups)
@@ -77,13 +80,18 @@ class GroupedMatrix:
     @property
     def shape(self) -> tuple[int, int]:
         """Return the numbers of rows and of columns."""
-        rows, cols = self.codes.shape
+        rows, cols = self.stored.shape
         return rows, cols
+
+    @property
+    def codes(self) -> Tensor:
+        """Return the codes, uint8 ``[rows, cols]``, which are taken out of their words where they are packed."""
+        return self.stored if isinstance(self.stored, Tensor) else self.stored.bytes()
 
     @property
     def num_bytes(self) -> int:
         """Return how many bytes the parts take where codes are packed to their bits, and scales to 16."""
-        rows, cols = self.codes.shape
+        rows, cols = self.stored.shape
         return rows * (-(-cols * self.bits // 8) + 2 * self.scales.shape[1] * (1 + self.has_minima))
 
     @property
@@ -100,7 +108,8 @@ class GroupedMatrix:
         """Return some consecutive rows, which share the memory."""
         part = slice(*bounds(index, self.shape[0]))
         minima = None if self.minima is None else self.minima[part]
-        return evolve(self, codes=self.codes[part], scales=self.scales[part], minima=minima)
+        codes = self.stored[part] if isinstance(self.stored, Tensor) else self.stored.rows(part)
+        return evolve(self, codes=codes, scales=self.scales[part], minima=minima)
 
     def parts(self, num_rows: int) -> Iterator[GroupedMatrix]:
         """Return the matrix as parts of so many rows, the last of which may have fewer."""
@@ -126,7 +135,7 @@ class GroupedMatrix:
 
     def to(self, device: torch.device) -> GroupedMatrix:
         """Return the same matrix in the memory of a device, itself where it lies there already."""
-        if self.codes.device == device:
+        if self.stored.device == device:
             return self
         return evolve(
             self,
@@ -140,18 +149,17 @@ class GroupedMatrix:
     def decoded(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Decode the values, ``[rows, columns]``, some rows at a time."""
         rows, cols = self.shape
-        out = torch.empty(rows, cols, dtype=dtype, device=self.codes.device)
+        out, codes = torch.empty(rows, cols, dtype=dtype, device=self.stored.device), self.codes
         at_once = max(1, _ELEMENTS_AT_ONCE // max(1, cols))
         for first in range(0, rows, at_once):
             part = slice(first, first + at_once)
             if self.order is None:
-                out[part] = self._values(part)
+                out[part] = self._values(codes[part], part)
             else:
-                out[part, self.order] = self._values(part).to(dtype)
+                out[part, self.order] = self._values(codes[part], part).to(dtype)
         return out
 
-    def _values(self, part: slice) -> Tensor:
-        codes = self.codes[part]
+    def _values(self, codes: Tensor, part: slice) -> Tensor:
         if self.bits < 8:
             codes = codes & ((1 << self.bits) - 1)
         numbers = codes.float() if self.levels is None else self.levels[codes.int()]

@@ -7,12 +7,13 @@ from typing import Final
 
 import torch
 
+from paged_sdk.kernels.packed_codes import CodeForm
 from paged_sdk.kernels.stored_matrix import StoredMatrix
 from paged_sdk.weights.grouped_reading import find_grid, grouped_rows
 from paged_sdk.weights.packed_tensors import FLOATS, PackedTensors
 from paged_sdk.weights.quantized_format import PackedMatrix
 
-__all__ = ["FLOAT8", "as_bytes", "float8_levels", "float8_matrix"]
+__all__ = ["FLOAT8", "float8_levels", "float8_matrix"]
 
 FLOAT8: Final = (torch.float8_e4m3fn, torch.float8_e5m2)
 
@@ -34,7 +35,7 @@ def float8_matrix(
     def stored() -> StoredMatrix:
         return grouped_rows(
             tensors.rows(codes),
-            as_bytes,
+            CodeForm.STREAM,
             cols,
             grid.spread(tensors.floats(scales)),
             bits=8,
@@ -43,11 +44,6 @@ def float8_matrix(
         )
 
     return PackedMatrix((rows, cols), stored)
-
-
-def as_bytes(packed: torch.Tensor) -> torch.Tensor:
-    """Return the codes of numbers of 8 bits: their bytes."""
-    return packed.view(torch.uint8)
 
 
 def float8_levels(dtype: torch.dtype) -> torch.Tensor:

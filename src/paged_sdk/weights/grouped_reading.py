@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 
 import torch
 from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.kernels.grouped_matrix import GroupedMatrix, UnreadGroupedMatrix
+from paged_sdk.kernels.packed_codes import CodeForm, PackedCodes
 from paged_sdk.kernels.stored_matrix import UnreadRows
 from paged_sdk.weights.packed_tensors import PackedTensors
 
@@ -40,7 +41,7 @@ def powers_of_two(exponents: Tensor) -> Tensor:
 
 def grouped_rows(
     packed: UnreadRows,
-    unpack: Callable[[Tensor], Tensor],
+    form: CodeForm,
     cols: int,
     scales: Tensor,
     *,
@@ -52,16 +53,16 @@ def grouped_rows(
 ) -> UnreadGroupedMatrix:
     """Return a matrix whose codes lie in a file row by row, and are read when they are asked for.
 
-    :param unpack: makes uint8 codes ``[rows, at least cols]`` of some packed rows
+    :param form: how they lie, which is not down columns
     :param scales: float32 ``[rows, groups]``; the others are as :class:`GroupedMatrix` has them
     :param order: the codes of a row are brought into this order
     """
 
     def read(first: int, last: int) -> GroupedMatrix:
-        codes = unpack(packed[first:last].tensor())
-        codes = codes[:, :cols].contiguous() if order is None else codes[:, order]
+        words = packed[first:last].tensor()
+        codes = PackedCodes(words=words, form=form, shape=(last - first, cols), bits=bits)
         return GroupedMatrix(
-            codes=codes,
+            codes=codes if order is None else codes.bytes()[:, order],
             scales=scales[first:last],
             minima=None if minima is None else minima[first:last],
             group_size=group_size,

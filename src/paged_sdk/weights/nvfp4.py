@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Final
 
 import torch
 
+from paged_sdk.kernels.packed_codes import CodeForm
 from paged_sdk.kernels.stored_matrix import StoredMatrix
-from paged_sdk.weights.bit_streams import unpacked
 from paged_sdk.weights.grouped_reading import e2m1_levels, grouped_rows
 from paged_sdk.weights.packed_tensors import PackedTensors
 from paged_sdk.weights.quantized_format import PackedMatrix
@@ -40,7 +39,7 @@ def nvfp4_matrix(tensors: PackedTensors, codes: str, scales: str, factor: str, *
         of_groups = tensors.tensor(scales, (torch.float8_e4m3fn,)).float()
         return grouped_rows(
             tensors.rows(codes),
-            partial(unpacked, bits=4),
+            CodeForm.STREAM,
             cols,
             of_groups / of_all if divides else of_groups * of_all,
             bits=4,

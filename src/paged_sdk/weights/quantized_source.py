@@ -11,7 +11,7 @@ from torch import Tensor
 from paged_sdk.errors import CheckpointError, shown
 from paged_sdk.kernels.stored_matrix import StoredMatrix
 from paged_sdk.weights.packed_tensors import PackedTensors
-from paged_sdk.weights.quantized_format import QuantizedFormat
+from paged_sdk.weights.quantized_format import PackedMatrix, QuantizedFormat
 from paged_sdk.weights.safetensors_source import SafetensorsSource
 
 __all__ = ["QuantizedSource"]
@@ -45,6 +45,7 @@ class QuantizedSource:
                 path = stored.path_of(name)
                 raise CheckpointError(f"{path}: tensor {shown(name)} is there without the codes it is for", path=path)
         self._plain = {name for name, owner in others.items() if owner is None}
+        self._known: dict[str, PackedMatrix] = {}
 
     def names(self) -> Collection[str]:
         """Return the names of all tensors, a packed matrix's by its own name."""
@@ -56,20 +57,20 @@ class QuantizedSource:
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of one tensor: see :meth:`paged_sdk.weights.source.WeightSource.shape`."""
         tensors = self._packed.get(name)
-        return self._stored.shape(self._found(name)) if tensors is None else self._format.matrix(tensors).shape
+        return self._stored.shape(self._found(name)) if tensors is None else self._checked(name, tensors).shape
 
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return one tensor: see :meth:`paged_sdk.weights.source.WeightSource.tensor`."""
         tensors = self._packed.get(name)
         if tensors is None:
             return self._stored.tensor(self._found(name), dtype, device)
-        matrix = self._format.matrix(tensors)
+        matrix = self._checked(name, tensors)
         return matrix.stored().decoded(dtype).to(device).view(matrix.shape)
 
     def matrix(self, name: str) -> StoredMatrix:
         """Return one matrix: see :meth:`paged_sdk.weights.source.WeightSource.matrix`."""
         tensors = self._packed.get(name)
-        return self._stored.matrix(self._found(name)) if tensors is None else self._format.matrix(tensors).stored()
+        return self._stored.matrix(self._found(name)) if tensors is None else self._checked(name, tensors).stored()
 
     def path_of(self, name: str) -> Path:
         """Return the file that holds a tensor, or a packed matrix's codes."""
@@ -78,6 +79,12 @@ class QuantizedSource:
     def close(self) -> None:
         """Close the files; tensors taken from them before stay valid."""
         self._stored.close()
+
+    def _checked(self, name: str, tensors: PackedTensors) -> PackedMatrix:
+        """Return what a packed matrix is, which is found out once."""
+        if name not in self._known:
+            self._known[name] = self._format.matrix(tensors)
+        return self._known[name]
 
     def _found(self, name: str) -> str:
         """Return the name of a tensor that is not packed, and holds numbers to compute with.

@@ -16,18 +16,19 @@ from ctypes import byref
 from typing import Final
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor
 
-from paged_sdk.errors import UnsupportedQuantizationError
+from paged_sdk.errors import ConfigError, UnsupportedQuantizationError
 from paged_sdk.kernels.grouped_matrix import GroupedMatrix, UnreadGroupedMatrix, even_levels, rounded_levels
 from paged_sdk.kernels.native.library import NativeLibrary
 from paged_sdk.kernels.native.linear import same_order
 from paged_sdk.kernels.native.packed import GROUPED_TYPE, PackedWeight
-from paged_sdk.kernels.native.structures import Grouped
+from paged_sdk.kernels.native.structures import Codes, Grouped, Values
 from paged_sdk.kernels.own_pages import own_pages
+from paged_sdk.kernels.packed_codes import CodeForm, PackedCodes
 
-__all__ = ["can_be_packed", "pack_grouped"]
+__all__ = ["can_be_packed", "decode_grouped", "pack_grouped"]
 
 _PANEL_ROWS: Final = 16
 _WIDTH: Final = 32  # columns that the kernels read together
@@ -37,6 +38,7 @@ _KIND_OF_BITS: Final = {1: 0, 2: 0, 3: 1, 4: 2, 5: 3, 6: 4, 7: 5, 8: 5}
 _LEVELS: Final = 6
 _LEVELS_OF_16: Final = 7
 _EIGHT_BITS: Final = 5  # codes of this kind are stored less 128
+_STREAM, _HIGH_FIRST, _OF_EIGHT_ROWS = 0, 1, 2  # of ``PagedCodeForm``
 
 _Grouped = GroupedMatrix | UnreadGroupedMatrix
 
@@ -47,8 +49,8 @@ class _Packing:
 
     :ivar kind: one of ``PagedGrouped``
     :ivar group_cols: columns that share a scale, as many as a row has at most
-    :ivar levels: uint8 [16], what codes stand for, plus 128; None: themselves
-    :ivar scale_factor: what scales are multiplied by
+    :ivar levels: what codes stand for; None: themselves
+    :ivar scale_factor: what scales are multiplied by where there are no levels
     :ivar minimum_factor: what is added to minima, in scales as they are stored: levels at equal distances are no levels
     """
 
@@ -57,6 +59,13 @@ class _Packing:
     levels: Tensor | None = None
     scale_factor: float = 1.0
     minimum_factor: float = 0.0
+
+    def rounded(self) -> _Packing:
+        """Return the same with levels as they are packed: uint8 [16], plus 128."""
+        if self.levels is None:
+            return self
+        levels, factor = rounded_levels(self.levels)
+        return evolve(self, levels=levels, scale_factor=1.0 / factor)
 
     @property
     def tensor_type(self) -> int:
@@ -86,9 +95,7 @@ def _packing(matrices: Sequence[_Grouped]) -> _Packing | None:
         return packing if whole else None
     if bits > 4 or first.has_minima or not (whole or group == _WIDTH // 2):
         return None
-    levels, factor = rounded_levels(first.levels)
-    kind = _LEVELS if whole else _LEVELS_OF_16
-    return _Packing(kind=kind, group_cols=group, levels=levels, scale_factor=1.0 / factor)
+    return _Packing(kind=_LEVELS if whole else _LEVELS_OF_16, group_cols=group, levels=first.levels)
 
 
 def _alike(one: _Grouped, other: _Grouped) -> bool:
@@ -125,6 +132,7 @@ def pack_grouped(
     data = memory(functions.paged_packed_bytes(tensor_type, rows, cols))
     panels, row = data.view(-(-rows // _PANEL_ROWS), -1), 0
     threads = torch.get_num_threads() if num_threads is None else num_threads
+    packing = packing.rounded()
     for part in _parts(matrices):
         _pack_part(library, part, packing, panels[row // _PANEL_ROWS :], threads)
         row += part.shape[0]
@@ -139,25 +147,16 @@ def _parts(matrices: Sequence[_Grouped]) -> Iterator[GroupedMatrix]:
 
 
 def _pack_part(library: NativeLibrary, part: GroupedMatrix, packing: _Packing, out: Tensor, threads: int) -> None:
-    codes = part.codes.contiguous()
-    if part.bits in (1, 7) or (packing.levels is not None and part.bits < 4):
-        codes = codes & ((1 << part.bits) - 1)  # the packed form has more bits
-    halves, units = _halves(part.scales)
-    units *= packing.scale_factor
-    minima = minimum_units = None
-    if packing.levels is None:
-        multiple = packing.minimum_factor + (128 if packing.kind == _EIGHT_BITS else 0)
-        minima, minimum_units = _minima(part.scales * packing.scale_factor, part.minima, multiple)
-    if packing.kind == _LEVELS_OF_16 and halves.shape[1] % 2:
-        halves = torch.nn.functional.pad(halves, (0, 1))
+    codes, scales = _Codes.of(part), part.scales.contiguous()
+    minima = None if part.minima is None else part.minima.contiguous()
     args = Grouped(
-        codes=codes.data_ptr(),
-        scales=halves.data_ptr(),
+        codes=codes.described,
+        scales=scales.data_ptr(),
         minima=None if minima is None else minima.data_ptr(),
-        units=units.data_ptr(),
-        minimum_units=None if minimum_units is None else minimum_units.data_ptr(),
         levels=None if packing.levels is None else packing.levels.data_ptr(),
         out=out.data_ptr(),
+        scale_factor=packing.scale_factor,
+        minimum_factor=packing.minimum_factor + (128 if packing.kind == _EIGHT_BITS else 0),
         format=packing.tensor_type,
         rows=part.shape[0],
         cols=part.shape[1],
@@ -166,31 +165,64 @@ def _pack_part(library: NativeLibrary, part: GroupedMatrix, packing: _Packing, o
     library.functions.paged_pack_grouped(byref(args))
 
 
-def _halves(numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Return numbers ``[rows, n]`` as float16 and the float32 units of each row, which are above zero.
+def decode_grouped(library: NativeLibrary, matrix: GroupedMatrix, *, num_threads: int | None = None) -> Tensor:
+    """Decode a matrix of a multiple of 32 columns in CPU memory to float32, as :meth:`GroupedMatrix.decoded` does.
 
-    A single number is its row's unit; of several, units are powers of two that bring the largest to 2**14 or above.
+    :param num_threads: torch's own number by default
     """
-    largest = numbers.abs().amax(1)
-    usable = (largest > 0) & largest.isfinite()
-    if numbers.shape[1] == 1:
-        units = torch.where(usable, largest, 1.0)
-    else:
-        exponents = torch.frexp(largest).exponent.clamp(min=-100) - 15
-        units = torch.where(usable, torch.ldexp(torch.ones_like(largest), exponents), 1.0)
-    return (numbers / units.unsqueeze(1)).half().contiguous(), units.contiguous()
+    (rows, cols), codes, scales = matrix.shape, _Codes.of(matrix), matrix.scales.contiguous()
+    if cols % _WIDTH:
+        raise ConfigError.of("columns of a grouped matrix", cols, f"a multiple of {_WIDTH}")
+    minima = None if matrix.minima is None else matrix.minima.contiguous()
+    levels = None if matrix.levels is None else matrix.levels.contiguous()
+    out = torch.empty(rows, cols)
+    args = Values(
+        codes=codes.described,
+        scales=scales.data_ptr(),
+        minima=None if minima is None else minima.data_ptr(),
+        levels=None if levels is None else levels.data_ptr(),
+        out=out.data_ptr(),
+        group_cols=min(matrix.group_size, cols),
+        rows=rows,
+        cols=cols,
+        num_threads=torch.get_num_threads() if num_threads is None else num_threads,
+    )
+    library.functions.paged_values(byref(args))
+    return out if matrix.order is None else torch.empty_like(out).index_copy_(1, matrix.order, out)
 
 
-def _minima(scales: Tensor, minima: Tensor | None, multiple: float) -> tuple[Tensor, Tensor]:
-    """Return minima plus so many times the scales, as :func:`_halves` does; units of 0 stand for the scales.
+@frozen(eq=False)
+class _Codes:
+    """Tells the native library where codes lie.
 
-    A row has its scales as units where float16 multiples of them are within 2**-16 of a scale.
+    :ivar words: the memory, which has to stay as long as it is read
     """
-    if minima is None:
-        return torch.full(scales.shape, multiple, dtype=torch.float16), torch.zeros(len(scales))
-    multiples = (minima / scales + multiple).nan_to_num(0.0, 0.0, 0.0).half()
-    wanted = minima + multiple * scales
-    near = (multiples.float() * scales - wanted).abs() <= 2.0**-16 * scales.abs()
-    whole = near.all(1)
-    halves, units = _halves(wanted)
-    return torch.where(whole.unsqueeze(1), multiples, halves).contiguous(), torch.where(whole, 0.0, units)
+
+    described: Codes
+    words: Tensor
+
+    @classmethod
+    def of(cls, matrix: GroupedMatrix) -> _Codes:
+        match matrix.stored:
+            case PackedCodes(words=words, form=CodeForm.COLUMNS | CodeForm.OF_EIGHT_ROWS as form, bits=bits):
+                words = words if words.stride(1) == 1 else words.contiguous()
+                word_bytes = words.stride(0) * words.itemsize
+                number = _STREAM if form is CodeForm.COLUMNS else _OF_EIGHT_ROWS
+                return cls(_described(words, words.itemsize, bits, number, word_bytes=word_bytes), words)
+            case PackedCodes(words=words, form=form, bits=bits):
+                words = words.contiguous()
+                row_bytes = words.shape[1] * words.itemsize
+                number = _HIGH_FIRST if form is CodeForm.HIGH_FIRST else _STREAM
+                flip = 128 if form is CodeForm.SIGNED else 0
+                return cls(_described(words, row_bytes, bits, number, flip=flip), words)
+            case codes:
+                words = codes.contiguous()
+                return cls(_described(words, words.shape[1], 8, _STREAM, mask=(1 << matrix.bits) - 1), words)
+
+
+def _described(
+    words: Tensor, row_bytes: int, bits: int, form: int, *, word_bytes: int = 4, mask: int = 255, flip: int = 0
+) -> Codes:
+    return Codes(
+        data=words.data_ptr(), row_bytes=row_bytes, word_bytes=word_bytes, bits=bits, form=form, mask=mask, flip=flip
+    )

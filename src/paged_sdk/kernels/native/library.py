@@ -14,12 +14,14 @@ from paged_sdk.kernels.native.sources import sources_hash
 from paged_sdk.kernels.native.structures import (
     Attention,
     Decoder,
+    Dense,
     Experts,
     Grouped,
     Linear,
     Quantize,
     QuantizeGroups,
     Rows,
+    Values,
 )
 from paged_sdk.logs import get_logger
 from paged_sdk.processors import usable_processors
@@ -87,6 +89,9 @@ def _declare(functions: ctypes.CDLL) -> None:
     functions.paged_pack.restype = None
     functions.paged_pack_grouped.argtypes = (POINTER(Grouped),)
     functions.paged_pack_grouped.restype = None
+    functions.paged_values.argtypes = (POINTER(Values),)
+    functions.paged_values.restype = None
+    functions.paged_pack_dense.argtypes = (c_int32, POINTER(Dense))
     functions.paged_linear.argtypes = (c_int32, POINTER(Linear))
     functions.paged_experts.argtypes = (c_int32, POINTER(Experts))
     functions.paged_attention.argtypes = (c_int32, POINTER(Attention))

@@ -14,7 +14,7 @@ from torch import Tensor
 from paged_sdk.errors import CheckpointError, ConfigError, UnsupportedQuantizationError
 from paged_sdk.kernels.gguf_blocks import block_format
 from paged_sdk.kernels.native.library import NativeLibrary
-from paged_sdk.kernels.native.structures import Rows, Weight
+from paged_sdk.kernels.native.structures import WEIGHT_DTYPES, Dense, Rows, Weight
 from paged_sdk.kernels.own_pages import own_pages
 
 __all__ = [
@@ -151,12 +151,12 @@ def pack_dense(
     num_threads: int | None = None,
     memory: Callable[[int], Tensor] = own_pages,
 ) -> PackedWeight:
-    """Pack a dense matrix; every number keeps its value.
+    """Pack a dense matrix.
 
     :param parts: ``[rows, cols]`` in CPU memory: the matrix, or parts of it one below the other, of which all but the
         last have a multiple of 16 rows. Each is released before the next is taken
     :param shape: rows and columns of the whole matrix
-    :param dtype: of every part, one of :data:`DENSE_TYPES`
+    :param dtype: of the packed matrix, one of :data:`DENSE_TYPES`; parts may have any of these, and are rounded
     :param num_threads: torch's own number by default
     :param memory: returns so many bytes for the packed matrix
     :raises ConfigError: a part does not fit, or the dtype has no kernel
@@ -169,11 +169,21 @@ def pack_dense(
     panels, first = data.view(-(-rows // _PANEL_ROWS), -1), 0
     for part in parts:
         fits = part.shape[1:] == (cols,) and first + len(part) <= rows and first % _PANEL_ROWS == 0
-        if not fits or part.dtype != dtype or part.device.type != "cpu":
-            due = f"{dtype} [a multiple of {_PANEL_ROWS}, {cols}] in CPU memory, {rows} rows in all"
+        if not fits or part.dtype not in DENSE_TYPES or part.device.type != "cpu":
+            dtypes = " or ".join(map(str, DENSE_TYPES))
+            due = f"{dtypes} [a multiple of {_PANEL_ROWS}, {cols}] in CPU memory, {rows} rows in all"
             raise ConfigError.of("part of a weight", f"{part.dtype} {tuple(part.shape)}", due)
         values, out = part.contiguous(), panels[first // _PANEL_ROWS :]
-        functions.paged_pack(DENSE_TYPES[dtype], values.data_ptr(), len(part), cols, out.data_ptr(), threads)
+        args = Dense(
+            x=values.data_ptr(),
+            out=out.data_ptr(),
+            format=DENSE_TYPES[dtype],
+            rows=len(part),
+            cols=cols,
+            dtype=WEIGHT_DTYPES[part.dtype],
+            num_threads=threads,
+        )
+        functions.paged_pack_dense(library.level, byref(args))
         first += len(part)
     if first != rows:
         raise ConfigError.of("rows of all parts", first, str(rows))

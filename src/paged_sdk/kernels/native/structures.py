@@ -13,7 +13,9 @@ __all__ = [
     "Attention",
     "Batch",
     "Cache",
+    "Codes",
     "Decoder",
+    "Dense",
     "Experts",
     "Grouped",
     "Heads",
@@ -25,6 +27,7 @@ __all__ = [
     "Router",
     "Rows",
     "Update",
+    "Values",
     "Weight",
 ]
 
@@ -263,18 +266,63 @@ class Rows(Structure):
     )
 
 
+class Codes(Structure):
+    """Mirrors ``paged_codes``: where the codes of a grouped matrix lie."""
+
+    _fields_ = (
+        ("data", c_void_p),
+        ("row_bytes", c_int64),
+        ("word_bytes", c_int64),
+        ("bits", c_int32),
+        ("form", c_int32),
+        ("mask", c_int32),
+        ("flip", c_int32),
+    )
+
+
 class Grouped(Structure):
     """Mirrors ``paged_grouped_args``: the arguments of packing a grouped matrix."""
 
     _fields_ = (
-        ("codes", c_void_p),
+        ("codes", Codes),
         ("scales", c_void_p),
         ("minima", c_void_p),
-        ("units", c_void_p),
-        ("minimum_units", c_void_p),
         ("levels", c_void_p),
         ("out", c_void_p),
+        ("scale_factor", c_float),
+        ("minimum_factor", c_float),
         ("format", c_int32),
+        ("rows", c_int32),
+        ("cols", c_int32),
+        ("num_threads", c_int32),
+    )
+
+
+class Dense(Structure):
+    """Mirrors ``paged_dense_args``: the arguments of packing a dense matrix."""
+
+    _fields_ = (
+        ("x", c_void_p),
+        ("out", c_void_p),
+        ("format", c_int32),
+        ("rows", c_int32),
+        ("cols", c_int32),
+        ("dtype", c_int32),
+        ("num_threads", c_int32),
+        ("reserved", c_int32),
+    )
+
+
+class Values(Structure):
+    """Mirrors ``paged_values_args``: the arguments of decoding a grouped matrix."""
+
+    _fields_ = (
+        ("codes", Codes),
+        ("scales", c_void_p),
+        ("minima", c_void_p),
+        ("levels", c_void_p),
+        ("out", c_void_p),
+        ("group_cols", c_int32),
         ("rows", c_int32),
         ("cols", c_int32),
         ("num_threads", c_int32),

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paged_sdk.kernels.gguf_blocks import tensor_type_of
 from paged_sdk.kernels.grouped_matrix import GroupedMatrix, UnreadGroupedMatrix
-from paged_sdk.kernels.native.grouped import can_be_packed, pack_grouped
+from paged_sdk.kernels.native.grouped import can_be_packed, decode_grouped, pack_grouped
 from paged_sdk.kernels.native.linear import same_order
 from paged_sdk.kernels.native.packed import PackedWeight, pack_gguf
 from paged_sdk.kernels.native.quantize import quantize_blocks
@@ -25,7 +25,8 @@ __all__ = ["FORM"]
 
 _WIDTH: Final = 32  # columns that the kernels read together
 _EXPERT_ROWS: Final = 32  # rows of an expert that are multiplied together
-_ROWS_AT_ONCE: Final = 1024  # rows that are decoded at once; a multiple of a panel's 16
+_PANEL_ROWS: Final = 16  # rows that are packed together
+_NUMBERS_AT_ONCE: Final = 1 << 18  # decoded at once: a core's second cache holds them
 
 _Grouped = GroupedMatrix | UnreadGroupedMatrix
 
@@ -93,12 +94,13 @@ def _packed(matrices: Sequence[_Grouped], place: Place, *, as_stored: bool = Tru
     # On this thread alone: other layers are loaded on the others.
     if as_stored and can_be_packed(matrices):
         return pack_grouped(library, matrices, num_threads=1, memory=place.memory)
-    parts = (
-        quantize_blocks(library, part.decoded(), target, num_threads=1)
-        for matrix in matrices
-        for part in matrix.parts(_ROWS_AT_ONCE)
-    )
     shape = sum(matrix.shape[0] for matrix in matrices), matrices[0].shape[1]
+    at_once = max(1, _NUMBERS_AT_ONCE // shape[1] // _PANEL_ROWS) * _PANEL_ROWS
+    parts = (
+        quantize_blocks(library, decode_grouped(library, part, num_threads=1), target, num_threads=1)
+        for matrix in matrices
+        for part in matrix.parts(at_once)
+    )
     return pack_gguf(library, parts, target, *shape, num_threads=1, memory=place.memory)
 
 

@@ -8,7 +8,7 @@ from typing import Final
 from torch import Tensor
 
 from paged_sdk.kernels.native.packed import DENSE_TYPES, PackedWeight, pack_dense
-from paged_sdk.kernels.stored_matrix import StoredMatrix
+from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.quant.embedding import Embedding
 from paged_sdk.quant.experts import Experts
 from paged_sdk.quant.form import Form, Place
@@ -18,7 +18,9 @@ from paged_sdk.quant.native_dense import NativeDenseLinear, PackedEmbedding, Pac
 
 __all__ = ["FORM"]
 
-_ROWS_AT_ONCE: Final = 1024  # rows that are decoded at once; a multiple of a panel's 16
+_PANEL_ROWS: Final = 16  # rows that are packed together
+# Small enough for a core's second cache, and for memory that the allocator has at hand instead of new pages.
+_BYTES_AT_ONCE: Final = 1 << 19
 _WIDTH: Final = 16  # columns that the kernels read at a time
 _UNIT: Final = 32  # rows of an expert that are multiplied together
 
@@ -64,14 +66,25 @@ def _packed(matrices: Sequence[StoredMatrix], place: Place) -> PackedWeight:
         return first.weight
     assert place.workspace is not None
     shape = sum(matrix.shape[0] for matrix in matrices), first.shape[1]
-    return pack_dense(place.workspace.library, _parts(matrices, place), shape, place.dtype, memory=place.memory)
+    library, parts = place.workspace.library, _parts(matrices, place)
+    # On this thread alone: other layers are loaded on the others.
+    return pack_dense(library, parts, shape, place.dtype, num_threads=1, memory=place.memory)
 
 
 def _parts(matrices: Sequence[StoredMatrix], place: Place) -> Iterator[Tensor]:
     for matrix in matrices:
-        rows = matrix.shape[0]
-        for row in range(0, rows, _ROWS_AT_ONCE):
-            yield matrix.rows(slice(row, min(row + _ROWS_AT_ONCE, rows))).decoded(place.dtype)
+        rows, step = matrix.shape[0], _rows_at_once(matrix)
+        for row in range(0, rows, step):
+            part = matrix.rows(slice(row, min(row + step, rows)))
+            # Numbers are rounded while they are packed.
+            values = part.weight if isinstance(part, DenseMatrix) else None
+            yield values if values is not None and values.dtype in DENSE_TYPES else part.decoded(place.dtype)
+
+
+def _rows_at_once(matrix: StoredMatrix) -> int:
+    rows, cols = matrix.shape
+    row_bytes = max(cols * 2, matrix.num_bytes // max(1, rows))
+    return max(1, _BYTES_AT_ONCE // row_bytes // _PANEL_ROWS) * _PANEL_ROWS
 
 
 FORM: Final = _NativeDense()

@@ -14,8 +14,8 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.kernels.grouped_matrix import GroupedMatrix, UnreadGroupedMatrix
+from paged_sdk.kernels.packed_codes import CodeForm, PackedCodes
 from paged_sdk.kernels.stored_matrix import StoredMatrix
-from paged_sdk.weights.bit_streams import unpacked
 from paged_sdk.weights.format_settings import FormatSettings
 from paged_sdk.weights.packed_tensors import FLOATS, PackedTensors
 from paged_sdk.weights.quantized_format import PackedMatrix, QuantizedFormat, without
@@ -24,8 +24,6 @@ __all__ = ["FORMAT"]
 
 _BITS: Final = 4
 _PER_WORD: Final = 32 // _BITS
-# The place within its word of each of 8 outputs' codes.
-_PLACES: Final = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 @frozen
@@ -74,14 +72,12 @@ class _Awq(QuantizedFormat):
 
 def _stored(tensors: PackedTensors, shape: tuple[int, int], groups: int, group_size: int) -> StoredMatrix:
     scales = tensors.floats(".scales", (groups, shape[0])).t().contiguous()
-    minima = -scales * _codes(tensors.tensor(".qzeros", (torch.int32,))).t()
+    minima = -scales * _codes(tensors.tensor(".qzeros", (torch.int32,))).bytes()
     words = tensors.later(".qweight")
 
     def read(first: int, last: int) -> GroupedMatrix:
-        begin = first // _PER_WORD
-        codes = _codes(words.value[:, begin : -(-last // _PER_WORD)])
         return GroupedMatrix(
-            codes=codes[:, first - begin * _PER_WORD : last - begin * _PER_WORD].t().contiguous(),
+            codes=_codes(words.value).rows(slice(first, last)),
             scales=scales[first:last],
             minima=minima[first:last],
             group_size=group_size,
@@ -91,10 +87,10 @@ def _stored(tensors: PackedTensors, shape: tuple[int, int], groups: int, group_s
     return UnreadGroupedMatrix(shape=shape, read=read, group_size=group_size, has_minima=True, bits=_BITS)
 
 
-def _codes(words: Tensor) -> Tensor:
-    """Return the codes in words, uint8 ``[rows, words * 8]``, in the order of the outputs."""
-    rows, count = words.shape
-    return unpacked(words, _BITS).view(rows, count, _PER_WORD)[:, :, _PLACES].reshape(rows, -1)
+def _codes(words: Tensor) -> PackedCodes:
+    """Return the codes ``[words * 8, columns]`` in words ``[columns, words]``."""
+    cols, count = words.shape
+    return PackedCodes(words=words, form=CodeForm.OF_EIGHT_ROWS, shape=(count * _PER_WORD, cols), bits=_BITS)
 
 
 FORMAT: Final = _Awq

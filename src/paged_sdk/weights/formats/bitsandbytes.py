@@ -16,8 +16,8 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from paged_sdk.kernels.packed_codes import CodeForm, PackedCodes
 from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix, UnreadRows
-from paged_sdk.weights.bit_streams import unpacked
 from paged_sdk.weights.format_settings import FormatSettings
 from paged_sdk.weights.grouped_reading import grouped_rows
 from paged_sdk.weights.packed_tensors import PackedTensors
@@ -119,7 +119,7 @@ def _stored(tensors: PackedTensors, state: _State, codes: UnreadRows) -> StoredM
     if cols % state.block == 0:
         return grouped_rows(
             tensors.unread_bytes("", rows, cols // 2),
-            _unpacked,
+            CodeForm.HIGH_FIRST,
             cols,
             scales.view(rows, cols // state.block),
             bits=4,
@@ -129,16 +129,13 @@ def _stored(tensors: PackedTensors, state: _State, codes: UnreadRows) -> StoredM
 
     def read(first: int, last: int) -> Tensor:  # blocks go on from one row to the next
         begin, end = first * cols, last * cols
-        numbers = levels[_unpacked(codes[begin // 2 : -(-end // 2)].tensor().view(1, -1))[0].int()]
+        words = codes[begin // 2 : -(-end // 2)].tensor().view(1, -1)
+        in_row = PackedCodes(words=words, form=CodeForm.HIGH_FIRST, shape=(1, 2 * words.numel()), bits=4)
+        numbers = levels[in_row.bytes()[0].int()]
         part = numbers[begin % 2 : begin % 2 + end - begin]
         return (part * scales[torch.arange(begin, end) // state.block]).view(last - first, cols)
 
     return DenseMatrix(UnreadRows(shape=state.shape, itemsize=4, read=read))
-
-
-def _unpacked(packed: Tensor) -> Tensor:
-    """Return codes, the first of a byte in its high half."""
-    return unpacked(packed << 4 | packed >> 4, 4)
 
 
 def _int8(tensors: PackedTensors) -> PackedMatrix:
@@ -152,7 +149,7 @@ def _int8(tensors: PackedTensors) -> PackedMatrix:
         scales = tensors.floats(".SCB")[:, None] / 127
         return grouped_rows(
             tensors.rows(".weight"),
-            lambda codes: codes.view(torch.uint8) ^ 128,
+            CodeForm.SIGNED,
             cols,
             scales,
             bits=8,

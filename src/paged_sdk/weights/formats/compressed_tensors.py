@@ -14,8 +14,8 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from paged_sdk.kernels.packed_codes import CodeForm, PackedCodes, unpacked
 from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix, UnreadRows
-from paged_sdk.weights.bit_streams import unpacked
 from paged_sdk.weights.float8 import FLOAT8, float8_matrix
 from paged_sdk.weights.format_settings import FormatSettings
 from paged_sdk.weights.grouped_reading import (
@@ -161,7 +161,7 @@ def _stored_integers(tensors: PackedTensors, codes: str, grid: ScaleGrid, bits: 
         stored = tensors.tensor(_ZERO, (torch.int8, torch.int32))
         is_packed = codes == _PACKED
         middle = unpacked(stored.t(), bits)[:, :rows].t().float() if is_packed else grid.spread(stored) + middle
-    unpack = _raised if codes == _WEIGHT else partial(unpacked, bits=bits)
+    form = CodeForm.SIGNED if codes == _WEIGHT else CodeForm.STREAM
     minima, order = -scales * middle, None
     if _GROUPS in tensors:
         named = groups_of_columns(tensors, _GROUPS, cols, scales.shape[1])
@@ -170,18 +170,14 @@ def _stored_integers(tensors: PackedTensors, codes: str, grid: ScaleGrid, bits: 
             packed = tensors.rows(codes)
 
             def read(first: int, last: int) -> Tensor:
-                values = unpack(packed[first:last].tensor())[:, :cols] * scales[first:last, named]
-                return values + minima[first:last, named]
+                words = packed[first:last].tensor()
+                own = PackedCodes(words=words, form=form, shape=(last - first, cols), bits=bits).bytes()
+                return own * scales[first:last, named] + minima[first:last, named]
 
             return DenseMatrix(UnreadRows(shape=(rows, cols), itemsize=4, read=read))
     return grouped_rows(
-        tensors.rows(codes), unpack, cols, scales, bits=bits, group_size=grid.cols, minima=minima, order=order
+        tensors.rows(codes), form, cols, scales, bits=bits, group_size=grid.cols, minima=minima, order=order
     )
-
-
-def _raised(codes: Tensor) -> Tensor:
-    """Return int8 codes as uint8 ones, 128 higher."""
-    return codes.view(torch.uint8) ^ 128
 
 
 def _mxfp4(tensors: PackedTensors) -> PackedMatrix:
@@ -194,7 +190,7 @@ def _mxfp4(tensors: PackedTensors) -> PackedMatrix:
     def stored() -> StoredMatrix:
         return grouped_rows(
             tensors.rows(_PACKED),
-            partial(unpacked, bits=4),
+            CodeForm.STREAM,
             cols,
             powers_of_two(tensors.tensor(_SCALE, E8M0)),
             bits=4,

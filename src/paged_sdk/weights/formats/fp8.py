@@ -12,8 +12,9 @@ from typing import ClassVar, Final, Self
 import torch
 from attrs import frozen
 
+from paged_sdk.kernels.packed_codes import CodeForm
 from paged_sdk.kernels.stored_matrix import StoredMatrix
-from paged_sdk.weights.float8 import FLOAT8, as_bytes, float8_levels, float8_matrix
+from paged_sdk.weights.float8 import FLOAT8, float8_levels, float8_matrix
 from paged_sdk.weights.format_settings import FormatSettings
 from paged_sdk.weights.grouped_reading import grouped_rows
 from paged_sdk.weights.packed_tensors import FLOATS, PackedTensors
@@ -64,7 +65,7 @@ class _Fp8(QuantizedFormat):
             scales = tensors.floats(suffix).repeat_interleave(high, 1)[:, :rows].reshape(count * rows, blocks[2])
             return grouped_rows(
                 tensors.rows(""),
-                as_bytes,
+                CodeForm.STREAM,
                 cols,
                 scales,
                 bits=8,

@@ -17,8 +17,8 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.kernels.grouped_matrix import GroupedMatrix, UnreadGroupedMatrix
+from paged_sdk.kernels.packed_codes import CodeForm, PackedCodes, unpacked
 from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix, UnreadRows
-from paged_sdk.weights.bit_streams import unpacked
 from paged_sdk.weights.format_settings import FormatSettings
 from paged_sdk.weights.grouped_reading import groups_of_columns, order_of_columns
 from paged_sdk.weights.packed_tensors import FLOATS, PackedTensors
@@ -110,9 +110,10 @@ class _Gptq(QuantizedFormat):
                 return _decoded(shape, bits, lambda: words.value, scales[:, named], minima[:, named])
 
         def read(first: int, last: int) -> GroupedMatrix:
-            codes = unpacked(words.value[:, first:last].t(), bits)
+            own = words.value[:, first:last]
+            codes = PackedCodes(words=own, form=CodeForm.COLUMNS, shape=(last - first, cols), bits=bits)
             return GroupedMatrix(
-                codes=codes if order is None else codes[:, order],
+                codes=codes if order is None else codes.bytes()[:, order],
                 scales=scales[first:last],
                 minima=minima[first:last],
                 group_size=group_size,

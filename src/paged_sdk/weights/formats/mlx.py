@@ -14,8 +14,8 @@ from typing import ClassVar, Final, Self
 import torch
 from attrs import frozen
 
+from paged_sdk.kernels.packed_codes import CodeForm
 from paged_sdk.kernels.stored_matrix import StoredMatrix
-from paged_sdk.weights.bit_streams import unpacked
 from paged_sdk.weights.format_settings import FormatSettings
 from paged_sdk.weights.grouped_reading import grouped_rows
 from paged_sdk.weights.packed_tensors import FLOATS, PackedTensors
@@ -91,7 +91,7 @@ class _Mlx(QuantizedFormat):
     def _stored(self, tensors: PackedTensors, settings: _Affine, cols: int) -> StoredMatrix:
         return grouped_rows(
             tensors.rows(".weight"),
-            partial(unpacked, bits=settings.bits),
+            CodeForm.STREAM,
             cols,
             tensors.floats(".scales"),
             bits=settings.bits,

@@ -13,8 +13,8 @@ from typing import ClassVar, Final, Self
 import torch
 from attrs import frozen
 
+from paged_sdk.kernels.packed_codes import CodeForm
 from paged_sdk.kernels.stored_matrix import StoredMatrix
-from paged_sdk.weights.bit_streams import unpacked
 from paged_sdk.weights.format_settings import FormatSettings
 from paged_sdk.weights.grouped_reading import E8M0, e2m1_levels, grouped_rows, powers_of_two
 from paged_sdk.weights.packed_tensors import PackedTensors
@@ -54,7 +54,7 @@ class _Mxfp4(QuantizedFormat):
 def _stored(tensors: PackedTensors, rows: int, blocks: int) -> StoredMatrix:
     return grouped_rows(
         tensors.unread_bytes("_blocks", rows, blocks * _BYTES),
-        partial(unpacked, bits=4),
+        CodeForm.STREAM,
         blocks * _BLOCK,
         powers_of_two(tensors.tensor("_scales", E8M0)).view(rows, blocks),
         bits=4,

@@ -13,6 +13,7 @@ from typing import ClassVar, Final, Self
 import torch
 from attrs import frozen
 
+from paged_sdk.kernels.packed_codes import CodeForm
 from paged_sdk.kernels.stored_matrix import StoredMatrix
 from paged_sdk.weights.float8 import FLOAT8, float8_matrix
 from paged_sdk.weights.format_settings import FormatSettings
@@ -65,7 +66,7 @@ def _integers(tensors: PackedTensors, grid: ScaleGrid) -> StoredMatrix:
     zeros = grid.spread(tensors.tensor(_ZERO, _ZEROS)) if _ZERO in tensors else torch.zeros(())
     return grouped_rows(
         tensors.rows(_CODES),
-        lambda codes: codes.view(torch.uint8) ^ 128,
+        CodeForm.SIGNED,
         grid.shape[1],
         scales,
         bits=8,

@@ -269,20 +269,62 @@ struct paged_rows_args {
   int32_t num_threads;
 };
 
+// How the codes of a matrix lie in memory: as a stream of bits for each row, whose words of 32 bits may be apart; in
+// bytes whose first code is the high half; or those of eight rows in a word for each column, which are rows 0 2 4 6 1 3
+// 5 7 from its lowest bits on.
+enum PagedCodeForm : int32_t { PAGED_CODES_STREAM = 0, PAGED_CODES_HIGH_FIRST = 1, PAGED_CODES_OF_EIGHT_ROWS = 2 };
+
+// Codes [rows, cols], of a multiple of 32 columns.
+struct paged_codes {
+  const uint8_t* data;
+  int64_t row_bytes;   // from one row to the next, or from eight to the next eight
+  int64_t word_bytes;  // from one word of 32 bits of a row to the next, or from one column's word to the next's
+  int32_t bits;
+  int32_t form;
+  int32_t mask;  // what is kept of each code, and what is exchanged in it then
+  int32_t flip;
+};
+
 // out = [rows, cols] in panels (layout.h), of a format that is_grouped; all inputs are contiguous. A row has as many
-// scales as blocks, or two for each block of levels of 16 columns.
+// scales as blocks, or two for each block of levels of 16 columns. They are stored as float16 numbers in a unit of each
+// row; minima likewise, or as multiples of the scales where those of a row are close to such numbers.
 struct paged_grouped_args {
-  const uint8_t* codes;        // [rows, cols]
-  const uint16_t* scales;      // float16, in units of `units` [rows]
-  const uint16_t* minima;      // likewise, of `minimum_units` or, where that is 0, of the scales; null with levels
-  const float* units;
-  const float* minimum_units;
+  paged_codes codes;
+  const float* scales;
+  const float* minima;    // null: none, or levels
   const uint8_t* levels;  // 16, plus 128; null: codes are numbers
   uint8_t* out;           // paged_packed_bytes
+  float scale_factor;     // what scales are multiplied by
+  float minimum_factor;   // what is added to minima, in scales
   int32_t format;
   int32_t rows;
   int32_t cols;
   int32_t num_threads;
+};
+
+// out [rows, cols] = code times scale plus minimum, of codes that stand for levels where there are some.
+struct paged_values_args {
+  paged_codes codes;
+  const float* scales;  // [rows, groups]
+  const float* minima;  // likewise; null: none
+  const float* levels;  // [2^bits]; null: codes are numbers
+  float* out;
+  int32_t group_cols;  // columns that share a scale; a row's last may be fewer
+  int32_t rows;
+  int32_t cols;
+  int32_t num_threads;
+};
+
+// out = panels (layout.h) of a dense format of x [rows, cols], float32, bfloat16 or float16, contiguous.
+struct paged_dense_args {
+  const void* x;
+  uint8_t* out;  // paged_packed_bytes
+  int32_t format;
+  int32_t rows;
+  int32_t cols;
+  int32_t dtype;
+  int32_t num_threads;
+  int32_t reserved;
 };
 
 // out [rows, bytes of a row] = GGUF blocks of x [rows, cols], float32, bfloat16 or float16.

@@ -133,6 +133,11 @@ PAGED_EXPORT int32_t paged_rows(int32_t level, const paged_rows_args* args) {
   return paged::kLevels[level].kernels->rows(*args);
 }
 
+// Packs dense numbers into panels of the format; rows past the last are zero. Returns 0.
+PAGED_EXPORT int32_t paged_pack_dense(int32_t level, const paged_dense_args* args) {
+  return paged::kLevels[level].kernels->pack_dense(*args);
+}
+
 // Whether the 2 MiB at `data`, a multiple of that, are a huge page now; their content stays.
 PAGED_EXPORT int32_t paged_collapse_huge_page(void* data) { return paged::collapse_huge_page(data) ? 1 : 0; }
 

@@ -7,6 +7,8 @@
 
 #include "decoder.h"
 #include "experts.h"
+#include "pack_dense.h"
+#include "pages.h"
 #include "quantize_groups.h"
 #include "rows.h"
 
@@ -81,6 +83,18 @@ int quantize(const paged_quantize_args& args) {
   return finite.load() ? kOk : kNotFinite;
 }
 
+int pack_dense(const paged_dense_args& args) {
+  const int64_t panels = num_panels(args.rows), pitch = dense_panel_bytes(args.format, args.cols);
+  advise_huge_pages(args.out, panels * pitch);
+  parallel_for(args.num_threads, panels, 50 * pitch, [&](int64_t first, int64_t last, int) {
+    for (int64_t p = first; p < last; ++p) {
+      const int64_t row = p * kPanelRows, left = args.rows - row;
+      write_dense_panel(args, row, static_cast<int>(left < kPanelRows ? left : kPanelRows), args.out + p * pitch);
+    }
+  });
+  return kOk;
+}
+
 int quantize_groups(const paged_quantize_groups_args& args) {
   std::atomic<bool> finite{true};
   parallel_for(args.num_threads, args.rows, int64_t{2000} * args.cols, [&](int64_t first, int64_t last, int) {
@@ -102,6 +116,7 @@ int rows(const paged_rows_args& args) {
 
 }  // namespace
 
-extern const KernelTable PAGED_TABLE{linear, experts, attention, decoder, quantize, quantize_groups, rows};
+extern const KernelTable PAGED_TABLE{linear, experts, attention, decoder, quantize, quantize_groups, rows,
+                                pack_dense};
 
 }  // namespace paged

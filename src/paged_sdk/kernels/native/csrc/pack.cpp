@@ -1,9 +1,13 @@
-// GGUF blocks and dense rows into panels (layout.h). Runs once, at load: plain loops, a pass over the file's bytes.
+// GGUF blocks and codes of groups into panels (layout.h). Runs once, at load: plain loops, a pass over the file's bytes.
+#include <cmath>
 #include <cstring>
+#include <new>
 
 #include "blocks.h"
+#include "codes.h"
 #include "pages.h"
 #include "pool.h"
+#include "simd.h"
 
 namespace paged {
 namespace {
@@ -77,6 +81,75 @@ void write_block(const Layout& layout, const Block* rows, uint8_t* out) {
   for (int g = 0; g < layout.groups; ++g) write_group(layout, rows, g, out + layout.header + g * layout.group_bytes);
 }
 
+// The scales of a row as they are packed: float16 numbers in a unit of its own.
+class RowScales {
+ public:
+  RowScales(const paged_grouped_args& args, int count, int64_t row)
+      : args_(args),
+        count_(count),
+        scales_(args.scales + row * count),
+        minima_(args.minima == nullptr ? nullptr : args.minima + row * count) {
+    scale_unit_ = unit_of([this](int i) { return scales_[i]; });
+    minimum_unit_ = minima_ == nullptr || in_scales() ? 0.0f : unit_of([this](int i) { return wanted(i); });
+  }
+
+  float unit() const { return scale_unit_ * args_.scale_factor; }
+  uint16_t scale(int i) const { return i < count_ ? to_half(scales_[i] / scale_unit_) : 0; }
+  // 0 stands for the scales.
+  float minimum_unit() const { return minimum_unit_; }
+  uint16_t minimum(int i) const {
+    if (minima_ == nullptr) return to_half(args_.minimum_factor);
+    return minimum_unit_ == 0.0f ? multiple(i) : to_half(wanted(i) / minimum_unit_);
+  }
+
+ private:
+  float factored(int i) const { return scales_[i] * args_.scale_factor; }
+  float wanted(int i) const { return minima_[i] + args_.minimum_factor * factored(i); }
+  uint16_t multiple(int i) const {
+    const float found = minima_[i] / factored(i) + args_.minimum_factor;
+    return to_half(std::isfinite(found) ? found : 0.0f);
+  }
+  // Whether minima are float16 multiples of the scales to within 2^-16 of one.
+  bool in_scales() const {
+    for (int i = 0; i < count_; ++i) {
+      const float off = half_to_float(multiple(i)) * factored(i) - wanted(i);
+      if (!(std::fabs(off) <= 0x1p-16f * std::fabs(factored(i)))) return false;
+    }
+    return true;
+  }
+  // A single number is its row's unit; of several, units are powers of two that bring the largest to 2^14 or above.
+  template <class Number>
+  float unit_of(Number number) const {
+    float largest = 0.0f;
+    for (int i = 0; i < count_; ++i) {
+      const float magnitude = std::fabs(number(i));
+      if (!std::isfinite(magnitude)) return 1.0f;
+      largest = magnitude > largest ? magnitude : largest;
+    }
+    if (largest == 0.0f) return 1.0f;
+    if (count_ == 1) return largest;
+    int exponent = 0;
+    std::frexp(largest, &exponent);
+    return std::ldexp(1.0f, (exponent < -100 ? -100 : exponent) - 15);
+  }
+
+  const paged_grouped_args& args_;
+  const int count_;
+  const float* const scales_;
+  const float* const minima_;
+  float scale_unit_, minimum_unit_;
+};
+
+// Sixteen numbers of two bytes, one of each row.
+template <class Number>
+void put_halves(int count, uint8_t* out, Number number) {
+  std::memset(out, 0, kHalves);
+  for (int r = 0; r < count; ++r) {
+    const uint16_t half = number(r);
+    std::memcpy(out + 2 * r, &half, 2);
+  }
+}
+
 // Up to 16 rows of a grouped matrix into a panel.
 void write_grouped_panel(const paged_grouped_args& args, int64_t row, int count, uint8_t* out) {
   const Layout& layout = grouped_layout(args.format);
@@ -84,69 +157,52 @@ void write_grouped_panel(const paged_grouped_args& args, int64_t row, int count,
   const int in_block = layout.block_groups(args.format), in_row = args.cols / kGroup;
   const int blocks = (in_row + in_block - 1) / in_block, scales = blocks * (halves ? 2 : 1);
   std::memset(out, 0, kUnits);
-  std::memcpy(out, args.units + row, sizeof(float) * count);
-  if (layout.has_levels) {
-    std::memcpy(out + kVector, args.levels, 16);
-  } else {
-    std::memcpy(out + kVector, args.minimum_units + row, sizeof(float) * count);
+  alignas(RowScales) uint8_t memory[kPanelRows * sizeof(RowScales)];
+  auto* of_rows = reinterpret_cast<RowScales*>(memory);
+  for (int r = 0; r < count; ++r) {
+    const auto& own = *new (of_rows + r) RowScales(args, scales, row + r);
+    const float unit = own.unit(), minimum_unit = own.minimum_unit();
+    std::memcpy(out + 4 * r, &unit, 4);
+    if (!layout.has_levels) std::memcpy(out + kVector + 4 * r, &minimum_unit, 4);
   }
+  if (layout.has_levels) std::memcpy(out + kVector, args.levels, 16);
   uint8_t* p = out + kUnits;
   Block rows[kPanelRows] = {};
   for (int b = 0, group = 0; b < blocks; ++b) {
-    const auto put_halves = [&](const uint16_t* numbers, int at, uint8_t* to) {
-      std::memset(to, 0, kHalves);
-      for (int r = 0; r < count; ++r) std::memcpy(to + 2 * r, numbers + (row + r) * scales + at, 2);
-    };
+    const int first = halves ? 2 * b : b;
+    put_halves(count, p, [&](int r) { return of_rows[r].scale(first); });
     if (halves) {
-      put_halves(args.scales, 2 * b, p);
-      put_halves(args.scales, 2 * b + 1, p + kHalves);
-    } else {
-      put_halves(args.scales, b, p);
-      if (!layout.has_levels) put_halves(args.minima, b, p + kHalves);
+      put_halves(count, p + kHalves, [&](int r) { return of_rows[r].scale(first + 1); });
+    } else if (!layout.has_levels) {
+      put_halves(count, p + kHalves, [&](int r) { return of_rows[r].minimum(b); });
     }
     p += layout.header;
     for (int end = in_row - group < in_block ? in_row : group + in_block; group < end; ++group) {
-      for (int r = 0; r < count; ++r)
-        std::memcpy(rows[r].q, args.codes + (row + r) * args.cols + int64_t{group} * kGroup, kGroup);
+      for (int r = 0; r < count; ++r) read_codes(args.codes, row + r, group * kGroup, rows[r].q);
       write_group(layout, rows, 0, p);
       p += layout.group_bytes;
     }
   }
 }
 
-// Up to 16 dense rows into a panel of vectors of kCols columns. kPairs: a row's two numbers lie side by side.
-template <class Number, int kCols, bool kPairs>
-void write_dense_panel(const Number* raw, int rows, int cols, Number* out) {
-  constexpr int kNumbers = kVector / sizeof(Number);
-  const int vectors = (cols + kCols - 1) / kCols;
-  for (int r = 0; r < kPanelRows; ++r) {
-    const Number* row = raw + static_cast<int64_t>(r) * cols;
-    for (int col = 0; col < vectors * kCols; ++col) {
-      const int place = kPairs ? r * kCols + col % kCols : col % kCols * kPanelRows + r;
-      out[static_cast<int64_t>(col / kCols) * kNumbers + place] = r < rows && col < cols ? row[col] : Number{0};
+void decode_values(const paged_values_args& args, int64_t row) {
+  const int64_t groups = (args.cols + args.group_cols - 1) / args.group_cols;
+  const float* scales = args.scales + row * groups;
+  const float* minima = args.minima == nullptr ? nullptr : args.minima + row * groups;
+  float* out = args.out + row * args.cols;
+  uint8_t q[kGroup];
+  for (int col = 0; col < args.cols; col += kGroup, out += kGroup) {
+    read_codes(args.codes, row, col, q);
+    for (int i = 0, end = 0; i < kGroup; i = end) {
+      const int group = (col + i) / args.group_cols;
+      const int64_t next = (group + int64_t{1}) * args.group_cols - col;
+      end = next < kGroup ? static_cast<int>(next) : kGroup;
+      for (int j = i; j < end; ++j)
+        out[j] = (args.levels == nullptr ? static_cast<float>(q[j]) : args.levels[q[j]]) * scales[group];
+      if (minima == nullptr) continue;
+      for (int j = i; j < end; ++j) out[j] += minima[group];
     }
   }
-}
-
-template <class Number, int kCols, bool kPairs>
-void pack_dense(const uint8_t* raw, int rows, int cols, uint8_t* out, int num_threads) {
-  const auto* from = reinterpret_cast<const Number*>(raw);
-  auto* to = reinterpret_cast<Number*>(out);
-  const int64_t panels = num_panels(rows), pitch = static_cast<int64_t>((cols + kCols - 1) / kCols) * kVector;
-  advise_huge_pages(out, panels * pitch);
-  parallel_for(num_threads, panels, 50 * pitch, [&](int64_t first, int64_t last, int) {
-    for (int64_t p = first; p < last; ++p) {
-      const int64_t row = p * kPanelRows;
-      const int count = static_cast<int>(rows - row < kPanelRows ? rows - row : kPanelRows);
-      write_dense_panel<Number, kCols, kPairs>(from + row * cols, count, cols, to + p * (pitch / sizeof(Number)));
-    }
-  });
-}
-
-void pack_dense(int32_t format, const uint8_t* raw, int rows, int cols, uint8_t* out, int num_threads) {
-  if (format == PAGED_DENSE_BFLOAT16) return pack_dense<uint16_t, 2, true>(raw, rows, cols, out, num_threads);
-  if (format == PAGED_DENSE_FLOAT16) return pack_dense<uint16_t, 2, false>(raw, rows, cols, out, num_threads);
-  pack_dense<uint32_t, 1, false>(raw, rows, cols, out, num_threads);
 }
 
 }  // namespace
@@ -164,11 +220,10 @@ PAGED_EXPORT int64_t paged_packed_bytes(int32_t format, int32_t rows, int32_t co
   return paged::num_panels(rows) * source->layout->panel_bytes(format, cols);
 }
 
-// Packs [rows, cols] of GGUF blocks or dense numbers into `out` (paged_packed_bytes); rows past the last are zero.
+// Packs [rows, cols] of GGUF blocks into `out` (paged_packed_bytes); rows past the last are zero.
 PAGED_EXPORT void paged_pack(int32_t format, const uint8_t* raw, int32_t rows, int32_t cols, uint8_t* out,
                              int32_t num_threads) {
   using namespace paged;
-  if (is_dense(format)) return pack_dense(format, raw, rows, cols, out, num_threads);
   const BlockForm& source = *block_form(format);
   const Layout& layout = *source.layout;
   const int64_t blocks = cols / layout.block_cols(), row_bytes = blocks * source.block_bytes;
@@ -199,5 +254,13 @@ PAGED_EXPORT void paged_pack_grouped(const paged_grouped_args* args) {
       const int64_t row = p * kPanelRows, left = args->rows - row;
       write_grouped_panel(*args, row, static_cast<int>(left < kPanelRows ? left : kPanelRows), args->out + p * pitch);
     }
+  });
+}
+
+// Decodes a grouped matrix.
+PAGED_EXPORT void paged_values(const paged_values_args* args) {
+  using namespace paged;
+  parallel_for(args->num_threads, args->rows, int64_t{500} * args->cols, [&](int64_t first, int64_t last, int) {
+    for (int64_t row = first; row < last; ++row) decode_values(*args, row);
   });
 }

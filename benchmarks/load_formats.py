@@ -1,0 +1,101 @@
+"""Measure how long checkpoints take from files in the page cache to weights, packed for the CPU.
+
+python -m benchmarks.load_formats DIRECTORY... --rounds 6
+
+Checkpoints take turns. Of each the fastest round is shown, as the wall clock and the processors have it: on a machine
+that others use, the second says more.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from attrs import frozen
+from rich.console import Console
+from rich.table import Table
+
+from paged_sdk.kernels.native.library import Workspace, load
+from paged_sdk.kernels.own_pages import LastingMemory
+from paged_sdk.models.any_model import plan_model
+from paged_sdk.processors import usable_processors
+from paged_sdk.quant.policy import WeightPolicy
+from paged_sdk.runner.device import choose_dtype
+from paged_sdk.weights.checkpoint import open_checkpoint
+
+__all__ = ["main"]
+
+_CPU = torch.device("cpu")
+
+
+@frozen
+class _Times:
+    """Holds milliseconds of one loading.
+
+    :ivar wall: from its beginning to its end
+    :ivar processors: of all threads together
+    """
+
+    wall: float
+    processors: float
+
+    def least(self, other: _Times) -> _Times:
+        return _Times(min(self.wall, other.wall), min(self.processors, other.processors))
+
+
+def _load(path: Path, workspace: Workspace) -> _Times:
+    dtype = choose_dtype("auto", _CPU)
+    wall, processors = time.perf_counter(), time.process_time()
+    checkpoint = open_checkpoint(path)
+    policy = WeightPolicy(keep_blocks=True, workspace=workspace, memory=LastingMemory())
+    model = plan_model(checkpoint.config, dtype).load(
+        checkpoint.source,
+        dtype=dtype,
+        device=_CPU,
+        policy=policy,
+        on_progress=None,
+        num_threads=workspace.num_threads,
+    )
+    checkpoint.source.close()
+    found = _Times((time.perf_counter() - wall) * 1000, (time.process_time() - processors) * 1000)
+    del model
+    gc.collect()
+    return found
+
+
+def _read(path: Path) -> None:
+    """Bring a checkpoint into the page cache."""
+    for file in [path] if path.is_file() else path.glob("*.safetensors"):
+        file.read_bytes()
+
+
+def main(
+    checkpoints: Annotated[list[Path], typer.Argument(help="Directories or GGUF files")],
+    rounds: Annotated[int, typer.Option(min=1, help="How often each is loaded")] = 6,
+) -> None:
+    """Load checkpoints in turns and print the fastest of each."""
+    library = load()
+    if library is None:
+        raise typer.BadParameter("the native library is missing")
+    workspace = Workspace(library, num_threads=usable_processors())
+    best: dict[Path, _Times] = {}
+    for _ in range(rounds):
+        for path in checkpoints:
+            _read(path)
+            found = _load(path, workspace)
+            best[path] = found.least(best.get(path, found))
+    table = Table(title=f"files to packed weights, {workspace.num_threads} threads, fastest of {rounds}")
+    for column in ("", "ms", "processor ms"):
+        table.add_column(column, justify="left" if column == "" else "right")
+    for path, times in best.items():
+        table.add_row(path.name, f"{times.wall:.0f}", f"{times.processors:.0f}")
+    Console(width=None if sys.stdout.isatty() else 100).print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)
