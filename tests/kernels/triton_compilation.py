@@ -40,6 +40,7 @@ from paged_sdk.kernels.triton import (
     blocks,
     fused_moe,
     kv_cache,
+    lora,
     norm,
     penalties,
     quantized_experts,
@@ -150,6 +151,10 @@ def small_cases(dtype: torch.dtype) -> Iterator[Case]:
         yield f"cache, fp8 {quantized}", partial(kv_cache.reshape_and_cache, key, value, *written_to)
     pairs = empty(4, 2, dtype=torch.int64)
     yield "copy blocks", partial(kv_cache.copy_blocks, [cache.key], [cache.value], pairs)
+    table, starts = empty(16, 2, lora.FIELDS, dtype=torch.int64), empty(3, dtype=torch.int32)
+    shrunk = empty(64, 2, 64, dtype=torch.float32)
+    update = partial(lora.add_lora_by_slot_, empty(64, 8192, dtype=dtype), x, slots, table, starts, shrunk)
+    yield "update of adapters", partial(update, widest=4096)
 
 
 def empty(*shape: int, dtype: torch.dtype) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 import tiny
+from adapter_files import write_adapter
 from paged_sdk import (
     CompletionResponse,
     Constraint,
@@ -34,6 +35,7 @@ from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.attention.triton_paged import TritonPagedBackend
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.kernels.lora import AdaptedRows
+from paged_sdk.kernels.lora_slots import AdapterSlots
 from paged_sdk.kernels.placement import Placement
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.decoder import DecoderModel
@@ -101,10 +103,12 @@ def recorder(monkeypatch: pytest.MonkeyPatch, triton_device: torch.device) -> Re
         vocab_size: int,
         placement: Placement,
         visible: bool,
+        make_slots: Callable[[int], AdapterSlots] | None,
     ) -> DeviceDecoding:
         assert placement.is_one_device
         assert isinstance(backend, TritonPagedBackend)
         overlap = OverlapTokens(config.max_num_seqs, triton_device)
+        slots = None if make_slots is None else make_slots(config.max_num_seqs)
         with torch.inference_mode():
             graphs = DecodeGraphs(
                 model,
@@ -113,9 +117,10 @@ def recorder(monkeypatch: pytest.MonkeyPatch, triton_device: torch.device) -> Re
                 sizes=batch_sizes(config.max_num_seqs),
                 bounds=[24, config.max_model_len],
                 record=recorder,
+                slots=slots,
             )
             sampler = DeviceSampler(processors, config.max_num_seqs, vocab_size, triton_device)
-            path = DeviceDecoding(sampler, overlap, graphs)
+            path = DeviceDecoding(sampler, overlap, graphs, slots)
             path.warm_up(model)
         return path
 
@@ -155,6 +160,28 @@ def test_greedy_texts_are_the_same(
     assert texts(builder, GREEDY, together=together) == expected
     # Of 6 tokens, the first comes out of the prompt's last step.
     assert len(recorder.replays) >= 5 if together else len(recorder.replays) == 5 * len(PROMPTS)
+
+
+@INTERPRETED
+def test_texts_through_adapters_are_the_same(
+    builder: TextModelBuilder, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    model = tiny.build_model("llama")
+    write_adapter(tmp_path / "first", model, seed=1)
+    write_adapter(tmp_path / "second", model, seed=2, rank=20, use_dora=True)
+    short = evolve(GREEDY, max_len=3)
+
+    async def run() -> list[str]:
+        async with small(builder.with_adapter(tmp_path / "first")).with_prefix_cache_n(None).build() as model:
+            await model.load_adapter(tmp_path / "second")
+            asked = [model.send_completion_request("So", short, adapter=name) for name in (None, "first", "second")]
+            return [response.choices[0].text for response in await asyncio.gather(*asked)]
+
+    expected = asyncio.run(run())
+    assert len(set(expected)) == 3
+    recorder: Recorder = request.getfixturevalue("recorder")
+    assert asyncio.run(run()) == expected
+    assert len(recorder.replays) >= 2
 
 
 @INTERPRETED

@@ -15,6 +15,7 @@ from paged_sdk.adapters.gguf import read_gguf
 from paged_sdk.adapters.peft import read_peft
 from paged_sdk.errors import AdapterError, shown
 from paged_sdk.kernels.lora import AdaptedRows, Lora, LoraPart, LoraWeights
+from paged_sdk.kernels.lora_slots import AdapterSlots
 from paged_sdk.kernels.native.lora import NativeLora
 from paged_sdk.quant.adapted import AdaptableShape
 from paged_sdk.quant.linear import Linear
@@ -74,6 +75,7 @@ class AdapterBank:
         self._resolve = resolve
         self._linear_of = linear_of
         self._loras: dict[int, Lora] = {}
+        self._slots: AdapterSlots | None = None
         self._next_number = 0
 
     # From any thread
@@ -124,11 +126,31 @@ class AdapterBank:
         number = self._next_number
         self._next_number += 1
         self._loras[number] = self._formed(lora)
+        if self._slots is not None:
+            self._slots.put(number, self._loras[number])
         return number
 
     def remove(self, number: int) -> None:
         """Let an adapter go that no row will name any more."""
         del self._loras[number]
+        if self._slots is not None:
+            self._slots.drop(number)
+
+    def make_slots(self, num_rows: int) -> AdapterSlots:
+        """Put the adapters that there are, and those that come, where recorded steps find them. Nothing else records
+        any more with what was made before.
+
+        :param num_rows: of the largest step that is recorded
+        """
+        layers = {
+            linear.name: tuple(linear.modules.values())
+            for linear in self._linears.values()
+            if linear.name != self._head
+        }
+        self._slots = AdapterSlots(layers, num_rows=num_rows, device=self._device)
+        for number, lora in self._loras.items():
+            self._slots.put(number, lora)
+        return self._slots
 
     def hold(self, fused: Sequence[range]) -> None:
         """Bring all adapters into the form of what computes the steps from now on.

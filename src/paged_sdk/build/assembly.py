@@ -107,6 +107,8 @@ def _load(
         _log.info("KV pool: %d blocks of %d tokens, %.1f MiB (%s).", *pool)
     go_on()
     fused = fuse(model, backend, settings)
+    bank = make_bank(loaded, fused)
+    adapters = load_adapters(bank, settings, go_on)
     make_decoding = partial(
         make_device_decoding,
         config=config,
@@ -114,9 +116,9 @@ def _load(
         vocab_size=vocab_size,
         placement=placement,
         visible=settings.logging,
+        # What steps without adapters would take longer is for models that have some.
+        make_slots=bank.make_slots if adapters else None,
     )
-    bank = make_bank(loaded, fused)
-    adapters = load_adapters(bank, settings, go_on)
     queue, images = _images(loaded, config, settings)
     runner = ModelRunner(
         fused,

@@ -6,7 +6,7 @@ import errno
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +18,7 @@ from paged_sdk.build.progress import LoadingBar
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.errors import OutOfMemoryError, PagedError
 from paged_sdk.files import is_file
+from paged_sdk.kernels.lora_slots import AdapterSlots
 from paged_sdk.kernels.placement import Placement
 from paged_sdk.logs import get_logger
 from paged_sdk.models.causal_model import CausalModel
@@ -204,6 +205,7 @@ def make_device_decoding(
     vocab_size: int,
     placement: Placement,
     visible: bool,
+    make_slots: Callable[[int], AdapterSlots] | None = None,
 ) -> DeviceDecoding | None:
     """Make what lets steps overlap on CUDA devices, so that they do not wait for Python; None where another device has
     part of the model.
@@ -212,21 +214,31 @@ def make_device_decoding(
     several compute has not been.
 
     :param processors: logits processors, in order
+    :param make_slots: makes room for adapters in steps of so many rows; None: recorded steps know none
     """
     if any(device.type != "cuda" for device in placement.devices):
         return None
     overlap = OverlapTokens(config.max_num_seqs, placement.head)
     recordable = backend.decode_backend if placement.is_one_device else None
-    graphs = None if recordable is None else _decode_graphs(model, recordable, overlap, config, visible=visible)
+    slots = None if make_slots is None or recordable is None else make_slots(config.max_num_seqs)
+    graphs = (
+        None if recordable is None else _decode_graphs(model, recordable, overlap, config, slots=slots, visible=visible)
+    )
     sampler = DeviceSampler(processors, config.max_num_seqs, vocab_size, placement.head)
-    path = DeviceDecoding(sampler, overlap, graphs)
+    path = DeviceDecoding(sampler, overlap, graphs, slots)
     with torch.inference_mode():
         path.warm_up(model)
     return path
 
 
 def _decode_graphs(
-    model: CausalModel, backend: DecodeBackend, overlap: OverlapTokens, config: EngineConfig, *, visible: bool
+    model: CausalModel,
+    backend: DecodeBackend,
+    overlap: OverlapTokens,
+    config: EngineConfig,
+    *,
+    slots: AdapterSlots | None,
+    visible: bool,
 ) -> DecodeGraphs | None:
     """Record decode steps. Return None if the model does something that cannot be recorded, and log it."""
     start = time.monotonic()
@@ -239,6 +251,7 @@ def _decode_graphs(
                 sizes=batch_sizes(config.max_num_seqs),
                 bounds=context_bounds(config.max_model_len),
                 record=CudaGraphRecorder(model.device),
+                slots=slots,
                 on_progress=bar.update,
             )
     except RuntimeError as error:

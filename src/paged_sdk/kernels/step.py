@@ -12,6 +12,7 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from paged_sdk.kernels.lora import AdaptedRows
+from paged_sdk.kernels.lora_slots import SlotRows
 from paged_sdk.kernels.native.paged_attention import NativeRows
 from paged_sdk.kernels.placement import carried
 from paged_sdk.kernels.rotary import Rotation
@@ -96,12 +97,14 @@ class StepContext:
     :ivar is_long: ``[num_tokens]`` bool: whether the text of each token has outgrown the length beyond which the model
         rotates its keys otherwise; None: it has where the token's own position lies beyond that length
     :ivar adapted: which adapter each token goes through; None: none has one
+    :ivar slots: the same in a recorded step, whose adapters are not known when it is recorded
     :ivar inserted: what takes the place of tokens' embeddings; None: nothing does
     """
 
     attention: AttentionStep
     is_long: Tensor | None = None
     adapted: AdaptedRows | None = None
+    slots: SlotRows | None = None
     inserted: InsertedRows | None = None
 
     def on(self, device: torch.device) -> StepContext:

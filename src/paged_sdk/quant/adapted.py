@@ -77,11 +77,13 @@ class AdaptableLinear(Linear):
         out = self.base.forward(x, ctx)
         for weights, tokens in self._updates(ctx):
             add_lora_(out, x, weights, tokens)
+        if ctx is not None and ctx.slots is not None:
+            ctx.slots.slots.add_(out, x, ctx.slots.places, self.name)
         return out
 
     def forward_gated(self, x: Tensor, activation: GatedActivation, ctx: StepContext | None) -> Tensor:
         """Do what :meth:`Linear.forward_gated` says; in one launch, where a form has that, if no row is adapted."""
-        if self._updates(ctx):
+        if self._updates(ctx) or (ctx is not None and ctx.slots is not None):
             return super().forward_gated(x, activation, ctx)
         return self.base.forward_gated(x, activation, ctx)
 

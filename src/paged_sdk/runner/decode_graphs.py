@@ -12,6 +12,7 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.attention.backend import DecodeBackend
+from paged_sdk.kernels.lora_slots import AdapterSlots, SlotRows
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.models.causal_model import CausalModel
 
@@ -51,6 +52,7 @@ class DecodeGraphs:
     :param overlap: int64: the tokens that the previous step sampled
     :param sizes: numbers of rows to record steps for
     :param bounds: context lengths to record each size for
+    :param slots: where steps find the adapters of their rows; None: no row has one
     :param record: records a step; it may call the step's function any number of times
     :ivar hidden: ``[largest, hidden_size]``: the tensor that steps write their results to
     """
@@ -64,6 +66,7 @@ class DecodeGraphs:
         sizes: Iterable[int],
         bounds: Iterable[int],
         record: Record,
+        slots: AdapterSlots | None = None,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
         self._backend = backend
@@ -76,7 +79,7 @@ class DecodeGraphs:
         wanted = list(itertools.product(self._sizes[::-1].tolist(), self._bounds[::-1]))
         for size, bound in wanted:
             input_ = self._empty_input(size).to(self._device)
-            step = _RecordedStep(model, backend, overlap, input_, bound, hidden)
+            step = _RecordedStep(model, backend, overlap, input_, bound, hidden, slots)
             replay = record(step.run)
             assert step.hidden is not None, "nothing was run while recording"
             hidden = step.hidden if hidden is None else hidden
@@ -99,6 +102,7 @@ class DecodeGraphs:
         positions: Sequence[int],
         token_ids: Sequence[int] | None,
         sources: Sequence[int],
+        places: Sequence[int],
     ) -> Tensor:
         """Run a step of one token per row.
 
@@ -108,6 +112,7 @@ class DecodeGraphs:
         :param positions: positions of the tokens, below the largest bound
         :param token_ids: the tokens, where the host knows them; None: it knows none
         :param sources: index of each token among those that the previous step sampled; -1: the host knows it
+        :param places: of the rows' adapters in the slots; -1: a row has none
         :returns: ``[num_rows, hidden_size]``, valid until the next call
         """
         num_rows, longest = len(tables), max(positions) + 1
@@ -116,7 +121,7 @@ class DecodeGraphs:
         host = self._empty_input(size)
         columns = host.numpy()
         columns[0, :num_rows] = self._backend.seats(seq_ids, versions, tables)
-        for column, values in zip(columns[1:], (positions, token_ids, sources), strict=True):
+        for column, values in zip(columns[1:], (positions, token_ids, sources, places), strict=True):
             if values is not None:
                 column[:num_rows] = values
         graph.input.copy_(host, non_blocking=True)
@@ -124,9 +129,9 @@ class DecodeGraphs:
         return graph.hidden[:num_rows]
 
     def _empty_input(self, size: int) -> Tensor:
-        """Make input of padding rows only: seats, positions, tokens, sources."""
-        host = torch.empty(4, size, dtype=torch.int64, pin_memory=self._device.type == "cuda")
-        for column, value in zip(host.numpy(), (self._backend.empty_seat, -1, 0, -1), strict=True):
+        """Make input of padding rows only: seats, positions, tokens, sources, places of adapters."""
+        host = torch.empty(5, size, dtype=torch.int64, pin_memory=self._device.type == "cuda")
+        for column, value in zip(host.numpy(), (self._backend.empty_seat, -1, 0, -1, -1), strict=True):
             column.fill(value)
         return host
 
@@ -143,7 +148,7 @@ class _Graph:
 class _RecordedStep:
     """Runs a step of a fixed number of rows, over contexts up to a bound, so that it can be recorded.
 
-    :ivar input: ``[4, size]`` int64: seats, positions, tokens, sources
+    :ivar input: ``[5, size]`` int64: seats, positions, tokens, sources, places of adapters
     :ivar hidden: ``[size, hidden_size]``: the result; None before the first run
     """
 
@@ -155,6 +160,7 @@ class _RecordedStep:
         input_: Tensor,
         bound: int,
         largest_hidden: Tensor | None,
+        slots: AdapterSlots | None,
     ) -> None:
         self.input = input_
         self.hidden = None if largest_hidden is None else largest_hidden[: input_.shape[1]]
@@ -162,12 +168,14 @@ class _RecordedStep:
         self._model = model
         self._backend = backend
         self._overlap = overlap
+        self._slots = slots
 
     def run(self) -> None:
         """Run the step by operations on the device alone, whose shapes do not depend on values of the input."""
-        seats, positions, token_ids, sources = self.input.unbind()
+        seats, positions, token_ids, sources, places = self.input.unbind()
         overlap = self._overlap.index_select(0, sources.clamp(min=0))
-        context = StepContext(attention=self._backend.decode(seats, positions, self._bound))
+        slots = None if self._slots is None else SlotRows(self._slots, places)
+        context = StepContext(attention=self._backend.decode(seats, positions, self._bound), slots=slots)
         token_ids = token_ids.where(sources < 0, overlap)
         hidden = self._model.forward(token_ids, positions.clamp(min=0), context)
         if self.hidden is None:

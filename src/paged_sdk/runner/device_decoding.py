@@ -8,6 +8,7 @@ from enum import Enum
 from attrs import define
 from torch import Tensor
 
+from paged_sdk.kernels.lora_slots import AdapterSlots
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.runner.decode_graphs import DecodeGraphs
 from paged_sdk.runner.overlap import OverlapTokens
@@ -15,6 +16,7 @@ from paged_sdk.sampling.device_sampler import DeviceBatch, DeviceSampler, Drawn
 from paged_sdk.sampling.row import SampleRow
 from paged_sdk.scheduler.output import ScheduledSequence
 from paged_sdk.scheduler.sequence import Sequence as TokenSequence
+from paged_sdk.types.adapter import AdapterUse
 from paged_sdk.types.step import AWAITED, StepRow
 
 __all__ = ["DeviceDecoding", "Way"]
@@ -38,10 +40,18 @@ class DeviceDecoding:
     :param sampler: chooses tokens on the device
     :param overlap: keeps the sampled tokens on the device for the next step
     :param graphs: recorded steps; None: layers are launched one operation at a time
+    :param slots: where recorded steps find the adapters of their rows; None: they know no adapters
     """
 
-    def __init__(self, sampler: DeviceSampler, overlap: OverlapTokens, graphs: DecodeGraphs | None) -> None:
+    def __init__(
+        self,
+        sampler: DeviceSampler,
+        overlap: OverlapTokens,
+        graphs: DecodeGraphs | None,
+        slots: AdapterSlots | None = None,
+    ) -> None:
         self.overlap = overlap
+        self._slots = slots
         self._sampler = sampler
         self._graphs = graphs
         self._last: _Batch | None = None
@@ -52,11 +62,11 @@ class DeviceDecoding:
         if graphs is None or len(scheduled) > graphs.largest:
             return Way.LAUNCHED
         # The last token of its text, which is sampled, alone says by its position how long the text is.
-        # What was recorded knows no adapters, and takes a token's place in its sequence as its position.
+        # What was recorded takes a token's place in its sequence as its position.
         if any(
             row.num_new_tokens != 1
             or not row.num_samples
-            or (request := row.sequence.request).adapter is not None
+            or ((request := row.sequence.request).adapter is not None and not self._holds(request.adapter))
             or (request.media is not None and request.media.positions is not None)
             for row in scheduled
         ):
@@ -81,6 +91,7 @@ class DeviceDecoding:
             last.next_positions,
             None,
             range(len(scheduled)),
+            last.places,
         )
         logits = model.logits(hidden)
         last.next_positions = [position + 1 for position in last.next_positions]
@@ -101,6 +112,7 @@ class DeviceDecoding:
             [row.start for row in rows],
             [max(row.token_ids[0], 0) for row in rows],
             [places.get(row.seq_id, -1) for row in rows],
+            [self._adapter_place(row.adapter, row.adapter_start <= row.start) for row in rows],
         )
 
     def serves(self, row: SampleRow) -> bool:
@@ -118,6 +130,7 @@ class DeviceDecoding:
             seq_ids=[row.seq_id for row in rows],
             sampled=self._sampler.begin(rows),
             next_positions=[row.end for row in scheduled],
+            places=[self._next_place(row) for row in scheduled],
         )
         return self._draw(logits, self._last)
 
@@ -129,6 +142,20 @@ class DeviceDecoding:
     def forget(self, seq_ids: Iterable[int]) -> None:
         """Drop the state of sequences that have ended; unknown ids are allowed."""
         self._sampler.forget(seq_ids)
+
+    def _holds(self, adapter: AdapterUse) -> bool:
+        """Say whether recorded steps find an adapter."""
+        return self._slots is not None and self._slots.place(adapter.number) is not None
+
+    def _adapter_place(self, number: int | None, is_adapted: bool) -> int:
+        place = None if self._slots is None or number is None or not is_adapted else self._slots.place(number)
+        return -1 if place is None else place
+
+    def _next_place(self, row: ScheduledSequence) -> int:
+        """Return the place of the adapter that the token after a row goes through."""
+        request = row.sequence.request
+        number = None if request.adapter is None else request.adapter.number
+        return self._adapter_place(number, request.adapter_start <= row.end)
 
     def _draw(self, logits: Tensor, batch: _Batch) -> Drawn:
         drawn = self._sampler.sample(logits, batch.sampled)
@@ -142,9 +169,11 @@ class _Batch:
 
     :ivar sampled: the same rows as the sampler keeps them
     :ivar next_positions: the positions of the next step's tokens
+    :ivar places: of the adapters that these go through, in the slots; -1: none
     """
 
     sequences: list[TokenSequence]
     seq_ids: list[int]
     sampled: DeviceBatch
     next_positions: list[int]
+    places: list[int]

@@ -1,0 +1,132 @@
+"""Adds low-rank updates to rows of a linear layer, each row's from memory that a table names.
+
+What a launch reads of the host is the same for every step: so it can be recorded, and adapters come and go by changing
+the table. One pair of kernels serves all matrices of a layer.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+__all__ = ["FIELDS", "RANK_TILE", "add_lora_by_slot_"]
+
+FIELDS: Final = 4
+"""Numbers of the table for each matrix: the addresses of both matrices of an update and of its gains (0: none), and its
+rank (0: no update)."""
+RANK_TILE: Final = 16
+_COLUMNS: Final = 256  # of the input, that a program reads at a time
+_OUTPUTS: Final = 128
+
+
+def add_lora_by_slot_(
+    out: Tensor, x: Tensor, slots: Tensor, table: Tensor, starts: Tensor, shrunk: Tensor, *, widest: int
+) -> None:
+    """Do what :func:`paged_sdk.kernels.lora.add_lora_` does, for one adapter in each row.
+
+    :param out: ``[num_rows, out_features]``, with adjacent columns; changed in place
+    :param x: ``[num_rows, in_features]`` of the dtype of the updates, with adjacent columns
+    :param slots: ``[num_rows]`` int64: each row's place in the table; -1: it has no adapter
+    :param table: ``[num_slots, num_matrices, 4]`` int64: see :data:`FIELDS`
+    :param starts: ``[num_matrices + 1]`` int32: where each matrix's outputs begin
+    :param shrunk: ``[num_rows, num_matrices, ranks]`` float32, for ranks up to a multiple of :data:`RANK_TILE`;
+        overwritten
+    :param widest: the outputs of the widest matrix
+    """
+    num_rows, (num_matrices, ranks) = len(x), shrunk.shape[1:]
+    grid = (num_rows, num_matrices, ranks // RANK_TILE)
+    _shrink[grid](
+        x, slots, table, shrunk, x.stride(0), table.stride(0), x.shape[1], num_matrices, ranks,
+        tile=RANK_TILE, block=_COLUMNS, num_warps=4,
+    )  # fmt: skip
+    _expand[(num_rows, num_matrices, triton.cdiv(widest, _OUTPUTS))](
+        out, slots, table, starts, shrunk, out.stride(0), table.stride(0), num_matrices, ranks, x,
+        tile=RANK_TILE, block=_OUTPUTS, num_warps=4,
+    )  # fmt: skip
+
+
+@triton.jit
+def _shrink(
+    x_ptr: tl.tensor,
+    slots_ptr: tl.tensor,
+    table_ptr: tl.tensor,
+    shrunk_ptr: tl.tensor,
+    x_stride: tl.tensor,
+    slot_stride: tl.tensor,
+    in_features: tl.tensor,
+    num_matrices: tl.tensor,
+    ranks: tl.tensor,
+    tile: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    """Multiply a row by some ranks of the first matrix."""
+    row, matrix = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    slot = tl.load(slots_ptr + row)
+    if slot >= 0:
+        entry = table_ptr + slot * slot_stride + matrix * 4
+        rank = tl.load(entry + 3)
+        first = tl.program_id(2) * tile
+        if first < rank:
+            down = tl.load(entry).to(x_ptr.dtype)
+            own = first + tl.arange(0, tile)
+            total = tl.zeros([tile], dtype=tl.float32)
+            for start in range(0, in_features, block):
+                column = start + tl.arange(0, block)
+                inside = column < in_features
+                inputs = tl.load(x_ptr + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+                weights = tl.load(
+                    down + own[:, None] * in_features + column[None, :],
+                    mask=(own < rank)[:, None] & inside[None, :],
+                    other=0.0,
+                ).to(tl.float32)
+                total += tl.sum(weights * inputs[None, :], 1)
+            tl.store(shrunk_ptr + (row * num_matrices + matrix) * ranks + own, total)
+
+
+@triton.jit
+def _expand(
+    out_ptr: tl.tensor,
+    slots_ptr: tl.tensor,
+    table_ptr: tl.tensor,
+    starts_ptr: tl.tensor,
+    shrunk_ptr: tl.tensor,
+    out_stride: tl.tensor,
+    slot_stride: tl.tensor,
+    num_matrices: tl.tensor,
+    ranks: tl.tensor,
+    like_ptr: tl.tensor,
+    tile: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    """Multiply the ranks of a row by some outputs of the second matrix, and add them."""
+    row, matrix = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    slot = tl.load(slots_ptr + row)
+    if slot >= 0:
+        entry = table_ptr + slot * slot_stride + matrix * 4
+        rank = tl.load(entry + 3)
+        begin, end = tl.load(starts_ptr + matrix), tl.load(starts_ptr + matrix + 1)
+        output = tl.program_id(2) * block + tl.arange(0, block)
+        inside = output < end - begin
+        if (rank > 0) & (tl.program_id(2) * block < end - begin):
+            up = tl.load(entry + 1).to(like_ptr.dtype)
+            total = tl.zeros([block], dtype=tl.float32)
+            for first in range(0, rank, tile):
+                own = first + tl.arange(0, tile)
+                inputs = tl.load(shrunk_ptr + (row * num_matrices + matrix) * ranks + own, mask=own < rank, other=0.0)
+                weights = tl.load(
+                    up + own[:, None] * (end - begin) + output[None, :],
+                    mask=(own < rank)[:, None] & inside[None, :],
+                    other=0.0,
+                ).to(tl.float32)
+                total += tl.sum(weights * inputs[:, None], 0)
+            place = out_ptr + row * out_stride + begin + output
+            before = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+            gains = tl.load(entry + 2)
+            if gains != 0:
+                factors = gains.to(shrunk_ptr.dtype) + output
+                before = before * tl.load(factors, mask=inside, other=1.0)
+                before += tl.load(factors + (end - begin), mask=inside, other=0.0)
+            tl.store(place, (before + total).to(out_ptr.dtype.element_ty), mask=inside)
