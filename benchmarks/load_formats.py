@@ -22,6 +22,7 @@ from rich.table import Table
 
 from paged_sdk.kernels.native.library import Workspace, load
 from paged_sdk.kernels.own_pages import LastingMemory
+from paged_sdk.kernels.placement import Placement
 from paged_sdk.models.any_model import plan_model
 from paged_sdk.processors import usable_processors
 from paged_sdk.quant.policy import WeightPolicy
@@ -53,10 +54,11 @@ def _load(path: Path, workspace: Workspace) -> _Times:
     wall, processors = time.perf_counter(), time.process_time()
     checkpoint = open_checkpoint(path)
     policy = WeightPolicy(keep_blocks=True, workspace=workspace, memory=LastingMemory())
-    model = plan_model(checkpoint.config, dtype).load(
+    plan = plan_model(checkpoint.config, dtype)
+    model = plan.load(
         checkpoint.source,
         dtype=dtype,
-        device=_CPU,
+        placement=Placement.on(_CPU, plan.config.num_layers),
         policy=policy,
         on_progress=None,
         num_threads=workspace.num_threads,
