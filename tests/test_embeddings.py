@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModel, AutoModelForCausalLM
 
 import tiny
 from adapter_files import write_adapter
@@ -509,3 +510,43 @@ async def test_texts_with_nan_fail_alone(tmp_path: Path) -> None:
         assert model.stats().blocks_used == 0
     assert sorted(failed) == ["the hidden states hold NaN or Inf"] * 2 + ["the logits hold NaN or Inf"]
     np.testing.assert_allclose(response.embeddings, expected("mean"), atol=2e-5)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("mode", ["FP8", "contiguous", "preempted"])
+async def test_encoders_see_a_text_in_both_directions(mode: str, tmp_path: Path) -> None:
+    """EmbeddingGemma: no text is cut into chunks, however small the budget is, and none shares keys with another."""
+    directory = tiny.make_checkpoint("gemma3_text", tmp_path, use_bidirectional_attention=True)
+    whole: Any = AutoModelForCausalLM.from_pretrained(directory)
+    judge: Any = whole.get_decoder()
+    judge.save_pretrained(directory)
+    config = json.loads((directory / "config.json").read_text())
+    assert config["architectures"] == ["Gemma3TextModel"]
+    write_json(directory / "config.json", config | {"sliding_window": 16})
+    judge = AutoModel.from_pretrained(directory)
+    assert judge.config.sliding_window == 9
+    builder = in_mode(builder_of(directory), mode).with_max_num_batched_tokens(32)
+    found: dict[str, Vectors] = {}
+    texts = [*TEXTS, TEXTS[3][:60]]
+    async with builder.build() as model:
+
+        async def embed(pooling: Pooling) -> None:
+            response = await model.embed(texts, pooling=pooling, normalize=False)
+            assert response.usage.prompt_tokens_details.cached_tokens == 0
+            found[pooling] = response.embeddings
+
+        async with anyio.create_task_group() as tasks:
+            for pooling in ("mean", "last", "cls"):
+                tasks.start_soon(embed, pooling)
+        with pytest.raises(InvalidRequestError, match="is an encoder"):
+            await model.send_completion_request("Once")
+        assert model.stats().blocks_used == 0
+    for place, text in enumerate(texts):
+        with torch.inference_mode():
+            states = judge(torch.tensor([text])).last_hidden_state[0].numpy()
+        for pooling, vector in (("mean", states.mean(0)), ("last", states[-1]), ("cls", states[0])):
+            if mode == "FP8":
+                assert float(unit(found[pooling][place]) @ unit(vector)) > 0.85
+            else:
+                np.testing.assert_allclose(found[pooling][place], vector, atol=1e-4 * float(np.abs(states).max()))

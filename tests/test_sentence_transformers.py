@@ -35,7 +35,8 @@ def write(
     """Write a checkpoint of random weights, and return the model that wrote it."""
     library: Any = pytest.importorskip("sentence_transformers")
     layers: Any = importlib.import_module("sentence_transformers.sentence_transformer.modules")
-    tiny.make_checkpoint(families, directory / "decoder")
+    own = {"use_bidirectional_attention": True, "sliding_window": 512} if families == "gemma3_text" else {}
+    tiny.make_checkpoint(families, directory / "decoder", **own)
     settings = directory / "decoder" / "tokenizer_config.json"
     content = json.loads(settings.read_text())
     if not has_template:  # where there is one, new versions have texts go through it
@@ -67,6 +68,7 @@ def write(
         ("max", True, False, True, "qwen2"),
         ("cls", False, True, True, "gemma2"),
         ("weightedmean", False, False, True, "llama"),
+        ("mean", True, True, True, "gemma3_text"),
     ],
 )
 async def test_checkpoints_give_the_same_vectors(

@@ -87,6 +87,7 @@ class Model:
             vocab_size=parts.vocab_size,
             max_prompt_tokens=parts.max_prompt_tokens,
             why_no_text=parts.why_no_text,
+            reads_whole_texts=parts.reads_whole_texts,
             heals_tokens=parts.heals_tokens,
             images=parts.images,
         )

@@ -46,6 +46,7 @@ class RequestPreparer:
     :ivar vocab_size: how many logits a token has
     :ivar max_prompt_tokens: the longest prompt that fits context and KV pool
     :ivar why_no_text: why the model cannot generate text; None: it can
+    :ivar reads_whole_texts: whether its tokens attend to later ones, too
     :ivar heals_tokens: whether the end of a text that is to be continued may be tokenized anew, with what follows
     :ivar images: puts images into prompts; None: the model takes none
     """
@@ -55,6 +56,7 @@ class RequestPreparer:
     vocab_size: int
     max_prompt_tokens: int
     why_no_text: str | None = None
+    reads_whole_texts: bool = False
     heals_tokens: bool = False
     images: ImagePrompts | None = None
     _grammars: GrammarCompiler = field(init=False)
@@ -260,6 +262,7 @@ class RequestPreparer:
             adapter_start=adapter_start,
             media=prompt.media,
             cache_keys=_cache_keys(options, adapter, adapter_start, prompt.media),
+            is_whole=self.reads_whole_texts,
             reading=reading,
         )
 

@@ -40,7 +40,7 @@ class AttentionSetup:
     :ivar dtype: dtype of queries, keys and values
     :ivar workspace: scratch memory of the native CPU kernels; None: they are absent
     :ivar products: what attention on the CPU may multiply
-    :ivar both_ways: whether tokens of an image attend to one another in both directions
+    :ivar both_ways: whether tokens attend to one another in both directions, those of an image or all of a text
     :ivar key_offsets: per layer, the offsets that are subtracted from keys before they are stored in FP8
         (:mod:`paged_sdk.kernels.key_offsets`)
     """
@@ -181,6 +181,12 @@ def layer_scores(config: DecoderConfig, device: torch.device) -> tuple[ScoreOpti
     """Return the options that shape the attention scores of each layer, with their tensors on the device."""
     slopes = torch.tensor(config.alibi_slopes, device=device) if config.alibi_slopes else None
     return tuple(
-        ScoreOptions(scale=config.attention_scale, window=window, softcap=config.attention_softcap, alibi_slopes=slopes)
+        ScoreOptions(
+            scale=config.attention_scale,
+            window=window,
+            softcap=config.attention_softcap,
+            alibi_slopes=slopes,
+            both_ways=config.bidirectional,
+        )
         for window in config.sliding_windows
     )

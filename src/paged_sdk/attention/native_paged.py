@@ -35,7 +35,7 @@ def why_not_native(setup: AttentionSetup) -> str | None:
     if setup.workspace is None:
         return "they are absent"
     if setup.both_ways:
-        return "tokens of its images attend in both directions"
+        return "its tokens, or those of its images, attend in both directions"
     if setup.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return f"its dtype is {setup.dtype}, and the kernels take float32, bfloat16 and float16"
     if setup.model.alibi_slopes:

@@ -161,6 +161,7 @@ def _load(
         hidden_size=model.config.hidden_size,
         recipe=loaded.recipe,
         why_no_text=loaded.why_no_text,
+        reads_whole_texts=model.config.bidirectional,
         heals_tokens=settings.token_healing,
         images=None if loaded.vision is None else loaded.vision.prompts,
         on_worker_start=partial(_start_worker, placement.head, settings, workspace, images),

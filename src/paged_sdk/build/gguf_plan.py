@@ -177,10 +177,10 @@ def _from_directory(path: Path, wanted: _Wanted, encoder: TensorEncoder) -> _Pla
 
 def _from_checkpoint(checkpoint: Checkpoint, wanted: _Wanted, encoder: TensorEncoder) -> _Plan:
     config, path = read_config(checkpoint.config), checkpoint.path
-    if not has_head(checkpoint.config):
+    if not has_head(checkpoint.config) or config.bidirectional:
+        lacks = "is an encoder" if config.bidirectional else "has no output projection"
         raise UnsupportedArchitectureError(
-            f"{path} has no output projection (architectures = {checkpoint.config['architectures']}), and is not "
-            "written as a GGUF file",
+            f"{path} {lacks} (architectures = {checkpoint.config['architectures']}), and is not written as a GGUF file",
             path=path,
             architecture=config.model_type,
         )

@@ -163,7 +163,7 @@ def load_weights(
             finally:
                 text = text_beside.result()  # an error of the tokenizer goes before one of the weights
         recipe = read_recipe(checkpoint)
-        why_no_text = _why_no_text(checkpoint, recipe)
+        why_no_text = _why_no_text(checkpoint, recipe, is_bidirectional=shape.bidirectional)
         vision = None if settings.images is None else _vision(checkpoint, model, text, settings, policy)
     finally:
         checkpoint.source.close()
@@ -186,12 +186,14 @@ def load_weights(
     )
 
 
-def _why_no_text(checkpoint: Checkpoint, recipe: EmbeddingRecipe) -> str | None:
+def _why_no_text(checkpoint: Checkpoint, recipe: EmbeddingRecipe, *, is_bidirectional: bool) -> str | None:
     """Say why a checkpoint cannot generate text; None: it can."""
     if checkpoint.metadata is not None:
         if recipe == EmbeddingRecipe():
             return None
         return f"{checkpoint.path.name} has a pooling_type: it was made for something else than text"
+    if is_bidirectional:
+        return f"{checkpoint.path.name} is an encoder, whose tokens attend to later ones, too"
     if has_head(checkpoint.config):
         return None
     return f"{checkpoint.path.name} has no output projection (architectures = {checkpoint.config['architectures']})"
@@ -239,7 +241,7 @@ def make_storage(loaded: LoadedModel, config: EngineConfig, workspace: Workspace
         dtype=loaded.dtype,
         device=placement.embedding,
         workspace=workspace,
-        both_ways=loaded.vision is not None and loaded.vision.both_ways,
+        both_ways=loaded.model.config.bidirectional or (loaded.vision is not None and loaded.vision.both_ways),
         products=_products(loaded.settings, loaded.dtype, is_quantized=loaded.is_quantized),
         key_offsets=(
             key_offsets(loaded.model, loaded.max_model_len)

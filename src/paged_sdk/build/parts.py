@@ -35,6 +35,7 @@ class ModelParts:
     :ivar hidden_size: how many numbers a hidden state has
     :ivar recipe: how its texts become vectors
     :ivar why_no_text: why it cannot generate text; None: it can
+    :ivar reads_whole_texts: whether its tokens attend to later ones, too
     :ivar heals_tokens: whether the end of a text that is to be continued may be tokenized anew, with what follows
     :ivar images: puts images into prompts; None: the model takes none
     :ivar on_worker_start: called first on the worker thread
@@ -54,6 +55,7 @@ class ModelParts:
     hidden_size: int
     recipe: EmbeddingRecipe = field(factory=EmbeddingRecipe)
     why_no_text: str | None = None
+    reads_whole_texts: bool = False
     heals_tokens: bool = False
     images: ImagePrompts | None = None
     on_worker_start: Callable[[], None] | None = None

@@ -62,6 +62,8 @@ def resolve_engine_config(
     prefix_cache_n = next(
         n for n in (settings.prefix_cache_n, environment.prefix_cache_n, DEFAULT_PREFIX_CACHE_N) if n is not None
     )
+    if model.bidirectional:  # keys and values of a text's beginning depend on its end
+        prefix_cache_n = 0
     asked = _paged_meta(settings, environment, devices)
     meta = asked or PagedAttentionMeta()
     return EngineConfig(

@@ -188,6 +188,7 @@ class DecoderConfig:
     :ivar qkv_clip: the largest magnitude of elements of queries, keys and values, after their norms (olmoe)
     :ivar head_bias: whether the output projection adds a bias
     :ivar moe: mixture of experts; None: every layer has one MLP
+    :ivar bidirectional: whether tokens attend to later ones too, a window's worth of them: an encoder
     :ivar num_image_layers: after how many of the first layers vectors of images are added to the residual stream
         (Qwen3-VL's DeepStack: Meng et al., 2024, arXiv 2406.04334)
     :ivar max_position: tokens of context
@@ -237,6 +238,7 @@ class DecoderConfig:
     tie_embeddings: bool = False
     moe: MoeConfig | None = None
     num_image_layers: int = 0
+    bidirectional: bool = False
 
     @property
     def rope_switch(self) -> int | None:
@@ -265,7 +267,9 @@ class DecoderConfig:
     @property
     def window(self) -> int | None:
         """Return the widest sliding window, beyond which no KV is read again; None if any layer attends to
-        everything.
+        everything, or tokens to later ones.
         """
+        if self.bidirectional:
+            return None
         widths = [width for width in self.sliding_windows if width is not None]
         return max(widths) if widths and len(widths) == len(self.sliding_windows) else None

@@ -51,7 +51,8 @@ def decode_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
 def prefill_attention(
     query: Tensor, key: Tensor, value: Tensor, scores: ScoreOptions, blocks: Tensor | None = None
 ) -> Tensor:
-    """Attend causally with some consecutive query tokens of one sequence. Memory is linear in both lengths.
+    """Attend with some consecutive query tokens of one sequence, causally unless ``scores`` says otherwise. Memory is
+    linear in both lengths.
 
     :param query: ``[num_tokens, num_heads, head_dim]``
     :param key: ``[length, num_kv_heads, head_dim]``, of which the last ``num_tokens`` are the queries' own; ``value``
@@ -76,10 +77,10 @@ def prefill_attention(
         end = length - num_tokens + last
         begin = 0 if window is None else max(0, length - num_tokens + first + 1 - window)
         queries = slice(length - num_tokens + first, end)
-        if blocks is not None:
+        if blocks is not None or scores.both_ways:
             end = length
         own, keys = position[queries, None], position[begin:end]
-        mask = keys <= own
+        mask = keys < own + (length if window is None else window) if scores.both_ways else keys <= own
         if blocks is not None:
             mask |= (blocks[queries, None] == blocks[begin:]) & (blocks[begin:] >= 0)
         if window is not None:

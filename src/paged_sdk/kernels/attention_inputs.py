@@ -113,6 +113,8 @@ class ScoreOptions:
         the cap (Press et al., 2021, arXiv 2108.12409)
     :ivar sinks: ``[num_heads]`` float32: one more logit in each head's softmax, which has no value (Xiao et al., 2023,
         arXiv 2309.17453, as learned numbers); neither scaled nor capped
+    :ivar both_ways: whether a query sees later keys too, a window's worth of them; of torch's attention over prompts
+        alone
     :raises ConfigError: one of the numbers cannot be used
     """
 
@@ -121,6 +123,7 @@ class ScoreOptions:
     softcap: float | None = None
     alibi_slopes: Tensor | None = None
     sinks: Tensor | None = None
+    both_ways: bool = False
 
     def __attrs_post_init__(self) -> None:
         check_score_options(self.scale, self.window, self.softcap)

@@ -14,7 +14,7 @@ __all__ = ["FAMILY", "must_be_causal"]
 
 
 def must_be_causal(fields: ConfigFields) -> None:
-    """Refuse a Gemma that reads texts in both directions.
+    """Refuse a Gemma that reads texts in both directions, where no released model does.
 
     :raises UnsupportedArchitectureError: it does
     """

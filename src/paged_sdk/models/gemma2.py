@@ -16,17 +16,17 @@ NORMS = NormNames(mlp="pre_feedforward_layernorm")
 
 
 def read_gemma(
-    fields: ConfigFields, *, layer_types: tuple[str, ...], ropes: tuple[RopeConfig, ...] | None = None
+    fields: ConfigFields, *, layer_types: tuple[str, ...], window: int, ropes: tuple[RopeConfig, ...] | None = None
 ) -> DecoderConfig:
     """Read what Gemma 2 and 3 have in common.
 
+    :param window: tokens that a query attends to in layers that have a window
     :param ropes: the rotary embedding of each layer; None: one for all, read from the usual fields
     """
-    must_be_causal(fields)
     shape = read_common(
         fields,
         ropes=ropes,
-        sliding_windows=read_windows(fields, layer_types, fields.positive("sliding_window", 4096)),
+        sliding_windows=read_windows(fields, layer_types, window),
         activation=read_activation(fields, "hidden_activation", Activation.GELU_TANH),
         tie_embeddings=True,
     )
@@ -45,6 +45,7 @@ def read_gemma(
 
 
 def _read(fields: ConfigFields) -> DecoderConfig:
+    must_be_causal(fields)
     # As with the window, only a config that says null means none.
     fields = fields.with_defaults(
         num_key_value_heads=4,
@@ -53,7 +54,8 @@ def _read(fields: ConfigFields) -> DecoderConfig:
         attn_logit_softcapping=50.0,
         final_logit_softcapping=30.0,
     )
-    return read_gemma(fields, layer_types=read_layer_types(fields, lambda layer: layer % 2 == 0))
+    window = fields.positive("sliding_window", 4096)
+    return read_gemma(fields, layer_types=read_layer_types(fields, lambda layer: layer % 2 == 0), window=window)
 
 
 FAMILY = DecoderFamily(architectures=("Gemma2ForCausalLM",), read=_read, names=(TensorNames(norms=NORMS),))

@@ -7,6 +7,7 @@ from attrs import evolve
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.config_fields import ConfigFields
 from paged_sdk.models.family import DecoderFamily, TensorNames
+from paged_sdk.models.gemma import must_be_causal
 from paged_sdk.models.gemma2 import NORMS
 from paged_sdk.models.gemma3_text import read_gemma3_text
 
@@ -14,7 +15,9 @@ __all__ = ["FAMILY"]
 
 
 def _read(fields: ConfigFields) -> DecoderConfig:
-    text = read_gemma3_text(fields.section("text_config"))
+    own = fields.section("text_config")
+    must_be_causal(own)
+    text = read_gemma3_text(own)
     # Transformers caps the logits of the text model alone, and asks the whole model's config whether the output
     # projection is tied.
     return evolve(text, logit_softcap=None, tie_embeddings=fields.flag("tie_word_embeddings", True))

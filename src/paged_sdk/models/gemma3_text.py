@@ -53,9 +53,12 @@ def read_gemma3_text(fields: ConfigFields) -> DecoderConfig:
         is_nested=True,
     )
     ropes = tuple(windowed if each == SLIDING else full for each in layer_types)
-    shape = read_gemma(fields, layer_types=layer_types, ropes=ropes)
+    window, bidirectional = fields.positive("sliding_window", 4096), fields.flag("use_bidirectional_attention", False)
+    # An encoder's window is as wide in both directions together, as transformers has it.
+    window = window // 2 + 1 if bidirectional else window
+    shape = read_gemma(fields, layer_types=layer_types, window=window, ropes=ropes)
     # Gemma 3 has no caps on scores: transformers leaves a value that is there unread.
-    return evolve(shape, attention_softcap=None, qk_norm=True)
+    return evolve(shape, attention_softcap=None, qk_norm=True, bidirectional=bidirectional)
 
 
 FAMILY = DecoderFamily(architectures=("Gemma3ForCausalLM",), read=read_gemma3_text, names=(TensorNames(norms=NORMS),))

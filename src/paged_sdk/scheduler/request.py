@@ -40,6 +40,7 @@ class Request:
     :ivar adapter_start: the first token that goes through it
     :ivar media: the images of the prompt; None: it has none
     :ivar cache_keys: everything beside the tokens that its KV depends on
+    :ivar is_whole: whether its tokens attend to later ones too, so that all are computed in one step
     :ivar reading: what is read off the prompt, which then ends the request; None: it is continued by a text
     """
 
@@ -58,6 +59,7 @@ class Request:
     adapter_start: int = 0
     media: PromptMedia | None = None
     cache_keys: tuple[CacheKey, ...] = ()
+    is_whole: bool = False
     reading: Reading | None = None
     options: RequestOptions = field(factory=RequestOptions)
 

@@ -479,15 +479,19 @@ class Scheduler:
 
 
 def _whole_end(sequence: Sequence, end: int) -> int:
-    """Return where a chunk ends that is to end there: behind an image whose tokens have to be computed together, even
-    where that is beyond the budget.
+    """Return where a chunk ends that is to end there: behind an image, or a text, whose tokens have to be computed
+    together, even where that is beyond the budget.
     """
+    if sequence.request.is_whole:
+        return len(sequence.token_ids)
     media = sequence.request.media
     return end if media is None else media.whole_end(end)
 
 
 def _whole_start(sequence: Sequence, end: int) -> int:
-    """Return where a chunk ends for which there is no more memory: before such an image."""
+    """Return where a chunk ends for which there is no more memory: before such an image or text."""
+    if sequence.request.is_whole:
+        return end if end == len(sequence.token_ids) else 0
     media = sequence.request.media
     return end if media is None else media.whole_start(end)
 
