@@ -35,7 +35,9 @@ def write(
     """Write a checkpoint of random weights, and return the model that wrote it."""
     library: Any = pytest.importorskip("sentence_transformers")
     layers: Any = importlib.import_module("sentence_transformers.sentence_transformer.modules")
-    own = {"use_bidirectional_attention": True, "sliding_window": 512} if families == "gemma3_text" else {}
+    own: dict[str, Any] = (
+        {"use_bidirectional_attention": True, "sliding_window": 512} if families == "gemma3_text" else {}
+    )
     tiny.make_checkpoint(families, directory / "decoder", **own)
     settings = directory / "decoder" / "tokenizer_config.json"
     content = json.loads(settings.read_text())
