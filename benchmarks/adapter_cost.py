@@ -17,6 +17,7 @@ from typing import Annotated, Final
 
 import torch
 import typer
+from attrs import define
 from rich.console import Console
 from safetensors.torch import save_file
 
@@ -27,7 +28,7 @@ from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.family import read_config
 from paged_sdk.weights.checkpoint import open_checkpoint
 
-__all__ = ["main"]
+__all__ = ["Waits", "main", "measure_waits"]
 
 _ALPHA: Final = 32
 
@@ -77,33 +78,67 @@ async def _round(model: Model, prompts: list[list[int]], names: list[str | None]
     return (last - first) / (times[last] - times[first])
 
 
-async def _longest_wait(model: Model, prompts: list[list[int]], length: int, source: Path | None) -> float:
-    """Return the longest time between two tokens of any text, while an adapter is loaded or not."""
-    sampling = SamplingParams(temperature=0.0, max_len=length, ignore_eos=True)
-    waits: list[float] = []
-    running = asyncio.Event()
+@define
+class Waits:
+    """Holds how long texts have waited for their tokens, in seconds.
 
-    async def one(prompt: list[int]) -> None:
+    :ivar step: the median of all waits
+    :ivar longest: of any text for one token, while nothing else happened
+    :ivar while_loading: the same, while an adapter was loaded
+    """
+
+    step: float
+    longest: float
+    while_loading: float
+
+
+async def measure_waits(model: Model, prompts: list[list[int]], source: Path) -> Waits:
+    """Load an adapter while a text runs of each prompt.
+
+    :param source: the adapter, which is unloaded again
+    """
+    sampling = SamplingParams(temperature=0.0, max_len=4096, ignore_eos=True)
+    counts, waits, arrived = [0] * len(prompts), list[float](), asyncio.Event()
+    running = set(range(len(prompts)))
+
+    async def one(number: int) -> None:
         before = None
-        async with model.stream_completion_request(prompt, sampling) as stream:
+        async with model.stream_completion_request(prompts[number], sampling) as stream:
             async for _ in stream:
                 now = time.perf_counter()
-                if before is not None and running.is_set():
+                if before is not None:
                     waits.append(now - before)
                 before = now
+                counts[number] += 1
+                arrived.set()
+        running.discard(number)
+        arrived.set()
 
-    texts = [asyncio.create_task(one(prompt)) for prompt in prompts]
-    await asyncio.sleep(1.0)
-    running.set()
-    if source is not None:
+    async def take() -> list[float]:
+        """Return what all texts have waited, once each has one more token, or has ended."""
+        seen = list(counts)
+        while any(counts[number] == seen[number] for number in running):
+            arrived.clear()
+            await arrived.wait()
+        taken = list(waits)
+        waits.clear()
+        return taken
+
+    texts = [asyncio.create_task(one(number)) for number in range(len(prompts))]
+    try:
+        for _ in range(3):  # the prompts' steps
+            await take()
+        begun = time.perf_counter()
         await model.load_adapter(source, name="late")
-    else:
-        await asyncio.sleep(0.5)
-    running.clear()
-    await asyncio.gather(*texts)
-    if source is not None:
-        await model.unload_adapter("late")
-    return max(waits, default=0.0)
+        took, loading = time.perf_counter() - begun, await take()
+        await asyncio.sleep(took)
+        plain = await take()
+    finally:
+        for text in texts:
+            text.cancel()
+        await asyncio.gather(*texts, return_exceptions=True)
+    await model.unload_adapter("late")
+    return Waits(step=median([*plain, *loading]), longest=max(plain), while_loading=max(loading))
 
 
 async def _measure(path: Path, streams: int, adapters: int, rank: int, length: int, rounds: int) -> None:
@@ -126,12 +161,15 @@ async def _measure(path: Path, streams: int, adapters: int, rank: int, length: i
             base, adapted = (median(rates[key]) for key in ("base", "adapters"))
             share = median(b / a for a, b in zip(rates["base"], rates["adapters"], strict=True))
             console.print(f"{streams} texts: {base:.1f} tok/s, through {adapters} adapters {adapted:.1f} ({share:.2f})")
-            waits: dict[str, list[float]] = {"loading": [], "not": []}
-            for _ in range(rounds):
-                waits["not"].append(await _longest_wait(model, ids, length, None))
-                waits["loading"].append(await _longest_wait(model, ids, length, sources[-1]))
-            without, loading = (median(waits[key]) * 1000 for key in ("not", "loading"))
-            console.print(f"longest wait for a token: {without:.0f} ms, while an adapter is loaded {loading:.0f} ms")
+            found = [await measure_waits(model, ids, sources[-1]) for _ in range(rounds)]
+            step, longest, loading = (
+                1000 * median(values)
+                for values in zip(*((each.step, each.longest, each.while_loading) for each in found), strict=True)
+            )
+            console.print(
+                f"a token each {step:.0f} ms; longest wait for one: {longest:.0f} ms, "
+                f"while an adapter is loaded {loading:.0f} ms: {(loading - longest) / step:.1f} steps more"
+            )
 
 
 def main(

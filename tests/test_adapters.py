@@ -13,6 +13,7 @@ import anyio
 import gguf
 import pytest
 import torch
+from benchmarks.adapter_cost import measure_waits
 
 from adapter_files import write_adapter, write_gguf_adapter
 from paged_sdk import (
@@ -184,6 +185,14 @@ async def test_texts_go_on_while_an_adapter_is_loaded(model: Model, directory: P
             await model.load_adapter(directory / "second", name=f"number {number}")
             await model.unload_adapter(f"number {number}")
     assert found == [expected] * 4
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_what_loading_holds_up_is_measured(model: Model, directory: Path) -> None:
+    waits = await measure_waits(model, [PROMPT[:20], PROMPT[20:30]], directory / "second")
+    assert 0 < waits.step <= max(waits.longest, waits.while_loading)
+    assert model.adapters == ("first",)
+    assert model.stats().running == 0
 
 
 async def test_names(model: Model, directory: Path) -> None:
