@@ -105,6 +105,7 @@ _OWN_CONFIG: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
     "ernie4_5_vl_moe": _rotated(3, 3, 2),
     "qwen2_vl": _ROTATED | {"vision_config": {"hidden_size": 64}},
     "gemma4": {"vision_config": {"model_type": "gemma4_vision"}},
+    "gemma3": {"": {"mm_tokens_per_image": 16}, "vision_config": {"vision_use_head": False}},
     "aria": {"vision_config": {"patch_size": 14, "image_size": 490}},
     "vipllava": {"": {"vision_feature_layers": [-1, -2]}},
 }
@@ -121,6 +122,7 @@ _LLAVA: Final[dict[str, Any]] = {
     "vision_feature_select_strategy": "default",
     "num_additional_image_tokens": 1,
 }
+_SIXTEEN_TOKENS: Final[dict[str, Any]] = {"image_seq_length": 16}
 _FOUR_TOKENS: Final[dict[str, Any]] = {"image_seq_len": 4}
 _OWN_PROCESSOR: Final[Mapping[str, Mapping[str, Any]]] = {
     **dict.fromkeys(("llava", "llava_next", "llava_next_video", "video_llava", "vipllava"), _LLAVA),
@@ -129,7 +131,7 @@ _OWN_PROCESSOR: Final[Mapping[str, Mapping[str, Any]]] = {
     "llava_onevision": {"num_image_tokens": 16, "vision_feature_select_strategy": "full"},
     "lighton_ocr": {"patch_size": 7, "spatial_merge_size": 2},
     "granite4_vision": _LLAVA | {"downsample_rate": "1/2"},
-    "ovis2": {"image_seq_length": 16},
+    **dict.fromkeys(("ovis2", "gemma3"), _SIXTEEN_TOKENS),
 }
 _NAMES_ANYWAY: Final = (
     "image_token",

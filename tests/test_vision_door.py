@@ -32,6 +32,7 @@ from paged_sdk import (
     VisionModelBuilder,
 )
 from paged_sdk.errors import UnsupportedArchitectureError
+from paged_sdk.models import any_model
 from paged_sdk.models.any_model import plan_model
 from paged_sdk.models.family import has_family
 from paged_sdk.vision.whole_processor import WholeProcessor
@@ -41,6 +42,7 @@ THROUGH = ("aya_vision", "glm4v", "qwen3_vl_moe")
 # Those with a decoder here, whose images transformers' whole processor puts into prompts.
 OWN = ("llava_onevision", "lighton_ocr", "video_llama_3", "vipllava")
 NAMES = (*THROUGH, *OWN)
+FAMILIES = ("llava", "idefics3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +65,14 @@ def test_class_says_what_transformers_says(name: str, checkpoints: Mapping[str, 
     assert answers(directory) == answers_of_transformers(reference, directory)
     content = json.loads((directory / "config.json").read_text())
     assert has_family(content) == (name in OWN)
+
+
+@pytest.mark.parametrize("name", ["gemma3", *(pytest.param(name, marks=pytest.mark.long) for name in FAMILIES)])
+def test_families_through_their_classes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has a decoder here can be compared through its class too: Gemma's images attend in both directions."""
+    monkeypatch.setattr(any_model, "has_family", lambda config: False)
+    reference = make_image_checkpoint(name, tmp_path)
+    assert answers(tmp_path) == answers_of_transformers(reference, tmp_path)
 
 
 def exact(directory: Path) -> VisionModelBuilder:

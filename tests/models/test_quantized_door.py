@@ -63,12 +63,13 @@ def test_greedy_tokens_are_those_of_the_values(name: str, model_type: str, tmp_p
     assert greedy(model, PROMPTS) == [greedy_of_transformers(reference, prompt) for prompt in PROMPTS]
 
 
-@pytest.mark.long
-def test_images(tmp_path: Path) -> None:
+# Of a class with a decoder here, and of one without.
+@pytest.mark.parametrize("model_type", ["lighton_ocr", pytest.param("aya_vision", marks=pytest.mark.long)])
+def test_images(model_type: str, tmp_path: Path) -> None:
     """Packed matrices of an encoder are decoded."""
     dense, packed = tmp_path / "dense", tmp_path / "packed"
     dense.mkdir()
-    make_image_checkpoint("lighton_ocr", dense)
+    make_image_checkpoint(model_type, dense)
     write, settings = WRITERS["compressed-tensors int8"]
     values = pack_checkpoint(dense, packed, write, settings)
     loader: Any = AutoModelForImageTextToText

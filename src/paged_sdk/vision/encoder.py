@@ -132,7 +132,7 @@ def load_encoder(
         raise ModelLoadError(f"images need transformers, which cannot be loaded: {error}") from error
     tensors = {name: source.tensor(name, dtype, torch.device("cpu")) for name in source.names() if not is_text(name)}
     try:
-        settings = AutoConfig.for_model(**config)
+        settings = AutoConfig.for_model(**_as_decoded(config))
         _shrink_text(settings.get_text_config())
         kind: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(settings)]
         with _quiet():
@@ -154,6 +154,12 @@ def load_encoder(
     names = {tensor.data_ptr(): name for name, tensor in tensors.items()} if device.type == "cpu" else {}
     linears = take_matrices(inner, policy, names, dtype=dtype, device=device)
     return ImageEncoder(inner, OwnProducts(linears, policy.workspace), dtype=dtype, device=device)
+
+
+def _as_decoded(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config without what says how matrices are stored: transformers is given their values."""
+    kept = {name: value for name, value in config.items() if name not in ("quantization_config", "quantization")}
+    return {name: _as_decoded(value) if isinstance(value, Mapping) else value for name, value in kept.items()}
 
 
 def _shrink_text(text: Any) -> None:

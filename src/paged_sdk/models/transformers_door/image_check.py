@@ -107,10 +107,10 @@ def _are_masks(masks: Sequence[object], model: TransformersModel, blocks: Tensor
             return False
         places = torch.arange(mask.shape[-1], device=mask.device)
         seen = places <= places[:, None]
-        if window is not None:
-            seen &= places > places[:, None] - window
         if blocks is not None:
             seen |= (blocks == blocks[:, None]) & (blocks >= 0)
+        if window is not None:
+            seen &= places > places[:, None] - window
         if not torch.equal(mask[0, 0], seen):
             return False
     return True
