@@ -247,6 +247,14 @@ class BlockingModel:
         """Refuse new requests of an adapter, and wait for those under way; see :meth:`Model.unload_adapter`."""
         self._call(self._model.unload_adapter, name)
 
+    def check(self) -> None:
+        """Raise what any request would be refused with, for whoever watches over the model.
+
+        :raises ModelClosedError: it is closed
+        :raises EngineDeadError: the engine stopped because of an exception
+        """
+        self._model.check()
+
     def stats(self) -> ModelStats:
         """Return a snapshot of the engine's state after its last step."""
         return self._model.stats()

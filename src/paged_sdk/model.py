@@ -386,6 +386,14 @@ class Model:
         """
         await self._adapters.unload(name)
 
+    def check(self) -> None:
+        """Raise what any request would be refused with, for whoever watches over the model.
+
+        :raises ModelClosedError: it is closed
+        :raises EngineDeadError: the engine stopped because of an exception
+        """
+        self._worker.check()
+
     def stats(self) -> ModelStats:
         """Return a snapshot of the engine's state after its last step."""
         return self._worker.stats

@@ -9,9 +9,11 @@ from typing import Any, Final
 
 import openai
 import pytest
+from attrs import fields_dict
 
-from paged_sdk import ConfigError, NumericalError
+from paged_sdk import ConfigError, ModelStats, NumericalError
 from paged_sdk.server import ServerSettings, create_app
+from paged_sdk.server.metrics import COUNTERS, GAUGES
 from paged_sdk.testing import fake_model
 from serving import HI, Serving, serving
 
@@ -134,6 +136,10 @@ def test_a_long_body_is_413() -> None:
         assert served.post().status_code == 200
 
 
+def test_every_figure_of_a_model_is_shown() -> None:
+    assert GAUGES.keys() | COUNTERS.keys() == fields_dict(ModelStats).keys()
+
+
 def test_the_metrics_are_the_models_own(served: Serving) -> None:
     served.post().raise_for_status()
     figures = dict(
@@ -155,8 +161,12 @@ def test_a_request_that_takes_too_long_is_504() -> None:
 
 def test_a_dead_engine_is_503(caplog: pytest.LogCaptureFixture) -> None:
     with serving(fake_model(error=RuntimeError("device lost"))) as served:
+        assert served.http.get("/health").status_code == 200
         assert served.post().status_code == 503
         assert served.post(stream=True).status_code == 503
+        for path in ("/health", "/ready"):  # whoever watches it starts another
+            watched = served.http.get(path)
+            assert (watched.status_code, watched.json()) == (503, {"status": "failed", "models": ["fake"]})
     assert "device lost" in caplog.text
 
 

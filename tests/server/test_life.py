@@ -136,10 +136,14 @@ def test_the_command_line_serves_until_a_signal(tiny_checkpoint: Path, sign: sig
         line = started.stderr.readline()
         assert line.startswith("tiny at http://127.0.0.1:"), line
         url = line.split()[2]
-        body = {"model": "tiny", "messages": HI, "max_tokens": 3}
-        answer = httpx2.post(f"{url}/chat/completions", json=body, timeout=60)
-        assert answer.json()["usage"]["completion_tokens"] in range(1, 4)
-        os.kill(started.pid, sign)
+        body = {"model": "tiny", "messages": HI, "max_tokens": 200, "ignore_eos": True, "stream": True}
+        with httpx2.stream("POST", f"{url}/chat/completions", json=body, timeout=60) as answer:
+            lines = answer.iter_lines()
+            assert next(lines).startswith("data: ")
+            os.kill(started.pid, sign)
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        assert '"finish_reason":"length"' in rest[-2]
         assert started.wait(60) == 0
         assert started.stderr.read() == ""
 

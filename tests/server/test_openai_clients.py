@@ -119,6 +119,15 @@ def test_without_parallel_calls_there_is_one(served: Serving) -> None:
     assert json.loads("".join(piece.function.arguments for piece in pieces)) == {"city": "Oslo"}
 
 
+def test_thoughts_are_apart_from_the_answer() -> None:
+    with serving(fake_model("<think>Hm.</think>Yes.")) as served:
+        message = ask(served, "?").choices[0].message
+        assert (message.content, message.reasoning_content) == ("Yes.", "Hm.")
+        deltas = [chunk.choices[0].delta.model_dump() for chunk in ask(served, "?", stream=True)]
+        assert "".join(delta.get("reasoning_content") or "" for delta in deltas) == "Hm."
+        assert "".join(delta.get("content") or "" for delta in deltas) == "Yes."
+
+
 class Place(BaseModel):
     name: str
 

@@ -29,6 +29,7 @@ from paged_sdk import (
     embedded_model_path,
 )
 from paged_sdk.cli.options import ModelFormat, PagedAttnMode
+from paged_sdk.wire.sampling import SamplingFields, read_sampling
 
 __all__ = [
     "AnyBuilder",
@@ -370,9 +371,13 @@ class SamplingFlags:
 
         :raises ConfigError: a value out of its range
         """
-        sampling = SamplingParams(
-            temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p, seed=self.seed
-        )
+        said: SamplingFields = {
+            "temperature": self.temperature,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "min_p": self.min_p,
+        }
+        sampling = evolve(read_sampling(said, max_len=None, top_n=None), seed=self.seed)
         if sampling == SamplingParams():
             sampling = SamplingParams.deterministic()
         return evolve(sampling, max_len=self.max_tokens)

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from paged_sdk.server.errors import problem_for
+from paged_sdk.server.front import HUNG_UP
 from paged_sdk.server.image_urls import ImageUrls
 from paged_sdk.server.metrics import Metrics
 from paged_sdk.server.served_models import ServedModels
@@ -23,7 +24,7 @@ from paged_sdk.wire.body import read_json
 from paged_sdk.wire.call import Answer, AnswerStream, Call, EventWriter
 from paged_sdk.wire.problem import Problem, ProblemError
 
-__all__ = ["HUNG_UP", "Answers", "read_body", "unless_client_leaves"]
+__all__ = ["Answers", "read_body", "unless_client_leaves"]
 
 T = TypeVar("T")
 AnswerT = TypeVar("AnswerT", bound=Answer)
@@ -31,9 +32,6 @@ ChunkT = TypeVar("ChunkT")
 
 LARGE_BODY: Final = 1 << 16
 """Reading JSON of this length takes a millisecond; longer bodies are read in a thread."""
-
-HUNG_UP: Final = 499
-"""Nobody reads it; it stands in the log."""
 
 
 @frozen(kw_only=True)
@@ -49,14 +47,14 @@ class Answers(Generic[AnswerT, ChunkT]):
     models: ServedModels
     metrics: Metrics
     settings: ServerSettings
+    images: ImageUrls
 
     async def answer(self, request: Request) -> Response:
         """Answer one request.
 
         :raises PagedError: the model refuses it, or fails; ``ProblemError`` likewise
         """
-        images = ImageUrls(self.settings.image_hosts)
-        call = await read_body(request, self.read, self.settings.max_body_bytes, images=images)
+        call = await read_body(request, self.read, self.settings.max_body_bytes, images=self.images)
         served = self.models.find(call.model)
         request.state.label = getattr(call, "label", None)
         span = RequestSpan(self.operation, call.model, request.headers)

@@ -23,6 +23,7 @@ from paged_sdk.server.drain import Drain
 from paged_sdk.server.embedding_route import EmbeddingRoute
 from paged_sdk.server.errors import problem_response
 from paged_sdk.server.front import Front
+from paged_sdk.server.image_urls import ImageUrls
 from paged_sdk.server.metrics import Metrics
 from paged_sdk.server.openapi import Operation, openapi_document
 from paged_sdk.server.served_models import ModelSource, ServedModels
@@ -91,7 +92,9 @@ class ModelServer(Starlette):
             expose_headers=["x-request-id", "retry-after"],
         )
         front = Middleware(Front, settings=settings, drain=self.drain, metrics=metrics)
-        answers = partial(Answers, models=models, metrics=metrics, settings=settings)
+        answers = partial(
+            Answers, models=models, metrics=metrics, settings=settings, images=ImageUrls(settings.image_hosts)
+        )
         embeddings = EmbeddingRoute(models=models, settings=settings)
         adapters = AdapterRoutes(models=models, settings=settings)
         super().__init__(
@@ -137,6 +140,9 @@ class ModelServer(Starlette):
         return JSONResponse(openapi_document([*answered, *OTHERS], needs_key=bool(self.settings.api_keys)))
 
     async def _health(self, request: Request) -> Response:
+        failed = self.models.failed()
+        if failed:  # which only another process can mend
+            return JSONResponse({"status": "failed", "models": failed}, status_code=503)
         return JSONResponse({"status": "ok"})
 
     async def _ready(self, request: Request) -> Response:
@@ -144,6 +150,8 @@ class ModelServer(Starlette):
             return JSONResponse({"status": "ending"}, status_code=503)
         if not self.models.are_ready:
             return JSONResponse({"status": "loading"}, status_code=503)
+        if failed := self.models.failed():
+            return JSONResponse({"status": "failed", "models": failed}, status_code=503)
         return JSONResponse({"status": "ready"})
 
 

@@ -7,7 +7,8 @@ from attrs import frozen
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from paged_sdk.server.answers import HUNG_UP, read_body, unless_client_leaves
+from paged_sdk.server.answers import read_body, unless_client_leaves
+from paged_sdk.server.front import HUNG_UP
 from paged_sdk.server.served_models import ServedModels
 from paged_sdk.server.settings import ServerSettings
 from paged_sdk.server.tracing import RequestSpan

@@ -19,7 +19,10 @@ from paged_sdk.server.metrics import Metrics
 from paged_sdk.server.settings import ServerSettings
 from paged_sdk.wire.problem import Problem
 
-__all__ = ["Front"]
+__all__ = ["HUNG_UP", "Front"]
+
+HUNG_UP: Final = 499
+"""Nobody reads it; it stands in the log."""
 
 OPEN_PATHS: Final = ("/health", "/ready")
 """Whoever watches the server asks these, without a key and while it is ending."""
@@ -70,6 +73,7 @@ class Front:
                 await problem_response(scope, problem)(scope, receive, send_named)
             finally:
                 seconds = time.monotonic() - start
+                status = status or HUNG_UP
                 route = getattr(scope.get("route"), "path", "")
                 self.metrics.note_request(route, status, seconds)
                 label = scope["state"].get("label")

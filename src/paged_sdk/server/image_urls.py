@@ -14,7 +14,7 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 
 import anyio
 import anyio.to_thread
-from attrs import frozen
+from attrs import field, frozen
 
 from paged_sdk import InvalidRequestError
 
@@ -25,6 +25,7 @@ MAX_BYTES: Final = 20 << 20
 MAX_IMAGES: Final = 32
 MAX_REDIRECTS: Final = 3
 SECONDS: Final = 10.0
+THREADS: Final = 8
 PIECE: Final = 1 << 16
 
 
@@ -37,6 +38,8 @@ class ImageUrls:
     """
 
     hosts: Collection[str]
+    # Of their own: those that the SDK makes tokens in would else wait for strangers' hosts.
+    _threads: anyio.CapacityLimiter = field(init=False, factory=lambda: anyio.CapacityLimiter(THREADS))
 
     async def fill(self, body: object) -> object:
         """Fetch the images of a body's messages, and write them as ``data:`` URLs where their addresses are.
@@ -49,7 +52,7 @@ class ImageUrls:
         if len(found) > MAX_IMAGES:
             raise InvalidRequestError.of("image_url", f"{len(found)} images", f"at most {MAX_IMAGES} to fetch")
         for part, key in found:
-            data = await anyio.to_thread.run_sync(self._fetch, part[key], abandon_on_cancel=True)
+            data = await anyio.to_thread.run_sync(self._fetch, part[key], abandon_on_cancel=True, limiter=self._threads)
             part[key] = "data:application/octet-stream;base64," + base64.b64encode(data).decode()
         return body
 

@@ -20,6 +20,7 @@ SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 6
 GAUGES: Final[Mapping[str, str]] = {
     "running": "Sequences that are computed.",
     "waiting": "Sequences in the queue.",
+    "awaiting_images": "Sequences whose images are being encoded.",
     "blocks_total": "Blocks of the KV pool.",
     "blocks_used": "Blocks that live sequences hold.",
     "blocks_cached": "Blocks that are free to take and hold a prefix.",
@@ -68,9 +69,8 @@ class Metrics:
         """Count a request.
 
         :param path: of the route; empty: there was none
-        :param status: 0: the client left before there was one
         """
-        self._requests.labels(path or "other", str(status or 499)).inc()
+        self._requests.labels(path or "other", str(status)).inc()
         self._seconds.labels(path or "other").observe(seconds)
 
     def note_answer(self, model: str, usage: Usage) -> None:

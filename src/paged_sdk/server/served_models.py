@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from attrs import evolve, frozen
 
-from paged_sdk import ConfigError, Model
+from paged_sdk import ConfigError, Model, PagedError
 from paged_sdk.wire.models import ModelCard
 from paged_sdk.wire.problem import Problem, ProblemError
 
@@ -58,6 +58,16 @@ class ServedModels:
     def all(self) -> Mapping[str, Model]:
         """Return the open models by name."""
         return self._models
+
+    def failed(self) -> list[str]:
+        """Return the names of models that answer no more."""
+        names = []
+        for name, model in self._models.items():
+            try:
+                model.check()
+            except PagedError:
+                names.append(name)
+        return names
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
