@@ -8,17 +8,17 @@ kernels could read.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import pytest
 import torch
-from attrs import evolve
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-from paged_sdk import Model, TextModelBuilder
+from paged_sdk import Model, TextModelBuilder, TextSpeculativeBuilder, VisionModelBuilder
 from paged_sdk.build.assembly import load_parts
+from paged_sdk.build.device_setup import prepare_thread
 from paged_sdk.build.parts import ModelParts
 from paged_sdk.config.env import read_environment
 from paged_sdk.scheduler.proposer import Proposer
@@ -28,6 +28,8 @@ __all__ = ["FAR", "FARTHER", "far_model", "far_parts", "far_tensors", "let_choos
 FAR: Final = torch.device("meta:0")
 """Of all devices that torch knows, it takes tensors of this one as they come: those of others want libraries first."""
 FARTHER: Final = torch.device("meta:1")
+
+AnyBuilder: TypeAlias = TextModelBuilder | TextSpeculativeBuilder | VisionModelBuilder
 
 
 class FarTensor(Tensor):
@@ -39,7 +41,10 @@ class FarTensor(Tensor):
     def __new__(cls, held: Tensor, device: torch.device) -> FarTensor:
         make: Any = Tensor._make_wrapper_subclass
         strides, offset = held.stride(), held.storage_offset()
-        made: FarTensor = make(cls, held.shape, strides=strides, storage_offset=offset, dtype=held.dtype, device=device)
+        with torch.inference_mode(False):  # torch refuses views of other tensors there that are of that mode
+            made: FarTensor = make(
+                cls, held.shape, strides=strides, storage_offset=offset, dtype=held.dtype, device=device
+            )
         made.held = held
         return made
 
@@ -56,13 +61,19 @@ class _FarTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Compute on the tensors that are held."""
     name = func._schema.name
+    if name == "aten::_has_compatible_shallow_copy_type":  # modules ask it before they change their parameters' data
+        return False
     wanted = next((each for each in tree_flatten((args, kwargs))[0] if isinstance(each, torch.device)), None)
     tensors = [each for each in tree_flatten((args, kwargs))[0] if isinstance(each, Tensor)]
+    if any(each.device.type == FAR.type and not isinstance(each, FarTensor) for each in tensors):
+        raise RuntimeError(f"{name}: a tensor on {FAR} holds nothing")
     # torch lets single numbers of the CPU be operands on any device.
     places = {each.device for each in tensors if each.dim() or isinstance(each, FarTensor)}
     if len(places) > 1 and name != "aten::copy_":
         raise RuntimeError(f"{name}: expected all tensors to be on one device, found {sorted(map(str, places))}")
     place = args[0].device if name == "aten::copy_" else wanted or next(iter(places), torch.device("cpu"))
+    if place.type == FAR.type:
+        place = torch.device(FAR.type, place.index or 0)
     owners = {id(each.held): each for each in tensors if isinstance(each, FarTensor) and each.device == place}
     held_args, held_kwargs = tree_map_only(FarTensor, lambda each: each.held, (args, kwargs))
     if wanted is not None:
@@ -88,25 +99,31 @@ def far_tensors() -> AbstractContextManager[object]:
 
 
 def let_choose_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let settings name the other devices, and ``cpu:0`` as if it were another than ``cpu``."""
+    """Let settings name the other devices, and ``cpu:0`` as if it were another than ``cpu``; let a model's threads make
+    tensors on them.
+    """
+
+    def prepare(device: torch.device, num_threads: int | None) -> None:
+        prepare_thread(device, num_threads)
+        far_tensors().__enter__()  # until the thread ends
+
+    make = torch.tensor  # which asks nobody before it makes a tensor there
+
+    def tensor(data: Any, *, device: torch.device | None = None, **options: Any) -> Tensor:
+        made = make(data, **options)
+        return made if device is None else made.to(device)
+
+    monkeypatch.setattr(torch, "tensor", tensor)
     monkeypatch.setattr("paged_sdk.build.placement.choose_device", torch.device)
+    monkeypatch.setattr("paged_sdk.build.assembly.prepare_thread", prepare)
 
 
-def far_parts(builder: TextModelBuilder, proposer: Proposer | None = None) -> ModelParts:
+def far_parts(builder: AnyBuilder, proposer: Proposer | None = None) -> ModelParts:
     """Load a model, parts of which may be on the other devices."""
-    # As steps run in that mode: torch has no views of other tensors of a class of one's own there.
-    with far_tensors(), torch.inference_mode():
-        parts = load_parts(builder.source, builder.settings, read_environment({}), proposer=proposer)
-    start, tensors = parts.on_worker_start, far_tensors()
-    assert start is not None
-
-    def on_worker_start() -> None:
-        start()
-        tensors.__enter__()  # until the thread ends
-
-    return evolve(parts, on_worker_start=on_worker_start)
+    with far_tensors():
+        return load_parts(builder.source, builder.settings, read_environment({}), proposer=proposer)
 
 
-def far_model(builder: TextModelBuilder, proposer: Proposer | None = None) -> Model:
+def far_model(builder: AnyBuilder, proposer: Proposer | None = None) -> Model:
     """Build a model, parts of which may be on the other devices."""
     return Model(far_parts(builder, proposer))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from attrs import evolve
@@ -18,6 +20,7 @@ from far_device import FAR, FARTHER, far_model, far_parts, far_tensors, let_choo
 from native_weights import needs_library
 from paged_sdk import (
     ConfigError,
+    Constraint,
     IsqType,
     LayerTopology,
     MemoryGpuConfig,
@@ -25,16 +28,28 @@ from paged_sdk import (
     OutOfMemoryError,
     PagedAttentionMeta,
     PagedCacheType,
+    RequestBuilder,
     SamplingParams,
+    SpeculativeConfig,
     TextModelBuilder,
+    TextSpeculativeBuilder,
     Topology,
+    VisionMessages,
+    VisionModelBuilder,
 )
+from paged_sdk.attention.backend import AttentionSetup, KvStorage
+from paged_sdk.attention.choice import choose_storage
 from paged_sdk.attention.divided import DividedBackend
 from paged_sdk.attention.paged import PagedBackend
+from paged_sdk.build.device_setup import weights_must_fit
 from paged_sdk.kv.pool_size import DeviceMemory
 from paged_sdk.models.spanned_decoder import SpannedDecoderModel
+from paged_sdk.runner.input_batch import make_input_batch
 from paged_sdk.runner.model_runner import ModelRunner
+from paged_sdk.runner.overlap import OverlapTokens
+from paged_sdk.types.step import AWAITED, StepRow
 from tiny import build_model, make_checkpoint
+from tiny_vision import make_vision_checkpoint, picture
 
 NUM_LAYERS = 4
 GREEDY = SamplingParams(temperature=0.0, max_len=12, ignore_eos=True)
@@ -75,7 +90,9 @@ async def ask(model: Model, sampling: SamplingParams = GREEDY, **options: Any) -
     return [choice.text for response in responses for choice in response.choices]
 
 
-def texts(builder: TextModelBuilder, sampling: SamplingParams = GREEDY, **options: Any) -> list[str]:
+def texts(
+    builder: TextModelBuilder | TextSpeculativeBuilder, sampling: SamplingParams = GREEDY, **options: Any
+) -> list[str]:
     async def run() -> list[str]:
         async with far_model(builder) as model:
             return await ask(model, sampling, **options)
@@ -94,7 +111,9 @@ def expected(checkpoint: Path) -> list[str]:
     return texts(builder_of(checkpoint))
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    "place", [pytest.param(place, marks=pytest.mark.long if "last" in place else ()) for place in PLACES]
+)
 def test_texts_are_those_of_one_device(checkpoint: Path, expected: list[str], place: str) -> None:
     assert texts(builder_of(checkpoint).with_topology(PLACES[place])) == expected
 
@@ -108,7 +127,9 @@ def test_no_operation_gets_tensors_of_two_devices() -> None:
                 torch.add(one, other)
 
 
-@pytest.mark.parametrize("cache_type", PagedCacheType)
+@pytest.mark.parametrize(
+    "cache_type", [pytest.param(PagedCacheType.AUTO, marks=pytest.mark.long), PagedCacheType.F8E4M3]
+)
 def test_pressure_and_chunks(checkpoint: Path, cache_type: PagedCacheType) -> None:
     """Prompts come in chunks, and texts lose their blocks to others, on every device alike."""
     roomy = texts(builder_of(checkpoint, cache_type=cache_type))
@@ -126,10 +147,12 @@ def test_pressure_and_chunks(checkpoint: Path, cache_type: PagedCacheType) -> No
     assert asyncio.run(run()) == (roomy, roomy)
 
 
+@pytest.mark.long
 def test_keys_and_values_without_pages(checkpoint: Path, expected: list[str]) -> None:
     assert texts(builder_of(checkpoint).without_paged_attn().with_topology(PLACES["in between"])) == expected
 
 
+@pytest.mark.long
 def test_drafts_and_choices(checkpoint: Path, expected: list[str]) -> None:
     drawn = evolve(GREEDY, temperature=0.9, seed=3, n_choices=3)
     builder, spread = builder_of(checkpoint), builder_of(checkpoint).with_topology(PLACES["in between"])
@@ -154,7 +177,9 @@ def test_adapters_are_where_their_layers_are(checkpoint: Path, expected: list[st
     assert texts(builder.with_topology(PLACES["in turns, head and embeddings"]), adapter="other") == adapted
 
 
-@pytest.mark.parametrize("family", ["qwen2", "gemma2", "mixtral"])
+@pytest.mark.parametrize(
+    "family", ["qwen2", *(pytest.param(family, marks=pytest.mark.long) for family in ("gemma2", "mixtral"))]
+)
 def test_families(family: str, tmp_path: Path) -> None:
     """Biases of keys in FP8, windows and tied embeddings, experts."""
     builder = builder_of(make_checkpoint(family, tmp_path), cache_type=PagedCacheType.F8E4M3)
@@ -209,6 +234,7 @@ def test_a_step_s_indices_are_made_once_for_each_device(
     assert len(set(counts.values())) == 1
 
 
+@pytest.mark.long
 def test_a_text_that_nobody_reads_any_more_leaves_nothing(checkpoint: Path) -> None:
     async def run() -> None:
         async with far_model(builder_of(checkpoint).with_topology(PLACES["the last layers"])) as model:
@@ -234,6 +260,7 @@ def test_weights_are_quantized_where_they_are(tmp_path: Path) -> None:
         far_parts(builder_of(wide).with_topology(spread.with_regex(r"layers\.2\.", LayerTopology(isq=IsqType.Q4K))))
 
 
+@pytest.mark.long
 @needs_library
 def test_weights_are_quantized_again_on_every_device(tmp_path: Path) -> None:
     wide = make_checkpoint("llama", tmp_path, hidden_size=256, intermediate_size=512, head_dim=64, num_hidden_layers=3)
@@ -313,3 +340,118 @@ def test_the_pool_is_what_every_device_can_hold(checkpoint: Path, monkeypatch: p
         assert caught.value.largest_context == 1020
     with pytest.raises(OutOfMemoryError, match=r"^a KV cache of .*MB\(megabytes=2\) needs"):
         blocks(MemoryGpuConfig.MB(2))
+
+
+@pytest.mark.long
+def test_images_go_where_layers_add_them(tmp_path: Path) -> None:
+    """Qwen3-VL adds vectors of images to what its first layers give, on these layers' devices."""
+    make_vision_checkpoint("qwen3_vl", tmp_path)
+    meta = PagedAttentionMeta(block_size=8, gpu_memory=MemoryGpuConfig.ContextSize(512))
+    builder = VisionModelBuilder(tmp_path).with_dtype("float32").with_device("cpu").with_num_threads(1)
+    builder = builder.with_paged_attn(meta).with_max_num_batched_tokens(20)
+    asked = VisionMessages().add_image_message("user", "What is this?", picture(40, 60))
+
+    async def said(builder: VisionModelBuilder) -> str | None:
+        async with far_model(builder) as model:
+            response = await model.send_chat_request(RequestBuilder.from_messages(asked).with_sampling(GREEDY))
+            return response.choices[0].message.content
+
+    expected = asyncio.run(said(builder))
+    # Its encoder reads tensors on the host, which those in disguise refuse.
+    here = Topology.empty().with_regex("embed_tokens", LayerTopology(device="cpu"))
+    for layer in (0, 1):
+        spread = here.with_range(range(layer, layer + 1), LayerTopology(device="meta:0"))
+        assert asyncio.run(said(builder.with_topology(spread))) == expected
+
+
+def test_vectors_and_scores(checkpoint: Path) -> None:
+    async def run(builder: TextModelBuilder) -> list[Any]:
+        async with far_model(builder) as model:
+            vectors = await model.embed(list(PROMPTS), pooling="mean")
+            scores = await model.score(list(PROMPTS[1:]), prefix=PROMPTS[0])
+            return [*vectors.embeddings, *(score.logprobs for score in scores.scores)]
+
+    there = asyncio.run(run(builder_of(checkpoint).with_topology(PLACES["the last layers"])))
+    for one, other in zip(asyncio.run(run(builder_of(checkpoint))), there, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-4)
+
+
+@pytest.mark.long
+def test_texts_that_outgrow_longrope_s_context(tmp_path: Path) -> None:
+    config: dict[str, Any] = {
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "short_factor": [1.0, 1.1, 1.2, 1.3, 1.5, 1.7, 2.0, 2.5],
+            "long_factor": [1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 12.0, 16.0],
+        },
+        "original_max_position_embeddings": 60,
+        "max_position_embeddings": 512,
+    }
+    builder = builder_of(make_checkpoint("phi3", tmp_path, **config))
+    topology = Topology.empty().with_range(range(1, 2), LayerTopology(device="meta:0"))
+    assert texts(builder.with_topology(topology)) == texts(builder)
+
+
+@pytest.mark.long
+def test_a_draft_model_has_devices_of_its_own(checkpoint: Path, expected: list[str]) -> None:
+    target = builder_of(checkpoint).with_topology(PLACES["the last layers"])
+    for topology in (Topology.empty(), PLACES["in between"]):
+        draft = TextModelBuilder(checkpoint).with_dtype("float32").with_topology(topology)
+        assert texts(TextSpeculativeBuilder(target, draft, SpeculativeConfig(gamma=3))) == expected
+
+
+@pytest.mark.long
+def test_forced_tokens_need_no_logits(checkpoint: Path) -> None:
+    constraint = Constraint.regex("(the first (one|two|three) of them, ){1,3}and the last")
+    builder = builder_of(checkpoint)
+    for place in ("the last layers", "in turns, head and embeddings"):
+        spread = builder.with_topology(PLACES[place])
+        assert texts(spread, constraint=constraint) == texts(builder, constraint=constraint)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled for CUDA here")
+def test_a_backend_of_its_own_on_each_device(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, triton_device: torch.device
+) -> None:
+    """Triton's kernels, interpreted, read one layer's pages, and the native ones the others'."""
+    from paged_sdk.attention.triton_paged import TritonPagedBackend
+
+    def storage(setup: AttentionSetup) -> KvStorage:
+        if setup.device != torch.device("cpu:0"):
+            return choose_storage(setup)
+        pool = evolve(setup.pool, device=triton_device)
+        make = partial(TritonPagedBackend, setup.model, pool, max_num_seqs=4, max_model_len=setup.engine.max_model_len)
+        return KvStorage(make=make)
+
+    short = evolve(GREEDY, max_len=4)
+    builder = builder_of(checkpoint).with_max_num_seqs(4).with_max_num_batched_tokens(32)
+    one = texts(builder, short)
+    monkeypatch.setattr("paged_sdk.build.loaded_model.choose_storage", storage)
+    topology = Topology.empty().with_range(range(1, 2), LayerTopology(device="cpu:0"))
+    assert texts(builder.with_topology(topology), short) == one
+
+
+def test_the_device_without_memory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = {"cpu": 900 << 20, "cuda:0": 100 << 20, "cuda:1": 200 << 20}
+    monkeypatch.setattr(
+        "paged_sdk.build.device_setup.device_memory", lambda device: DeviceMemory(total=1 << 40, free=free[str(device)])
+    )
+    devices = [torch.device(name) for name in free]
+    said = "CUDA out of memory. Tried to allocate 1.00 GiB. GPU 1 has a total capacity of 79.11 GiB of which"
+    with (
+        pytest.raises(OutOfMemoryError, match=r"do not fit cuda:1: 200\.0 MiB were free") as caught,
+        weights_must_fit(tmp_path, devices),
+    ):
+        raise torch.OutOfMemoryError(said)
+    assert caught.value.available == 200 << 20
+
+
+def test_the_next_step_finds_tokens_that_were_chosen_on_another_device() -> None:
+    with far_tensors():
+        overlap = OverlapTokens(4, FARTHER)
+        overlap.put([7, 9], torch.tensor([11, 12]).to(FARTHER))
+        row = StepRow(9, 3, [AWAITED], [0], 3)
+        batch = make_input_batch([row], FAR, overlap)
+        assert batch.token_ids.device == FAR
+        assert batch.token_ids.cpu().tolist() == [12]

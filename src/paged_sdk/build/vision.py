@@ -74,7 +74,7 @@ def load_vision(
         checkpoint.config,
         checkpoint.source,
         is_text=lambda name: name.startswith(text),
-        policy=_own_policy(policy, topology),
+        policy=_own_policy(policy, topology, device),
         dtype=dtype,
         device=device,
     )
@@ -84,10 +84,10 @@ def load_vision(
     return LoadedVision(prompts, encoder, family.is_whole)
 
 
-def _own_policy(policy: WeightPolicy, topology: Topology | None) -> WeightPolicy:
+def _own_policy(policy: WeightPolicy, topology: Topology | None, device: torch.device) -> WeightPolicy:
     selectors = () if topology is None else topology.selectors
     expressions = Topology(tuple(each for each in selectors if not isinstance(each.selection, range)))
-    workspace = policy.workspace  # of which one call at a time is made
+    workspace = policy.workspace if device.type == "cpu" else None  # of which one call at a time is made
     if workspace is not None:
         workspace = Workspace(workspace.library, num_threads=workspace.num_threads)
     return evolve(policy, workspace=workspace, isq=None, isq_by_name=isq_by_name(expressions), keep_blocks=False)

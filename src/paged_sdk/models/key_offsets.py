@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from paged_sdk.kernels.key_offsets import KEY_SPAN
-from paged_sdk.kernels.placement import carried
+from paged_sdk.kernels.placement import carried, working_on
 from paged_sdk.kernels.rotary import Rotation, side_by_side_to_halves
 from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.models.decoder import DecoderModel
@@ -43,7 +43,8 @@ def _bias(linear: Linear, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return the bias, ``[out_features]`` float32, whatever the form of the weight: the layer's output for an input of
     zeros.
     """
-    return linear.forward(torch.zeros(1, linear.in_features, dtype=dtype, device=device), None)[0].float()
+    with working_on(device):
+        return linear.forward(torch.zeros(1, linear.in_features, dtype=dtype, device=device), None)[0].float()
 
 
 def _on(rotation: Rotation, device: torch.device) -> Rotation:
