@@ -1,9 +1,9 @@
 """Measure how long checkpoints take from files in the page cache to weights, packed for the CPU.
 
-python -m benchmarks.load_formats DIRECTORY... --rounds 6
+python -m benchmarks.load_formats DIRECTORY... --rounds 6 [--isq Q4K]
 
 Checkpoints take turns. Of each the fastest round is shown, as the wall clock and the processors have it: on a machine
-that others use, the second says more.
+that others use, the second says more. With ``--isq`` each is quantized, and then read as the first time has kept it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import gc
 import sys
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import torch
@@ -20,6 +21,7 @@ from attrs import frozen
 from rich.console import Console
 from rich.table import Table
 
+from paged_sdk.config.isq import IsqType
 from paged_sdk.kernels.native.library import Workspace, load
 from paged_sdk.kernels.own_pages import LastingMemory
 from paged_sdk.kernels.placement import Placement
@@ -28,6 +30,7 @@ from paged_sdk.processors import usable_processors
 from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.runner.device import choose_dtype
 from paged_sdk.weights.checkpoint import open_checkpoint
+from paged_sdk.weights.kept_weights import KeptWeights
 
 __all__ = ["main"]
 
@@ -49,11 +52,22 @@ class _Times:
         return _Times(min(self.wall, other.wall), min(self.processors, other.processors))
 
 
-def _load(path: Path, workspace: Workspace) -> _Times:
+def _load(path: Path, workspace: Workspace, isq: IsqType | None, kept: Path | None) -> _Times:
+    """Load a checkpoint.
+
+    :param kept: the file that keeps what is quantized
+    """
     dtype = choose_dtype("auto", _CPU)
     wall, processors = time.perf_counter(), time.process_time()
     checkpoint = open_checkpoint(path)
-    policy = WeightPolicy(keep_blocks=True, workspace=workspace, memory=LastingMemory())
+    cache = None if kept is None else KeptWeights(kept, path.name)
+    policy = WeightPolicy(
+        keep_blocks=True,
+        workspace=workspace,
+        memory=LastingMemory(),
+        isq=isq,
+        kept=None if cache is None else cache.kept,
+    )
     plan = plan_model(checkpoint.config, dtype)
     model = plan.load(
         checkpoint.source,
@@ -64,6 +78,8 @@ def _load(path: Path, workspace: Workspace) -> _Times:
         num_threads=workspace.num_threads,
     )
     checkpoint.source.close()
+    if cache is not None:
+        cache.close(is_complete=True)
     found = _Times((time.perf_counter() - wall) * 1000, (time.process_time() - processors) * 1000)
     del model
     gc.collect()
@@ -79,23 +95,31 @@ def _read(path: Path) -> None:
 def main(
     checkpoints: Annotated[list[Path], typer.Argument(help="Directories or GGUF files")],
     rounds: Annotated[int, typer.Option(min=1, help="How often each is loaded")] = 6,
+    isq: Annotated[str, typer.Option(help="A type to quantize to")] = "",
 ) -> None:
     """Load checkpoints in turns and print the fastest of each."""
     library = load()
     if library is None:
         raise typer.BadParameter("the native library is missing")
     workspace = Workspace(library, num_threads=usable_processors())
-    best: dict[Path, _Times] = {}
-    for _ in range(rounds):
-        for path in checkpoints:
-            _read(path)
-            found = _load(path, workspace)
-            best[path] = found.least(best.get(path, found))
+    best: dict[str, _Times] = {}
+    quantized = IsqType.parse(isq) if isq else None
+    with TemporaryDirectory() as directory:
+        kept = {path: Path(directory, f"{number}") for number, path in enumerate(checkpoints)}
+        for path in checkpoints if isq else ():
+            _load(path, workspace, quantized, kept[path])
+        for _ in range(rounds):
+            for path in checkpoints:
+                _read(path)
+                ways = {path.name: None, f"{path.name}, kept": kept[path]} if isq else {path.name: None}
+                for way, file in ways.items():
+                    found = _load(path, workspace, quantized, file)
+                    best[way] = found.least(best.get(way, found))
     table = Table(title=f"files to packed weights, {workspace.num_threads} threads, fastest of {rounds}")
     for column in ("", "ms", "processor ms"):
         table.add_column(column, justify="left" if column == "" else "right")
-    for path, times in best.items():
-        table.add_row(path.name, f"{times.wall:.0f}", f"{times.processors:.0f}")
+    for way, times in best.items():
+        table.add_row(way, f"{times.wall:.0f}", f"{times.processors:.0f}")
     Console(width=None if sys.stdout.isatty() else 100).print(table)
 
 

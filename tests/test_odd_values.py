@@ -226,6 +226,7 @@ LENIENT: dict[str, tuple[str, ...]] = {
     "chat_template": ("path",),
     "imatrix": ("path",),
     "calibration_file": ("path",),
+    "isq_cache": ("path",),
     "jinja_explicit": ("path",),
     "stop_seqs": ("text", "NUL", "long"),
     "messages": ("messages",),

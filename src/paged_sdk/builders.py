@@ -180,6 +180,17 @@ class _ModelBuilder(ABC):
         """
         return self._with(calibration_file=Path(path_text("with_calibration_file", path, "a path")))
 
+    def with_isq_cache(self, directory: str | PathLike[str]) -> Self:
+        """Keep weights that are quantized while loading in a directory, which is made if it is missing: the next start
+        with the same checkpoint and settings reads them instead of quantizing again.
+
+        A checkpoint that has changed, other settings and other versions are quantized anew, as is what is damaged. A
+        file takes as many bytes as the quantized weights.
+
+        :raises ConfigError: for anything but a path; when building, on another device than the CPU
+        """
+        return self._with(isq_cache=Path(path_text("with_isq_cache", directory, "a path")))
+
     def with_device(self, device: str) -> Self:
         """Choose where the model runs: "auto", "cpu", "cuda", "cuda:1", "mps"."""
         return self._with(device=device)

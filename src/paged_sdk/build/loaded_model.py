@@ -16,6 +16,7 @@ from paged_sdk.attention.divided import DividedBackend, divided_storage
 from paged_sdk.build.collector import collector_paused
 from paged_sdk.build.device_setup import weights_must_fit
 from paged_sdk.build.importance import CheckpointImportance, load_importance
+from paged_sdk.build.isq_cache import with_isq_cache
 from paged_sdk.build.placement import PlacedNames, choose_devices, common_dtype, place_model
 from paged_sdk.build.progress import LoadingBar
 from paged_sdk.build.sizing import resolve_max_model_len
@@ -138,6 +139,7 @@ def load_weights(
         importance = load_importance(checkpoint, settings, go_on)
         policy = weight_policy(checkpoint, settings, environment, dtype, placed, workspace, importance)
         with (
+            with_isq_cache(path, files, settings, policy, device) as keeping,
             ThreadPoolExecutor(1, thread_name_prefix="paged-sdk tokenizer") as beside,
             weights_must_fit(path, placement.devices),
             LoadingBar(f"Loading {path.name}", visible=settings.logging) as bar,
@@ -156,7 +158,7 @@ def load_weights(
                     checkpoint.source,
                     dtype=dtype,
                     placement=placement,
-                    policy=policy,
+                    policy=keeping,
                     on_progress=progress,
                     num_threads=1 if workspace is None else workspace.num_threads,
                 )

@@ -86,6 +86,7 @@ FLAG_OF = {
     "max_queue": "--max-queue",
     "with_adapter": "--adapter",
     "with_calibration_file": "--calibration-file",
+    "with_isq_cache": "--isq-cache",
     "with_chat_template": "--chat-template",
     "with_tokenizer_json": "--tok-model-id",
 }
@@ -167,6 +168,7 @@ class ModelFlags:
     vision: bool = False
     imatrix: Path | None = None
     calibration_file: Path | None = None
+    isq_cache: Path | None = None
 
     def builder(self) -> Builder:
         """Return the builder of the model.
@@ -199,6 +201,8 @@ class ModelFlags:
             builder = builder.with_imatrix(self.imatrix)
         if self.calibration_file is not None:
             builder = builder.with_calibration_file(self.calibration_file)
+        if self.isq_cache is not None:
+            builder = builder.with_isq_cache(self.isq_cache)
         return builder if self.dtype is None else builder.with_dtype(self.dtype)
 
     def _is_gguf(self, location: str) -> bool:

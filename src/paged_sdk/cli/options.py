@@ -135,6 +135,15 @@ Imatrix = Annotated[
         rich_help_panel=MODEL,
     ),
 ]
+IsqCache = Annotated[
+    Path | None,
+    typer.Option(
+        "--isq-cache",
+        metavar="DIRECTORY",
+        help="Keep weights that are quantized while loading there, for the next start.",
+        rich_help_panel=MODEL,
+    ),
+]
 CalibrationFile = Annotated[
     Path | None,
     typer.Option(

@@ -124,6 +124,7 @@ def serve(
     topology: options.TopologyFile = None,
     imatrix: options.Imatrix = None,
     calibration_file: options.CalibrationFile = None,
+    isq_cache: options.IsqCache = None,
     num_threads: options.NumThreads = None,
     paged_attn: options.PagedAttn = options.PagedAttnMode.AUTO,
     pa_context_len: options.PaContextLen = None,

@@ -133,6 +133,7 @@ class BuildSettings:
     :ivar topology: what single layers are to be instead
     :ivar imatrix: an importance matrix of llama.cpp's, by which errors of quantized weights are weighted
     :ivar calibration_file: a text from which one is collected
+    :ivar isq_cache: a directory that keeps what quantizing makes, for the next start
     :ivar batch_invariance: whether to use one arithmetic for every row count
     :ivar lean_memory: whether each weight is to be held once only, as it is in any case
     :ivar max_slowdown: by what factor a text's tokens may take longer beside a prompt; 0: as long as the token budget
@@ -168,6 +169,7 @@ class BuildSettings:
     topology: Topology | None = field(default=None, validator=IsA(Topology, optional=True))
     imatrix: Path | None = field(default=None, validator=IsA(Path, optional=True))
     calibration_file: Path | None = field(default=None, validator=[IsA(Path, optional=True), _is_beside_no_imatrix])
+    isq_cache: Path | None = field(default=None, validator=IsA(Path, optional=True))
     batch_invariance: bool = field(default=False, validator=is_bool)
     gamma: int | None = field(default=None, validator=IntAtLeast(0, optional=True))
     images: ImageLimits | None = field(default=None, validator=IsA(ImageLimits, optional=True))

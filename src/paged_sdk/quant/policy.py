@@ -11,6 +11,8 @@ from attrs import field, frozen
 from torch import Tensor
 
 from paged_sdk.config.isq import IsqType
+from paged_sdk.kernels.gguf_blocks import BlockMatrix
+from paged_sdk.kernels.grouped_matrix import UnreadGroupedMatrix
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.own_pages import own_pages
 from paged_sdk.kernels.stored_matrix import DecodedMatrix, StoredMatrix
@@ -79,6 +81,8 @@ class WeightPolicy:
         None as its type the matrix is not quantized in situ
     :ivar importance: returns how much an error in each column of a matrix of some name and index counts, float32
         ``[columns]``; None: all alike. Types of groups have no use for it
+    :ivar kept: given what tells a matrix apart and the matrix as it is quantized in situ, returns the same matrix,
+        whose rows may come from elsewhere
     :ivar one_form: True: packed weights are multiplied in one way whatever the number of rows, which makes a text
         independent of its batch
     :ivar forms: the forms to choose from, those of :func:`~paged_sdk.quant.form.find_forms` by default; a matrix that
@@ -92,6 +96,7 @@ class WeightPolicy:
     isq: IsqType | None = None
     isq_by_name: Sequence[tuple[Pattern[str], IsqType | None]] = ()
     importance: Callable[[str, tuple[int, ...]], Tensor | None] | None = None
+    kept: Callable[[str, BlockMatrix | UnreadGroupedMatrix], BlockMatrix | UnreadGroupedMatrix] | None = None
     one_form: bool = False
     forms: Sequence[Form] = field(factory=find_forms)
     memory: Callable[[int], Tensor] = own_pages
@@ -207,7 +212,10 @@ class WeightPolicy:
         if isq is not None:
             library = None if self.workspace is None else self.workspace.library
             importance = None if self.importance is None else self.importance(named.name, named.index)
-            return quantize_stored(named.matrix, isq, library, place.device, importance)
+            made = quantize_stored(named.matrix, isq, library, place.device, importance)
+            if self.kept is None or place.device.type != "cpu":
+                return made
+            return self.kept(f"{named.name} {named.index} {isq.value}", made)
         if named.matrix.is_dense or (self.keep_blocks and place.device not in self.decoded_on):
             return named.matrix
         return DecodedMatrix(named.matrix)

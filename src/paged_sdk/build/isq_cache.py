@@ -1,0 +1,83 @@
+"""Find the file that keeps a checkpoint's weights as they were quantized in situ."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from attrs import evolve
+
+from paged_sdk.config.build import BuildSettings
+from paged_sdk.config.isq import IsqType
+from paged_sdk.errors import ConfigError
+from paged_sdk.kernels.native.sources import sources_hash
+from paged_sdk.quant.policy import WeightPolicy
+from paged_sdk.weights.kept_weights import KeptWeights
+
+__all__ = ["with_isq_cache"]
+
+
+@contextmanager
+def with_isq_cache(
+    path: Path,
+    files: Mapping[Path, tuple[int, int]],
+    settings: BuildSettings,
+    policy: WeightPolicy,
+    device: torch.device,
+) -> Iterator[WeightPolicy]:
+    """Return the policy to load weights by in the block: the given one, or one that takes what it can from a file. A
+    file that is missing or stale is written when the block ends without an error.
+
+    :param files: the checkpoint's, with their stamps
+    :raises ConfigError: a directory is given, and the model is not on the CPU
+    """
+    cache = _open(path, files, settings, policy, device)
+    if cache is None:
+        yield policy
+        return
+    is_complete = False
+    try:
+        yield evolve(policy, kept=cache.kept)
+        is_complete = True
+    finally:
+        cache.close(is_complete=is_complete)
+
+
+def _open(
+    path: Path,
+    files: Mapping[Path, tuple[int, int]],
+    settings: BuildSettings,
+    policy: WeightPolicy,
+    device: torch.device,
+) -> KeptWeights | None:
+    """Open the file of one checkpoint and the types that it is quantized to; None: none is asked for, or nothing is
+    quantized.
+    """
+    if settings.isq_cache is None or (policy.isq is None and not policy.isq_by_name):
+        return None
+    if device.type != "cpu":
+        raise ConfigError.of("with_isq_cache", str(settings.isq_cache), f"a model on the CPU, here {device}")
+    rules = [(pattern.pattern, _name(isq)) for pattern, isq in policy.isq_by_name]
+    others = [each for each in (settings.imatrix, settings.calibration_file) if each is not None]
+    # Of one checkpoint there is one file for each way to quantize it, under a name that stays the same.
+    place = repr((os.path.abspath(path), _name(policy.isq), rules, [str(each) for each in others]))
+    name = f"{path.name}-{_name(policy.isq)}-{sha256(place.encode()).hexdigest()[:16]}.weights"
+    stamps = [(file.name, *stamp) for file, stamp in files.items()]
+    stamps += [(each.name, *_stamp(each)) for each in others]
+    made_by = (version("paged-sdk"), sources_hash())
+    directory = Path(os.path.expanduser(settings.isq_cache))
+    return KeptWeights(directory / name, sha256(repr((place, stamps, made_by)).encode()).hexdigest())
+
+
+def _name(isq: IsqType | None) -> str:
+    return "none" if isq is None else isq.value
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    found = Path(os.path.expanduser(path)).stat()
+    return found.st_size, found.st_mtime_ns
