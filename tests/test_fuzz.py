@@ -24,6 +24,7 @@ def all_targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Target]:
 NAMES = (
     "gguf",
     "ggjt",
+    "imatrix",
     "safetensors",
     "index",
     "quantized",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +28,7 @@ from paged_sdk.models.loading import load_model
 from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.types.messages import TextMessageRole, TextMessages
 from paged_sdk.weights.checkpoint import open_checkpoint
+from paged_sdk.weights.importance import read_importance
 from quantized_writers import WRITERS, pack_tensors, section_of
 
 __all__ = ["Target", "targets"]
@@ -74,8 +76,9 @@ def targets(directory: Path) -> tuple[Target, ...]:
     """
     seeds = _Seeds(directory)
     return (
-        Target("gguf", 22, seeds.write_gguf, _load_gguf),
+        Target("gguf", 18, seeds.write_gguf, _load_gguf),
         Target("ggjt", 5, seeds.write_ggjt, _load_gguf),
+        Target("imatrix", 4, seeds.write_imatrix, _load_imatrix),
         Target("safetensors", 8, seeds.write_safetensors, _load_directory),
         Target("index", 5, seeds.write_index, _load_directory),
         Target("quantized", 15, seeds.write_quantized, _load_directory),
@@ -138,6 +141,10 @@ class _Seeds:
         whole = rng.choice(self._ggjt)
         size = rng.choice((40, 2500, len(whole)))  # the numbers, the vocabulary, everything
         (directory / "model.gguf").write_bytes(mutated_bytes(rng, whole[:size]) + whole[size:])
+
+    def write_imatrix(self, rng: random.Random, directory: Path) -> None:
+        data = mutated_gguf(rng, _IMATRIX) if rng.random() < 0.7 else mutated_bytes(rng, _OLDER_IMATRIX)
+        (directory / "imatrix").write_bytes(data)
 
     def write_safetensors(self, rng: random.Random, directory: Path) -> None:
         family = rng.choice(tiny.FAMILIES)
@@ -248,6 +255,16 @@ def _load_gguf(directory: Path) -> None:
     _build(checkpoint)
 
 
+def _load_imatrix(directory: Path) -> None:
+    matrix = read_importance(directory / "imatrix")
+    for name, sums in matrix.sums.items():
+        found = matrix.of(name, len(sums), sums.shape[1])
+        assert found is not None
+        assert bool((found.isfinite() & (found > 0)).all())
+    matrix.must_fit({name: squares.shape for name, squares in _SQUARES.items()}, list(_SQUARES))
+    matrix.plus(matrix)
+
+
 def _load_directory(directory: Path) -> None:
     checkpoint = open_checkpoint(directory)
     read_config(checkpoint.config)
@@ -279,6 +296,39 @@ def _load_generation_config(directory: Path) -> None:
     read_generation_defaults(directory)
 
 
+def _imatrix() -> GgufContent:
+    metadata: dict[str, Any] = {
+        "general.type": "imatrix",
+        "imatrix.datasets": ["text"],
+        "imatrix.chunk_count": 3,
+        "imatrix.chunk_size": 512,
+    }
+    table, data = [], b""
+    for name, squares in _SQUARES.items():
+        for suffix, values in ((".in_sum2", squares), (".counts", squares[:, :1] + 1)):
+            raw = values.tobytes()
+            table.append(GgufEntry((name + suffix).encode(), values.shape[::-1], 0, len(data)))
+            data += raw + bytes(-len(raw) % 32)
+    return GgufContent(
+        metadata=tuple((key.encode(), GgufValue.of(value)) for key, value in metadata.items()),
+        table=tuple(table),
+        data=data,
+    )
+
+
+def _older_imatrix() -> bytes:
+    parts = [struct.pack("<i", len(_SQUARES))]
+    for name, squares in _SQUARES.items():
+        parts += [struct.pack("<i", len(name)), name.encode(), struct.pack("<ii", 3, squares.size), squares.tobytes()]
+    return b"".join(parts)
+
+
+_SQUARES: Final = {
+    "blk.0.attn_q.weight": np.arange(4, dtype=np.float32)[None],
+    "blk.0.ffn_up_exps.weight": np.arange(12, dtype=np.float32).reshape(3, 4),
+}
+_IMATRIX: Final = _imatrix()
+_OLDER_IMATRIX: Final = _older_imatrix()
 _SCALINGS: Final[tuple[Mapping[str, Any], ...]] = (
     {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 32, "beta_slow": 1},
     {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
