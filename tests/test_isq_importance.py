@@ -20,13 +20,16 @@ from paged_sdk import (
     IsqType,
     LayerTopology,
     Model,
+    ModelLoadError,
     SamplingParams,
     TextModelBuilder,
     Topology,
     UnsupportedArchitectureError,
     write_gguf,
 )
+from paged_sdk.build.importance import load_importance
 from paged_sdk.mistralrs import Runner, Which
+from paged_sdk.weights.checkpoint import open_checkpoint
 from paged_sdk.weights.importance import read_importance
 
 pytestmark = [pytest.mark.anyio, needs_library]
@@ -136,6 +139,22 @@ async def test_it_is_collected_before_weights_are_quantized(checkpoint: Path, im
     collected = await logprobs_of(builder.with_calibration_file(text))
     assert collected == await logprobs_of(builder.with_imatrix(imatrix))
     assert collected != await logprobs_of(builder)
+
+
+async def test_a_collection_ends_when_nobody_waits_for_it(checkpoint: Path, text: Path) -> None:
+    opened, calls = open_checkpoint(checkpoint), 0
+
+    def go_on() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise ModelLoadError("nobody waits")
+
+    settings = builder_of(checkpoint).with_calibration_file(text).settings
+    with pytest.raises(ModelLoadError, match="nobody waits"):
+        load_importance(opened, settings, go_on)
+    opened.source.close()
+    assert calls == 3  # while the model was loaded
 
 
 async def test_a_live_model_keeps_it(checkpoint: Path, imatrix: Path) -> None:

@@ -55,7 +55,8 @@ def calibrate(
 
     :param path: a directory or a GGUF file
     :param text: a file of text
-    :param on_progress: called with the number of pieces done and of all
+    :param on_progress: called with the number of pieces done and of all, while the model is loaded too: what it raises
+        ends the work
     :param dtype: of activations, and of weights that are not stored quantized
     :param setting: what the user names the text by, for errors
     :param num_threads: of an operation; None: as many as suit the machine
@@ -73,7 +74,8 @@ def calibrate(
             raise ConfigError.of(setting, str(text), "a file with some text")
         with memory_must_do(path):
             is_of_torch = load() is None or _has_experts(checkpoint)
-            model = _loaded(checkpoint, dtype, num_threads, is_of_torch=is_of_torch)
+            loading = partial(on_progress, 0, len(pieces))
+            model = _loaded(checkpoint, dtype, num_threads, loading, is_of_torch=is_of_torch)
     finally:
         checkpoint.source.close()
     collector = _Collector(model)
@@ -114,9 +116,17 @@ def _has_experts(checkpoint: Checkpoint) -> bool:
     return any(".experts." in name for name in checkpoint.source.names())
 
 
-def _loaded(checkpoint: Checkpoint, dtype: torch.dtype, num_threads: int | None, *, is_of_torch: bool) -> DecoderModel:
+def _loaded(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    num_threads: int | None,
+    go_on: Callable[[], None],
+    *,
+    is_of_torch: bool,
+) -> DecoderModel:
     """Load a model to run layer by layer: what is stored quantized stays so.
 
+    :param go_on: called after each tensor; what it raises ends the loading
     :param is_of_torch: whether everything is decoded, and torch multiplies it: what an expert's last matrix multiplies
         is seen there alone
     """
@@ -125,7 +135,13 @@ def _loaded(checkpoint: Checkpoint, dtype: torch.dtype, num_threads: int | None,
     policy = WeightPolicy(forms=()) if workspace is None else WeightPolicy(keep_blocks=True, workspace=workspace)
     threads = 1 if workspace is None else workspace.num_threads
     return load_model(
-        checkpoint.config, checkpoint.source, dtype=dtype, device=_CPU, policy=policy, num_threads=threads
+        checkpoint.config,
+        checkpoint.source,
+        dtype=dtype,
+        device=_CPU,
+        policy=policy,
+        on_progress=lambda done, total: go_on(),
+        num_threads=threads,
     )
 
 
