@@ -21,7 +21,7 @@ from rich.console import Console
 from benchmarks.paths import cache_directory
 from paged_sdk import Model, RequestBuilder, SamplingParams, VisionMessages, VisionModelBuilder
 
-__all__ = ["main"]
+__all__ = ["main", "write_model"]
 
 _MARKS: Final = ("<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
 _TEMPLATE: Final = (
@@ -32,7 +32,7 @@ _TEMPLATE: Final = (
 _QUESTIONS: Final = ("What is this?", "Which colors are there?", "How many squares do you see?", "Is it a photograph?")
 
 
-def _write(directory: Path) -> None:
+def write_model(directory: Path) -> None:
     """Write the model, unless it is there."""
     if (directory / "tokenizer.json").exists():
         return
@@ -108,7 +108,7 @@ def main(
 ) -> None:
     """Print the seconds to the first token."""
     directory = cache_directory("qwen2-vl-2b-random")
-    _write(directory)
+    write_model(directory)
     asyncio.run(_measure(directory, side, rounds))
 
 

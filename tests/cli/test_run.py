@@ -14,14 +14,23 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
+import PIL.Image
 import pytest
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner, Result
 
 import tiny
 from adapter_files import write_adapter
-from paged_sdk import BlockingModel, RequestBuilder, SamplingParams, TextModelBuilder
+from paged_sdk import (
+    BlockingModel,
+    RequestBuilder,
+    SamplingParams,
+    TextModelBuilder,
+    VisionMessages,
+    VisionModelBuilder,
+)
 from paged_sdk.cli.app import app
+from tiny_vision import make_vision_checkpoint, picture
 
 PROGRAM = (sys.executable, "-c", "from paged_sdk.cli import main; main()", "run")
 FLAGS = ("--dtype", "float32", "--num-threads", "1", "--pa-context-len", "4096", "--pa-block-size", "8")
@@ -68,6 +77,27 @@ def test_one_answer(endless: Path, reference: BlockingModel) -> None:
     assert re.fullmatch(
         r"8 tokens, \d+\.\d tok/s, first token after \d+\.\d\d s, 0 of \d+ prompt tokens cached\n", result.stderr
     )
+
+
+def test_images(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    make_vision_checkpoint("llava", model)
+    files = [tmp_path / f"{seed}.png" for seed in range(2)]
+    for seed, file in enumerate(files):
+        PIL.Image.fromarray(picture(40, 60, seed=seed)).save(file)
+    flags = [flag for file in files for flag in ("--image", str(file))]
+    result = run(model, "What is this?", "--max-tokens", "8", *flags)
+    messages = VisionMessages().add_image_message("user", "What is this?", files)
+    asked = RequestBuilder.from_messages(messages).with_sampling(SamplingParams(temperature=0, max_len=8))
+    builder = VisionModelBuilder(model).with_dtype("float32").with_num_threads(1)
+    with BlockingModel(builder.build()) as api:
+        assert result.stdout == f"{api.send_chat_request(asked).choices[0].message.content}\n"
+    chat = run(model, "What is this?", "-i", "--max-tokens", "8", *flags, stdin="And now?\n")
+    assert chat.exit_code == 0
+    assert result.stdout in chat.stdout
+    for wrong in (["--raw"], ["--format", "gguf"], ["--quantized-file", "file.gguf"]):
+        assert "--image" in run(model, "What is this?", *flags, *wrong).output
+    assert "does not exist" in run(model, "What is this?", "--image", str(tmp_path / "no.png")).output
 
 
 def test_a_pipe_that_does_not_take_every_character(endless: Path, reference: BlockingModel) -> None:

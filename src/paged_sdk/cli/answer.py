@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 from paged_sdk import (
     BlockingChatStream,
     BlockingCompletionStream,
@@ -12,10 +15,11 @@ from paged_sdk import (
     TextMessageRole,
     TextMessages,
     Usage,
+    VisionMessages,
 )
 from paged_sdk.cli.terminal import Terminal, usage_line
 
-__all__ = ["chat_request", "opening", "show_answer"]
+__all__ = ["asked", "chat_request", "opening", "show_answer"]
 
 
 def opening(system: str | None) -> TextMessages:
@@ -24,6 +28,17 @@ def opening(system: str | None) -> TextMessages:
     :param system: the system message, if any
     """
     return TextMessages() if system is None else TextMessages().add_message(TextMessageRole.SYSTEM, system)
+
+
+def asked(messages: TextMessages, text: str, images: Sequence[Path]) -> TextMessages:
+    """Return a conversation with one more turn of the person's.
+
+    :param images: what it shows
+    :raises InvalidRequestError: a file that cannot be read
+    """
+    if not images:
+        return messages.add_message(TextMessageRole.USER, text)
+    return VisionMessages(messages.messages).add_image_message(TextMessageRole.USER, text, list(images))
 
 
 def chat_request(messages: TextMessages, sampling: SamplingParams, adapter: str | None) -> RequestBuilder:

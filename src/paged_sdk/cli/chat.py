@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 from paged_sdk import (
     BlockingModel,
     NumericalError,
     RequestError,
     SamplingParams,
-    TextMessageRole,
 )
-from paged_sdk.cli.answer import chat_request, opening, show_answer
+from paged_sdk.cli.answer import asked, chat_request, opening, show_answer
 from paged_sdk.cli.terminal import Terminal
 
 __all__ = ["Chat"]
@@ -27,6 +29,7 @@ class Chat:
 
     :param system: the system message, if any
     :param adapter: the name of the adapter that answers go through, if any
+    :param images: what the first turn shows
     """
 
     def __init__(
@@ -37,11 +40,13 @@ class Chat:
         system: str | None,
         sampling: SamplingParams,
         adapter: str | None = None,
+        images: Sequence[Path] = (),
     ) -> None:
         self._model = model
         self._terminal = terminal
         self._sampling = sampling
         self._adapter = adapter
+        self._images = images
         self._opening = opening(system)
         self._messages = self._opening
 
@@ -71,8 +76,8 @@ class Chat:
 
         :raises PagedError: the model cannot go on
         """
-        asked = self._messages.add_message(TextMessageRole.USER, text)
-        stream = self._model.stream_chat_request(chat_request(asked, self._sampling, self._adapter))
+        messages = asked(self._messages, text, self._images)
+        stream = self._model.stream_chat_request(chat_request(messages, self._sampling, self._adapter))
         try:
             show_answer(stream, self._terminal)
         except KeyboardInterrupt:
@@ -82,7 +87,7 @@ class Chat:
             return
         answer = stream.response_so_far().choices[0]
         if answer.message.content or answer.finish_reason != "canceled":
-            self._messages = asked.add_messages(answer.message)
+            self._messages, self._images = messages.add_messages(answer.message), ()
 
     def _take(self, line: str) -> None:
         """Do what was typed, which may be a command."""

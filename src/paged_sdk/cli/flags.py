@@ -120,14 +120,26 @@ def exclusive(flags: Mapping[str, object]) -> None:
         raise typer.BadParameter(f"{' and '.join(given)} exclude each other")
 
 
+def _names(value: Iterable[str] | None) -> tuple[str, ...]:
+    return tuple(value or ())
+
+
+def _files(value: Iterable[Path] | None) -> tuple[Path, ...]:
+    return tuple(value or ())
+
+
 @frozen(kw_only=True)
 class PromptFlags:
-    """Says what the prompt is, and in which form it is sent."""
+    """Says what the prompt is, and in which form it is sent.
+
+    :ivar image: the images that the first message shows
+    """
 
     prompt: str | None = None
     interactive: bool = False
     system: str | None = None
     raw: bool = False
+    image: tuple[Path, ...] = field(default=(), converter=_files)
 
     def read(self) -> str | None:
         """Return the prompt: the one that was given, or what is piped in; None for a chat that begins at the terminal.
@@ -136,6 +148,7 @@ class PromptFlags:
         """
         exclusive({"--raw": self.raw, "--interactive": self.interactive})
         exclusive({"--raw": self.raw, "--system": self.system})
+        exclusive({"--raw": self.raw, "--image": self.image or None})
         if self.prompt is not None or self.interactive:
             return self.prompt
         try:
@@ -147,10 +160,6 @@ class PromptFlags:
         if self.raw or not sys.stdin.isatty():
             raise typer.BadParameter("there is no prompt: give one, or pipe one in")
         return None
-
-
-def _names(value: Iterable[str] | None) -> tuple[str, ...]:
-    return tuple(value or ())
 
 
 @frozen(kw_only=True)
@@ -169,6 +178,7 @@ class ModelFlags:
     imatrix: Path | None = None
     calibration_file: Path | None = None
     isq_cache: Path | None = None
+    image: tuple[Path, ...] = field(default=(), converter=_files)
 
     def builder(self) -> Builder:
         """Return the builder of the model.
@@ -184,9 +194,10 @@ class ModelFlags:
             raise typer.BadParameter(
                 f"{location} is a file: a plain checkpoint is a directory or a hub id", param_hint="--format plain"
             )
-        builder: Builder = VisionModelBuilder(location) if self.vision else TextModelBuilder(location)
+        takes_images = self.vision or bool(self.image)
+        builder: Builder = VisionModelBuilder(location) if takes_images else TextModelBuilder(location)
         if self._is_gguf(location):
-            exclusive({"--vision": self.vision, "a GGUF file": True})
+            exclusive({"--vision": self.vision, "--image": self.image or None, "a GGUF file": True})
             builder = GgufModelBuilder(location, self.quantized_file)
         if self.tok_model_id is not None:
             path = self.tok_model_id
@@ -337,7 +348,7 @@ class EngineFlags:
         if self.draft_model is None:
             return builder
         if isinstance(builder, VisionModelBuilder):
-            raise typer.BadParameter("--vision and --draft-model exclude each other")
+            raise typer.BadParameter("a model that takes images and --draft-model exclude each other")
         is_gguf = self.draft_model.lower().endswith("gguf")
         draft = GgufModelBuilder(self.draft_model) if is_gguf else TextModelBuilder(self.draft_model)
         config = SpeculativeConfig() if self.speculate is None else SpeculativeConfig(self.speculate)

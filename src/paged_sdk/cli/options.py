@@ -53,6 +53,16 @@ System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="Th
 Raw = Annotated[
     bool, typer.Option("--raw", metavar=FLAG, help="Continue the prompt as plain text, without a chat template.")
 ]
+Image = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--image",
+        metavar="FILE",
+        help="An image that the prompt is about; may be given several times.",
+        exists=True,
+        dir_okay=False,
+    ),
+]
 Verbose = Annotated[bool, typer.Option("--verbose", metavar=FLAG, help="Show log lines, and tracebacks of errors.")]
 Quiet = Annotated[bool, typer.Option("--quiet", metavar=FLAG, help="Show nothing but the text and errors.")]
 

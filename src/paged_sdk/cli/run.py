@@ -12,6 +12,7 @@ def run(
     model_id: options.Model = None,
     interactive: options.Interactive = False,
     system: options.System = None,
+    image: options.Image = None,
     raw: options.Raw = False,
     verbose: options.Verbose = False,
     quiet: options.Quiet = False,
@@ -66,7 +67,7 @@ def run(
     terminal = Terminal(quiet=quiet)
     with terminal.reporting(verbose=verbose), naming_flags():
         exclusive({"--verbose": verbose, "--quiet": quiet})
-        prompt_flags = PromptFlags(prompt=prompt, interactive=interactive, system=system, raw=raw)
+        prompt_flags = PromptFlags(prompt=prompt, interactive=interactive, system=system, raw=raw, image=image)
         sampling_flags = SamplingFlags(
             max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed
         )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from paged_sdk import BlockingModel, SamplingParams, TextMessageRole
-from paged_sdk.cli.answer import chat_request, opening, show_answer
+from paged_sdk import BlockingModel, SamplingParams
+from paged_sdk.cli.answer import asked, chat_request, opening, show_answer
 from paged_sdk.cli.chat import Chat
 from paged_sdk.cli.flags import AnyBuilder, PromptFlags
 from paged_sdk.cli.terminal import Terminal
@@ -26,9 +26,10 @@ def talk(builder: AnyBuilder, flags: PromptFlags, sampling: SamplingParams, term
     adapter = next((source.name for source in builder.settings.adapters), None)
     with model:
         if prompt is None or flags.interactive:
-            Chat(model, terminal, system=flags.system, sampling=sampling, adapter=adapter).run(prompt)
+            chat = Chat(model, terminal, system=flags.system, sampling=sampling, adapter=adapter, images=flags.image)
+            chat.run(prompt)
         elif flags.raw:
             show_answer(model.stream_completion_request(prompt, sampling, adapter=adapter), terminal)
         else:
-            conversation = opening(flags.system).add_message(TextMessageRole.USER, prompt)
+            conversation = asked(opening(flags.system), prompt, flags.image)
             show_answer(model.stream_chat_request(chat_request(conversation, sampling, adapter)), terminal)

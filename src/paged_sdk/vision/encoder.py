@@ -152,6 +152,7 @@ def load_encoder(
             setattr(inner, name, None)
     inner = inner.eval().to(device).requires_grad_(False)
     names = {tensor.data_ptr(): name for name, tensor in tensors.items()} if device.type == "cpu" else {}
+    tensors.clear()  # so that a matrix is not in memory twice for longer than it takes to pack it
     linears = take_matrices(inner, policy, names, dtype=dtype, device=device)
     return ImageEncoder(inner, OwnProducts(linears, policy.workspace), dtype=dtype, device=device)
 
