@@ -120,13 +120,13 @@ def weighted_error(path: Path, exact: GgufFile, importance: ImportanceMatrix) ->
     return total
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
-def test_a_calibrated_file_is_nearer_where_it_matters(family: str, tmp_path: Path, text: Path) -> None:
+@pytest.mark.parametrize(("family", "type_"), [("llama", "Q4_0"), ("qwen3_moe", "Q4_0"), ("llama", "IQ4_NL")])
+def test_a_calibrated_file_is_nearer_where_it_matters(family: str, type_: str, tmp_path: Path, text: Path) -> None:
     overrides = tiny.GGUF_OVERRIDES.get(family, {})
     source = tiny.make_checkpoint(family, tmp_path / "model", dtype="bfloat16", **overrides)
     exact = GgufFile(write_gguf(source, tmp_path / "exact.gguf", type="F32"))
-    plain = write_gguf(source, tmp_path / "plain.gguf", type="Q4_0")
-    calibrated = write_gguf(source, tmp_path / "calibrated.gguf", type="Q4_0", calibrate=text)
+    plain = write_gguf(source, tmp_path / "plain.gguf", type=type_)
+    calibrated = write_gguf(source, tmp_path / "calibrated.gguf", type=type_, calibrate=text)
     importance = calibrate(source, text)
     gain = weighted_error(calibrated, exact, importance) / weighted_error(plain, exact, importance)
     assert gain < 0.97

@@ -61,6 +61,23 @@ def test_errors_of_normal_weights(name: str, bound: float) -> None:
     assert error(weight, quantize_table_blocks(weight, number), number) < bound * 0.02
 
 
+@every_type
+def test_importance_moves_errors_to_where_they_matter_less(tensor_type: int) -> None:
+    weight = normal(16)
+    importance = torch.randn(512, generator=torch.Generator().manual_seed(1)).mul_(1.5).exp_().clamp_min(1e-3)
+    importance /= importance.mean()
+
+    def errors(importance_: Tensor | None) -> tuple[float, float]:
+        squares = (dequantize(tensor_type, quantize_table_blocks(weight, tensor_type, importance_)) - weight).square()
+        return float((squares * importance).mean()), float(squares.mean())
+
+    (plain, plain_sum), (weighted, weighted_sum) = errors(None), errors(importance)
+    # Of MXFP4 one power of two out of three is chosen, and of ternary types what part of a block is zero.
+    assert weighted < plain * {20: 0.97, 23: 0.97}.get(tensor_type, 0.998)
+    assert plain_sum < weighted_sum
+    assert errors(torch.ones(512)) == pytest.approx((plain, plain_sum), rel=1e-3)
+
+
 def test_what_fits_is_exact() -> None:
     ternary = weights()["ternary"].half().float()
     for name in ("TQ1_0", "TQ2_0"):

@@ -57,8 +57,7 @@ class TensorEncoder:
         """Return a tensor's bytes in their order; few more are made than what is taken.
 
         :param tensor_type: ggml's number of the type
-        :param importance: float32 ``[matrices, columns]``, how much an error in each column counts; None: all alike.
-            Types that do not use it leave it alone
+        :param importance: float32 ``[matrices, columns]``, how much an error in each column counts; None: all alike
         :raises CheckpointError: a value does not fit the type
         """
         pending: deque[Future[_Bytes]] = deque()
@@ -82,7 +81,7 @@ class TensorEncoder:
         if form in PLAIN_TYPES:
             encoded = _plain(values, form)
         elif tensor_type in TABLE_TYPES:
-            encoded = quantize_table_blocks(values, tensor_type)
+            encoded = quantize_table_blocks(values, tensor_type, importance)
         elif self._library is None:
             encoded = quantize_blocks_reference(values, tensor_type, importance)
         else:

@@ -27,7 +27,6 @@ from paged_sdk.config.decoder import DecoderConfig, RopeConfig, RopeKind
 from paged_sdk.config.topology import Topology
 from paged_sdk.errors import CheckpointError, ConfigError, UnsupportedArchitectureError, shown
 from paged_sdk.kernels.gguf_blocks import BlockMatrix, block_format, tensor_type_of
-from paged_sdk.kernels.quantize_tables import TABLE_TYPES
 from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix, UnreadRows
 from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.logs import get_logger
@@ -308,9 +307,8 @@ def _copied(tensor: GgufTensor) -> Iterator[npt.NDArray[np.uint8]]:
 def _encoded(
     encoder: TensorEncoder, wanted: _Wanted, name: str, tensor_type: int, matrix: GgufMatrix
 ) -> Iterator[npt.NDArray[np.uint8]]:
-    form = block_format(tensor_type).name
-    has_use = form not in PLAIN_TYPES and tensor_type not in TABLE_TYPES
-    return encoder.encoded(name, tensor_type, matrix, wanted.importance_of(name, matrix.shape) if has_use else None)
+    is_plain = block_format(tensor_type).name in PLAIN_TYPES
+    return encoder.encoded(name, tensor_type, matrix, None if is_plain else wanted.importance_of(name, matrix.shape))
 
 
 def _divisors(rope: RopeConfig) -> Tensor | None:

@@ -30,11 +30,13 @@ _THRESHOLDS: Final = 20  # of a ternary block's range
 _SCALES: Final = tuple(0.05 * step for step in range(-5, 6))  # how far from the range's own, both ways
 
 
-def quantize_table_blocks(weight: Tensor, tensor_type: int) -> Tensor:
+def quantize_table_blocks(weight: Tensor, tensor_type: int, importance: Tensor | None = None) -> Tensor:
     """Quantize a matrix to the blocks that a GGUF file would hold.
 
     :param weight: ``[rows, columns]`` of a floating point dtype
     :param tensor_type: ggml's number of the type, one of :data:`TABLE_TYPES`
+    :param importance: float32 ``[columns]``, how much an error in each column counts: positive, about 1 on average;
+        None: all count alike
     :returns: uint8 ``[rows, bytes of a row]``
     :raises UnsupportedQuantizationError: the type is another, or the columns are no multiple of its block
     :raises CheckpointError: ``weight`` holds NaN, Inf or numbers above 32,768
@@ -52,7 +54,8 @@ def quantize_table_blocks(weight: Tensor, tensor_type: int) -> Tensor:
         values = weight[first : first + step].float()
         if not bool((values.abs() <= _LARGEST).all()):
             raise not_finite()
-        out[first : first + step] = write(values.reshape(-1, form.elements)).view(len(values), -1)
+        weights = None if importance is None else importance.expand_as(values).reshape(-1, form.elements)
+        out[first : first + step] = write(values.reshape(-1, form.elements), weights).view(len(values), -1)
     return out
 
 
@@ -67,9 +70,15 @@ def _nearest(x: Tensor, scale: Tensor, table: Tensor) -> Tensor:
     return torch.bucketize(_quotient(x, scale.unsqueeze(1).expand_as(x)), middles)
 
 
-def _fitted(x: Tensor) -> Tensor:
+def _times(values: Tensor, w: Tensor | None) -> Tensor:
+    return values if w is None else values * w
+
+
+def _fitted(x: Tensor, w: Tensor | None) -> Tensor:
     """Return the scale for each group of weights by IQ4's table, ``[groups]``: of either sign, as the table has two
     ends.
+
+    :param w: what squares of errors are weighted by, as ``x`` has them; in the others likewise
     """
     entries = torch.tensor(IQ4_VALUES, dtype=torch.float32)
     # Between two entries lie whole and half numbers: the nearest entry of each half number is looked up, for 0.6 ns a
@@ -83,7 +92,8 @@ def _fitted(x: Tensor) -> Tensor:
             inverse = _quotient(torch.full_like(furthest, 2 * end * (1 + extra)), furthest)
             places = (x * inverse[:, None]).sub_(2 * IQ4_VALUES[0]).floor_().clamp_(0, len(nearest) - 1)
             q = torch.index_select(nearest, 0, places.int().flatten()).view_as(x)
-            xq, qq = (x * q).sum(1), (q * q).sum(1)
+            wq = _times(q, w)
+            xq, qq = (x * wq).sum(1), (q * wq).sum(1)
             gain = _quotient(xq * xq, qq)
             best, most = torch.where(gain > most, _quotient(xq, qq), best), torch.where(gain > most, gain, most)
     return best
@@ -99,17 +109,17 @@ def _halves(values: Tensor) -> Tensor:
     return values.half().view(torch.uint8).view(-1, 2)
 
 
-def _iq4_nl(x: Tensor) -> Tensor:
+def _iq4_nl(x: Tensor, w: Tensor | None) -> Tensor:
     table = torch.tensor(IQ4_VALUES, dtype=torch.float32)
-    scale = _fitted(x).half()
+    scale = _fitted(x, w).half()
     return torch.cat([_halves(scale), _joined(_nearest(x, scale.float(), table))], dim=1)
 
 
-def _iq4_xs(x: Tensor) -> Tensor:
+def _iq4_xs(x: Tensor, w: Tensor | None) -> Tensor:
     """Write 256 weights with a scale for each 32: six bits, less 32, times a float16."""
     table = torch.tensor(IQ4_VALUES, dtype=torch.float32)
     groups = x.reshape(-1, 32)
-    scales = _fitted(groups).view(-1, 8)
+    scales = _fitted(groups, None if w is None else w.reshape(-1, 32)).view(-1, 8)
     largest = scales.gather(1, scales.abs().argmax(1, keepdim=True))[:, 0]
     unit = (largest / -32).half()
     numbers = _quotient(scales, unit.float()[:, None].expand_as(scales)).round().clamp(-32, 31)
@@ -120,7 +130,7 @@ def _iq4_xs(x: Tensor) -> Tensor:
     return torch.cat([_halves(unit), pairs.sum(2, dtype=torch.uint8), low, codes.view(len(x), -1)], dim=1)
 
 
-def _mxfp4(x: Tensor) -> Tensor:
+def _mxfp4(x: Tensor, w: Tensor | None) -> Tensor:
     """Write 32 weights whose scale is a power of two: of three that come near the range, the one of the least error."""
     ascending, order = torch.tensor(E2M1_VALUES, dtype=torch.float32).sort(stable=True)
     # The scale puts the largest weight between the two largest entries, 4 and 6, which are doubled in the table.
@@ -129,7 +139,7 @@ def _mxfp4(x: Tensor) -> Tensor:
     for more in (0, 1, -1):
         scale = torch.exp2((power + more).float()) / 2
         places = _nearest(x, scale, ascending)
-        squares = (ascending[places] * scale[:, None] - x).square().sum(1)
+        squares = _times((ascending[places] * scale[:, None] - x).square(), w).sum(1)
         is_better = squares < error
         best, error = torch.where(is_better, power + more, best), torch.where(is_better, squares, error)
         codes = torch.where(is_better[:, None], places, codes)
@@ -137,7 +147,7 @@ def _mxfp4(x: Tensor) -> Tensor:
     return torch.cat([exponent[:, None], _joined(order[codes])], dim=1)
 
 
-def _ternary(x: Tensor) -> tuple[Tensor, Tensor]:
+def _ternary(x: Tensor, w: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the scale of each block as float16, and codes of 0, 1 and 2 for its negative, zero and itself.
 
     Weights beyond a part of the range count, of which the scale is the mean: what part is tried out.
@@ -147,23 +157,24 @@ def _ternary(x: Tensor) -> tuple[Tensor, Tensor]:
     best, most = torch.zeros_like(largest), torch.zeros_like(largest)
     for step in range(_THRESHOLDS):
         beyond = size > (largest * (step / _THRESHOLDS))[:, None]
-        total, count = (size * beyond).sum(1), beyond.sum(1)
-        gain = _quotient(total * total, count.float())
-        best, most = torch.where(gain > most, _quotient(total, count.float()), best), torch.maximum(gain, most)
+        counted = _times(beyond.float(), w)
+        total, count = (size * counted).sum(1), counted.sum(1)
+        gain = _quotient(total * total, count)
+        best, most = torch.where(gain > most, _quotient(total, count), best), torch.maximum(gain, most)
     scale = best.half()
     return scale, _nearest(x, scale.float(), torch.tensor((-1.0, 0.0, 1.0))).to(torch.uint8)
 
 
-def _tq2_0(x: Tensor) -> Tensor:
-    scale, codes = _ternary(x)
+def _tq2_0(x: Tensor, w: Tensor | None) -> Tensor:
+    scale, codes = _ternary(x, w)
     shifts = torch.tensor((0, 2, 4, 6), dtype=torch.uint8)[:, None]
     pairs = (codes.view(-1, 2, 4, 32) << shifts).sum(2, dtype=torch.uint8)
     return torch.cat([pairs.view(len(x), -1), _halves(scale)], dim=1)
 
 
-def _tq1_0(x: Tensor) -> Tensor:
+def _tq1_0(x: Tensor, w: Tensor | None) -> Tensor:
     """Write five codes to a byte as a fraction in base 3, rounded up, which reading multiplies out again."""
-    scale, codes = _ternary(x)
+    scale, codes = _ternary(x, w)
 
     def fractions(part: Tensor, count: int) -> Tensor:
         powers = torch.tensor([3 ** (4 - place) for place in range(count)], dtype=torch.int32)[:, None]
@@ -174,7 +185,7 @@ def _tq1_0(x: Tensor) -> Tensor:
     return torch.cat([*parts, _halves(scale)], dim=1)
 
 
-_WRITERS: Final[Mapping[int, Callable[[Tensor], Tensor]]] = MappingProxyType(
+_WRITERS: Final[Mapping[int, Callable[[Tensor, Tensor | None], Tensor]]] = MappingProxyType(
     {
         tensor_type_of(name): write
         for name, write in {
