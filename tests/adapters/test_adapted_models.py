@@ -181,6 +181,29 @@ def test_texts_are_those_of_peft(family: str, decomposed: bool, tmp_path: Path) 
     asyncio.run(compare(TextModelBuilder(tmp_path / "base"), tmp_path, rows))
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers` to `True`:UserWarning")
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
+@pytest.mark.parametrize("family", ["qwen2", "gemma2"])
+def test_embeddings_are_those_of_peft(family: str, tmp_path: Path) -> None:
+    """gemma2 scales its own, which are its output projection, too: that stays what it is."""
+    peft: Any = importlib.import_module("peft")  # it has no annotations
+    expected = [[continued(build_model(family), prompt) for prompt in PROMPTS]]
+    for name, targets in (("first", ["embed_tokens", "q_proj"]), ("second", ["embed_tokens"])):
+        config = peft.LoraConfig(r=len(name), lora_alpha=6, target_modules=targets)
+        adapted = peft.get_peft_model(build_model(family), config)
+        generator = torch.Generator().manual_seed(len(name))
+        for key, parameter in adapted.named_parameters():
+            if "lora_" in key:
+                parameter.data = torch.randn(parameter.shape, generator=generator) * 0.3
+        adapted.save_pretrained(tmp_path / name)
+        expected.append([continued(adapted.eval(), prompt) for prompt in PROMPTS])
+    make_checkpoint(family, tmp_path / "base")
+    rows = [tokens for three in zip(*expected, strict=True) for tokens in three]
+    for builder in (TextModelBuilder(tmp_path / "base"), TextModelBuilder(tmp_path / "base").without_paged_attn()):
+        asyncio.run(compare(builder, tmp_path, rows))
+
+
 def test_an_output_projection_that_is_the_embeddings(tmp_path: Path) -> None:
     """Through an adapter it is another one, for a prompt's scores, too."""
     reference: Any = build_model("gemma2")

@@ -52,7 +52,15 @@ def bank(model: DecoderModel) -> AdapterBank:
 
 def make_bank(model: DecoderModel, **options: Any) -> AdapterBank:
     device = torch.device("cpu")
-    return AdapterBank(model.adaptable, dtype=torch.float32, device=device, linear_of=model.adaptable_linear, **options)
+    return AdapterBank(
+        model.adaptable,
+        dtype=torch.float32,
+        device=device,
+        linear_of=model.adaptable_linear,
+        head=model.head_name,
+        embedding=model.embedding_name,
+        **options,
+    )
 
 
 @pytest.fixture
@@ -82,11 +90,13 @@ def test_every_linear_layer_can_be_adapted(model: DecoderModel) -> None:
                 *(f"mlp.{each}_proj" for each in ("gate", "up", "down")),
             )
         ]
-        + ["lm_head"]
+        + ["lm_head", "model.embed_tokens"]
     )
     names = native_projections(model)
-    assert {name for of_layer in names for name in of_layer.values()} == {s.name for s in model.adaptable} - {"lm_head"}
-    assert all(model.adaptable_linear(shape.name).in_features == shape.in_features for shape in model.adaptable)
+    shapes = [shape for shape in model.adaptable if shape.name not in ("lm_head", "model.embed_tokens")]
+    assert {name for of_layer in names for name in of_layer.values()} == {shape.name for shape in shapes}
+    assert all(model.adaptable_linear(shape.name).in_features == shape.in_features for shape in shapes)
+    assert model.adaptable_linear("lm_head") is model.head
     assert not any(isinstance(linear, AdaptableLinear) for linear in model.layers[0].linears)
 
 
@@ -239,7 +249,12 @@ def test_some_layers_only(tmp_path: Path, bank: AdapterBank, adapter: Path) -> N
         ({"0__self_attn__q_proj__lora_B__weight": torch.ones(80, 4)}, r"\[80, 64\].*made for 'tiny'"),
         ({"0__self_attn__q_proj__lora_A__weight": torch.ones(4, 64).int()}, "a matrix of numbers"),
         ({"0__self_attn__q_proj__lora_A__weight": torch.ones(4)}, "a matrix of numbers"),
-        ({"0__embed_tokens__lora_embedding_A": torch.ones(4, 4)}, "an embedding's update"),
+        ({"0__embed_tokens__lora_embedding_A": torch.ones(4, 4)}, "lacks tensor '.*lora_embedding_B'"),
+        (
+            {f"0__self_attn__k_proj__lora_embedding_{side}": torch.ones(4, 4) for side in "AB"},
+            "a module that the model has not",
+        ),
+        ({"0__self_attn__q_proj__lora_embedding_A": torch.ones(4, 64)}, "lacks tensor '.*lora_embedding_B'"),
         ({"0__self_attn__q_proj__bias": torch.ones(4)}, "no update of a linear layer"),
         ({"0__self_attn__q_proj__base_layer__weight": torch.ones(80, 64)}, "repeats a matrix of another base"),
         ({"0__self_attn__k_proj__base_layer__weight": torch.ones(32, 64)}, "repeats a matrix of another base"),
@@ -254,6 +269,28 @@ def test_tensors_that_are_refused(
         bank.read(str(adapter))
     assert caught.value.tensor in str(caught.value)
     assert f"base_model.model.{caught.value.tensor.removeprefix('base_model.model.')}".startswith(PREFIX)
+
+
+def test_embeddings(adapter: Path, bank: AdapterBank) -> None:
+    path = adapter / "adapter_model.safetensors"
+    name = "base_model.model.model.embed_tokens"
+    sides = {f"{name}.lora_embedding_A": torch.ones(4, 512), f"{name}.lora_embedding_B": torch.ones(64, 4)}
+    copy = {f"{name}.base_layer.weight": torch.ones(512, 64)}
+    save_file(load_file(path) | sides | copy, path)
+    lora = bank.read(str(adapter)).lora
+    assert lora.embedding is not None
+    assert lora.embedding.down.shape == (4, 512)
+    save_file(load_file(path) | {f"{name}.base_layer.weight": torch.ones(520, 64)}, path)
+    with pytest.raises(AdapterError, match="repeats a matrix of another base"):
+        bank.read(str(adapter))
+    save_file(load_file(path) | sides | copy, path)
+    change_config(adapter, ensure_weight_tying=True)
+    with pytest.raises(AdapterError, match="ensure_weight_tying"):
+        bank.read(str(adapter))
+    write_adapter(adapter, build_model("llama"), targets=("q_proj",), use_dora=True)
+    save_file(load_file(path) | sides | {f"{name}.lora_magnitude_vector": torch.ones(64)}, path)
+    with pytest.raises(AdapterError, match="cannot be decomposed"):
+        bank.read(str(adapter))
 
 
 @pytest.mark.parametrize(
@@ -278,7 +315,9 @@ def test_modules_that_the_model_has_not(adapter: Path, bank: AdapterBank, name: 
     path = adapter / "adapter_model.safetensors"
     sides = {f"base_model.model.{name}.lora_{side}.weight": torch.ones(4, 4) for side in "AB"}
     save_file(load_file(path) | sides, path)
-    with pytest.raises(AdapterError, match=r"a module that the model has not.*down_proj, gate_proj") as caught:
+    with pytest.raises(
+        AdapterError, match=r"a module that the model has not.*down_proj, embed_tokens, gate_proj"
+    ) as caught:
         bank.read(str(adapter))
     assert caught.value.value == name
 

@@ -22,6 +22,7 @@ class ModuleUpdate:
     :ivar down: ``[rank, columns of the matrix]``
     :ivar up: ``[rows of the matrix, rank]``
     :ivar magnitude: ``[rows of the matrix]``, the lengths of the rows of the sum; None: they stay what they are
+    :ivar looks_up: whether it is the token embeddings', whose columns are tokens: ``down`` is ``[rank, tokens]``
     :ivar in_pairs: whether the rows of each head lie as GGUF's llama has them: neighbours are rotated together
     """
 
@@ -31,6 +32,7 @@ class ModuleUpdate:
     scale: float
     in_pairs: bool = False
     magnitude: Tensor | None = None
+    looks_up: bool = False
 
 
 @frozen(eq=False)
@@ -60,7 +62,7 @@ class Adapter:
         digest = sha256()
         for name, update in sorted(self.modules.items()):
             encoded = name.encode()
-            digest.update(struct.pack("<Q?d", len(encoded), update.in_pairs, update.scale) + encoded)
+            digest.update(struct.pack("<Q??d", len(encoded), update.in_pairs, update.looks_up, update.scale) + encoded)
             tensors = (update.down, update.up, *(() if update.magnitude is None else (update.magnitude,)))
             for tensor in tensors:
                 kind = str(tensor.dtype).encode()

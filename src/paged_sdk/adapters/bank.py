@@ -46,7 +46,7 @@ class AdapterBank:
     :param device: where a step's tokens begin
     :param linear_of: returns such a layer by its name, as it is now
     :param layers: of each layer the names of its linear layers, by the native decoder's numbers
-    :param head: the name of the output projection; empty: adapters cannot change it
+    :param head: the name of the output projection; empty: adapters cannot change it; ``embedding`` likewise
     :param head_dim: of queries and keys; 0: what GGUF has of llama's cannot be told apart by head
     :param fused: the spans of layers that native calls compute
     :param resolve: finds the directory of what a user names; it may have to be downloaded
@@ -61,12 +61,14 @@ class AdapterBank:
         linear_of: Callable[[str], Linear],
         layers: Sequence[Mapping[int, str]] = (),
         head: str = "",
+        embedding: str = "",
         head_dim: int = 0,
         fused: Sequence[range] = (),
         resolve: Callable[[str], Path] = Path,
     ) -> None:
         self._layers = layers
         self._head = head
+        self._embedding = embedding
         self._head_dim = head_dim
         self._fused = tuple(fused)
         self._linears = {_plain(module): linear for linear in linears for module in linear.modules}
@@ -99,7 +101,7 @@ class AdapterBank:
         updates: dict[str, dict[str, ModuleUpdate]] = {}
         for name, update in adapter.modules.items():
             linear = self._linears.get(_plain(name))
-            if linear is None:
+            if linear is None or update.looks_up != (linear.name == self._embedding):
                 kinds = sorted({module.rpartition(".")[2] for module in self._linears})
                 raise AdapterError(
                     f"{adapter.path}: tensor {shown(update.tensor)} is of a module that the model has not, or that "
@@ -116,8 +118,8 @@ class AdapterBank:
         by_name = {linear.name: linear for linear in self._linears.values()}
         self._check_copies(adapter)
         joined = {name: self._joined(by_name[name], own) for name, own in updates.items()}
-        head = joined.pop(self._head, None)
-        return Lora(joined, head=head)
+        head, embedding = joined.pop(self._head, None), joined.pop(self._embedding, None)
+        return Lora(joined, head=head, embedding=embedding)
 
     # On the engine's thread
 
@@ -145,7 +147,7 @@ class AdapterBank:
         layers = {
             linear.name: tuple(linear.modules.values())
             for linear in self._linears.values()
-            if linear.name != self._head
+            if linear.name not in (self._head, self._embedding)
         }
         self._slots = AdapterSlots(layers, num_rows=num_rows, device=self._device)
         for number, lora in self._loras.items():
@@ -184,7 +186,7 @@ class AdapterBank:
                     for names in self._layers[layers.start : layers.stop]
                 ]
             )
-        return Lora(of, native, lora.head)
+        return Lora(of, native, lora.head, lora.embedding)
 
     def _check(self, adapter: Adapter, update: ModuleUpdate, linear: AdaptableShape, module: str) -> None:
         """Compare an update's shape with its matrix's."""
@@ -228,6 +230,7 @@ class AdapterBank:
             if linear is not None and module in adapter.modules:
                 rows = next(rows for each, rows in linear.modules.items() if _plain(each) == _plain(module))
                 own = (rows.stop - rows.start, linear.in_features)
+                own = own[::-1] if linear.name == self._embedding else own
             if shape != own:
                 tensor = f"{module}.base_layer.weight"
                 raise AdapterError(

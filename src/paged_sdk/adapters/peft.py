@@ -21,10 +21,10 @@ _WEIGHTS: Final = "adapter_model.safetensors"
 _PICKLE: Final = "adapter_model.bin"
 _NAME: Final = re.compile(
     r"(?:base_model\.model\.)?(?P<module>.+)\."
-    r"(?:lora_(?P<side>[AB])(?:\.default)?\.weight|(?P<magnitude>lora_magnitude_vector)(?:\.default)?(?:\.weight)?)"
+    r"(?:lora_(?P<side>[AB])(?:\.default)?\.weight|lora_embedding_(?P<embedding>[AB])(?:\.default)?|(?P<magnitude>lora_magnitude_vector)(?:\.default)?(?:\.weight)?)"
 )
 _MAGNITUDE: Final = "magnitude"
-# With an update of the output projection PEFT saves this itself, which the update has not changed.
+# With an update of the output projection or of the embeddings PEFT saves these themselves, which it has not changed.
 _COPY: Final = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.base_layer\.weight")
 
 
@@ -78,22 +78,31 @@ def _modules(file: SafetensorsFile, config: PeftConfig) -> dict[str, ModuleUpdat
         if match is None and _COPY.fullmatch(name):
             continue
         if match is None:
-            what = "an embedding's update" if "lora_embedding" in name else "no update of a linear layer"
+            what = "no update of a linear layer"
             raise AdapterError(f"{file.path}: tensor {shown(name)} is {what}", path=file.path, tensor=name)
-        sides.setdefault(match["module"], {})[match["side"] or _MAGNITUDE] = name
+        sides.setdefault(match["module"], {})[match["side"] or match["embedding"] or _MAGNITUDE] = name
     if not sides:
         raise AdapterError(f"{file.path} holds no tensors", path=file.path)
-    return {module: _update(file, config, module, names) for module, names in sorted(sides.items())}
+    modules = {module: _update(file, config, module, names) for module, names in sorted(sides.items())}
+    if config.is_tied and any(update.looks_up or module.endswith("lm_head") for module, update in modules.items()):
+        allowed = "false: an update of the embeddings is theirs alone, and so is the output projection's"
+        raise AdapterError.of(config.path, "ensure_weight_tying", True, allowed)
+    return modules
 
 
 def _update(file: SafetensorsFile, config: PeftConfig, module: str, names: dict[str, str]) -> ModuleUpdate:
-    due = {"A": "lora_A.weight", "B": "lora_B.weight"}
+    looks_up = any("lora_embedding_" in name for name in names.values())
+    ends = ("lora_embedding_A", "lora_embedding_B") if looks_up else ("lora_A.weight", "lora_B.weight")
+    due = dict(zip("AB", ends, strict=True))
     if config.has_magnitudes:
         due[_MAGNITUDE] = "lora_magnitude_vector"
     for side, last in due.items():
-        if side not in names:
+        if side not in names or (looks_up and side in "AB" and "lora_embedding_" not in names[side]):
             missing = f"base_model.model.{module}.{last}"
             raise AdapterError(f"{file.path} lacks tensor {shown(missing)}", path=file.path, tensor=missing)
+    if looks_up and config.has_magnitudes:
+        what = f"tensor {shown(names['A'])} is of embeddings, whose update cannot be decomposed (DoRA)"
+        raise AdapterError(f"{file.path}: {what}", path=file.path, tensor=names["A"])
     down, up = (_matrix(file, names[side]) for side in ("A", "B"))
     rank = config.rank_of(module)
     for name, found in ((names["A"], down.shape[0]), (names["B"], up.shape[1])):
@@ -110,6 +119,7 @@ def _update(file: SafetensorsFile, config: PeftConfig, module: str, names: dict[
         up,
         config.scale_of(module),
         magnitude=_magnitude(file, config, names.get(_MAGNITUDE), len(up)),
+        looks_up=looks_up,
     )
 
 

@@ -53,6 +53,7 @@ class PeftConfig:
     :ivar base: the name of the model that it was made for, or empty
     :ivar uses_root: whether the scale is divided by the root of the rank (rsLoRA, arXiv 2312.03732)
     :ivar has_magnitudes: whether each module has the lengths of its rows (DoRA)
+    :ivar is_tied: whether an update of the embeddings is the output projection's, too, where these are one
     :ivar ranks: ranks of modules that have another than ``rank``, by a pattern of their names; ``alphas`` likewise
     :ivar targets: the modules that it changes, by the ends of their names; None: that is not told so
     :ivar invocation: see :class:`~paged_sdk.adapters.adapter.Adapter`
@@ -64,6 +65,7 @@ class PeftConfig:
     alpha: float
     uses_root: bool
     has_magnitudes: bool
+    is_tied: bool
     ranks: Mapping[str, int]
     alphas: Mapping[str, float]
     targets: tuple[str, ...] | None
@@ -100,6 +102,7 @@ class PeftConfig:
             rank=_rank(path, "r", values.get("r", 8)),
             alpha=_number(path, "lora_alpha", values.get("lora_alpha", 8)),
             uses_root=_flag(path, "use_rslora", values.get("use_rslora", False)),
+            is_tied=_flag(path, "ensure_weight_tying", values.get("ensure_weight_tying", False)),
             has_magnitudes=_flag(path, "use_dora", values.get("use_dora", False)),
             ranks={key: _rank(path, f"rank_pattern.{key}", value) for key, value in _pattern(path, "rank", values)},
             alphas={

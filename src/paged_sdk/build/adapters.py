@@ -39,6 +39,7 @@ def make_bank(loaded: LoadedModel, model: CausalModel) -> AdapterBank:
         linear_of=own.adaptable_linear,
         layers=native_projections(own) if isinstance(own, DecoderModel) else (),
         head=own.head_name if isinstance(own, DecoderModel) else "",
+        embedding=own.embedding_name if isinstance(own, DecoderModel) else "",
         head_dim=own.config.head_dim if isinstance(own, DecoderModel) else 0,
         fused=fused_spans(model),
         resolve=resolve,

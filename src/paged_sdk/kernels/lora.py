@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paged_sdk.kernels.placement import carried
 
-__all__ = ["AdaptedRows", "Lora", "LoraPart", "LoraWeights", "add_lora_"]
+__all__ = ["AdaptedRows", "Lora", "LoraPart", "LoraWeights", "add_embeddings_", "add_lora_"]
 
 
 @frozen(eq=False)
@@ -50,11 +50,13 @@ class Lora:
     :ivar of: the updates by the name of the linear layer, where layers run one at a time
     :ivar native: how the native decoder takes them, by the span of layers that it fuses
     :ivar head: the update of the output projection; None: there is none
+    :ivar embedding: the update of the token embeddings, whose ``down`` has a column for each token; None: there is none
     """
 
     of: Mapping[str, LoraWeights]
     native: Mapping[range, object] = field(factory=dict)
     head: LoraWeights | None = None
+    embedding: LoraWeights | None = None
 
 
 @frozen(eq=False)
@@ -124,3 +126,16 @@ def add_lora_(out: Tensor, x: Tensor, weights: LoraWeights, tokens: Tensor) -> N
         factors, terms = part.gains
         scaled = torch.addcmul(terms, out[tokens, part.rows].float(), factors)
         out[tokens, part.rows] = (scaled + update).to(out.dtype)
+
+
+def add_embeddings_(out: Tensor, token_ids: Tensor, weights: LoraWeights, tokens: Tensor, scale: float) -> None:
+    """Add the updates of the embeddings of some tokens.
+
+    :param out: ``[num_tokens, hidden_size]``; changed in place
+    :param token_ids: ``[num_tokens]`` int64
+    :param tokens: the indices of the tokens, int64
+    :param scale: what embeddings are multiplied by
+    """
+    (part,) = weights.parts
+    shrunk = weights.down.index_select(1, token_ids.index_select(0, tokens)).T
+    out.index_add_(0, tokens, (shrunk @ part.up * scale).to(out.dtype))

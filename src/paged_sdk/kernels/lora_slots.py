@@ -40,7 +40,7 @@ class AdapterSlots:
         """
         ranks = [len(part.up) for weights in lora.of.values() for part in weights.parts]
         free = sorted(set(range(_NUM_SLOTS)) - set(self._places.values()))
-        if lora.head is not None or max(ranks, default=0) > _LARGEST_RANK or not free:
+        if lora.head is not None or lora.embedding is not None or max(ranks, default=0) > _LARGEST_RANK or not free:
             return
         for name, layer in self._layers.items():
             layer.table[free[0]].copy_(layer.entries(lora.of.get(name)))

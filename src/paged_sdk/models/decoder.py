@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from paged_sdk.config.decoder import DecoderConfig, RopeConfig
-from paged_sdk.kernels.lora import AdaptedRows, add_lora_
+from paged_sdk.kernels.lora import AdaptedRows, add_embeddings_, add_lora_
 from paged_sdk.kernels.placement import Placement
 from paged_sdk.kernels.rotary import Rotation
 from paged_sdk.kernels.step import StepContext
@@ -29,7 +29,7 @@ class DecoderModel:
     :param head: the output projection to the vocabulary
     :param embedding_norm: the norm of the embeddings; None: they are the residual stream as they are
     :param adaptable: the linear layers that adapters may change
-    :param head_name: the name among them of the output projection
+    :param head_name: the name among them of the output projection; ``embedding_name`` likewise
     :ivar dtype: of activations, keys and values
     """
 
@@ -47,6 +47,7 @@ class DecoderModel:
         embedding_norm: Norm | None = None,
         adaptable: Sequence[AdaptableShape] = (),
         head_name: str = "",
+        embedding_name: str = "",
     ) -> None:
         self.config = config
         self.dtype = dtype
@@ -59,6 +60,7 @@ class DecoderModel:
         self.ropes = ropes
         self.adaptable: tuple[AdaptableShape, ...] = tuple(adaptable)
         self.head_name = head_name
+        self.embedding_name = embedding_name
 
     @property
     def device(self) -> torch.device:
@@ -94,12 +96,21 @@ class DecoderModel:
 
     def embedded(self, token_ids: Tensor, ctx: StepContext) -> Tensor:
         """Return what the first layer gets of a step's tokens, ``[num_tokens, hidden_size]``."""
-        residual = self.embedding.forward(token_ids)
+        residual = self.looked_up(token_ids, ctx)
         if self.embedding_norm is not None:
             residual = self.embedding_norm.forward(residual)
         if ctx.inserted is not None:
             ctx.inserted.put_into(residual)
         return residual
+
+    def looked_up(self, token_ids: Tensor, ctx: StepContext) -> Tensor:
+        """Return the embeddings of a step's tokens, with what adapters say of them."""
+        rows = self.embedding.forward(token_ids)
+        if ctx.adapted is not None:
+            for lora, tokens in zip(ctx.adapted.loras, ctx.adapted.tokens, strict=True):
+                if lora.embedding is not None:
+                    add_embeddings_(rows, token_ids, lora.embedding, tokens, self.embedding.scale)
+        return rows
 
     def run_layers(
         self,

@@ -301,7 +301,7 @@ class FusedDecoderModel:
     def forward(self, token_ids: Tensor, positions: Tensor, ctx: StepContext) -> Tensor:
         """Do what :meth:`DecoderModel.forward` does; the result is float32, before the last norm, and of tokens whose
         logits the step did not ask for it is anything."""
-        hidden = self._model.embedding.forward(token_ids).float()
+        hidden = self._model.looked_up(token_ids, ctx).float()
         if ctx.inserted is not None:
             ctx.inserted.put_into(hidden)
         if self._layers.stream_scale is not None:

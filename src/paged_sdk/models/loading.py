@@ -20,6 +20,7 @@ from paged_sdk.models.decoder_layer import load_decoder_layer
 from paged_sdk.models.family import DecoderFamily, TensorNames, find_family
 from paged_sdk.models.norms import load_norm
 from paged_sdk.models.weight_loader import WeightLoader
+from paged_sdk.quant.adapted import AdaptableShape
 from paged_sdk.quant.embedding import Embedding
 from paged_sdk.quant.linear import Linear
 from paged_sdk.quant.policy import DENSE, WeightPolicy
@@ -83,8 +84,9 @@ def load_model(
         ropes={settings: RotaryEmbedding(settings, device=places.embedding) for settings in dict.fromkeys(shape.ropes)},
         dtype=dtype,
         placement=places,
-        adaptable=loader.adaptable,
+        adaptable=[*loader.adaptable, _adaptable_embedding(shape, names, places.embedding)],
         head_name=names.head,
+        embedding_name=names.table.removesuffix(".weight"),
     )
     loader.close()
     return model
@@ -143,6 +145,12 @@ def _loader(
 ) -> WeightLoader:
     prefixes = (names.body, names.head)
     return WeightLoader(source, policy, dtype=dtype, device=device, prefixes=prefixes, on_progress=on_progress)
+
+
+def _adaptable_embedding(config: DecoderConfig, names: TensorNames, device: torch.device) -> AdaptableShape:
+    """Describe the embeddings to adapters: a matrix with a column for each token, whose rows are looked up."""
+    name = names.table.removesuffix(".weight")
+    return AdaptableShape({name: slice(0, config.hidden_size)}, config.vocab_size, device)
 
 
 def _load_embedding(loader: WeightLoader, config: DecoderConfig, names: TensorNames) -> Embedding:

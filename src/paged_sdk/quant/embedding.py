@@ -33,6 +33,11 @@ class Embedding(ABC):
         return rows if self._scale is None else rows.mul_(self._scale)
 
     @property
+    def scale(self) -> float:
+        """Return what the rows are multiplied by."""
+        return 1.0 if self._scale is None else float(self._scale)
+
+    @property
     def stored(self) -> StoredMatrix | None:
         """Return the table for an output projection that is tied to it; None: only this form's own projection can use
         it.
