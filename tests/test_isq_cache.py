@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -118,6 +119,22 @@ def test_what_is_damaged_is_made_anew(
     cache.close(is_complete=True)
 
 
+def test_whatever_happens_to_a_file_the_weights_are_right(tmp_path: Path) -> None:
+    path, rng = tmp_path / "kept", random.Random(5)
+    for isq in (IsqType.Q4K, IsqType.AFQ4):
+        made = write(path, isq)
+        whole = path.read_bytes()
+        for _ in range(40):
+            data = bytearray(whole)
+            for _ in range(rng.choice([1, 1, 4])):
+                # Half of the damage is done to the index, which is at the end.
+                place = rng.randrange(len(data) - 400 if rng.random() < 0.5 else 0, len(data))
+                data[place] = rng.randrange(256)
+            path.write_bytes(data[: rng.choice([len(data), len(data), rng.randrange(len(data))])])
+            assert torch.equal(write(path, isq), made)
+        path.unlink(missing_ok=True)
+
+
 def test_another_identity_replaces_the_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "kept"
     write(path, IsqType.Q4K)
@@ -149,6 +166,11 @@ def test_a_disk_that_is_full_keeps_nothing_and_loading_goes_on(
         assert torch.equal(write(tmp_path / "kept", IsqType.Q4K), expected)
     assert "No space left on device" in caplog.text
     assert not os.listdir(tmp_path)
+
+
+def test_a_name_that_cannot_be_keeps_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert torch.equal(write(tmp_path / ("a" * 300), IsqType.Q4K), values(quantized(IsqType.Q4K)))
+    assert "are not kept" in caplog.text
 
 
 def test_a_directory_that_cannot_be_made_keeps_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -66,7 +66,7 @@ def _open(
     others = [each for each in (settings.imatrix, settings.calibration_file) if each is not None]
     # Of one checkpoint there is one file for each way to quantize it, under a name that stays the same.
     place = repr((os.path.abspath(path), _name(policy.isq), rules, [str(each) for each in others]))
-    name = f"{path.name}-{_name(policy.isq)}-{sha256(place.encode()).hexdigest()[:16]}.weights"
+    name = f"{path.name[:100]}-{_name(policy.isq)}-{sha256(place.encode()).hexdigest()[:16]}.weights"
     stamps = [(file.name, *stamp) for file, stamp in files.items()]
     stamps += [(each.name, *_stamp(each)) for each in others]
     made_by = (version("paged-sdk"), sources_hash())

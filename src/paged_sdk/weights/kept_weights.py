@@ -150,7 +150,7 @@ class KeptWeights:
 
     def _open(self) -> WeightFile | None:
         """Open the file and read its index; None: there is none that can be used."""
-        if not self._path.exists():
+        if not os.path.exists(self._path):  # which raises nothing, as Path.exists does where it may not look
             return None
         try:
             file = WeightFile(self._path)

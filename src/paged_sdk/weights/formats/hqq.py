@@ -78,14 +78,17 @@ class _Layout:
         return self.cols * _PACKINGS[self.bits][1].itemsize
 
     def codes(self, packed: UnreadRows, first: int, last: int) -> Tensor:
-        """Read some rows of codes, uint8 ``[rows, cols]``."""
+        """Read some rows of codes, uint8 ``[rows, cols]``, whose bits above their own are not cleared."""
         count, dtype = _PACKINGS[self.bits]
         height = self.packed_rows
         parts = []
         for part in range(first // height, -(-last // height)):
             start = part * height
             elements = packed[max(0, first - start) : min(height, last - start)].tensor().view(dtype)
-            parts.append((elements >> (count - 1 - part) * self.bits & (1 << self.bits) - 1).to(torch.uint8))
+            shift = (count - 1 - part) * self.bits
+            parts.append((elements >> shift if shift else elements).to(torch.uint8))
+        if len(parts) == 1:  # which mostly is so of the few rows that are packed at once
+            return parts[0]
         return torch.cat(parts) if parts else torch.empty(0, self.cols, dtype=torch.uint8)
 
 
@@ -165,7 +168,7 @@ class _Whole:
     @cached_property
     def values(self) -> Tensor:
         """Return the values, float32."""
-        codes = self._layout.codes(self._packed, 0, self._layout.rows).float()
+        codes = (self._layout.codes(self._packed, 0, self._layout.rows) & (1 << self._layout.bits) - 1).float()
         codes -= self._tensors.floats(".zero")
         codes *= self._tensors.floats(".scale")
         return codes.view(self._layout.shape)
