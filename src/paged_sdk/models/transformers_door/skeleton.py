@@ -56,6 +56,9 @@ def make_skeleton(config: Mapping[str, Any], dtype: torch.dtype, *, images: bool
     register()
     try:
         made = _config(model_type, config)
+        kinds = set(getattr(made.get_text_config(decoder=True), "layer_types", None) or ()) - _ATTENTION_KINDS
+        if kinds:
+            raise _stateful(model_type, class_name, f" (in layers of {', '.join(sorted(kinds))})")
         with _WithoutWeights(dtype):
             make: Any = (AutoModelForImageTextToText if images else AutoModelForCausalLM).from_config
             # Encoders of images keep the attention that transformers gives them.
@@ -67,14 +70,18 @@ def make_skeleton(config: Mapping[str, Any], dtype: torch.dtype, *, images: bool
         if error.args == (IMPLEMENTATION,):  # it looks its attention up in a table of its own
             raise refusal(model_type, f"{class_name} does not use transformers' attention interface") from error
         raise refusal(model_type, f"{class_name} says {shown(str(error))}") from error
+    except UnsupportedArchitectureError:
+        raise
     except Exception as error:  # whatever a stranger's config makes of a stranger's class
         raise refusal(model_type, f"{class_name} says {shown(str(error))}") from error
-    kinds = set(getattr(made.get_text_config(), "layer_types", None) or ()) - _ATTENTION_KINDS
-    if model._is_stateful or kinds:
-        what = f" (in layers of {', '.join(sorted(kinds))})" if kinds else ""
-        raise refusal(model_type, f"{class_name} keeps other states of a text than keys and values{what}")
+    if model._is_stateful:
+        raise _stateful(model_type, class_name)
     made_model: PreTrainedModel = model.eval().requires_grad_(False)
     return made_model
+
+
+def _stateful(model_type: str, class_name: str, where: str = "") -> UnsupportedArchitectureError:
+    return refusal(model_type, f"{class_name} keeps other states of a text than keys and values{where}")
 
 
 def _text_class(model_type: str, config: Mapping[str, Any]) -> str:
