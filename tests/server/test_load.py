@@ -108,7 +108,8 @@ def test_everybody_who_stays_is_answered(size: int) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_past_the_queue_it_is_429(size: int) -> None:
-    with serving(fake_model(reply, max_num_seqs=4, max_queue=size // 6, delay=0.001)) as served:
+    # Texts take long enough for all to come while the first are said.
+    with serving(fake_model(reply, max_num_seqs=4, max_queue=size // 6, delay=0.003)) as served:
         crowd = Crowd(served, size)
         asyncio.run(crowd.come())
         assert crowd.statuses.keys() == {200, 429}
@@ -124,7 +125,7 @@ def test_what_was_taken_before_the_end_is_answered(size: int) -> None:
         async def come_and_end() -> Crowd:
             crowd = Crowd(served, size)
             coming = asyncio.create_task(crowd.come())
-            while served.app.drain.in_flight < size // 4:
+            while served.app.drain.in_flight < size // 4 and not coming.done():
                 await asyncio.sleep(0)
             served.app.drain.begin()
             await coming
