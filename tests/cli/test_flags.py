@@ -51,7 +51,15 @@ class CommandLine:
         self(*arguments)
         return self.calls.pop()
 
-    def talk(self, builder: AnyBuilder, flags: PromptFlags, sampling: SamplingParams, terminal: Terminal) -> None:
+    def talk(
+        self,
+        builder: AnyBuilder,
+        flags: PromptFlags,
+        sampling: SamplingParams,
+        terminal: Terminal,
+        *,
+        arch: str | None = None,
+    ) -> None:
         self.calls.append((builder, flags, sampling))
 
 
@@ -138,6 +146,33 @@ def test_flags_of_paged_attention(command_line: CommandLine, arguments: list[str
     assert builder == TextModelBuilder("some/model").with_paged_attn(evolve(PagedAttentionMeta(), **changes))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "today"),
+    [
+        (
+            "-i --pa-gpu-mem 8192 --pa-blk-size 32 --isq Q4K plain -m some/model -a phi3",
+            "run -i --pa-memory-mb 8192 --pa-block-size 32 --isq Q4K --format plain -m some/model",
+        ),
+        (
+            "run -i --pa-gpu-mem-usage .95 --pa-blk-size 32 gguf -m some/model-GGUF -f a.Q4_K_M.gguf",
+            "run -i --pa-memory-fraction 0.95 --pa-block-size 32 --format gguf -m some/model-GGUF -f a.Q4_K_M.gguf",
+        ),
+        ("run -i --paged-attn --cpu", "run -i --paged-attn on --cpu"),
+        ("run -i --paged-attn", "run -i --paged-attn on"),
+        ("run -i --paged-attn off --model some/model", "run -i --paged-attn off -m some/model"),
+        ("run --model some/model plain", "run -m some/model -- plain"),
+        ("run --system plain -m some/model Hello", "run -m some/model --system=plain Hello"),
+    ],
+)
+def test_command_lines_of_mistralrs_mean_the_same(command_line: CommandLine, arguments: str, today: str) -> None:
+    said = []
+    for line in (arguments, today):
+        result = CliRunner().invoke(app, line.split(), env={"COLUMNS": "200"})
+        assert result.exit_code == 0, result.output
+        said.append(command_line.calls.pop())
+    assert said[0] == said[1]
+
+
 def test_what_follows_a_flag_without_its_value_is_the_prompt(command_line: CommandLine) -> None:
     expected = TextModelBuilder("some/model").with_speculation(SpeculativeConfig())
     for arguments in (["--speculate", "Hello!"], ["--speculate", "--", "7"], ["--", "--speculate"]):
@@ -221,7 +256,7 @@ def test_raw_text_is_no_conversation(arguments: list[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--paged-attn", "maybe"], "--paged-attn"),
+        (["--paged-attn=maybe"], "--paged-attn"),
         (["--pa-cache-type", "int4"], "--pa-cache-type"),
         (["--format", "ggml"], "--format"),
         (["--max-tokens", "many"], "--max-tokens"),

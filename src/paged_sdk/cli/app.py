@@ -5,34 +5,59 @@ from __future__ import annotations
 from typing import Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
-from paged_sdk.cli.options import SPECULATE, Version
+from paged_sdk.cli.options import PAGED_ATTN, SPECULATE, ModelFormat, PagedAttnMode, Version
 from paged_sdk.cli.quantize import quantize
 from paged_sdk.cli.run import run
 from paged_sdk.cli.serve import serve
 
 __all__ = ["app"]
 
+KINDS = tuple(kind.value for kind in ModelFormat)
+OPTIONS_OF_KINDS = ("-m", "--model-id", "--model", "-a", "--arch", "-t", "--tok-model-id", "-f", "--quantized-file")
+"""A word for a kind is one where such an option follows; elsewhere it is a prompt."""
+
+
+class _Group(TyperGroup):
+    """Reads command lines that begin with an option as those of ``run``, as mistral.rs's do."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        is_of_run = bool(args) and args[0].startswith("-") and args[0] not in ("--help", "--version", "--")
+        return super().parse_args(ctx, ["run", *args] if is_of_run else args)
+
+
 # Errors of this package are shown in one line; any other is a bug, and its traceback is what a report needs.
-app: typer.Typer = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+app: typer.Typer = typer.Typer(cls=_Group, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 class _Command(TyperCommand):
-    """Reads the one option whose value may be left out, which typer has no form for."""
+    """Reads options whose value may be left out, which typer has no form for, and mistral.rs's words for kinds of
+    models: ``plain -m ...`` is ``--format plain -m ...``.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         from paged_sdk import SpeculativeConfig  # which help does without
 
+        takes_value = {name for each in self.params if not getattr(each, "is_flag", True) for name in each.opts}
         given: list[str] = []
+        is_value = False
         for place, arg in enumerate(args):
             if arg == "--":
                 given += args[place:]
                 break
-            given.append(arg)
             follows = args[place + 1] if place + 1 < len(args) else ""
+            if arg in KINDS and not is_value and follows in OPTIONS_OF_KINDS:
+                given += ["--format", arg]
+                continue
+            given.append(arg)
+            is_value = arg in takes_value
             if arg == SPECULATE and not _is_number(follows):
                 given.append(str(SpeculativeConfig().gamma))
+                is_value = False
+            if arg == PAGED_ATTN and follows.lower() not in [mode.value for mode in PagedAttnMode]:
+                given.append(PagedAttnMode.ON.value)
+                is_value = False
         return super().parse_args(ctx, given)
 
 

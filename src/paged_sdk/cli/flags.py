@@ -40,6 +40,7 @@ __all__ = [
     "PromptFlags",
     "SamplingFlags",
     "builder_of",
+    "check_arch",
     "exclusive",
     "naming_flags",
 ]
@@ -353,6 +354,17 @@ class EngineFlags:
         draft = GgufModelBuilder(self.draft_model) if is_gguf else TextModelBuilder(self.draft_model)
         config = SpeculativeConfig() if self.speculate is None else SpeculativeConfig(self.speculate)
         return TextSpeculativeBuilder(builder, draft, config)
+
+
+def check_arch(loaded: str, arch: str | None) -> None:
+    """Check that a model is of the family that was named.
+
+    :param loaded: its own
+    :param arch: None: none was
+    :raises typer.BadParameter: it is of another
+    """
+    if arch is not None and arch.lower().replace("_", "") != loaded.removesuffix("_text").replace("_", ""):
+        raise typer.BadParameter(f"the model is of the family {loaded}, not {arch}", param_hint="--arch")
 
 
 def builder_of(flags: Mapping[str, Any]) -> AnyBuilder:

@@ -17,6 +17,9 @@ FLAG = ""
 SPECULATE = "--speculate"
 """The only option whose value may be left out: an argument after it that is no number is not its value."""
 
+PAGED_ATTN = "--paged-attn"
+"""Its value may be left out too, and is then "on"."""
+
 MODEL, PAGED, ENGINE, SAMPLING = "Model", "Paged attention", "Engine", "Sampling"
 
 
@@ -81,6 +84,7 @@ Format = Annotated[
     ModelFormat | None,
     typer.Option("--format", help="What the model is stored as, if it is not plain to see.", rich_help_panel=MODEL),
 ]
+Arch = Annotated[str | None, typer.Option("--arch", "-a", hidden=True)]  # of mistral.rs, which has to be told
 QuantizedFile = Annotated[
     list[str] | None,
     typer.Option(
@@ -167,7 +171,9 @@ NumThreads = Annotated[
     int | None, typer.Option("--num-threads", help="CPU threads of one operation.", rich_help_panel=MODEL)
 ]
 
-PagedAttn = Annotated[PagedAttnMode, typer.Option("--paged-attn", help="A paged KV cache.", rich_help_panel=PAGED)]
+PagedAttn = Annotated[
+    PagedAttnMode, typer.Option(PAGED_ATTN, help="A paged KV cache; alone: on.", rich_help_panel=PAGED)
+]
 PaContextLen = Annotated[
     int | None, typer.Option("--pa-context-len", help="Size of the KV pool in tokens.", rich_help_panel=PAGED)
 ]

@@ -18,6 +18,7 @@ def run(
     quiet: options.Quiet = False,
     version: options.Version = False,
     format: options.Format = None,
+    arch: options.Arch = None,
     quantized_file: options.QuantizedFile = None,
     tok_model_id: options.TokModelId = None,
     chat_template: options.ChatTemplate = None,
@@ -72,4 +73,4 @@ def run(
             max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed
         )
         builder = builder_of({**given, "adapters": () if adapter is None else (adapter,)})
-        talk(builder, prompt_flags, sampling_flags.sampling(), terminal)
+        talk(builder, prompt_flags, sampling_flags.sampling(), terminal, arch=arch)

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from paged_sdk import ConfigError
-from paged_sdk.cli.flags import AnyBuilder
+from paged_sdk.cli.flags import AnyBuilder, check_arch
 from paged_sdk.cli.terminal import Terminal
 
 __all__ = ["keep_serving"]
@@ -20,11 +20,19 @@ LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
 def keep_serving(
-    builder: AnyBuilder, terminal: Terminal, *, host: str, port: int, name: str | None, **settings: Any
+    builder: AnyBuilder,
+    terminal: Terminal,
+    *,
+    host: str,
+    port: int,
+    name: str | None,
+    arch: str | None,
+    **settings: Any,
 ) -> None:
     """Serve a model until SIGTERM or Ctrl-C.
 
     :param name: what clients call it; None: its own name
+    :param arch: the family that the model has to be of
     :param settings: those of :class:`~paged_sdk.server.ServerSettings`
     :raises typer.BadParameter: a host that others can reach, without a key
     :raises typer.Exit: the port is taken, or requests were cut off in the end
@@ -56,6 +64,7 @@ def keep_serving(
         with terminal.loading(builder.source.location):
             model = await builder.build()
         async with model:
+            check_arch(model.architecture, arch)
             named = name or model.name
             shown = f"[{host}]" if ":" in host else host
             terminal.reply(f"{named} at http://{shown}:{listener.getsockname()[1]}/v1 (Ctrl-C ends it)")

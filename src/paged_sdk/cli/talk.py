@@ -5,15 +5,23 @@ from __future__ import annotations
 from paged_sdk import BlockingModel, SamplingParams
 from paged_sdk.cli.answer import asked, chat_request, opening, show_answer
 from paged_sdk.cli.chat import Chat
-from paged_sdk.cli.flags import AnyBuilder, PromptFlags
+from paged_sdk.cli.flags import AnyBuilder, PromptFlags, check_arch
 from paged_sdk.cli.terminal import Terminal
 
 __all__ = ["talk"]
 
 
-def talk(builder: AnyBuilder, flags: PromptFlags, sampling: SamplingParams, terminal: Terminal) -> None:
+def talk(
+    builder: AnyBuilder,
+    flags: PromptFlags,
+    sampling: SamplingParams,
+    terminal: Terminal,
+    *,
+    arch: str | None = None,
+) -> None:
     """Do what the command line says.
 
+    :param arch: the family that the model has to be of
     :raises typer.BadParameter: flags that contradict each other, or no prompt
     :raises KeyboardInterrupt: Ctrl-C
     :raises PagedError: the model cannot be loaded, or cannot answer
@@ -25,6 +33,7 @@ def talk(builder: AnyBuilder, flags: PromptFlags, sampling: SamplingParams, term
         model = BlockingModel(builder.build())
     adapter = next((source.name for source in builder.settings.adapters), None)
     with model:
+        check_arch(model.architecture, arch)
         if prompt is None or flags.interactive:
             chat = Chat(model, terminal, system=flags.system, sampling=sampling, adapter=adapter, images=flags.image)
             chat.run(prompt)
