@@ -54,7 +54,7 @@ class TokenScores:
     """Says how likely tokens are.
 
     :ivar logprobs: float32, the natural logarithm of each one's probability
-    :ivar are_likeliest: bool, whether none is likelier at its place
+    :ivar are_likeliest: bool, whether greedy sampling would choose each: none is likelier, of equals it is the first
     """
 
     logprobs: npt.NDArray[np.float32]
