@@ -151,7 +151,7 @@ COMPOSED: Mapping[str, Any] = {
     [
         *(("qwen2_vl", setting) for setting in COMPOSED),
         *(("qwen3_vl", setting) for setting in ("ISQ", "batch invariance")),
-        *(("gemma3", setting) for setting in ("preemption", "suffix drafts")),
+        *(("gemma3", setting) for setting in ("preemption", "suffix drafts", "ISQ", "FP8", "batch invariance")),
     ],
 )
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])

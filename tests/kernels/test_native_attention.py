@@ -37,11 +37,13 @@ class Case:
         dtype: torch.dtype,
         *,
         offset: float | None = None,
+        both_ways: list[int] | None = None,
         seed: int = 0,
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.shape = shape
         self.lengths = lengths  # (query tokens, context)
+        self._both_ways = both_ways or [-1] * len(lengths)
         counts = [-(-context // BLOCK_SIZE) for _, context in lengths]
         order = torch.randperm(sum(counts) + 3, generator=generator).int()
         tables = torch.full((len(lengths), max(counts)), -(1 << 30), dtype=torch.int32)
@@ -55,7 +57,10 @@ class Case:
             for cache in (key, value):
                 cache.flatten(0, 1)[slots] = torch.randn(context, *size[2:], generator=generator)
             if shape.window is not None:  # what left the window may be gone
-                tables[s, : max(0, context - tokens - shape.window + 1) // BLOCK_SIZE] = -(1 << 30)
+                oldest = max(0, context - tokens - shape.window + 1)
+                if self._both_ways[s] >= 0:
+                    oldest = min(oldest, self._both_ways[s])
+                tables[s, : oldest // BLOCK_SIZE] = -(1 << 30)
         if dtype == torch.float8_e4m3fn:
             (k_codes, k_scale), (v_codes, v_scale) = quantize_f8e4m3(key), quantize_f8e4m3(value)
             offsets = None
@@ -76,7 +81,10 @@ class Case:
         ]
         ends = list(itertools.accumulate((tokens for tokens, _ in lengths), initial=0))
         self.batch = VarlenBatch(
-            torch.tensor(ends, dtype=torch.int32), tables, torch.tensor([c for _, c in lengths], dtype=torch.int32)
+            torch.tensor(ends, dtype=torch.int32),
+            tables,
+            torch.tensor([c for _, c in lengths], dtype=torch.int32),
+            both_ways=None if both_ways is None else torch.tensor(both_ways, dtype=torch.int32),
         )
         self.query = torch.randn(ends[-1], shape.num_heads, shape.head_dim, generator=generator)
 
@@ -121,6 +129,8 @@ class Case:
             hidden = distance < 0
             if shape.window is not None:
                 hidden |= distance >= shape.window
+            if self._both_ways[s] >= 0:
+                hidden[:, self._both_ways[s] :] = False
             scores = scores.masked_fill(hidden, -torch.inf)
             weights = scores.softmax(-1)
             parts.append(torch.einsum("hts,shd->thd", weights, value))
@@ -162,6 +172,21 @@ def test_sliding_windows(isa: str, window: int) -> None:
     case = Case(AttentionShape(4, 2, 32, scale=0.2, window=window), MIXED, torch.bfloat16)
     got = native_paged_attention(workspace(isa, 2), case.query, case.cache, case.batch, case.shape)
     case.check(got)
+
+
+IN_BOTH_WAYS = [(1, 1), (5, 300), (70, 70), (130, 400), (3, 3), (16, 40), (200, 700)]
+SEEN_BY_ALL = [-1, 290, 0, 270, 0, 20, 500]
+
+
+@every_level
+@pytest.mark.parametrize("window", [None, 12, 150])
+def test_tokens_that_see_one_another(isa: str, window: int | None) -> None:
+    shape = AttentionShape(6, 2, 32, scale=0.2, window=window)
+    case = Case(shape, IN_BOTH_WAYS, torch.bfloat16, both_ways=SEEN_BY_ALL)
+    got = native_paged_attention(workspace(isa, 2), case.query, case.cache, case.batch, case.shape)
+    case.check(got)
+    alone = native_paged_attention(workspace(isa, 1), case.query, case.cache, case.batch, case.shape)
+    assert torch.equal(alone, got)
 
 
 @every_level

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from attrs import evolve
-from test_native_attention import CACHE_DTYPES, Case
+from test_native_attention import CACHE_DTYPES, IN_BOTH_WAYS, SEEN_BY_ALL, Case
 from torch import Tensor
 
 from native_weights import every_level, needs_library, workspace
@@ -46,6 +46,15 @@ def test_mixed_batches(isa: str, dtype: torch.dtype, heads: tuple[int, int, int]
     check(got, case, ROUNDINGS[products])
     exact = run(isa, case, evolve(case.shape, products=Products.FLOAT32))
     assert torch.equal(got, exact) != (isa in ROUNDED_LEVELS[products])
+
+
+@every_level
+@pytest.mark.parametrize("products", ROUNDINGS, ids=lambda each: each.name)
+@pytest.mark.parametrize("window", [None, 12, 150])
+def test_tokens_that_see_one_another(isa: str, window: int | None, products: Products) -> None:
+    shape = AttentionShape(6, 2, 64, scale=0.125, window=window, products=products)
+    case = Case(shape, IN_BOTH_WAYS, torch.bfloat16, both_ways=SEEN_BY_ALL)
+    check(run(isa, case, shape), case, ROUNDINGS[products])
 
 
 @every_level

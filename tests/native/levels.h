@@ -159,6 +159,7 @@ struct Weight {
 // Sequences whose pages lie in any order.
 struct Batch {
   std::vector<int32_t> starts, tables, lengths;
+  std::vector<int32_t> both_ways;  // empty: none see one another
   int max_blocks;
   int num_blocks;
 
@@ -179,7 +180,9 @@ struct Batch {
     return out;
   }
   paged_batch view() const {
-    return {starts.data(), tables.data(), lengths.data(), nullptr, static_cast<int32_t>(lengths.size()), max_blocks};
+    const int32_t* seen_by_all = both_ways.empty() ? nullptr : both_ways.data();
+    const auto count = static_cast<int32_t>(lengths.size());
+    return {starts.data(), tables.data(), lengths.data(), nullptr, seen_by_all, count, max_blocks};
   }
 };
 

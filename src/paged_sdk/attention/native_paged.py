@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
@@ -34,8 +34,8 @@ def why_not_native(setup: AttentionSetup) -> str | None:
     """Return why the kernels cannot serve a model, or None if they can."""
     if setup.workspace is None:
         return "they are absent"
-    if setup.both_ways:
-        return "its tokens, or those of its images, attend in both directions"
+    if setup.model.bidirectional:
+        return "its tokens attend in both directions"
     if setup.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return f"its dtype is {setup.dtype}, and the kernels take float32, bfloat16 and float16"
     if setup.model.alibi_slopes:
@@ -100,13 +100,14 @@ class NativePagedBackend(PagedBackend):
         """See :meth:`AttentionBackend.prepare`."""
         # A pool gives its blocks out in order at first, so those before the newest are in use.
         self._huge_pages.follow(max((row.kv_ids[-1] for row in rows), default=0))
-        parts, in_chunks, num_generating = _by_form(rows)
+        parts, in_chunks, both_ways, num_generating = _by_form(rows)
         arrays = self._varlen(parts)
         batch = VarlenBatch(
             cu_seqlens_q=torch.from_numpy(arrays.cu_seqlens_q),
             block_tables=torch.from_numpy(arrays.block_tables),
             context_lens=torch.from_numpy(arrays.context_lens),
             in_chunks=torch.tensor(in_chunks, dtype=torch.uint8) if any(in_chunks) else None,
+            both_ways=torch.tensor(both_ways, dtype=torch.int32) if max(both_ways) >= 0 else None,
         )
         read = None
         if any(part.num_logits < part.num_new_tokens for part in parts):
@@ -115,30 +116,49 @@ class NativePagedBackend(PagedBackend):
         return _NativePagedStep(self._pages, native_rows, self._where_offsets(new_positions(rows)))
 
 
-def _by_form(rows: Sequence[StepRow]) -> tuple[list[StepRow], list[bool], int]:
+def _by_form(rows: Sequence[StepRow]) -> tuple[list[StepRow], list[bool], list[int], int]:
     """Divide rows so that the form in which a token is computed follows from its place in its own sequence.
 
     It must not follow from how many tokens of the sequence a step computes: the end of a prompt comes alone where the
     rest is cached, and generated tokens come many at a time as drafts or after a preemption.
 
     :returns: rows of tokens of a prompt, or of at most ``MAX_FEW_TOKENS`` generated ones; which of them are of prompts;
-        and how many of the given rows have generated tokens
+        the position from which on all of them see one another, -1 where they do not; and how many of the given rows
+        have generated tokens
     """
     parts: list[StepRow] = []
     in_chunks: list[bool] = []
+    both_ways: list[int] = []
     num_generating = 0
     for row in rows:
         start, end = row.start, row.end
         if start < row.num_prompt_tokens:
             first_generated = min(end, row.num_prompt_tokens)
-            parts.append(_part(row, start, first_generated))
-            in_chunks.append(True)
+            for first, end_of_part, seen_by_all in _by_image(row, start, first_generated):
+                parts.append(_part(row, first, end_of_part))
+                in_chunks.append(True)
+                both_ways.append(seen_by_all)
             start = first_generated
         num_generating += start < end
         for first in range(start, end, MAX_FEW_TOKENS):
             parts.append(_part(row, first, min(first + MAX_FEW_TOKENS, end)))
             in_chunks.append(False)
-    return parts, in_chunks, num_generating
+            both_ways.append(-1)
+    return parts, in_chunks, both_ways, num_generating
+
+
+def _by_image(row: StepRow, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Cut tokens of a prompt where images begin and end whose tokens see one another in both directions.
+
+    :returns: first and last position (exclusive) of each part, and the first position of its image; -1: of none
+    """
+    for first, last in () if row.media is None else row.media.whole_spans(start, end):
+        if start < first:
+            yield start, first, -1
+        yield max(start, first), last, first
+        start = last
+    if start < end:
+        yield start, end, -1
 
 
 def _part(row: StepRow, start: int, end: int) -> StepRow:

@@ -70,6 +70,13 @@ class PromptMedia:
                 return int(span.places[0])
         return end
 
+    def whole_spans(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Return where the images begin and end that are whole and have tokens among those from ``start`` to ``end``;
+        these do not end within one.
+        """
+        spans = [(int(span.places[0]), int(span.places[-1]) + 1) for span in self.spans if span.is_whole]
+        return [(first, last) for first, last in spans if first < end and start < last]
+
     def blocks_at(self, start: int, end: int, first: int) -> npt.NDArray[np.int64] | None:
         """Return which of the whole images each of the keys from ``first`` to ``end`` belongs to, -1 for none; None:
         no token from ``start`` on does.

@@ -1,4 +1,4 @@
-"""Attend with every row over all keys, in the native kernels for paged attention."""
+"""Attend with every row over all keys, by the native kernels for paged attention."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from paged_sdk.kernels.native.paged_attention import AttentionShape, VarlenBatch
 
 __all__ = ["whole_attention"]
 
-_ROWS: Final = 512
-"""Rows of a head that share the loads of their keys: a thread's memory for them is 1 MB."""
 _WIDTH: Final = 16  # elements of a head that the kernels read at a time
 
 
@@ -24,30 +22,23 @@ def whole_attention(
 ) -> Tensor:
     """Attend without a mask.
 
-    The kernels let a token see the keys before it. So some hundred rows are brought to them as the query heads of one
-    token, the last, which share a KV head: these see all keys.
-
-    :param query: ``[num_images, num_heads, num_rows, head_dim]`` bfloat16; keys and values likewise
+    :param query: ``[num_images, num_heads, num_rows, head_dim]`` float32, bfloat16 or float16; keys and values likewise
     :param scale: multiplies the scores; None: the root of ``head_dim`` divides them
     :param products: what may be multiplied
     :returns: like ``query``
     """
     num_images, num_heads, num_rows, head_dim = query.shape
-    scale = head_dim**-0.5 if scale is None else scale
     size = -(-head_dim // _WIDTH) * _WIDTH
-    num_parts = -(-num_rows // _ROWS)
-    rows = -(-num_rows // num_parts)
-    padded = F.pad(query, (0, size - head_dim, 0, num_parts * rows - num_rows))
-    parts = padded.view(num_images, num_heads, num_parts, rows, size).transpose(1, 2)
-    cache = LayerCache(*(F.pad(each.transpose(1, 2), (0, size - head_dim)).contiguous() for each in (key, value)))
-    num_seqs = num_images * num_parts
-    batch = VarlenBatch(
-        torch.arange(num_seqs + 1, dtype=torch.int32),
-        torch.arange(num_images, dtype=torch.int32).repeat_interleave(num_parts)[:, None].contiguous(),
-        torch.full((num_seqs,), num_rows, dtype=torch.int32),
-        torch.ones(num_seqs, dtype=torch.uint8),  # as those of a chunk, of which some are multiplied together
+    # The rows of an image are its tokens, and lie in a page of their own.
+    rows, keys, values = (
+        F.pad(each.transpose(1, 2), (0, size - head_dim)).contiguous() for each in (query, key, value)
     )
-    shape = AttentionShape(num_heads * rows, num_heads, size, scale, products=products)
-    out = native_paged_attention(workspace, parts.reshape(num_seqs, num_heads * rows, size), cache, batch, shape)
-    made = out.view(num_images, num_parts, num_heads, rows, size).transpose(1, 2)
-    return made.reshape(num_images, num_heads, num_parts * rows, size)[:, :, :num_rows, :head_dim]
+    batch = VarlenBatch(
+        torch.arange(0, (num_images + 1) * num_rows, num_rows, dtype=torch.int32),
+        torch.arange(num_images, dtype=torch.int32)[:, None],
+        torch.full((num_images,), num_rows, dtype=torch.int32),
+        both_ways=torch.zeros(num_images, dtype=torch.int32),
+    )
+    shape = AttentionShape(num_heads, num_heads, size, head_dim**-0.5 if scale is None else scale, products=products)
+    made = native_paged_attention(workspace, rows.flatten(0, 1), LayerCache(keys, values), batch, shape)
+    return torch.unflatten(made, 0, (num_images, num_rows)).transpose(1, 2)[..., :head_dim]

@@ -69,12 +69,15 @@ class VarlenBatch:
     :ivar context_lens: [num_seqs] int32: keys of each sequence, the query tokens' own included
     :ivar in_chunks: [num_seqs] uint8: 1 where a sequence's tokens are computed as those of a long chunk, however few
         they are, so that their results do not depend on where a prompt was cut; None: nowhere
+    :ivar both_ways: [num_seqs] int32: the first of the keys that all query tokens of a sequence see, up to its last,
+        whatever lies between them and the window, as those of an image do; -1: there are none. None: nowhere
     """
 
     cu_seqlens_q: Tensor
     block_tables: Tensor
     context_lens: Tensor
     in_chunks: Tensor | None = None
+    both_ways: Tensor | None = None
 
     def __attrs_post_init__(self) -> None:
         for name in ("cu_seqlens_q", "block_tables", "context_lens"):
@@ -88,6 +91,9 @@ class VarlenBatch:
         marks = self.in_chunks
         if marks is not None and not (_is_vector(marks, torch.uint8) and marks.shape == (count,)):
             raise ConfigError.of("in_chunks", f"{marks.dtype} {tuple(marks.shape)}", f"uint8 ({count},) in CPU memory")
+        first = self.both_ways
+        if first is not None and not (_is_vector(first, torch.int32) and first.shape == (count,)):
+            raise ConfigError.of("both_ways", f"{first.dtype} {tuple(first.shape)}", f"int32 ({count},) in CPU memory")
 
     def part(self, sequences: Tensor) -> tuple[Tensor, VarlenBatch]:
         """Take some of the sequences, all of one mark.
@@ -98,8 +104,9 @@ class VarlenBatch:
         lengths = self.cu_seqlens_q.diff()
         tokens = sequences.repeat_interleave(lengths).nonzero().flatten()
         marks = None if self.in_chunks is None else self.in_chunks[sequences]
-        cu_seqlens_q = cumulated(lengths[sequences])
-        return tokens, VarlenBatch(cu_seqlens_q, self.block_tables[sequences], self.context_lens[sequences], marks)
+        first = None if self.both_ways is None else self.both_ways[sequences]
+        cu_seqlens_q, tables = cumulated(lengths[sequences]), self.block_tables[sequences]
+        return tokens, VarlenBatch(cu_seqlens_q, tables, self.context_lens[sequences], marks, first)
 
 
 @frozen(eq=False)
@@ -191,6 +198,7 @@ def describe_batch(batch: VarlenBatch) -> Batch:
         block_tables=batch.block_tables.data_ptr(),
         context_lens=batch.context_lens.data_ptr(),
         in_chunks=pointer(batch.in_chunks),
+        both_ways=pointer(batch.both_ways),
         num_seqs=batch.context_lens.numel(),
         max_blocks=batch.block_tables.shape[-1],
     )
@@ -206,7 +214,7 @@ def native_paged_attention(
     out: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attend causally with every query token over its sequence's keys.
+    """Attend with every query token over its sequence's keys, up to its own or as far as the batch says.
 
     :param workspace: scratch memory of the engine that calls; one call at a time uses it
     :param query: [num_tokens, num_heads, head_dim] float32, bfloat16 or float16; each token's heads contiguous

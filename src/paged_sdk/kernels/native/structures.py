@@ -122,6 +122,7 @@ class Batch(Structure):
         ("block_tables", c_void_p),
         ("context_lens", c_void_p),
         ("in_chunks", c_void_p),
+        ("both_ways", c_void_p),
         ("num_seqs", c_int32),
         ("max_blocks", c_int32),
     )

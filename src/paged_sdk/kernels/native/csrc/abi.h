@@ -130,12 +130,16 @@ struct paged_cache {
 // A varlen batch over pages. Sequence s has query tokens cu_seqlens_q[s] ... cu_seqlens_q[s + 1], the last of its
 // context_lens[s] tokens; block_tables is [num_seqs, max_blocks]. Where paged_heads.products allows rounding, up to 8
 // query tokens are computed in another form than more, except in sequences that in_chunks marks: these take the form of
-// many however few they are, so that a prompt's result does not depend on where it was cut.
+// many however few they are, so that a prompt's result does not depend on where it was cut. The query tokens of a
+// sequence that both_ways names are those of an image, which see one another.
 struct paged_batch {
   const int32_t* cu_seqlens_q;
   const int32_t* block_tables;
   const int32_t* context_lens;
   const uint8_t* in_chunks;  // [num_seqs], 0 or 1; null: all 0
+  // [num_seqs]: the first of the keys that all query tokens of the sequence see, up to its last, whatever lies between
+  // them and the window; -1: there are none. Null: all -1.
+  const int32_t* both_ways;
   int32_t num_seqs;
   int32_t max_blocks;
 };

@@ -171,8 +171,18 @@ struct QueryTile {
   int first_position;
   int num_tokens;
   int group;  // query heads per KV head
+  // Keys that all tokens see, later ones included, such as those of an image; none by default.
+  int both_ways_begin = 0, both_ways_end = 0;
 
   int rows() const { return num_tokens * group; }
+  // The token at a position sees the keys [oldest_of, end_of).
+  int end_of(int position) const { return std::max(position + 1, both_ways_end); }
+  int oldest_of(int position, int window) const {
+    if (window <= 0) return 0;
+    const int oldest = position - window + 1;
+    return both_ways_end > 0 ? std::min(oldest, both_ways_begin) : oldest;
+  }
+  int end() const { return end_of(first_position + num_tokens - 1); }
 };
 
 // Returns a row's product with the key offset of a span, which is added to each of the span's scores.
@@ -188,14 +198,14 @@ inline void update_softmax(const QueryTile& tile, int first_key, const paged_hea
                            const Partial& span) {
   for (int r = 0; r < tile.rows(); ++r) {
     const int position = tile.first_position + r / tile.group;
-    const int oldest = heads.window > 0 ? position - heads.window + 1 : 0;
+    const int oldest = tile.oldest_of(position, heads.window), end = tile.end_of(position);
     float* row = scores + r * kKeyTile;
     if (heads.softcap > 0.0f)
       for (int i = 0; i < kKeyTile; i += 16)
         store_floats(row + i, mul(broadcast(kLog2E), soft_cap(load_floats(row + i), heads.softcap)));
-    if (first_key + kKeyTile - 1 > position || first_key < oldest)
+    if (first_key + kKeyTile > end || first_key < oldest)
       for (int i = 0; i < kKeyTile; ++i)
-        if (first_key + i > position || first_key + i < oldest) row[i] = 2.0f * kMaskedScore;
+        if (first_key + i >= end || first_key + i < oldest) row[i] = 2.0f * kMaskedScore;
     Floats s[kKeyTile / 16], most = load_floats(row);
     for (int i = 0; i < kKeyTile / 16; ++i) {
       s[i] = load_floats(row + 16 * i);
@@ -227,14 +237,13 @@ inline void update_softmax(const QueryTile& tile, int first_key, const paged_hea
 inline void attend_span(const QueryTile& tile, const Pages& pages, int first_key, const TileScratch& scratch,
                         const Partial& out) {
   const paged_heads& heads = pages.heads;
-  const int last_position = tile.first_position + tile.num_tokens - 1;
+  const int end_seen = tile.end(), oldest = tile.oldest_of(tile.first_position, heads.window);
   out.clear(tile.rows(), heads.head_dim);
-  const int oldest = heads.window > 0 ? tile.first_position - heads.window + 1 : 0;
   const float* offset = pages.key_offset(first_key);
-  for (int key = first_key; key < first_key + kSpan && key <= last_position; key += kKeyTile) {
+  for (int key = first_key; key < first_key + kSpan && key < end_seen; key += kKeyTile) {
     if (key + kKeyTile <= oldest) continue;
     const int begin = key > oldest ? key : oldest;
-    const int end = key + kKeyTile <= last_position ? key + kKeyTile : last_position + 1;
+    const int end = std::min(key + kKeyTile, end_seen);
     pages.load_tile(key, begin, end, scratch);
     multiply_dense<FloatDot>(tile.rows(), scratch.query, heads.head_dim, scratch.keys, kKeyTile, heads.head_dim,
                              scratch.scores, kKeyTile, kKeyTile, false);
@@ -254,7 +263,7 @@ inline void attend_span(const QueryTile& tile, const Pages& pages, int first_key
 inline void attend_run(const QueryTile& tile, const Pages& pages, int first_key, int end_key,
                        const TileScratch& scratch, const Partial& out) {
   out.clear(tile.rows(), pages.heads.head_dim);
-  for (int key = first_key; key < std::min(end_key, tile.first_position + tile.num_tokens); key += kSpan) {
+  for (int key = first_key; key < std::min(end_key, tile.end()); key += kSpan) {
     attend_span(tile, pages, key, scratch, scratch.span);
     out.merge(scratch.span, tile.rows(), pages.heads.head_dim);
   }

@@ -56,8 +56,9 @@ struct AttentionPlan {
   int query_tokens(int seq) const { return batch.cu_seqlens_q[seq + 1] - batch.cu_seqlens_q[seq]; }
   bool is_split(int seq) const {
     const bool whole = batch.in_chunks != nullptr && batch.in_chunks[seq] != 0 && is_rounded(heads);
-    return query_tokens(seq) <= kSplitTokens && !whole;
+    return query_tokens(seq) <= kSplitTokens && !whole && !sees_both_ways(seq);
   }
+  bool sees_both_ways(int seq) const { return batch.both_ways != nullptr && batch.both_ways[seq] >= 0; }
   const int32_t* block_table(int seq) const {
     return batch.block_tables + static_cast<int64_t>(seq) * batch.max_blocks;
   }
@@ -80,13 +81,16 @@ struct AttentionPlan {
   // The tiles of a sequence that is not split, and the runs that a tile sees.
   int num_tiles(int seq) const { return ceil_div(query_tokens(seq), tile_tokens); }
   QueryTile tile(int seq, int index) const {
-    const int tokens = query_tokens(seq), first = index * tile_tokens;
-    return {batch.context_lens[seq] - tokens + first, std::min(tokens - first, tile_tokens), group};
+    const int tokens = query_tokens(seq), first = index * tile_tokens, length = batch.context_lens[seq];
+    QueryTile tile{length - tokens + first, std::min(tokens - first, tile_tokens), group};
+    if (sees_both_ways(seq)) tile.both_ways_begin = batch.both_ways[seq], tile.both_ways_end = length;
+    return tile;
   }
-  int first_tile_run(const QueryTile& tile) const { return first_span(tile.first_position) / kTileRun; }
-  int end_tile_run(const QueryTile& tile) const {
-    return ceil_div(tile.first_position + tile.num_tokens, kTileRun * kSpan);
+  int first_span(const QueryTile& tile) const {
+    return std::max(tile.oldest_of(tile.first_position, heads.window), 0) / kSpan;
   }
+  int first_tile_run(const QueryTile& tile) const { return first_span(tile) / kTileRun; }
+  int end_tile_run(const QueryTile& tile) const { return ceil_div(tile.end(), kTileRun * kSpan); }
   int num_tile_runs(const QueryTile& tile) const { return end_tile_run(tile) - first_tile_run(tile); }
 
   int num_items(int seq) const {
@@ -308,7 +312,7 @@ template <class Attend>
 inline void attend_runs(const AttentionPlan& plan, const TileItem& item, const Partial& total, const Partial& later,
                         const Attend& attend) {
   constexpr int kKeys = kTileRun * kSpan;
-  const int first_key = plan.first_span(item.tile.first_position) * kSpan;
+  const int first_key = plan.first_span(item.tile) * kSpan;
   attend(std::max(first_key, item.first_run * kKeys), (item.first_run + 1) * kKeys, total);
   for (int run = item.first_run + 1; run < item.end_run; ++run) {
     attend(run * kKeys, (run + 1) * kKeys, later);

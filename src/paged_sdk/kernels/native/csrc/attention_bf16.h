@@ -141,13 +141,13 @@ inline void attend_run(const QueryTile& tile, const Pages& pages, int first_key,
   const int size = heads.head_dim, rows = tile.rows();
   out.clear(rows, size);
   const int last_position = tile.first_position + tile.num_tokens - 1;
-  const auto oldest_of = [&](int position) { return heads.window > 0 ? position - heads.window + 1 : 0; };
-  for (int key = first_key; key < std::min(end_key, last_position + 1); key += kSpan) {
+  const auto oldest_of = [&](int position) { return tile.oldest_of(position, heads.window); };
+  for (int key = first_key; key < std::min(end_key, tile.end()); key += kSpan) {
     const int begin = std::max(key, oldest_of(tile.first_position));
-    const int end = std::min(key + kSpan, last_position + 1);
+    const int end = std::min(key + kSpan, tile.end());
     const float* offset = pages.key_offset(key);
     // Columns past what the last row of a block sees are left out: their weights would be zero.
-    const auto width_of = [&](int position) { return (std::min(position + 1 - key, kSpan) + 31) & ~31; };
+    const auto width_of = [&](int position) { return (std::min(tile.end_of(position) - key, kSpan) + 31) & ~31; };
     pack_span(pages, key, begin, end, width_of(last_position), scratch);
     for (int row = 0; row < rows; row += kRowBlock) {
       const int count = std::min(rows - row, kRowBlock);
@@ -163,7 +163,7 @@ inline void attend_run(const QueryTile& tile, const Pages& pages, int first_key,
             store_floats(s, add(load_floats(s), common));
         }
         const int position = tile.first_position + (row + r) / tile.group;
-        weigh_row(scratch.scores + r * kSpan, width, oldest_of(position) - key, position + 1 - key, heads,
+        weigh_row(scratch.scores + r * kSpan, width, oldest_of(position) - key, tile.end_of(position) - key, heads,
                   out.maximum[row + r], out.sum[row + r], out.values + (row + r) * size,
                   scratch.weights + r * kSpanPairs);
       }

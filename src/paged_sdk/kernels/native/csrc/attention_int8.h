@@ -396,13 +396,13 @@ inline void attend_run(const QueryTile& tile, const Pages& pages, int first_key,
   const bool less_first = heads.window <= 0 && pages.cache.key_offsets == nullptr;
   const int last_position = tile.first_position + tile.num_tokens - 1;
   const auto oldest_of = [&](int position) {
-    return heads.window > 0 ? position - heads.window + 1 : static_cast<int>(from_first);
+    return heads.window > 0 ? tile.oldest_of(position, heads.window) : static_cast<int>(from_first);
   };
-  for (int key = first_key; key < std::min(end_key, last_position + 1); key += kSpan) {
+  for (int key = first_key; key < std::min(end_key, tile.end()); key += kSpan) {
     const int begin = std::max(key, oldest_of(tile.first_position));
-    const int end = std::min(key + kSpan, last_position + 1);
+    const int end = std::min(key + kSpan, tile.end());
     // Columns past what the last row of a block sees are left out: their weights would be zero.
-    const auto width_of = [&](int position) { return (std::min(position + 1 - key, kSpan) + 31) & ~31; };
+    const auto width_of = [&](int position) { return (std::min(tile.end_of(position) - key, kSpan) + 31) & ~31; };
     code_span(pages, key, begin, end, width_of(last_position), less_first, scratch);
     const float* common = less_first ? scratch.common_key : pages.key_offset(key);
     in_code_blocks(rows, [&](int row, auto count) {
@@ -419,7 +419,7 @@ inline void attend_run(const QueryTile& tile, const Pages& pages, int first_key,
       SpanWeights spans[kRows];
       for (int r = 0; r < kRows; ++r) {
         const int position = tile.first_position + (row + r) / tile.group;
-        const int first_seen = oldest_of(position) - key, end_seen = position + 1 - key;
+        const int first_seen = oldest_of(position) - key, end_seen = tile.end_of(position) - key;
         const bool whole = first_seen <= 0 && end_seen >= kSpan && heads.softcap <= 0.0f;
         const auto code = whole ? code_weights<true> : code_weights<false>;
         spans[r] = code(scratch.scores + r * kSpan, width, first_seen, end_seen, heads.softcap, scratch.value_scales,
