@@ -84,11 +84,12 @@ class _Groups:
     """Says how a type of groups is quantized.
 
     :ivar by_torch: on any device
-    :ivar native: the same on the CPU, many times as fast; None: torch is fast enough
+    :ivar native: the same on the CPU, many times as fast, given the library, the matrix and ``num_threads``; None:
+        torch is fast enough
     """
 
     by_torch: Callable[[Tensor], GroupedMatrix]
-    native: Callable[[NativeLibrary, Tensor], GroupedMatrix] | None = None
+    native: Callable[..., GroupedMatrix] | None = None
 
 
 def _half_quadratic(bits: int) -> _Groups:
@@ -160,7 +161,12 @@ def can_be_quantized(isq: IsqType, cols: int) -> bool:
 
 
 def quantize(
-    values: Tensor, isq: IsqType, library: NativeLibrary | None, importance: Tensor | None = None
+    values: Tensor,
+    isq: IsqType,
+    library: NativeLibrary | None,
+    importance: Tensor | None = None,
+    *,
+    num_threads: int | None = None,
 ) -> BlockMatrix | GroupedMatrix:
     """Quantize a matrix on its own device: by the native library on the CPU, else by torch, which is up to a hundred
     times slower and gives the same bits of blocks.
@@ -168,18 +174,20 @@ def quantize(
     :param values: ``[rows, columns]`` float32, bfloat16 or float16, for which :func:`can_be_quantized` is true
     :param importance: float32 ``[columns]``, how much an error in each column counts, which blocks are chosen by; None:
         all count alike
+    :param num_threads: of the native library; torch's own number by default
     :raises CheckpointError: it holds NaN, Inf or numbers above 32,768
     """
     if values.device.type != "cpu":
         library = None
     if (groups := _GROUPS.get(isq)) is not None:
         if library is not None and groups.native is not None:
-            return groups.native(library, values)
+            return groups.native(library, values, num_threads=num_threads)
         return groups.by_torch(values)
     tensor_type = _fitting(isq, values.shape[1])
     assert tensor_type is not None
     if library is not None:
-        return BlockMatrix(tensor_type, quantize_blocks(library, values, tensor_type, importance=importance))
+        blocks = quantize_blocks(library, values, tensor_type, importance=importance, num_threads=num_threads)
+        return BlockMatrix(tensor_type, blocks)
     return BlockMatrix(tensor_type, quantize_blocks_reference(values, tensor_type, importance))
 
 
@@ -189,6 +197,8 @@ def quantize_stored(
     library: NativeLibrary | None,
     device: torch.device,
     importance: Tensor | None = None,
+    *,
+    num_threads: int | None = None,
 ) -> BlockMatrix | UnreadGroupedMatrix:
     """Quantize a stored matrix on a device, a few rows at a time, when they are asked for: what packs them has neither
     all numbers nor all codes in memory. Parameters and errors are :func:`quantize`'s; the latter come with the rows.
@@ -199,7 +209,7 @@ def quantize_stored(
     def parts(first: int, last: int) -> Iterator[BlockMatrix | GroupedMatrix]:
         for start in range(first, last, step):
             part = matrix.rows(slice(start, min(start + step, last))).to(device)
-            yield quantize(_numbers(part), isq, library, importance)
+            yield quantize(_numbers(part), isq, library, importance, num_threads=num_threads)
 
     if isq in _GROUPS:
         form_of_all = _joined(list(parts(0, min(1, rows))))

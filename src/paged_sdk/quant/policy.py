@@ -212,7 +212,9 @@ class WeightPolicy:
         if isq is not None:
             library = None if self.workspace is None else self.workspace.library
             importance = None if self.importance is None else self.importance(named.name, named.index)
-            made = quantize_stored(named.matrix, isq, library, place.device, importance)
+            # On all threads, though other layers are loaded on the others: a head of many rows takes longest.
+            threads = None if self.workspace is None else self.workspace.num_threads
+            made = quantize_stored(named.matrix, isq, library, place.device, importance, num_threads=threads)
             if self.kept is None or place.device.type != "cpu":
                 return made
             return self.kept(f"{named.name} {named.index} {isq.value}", made)
