@@ -78,7 +78,7 @@ _LONG: Final[dict[str, Any]] = SMALL | dict.fromkeys(("max_position_embeddings",
 _GRID: Final = {"patch_size": 7, "size": {"shortest_edge": 28 * 28, "longest_edge": 84 * 84}}
 
 # What some classes need beside that: fields of the config, by section ("" for the whole).
-_IN_TILES: Final = ("idefics3", "smolvlm", "granite_docling")
+_IN_TILES: Final = ("idefics3", "smolvlm")
 _IN_GRIDS: Final = ("llava_next", "llava_next_video", "llava_onevision", "granite4_vision")
 _GRIDS: Final[dict[str, Any]] = {"image_grid_pinpoints": [[28, 56], [56, 28], [56, 56]]}
 _GRIDS_IN_CONFIG: Final[dict[str, Any]] = {"": _GRIDS}
@@ -106,6 +106,7 @@ _OWN_CONFIG: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
     "qwen2_vl": _ROTATED | {"vision_config": {"hidden_size": 64}},
     "gemma4": {"vision_config": {"model_type": "gemma4_vision"}},
     "gemma3": {"": {"mm_tokens_per_image": 16}, "vision_config": {"vision_use_head": False}},
+    "granite_docling": {"vision_config": {"scale_factor": 2}},
     "aria": {"vision_config": {"patch_size": 14, "image_size": 490}},
     "vipllava": {"": {"vision_feature_layers": [-1, -2]}},
 }
@@ -127,6 +128,8 @@ _FOUR_TOKENS: Final[dict[str, Any]] = {"image_seq_len": 4}
 _OWN_PROCESSOR: Final[Mapping[str, Mapping[str, Any]]] = {
     **dict.fromkeys(("llava", "llava_next", "llava_next_video", "video_llava", "vipllava"), _LLAVA),
     **dict.fromkeys(_IN_TILES, _FOUR_TOKENS),
+    "granite_docling": _FOUR_TOKENS,
+    "qianfan_ocr": {"image_seq_length": 4},
     "aya_vision": {"patch_size": 7, "img_size": 28, "downsample_factor": 2},
     "llava_onevision": {"num_image_tokens": 16, "vision_feature_select_strategy": "full"},
     "lighton_ocr": {"patch_size": 7, "spatial_merge_size": 2},

@@ -76,7 +76,8 @@ class WholeProcessor:
 
         :raises CheckpointError: the processor does not say
         """
-        found = getattr(self._whole, "image_token", None)
+        # Some have a token for the place of an image, and another for each of its vectors.
+        found = getattr(self._whole, "image_placeholder_token", None) or getattr(self._whole, "image_token", None)
         if not isinstance(found, str) or not found:
             name = type(self._whole).__name__
             raise CheckpointError(
