@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pytest
 import torch
 from attrs import evolve
@@ -160,6 +161,34 @@ def test_greedy_texts_are_the_same(
     assert texts(builder, GREEDY, together=together) == expected
     # Of 6 tokens, the first comes out of the prompt's last step.
     assert len(recorder.replays) >= 5 if together else len(recorder.replays) == 5 * len(PROMPTS)
+
+
+@pytest.mark.long
+@INTERPRETED
+def test_vectors_and_scores_beside_texts_are_the_same(
+    builder: TextModelBuilder, request: pytest.FixtureRequest
+) -> None:
+    """Nothing of them is sampled, and a step under way when they end goes on."""
+    short = evolve(GREEDY, max_len=4)
+
+    async def run() -> tuple[list[str], list[Any]]:
+        async with small(builder).build() as model:
+            said = asyncio.gather(*(model.send_completion_request(prompt, short) for prompt in PROMPTS[:2]))
+            last, mean, scores = await asyncio.gather(
+                model.embed(PROMPTS, pooling="last"), model.embed(PROMPTS, pooling="mean"), model.score(PROMPTS)
+            )
+            responses = await said
+            assert model.stats().blocks_used == 0
+        found = [last.embeddings, mean.embeddings, *(score.logprobs for score in scores.scores)]
+        return [response.choices[0].text for response in responses], found
+
+    expected_texts, expected = asyncio.run(run())
+    recorder: Recorder = request.getfixturevalue("recorder")
+    texts_there, found = asyncio.run(run())
+    assert texts_there == expected_texts
+    assert recorder.replays
+    for own, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(own, wanted, atol=1e-3)
 
 
 @INTERPRETED
