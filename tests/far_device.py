@@ -16,20 +16,20 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-from paged_sdk import Model, TextModelBuilder, TextSpeculativeBuilder, VisionModelBuilder
+from paged_sdk import GgufModelBuilder, Model, TextModelBuilder, TextSpeculativeBuilder, VisionModelBuilder
 from paged_sdk.build.assembly import load_parts
 from paged_sdk.build.device_setup import prepare_thread
 from paged_sdk.build.parts import ModelParts
 from paged_sdk.config.env import read_environment
 from paged_sdk.scheduler.proposer import Proposer
 
-__all__ = ["FAR", "FARTHER", "far_model", "far_parts", "far_tensors", "let_choose_far"]
+__all__ = ["FAR", "FARTHER", "AnyBuilder", "far_model", "far_parts", "far_tensors", "let_choose_far"]
 
 FAR: Final = torch.device("meta:0")
 """Of all devices that torch knows, it takes tensors of this one as they come: those of others want libraries first."""
 FARTHER: Final = torch.device("meta:1")
 
-AnyBuilder: TypeAlias = TextModelBuilder | TextSpeculativeBuilder | VisionModelBuilder
+AnyBuilder: TypeAlias = GgufModelBuilder | TextModelBuilder | TextSpeculativeBuilder | VisionModelBuilder
 
 
 class FarTensor(Tensor):

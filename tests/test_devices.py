@@ -16,11 +16,12 @@ from attrs import evolve
 
 from adapter_files import write_adapter
 from drafting import drafting
-from far_device import FAR, FARTHER, far_model, far_parts, far_tensors, let_choose_far
+from far_device import FAR, FARTHER, AnyBuilder, far_model, far_parts, far_tensors, let_choose_far
 from native_weights import needs_library
 from paged_sdk import (
     ConfigError,
     Constraint,
+    GgufModelBuilder,
     IsqType,
     LayerTopology,
     MemoryGpuConfig,
@@ -42,13 +43,15 @@ from paged_sdk.attention.choice import choose_storage
 from paged_sdk.attention.divided import DividedBackend
 from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.build.device_setup import weights_must_fit
+from paged_sdk.build.placement import choose_devices
 from paged_sdk.kv.pool_size import DeviceMemory
 from paged_sdk.models.spanned_decoder import SpannedDecoderModel
+from paged_sdk.quant.dense import DenseLinear
 from paged_sdk.runner.input_batch import make_input_batch
 from paged_sdk.runner.model_runner import ModelRunner
 from paged_sdk.runner.overlap import OverlapTokens
 from paged_sdk.types.step import AWAITED, StepRow
-from tiny import build_model, make_checkpoint
+from tiny import build_model, make_checkpoint, make_gguf
 from tiny_vision import make_vision_checkpoint, picture
 
 NUM_LAYERS = 4
@@ -90,9 +93,7 @@ async def ask(model: Model, sampling: SamplingParams = GREEDY, **options: Any) -
     return [choice.text for response in responses for choice in response.choices]
 
 
-def texts(
-    builder: TextModelBuilder | TextSpeculativeBuilder, sampling: SamplingParams = GREEDY, **options: Any
-) -> list[str]:
+def texts(builder: AnyBuilder, sampling: SamplingParams = GREEDY, **options: Any) -> list[str]:
     async def run() -> list[str]:
         async with far_model(builder) as model:
             return await ask(model, sampling, **options)
@@ -455,3 +456,30 @@ def test_the_next_step_finds_tokens_that_were_chosen_on_another_device() -> None
         batch = make_input_batch([row], FAR, overlap)
         assert batch.token_ids.device == FAR
         assert batch.token_ids.cpu().tolist() == [12]
+
+
+def test_devices_have_mistral_rs_s_names_too(tmp_path: Path) -> None:
+    file = tmp_path / "layers.yaml"
+    file.write_text("0-2:\n  device: cuda[1]\n2-3:\n  device: metal[0]\n3:\n  device: cuda:0\n")
+    settings = TextModelBuilder("m").with_device("cpu").with_topology(Topology.from_yaml(file)).settings
+    assert [str(device) for device in choose_devices(settings)] == ["cpu", "cuda:1", "mps:0", "cuda:0"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_blocks_of_a_gguf_file_are_decoded_where_nothing_multiplies_them(family: str, tmp_path: Path) -> None:
+    file = make_gguf(tmp_path, family=family, quantization="Q8_0")
+    meta = PagedAttentionMeta(block_size=4, gpu_memory=MemoryGpuConfig.ContextSize(512))
+    builder = GgufModelBuilder(tmp_path, [file.name]).with_device("cpu").with_num_threads(1).with_paged_attn(meta)
+    topology = Topology.empty().with_range(range(1, 2), LayerTopology(device="meta:0"))
+    exact = builder.with_dtype("float32")
+    assert texts(exact.with_topology(topology)) == texts(exact)
+    parts = far_parts(builder.with_topology(topology))
+    inner = runner_of(parts)._parts
+    assert inner is not None
+    assert isinstance(inner.model, SpannedDecoderModel)
+    own, there = inner.model._model.layers
+    assert [type(linear) is DenseLinear for linear in (*own.linears, *there.linears)] == [False] * len(own.linears) + [
+        True
+    ] * len(there.linears)
+    parts.engine.close()

@@ -137,7 +137,10 @@ Isq = Annotated[
 TopologyFile = Annotated[
     Path | None,
     typer.Option(
-        "--topology", metavar="FILE", help="YAML: what single layers are quantized to.", rich_help_panel=MODEL
+        "--topology",
+        metavar="FILE",
+        help="YAML: what single layers are quantized to, and where they are.",
+        rich_help_panel=MODEL,
     ),
 ]
 Imatrix = Annotated[

@@ -85,7 +85,7 @@ class Plain(Which):
     :ivar model_id: a directory, or a hub id
     :ivar arch: checked against the checkpoint, if given
     :ivar tokenizer_json: a tokenizer.json instead of the checkpoint's tokenizer
-    :ivar topology: a YAML file that says what single layers are quantized to
+    :ivar topology: a YAML file that says what single layers are quantized to, and where they are
     :ivar dtype: "auto", "bfloat16", "float16", "float32" ...
     :ivar imatrix: an importance matrix of llama.cpp's, by which errors of quantized weights are weighted
     :ivar calibration_file: a text from which one is collected
@@ -157,7 +157,7 @@ class GGUF(Which):
     :ivar quantized_filename: the file's name there; for a model in several files, their names
     :ivar tok_model_id: a directory with a tokenizer.json, or that file, instead of the file's own tokenizer
     :ivar tokenizer_json: the same, as the path of that file
-    :ivar topology: a YAML file that says what single layers are quantized to
+    :ivar topology: a YAML file that says what single layers are quantized to, and where they are
     :ivar dtype: the dtype of activations, and of weights that the file does not quantize
     :ivar imatrix: an importance matrix of llama.cpp's, by which errors of quantized weights are weighted
     :ivar calibration_file: a text from which one is collected
@@ -203,7 +203,7 @@ class GGML(Which):
     :ivar tok_model_id: a directory with a tokenizer.json, or that file, instead of the file's own vocabulary
     :ivar tokenizer_json: the same, as the path of that file
     :ivar gqa: heads of queries for each of keys, which the file's shapes tell: it may be given, and is not asked
-    :ivar topology: a YAML file that says what single layers are quantized to
+    :ivar topology: a YAML file that says what single layers are quantized to, and where they are
     :ivar dtype: the dtype of activations, and of weights that the file does not quantize
     :ivar hf_revision: a branch, tag or commit of the hub's repository
     """
