@@ -7,16 +7,19 @@ kernels could read.
 
 from __future__ import annotations
 
+import threading
 from contextlib import AbstractContextManager
 from typing import Any, Final, TypeAlias
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from paged_sdk import GgufModelBuilder, Model, TextModelBuilder, TextSpeculativeBuilder, VisionModelBuilder
+from paged_sdk.build import loaded_model
 from paged_sdk.build.assembly import load_parts
 from paged_sdk.build.device_setup import prepare_thread
 from paged_sdk.build.parts import ModelParts
@@ -66,6 +69,7 @@ def _computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     wanted = next((each for each in tree_flatten((args, kwargs))[0] if isinstance(each, torch.device)), None)
     tensors = [each for each in tree_flatten((args, kwargs))[0] if isinstance(each, Tensor)]
     if any(each.device.type == FAR.type and not isinstance(each, FarTensor) for each in tensors):
+        # torch.tensor() makes one itself where it is told that device.
         raise RuntimeError(f"{name}: a tensor on {FAR} holds nothing")
     # torch lets single numbers of the CPU be operands on any device.
     places = {each.device for each in tensors if each.dim() or isinstance(each, FarTensor)}
@@ -105,15 +109,16 @@ def let_choose_far(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def prepare(device: torch.device, num_threads: int | None) -> None:
         prepare_thread(device, num_threads)
-        far_tensors().__enter__()  # until the thread ends
+        if threading.current_thread().name != "paged-sdk-images":  # encoders stay on the CPU
+            far_tensors().__enter__()  # until the thread ends
 
-    make = torch.tensor  # which asks nobody before it makes a tensor there
+    def without_far_tensors(*args: Any) -> Any:
+        with disable_modes():  # transformers has uses of its own for that device when it makes an encoder
+            return load_vision(*args)
 
-    def tensor(data: Any, *, device: torch.device | None = None, **options: Any) -> Tensor:
-        made = make(data, **options)
-        return made if device is None else made.to(device)
-
-    monkeypatch.setattr(torch, "tensor", tensor)
+    disable_modes: Any = _python_dispatch._disable_current_modes
+    load_vision = loaded_model._vision
+    monkeypatch.setattr(loaded_model, "_vision", without_far_tensors)
     monkeypatch.setattr("paged_sdk.build.placement.choose_device", torch.device)
     monkeypatch.setattr("paged_sdk.build.assembly.prepare_thread", prepare)
 

@@ -372,7 +372,7 @@ def test_vectors_and_scores(checkpoint: Path) -> None:
             scores = await model.score(list(PROMPTS[1:]), prefix=PROMPTS[0])
             return [*vectors.embeddings, *(score.logprobs for score in scores.scores)]
 
-    there = asyncio.run(run(builder_of(checkpoint).with_topology(PLACES["the last layers"])))
+    there = asyncio.run(run(builder_of(checkpoint).with_topology(PLACES["in between"])))
     for one, other in zip(asyncio.run(run(builder_of(checkpoint))), there, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-4)
 

@@ -26,7 +26,7 @@ class RotaryEmbedding:
         self._inverse_frequencies = _inverse_frequencies(config).to(device)
         self._switch = config.switch or 0
         self._long = None if config.switch is None else _inverse_frequencies(config, is_long=True).to(device)
-        self._axes = torch.tensor(config.axis_of_frequency, dtype=torch.int64, device=device)
+        self._axes = torch.tensor(config.axis_of_frequency, dtype=torch.int64).to(device)
         self._attention_factor = _attention_factor(config) * config.gguf_attn_factor
 
     def at(self, positions: Tensor, is_long: Tensor | None = None) -> Rotation:
