@@ -54,7 +54,7 @@ async def _measure(side: int, num_streams: int, rounds: int) -> None:
     console, draw = Console(), np.random.default_rng(0)
     directory = cache_directory("qwen2-vl-2b-random")
     write_model(directory)
-    async with VisionModelBuilder(directory).with_logging().with_max_model_len(8192).build() as model:
+    async with VisionModelBuilder(directory).with_logging().build() as model:
         alone = await _first_token(model, draw.integers(0, 256, (side, side, 3), np.uint8))
         over = asyncio.Event()
         times: list[list[float]] = [[] for _ in range(num_streams)]
