@@ -28,7 +28,9 @@ async def _stream(model: Model, number: int, times: list[float], over: asyncio.E
     """Generate a text until it is over, and note when each token came."""
     messages = TextMessages().add_message("user", f"What is {number}?")
     sampling = SamplingParams(temperature=0.0, max_len=10_000, ignore_eos=True)
-    async with model.stream_chat_request(RequestBuilder.from_messages(messages).with_sampling(sampling)) as stream:
+    # Random weights may give tokens without a text, which a stream shows as they come only with their logprobs.
+    request = RequestBuilder.from_messages(messages).with_sampling(sampling).with_logprobs()
+    async with model.stream_chat_request(request) as stream:
         async for _ in stream:
             times.append(time.perf_counter())
             if over.is_set():
