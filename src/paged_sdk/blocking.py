@@ -226,6 +226,10 @@ class BlockingModel:
         """
         return self._call(partial(self._model.detokenize, token_ids, skip_special_tokens=skip_special_tokens))
 
+    def count_tokens(self, request: ChatRequestLike) -> int:
+        """Return how many tokens the prompt of a chat request has: see :meth:`Model.count_tokens`."""
+        return self._call(partial(self._model.count_tokens, request))
+
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix; requests under way keep their KV."""
         self._call(self._model.reset_prefix_cache)

@@ -338,6 +338,21 @@ class Model:
         tokenizer = self._preparer.text.tokenizer
         return await in_thread(partial(tokenizer.decode, checked, skip_special_tokens=skip_special_tokens))
 
+    async def count_tokens(self, request: ChatRequestLike) -> int:
+        """Return how many tokens the prompt of a chat request has, its tools, images and the chat template's own
+        included.
+
+        :raises InvalidRequestError: a malformed request, or one that the chat template refuses
+        """
+        built = as_request(request)
+        interruption = Interruption()
+        try:
+            prompt = await in_thread(partial(self._preparer.encode_chat, built.messages, built.options, interruption))
+        except BaseException:  # cancelled: nobody waits for the thread, which must not go on
+            interruption.set()
+            raise
+        return len(prompt.token_ids)
+
     async def reset_prefix_cache(self) -> None:
         """Forget every cached prefix; requests under way keep their KV."""
         await self._worker.call(Engine.reset_prefix_cache)

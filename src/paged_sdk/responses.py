@@ -86,6 +86,7 @@ class ReadChoice:
     logprobs: Logprobs | None
     reasoning: str
     calls: tuple[ToolCallResponse, ...]
+    stop_string: str | None
 
 
 class ResponseParts:
@@ -174,6 +175,7 @@ class ResponseParts:
                 Logprobs(content=tuple(self._logprobs[index])) if self._logprobs[index] else None,
                 "".join(self._reasoning[index]),
                 tuple(self._calls[index]),
+                self._output_texts[index].stop_string,
             )
             for index in range(self.num_choices)
         ]
@@ -274,6 +276,7 @@ class ChatShape:
                         content=choice.text, tool_calls=choice.calls, reasoning_content=choice.reasoning or None
                     ),
                     logprobs=choice.logprobs,
+                    stop_string=choice.stop_string,
                 )
                 for index, choice in enumerate(parts.choices())
             ),
@@ -315,7 +318,11 @@ class CompletionShape:
             model=header.model,
             choices=tuple(
                 CompletionChoice(
-                    finish_reason=choice.finish_reason, index=index, text=choice.text, logprobs=choice.logprobs
+                    finish_reason=choice.finish_reason,
+                    index=index,
+                    text=choice.text,
+                    logprobs=choice.logprobs,
+                    stop_string=choice.stop_string,
                 )
                 for index, choice in enumerate(parts.choices())
             ),

@@ -50,6 +50,8 @@ def test_same_as_searching_the_whole_text(text: str, stops: list[str], sizes: li
             assert shown + naive_held(seen, stops) == seen
     shown += finder.flush()
     assert (shown, matched) == naive(text, stops)
+    assert (finder.found is not None) == matched
+    assert text.startswith(shown + (finder.found or ""))
 
 
 def test_a_stop_string_across_pieces() -> None:
@@ -58,6 +60,7 @@ def test_a_stop_string_across_pieces() -> None:
     assert finder.push("/ans") == ("", False)
     assert finder.push("wer > \n") == ("</answer > ", False)
     assert finder.push("\nmore") == ("", True)
+    assert finder.found == "\n\n"
     assert finder.push("even more") == ("", True)
     assert finder.flush() == ""
 

@@ -97,6 +97,14 @@ def test_a_model_sees_images(tmp_path: Path) -> None:
             )
             return response.choices[0].message.content
 
+        def message(source: dict[str, str]) -> str:
+            content = [{"type": "image", "source": source}, {"type": "text", "text": "What is this?"}]
+            body = {"max_tokens": 8, "temperature": 0, "messages": [{"role": "user", "content": content}]}
+            blocks: list[dict[str, str]] = served.post("/v1/messages", **{**body, "model": "v"}).json()["content"]
+            return "".join(block["text"] for block in blocks)
+
+        data = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(png(1)).decode()}
+        assert message(data) == message({"type": "url", "url": f"{site}/a.png?x=1"}) == texts[0]
         assert [answer(url(1)), answer(url(2))] == texts
         assert [answer(f"{site}/a.png?x=1"), answer(f"{site}/moved")] == [texts[0]] * 2
         for path in ("/absent", "/loop", "/away", "/bad"):

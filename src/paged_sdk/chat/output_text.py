@@ -39,6 +39,11 @@ class OutputText:
         self._stop_strings = StopStrings(stops) if stops else None
         self.is_stopped: bool = False
 
+    @property
+    def stop_string(self) -> str | None:
+        """Return the stop string that has ended the text; None: none has."""
+        return None if self._stop_strings is None else self._stop_strings.found
+
     def leave_out(self, num_bytes: int) -> None:
         """Leave out the first bytes of the output, which repeat the end of the prompt. No token has come yet."""
         self._detokenizer.leave_out(num_bytes)

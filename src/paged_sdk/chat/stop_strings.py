@@ -17,23 +17,24 @@ class StopStrings:
     none where no stop string begins.
 
     :param stops: non-empty strings
+    :ivar found: the stop string that has ended the text; None: none has
     """
 
-    __slots__ = ("_beginning", "_held", "_matched", "_matchers")
+    __slots__ = ("_beginning", "_held", "_matchers", "found")
 
     def __init__(self, stops: Iterable[str]) -> None:
         stops = list(dict.fromkeys(stops))
         self._matchers = [_Matcher(stop) for stop in stops]
         self._beginning = re.compile("|".join(re.escape(stop[0]) for stop in stops))
         self._held = ""
-        self._matched = False
+        self.found: str | None = None
 
     def push(self, text: str) -> tuple[str, bool]:
         """Take in the next piece of text.
 
         :returns: what may be shown, and whether a stop string has been found; after that, nothing more is shown
         """
-        if self._matched:
+        if self.found is not None:
             return "", True
         if not self._matchers:
             return text, False
@@ -48,9 +49,10 @@ class StopStrings:
             found = [matcher.size for matcher in self._matchers if matcher.advance(seen[position])]
             position += 1
             if found:
-                self._matched = True
+                start = position - max(found)
+                self.found = seen[start:position]
                 self._held = ""
-                return seen[: position - max(found)], True
+                return seen[:start], True
             progress = max(matcher.progress for matcher in self._matchers)
         safe = len(seen) - progress
         self._held = seen[safe:]

@@ -19,6 +19,7 @@ from starlette.routing import Route
 from paged_sdk import Model
 from paged_sdk.server.adapter_routes import AdapterRoutes
 from paged_sdk.server.answers import Answers
+from paged_sdk.server.count_route import CountRoute
 from paged_sdk.server.drain import Drain
 from paged_sdk.server.embedding_route import EmbeddingRoute
 from paged_sdk.server.errors import problem_response
@@ -34,6 +35,7 @@ from paged_sdk.wire.call import Call
 from paged_sdk.wire.chat_completions import CHAT_COMPLETION, read_chat_completion
 from paged_sdk.wire.completions import COMPLETION, read_completion
 from paged_sdk.wire.embeddings import EMBEDDING
+from paged_sdk.wire.messages import COUNT_TOKENS, MESSAGES, read_messages
 from paged_sdk.wire.models import model_card, model_list
 from paged_sdk.wire.problem import Problem
 
@@ -46,6 +48,7 @@ class Api:
 
     :ivar operation: what OpenTelemetry calls it
     :ivar read: returns what a body asks for
+    :ivar error: what the OpenAPI document calls its errors
     """
 
     path: str
@@ -53,14 +56,29 @@ class Api:
     summary: str
     body: BodyReader[Any]
     read: Callable[[object], Call[Any, Any]]
+    error: str = "Error"
 
 
 APIS: Final = (
     Api("/v1/chat/completions", "chat", "Continue a conversation.", CHAT_COMPLETION, read_chat_completion),
     Api("/v1/completions", "text_completion", "Continue a text.", COMPLETION, read_completion),
+    Api(
+        "/v1/messages",
+        "chat",
+        "Continue a conversation, in Anthropic's form.",
+        MESSAGES,
+        read_messages,
+        error="AnthropicError",
+    ),
 )
 OTHERS: Final = (
     Operation(path="/v1/embeddings", summary="Make vectors of texts.", body=EMBEDDING),
+    Operation(
+        path="/v1/messages/count_tokens",
+        summary="Count the tokens of a conversation.",
+        body=COUNT_TOKENS,
+        error="AnthropicError",
+    ),
     Operation(path="/v1/models", summary="List models and adapters."),
     Operation(path="/v1/models/{model}", summary="Describe a model or an adapter.", parameter="model"),
     Operation(path="/v1/load_lora_adapter", summary="Load an adapter.", body=LOAD_ADAPTER),
@@ -92,10 +110,10 @@ class ModelServer(Starlette):
             expose_headers=["x-request-id", "retry-after"],
         )
         front = Middleware(Front, settings=settings, drain=self.drain, metrics=metrics)
-        answers = partial(
-            Answers, models=models, metrics=metrics, settings=settings, images=ImageUrls(settings.image_hosts)
-        )
+        images = ImageUrls(settings.image_hosts)
+        answers = partial(Answers, models=models, metrics=metrics, settings=settings, images=images)
         embeddings = EmbeddingRoute(models=models, settings=settings)
+        counts = CountRoute(models=models, settings=settings, images=images)
         adapters = AdapterRoutes(models=models, settings=settings)
         super().__init__(
             routes=[
@@ -104,6 +122,7 @@ class ModelServer(Starlette):
                     for api in APIS
                 ),
                 Route("/v1/embeddings", embeddings.answer, methods=["POST"]),
+                Route("/v1/messages/count_tokens", counts.answer, methods=["POST"]),
                 Route("/v1/models", self._list_models),
                 Route("/v1/models/{model:path}", self._show_model),
                 Route("/v1/load_lora_adapter", adapters.load, methods=["POST"]),
@@ -136,7 +155,10 @@ class ModelServer(Starlette):
         return JSONResponse(next(model_card(card) for card in self.models.cards() if card.id == name))
 
     async def _openapi(self, request: Request) -> Response:
-        answered = (Operation(path=api.path, summary=api.summary, body=api.body, is_streamed=True) for api in APIS)
+        answered = (
+            Operation(path=api.path, summary=api.summary, body=api.body, is_streamed=True, error=api.error)
+            for api in APIS
+        )
         return JSONResponse(openapi_document([*answered, *OTHERS], needs_key=bool(self.settings.api_keys)))
 
     async def _health(self, request: Request) -> Response:

@@ -133,5 +133,7 @@ def _addresses(body: object) -> Iterator[tuple[dict[str, Any], str]]:
         content = message.get("content") if isinstance(message, dict) else None
         for part in content if isinstance(content, list) else ():
             image = part.get("image_url") if isinstance(part, dict) and part.get("type") == "image_url" else None
+            if isinstance(part, dict) and part.get("type") == "image":
+                image = part.get("source")
             if isinstance(image, dict) and isinstance(image.get("url"), str):
                 yield image, "url"

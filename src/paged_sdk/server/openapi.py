@@ -41,6 +41,18 @@ ERROR_SCHEMA: Final[Mapping[str, Any]] = {
         }
     },
 }
+ANTHROPIC_ERROR_SCHEMA: Final[Mapping[str, Any]] = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
+    },
+}
 
 
 @frozen(kw_only=True)
@@ -51,6 +63,7 @@ class Operation:
     :ivar is_streamed: whether the answer may be server-sent events
     :ivar parameter: the part of the path that clients fill in
     :ivar media_type: of the answer
+    :ivar error: the schema of its errors
     """
 
     path: str
@@ -59,6 +72,7 @@ class Operation:
     is_streamed: bool = False
     parameter: str | None = None
     media_type: str = "application/json"
+    error: str = "Error"
 
     def describe(self) -> dict[str, Any]:
         """Return the operation as OpenAPI has it."""
@@ -67,7 +81,7 @@ class Operation:
             kinds["text/event-stream"] = {"schema": {"type": "string"}}
         responses: dict[str, Any] = {"200": {"description": "The answer.", "content": kinds}}
         for status, says in ERRORS.items():
-            content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+            content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{self.error}"}}}
             responses[str(status)] = {"description": says, "content": content}
         described: dict[str, Any] = {"summary": self.summary, "responses": responses}
         if self.body is not None:
@@ -88,7 +102,7 @@ def openapi_document(operations: Iterable[Operation], *, needs_key: bool) -> dic
         "openapi": "3.1.0",
         "info": {"title": "paged_sdk", "version": version("paged-sdk")},
         "paths": {operation.path: operation.describe() for operation in operations},
-        "components": {"schemas": {"Error": dict(ERROR_SCHEMA)}},
+        "components": {"schemas": {"Error": dict(ERROR_SCHEMA), "AnthropicError": dict(ANTHROPIC_ERROR_SCHEMA)}},
     }
     if needs_key:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}

@@ -185,12 +185,17 @@ class ResponseMessage(Wire):
 
 @frozen(kw_only=True)
 class Choice(Wire):
-    """Holds one text of a chat response."""
+    """Holds one text of a chat response.
+
+    :ivar stop_string: the stop string that ended it, which it does not hold; None: something else did. Not part of the
+        wire form
+    """
 
     finish_reason: FinishReason
     index: int
     message: ResponseMessage
     logprobs: Logprobs | None = None
+    stop_string: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the wire form, in which "canceled" is "length" with the extension ``canceled``."""
@@ -294,12 +299,17 @@ class ChatCompletionChunkResponse(Wire):
 
 @frozen(kw_only=True)
 class CompletionChoice(Wire):
-    """Holds one text of a completion."""
+    """Holds one text of a completion.
+
+    :ivar stop_string: the stop string that ended it, which it does not hold; None: something else did. Not part of the
+        wire form
+    """
 
     finish_reason: FinishReason
     index: int
     text: str
     logprobs: Logprobs | None = None
+    stop_string: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the wire form, in which "canceled" is "length" with the extension ``canceled``."""

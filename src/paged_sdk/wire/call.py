@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Final, Protocol, TypeVar
 
-from paged_sdk import Model, Usage
+from paged_sdk import ChatStream, Model, RequestBuilder, Usage
 from paged_sdk.wire.problem import Problem
 
-__all__ = ["Answer", "AnswerStream", "Call", "EventWriter", "event"]
+__all__ = ["Answer", "AnswerStream", "Call", "EventWriter", "event", "stream_chat"]
 
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 """Made once: making one takes as long as writing an event of one token."""
@@ -104,6 +104,17 @@ class Call(Protocol[AnswerT, ChunkT]):
     def writer(self) -> EventWriter[AnswerT, ChunkT]:
         """Return what writes the answer as events."""
         ...
+
+
+def stream_chat(model: Model, request: RequestBuilder, *, adapter: str | None, timeout: float | None) -> ChatStream:
+    """Ask a model to continue a conversation.
+
+    :param adapter: the loaded adapter that the texts go through
+    :param timeout: seconds that it may take
+    :raises PagedError: the model refuses it
+    """
+    asked = request if adapter is None else request.with_adapter(adapter)
+    return model.stream_chat_request(asked if timeout is None else asked.with_timeout(timeout))
 
 
 def event(data: Mapping[str, Any], name: str | None = None) -> str:

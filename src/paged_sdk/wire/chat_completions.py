@@ -17,7 +17,7 @@ from paged_sdk import (
     RequestBuilder,
 )
 from paged_sdk.wire.body import BodyReader, Bounds
-from paged_sdk.wire.call import event
+from paged_sdk.wire.call import event, stream_chat
 from paged_sdk.wire.problem import Problem, openai_error
 from paged_sdk.wire.sampling import MAX_TOP_LOGPROBS, SamplingFields, constraint_of, read_sampling, top_n_logprobs
 
@@ -188,8 +188,7 @@ class ChatCompletionCall:
         :param timeout: seconds that it may take
         :raises PagedError: the model refuses it
         """
-        request = self.request if adapter is None else self.request.with_adapter(adapter)
-        return model.stream_chat_request(request if timeout is None else request.with_timeout(timeout))
+        return stream_chat(model, self.request, adapter=adapter, timeout=timeout)
 
     def response(self, answer: ChatCompletionResponse) -> dict[str, Any]:
         """Return the whole answer as OpenAI's API has it."""

@@ -20,7 +20,7 @@ from paged_sdk import (
     RequestTimeoutError,
 )
 
-__all__ = ["Problem", "ProblemError", "openai_error", "problem_of"]
+__all__ = ["Problem", "ProblemError", "anthropic_error", "openai_error", "problem_of"]
 
 RETRY_AFTER_SECONDS: Final = 1
 """A full queue moves on with every text that ends, which takes about so long."""
@@ -111,6 +111,36 @@ def openai_error(problem: Problem) -> dict[str, Any]:
             "code": problem.code,
         }
     }
+
+
+def anthropic_error(problem: Problem) -> dict[str, Any]:
+    """Return the body that Anthropic's API has for a problem. It has no place for a field but the message."""
+    message, param = problem.message, problem.param
+    if param is not None:
+        name = ANTHROPIC_NAMES.get(param, param)
+        message = name + message[len(param) :] if message.startswith(param) else message
+        message = message if name in message else f"{name}: {message}"
+    kind = ANTHROPIC_TYPES.get(problem.status, "invalid_request_error" if problem.status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+ANTHROPIC_NAMES: Final[Mapping[str, str]] = {
+    "reasoning_effort": "output_config.effort",
+    "response_format": "output_config.format",
+    "tools.parameters": "tools.input_schema",
+}
+"""Maps names of OpenAI's fields to those of Anthropic's."""
+
+ANTHROPIC_TYPES: Final[Mapping[int, str]] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""Maps statuses to what Anthropic's API calls the errors."""
 
 
 def _of_field(error: Exception, name: str) -> Problem:

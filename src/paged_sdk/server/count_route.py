@@ -1,0 +1,35 @@
+"""Count the tokens of conversations, which Anthropic's API has a path for."""
+
+from __future__ import annotations
+
+from attrs import frozen
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from paged_sdk.server.answers import read_body, unless_client_leaves
+from paged_sdk.server.front import HUNG_UP
+from paged_sdk.server.image_urls import ImageUrls
+from paged_sdk.server.served_models import ServedModels
+from paged_sdk.server.settings import ServerSettings
+from paged_sdk.wire.messages import read_count_tokens
+
+__all__ = ["CountRoute"]
+
+
+@frozen(kw_only=True)
+class CountRoute:
+    """Counts tokens."""
+
+    models: ServedModels
+    settings: ServerSettings
+    images: ImageUrls
+
+    async def answer(self, request: Request) -> Response:
+        """Answer one request.
+
+        :raises PagedError: the conversation cannot be made tokens of; ``ProblemError`` likewise
+        """
+        call = await read_body(request, read_count_tokens, self.settings.max_body_bytes, images=self.images)
+        served = self.models.find(call.model)
+        count = await unless_client_leaves(request, lambda: served.model.count_tokens(call.request))
+        return Response(status_code=HUNG_UP) if count is None else JSONResponse({"input_tokens": count})

@@ -1,0 +1,230 @@
+"""Maps Anthropic's messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from attrs import frozen
+
+from paged_sdk import (
+    ChatCompletionResponse,
+    ChatStream,
+    Constraint,
+    InvalidRequestError,
+    Message,
+    Model,
+    RequestBuilder,
+    ToolCall,
+)
+from paged_sdk.wire.body import BodyReader
+from paged_sdk.wire.call import stream_chat
+from paged_sdk.wire.messages_answer import BlockWriter, message_of
+from paged_sdk.wire.messages_body import (
+    AnyOrNoTool,
+    ConversationBody,
+    CountTokensBody,
+    MessagesBody,
+    NamedToolChoice,
+    ToolDefinition,
+    Turn,
+)
+from paged_sdk.wire.sampling import read_sampling
+
+__all__ = ["COUNT_TOKENS", "MESSAGES", "CountTokensCall", "MessagesCall", "read_count_tokens", "read_messages"]
+
+MESSAGES: Final = BodyReader(MessagesBody)
+COUNT_TOKENS: Final = BodyReader(CountTokensBody)
+
+FAILED: Final = "Error: "
+"""Chat templates have no other place for whether a tool has failed."""
+
+
+@frozen(kw_only=True)
+class MessagesCall:
+    """Is what a body asks of a model.
+
+    :ivar label: for whom it is
+    :ivar has_one_call: whether an answer calls one tool at most
+    """
+
+    model: str
+    request: RequestBuilder
+    max_tokens: int
+    is_streamed: bool = False
+    has_one_call: bool = False
+    label: str | None = None
+
+    def send(self, model: Model, *, adapter: str | None, timeout: float | None) -> ChatStream:
+        """Ask a model.
+
+        :param adapter: the loaded adapter that the texts go through
+        :param timeout: seconds that it may take
+        :raises PagedError: the model refuses it
+        """
+        return stream_chat(model, self.request, adapter=adapter, timeout=timeout)
+
+    def response(self, answer: ChatCompletionResponse) -> dict[str, Any]:
+        """Return the whole answer as Anthropic's API has it."""
+        return message_of(answer, self.model, max_tokens=self.max_tokens, has_one_call=self.has_one_call)
+
+    def writer(self) -> BlockWriter:
+        """Return what writes the answer as events."""
+        return BlockWriter(self.model, max_tokens=self.max_tokens, has_one_call=self.has_one_call)
+
+
+@frozen(kw_only=True)
+class CountTokensCall:
+    """Is the prompt whose tokens are to be counted."""
+
+    model: str
+    request: RequestBuilder
+
+
+def read_messages(value: object) -> MessagesCall:
+    """Return what a body asks for.
+
+    :raises PagedError: it is malformed, or asks for what there is not
+    """
+    body = MESSAGES.read(value)
+    max_tokens = body["max_tokens"]
+    thinking, choice = body.get("thinking"), body.get("tool_choice")
+    if thinking is not None and thinking["type"] == "enabled" and thinking["budget_tokens"] < max_tokens:
+        allowed = (
+            f'at least max_tokens = {max_tokens}, since thoughts have no limit of their own, or {{"type": "adaptive"}}'
+        )
+        raise InvalidRequestError.of("thinking.budget_tokens", thinking["budget_tokens"], allowed)
+    sampling = read_sampling(
+        {
+            "temperature": body.get("temperature"),
+            "top_p": body.get("top_p"),
+            "top_k": body.get("top_k"),
+            "stop": body.get("stop_sequences"),
+        },
+        max_len=max_tokens,
+        top_n=None,
+    )
+    return MessagesCall(
+        model=body["model"],
+        request=_request(body).with_sampling(sampling),
+        max_tokens=max_tokens,
+        is_streamed=body.get("stream") or False,
+        has_one_call=choice is not None and bool(choice.get("disable_parallel_tool_use")),
+        label=(body.get("metadata") or {}).get("user_id"),
+    )
+
+
+def read_count_tokens(value: object) -> CountTokensCall:
+    """Return whose tokens a body wants counted.
+
+    :raises PagedError: it is malformed, or asks for what there is not
+    """
+    body = COUNT_TOKENS.read(value)
+    return CountTokensCall(model=body["model"], request=_request(body))
+
+
+def _request(body: ConversationBody) -> RequestBuilder:
+    request = RequestBuilder.from_messages(_conversation(body))
+    thinking, config = body.get("thinking"), body.get("output_config") or {}
+    if thinking is not None:
+        request = request.with_enable_thinking(thinking["type"] != "disabled")
+    effort, form = config.get("effort"), config.get("format")
+    if effort is not None:
+        request = request.with_reasoning_effort(effort)
+    tools, choice = body.get("tools"), body.get("tool_choice")
+    if tools or choice is not None:
+        request = request.with_tools([_tool(tool) for tool in tools or ()], _choice(choice))
+    if form is not None:
+        if request.options.shown_tools:
+            allowed = 'null beside tools that may be called: give tool_choice {"type": "none"}, or no tools'
+            raise InvalidRequestError.of("output_config.format", form, allowed)
+        request = request.with_constraint(Constraint.json_schema(form["schema"]))
+    return request
+
+
+def _conversation(body: ConversationBody) -> list[Message]:
+    messages = []
+    system = body.get("system")
+    if system:
+        messages.append(Message("system", system if isinstance(system, str) else _joined(system)))
+    for place, turn in enumerate(body["messages"]):
+        messages += _turn(turn, f"messages[{place}]")
+    if messages[-1].role.value == "assistant":
+        raise InvalidRequestError.of(
+            "messages", "an assistant's turn at the end", "a turn of the user's there: begun answers are not continued"
+        )
+    return messages
+
+
+def _turn(turn: Turn, at: str) -> list[Message]:
+    """Return the messages that a turn stands for: what tools have answered are turns of their own here."""
+    role, content = turn["role"], turn["content"]
+    if isinstance(content, str):
+        return [Message(role, content)]
+    for place, block in enumerate(content):
+        kinds = _KINDS[role]
+        if block["type"] not in kinds:
+            allowed = " or ".join(f'"{kind}"' for kind in kinds) + f" in a turn of the {role}'s"
+            raise InvalidRequestError.of(f"{at}.content[{place}].type", block["type"], allowed)
+    texts = [block["text"] for block in content if block["type"] == "text"]
+    if role == "assistant":
+        thoughts = [block["thinking"] for block in content if block["type"] == "thinking"]
+        calls = [
+            ToolCall(block["name"], block["input"], block["id"]) for block in content if block["type"] == "tool_use"
+        ]
+        return [Message(role, "".join(texts), tool_calls=calls, reasoning_content="".join(thoughts) or None)]
+    answers = [_tool_answer(block) for block in content if block["type"] == "tool_result"]
+    parts = [_part(block) for block in content if block["type"] != "tool_result"]
+    return [*answers, Message.of_parts(role, parts)] if parts or not answers else answers
+
+
+_KINDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "user": ("text", "image", "tool_result"),
+    "assistant": ("text", "thinking", "tool_use"),
+    "system": ("text",),
+}
+
+
+def _tool_answer(block: Mapping[str, Any]) -> Message:
+    content = block.get("content") or ""
+    text = content if isinstance(content, str) else _joined(content)
+    return Message("tool", f"{FAILED}{text}" if block.get("is_error") else text, tool_call_id=block["tool_use_id"])
+
+
+def _part(block: Mapping[str, Any]) -> dict[str, Any]:
+    if block["type"] == "text":
+        return {"type": "text", "text": block["text"]}
+    source = block["source"]
+    is_data = source["type"] == "base64"
+    return {
+        "type": "image_url",
+        "image_url": {"url": f"data:{source['media_type']};base64,{source['data']}" if is_data else source["url"]},
+    }
+
+
+def _joined(blocks: Sequence[Mapping[str, Any]]) -> str:
+    return "\n".join(block["text"] for block in blocks)
+
+
+def _tool(tool: ToolDefinition) -> dict[str, Any]:
+    return {
+        "type": "function",
+        "function": {
+            "name": tool["name"],
+            "description": tool.get("description"),
+            "parameters": tool["input_schema"],
+            "strict": tool.get("strict"),
+        },
+    }
+
+
+def _choice(choice: AnyOrNoTool | NamedToolChoice | None) -> str | Mapping[str, Any]:
+    match choice:
+        case None:
+            return "auto"
+        case {"type": "tool", "name": name}:
+            return {"type": "function", "function": {"name": name}}
+        case {"type": "any"}:
+            return "required"
+        case _:
+            return choice["type"]

@@ -1,0 +1,149 @@
+"""Write answers as Anthropic's API has them: whole, or as events."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from paged_sdk import ChatCompletionChunkResponse, ChatCompletionResponse, Choice, Usage
+from paged_sdk.wire.call import event
+from paged_sdk.wire.problem import Problem, anthropic_error
+
+__all__ = ["BlockWriter", "message_of"]
+
+
+def message_of(
+    answer: ChatCompletionResponse, model: str, *, max_tokens: int, has_one_call: bool = False
+) -> dict[str, Any]:
+    """Return a whole answer.
+
+    :param model: the name by which the client called it
+    :param max_tokens: how many it might have had
+    :param has_one_call: whether calls of tools but the first are left out
+    """
+    (choice,) = answer.choices
+    message, blocks = choice.message, []
+    if message.reasoning_content is not None:
+        blocks.append({"type": "thinking", "thinking": message.reasoning_content, "signature": ""})
+    if message.content:
+        blocks.append({"type": "text", "text": message.content})
+    for call in message.tool_calls[: 1 if has_one_call else None]:
+        tool = {"id": call.id, "name": call.function.name, "input": json.loads(call.function.arguments)}
+        blocks.append({"type": "tool_use", **tool})
+    return {
+        **_head(answer, model),
+        "content": blocks,
+        **_stop(choice, answer.usage, max_tokens),
+        "usage": _usage(answer.usage),
+    }
+
+
+def _head(answer: ChatCompletionResponse, model: str) -> dict[str, Any]:
+    name = answer.id.removeprefix("chatcmpl-")
+    return {"id": f"msg_{name}", "type": "message", "role": "assistant", "model": model}
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    """Return what an answer has cost: tokens that came from the cache are not among the prompt's others."""
+    cached = usage.prompt_tokens_details.cached_tokens
+    return {
+        "input_tokens": usage.prompt_tokens - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": usage.completion_tokens,
+    }
+
+
+def _stop(choice: Choice, usage: Usage, max_tokens: int) -> dict[str, Any]:
+    """Return why an answer has ended."""
+    if choice.finish_reason == "tool_calls":
+        reason = "tool_use"
+    elif choice.finish_reason == "stop":
+        reason = "end_turn" if choice.stop_string is None else "stop_sequence"
+    elif choice.finish_reason == "length" and usage.completion_tokens < max_tokens:
+        reason = "model_context_window_exceeded"
+    else:
+        reason = "max_tokens"
+    return {"stop_reason": reason, "stop_sequence": choice.stop_string if reason == "stop_sequence" else None}
+
+
+class BlockWriter:
+    """Writes an answer as events of content blocks, of which one is open at a time.
+
+    :param model: the name by which the client called it
+    :param max_tokens: how many tokens the answer may have
+    :param has_one_call: whether calls of tools but the first are left out
+    """
+
+    def __init__(self, model: str, *, max_tokens: int, has_one_call: bool = False) -> None:
+        self._model = model
+        self._max_tokens = max_tokens
+        self._has_one_call = has_one_call
+        self._index = -1
+        self._open: str | None = None
+
+    def begin(self, answer: ChatCompletionResponse) -> str:
+        """Write the beginning of the message, and the event that this API has for "still here"."""
+        message = {
+            **_head(answer, self._model),
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": _usage(answer.usage),
+        }
+        return _event("message_start", message=message) + _event("ping")
+
+    def chunk(self, chunk: ChatCompletionChunkResponse) -> str:
+        """Write what a chunk adds."""
+        events = []
+        for choice in chunk.choices:
+            delta = choice.delta
+            if delta.reasoning_content:
+                events += self._block("thinking", {"thinking": "", "signature": ""})
+                events.append(self._delta("thinking_delta", thinking=delta.reasoning_content))
+            if delta.content:
+                events += self._block("text", {"text": ""})
+                events.append(self._delta("text_delta", text=delta.content))
+            for call in delta.tool_call_deltas:
+                if self._has_one_call and call.index > 0:
+                    continue
+                if call.id is not None:
+                    events += self._close()
+                    events += self._block("tool_use", {"id": call.id, "name": call.name, "input": {}})
+                if call.arguments:
+                    events.append(self._delta("input_json_delta", partial_json=call.arguments))
+        return "".join(events)
+
+    def end(self, answer: ChatCompletionResponse) -> str:
+        """Write why the answer has ended, and what it has cost."""
+        (choice,) = answer.choices
+        stop = _stop(choice, answer.usage, self._max_tokens)
+        last = _event("message_delta", delta=stop, usage=_usage(answer.usage))
+        return "".join([*self._close(), last, _event("message_stop")])
+
+    def failed(self, problem: Problem) -> str:
+        """Write why no more comes."""
+        return event(anthropic_error(problem), "error")
+
+    def _block(self, kind: str, empty: dict[str, Any]) -> list[str]:
+        """Return the events that open a block, unless one of its kind is open."""
+        if self._open == kind:
+            return []
+        events = self._close()
+        self._open = kind
+        self._index += 1
+        block = {"type": kind, **empty}
+        return [*events, _event("content_block_start", index=self._index, content_block=block)]
+
+    def _close(self) -> list[str]:
+        if self._open is None:
+            return []
+        self._open = None
+        return [_event("content_block_stop", index=self._index)]
+
+    def _delta(self, kind: str, **fields: str) -> str:
+        return _event("content_block_delta", index=self._index, delta={"type": kind, **fields})
+
+
+def _event(kind: str, **fields: Any) -> str:
+    return event({"type": kind, **fields}, kind)

@@ -1,0 +1,214 @@
+"""Describe the bodies of Anthropic's messages API."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Required, TypedDict
+
+from paged_sdk.wire.body import Bounds
+
+__all__ = [
+    "AnyOrNoTool",
+    "ConversationBody",
+    "CountTokensBody",
+    "MessagesBody",
+    "NamedToolChoice",
+    "ToolDefinition",
+    "Turn",
+]
+
+
+class CacheControl(TypedDict, total=False):
+    """Marks the end of a prefix that is to be cached, as every prefix is."""
+
+    type: Required[Literal["ephemeral"]]
+    ttl: Annotated[Literal["5m"] | None, "prefixes are kept while there is room"]
+
+
+class TextBlock(TypedDict, total=False):
+    """Is a text."""
+
+    type: Required[Literal["text"]]
+    text: Required[str]
+    cache_control: CacheControl | None
+    citations: Annotated[list[Any] | None, Bounds(0, 0), "there are none"]
+
+
+class Base64Source(TypedDict):
+    """Holds an image."""
+
+    type: Literal["base64"]
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
+    data: str
+
+
+class UrlSource(TypedDict):
+    """Holds an image's address, or a data URL."""
+
+    type: Literal["url"]
+    url: str
+
+
+class NoTransformations(TypedDict, total=False):
+    """Asks for nothing to be done to an image."""
+
+
+class ImageBlock(TypedDict, total=False):
+    """Is an image."""
+
+    type: Required[Literal["image"]]
+    source: Required[Base64Source | UrlSource]
+    cache_control: CacheControl | None
+    transformations: NoTransformations | None
+
+
+class ToolResultBlock(TypedDict, total=False):
+    """Is what a tool has answered."""
+
+    type: Required[Literal["tool_result"]]
+    tool_use_id: Required[Annotated[str, Bounds(1)]]
+    content: Annotated[str | list[TextBlock] | None, "Texts: images go beside the result."]
+    is_error: Annotated[bool | None, "Whether it failed: the model reads so before the text."]
+    cache_control: CacheControl | None
+    toolset_name: Annotated[None, "there are no sets of tools"]
+
+
+class DirectCaller(TypedDict):
+    """Says that the model has called a tool itself."""
+
+    type: Literal["direct"]
+
+
+class ToolUseBlock(TypedDict, total=False):
+    """Is a call of a tool, by the model."""
+
+    type: Required[Literal["tool_use"]]
+    id: Required[Annotated[str, Bounds(1)]]
+    name: Required[Annotated[str, Bounds(1)]]
+    input: Required[dict[str, Any]]
+    cache_control: CacheControl | None
+    caller: DirectCaller | None
+    toolset_name: Annotated[None, "there are no sets of tools"]
+
+
+class ThinkingBlock(TypedDict, total=False):
+    """Is what the model thought."""
+
+    type: Required[Literal["thinking"]]
+    thinking: Required[str]
+    signature: Annotated[str | None, "Of any value: thoughts are taken as they are."]
+
+
+class Turn(TypedDict):
+    """Is a turn of the conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[TextBlock | ImageBlock | ToolResultBlock | ThinkingBlock | ToolUseBlock]
+
+
+class ToolDefinition(TypedDict, total=False):
+    """Describes a function that the model may call."""
+
+    name: Required[str]
+    input_schema: Required[dict[str, Any]]
+    description: str | None
+    type: Annotated[Literal["custom"] | None, "clients run all tools"]
+    strict: Annotated[bool | None, "Whether every call is held to the schema."]
+    cache_control: CacheControl | None
+    eager_input_streaming: Annotated[Literal[True] | None, "inputs are streamed as they are written"]
+    defer_loading: Annotated[Literal[False] | None, "the model is told of every tool"]
+    allowed_callers: Annotated[list[Literal["direct"]] | None, "The model alone calls tools."]
+    input_examples: Annotated[list[Any] | None, Bounds(0, 0), "say them in the description"]
+
+
+class AnyOrNoTool(TypedDict, total=False):
+    """Says whether tools are called."""
+
+    type: Required[Literal["auto", "any", "none"]]
+    disable_parallel_tool_use: Annotated[bool | None, "True: one call at most."]
+
+
+class NamedToolChoice(TypedDict, total=False):
+    """Has the model call one tool."""
+
+    type: Required[Literal["tool"]]
+    name: Required[str]
+    disable_parallel_tool_use: Annotated[bool | None, "There is one call, either way."]
+
+
+class ThinkingEnabled(TypedDict, total=False):
+    """Has the model think."""
+
+    type: Required[Literal["enabled"]]
+    budget_tokens: Required[Annotated[int, Bounds(1), "At least max_tokens: thoughts have no limit of their own."]]
+    display: Annotated[Literal["summarized"] | None, "thoughts are shown, in full"]
+
+
+class ThinkingAdaptive(TypedDict, total=False):
+    """Lets the model think as long as it likes."""
+
+    type: Required[Literal["adaptive"]]
+    display: Annotated[Literal["summarized"] | None, "thoughts are shown, in full"]
+
+
+class ThinkingDisabled(TypedDict):
+    """Has the model not think."""
+
+    type: Literal["disabled"]
+
+
+class JsonOutput(TypedDict):
+    """Asks for JSON of a schema."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(TypedDict, total=False):
+    """Says what the answer is to be."""
+
+    effort: Annotated[str | None, "What the chat template gets as reasoning_effort."]
+    format: JsonOutput | None
+
+
+class Metadata(TypedDict, total=False):
+    """Says whom a request is for."""
+
+    user_id: Annotated[str | None, "A label; it is in the server's log."]
+
+
+class ConversationBody(TypedDict, total=False):
+    """Is what there is to say of a prompt."""
+
+    model: Required[Annotated[str, "A model, or a loaded adapter, by its name."]]
+    messages: Required[Annotated[list[Turn], Bounds(1), "The conversation so far; its last turn is the user's."]]
+    system: Annotated[str | list[TextBlock] | None, "Instructions."]
+    tools: Annotated[list[ToolDefinition] | None, "Functions that the model may call."]
+    tool_choice: Annotated[AnyOrNoTool | NamedToolChoice | None, "Whether it calls any, and which one."]
+    thinking: ThinkingEnabled | ThinkingAdaptive | ThinkingDisabled | None
+    output_config: OutputConfig | None
+    cache_control: CacheControl | None
+    speed: Annotated[Literal["standard"] | None, "there is one speed"]
+    user_profile_id: Annotated[None, "say it as metadata.user_id"]
+    workspace_id: Annotated[None, "there are no workspaces"]
+
+
+class CountTokensBody(ConversationBody, total=False):
+    """Is what a client sends to ``/v1/messages/count_tokens``."""
+
+
+class MessagesBody(ConversationBody, total=False):
+    """Is what a client sends to ``/v1/messages``."""
+
+    max_tokens: Required[Annotated[int, Bounds(1), "Tokens to generate at most."]]
+    stream: Annotated[bool | None, "Whether the answer comes piece by piece."]
+    stop_sequences: Annotated[
+        list[Annotated[str, Bounds(1)]] | None, "Texts that end the answer, which does not hold them."
+    ]
+    temperature: Annotated[float | None, Bounds(0), "Divides the logits; 0 takes the likeliest token."]
+    top_p: Annotated[float | None, Bounds(0, 1), "Keep the likeliest tokens that together reach p."]
+    top_k: Annotated[int | None, Bounds(0), "Keep the k likeliest tokens; 0 keeps all."]
+    metadata: Metadata | None
+    service_tier: Annotated[Literal["auto", "standard_only"] | None, "there is one tier"]
+    container: Annotated[None, "there are no containers"]
+    diagnostics: Annotated[None, "there are none"]
+    inference_geo: Annotated[None, "the server is where it is"]
